@@ -7,7 +7,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from subquad.kernels.attention.softmax import visible_softmax
-from subquad.kernels.precision import wide
+from subquad.kernels.precision import upcast
 from subquad.masks import Mask
 from subquad.methods.core.call import Call
 
@@ -39,7 +39,7 @@ def exact_rows(query: Tensor, key: Tensor, value: Tensor, call: Call, chosen: Ro
     """
     query, key, value = query.detach(), key.detach(), value.detach()
     group = query.shape[1] // key.shape[1]
-    (out,) = wide(value.new_empty(len(chosen[0]), value.shape[3]))
+    (out,) = upcast(value.new_empty(len(chosen[0]), value.shape[3]))
     together: dict[tuple[int, int], list[int]] = {}  # rows that meet the same keys
     for at, (item, head) in enumerate(zip(chosen[0].tolist(), chosen[1].tolist(), strict=True)):
         together.setdefault((item, head // group), []).append(at)
@@ -47,7 +47,7 @@ def exact_rows(query: Tensor, key: Tensor, value: Tensor, call: Call, chosen: Ro
     for (b, g), members in together.items():
         own = torch.tensor(members, device=query.device)
         heads, rows = head[own], row[own]
-        queries, keys, values = wide(query[b, heads, rows], key[b, g], value[b, g])
+        queries, keys, values = upcast(query[b, heads, rows], key[b, g], value[b, g])
         logits = queries @ keys.T * call.scale
         if call.bias is not None:
             logits = logits + _of_item(call.bias.detach(), b, heads, rows)

@@ -31,7 +31,7 @@ from subquad.distributed.shares import spans
 from subquad.distributed.strategies import Strategy, always
 from subquad.distributed.token_split import TokenSplit
 from subquad.kernels.attention.softmax import merge_partials, visible_logsumexp, visible_softmax
-from subquad.kernels.precision import wide
+from subquad.kernels.precision import upcast
 from subquad.kernels.selection.pattern_positions import Item
 from subquad.kernels.tokens.heads import repeat_heads
 from subquad.kernels.tokens.slots import taken
@@ -197,7 +197,7 @@ class Common:
         valid = torch.stack(list(rows[2])).any(0)
         far = _exact(query, keys, values, valid & outside, call)
         assert near[1] is not None
-        out, lse = merge_partials([(wide(near[0])[0], near[1]), far])
+        out, lse = merge_partials([(upcast(near[0])[0], near[1]), far])
         if not causal:
             of_rank = _exact(torch.stack(list(rows[3])).sum(0), key, value, call.mask.key_padding(key.shape[2]), call)
             out, lse = self._with_rows(out, lse, *of_rank)
@@ -221,6 +221,6 @@ def _exact(
     query: Tensor, key: Tensor, value: Tensor, valid: Bool[Tensor, "B M"] | None, call: Call
 ) -> tuple[Tensor, Tensor]:
     """Exact attention to these keys, in fp32 or better: either few keys or few queries."""
-    query, key, value = wide(query, *(repeat_heads(x, query.shape[1]) for x in (key, value)))
+    query, key, value = upcast(query, *(repeat_heads(x, query.shape[1]) for x in (key, value)))
     logits, seen = query @ key.mT * call.scale, None if valid is None else valid[:, None, None]
     return visible_softmax(logits, seen) @ value, visible_logsumexp(logits, seen)

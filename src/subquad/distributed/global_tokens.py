@@ -19,7 +19,7 @@ from torch import Tensor
 from subquad.distributed.attention.merging import merge_of_ranks
 from subquad.distributed.collectives import add, gather
 from subquad.distributed.token_split import TokenSplit
-from subquad.kernels.precision import wide
+from subquad.kernels.precision import upcast
 from subquad.kernels.tokens.positions import front_first
 from subquad.kernels.tokens.slots import taken
 from subquad.masks import Mask
@@ -42,13 +42,13 @@ def run_with_kept(
     inner = replace(call, mask=own.left_out_of(mask, N), kept=None, wants_lse=True)
     rest = run(query, key, value, inner)
 
-    query, key, value = wide(query, key, value)
+    query, key, value = upcast(query, key, value)
     valid_queries, valid_keys = mask.query_padding(N), mask.key_padding(N)
     numbers = torch.arange(split.own.start, split.own.stop, device=query.device)[None]
-    kept_query, kept_key, kept_value, there = _from_owners(query, key, value, own, valid_queries, valid_keys, split)
+    kept_query, kept_key, kept_value, present = _from_owners(query, key, value, own, valid_queries, valid_keys, split)
     others = not_kept(own, valid_queries, N)
-    columns = with_columns(query, kept_key, kept_value, numbers, kept.tokens, others, there[..., 1], inner, rest)
-    rows = attend_as_kept(kept_query, key, value, kept.tokens, numbers, there[..., 0], valid_keys, inner)
+    columns = with_columns(query, kept_key, kept_value, numbers, kept.tokens, others, present[..., 1], inner, rest)
+    rows = attend_as_kept(kept_query, key, value, kept.tokens, numbers, present[..., 0], valid_keys, inner)
     out, lse = rows
     assert lse is not None
     return with_rows(columns, merge_of_ranks(out, lse, split), own, valid_queries)
@@ -74,9 +74,9 @@ def _kept_of_all(named: Tensor, query: Tensor, mask: Mask, split: TokenSplit) ->
 
 def _own(kept: Kept, split: TokenSplit) -> Kept:
     """The kept tokens that this rank has, as numbers of its own tokens."""
-    tokens, there = kept.tokens - split.own.start, kept.there
-    there = there & (tokens >= 0) & (tokens < split.lengths[split.rank])
-    return Kept(tokens.clamp(0, split.lengths[split.rank] - 1), there)
+    tokens, present = kept.tokens - split.own.start, kept.present
+    present = present & (tokens >= 0) & (tokens < split.lengths[split.rank])
+    return Kept(tokens.clamp(0, split.lengths[split.rank] - 1), present)
 
 
 def _from_owners(
@@ -93,7 +93,7 @@ def _from_owners(
     rows = [taken(x, of_rank.tokens).transpose(1, 2) for x in (query, key, value)]
     sent = torch.cat([*(x.flatten(2) for x in rows), flags], dim=-1)
     # Of each token all ranks but one send 0, so that the sum is what the one has.
-    *found, flags = add(sent.masked_fill(~of_rank.there[..., None], 0.0), split.group).split(
+    *found, flags = add(sent.masked_fill(~of_rank.present[..., None], 0.0), split.group).split(
         [*(x[0, 0].numel() for x in rows), 2], dim=-1
     )
     query, key, value = (x.unflatten(2, like.shape[2:]).transpose(1, 2) for x, like in zip(found, rows, strict=True))

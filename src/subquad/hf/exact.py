@@ -33,17 +33,17 @@ def attend_exactly(
     scale = D**-0.5 if scale is None else scale
     key, value = repeat_heads(key, H), repeat_heads(value, H)
     visible = mask.visible(N, key.shape[2], query.device)
-    wide, blocks = torch.promote_types(query.dtype, torch.float32), []
+    upcast, blocks = torch.promote_types(query.dtype, torch.float32), []
     for start in range(0, N, BLOCK):
         rows = slice(start, start + BLOCK)
-        logits = (query[:, :, rows] @ key.mT * scale).to(wide)
+        logits = (query[:, :, rows] @ key.mT * scale).to(upcast)
         if softcap is not None:
             logits = (logits / softcap).tanh() * softcap
         if visible is not None:
             seen = visible if visible.shape[2] == 1 else visible[:, :, rows]
             logits = logits.masked_fill(~seen, torch.finfo(logits.dtype).min)
         if sinks is not None:
-            of_head = sinks.to(wide).view(1, H, 1, 1).expand(B, H, logits.shape[2], 1)
+            of_head = sinks.to(upcast).view(1, H, 1, 1).expand(B, H, logits.shape[2], 1)
             weights = torch.cat([logits, of_head], -1).softmax(-1)[..., :-1]
         else:
             weights = logits.softmax(-1)

@@ -65,7 +65,7 @@ class Layer:
             "a position bias": self.biased,
             **dict.fromkeys(self.beside_softmax, True),
         }
-        found = [kind for kind, there in kinds.items() if there]
+        found = [kind for kind, present in kinds.items() if present]
         return f"`parallel` does not go with {found[0]}, which this layer has" if found else None
 
     def refusal(self, method: Method, *, keep: bool = False) -> str | None:

@@ -194,9 +194,9 @@ def _is_verification(found: Any) -> bool:
 def _say_where_it_was_made(file: Path, made_on: Mapping[str, Any]) -> None:
     differs = differences(made_on)
     if differs:
-        there, here = (", ".join(f"{what} {pair[side]}" for what, pair in differs.items()) for side in (0, 1))
+        present, here = (", ".join(f"{what} {pair[side]}" for what, pair in differs.items()) for side in (0, 1))
         warnings.warn(
-            f"{file} was made with {there}, but this is {here}: its times are of there, and another plan may be faster "
+            f"{file} was made with {present}, but this is {here}: its times are of there, and another plan may be faster "
             "here",
             stacklevel=3,
         )

@@ -4,6 +4,6 @@ import torch
 from torch import Tensor
 
 
-def wide(*tensors: Tensor) -> list[Tensor]:
+def upcast(*tensors: Tensor) -> list[Tensor]:
     """Return the tensors in fp32, or in fp64 if they are."""
     return [x.to(torch.promote_types(x.dtype, torch.float32)) for x in tensors]

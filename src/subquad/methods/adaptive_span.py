@@ -36,7 +36,7 @@ from subquad.kernels.tokens.slots import Buckets
 from subquad.masks import Mask
 from subquad.masks.sdpa import can_be_read
 from subquad.methods.core.bucketed import Bucketed, attend_inside
-from subquad.methods.core.method import Call, Partial, Traits, whole, wide
+from subquad.methods.core.method import Call, Partial, Traits, whole, upcast
 
 LONGEST = 2**20  # more tokens than a window is computed for
 
@@ -54,7 +54,7 @@ class Spans(nn.Module):
     @property
     def tokens(self) -> Float[Tensor, "H"]:
         """z in tokens, in [0, S]."""
-        (span,) = wide(self.span)
+        (span,) = upcast(self.span)
         # The gradient is that of z also outside of [0, S]: else a z that a step moved there would stay there.
         return (span + (span.clamp(0, 1) - span).detach()) * self.largest
 
@@ -135,7 +135,7 @@ class AdaptiveSpan(Bucketed):
         assert isinstance(call.learned, Spans)
         (buckets,) = self.meetings(query, key, call)
         assert buckets.span is not None
-        terms = call.learned.mask(buckets.span, call.mask.is_causal, *wide(query))
+        terms = call.learned.mask(buckets.span, call.mask.is_causal, *upcast(query))
         return attend_inside(query, key, value, buckets, call, of_distance=terms[None, :, None])
 
     def reach(self, tokens: int, mask: Mask) -> tuple[int, int]:

@@ -37,7 +37,7 @@ from subquad.kernels.selection.hashing.op import hash_codes
 from subquad.kernels.selection.kmeans.op import hamming_kmeans
 from subquad.kernels.selection.neighbours import neighbours
 from subquad.kernels.tokens.heads import repeat_heads
-from subquad.kernels.tokens.positions import Timeline
+from subquad.kernels.tokens.positions import ValidPositions
 from subquad.kernels.tokens.slots import Buckets
 from subquad.masks import Mask
 from subquad.methods.core.bucketed import Bucketed
@@ -101,7 +101,7 @@ class ClusterFormer(Bucketed):
     def meetings(self, query: Tensor, key: Tensor, call: Call) -> tuple[Buckets, ...]:
         """Which queries meet which keys: near ones, and those of the chunk."""
         with torch.no_grad():
-            valid = Timeline.of(call.mask, query, key).tokens(valid_as="either")
+            valid = ValidPositions.of(call.mask, query, key).tokens(valid_as="either")
             labels = cluster_tokens(query, repeat_heads(key, query.shape[1]), valid, self.clusters, call.seed)
             chunks = sorted_chunks(labels, call.mask, valid, self.chunk)
             return neighbours(query, key, self.window, call.mask), chunks

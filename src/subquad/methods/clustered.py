@@ -38,7 +38,7 @@ from subquad.kernels.attention.clustered.op import clustered_attention
 from subquad.kernels.selection.clusters.op import query_clusters
 from subquad.kernels.selection.groups import broadcast, group_mean
 from subquad.kernels.selection.hashing.op import MAX_BITS
-from subquad.methods.core.method import MOST_REPEATS, Call, Method, Partial, Traits, choice, whole, wide
+from subquad.methods.core.method import MOST_REPEATS, Call, Method, Partial, Traits, choice, whole, upcast
 from subquad.methods.core.residual import Rest
 
 SPACES = ("queries", "logits")  # of `query_clusters`; the first is the paper's
@@ -134,7 +134,7 @@ class Clustered(ClustersQueries):
         """Attention of the centroids to all keys; a key's weight is that for the centroid of the query's cluster."""
         labels = clusters_of(query, key, call, self)
         partial = self.attend(query, key, value, call, labels)
-        query, key = wide(query, key)
+        query, key = upcast(query, key)
         of_query = (
             broadcast(group_mean(query, labels, torch.sym_min(self.clusters, query.shape[2])), labels) * call.scale
         )

@@ -34,7 +34,7 @@ from subquad.kernels.attention.tail.op import attend_with_tail
 from subquad.kernels.selection.cells.op import key_cells
 from subquad.kernels.selection.clusters.op import query_clusters
 from subquad.kernels.selection.hashing.op import MAX_BITS
-from subquad.kernels.tokens.positions import Timeline
+from subquad.kernels.tokens.positions import ValidPositions
 from subquad.methods.clustered import TOO_MANY_BITS
 from subquad.methods.core.method import MOST_REPEATS, Call, Method, Partial, Traits, whole
 from subquad.methods.core.residual import Rest
@@ -98,7 +98,7 @@ class ClusteredTail(Method):
 
     def _of_tail(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The arguments of `attend_with_tail`: clusters of queries and cells of keys."""
-        N, M, line = query.shape[2], key.shape[2], Timeline.of(call.mask, query, key)
+        N, M, line = query.shape[2], key.shape[2], ValidPositions.of(call.mask, query, key)
         clusters, counts = by_length(self.clusters, 2, N, None if line.valid_queries is None else line.query_lengths)
         topk, wanted = by_length(self.topk, 8, M, None if line.valid_keys is None else line.key_lengths)
         with torch.no_grad():

@@ -92,7 +92,7 @@ class Fixed(Pattern):
         """Which queries meet which keys: those of their own block, and the columns of the other blocks."""
         places, N = PatternPositions.of(call.mask, query, key, call.item), query.shape[2]
         own = places.blocks(self.block)
-        tokens = torch.arange(torch.sym_min(self.block, places.timeline.M), device=query.device)
+        tokens = torch.arange(torch.sym_min(self.block, places.valid_positions.M), device=query.device)
         block = own[:, None, :, None] * self.block + tokens
         if self.sets == "merged":
             columns = self._columns(places)
@@ -114,11 +114,11 @@ class Fixed(Pattern):
 
     def _columns(self, places: PatternPositions) -> Tensor:
         """The places of all columns, (1,1,1,K)."""
-        M = places.timeline.M
+        M = places.valid_positions.M
         start = self.block * torch.arange(-(-M // self.block), device=places.first.device)[:, None]
         column = self.block - self.columns + torch.arange(torch.sym_min(self.columns, M), device=start.device)
         return (start + column).view(1, 1, 1, -1)
 
     def _in_no_column(self, places: PatternPositions) -> Tensor:
         """Which queries stand beside a key that is in no column, (#B,N)."""
-        return (places.timeline.positions - places.first) % self.block < self.block - self.columns
+        return (places.valid_positions.positions - places.first) % self.block < self.block - self.columns

@@ -23,7 +23,7 @@ from subquad.kernels.attention.relative_positions import NOT_EXACT, RelativePosi
 from subquad.kernels.attention.softmax import visible_logsumexp
 from subquad.kernels.tokens.heads import repeat_heads
 from subquad.kernels.transforms import exact_attention
-from subquad.methods.core.method import Call, Method, Partial, Traits, choice, wide
+from subquad.methods.core.method import Call, Method, Partial, Traits, choice, upcast
 
 CHUNK = 2**22  # logits of a head that are in memory at a time
 
@@ -58,7 +58,7 @@ def exact(query: Tensor, key: Tensor, value: Tensor, call: Call) -> Partial:
 def logits_of(query: Tensor, key: Tensor, call: Call) -> Iterator[tuple[Tensor, Tensor | None]]:
     """For a few queries at a time, yield their logits in fp32 or better and the keys that they see (None: all)."""
     N, M = query.shape[2], key.shape[2]
-    query, key = wide(query, repeat_heads(key, query.shape[1]))
+    query, key = upcast(query, repeat_heads(key, query.shape[1]))
     visible = call.mask.visible(N, M, query.device)
     # All queries together where they are traced: a number of portions would fix the length.
     step = N if torch.compiler.is_compiling() else max(1, CHUNK // M)
@@ -140,6 +140,6 @@ class Full(Method):
         """Exact attention, with the terms of the distances where there are positions."""
         if self.positions == "none":
             return exact(query, key, value, call)
-        query, key, value = wide(query, key, value)
+        query, key, value = upcast(query, key, value)
         query, call = with_distances(query, key, call)
         return exact(query, key, value, call)

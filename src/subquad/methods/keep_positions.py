@@ -19,7 +19,7 @@ import torch
 from jaxtyping import Bool, Int64
 from torch import Tensor
 
-from subquad.kernels.tokens.positions import Timeline, ValidIndex
+from subquad.kernels.tokens.positions import ValidPositions, ValidIndex
 from subquad.kernels.tokens.slots import Buckets, valid_slots
 from subquad.masks import Mask
 from subquad.methods.core.bucketed import Bucketed
@@ -34,7 +34,7 @@ class KeptPositions:
 
     keys: Int64[Tensor, "B S"]
     queries: Int64[Tensor, "B S"] | None
-    line: Timeline
+    line: ValidPositions
 
     def others(self) -> tuple[Bool[Tensor, "B M"], Bool[Tensor, "B N"] | None]:
         """Which keys, and which queries, are not kept."""
@@ -122,7 +122,7 @@ class Keep(Bucketed):
         traits = replace(type(self).traits, subquadratic=self.every == 0)
         return replace(traits, causal="values-only") if self.last > 0 else traits
 
-    def kept(self, line: Timeline) -> KeptPositions:
+    def kept(self, line: ValidPositions) -> KeptPositions:
         """The kept tokens of a call."""
         ranks = ValidIndex.of(line.valid_keys, line.B, line.M, line.device)
         found = ranks.ends(self.first, self.last, 1)
@@ -134,12 +134,12 @@ class Keep(Bucketed):
 
     def meetings(self, query: Tensor, key: Tensor, call: Call) -> tuple[Buckets, ...]:
         """Which queries meet which keys."""
-        return self.kept(Timeline.of(call.mask, query, key)).meetings(query.shape[1])
+        return self.kept(ValidPositions.of(call.mask, query, key)).meetings(query.shape[1])
 
 
-def _as_queries(keys: Int64[Tensor, "B S"], line: Timeline) -> Int64[Tensor, "B S"]:
+def _as_queries(keys: Int64[Tensor, "B S"], line: ValidPositions) -> Int64[Tensor, "B S"]:
     """The queries beside these keys; an empty slot where there is none, or it is padding."""
     start = line.mask.positions(torch.zeros(1, 1, dtype=torch.int64, device=line.device))
     number = keys - start
-    there = (keys < line.M) & (number >= 0) & (number < line.N)
-    return valid_slots(torch.where(there, number, line.N)[:, None, None], line.valid_queries)[:, 0, 0]
+    present = (keys < line.M) & (number >= 0) & (number < line.N)
+    return valid_slots(torch.where(present, number, line.N)[:, None, None], line.valid_queries)[:, 0, 0]

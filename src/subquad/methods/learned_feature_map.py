@@ -42,11 +42,11 @@ from subquad.kernels.attention.features.state import FeatureState, merge, read, 
 from subquad.kernels.attention.features.visible import attend_features, drop_rows
 from subquad.kernels.attention.pairs.op import attend_pairs
 from subquad.kernels.attention.softmax import merge_partials
-from subquad.kernels.tokens.positions import KeyLine, Timeline, ValidIndex
+from subquad.kernels.tokens.positions import KeyLine, ValidPositions, ValidIndex
 from subquad.kernels.tokens.slots import Buckets, valid_slots, taken
 from subquad.masks import Mask
 from subquad.methods.core.fitting import output_error
-from subquad.methods.core.method import WIDEST, Call, Fit, Method, Partial, Traits, whole, wide
+from subquad.methods.core.method import WIDEST, Call, Fit, Method, Partial, Traits, whole, upcast
 from subquad.methods.core.residual import Rest
 
 BLOCK = 64  # queries of a block where all of them meet the same keys
@@ -142,7 +142,7 @@ class LearnedFeatureMap(Method):
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Partial:
         """Near keys, sinks and the sums over the others, in one normalisation."""
-        query, key, value = wide(query, key, value)
+        query, key, value = upcast(query, key, value)
         return (self._with_near if self.window else self._without_near)(query, key, value, call)
 
     @property
@@ -152,7 +152,7 @@ class LearnedFeatureMap(Method):
 
     def rest(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Rest:
         """Attention to all keys without near keys and sinks, with the features that give the weight of each."""
-        query, key, value = wide(query, key, value)
+        query, key, value = upcast(query, key, value)
         of_query, of_key = self.maps(query, key, call)
         return Rest(self.attend(query, key, value, call), of_query, of_key, by_features=True)
 
@@ -163,7 +163,7 @@ class LearnedFeatureMap(Method):
         #
         #     line     0 1 2 3 | 4 5 6 7 | 8 9 . . | . . . . | . . .
         #              s f f f |  exact  |  exact  |  exact  | f f s       s: a sink, exact for all
-        line = KeyLine.of(Timeline.of(call.mask, query, key))
+        line = KeyLine.of(ValidPositions.of(call.mask, query, key))
         query, key, value = (in_blocks(x, self.window) for x in (line.queries(query), line.keys(key), line.keys(value)))
         valid = F.pad(line.valid, (0, query.shape[2] - M))
         ranks = replace(ValidIndex.of(None, B, query.shape[2], key.device), lengths=line.lengths)
@@ -236,9 +236,9 @@ class LearnedFeatureMap(Method):
         #     kept and new    [ k k k k | k k . . ][ n n n n n n ]
         count, new = state["count"], state["count"] + valid.sum(1)
         base, new_base = ((n // w - 1).clamp(min=0) * w for n in (count, new))  # ranks of the first that is kept
-        there = torch.arange(2 * w, device=device) < (count - base)[:, None]
-        mask = Mask.causal(offset=2 * w) & Mask.padding(keys=torch.cat([there, valid], dim=1), queries=valid)
-        line = KeyLine.of(Timeline(mask, valid, mask.key_padding(2 * w + N), B, N, 2 * w + N, device))
+        present = torch.arange(2 * w, device=device) < (count - base)[:, None]
+        mask = Mask.causal(offset=2 * w) & Mask.padding(keys=torch.cat([present, valid], dim=1), queries=valid)
+        line = KeyLine.of(ValidPositions(mask, valid, mask.key_padding(2 * w + N), B, N, 2 * w + N, device))
         key, value = (
             in_blocks(line.keys(torch.cat([state[f"near_{what}"], x], dim=2)), w)
             for what, x in (("keys", key), ("values", value))

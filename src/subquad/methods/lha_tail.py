@@ -30,7 +30,7 @@ from subquad.kernels.attention.attention_sums import attention_sums
 from subquad.kernels.attention.softmax import hide
 from subquad.kernels.selection.balanced import best_bucket
 from subquad.kernels.selection.hash_functions import KINDS, divergence
-from subquad.kernels.tokens.positions import Timeline
+from subquad.kernels.tokens.positions import ValidPositions
 from subquad.kernels.tokens.slots import Buckets, members
 from subquad.methods.core.bucketed import LearnsHashes, attend_with_cells, rest_in_cells
 from subquad.methods.core.method import WIDEST, Call, Fit, Partial, Traits, choice, whole
@@ -103,13 +103,13 @@ class LearnedHashTail(LearnsHashes):
         """Which queries meet which keys exactly."""
         with torch.no_grad():
             of_query, of_key = self.hashes(query, key, call)
-            sizes = Timeline.of(call.mask, query, key).key_lengths.clamp(max=self.keys)
+            sizes = ValidPositions.of(call.mask, query, key).key_lengths.clamp(max=self.keys)
             return (best_bucket(of_query, of_key, call.mask, sizes, self.keys),)
 
     def auxiliary_loss(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Tensor:
         """L_Q, a mean over queries and heads, and L_K, a mean over items and heads."""
         of_query, of_key = self.scores(query, key, call)
-        line = Timeline.of(call.mask, query, key)
+        line = ValidPositions.of(call.mask, query, key)
         queries, keys = (None if x is None else x[:, None, :, None] for x in (line.valid_queries, line.valid_keys))
         with torch.no_grad():
             (buckets,) = self.meetings(query, key, call)

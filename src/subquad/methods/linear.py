@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from subquad.core.shapes import Sizes
 from subquad.kernels.attention.features.recurrent import advanced, no_tokens
 from subquad.kernels.attention.features.visible import attend_features, drop_rows
-from subquad.methods.core.method import Call, Method, Partial, Traits, choice, wide
+from subquad.methods.core.method import Call, Method, Partial, Traits, choice, upcast
 from subquad.methods.core.residual import Rest
 
 
@@ -79,13 +79,13 @@ class LinearAttention(Method):
         self, by_features: Callable[..., tuple[Tensor, Tensor]], query: Tensor, key: Tensor, value: Tensor, call: Call
     ) -> Partial:
         """`attend` by any attention with the arguments of `attend_features`."""
-        query, key, value = wide(query, key, value)
+        query, key, value = upcast(query, key, value)
         query, key = self._exponents(query, key, call.scale)
         return by_features(query, key, drop_rows(value, call.dropout_p), call.mask)
 
     def rest(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Rest:
         """Attention to all keys, with the features that give the weight of each."""
-        query, key, value = wide(query, key, value)
+        query, key, value = upcast(query, key, value)
         of_query, of_key = self._exponents(query, key, call.scale)
         return Rest(self.attend(query, key, value, call), of_query, of_key, by_features=True)
 

@@ -46,11 +46,11 @@ from subquad.kernels.attention.projections import Projections, Shares
 from subquad.kernels.attention.softmax import visible_logsumexp, visible_softmax
 from subquad.kernels.tokens.heads import repeat_heads
 from subquad.kernels.tokens.pools import pool_means, pool_of
-from subquad.kernels.tokens.positions import Timeline, placed, ranks
+from subquad.kernels.tokens.positions import ValidPositions, placed, ranks
 from subquad.kernels.tokens.slots import taken
 from subquad.kernels.transforms import exact_attention
 from subquad.methods.core.fitting import output_error
-from subquad.methods.core.method import WIDEST, Call, Fit, Method, Partial, Traits, choice, whole, wide
+from subquad.methods.core.method import WIDEST, Call, Fit, Method, Partial, Traits, choice, whole, upcast
 from subquad.methods.full import exact
 
 HIDDEN = -1e30  # a logit that is none; −inf rows would be NaN
@@ -142,9 +142,9 @@ def causal_linformer(
     B, H, L, _ = query.shape
     rank = ranks(valid, L, query.device)
     rank = rank if past is None else rank + past.tokens[:, None]
-    there = torch.ones_like(rank, dtype=torch.bool) if valid is None else valid
-    e, f = learned.columns(rank, there & (rank >= skip), key)
-    shares = learned.shares(skip, rank if skip else rank + there, query.dtype)
+    present = torch.ones_like(rank, dtype=torch.bool) if valid is None else valid
+    e, f = learned.columns(rank, present & (rank >= skip), key)
+    shares = learned.shares(skip, rank if skip else rank + present, query.dtype)
     factor = 1.0 if shares.factor is None else shares.factor[:, None]
     first_key, first_value = (ends_of(x, valid)[:, :, :1] for x in (key, value))
     if past is not None:
@@ -159,7 +159,7 @@ def causal_linformer(
     logits, visible = logits * call.scale * factor + shares.of_heads(H, query), shares.visible
     if skip:
         exact = [(query * repeat_heads(x, H)).sum(-1, keepdim=True) * call.scale for x in (first_key, key)]
-        sees = torch.stack([rank + there > 0, there & (rank > 0)], dim=-1)
+        sees = torch.stack([rank + present > 0, present & (rank > 0)], dim=-1)
         logits, visible = torch.cat([*exact, logits], -1), torch.cat([sees, visible.expand(len(sees), -1, -1)], -1)
     weights = F.dropout(visible_softmax(logits, visible[:, None]), call.dropout_p)
     rest = weights[..., 2 * skip :] * factor
@@ -167,7 +167,7 @@ def causal_linformer(
     out = out if past is None else out + by_head(rest, past.values)
     if skip:
         out = out + weights[..., :1] * repeat_heads(first_value, H) + weights[..., 1:2] * repeat_heads(value, H)
-    tokens, keys, values = (rank + there)[:, -1].expand(B), e.transpose(-1, -2) @ key, f.transpose(-1, -2) @ value
+    tokens, keys, values = (rank + present)[:, -1].expand(B), e.transpose(-1, -2) @ key, f.transpose(-1, -2) @ value
     if past is not None:
         keys, values = keys + past.keys, values + past.values
     lse = visible_logsumexp(logits, visible[:, None]) if call.wants_lse else None
@@ -254,7 +254,7 @@ class Linformer(Method):
         """Project, and attend to the projections."""
         if self.projection == "mean-pool" and key.shape[2] <= self.k:  # a segment for each token
             return exact(query, key, value, call)
-        query, key, value = wide(query, key, value)
+        query, key, value = upcast(query, key, value)
         return (self._causal if call.mask.is_causal else self._whole)(query, key, value, call)
 
     def init_state(self, sizes: Sizes, *, like: Tensor, learned: nn.Module | None = None) -> dict[str, Tensor]:
@@ -297,7 +297,7 @@ class Linformer(Method):
         return attend_to_summary(query, keys, values, shares, call)
 
     def _causal(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Partial:
-        line, skip = Timeline.of(call.mask, query, key), int(self.ends == "exact")
+        line, skip = ValidPositions.of(call.mask, query, key), int(self.ends == "exact")
         learned, valid = self.projections(call, line.M), line.valid_keys
         if line.aligned:
             return causal_linformer(query, key, value, valid, call, learned, skip)[:2]

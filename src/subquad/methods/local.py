@@ -33,7 +33,7 @@ from subquad.kernels.selection.neighbours import neighbours
 from subquad.kernels.tokens.slots import Buckets
 from subquad.masks import Mask
 from subquad.methods.core.bucketed import attend_inside
-from subquad.methods.core.method import Call, Partial, Traits, choice, whole, wide
+from subquad.methods.core.method import Call, Partial, Traits, choice, whole, upcast
 from subquad.methods.core.pattern import Pattern
 
 
@@ -80,7 +80,7 @@ class Local(Pattern):
         if self.positions == "relative":
             assert buckets.span is not None
             ahead = window_ahead(buckets.span, call.mask.is_causal, query.device)
-            query, terms = call.learned(*wide(query), call.scale, ahead)
+            query, terms = call.learned(*upcast(query), call.scale, ahead)
         return attend_inside(query, key, value, buckets, call, of_distance=terms)
 
     def reach(self, tokens: int, mask: Mask) -> tuple[int, int]:

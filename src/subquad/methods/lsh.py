@@ -25,10 +25,10 @@ from torch import Tensor
 from subquad.core.randomness import normal, normal_rows
 from subquad.kernels.selection.balanced import best_bucket, bucket_sizes, most_of
 from subquad.kernels.tokens.heads import repeat_heads
-from subquad.kernels.tokens.positions import Timeline, ranks
+from subquad.kernels.tokens.positions import ValidPositions, ranks
 from subquad.kernels.tokens.slots import Buckets
 from subquad.methods.core.bucketed import HashedBuckets, attend_with_cells, rest_in_cells
-from subquad.methods.core.method import Call, Partial, Traits, choice, number, whole, wide
+from subquad.methods.core.method import Call, Partial, Traits, choice, number, whole, upcast
 from subquad.methods.core.residual import Rest
 
 OF_KEYS = 2**62  # tells the seed of the keys' random numbers from that of the queries'
@@ -131,7 +131,7 @@ class RandomHash(HashedBuckets):
         with torch.no_grad():
             of_query, of_key = self.scores(query, key, call)
             how = (of_key.shape[3], self.enlarge, self.bucket_size)
-            sizes = bucket_sizes(Timeline.of(call.mask, query, key).key_lengths, *how)
+            sizes = bucket_sizes(ValidPositions.of(call.mask, query, key).key_lengths, *how)
             return (best_bucket(of_query, of_key, call.mask, sizes, most_of(key.shape[2], *how)),)
 
     def scores(
@@ -141,7 +141,7 @@ class RandomHash(HashedBuckets):
 
         `before`: how many real queries and keys of each item stand in front of these, where these are not all.
         """
-        (query, key), line = wide(query, key), Timeline.of(call.mask, query, key)
+        (query, key), line = upcast(query, key), ValidPositions.of(call.mask, query, key)
         buckets = self.buckets or math.ceil(line.M / self.bucket_size)
         if self.hash == "random":
             of_query = place_scores(query, line.valid_queries, buckets, call.seed, before[0])

@@ -193,8 +193,8 @@ class MixedHeads(Method):
     def auxiliary_loss(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Tensor | None:
         """The mean auxiliary loss over the heads whose method has one; None if no method has."""
         dealt = self._dealt(query, key, value, call)
-        there = [(part.loss_of_heads(*inputs), inputs[3].all_heads(inputs[0])) for part, inputs in dealt]
-        losses = [loss * heads for loss, heads in there if loss is not None]
+        present = [(part.loss_of_heads(*inputs), inputs[3].all_heads(inputs[0])) for part, inputs in dealt]
+        losses = [loss * heads for loss, heads in present if loss is not None]
         sizes = [own.stop - own.start for own, _ in self.deal(call.all_heads(query), call.all_key_heads(key))]
         counted = sum(size for size, part in zip(sizes, self.parts, strict=True) if part.method.has_auxiliary_loss)
         return torch.stack(losses).sum() / counted if losses else None
@@ -231,10 +231,10 @@ class MixedHeads(Method):
 
 def mean_over_heads(losses: Sequence[tuple[Tensor | None, int]]) -> Tensor | None:
     """The mean of losses, weighted by their numbers of heads. None entries are skipped; None if all are None."""
-    there = [(loss, heads) for loss, heads in losses if loss is not None]
-    if not there:
+    present = [(loss, heads) for loss, heads in losses if loss is not None]
+    if not present:
         return None
-    return torch.stack([heads * loss for loss, heads in there]).sum() / sum(heads for _, heads in there)
+    return torch.stack([heads * loss for loss, heads in present]).sum() / sum(heads for _, heads in present)
 
 
 def _of_heads(x: Tensor, heads: slice) -> Tensor:

@@ -39,7 +39,7 @@ from subquad.kernels.tokens.heads import repeat_heads
 from subquad.kernels.tokens.pools import pool_means, pool_of
 from subquad.kernels.tokens.positions import ranks
 from subquad.masks import Mask
-from subquad.methods.core.method import WIDEST, Call, Method, Partial, Traits, whole, wide
+from subquad.methods.core.method import WIDEST, Call, Method, Partial, Traits, whole, upcast
 from subquad.methods.full import sdpa
 
 START = 0.02  # deviation of the convolution's kernel as it starts
@@ -184,7 +184,7 @@ class Nystrom(Method):
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Partial:
         """Attend through landmarks; within a segment its own tokens are counted."""
-        query, key, value = wide(query, key, value)
+        query, key, value = upcast(query, key, value)
         if not torch.compiler.is_exporting() and key.shape[2] <= self.landmarks:
             out = sdpa(query, key, value, call)
         else:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from subquad.kernels.attention.softmax import hide, visible_logsumexp, visible_softmax
 from subquad.kernels.tokens.heads import repeat_heads
-from subquad.methods.core.method import Call, Method, Partial, Traits, whole, wide
+from subquad.methods.core.method import Call, Method, Partial, Traits, whole, upcast
 from subquad.methods.full import Full, logits_of
 
 
@@ -59,7 +59,7 @@ class OracleTopK(Method):
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Partial:
         """Top-k attention, a chunk of queries at a time."""
-        (value,) = wide(repeat_heads(value, query.shape[1]))
+        (value,) = upcast(repeat_heads(value, query.shape[1]))
         chunks = logits_of(query, key, call)
         parts = [attend_top(logits, seen, value, self.topk, call.dropout_p) for logits, seen in chunks]
         out, lse = (torch.cat(of_chunks, dim=2) for of_chunks in zip(*parts, strict=True))

@@ -45,7 +45,7 @@ from subquad.kernels.attention.features.signed import crossed, difference, parts
 from subquad.kernels.attention.features.visible import attend_features, drop_rows
 from subquad.kernels.tokens.heads import repeat_heads
 from subquad.methods.core.fitting import output_error
-from subquad.methods.core.method import WIDEST, Call, Fit, Method, Partial, Traits, choice, number, whole, wide
+from subquad.methods.core.method import WIDEST, Call, Fit, Method, Partial, Traits, choice, number, whole, upcast
 from subquad.methods.core.residual import Rest
 
 
@@ -163,7 +163,7 @@ class Performer(Method):
         if isinstance(call.learned, PerformerParameters) and self.redraw > 0:
             call.learned.count()
         signed = self.kind == "trigonometric"
-        query, key, value = (x.double() if signed else x for x in wide(query, key, value))
+        query, key, value = (x.double() if signed else x for x in upcast(query, key, value))
         of_query, of_key, maps = self._mapped(query, key, call)
         value = drop_rows(value, call.dropout_p)
         out, lse = by_features(of_query, of_key, value, call.mask, **maps)
@@ -174,7 +174,7 @@ class Performer(Method):
     def rest(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Rest:
         """Attention to all keys, with the features that give the weight of each."""
         partial = self.attend(query, key, value, call)
-        query, key = wide(query, key)
+        query, key = upcast(query, key)
         mapped, of_key, maps = self._mapped(query, key, call)
         of_query, of_key = exponents(mapped, of_key, **maps)
         common = self._common(query, call)

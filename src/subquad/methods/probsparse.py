@@ -37,10 +37,10 @@ from torch import Tensor
 
 from subquad.core.randomness import uniform
 from subquad.kernels.tokens.heads import repeat_heads
-from subquad.kernels.tokens.positions import Timeline, ValidIndex
+from subquad.kernels.tokens.positions import ValidPositions, ValidIndex
 from subquad.kernels.tokens.slots import Slots, taken
 from subquad.masks import Mask
-from subquad.methods.core.method import Call, Method, Partial, Traits, whole, wide
+from subquad.methods.core.method import Call, Method, Partial, Traits, whole, upcast
 from subquad.methods.full import exact
 
 
@@ -58,7 +58,7 @@ def budgets(lengths: Int64[Tensor, "B"], factor: int) -> Int64[Tensor, "B"]:
     return (factor * logarithm).clamp(min=1).minimum(lengths)
 
 
-def sample(line: Timeline, heads: Int64[Tensor, "H"], factor: int, seed: int) -> Slots:
+def sample(line: ValidPositions, heads: Int64[Tensor, "H"], factor: int, seed: int) -> Slots:
     """The sampled keys of each head, (B,H,U): one out of each of U equal runs of the item's keys."""
     device, slots = line.device, budget(line.M, factor)
     number = torch.arange(slots, device=device)
@@ -88,7 +88,7 @@ def sparsity(query: Tensor, key: Tensor, sampled: Slots, call: Call) -> Float[Te
     return torch.where(seen.any(-1), largest - mean, 0.0 * logits[..., 0])  # 0, where no NaN is to be passed on
 
 
-def top_queries(measure: Float[Tensor, "B H N"], line: Timeline, factor: int) -> Int64[Tensor, "B H u"]:
+def top_queries(measure: Float[Tensor, "B H N"], line: ValidPositions, factor: int) -> Int64[Tensor, "B H u"]:
     """The queries with the largest measure, NaN first and of equal ones the earlier; N in empty slots."""
     N, most = line.N, budget(line.N, factor)
     if line.valid_queries is not None:
@@ -98,7 +98,7 @@ def top_queries(measure: Float[Tensor, "B H N"], line: Timeline, factor: int) ->
     return torch.where(torch.arange(most, device=line.device) < count, best, N)
 
 
-def averaged(x: Float[Tensor, "B G M E"], line: Timeline, dropout_p: float = 0.0) -> Float[Tensor, "B G #N E"]:
+def averaged(x: Float[Tensor, "B G M E"], line: ValidPositions, dropout_p: float = 0.0) -> Float[Tensor, "B G #N E"]:
     """The mean over the keys that each query sees; 0 where it sees none. Dropout is that of whole keys, for all."""
     B, G, M, _ = x.shape
     valid = torch.ones(B, M, dtype=torch.bool, device=x.device) if line.valid_keys is None else line.valid_keys
@@ -114,7 +114,7 @@ def averaged(x: Float[Tensor, "B G M E"], line: Timeline, dropout_p: float = 0.0
     return taken(running, at.clamp(0, M - 1)).masked_fill((at < 0)[:, None, :, None], 0.0)
 
 
-def seen_keys(line: Timeline) -> Int64[Tensor, "B #N"]:
+def seen_keys(line: ValidPositions) -> Int64[Tensor, "B #N"]:
     """How many keys each query sees."""
     if not line.mask.is_causal:
         return line.key_lengths[:, None]
@@ -124,7 +124,7 @@ def seen_keys(line: Timeline) -> Int64[Tensor, "B #N"]:
     return count.gather(1, at.clamp(0, line.M - 1)).masked_fill(at < 0, 0)
 
 
-def mean_logsumexp(query: Tensor, key: Tensor, line: Timeline, scale: float) -> Float[Tensor, "B H N"]:
+def mean_logsumexp(query: Tensor, key: Tensor, line: ValidPositions, scale: float) -> Float[Tensor, "B H N"]:
     """ln m + scale·q·mean k: as if all logits of a query were their mean. −inf for a query that sees no key."""
     means = repeat_heads(averaged(key, line), query.shape[1])
     count = seen_keys(line)[:, None].to(query.dtype)
@@ -175,8 +175,8 @@ class ProbSparse(Method):
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Partial:
         """Choose queries, compute their rows, and give all others the mean."""
-        wide_query, wide_key, wide_value = wide(query, key, value)
-        (_, H, N, _), line = query.shape, Timeline.of(call.mask, query, key)
+        wide_query, wide_key, wide_value = upcast(query, key, value)
+        (_, H, N, _), line = query.shape, ValidPositions.of(call.mask, query, key)
         with torch.no_grad():
             sampled = sample(line, call.head_numbers(query), self.factor, call.seed)
             measure = sparsity(wide_query, wide_key, sampled, call)
@@ -194,7 +194,7 @@ class ProbSparse(Method):
         return out, lse.scatter(2, top, lse_of_rows)[:, :, :N]
 
     def _exact_rows(
-        self, query: Tensor, key: Tensor, value: Tensor, top: Tensor, line: Timeline, call: Call
+        self, query: Tensor, key: Tensor, value: Tensor, top: Tensor, line: ValidPositions, call: Call
     ) -> Partial:
         """Exact attention of the chosen queries; an empty slot computes some row, which nobody reads."""
         at = top.clamp(max=line.N - 1)

@@ -40,10 +40,10 @@ from subquad.core.randomness import normal
 from subquad.kernels.attention.softmax import merge_partials
 from subquad.kernels.selection.chunks import runs_of_labels
 from subquad.kernels.tokens.heads import repeat_heads
-from subquad.kernels.tokens.positions import Timeline
+from subquad.kernels.tokens.positions import ValidPositions
 from subquad.kernels.tokens.slots import Buckets, with_itself
 from subquad.methods.core.bucketed import Bucketed, attend_inside
-from subquad.methods.core.method import MOST_REPEATS, Call, Partial, Traits, whole, wide
+from subquad.methods.core.method import MOST_REPEATS, Call, Partial, Traits, whole, upcast
 
 
 def hash_labels(
@@ -97,17 +97,17 @@ class Reformer(Bucketed):
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Partial:
         """Hash, sort, attend to the own bucket in two chunks, merge; a query that found no other key takes itself."""
-        query, value = wide(query, repeat_heads(value, query.shape[1]))
+        query, value = upcast(query, repeat_heads(value, query.shape[1]))
         buckets, key = self.meetings(query, key, call), F.normalize(query, dim=-1)
         others = attend_inside(query, key, value, buckets, call, other_keys_only=True)
-        valid = Timeline.of(call.mask, query, query).tokens(valid_as="both")
+        valid = ValidPositions.of(call.mask, query, query).tokens(valid_as="both")
         alone = with_itself(others[1].isneginf() & valid[:, None])
         return merge_partials([others, attend_inside(query, key, value, alone, call)])
 
     def meetings(self, query: Tensor, key: Tensor, call: Call) -> tuple[Buckets, ...]:
         """Which queries meet which keys in any round; themselves too, though they see themselves only where alone."""
         with torch.no_grad():
-            line, D = Timeline.of(call.mask, query, query), query.shape[3]
+            line, D = ValidPositions.of(call.mask, query, query), query.shape[3]
             valid = line.tokens(valid_as="either")
             most = torch.sym_min(-(-line.N // self.chunk), self.buckets // 2)
             used = (-(-valid.sum(1) // self.chunk)).clamp(max=most)

@@ -34,9 +34,9 @@ from subquad.kernels.attention.feature_maps import trigonometric_features
 from subquad.kernels.attention.features.visible import drop_rows
 from subquad.kernels.attention.products.gated import gated_product
 from subquad.kernels.tokens.heads import repeat_heads
-from subquad.kernels.tokens.positions import Timeline, placed
+from subquad.kernels.tokens.positions import ValidPositions, placed
 from subquad.kernels.tokens.slots import taken
-from subquad.methods.core.method import WIDEST, Call, Method, Partial, Traits, choice, whole, wide
+from subquad.methods.core.method import WIDEST, Call, Method, Partial, Traits, choice, whole, upcast
 
 REMEMBERS = 4.0  # b at the start: gates of 0.982, some 55 tokens
 
@@ -101,7 +101,7 @@ class RandomFeature(Method):
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Partial:
         """Map; sum over the keys, or run along them; read."""
-        line = Timeline.of(call.mask, query, key)
+        line = ValidPositions.of(call.mask, query, key)
         of_query, of_key, value, log_gate = self.mapped(query, key, value, call)
         if not call.mask.is_causal:
             sums = of_key.mT @ value
@@ -117,7 +117,7 @@ class RandomFeature(Method):
 
     def mapped(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """φ(q), φ(k), [v, 1] and ln g, in fp32 or better; padded keys add nothing and forget nothing."""
-        query, key, value = wide(query, key, value)
+        query, key, value = upcast(query, key, value)
         of_query, of_key, log_gate = self._mapped(query, key, call)
         value = _with_ones(drop_rows(value, call.dropout_p), value)
         return of_query, *_without(call.mask.key_padding(key.shape[2]), of_key, value, log_gate)

@@ -41,10 +41,10 @@ from torch import Tensor, nn
 from subquad.kernels.selection.balanced import balanced_buckets
 from subquad.kernels.selection.spherical import Centroids
 from subquad.kernels.tokens.heads import repeat_heads
-from subquad.kernels.tokens.positions import Timeline
+from subquad.kernels.tokens.positions import ValidPositions
 from subquad.kernels.tokens.slots import Buckets
 from subquad.methods.core.bucketed import Bucketed, attend_inside
-from subquad.methods.core.method import WIDEST, Call, Partial, Traits, whole, wide
+from subquad.methods.core.method import WIDEST, Call, Partial, Traits, whole, upcast
 
 
 @dataclass(frozen=True)
@@ -97,10 +97,10 @@ class Routing(Bucketed):
     def follow(self, query: Tensor, key: Tensor, call: Call) -> None:
         """In training, move the centroids towards their queries."""
         if call.learned.training:
-            call.learned.follow(wide(query.detach())[0], Timeline.of(call.mask, query, key).tokens(valid_as="both"))
+            call.learned.follow(upcast(query.detach())[0], ValidPositions.of(call.mask, query, key).tokens(valid_as="both"))
 
     def meetings(self, query: Tensor, key: Tensor, call: Call) -> tuple[Buckets, ...]:
         """Which queries meet which keys."""
         with torch.no_grad():
-            scores = call.learned(*wide(query))
+            scores = call.learned(*upcast(query))
             return balanced_buckets(scores, scores, call.mask, enlarge=1.0, size=self.cluster_size, odds=False)

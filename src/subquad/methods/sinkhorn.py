@@ -41,9 +41,9 @@ from subquad.kernels.attention.sinkhorn import sinkhorn
 from subquad.kernels.attention.softmax import visible_logsumexp, visible_softmax
 from subquad.kernels.selection.chunks import chunks_of
 from subquad.kernels.tokens.heads import repeat_heads
-from subquad.kernels.tokens.positions import Timeline
+from subquad.kernels.tokens.positions import ValidPositions
 from subquad.kernels.tokens.slots import valid_slots, vectors_at
-from subquad.methods.core.method import MOST_REPEATS, Call, Method, Partial, Traits, number, whole, wide
+from subquad.methods.core.method import MOST_REPEATS, Call, Method, Partial, Traits, number, whole, upcast
 
 LEAST = 1e-12  # a smaller share of a slot is none: its logarithm would have no use and a huge gradient
 PLACES = 2**20  # more than there are blocks
@@ -138,10 +138,10 @@ class Sinkhorn(Method):
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Partial:
         """Cut into blocks, permute them, attend to the own and the sorted block."""
-        query, key, value = wide(query, key, value)
+        query, key, value = upcast(query, key, value)
         (B, H, N, _), network = query.shape, call.learned
         assert isinstance(network, SortNetwork)
-        valid = Timeline.of(call.mask, query, key).tokens(valid_as="either")
+        valid = ValidPositions.of(call.mask, query, key).tokens(valid_as="either")
         slots = chunks_of((~valid).int().argsort(dim=1, stable=True)[:, None], valid.sum(1), self.block)
         slots = slots.expand(B, H, -1, -1)
         of_query = valid_slots(slots, call.mask.query_padding(N))

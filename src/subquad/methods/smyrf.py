@@ -34,16 +34,16 @@ from torch import Tensor
 from subquad.core.randomness import normal
 from subquad.kernels.selection.chunks import even_chunks, even_shared_chunks, sort_valid
 from subquad.kernels.tokens.heads import repeat_heads
-from subquad.kernels.tokens.positions import Timeline
+from subquad.kernels.tokens.positions import ValidPositions
 from subquad.kernels.tokens.slots import Buckets
 from subquad.methods.core.bucketed import Bucketed
-from subquad.methods.core.method import MOST_REPEATS, Call, Traits, whole, wide
+from subquad.methods.core.method import MOST_REPEATS, Call, Traits, whole, upcast
 from subquad.methods.lsh import plane_scores
 
 
-def asymmetric(query: Tensor, key: Tensor, line: Timeline) -> tuple[Tensor, Tensor]:
+def asymmetric(query: Tensor, key: Tensor, line: ValidPositions) -> tuple[Tensor, Tensor]:
     """F(q) and G(k), equation 3, (B,H,N,D+2) and (B,H,M,D+2); real tokens alone count for M_Q and M_K."""
-    query, key = wide(query, repeat_heads(key, query.shape[1]))
+    query, key = upcast(query, repeat_heads(key, query.shape[1]))
     squares = [x.square().sum(-1) for x in (query, key)]
     longest = [
         (square if valid is None else square.masked_fill(~valid[:, None], 0.0)).amax(-1, keepdim=True)
@@ -97,7 +97,7 @@ class Smyrf(Bucketed):
     def meetings(self, query: Tensor, key: Tensor, call: Call) -> tuple[Buckets, ...]:
         """Which queries meet which keys: the clusters of all rounds."""
         with torch.no_grad():
-            line = Timeline.of(call.mask, query, key)
+            line = ValidPositions.of(call.mask, query, key)
             f, g = asymmetric(query, key, line)
             lengths = line.query_lengths, line.key_lengths
             counts, most = torch.full_like(lengths[0], self.clusters), self.clusters
@@ -115,7 +115,7 @@ class Smyrf(Bucketed):
     @torch.no_grad()
     def scores(self, query: Tensor, key: Tensor, call: Call) -> tuple[Tensor, Tensor]:
         """For diagnostics: [x R; −R] of F(q) and G(k), the hash that Sun et al. examine (figure 1, down)."""
-        line = Timeline.of(call.mask, query, key)
+        line = ValidPositions.of(call.mask, query, key)
         clusters = -(-max(line.N, line.M) // self.cluster_size) if self.cluster_size else self.clusters
         f, g = asymmetric(query, key, line)
         return plane_scores(f, clusters, call.seed), plane_scores(g, clusters, call.seed)

@@ -26,11 +26,11 @@ import torch
 from torch import Tensor, nn
 
 from subquad.kernels.attention.pairs.op import attend_pairs
-from subquad.kernels.attention.residual import merge_with_rest
+from subquad.kernels.attention.residual import merge_with_residual
 from subquad.kernels.attention.softmax import merge_partials
 from subquad.kernels.selection.deduplication import first_meetings
 from subquad.kernels.tokens.padding import cleared_inputs
-from subquad.kernels.tokens.positions import Timeline
+from subquad.kernels.tokens.positions import ValidPositions
 from subquad.kernels.tokens.slots import Buckets
 from subquad.masks import Mask
 from subquad.methods.core.bucketed import Bucketed, attend_inside
@@ -237,7 +237,7 @@ class Sum(Method):
         if keep is None:
             return (), call
         N, M = query.shape[2], key.shape[2]
-        kept = keep.clamped_to(N, M).kept(Timeline.of(call.mask, query, key))
+        kept = keep.clamped_to(N, M).kept(ValidPositions.of(call.mask, query, key))
         return kept.meetings(query.shape[1]), call.under(kept.left_out())
 
     def _ready(self, call: Call, N: int, M: int) -> Iterator[tuple[Any, Call]]:
@@ -290,10 +290,10 @@ def _attend_once(
     lse = lse if valid is None else lse.masked_fill(~valid[:, None], -torch.inf)
     how: dict[str, Any] = {"scale": 1.0, "shown": shown, "by_features": rest.by_features}
     of_met = attend_pairs(rest.of_query, rest.of_key, value, met, call.mask, **how)
-    return merge_with_rest(partial, (out, lse), of_met)
+    return merge_with_residual(partial, (out, lse), of_met)
 
 
 def _sum_of(losses: Sequence[Tensor | None]) -> Tensor | None:
     """The sum of losses; None entries are skipped, and None if all are None."""
-    there = [loss for loss in losses if loss is not None]
-    return torch.stack(there).sum() if there else None
+    present = [loss for loss in losses if loss is not None]
+    return torch.stack(present).sum() if present else None

@@ -34,8 +34,8 @@ from torch import Tensor, nn
 from subquad.kernels.attention.softmax import visible_logsumexp, visible_softmax
 from subquad.kernels.attention.synthetic_logits import Dense, FactorisedDense, FactorisedRandom, Random
 from subquad.kernels.tokens.heads import repeat_heads
-from subquad.kernels.tokens.positions import Timeline, ranks
-from subquad.methods.core.method import WIDEST, Call, Method, Partial, Traits, choice, whole, wide
+from subquad.kernels.tokens.positions import ValidPositions, ranks
+from subquad.methods.core.method import WIDEST, Call, Method, Partial, Traits, choice, whole, upcast
 
 AND = "-and-"
 DOT = "dot"
@@ -133,7 +133,7 @@ class Synthesizer(Method):
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Partial:
         """Compute the logits, and attend."""
-        query, key, value = wide(query, repeat_heads(key, query.shape[1]), repeat_heads(value, query.shape[1]))
+        query, key, value = upcast(query, repeat_heads(key, query.shape[1]), repeat_heads(value, query.shape[1]))
         logits = self._logits(query, key, call)
         visible = call.mask.visible(query.shape[2], key.shape[2], key.device)
         weights = F.dropout(visible_softmax(logits, visible), call.dropout_p)
@@ -141,7 +141,7 @@ class Synthesizer(Method):
 
     def _logits(self, query: Tensor, key: Tensor, call: Call) -> Float[Tensor, "B H N M"]:
         """All logits, mixed; key heads are repeated already."""
-        learned, line, M = call.learned, Timeline.of(call.mask, query, key), key.shape[2]
+        learned, line, M = call.learned, ValidPositions.of(call.mask, query, key), key.shape[2]
         assert isinstance(learned, Synthesised)
         if learned.max_length < M:
             raise ValueError(

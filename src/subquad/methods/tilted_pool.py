@@ -38,12 +38,12 @@ from subquad.kernels.attention.pairs.op import attend_pairs
 from subquad.kernels.attention.softmax import hide, logsumexp, visible_softmax
 from subquad.kernels.selection.blocks.op import by_bucket
 from subquad.kernels.tokens.heads import repeat_heads
-from subquad.kernels.tokens.positions import Timeline, ValidIndex
+from subquad.kernels.tokens.positions import ValidPositions, ValidIndex
 from subquad.kernels.tokens.slots import Buckets, vectors_at
 from subquad.kernels.tokens.split_pools import Half, one_after_the_other, running, sizes_of_items
 from subquad.masks import Mask
 from subquad.methods.core.fitting import output_error
-from subquad.methods.core.method import Call, Fit, Method, Partial, Traits, whole, wide
+from subquad.methods.core.method import Call, Fit, Method, Partial, Traits, whole, upcast
 
 BLOCK = 64  # queries of a block where all of them meet the same keys
 
@@ -124,7 +124,7 @@ class Pools:
     key: Float[Tensor, "B G P D"]
     mass: Float[Tensor, "B G P"]
     value: Float[Tensor, "B G P E"]
-    there: Bool[Tensor, "B P"]
+    present: Bool[Tensor, "B P"]
 
 
 def pools_of(key: Tensor, value: Tensor, tilt: Tilt, layout: PoolLayout, scale: float, sinks: int, k: int) -> Pools:
@@ -152,8 +152,8 @@ def pools_of(key: Tensor, value: Tensor, tilt: Tilt, layout: PoolLayout, scale: 
         return one_after_the_other([_picked(upto, last), upto, _flipped(onward)])
 
     (pooled_key, mass), (pooled_value, _) = pooled(tilt.towards, keys), pooled(tilt.of_values, values)
-    there = ~(mass <= torch.finfo(mass.dtype).min / 2).all(1)  # NaN is there
-    return Pools(pooled_key, mass, pooled_value, there)
+    present = ~(mass <= torch.finfo(mass.dtype).min / 2).all(1)  # NaN is there
+    return Pools(pooled_key, mass, pooled_value, present)
 
 
 def _flipped(part: Half) -> Half:
@@ -172,7 +172,7 @@ def blocks_of(mask: Mask, N: int, layout: PoolLayout, window: int) -> tuple[Tens
     valid = mask.query_padding(N)
     blocks = layout.blocks if window else 1
     if window:
-        ranks = Timeline(mask, valid, mask.key_padding(M), B, N, M, layout.cell.device).query_ranks
+        ranks = ValidPositions(mask, valid, mask.key_padding(M), B, N, M, layout.cell.device).query_ranks
         labels = (ranks // (layout.cell * layout.block)).clamp(max=blocks - 1)
     else:
         labels = torch.zeros(B, N, dtype=torch.int64, device=layout.cell.device)
@@ -200,8 +200,8 @@ def keys_of_blocks(layout: PoolLayout, pools: Pools | None, window: int, sinks: 
     # pools 0 and 2 whole, of pool 1 what is up to cell low − 1 and what is from cell `high` on, and no key twice.
     # `pools_of` numbers them: the whole pools, then for each cell what is up to it, then what is from it on.
     if pools is not None:
-        none = M + pools.there.shape[1]
-        there = torch.cat([pools.there, pools.there.new_zeros(B, 1)], dim=1)
+        none = M + pools.present.shape[1]
+        present = torch.cat([pools.present, pools.present.new_zeros(B, 1)], dim=1)
         whole_pools = min(k, layout.cells)
         begin = torch.arange(whole_pools, device=device) * layout.pool[..., None]  # its first cell
         before, behind = begin + layout.pool[..., None] <= low[..., None], begin >= high[..., None]
@@ -213,7 +213,7 @@ def keys_of_blocks(layout: PoolLayout, pools: Pools | None, window: int, sinks: 
             cut = (high < layout.cells) & (high % layout.pool != 0)
             asked.append(torch.where(cut, whole_pools + layout.cells + high, none - M)[..., None])
         numbers = torch.cat(asked, dim=2)
-        seen = there.gather(1, numbers.flatten(1)).view_as(numbers)
+        seen = present.gather(1, numbers.flatten(1)).view_as(numbers)
         lists = [torch.where(x < M, x, none) for x in lists] + [torch.where(seen, M + numbers, none)]
     return torch.cat(lists, dim=2)
 
@@ -271,7 +271,7 @@ class TiltedPool(Method):
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Partial:
         """Pool the keys, and attend to near keys, sinks and pools together."""
-        query, key, value = wide(query, key, value)
+        query, key, value = upcast(query, key, value)
         (B, H, N, _), M, mask = query.shape, key.shape[2], call.mask
         layout = layout_of(mask.key_padding(M), B, M, key.device, self.pools, self.window)
         pools, bias = None, None
@@ -280,7 +280,7 @@ class TiltedPool(Method):
             pools = pools_of(key, value, call.learned, layout, call.scale, self.sinks, self.pools)
             # A pool's logit is scale·(q − μ)·k̄ + lse + b = scale·q·k̄ + (lse − scale·μ·k̄ + b): the bracket is its bias.
             own = (pools.key * call.learned.towards.to(key.dtype)[:, None]).sum(-1) * call.scale
-            added = torch.where(pools.there[:, None], pools.mass - own, 0.0)
+            added = torch.where(pools.present[:, None], pools.mass - own, 0.0)
             added = repeat_heads(added[..., None], H)[..., 0] + call.learned.shift.to(key.dtype)[:, None]
             bias = torch.cat([added.new_zeros(B, H, M), added], dim=2)
             key, value = torch.cat([key, pools.key], dim=2), torch.cat([value, pools.value], dim=2)

@@ -102,9 +102,9 @@ def test_without_subquad_the_models_own_attention_can_be_asked_for(elsewhere, wa
 def test_models_that_are_not_swapped_load_anywhere(folder):
     model = hf.AutoModel.from_pretrained(folder / "model")
     sq.hf.restore(model)
-    with tempfile.TemporaryDirectory() as there:
-        model.save_pretrained(there)
-        assert "subquad" not in (Path(there) / "config.json").read_text()
+    with tempfile.TemporaryDirectory() as present:
+        model.save_pretrained(present)
+        assert "subquad" not in (Path(present) / "config.json").read_text()
 
 
 # ---------------------------------------------------------------------- where it is

@@ -205,8 +205,8 @@ def top_by_hash(draw: Draw) -> list[Tensor]:
     for _ in range(draw.rng.randint(1, 2)):
         widths = [draw.size(20) for _ in range(draw.rng.randint(1, 3))]
         vectors.append(draw.normal(B, H, N, widths[0]))
-        for wide, out in zip(widths, [*widths[1:], C], strict=True):
-            weights.append(draw.normal(H, wide, out))
+        for upcast, out in zip(widths, [*widths[1:], C], strict=True):
+            weights.append(draw.normal(H, upcast, out))
             biases.append(draw.normal(H, 1, out))
         layers.append(len(widths))
     valid, most = draw.valid(B, N), draw.size(N)

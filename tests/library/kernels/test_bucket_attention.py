@@ -375,6 +375,6 @@ def test_numbers_of_16_bits_come_in_as_they_are_and_partials_go_out_wide(impleme
     want, want_lse = attend_pairs(*exact, Buckets(every, every), Mask.causal(), scale=0.3)
     assert torch.equal(out, want)
     assert torch.equal(lse, want_lse)
-    for grad, wide in zip(gradients(out, *inputs), gradients(want, *exact), strict=True):
+    for grad, upcast in zip(gradients(out, *inputs), gradients(want, *exact), strict=True):
         assert grad.dtype == dtype
-        torch.testing.assert_close(grad.float(), wide, atol=0.02, rtol=0.02)
+        torch.testing.assert_close(grad.float(), upcast, atol=0.02, rtol=0.02)

@@ -139,8 +139,8 @@ def test_a_later_key_changes_no_earlier_output(variant):
 def test_either_output_may_be_read_alone(variant, poisoned, read):
     inputs, place = qkv(70, H=4, G=2), ["out", "lse"].index(read)
     with sq.use_backend("reference"):
-        wide = tracked(*(x.double() for x in inputs))
-        want = gradients(feature_attention(*wide, causal=True)[place], *wide)
+        upcast = tracked(*(x.double() for x in inputs))
+        want = gradients(feature_attention(*upcast, causal=True)[place], *upcast)
     narrow = tracked(*inputs)
     assert_near(gradients(feature_attention(*narrow, causal=True)[place], *narrow), want)
 
@@ -187,9 +187,9 @@ def test_numbers_of_16_bits_come_in_as_they_are_and_partials_go_out_wide(dtype):
         (out, lse), (want, want_lse) = (feature_attention(*given, causal=True) for given in (inputs, exact))
     assert torch.equal(out, want)
     assert torch.equal(lse, want_lse)
-    for grad, wide in zip(gradients(out, *inputs), gradients(want, *exact), strict=True):
+    for grad, upcast in zip(gradients(out, *inputs), gradients(want, *exact), strict=True):
         assert grad.dtype == dtype
-        torch.testing.assert_close(grad.float(), wide, atol=0.02, rtol=0.02)
+        torch.testing.assert_close(grad.float(), upcast, atol=0.02, rtol=0.02)
 
 
 def test_flops_are_counted():
@@ -259,9 +259,9 @@ def test_causal_products_of_ranges(poisoned, number):
         out = causal_product(*some)
         have = [out, *gradients(out, *some)]
     with sq.use_backend("reference"):
-        wide = tracked(*(x.double() for x in inputs))
-        out = causal_product(*wide)
-        assert_near(have, [out, *gradients(out, *wide)])
+        upcast = tracked(*(x.double() for x in inputs))
+        out = causal_product(*upcast)
+        assert_near(have, [out, *gradients(out, *upcast)])
 
 
 def test_causal_products_have_gradients_of_gradients():

@@ -43,9 +43,9 @@ def test_every_backend_takes_the_same_tokens(share: float, N: int, C: int, odds:
         have = top_and_best(scores, sizes, int(sizes.max()), given, odds=odds)
         with sq.use_backend("reference"):
             want = top_and_best(scores, sizes, int(sizes.max()), given, odds=odds)
-        there = slice(None) if given is None else given[:, None].expand(2, 2, N)
+        present = slice(None) if given is None else given[:, None].expand(2, 2, N)
         assert torch.equal(have[0], want[0])
-        assert torch.equal(have[1][there], want[1][there])
+        assert torch.equal(have[1][present], want[1][present])
 
 
 @pytest.mark.parametrize("kind", ["linear", "mlp"])

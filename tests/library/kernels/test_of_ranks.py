@@ -9,7 +9,7 @@ from subquad.kernels import native
 from subquad.kernels.attention.clustered.centroids import attend_and_list
 from subquad.kernels.attention.listed.op import attend_in_clusters
 from subquad.kernels.attention.sums.op import group_sums
-from subquad.kernels.attention.tail.seen import seen_cells
+from subquad.kernels.attention.tail.seen import visible_key_cells
 from subquad.kernels.selection.shards.op import assign_codes, assign_means, centred_codes, moments_of
 from subquad.kernels.selection.shards.reference import Term
 from subquad.testing.oracle import normal, qkv, tracked
@@ -95,7 +95,7 @@ def test_cells_have_gradients_of_their_own(variant, topk, padded):
     means = normal(2, 2, 3, inputs[1].shape[3], seed=9)
 
     def run(*given: Tensor) -> tuple[Tensor, ...]:
-        return tuple(seen_cells(*given, cell, means, topk=topk, scale=0.4))
+        return tuple(visible_key_cells(*given, cell, means, topk=topk, scale=0.4))
 
     have, want = both(lambda: (run(*inputs)[3], *with_gradients(run, inputs)))
     for a, b in zip(have, want, strict=True):
@@ -107,10 +107,10 @@ def test_members_attend_to_what_their_cluster_lists(variant):
     inputs = tracked(normal(2, 3, 70, 9, seed=3), key, value, bias)
     labels = torch.arange(420).view(2, 3, 70) % 7
     cluster = torch.arange(6)[:, None]
-    there = ((cluster < 4) & ((cluster + torch.arange(4)) % 3 > 0)).expand(2, 3, 6, 4)
+    present = ((cluster < 4) & ((cluster + torch.arange(4)) % 3 > 0)).expand(2, 3, 6, 4)
 
     def run(query: Tensor, key: Tensor, value: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
-        return attend_in_clusters(query, labels, key, value, bias, there, 0.4)
+        return attend_in_clusters(query, labels, key, value, bias, present, 0.4)
 
     have, want = both(lambda: tuple(with_gradients(run, inputs)))
     torch.testing.assert_close(have, want, atol=1e-5, rtol=1e-5)

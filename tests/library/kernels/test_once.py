@@ -8,7 +8,7 @@ from torch import Tensor
 
 from subquad import Mask
 from subquad.kernels.attention.pairs.op import attend_pairs
-from subquad.kernels.attention.residual import merge_with_rest
+from subquad.kernels.attention.residual import merge_with_residual
 from subquad.kernels.selection.deduplication import BITS, first_meetings
 from subquad.kernels.tokens.slots import Buckets
 from subquad.testing.oracle import gradients, normal, tracked
@@ -92,14 +92,14 @@ def test_the_rest_is_merged_less_what_it_gave():
     exact, rest = (normal(1, 1, 4, 5, seed=seed, dtype=torch.float64).exp() for seed in (2, 3))
     met = torch.tensor([[1, 0, 1, 0, 0], [1, 1, 1, 1, 1], [0, 0, 0, 0, 0], [0, 0, 0, 0, 1]])
     want = partial(torch.where(met > 0, exact, rest), values)
-    have = merge_with_rest(partial(exact * met, values), partial(rest, values), partial(rest * met, values))
+    have = merge_with_residual(partial(exact * met, values), partial(rest, values), partial(rest * met, values))
     torch.testing.assert_close(have, want)
 
 
 def test_rounding_of_the_rest_is_left_out_and_nan_is_not():
     met = torch.tensor([[[[1.0]]]]), torch.tensor([[[-50.0]]])
     rest, almost = ((torch.tensor([[[[9.0]]]]), torch.tensor([[[lse]]])) for lse in (3.0, 2.999999))
-    out, lse = merge_with_rest(met, rest, almost)
+    out, lse = merge_with_residual(met, rest, almost)
     assert (out.item(), lse.item()) == (1.0, -50.0)
     lost = rest[0], torch.full_like(rest[1], torch.nan)
-    assert merge_with_rest(met, lost, almost)[0].isnan().all()
+    assert merge_with_residual(met, lost, almost)[0].isnan().all()

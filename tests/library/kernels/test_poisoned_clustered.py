@@ -208,14 +208,14 @@ def test_log_sum_exps_are_finite_where_those_of_the_reference_are(variant, metho
         inputs[side == "key"][0, 0][place] = poison
         have, want = (run_with_lse(method, inputs, backend) for backend in ("cpu", "reference"))
         for name, a, b in zip(("out", "lse", "dq", "dk", "dv"), have, want, strict=True):
-            there = b.isfinite()
+            present = b.isfinite()
             if name in ("dq", "dk") and poison == poison:
-                there = there & a.isfinite()
-                assert there[1].all(), name
-                assert there[0, 1].all(), name
+                present = present & a.isfinite()
+                assert present[1].all(), name
+                assert present[0, 1].all(), name
             else:
-                assert torch.equal(a.isfinite(), there), name
-            torch.testing.assert_close(a[there], b[there], atol=2e-5, rtol=2e-5)
+                assert torch.equal(a.isfinite(), present), name
+            torch.testing.assert_close(a[present], b[present], atol=2e-5, rtol=2e-5)
 
 
 @pytest.mark.parametrize("topk", [0, 20])

@@ -135,10 +135,10 @@ def test_the_window_of_spans_anywhere(share, reach):
 
 def test_spans_in_bf16_are_those_of_their_rounded_shares():
     bound = layer("adaptive-span:span=1000,ramp=4", 341.3, 100.7).bfloat16()
-    wide = layer("adaptive-span:span=1000,ramp=4")
-    wide.learned.span.data = bound.learned.span.data.float()
-    torch.testing.assert_close(bound.learned.tokens, wide.learned.tokens)
-    assert bound.learned.reach() == wide.learned.reach()
+    upcast = layer("adaptive-span:span=1000,ramp=4")
+    upcast.learned.span.data = bound.learned.span.data.float()
+    torch.testing.assert_close(bound.learned.tokens, upcast.learned.tokens)
+    assert bound.learned.reach() == upcast.learned.reach()
 
 
 # ---------------------------------------------------------------------- how it learns
@@ -172,8 +172,8 @@ def test_the_span_loss_is_the_mean_share_and_reaches_spans_alone():
     loss = sq.nn.auxiliary_loss(module)
     assert loss.item() == pytest.approx(0.5)
     grads = torch.autograd.grad(loss, list(module.parameters()), allow_unused=True)
-    there = [name for (name, _), grad in zip(module.named_parameters(), grads, strict=True) if grad is not None]
-    assert there == ["attention.learned.span"]
+    present = [name for (name, _), grad in zip(module.named_parameters(), grads, strict=True) if grad is not None]
+    assert present == ["attention.learned.span"]
 
 
 def test_a_span_that_a_step_moved_out_of_its_range_comes_back():

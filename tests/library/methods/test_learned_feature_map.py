@@ -174,7 +174,7 @@ def test_steps_from_a_state_equal_the_whole(settings, sizes):
     valid = torch.arange(40).expand(2, 40) >= torch.tensor([[0], [5]])
     whole = bound(q, k, v, mask=Mask.causal() & Mask.padding(valid))
     state, outs = bound.init_state(2, like=q, value_dim=6), []
-    for x, y, z, there in zip(*(x.split(sizes, dim=2) for x in (q, k, v)), valid.split(sizes, dim=1), strict=True):
-        out, state = bound.step(x, y, z, state, mask=Mask.padding(there))
+    for x, y, z, present in zip(*(x.split(sizes, dim=2) for x in (q, k, v)), valid.split(sizes, dim=1), strict=True):
+        out, state = bound.step(x, y, z, state, mask=Mask.padding(present))
         outs.append(out)
     torch.testing.assert_close(torch.cat(outs, dim=2), whole, atol=1e-5, rtol=1e-4)

@@ -31,7 +31,7 @@ from subquad.kernels.attention.clustered.centroids import attend_and_list
 from subquad.kernels.attention.listed.op import attend_in_clusters
 from subquad.kernels.attention.merging import as_partial
 from subquad.kernels.attention.sums.op import group_sums
-from subquad.kernels.precision import wide
+from subquad.kernels.precision import upcast
 from subquad.kernels.selection.groups import broadcast
 from subquad.kernels.tokens.padding import cleared
 
@@ -54,7 +54,7 @@ def clustered_attention_of_ranks(
     """`clustered_attention` over the tokens of all ranks, of which these are one rank's."""
     query, key, value = cleared(query, valid_queries), cleared(key, valid_keys), cleared(value, valid_keys)
     labels, _ = clusters_of_ranks(query, key, value, (valid_queries, valid_keys), split, settings)
-    query, key, value = wide(query, key, value)
+    query, key, value = upcast(query, key, value)
     means = means_of_ranks(query, labels, settings.clusters, split)
     topk = min(topk, sum(split.key_lengths))
     all_keys, all_values = WholeAndRows(key), WholeAndRows(value)

@@ -20,7 +20,7 @@ from subquad.distributed.selection.top import Candidates, Taken, candidates, cho
 from subquad.distributed.token_split import TokenSplit
 from subquad.kernels.attention.pairs.op import attend_pairs
 from subquad.kernels.attention.softmax import merge_partials
-from subquad.kernels.precision import wide
+from subquad.kernels.precision import upcast
 from subquad.kernels.selection.balanced import filled_buckets
 from subquad.kernels.selection.hash_functions import Hashed
 from subquad.kernels.tokens.slots import vectors_at
@@ -55,9 +55,9 @@ def attend_balanced_of_ranks(
     others = tuple(replace(each, keys=elsewhere) for each in own[:2])
     how: dict[str, Any] = {"scale": scale, "union": union}
     of_own = attend_pairs(query, key, value, own, mask, **how)
-    (query,) = wide(query)
-    keys_there, values_there = rows.split([key.shape[3], value.shape[3]], dim=-1)
-    return merge_partials([of_own, attend_pairs(query, keys_there, values_there, others, Mask(), **how)])
+    (query,) = upcast(query)
+    keys_present, values_present = rows.split([key.shape[3], value.shape[3]], dim=-1)
+    return merge_partials([of_own, attend_pairs(query, keys_present, values_present, others, Mask(), **how)])
 
 
 def _chosen(queries: Candidates, keys: Candidates, size: int, split: TokenSplit) -> tuple[Taken, Taken]:
@@ -75,7 +75,7 @@ def _rows(
 
     A token that several buckets take has several rows, of which all their slots name the first.
     """
-    rows = torch.cat(wide(vectors_at(key, candidates), vectors_at(value, candidates)), dim=-1)
+    rows = torch.cat(upcast(vectors_at(key, candidates), vectors_at(value, candidates)), dim=-1)
     number = _first_slots(candidates, chosen, key.shape[2]).to(rows.dtype)  # less than 2²⁴, so that fp32 holds it
     own = torch.cat([chosen.in_slots(rows), number.unsqueeze(-1)], dim=-1)
     (found,) = combine_together([summed(own)], split.group)

@@ -22,8 +22,8 @@ from subquad.distributed.selection.moments import Tokens, moments_as_rows, whole
 from subquad.distributed.selection.top import candidates, choosing, taken
 from subquad.distributed.token_split import TokenSplit
 from subquad.kernels.attention.merging import as_partial
-from subquad.kernels.attention.tail.reference import as_tail, attend_to_keys_and_cells, cells_seen
-from subquad.kernels.precision import wide
+from subquad.kernels.attention.tail.reference import as_tail, attend_to_keys_and_cells, visible_cells
+from subquad.kernels.precision import upcast
 from subquad.kernels.selection.cells.op import ITERATIONS_OF_KEYS
 from subquad.kernels.selection.cells.reference import BITS
 from subquad.kernels.selection.groups import group_mean, group_sizes
@@ -55,7 +55,7 @@ def attend_with_scored_tail(
     labels = _best(scores[0], mask.query_padding(query.shape[2]))
     chosen = candidates(scores[1], topk, valid_keys, odds=False)
     tokens, settings = Tokens(key, valid_keys), ClusterSettings(cells, BITS, ITERATIONS_OF_KEYS, seed)
-    query, key, value = wide(query, key, value)
+    query, key, value = upcast(query, key, value)
     sums = _sums(query, labels, C)
     given = [moments_as_rows(tokens), summed(sums), choosing(chosen.scores, topk, split.key_lengths)]
     moments, sums, slots = combine_together(given, split.group)
@@ -63,7 +63,7 @@ def attend_with_scored_tail(
     cell = clusters_by_moments(tokens, whole_of(moments, tokens, split), split, settings)
 
     own = torch.where(of_keys.mine, chosen.tokens, key.shape[2])
-    seen = cells_seen(means, key, value, own, cell, cells, scale)
+    seen = visible_cells(means, key, value, own, cell, cells, scale)
     rows = torch.cat([vectors_at(key, chosen.tokens), vectors_at(value, chosen.tokens)], dim=-1)
     both, rows = combine_together([merging(*seen), summed(of_keys.in_slots(rows))], split.group)
     tail = as_tail(means, *as_partial(both), scale)

@@ -29,8 +29,8 @@ from subquad.kernels.attention.listed.op import attend_in_clusters
 from subquad.kernels.attention.merging import as_partial
 from subquad.kernels.attention.sums.op import group_sums
 from subquad.kernels.attention.tail.reference import spread_of
-from subquad.kernels.attention.tail.seen import VisibleTail, seen_cells
-from subquad.kernels.precision import wide
+from subquad.kernels.attention.tail.seen import VisibleTail, visible_key_cells
+from subquad.kernels.precision import upcast
 from subquad.kernels.tokens.padding import cleared
 
 Partial = tuple[Float[Tensor, "B H N E"], Float[Tensor, "B H N"]]
@@ -53,10 +53,10 @@ def tail_of_ranks(
     query, key, value = cleared(query, valid_queries), cleared(key, valid_keys), cleared(value, valid_keys)
     labels, cell = clusters_of_ranks(query, key, value, (valid_queries, valid_keys), split, settings, cells)
     assert cell is not None
-    query, key, value = wide(query, key, value)
+    query, key, value = upcast(query, key, value)
     means, cell_means = _means(query, labels, settings.clusters, key.detach(), cell, cells, split)
     all_keys, all_values = WholeAndRows(key), WholeAndRows(value)
-    seen = seen_cells(means, all_keys.whole, all_values.whole, cell, cell_means, topk=topk, scale=scale)
+    seen = visible_key_cells(means, all_keys.whole, all_values.whole, cell, cell_means, topk=topk, scale=scale)
     keys, values = rows_of(all_keys, seen.top), rows_of(all_values, seen.top)
     cell_of = rows_of(WholeAndRows(cell.unsqueeze(-1)), seen.top).squeeze(-1)
     logits = (keys @ means.unsqueeze(-1)).squeeze(-1) * scale
@@ -68,9 +68,9 @@ def tail_of_ranks(
     seen = _joined(seen, keys, values, logits.masked_fill(~joining, -torch.inf), cell_of)
 
     D, E = key.shape[3], value.shape[3]
-    cells_seen = merging(torch.cat([seen.key, seen.value], dim=-1), seen.lse)
+    visible_cells = merging(torch.cat([seen.key, seen.value], dim=-1), seen.lse)
     rows = top.in_slots(torch.cat([keys, values], dim=-1))
-    both, rows = combine_together([cells_seen, summed(rows)], split.group)
+    both, rows = combine_together([visible_cells, summed(rows)], split.group)
     (both, lse), (keys, values) = as_partial(both), rows.split([D, E], dim=-1)
     bias = lse - (both[..., :D] @ means.unsqueeze(-1)).squeeze(-1) * scale
     return attend_in_clusters(
@@ -108,8 +108,8 @@ def _joined(
     highest = both.detach().amax(-1, keepdim=True)
     weights = (both - torch.where(torch.isneginf(highest), 0.0, highest)).exp()
     total = weights.sum(-1, keepdim=True)
-    there = total > 0
-    shares = weights / torch.where(there, total, 1.0)
+    present = total > 0
+    shares = weights / torch.where(present, total, 1.0)
     of_rows, of_cells = shares[..., :-1], shares[..., -1:]
-    lse = torch.where(there, torch.where(there, total, 1.0).log() + highest, -torch.inf).squeeze(-1)
+    lse = torch.where(present, torch.where(present, total, 1.0).log() + highest, -torch.inf).squeeze(-1)
     return VisibleTail(of_rows @ keys + of_cells * seen.key, of_rows @ values + of_cells * seen.value, lse, seen.top)

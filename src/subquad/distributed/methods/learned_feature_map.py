@@ -15,12 +15,12 @@ from subquad.distributed.collectives import add
 from subquad.distributed.strategies import Strategy, register
 from subquad.distributed.token_split import TokenSplit
 from subquad.distributed.tokens.global_index import GlobalIndex, global_indices
-from subquad.distributed.tokens.neighbourhood import Neighbourhood, are_sinks, ends_there
+from subquad.distributed.tokens.neighbourhood import Neighbourhood, are_sinks, ends_present
 from subquad.kernels.attention.features.key_sums import attend_sums, left_behind, of_no_keys
 from subquad.kernels.attention.features.near import far, near_keys
 from subquad.kernels.attention.merging import merged
 from subquad.kernels.attention.softmax import merge_partials, visible_logsumexp, visible_softmax
-from subquad.kernels.precision import wide
+from subquad.kernels.precision import upcast
 from subquad.kernels.tokens.heads import repeat_heads
 from subquad.kernels.tokens.positions import ValidIndex, placed
 from subquad.kernels.tokens.slots import rows_at, taken
@@ -35,7 +35,7 @@ def attend(
     method: LearnedFeatureMap, query: Tensor, key: Tensor, value: Tensor, call: Call, split: TokenSplit
 ) -> Partial:
     """Near keys, sinks and the sums over the others."""
-    query, key, value = wide(query, key, value)
+    query, key, value = upcast(query, key, value)
     return (_with_near if method.window else _without_near)(method, query, key, value, call, split)
 
 
@@ -51,8 +51,8 @@ def _without_near(
     bias = torch.zeros_like(side.valid, dtype=key.dtype)
     bias = bias.masked_fill(are_sinks(side.index, side, method.sinks, causal), -torch.inf)[:, None]
     number = side.index if causal else None
-    there = ends_there(side, method.sinks)
-    exact = _attend_sinks(query, ends.split([key.shape[3], value.shape[3]], dim=3), there, number, call.scale)
+    present = ends_present(side, method.sinks)
+    exact = _attend_sinks(query, ends.split([key.shape[3], value.shape[3]], dim=3), present, number, call.scale)
     rest = attend_features_of_ranks(of_query, of_key, value, call.mask, key_bias=bias, split=split)
     return merge_partials([exact, rest])
 
@@ -88,8 +88,8 @@ def _with_near(
 
     others = [own, attend_sums(of_query, [each for each in sums if each is not None])]
     if method.sinks:
-        sink_key, sink_value, there = ends.split(widths, dim=3)
-        visible = (there[:, 0, :, 0].detach() > 0) & ends_there(side, method.sinks)
+        sink_key, sink_value, present = ends.split(widths, dim=3)
+        visible = (present[:, 0, :, 0].detach() > 0) & ends_present(side, method.sinks)
         number = side.index if causal else None
         others.append(_attend_sinks(query, (sink_key, sink_value), visible, number, call.scale))
     return merge_partials(others)

@@ -9,16 +9,16 @@ from subquad.distributed.together import add_together
 from subquad.distributed.token_split import TokenSplit
 from subquad.distributed.tokens.global_index import GlobalIndex, global_indices, pool_sums
 from subquad.kernels.attention.projections import Projections, Shares
-from subquad.kernels.precision import wide
+from subquad.kernels.precision import upcast
 from subquad.kernels.tokens.pools import pool_sizes
-from subquad.kernels.tokens.positions import Timeline
+from subquad.kernels.tokens.positions import ValidPositions
 from subquad.methods.core.call import Call, Partial
 from subquad.methods.linformer import Linformer, Past, attend_to_summary, causal_linformer, with_ends
 
 
 def attend(method: Linformer, query: Tensor, key: Tensor, value: Tensor, call: Call, split: TokenSplit) -> Partial:
     """Project, and attend to the projections."""
-    query, key, value = wide(query, key, value)
+    query, key, value = upcast(query, key, value)
     return (attend_causal if call.mask.is_causal else attend_whole)(method, query, key, value, call, split)
 
 
@@ -26,7 +26,7 @@ def attend_causal(
     method: Linformer, query: Tensor, key: Tensor, value: Tensor, call: Call, split: TokenSplit
 ) -> Partial:
     """Under a causal mask: the ranks before this one leave a state behind, from which this one goes on."""
-    line, skip = Timeline.of(call.mask, query, key), int(method.ends == "exact")
+    line, skip = ValidPositions.of(call.mask, query, key), int(method.ends == "exact")
     learned = method.projections(call, split.tokens)
     past = past_of_ranks(query, key, value, call, learned, skip, split)
     return causal_linformer(query, key, value, line.valid_keys, call, learned, skip, past)[:2]

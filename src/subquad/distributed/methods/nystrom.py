@@ -11,7 +11,7 @@ from subquad.distributed.strategies import Strategy, register
 from subquad.distributed.together import add_together
 from subquad.distributed.token_split import TokenSplit
 from subquad.distributed.tokens.global_index import global_indices, pool_sums
-from subquad.kernels.precision import wide
+from subquad.kernels.precision import upcast
 from subquad.kernels.tokens.heads import repeat_heads
 from subquad.kernels.tokens.pools import pool_sizes
 from subquad.methods.core.call import Call, Partial
@@ -21,7 +21,7 @@ from subquad.methods.nystrom import Nystrom, inverse_core, keys_only, valid_valu
 
 def attend(method: Nystrom, query: Tensor, key: Tensor, value: Tensor, call: Call, split: TokenSplit) -> Partial:
     """Attend through landmarks; the convolution takes the values near this rank's own from the ranks beside it."""
-    query, key, value = wide(query, key, value)
+    query, key, value = upcast(query, key, value)
     out = nystrom_of_ranks(query, key, value, call, method.landmarks, method.iterations, split)
     if call.learned is None:
         return out, None

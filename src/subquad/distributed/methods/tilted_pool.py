@@ -15,9 +15,9 @@ from subquad.distributed.rows import Rows, combine_together, summed
 from subquad.distributed.strategies import Strategy, register
 from subquad.distributed.token_split import TokenSplit
 from subquad.distributed.tokens.global_index import GlobalIndex, global_indices
-from subquad.distributed.tokens.neighbourhood import Neighbourhood, are_sinks, ends_there
+from subquad.distributed.tokens.neighbourhood import Neighbourhood, are_sinks, ends_present
 from subquad.kernels.attention.pairs.op import attend_pairs
-from subquad.kernels.precision import wide
+from subquad.kernels.precision import upcast
 from subquad.kernels.selection.blocks.op import by_bucket
 from subquad.kernels.tokens.heads import repeat_heads
 from subquad.kernels.tokens.slots import Buckets, rows_at
@@ -69,10 +69,10 @@ class TiltedCall:
     def bias(self, pools: Half, heads: int) -> tuple[Float[Tensor, "B H P"], Bool[Tensor, "B P"]]:
         """What is added to the logits of pooled keys, and which of them have a token."""
         (key, mass), tilt = pools, self.call.learned
-        there = (mass > torch.finfo(mass.dtype).min / 2).any(1)
+        present = (mass > torch.finfo(mass.dtype).min / 2).any(1)
         own = (key * tilt.towards.to(key.dtype)[:, None]).sum(-1) * self.scale
-        added = torch.where(there[:, None], mass - own, 0.0)
-        return repeat_heads(added[..., None], heads)[..., 0] + tilt.shift.to(key.dtype)[:, None], there
+        added = torch.where(present[:, None], mass - own, 0.0)
+        return repeat_heads(added[..., None], heads)[..., 0] + tilt.shift.to(key.dtype)[:, None], present
 
     @property
     def pool_tokens(self) -> Int64[Tensor, "B 1"]:
@@ -82,7 +82,7 @@ class TiltedCall:
 
 def attend(method: TiltedPool, query: Tensor, key: Tensor, value: Tensor, call: Call, split: TokenSplit) -> Partial:
     """Near keys, sinks and pools in one softmax."""
-    query, key, value = wide(query, key, value)
+    query, key, value = upcast(query, key, value)
     mask = call.mask
     if method.window and (mask.keys or mask.queries):
         raise ValueError(
@@ -118,11 +118,11 @@ def _without_near(tilted: TiltedCall, queries: GlobalIndex, query: Tensor, key: 
     whole, ends = combine_together([of_rank, summed(ends)], split.group)
     sinks = ends.split([tilted.D, value.shape[3]], dim=3)
     of_keys, (of_values, _) = halves(whole, tilted.D)
-    bias, there = tilted.bias(of_keys, H)
-    there = torch.cat([ends_there(side, s), there], dim=1)
+    bias, present = tilted.bias(of_keys, H)
+    present = torch.cat([ends_present(side, s), present], dim=1)
     bias = torch.cat([bias.new_zeros(B, H, 2 * s), bias], dim=2)
     keys, values = torch.cat([sinks[0], of_keys[0]], dim=2), torch.cat([sinks[1], of_values], dim=2)
-    slots = torch.where(there, torch.arange(2 * s + k, device=key.device), 2 * s + k)[:, None]
+    slots = torch.where(present, torch.arange(2 * s + k, device=key.device), 2 * s + k)[:, None]
     return _attended(tilted, query, keys, values, bias, slots, torch.where(queries.valid, 0, 1), BLOCK)
 
 
@@ -161,13 +161,13 @@ def _with_near(tilted: TiltedCall, queries: GlobalIndex, query: Tensor, key: Ten
     sink_key, sink_value = ends.split(width, dim=3)
     keys, values, bias = [line_key, sink_key], [line_value, sink_value], query.new_zeros(B, H, lines.length + 2 * s)
     blocks = LineBlocks.of(tilted, lines)
-    lists = [blocks.near(shown), blocks.all(ends_there(side, s), lines.length)]
+    lists = [blocks.near(shown), blocks.all(ends_present(side, s), lines.length)]
     if k:
         pools = _pools(tilted, lines, line_key, line_value, shown, [x for x in sums if x is not None])
         of_keys, (of_values, _) = halves(pools, tilted.D)
         keys, values = [*keys, of_keys[0]], [*values, of_values]
-        added, there = tilted.bias(of_keys, H)
-        lists.append(blocks.pools(there, bias.shape[2]))
+        added, present = tilted.bias(of_keys, H)
+        lists.append(blocks.pools(present, bias.shape[2]))
         bias = torch.cat([bias, added], dim=2)
     none_slot = bias.shape[2]
     found = torch.cat([torch.where(x < 0, none_slot, x) for x in lists], dim=2)

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from subquad.distributed.rows import Rows, combine_together
 from subquad.distributed.token_split import TokenSplit
-from subquad.kernels.precision import wide
+from subquad.kernels.precision import upcast
 from subquad.kernels.selection.hash_functions import Hashed
 from subquad.kernels.selection.top.op import top_and_best
 from subquad.kernels.selection.top.reference import log_odds
@@ -98,7 +98,7 @@ def choosing(scores: Float[Tensor, "B H C k"], K: int, lengths: Many[int]) -> Ro
 
     They travel as integers, which have no gradient that would have to come back.
     """
-    (scores,) = wide(scores.detach())
+    (scores,) = upcast(scores.detach())
     even = F.pad(scores, (0, min(K, max(lengths)) - scores.shape[3]), value=-torch.inf)
     bits = torch.int64 if scores.dtype == torch.float64 else torch.int32
     return Rows(even.contiguous().view(bits), partial(_ranks_in_slots, scores.dtype, min(K, sum(lengths))))

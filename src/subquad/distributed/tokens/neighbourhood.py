@@ -73,8 +73,8 @@ class Neighbourhood:
         own, N = self.side.counts[self.split.rank][:, None], self.side.valid.shape[1]
         number = torch.arange(self.near, device=own.device)
         number = number if behind else own - self.near + number
-        there = (number >= 0) & (number < own)
-        return torch.where(there, front_first(self.side.valid).gather(1, number.clamp(0, N - 1).expand_as(there)), N)
+        present = (number >= 0) & (number < own)
+        return torch.where(present, front_first(self.side.valid).gather(1, number.clamp(0, N - 1).expand_as(present)), N)
 
     def numbers_of_edge(self, rank: int, behind: bool) -> tuple[Int64[Tensor, "B W"], Bool[Tensor, "B W"]]:
         """Which tokens of the item a rank's edge has, and which of its places are filled."""
@@ -87,12 +87,12 @@ class Neighbourhood:
         """For each place of this rank's line the token: its own, 0 to N − 1, then the edges of all ranks by turns."""
         rank, B = self.split.rank, len(self.block)
         begin, end = self.begin[rank][:, None], self.end[rank][:, None]
-        numbers, there = [self.side.index.expand(B, -1)], [self.side.valid]
+        numbers, present = [self.side.index.expand(B, -1)], [self.side.valid]
         for other in range(self.split.ranks):
             number, filled = self.numbers_of_edge(other, behind=other > rank)
             numbers.append(number)
-            there.append(filled & (number >= begin) & (number < end) & (other != rank))
-        number, filled = torch.cat(numbers, dim=1), torch.cat(there, dim=1)
+            present.append(filled & (number >= begin) & (number < end) & (other != rank))
+        number, filled = torch.cat(numbers, dim=1), torch.cat(present, dim=1)
         place = torch.where(filled, number - begin, self.length)
         token = torch.arange(number.shape[1], device=number.device).expand_as(number)
         found = torch.full((B, self.length + 1), number.shape[1], device=number.device)
@@ -192,7 +192,7 @@ def are_sinks(number: Int64[Tensor, "#B M"], side: GlobalIndex, sinks: int, caus
     return first.expand(len(tokens), -1) if causal else first | ((number >= tokens - sinks) & (number < tokens))
 
 
-def ends_there(side: GlobalIndex, sinks: int) -> Bool[Tensor, "B S"]:
+def ends_present(side: GlobalIndex, sinks: int) -> Bool[Tensor, "B S"]:
     """Which of `GlobalIndex.ends` an item has, each once."""
     number, tokens = torch.arange(sinks, device=side.valid.device), side.tokens[:, None]
     return torch.cat([number < tokens, tokens - sinks + number >= sinks], dim=1)

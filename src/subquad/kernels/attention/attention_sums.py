@@ -49,9 +49,9 @@ def exact_weights(
     visible, valid = mask.visible(N, M, query.device), mask.query_padding(N)
     for start in range(0, N, step):
         rows = slice(start, start + step)
-        seen = visible if visible is None or visible.shape[2] == 1 else visible[:, :, rows]
+        allowed = visible if visible is None or visible.shape[2] == 1 else visible[:, :, rows]
         logits = query[:, :, rows] @ key.transpose(-1, -2) * scale
-        weights = visible_softmax(logits if bias is None else logits + bias[:, :, rows], seen)
+        weights = visible_softmax(logits if bias is None else logits + bias[:, :, rows], allowed)
         yield rows, weights if valid is None else weights * valid[:, None, rows, None]
 
 

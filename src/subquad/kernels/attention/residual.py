@@ -8,7 +8,7 @@ Partial = tuple[Float[Tensor, "B H N E"], Float[Tensor, "B H N"]]
 ROUNDING = 64  # in units of the dtype's resolution: less than this of the rest is rounding error
 
 
-def merge_with_rest(met: Partial, everything: Partial, of_met: Partial) -> Partial:
+def merge_with_residual(met: Partial, everything: Partial, of_met: Partial) -> Partial:
     """Merge `met`, attention to some keys, with that to `everything`, less `of_met`, what the latter gave those keys.
 
         lse = ln (e^{lse_m} + e^{lse_e} − e^{lse_o})
@@ -25,10 +25,10 @@ def merge_with_rest(met: Partial, everything: Partial, of_met: Partial) -> Parti
     none = left <= of_all * (ROUNDING * torch.finfo(left.dtype).eps)  # false for NaN, which is passed on
     of_all, of_known, left = (x.masked_fill(none, 0.0) for x in (of_all, of_known, left))
     total = of_exact + left
-    there = total != 0
-    safe = torch.where(there, total, 1.0)
+    present = total != 0
+    safe = torch.where(present, total, 1.0)
     out = outs[0].new_zeros(outs[0].shape)
     for weight, each, sign in zip((of_exact, of_all, of_known), outs, (1.0, 1.0, -1.0), strict=True):
         part = (weight / safe)[..., None] * each
         out = out + sign * part.masked_fill((weight == 0)[..., None], 0.0)
-    return out, torch.where(there, safe.log() + largest, -torch.inf)
+    return out, torch.where(present, safe.log() + largest, -torch.inf)

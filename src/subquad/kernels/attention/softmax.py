@@ -38,13 +38,13 @@ def merge_partials(
     largest = torch.where(torch.isneginf(largest), 0.0, largest)
     weights = (lses - largest).exp()
     total = weights.sum(0)
-    there = total != 0  # NaN is there
-    total = torch.where(there, total, 1.0)
+    present = total != 0  # NaN is there
+    total = torch.where(present, total, 1.0)
     # From sums of its own: the gradient of `out` in its own sums, whose parts cancel each other, may be so large that
     # nothing is left of the log-sum-exp's beside it.
     apart = (lses - largest).exp().sum(0)
-    lse = torch.where(there, torch.where(there, apart, 1.0).log() + largest, -torch.inf)
-    outs = outs.masked_fill((torch.isneginf(lses) & there).unsqueeze(-1), 0.0)
+    lse = torch.where(present, torch.where(present, apart, 1.0).log() + largest, -torch.inf)
+    outs = outs.masked_fill((torch.isneginf(lses) & present).unsqueeze(-1), 0.0)
     # Divided first: the sum of what is not divided yet might overflow.
     return ((weights / total).unsqueeze(-1) * outs).sum(0), lse
 

@@ -114,8 +114,8 @@ def _missing() -> str:
 
 def _compiler() -> str | None:
     """The C++ compiler that a build would take, or None."""
-    given = shlex.split(environ.get("CXX", ""))[:1]
-    return next(filter(None, map(shutil.which, given or ["c++", "g++", "clang++", "cl"])), None)
+    inputs = shlex.split(environ.get("CXX", ""))[:1]
+    return next(filter(None, map(shutil.which, inputs or ["c++", "g++", "clang++", "cl"])), None)
 
 
 # When this module is imported, not later: it costs about a millisecond, once, and torch.compile meets plain values.

@@ -10,7 +10,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
 from subquad.core.randomness import normal
-from subquad.kernels.precision import wide
+from subquad.kernels.precision import upcast
 from subquad.kernels.tokens.heads import repeat_heads
 
 KINDS = ("mlp", "linear")
@@ -83,7 +83,7 @@ class Hashed:
 
     def scores(self) -> Float[Tensor, "B H N C"]:
         """The sum, in fp32 or better."""
-        first, *others = (repeat_heads(function(wide(x)[0] * self.root), self.heads) for function, x in self.terms)
+        first, *others = (repeat_heads(function(upcast(x)[0] * self.root), self.heads) for function, x in self.terms)
         return sum(others, first)
 
     def at(self, tokens: Int64[Tensor, "B H S"]) -> Float[Tensor, "B H S C"]:
@@ -92,7 +92,7 @@ class Hashed:
         def of_term(function: HashFunction, x: Tensor) -> Tensor:
             own = tokens.reshape(len(x), x.shape[1], -1)  # those of all heads that share one of x's
             vectors = x.gather(2, own[..., None].expand(-1, -1, -1, x.shape[3]))
-            return function(wide(vectors)[0] * self.root).view(*tokens.shape, -1)
+            return function(upcast(vectors)[0] * self.root).view(*tokens.shape, -1)
 
         first, *others = (of_term(function, x) for function, x in self.terms)
         return sum(others, first)

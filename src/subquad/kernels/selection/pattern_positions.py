@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
-from subquad.kernels.tokens.positions import Timeline
+from subquad.kernels.tokens.positions import ValidPositions
 from subquad.kernels.tokens.slots import Buckets
 from subquad.masks import Mask
 
@@ -43,7 +43,7 @@ class PatternPositions:
     So the padding around an item moves none of its blocks. A query stands where the mask's offset says.
     """
 
-    timeline: Timeline
+    valid_positions: ValidPositions
     heads: int
     first: Int64[Tensor, "#B 1"]  # the position of each item's first real token
     length: Int64[Tensor, "#B 1"]
@@ -55,7 +55,7 @@ class PatternPositions:
         mask: Mask, query: Float[Tensor, "B H N D"], key: Float[Tensor, "B G M D"], item: Item | None = None
     ) -> "PatternPositions":
         """The places of one call. Tokens that are real as a query or as a key count, on a cache those that are keys."""
-        line = Timeline.of(mask, query, key)
+        line = ValidPositions.of(mask, query, key)
         if item is not None:
             start = line.positions[:, :1] - item.first
             return PatternPositions(line, query.shape[1], item.first, item.length, start, item.tokens)
@@ -73,7 +73,7 @@ class PatternPositions:
 
     def blocks(self, size: int) -> Int64[Tensor, "#B T"]:
         """The numbers of the blocks of `size` places in which queries stand; block 0 begins at place 0."""
-        line = self.timeline
+        line = self.valid_positions
         if line.aligned:
             return torch.arange(-(-line.N // size), device=line.device)[None]
         count = -(-(line.N - 1) // size) + 1  # as the queries may begin anywhere in a block
@@ -81,12 +81,12 @@ class PatternPositions:
 
     def queries(self, places: Int64[Tensor, "#B #H T S"]) -> Int64[Tensor, "#B #H T S"]:
         """The queries at these places; empty where there is none."""
-        numbers, N = places - self.start[:, None, None], self.timeline.N
+        numbers, N = places - self.start[:, None, None], self.valid_positions.N
         return torch.where((places >= 0) & (numbers >= 0) & (numbers < N), numbers, N)
 
     def keys(self, places: Int64[Tensor, "#B #H C K"]) -> Int64[Tensor, "#B #H C K"]:
         """The keys at these places; empty where there is none."""
-        first, length, M = self.first[:, None, None], self.length[:, None, None], self.timeline.M
+        first, length, M = self.first[:, None, None], self.length[:, None, None], self.valid_positions.M
         numbers = places + first
         return torch.where((places >= 0) & (places < length) & (numbers >= 0) & (numbers < M), numbers, M)
 
@@ -100,14 +100,14 @@ class PatternPositions:
 
     def buckets(self, queries: Tensor, keys: Tensor, bucket: Tensor | None = None, span: int | None = None) -> Buckets:
         """Buckets for every item and head, without padding; what they are made of may be the same for several."""
-        queries, keys = (x.expand(self.timeline.B, self.heads, *x.shape[2:]) for x in (queries, keys))
+        queries, keys = (x.expand(self.valid_positions.B, self.heads, *x.shape[2:]) for x in (queries, keys))
         if bucket is not None:
             bucket = bucket.expand(queries.shape[:3])
-        return Buckets(queries, keys, bucket, span).of_valid(self.timeline.valid_queries, self.timeline.valid_keys)
+        return Buckets(queries, keys, bucket, span).of_valid(self.valid_positions.valid_queries, self.valid_positions.valid_keys)
 
     def meet_all(self, queries: Int64[Tensor, "#B #H 1 S"]) -> Buckets:
         """One block of queries that meet all keys."""
-        M = self.timeline.M
+        M = self.valid_positions.M
         size = torch.sym_min(M, KEYS)
         keys = torch.arange(-(-M // size) * size, device=queries.device).clamp(max=M).view(1, 1, -1, size)
         return self.buckets(queries.expand(-1, -1, keys.shape[2], -1), keys)
@@ -118,7 +118,7 @@ class PatternPositions:
 
     def meet_themselves(self, which: Bool[Tensor, "#B N"]) -> Buckets:
         """Each of these queries alone with the key that it stands beside."""
-        line = self.timeline
+        line = self.valid_positions
         position = line.positions
         keys = torch.where((position >= 0) & (position < line.M), position, line.M)
         queries = torch.where(which, torch.arange(line.N, device=which.device), line.N)

@@ -14,16 +14,16 @@ class Padded:
 
     values: Tensor
     lengths: Tensor
-    given: Any
+    inputs: Any
 
     def nested_like_it(self, padded: Tensor) -> Tensor:
         """A padded (B, longest, …) as a nested tensor with the items' lengths of the one given."""
         valid = torch.arange(padded.shape[1], device=padded.device) < self.lengths[:, None]
-        if self.given.layout != torch.jagged:
+        if self.inputs.layout != torch.jagged:
             items = [item[:length] for item, length in zip(padded, self.lengths.tolist(), strict=True)]
             return torch.nested.as_nested_tensor(items)
         # With the same offsets, so that torch takes both lengths for one and can add the tensors.
-        return torch.nested.nested_tensor_from_jagged(padded[valid], offsets=self.given.offsets())
+        return torch.nested.nested_tensor_from_jagged(padded[valid], offsets=self.inputs.offsets())
 
 
 def pad(nested: Any) -> Padded:

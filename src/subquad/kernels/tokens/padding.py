@@ -17,8 +17,8 @@ def cleared(x: Float[Tensor, "B H N D"], valid: Bool[Tensor, "B N"] | None) -> F
     if valid is None:
         return x
     if shapes_may_follow_data(x):
-        wide = torch.promote_types(x.dtype, torch.float32)  # where the sum of numbers of 16 bits is finite
-        if x.detach().sum(dtype=wide).isfinite():
+        upcast = torch.promote_types(x.dtype, torch.float32)  # where the sum of numbers of 16 bits is finite
+        if x.detach().sum(dtype=upcast).isfinite():
             return x
     return x.masked_fill(~valid[:, None, :, None], 0.0)
 

@@ -46,8 +46,8 @@ def pool_means(
     if len(labels) < B or B == 1:  # rows that are moved whole, which costs a fraction of a sum by numbers
         place = torch.arange(-(-M // pools), device=x.device)
         begin = (sizes.cumsum(1) - sizes)[0, :, None]
-        there = place < sizes[0, :, None]
+        present = place < sizes[0, :, None]
         tokens = labels[0].argsort(stable=True)[(begin + place).clamp(max=M - 1)]
-        parts = x.index_select(2, tokens.flatten()).unflatten(2, tokens.shape).masked_fill(~there[..., None], 0.0)
+        parts = x.index_select(2, tokens.flatten()).unflatten(2, tokens.shape).masked_fill(~present[..., None], 0.0)
         return parts.sum(3) / sizes[0].clamp(min=1)[:, None], sizes
     return group_mean(x, labels[:, None].expand(B, H, M), pools), sizes

@@ -11,7 +11,7 @@ from subquad.masks import Mask
 
 
 @dataclass(frozen=True)
-class Timeline:
+class ValidPositions:
     """The queries and the keys of one call, on the line of the keys.
 
     A token's *position* is its number in the tensor; query i stands beside the key at position i + offset, the mask's.
@@ -27,10 +27,10 @@ class Timeline:
     device: torch.device
 
     @staticmethod
-    def of(mask: Mask, query: Float[Tensor, "B H N D"], key: Float[Tensor, "B G M D"]) -> "Timeline":
-        """The timeline of attention under this mask."""
+    def of(mask: Mask, query: Float[Tensor, "B H N D"], key: Float[Tensor, "B G M D"]) -> "ValidPositions":
+        """The valid positions of attention under this mask."""
         (B, _, N, _), M = query.shape, key.shape[2]
-        return Timeline(mask, mask.query_padding(N), mask.key_padding(M), B, N, M, query.device)
+        return ValidPositions(mask, mask.query_padding(N), mask.key_padding(M), B, N, M, query.device)
 
     @property
     def aligned(self) -> bool:
@@ -114,9 +114,9 @@ class ValidIndex:
 
     def at(self, ranks: Int64[Tensor, "B T S"]) -> Slots:
         """The tokens of these ranks; slots are empty where an item has no such rank."""
-        there = (ranks >= 0) & (ranks < self.lengths[:, None, None])
+        present = (ranks >= 0) & (ranks < self.lengths[:, None, None])
         found = self.order.gather(1, ranks.clamp(0, self.tokens - 1).flatten(1)).view_as(ranks)
-        return Slots(torch.where(there, found, self.tokens), self.tokens)
+        return Slots(torch.where(present, found, self.tokens), self.tokens)
 
     def between(self, first: Int64[Tensor, "B T"], end: Int64[Tensor, "B T"], most: int) -> Slots:
         """The tokens of the ranks from `first` up to `end`, at most `most` of them."""
@@ -149,21 +149,21 @@ class KeyLine:
     lengths: Int64[Tensor, "B"]
 
     @staticmethod
-    def of(timeline: Timeline) -> "KeyLine":
+    def of(valid_positions: ValidPositions) -> "KeyLine":
         """Line up the queries and the keys of a call."""
-        B, M, queries, keys = timeline.B, timeline.M, timeline.valid_queries, timeline.valid_keys
-        valid = torch.ones(B, M, dtype=torch.bool, device=timeline.device) if keys is None else keys
+        B, M, queries, keys = valid_positions.B, valid_positions.M, valid_positions.valid_queries, valid_positions.valid_keys
+        valid = torch.ones(B, M, dtype=torch.bool, device=valid_positions.device) if keys is None else keys
         at = None
-        if timeline.aligned:
+        if valid_positions.aligned:
             if keys is None:  # all are in the line, be they real as queries or not
                 return KeyLine(None, None, None, valid, valid.sum(1))
-            there = torch.ones_like(valid) if queries is None else valid | queries
+            present = torch.ones_like(valid) if queries is None else valid | queries
         else:
-            at = timeline.positions.expand(B, timeline.N).clamp(max=M - 1)
-            there = valid.scatter(1, at, True if queries is None else valid.gather(1, at) | queries)
-        order = front_first(there)
-        rank = (there.cumsum(1) - 1).clamp(min=0)
-        return KeyLine(order, at, rank if at is None else rank.gather(1, at), valid.gather(1, order), there.sum(1))
+            at = valid_positions.positions.expand(B, valid_positions.N).clamp(max=M - 1)
+            present = valid.scatter(1, at, True if queries is None else valid.gather(1, at) | queries)
+        order = front_first(present)
+        rank = (present.cumsum(1) - 1).clamp(min=0)
+        return KeyLine(order, at, rank if at is None else rank.gather(1, at), valid.gather(1, order), present.sum(1))
 
     def keys(self, x: Float[Tensor, "B G M D"]) -> Float[Tensor, "B G M D"]:
         """Put keys, or data of keys, into the line."""

@@ -80,8 +80,8 @@ class Buckets:
         queries = members(self.queries, N)[:, :, rows]
         keys = members(self.keys_of_block(), M)
         query, key = (torch.arange(n, device=queries.device)[None, None] for n in (N, M))
-        seen = self.narrowed(mask).sees(query[:, :, rows, None], key[..., None, :])
-        return queries @ keys.transpose(-1, -2) * seen
+        allowed = self.narrowed(mask).sees(query[:, :, rows, None], key[..., None, :])
+        return queries @ keys.transpose(-1, -2) * allowed
 
 
 def members(slots: Int64[Tensor, "B H C S"], tokens: int) -> Float[Tensor, "B H {tokens} C"]:

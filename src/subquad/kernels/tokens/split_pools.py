@@ -30,9 +30,9 @@ def pooled_by(
     sums = x.new_zeros(B, G, pools + 1, D).scatter_add(
         2, label.unsqueeze(-1).expand(-1, -1, -1, D), weights.unsqueeze(-1) * x
     )
-    there = total > 0
-    total = torch.where(there, total, 1.0)
-    lse = torch.where(there, total.log() + largest[:, :, :pools], -torch.inf)
+    present = total > 0
+    total = torch.where(present, total, 1.0)
+    lse = torch.where(present, total.log() + largest[:, :, :pools], -torch.inf)
     return sums[:, :, :pools] / total.unsqueeze(-1), lse
 
 

@@ -8,7 +8,7 @@ import triton.language as tl
 from torch import Tensor
 
 from subquad.kernels.triton.launch import kernel, launch, padded
-from subquad.kernels.triton.recording import Work
+from subquad.kernels.triton.recording import LaunchCost
 
 BLOCKS = 32  # that one program looks up
 
@@ -48,7 +48,7 @@ def group_blocks(offsets: Tensor, tokens: int, size: int, rest: bool = False) ->
     launch(
         cut_groups,
         (triton.cdiv(count, BLOCKS), B * H),
-        work=Work(bytes=12 * lists.group.numel() + 4 * offsets.numel()),
+        cost=LaunchCost(bytes=12 * lists.group.numel() + 4 * offsets.numel()),
         offsets=offsets.contiguous(),
         group=lists.group,
         start=lists.start,
@@ -81,8 +81,8 @@ def cut_groups(
     mine = c[None, :] == of_block[:, None]
     begin = tl.sum(tl.where(mine, (first - (last - used) * size)[None, :], 0), 1) + block * size
     finish = tl.minimum(begin + size, tl.sum(tl.where(mine, end[None, :], 0), 1))
-    there = of_block < groups
+    present = of_block < groups
     place = head * count + block
     tl.store(group + place, of_block, mask=block < count)
-    tl.store(start + place, tl.where(there, begin, 0), mask=block < count)
-    tl.store(stop + place, tl.where(there, finish, 0), mask=block < count)
+    tl.store(start + place, tl.where(present, begin, 0), mask=block < count)
+    tl.store(stop + place, tl.where(present, finish, 0), mask=block < count)

@@ -7,8 +7,8 @@ from jaxtyping import Bool, Float, Float64
 from torch import Tensor
 
 from subquad.kernels.triton.launch import dot, launch, load_rows, padded, rows, store_rows, strides
-from subquad.kernels.triton.moments import RUN, RUNS, Moments, load_centred, load_there, stored
-from subquad.kernels.triton.recording import Work
+from subquad.kernels.triton.moments import RUN, RUNS, Moments, load_centred, load_present, stored
+from subquad.kernels.triton.recording import LaunchCost
 
 BLOCK = 64  # rows and columns that one program makes of a run
 ROWS = 16  # rows that one program merges
@@ -28,7 +28,7 @@ def covariance(
     launch(
         products_of_run,
         (runs, B * H, blocks * blocks),
-        work=Work(B * H * N * D * D, B * H * N * D * blocks * x.element_size() + 4 * products.numel()),
+        cost=LaunchCost(B * H * N * D * D, B * H * N * D * blocks * x.element_size() + 4 * products.numel()),
         **{"x": x, **strides("x", x), **of.arguments(), "valid": stored(valid), "products": products},
         **{"H": H, "N": N, "D": D, "length": length, "runs": runs, "TOKENS": tokens, "EDGE": edge},
     )
@@ -36,7 +36,7 @@ def covariance(
     launch(
         merge_products,
         (triton.cdiv(D, ROWS), B * H),
-        work=Work(bytes=4 * products.numel() + 8 * spread.numel()),
+        cost=LaunchCost(bytes=4 * products.numel() + 8 * spread.numel()),
         **{"products": products, "count": of.count, "spread": spread, "jitter": jitter},
         **{"D": D, "runs": runs, "WIDTH": padded(D), "ROWS": ROWS},
     )
@@ -69,9 +69,9 @@ def products_of_run(
     total = tl.zeros((EDGE, EDGE), tl.float32)
     for first in range(run * length, min(N, (run + 1) * length), TOKENS):
         token = first + tl.arange(0, TOKENS)
-        there = load_there(valid, head // H, token, N)
-        left = load_centred(x, x_n, token, there, factor, mean, head, row, D, EDGE)
-        total += dot(tl.trans(left), load_centred(x, x_n, token, there, factor, mean, head, column, D, EDGE))
+        present = load_present(valid, head // H, token, N)
+        left = load_centred(x, x_n, token, present, factor, mean, head, row, D, EDGE)
+        total += dot(tl.trans(left), load_centred(x, x_n, token, present, factor, mean, head, column, D, EDGE))
     row, column = row + tl.arange(0, EDGE), column + tl.arange(0, EDGE)
     places = products + ((head * runs + run) * D + row)[:, None] * D + column[None, :]
     tl.store(places, total, mask=(row < D)[:, None] & (column < D)[None, :])

@@ -3,7 +3,7 @@
 Each program looks at one run of a head's tokens and one tile of groups, by products with one-hot labels:
 
     members_of_run        counts[run, c] = Σ_i [label_i = c],   sums[run, c] = Σ_i [label_i = c]·x_i
-    place_members         a counting sort: a token of group c stands behind all tokens of lower groups, behind those of
+    order_members         a counting sort: a token of group c stands behind all tokens of lower groups, behind those of
                           c in earlier runs, and behind those of c before it in its run
     means_of_groups       Σ over the runs, first to last, divided by the number of members
 
@@ -30,7 +30,7 @@ from subquad.kernels.triton.launch import (
     strides,
     tile,
 )
-from subquad.kernels.triton.recording import Work
+from subquad.kernels.triton.recording import LaunchCost
 from subquad.kernels.triton.tiles import tiles_of
 
 TOKENS, GROUPS = 32, 64  # of a tile that has no vectors
@@ -64,14 +64,14 @@ class Members:
         tiles = tiles_of("members_of_run", kind, D)
         tokens, edge = tile(N, tiles.keys), tile(C + 1, tiles.rows)
         of_groups = triton.cdiv(C + 1, edge)
-        # Not more runs than tokens of a group: `place_members` reads all counts of lower groups.
+        # Not more runs than tokens of a group: `order_members` reads all counts of lower groups.
         length, runs = runs_of(N, tokens, B * H * of_groups, most=max(1, N // max(1, C)))
         counts = torch.empty(B, H, runs, C + 1, dtype=torch.int32, device=labels.device)
         sums = None if x is None else x.new_empty(B, H, runs, C, D, dtype=torch.float32)
         launch(
             members_of_run,
             (of_groups, runs, B * H),
-            work=Work(B * H * N * C * D, B * H * N * (8 + (0 if x is None else D * x.element_size()))),
+            cost=LaunchCost(B * H * N * C * D, B * H * N * (8 + (0 if x is None else D * x.element_size()))),
             **{"labels": labels, "x": x, **({"x_b": 0, "x_h": 0, "x_n": 0} if x is None else strides("x", x))},
             **{"counts": counts, "sums": sums, "H": H, "N": N, "C": C, "D": D, "length": length, "runs": runs},
             **{"WIDTH": padded(D), "TOKENS": tokens, "GROUPS": edge},
@@ -94,9 +94,9 @@ class Members:
         (B, H, N), C, runs = self.labels.shape, self.groups, self.counts.shape[2]
         tokens, edge = tile(N, TOKENS), tile(C + 1, GROUPS)
         launch(
-            place_members,
+            order_members,
             (triton.cdiv(C + 1, edge), runs, B * H),
-            work=Work(bytes=B * H * (N * 12 + 4 * C * runs)),
+            cost=LaunchCost(bytes=B * H * (N * 12 + 4 * C * runs)),
             **{"labels": self.labels, "counts": self.counts, "order": order, "offsets": offsets, "place": place},
             **{"N": N, "C": C, "length": self.length, "runs": runs, "TOKENS": tokens, "GROUPS": edge},
         )
@@ -109,7 +109,7 @@ class Members:
             means_of_groups,
             (triton.cdiv(C, ROWS), B * H),
             num_warps=2,
-            work=Work(bytes=4 * (self.sums.numel() + means.numel())),
+            cost=LaunchCost(bytes=4 * (self.sums.numel() + means.numel())),
             **self.arguments(),
             **{"means": means, "like": like, "D": D, "WIDTH": padded(D), "GROUPS": ROWS, "DIVIDED": divided},
         )
@@ -134,9 +134,9 @@ def group_sums(
     (B, H, N, D), C = x.shape, offsets.shape[2] - 1
     sums, labels = x.new_empty(B, H, C, D, dtype=torch.float32), torch.empty_like(order)
     launch(
-        labels_of_places,
+        labels_of_positions,
         (triton.cdiv(N, TOKENS), B * H),
-        work=Work(bytes=B * H * (8 * N + 4 * C)),
+        cost=LaunchCost(bytes=B * H * (8 * N + 4 * C)),
         **{"order": order, "offsets": offsets, "labels": labels, "N": N, "C": C, "TOKENS": TOKENS, "GROUPS": GROUPS},
     )
     Members.of(labels, C, x).fill_means(sums, divided=False)
@@ -144,9 +144,9 @@ def group_sums(
 
 
 @triton.jit
-def load_labels(labels, token, there, C):
+def load_labels(labels, token, present, C):
     """The group of each token; C for those in none."""
-    label = tl.load(labels + token, mask=there, other=-1)
+    label = tl.load(labels + token, mask=present, other=-1)
     return tl.where((label >= 0) & (label < C), label, C).to(tl.int32)
 
 
@@ -200,7 +200,7 @@ def members_of_run(
 
 
 @kernel
-def place_members(
+def order_members(
     labels, counts, order, offsets, place, N, C, length, runs, TOKENS: tl.constexpr, GROUPS: tl.constexpr
 ):
     """Where the members of a tile of groups stand, for those in one run of a head's tokens."""
@@ -259,7 +259,7 @@ def means_of_groups(
 
 
 @kernel
-def labels_of_places(order, offsets, labels, N, C, TOKENS: tl.constexpr, GROUPS: tl.constexpr):
+def labels_of_positions(order, offsets, labels, N, C, TOKENS: tl.constexpr, GROUPS: tl.constexpr):
     """The group of each token, by its place in the order: how many groups end at or before it."""
     head = tl.program_id(1).to(tl.int64)
     place = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)

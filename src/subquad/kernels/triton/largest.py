@@ -17,7 +17,7 @@ import triton.language as tl
 from torch import Tensor
 
 from subquad.kernels.triton.launch import launch
-from subquad.kernels.triton.recording import Work
+from subquad.kernels.triton.recording import LaunchCost
 
 FRONT = 8192  # numbers of a row in registers
 ROUNDS = 20  # of bisection until few numbers are left to tell apart; 32 at most
@@ -55,14 +55,14 @@ def list_largest(
     (B, H, C, n), K = values.shape, listed.shape[3]
     front = min(FRONT, triton.next_power_of_2(max(1, n)))
     moved = values.numel() * (1 if ranks is None else 2) * 4 + listed.numel() * listed.element_size()
-    given: dict[str, Any] = {"values": values, "listed": listed, "wanted": wanted, "of_blocks": of_blocks}
-    given |= {"ranks": ranks, "lse": lse, "H": H, "C": C, "n": n, "K": K, "empty": empty}
+    inputs: dict[str, Any] = {"values": values, "listed": listed, "wanted": wanted, "of_blocks": of_blocks}
+    inputs |= {"ranks": ranks, "lse": lse, "H": H, "C": C, "n": n, "K": K, "empty": empty}
     launch(
         list_row,
         (C, B * H),
         num_warps=min(8, max(1, front // 256)),
-        work=Work(bytes=moved, operations=values.numel() * ROUNDS * EACH),
-        **given,
+        cost=LaunchCost(bytes=moved, operations=values.numel() * ROUNDS * EACH),
+        **inputs,
         **{"finite": finite, "BLOCK": block, "FRONT": front},
     )
 

@@ -12,7 +12,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language import target_info
 
-from subquad.kernels.triton.recording import Launch, Work, recorded
+from subquad.kernels.triton.recording import Launch, LaunchCost, recorded
 
 DEFAULTS = {"num_warps": 4, "num_stages": 2}  # of a launch
 Around = Callable[[str], AbstractContextManager[object]]
@@ -30,8 +30,8 @@ PROGRAMS = 512  # into which work over runs of tokens is divided: several for ea
 
 def kernel(function: Callable[..., Any]) -> Any:
     """Make a kernel of a function: `triton.jit` that compiles it once whatever its COUNTS are, less its constants."""
-    given = signature(function).parameters
-    counts = [name for name in COUNTS if name in given and given[name].annotation is Parameter.empty]
+    inputs = signature(function).parameters
+    counts = [name for name in COUNTS if name in inputs and inputs[name].annotation is Parameter.empty]
     return triton.jit(function, do_not_specialize=counts)
 
 
@@ -49,15 +49,15 @@ def launch(kernel: Any, grid: tuple[int, ...], **arguments: Any) -> None:
     """Run a kernel with a grid of programs, or write the launch down inside `recording`.
 
     A grid without programs is skipped. Arguments go by name; tensors as they are, of any strides. Three names are not
-    the kernel's own: `num_warps` (4), `num_stages` (2), and `work`, what the launch does (`recording.Work`).
+    the kernel's own: `num_warps` (4), `num_stages` (2), and `cost`, what the launch does (`recording.LaunchCost`).
     """
     if 0 in grid:
         return
-    work = arguments.pop("work", None) or Work()
+    cost = arguments.pop("cost", None) or LaunchCost()
     options = {name: arguments.pop(name, default) for name, default in DEFAULTS.items()}
     launches = recorded()
     if launches is not None:
-        launches.append(Launch.of(kernel, grid, arguments, options, work))
+        launches.append(Launch.of(kernel, grid, arguments, options, cost))
         return
     device = next(x.device for x in arguments.values() if isinstance(x, Tensor))
     around = _around.get() or _nothing_around
@@ -125,26 +125,26 @@ def load_ends(offsets, head, group, groups):
 
 
 @triton.jit
-def load_places(order, place, end):
+def load_positions(order, place, end):
     """The tokens at these places of an order, and which of the places come before the end."""
-    there = place < end
-    return tl.load(order + place, mask=there, other=0), there
+    present = place < end
+    return tl.load(order + place, mask=present, other=0), present
 
 
 @triton.jit
-def load_rows(x, stride, row, there, width, WIDTH: tl.constexpr):
+def load_rows(x, stride, row, present, width, WIDTH: tl.constexpr):
     """The vectors of these rows, (rows, WIDTH); 0 for rows that are not there and behind the vectors' width."""
     column = tl.arange(0, WIDTH)
     pointers = x + row.to(tl.int64)[:, None] * stride + column[None, :]
-    return tl.load(pointers, mask=there[:, None] & (column < width)[None, :], other=0.0)
+    return tl.load(pointers, mask=present[:, None] & (column < width)[None, :], other=0.0)
 
 
 @triton.jit
-def store_rows(x, stride, row, there, values, width, WIDTH: tl.constexpr):
+def store_rows(x, stride, row, present, values, width, WIDTH: tl.constexpr):
     """Store (rows, WIDTH) values as the vectors of these rows, in x's dtype."""
     column = tl.arange(0, WIDTH)
     pointers = x + row.to(tl.int64)[:, None] * stride + column[None, :]
-    tl.store(pointers, values.to(x.dtype.element_ty), mask=there[:, None] & (column < width)[None, :])
+    tl.store(pointers, values.to(x.dtype.element_ty), mask=present[:, None] & (column < width)[None, :])
 
 
 @triton.jit
@@ -155,42 +155,42 @@ def dot(a, b):
 
 
 @triton.jit
-def inner(a, a_n, i, i_there, b, b_n, j, j_there, width, SLICE: tl.constexpr, KIND: tl.constexpr):
+def inner(a, a_n, i, i_present, b, b_n, j, j_present, width, SLICE: tl.constexpr, KIND: tl.constexpr):
     """The inner products of rows i of a with rows j of b, a slice of their width at a time.
 
     The warps of a small tile hold the same rows, in fp32 as parts in TF32: whole ones would not fit their registers.
     """
     products = tl.zeros((i.shape[0], j.shape[0]), tl.float32)
     for start in range(0, width, SLICE):
-        of_a = load_rows(a + start, a_n, i, i_there, width - start, SLICE)
-        of_b = load_rows(b + start, b_n, j, j_there, width - start, SLICE)
+        of_a = load_rows(a + start, a_n, i, i_present, width - start, SLICE)
+        of_b = load_rows(b + start, b_n, j, j_present, width - start, SLICE)
         products += dot(of_a.to(KIND), tl.trans(of_b.to(KIND)))
     return products
 
 
 @triton.jit
-def inner_of(x, a, a_n, i, i_there, y, b, b_n, j, j_there, width, SLICE: tl.constexpr):
+def inner_of(x, a, a_n, i, i_present, y, b, b_n, j, j_present, width, SLICE: tl.constexpr):
     """`inner`, by one product of the whole rows x of a and y of b where a slice is as wide as they are."""
     if x.shape[1] > SLICE:
-        products = inner(a, a_n, i, i_there, b, b_n, j, j_there, width, SLICE, y.dtype)
+        products = inner(a, a_n, i, i_present, b, b_n, j, j_present, width, SLICE, y.dtype)
     else:
         products = dot(x, tl.trans(y))
     return products
 
 
 @triton.jit
-def dot_wide(weights, x):
+def dot_upcast(weights, x):
     """weights·x for fp32 weights: numbers of 16 bits meet weights rounded to their own kind."""
     return dot(weights.to(x.dtype), x)
 
 
 @triton.jit
-def seen_exponentials(logits, seen, largest):
+def allowed_exponentials(logits, allowed, largest):
     """One step of an online softmax: (the largest logits so far, what scales earlier sums, the new weights).
 
     A row that has seen nothing keeps −∞ and weights of 0.
     """
-    logits = tl.where(seen, logits, float("-inf"))
+    logits = tl.where(allowed, logits, float("-inf"))
     new = tl.maximum(largest, tl.max(logits, 1))
     safe = tl.where(new == float("-inf"), 0.0, new)
     return new, tl.exp(largest - safe), tl.exp(logits - safe[:, None])

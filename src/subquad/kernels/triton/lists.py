@@ -6,7 +6,7 @@ import triton.language as tl
 from torch import Tensor
 
 from subquad.kernels.triton.launch import kernel, launch, load_rows, padded, rows, strides
-from subquad.kernels.triton.recording import Work
+from subquad.kernels.triton.recording import LaunchCost
 
 WORD = 32  # bits
 WORDS = 64  # of a step
@@ -24,7 +24,7 @@ def inside_words(top: Tensor, order: Tensor, place: Tensor | None = None) -> Ten
     launch(
         set_bits,
         (C, B * H),
-        work=Work(bytes=4 * (top.numel() * 2 + words.numel())),
+        cost=LaunchCost(bytes=4 * (top.numel() * 2 + words.numel())),
         top=top,
         place=place,
         words=words,
@@ -41,7 +41,7 @@ def _inverse(order: Tensor) -> Tensor:
     launch(
         invert,
         (triton.cdiv(M, 1024), B * G),
-        work=Work(bytes=8 * order.numel()),
+        cost=LaunchCost(bytes=8 * order.numel()),
         **{"order": order, "place": place, "M": M, "TOKENS": 1024},
     )
     return place
@@ -57,7 +57,7 @@ def log_distances(x: Tensor, labels: Tensor, means: Tensor, least: float, most: 
     launch(
         distances_to_means,
         (triton.cdiv(N, 32), B * H),
-        work=Work(bytes=B * H * N * (D * x.element_size() + 12) + means.numel() * 4),
+        cost=LaunchCost(bytes=B * H * N * (D * x.element_size() + 12) + means.numel() * 4),
         x=x,
         **strides("x", x),
         labels=labels.contiguous(),
@@ -120,13 +120,13 @@ def distances_to_means(
     """The logarithm of the distance of each vector to the mean of its group, for a tile of tokens."""
     head = tl.program_id(1).to(tl.int64)
     token = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
-    there = token < N
-    label = tl.load(labels + head * N + token, mask=there, other=-1).to(tl.int32)
+    present = token < N
+    label = tl.load(labels + head * N + token, mask=present, other=-1).to(tl.int32)
     grouped = (label >= 0) & (label < groups)
-    vectors = load_rows(x + head // H * x_b + head % H * x_h, x_n, token, there, D, WIDTH).to(tl.float32)
+    vectors = load_rows(x + head // H * x_b + head % H * x_h, x_n, token, present, D, WIDTH).to(tl.float32)
     centres = load_rows(means + head * groups * D, D, tl.where(grouped, label, 0), grouped, D, WIDTH)
     apart = vectors - centres
     square = tl.sum(apart * apart, 1)
     distance = tl.log(tl.minimum(tl.maximum(square, least), most)) * 0.5
-    tl.store(distances + head * N + token, tl.where(square == square, distance, 0.0), mask=there)
-    tl.store(inside + head * N + token, grouped.to(tl.uint8), mask=there)
+    tl.store(distances + head * N + token, tl.where(square == square, distance, 0.0), mask=present)
+    tl.store(inside + head * N + token, grouped.to(tl.uint8), mask=present)

@@ -18,7 +18,7 @@ from jaxtyping import Bool, Float, Float32, Float64
 from torch import Tensor
 
 from subquad.kernels.triton.launch import launch, load_rows, padded, rows
-from subquad.kernels.triton.recording import Work
+from subquad.kernels.triton.recording import LaunchCost
 
 RUN = 256  # tokens of a program, or more
 TILE = 2048  # numbers of a tile of vectors
@@ -44,21 +44,21 @@ def moments(x: Float[Tensor, "B H N D"], valid: Bool[Tensor, "B N"] | None) -> M
     return moments_of((x, valid))[0]
 
 
-def moments_of(*given: tuple[Float[Tensor, "B H N D"], Bool[Tensor, "B N"] | None]) -> list[Moments]:
+def moments_of(*inputs: tuple[Float[Tensor, "B H N D"], Bool[Tensor, "B N"] | None]) -> list[Moments]:
     """The moments of one or two kinds of vectors, each with the tokens that are real, by the same launches."""
-    parts = [_Runs.of(*each) for each in given]
+    parts = [_Runs.of(*each) for each in inputs]
     names = dict(zip(("x", "y"), parts, strict=False))
     heads = max(part.heads for part in parts)
     launch(
         moments_of_runs,
         (max(part.runs for part in parts), heads, len(parts)),
-        work=Work(bytes=sum(part.x.numel() * part.x.element_size() for part in parts)),
+        cost=LaunchCost(bytes=sum(part.x.numel() * part.x.element_size() for part in parts)),
         **_named(names, "", "_b", "_h", "_n", "_valid", "_H", "_N", "_TOKENS"),
     )
     launch(
         merge_moments,
         (heads, len(parts)),
-        work=Work(bytes=sum(8 * part.means.numel() for part in parts)),
+        cost=LaunchCost(bytes=sum(8 * part.means.numel() for part in parts)),
         **_named(names, "_merged_factor", "_merged_mean", "_merged_variance", "_merged_count"),
     )
     return [part.merged for part in parts]
@@ -114,8 +114,8 @@ OF_RUNS = ("_factors", "_numbers", "_squares", "_means", "_heads", "_runs", "_D"
 def _named(parts: dict[str, _Runs], *of_kernel: str) -> dict[str, Any]:
     """The arguments of both kinds of vectors; None for those of a kind that is not there."""
     what = (*OF_RUNS, *of_kernel, *(("_length",) if "_TOKENS" in of_kernel else ()))
-    given = {name: part.arguments() for name, part in parts.items()}
-    return {f"{name}{each}": given[name][each] if name in given else None for name in ("x", "y") for each in what}
+    inputs = {name: part.arguments() for name, part in parts.items()}
+    return {f"{name}{each}": inputs[name][each] if name in inputs else None for name in ("x", "y") for each in what}
 
 
 def stored(valid: Tensor | None) -> Tensor | None:
@@ -124,25 +124,25 @@ def stored(valid: Tensor | None) -> Tensor | None:
 
 
 @triton.jit
-def load_centred(x, x_n, token, there, factor, mean, head, start, D, WIDTH: tl.constexpr):
+def load_centred(x, x_n, token, present, factor, mean, head, start, D, WIDTH: tl.constexpr):
     """The components from `start` on of y = factor·x − mean in fp32, (tokens, WIDTH); 0 where nothing is there."""
-    y = load_rows(x + start, x_n, token, there, D - start, WIDTH).to(tl.float32)
+    y = load_rows(x + start, x_n, token, present, D - start, WIDTH).to(tl.float32)
     if factor is not None:
         y *= tl.load(factor + head)
     if mean is not None:
         column = start + tl.arange(0, WIDTH)
         shift = tl.load(mean + head * D + column, mask=column < D, other=0.0)
-        y = tl.where(there[:, None], y - shift[None, :], 0.0)
+        y = tl.where(present[:, None], y - shift[None, :], 0.0)
     return y
 
 
 @triton.jit
-def load_there(valid, item, token, N):
+def load_present(valid, item, token, N):
     """Which of these tokens are real."""
-    there = token < N
+    present = token < N
     if valid is not None:
-        there = tl.load(valid + item * N + token, mask=there, other=0) != 0
-    return there
+        present = tl.load(valid + item * N + token, mask=present, other=0) != 0
+    return present
 
 
 @triton.jit
@@ -180,22 +180,22 @@ def moments_of_run(
         most, number = tl.zeros((WIDTH,), tl.float32), tl.zeros((TOKENS,), tl.float32)
         for first in range(begin, end, TOKENS):
             token = first + tl.arange(0, TOKENS)
-            there = load_there(valid, head // H, token, N)
-            number += there.to(tl.float32)
-            most = tl.maximum(most, tl.max(tl.abs(load_rows(x, x_n, token, there, D, WIDTH).to(tl.float32)), 0))
+            present = load_present(valid, head // H, token, N)
+            number += present.to(tl.float32)
+            most = tl.maximum(most, tl.max(tl.abs(load_rows(x, x_n, token, present, D, WIDTH).to(tl.float32)), 0))
         factor, count = factor_of(tl.max(most, 0)), tl.sum(number, 0)
         total = tl.zeros((WIDTH,), tl.float32)
         for first in range(begin, end, TOKENS):
             token = first + tl.arange(0, TOKENS)
-            there = load_there(valid, head // H, token, N)
-            total += tl.sum(load_rows(x, x_n, token, there, D, WIDTH).to(tl.float32) * factor, 0)
+            present = load_present(valid, head // H, token, N)
+            total += tl.sum(load_rows(x, x_n, token, present, D, WIDTH).to(tl.float32) * factor, 0)
         mean = total / tl.maximum(count, 1.0)
         rest, square = tl.zeros((WIDTH,), tl.float32), tl.zeros((WIDTH,), tl.float32)
         for first in range(begin, end, TOKENS):
             token = first + tl.arange(0, TOKENS)
-            there = load_there(valid, head // H, token, N)
-            y = load_rows(x, x_n, token, there, D, WIDTH).to(tl.float32) * factor
-            y = tl.where(there[:, None], y - mean[None, :], 0.0)
+            present = load_present(valid, head // H, token, N)
+            y = load_rows(x, x_n, token, present, D, WIDTH).to(tl.float32) * factor
+            y = tl.where(present[:, None], y - mean[None, :], 0.0)
             rest += tl.sum(y, 0)
             square += tl.sum(y * y, 0)
         of_run, column = head * runs + run, tl.arange(0, WIDTH)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from subquad.kernels.triton.groups import Members
 from subquad.kernels.triton.launch import launch, padded
-from subquad.kernels.triton.recording import Work
+from subquad.kernels.triton.recording import LaunchCost
 
 TOKENS = 1024  # that one program lists
 
@@ -45,7 +45,7 @@ def neighbours(key: Tensor, valid: Tensor | None, size: int) -> Neighbours:
         launch(
             list_neighbours,
             (triton.cdiv(max(M, cells + 1), TOKENS), B * G),
-            work=Work(bytes=8 * order.numel()),
+            cost=LaunchCost(bytes=8 * order.numel()),
             **{"order": order, "place": place, "offsets": offsets, "M": M, "cells": cells, "size": size},
             TOKENS=TOKENS,
         )
@@ -65,7 +65,7 @@ def merge_cells(
         merge_cell_values,
         (C, B * H),
         num_warps=1,
-        work=Work(bytes=4 * (values.numel() + rest.numel())),
+        cost=LaunchCost(bytes=4 * (values.numel() + rest.numel())),
         **{"values": values, "of_cells": of_cells, "of_top": of_top, "rest": rest, "lse": lse, "mass": mass},
         **{"C": C, "X": X, "E": E, "VALUES": padded(E)},
     )

@@ -38,7 +38,7 @@ _ALIGNED = 16  # bytes of an address, and what divides a number, where the compi
 
 
 @dataclass(frozen=True)
-class Work:
+class LaunchCost:
     """What a launch does.
 
     Attributes:
@@ -63,7 +63,7 @@ class Launch:
         constants: the values of those that are constants of the compiled code.
         aligned: the arguments that are divisible by 16.
         options: `num_warps`, `num_stages`.
-        work: what the launch does, by the shapes.
+        cost: what the launch does, by the shapes.
     """
 
     kernel: Any
@@ -72,7 +72,7 @@ class Launch:
     constants: dict[str, Any]
     aligned: tuple[str, ...]
     options: dict[str, int]
-    work: Work
+    cost: LaunchCost
 
     @property
     def name(self) -> str:
@@ -87,7 +87,7 @@ class Launch:
 
     @staticmethod
     def of(
-        kernel: Any, grid: tuple[int, ...], arguments: dict[str, Any], options: dict[str, int], work: Work
+        kernel: Any, grid: tuple[int, ...], arguments: dict[str, Any], options: dict[str, int], cost: LaunchCost
     ) -> "Launch":
         """Describe a launch as Triton would specialise it: on 1, on divisibility by 16, and on what is not there."""
         signature, constants, aligned = {}, {}, []
@@ -100,7 +100,7 @@ class Launch:
             signature[name] = _type(value)
             if isinstance(value, Tensor) or (number and value % _ALIGNED == 0):
                 aligned.append(name)
-        return Launch(kernel, grid, signature, constants, tuple(aligned), options, work)
+        return Launch(kernel, grid, signature, constants, tuple(aligned), options, cost)
 
 
 def _type(value: Any) -> str:
@@ -120,14 +120,14 @@ class OtherCall:
         numbers: elements of its largest tensor.
         bytes: of all tensors that it reads and writes, each once.
         products: multiply-adds, if it is a product of matrices.
-        wide: whether these are of fp32.
+        upcast: whether these are of fp32.
     """
 
     name: str
     numbers: int
     bytes: int
     products: int = 0
-    wide: bool = False
+    upcast: bool = False
 
 
 class _Others(TorchDispatchMode):
@@ -143,8 +143,8 @@ class _Others(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         results = func(*args, **(kwargs or {}))
         writes = any(x.alias_info is not None and x.alias_info.is_write for x in func._schema.arguments)
-        given = {_memory(x) for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)}
-        looks = all(_memory(x) in given for x in tree_leaves(results) if isinstance(x, Tensor)) and not writes
+        inputs = {_memory(x) for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)}
+        looks = all(_memory(x) in inputs for x in tree_leaves(results) if isinstance(x, Tensor)) and not writes
         name = func.overloadpacket.__name__
         empty = name in ("empty", "new_empty", "empty_like", "empty_strided", "new_empty_strided")
         if func.namespace != "subquad" and not looks and not empty:

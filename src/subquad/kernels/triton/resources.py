@@ -111,16 +111,16 @@ def _active(target: GPUTarget) -> Iterator[None]:
 
 def _assembled(made: Any, chip: Chip, threads: int) -> Resources:
     ptx = made.asm["ptx"]
-    said = _said_of("cuobjdump", made.asm["cubin"], "--dump-resource-usage")
-    stack, spills = _number(r"STACK:(\d+)", said), 0
+    output = _output_of("cuobjdump", made.asm["cubin"], "--dump-resource-usage")
+    stack, spills = _number(r"STACK:(\d+)", output), 0
     if stack:  # what spills lies on the stack: the assembler says how much, and takes its time
         architecture = re.search(r"\.target (sm_\w+)", ptx)
         assert architecture is not None, "ptx without a target"
         assembler = "ptxas-blackwell" if chip.target.arch >= 100 else "ptxas"
-        log = _said_of(assembler, ptx.encode(), "-v", f"--gpu-name={architecture[1]}", "-o", os.devnull)
+        log = _output_of(assembler, ptx.encode(), "-v", f"--gpu-name={architecture[1]}", "-o", os.devnull)
         spills = _number(r"(\d+) bytes spill stores", log) + _number(r"(\d+) bytes spill loads", log)
     return Resources(
-        registers=_number(r"REG:(\d+)", said),
+        registers=_number(r"REG:(\d+)", output),
         spills=spills,
         stack=stack,
         shared=made.metadata.shared,
@@ -130,7 +130,7 @@ def _assembled(made: Any, chip: Chip, threads: int) -> Resources:
     )
 
 
-def _said_of(tool: str, code: bytes, *options: str) -> str:
+def _output_of(tool: str, code: bytes, *options: str) -> str:
     """What a tool of Triton's wheel says about some code."""
     path = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / tool
     with tempfile.NamedTemporaryFile() as file:

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from subquad.kernels.triton.largest import list_largest
 from subquad.kernels.triton.launch import dot, launch, load_rows, padded, rows, strides, tile
-from subquad.kernels.triton.recording import Work
+from subquad.kernels.triton.recording import LaunchCost
 
 BLOCK = 8  # keys
 
@@ -28,7 +28,7 @@ def choose_top(
     centroids: Tensor,
     key: Tensor,
     bias: Tensor | None,
-    there: Tensor | None,
+    present: Tensor | None,
     scale: float,
     top: Tensor,
     wanted: Tensor | None = None,
@@ -50,29 +50,29 @@ def choose_top(
     if K == 0:
         return
     key, blocks = rows(key), triton.cdiv(M, BLOCK)
-    given = centroids, key, bias, there, scale
+    inputs = centroids, key, bias, present, scale
     chosen = ranks = None
     if blocks > K:
-        maxima = _maxima(*given, blocks=blocks)
+        maxima = _maxima(*inputs, blocks=blocks)
         chosen, ranks = top.new_empty(top.shape), top.new_empty(maxima.shape)
         list_largest(maxima, chosen, empty=0, finite=False, ranks=ranks)
-    scores = _candidates(*given, blocks=blocks, ranks=ranks, K=min(blocks, K))
+    scores = _candidates(*inputs, blocks=blocks, ranks=ranks, K=min(blocks, K))
     list_largest(scores, top, empty=M, wanted=wanted, of_blocks=chosen, block=BLOCK, lse=lse)
 
 
-def _maxima(centroids: Tensor, key: Tensor, *given: Any, blocks: int) -> Tensor:
+def _maxima(centroids: Tensor, key: Tensor, *inputs: Any, blocks: int) -> Tensor:
     """The largest score of each block: (B,H,C,blocks)."""
     maxima = centroids.new_empty(*centroids.shape[:3], blocks, dtype=torch.float32)
-    _launch(block_maxima, centroids, key, *given, written=maxima.numel(), maxima=maxima, blocks=blocks)
+    _launch(block_maxima, centroids, key, *inputs, written=maxima.numel(), maxima=maxima, blocks=blocks)
     return maxima
 
 
-def _candidates(*given: Any, blocks: int, ranks: Tensor | None, K: int) -> Tensor:
+def _candidates(*inputs: Any, blocks: int, ranks: Tensor | None, K: int) -> Tensor:
     """The scores of the keys in K chosen blocks, in ascending order: (B,H,C,K·BLOCK)."""
-    centroids = given[0]
+    centroids = inputs[0]
     scores = centroids.new_empty(*centroids.shape[:3], K * BLOCK, dtype=torch.float32)
     sizes: dict[str, Any] = {"scores": scores, "ranks": ranks, "blocks": blocks, "K": K}
-    _launch(candidate_scores, *given, written=scores.numel(), **sizes)
+    _launch(candidate_scores, *inputs, written=scores.numel(), **sizes)
     return scores
 
 
@@ -81,7 +81,7 @@ def _launch(
     centroids: Tensor,
     key: Tensor,
     bias: Tensor | None,
-    there: Tensor | None,
+    present: Tensor | None,
     scale: Any,
     *,
     written: Any,
@@ -92,8 +92,8 @@ def _launch(
     launch(
         kernel,
         (triton.cdiv(M, keys_of_tile), triton.cdiv(C, rows_of_tile), B * H),
-        work=Work(B * H * C * M * D, B * G * M * D * key.element_size() + 4 * written),
-        **{"centroids": centroids, "key": key, **strides("key", key), "bias": bias, "there": there, "scale": scale},
+        cost=LaunchCost(B * H * C * M * D, B * G * M * D * key.element_size() + 4 * written),
+        **{"centroids": centroids, "key": key, **strides("key", key), "bias": bias, "present": present, "scale": scale},
         **{"H": H, "G": G, "M": M, "C": C, "D": D, "SLICE": min(padded(D), 64 if of_16_bits else 32)},
         **{"ROWS": rows_of_tile, "KEYS": keys_of_tile, "BLOCK": BLOCK},
         **more,
@@ -101,13 +101,13 @@ def _launch(
 
 
 @triton.jit
-def ranked(logits, bias, there, base, key, M):
+def ranked(logits, bias, present, base, key, M):
     """What keys are ranked by: −∞ for those that are not there alone. NaN stays, and is the largest."""
     inside = key < M
     if bias is not None:
         logits += tl.load(bias + base + key, mask=inside, other=0.0)[None, :]
-    if there is not None:
-        inside = inside & (tl.load(there + base + key, mask=inside, other=0) != 0)
+    if present is not None:
+        inside = inside & (tl.load(present + base + key, mask=inside, other=0) != 0)
     logits = tl.where(logits == float("-inf"), -3e38, logits)
     return tl.where(inside[None, :], logits, float("-inf"))
 
@@ -120,7 +120,7 @@ def scores_of_tile(
     key_h,
     key_n,
     bias,
-    there,
+    present,
     scale,
     head,
     row,
@@ -142,7 +142,7 @@ def scores_of_tile(
         means = load_rows(centroids + head * C * D + start, D, row, row < C, D - start, SLICE)
         vectors = load_rows(key + start, key_n, column, column < M, D - start, SLICE)
         logits += dot(means.to(vectors.dtype), tl.trans(vectors))
-    return ranked(logits * scale, bias, there, of_key * M, column, M)
+    return ranked(logits * scale, bias, present, of_key * M, column, M)
 
 
 @triton.jit
@@ -153,7 +153,7 @@ def block_maxima(
     key_h,
     key_n,
     bias,
-    there,
+    present,
     maxima,
     scale,
     H,
@@ -171,8 +171,8 @@ def block_maxima(
     head = tl.program_id(2).to(tl.int64)
     row = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
     column = tl.program_id(0) * KEYS + tl.arange(0, KEYS)
-    given = centroids, key, key_b, key_h, key_n, bias, there, scale
-    scores = scores_of_tile(*given, head, row, column, H, G, M, C, D, SLICE, ROWS, KEYS)
+    inputs = centroids, key, key_b, key_h, key_n, bias, present, scale
+    scores = scores_of_tile(*inputs, head, row, column, H, G, M, C, D, SLICE, ROWS, KEYS)
     scores = tl.where(scores != scores, float("inf"), scores)  # a maximum would drop NaN
     largest = tl.max(tl.reshape(scores, (ROWS, KEYS // BLOCK, BLOCK)), 2)
     block = tl.program_id(0) * (KEYS // BLOCK) + tl.arange(0, KEYS // BLOCK)
@@ -188,7 +188,7 @@ def candidate_scores(
     key_h,
     key_n,
     bias,
-    there,
+    present,
     ranks,
     scores,
     scale,
@@ -208,8 +208,8 @@ def candidate_scores(
     head = tl.program_id(2).to(tl.int64)
     row = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
     column = tl.program_id(0) * KEYS + tl.arange(0, KEYS)
-    given = centroids, key, key_b, key_h, key_n, bias, there, scale
-    found = scores_of_tile(*given, head, row, column, H, G, M, C, D, SLICE, ROWS, KEYS)
+    inputs = centroids, key, key_b, key_h, key_n, bias, present, scale
+    found = scores_of_tile(*inputs, head, row, column, H, G, M, C, D, SLICE, ROWS, KEYS)
     block = column // BLOCK
     written = (row < C)[:, None] & (block < blocks)[None, :]
     rank = tl.broadcast_to(block[None, :], (ROWS, KEYS))

@@ -90,7 +90,7 @@ TABLE = {
         4: (Tiles(16, 32, 4, 1), Tiles(16, 16, 8, 1), Tiles(16, 16, 8, 1)),
     },
     # Of features: the rows are tokens, the keys are features. Chunks have the tokens that the whole pass divides by.
-    "sum_units": {2: _alike(Tiles(64, 32, 4, 2)), 4: _alike(Tiles(32, 32, 4, 2))},
+    "sum_chunks": {2: _alike(Tiles(64, 32, 4, 2)), 4: _alike(Tiles(32, 32, 4, 2))},
     "read_states": {2: _alike(Tiles(64, 32, 8, 2)), 4: _alike(Tiles(32, 32, 8, 2))},
     "query_slopes": {
         2: (Tiles(64, 32, 4, 2), Tiles(64, 32, 8, 2), Tiles(64, 32, 8, 2)),

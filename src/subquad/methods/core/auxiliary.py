@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from subquad.kernels.precision import wide
+from subquad.kernels.precision import upcast
 from subquad.kernels.tokens.packing import take_apart
 from subquad.methods.core.call import Call
 from subquad.methods.core.checks import without_autocast
@@ -40,7 +40,7 @@ class AuxiliaryLoss:
         with without_autocast(query.device.type):
             if call.parallel is not None:
                 return call.parallel.auxiliary_loss(self, query, key, value, call)
-            (query, key, value), mask = wide(query.detach(), key.detach(), value.detach()), call.mask
+            (query, key, value), mask = upcast(query.detach(), key.detach(), value.detach()), call.mask
             if call.kept is not None:  # the method does not see them
                 mask, call = call.kept.left_out_of(mask, query.shape[2]), replace(call, kept=None)
             if mask.ids:

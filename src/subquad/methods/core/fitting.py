@@ -4,7 +4,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from subquad.methods.core.method import Call, Method, wide
+from subquad.methods.core.method import Call, Method, upcast
 from subquad.methods.full import sdpa
 
 
@@ -27,7 +27,7 @@ def output_error(
 
     The gradient reaches the learned parameters alone. An item without a real query, or with values of 0, counts 0.
     """
-    query, key, value = wide(query.detach(), key.detach(), value.detach())
+    query, key, value = upcast(query.detach(), key.detach(), value.detach())
     valid = call.mask.query_padding(query.shape[2])
     with torch.no_grad():
         wanted = sdpa(query, key, value, call)

@@ -27,7 +27,7 @@ from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
 from subquad.kernels.attention.softmax import visible_logsumexp, visible_softmax
-from subquad.kernels.precision import wide
+from subquad.kernels.precision import upcast
 from subquad.kernels.tokens.heads import repeat_heads
 from subquad.kernels.tokens.padding import cleared_inputs
 from subquad.kernels.tokens.positions import front_first
@@ -44,12 +44,12 @@ class Kept:
     """The kept tokens of each item as slots. An empty slot, where `there` is False, holds the number of any token."""
 
     tokens: Int64[Tensor, "B S"]
-    there: Bool[Tensor, "B S"]
+    present: Bool[Tensor, "B S"]
 
     def among(self, N: int) -> Bool[Tensor, "B {N}"]:
         """Which of the N tokens are kept."""
         counts = self.tokens.new_zeros(self.tokens.shape[0], N)
-        return counts.scatter_add(1, self.tokens, self.there.long()) > 0
+        return counts.scatter_add(1, self.tokens, self.present.long()) > 0
 
     def left_out_of(self, mask: Mask, N: int) -> Mask:
         """The mask for the method, in which the kept tokens are padding."""
@@ -57,7 +57,7 @@ class Kept:
 
     def which_are(self, valid: Bool[Tensor, "B N"] | None) -> Bool[Tensor, "B S"]:
         """Which slots hold a token that is real; None: all tokens are."""
-        return self.there if valid is None else self.there & valid.gather(1, self.tokens)
+        return self.present if valid is None else self.present & valid.gather(1, self.tokens)
 
 
 def kept_tokens(keep: Keep, query: Tensor, key: Tensor, mask: Mask) -> Kept | None:
@@ -151,8 +151,8 @@ def of_indices(named: Int64[Tensor, "... S"], B: int, N: int) -> Kept:
         raise ValueError(f"`keep` has {named.shape[0]} rows of indices but the batch is {B}; they must match")
     tokens = torch.where(named < 0, named + N, named)
     again = (tokens[..., :, None] == tokens[..., None, :]).tril(-1).any(-1)
-    there = (tokens >= 0) & (tokens < N) & ~again
-    return Kept(tokens.clamp(0, N - 1).expand(B, -1), there.expand(B, -1))
+    present = (tokens >= 0) & (tokens < N) & ~again
+    return Kept(tokens.clamp(0, N - 1).expand(B, -1), present.expand(B, -1))
 
 
 def _of_mask(named: Bool[Tensor, "B N"]) -> Kept | None:
@@ -188,7 +188,7 @@ def completed(
     """
     kept: Kept = call.kept
     N, mask = query.shape[2], replace(call.mask, span=None)
-    query, key, value = wide(query, key, value)
+    query, key, value = upcast(query, key, value)
     every = torch.arange(N, device=query.device)[None]
     valid_queries, valid_keys = mask.query_padding(N), mask.key_padding(N)
 
@@ -212,7 +212,7 @@ def with_columns(
     queries: Int64[Tensor, "#B N"],
     keys: Int64[Tensor, "B S"],
     others: Bool[Tensor, "B N"],
-    there: Bool[Tensor, "B S"],
+    present: Bool[Tensor, "B S"],
     call: Call,
     rest: Partial,
 ) -> Partial:
@@ -223,12 +223,12 @@ def with_columns(
     rest_out, rest_lse = rest
     assert rest_lse is not None
     mask = replace(call.mask, span=None)
-    seen = _visible(mask, queries, keys, others, there).expand(*rest_lse.shape, -1)
+    seen = _visible(mask, queries, keys, others, present).expand(*rest_lse.shape, -1)
     logits = torch.cat([_logits(query, key, call, queries, keys), rest_lse[..., None]], dim=-1)
     seen = torch.cat([seen, (others[:, None] & ~torch.isneginf(rest_lse))[..., None]], dim=-1)
     weights, lse = visible_softmax(logits, seen), visible_logsumexp(logits, seen)
     of_kept, of_rest = _dropped(weights[..., :-1], call), weights[..., -1:]
-    return torch.addcmul(of_kept @ repeat_heads(value, query.shape[1]), wide(rest_out)[0], of_rest), lse
+    return torch.addcmul(of_kept @ repeat_heads(value, query.shape[1]), upcast(rest_out)[0], of_rest), lse
 
 
 def attend_as_kept(
@@ -237,12 +237,12 @@ def attend_as_kept(
     value: Float[Tensor, "B G M E"],
     queries: Int64[Tensor, "B S"],
     keys: Int64[Tensor, "#B M"],
-    there: Bool[Tensor, "B S"],
+    present: Bool[Tensor, "B S"],
     valid_keys: Bool[Tensor, "B M"] | None,
     call: Call,
 ) -> Partial:
     """The partial of kept queries over these keys; (0, −inf) for a slot that is empty. No lse where nobody wants it."""
-    seen = _visible(replace(call.mask, span=None), queries, keys, there, valid_keys)
+    seen = _visible(replace(call.mask, span=None), queries, keys, present, valid_keys)
     logits = _logits(query, key, call, queries, keys)
     weights = _dropped(visible_softmax(logits, seen), call)
     lse = visible_logsumexp(logits, seen) if call.wants_lse else None
@@ -253,13 +253,13 @@ def with_rows(columns: Partial, rows: Partial, kept: Kept, valid_queries: Bool[T
     """The partial of all queries: that of the kept ones is put where `columns` holds nothing."""
     (out, lse), (row_out, row_lse) = columns, rows
     # An empty slot adds 0 to the token whose number it holds.
-    there = kept.which_are(valid_queries)
+    present = kept.which_are(valid_queries)
     place = kept.tokens[:, None].expand(-1, out.shape[1], -1)
-    row_out = row_out.masked_fill(~there[:, None, :, None], 0.0)
+    row_out = row_out.masked_fill(~present[:, None, :, None], 0.0)
     out = out.scatter_add_(2, place[..., None].expand_as(row_out), row_out)
     if lse is None or row_lse is None:
         return out, None
-    row_lse = row_lse.masked_fill(~there[:, None], 0.0)
+    row_lse = row_lse.masked_fill(~present[:, None], 0.0)
     lse = lse.masked_fill(kept.among(out.shape[2])[:, None], 0.0).scatter_add(2, place, row_lse)
     return out, lse if valid_queries is None else lse.masked_fill(~valid_queries[:, None], -torch.inf)
 

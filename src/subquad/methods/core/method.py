@@ -10,7 +10,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from subquad.core.shapes import validate
-from subquad.kernels.precision import wide
+from subquad.kernels.precision import upcast
 from subquad.kernels.tokens.packing import take_apart
 from subquad.kernels.tokens.padding import cleared_inputs
 from subquad.masks import Mask
@@ -49,7 +49,7 @@ __all__ = [
     "choice",
     "number",
     "whole",
-    "wide",
+    "upcast",
 ]
 
 METHODS: dict[str, type[Method]] = {}  # by name, in families; being defined in this folder puts a method here

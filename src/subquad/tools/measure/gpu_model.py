@@ -203,7 +203,7 @@ def _of_launch(launch: Launch) -> GpuStep:
     of_16_bits = any(kind in ("*bf16", "*fp16") for kind in launch.signature.values())
     is_fp32 = launch.name in FP32_KERNELS or not (of_16_bits or launch.name in EXACT_IN_16_BITS)
     kind = "tf32x3" if is_fp32 else "16 bits"
-    counted = launch.work
+    counted = launch.cost
     return GpuStep(launch.name, counted.products, counted.bytes, programs, kind, operations=counted.operations)
 
 
@@ -212,5 +212,5 @@ EXACT_IN_16_BITS = ("nearest_codes", "round_of_codes", "votes_of_members")  # pr
 
 def _of_call(call: OtherCall) -> GpuStep:
     keys = {"sort": 1.0, "topk": 1 / TOPK}.get(call.name, 0.0) * call.numbers
-    kind = "fp32" if call.wide else "16 bits"
+    kind = "fp32" if call.upcast else "16 bits"
     return GpuStep(call.name, call.products, call.bytes, kind=kind, keys=keys, kernels=KERNELS.get(call.name, 1))

@@ -35,7 +35,7 @@ def assert_all_fit(launches: list[Launch]) -> None:
     """Compile the kernels of these launches for the GPUs in NAMES."""
     assert launches, "no kernel was launched"
     for launch in distinct(launches):
-        multiplies = launch.work.products > 0 or "dot" in inspect.getsource(launch.kernel.fn)
+        multiplies = launch.cost.products > 0 or "dot" in inspect.getsource(launch.kernel.fn)
         for name in NAMES:
             chip, found = CHIPS[name], compile_for(launch, CHIPS[name])
             what = f"{launch.name} for {name} with {launch.constants}, {launch.options}: {found}"

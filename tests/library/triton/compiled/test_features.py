@@ -27,7 +27,7 @@ def test_features(dtype, D, causal):
         out.sum().backward()
 
     names = {launch.name for launch in assert_fits(call)}
-    of_states = {"sum_units", "scan", "read_states", "query_slopes", "key_slopes"}
+    of_states = {"sum_chunks", "scan", "read_states", "query_slopes", "key_slopes"}
     assert names == of_states | ({"read_chunks", "chunk_slopes", "chunk_values"} if causal else set())
 
 

@@ -26,7 +26,7 @@ def test_most_kernels_are_compiled_once_for_all_lengths():
     """All that `launch.kernel` makes, unless constants differ."""
     method = sq.parse_method("clustered-tail")
     short, long = (launches_of_passes(method, [GpuLoad(length)]) for length in (1000, 4096))
-    names = "cells_forward", "cells_to_keys", "members_forward", "members_to_queries", "place_members"
+    names = "cells_forward", "cells_to_keys", "members_forward", "members_to_queries", "order_members"
     for name in names:
         assert len(distinct([x for x in (*short, *long) if x.name == name])) == len(
             distinct([x for x in long if x.name == name])

@@ -61,7 +61,7 @@ def test_kernels_that_multiply_fp32_whatever_comes_in():
         sq.attention(*(meta(1, 32, 1024, 64) for _ in range(3)), method="clustered-tail")
     in_tf32 = set()
     for launch in distinct(launches):
-        if launch.work.products and "tf32" in compile_for(launch, CHIPS["sm_90"]).kinds:
+        if launch.cost.products and "tf32" in compile_for(launch, CHIPS["sm_90"]).kinds:
             in_tf32.add(launch.name)
     assert in_tf32 == set(model.FP32_KERNELS)
 
@@ -78,9 +78,9 @@ def test_calls_of_torch_move_what_they_read_and_write_once():
 def test_products_of_torch_are_counted():
     a, b = meta(2, 3, 5), meta(2, 5, 7)
     (call,) = others_of(lambda: torch.bmm(a, b))
-    assert (call.products, call.wide) == (2 * 3 * 5 * 7, False)
+    assert (call.products, call.upcast) == (2 * 3 * 5 * 7, False)
     (call,) = others_of(lambda: torch.mm(a[0].float(), b[0].float()))[-1:]
-    assert (call.products, call.wide) == (3 * 5 * 7, True)
+    assert (call.products, call.upcast) == (3 * 5 * 7, True)
 
 
 def test_views_and_empty_tensors_are_nothing():

@@ -28,7 +28,7 @@ def both_directions(dtype: torch.dtype, D: int, buckets: tuple[Buckets, ...], ma
 
 
 def named(launches: list[Launch]) -> list[str]:
-    return [launch.name for launch in launches if launch.name not in ("members_of_run", "place_members")]
+    return [launch.name for launch in launches if launch.name not in ("members_of_run", "order_members")]
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
@@ -65,6 +65,6 @@ def test_a_launch_a_set_and_one_merge_for_all():
         both_directions(torch.bfloat16, 64, (balanced(), shared()), Mask())
     assert named(launches).count("attend_tile") == named(launches).count("gradient_of_keys") == 2
     assert named(launches).count("merge_tile") == 1
-    assert sum(launch.work.products for launch in launches if launch.name == "attend_tile") == (
+    assert sum(launch.cost.products for launch in launches if launch.name == "attend_tile") == (
         H * (64 * 90 + 192 * 32) * 90 * (64 + 64)
     )

@@ -6,7 +6,7 @@ import torch
 import subquad as sq
 from subquad.kernels.attention.clustered import triton as clustered
 from subquad.kernels.attention.clustered.centroids import attend_and_list
-from subquad.kernels.attention.tail.seen import seen_cells
+from subquad.kernels.attention.tail.seen import visible_key_cells
 from subquad.testing.oracle import normal, qkv, tracked
 from tests.library.triton.devices import CLOSE, DTYPES
 from tests.library.triton.interpreted.clustered_calls import both
@@ -83,8 +83,8 @@ def test_nan_is_kept_and_stays_in_its_head(poisoned, call, place):
 
 def test_strides_of_any_kind_are_read():
     q, k, v = (x.transpose(1, 2).contiguous().transpose(1, 2) for x in qkv(20, 24, B=2, H=2, D=6, E=6))
-    wide = torch.empty(2, 2, 24, 12)[..., ::2].copy_(k)
-    have = both("tail", "triton", q, wide, v[:, :1].expand(-1, 2, -1, -1), (None, None), **CALLS["tail"])
+    upcast = torch.empty(2, 2, 24, 12)[..., ::2].copy_(k)
+    have = both("tail", "triton", q, upcast, v[:, :1].expand(-1, 2, -1, -1), (None, None), **CALLS["tail"])
     want = both("tail", "reference", q, k, v[:, :1].expand(-1, 2, -1, -1), (None, None), **CALLS["tail"])
     torch.testing.assert_close(have, want, atol=1e-5, rtol=1e-5)
 
@@ -97,7 +97,7 @@ def test_cells_have_gradients_of_their_own(poisoned):
     for backend in ("triton", "reference"):
         q, k, v = inputs = tracked(*qkv(4, 17, B=1, H=2, G=1, D=5, E=6))
         with sq.use_backend(backend):
-            seen = seen_cells(q, k, v, cell, means, topk=3, scale=0.4)
+            seen = visible_key_cells(q, k, v, cell, means, topk=3, scale=0.4)
             listed = attend_and_list(q, k, v, None, topk=3, scale=0.4)
         loss = sum((x * normal(*x.shape, seed=n)).sum() for n, x in enumerate((*seen[:3], *listed[:2])))
         found.append([*seen, *listed, *torch.autograd.grad(loss, inputs)])

@@ -6,27 +6,27 @@ from subquad.testing.oracle import normal
 from tests.library.triton.interpreted.fences import fenced
 
 MEANS, KEYS, BIAS = normal(2, 2, 3, 5), normal(2, 1, 90, 5, seed=1), normal(2, 1, 90, seed=2)
-THERE = torch.arange(90).expand(2, 1, 90) % 3 != 1
+PRESENT = torch.arange(90).expand(2, 1, 90) % 3 != 1
 
 
-def scores(bias, there):
+def scores(bias, present):
     logits = MEANS @ KEYS.mT * 0.5 + (0 if bias is None else bias[:, :, None])
-    return logits if there is None else logits.masked_fill(~there[:, :, None], -torch.inf)
+    return logits if present is None else logits.masked_fill(~present[:, :, None], -torch.inf)
 
 
-def on_triton(K, bias=None, there=None, wanted=None, keys=KEYS):
+def on_triton(K, bias=None, present=None, wanted=None, keys=KEYS):
     top, lse = torch.full((2, 2, 3, K), -5, dtype=torch.int32), torch.empty(2, 2, 3)
-    given = (None if x is None else fenced(x) for x in (keys, bias, there))
+    given = (None if x is None else fenced(x) for x in (keys, bias, present))
     choose_top(fenced(MEANS), *given, 0.5, top, wanted, lse)
     return top, lse
 
 
 @pytest.mark.parametrize("K", [1, 4, 70])
 @pytest.mark.parametrize("bias", [None, BIAS])
-@pytest.mark.parametrize("there", [None, THERE])
-def test_the_largest_are_listed_in_ascending_order(poisoned, K, bias, there):
-    top, lse = on_triton(K, bias, there)
-    found = scores(bias, there).topk(K)
+@pytest.mark.parametrize("present", [None, PRESENT])
+def test_the_largest_are_listed_in_ascending_order(poisoned, K, bias, present):
+    top, lse = on_triton(K, bias, present)
+    found = scores(bias, present).topk(K)
     want = found.indices.masked_fill(found.values.isneginf(), 90).sort().values
     assert torch.equal(top.long(), want)
     torch.testing.assert_close(lse, found.values.logsumexp(3))
@@ -41,7 +41,7 @@ def test_an_item_may_want_fewer():
 
 
 def test_of_no_keys_the_list_is_empty_and_nan_is_listed():
-    top, lse = on_triton(3, there=torch.zeros_like(THERE))
+    top, lse = on_triton(3, present=torch.zeros_like(PRESENT))
     assert (top == 90).all()
     assert lse.isneginf().all()
     keys = KEYS.clone()

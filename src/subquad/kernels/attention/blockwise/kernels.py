@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
-from subquad.kernels.precision import wide
+from subquad.kernels.precision import upcast
 
 aten = torch.ops.aten
 ALIGNED = 16  # entries of a row of a bias on a GPU
@@ -38,7 +38,7 @@ class Kernels(NamedTuple):
             )
             return out, lse[..., : query.shape[2]]
         logits = self._logits(query, key)
-        return (logits.softmax(-1) @ wide(value)[0]).to(query.dtype), logits.logsumexp(-1)
+        return (logits.softmax(-1) @ upcast(value)[0]).to(query.dtype), logits.logsumexp(-1)
 
     def backward(
         self, gradient: Tensor, query: Tensor, key: Tensor, value: Tensor, out: Tensor, lse: Tensor
@@ -56,7 +56,7 @@ class Kernels(NamedTuple):
                 gradient, query, key, value, bias, out, lse, none, none, 0.0, wanted, self.causal, scale=self.scale
             )
             return found[0], found[1], found[2]
-        exact = wide(gradient, query, key, value, out)
+        exact = upcast(gradient, query, key, value, out)
         gradient, query, key, value, out = exact
         weights = (self._logits(query, key) - lse.unsqueeze(-1)).exp()
         of_weights = gradient @ value.mT - (gradient * out).sum(-1, keepdim=True)
@@ -73,7 +73,7 @@ class Kernels(NamedTuple):
         return F.pad(self.bias.to(query.dtype), (0, -shape[3] % ALIGNED))[..., : shape[3]].expand(shape)
 
     def _logits(self, query: Tensor, key: Tensor) -> Tensor:
-        query, key = wide(query, key)
+        query, key = upcast(query, key)
         logits = query @ key.mT * self.scale
         logits = logits if self.bias is None else logits + self.bias
         later = torch.ones(logits.shape[-2:], dtype=torch.bool, device=query.device).triu(1)

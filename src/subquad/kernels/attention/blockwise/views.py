@@ -83,11 +83,11 @@ class View:
     def _bias(self, rows: slice, keys: slice, device: torch.device) -> Tensor:
         mask = Mask(is_causal=self.is_causal, span=self.span, offset=-self.ahead)
         position = [torch.arange(at.start, at.stop, device=device) for at in (rows, keys)]
-        seen = mask.sees(position[0][None, None, :, None], position[1])
+        allowed = mask.sees(position[0][None, None, :, None], position[1])
         for of_queries, of_keys in self.ids:
-            seen = seen & (of_queries[:, None, rows, None] == of_keys[:, None, None, keys])
-        return _bias(seen if self.valid is None else seen & self.valid[:, None, None, keys])
+            allowed = allowed & (of_queries[:, None, rows, None] == of_keys[:, None, None, keys])
+        return _bias(allowed if self.valid is None else allowed & self.valid[:, None, None, keys])
 
 
-def _bias(seen: Bool[Tensor, "#B 1 #N M"]) -> Float[Tensor, "#B 1 #N M"]:
-    return torch.zeros(seen.shape, device=seen.device).masked_fill(~seen, -torch.inf)
+def _bias(allowed: Bool[Tensor, "#B 1 #N M"]) -> Float[Tensor, "#B 1 #N M"]:
+    return torch.zeros(allowed.shape, device=allowed.device).masked_fill(~allowed, -torch.inf)

@@ -103,9 +103,9 @@ def _inputs(op: str, x: Any) -> dict[str, Any]:
         key_valid=(x.key_valid, torch.bool, (B, M)),
         labels=(x.labels, torch.int64, (B, H, N)),
     )
-    work = B * H * (x.clusters * M + N * x.topk) * (D + E)
+    cost = B * H * (x.clusters * M + N * x.topk) * (D + E)
     return (
         {"B": B, "H": H, "G": G, "N": N, "M": M, "D": D, "E": E, "clusters": x.clusters, "topk": x.topk}
         | {"query": x.query, "key": x.key, "value": x.value, "query_valid": x.query_valid, "key_valid": x.key_valid}
-        | {"scale": x.scale, "dtype": dtype, "threads": interface.threads(work)}
+        | {"scale": x.scale, "dtype": dtype, "threads": interface.threads(cost)}
     )

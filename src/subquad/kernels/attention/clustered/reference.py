@@ -6,7 +6,7 @@ from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
 from subquad.kernels.attention.softmax import hide, visible_logsumexp, visible_softmax
-from subquad.kernels.precision import wide
+from subquad.kernels.precision import upcast
 from subquad.kernels.selection.blocks.reference import sort_into_blocks
 from subquad.kernels.selection.groups import broadcast, group_mean
 from subquad.kernels.selection.hashing.op import hash_codes
@@ -69,7 +69,7 @@ def clustered_attention(
         labels = cluster_queries(query, query_valid, **settings)
     elif query_valid is not None:
         labels = labels.masked_fill(~query_valid[:, None], clusters)
-    query, key, value = wide(query)[0], *(repeat_heads(x, query.shape[1]) for x in wide(key, value))
+    query, key, value = upcast(query)[0], *(repeat_heads(x, query.shape[1]) for x in upcast(key, value))
     visible = None if key_valid is None else key_valid[:, None, None, :]
 
     centroids = group_mean(query, labels, clusters)
@@ -87,11 +87,11 @@ def clustered_attention(
     blocks = sort_into_blocks(labels, clusters, BLOCK)
     top_keys, top_values = (blocks.of_group(_rows(x, top)) for x in (key, value))
     own = blocks.gather(query) @ top_keys.transpose(-1, -2) * scale
-    seen = None if visible is None else blocks.of_group(_seen(visible, top)[..., None]).transpose(-1, -2)
-    of_members = blocks.scatter(F.dropout(visible_softmax(own, seen), dropout_p) @ top_values)
+    allowed = None if visible is None else blocks.of_group(_allowed(visible, top)[..., None]).transpose(-1, -2)
+    of_members = blocks.scatter(F.dropout(visible_softmax(own, allowed), dropout_p) @ top_values)
     mass = broadcast(mass, labels)
     # The top keys have m̂ of the whole weight.
-    lse = blocks.scatter(visible_logsumexp(own, seen)[..., None]) - mass.masked_fill(mass == 0, 1.0).log()
+    lse = blocks.scatter(visible_logsumexp(own, allowed)[..., None]) - mass.masked_fill(mass == 0, 1.0).log()
     return mass * of_members + broadcast(rest, labels), lse[..., 0] if wants_lse else None
 
 
@@ -100,5 +100,5 @@ def _rows(x: Float[Tensor, "B H M D"], top: Int64[Tensor, "B H C K"]) -> Float[T
     return picked.unflatten(2, top.shape[2:])
 
 
-def _seen(visible: Tensor, top: Int64[Tensor, "B H C K"]) -> Tensor:
+def _allowed(visible: Tensor, top: Int64[Tensor, "B H C K"]) -> Tensor:
     return visible.expand(*top.shape[:3], -1).gather(-1, top)

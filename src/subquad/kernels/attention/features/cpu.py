@@ -14,7 +14,7 @@ from subquad.kernels.attention.features.op import (
 )
 from subquad.kernels.native import interface
 from subquad.kernels.operators import shapes_of
-from subquad.kernels.precision import wide
+from subquad.kernels.precision import upcast
 
 PITCH = 16  # of the projections' rows, as in feature_state.hpp
 
@@ -55,7 +55,7 @@ def backward(grads: tuple[Tensor, Tensor, Tensor, Tensor], x: Any) -> None:
 
 def _inputs(x: Any, *, passes: int) -> dict[str, Any]:
     """What both directions read, checked."""
-    query, key, value = wide(x.query, x.key, x.value)
+    query, key, value = upcast(x.query, x.key, x.value)
     (B, H, N, D), (_, G, M, C), E = query.shape, key.shape, value.shape[3]
     check_pattern(x)
     interface.check("feature_attention", value=(value, query.dtype, (B, G, M, E)), key=(key, query.dtype, (B, G, M, C)))

@@ -20,11 +20,11 @@ from subquad.kernels.attention.features.op import feature_attention
 Partial = tuple[Float[Tensor, "B H N E"], Float[Tensor, "B H N"]]
 
 
-def attend_sums(query: Tensor, seen: list[Float[Tensor, "B G R F"]], **maps: Any) -> Partial:
+def attend_sums(query: Tensor, allowed: list[Float[Tensor, "B G R F"]], **maps: Any) -> Partial:
     """Attention of queries to the keys of which these sums are left."""
-    sums = torch.cat(seen, dim=2)
+    sums = torch.cat(allowed, dim=2)
     means, weights = sums.split([sums.shape[3] - 1, 1], dim=3)
-    keys = _one_feature_each(weights.squeeze(-1), seen[0].shape[2])
+    keys = _one_feature_each(weights.squeeze(-1), allowed[0].shape[2])
     return feature_attention(query.to(means.dtype), keys, means, **maps)
 
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from subquad.kernels.attention.features import reference
 from subquad.kernels.dispatch import Op
 from subquad.kernels.operators import Gradient
-from subquad.kernels.precision import wide
+from subquad.kernels.precision import upcast
 from subquad.kernels.tensors import token_major
 
 TILE = 64  # tokens that compiled kernels take at a time
@@ -51,7 +51,7 @@ def feature_attention(
     A query that sees no key has output 0 and lse −inf. Both are in fp32 or better.
     """
     assert not (causal and lagged), "one pattern at a time"
-    query, key, value = wide(query, key, value)
+    query, key, value = upcast(query, key, value)
     maps = {"of_query": of_query, "of_key": of_key, "feature_bias": feature_bias, "key_bias": key_bias}
     of_query, of_key = exponents(query, key, **maps)
     if key_bias is not None:  # a hidden key's value may be anything, also NaN, and 0·NaN is NaN
@@ -67,11 +67,11 @@ def run(backend: str, x: Any) -> tuple[Tensor, Tensor]:
     """
     query, key, of_query, of_key, feature_bias = x.query, x.key, x.of_query, x.of_key, x.feature_bias
     if _learned(of_query) or _learned(feature_bias):
-        query = wide(query)[0] if of_query is None else wide(query)[0] @ of_query.mT
+        query = upcast(query)[0] if of_query is None else upcast(query)[0] @ of_query.mT
         query = query if feature_bias is None else query + feature_bias.unsqueeze(-2)
         of_query = feature_bias = None
     if of_key is not None and _learned(of_key):
-        key, of_key = wide(key)[0] @ of_key.mT, None
+        key, of_key = upcast(key)[0] @ of_key.mT, None
     block, lag = (int(x.causal), 0) if x.lagged is None else x.lagged
     inputs = query, key, x.value, of_query, of_key, feature_bias, x.key_bias
     out, lse, _ = features_forward.run(backend, *inputs, block, lag)

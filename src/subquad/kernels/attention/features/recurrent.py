@@ -29,12 +29,12 @@ def advanced(
     before = FeatureState(**state)
     after = merge(before, state_of(of_key, value))
     if of_key.shape[2] == 1:  # one token sees all that is in the state now, itself too
-        return _seen(after, of_query)[0], after._asdict()
+        return _allowed(after, of_query)[0], after._asdict()
     within = feature_attention(of_query, of_key, value, causal=True)
-    return merge_partials([_seen(before, of_query), within])[0], after._asdict()
+    return merge_partials([_allowed(before, of_query), within])[0], after._asdict()
 
 
-def _seen(
+def _allowed(
     state: FeatureState, of_query: Float[Tensor, "B H N R"]
 ) -> tuple[Float[Tensor, "B H N E"], Float[Tensor, "B H N"]]:
     """What queries read in the state of their key head."""

@@ -48,8 +48,8 @@ def _before(query: Tensor, key: Tensor, value: Tensor, block: int, lag: int) -> 
     states = [nothing]
     for state in of_block[: max(0, len(of_block) - lag)]:
         states.append(merge(states[-1], state))
-    seen = [states[max(0, number - lag + 1)] for number in range(len(of_block))]
-    out, lse = read(FeatureState(*(torch.stack(parts, 3) for parts in zip(*seen, strict=True))), query)
+    allowed = [states[max(0, number - lag + 1)] for number in range(len(of_block))]
+    out, lse = read(FeatureState(*(torch.stack(parts, 3) for parts in zip(*allowed, strict=True))), query)
     return out.flatten(3, 4)[..., :N, :], lse.flatten(3, 4)[..., :N]
 
 

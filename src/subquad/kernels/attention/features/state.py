@@ -52,9 +52,9 @@ def read(
     largest = _or_zero(exponents.detach().amax(-1, keepdim=True))
     features = (exponents - largest).exp()
     total = (features @ state.totals.unsqueeze(-1)).squeeze(-1)
-    there = total != 0  # NaN is there
-    total = torch.where(there, total, 1.0)
-    lse = torch.where(there, (total * 2.0**SHRUNK).log() + largest.squeeze(-1), -torch.inf)
+    present = total != 0  # NaN is there
+    total = torch.where(present, total, 1.0)
+    lse = torch.where(present, (total * 2.0**SHRUNK).log() + largest.squeeze(-1), -torch.inf)
     return features @ state.sums / total.unsqueeze(-1), lse
 
 

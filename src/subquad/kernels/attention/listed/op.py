@@ -21,12 +21,12 @@ def attend_in_clusters(
     key: Float[Tensor, "B H C K D"],
     value: Float[Tensor, "B H C K E"],
     bias: Float[Tensor, "B H C K"],
-    there: Bool[Tensor, "B H C K"],
+    present: Bool[Tensor, "B H C K"],
     scale: float,
 ) -> tuple[Float[Tensor, "B H N E"], Float[Tensor, "B H N"]]:
     """The partial of each query over those of its cluster's K keys that are `there`, with logits scale·q·k + bias."""
     C, K = key.shape[2:4]
-    lists = torch.where(there, torch.arange(C * K, device=key.device).view(C, K), C * K)
+    lists = torch.where(present, torch.arange(C * K, device=key.device).view(C, K), C * K)
     bias = bias.masked_fill(torch.isneginf(bias), 0.0)
     return attend_listed(query, key.flatten(2, 3), value.flatten(2, 3), bias.flatten(2), labels, lists, scale=scale)
 

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from subquad.kernels.attention.pairs.op import attend_pairs, pairs, pairs_backward, pairs_forward
 from subquad.kernels.native import interface
-from subquad.kernels.precision import wide
+from subquad.kernels.precision import upcast
 
 
 @attend_pairs.refusal("cpu")
@@ -61,7 +61,7 @@ def backward(grads: tuple[Tensor, Tensor, Tensor, Tensor, Tensor], x: Any) -> No
 
 def _inputs(op: str, x: Any) -> dict[str, Any]:
     """What both directions read, checked."""
-    query, key, value = wide(x.query, x.key, x.value)
+    query, key, value = upcast(x.query, x.key, x.value)
     (B, H, N, D), (_, G, M, E) = query.shape, value.shape
     rows = 0 if x.hidden is None else x.hidden.shape[2]
     interface.check(

@@ -14,7 +14,7 @@ from subquad.kernels.attention.pairs import reference
 from subquad.kernels.attention.softmax import merge_partials
 from subquad.kernels.dispatch import Op
 from subquad.kernels.operators import Gradient
-from subquad.kernels.precision import wide
+from subquad.kernels.precision import upcast
 from subquad.kernels.tensors import token_major
 from subquad.kernels.tokens.slots import Buckets
 
@@ -38,7 +38,7 @@ def run(backend: str, x: Any) -> tuple[Tensor, Tensor]:
     buckets, of_distance = _sets(x.buckets), x.of_distance
     if of_distance is not None:
         reference.check_distances(of_distance.shape[3], [each.narrowed(x.mask) for each in buckets])
-        (of_distance,) = wide(of_distance.expand(x.query.shape[0], -1, -1, -1))
+        (of_distance,) = upcast(of_distance.expand(x.query.shape[0], -1, -1, -1))
     parts = []
     for some in _portions(buckets):
         queries, keys = [each.queries for each in some], [each.keys for each in some]

@@ -8,7 +8,7 @@ from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
 from subquad.kernels.attention.softmax import logsumexp, merge_partials, visible_softmax
-from subquad.kernels.precision import wide
+from subquad.kernels.precision import upcast
 from subquad.kernels.tokens.heads import repeat_heads
 from subquad.kernels.tokens.slots import Buckets, members, vectors_at
 from subquad.masks import Mask
@@ -58,7 +58,7 @@ def attend_pairs(
         ValueError: `of_distance` does not hold the distances of the window.
     """
     sets = (buckets,) if isinstance(buckets, Buckets) else buckets
-    query, key, value = wide(query, key, value)
+    query, key, value = upcast(query, key, value)
     key, value = repeat_heads(key, query.shape[1]), repeat_heads(value, query.shape[1])
     narrowed = [each.narrowed(mask) for each in sets]
     if of_distance is not None:
@@ -75,14 +75,14 @@ def attend_pairs(
     return parts[0] if len(parts) == 1 else merge_partials(parts)
 
 
-def check_distances(given: int, masks: list[Mask]) -> None:
+def check_distances(inputs: int, masks: list[Mask]) -> None:
     """Raise ValueError where the terms are not those of the distances inside the window."""
     for mask in masks:
         if mask.span is None:
             raise ValueError("`of_distance` needs a window: its terms are those of the distances inside it")
         wanted = mask.span + 1 if mask.is_causal else 2 * mask.span + 1
-        if given != wanted:
-            raise ValueError(f"`of_distance` holds {given} distances, but a window of {mask.span} has {wanted}")
+        if inputs != wanted:
+            raise ValueError(f"`of_distance` holds {inputs} distances, but a window of {mask.span} has {wanted}")
 
 
 def attend_set(
@@ -109,19 +109,19 @@ def attend_set(
     logits = log_products(of_query, of_key) if by_features else of_query @ of_key.transpose(-1, -2) * scale
     if key_bias is not None:
         logits = logits + vectors_at(key_bias[..., None], keys).transpose(-1, -2)
-    seen = visible(queries, keys, N, M, mask, other_keys_only)
+    allowed = visible(queries, keys, N, M, mask, other_keys_only)
     if of_distance is not None:
         terms = of_pairs(of_distance, queries, keys, mask)
-        logits, seen = logits + terms, seen & ~terms.isneginf()
+        logits, allowed = logits + terms, allowed & ~terms.isneginf()
     if union:
         logits = logits - shared_buckets(buckets, N, M).to(logits.dtype).log()
     if hidden is not None:
-        seen = seen & ~hidden_pairs(hidden, queries, keys)
+        allowed = allowed & ~hidden_pairs(hidden, queries, keys)
     if shown is not None:
-        seen = seen & shown
-    weights = F.dropout(visible_softmax(logits, seen), dropout_p)
-    lse = logsumexp(logits.masked_fill(~seen, -torch.inf))
-    out = (weights @ vectors_at(value, keys)).masked_fill(~seen.any(-1, keepdim=True), 0.0)
+        allowed = allowed & shown
+    weights = F.dropout(visible_softmax(logits, allowed), dropout_p)
+    lse = logsumexp(logits.masked_fill(~allowed, -torch.inf))
+    out = (weights @ vectors_at(value, keys)).masked_fill(~allowed.any(-1, keepdim=True), 0.0)
     return merge_blocks(out, lse, queries, N)
 
 
@@ -142,8 +142,8 @@ def visible(
 ) -> Bool[Tensor, "B H T S K"]:
     """Which key slots each query slot sees: filled ones, as the mask's pattern lets it."""
     query, key = queries[..., :, None], keys[..., None, :]
-    seen = (query < N) & (key < M) & mask.sees(query, key)
-    return seen & (query != key) if other_keys_only else seen
+    allowed = (query < N) & (key < M) & mask.sees(query, key)
+    return allowed & (query != key) if other_keys_only else allowed
 
 
 def hidden_pairs(
@@ -187,16 +187,16 @@ def merge_blocks(
     none = torch.isneginf(lses)
     weights = torch.where(none, 0.0, (lses - largest.gather(2, slot)).exp())
     totals = weights.new_zeros(B, H, N + 1).scatter_add(2, slot, weights)
-    seen = totals != 0  # NaN is seen
-    safe = torch.where(seen, totals, 1.0)
+    allowed = totals != 0  # NaN is seen
+    safe = torch.where(allowed, totals, 1.0)
     # Divided first: the sum of what is not divided yet might overflow.
     parts = torch.where(none[..., None], 0.0, (weights / safe.gather(2, slot))[..., None] * outs)
     out = outs.new_zeros(B, H, N + 1, E).scatter_add(2, slot[..., None].expand_as(outs), parts)
     lost = (none & outs.isnan().any(-1)).to(weights.dtype)
-    lost = (torch.zeros_like(largest).scatter_add(2, slot, lost) > 0) & ~seen
+    lost = (torch.zeros_like(largest).scatter_add(2, slot, lost) > 0) & ~allowed
     # From sums of its own: the gradient of `out` in its own sums, whose parts cancel each other, may be so large that
     # nothing is left of the log-sum-exp's beside it.
     apart = torch.where(none, 0.0, (lses - largest.gather(2, slot)).exp())
     apart = apart.new_zeros(B, H, N + 1).scatter_add(2, slot, apart)
-    lse = torch.where(seen, torch.where(seen, apart, 1.0).log() + largest, -torch.inf)
+    lse = torch.where(allowed, torch.where(allowed, apart, 1.0).log() + largest, -torch.inf)
     return out.masked_fill(lost[..., None], torch.nan)[:, :, :N], lse[..., :N]

@@ -27,7 +27,7 @@ from subquad.kernels.attention.products.op import (
 from subquad.kernels.operators import shapes_of
 from subquad.kernels.triton import refusal_of
 from subquad.kernels.triton.launch import dot, kernel, launch, load_rows, rows, store_rows, strides, tile
-from subquad.kernels.triton.recording import Work
+from subquad.kernels.triton.recording import LaunchCost
 
 CHUNK = 64  # tokens
 MOST_FEATURES, MOST_WIDTH = 32, 32  # of R and of E in a tile
@@ -40,10 +40,10 @@ def refusal(x: Any) -> str | None:
 
 
 @directed_product.on("triton")
-def compute(out: Tensor, given: Any) -> None:
+def compute(out: Tensor, inputs: Any) -> None:
     """The Triton backend of `causal_product`, in either direction."""
-    check_heads(given)
-    query, key, value = (rows(x) for x in (given.query, given.key, given.value))
+    check_heads(inputs)
+    query, key, value = (rows(x) for x in (inputs.query, inputs.key, inputs.value))
     (B, H, N, R), (_, G, _, E) = query.shape, value.shape
     heads, chunks = min(H, G), triton.cdiv(N, CHUNK)  # heads that have a state
     features, width = tile(R, MOST_FEATURES), tile(E, MOST_WIDTH)
@@ -52,11 +52,11 @@ def compute(out: Tensor, given: Any) -> None:
     states = query.new_empty(B, heads, chunks, R, E)
     shape: dict[str, Any] = {"N": N, "R": R, "E": E, "FEATURES": features, "WIDTH": width}
     keys: dict[str, Any] = {"key": key, **strides("key", key), "value": value, **strides("value", value)}
-    products, passed = multiplications(shapes_of(given)) // 2, states.nbytes
+    products, passed = multiplications(shapes_of(inputs)) // 2, states.nbytes
     launch(
         sum_products,
         (chunks * tiles, B * heads),
-        work=Work(products, key.nbytes + value.nbytes + passed),
+        cost=LaunchCost(products, key.nbytes + value.nbytes + passed),
         states=states,
         heads=heads,
         share=G // heads,
@@ -68,17 +68,17 @@ def compute(out: Tensor, given: Any) -> None:
     launch(
         scan_products,
         (tiles, B * heads),
-        work=Work(0, 2 * passed),
+        cost=LaunchCost(0, 2 * passed),
         states=states,
         chunks=chunks,
-        REVERSE=given.reverse,
+        REVERSE=inputs.reverse,
         **sizes,
     )
     launch(
         read_products,
         (chunks * of_width, B * H),
         num_warps=8,
-        work=Work(products, query.nbytes + key.nbytes + value.nbytes + passed),
+        cost=LaunchCost(products, query.nbytes + key.nbytes + value.nbytes + passed),
         query=query,
         **strides("query", query),
         states=states,
@@ -89,7 +89,7 @@ def compute(out: Tensor, given: Any) -> None:
         share=G // heads,
         chunks=chunks,
         TOKENS=tile(N, CHUNK),
-        REVERSE=given.reverse,
+        REVERSE=inputs.reverse,
         **keys,
         **shape,
     )
@@ -123,12 +123,12 @@ def sum_products(
     head = tl.program_id(1).to(tl.int64)
     b = head // heads
     token = chunk * TOKENS + tl.arange(0, TOKENS)
-    there = token < N
+    present = token < N
     sums = tl.zeros((FEATURES, WIDTH), tl.float32)
     for of_head in range(0, share):
         g = head % heads * share + of_head
-        keys = load_rows(key + b * key_b + g * key_h + first, key_n, token, there, R - first, FEATURES)
-        values = load_rows(value + b * value_b + g * value_h + left, value_n, token, there, E - left, WIDTH)
+        keys = load_rows(key + b * key_b + g * key_h + first, key_n, token, present, R - first, FEATURES)
+        values = load_rows(value + b * value_b + g * value_h + left, value_n, token, present, E - left, WIDTH)
         sums += dot(tl.trans(keys), values)
     feature = first + tl.arange(0, FEATURES)
     chunks = tl.cdiv(N, TOKENS)
@@ -196,23 +196,23 @@ def read_products(
     head = tl.program_id(1).to(tl.int64)
     b, state = head // H, head // of_state
     token = chunk * TOKENS + tl.arange(0, TOKENS)
-    there = token < N
+    present = token < N
     query += b * query_b + head % H * query_h
     states += (state * chunks + chunk) * R * E + left
     result = tl.zeros((TOKENS, WIDTH), tl.float32)
     for start in range(0, R, FEATURES):
         feature = start + tl.arange(0, FEATURES)
-        queries = load_rows(query + start, query_n, token, there, R - start, FEATURES)
+        queries = load_rows(query + start, query_n, token, present, R - start, FEATURES)
         result += dot(queries, load_rows(states, E, feature, feature < R, E - left, WIDTH))
     row, column = tl.arange(0, TOKENS)[:, None], tl.arange(0, TOKENS)[None, :]
-    seen = row <= column if REVERSE else row >= column
+    allowed = row <= column if REVERSE else row >= column
     for of_head in range(0, share):
         g = head % H // of_state * share + of_head
         keys = key + b * key_b + g * key_h
         pairs = tl.zeros((TOKENS, TOKENS), tl.float32)
         for start in range(0, R, FEATURES):
-            queries = load_rows(query + start, query_n, token, there, R - start, FEATURES)
-            pairs += dot(queries, tl.trans(load_rows(keys + start, key_n, token, there, R - start, FEATURES)))
-        values = load_rows(value + b * value_b + g * value_h + left, value_n, token, there, E - left, WIDTH)
-        result += dot(tl.where(seen, pairs, 0.0), values)
-    store_rows(out + b * out_b + head % H * out_h + left, out_n, token, there, result, E - left, WIDTH)
+            queries = load_rows(query + start, query_n, token, present, R - start, FEATURES)
+            pairs += dot(queries, tl.trans(load_rows(keys + start, key_n, token, present, R - start, FEATURES)))
+        values = load_rows(value + b * value_b + g * value_h + left, value_n, token, present, E - left, WIDTH)
+        result += dot(tl.where(allowed, pairs, 0.0), values)
+    store_rows(out + b * out_b + head % H * out_h + left, out_n, token, present, result, E - left, WIDTH)

@@ -16,13 +16,13 @@ def refusal(x: Any) -> str | None:
 
 
 @sums_and_sizes.on("cpu")
-def compute(outputs: tuple[Tensor, Tensor], given: Any) -> None:
+def compute(outputs: tuple[Tensor, Tensor], inputs: Any) -> None:
     """The CPU backend of `group_sums`."""
-    B, H, N, D = given.x.shape
-    interface.check("group_sums", labels=(given.labels, torch.int64, (B, H, N)))
+    B, H, N, D = inputs.x.shape
+    interface.check("group_sums", labels=(inputs.labels, torch.int64, (B, H, N)))
     interface.run(
         "group_sums",
-        **{"B": B, "H": H, "N": N, "D": D, "groups": given.groups, "dtype": given.x.dtype},
+        **{"B": B, "H": H, "N": N, "D": D, "groups": inputs.groups, "dtype": inputs.x.dtype},
         threads=interface.threads(B * H * N * D),
-        **{"x": given.x, "labels": given.labels, "sums": outputs[0], "sizes": outputs[1]},
+        **{"x": inputs.x, "labels": inputs.labels, "sums": outputs[0], "sizes": outputs[1]},
     )

@@ -4,7 +4,7 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
-from subquad.kernels.precision import wide
+from subquad.kernels.precision import upcast
 from subquad.kernels.selection.groups import group_sizes
 
 
@@ -12,7 +12,7 @@ def group_sums(
     x: Float[Tensor, "B H N D"], labels: Int64[Tensor, "B H N"], groups: int
 ) -> tuple[Float[Tensor, "B H {groups} D"], Int64[Tensor, "B H {groups}"]]:
     """The sum of each group's vectors, in fp32 or better, and how many there are. Any other label is in no group."""
-    x = wide(x)[0]
+    x = upcast(x)[0]
     labels = torch.where((labels < 0) | (labels > groups), groups, labels)
     sums = x.new_zeros(*x.shape[:2], groups + 1, x.shape[3])
     sums = sums.scatter_add(2, labels.unsqueeze(-1).expand_as(x), x)[:, :, :groups]

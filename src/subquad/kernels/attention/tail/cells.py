@@ -7,7 +7,7 @@ from torch import Tensor
 
 from subquad.kernels.attention.pairs.op import attend_pairs
 from subquad.kernels.attention.tail.reference import Tail, tail_of, top_keys
-from subquad.kernels.precision import wide
+from subquad.kernels.precision import upcast
 from subquad.kernels.selection.blocks.op import by_bucket
 from subquad.kernels.selection.groups import broadcast, group_mean
 from subquad.kernels.tokens.slots import Buckets, vectors_at
@@ -38,7 +38,7 @@ def attend_to_cells(
 
         a_i·b_j = scale·q̄·k_j + scale·(q_i − q̄)·k̄_x,   x the cell of j, q̄ and k̄ those of the query's cluster
     """
-    query, key, value = wide(query, key, value)
+    query, key, value = upcast(query, key, value)
     means = group_mean(query, labels, clusters)
     if keys is None:
         keys = top_keys(means, key, cell, topk, wanted, cells, scale)
@@ -46,15 +46,15 @@ def attend_to_cells(
     queries, cluster = by_bucket(labels, clusters)
     end = cells * clusters
     numbers = torch.arange(end, device=query.device).view(cells, clusters)
-    there = ~torch.isneginf(tail.bias)
+    present = ~torch.isneginf(tail.bias)
     partial = attend_pairs(
         query,
         tail.key.flatten(2, 3),
         tail.value.flatten(2, 3),
-        Buckets(queries, torch.where(there, numbers, end).transpose(2, 3), cluster),
+        Buckets(queries, torch.where(present, numbers, end).transpose(2, 3), cluster),
         Mask(),
         scale=scale,
-        key_bias=torch.where(there, tail.bias, 0.0).flatten(2),
+        key_bias=torch.where(present, tail.bias, 0.0).flatten(2),
         dropout_p=dropout_p,
     )
     mean = broadcast(means, labels)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from subquad.kernels.attention.tail.op import attend_with_tail, tail_backward, tail_forward
-from subquad.kernels.attention.tail.seen import lists_of, seen_cells
+from subquad.kernels.attention.tail.allowed import lists_of, visible_key_cells
 from subquad.kernels.native import interface
 
 # What the forward pass gives beside `out` and `lse`, in its order.
@@ -22,7 +22,7 @@ def refusal(x: Any) -> str | None:
     return interface.refusal(x.query)
 
 
-@seen_cells.refusal("cpu")
+@visible_key_cells.refusal("cpu")
 def refusal_of_few(x: Any) -> str | None:
     """Why the compiled kernels cannot take these queries; None where they can."""
     return interface.refusal(x.query)
@@ -103,9 +103,9 @@ def _inputs(op: str, x: Any) -> dict[str, Any]:
         labels=(x.labels, torch.int64, (B, H, N)),
         cell=(x.cell, torch.int64, (B, G, M)),
     )
-    work = B * H * (x.clusters * M + N * (x.topk + x.cells)) * (D + E)
+    cost = B * H * (x.clusters * M + N * (x.topk + x.cells)) * (D + E)
     return (
-        {"B": B, "H": H, "G": G, "N": N, "M": M, "D": D, "E": E, "threads": interface.threads(work), "dtype": dtype}
+        {"B": B, "H": H, "G": G, "N": N, "M": M, "D": D, "E": E, "threads": interface.threads(cost), "dtype": dtype}
         | {"clusters": x.clusters, "topk": x.topk, "cells": x.cells, "scale": x.scale}
         | {"query": x.query, "key": x.key, "value": x.value, "labels": x.labels, "cell": x.cell}
     )

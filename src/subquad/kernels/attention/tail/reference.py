@@ -8,7 +8,7 @@ from torch import Tensor
 
 from subquad.kernels.attention.pairs.op import attend_pairs
 from subquad.kernels.attention.softmax import hide
-from subquad.kernels.precision import wide
+from subquad.kernels.precision import upcast
 from subquad.kernels.selection.blocks.op import by_bucket
 from subquad.kernels.selection.groups import broadcast, group_mean
 from subquad.kernels.tokens.heads import repeat_heads
@@ -66,7 +66,7 @@ def attend_with_tail(
 
     The gradient flows through the means q̄, the cells and the exact keys; labels, cells and T are constants.
     """
-    query, key, value = wide(query, key, value)
+    query, key, value = upcast(query, key, value)
     means = group_mean(query, labels, clusters)
     if keys is None:
         keys = top_keys(means, key, cell, topk, wanted, cells, scale)
@@ -90,16 +90,16 @@ def attend_to_keys_and_cells(
     cells, clusters = tail.bias.shape[2:]
     # The cells join the keys: cell x of cluster c is key number M + x·C + c, which this cluster alone meets.
     end = M + cells * clusters
-    there = ~torch.isneginf(tail.bias)
+    present = ~torch.isneginf(tail.bias)
     numbers = torch.arange(M, end, device=query.device).view(cells, clusters)
     slots = torch.where(keys < M, keys, end)
     queries, cluster = by_bucket(labels, clusters)
-    bias = torch.where(there, tail.bias, 0.0).flatten(2)
+    bias = torch.where(present, tail.bias, 0.0).flatten(2)
     return attend_pairs(
         query,
         torch.cat([repeat_heads(key, H), tail.key.flatten(2, 3)], dim=2),
         torch.cat([repeat_heads(value, H), tail.value.flatten(2, 3)], dim=2),
-        Buckets(queries, torch.cat([slots, torch.where(there, numbers, end).transpose(2, 3)], dim=3), cluster),
+        Buckets(queries, torch.cat([slots, torch.where(present, numbers, end).transpose(2, 3)], dim=3), cluster),
         Mask(),
         scale=scale,
         key_bias=torch.cat([bias.new_zeros(*bias.shape[:2], M), bias], dim=2),
@@ -125,10 +125,10 @@ def top_keys(
     spread = spread_of(key - broadcast(cell_means, cell))
     logits = hide(means @ repeat_heads(key, H).mT * scale + repeat_heads(spread[:, :, None], H), valid)
     top = logits.topk(torch.sym_min(topk, M), dim=-1).indices
-    there = valid.expand_as(logits).gather(3, top)
+    present = valid.expand_as(logits).gather(3, top)
     if wanted is not None:  # the largest come first
-        there = there & (torch.arange(top.shape[3], device=top.device) < wanted[:, None, None, None])
-    return torch.where(there, top, M).sort(dim=-1).values
+        present = present & (torch.arange(top.shape[3], device=top.device) < wanted[:, None, None, None])
+    return torch.where(present, top, M).sort(dim=-1).values
 
 
 def spread_of(apart: Float[Tensor, "*any D"]) -> Float[Tensor, "*any"]:
@@ -146,10 +146,10 @@ def tail_of(
     scale: float,
 ) -> Tail:
     """k̄, v̄ and bias of every cluster and cell. The gradient flows through all of them."""
-    return as_tail(means, *cells_seen(means, key, value, keys, cell, cells, scale), scale)
+    return as_tail(means, *visible_cells(means, key, value, keys, cell, cells, scale), scale)
 
 
-def cells_seen(
+def visible_cells(
     means: Float[Tensor, "B H C D"],
     key: Float[Tensor, "B G M D"],
     value: Float[Tensor, "B G M E"],

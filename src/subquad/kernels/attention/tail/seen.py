@@ -37,7 +37,7 @@ class VisibleTail(NamedTuple):
 
 
 @Op
-def seen_cells(
+def visible_key_cells(
     query: Float[Tensor, "B H C D"],
     key: Float[Tensor, "B G M D"],
     value: Float[Tensor, "B G M E"],
@@ -59,7 +59,7 @@ def seen_cells(
     return VisibleTail(tail.key.transpose(2, 3), tail.value.transpose(2, 3), lse.transpose(2, 3), top)
 
 
-@seen_cells.compiled
+@visible_key_cells.compiled
 def run(backend: str, x: Any) -> VisibleTail:
     """Run on a compiled backend."""
     (B, H, C, _), M = x.query.shape, x.key.shape[2]

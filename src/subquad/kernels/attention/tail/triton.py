@@ -17,7 +17,7 @@ from torch import Tensor
 
 from subquad.kernels.attention.tail.op import attend_with_tail, tail_backward, tail_forward
 from subquad.kernels.attention.tail.reference import FARTHEST, NEAREST
-from subquad.kernels.attention.tail.seen import lists_of, seen_cells
+from subquad.kernels.attention.tail.allowed import lists_of, visible_key_cells
 from subquad.kernels.triton import refusal_of
 from subquad.kernels.triton.cells.backward import cells_backward
 from subquad.kernels.triton.cells.forward import see_cells
@@ -40,7 +40,7 @@ def refusal(x: Any) -> str | None:
     return refusal_of(x.query, x.key, x.value)
 
 
-@seen_cells.refusal("triton")
+@visible_key_cells.refusal("triton")
 def refusal_of_few(x: Any) -> str | None:
     """Why the kernels cannot take this call; None where they can."""
     return refusal_of(x.query, x.key, x.value)
@@ -80,8 +80,8 @@ def _fill_top(x: Any, centroids: Tensor, keys: Members, top: Tensor) -> None:
     if means is None:
         means = centroids.new_empty(*x.key.shape[:2], x.cells, x.key.shape[3])
         keys.fill_means(means)
-    spread, there = log_distances(x.key, x.cell, means, NEAREST, FARTHEST)
-    choose_top(centroids, x.key, spread, there, x.scale, top, x.wanted)
+    spread, present = log_distances(x.key, x.cell, means, NEAREST, FARTHEST)
+    choose_top(centroids, x.key, spread, present, x.scale, top, x.wanted)
 
 
 @tail_backward.on("triton")
@@ -121,5 +121,5 @@ def _with_others(own: Tensor, of_others: Tensor | None, cell_lse: Tensor) -> Ten
     """Gradients of cells with those from others who read them; none where a cell has no keys."""
     if of_others is None:
         return own
-    there = ~torch.isneginf(cell_lse)
-    return own + of_others.where(there if own.ndim == there.ndim else there[..., None], 0.0)
+    present = ~torch.isneginf(cell_lse)
+    return own + of_others.where(present if own.ndim == present.ndim else present[..., None], 0.0)

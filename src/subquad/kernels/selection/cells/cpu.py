@@ -21,10 +21,10 @@ def compute(labels: Tensor, x: Any) -> None:
     """The CPU backend of `key_cells`."""
     (B, G, M, D), E, dtype = x.key.shape, x.value.shape[3], x.key.dtype
     interface.check("key_cells", value=(x.value, dtype, (B, G, M, E)), valid=(x.valid, torch.bool, (B, M)))
-    work = B * G * M * (x.cells * (x.iterations + 1) + x.bits * (D + E))
+    cost = B * G * M * (x.cells * (x.iterations + 1) + x.bits * (D + E))
     interface.run(
         "key_cells",
-        **{"B": B, "G": G, "M": M, "D": D, "E": E, "dtype": dtype, "threads": interface.threads(work)},
+        **{"B": B, "G": G, "M": M, "D": D, "E": E, "dtype": dtype, "threads": interface.threads(cost)},
         **{"cells": x.cells, "bits": x.bits, "iterations": x.iterations, "key": x.key, "value": x.value},
         valid=x.valid,
         planes=orthogonal(x.seed, x.bits, D + E, like=interface.FLOAT32),

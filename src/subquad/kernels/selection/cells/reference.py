@@ -37,15 +37,15 @@ def key_cells(
 def standardised(x: Float[Tensor, "B G M D"], valid: Bool[Tensor, "B M"] | None) -> Float[Tensor, "B G M D"]:
     """Vectors less their head's mean, divided by one standard deviation for all their components. Padding is 0."""
     # In fp64, so that the order of the sums, which changes with padding, cannot turn a bit of the hash.
-    wide = x.detach().to(torch.float32 if x.device.type == "mps" else torch.float64)  # Apple's GPUs have no fp64
-    there = None if valid is None else valid[:, None, :, None]
-    count = x.shape[2] if there is None else there.sum(2, keepdim=True).clamp(min=1)
+    upcast = x.detach().to(torch.float32 if x.device.type == "mps" else torch.float64)  # Apple's GPUs have no fp64
+    present = None if valid is None else valid[:, None, :, None]
+    count = x.shape[2] if present is None else present.sum(2, keepdim=True).clamp(min=1)
 
     def total(y: Tensor) -> Tensor:
-        return (y if there is None else y.masked_fill(~there, 0.0)).sum(2, keepdim=True)
+        return (y if present is None else y.masked_fill(~present, 0.0)).sum(2, keepdim=True)
 
-    centred = wide - total(wide) / count
+    centred = upcast - total(upcast) / count
     variance = total(centred.square()).sum(3, keepdim=True) / (count * x.shape[3])
     result = centred / torch.where(variance > 0, variance.sqrt(), 1.0)
-    result = result if there is None else result.masked_fill(~there, 0.0)
+    result = result if present is None else result.masked_fill(~present, 0.0)
     return result.to(torch.promote_types(x.dtype, torch.float32))

@@ -27,10 +27,10 @@ def compute(labels: Tensor, x: Any) -> None:
         key_valid=(x.key_valid, torch.bool, (B, M)),
         counts=(x.counts, torch.int64, (B,)),
     )
-    work = B * H * N * (x.clusters * (x.iterations + x.refine * D) + x.bits * D)
+    cost = B * H * N * (x.clusters * (x.iterations + x.refine * D) + x.bits * D)
     interface.run(
         "query_clusters",
-        **{"B": B, "H": H, "G": G, "N": N, "M": M, "D": D, "dtype": dtype, "threads": interface.threads(work)},
+        **{"B": B, "H": H, "G": G, "N": N, "M": M, "D": D, "dtype": dtype, "threads": interface.threads(cost)},
         **{"clusters": x.clusters, "bits": x.bits, "iterations": x.iterations, "refine": x.refine},
         **{"logits": x.space == "logits", "query": x.query, "key": x.key},
         **{"query_valid": x.query_valid, "key_valid": x.key_valid, "counts": x.counts},

@@ -64,11 +64,11 @@ def query_clusters(
 
 def logit_factor(key: Float[Tensor, "B G M D"], valid: Bool[Tensor, "B M"] | None) -> Float[Tensor, "B G D D"]:
     """L with L Lᵀ = Σ + jitter, the covariance of each item's real keys, up to a positive factor."""
-    wide = scaled(key, valid).double()
+    upcast = scaled(key, valid).double()
     count = torch.full((key.shape[0],), key.shape[2], device=key.device) if valid is None else valid.sum(1)
-    covariance = wide.mT @ wide / count.clamp(min=1)[:, None, None, None]
+    covariance = upcast.mT @ upcast / count.clamp(min=1)[:, None, None, None]
     mean = covariance.diagonal(dim1=-2, dim2=-1).mean(-1)
-    ones = torch.eye(key.shape[3], dtype=wide.dtype, device=key.device)
+    ones = torch.eye(key.shape[3], dtype=upcast.dtype, device=key.device)
     # Keys that are all equal have no covariance: any factor will do, because every query weighs them alike.
     jitter = torch.where(mean > 0, JITTER * mean, 1.0)[..., None, None] * ones
     factor, _ = torch.linalg.cholesky_ex(covariance + jitter)

@@ -29,7 +29,7 @@ from subquad.kernels.triton.covariance import covariance
 from subquad.kernels.triton.groups import ROWS, Members, load_sums
 from subquad.kernels.triton.launch import dot, launch, load_rows, padded, rows, store_rows, strides, tile
 from subquad.kernels.triton.moments import Moments, load_centred, moments, moments_of
-from subquad.kernels.triton.recording import Work
+from subquad.kernels.triton.recording import LaunchCost
 
 QUERIES, MEANS = 64, 32  # of a tile in fp32; with 64 means, TF32 parts do not fit into an A100's registers
 
@@ -76,7 +76,7 @@ def move(labels: Tensor, query: Tensor, of: Moments, metric: Tensor | None, item
         directions_of_means,
         (triton.cdiv(C, ROWS), B * H),
         num_warps=8,
-        work=Work(B * H * C * D * D, 4 * B * H * (C + D) * D),
+        cost=LaunchCost(B * H * C * D * D, 4 * B * H * (C + D) * D),
         **{**members.arguments(), **of.arguments(), "metric": metric},
         **{"share": 1 if metric is None else H // metric.shape[1], "directions": directions},
         **{"halves": halves, "scales": scales},
@@ -86,7 +86,7 @@ def move(labels: Tensor, query: Tensor, of: Moments, metric: Tensor | None, item
     launch(
         nearest_means,
         (triton.cdiv(N, tokens), B * H),
-        work=Work(parts * B * H * N * C * D, B * H * (N * (D * query.element_size() + 8) + 4 * C * D)),
+        cost=LaunchCost(parts * B * H * N * C * D, B * H * (N * (D * query.element_size() + 8) + 4 * C * D)),
         x=query,
         **strides("x", query),
         **of.arguments(),
@@ -197,7 +197,7 @@ def nearest_means(
     """
     head = tl.program_id(1).to(tl.int64)
     token = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
-    there = token < N
+    present = token < N
     x += head // H * x_b + head % H * x_h
     directions += head * C * (D if scales is None else 2 * D)
     best = tl.full((TOKENS, MEANS), -float("inf"), tl.float32)
@@ -207,10 +207,10 @@ def nearest_means(
         score = tl.zeros((TOKENS, MEANS), tl.float32)
         for start in range(0, D, SLICE):
             if scales is None:
-                y = load_centred(x, x_n, token, there, factor, mean, head, start, D, SLICE)
+                y = load_centred(x, x_n, token, present, factor, mean, head, start, D, SLICE)
                 score += dot(y, tl.trans(load_rows(directions + start, D, c, c < C, D - start, SLICE)))
             else:
-                vectors = load_rows(x + start, x_n, token, there, D - start, SLICE)
+                vectors = load_rows(x + start, x_n, token, present, D - start, SLICE)
                 for part in tl.static_range(2):
                     means = directions + part * D + start
                     score += dot(vectors, tl.trans(load_rows(means, 2 * D, c, c < C, D - start, SLICE)))
@@ -220,5 +220,5 @@ def nearest_means(
         found = tl.where(score > best, first, found)
         best = tl.where(score > best, score, best)
     c = tl.where(best == tl.max(best, 1)[:, None], found + tl.arange(0, MEANS)[None, :], C - 1)
-    label = settled(tl.min(c, 1).to(tl.int64), head // H, token, N, C, there, valid, rank, count, wanted)
-    tl.store(labels + head * N + token, label, mask=there)
+    label = settled(tl.min(c, 1).to(tl.int64), head // H, token, N, C, present, valid, rank, count, wanted)
+    tl.store(labels + head * N + token, label, mask=present)

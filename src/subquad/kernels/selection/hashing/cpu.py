@@ -17,17 +17,17 @@ def refusal(x: Any) -> str | None:
 
 
 @hash_words.on("cpu")
-def compute(codes: Tensor, given: Any) -> None:
+def compute(codes: Tensor, inputs: Any) -> None:
     """The CPU backend of `hash_codes`."""
-    x, bits = given.x, given.bits
+    x, bits = inputs.x, inputs.bits
     B, H, N, D = x.shape
-    interface.check("hash_codes", valid=(given.valid, torch.bool, (B, N)))
+    interface.check("hash_codes", valid=(inputs.valid, torch.bool, (B, N)))
     interface.run(
         "hash",
-        **{"B": B, "H": H, "N": N, "D": D, "bits": bits, "centre": given.centre, "dtype": x.dtype},
+        **{"B": B, "H": H, "N": N, "D": D, "bits": bits, "centre": inputs.centre, "dtype": x.dtype},
         threads=interface.threads(2 * B * H * bits * N * D),
         x=x,
-        valid=given.valid,
-        planes=orthogonal(given.seed, bits, D, like=interface.FLOAT32),
+        valid=inputs.valid,
+        planes=orthogonal(inputs.seed, bits, D, like=interface.FLOAT32),
         codes=codes,
     )

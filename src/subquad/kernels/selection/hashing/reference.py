@@ -35,10 +35,10 @@ def hash_codes(
 def centred(x: Float[Tensor, "B H N D"], valid: Bool[Tensor, "B N"] | None) -> Float[Tensor, "B H N D"]:
     """Vectors less the mean of the item's real ones, head by head."""
     # In fp64, so that the order of the sum, which changes with the amount of padding, cannot turn a bit of the hash.
-    wide = x.to(torch.float32 if x.device.type == "mps" else torch.float64)  # Apple's GPUs have no fp64
+    upcast = x.to(torch.float32 if x.device.type == "mps" else torch.float64)  # Apple's GPUs have no fp64
     if valid is None:
-        mean = wide.mean(2, keepdim=True)
+        mean = upcast.mean(2, keepdim=True)
     else:
-        there = valid[:, None, :, None]
-        mean = wide.masked_fill(~there, 0.0).sum(2, keepdim=True) / there.sum(2, keepdim=True).clamp(min=1)
-    return (wide - mean).to(torch.promote_types(x.dtype, torch.float32))
+        present = valid[:, None, :, None]
+        mean = upcast.masked_fill(~present, 0.0).sum(2, keepdim=True) / present.sum(2, keepdim=True).clamp(min=1)
+    return (upcast - mean).to(torch.promote_types(x.dtype, torch.float32))

@@ -13,8 +13,8 @@ from subquad.core.randomness import orthogonal
 from subquad.kernels.selection.hashing.op import hash_codes, hash_words
 from subquad.kernels.triton import refusal_of
 from subquad.kernels.triton.launch import dot, launch, load_rows, padded, rows, strides, tile
-from subquad.kernels.triton.moments import Moments, load_centred, load_there, moments
-from subquad.kernels.triton.recording import Work
+from subquad.kernels.triton.moments import Moments, load_centred, load_present, moments
+from subquad.kernels.triton.recording import LaunchCost
 
 MOST_ROWS = 64  # vectors of a tile
 SLICE = 32  # components at a time: the three TF32 parts of whole vectors would not fit into registers
@@ -27,11 +27,11 @@ def refusal(x: Any) -> str | None:
 
 
 @hash_words.on("triton")
-def compute(codes: Tensor, given: Any) -> None:
+def compute(codes: Tensor, inputs: Any) -> None:
     """The Triton backend of `hash_codes`."""
-    x = given.x
-    planes = planes_of(given.seed, given.bits, x.shape[3], x.device)
-    sign_hash(codes, given.valid, Projected(x, planes, moments(x, given.valid) if given.centre else None))
+    x = inputs.x
+    planes = planes_of(inputs.seed, inputs.bits, x.shape[3], x.device)
+    sign_hash(codes, inputs.valid, Projected(x, planes, moments(x, inputs.valid) if inputs.centre else None))
 
 
 @lru_cache(maxsize=256)  # of layers, seeds and devices in use: to move them each time would wait for the device
@@ -62,11 +62,11 @@ class Projected:
             # Not by strides, which say nothing of an axis of length 1.
             planes, of_head, next_row = planes.contiguous(), planes.shape[2:].numel(), planes.shape[3]
             share = x.shape[1] // planes.shape[1]  # heads that have the same ones
-        given = {"planes": planes, "planes_h": of_head, "planes_n": next_row, "share": share}
-        given |= {"D": x.shape[3], "SLICE": min(SLICE, padded(x.shape[3]))}
-        given |= {"factor": None, "mean": None} if self.of is None else self.of.arguments()
-        given["variance"] = self.of.variance if self.scaled and self.of is not None else None
-        return {name: x, **strides(name, x), **{f"{name}_{what}": value for what, value in given.items()}}
+        inputs = {"planes": planes, "planes_h": of_head, "planes_n": next_row, "share": share}
+        inputs |= {"D": x.shape[3], "SLICE": min(SLICE, padded(x.shape[3]))}
+        inputs |= {"factor": None, "mean": None} if self.of is None else self.of.arguments()
+        inputs["variance"] = self.of.variance if self.scaled and self.of is not None else None
+        return {name: x, **strides(name, x), **{f"{name}_{what}": value for what, value in inputs.items()}}
 
 
 def sign_hash(codes: Tensor, valid: Tensor | None, x: Projected, y: Projected | None = None) -> None:
@@ -78,7 +78,7 @@ def sign_hash(codes: Tensor, valid: Tensor | None, x: Projected, y: Projected | 
     launch(
         sign_words,
         (triton.cdiv(N, tokens), B * H),
-        work=Work(products, B * H * N * (width * x.x.element_size() + 8)),
+        cost=LaunchCost(products, B * H * N * (width * x.x.element_size() + 8)),
         **x.arguments("x"),
         **(NOTHING if y is None else y.arguments("y")),
         valid=None if valid is None else valid.contiguous(),
@@ -111,7 +111,7 @@ def project(
     head,
     H,
     token,
-    there,
+    present,
     bits,
     D,
     SLICE: tl.constexpr,
@@ -126,13 +126,13 @@ def project(
     bit = tl.arange(0, total.shape[1])
     if x.dtype.element_ty == tl.float32:
         for start in range(0, D, SLICE):
-            vectors = load_centred(x, x_n, token, there, factor, mean, head, start, D, SLICE)
+            vectors = load_centred(x, x_n, token, present, factor, mean, head, start, D, SLICE)
             directions = load_rows(planes + start, planes_n, bit, bit < bits, D - start, SLICE).to(tl.float32)
             total += dot(vectors, tl.trans(directions))
     else:
         raw, shift = tl.zeros_like(total), tl.zeros((total.shape[1],), tl.float32)
         for start in range(0, D, SLICE):
-            vectors = load_rows(x + start, x_n, token, there, D - start, SLICE)
+            vectors = load_rows(x + start, x_n, token, present, D - start, SLICE)
             directions = load_rows(planes + start, planes_n, bit, bit < bits, D - start, SLICE).to(tl.float32)
             if mean is not None:
                 column = start + tl.arange(0, SLICE)
@@ -192,18 +192,18 @@ def sign_words(
     head = tl.program_id(1).to(tl.int64)
     token = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
     bit = tl.arange(0, BITS)
-    there = load_there(valid, head // H, token, N)
+    present = load_present(valid, head // H, token, N)
     total = tl.zeros((TOKENS, BITS), tl.float32)
     total = project(
         *(total, x, x_b, x_h, x_n, x_planes, x_planes_h, x_planes_n, x_share, x_factor, x_mean, head),
-        *(H, token, there, bits, x_D, x_SLICE),
+        *(H, token, present, bits, x_D, x_SLICE),
     )
     if y is not None:
         if x_variance is not None:  # x/σ_x + y/σ_y, times σ_y, which changes no sign
             total *= deviation(y_variance, head) / deviation(x_variance, head)
         total = project(
             *(total, y, y_b, y_h, y_n, y_planes, y_planes_h, y_planes_n, y_share, y_factor, y_mean, head),
-            *(H, token, there, bits, y_D, y_SLICE),
+            *(H, token, present, bits, y_D, y_SLICE),
         )
     words = tl.sum(tl.where(total > 0, (tl.full((BITS,), 1, tl.int64) << bit.to(tl.int64))[None, :], 0), 1)
-    tl.store(codes + head * N + token, tl.where(there, words, 0), mask=token < N)
+    tl.store(codes + head * N + token, tl.where(present, words, 0), mask=token < N)

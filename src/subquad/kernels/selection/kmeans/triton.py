@@ -25,7 +25,7 @@ from subquad.kernels.selection.kmeans.op import hamming_kmeans, kmeans_labels
 from subquad.kernels.selection.kmeans.reference import ranks_and_counts
 from subquad.kernels.triton import refusal_of_any_dtype
 from subquad.kernels.triton.launch import dot, launch, padded, runs_of, tile
-from subquad.kernels.triton.recording import Work
+from subquad.kernels.triton.recording import LaunchCost
 
 EDGE = 64  # tokens of a tile, and centroids of one
 WORD = 64  # bits
@@ -127,7 +127,7 @@ def rounds(labels: Tensor, codes: Tensor, items: KMeansItems, iterations: int) -
         launch(
             round_of_codes,
             (splits, B * H),
-            work=Work(2 * B * H * N * C * WORD, B * H * (16 * N + splits * C * WORD * 2)),
+            cost=LaunchCost(2 * B * H * N * C * WORD, B * H * (16 * N + splits * C * WORD * 2)),
             **{"codes": codes, "centroids": centroids, "labels": labels, **items.arguments()},
             starts=items.starts(N, codes.device) if i == 0 and items.rank is not None else None,
             before=before if i > 0 else None,
@@ -145,7 +145,7 @@ def assign(labels: Tensor, codes: Tensor, centroids: Tensor, items: KMeansItems)
     launch(
         nearest_codes,
         (triton.cdiv(N, tokens), B * H),
-        work=Work(B * H * N * C * WORD, B * H * (16 * N + 8 * C)),
+        cost=LaunchCost(B * H * N * C * WORD, B * H * (16 * N + 8 * C)),
         **{"codes": codes, "centroids": centroids, "labels": labels, **items.arguments()},
         **{"H": H, "N": N, "C": C, "SCALE": triton.next_power_of_2(C), "TOKENS": tokens, "CENTROIDS": tile(C, EDGE)},
     )
@@ -161,7 +161,7 @@ def vote(labels: Tensor, codes: Tensor, centroids: Tensor) -> None:
     launch(
         votes_of_members,
         (tiles, B * H, splits),
-        work=Work(B * H * N * C * WORD, B * H * 16 * N + 4 * votes.numel()),
+        cost=LaunchCost(B * H * N * C * WORD, B * H * 16 * N + 4 * votes.numel()),
         **{"codes": codes, "labels": labels, "votes": votes, "N": N, "C": C, "length": length},
         **{"splits": splits, "TOKENS": tokens, "CENTROIDS": edge},
     )
@@ -169,7 +169,7 @@ def vote(labels: Tensor, codes: Tensor, centroids: Tensor) -> None:
         majority,
         (triton.cdiv(C, 16), B * H),
         num_warps=1,
-        work=Work(bytes=4 * votes.numel() + 16 * centroids.numel()),
+        cost=LaunchCost(bytes=4 * votes.numel() + 16 * centroids.numel()),
         **{"votes": votes, "centroids": centroids, "C": C, "splits": splits, "CENTROIDS": 16},
     )
 
@@ -181,13 +181,13 @@ def signs(words):
 
 
 @triton.jit
-def settled(label, item, token, N, C, there, valid, rank, count, wanted):
+def settled(label, item, token, N, C, present, valid, rank, count, wanted):
     """Labels of tokens, less what padding and items with no more tokens than clusters do not have to find."""
     if rank is not None:
         alone = tl.load(count + item) <= (C if wanted is None else tl.load(wanted + item))
-        label = tl.where(alone, tl.load(rank + item * N + token, mask=there, other=0), label)
+        label = tl.where(alone, tl.load(rank + item * N + token, mask=present, other=0), label)
     if valid is not None:
-        label = tl.where(tl.load(valid + item * N + token, mask=there, other=0) != 0, label, C)
+        label = tl.where(tl.load(valid + item * N + token, mask=present, other=0) != 0, label, C)
     return label
 
 
@@ -255,14 +255,14 @@ def round_of_codes(
     votes = tl.zeros((CENTROIDS, 64), tl.float32)
     for first in range(split * length, min(N, (split + 1) * length), TOKENS):
         token = first + tl.arange(0, TOKENS)
-        there = token < N
-        own = signs(tl.load(codes + head * N + token, mask=there, other=0))
+        present = token < N
+        own = signs(tl.load(codes + head * N + token, mask=present, other=0))
         best = tl.max(scores_of(own, words, c, C, number, SCALE), 1)
         label = (-tl.maximum(best, -128.0 * SCALE).to(tl.int32)) & (SCALE - 1)
-        label = settled(label.to(tl.int64), head // H, token, N, C, there, valid, rank, count, wanted)
-        tl.store(labels + head * N + token, label, mask=there)
+        label = settled(label.to(tl.int64), head // H, token, N, C, present, valid, rank, count, wanted)
+        tl.store(labels + head * N + token, label, mask=present)
         if after is not None:
-            member = (label[None, :] == c[:, None]) & there[None, :]
+            member = (label[None, :] == c[:, None]) & present[None, :]
             votes += dot(member.to(tl.float16), own)
     if after is not None:
         places = after + ((head * splits + split) * C + c)[:, None] * 64 + tl.arange(0, 64)[None, :]
@@ -288,17 +288,17 @@ def nearest_codes(
     """labels[token] = argmax_c signs·centroid_c, the lowest c of equal ones. One program takes a tile of tokens."""
     head = tl.program_id(1).to(tl.int64)
     token = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
-    there = token < N
+    present = token < N
     number = C if wanted is None else tl.load(wanted + head // H)
-    own = signs(tl.load(codes + head * N + token, mask=there, other=0))
+    own = signs(tl.load(codes + head * N + token, mask=present, other=0))
     best = tl.full((TOKENS, CENTROIDS), -128.0 * SCALE, tl.float32)  # below all scores, and of label 0
     for first in range(0, C, CENTROIDS):
         c = first + tl.arange(0, CENTROIDS)
         words = tl.load(centroids + head * C + c, mask=c < C, other=0)
         best = tl.maximum(best, scores_of(own, words, c, C, number, SCALE))
     label = (-tl.max(best, 1).to(tl.int32)) & (SCALE - 1)
-    label = settled(label.to(tl.int64), head // H, token, N, C, there, valid, rank, count, wanted)
-    tl.store(labels + head * N + token, label, mask=there)
+    label = settled(label.to(tl.int64), head // H, token, N, C, present, valid, rank, count, wanted)
+    tl.store(labels + head * N + token, label, mask=present)
 
 
 @triton.jit

@@ -41,25 +41,25 @@ def refusal_of_codes(x: Any) -> str | None:
 
 
 @means_and_squares.on("cpu")
-def moments(outputs: tuple[Tensor, Tensor], given: Any) -> None:
+def moments(outputs: tuple[Tensor, Tensor], inputs: Any) -> None:
     """The CPU backend of `moments_of`."""
-    B, H, N, D = given.x.shape
-    interface.check("moments_of", valid=(given.valid, torch.bool, (B, N)))
+    B, H, N, D = inputs.x.shape
+    interface.check("moments_of", valid=(inputs.valid, torch.bool, (B, N)))
     interface.run(
         "moments",
-        **{"B": B, "H": H, "N": N, "D": D, "dtype": given.x.dtype, "threads": interface.threads(B * H * N * D)},
-        **{"x": given.x, "valid": given.valid, "mean": outputs[0], "squares": outputs[1]},
+        **{"B": B, "H": H, "N": N, "D": D, "dtype": inputs.x.dtype, "threads": interface.threads(B * H * N * D)},
+        **{"x": inputs.x, "valid": inputs.valid, "mean": outputs[0], "squares": outputs[1]},
     )
 
 
 @words_of_terms.on("cpu")
-def words(codes: Tensor, given: Any) -> None:
+def words(codes: Tensor, inputs: Any) -> None:
     """The CPU backend of `centred_codes`."""
-    B, H, N, _ = given.xs[0].shape
-    dtype, (bits, width) = given.xs[0].dtype, given.planes.shape[2:]
-    shared = given.planes.shape[:2].numel() == 1  # by all items and heads: one head alone says nothing of the items
+    B, H, N, _ = inputs.xs[0].shape
+    dtype, (bits, width) = inputs.xs[0].dtype, inputs.planes.shape[2:]
+    shared = inputs.planes.shape[:2].numel() == 1  # by all items and heads: one head alone says nothing of the items
     terms = []
-    for x, mean, factor in zip(given.xs, given.means, given.factors, strict=True):
+    for x, mean, factor in zip(inputs.xs, inputs.means, inputs.factors, strict=True):
         interface.check(
             "centred_codes",
             x=(x, dtype, (B, H, N, x.shape[3])),
@@ -68,10 +68,10 @@ def words(codes: Tensor, given: Any) -> None:
         )
         terms.append({"width": x.shape[3], "x": x, "mean": mean, "factor": factor})
     widths = sum(term["width"] for term in terms)
-    planes = given.planes if shared else given.planes.expand(B, H, bits, width).contiguous()
+    planes = inputs.planes if shared else inputs.planes.expand(B, H, bits, width).contiguous()
     interface.check(
         "centred_codes",
-        valid=(given.valid, torch.bool, (B, N)),
+        valid=(inputs.valid, torch.bool, (B, N)),
         planes=(planes, torch.float32, (*planes.shape[:2], bits, widths)),
     )
     interface.run(
@@ -79,45 +79,45 @@ def words(codes: Tensor, given: Any) -> None:
         **{"B": B, "H": H, "N": N, "bits": bits, "dtype": dtype, "terms": terms, "planes": planes},
         planes_head=0 if shared else bits * width,
         threads=interface.threads(2 * B * H * N * bits * width),
-        valid=given.valid,
+        valid=inputs.valid,
         codes=codes,
     )
 
 
 @labels_and_votes.on("cpu")
-def votes(outputs: tuple[Tensor, Tensor], given: Any) -> None:
+def votes(outputs: tuple[Tensor, Tensor], inputs: Any) -> None:
     """The CPU backend of `assign_codes`."""
-    (B, H, N), C = given.codes.shape, given.centroids.shape[2]
+    (B, H, N), C = inputs.codes.shape, inputs.centroids.shape[2]
     interface.check(
         "assign_codes",
-        codes=(given.codes, torch.int64, (B, H, N)),
-        centroids=(given.centroids, torch.int64, (B, H, C)),
-        valid=(given.valid, torch.bool, (B, N)),
+        codes=(inputs.codes, torch.int64, (B, H, N)),
+        centroids=(inputs.centroids, torch.int64, (B, H, C)),
+        valid=(inputs.valid, torch.bool, (B, N)),
     )
     assert outputs[1].shape[3] == WORD
     interface.run(
         "assign_codes",
         **{"B": B, "H": H, "N": N, "clusters": C, "threads": interface.threads(B * H * N * C)},
-        **{"codes": given.codes, "centroids": given.centroids, "valid": given.valid},
+        **{"codes": inputs.codes, "centroids": inputs.centroids, "valid": inputs.valid},
         **{"labels": outputs[0], "votes": outputs[1]},
     )
 
 
 @labels_of_means.on("cpu")
-def labels(found: Tensor, given: Any) -> None:
+def labels(found: Tensor, inputs: Any) -> None:
     """The CPU backend of `assign_means`."""
-    (B, H, N, D), C = given.x.shape, given.halves.shape[2]
+    (B, H, N, D), C = inputs.x.shape, inputs.halves.shape[2]
     interface.check(
         "assign_means",
-        mean=(given.mean, torch.float64, (B, H, D)),
-        directions=(given.directions, torch.float32, (B, H, D, C)),
-        halves=(given.halves, torch.float32, (B, H, C)),
-        valid=(given.valid, torch.bool, (B, N)),
+        mean=(inputs.mean, torch.float64, (B, H, D)),
+        directions=(inputs.directions, torch.float32, (B, H, D, C)),
+        halves=(inputs.halves, torch.float32, (B, H, C)),
+        valid=(inputs.valid, torch.bool, (B, N)),
     )
     interface.run(
         "assign_means",
-        **{"B": B, "H": H, "N": N, "D": D, "clusters": C, "dtype": given.x.dtype},
+        **{"B": B, "H": H, "N": N, "D": D, "clusters": C, "dtype": inputs.x.dtype},
         threads=interface.threads(2 * B * H * N * D * C),
-        **{"x": given.x, "mean": given.mean, "directions": given.directions, "halves": given.halves},
-        **{"valid": given.valid, "labels": found},
+        **{"x": inputs.x, "mean": inputs.mean, "directions": inputs.directions, "halves": inputs.halves},
+        **{"valid": inputs.valid, "labels": found},
     )

@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Bool, Float, Int32, Int64
 from torch import Tensor
 
-from subquad.kernels.precision import wide
+from subquad.kernels.precision import upcast
 from subquad.kernels.selection.hashing.op import unpack_signs
 from subquad.kernels.selection.kmeans.reference import keep_valid, nearest
 
@@ -26,9 +26,9 @@ def moments_of(
 ) -> tuple[Float[Tensor, "B H D"], Float[Tensor, "B H"]]:
     """The mean of each head's real vectors, and the sum of their squared distances to it, in fp64."""
     exact = x.detach().double()
-    there = torch.ones_like(exact[:, :1, :, :1], dtype=torch.bool) if valid is None else valid[:, None, :, None]
-    mean = exact.masked_fill(~there, 0.0).sum(2) / there.sum(2).clamp(min=1)
-    squares = (exact - mean.unsqueeze(2)).masked_fill(~there, 0.0).square().sum((2, 3))
+    present = torch.ones_like(exact[:, :1, :, :1], dtype=torch.bool) if valid is None else valid[:, None, :, None]
+    mean = exact.masked_fill(~present, 0.0).sum(2) / present.sum(2).clamp(min=1)
+    squares = (exact - mean.unsqueeze(2)).masked_fill(~present, 0.0).square().sum((2, 3))
     return mean, squares
 
 
@@ -78,6 +78,6 @@ def assign_means(
 
     C for padding. Backends agree up to rounding.
     """
-    centred = (wide(x.detach())[0] - mean.unsqueeze(2)).to(directions.dtype)
+    centred = (upcast(x.detach())[0] - mean.unsqueeze(2)).to(directions.dtype)
     labels = (halves.unsqueeze(2) - centred @ directions).argmin(-1)
     return keep_valid(labels, valid, halves.shape[2])

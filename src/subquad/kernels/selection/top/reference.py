@@ -28,6 +28,6 @@ def log_odds(logits: Float[Tensor, "B H N C"]) -> Float[Tensor, "B H N C"]:
     """ln(p/(1 − p)) of p = softmax(logits): orders tokens within a bucket as p does, without saturating at p = 1."""
     total = logits.logsumexp(-1, keepdim=True)
     largest = F.one_hot(logits.argmax(-1), logits.shape[-1]).bool()
-    rest_of_largest = logits.masked_fill(largest, -torch.inf).logsumexp(-1, keepdim=True)
-    rest = torch.where(largest, rest_of_largest, total + torch.log1p(-(logits - total).exp().clamp(max=0.5)))
+    logsumexp_of_others = logits.masked_fill(largest, -torch.inf).logsumexp(-1, keepdim=True)
+    rest = torch.where(largest, logsumexp_of_others, total + torch.log1p(-(logits - total).exp().clamp(max=0.5)))
     return logits - rest

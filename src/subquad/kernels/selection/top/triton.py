@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from subquad.kernels.precision import wide
+from subquad.kernels.precision import upcast
 from subquad.kernels.selection.hash_functions import Hashed, perceptron
 from subquad.kernels.selection.top.op import top_and_best, top_by_hash, top_by_score
 from subquad.kernels.selection.top.reference import log_odds
@@ -29,7 +29,7 @@ def refusal(x: Any) -> str | None:
 @top_by_score.on("triton")
 def by_score(outputs: tuple[Tensor, Tensor], x: Any) -> None:
     """The Triton backend of `top_and_best`."""
-    (scores,) = wide(x.scores)
+    (scores,) = upcast(x.scores)
     _choose(scores, *outputs, x)
 
 
@@ -59,7 +59,7 @@ def _choose(scores: Tensor, tokens: Tensor, best: Tensor, x: Any) -> None:
 def _scores(x: Any, head: int, step: int) -> Tensor:
     """The scores of the heads from `head` to `head + step`: of all heads, or of one."""
     layers, scores = iter(zip(x.weights, x.biases, strict=True)), []
-    for (vectors,), count in zip(map(wide, x.vectors), x.layers, strict=True):
+    for (vectors,), count in zip(map(upcast, x.vectors), x.layers, strict=True):
         share = x.heads // vectors.shape[1]  # heads that share one of these vectors
         own = slice(head // share, -(-(head + step) // share))
         some = [tuple(part[own] if part.shape[0] > 1 else part for part in layer) for layer in islice(layers, count)]

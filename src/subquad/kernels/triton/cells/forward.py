@@ -6,23 +6,23 @@ from torch import Tensor
 
 from subquad.kernels.triton.cells.weights import listed_inside
 from subquad.kernels.triton.launch import (
-    dot_wide,
+    dot_upcast,
     inner_of,
     kernel,
     key_head,
     launch,
     load_ends,
-    load_places,
+    load_positions,
     load_rows,
     of_head,
     padded,
     rows,
-    seen_exponentials,
+    allowed_exponentials,
     slice_of,
     store_rows,
     strides,
 )
-from subquad.kernels.triton.recording import Work
+from subquad.kernels.triton.recording import LaunchCost
 from subquad.kernels.triton.tiles import tiles_of
 
 
@@ -45,7 +45,7 @@ def see_cells(
     launch(
         cells_forward,
         (triton.cdiv(C, tiles.rows), X, B * H),
-        work=Work(B * H * C * M * (D + both), B * G * M * (D + E) * key.element_size() + 4 * B * H * C * X * both),
+        cost=LaunchCost(B * H * C * M * (D + both), B * G * M * (D + E) * key.element_size() + 4 * B * H * C * X * both),
         centroids=centroids,
         key=key,
         value=value,
@@ -122,22 +122,22 @@ def cells_forward(
     first, end = load_ends(offsets, of_key, cell, X)
     for start in range(first, end, KEYS):
         place = start + tl.arange(0, KEYS)
-        token, there = load_places(order, place, end)
-        k = load_rows(key, key_n, token, there, D, WIDTH)
-        v = load_rows(value, value_n, token, there, E, VALUES)
-        seen = there[None, :] & (row < C)[:, None]
+        token, present = load_positions(order, place, end)
+        k = load_rows(key, key_n, token, present, D, WIDTH)
+        v = load_rows(value, value_n, token, present, E, VALUES)
+        allowed = present[None, :] & (row < C)[:, None]
         if inside is not None:
-            seen = seen & ~listed_inside(inside, words, head, C, row, place, there)
-        logits = inner_of(means, centroids, D, row, row < C, k, key, key_n, token, there, D, SLICE) * scale
-        largest, factor, weights = seen_exponentials(logits, seen, largest)
+            allowed = allowed & ~listed_inside(inside, words, head, C, row, place, present)
+        logits = inner_of(means, centroids, D, row, row < C, k, key, key_n, token, present, D, SLICE) * scale
+        largest, factor, weights = allowed_exponentials(logits, allowed, largest)
         total = total * factor + tl.sum(weights, 1)
-        values = values * factor[:, None] + dot_wide(weights, v)
+        values = values * factor[:, None] + dot_upcast(weights, v)
         if cell_keys is not None:
-            keys = keys * factor[:, None] + dot_wide(weights, k)
+            keys = keys * factor[:, None] + dot_upcast(weights, k)
     divisor = tl.where(total == 0, 1.0, total)[:, None]
-    place_of_row = (head * C + row) * X + cell
+    index_of_row = (head * C + row) * X + cell
     lse = tl.where(total == 0, float("-inf"), tl.log(total) + tl.where(largest == float("-inf"), 0.0, largest))
-    tl.store(cell_lse + place_of_row, lse, mask=row < C)
+    tl.store(cell_lse + index_of_row, lse, mask=row < C)
     store_rows(cell_values + head * C * X * E + cell * E, X * E, row, row < C, values / divisor, E, VALUES)
     if cell_keys is not None:
         store_rows(cell_keys + head * C * X * D + cell * D, X * D, row, row < C, keys / divisor, D, WIDTH)

@@ -8,18 +8,18 @@ from torch import Tensor
 from subquad.kernels.triton.blocks import group_blocks
 from subquad.kernels.triton.cells.weights import listed_inside, weight_gradients
 from subquad.kernels.triton.launch import (
-    dot_wide,
+    dot_upcast,
     inner_of,
     kernel,
     launch,
-    load_places,
+    load_positions,
     load_rows,
     of_head,
     slice_of,
     store_rows,
     strides,
 )
-from subquad.kernels.triton.recording import Work
+from subquad.kernels.triton.recording import LaunchCost
 from subquad.kernels.triton.tiles import tiles_of
 
 Slots = tuple[Tensor, Tensor, Tensor, Tensor]
@@ -41,7 +41,7 @@ def differentiate_keys(
     launch(
         cells_to_keys,
         (blocks.count, B * G),
-        work=Work(B * H * C * M * (4 * D + 2 * E), 2 * B * G * M * (D + E) * key.element_size()),
+        cost=LaunchCost(B * H * C * M * (4 * D + 2 * E), 2 * B * G * M * (D + E) * key.element_size()),
         cell=blocks.group,
         start=blocks.start,
         stop=blocks.stop,
@@ -117,12 +117,12 @@ def cells_to_keys(
     of_key, block = tl.program_id(1).to(tl.int64), tl.program_id(0)
     x = tl.load(cell + of_key * blocks + block)
     place = tl.load(start + of_key * blocks + block) + tl.arange(0, KEYS)
-    token, there = load_places(order + of_key * M, place, tl.load(stop + of_key * blocks + block))
+    token, present = load_positions(order + of_key * M, place, tl.load(stop + of_key * blocks + block))
     b, g, per = of_key // G, of_key % G, H // G
     key, value = of_head(key, of_key, G, key_b, key_h), of_head(value, of_key, G, value_b, value_h)
-    k = load_rows(key, key_n, token, there, D, WIDTH)
-    v = load_rows(value, value_n, token, there, E, VALUES)
-    keyed, valued = (k, key, key_n, token, there), (v, value, value_n, token, there)
+    k = load_rows(key, key_n, token, present, D, WIDTH)
+    v = load_rows(value, value_n, token, present, E, VALUES)
+    keyed, valued = (k, key, key_n, token, present), (v, value, value_n, token, present)
     keys = tl.zeros((KEYS, WIDTH), tl.float32)
     values = tl.zeros((KEYS, VALUES), tl.float32)
     if x < X:
@@ -135,30 +135,30 @@ def cells_to_keys(
             grad_values = load_rows(of_values, X * E, row, in_row, E, VALUES).to(k.dtype)
             lse = tl.load(shift + of_row, mask=in_row, other=float("-inf"))
             added = tl.load(constant + of_row, mask=in_row, other=0.0)
-            seen = there[None, :] & (lse != float("-inf"))[:, None]
-            hidden = seen & False
+            allowed = present[None, :] & (lse != float("-inf"))[:, None]
+            hidden = allowed & False
             if inside is not None:
-                hidden = listed_inside(inside, words, head, C, row, place, there)
+                hidden = listed_inside(inside, words, head, C, row, place, present)
             of_listed = None
             if of_inside is not None:
                 of_listed = tl.load(of_inside + head * C + row, mask=in_row, other=0.0)[:, None]
             logits = inner_of(means, of_means, D, row, in_row, *keyed, D, SLICE) * scale
-            logits = tl.where(seen, logits - lse[:, None], float("-inf"))
+            logits = tl.where(allowed, logits - lse[:, None], float("-inf"))
             vs = inner_of(grad_values, of_values, X * E, row, in_row, *valued, E, SLICE)
             ks = 0.0
             if cell_keys is not None:
                 of_keys = cell_keys + (head * C * X + x) * D
                 grad_keys = load_rows(of_keys, X * D, row, in_row, D, WIDTH).to(k.dtype)
                 ks = inner_of(grad_keys, of_keys, X * D, row, in_row, *keyed, D, SLICE)
-            weights, of_logits = weight_gradients(tl.exp(logits), ks, vs, added[:, None], seen, hidden, of_listed)
-            keys += dot_wide(tl.trans(of_logits), means) * scale
+            weights, of_logits = weight_gradients(tl.exp(logits), ks, vs, added[:, None], allowed, hidden, of_listed)
+            keys += dot_upcast(tl.trans(of_logits), means) * scale
             if cell_keys is not None:
-                keys += dot_wide(tl.trans(weights), grad_keys)
-            values += dot_wide(tl.trans(weights), grad_values)
+                keys += dot_upcast(tl.trans(weights), grad_keys)
+            values += dot_upcast(tl.trans(weights), grad_values)
     if slot_rows is not None:  # what these keys got as listed ones, in the order of their slots
-        begin = tl.load(slot_offsets + of_key * (M + 1) + token, mask=there, other=0)
-        count = tl.load(slot_offsets + of_key * (M + 1) + token + 1, mask=there, other=0) - begin
-        count = tl.where(there, count, 0)
+        begin = tl.load(slot_offsets + of_key * (M + 1) + token, mask=present, other=0)
+        count = tl.load(slot_offsets + of_key * (M + 1) + token + 1, mask=present, other=0) - begin
+        count = tl.where(present, count, 0)
         for step in range(0, tl.max(count, 0)):
             listed = step < count
             slot = tl.load(slot_rows + of_key * slots + begin + step, mask=listed, other=0)
@@ -166,5 +166,5 @@ def cells_to_keys(
             values += load_rows(slot_values + of_key * slots * E, E, slot, listed, E, VALUES)
     grad_key = of_head(grad_key, of_key, G, grad_key_b, grad_key_h)
     grad_value = of_head(grad_value, of_key, G, grad_value_b, grad_value_h)
-    store_rows(grad_key, grad_key_n, token, there, keys, D, WIDTH)
-    store_rows(grad_value, grad_value_n, token, there, values, E, VALUES)
+    store_rows(grad_key, grad_key_n, token, present, keys, D, WIDTH)
+    store_rows(grad_value, grad_value_n, token, present, values, E, VALUES)

@@ -8,19 +8,19 @@ from torch import Tensor
 
 from subquad.kernels.triton.cells.weights import listed_inside, weight_gradients
 from subquad.kernels.triton.launch import (
-    dot_wide,
+    dot_upcast,
     inner_of,
     kernel,
     key_head,
     launch,
     load_ends,
-    load_places,
+    load_positions,
     load_rows,
     of_head,
     slice_of,
     store_rows,
 )
-from subquad.kernels.triton.recording import Work
+from subquad.kernels.triton.recording import LaunchCost
 from subquad.kernels.triton.tiles import tiles_of
 
 
@@ -33,7 +33,7 @@ def differentiate_means(common: dict[str, Any], key: Tensor, value: Tensor, offs
     launch(
         cells_to_means,
         (triton.cdiv(C, tiles.rows), X, B * H),
-        work=Work(B * H * C * M * (3 * D + E), read + 4 * of_means.numel()),
+        cost=LaunchCost(B * H * C * M * (3 * D + E), read + 4 * of_means.numel()),
         offsets=offsets,
         of_means=of_means,
         **common,
@@ -104,20 +104,20 @@ def cells_to_means(
     first, end = load_ends(offsets, of_key, cell, X)
     for start in range(first, end, KEYS):
         place = start + tl.arange(0, KEYS)
-        token, there = load_places(order, place, end)
-        k = load_rows(key, key_n, token, there, D, WIDTH)
-        v = load_rows(value, value_n, token, there, E, VALUES)
-        keyed = k, key, key_n, token, there
-        seen = there[None, :] & (lse != float("-inf"))[:, None]
-        hidden = seen & False
+        token, present = load_positions(order, place, end)
+        k = load_rows(key, key_n, token, present, D, WIDTH)
+        v = load_rows(value, value_n, token, present, E, VALUES)
+        keyed = k, key, key_n, token, present
+        allowed = present[None, :] & (lse != float("-inf"))[:, None]
+        hidden = allowed & False
         if inside is not None:
-            hidden = listed_inside(inside, words, head, C, row, place, there)
+            hidden = listed_inside(inside, words, head, C, row, place, present)
         logits = inner_of(means, centroids, D, row, row < C, *keyed, D, SLICE) * scale
-        logits = tl.where(seen, logits - lse[:, None], float("-inf"))
+        logits = tl.where(allowed, logits - lse[:, None], float("-inf"))
         ks = 0.0
         if cell_keys is not None:
             ks = inner_of(grad_keys, cell_keys, X * D, row, row < C, *keyed, D, SLICE)
-        vs = inner_of(grad_values, cell_values, X * E, row, row < C, v, value, value_n, token, there, E, SLICE)
-        _, of_logits = weight_gradients(tl.exp(logits), ks, vs, added[:, None], seen, hidden, of_listed)
-        gradient += dot_wide(of_logits, k)
+        vs = inner_of(grad_values, cell_values, X * E, row, row < C, v, value, value_n, token, present, E, SLICE)
+        _, of_logits = weight_gradients(tl.exp(logits), ks, vs, added[:, None], allowed, hidden, of_listed)
+        gradient += dot_upcast(of_logits, k)
     store_rows(of_means + (head * C * X + cell) * D, X * D, row, row < C, gradient * scale, D, WIDTH)

@@ -6,12 +6,12 @@ import triton.language as tl
 from torch import Tensor
 
 from subquad.kernels.triton.launch import (
-    dot_wide,
+    dot_upcast,
     inner_of,
     kernel,
     launch,
     load_ends,
-    load_places,
+    load_positions,
     load_rows,
     of_head,
     padded,
@@ -22,7 +22,7 @@ from subquad.kernels.triton.launch import (
 )
 from subquad.kernels.triton.members.clustering import Clustering, cell_logits, load_mean
 from subquad.kernels.triton.members.gradients import MemberGradients, load_member, logit_gradients
-from subquad.kernels.triton.recording import Work
+from subquad.kernels.triton.recording import LaunchCost
 from subquad.kernels.triton.tiles import tiles_of
 
 
@@ -40,7 +40,7 @@ def cells_of_members(
     launch(
         members_to_cells,
         (C, triton.cdiv(X, 16), B * H),
-        work=Work(B * H * N * X * 2 * (D + E), B * H * N * (D + E) * query.element_size()),
+        cost=LaunchCost(B * H * N * X * 2 * (D + E), B * H * N * (D + E) * query.element_size()),
         query=query,
         **strides("query", query),
         **arguments,
@@ -107,19 +107,19 @@ def members_to_cells(
     order += head * N
     first, end = load_ends(offsets, head, cluster, C)
     for begin in range(first, end, QUERIES):
-        token, member = load_places(order, begin + tl.arange(0, QUERIES), end)
+        token, member = load_positions(order, begin + tl.arange(0, QUERIES), end)
         q = load_rows(query, query_n, token, member, D, WIDTH)
         g = load_rows(grad, grad_n, token, member, E, VALUES)
         queries, grads = (q, query, query_n, token, member), (g, grad, grad_n, token, member)
         of_shift, of_rho, h = load_member(shift, rho, grad_lse, head * N + token, member)
         mean = load_mean(centroids, of_cluster, D, q, WIDTH)
-        _, logits, there = cell_logits(*queries, mean, cell_keys, cell_lse, of_cluster, x, X, D, scale, WIDTH, SLICE)
-        seen = there[None, :] & member[:, None]
-        gv = inner_of(*grads, v, cell_values, E, x, there, E, SLICE)
-        p, of_logits = logit_gradients(logits, gv, of_shift, of_rho, h, 1.0, seen)
+        _, logits, present = cell_logits(*queries, mean, cell_keys, cell_lse, of_cluster, x, X, D, scale, WIDTH, SLICE)
+        allowed = present[None, :] & member[:, None]
+        gv = inner_of(*grads, v, cell_values, E, x, present, E, SLICE)
+        p, of_logits = logit_gradients(logits, gv, of_shift, of_rho, h, 1.0, allowed)
         apart = tl.where(member[:, None], q.to(tl.float32) - mean[None, :], 0.0).to(kind)
-        keys += dot_wide(tl.trans(of_logits), apart)
-        values += dot_wide(tl.trans(p), g)
+        keys += dot_upcast(tl.trans(of_logits), apart)
+        values += dot_upcast(tl.trans(p), g)
         biases += tl.sum(of_logits, 0)
     store_rows(of_keys + of_cluster * X * D, D, x, x < X, keys * scale, D, WIDTH)
     store_rows(of_values + of_cluster * X * E, E, x, x < X, values, E, VALUES)

@@ -7,7 +7,7 @@ import triton.language as tl
 from torch import Tensor
 
 from subquad.kernels.triton.blocks import GroupBlocks, group_blocks
-from subquad.kernels.triton.launch import inner_of, load_places, load_rows, padded, strides
+from subquad.kernels.triton.launch import inner_of, load_positions, load_rows, padded, strides
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ def load_block(order, group, start, stop, blocks, head, N, QUERIES: tl.constexpr
     """(the cluster of the program's block, its queries, and which of them there are)."""
     block = head * blocks + tl.program_id(0)
     place = tl.load(start + block) + tl.arange(0, QUERIES)
-    token, member = load_places(order + head * N, place, tl.load(stop + block))
+    token, member = load_positions(order + head * N, place, tl.load(stop + block))
     return tl.load(group + block), token, member
 
 
@@ -79,8 +79,8 @@ def load_block(order, group, start, stop, blocks, head, N, QUERIES: tl.constexpr
 def load_listed(top, of_cluster, slot, K, M):
     """The keys of these slots, and whether they are keys at all."""
     token = tl.load(top + of_cluster * K + slot, mask=slot < K, other=-1)
-    there = (token >= 0) & (token < M)
-    return tl.where(there, token, 0), there
+    present = (token >= 0) & (token < M)
+    return tl.where(present, token, 0), present
 
 
 @triton.jit

@@ -4,7 +4,7 @@ import triton.language as tl
 from torch import Tensor
 
 from subquad.kernels.triton.launch import (
-    dot_wide,
+    dot_upcast,
     inner_of,
     kernel,
     key_head,
@@ -12,13 +12,13 @@ from subquad.kernels.triton.launch import (
     load_rows,
     of_head,
     rows,
-    seen_exponentials,
+    allowed_exponentials,
     slice_of,
     store_rows,
     strides,
 )
 from subquad.kernels.triton.members.clustering import Clustering, cell_logits, load_block, load_listed, load_mean, sizes
-from subquad.kernels.triton.recording import Work
+from subquad.kernels.triton.recording import LaunchCost
 from subquad.kernels.triton.tiles import tiles_of
 
 
@@ -35,7 +35,7 @@ def attend_members(
     launch(
         members_forward,
         (blocks.count, B * H),
-        work=Work(met * (D + E), B * H * (N * (D + E) + clusters.top[0, 0].numel() * (D + E)) * query.element_size()),
+        cost=LaunchCost(met * (D + E), B * H * (N * (D + E) + clusters.top[0, 0].numel() * (D + E)) * query.element_size()),
         **sizes(query, key, value, scale),
         **arguments,
         QUERIES=tiles.rows,
@@ -122,20 +122,20 @@ def members_forward(
         values = tl.zeros((QUERIES, VALUES), tl.float32)
         some = 0
         for first in range(0, K, KEYS):
-            listed, there = load_listed(top, of_cluster, first + tl.arange(0, KEYS), K, M)
-            k = load_rows(key, key_n, listed, there, D, WIDTH)
-            v = load_rows(value, value_n, listed, there, E, VALUES)
-            seen = there[None, :] & member[:, None]
-            logits = inner_of(*queries, k, key, key_n, listed, there, D, SLICE) * scale
-            largest, factor, weights = seen_exponentials(logits, seen, largest)
+            listed, present = load_listed(top, of_cluster, first + tl.arange(0, KEYS), K, M)
+            k = load_rows(key, key_n, listed, present, D, WIDTH)
+            v = load_rows(value, value_n, listed, present, E, VALUES)
+            allowed = present[None, :] & member[:, None]
+            logits = inner_of(*queries, k, key, key_n, listed, present, D, SLICE) * scale
+            largest, factor, weights = allowed_exponentials(logits, allowed, largest)
             total = total * factor + tl.sum(weights, 1)
-            values = values * factor[:, None] + dot_wide(weights, v)
-            some += tl.sum(there.to(tl.int32), 0)
+            values = values * factor[:, None] + dot_upcast(weights, v)
+            some += tl.sum(present.to(tl.int32), 0)
         if cell_lse is not None:
             mean = load_mean(centroids, of_cluster, D, q, WIDTH)
             for first in range(0, X, CELLS):
                 x = first + tl.arange(0, CELLS)
-                _, logits, there = cell_logits(
+                _, logits, present = cell_logits(
                     *(
                         q,
                         query,
@@ -154,11 +154,11 @@ def members_forward(
                         SLICE,
                     )
                 )
-                v = load_rows(cell_values + of_cluster * X * E, E, x, there, E, VALUES).to(q.dtype)
-                largest, factor, weights = seen_exponentials(logits, there[None, :] & member[:, None], largest)
+                v = load_rows(cell_values + of_cluster * X * E, E, x, present, E, VALUES).to(q.dtype)
+                largest, factor, weights = allowed_exponentials(logits, present[None, :] & member[:, None], largest)
                 total = total * factor + tl.sum(weights, 1)
-                values = values * factor[:, None] + dot_wide(weights, v)
-                some += tl.sum(there.to(tl.int32), 0)
+                values = values * factor[:, None] + dot_upcast(weights, v)
+                some += tl.sum(present.to(tl.int32), 0)
         # 0 where there was no key; NaN where there were keys and all their logits are −∞.
         nothing = (total == 0) & (some == 0)
         result = values / tl.where(nothing, 1.0, total)[:, None]

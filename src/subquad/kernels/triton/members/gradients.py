@@ -34,10 +34,10 @@ class MemberGradients:
 
 
 @triton.jit
-def logit_gradients(logits, gv, shift, rho, h, share, seen):
+def logit_gradients(logits, gv, shift, rho, h, share, allowed):
     """(p, ∂L/∂logit = p (m (g·v − ρ) + h)); 0 where a query does not see a key."""
-    p = tl.exp(tl.where(seen, logits - shift[:, None], float("-inf")))
-    return p, tl.where(seen, p * (share * (gv - rho[:, None]) + h[:, None]), 0.0)
+    p = tl.exp(tl.where(allowed, logits - shift[:, None], float("-inf")))
+    return p, tl.where(allowed, p * (share * (gv - rho[:, None]) + h[:, None]), 0.0)
 
 
 @triton.jit

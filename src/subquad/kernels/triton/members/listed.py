@@ -6,13 +6,13 @@ import triton.language as tl
 from torch import Tensor
 
 from subquad.kernels.triton.launch import (
-    dot_wide,
+    dot_upcast,
     inner_of,
     kernel,
     key_head,
     launch,
     load_ends,
-    load_places,
+    load_positions,
     load_rows,
     of_head,
     rows,
@@ -21,7 +21,7 @@ from subquad.kernels.triton.launch import (
 )
 from subquad.kernels.triton.members.clustering import Clustering, load_listed, sizes
 from subquad.kernels.triton.members.gradients import MemberGradients, load_member, logit_gradients
-from subquad.kernels.triton.recording import Work
+from subquad.kernels.triton.recording import LaunchCost
 from subquad.kernels.triton.tiles import tiles_of
 
 
@@ -37,7 +37,7 @@ def listed_backward(
     launch(
         members_to_listed,
         (C, triton.cdiv(K, tiles.keys), B * H),
-        work=Work(B * H * N * K * 2 * (D + E), B * H * (N * (D + E) * query.element_size() + C * K * (D + E) * 4)),
+        cost=LaunchCost(B * H * N * K * 2 * (D + E), B * H * (N * (D + E) * query.element_size() + C * K * (D + E) * 4)),
         **sizes(query, key, value, scale),
         **{name: arguments[name] for name in ("order", "top", "mass", "C", "K")},
         QUERIES=tiles.rows,
@@ -107,10 +107,10 @@ def members_to_listed(
     head, cluster = tl.program_id(2).to(tl.int64), tl.program_id(0)
     of_key, of_cluster = key_head(head, H, G), head * C + cluster
     slot = tl.program_id(1) * KEYS + tl.arange(0, KEYS)
-    listed, there = load_listed(top, of_cluster, slot, K, M)
+    listed, present = load_listed(top, of_cluster, slot, K, M)
     key, value = of_head(key, of_key, G, key_b, key_h), of_head(value, of_key, G, value_b, value_h)
-    k = load_rows(key, key_n, listed, there, D, WIDTH)
-    v = load_rows(value, value_n, listed, there, E, VALUES)
+    k = load_rows(key, key_n, listed, present, D, WIDTH)
+    v = load_rows(value, value_n, listed, present, E, VALUES)
     share = 1.0
     if mass is not None:
         share = tl.load(mass + of_cluster)
@@ -120,16 +120,16 @@ def members_to_listed(
     order += head * N
     first, end = load_ends(offsets, head, cluster, C)
     for begin in range(first, end, QUERIES):
-        token, member = load_places(order, begin + tl.arange(0, QUERIES), end)
+        token, member = load_positions(order, begin + tl.arange(0, QUERIES), end)
         q = load_rows(query, query_n, token, member, D, WIDTH)
         g = load_rows(grad, grad_n, token, member, E, VALUES)
         queries, grads = (q, query, query_n, token, member), (g, grad, grad_n, token, member)
         of_shift, of_rho, h = load_member(shift, rho, grad_lse, head * N + token, member)
-        seen = there[None, :] & member[:, None]
-        logits = inner_of(*queries, k, key, key_n, listed, there, D, SLICE) * scale
-        gv = inner_of(*grads, v, value, value_n, listed, there, E, SLICE)
-        p, of_logits = logit_gradients(logits, gv, of_shift, of_rho, h, share, seen)
-        keys += dot_wide(tl.trans(of_logits), q)
-        values += dot_wide(tl.trans(p), g)
+        allowed = present[None, :] & member[:, None]
+        logits = inner_of(*queries, k, key, key_n, listed, present, D, SLICE) * scale
+        gv = inner_of(*grads, v, value, value_n, listed, present, E, SLICE)
+        p, of_logits = logit_gradients(logits, gv, of_shift, of_rho, h, share, allowed)
+        keys += dot_upcast(tl.trans(of_logits), q)
+        values += dot_upcast(tl.trans(p), g)
     store_rows(of_keys + of_cluster * K * D, D, slot, slot < K, keys * scale, D, WIDTH)
     store_rows(of_values + of_cluster * K * E, E, slot, slot < K, values * share, E, VALUES)

@@ -4,7 +4,7 @@ import triton.language as tl
 from torch import Tensor
 
 from subquad.kernels.triton.launch import (
-    dot_wide,
+    dot_upcast,
     inner_of,
     kernel,
     key_head,
@@ -19,7 +19,7 @@ from subquad.kernels.triton.launch import (
 )
 from subquad.kernels.triton.members.clustering import Clustering, cell_logits, load_block, load_listed, load_mean, sizes
 from subquad.kernels.triton.members.gradients import MemberGradients, load_member, logit_gradients
-from subquad.kernels.triton.recording import Work
+from subquad.kernels.triton.recording import LaunchCost
 from subquad.kernels.triton.tiles import tiles_of
 
 
@@ -44,7 +44,7 @@ def members_backward(
     launch(
         members_to_queries,
         (blocks.count, B * H),
-        work=Work(met * (2 * D + E), B * H * N * (2 * D + E) * query.element_size()),
+        cost=LaunchCost(met * (2 * D + E), B * H * N * (2 * D + E) * query.element_size()),
         **sizes(query, key, value, scale),
         **arguments,
         QUERIES=tiles.rows,
@@ -135,19 +135,19 @@ def members_to_queries(
             share = tl.load(mass + of_cluster)
         gradient = tl.zeros((QUERIES, WIDTH), tl.float32)
         for first in range(0, K, KEYS):
-            listed, there = load_listed(top, of_cluster, first + tl.arange(0, KEYS), K, M)
-            k = load_rows(key, key_n, listed, there, D, WIDTH)
-            v = load_rows(value, value_n, listed, there, E, VALUES)
-            seen = there[None, :] & member[:, None]
-            logits = inner_of(*queries, k, key, key_n, listed, there, D, SLICE) * scale
-            gv = inner_of(*grads, v, value, value_n, listed, there, E, SLICE)
-            _, of_logits = logit_gradients(logits, gv, of_shift, of_rho, h, share, seen)
-            gradient += dot_wide(of_logits, k)
+            listed, present = load_listed(top, of_cluster, first + tl.arange(0, KEYS), K, M)
+            k = load_rows(key, key_n, listed, present, D, WIDTH)
+            v = load_rows(value, value_n, listed, present, E, VALUES)
+            allowed = present[None, :] & member[:, None]
+            logits = inner_of(*queries, k, key, key_n, listed, present, D, SLICE) * scale
+            gv = inner_of(*grads, v, value, value_n, listed, present, E, SLICE)
+            _, of_logits = logit_gradients(logits, gv, of_shift, of_rho, h, share, allowed)
+            gradient += dot_upcast(of_logits, k)
         if cell_lse is not None:
             mean = load_mean(centroids, of_cluster, D, q, WIDTH)
             for first in range(0, X, CELLS):
                 x = first + tl.arange(0, CELLS)
-                k, logits, there = cell_logits(
+                k, logits, present = cell_logits(
                     *(
                         q,
                         query,
@@ -167,11 +167,11 @@ def members_to_queries(
                     )
                 )
                 of_cells = cell_values + of_cluster * X * E
-                v = load_rows(of_cells, E, x, there, E, VALUES).to(g.dtype)
-                gv = inner_of(*grads, v, of_cells, E, x, there, E, SLICE)
-                seen = there[None, :] & member[:, None]
-                _, of_logits = logit_gradients(logits, gv, of_shift, of_rho, h, share, seen)
-                gradient += dot_wide(of_logits, k)
+                v = load_rows(of_cells, E, x, present, E, VALUES).to(g.dtype)
+                gv = inner_of(*grads, v, of_cells, E, x, present, E, SLICE)
+                allowed = present[None, :] & member[:, None]
+                _, of_logits = logit_gradients(logits, gv, of_shift, of_rho, h, share, allowed)
+                gradient += dot_upcast(of_logits, k)
         begin, end = load_ends(offsets, head, cluster, C)
         width = tl.arange(0, WIDTH)
         of_mean = tl.load(of_means + of_cluster * D + width, mask=width < D, other=0.0) / (end - begin)

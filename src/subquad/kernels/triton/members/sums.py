@@ -12,12 +12,12 @@ from subquad.kernels.triton.launch import (
     load_rows,
     of_head,
     rows,
-    seen_exponentials,
+    allowed_exponentials,
     slice_of,
     strides,
 )
 from subquad.kernels.triton.members.clustering import Clustering, load_block, load_listed, sizes
-from subquad.kernels.triton.recording import Work
+from subquad.kernels.triton.recording import LaunchCost
 from subquad.kernels.triton.tiles import tiles_of
 
 
@@ -34,7 +34,7 @@ def member_sums(
     launch(
         members_sums,
         (blocks.count, B * H),
-        work=Work(B * H * N * K * (D + E), B * H * N * (D + E) * query.element_size()),
+        cost=LaunchCost(B * H * N * K * (D + E), B * H * N * (D + E) * query.element_size()),
         **sizes(query, key, value, scale),
         **{name: arguments[name] for name in ("order", "top", "C", "K")},
         QUERIES=tiles.rows,
@@ -108,13 +108,13 @@ def members_sums(
         total = tl.zeros((QUERIES,), tl.float32)
         sums = tl.zeros((QUERIES,), tl.float32)
         for first in range(0, K, KEYS):
-            listed, there = load_listed(top, head * C + cluster, first + tl.arange(0, KEYS), K, M)
-            k = load_rows(key, key_n, listed, there, D, WIDTH)
-            v = load_rows(value, value_n, listed, there, E, VALUES)
-            seen = there[None, :] & member[:, None]
-            logits = inner_of(*queries, k, key, key_n, listed, there, D, SLICE) * scale
-            gv = inner_of(*grads, v, value, value_n, listed, there, E, SLICE)
-            largest, factor, weights = seen_exponentials(logits, seen, largest)
+            listed, present = load_listed(top, head * C + cluster, first + tl.arange(0, KEYS), K, M)
+            k = load_rows(key, key_n, listed, present, D, WIDTH)
+            v = load_rows(value, value_n, listed, present, E, VALUES)
+            allowed = present[None, :] & member[:, None]
+            logits = inner_of(*queries, k, key, key_n, listed, present, D, SLICE) * scale
+            gv = inner_of(*grads, v, value, value_n, listed, present, E, SLICE)
+            largest, factor, weights = allowed_exponentials(logits, allowed, largest)
             total = total * factor + tl.sum(weights, 1)
             sums = sums * factor + tl.sum(weights * gv, 1)
         some = total != 0

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from subquad.kernels.attention.features.op import check_pattern, feature_attention, features_backward, features_forward
-from subquad.kernels.attention.features.triton.chunk_slopes import slopes_of_own
-from subquad.kernels.attention.features.triton.chunks import read_own
+from subquad.kernels.attention.features.triton.chunk_slopes import slopes_within_chunks
+from subquad.kernels.attention.features.triton.chunks import read_within_chunks
 from subquad.kernels.attention.features.triton.reads import ReadIndex, read, slopes_of_keys, slopes_of_queries
 from subquad.kernels.attention.features.triton.states import SEGMENT, Side, States, chunk_of, state_of_all, update
 from subquad.kernels.triton import refusal_of
@@ -21,40 +21,40 @@ def refusal(x: Any) -> str | None:
 
 
 @features_forward.on("triton")
-def forward(outputs: tuple[Tensor, Tensor, Tensor], given: Any) -> None:
+def forward(outputs: tuple[Tensor, Tensor, Tensor], inputs: Any) -> None:
     """The Triton backend of `feature_attention`: (out, lse)."""
     out, lse, _ = outputs  # the residual of lse is for backends whose backward pass reads it
-    queries, keys = _sides(given)
-    if given.lag > 1:  # the first queries see no key
+    queries, keys = _sides(inputs)
+    if inputs.lag > 1:  # the first queries see no key
         out.zero_()
         lse.fill_(-torch.inf)
-    for states, places in _readers(keys, queries, given, reverse=False):
+    for states, places in _readers(keys, queries, inputs, reverse=False):
         read(out, lse, queries, states, places)
-        if given.block and not given.lag:
-            read_own(out, lse, queries, keys, places)
+        if inputs.block and not inputs.lag:
+            read_within_chunks(out, lse, queries, keys, places)
 
 
 @features_backward.on("triton")
-def backward(grads: tuple[Tensor, Tensor, Tensor, Tensor], given: Any) -> None:
+def backward(grads: tuple[Tensor, Tensor, Tensor, Tensor], inputs: Any) -> None:
     """Gradients of query, key, value and key_bias; first for each query head."""
     grad_query, grad_key, grad_value, grad_bias = grads
-    queries, keys = _sides(given)
-    queries = queries.weighed(*_slopes_of_outputs(given))
-    H, G, causal = given.query.shape[1], given.key.shape[1], given.block > 0 and not given.lag
+    queries, keys = _sides(inputs)
+    queries = queries.weighed(*_slopes_of_outputs(inputs))
+    H, G, causal = inputs.query.shape[1], inputs.key.shape[1], inputs.block > 0 and not inputs.lag
     of_key, of_value = (x if H == G else _of_heads(x, H) for x in (grad_key, grad_value))
     of_bias = _of_heads(grad_key[..., :1], H).squeeze(-1)
-    if given.lag > 1:  # the first queries see no key, and the last keys no query
+    if inputs.lag > 1:  # the first queries see no key, and the last keys no query
         for x in (grad_query, of_key, of_value, of_bias):
             x.zero_()
-    for states, places in _readers(keys, queries, given, reverse=False):
+    for states, places in _readers(keys, queries, inputs, reverse=False):
         of_x, of_y = (_buffer(queries, places) for _ in range(2))
         if causal:
-            slopes_of_own(of_x, of_y, of_value, queries, keys, places)
+            slopes_within_chunks(of_x, of_y, of_value, queries, keys, places)
             _gather(of_key, of_y, keys.of, places, add=False)
             _gather(of_bias, of_y.sum(-1, dtype=torch.float32), None, places, add=False)
         slopes_of_queries(of_x, queries, states, places, add=causal)
         _gather(grad_query, of_x, queries.of, places, add=False)
-    for states, places in _readers(queries, keys, given, reverse=True):
+    for states, places in _readers(queries, keys, inputs, reverse=True):
         of_y = _buffer(queries, places)
         slopes_of_keys(of_y, of_value, keys, states, places, add=causal)
         _gather(of_key, of_y, keys.of, places, add=causal)
@@ -62,7 +62,7 @@ def backward(grads: tuple[Tensor, Tensor, Tensor, Tensor], given: Any) -> None:
     if H != G:
         for grad, of_heads in ((grad_key, of_key), (grad_value, of_value)):
             grad.copy_(of_heads.unflatten(1, (G, -1)).sum(2))
-    if given.key_bias is not None:
+    if inputs.key_bias is not None:
         of_bias = of_bias.unflatten(1, (G, -1)).sum(2)
         grad_bias.copy_(of_bias if grad_bias.shape[1] == G else of_bias.sum(1, keepdim=True))
 
@@ -92,25 +92,25 @@ def _gather(grad: Tensor, slopes: Tensor, of: Tensor | None, places: ReadIndex, 
         grad[:, :, begin:end].copy_(slopes)
 
 
-def _sides(given: Any) -> tuple[Side, Side]:
-    check_pattern(given)
-    queries = Side.made(given.query, given.of_query, given.feature_bias, None, given.query)
-    return queries, Side.made(given.key, given.of_key, None, given.key_bias, given.value)
+def _sides(inputs: Any) -> tuple[Side, Side]:
+    check_pattern(inputs)
+    queries = Side.made(inputs.query, inputs.of_query, inputs.feature_bias, None, inputs.query)
+    return queries, Side.made(inputs.key, inputs.of_key, None, inputs.key_bias, inputs.value)
 
 
-def _readers(side: Side, others: Side, given: Any, *, reverse: bool) -> Iterator[tuple[States, ReadIndex]]:
+def _readers(side: Side, others: Side, inputs: Any, *, reverse: bool) -> Iterator[tuple[States, ReadIndex]]:
     """States of a side's tokens, and which tokens of the others read them: a segment of the sequence at a time.
 
     Under a pattern, states are those of the tokens before each unit, or behind it: slot s of units [first, …) is read
     by unit first + s, or by the unit that is lag − 1 units further from the tokens of the state.
     """
     tokens = others.rows.shape[2]
-    if given.block == 0:
+    if inputs.block == 0:
         states = state_of_all(side)
         for first in range(0, tokens, SEGMENT):
             yield states, ReadIndex(first, SEGMENT if tokens > SEGMENT else tokens, 1)
         return
-    unit, further = (given.block, given.lag - 1) if given.lag else (chunk_of(given.value), 0)
+    unit, further = (inputs.block, inputs.lag - 1) if inputs.lag else (chunk_of(inputs.value), 0)
     units = -(-tokens // unit)
     slots = min(units, max(1, SEGMENT // unit))
     states = States.none(side, slots)
@@ -120,10 +120,10 @@ def _readers(side: Side, others: Side, given: Any, *, reverse: bool) -> Iterator
         yield states, ReadIndex((first - further if reverse else first + further) * unit, unit, slots)
 
 
-def _slopes_of_outputs(given: Any) -> tuple[Tensor, Tensor, Tensor]:
+def _slopes_of_outputs(inputs: Any) -> tuple[Tensor, Tensor, Tensor]:
     """−lse, dO and a = dlse − dO·O of the queries; −∞ and 0 for those that see no key, or that nobody reads."""
-    out, lse, _ = given.outputs
-    grad_out, grad_lse, _ = given.grads
+    out, lse, _ = inputs.outputs
+    grad_out, grad_lse, _ = inputs.grads
     sees = lse != -torch.inf
     weight = torch.zeros_like(lse) if grad_lse is None else torch.where(sees, grad_lse, 0.0)
     read = weight != 0
@@ -134,4 +134,4 @@ def _slopes_of_outputs(given: Any) -> tuple[Tensor, Tensor, Tensor]:
         grad_out = torch.zeros_like(out)
     weight = torch.where(lse.isnan() & read, torch.nan, weight)
     shift = torch.where(read, -lse, -torch.inf).contiguous()
-    return shift, grad_out.to(given.value.dtype), weight.contiguous()
+    return shift, grad_out.to(inputs.value.dtype), weight.contiguous()

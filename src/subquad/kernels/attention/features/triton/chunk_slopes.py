@@ -3,7 +3,7 @@
 import triton.language as tl
 from torch import Tensor
 
-from subquad.kernels.attention.features.triton.chunks import both_sides, work_of
+from subquad.kernels.attention.features.triton.chunks import both_sides, cost_of
 from subquad.kernels.attention.features.triton.reads import ReadIndex
 from subquad.kernels.attention.features.triton.states import Side
 from subquad.kernels.attention.features.triton.tiles import (
@@ -14,20 +14,20 @@ from subquad.kernels.attention.features.triton.tiles import (
     numbers,
     of_earlier,
     of_later,
-    seen_itself,
-    seen_squares,
+    diagonal_square,
+    causal_square,
     shift_of,
     side_of,
 )
 from subquad.kernels.triton.launch import inner, kernel, launch, load_rows, padded, slice_of, store_rows, strides
 
 
-def slopes_of_own(
+def slopes_within_chunks(
     of_queries: Tensor, of_keys: Tensor, grad_value: Tensor, queries: Side, keys: Side, places: ReadIndex
 ) -> None:
     """Fill dx, dy and dv, for each query head's part; queries with −lse, dO and a."""
     B, H = queries.rows.shape[:2]
-    given = {
+    inputs = {
         "query_shift": queries.shift,
         "grad": queries.payload,
         **strides("grad", queries.payload),
@@ -36,24 +36,24 @@ def slopes_of_own(
     launch(
         chunk_slopes,
         (places.slots, B * H),
-        work=work_of(queries, keys, places, 2),
+        cost=cost_of(queries, keys, places, 2),
         of_queries=of_queries,
         of_keys=of_keys,
         slopes_h=of_queries.stride(1),
         OF_E=slice_of(keys.payload, 64),
         **both_sides("chunk_slopes", queries, keys, places),
-        **given,
+        **inputs,
     )
     both = both_sides("chunk_values", queries, keys, places)
     launch(
         chunk_values,
         (places.slots, B * H),
-        work=work_of(queries, keys, places, 1),
+        cost=cost_of(queries, keys, places, 1),
         grad_value=grad_value,
         **strides("grad_value", grad_value),
         WIDTH=padded(grad_value.shape[3]),
         **{name: x for name, x in both.items() if not name.startswith("value")},
-        **given,
+        **inputs,
     )
 
 
@@ -111,23 +111,23 @@ def chunk_slopes(
     g = h // share
     row = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
     place = first + row
-    there = place < N
+    present = place < N
     query, of_query, query_bias = side_of(query, of_query, query_bias, b, h, query_b, query_h, of_query_h, query_bias_h)
     key, of_key, _ = side_of(key, of_key, None, b, g, key_b, key_h, of_key_h, 0)
     grad += b * grad_b + h * grad_h
     of_queries += head * slopes_h
     of_keys += head * slopes_h
-    shift, visible = shift_of(key_shift, b, g, key_shift_b, key_shift_h, key_shift_n, place, there)
-    of_lse = tl.load(query_shift + head * N + place, mask=there, other=-float("inf"))
-    sees = there & (of_lse != -float("inf"))
+    shift, visible = shift_of(key_shift, b, g, key_shift_b, key_shift_h, key_shift_n, place, present)
+    of_lse = tl.load(query_shift + head * N + place, mask=present, other=-float("inf"))
+    sees = present & (of_lse != -float("inf"))
     a = tl.load(weight + head * N + place, mask=sees, other=0.0)
     value += b * value_b + g * value_h
     slopes = inner(grad, grad_n, place, sees, value, value_n, place, visible, E, OF_E, KIND)
     slopes += a[:, None]
     token = tl.arange(0, TOKENS)
-    seen = token[:, None] >= token[None, :]
-    slopes = tl.where(seen, slopes, 0.0)
-    of_itself = tl.sum(tl.where(seen_itself(TOKENS), slopes, 0.0), 1)[:, None]
+    allowed = token[:, None] >= token[None, :]
+    slopes = tl.where(allowed, slopes, 0.0)
+    of_itself = tl.sum(tl.where(diagonal_square(TOKENS), slopes, 0.0), 1)[:, None]
     for start in range(0, R, FEATURES):
         x = exponents(query, query_n, of_query, query_bias, of_lse, place, sees, start, D, R, SLICE, TOKENS, FEATURES)
         y = exponents(key, key_n, of_key, None, shift, place, visible, start, C, R, SLICE, TOKENS, FEATURES)
@@ -140,14 +140,14 @@ def chunk_slopes(
             other = exchanged(block, size, TOKENS, FEATURES)
             later = of_later(x, other, size, TOKENS)
             earlier = of_earlier(y, block, size, TOKENS)
-            square = seen_squares(size, TOKENS)
+            square = causal_square(size, TOKENS)
             of_square = tl.where(square, slopes, 0.0)
             dx += later * dot_as(of_square, numbers(earlier), KIND)
             dy += earlier * dot_as(tl.trans(of_square), numbers(later), KIND)
             block = tl.maximum(block, other)
         dy = tl.where(visible[:, None], dy, 0.0)  # hidden: no gradient
-        store_rows(of_queries + start, R, row, there, dx, R - start, FEATURES)
-        store_rows(of_keys + start, R, row, there, dy, R - start, FEATURES)
+        store_rows(of_queries + start, R, row, present, dx, R - start, FEATURES)
+        store_rows(of_keys + start, R, row, present, dy, R - start, FEATURES)
 
 
 @kernel
@@ -201,19 +201,19 @@ def chunk_values(
     g = h // share
     row = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
     place = first + row
-    there = place < N
+    present = place < N
     query, of_query, query_bias = side_of(query, of_query, query_bias, b, h, query_b, query_h, of_query_h, query_bias_h)
     key, of_key, _ = side_of(key, of_key, None, b, g, key_b, key_h, of_key_h, 0)
     grad += b * grad_b + h * grad_h
-    shift, visible = shift_of(key_shift, b, g, key_shift_b, key_shift_h, key_shift_n, place, there)
-    of_lse = tl.load(query_shift + head * N + place, mask=there, other=-float("inf"))
-    sees = there & (of_lse != -float("inf"))
+    shift, visible = shift_of(key_shift, b, g, key_shift_b, key_shift_h, key_shift_n, place, present)
+    of_lse = tl.load(query_shift + head * N + place, mask=present, other=-float("inf"))
+    sees = present & (of_lse != -float("inf"))
     a = tl.load(weight + head * N + place, mask=sees, other=0.0)
     weights = tl.zeros((TOKENS, TOKENS), tl.float32)
     for start in range(0, R, FEATURES):
         x = exponents(query, query_n, of_query, query_bias, of_lse, place, sees, start, D, R, SLICE, TOKENS, FEATURES)
         y = exponents(key, key_n, of_key, None, shift, place, visible, start, C, R, SLICE, TOKENS, FEATURES)
-        weights += tl.where(seen_itself(TOKENS), tl.sum(tl.exp(x + y), 1)[:, None], 0.0)
+        weights += tl.where(diagonal_square(TOKENS), tl.sum(tl.exp(x + y), 1)[:, None], 0.0)
         block = y  # the maxima over each `size` tokens
         for step in range(0, SIZES):
             size = 1 << step
@@ -221,11 +221,11 @@ def chunk_values(
             later = of_later(x, other, size, TOKENS)
             earlier = of_earlier(y, block, size, TOKENS)
             more = dot_as(later, tl.trans(earlier), KIND)
-            weights += tl.where(seen_squares(size, TOKENS), more, 0.0)
+            weights += tl.where(causal_square(size, TOKENS), more, 0.0)
             block = tl.maximum(block, other)
     token = tl.arange(0, TOKENS)
-    seen = token[:, None] >= token[None, :]
-    weights = tl.where(seen & (sees & ~is_finite(a))[:, None], float("nan"), weights)
+    allowed = token[:, None] >= token[None, :]
+    weights = tl.where(allowed & (sees & ~is_finite(a))[:, None], float("nan"), weights)
     grads = numbers(load_rows(grad, grad_n, place, sees, E, WIDTH).to(tl.float32))
     of_values = tl.where(visible[:, None], dot_as(tl.trans(weights), grads, KIND), 0.0)
-    store_rows(grad_value + b * grad_value_b + h * grad_value_h, grad_value_n, place, there, of_values, E, WIDTH)
+    store_rows(grad_value + b * grad_value_b + h * grad_value_h, grad_value_n, place, present, of_values, E, WIDTH)

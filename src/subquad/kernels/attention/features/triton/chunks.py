@@ -28,13 +28,13 @@ from subquad.kernels.attention.features.triton.tiles import (
     numbers,
     of_earlier,
     of_later,
-    seen_itself,
-    seen_squares,
+    diagonal_square,
+    causal_square,
     shift_of,
     side_of,
 )
-from subquad.kernels.triton.launch import dot_wide, kernel, launch, load_rows, padded, slice_of, store_rows, strides
-from subquad.kernels.triton.recording import Work
+from subquad.kernels.triton.launch import dot_upcast, kernel, launch, load_rows, padded, slice_of, store_rows, strides
+from subquad.kernels.triton.recording import LaunchCost
 from subquad.kernels.triton.tiles import tiles_of
 
 
@@ -59,13 +59,13 @@ def both_sides(name: str, queries: Side, keys: Side, places: ReadIndex) -> dict[
     }
 
 
-def read_own(out: Tensor, lse: Tensor, queries: Side, keys: Side, places: ReadIndex) -> None:
+def read_within_chunks(out: Tensor, lse: Tensor, queries: Side, keys: Side, places: ReadIndex) -> None:
     """Merge into out and lse what the keys of each query's own chunk give."""
     B, H = lse.shape[:2]
     launch(
         read_chunks,
         (places.slots, B * H),
-        work=work_of(queries, keys, places, 1),
+        cost=cost_of(queries, keys, places, 1),
         out=out,
         **strides("out", out),
         lse=lse,
@@ -74,13 +74,13 @@ def read_own(out: Tensor, lse: Tensor, queries: Side, keys: Side, places: ReadIn
     )
 
 
-def work_of(queries: Side, keys: Side, places: ReadIndex, times: int) -> Work:
+def cost_of(queries: Side, keys: Side, places: ReadIndex, times: int) -> LaunchCost:
     """What one launch does, in which products of pairs come this often."""
     (B, H, N, D), (*_, C), E, R = queries.rows.shape, keys.rows.shape, keys.payload.shape[3], queries.features
     tokens = min(N, places.unit * places.slots)
     made = (0 if queries.of is None else D) + (0 if keys.of is None else C)
     pairs = times * places.unit * (R * (places.unit.bit_length() - 1) + E)
-    return Work(B * H * tokens * (R * made + pairs), 4 * B * H * tokens * times * (D + C + 2 * E))
+    return LaunchCost(B * H * tokens * (R * made + pairs), 4 * B * H * tokens * times * (D + C + 2 * E))
 
 
 @kernel
@@ -132,20 +132,20 @@ def read_chunks(
     b, h = head // H, head % H
     g = h // share
     place = first + tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
-    there = place < N
+    present = place < N
     query, of_query, query_bias = side_of(query, of_query, query_bias, b, h, query_b, query_h, of_query_h, query_bias_h)
     key, of_key, _ = side_of(key, of_key, None, b, g, key_b, key_h, of_key_h, 0)
     out += b * out_b + h * out_h
-    shift, visible = shift_of(key_shift, b, g, key_shift_b, key_shift_h, key_shift_n, place, there)
+    shift, visible = shift_of(key_shift, b, g, key_shift_b, key_shift_h, key_shift_n, place, present)
     largest = tl.full((TOKENS,), -float("inf"), tl.float32)
     weights = tl.zeros((TOKENS, TOKENS), tl.float32)
     for start in range(0, R, FEATURES):
-        x = exponents(query, query_n, of_query, query_bias, None, place, there, start, D, R, SLICE, TOKENS, FEATURES)
+        x = exponents(query, query_n, of_query, query_bias, None, place, present, start, D, R, SLICE, TOKENS, FEATURES)
         y = exponents(key, key_n, of_key, None, shift, place, visible, start, C, R, SLICE, TOKENS, FEATURES)
         now = tl.maximum(largest, tl.max(x + y, 1))
         itself = tl.sum(tl.exp(x + y - base_of(now)[:, None]), 1)
         weights = weights * tl.exp(largest - base_of(now))[:, None]
-        weights += tl.where(seen_itself(TOKENS), itself[:, None], 0.0)
+        weights += tl.where(diagonal_square(TOKENS), itself[:, None], 0.0)
         largest = now
         block = y  # the maxima over each `size` tokens
         for step in range(0, SIZES):
@@ -155,19 +155,19 @@ def read_chunks(
             later = of_later(x - base_of(now)[:, None], other, size, TOKENS)
             more = dot_as(later, tl.trans(of_earlier(y, block, size, TOKENS)), KIND)
             weights = weights * tl.exp(largest - base_of(now))[:, None]
-            weights += tl.where(seen_squares(size, TOKENS), more, 0.0)
+            weights += tl.where(causal_square(size, TOKENS), more, 0.0)
             largest = now
             block = tl.maximum(block, other)
     total = tl.sum(weights, 1)
-    before = tl.load(lse + head * N + place, mask=there, other=-float("inf"))
+    before = tl.load(lse + head * N + place, mask=present, other=-float("inf"))
     base = base_of(tl.maximum(largest, before))
     of_state, of_own = tl.exp(before - base), tl.exp(largest - base)
     total = of_state + total * of_own
     norm = tl.where(total == 0, 1.0, total)
-    tl.store(lse + head * N + place, tl.where(total == 0, -float("inf"), base + tl.log(norm)), mask=there)
+    tl.store(lse + head * N + place, tl.where(total == 0, -float("inf"), base + tl.log(norm)), mask=present)
     values = load_rows(value + b * value_b + g * value_h, value_n, place, visible, E, WIDTH)
-    result = dot_wide(weights * (of_own / norm)[:, None], numbers(values))
+    result = dot_upcast(weights * (of_own / norm)[:, None], numbers(values))
     spoilt = tl.cumsum(tl.where(is_finite(values), 0.0, 1.0), 0) > 0
     result = tl.where(spoilt, float("nan"), result)
-    result += load_rows(out, out_n, place, there, E, WIDTH) * (of_state / norm)[:, None]
-    store_rows(out, out_n, place, there, result, E, WIDTH)
+    result += load_rows(out, out_n, place, present, E, WIDTH) * (of_state / norm)[:, None]
+    store_rows(out, out_n, place, present, result, E, WIDTH)

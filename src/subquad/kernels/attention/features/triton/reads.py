@@ -18,7 +18,7 @@ from torch import Tensor
 from subquad.kernels.attention.features.triton.states import Side, States
 from subquad.kernels.attention.features.triton.tiles import base_of, dot_as, exponents, shift_of, side_of
 from subquad.kernels.triton.launch import inner, kernel, launch, load_rows, padded, slice_of, store_rows, strides, tile
-from subquad.kernels.triton.recording import Work
+from subquad.kernels.triton.recording import LaunchCost
 from subquad.kernels.triton.tiles import Tiles, tiles_of
 
 SLICE = 64  # components of a row at a time, at most
@@ -52,7 +52,7 @@ def read(out: Tensor, lse: Tensor, queries: Side, states: States, places: ReadIn
     launch(
         read_states,
         (places.programs(tiles), B * H),
-        work=_work(queries, places, E, 1),
+        cost=_cost(queries, places, E, 1),
         **queries.arguments("query"),
         **queries.biases("query"),
         **states.arguments(),
@@ -78,7 +78,7 @@ def slopes_of_queries(slopes: Tensor, queries: Side, states: States, places: Rea
     launch(
         query_slopes,
         (places.programs(tiles), B * H),
-        work=_work(queries, places, E, 1),
+        cost=_cost(queries, places, E, 1),
         **queries.arguments("query"),
         **queries.biases("query"),
         query_shift=queries.shift,
@@ -110,7 +110,7 @@ def slopes_of_keys(
     launch(
         key_slopes,
         (places.programs(tiles), B * H),
-        work=_work(keys, places, E, 2),
+        cost=_cost(keys, places, E, 2),
         **keys.arguments("key"),
         **keys.shifts("key"),
         value=keys.payload,
@@ -135,12 +135,12 @@ def slopes_of_keys(
     )
 
 
-def _work(side: Side, places: ReadIndex, E: int, times: int) -> Work:
+def _cost(side: Side, places: ReadIndex, E: int, times: int) -> LaunchCost:
     """What one launch does, in which products with the states come this often."""
     (B, heads, tokens, D), R = side.rows.shape, side.features
     count = min(tokens, places.unit * places.slots)
     products = count * R * (times * E + (0 if side.of is None else D))
-    return Work(B * heads * products, 4 * B * heads * (count * (D + E) + places.slots * R * E))
+    return LaunchCost(B * heads * products, 4 * B * heads * (count * (D + E) + places.slots * R * E))
 
 
 @kernel
@@ -181,14 +181,14 @@ def read_states(
     head = tl.program_id(1).to(tl.int64)
     b, h = head // H, head % H
     place = first + slot * unit + tl.program_id(0) % tiles * TOKENS + tl.arange(0, TOKENS)
-    there = (place >= 0) & (place < tl.minimum(first + (slot + 1) * unit, N))
+    present = (place >= 0) & (place < tl.minimum(first + (slot + 1) * unit, N))
     query, of_query, query_bias = side_of(query, of_query, query_bias, b, h, query_b, query_h, of_query_h, query_bias_h)
     state = head // share * states_head + slot * R
     largest = tl.full((TOKENS,), -float("inf"), tl.float32)
     total = tl.zeros((TOKENS,), tl.float32)
     sums = tl.zeros((TOKENS, WIDTH), tl.float32)
     for start in range(0, R, FEATURES):
-        x = exponents(query, query_n, of_query, query_bias, None, place, there, start, D, R, SLICE, TOKENS, FEATURES)
+        x = exponents(query, query_n, of_query, query_bias, None, place, present, start, D, R, SLICE, TOKENS, FEATURES)
         feature = start + tl.arange(0, FEATURES)
         exists = feature < R
         logits = x + tl.load(logs + state + feature, mask=exists, other=-float("inf"))[None, :]
@@ -200,9 +200,9 @@ def read_states(
         sums = sums * shrink[:, None] + dot_as(weights, mean, KIND)
         largest = now
     norm = tl.where(total == 0, 1.0, total)
-    store_rows(out + b * out_b + h * out_h, out_n, place, there, sums / norm[:, None], E, WIDTH)
+    store_rows(out + b * out_b + h * out_h, out_n, place, present, sums / norm[:, None], E, WIDTH)
     logarithm = tl.where(total == 0, -float("inf"), base_of(largest) + tl.log(norm))
-    tl.store(lse + head * N + place, logarithm, mask=there)
+    tl.store(lse + head * N + place, logarithm, mask=present)
 
 
 @kernel
@@ -248,12 +248,12 @@ def query_slopes(
     b, h = head // H, head % H
     row = slot * unit + tl.program_id(0) % tiles * TOKENS + tl.arange(0, TOKENS)
     place = first + row
-    there = (place >= 0) & (row < (slot + 1) * unit) & (place < N)
+    present = (place >= 0) & (row < (slot + 1) * unit) & (place < N)
     query, of_query, query_bias = side_of(query, of_query, query_bias, b, h, query_b, query_h, of_query_h, query_bias_h)
     slopes += head * slopes_h
     state = head // share * states_head + slot * R
-    shift = tl.load(query_shift + head * N + place, mask=there, other=-float("inf"))
-    sees = there & (shift != -float("inf"))
+    shift = tl.load(query_shift + head * N + place, mask=present, other=-float("inf"))
+    sees = present & (shift != -float("inf"))
     a = tl.load(weight + head * N + place, mask=sees, other=0.0)
     grad += b * grad_b + h * grad_h
     for start in range(0, R, FEATURES):
@@ -264,8 +264,8 @@ def query_slopes(
         reads = inner(grad, grad_n, place, sees, means + state * E, E, feature, exists, E, OF_E, KIND)
         slope = tl.exp(x + log[None, :]) * (reads + a[:, None])
         if ADD:
-            slope += load_rows(slopes + start, R, row, there, R - start, FEATURES)
-        store_rows(slopes + start, R, row, there, slope, R - start, FEATURES)
+            slope += load_rows(slopes + start, R, row, present, R - start, FEATURES)
+        store_rows(slopes + start, R, row, present, slope, R - start, FEATURES)
 
 
 @kernel
@@ -318,12 +318,12 @@ def key_slopes(
     g = h // share
     row = slot * unit + tl.program_id(0) % tiles * TOKENS + tl.arange(0, TOKENS)
     place = first + row
-    there = (place >= 0) & (row < (slot + 1) * unit) & (place < M)
+    present = (place >= 0) & (row < (slot + 1) * unit) & (place < M)
     key, of_key, _ = side_of(key, of_key, None, b, g, key_b, key_h, of_key_h, 0)
     slopes += head * slopes_h
     grad_value += b * grad_value_b + h * grad_value_h
     state = head * states_head + slot * R
-    shift, visible = shift_of(key_shift, b, g, key_shift_b, key_shift_h, key_shift_n, place, there)
+    shift, visible = shift_of(key_shift, b, g, key_shift_b, key_shift_h, key_shift_n, place, present)
     value += b * value_b + g * value_h
     of_values = tl.zeros((TOKENS, WIDTH), tl.float32)
     for start in range(0, R, FEATURES):
@@ -338,8 +338,8 @@ def key_slopes(
         reads = inner(value, value_n, place, visible, means + state * E, E, feature, exists, E, OF_E, KIND)
         slope = weight * (reads + a[None, :])
         slope = tl.where(visible[:, None], slope, 0.0)  # hidden: no gradient, also where the state is NaN
-        store_rows(slopes + start, R, row, there, slope, R - start, FEATURES)
+        store_rows(slopes + start, R, row, present, slope, R - start, FEATURES)
     of_values = tl.where(visible[:, None], of_values, 0.0)
     if ADD:
-        of_values += load_rows(grad_value, grad_value_n, place, there, E, WIDTH)
-    store_rows(grad_value, grad_value_n, place, there, of_values, E, WIDTH)
+        of_values += load_rows(grad_value, grad_value_n, place, present, E, WIDTH)
+    store_rows(grad_value, grad_value_n, place, present, of_values, E, WIDTH)

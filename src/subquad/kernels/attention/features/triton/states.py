@@ -8,11 +8,11 @@ And a query's attention by features is softmax attention to R features: out_i = 
 states merge as partials do, are means that do not overflow, and nothing is ever divided by a small number.
 
 Backwards, queries leave a state to the keys before them, with exponents x_ir − lse_i, dO_i for values, and the mean of
-another number a_i too. The sequence is cut into units, whose states are made side by side (`sum_units`), and then each
+another number a_i too. The sequence is cut into units, whose states are made side by side (`sum_chunks`), and then each
 becomes that of all units before it, or behind it (`scan`):
 
     slot                0       1       2       3
-    sum_units         [ 0 ]   [ 1 ]   [ 2 ]
+    sum_chunks         [ 0 ]   [ 1 ]   [ 2 ]
     scan                –     [ 0 ]   [0 1]   [0 1 2]     the last is what the next segment of the sequence starts from
     scan, reversed   [1 2]    [ 2 ]     –     [0 1 2]
 """
@@ -27,7 +27,7 @@ from torch import Tensor
 
 from subquad.kernels.attention.features.triton.tiles import base_of, exponents, shift_of, side_of
 from subquad.kernels.triton.launch import (
-    dot_wide,
+    dot_upcast,
     kernel,
     launch,
     load_rows,
@@ -38,12 +38,12 @@ from subquad.kernels.triton.launch import (
     strides,
     tile,
 )
-from subquad.kernels.triton.recording import Work
+from subquad.kernels.triton.recording import LaunchCost
 from subquad.kernels.triton.tiles import tiles_of
 
-CHUNK, CHUNK_OF_WIDE = 64, 32  # tokens that a program holds; the three parts of fp32 numbers take more registers
+CHUNK, CHUNK_OF_UPCAST = 64, 32  # tokens that a program holds; the three parts of fp32 numbers take more registers
 SEGMENT = 4096  # tokens whose units' states exist at a time, where each has its own
-LEAST_UNIT, MOST_UNITS = 512, 32  # where all tokens make one state
+LEAST_UNIT, MOST_CHUNKS = 512, 32  # where all tokens make one state
 
 
 @dataclass(frozen=True)
@@ -155,7 +155,7 @@ class States:
 
 def chunk_of(x: Tensor) -> int:
     """Tokens that a program holds, at most, of rows of this dtype."""
-    return CHUNK_OF_WIDE if x.dtype == torch.float32 else CHUNK
+    return CHUNK_OF_UPCAST if x.dtype == torch.float32 else CHUNK
 
 
 def update(states: States, side: Side, first: int, unit: int, *, reverse: bool) -> None:
@@ -163,13 +163,13 @@ def update(states: States, side: Side, first: int, unit: int, *, reverse: bool) 
     (B, heads, tokens, D), E, R = side.rows.shape, side.payload.shape[3], side.features
     slots = states.slots
     fresh = states.logs.new_empty(B * heads, slots, R)
-    tiles = tiles_of("sum_units", side.rows.dtype, max(D, E))
+    tiles = tiles_of("sum_chunks", side.rows.dtype, max(D, E))
     features, count = tile(R, tiles.keys), min(tokens, slots * unit)
     launch(
-        sum_units,
+        sum_chunks,
         (slots * triton.cdiv(R, features), B * heads),
         **tiles.options(),
-        work=Work(
+        cost=LaunchCost(
             B * heads * count * R * (E + (0 if side.of is None else D)),
             B * heads * (count * (D + E) + slots * R * E) * 4,
         ),
@@ -199,7 +199,7 @@ def update(states: States, side: Side, first: int, unit: int, *, reverse: bool) 
         scan,
         (triton.cdiv(R, SCANNED), B * heads),
         num_warps=8,
-        work=Work(0, 2 * B * heads * slots * R * E * 4),
+        cost=LaunchCost(0, 2 * B * heads * slots * R * E * 4),
         fresh=fresh,
         means=states.means,
         logs=states.logs,
@@ -216,7 +216,7 @@ def update(states: States, side: Side, first: int, unit: int, *, reverse: bool) 
 def state_of_all(side: Side) -> States:
     """The state of all tokens."""
     tokens = side.rows.shape[2]
-    unit = max(LEAST_UNIT, triton.cdiv(tokens, MOST_UNITS * CHUNK) * CHUNK)
+    unit = max(LEAST_UNIT, triton.cdiv(tokens, MOST_CHUNKS * CHUNK) * CHUNK)
     states = States.none(side, triton.cdiv(tokens, unit))
     if states.slots:
         update(states, side, 0, unit, reverse=False)
@@ -227,7 +227,7 @@ SCANNED = 16  # features of a program that merges states
 
 
 @kernel
-def sum_units(
+def sum_chunks(
     token,
     token_b,
     token_h,
@@ -277,17 +277,17 @@ def sum_units(
     end = tl.minimum(begin + unit, tokens)
     for start in range(begin, end, TOKENS):
         place = start + tl.arange(0, TOKENS)
-        shift, there = shift_of(token_shift, b, h, token_shift_b, token_shift_h, token_shift_n, place, place < end)
-        y = exponents(token, token_n, of_token, token_bias, shift, place, there, first, D, R, SLICE, TOKENS, FEATURES)
+        shift, present = shift_of(token_shift, b, h, token_shift_b, token_shift_h, token_shift_n, place, place < end)
+        y = exponents(token, token_n, of_token, token_bias, shift, place, present, first, D, R, SLICE, TOKENS, FEATURES)
         now = tl.maximum(largest, tl.max(y, 0))
         shrink = tl.exp(largest - base_of(now))
         feature = tl.exp(y - base_of(now)[None, :])
         total = total * shrink + tl.sum(feature, 0)
         if weight is not None:
-            a = tl.load(weight + head * tokens + place, mask=there, other=0.0)
+            a = tl.load(weight + head * tokens + place, mask=present, other=0.0)
             of_weight = of_weight * shrink + tl.sum(feature * a[:, None], 0)
-        sums = sums * shrink[:, None] + dot_wide(
-            tl.trans(feature), load_rows(payload, payload_n, place, there, E, WIDTH)
+        sums = sums * shrink[:, None] + dot_upcast(
+            tl.trans(feature), load_rows(payload, payload_n, place, present, E, WIDTH)
         )
         largest = now
     some = tl.where(total == 0, 1.0, total)

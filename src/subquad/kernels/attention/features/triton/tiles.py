@@ -37,13 +37,13 @@ def side_of(rows, of, bias, b, head, rows_b, rows_h, of_h, bias_h):
 
 
 @triton.jit
-def shift_of(shift, b, head, shift_b, shift_h, shift_n, token, there):
+def shift_of(shift, b, head, shift_b, shift_h, shift_n, token, present):
     """(the shift of these tokens, which of them are there and not taken out)."""
     if shift is not None:
         at = shift + b * shift_b + head * shift_h + token.to(tl.int64) * shift_n
-        shift = tl.load(at, mask=there, other=-float("inf"))
-        there = there & (shift != -float("inf"))
-    return shift, there
+        shift = tl.load(at, mask=present, other=-float("inf"))
+        present = present & (shift != -float("inf"))
+    return shift, present
 
 
 @triton.jit
@@ -54,7 +54,7 @@ def exponents(
     bias,
     shift,
     token,
-    there,
+    present,
     first,
     D: tl.constexpr,
     R: tl.constexpr,
@@ -69,17 +69,17 @@ def exponents(
     feature = first + tl.arange(0, FEATURES)
     exists = feature < R
     if of is None:
-        made = load_rows(rows + first, step, token, there, R - first, FEATURES).to(tl.float32)
+        made = load_rows(rows + first, step, token, present, R - first, FEATURES).to(tl.float32)
     else:
         made = tl.zeros((TOKENS, FEATURES), tl.float32)
         for start in range(0, D, SLICE):
-            part = load_rows(rows + start, step, token, there, D - start, SLICE)
+            part = load_rows(rows + start, step, token, present, D - start, SLICE)
             made += _projected(part, tl.trans(load_rows(of + start, D, feature, exists, D - start, SLICE)))
     if bias is not None:
         made += tl.load(bias + feature, mask=exists, other=0.0)[None, :]
     if shift is not None:
         made += shift[:, None]
-    return tl.where(there[:, None] & exists[None, :], made, -float("inf"))
+    return tl.where(present[:, None] & exists[None, :], made, -float("inf"))
 
 
 @triton.jit
@@ -123,14 +123,14 @@ def is_later(size, TOKENS: tl.constexpr):
 
 
 @triton.jit
-def seen_squares(size, TOKENS: tl.constexpr):
+def causal_square(size, TOKENS: tl.constexpr):
     """(TOKENS, TOKENS): whether the pair of a query and a key lies in a square of this size."""
     token = tl.arange(0, TOKENS)
     return ((token[:, None] ^ token[None, :]) // size == 1) & is_later(size, TOKENS)[:, None]
 
 
 @triton.jit
-def seen_itself(TOKENS: tl.constexpr):
+def diagonal_square(TOKENS: tl.constexpr):
     """(TOKENS, TOKENS): whether query and key are the same token."""
     token = tl.arange(0, TOKENS)
     return token[:, None] == token[None, :]

@@ -55,17 +55,17 @@ def forward(outputs: tuple[Tensor, Tensor, Tensor], x: Any) -> None:
 def backward(grads: tuple[Tensor, Tensor, Tensor, Tensor, Tensor], x: Any) -> None:
     """Gradients of query, key, value and key_bias."""
     of_query, of_key, of_value, of_bias, _ = grads
-    (_, _, N, D), (_, _, M, E), given = x.query.shape, x.value.shape, _given(x)
+    (_, _, N, D), (_, _, M, E), inputs = x.query.shape, x.value.shape, _inputs_of(x)
     of_queries, of_keys = places(x.queries, N), places(x.keys, M)
     parts = of_query.new_empty(*of_queries.order.shape, D)
     keys, values = (of_key.new_empty(*of_keys.order.shape, width) for width in (D, E))
     biases = None if x.key_bias is None else of_bias.new_empty(*of_keys.order.shape, 1)
     for each in sets_of(x):
         if is_single(each):
-            differentiate_single(x, each, given, parts, keys, values, biases)
+            differentiate_single(x, each, inputs, parts, keys, values, biases)
         else:
-            differentiate_queries(x, each, given, parts)
-            differentiate_keys(x, each, given, keys, values, biases)
+            differentiate_queries(x, each, inputs, parts)
+            differentiate_keys(x, each, inputs, keys, values, biases)
     sum_slots(parts, of_queries, of_query)
     sum_slots(keys, of_keys, of_key)
     sum_slots(values, of_keys, of_value)
@@ -73,7 +73,7 @@ def backward(grads: tuple[Tensor, Tensor, Tensor, Tensor, Tensor], x: Any) -> No
         sum_slots(biases, of_keys, of_bias[..., None])
 
 
-def _given(x: Any) -> dict[str, Any]:
+def _inputs_of(x: Any) -> dict[str, Any]:
     """The gradient of the output in the values' dtype, and lse and δ = dout·out − dlse, as arguments of a kernel."""
     (grad, of_lse, _), (out, lse, _) = x.grads, x.outputs
     grad = torch.zeros_like(out) if grad is None else grad

@@ -28,8 +28,8 @@ from subquad.kernels.attention.pairs.triton.tiles import (
     tile_of,
     visible,
 )
-from subquad.kernels.triton.launch import dot, dot_wide, kernel, launch, load_rows, store_rows
-from subquad.kernels.triton.recording import Work
+from subquad.kernels.triton.launch import dot, dot_upcast, kernel, launch, load_rows, store_rows
+from subquad.kernels.triton.recording import LaunchCost
 
 LOWEST: tl.constexpr = tl.constexpr(-3.4028234663852886e38)  # of fp32: a logit of −∞ that is seen
 
@@ -44,7 +44,7 @@ def attend_blocks(x: Any, of: BucketSet, partials: Tensor, lses: Tensor) -> None
         attend_tile,
         (of.queries.shape[2] * triton.cdiv(of.queries.shape[3], tiles.rows), B * H),
         **tiles.options(),
-        work=Work(of.pairs * (D + E), moved),
+        cost=LaunchCost(of.pairs * (D + E), moved),
         **call_arguments(x),
         **of.arguments(),
         bucket=of.bucket,
@@ -132,15 +132,15 @@ def attend_tile(
         if key_bias is not None:
             logits += tl.load(key_bias + head * M + number, mask=number >= 0, other=0.0)[None, :]
         pairs = token[:, None], position[:, None], number[None, :], hidden
-        seen = visible(*pairs, M, R, span, CAUSAL, WINDOW, OTHERS)
+        allowed = visible(*pairs, M, R, span, CAUSAL, WINDOW, OTHERS)
         logits = tl.where(logits == -float("inf"), LOWEST, logits)
-        logits = tl.where(seen, logits, -float("inf"))
+        logits = tl.where(allowed, logits, -float("inf"))
         before, highest = highest, tl.maximum(highest, tl.max(logits, 1))
         base = tl.where(highest == -float("inf"), 0.0, highest)
         weights = tl.exp(logits - base[:, None])
         shrink = tl.exp(before - base)
         total = total * shrink + tl.sum(weights, 1)
-        out = out * shrink[:, None] + dot_wide(weights * SHRINK, v)
+        out = out * shrink[:, None] + dot_upcast(weights * SHRINK, v)
     blind = total == 0
     lost = (highest == LOWEST) & (total == total)  # it sees keys, but with logits of −∞ alone; NaN stays NaN
     out = tl.where(blind[:, None], 0.0, out / tl.where(blind, 1.0, total)[:, None] * (1.0 / SHRINK))

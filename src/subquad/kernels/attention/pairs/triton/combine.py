@@ -10,7 +10,7 @@ from torch import Tensor
 
 from subquad.kernels.attention.pairs.triton.sets import SlotIndex
 from subquad.kernels.triton.launch import kernel, launch, load_rows, padded, store_rows, strides, tile
-from subquad.kernels.triton.recording import Work
+from subquad.kernels.triton.recording import LaunchCost
 
 MOST_TOKENS = 32  # of a tile
 
@@ -22,7 +22,7 @@ def merge_slots(partials: Tensor, lses: Tensor, at: SlotIndex, out: Tensor, lse:
     launch(
         merge_tile,
         (triton.cdiv(N, tokens), B * H),
-        work=Work(0, 4 * B * H * (slots * (E + 3) + N * (E + 2))),
+        cost=LaunchCost(0, 4 * B * H * (slots * (E + 3) + N * (E + 2))),
         partials=partials,
         lses=lses,
         **at.arguments(),
@@ -45,7 +45,7 @@ def sum_slots(parts: Tensor, at: SlotIndex, out: Tensor) -> None:
     launch(
         sum_tile,
         (triton.cdiv(N, tokens), B * G),
-        work=Work(0, 4 * B * H * slots * (W + 1) + B * G * N * W * out.element_size()),
+        cost=LaunchCost(0, 4 * B * H * slots * (W + 1) + B * G * N * W * out.element_size()),
         parts=parts,
         **at.arguments(),
         out=out,
@@ -81,10 +81,10 @@ def merge_tile(
     """One tile of queries. A slot with lse = −∞ is skipped: nothing was seen there, or logits of −∞ alone."""
     head = tl.program_id(1).to(tl.int64)
     token = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
-    there = token < N
+    present = token < N
     starts += head * (N + 1)
-    first = tl.load(starts + token, mask=there, other=0)
-    count = tl.load(starts + token + 1, mask=there, other=0) - first
+    first = tl.load(starts + token, mask=present, other=0)
+    count = tl.load(starts + token + 1, mask=present, other=0) - first
     order += head * slots
     most = tl.max(count)
     highest = tl.full((TOKENS,), -float("inf"), tl.float32)
@@ -96,19 +96,19 @@ def merge_tile(
     for i in range(0, most):
         slot = head * slots + tl.load(order + first + i, mask=i < count, other=0)
         total += tl.exp(tl.load(lses + slot, mask=i < count, other=-float("inf")) - base)
-    seen = total != 0  # NaN is seen
-    safe = tl.where(seen, total, 1.0)
+    allowed = total != 0  # NaN is seen
+    safe = tl.where(allowed, total, 1.0)
     merged = tl.zeros((TOKENS, WIDTH), tl.float32)
     for i in range(0, most):
         slot = head * slots + tl.load(order + first + i, mask=i < count, other=0)
         own = tl.load(lses + slot, mask=i < count, other=-float("inf"))
-        skipped = (own == -float("inf")) & seen
+        skipped = (own == -float("inf")) & allowed
         part = load_rows(partials, E, slot, (i < count) & (skipped == 0), E, WIDTH)
         # Divided first: the sum of what is not divided yet might overflow. A query that saw nothing keeps its 0 or NaN.
-        weight = tl.where(seen, tl.exp(own - base) / safe, 1.0)
+        weight = tl.where(allowed, tl.exp(own - base) / safe, 1.0)
         merged += weight[:, None] * part
-    store_rows(out + head // H * out_b + head % H * out_h, out_n, token, there, merged, E, WIDTH)
-    tl.store(lse + head * N + token, tl.where(seen, tl.log(safe) + base, -float("inf")), mask=there)
+    store_rows(out + head // H * out_b + head % H * out_h, out_n, token, present, merged, E, WIDTH)
+    tl.store(lse + head * N + token, tl.where(allowed, tl.log(safe) + base, -float("inf")), mask=present)
 
 
 @kernel
@@ -131,12 +131,12 @@ def sum_tile(
     """One tile of tokens, over the heads that share theirs."""
     own = tl.program_id(1).to(tl.int64)
     token = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
-    there = token < N
+    present = token < N
     total = tl.zeros((TOKENS, WIDTH), tl.float32)
     for head in range(own * GROUP, (own + 1) * GROUP):
-        first = tl.load(starts + head * (N + 1) + token, mask=there, other=0)
-        count = tl.load(starts + head * (N + 1) + token + 1, mask=there, other=0) - first
+        first = tl.load(starts + head * (N + 1) + token, mask=present, other=0)
+        count = tl.load(starts + head * (N + 1) + token + 1, mask=present, other=0) - first
         for i in range(0, tl.max(count)):
             slot = head * slots + tl.load(order + head * slots + first + i, mask=i < count, other=0)
             total += load_rows(parts, W, slot, i < count, W, WIDTH)
-    store_rows(out + own // G * out_b + own % G * out_h, out_n, token, there, total, W, WIDTH)
+    store_rows(out + own // G * out_b + own % G * out_h, out_n, token, present, total, W, WIDTH)

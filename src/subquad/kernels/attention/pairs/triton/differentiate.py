@@ -30,11 +30,11 @@ from subquad.kernels.attention.pairs.triton.tiles import (
     tile_of,
     visible,
 )
-from subquad.kernels.triton.launch import dot, dot_wide, kernel, launch, load_rows, store_rows
-from subquad.kernels.triton.recording import Work
+from subquad.kernels.triton.launch import dot, dot_upcast, kernel, launch, load_rows, store_rows
+from subquad.kernels.triton.recording import LaunchCost
 
 
-def differentiate_queries(x: Any, of: BucketSet, given: dict[str, Any], parts: Tensor) -> None:
+def differentiate_queries(x: Any, of: BucketSet, inputs: dict[str, Any], parts: Tensor) -> None:
     """Fill what the set's query slots hold of the parts (B,H,slots,D) of the gradient of the queries."""
     (B, H, _, D), E, tiles = x.query.shape, x.value.shape[3], tile_of("gradient_of_queries", x, of)
     read = (of.queries.numel() + of.keys.numel()) * (D + E) * x.query.element_size()
@@ -42,10 +42,10 @@ def differentiate_queries(x: Any, of: BucketSet, given: dict[str, Any], parts: T
         gradient_of_queries,
         (of.queries.shape[2] * triton.cdiv(of.queries.shape[3], tiles.rows), B * H),
         **tiles.options(),
-        work=Work(of.pairs * (2 * D + E), read + 4 * of.queries.numel() * D),
+        cost=LaunchCost(of.pairs * (2 * D + E), read + 4 * of.queries.numel() * D),
         **call_arguments(x),
         **of.arguments(),
-        **given,
+        **inputs,
         bucket=of.bucket,
         first_query=of.first_query,
         parts=parts,
@@ -56,7 +56,7 @@ def differentiate_queries(x: Any, of: BucketSet, given: dict[str, Any], parts: T
 
 
 def differentiate_keys(
-    x: Any, of: BucketSet, given: dict[str, Any], of_keys: Tensor, of_values: Tensor, of_bias: Tensor | None
+    x: Any, of: BucketSet, inputs: dict[str, Any], of_keys: Tensor, of_values: Tensor, of_bias: Tensor | None
 ) -> None:
     """Fill what the set's key slots hold of the parts of the gradients of keys, values and biases."""
     (B, H, _, D), E, tiles = x.query.shape, x.value.shape[3], tile_of("gradient_of_keys", x, of)
@@ -65,10 +65,10 @@ def differentiate_keys(
         gradient_of_keys,
         (of.keys.shape[2] * triton.cdiv(of.keys.shape[3], tiles.keys), B * H),
         **tiles.options(),
-        work=Work(2 * of.pairs * (D + E), read + 4 * of.keys.numel() * (D + E)),
+        cost=LaunchCost(2 * of.pairs * (D + E), read + 4 * of.keys.numel() * (D + E)),
         **call_arguments(x),
         **of.arguments(),
-        **given,
+        **inputs,
         **of.blocks_by_bucket(),
         of_keys=of_keys,
         of_values=of_values,
@@ -81,11 +81,11 @@ def differentiate_keys(
 
 
 @triton.jit
-def gradient_of_logits(logits, seen, lse, products, delta):
+def gradient_of_logits(logits, allowed, lse, products, delta):
     """(p, ds) of a tile; lse and delta along the queries' axis, products are dout·v."""
     # A logit of −∞ has no weight, also where it is all that a query sees.
-    weights = tl.where(seen & (logits != -float("inf")), tl.exp(logits - lse), 0.0)
-    return weights, tl.where(seen, weights * (products - delta), 0.0)
+    weights = tl.where(allowed & (logits != -float("inf")), tl.exp(logits - lse), 0.0)
+    return weights, tl.where(allowed, weights * (products - delta), 0.0)
 
 
 @kernel
@@ -149,15 +149,15 @@ def gradient_of_queries(
     place = tl.program_id(0) % tiles * QUERIES + tl.arange(0, QUERIES)
     token, of_bucket, end = load_block(queries, queries_end, keys_end, bucket, head, block, place, N, T, S, C)
     position = position_of(token, offset, offsets, item, M, span)
-    there = token >= 0
+    present = token >= 0
     key += item * key_b + h // GROUP * key_h
     value += item * value_b + h // GROUP * value_h
     if hidden is not None:
         hidden += head * R * M
-    q = load_rows(query + item * query_b + h * query_h, query_n, token, there, D, D_PADDED)
-    g = load_rows(grad + item * grad_b + h * grad_h, grad_n, token, there, E, E_PADDED)
-    lse_of = tl.load(lse + head * N + token, mask=there, other=0.0)
-    delta_of = tl.load(delta + head * N + token, mask=there, other=0.0)
+    q = load_rows(query + item * query_b + h * query_h, query_n, token, present, D, D_PADDED)
+    g = load_rows(grad + item * grad_b + h * grad_h, grad_n, token, present, E, E_PADDED)
+    lse_of = tl.load(lse + head * N + token, mask=present, other=0.0)
+    delta_of = tl.load(delta + head * N + token, mask=present, other=0.0)
     total = tl.zeros((QUERIES, D_PADDED), tl.float32)
     for start in range(0, end, KEYS):
         number = load_slots(keys + of_bucket * K, start + tl.arange(0, KEYS), end, M)
@@ -167,10 +167,10 @@ def gradient_of_queries(
         if key_bias is not None:
             logits += tl.load(key_bias + head * M + number, mask=number >= 0, other=0.0)[None, :]
         pairs = token[:, None], position[:, None], number[None, :], hidden
-        seen = visible(*pairs, M, R, span, CAUSAL, WINDOW, OTHERS)
+        allowed = visible(*pairs, M, R, span, CAUSAL, WINDOW, OTHERS)
         products = dot(g, tl.trans(v))
-        _, of_logits = gradient_of_logits(logits, seen, lse_of[:, None], products, delta_of[:, None])
-        total += dot_wide(of_logits, k)
+        _, of_logits = gradient_of_logits(logits, allowed, lse_of[:, None], products, delta_of[:, None])
+        total += dot_upcast(of_logits, k)
     store_rows(parts, D, head * slots + first_query + block * S + place, place < S, total * scale, D, D_PADDED)
 
 
@@ -237,17 +237,17 @@ def gradient_of_keys(
     bucket = tl.program_id(0) // tiles
     place = tl.program_id(0) % tiles * KEYS + tl.arange(0, KEYS)
     number = load_slots(keys + (head * C + bucket) * K, place, tl.load(keys_end + head * C + bucket), M)
-    there = number >= 0
+    present = number >= 0
     first = tl.load(starts + head * (C + 1) + bucket)
     last = tl.where(tl.max(number) >= 0, tl.load(starts + head * (C + 1) + bucket + 1), 0)
     query += item * query_b + h * query_h
     grad += item * grad_b + h * grad_h
     if hidden is not None:
         hidden += head * R * M
-    k = load_rows(key + item * key_b + h // GROUP * key_h, key_n, number, there, D, D_PADDED)
-    v = load_rows(value + item * value_b + h // GROUP * value_h, value_n, number, there, E, E_PADDED)
+    k = load_rows(key + item * key_b + h // GROUP * key_h, key_n, number, present, D, D_PADDED)
+    v = load_rows(value + item * value_b + h // GROUP * value_h, value_n, number, present, E, E_PADDED)
     if key_bias is not None:
-        bias = tl.load(key_bias + head * M + number, mask=there, other=0.0)
+        bias = tl.load(key_bias + head * M + number, mask=present, other=0.0)
     of_key = tl.zeros((KEYS, D_PADDED), tl.float32)
     of_value = tl.zeros((KEYS, E_PADDED), tl.float32)
     biases = tl.zeros((KEYS,), tl.float32)
@@ -265,11 +265,11 @@ def gradient_of_keys(
             if key_bias is not None:
                 logits += bias[:, None]
             pairs = token[None, :], position[None, :], number[:, None], hidden
-            seen = visible(*pairs, M, R, span, CAUSAL, WINDOW, OTHERS)
+            allowed = visible(*pairs, M, R, span, CAUSAL, WINDOW, OTHERS)
             products = dot(v, tl.trans(g))
-            weights, of_logits = gradient_of_logits(logits, seen, lse_of[None, :], products, delta_of[None, :])
-            of_value += dot_wide(weights, g)
-            of_key += dot_wide(of_logits, q)
+            weights, of_logits = gradient_of_logits(logits, allowed, lse_of[None, :], products, delta_of[None, :])
+            of_value += dot_upcast(weights, g)
+            of_key += dot_upcast(of_logits, q)
             if of_bias is not None:
                 biases += tl.sum(of_logits, 1)
     slot = head * slots + first_key + bucket * K + place

@@ -15,7 +15,7 @@ from subquad.kernels.attention.pairs.triton.differentiate import gradient_of_log
 from subquad.kernels.attention.pairs.triton.sets import BucketSet
 from subquad.kernels.attention.pairs.triton.tiles import call_arguments, load_slots, position_of, visible
 from subquad.kernels.triton.launch import kernel, launch, load_rows, store_rows, tile
-from subquad.kernels.triton.recording import Work
+from subquad.kernels.triton.recording import LaunchCost
 
 MOST_BLOCKS = 32  # of a tile
 
@@ -31,7 +31,7 @@ def attend_single(x: Any, of: BucketSet, partials: Tensor, lses: Tensor) -> None
     launch(
         attend_pair,
         _grid(of),
-        work=Work(bytes=of.pairs * ((2 * D + E) * size + 4 * (E + 1))),
+        cost=LaunchCost(bytes=of.pairs * ((2 * D + E) * size + 4 * (E + 1))),
         **call_arguments(x),
         **_arguments(of),
         partials=partials,
@@ -43,7 +43,7 @@ def attend_single(x: Any, of: BucketSet, partials: Tensor, lses: Tensor) -> None
 def differentiate_single(
     x: Any,
     of: BucketSet,
-    given: dict[str, Any],
+    inputs: dict[str, Any],
     parts: Tensor,
     of_keys: Tensor,
     of_values: Tensor,
@@ -54,10 +54,10 @@ def differentiate_single(
     launch(
         gradient_of_pair,
         _grid(of),
-        work=Work(bytes=of.pairs * (2 * (D + E) * size + 4 * (2 * D + E))),
+        cost=LaunchCost(bytes=of.pairs * (2 * (D + E) * size + 4 * (2 * D + E))),
         **call_arguments(x),
         **_arguments(of),
-        **given,
+        **inputs,
         parts=parts,
         of_keys=of_keys,
         of_values=of_values,
@@ -143,11 +143,11 @@ def attend_pair(
     k = load_rows(key + item * key_b + h // GROUP * key_h, key_n, number, number >= 0, D, D_PADDED)
     v = load_rows(value + item * value_b + h // GROUP * value_h, value_n, number, number >= 0, E, E_PADDED)
     logits = logits_of_pairs(q, k, key_bias, head, number, M, scale)
-    seen = visible(token, position, number, hidden, M, R, span, CAUSAL, WINDOW, OTHERS)
+    allowed = visible(token, position, number, hidden, M, R, span, CAUSAL, WINDOW, OTHERS)
     weight = 1.0 + (logits - logits)  # NaN for a logit of ±∞ or NaN, as softmax has it
-    out = tl.where(seen[:, None], weight[:, None] * v.to(tl.float32), 0.0)
+    out = tl.where(allowed[:, None], weight[:, None] * v.to(tl.float32), 0.0)
     slot = head * slots + first_query + block
-    tl.store(lses + slot, tl.where(seen, logits, -float("inf")), mask=block < T)
+    tl.store(lses + slot, tl.where(allowed, logits, -float("inf")), mask=block < T)
     store_rows(partials, E, slot, block < T, out, E, E_PADDED)
 
 
@@ -218,13 +218,13 @@ def gradient_of_pair(
     lse_of = tl.load(lse + head * N + token, mask=token >= 0, other=0.0)
     delta_of = tl.load(delta + head * N + token, mask=token >= 0, other=0.0)
     logits = logits_of_pairs(q, k, key_bias, head, number, M, scale)
-    seen = visible(token, position, number, hidden, M, R, span, CAUSAL, WINDOW, OTHERS)
+    allowed = visible(token, position, number, hidden, M, R, span, CAUSAL, WINDOW, OTHERS)
     products = tl.sum(g * v.to(tl.float32), 1)
-    weights, of_logits = gradient_of_logits(logits, seen, lse_of, products, delta_of)
-    slot, there = head * slots + first_query + block, block < T
-    store_rows(parts, D, slot, there, (of_logits * scale)[:, None] * k, D, D_PADDED)
+    weights, of_logits = gradient_of_logits(logits, allowed, lse_of, products, delta_of)
+    slot, present = head * slots + first_query + block, block < T
+    store_rows(parts, D, slot, present, (of_logits * scale)[:, None] * k, D, D_PADDED)
     slot = head * key_slots + first_key + block
-    store_rows(of_keys, D, slot, there, (of_logits * scale)[:, None] * q, D, D_PADDED)
-    store_rows(of_values, E, slot, there, weights[:, None] * g, E, E_PADDED)
+    store_rows(of_keys, D, slot, present, (of_logits * scale)[:, None] * q, D, D_PADDED)
+    store_rows(of_values, E, slot, present, weights[:, None] * g, E, E_PADDED)
     if of_bias is not None:
-        tl.store(of_bias + slot, of_logits, mask=there)
+        tl.store(of_bias + slot, of_logits, mask=present)

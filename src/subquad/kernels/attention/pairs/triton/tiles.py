@@ -82,13 +82,13 @@ def position_of(query, offset, offsets, item, M, span):
 @triton.jit
 def visible(query, position, key, hidden, M, R, span, CAUSAL: tl.constexpr, WINDOW: tl.constexpr, OTHERS: tl.constexpr):
     """Which pairs see each other; queries and keys are tokens along different axes, −1 for empty slots."""
-    seen = (query >= 0) & (key >= 0)
+    allowed = (query >= 0) & (key >= 0)
     if CAUSAL:
-        seen = seen & (key <= position)
+        allowed = allowed & (key <= position)
     if WINDOW:
-        seen = seen & (key - position <= span) & (position - key <= span)
+        allowed = allowed & (key - position <= span) & (position - key <= span)
     if OTHERS:
-        seen = seen & (key != query)
+        allowed = allowed & (key != query)
     if hidden is not None:
-        seen = seen & (tl.load(hidden + (query % R * M + key), mask=seen, other=1) == 0)
-    return seen
+        allowed = allowed & (tl.load(hidden + (query % R * M + key), mask=allowed, other=1) == 0)
+    return allowed
