@@ -26,7 +26,7 @@ from torch import Tensor
 from subquad.distributed.attention.merging import merge_of_ranks
 from subquad.distributed.collectives import gather
 from subquad.distributed.halo import Halo
-from subquad.distributed.halo_masks import run_with_borders
+from subquad.distributed.halo_masks import run_with_halo
 from subquad.distributed.shares import spans
 from subquad.distributed.strategies import Strategy, always
 from subquad.distributed.token_split import TokenSplit
@@ -41,18 +41,18 @@ from subquad.methods.core.method import Method
 
 M = TypeVar("M", bound=Method)
 Reach = Callable[[M, int, Mask], tuple[int, int]]  # of a number of tokens: how many a query sees before and behind it
-SeenByAll = Callable[[M, Item, bool], Tensor | None]  # places of tokens that all see, under a causal mask or not
+GloballyVisible = Callable[[M, Item, bool], Tensor | None]  # places of tokens that all see, under a causal mask or not
 
 
 def by_distance(reach: Reach[M], *, fits: Callable[[M], bool] = always, loss_reads_tokens: bool = True) -> Strategy[M]:
     """The strategy of methods whose queries see the keys as near as `reach` says, by their distances alone."""
-    attend = partial(attend_near_keys, reach=reach, seen_by_all=None)
+    attend = partial(attend_near_keys, reach=reach, globally_visible=None)
     return Strategy(kind="halo", attend=attend, fits=fits, loss_reads_tokens=loss_reads_tokens)
 
 
-def by_place(reach: Reach[M], seen_by_all: SeenByAll[M], *, fits: Callable[[M], bool] = always) -> Strategy[M]:
+def by_position(reach: Reach[M], globally_visible: GloballyVisible[M], *, fits: Callable[[M], bool] = always) -> Strategy[M]:
     """The strategy of methods that go by where tokens stand in their item, some of which all queries may see."""
-    return Strategy(kind="places", attend=partial(attend_near_keys, reach=reach, seen_by_all=seen_by_all), fits=fits)
+    return Strategy(kind="places", attend=partial(attend_near_keys, reach=reach, globally_visible=globally_visible), fits=fits)
 
 
 def attend_near_keys(
@@ -64,21 +64,21 @@ def attend_near_keys(
     split: TokenSplit,
     *,
     reach: Reach[M],
-    seen_by_all: SeenByAll[M] | None,
+    globally_visible: GloballyVisible[M] | None,
 ) -> Partial:
     """The partial of this rank's queries."""
     mask, sides = call.mask, reach(method, split.tokens, call.mask)
     halo = Halo.around(split, *sides)
-    if seen_by_all is None and not mask.ids and min(split.lengths) >= 2 * sum(sides):  # most see their rank alone
-        return run_with_borders(method, query, key, value, call, halo, sides)
+    if globally_visible is None and not mask.ids and min(split.lengths) >= 2 * sum(sides):  # most see their rank alone
+        return run_with_halo(method, query, key, value, call, halo, sides)
     sent = [(key, 2), (value, 2)]
     valid = mask.key_padding(key.shape[2])
     sent += [] if valid is None else [(valid, 1)]
     sent += [(ids, 1) for ids in mask.ids]
     item, common = None, None
-    if seen_by_all is not None:
+    if globally_visible is not None:
         item = item_of_ranks(mask, query.shape[2], split, query.device)
-        common = Common.of(seen_by_all(method, item, mask.is_causal), query, key, value, item, call, split)
+        common = Common.of(globally_visible(method, item, mask.is_causal), query, key, value, item, call, split)
     around, rows = halo.exchange(sent, [] if common is None else common.rows)
     inner = Mask(is_causal=mask.is_causal, span=mask.span, keys=() if valid is None else (around[2],))
     if mask.ids:

@@ -28,7 +28,7 @@ Sides = list[tuple[Tensor, Tensor]]  # what is before and what is behind a rank'
 Part = tuple[Tensor, Tensor, Tensor, int, int]  # queries, keys, values, numbers of the first query and the first key
 
 
-def run_with_borders(
+def run_with_halo(
     method: Method, query: Tensor, key: Tensor, value: Tensor, call: Call, halo: Halo, reach: tuple[int, int]
 ) -> Partial:
     """The partial of this rank's queries, each of which sees no keys but those `reach` before and behind it."""
@@ -40,7 +40,7 @@ def run_with_borders(
         valid = torch.cat([before, valid, behind], dim=1)
     near = _Near(method, call, halo.before, valid, call.mask.query_padding(query.shape[2]))
     out, lse = near.attend(queries.whole, keys.whole, values.whole, 0, 0)
-    parts = list(_at_borders(inputs, sides, reach))
+    parts = list(_at_halo(inputs, sides, reach))
     if not parts:
         return takes_part(out, [x for each in sides for x in each]), lse
     starts, found = [first for *_, first, _ in parts], [near.attend(*part) for part in parts]
@@ -48,7 +48,7 @@ def run_with_borders(
     return out, None if lse is None else _replaced(lse, starts, [rows for _, rows in found if rows is not None])
 
 
-def _at_borders(inputs: list[WholeAndRows], sides: Sides, reach: tuple[int, int]) -> Iterator[Part]:
+def _at_halo(inputs: list[WholeAndRows], sides: Sides, reach: tuple[int, int]) -> Iterator[Part]:
     """The queries that see keys before or behind this rank's own, with all that they see."""
     (query, *own), (before, behind) = inputs, zip(*sides, strict=True)
     n, ahead, after = query.shape[2], before[0].shape[2], behind[0].shape[2]

@@ -69,7 +69,7 @@ class _RowsView(torch.autograd.Function):
     def forward(ctx: Any, token: Tensor, x: Tensor, at: Tensor, link: list[tuple[Tensor, Tensor]]) -> Tensor:
         ctx.save_for_backward(at)
         ctx.link = link
-        return rows_at_places(x, at)
+        return rows_at_positions(x, at)
 
     @staticmethod
     @once_differentiable
@@ -78,7 +78,7 @@ class _RowsView(torch.autograd.Function):
         return gradient.new_empty(0), None, None, None
 
 
-def rows_at_places(x: Float[Tensor, "B G M D"], at: Int64[Tensor, "B G S"]) -> Float[Tensor, "B G S D"]:
+def rows_at_positions(x: Float[Tensor, "B G M D"], at: Int64[Tensor, "B G S"]) -> Float[Tensor, "B G S D"]:
     """The rows at these places of each head."""
     flat, places = _in_memory(x if _rows_follow(x) else x.contiguous(), at)
     return flat.index_select(0, places).view(*at.shape, x.shape[3])  # whole rows: faster than `gather`

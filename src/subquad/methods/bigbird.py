@@ -109,7 +109,7 @@ class BigBird(Pattern):
         span = min((self.window + 1) * self.block, tokens)
         return span, 0 if mask.is_causal else span
 
-    def seen_by_all(self, item: Item, causal: bool) -> Tensor | None:
+    def globally_visible(self, item: Item, causal: bool) -> Tensor | None:
         """The places of the tokens of global blocks."""
         size = min(self.block, item.tokens)
         ends = self.global_blocks(-(-item.length // size), -(-item.tokens // size), causal)
@@ -122,7 +122,7 @@ class BigBird(Pattern):
         most = -(-places.tokens // size)
         own, ends = places.blocks(size), self.global_blocks(-(-places.length // size), most, causal)
         others = own if causal else torch.where((own[..., None] == ends[:, None]).any(-1), NONE, own)
-        seen = self.blocks_seen(own, ends, -(-places.length // size), most, call.head_numbers(query), call)
+        seen = self.visible_blocks(own, ends, -(-places.length // size), most, call.head_numbers(query), call)
         keys = places.keys(tokens_of(seen, size))
         rest = places.buckets(places.queries(tokens_of(others[:, None, :, None], size)), keys)
         if causal or self.first == self.last == 0:
@@ -138,7 +138,7 @@ class BigBird(Pattern):
         last = torch.where(last < self.first, NONE, last)  # it is among the first ones, or there are no more
         return torch.cat([torch.where(first < count, first, NONE), last], dim=1)
 
-    def blocks_seen(
+    def visible_blocks(
         self,
         own: Int64[Tensor, "#B T"],
         ends: Int64[Tensor, "#B S"],

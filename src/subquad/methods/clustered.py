@@ -39,7 +39,7 @@ from subquad.kernels.selection.clusters.op import query_clusters
 from subquad.kernels.selection.groups import broadcast, group_mean
 from subquad.kernels.selection.hashing.op import MAX_BITS
 from subquad.methods.core.method import MOST_REPEATS, Call, Method, Partial, Traits, choice, whole, upcast
-from subquad.methods.core.residual import Rest
+from subquad.methods.core.residual import Residual
 
 SPACES = ("queries", "logits")  # of `query_clusters`; the first is the paper's
 TOO_MANY_BITS = f"a hash is one 64-bit word: at most {MAX_BITS}"
@@ -130,7 +130,7 @@ class Clustered(ClustersQueries):
         skips_padding=True,
     )
 
-    def rest(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Rest:
+    def rest(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Residual:
         """Attention of the centroids to all keys; a key's weight is that for the centroid of the query's cluster."""
         labels = clusters_of(query, key, call, self)
         partial = self.attend(query, key, value, call, labels)
@@ -138,4 +138,4 @@ class Clustered(ClustersQueries):
         of_query = (
             broadcast(group_mean(query, labels, torch.sym_min(self.clusters, query.shape[2])), labels) * call.scale
         )
-        return Rest(partial, of_query, key, by_features=False)
+        return Residual(partial, of_query, key, by_features=False)

@@ -37,7 +37,7 @@ from subquad.kernels.selection.hashing.op import MAX_BITS
 from subquad.kernels.tokens.positions import ValidPositions
 from subquad.methods.clustered import TOO_MANY_BITS
 from subquad.methods.core.method import MOST_REPEATS, Call, Method, Partial, Traits, whole
-from subquad.methods.core.residual import Rest
+from subquad.methods.core.residual import Residual
 
 
 @dataclass(frozen=True)
@@ -90,11 +90,11 @@ class ClusteredTail(Method):
         tensors, sizes = self._of_tail(query, key, value, call)
         return attend_with_tail(*tensors, **sizes)
 
-    def rest(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Rest:
+    def rest(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Residual:
         """The cells by themselves, and the top keys of each cluster."""
         tensors, sizes = self._of_tail(query, key, value, call)
         partial, exact, of_query, of_key = attend_to_cells(*tensors, **sizes)
-        return Rest(partial, of_query, of_key, by_features=False, exact=(exact,))
+        return Residual(partial, of_query, of_key, by_features=False, exact=(exact,))
 
     def _of_tail(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The arguments of `attend_with_tail`: clusters of queries and cells of keys."""

@@ -47,7 +47,7 @@ from subquad.kernels.tokens.slots import Buckets, valid_slots, taken
 from subquad.masks import Mask
 from subquad.methods.core.fitting import output_error
 from subquad.methods.core.method import WIDEST, Call, Fit, Method, Partial, Traits, whole, upcast
-from subquad.methods.core.residual import Rest
+from subquad.methods.core.residual import Residual
 
 BLOCK = 64  # queries of a block where all of them meet the same keys
 
@@ -146,15 +146,15 @@ class LearnedFeatureMap(Method):
         return (self._with_near if self.window else self._without_near)(query, key, value, call)
 
     @property
-    def keeps_rest(self) -> str | None:
+    def keeps_residual(self) -> str | None:
         """The settings with which the method counts no keys by themselves; None where it has them."""
         return "window=0,sinks=0" if self.window or self.sinks else None
 
-    def rest(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Rest:
+    def rest(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Residual:
         """Attention to all keys without near keys and sinks, with the features that give the weight of each."""
         query, key, value = upcast(query, key, value)
         of_query, of_key = self.maps(query, key, call)
-        return Rest(self.attend(query, key, value, call), of_query, of_key, by_features=True)
+        return Residual(self.attend(query, key, value, call), of_query, of_key, by_features=True)
 
     def _with_near(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Partial:
         B, M, is_causal = query.shape[0], key.shape[2], call.mask.is_causal

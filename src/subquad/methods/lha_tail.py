@@ -32,9 +32,9 @@ from subquad.kernels.selection.balanced import best_bucket
 from subquad.kernels.selection.hash_functions import KINDS, divergence
 from subquad.kernels.tokens.positions import ValidPositions
 from subquad.kernels.tokens.slots import Buckets, members
-from subquad.methods.core.bucketed import LearnsHashes, attend_with_cells, rest_in_cells
+from subquad.methods.core.bucketed import LearnsHashes, attend_with_cells, residual_in_cells
 from subquad.methods.core.method import WIDEST, Call, Fit, Partial, Traits, choice, whole
-from subquad.methods.core.residual import Rest
+from subquad.methods.core.residual import Residual
 from subquad.methods.full import exact
 
 SHARPNESS = 4.0  # of the target of the queries
@@ -94,10 +94,10 @@ class LearnedHashTail(LearnsHashes):
         """Whether the keys outside of a query's bucket count too: as centroids."""
         return True
 
-    def rest(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Rest:
+    def rest(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Residual:
         """The centroids by themselves, and the keys of each query's bucket."""
         (buckets,) = self.meetings(query, key, call)
-        return rest_in_cells(query, key, value, buckets, self.cells, call)
+        return residual_in_cells(query, key, value, buckets, self.cells, call)
 
     def meetings(self, query: Tensor, key: Tensor, call: Call) -> tuple[Buckets, ...]:
         """Which queries meet which keys exactly."""

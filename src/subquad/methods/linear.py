@@ -30,7 +30,7 @@ from subquad.core.shapes import Sizes
 from subquad.kernels.attention.features.recurrent import advanced, no_tokens
 from subquad.kernels.attention.features.visible import attend_features, drop_rows
 from subquad.methods.core.method import Call, Method, Partial, Traits, choice, upcast
-from subquad.methods.core.residual import Rest
+from subquad.methods.core.residual import Residual
 
 
 def log_elu(x: Tensor) -> Tensor:
@@ -83,11 +83,11 @@ class LinearAttention(Method):
         query, key = self._exponents(query, key, call.scale)
         return by_features(query, key, drop_rows(value, call.dropout_p), call.mask)
 
-    def rest(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Rest:
+    def rest(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Residual:
         """Attention to all keys, with the features that give the weight of each."""
         query, key, value = upcast(query, key, value)
         of_query, of_key = self._exponents(query, key, call.scale)
-        return Rest(self.attend(query, key, value, call), of_query, of_key, by_features=True)
+        return Residual(self.attend(query, key, value, call), of_query, of_key, by_features=True)
 
     def _exponents(self, query: Tensor, key: Tensor, scale: float) -> tuple[Tensor, Tensor]:
         """ln φ of queries and keys."""

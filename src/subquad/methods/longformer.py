@@ -70,7 +70,7 @@ class Longformer(Pattern):
         span = min(self.window * self.dilation, tokens)
         return span, 0 if mask.is_causal else span
 
-    def seen_by_all(self, item: Item, causal: bool) -> Tensor | None:
+    def globally_visible(self, item: Item, causal: bool) -> Tensor | None:
         """The places of the global tokens."""
         return torch.arange(min(self.first, item.tokens), device=item.first.device)[None] if self.first else None
 

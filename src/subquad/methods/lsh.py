@@ -27,9 +27,9 @@ from subquad.kernels.selection.balanced import best_bucket, bucket_sizes, most_o
 from subquad.kernels.tokens.heads import repeat_heads
 from subquad.kernels.tokens.positions import ValidPositions, ranks
 from subquad.kernels.tokens.slots import Buckets
-from subquad.methods.core.bucketed import HashedBuckets, attend_with_cells, rest_in_cells
+from subquad.methods.core.bucketed import HashedBuckets, attend_with_cells, residual_in_cells
 from subquad.methods.core.method import Call, Partial, Traits, choice, number, whole, upcast
-from subquad.methods.core.residual import Rest
+from subquad.methods.core.residual import Residual
 
 OF_KEYS = 2**62  # tells the seed of the keys' random numbers from that of the queries'
 
@@ -40,7 +40,7 @@ def plane_scores(x: Float[Tensor, "B H N D"], buckets: int, seed: int) -> Float[
     return torch.stack([x @ planes.T, -(x @ planes.T)], dim=-1).flatten(3)[..., :buckets]
 
 
-def place_scores(
+def position_scores(
     x: Float[Tensor, "B H N D"], valid: Tensor | None, buckets: int, seed: int, before: Tensor | None = None
 ) -> Float[Tensor, "B H N C"]:
     """Random numbers by bucket and place among the item's real tokens; all heads have the same.
@@ -119,10 +119,10 @@ class RandomHash(HashedBuckets):
         """Whether the keys outside of a query's bucket count too: with a tail."""
         return self.tail > 0
 
-    def rest(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Rest:
+    def rest(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Residual:
         """The centroids of the tail by themselves, and the keys of each query's bucket."""
         (buckets,) = self.meetings(query, key, call)
-        return rest_in_cells(query, key, value, buckets, self.tail, call)
+        return residual_in_cells(query, key, value, buckets, self.tail, call)
 
     def meetings(self, query: Tensor, key: Tensor, call: Call) -> tuple[Buckets, ...]:
         """Which queries meet which keys, in a bucket."""
@@ -144,8 +144,8 @@ class RandomHash(HashedBuckets):
         (query, key), line = upcast(query, key), ValidPositions.of(call.mask, query, key)
         buckets = self.buckets or math.ceil(line.M / self.bucket_size)
         if self.hash == "random":
-            of_query = place_scores(query, line.valid_queries, buckets, call.seed, before[0])
-            of_key = place_scores(key, line.valid_keys, buckets, call.seed ^ OF_KEYS, before[1])
+            of_query = position_scores(query, line.valid_queries, buckets, call.seed, before[0])
+            of_key = position_scores(key, line.valid_keys, buckets, call.seed ^ OF_KEYS, before[1])
         else:
             root = abs(call.scale) ** 0.5
             of_query, of_key = (plane_scores(x * root, buckets, call.seed) for x in (query, key))

@@ -46,7 +46,7 @@ from subquad.kernels.attention.features.visible import attend_features, drop_row
 from subquad.kernels.tokens.heads import repeat_heads
 from subquad.methods.core.fitting import output_error
 from subquad.methods.core.method import WIDEST, Call, Fit, Method, Partial, Traits, choice, number, whole, upcast
-from subquad.methods.core.residual import Rest
+from subquad.methods.core.residual import Residual
 
 
 class PerformerParameters(nn.Module):
@@ -171,7 +171,7 @@ class Performer(Method):
             return difference((out, lse), by_features(crossed(of_query), of_key, value, call.mask, **maps)), None
         return out, lse + self._common(query, call) if call.wants_lse else None
 
-    def rest(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Rest:
+    def rest(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Residual:
         """Attention to all keys, with the features that give the weight of each."""
         partial = self.attend(query, key, value, call)
         query, key = upcast(query, key)
@@ -179,7 +179,7 @@ class Performer(Method):
         of_query, of_key = exponents(mapped, of_key, **maps)
         common = self._common(query, call)
         of_query = of_query + (common[..., None] if isinstance(common, Tensor) else common)
-        return Rest(partial, of_query, of_key, by_features=True)
+        return Residual(partial, of_query, of_key, by_features=True)
 
     def _common(self, query: Tensor, call: Call) -> Tensor | float:
         """What all features of a query, and all keys, share: the output does not depend on it, the log-sum-exp does."""

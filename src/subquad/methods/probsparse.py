@@ -114,7 +114,7 @@ def averaged(x: Float[Tensor, "B G M E"], line: ValidPositions, dropout_p: float
     return taken(running, at.clamp(0, M - 1)).masked_fill((at < 0)[:, None, :, None], 0.0)
 
 
-def seen_keys(line: ValidPositions) -> Int64[Tensor, "B #N"]:
+def visible_key_counts(line: ValidPositions) -> Int64[Tensor, "B #N"]:
     """How many keys each query sees."""
     if not line.mask.is_causal:
         return line.key_lengths[:, None]
@@ -127,7 +127,7 @@ def seen_keys(line: ValidPositions) -> Int64[Tensor, "B #N"]:
 def mean_logsumexp(query: Tensor, key: Tensor, line: ValidPositions, scale: float) -> Float[Tensor, "B H N"]:
     """ln m + scale·q·mean k: as if all logits of a query were their mean. −inf for a query that sees no key."""
     means = repeat_heads(averaged(key, line), query.shape[1])
-    count = seen_keys(line)[:, None].to(query.dtype)
+    count = visible_key_counts(line)[:, None].to(query.dtype)
     lse = (query * means).sum(-1) * scale + count.clamp(min=1).log()
     return lse.masked_fill(count == 0, -torch.inf)
 

@@ -97,7 +97,9 @@ class Routing(Bucketed):
     def follow(self, query: Tensor, key: Tensor, call: Call) -> None:
         """In training, move the centroids towards their queries."""
         if call.learned.training:
-            call.learned.follow(upcast(query.detach())[0], ValidPositions.of(call.mask, query, key).tokens(valid_as="both"))
+            call.learned.follow(
+                upcast(query.detach())[0], ValidPositions.of(call.mask, query, key).tokens(valid_as="both")
+            )
 
     def meetings(self, query: Tensor, key: Tensor, call: Call) -> tuple[Buckets, ...]:
         """Which queries meet which keys."""

@@ -39,7 +39,7 @@ from subquad.methods.core.grammar import MISSING, as_term, joined, terms
 from subquad.methods.core.method import Call, Method, Partial, Traits
 from subquad.methods.core.mixture import combined, common_seed, is_mixture, refusal, said
 from subquad.methods.core.names import parse_method
-from subquad.methods.core.residual import Rest, refusal_of_rest
+from subquad.methods.core.residual import Residual, refusal_of_residual
 from subquad.methods.core.settings import text_of_methods
 from subquad.methods.keep_positions import Keep
 from subquad.methods.local import Local
@@ -87,7 +87,7 @@ def read(text: str) -> list[Method]:
             f"{str(rest[0])!r} and {str(rest[1])!r} both stand for all keys, which would count twice; leave one out"
         )
     if pairs and rest:
-        refused = refusal_of_rest(rest[0], pairs[0])
+        refused = refusal_of_residual(rest[0], pairs[0])
         if refused:
             raise ValueError(refused)
     common_seed(methods)
@@ -273,7 +273,7 @@ def _attend_once(
     value: Tensor,
     met: tuple[Buckets, ...],
     first: tuple[Buckets, ...],
-    rest: Rest | None,
+    rest: Residual | None,
     call: Call,
     alone: bool,
 ) -> Partial:

@@ -37,7 +37,9 @@ def test_segments_and_slots_come_back():
     assert torch.equal(packed.segments, segments - 1)
     filled = torch.tensor([True, True, True, False, False, False])
     valid = torch.tensor([[False, True, True, False, False, False]])
-    static = decode(encode(causal=True, valid=valid, filled=filled, segments=None, batch=1), 2, 6, causal=False, label="")
+    static = decode(
+        encode(causal=True, valid=valid, filled=filled, segments=None, batch=1), 2, 6, causal=False, label=""
+    )
     assert static.offset == 1
     assert torch.equal(static.valid, valid)
     assert torch.equal(static.queries(2), torch.tensor([[True, True]]))

@@ -291,7 +291,11 @@ def tails(draw: Draw) -> list[Tensor]:
 def of_ranks(draw: Draw) -> list[Tensor]:
     B, H, N, D, C = draw.rng.randint(1, 3), draw.rng.choice((1, 2)), draw.size(700), draw.size(40), draw.size(40)
     dtype = draw.rng.choice(tuple(interface.DTYPES))
-    x, y, valid = draw.normal(B, H, N, D, dtype=dtype), draw.normal(B, H, N, draw.size(9), dtype=dtype), draw.valid(B, N)
+    x, y, valid = (
+        draw.normal(B, H, N, D, dtype=dtype),
+        draw.normal(B, H, N, draw.size(9), dtype=dtype),
+        draw.valid(B, N),
+    )
     (mean, squares), (other, _) = (OPS.means_and_squares("cpu", each, valid) for each in (x, y))
     bits, ones = draw.rng.randint(1, 63), torch.ones_like(squares)
     shape, width = draw.rng.choice(((1, 1), (1, H), (B, 1), (B, H))), D + y.shape[3]

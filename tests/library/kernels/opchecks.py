@@ -48,7 +48,8 @@ def main() -> None:
         query = qkv(20)[0]
         torch.library.opcheck(ops.hash_words.default, ("cpu", query, 31, 0, True, query_valid))
         torch.library.opcheck(
-            ops.kmeans_labels.default, ("cpu", ops.hash_words("cpu", query, 31, 0, True, query_valid), query_valid, 4, 3)
+            ops.kmeans_labels.default,
+            ("cpu", ops.hash_words("cpu", query, 31, 0, True, query_valid), query_valid, 4, 3),
         )
         checked += 2
     labels, cell = torch.arange(20).expand(2, 2, -1) % 4, torch.arange(30).expand(2, 2, -1) % 3

@@ -39,7 +39,9 @@ def some_mask(rng: random.Random, method: sq.Method, B: int, N: int, M: int) -> 
 
     mask = Mask()
     if rng.random() < 0.8:
-        mask = Mask.padding(valid(N)) if N == M and rng.random() < 0.7 else Mask.padding(keys=valid(M), queries=valid(N))
+        mask = (
+            Mask.padding(valid(N)) if N == M and rng.random() < 0.7 else Mask.padding(keys=valid(M), queries=valid(N))
+        )
     causal = mask & Mask.causal(offset=0)
     return causal if rng.random() < 0.4 and method.refuses(causal, cross=N != M) is None else mask
 

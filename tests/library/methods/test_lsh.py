@@ -7,7 +7,7 @@ import torch
 
 import subquad as sq
 from subquad import Mask, RandomHash
-from subquad.methods.lsh import place_scores, plane_scores
+from subquad.methods.lsh import position_scores, plane_scores
 from subquad.testing.oracle import naive, normal, qkv
 from subquad.tools.measure.utility import attention_utility
 
@@ -118,7 +118,7 @@ def test_random_scores_do_not_look_at_the_vectors(settings):
 def test_random_scores_go_by_the_place_among_the_real_tokens():
     x = normal(3, 2, 20, 6)
     valid = torch.stack([torch.arange(20) < 11, torch.arange(20) >= 9, torch.arange(20) % 2 == 0])
-    found, whole = place_scores(x, valid, 5, seed=3), place_scores(x, None, 5, seed=3)
+    found, whole = position_scores(x, valid, 5, seed=3), position_scores(x, None, 5, seed=3)
     for item, here in enumerate(valid):
         assert torch.equal(found[item][:, here], whole[item, :, : int(here.sum())])
     assert torch.equal(whole[:, 0], whole[:, 1])

@@ -42,7 +42,7 @@ def attend_whole(
     if learned is None:
         sums = [pool_sums(x, side, method.k, skip) for x in (key, value)]
     else:
-        sums = own_sums(key, value, side, learned, skip)
+        sums = local_sums(key, value, side, learned, skip)
     ends = [side.ends(x, skip) for x in (key, value)]
     *ends, keys, values = add_together([*ends, *sums], split.group)
     tokens = side.tokens[:, None]
@@ -61,7 +61,7 @@ def attend_whole(
     return attend_to_summary(query, keys, values, shares, call)
 
 
-def own_sums(key: Tensor, value: Tensor, side: GlobalIndex, learned: Projections, skip: int) -> list[Tensor]:
+def local_sums(key: Tensor, value: Tensor, side: GlobalIndex, learned: Projections, skip: int) -> list[Tensor]:
     """What this rank's tokens add to the projections of keys and values, without `skip` at each end of the item."""
     inside = side.valid & (side.index >= skip) & (side.index < side.tokens[:, None] - skip)
     return [e.mT @ x for e, x in zip(learned.columns(side.index, inside, key), (key, value), strict=True)]

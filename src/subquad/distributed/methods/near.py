@@ -1,6 +1,6 @@
 """Methods whose queries see near keys: each rank gets those around its own."""
 
-from subquad.distributed.by_halo import by_distance, by_place
+from subquad.distributed.by_halo import by_distance, by_position
 from subquad.distributed.strategies import register
 from subquad.methods.adaptive_span import AdaptiveSpan
 from subquad.methods.bigbird import BigBird
@@ -13,6 +13,6 @@ register(Local, by_distance(Local.reach))
 register(AdaptiveSpan, by_distance(AdaptiveSpan.reach, loss_reads_tokens=False))
 # Distant keys and columns are all along the sequence, and random blocks may be on any rank.
 register(Strided, by_distance(Strided.reach, fits=lambda method: method.sets == "near"))
-register(Fixed, by_place(Fixed.reach, Fixed.seen_by_all, fits=lambda method: method.sets == "near"))
-register(Longformer, by_place(Longformer.reach, Longformer.seen_by_all))
-register(BigBird, by_place(BigBird.reach, BigBird.seen_by_all, fits=lambda method: method.random == 0))
+register(Fixed, by_position(Fixed.reach, Fixed.globally_visible, fits=lambda method: method.sets == "near"))
+register(Longformer, by_position(Longformer.reach, Longformer.globally_visible))
+register(BigBird, by_position(BigBird.reach, BigBird.globally_visible, fits=lambda method: method.random == 0))

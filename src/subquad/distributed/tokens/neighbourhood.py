@@ -74,7 +74,9 @@ class Neighbourhood:
         number = torch.arange(self.near, device=own.device)
         number = number if behind else own - self.near + number
         present = (number >= 0) & (number < own)
-        return torch.where(present, front_first(self.side.valid).gather(1, number.clamp(0, N - 1).expand_as(present)), N)
+        return torch.where(
+            present, front_first(self.side.valid).gather(1, number.clamp(0, N - 1).expand_as(present)), N
+        )
 
     def numbers_of_edge(self, rank: int, behind: bool) -> tuple[Int64[Tensor, "B W"], Bool[Tensor, "B W"]]:
         """Which tokens of the item a rank's edge has, and which of its places are filled."""

@@ -74,8 +74,8 @@ class Projections(nn.Module):
     def _matrix(self, weights: Tensor) -> Tensor:
         if not self.kernel:
             return weights
-        place = torch.arange(self.max_length, device=weights.device) - self.first[self.segment]
-        return weights[..., place] * F.one_hot(self.segment, self.k).T
+        index = torch.arange(self.max_length, device=weights.device) - self.first[self.segment]
+        return weights[..., index] * F.one_hot(self.segment, self.k).T
 
     def columns(
         self, rank: Int64[Tensor, "_ N"], inside: Bool[Tensor, "_ N"], like: Float[Tensor, "B G N D"]

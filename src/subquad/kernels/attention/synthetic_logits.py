@@ -89,6 +89,6 @@ class FactorisedDense(nn.Module):
     def forward(self, ranks: Int64[Tensor, "#B N"], keys: int, hidden: Tensor, like: Tensor) -> Tensor:
         """The products."""
         first, second = (
-            of(hidden, width, like) for of, width in zip((self.first, self.second), self.widths, strict=True)
+            made_of(hidden, width, like) for made_of, width in zip((self.first, self.second), self.widths, strict=True)
         )
         return (first[..., :, None] * second[..., None, :]).flatten(3)[..., :keys]

@@ -86,22 +86,22 @@ def _find() -> tuple[ctypes.CDLL | None, str | None]:
 
 def _load(path: Path) -> tuple[ctypes.CDLL | None, str | None]:
     try:
-        found = ctypes.CDLL(str(path))
-        found.subquad_variants.restype = found.subquad_variant.restype = ctypes.c_char_p
-        found.subquad_use_variant.argtypes = [ctypes.c_char_p]
-        version = found.subquad_abi_version()
+        loaded = ctypes.CDLL(str(path))
+        loaded.subquad_variants.restype = loaded.subquad_variant.restype = ctypes.c_char_p
+        loaded.subquad_use_variant.argtypes = [ctypes.c_char_p]
+        version = loaded.subquad_abi_version()
         if version != ABI_VERSION:
             return None, f"{path} has interface {version} but this Python code calls {ABI_VERSION}: {_AGAIN}"
-        _declare_kernels(found)
+        _declare_kernels(loaded)
     except (OSError, AttributeError) as error:
         return None, f"the compiled library cannot be loaded ({error}): {_AGAIN}"
-    return found, None
+    return loaded, None
 
 
-def _declare_kernels(found: ctypes.CDLL) -> None:
-    found.subquad_interface.restype = ctypes.c_char_p
-    for kernel in json.loads(found.subquad_interface())["kernels"]:
-        function = getattr(found, f"subquad_{kernel}")
+def _declare_kernels(loaded: ctypes.CDLL) -> None:
+    loaded.subquad_interface.restype = ctypes.c_char_p
+    for kernel in json.loads(loaded.subquad_interface())["kernels"]:
+        function = getattr(loaded, f"subquad_{kernel}")
         function.argtypes, function.restype = [ctypes.c_char_p, ctypes.c_void_p], ctypes.c_int64
 
 

@@ -84,12 +84,12 @@ def _field(name: str, kind: str, described: Mapping[str, list[Any]]) -> Field:
         return Field(name, "i", lambda x, to: to.numbers.append(DTYPES[x]))
     if kind in ("rows", "rows out"):
         return Field(name, "Q3q", _rows if kind == "rows" else _rows_out)
-    of, _, how = kind.partition(" ") if kind.endswith(" list") else kind.partition("*")
-    if how == "list":
-        return Field(name, "Qq", _list_of(Structure(of, described)))
-    if of in _ELEMENTS:
-        return Field(name, "Q", _address_of(_ELEMENTS[of], out=how == " out"))
-    inner = Structure(of, described)
+    type_name, _, pointed = kind.partition(" ") if kind.endswith(" list") else kind.partition("*")
+    if pointed == "list":
+        return Field(name, "Qq", _list_of(Structure(type_name, described)))
+    if type_name in _ELEMENTS:
+        return Field(name, "Q", _address_of(_ELEMENTS[type_name], out=pointed == " out"))
+    inner = Structure(type_name, described)
     return Field(name, inner.format[1:], inner.fill)
 
 

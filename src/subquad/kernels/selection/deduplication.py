@@ -67,9 +67,9 @@ def _words(
     B, H, T, S = slots.shape
     words = []
     for first in range(0, max(buckets, 1), BITS):
-        place = (bucket - first)[..., None].expand(B, H, T, S)
-        inside = (place >= 0) & (place < BITS) & (slots < tokens)
-        bit = torch.where(inside, 1 << place.clamp(0, BITS - 1), 0)
+        number = (bucket - first)[..., None].expand(B, H, T, S)
+        inside = (number >= 0) & (number < BITS) & (slots < tokens)
+        bit = torch.where(inside, 1 << number.clamp(0, BITS - 1), 0)
         empty = bit.new_zeros(B, H, tokens + 1)
         words.append(empty.scatter_add(2, slots.flatten(2), bit.flatten(2)))
     return tuple(words)
@@ -101,10 +101,10 @@ def first_meetings(
     earlier = [Signature.of(each, N, M) for each in before]
     firsts = []
     for each in sets:
-        own, queries, keys = Signature.of(each, N, M), each.queries, each.keys_of_block()
-        met = own.shared_before(each)
+        signature, queries, keys = Signature.of(each, N, M), each.queries, each.keys_of_block()
+        met = signature.shared_before(each)
         for other in earlier:
             met = met | other.shared(queries, keys, mask)
         firsts.append(~met)
-        earlier.append(own)
+        earlier.append(signature)
     return tuple(firsts)

@@ -90,8 +90,8 @@ class Hashed:
         """The scores of these tokens alone, which each head chose for itself."""
 
         def of_term(function: HashFunction, x: Tensor) -> Tensor:
-            own = tokens.reshape(len(x), x.shape[1], -1)  # those of all heads that share one of x's
-            vectors = x.gather(2, own[..., None].expand(-1, -1, -1, x.shape[3]))
+            by_term = tokens.reshape(len(x), x.shape[1], -1)  # those of all heads that share one of x's
+            vectors = x.gather(2, by_term[..., None].expand(-1, -1, -1, x.shape[3]))
             return function(upcast(vectors)[0] * self.root).view(*tokens.shape, -1)
 
         first, *others = (of_term(function, x) for function, x in self.terms)

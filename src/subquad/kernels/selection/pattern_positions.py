@@ -79,16 +79,16 @@ class PatternPositions:
         count = -(-(line.N - 1) // size) + 1  # as the queries may begin anywhere in a block
         return self.start.clamp(min=0) // size + torch.arange(count, device=line.device)
 
-    def queries(self, places: Int64[Tensor, "#B #H T S"]) -> Int64[Tensor, "#B #H T S"]:
+    def queries(self, positions: Int64[Tensor, "#B #H T S"]) -> Int64[Tensor, "#B #H T S"]:
         """The queries at these places; empty where there is none."""
-        numbers, N = places - self.start[:, None, None], self.valid_positions.N
-        return torch.where((places >= 0) & (numbers >= 0) & (numbers < N), numbers, N)
+        numbers, N = positions - self.start[:, None, None], self.valid_positions.N
+        return torch.where((positions >= 0) & (numbers >= 0) & (numbers < N), numbers, N)
 
-    def keys(self, places: Int64[Tensor, "#B #H C K"]) -> Int64[Tensor, "#B #H C K"]:
+    def keys(self, positions: Int64[Tensor, "#B #H C K"]) -> Int64[Tensor, "#B #H C K"]:
         """The keys at these places; empty where there is none."""
         first, length, M = self.first[:, None, None], self.length[:, None, None], self.valid_positions.M
-        numbers = places + first
-        return torch.where((places >= 0) & (places < length) & (numbers >= 0) & (numbers < M), numbers, M)
+        numbers = positions + first
+        return torch.where((positions >= 0) & (positions < length) & (numbers >= 0) & (numbers < M), numbers, M)
 
     def of_queries(self, slots: Int64[Tensor, "B H T S"]) -> Int64[Tensor, "B H T S"]:
         """The places of these queries."""
@@ -103,7 +103,9 @@ class PatternPositions:
         queries, keys = (x.expand(self.valid_positions.B, self.heads, *x.shape[2:]) for x in (queries, keys))
         if bucket is not None:
             bucket = bucket.expand(queries.shape[:3])
-        return Buckets(queries, keys, bucket, span).of_valid(self.valid_positions.valid_queries, self.valid_positions.valid_keys)
+        return Buckets(queries, keys, bucket, span).of_valid(
+            self.valid_positions.valid_queries, self.valid_positions.valid_keys
+        )
 
     def meet_all(self, queries: Int64[Tensor, "#B #H 1 S"]) -> Buckets:
         """One block of queries that meet all keys."""

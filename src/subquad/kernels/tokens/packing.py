@@ -30,18 +30,18 @@ def take_apart(
     _, segment, lengths = pairs.unique(dim=0, return_inverse=True, return_counts=True)
     _check_window(mask, ids, len(lengths))
     lengths = lengths if len(lengths) else lengths.new_zeros(1)
-    place = (segment, _rank_within(segment, lengths))
+    slot = (segment, _rank_within(segment, lengths))
 
     def unpack(x: Tensor) -> Tensor:
         """(B,N,…) to (segments, longest, …)."""
         parts = x.new_zeros(len(lengths), max(1, int(lengths.max())), *x.shape[2:])
-        return parts.index_put(place, x[inside])
+        return parts.index_put(slot, x[inside])
 
     def together(parts: Tensor) -> Tensor:
         """(segments,·,longest,·) to (B,·,N,·)."""
         out = parts.transpose(1, 2)
         whole = out.new_zeros(B, N, *out.shape[2:])
-        return whole.index_put(tuple(inside.nonzero().T), out[place]).transpose(1, 2)
+        return whole.index_put(tuple(inside.nonzero().T), out[slot]).transpose(1, 2)
 
     # Order within a segment is order in the sequence.
     inner = Mask.padding(lengths) & Mask(is_causal=mask.is_causal, span=mask.span)

@@ -44,10 +44,10 @@ def pool_means(
     B, H, M, _ = x.shape
     sizes = group_sizes(labels[:, None], pools)[:, 0]
     if len(labels) < B or B == 1:  # rows that are moved whole, which costs a fraction of a sum by numbers
-        place = torch.arange(-(-M // pools), device=x.device)
+        number = torch.arange(-(-M // pools), device=x.device)
         begin = (sizes.cumsum(1) - sizes)[0, :, None]
-        present = place < sizes[0, :, None]
-        tokens = labels[0].argsort(stable=True)[(begin + place).clamp(max=M - 1)]
+        present = number < sizes[0, :, None]
+        tokens = labels[0].argsort(stable=True)[(begin + number).clamp(max=M - 1)]
         parts = x.index_select(2, tokens.flatten()).unflatten(2, tokens.shape).masked_fill(~present[..., None], 0.0)
         return parts.sum(3) / sizes[0].clamp(min=1)[:, None], sizes
     return group_mean(x, labels[:, None].expand(B, H, M), pools), sizes

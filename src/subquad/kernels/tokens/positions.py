@@ -73,7 +73,9 @@ class ValidPositions:
         return (self.valid_keys.cumsum(1) - 1).clamp(min=0).gather(1, positions.clamp(max=self.M - 1))
 
 
-def valid_lengths(valid: Bool[Tensor, "B N"] | None, batch: int, tokens: int, device: torch.device) -> Int64[Tensor, "B"]:
+def valid_lengths(
+    valid: Bool[Tensor, "B N"] | None, batch: int, tokens: int, device: torch.device
+) -> Int64[Tensor, "B"]:
     """How many real tokens each item has."""
     if valid is None:
         return torch.full((batch,), tokens, dtype=torch.int64, device=device)
@@ -115,8 +117,8 @@ class ValidIndex:
     def at(self, ranks: Int64[Tensor, "B T S"]) -> Slots:
         """The tokens of these ranks; slots are empty where an item has no such rank."""
         present = (ranks >= 0) & (ranks < self.lengths[:, None, None])
-        found = self.order.gather(1, ranks.clamp(0, self.tokens - 1).flatten(1)).view_as(ranks)
-        return Slots(torch.where(present, found, self.tokens), self.tokens)
+        in_order = self.order.gather(1, ranks.clamp(0, self.tokens - 1).flatten(1)).view_as(ranks)
+        return Slots(torch.where(present, in_order, self.tokens), self.tokens)
 
     def between(self, first: Int64[Tensor, "B T"], end: Int64[Tensor, "B T"], most: int) -> Slots:
         """The tokens of the ranks from `first` up to `end`, at most `most` of them."""
@@ -151,7 +153,12 @@ class KeyLine:
     @staticmethod
     def of(valid_positions: ValidPositions) -> "KeyLine":
         """Line up the queries and the keys of a call."""
-        B, M, queries, keys = valid_positions.B, valid_positions.M, valid_positions.valid_queries, valid_positions.valid_keys
+        B, M, queries, keys = (
+            valid_positions.B,
+            valid_positions.M,
+            valid_positions.valid_queries,
+            valid_positions.valid_keys,
+        )
         valid = torch.ones(B, M, dtype=torch.bool, device=valid_positions.device) if keys is None else keys
         at = None
         if valid_positions.aligned:

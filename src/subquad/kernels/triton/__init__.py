@@ -41,9 +41,9 @@ def installed_version() -> str | None:
 def wanted_version() -> str:
     """The version of Triton that the installed torch was built with. Its builds for GPUs require it."""
     for requirement in requires("torch") or []:
-        name, equal, rest = requirement.partition(";")[0].strip().partition("==")
+        name, equal, version = requirement.partition(";")[0].strip().partition("==")
         if equal and name.strip() == "triton":
-            return rest.strip()
+            return version.strip()
     return VERSION
 
 

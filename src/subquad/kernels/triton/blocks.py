@@ -37,12 +37,12 @@ class GroupBlocks:
         return self.group.shape[2]
 
 
-def group_blocks(offsets: Tensor, tokens: int, size: int, rest: bool = False) -> GroupBlocks:
+def group_blocks(offsets: Tensor, tokens: int, size: int, with_remaining: bool = False) -> GroupBlocks:
     """Cut groups whose tokens lie between their `offsets`, (B,H,groups+1) int32, into blocks.
 
-    With `rest` the tokens behind the last offset, which are in no group, are one more group.
+    With `with_remaining` the tokens behind the last offset, which are in no group, are one more group.
     """
-    (B, H, known), groups = offsets.shape, offsets.shape[2] - (0 if rest else 1)
+    (B, H, known), groups = offsets.shape, offsets.shape[2] - (0 if with_remaining else 1)
     count = -(-tokens // size) + groups
     lists = GroupBlocks(*offsets.new_empty(3, B, H, count, dtype=torch.int32))
     launch(
@@ -82,7 +82,7 @@ def cut_groups(
     begin = tl.sum(tl.where(mine, (first - (last - used) * size)[None, :], 0), 1) + block * size
     finish = tl.minimum(begin + size, tl.sum(tl.where(mine, end[None, :], 0), 1))
     present = of_block < groups
-    place = head * count + block
-    tl.store(group + place, of_block, mask=block < count)
-    tl.store(start + place, tl.where(present, begin, 0), mask=block < count)
-    tl.store(stop + place, tl.where(present, finish, 0), mask=block < count)
+    block_index = head * count + block
+    tl.store(group + block_index, of_block, mask=block < count)
+    tl.store(start + block_index, tl.where(present, begin, 0), mask=block < count)
+    tl.store(stop + block_index, tl.where(present, finish, 0), mask=block < count)

@@ -15,7 +15,7 @@ ROWS = 16  # rows that one program merges
 
 
 def covariance(
-    x: Float[Tensor, "B H N D"], valid: Bool[Tensor, "B N"] | None, of: Moments, jitter: float = 0.0
+    x: Float[Tensor, "B H N D"], valid: Bool[Tensor, "B N"] | None, statistics: Moments, jitter: float = 0.0
 ) -> Float64[Tensor, "B H D D"]:
     """The covariance of each head's real vectors, times factor², in fp64.
 
@@ -29,7 +29,7 @@ def covariance(
         products_of_run,
         (runs, B * H, blocks * blocks),
         cost=LaunchCost(B * H * N * D * D, B * H * N * D * blocks * x.element_size() + 4 * products.numel()),
-        **{"x": x, **strides("x", x), **of.arguments(), "valid": stored(valid), "products": products},
+        **{"x": x, **strides("x", x), **statistics.arguments(), "valid": stored(valid), "products": products},
         **{"H": H, "N": N, "D": D, "length": length, "runs": runs, "TOKENS": tokens, "EDGE": edge},
     )
     spread = x.new_empty(B, H, D, D, dtype=torch.float64)
@@ -37,7 +37,7 @@ def covariance(
         merge_products,
         (triton.cdiv(D, ROWS), B * H),
         cost=LaunchCost(bytes=4 * products.numel() + 8 * spread.numel()),
-        **{"products": products, "count": of.count, "spread": spread, "jitter": jitter},
+        **{"products": products, "count": statistics.count, "spread": spread, "jitter": jitter},
         **{"D": D, "runs": runs, "WIDTH": padded(D), "ROWS": ROWS},
     )
     return spread
@@ -73,8 +73,8 @@ def products_of_run(
         left = load_centred(x, x_n, token, present, factor, mean, head, row, D, EDGE)
         total += dot(tl.trans(left), load_centred(x, x_n, token, present, factor, mean, head, column, D, EDGE))
     row, column = row + tl.arange(0, EDGE), column + tl.arange(0, EDGE)
-    places = products + ((head * runs + run) * D + row)[:, None] * D + column[None, :]
-    tl.store(places, total, mask=(row < D)[:, None] & (column < D)[None, :])
+    pointers = products + ((head * runs + run) * D + row)[:, None] * D + column[None, :]
+    tl.store(pointers, total, mask=(row < D)[:, None] & (column < D)[None, :])
 
 
 @triton.jit

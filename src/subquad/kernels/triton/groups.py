@@ -83,7 +83,7 @@ class Members:
         """What `load_sums` reads, by name."""
         return {"sums": self.sums, "counts": self.counts, "C": self.groups, "runs": self.counts.shape[2]}
 
-    def fill_order(self, order: Tensor, offsets: Tensor, place: Tensor | None = None) -> None:
+    def fill_order(self, order: Tensor, offsets: Tensor, rank: Tensor | None = None) -> None:
         """Fill the tokens sorted by label, where each group begins, and where each token stands, all int32.
 
         Args:
@@ -97,7 +97,7 @@ class Members:
             order_members,
             (triton.cdiv(C + 1, edge), runs, B * H),
             cost=LaunchCost(bytes=B * H * (N * 12 + 4 * C * runs)),
-            **{"labels": self.labels, "counts": self.counts, "order": order, "offsets": offsets, "place": place},
+            **{"labels": self.labels, "counts": self.counts, "order": order, "offsets": offsets, "place": rank},
             **{"N": N, "C": C, "length": self.length, "runs": runs, "TOKENS": tokens, "GROUPS": edge},
         )
 
@@ -200,9 +200,7 @@ def members_of_run(
 
 
 @kernel
-def order_members(
-    labels, counts, order, offsets, place, N, C, length, runs, TOKENS: tl.constexpr, GROUPS: tl.constexpr
-):
+def order_members(labels, counts, order, offsets, rank, N, C, length, runs, TOKENS: tl.constexpr, GROUPS: tl.constexpr):
     """Where the members of a tile of groups stand, for those in one run of a head's tokens."""
     head, run = tl.program_id(2).to(tl.int64), tl.program_id(1)
     counts += head * runs * (C + 1)
@@ -227,8 +225,8 @@ def order_members(
         at = tl.sum(tl.where(member != 0, begin[None, :] + tl.cumsum(member, 0) - 1, 0), 1)
         mine = tl.sum(member, 1) != 0
         tl.store(order + head * N + at, token, mask=mine)
-        if place is not None:
-            tl.store(place + head * N + token, at, mask=mine)
+        if rank is not None:
+            tl.store(rank + head * N + token, at, mask=mine)
         begin += tl.sum(member, 0)
 
 
@@ -262,11 +260,11 @@ def means_of_groups(
 def labels_of_positions(order, offsets, labels, N, C, TOKENS: tl.constexpr, GROUPS: tl.constexpr):
     """The group of each token, by its place in the order: how many groups end at or before it."""
     head = tl.program_id(1).to(tl.int64)
-    place = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
+    rank = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
     group = tl.zeros((TOKENS,), tl.int32)
     for first in range(0, C, GROUPS):
         c = first + tl.arange(0, GROUPS)
         end = tl.load(offsets + head * (C + 1) + 1 + c, mask=c < C, other=2147483647)
-        group += tl.sum((end[None, :] <= place[:, None]).to(tl.int32), 1)
-    token = tl.load(order + head * N + place, mask=place < N, other=0)
-    tl.store(labels + head * N + token, group, mask=place < N)
+        group += tl.sum((end[None, :] <= rank[:, None]).to(tl.int32), 1)
+    token = tl.load(order + head * N + rank, mask=rank < N, other=0)
+    tl.store(labels + head * N + token, group, mask=rank < N)

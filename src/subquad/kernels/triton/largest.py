@@ -112,13 +112,13 @@ def bounds(held, values, n, FRONT: tl.constexpr):
 @triton.jit
 def kth_largest(held, values, n, k, low, high, FRONT: tl.constexpr):
     """A t that k numbers are at least as large as, and fewer are larger than; it lies between `low` and `high`."""
-    least, beyond, found = low.to(tl.int64), high.to(tl.int64) + 1, n
-    while (beyond - least > 1) & (found != k):
+    least, beyond, passed = low.to(tl.int64), high.to(tl.int64) + 1, n
+    while (beyond - least > 1) & (passed != k):
         middle = (least + beyond) >> 1
         count = at_least(held, values, n, middle.to(tl.int32), FRONT)
         enough = count >= k
         least, beyond = tl.where(enough, middle, least), tl.where(enough, beyond, middle)
-        found = tl.where(enough, count, found)
+        passed = tl.where(enough, count, passed)
     return least.to(tl.int32)
 
 
@@ -163,12 +163,12 @@ def list_row(
         if finite:
             chosen = chosen & (number(x) != float("-inf"))
         slot = taken + tl.cumsum(chosen.to(tl.int32), 0) - 1
-        place = at
+        written = at
         if of_blocks is not None:
-            place = (
+            written = (
                 tl.load(of_blocks + row * tl.cdiv(n, BLOCK) + at // BLOCK, mask=chosen, other=0) * BLOCK + at % BLOCK
             )
-        tl.store(listed + slot, place, mask=chosen)
+        tl.store(listed + slot, written, mask=chosen)
         if ranks is not None:
             tl.store(ranks + row * n + at, tl.where(chosen, slot, -1), mask=at < n)
         if lse is not None:

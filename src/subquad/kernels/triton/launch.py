@@ -125,10 +125,10 @@ def load_ends(offsets, head, group, groups):
 
 
 @triton.jit
-def load_positions(order, place, end):
+def load_positions(order, position, end):
     """The tokens at these places of an order, and which of the places come before the end."""
-    present = place < end
-    return tl.load(order + place, mask=present, other=0), present
+    present = position < end
+    return tl.load(order + position, mask=present, other=0), present
 
 
 @triton.jit

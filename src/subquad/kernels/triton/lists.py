@@ -12,21 +12,21 @@ WORD = 32  # bits
 WORDS = 64  # of a step
 
 
-def inside_words(top: Tensor, order: Tensor, place: Tensor | None = None) -> Tensor:
+def inside_words(top: Tensor, order: Tensor, rank: Tensor | None = None) -> Tensor:
     """Bits of the keys that a cluster lists, by their place in `order`: (B,H,C,⌈M/32⌉) int32.
 
     `top` is (B,H,C,K), with M, or a number that no key has, where a slot is empty; `order` is (B,G,M), and so is
-    `place`, where each key stands in it, if that is known.
+    `rank`, where each key stands in it, if that is known.
     """
     (B, H, C, K), (G, M) = top.shape, order.shape[1:]
     words = torch.empty(B, H, C, max(1, -(-M // WORD)), dtype=torch.int32, device=top.device)
-    place = _inverse(order) if place is None else place
+    rank = _inverse(order) if rank is None else rank
     launch(
         set_bits,
         (C, B * H),
         cost=LaunchCost(bytes=4 * (top.numel() * 2 + words.numel())),
         top=top,
-        place=place,
+        rank=rank,
         words=words,
         **{"H": H, "G": G, "M": M, "C": C, "K": K, "count": words.shape[3]},
         SLOTS=16,
@@ -37,14 +37,14 @@ def inside_words(top: Tensor, order: Tensor, place: Tensor | None = None) -> Ten
 
 def _inverse(order: Tensor) -> Tensor:
     B, G, M = order.shape
-    place = torch.empty_like(order)
+    rank = torch.empty_like(order)
     launch(
         invert,
         (triton.cdiv(M, 1024), B * G),
         cost=LaunchCost(bytes=8 * order.numel()),
-        **{"order": order, "place": place, "M": M, "TOKENS": 1024},
+        **{"order": order, "place": rank, "M": M, "TOKENS": 1024},
     )
-    return place
+    return rank
 
 
 def log_distances(x: Tensor, labels: Tensor, means: Tensor, least: float, most: float) -> tuple[Tensor, Tensor]:
@@ -71,16 +71,16 @@ def log_distances(x: Tensor, labels: Tensor, means: Tensor, least: float, most: 
 
 
 @kernel
-def invert(order, place, M, TOKENS: tl.constexpr):
+def invert(order, rank, M, TOKENS: tl.constexpr):
     """place[order[i]] = i."""
     head = tl.program_id(1).to(tl.int64)
     at = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
     token = tl.load(order + head * M + at, mask=at < M, other=0)
-    tl.store(place + head * M + token, at, mask=at < M)
+    tl.store(rank + head * M + token, at, mask=at < M)
 
 
 @kernel
-def set_bits(top, place, words, H, G, M, C, K, count, SLOTS: tl.constexpr, WORDS: tl.constexpr):
+def set_bits(top, rank, words, H, G, M, C, K, count, SLOTS: tl.constexpr, WORDS: tl.constexpr):
     """One cluster's words: each the sum of its keys' bits, which are all different."""
     head, cluster = tl.program_id(1).to(tl.int64), tl.program_id(0)
     of_key = head // H * G + head % H // (H // G)
@@ -92,7 +92,7 @@ def set_bits(top, place, words, H, G, M, C, K, count, SLOTS: tl.constexpr, WORDS
             slot = first + tl.arange(0, SLOTS)
             token = tl.load(top + of_cluster * K + slot, mask=slot < K, other=-1)
             listed = (token >= 0) & (token < M)
-            at = tl.load(place + of_key * M + tl.where(listed, token, 0))
+            at = tl.load(rank + of_key * M + tl.where(listed, token, 0))
             mine = listed[:, None] & ((at >> 5)[:, None] == word[None, :])
             bits += tl.sum(tl.where(mine, (tl.full((SLOTS,), 1, tl.int32) << (at & 31))[:, None], 0), 0)
         tl.store(words + of_cluster * count + word, bits, mask=word < count)

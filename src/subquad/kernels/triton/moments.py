@@ -190,16 +190,16 @@ def moments_of_run(
             present = load_present(valid, head // H, token, N)
             total += tl.sum(load_rows(x, x_n, token, present, D, WIDTH).to(tl.float32) * factor, 0)
         mean = total / tl.maximum(count, 1.0)
-        rest, square = tl.zeros((WIDTH,), tl.float32), tl.zeros((WIDTH,), tl.float32)
+        remainder, square = tl.zeros((WIDTH,), tl.float32), tl.zeros((WIDTH,), tl.float32)
         for first in range(begin, end, TOKENS):
             token = first + tl.arange(0, TOKENS)
             present = load_present(valid, head // H, token, N)
             y = load_rows(x, x_n, token, present, D, WIDTH).to(tl.float32) * factor
             y = tl.where(present[:, None], y - mean[None, :], 0.0)
-            rest += tl.sum(y, 0)
+            remainder += tl.sum(y, 0)
             square += tl.sum(y * y, 0)
         of_run, column = head * runs + run, tl.arange(0, WIDTH)
-        left = rest.to(tl.float64) / tl.maximum(count, 1.0)
+        left = remainder.to(tl.float64) / tl.maximum(count, 1.0)
         tl.store(factors + of_run, factor)
         tl.store(numbers + of_run, count)
         tl.store(squares + of_run, tl.sum(square.to(tl.float64) - count * left * left, 0))
@@ -278,14 +278,14 @@ def merge_runs(factor, mean, variance, count, factors, numbers, squares, means, 
         total = tl.zeros((WIDTH,), tl.float64)
         for run in range(runs):
             share = tl.load(numbers + head * runs + run) * unit_of(least, tl.load(factors + head * runs + run))
-            own = tl.load(means + (head * runs + run) * D + column, mask=column < D, other=0.0)
-            total += share.to(tl.float64) * own * (inverse * D)
+            run_mean = tl.load(means + (head * runs + run) * D + column, mask=column < D, other=0.0)
+            total += share.to(tl.float64) * run_mean * (inverse * D)
         square = tl.zeros((WIDTH,), tl.float64)
         inside = inverse * 0.0
         for run in range(runs):
             unit = unit_of(least, tl.load(factors + head * runs + run)).to(tl.float64)
-            own = unit * tl.load(means + (head * runs + run) * D + column, mask=column < D, other=0.0)
-            square += tl.load(numbers + head * runs + run).to(tl.float64) * (own - total) * (own - total)
+            run_mean = unit * tl.load(means + (head * runs + run) * D + column, mask=column < D, other=0.0)
+            square += tl.load(numbers + head * runs + run).to(tl.float64) * (run_mean - total) * (run_mean - total)
             inside += unit * unit * tl.load(squares + head * runs + run)
         spread = (tl.sum(square, 0) + inside) * inverse
         tl.store(factor + head, least)

@@ -32,27 +32,27 @@ class Neighbours:
 
     order: Tensor
     offsets: Tensor
-    place: Tensor
+    rank: Tensor
 
 
 def neighbours(key: Tensor, valid: Tensor | None, size: int) -> Neighbours:
     """The real keys of each `size` positions as one cell; at least one cell."""
     B, G, M = key.shape[:3]
     cells = max(1, triton.cdiv(M, size))
-    order, place = key.new_empty(2, B, G, M, dtype=torch.int32)
+    order, rank = key.new_empty(2, B, G, M, dtype=torch.int32)
     offsets = key.new_empty(B, G, cells + 1, dtype=torch.int32)
     if valid is None:
         launch(
             list_neighbours,
             (triton.cdiv(max(M, cells + 1), TOKENS), B * G),
             cost=LaunchCost(bytes=8 * order.numel()),
-            **{"order": order, "place": place, "offsets": offsets, "M": M, "cells": cells, "size": size},
+            **{"order": order, "place": rank, "offsets": offsets, "M": M, "cells": cells, "size": size},
             TOKENS=TOKENS,
         )
     else:
         cell = (torch.arange(M, device=key.device) // size).expand(B, G, M)
-        Members.of(cell.masked_fill(~valid[:, None], cells), cells).fill_order(order, offsets, place)
-    return Neighbours(order, offsets, place)
+        Members.of(cell.masked_fill(~valid[:, None], cells), cells).fill_order(order, offsets, rank)
+    return Neighbours(order, offsets, rank)
 
 
 def merge_cells(
@@ -60,29 +60,29 @@ def merge_cells(
 ) -> None:
     """Fill rest (B,H,C,E), λ and mass, (B,H,C) each, by v̄ (B,H,C,X,E), their λ (B,H,C,X) and that of lists (B,H,C)."""
     B, H, C, X, E = values.shape
-    rest, lse, mass = outputs
+    remaining, lse, mass = outputs
     launch(
         merge_cell_values,
         (C, B * H),
         num_warps=1,
-        cost=LaunchCost(bytes=4 * (values.numel() + rest.numel())),
-        **{"values": values, "of_cells": of_cells, "of_top": of_top, "rest": rest, "lse": lse, "mass": mass},
+        cost=LaunchCost(bytes=4 * (values.numel() + remaining.numel())),
+        **{"values": values, "of_cells": of_cells, "of_top": of_top, "rest": remaining, "lse": lse, "mass": mass},
         **{"C": C, "X": X, "E": E, "VALUES": padded(E)},
     )
 
 
 @triton.jit
-def list_neighbours(order, place, offsets, M, cells, size, TOKENS: tl.constexpr):
+def list_neighbours(order, rank, offsets, M, cells, size, TOKENS: tl.constexpr):
     """All keys in their own order."""
     head = tl.program_id(1).to(tl.int64)
     at = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
     tl.store(order + head * M + at, at, mask=at < M)
-    tl.store(place + head * M + at, at, mask=at < M)
+    tl.store(rank + head * M + at, at, mask=at < M)
     tl.store(offsets + head * (cells + 1) + at, tl.minimum(at * size, M), mask=at <= cells)
 
 
 @triton.jit
-def merge_cell_values(values, of_cells, of_top, rest, lse, mass, C, X, E, VALUES: tl.constexpr):
+def merge_cell_values(values, of_cells, of_top, remaining, lse, mass, C, X, E, VALUES: tl.constexpr):
     """One cluster's rest, λ and mass. A cluster that sees no key has weights of 0 and a λ of −∞."""
     of_cluster = tl.program_id(1).to(tl.int64) * C + tl.program_id(0)
     column = tl.arange(0, VALUES)
@@ -98,6 +98,6 @@ def merge_cell_values(values, of_cells, of_top, rest, lse, mass, C, X, E, VALUES
         total += weight
         result += weight * tl.load(values + (of_cluster * X + x) * E + column, mask=column < E, other=0.0)
     divisor = tl.where(total == 0, 1.0, total)
-    tl.store(rest + of_cluster * E + column, result / divisor, mask=column < E)
+    tl.store(remaining + of_cluster * E + column, result / divisor, mask=column < E)
     tl.store(mass + of_cluster, of_list / divisor)
     tl.store(lse + of_cluster, tl.where(total == 0, float("-inf"), tl.log(divisor) + safe))

@@ -153,6 +153,6 @@ def _of_amd(made: Any, threads: int) -> Resources:
 
 
 def _number(pattern: str, text: str) -> int:
-    found = re.search(pattern, text)
-    assert found is not None, f"no {pattern!r} in what the assembler said: {text[-500:]}"
-    return int(found[1])
+    match = re.search(pattern, text)
+    assert match is not None, f"no {pattern!r} in what the assembler said: {text[-500:]}"
+    return int(match[1])

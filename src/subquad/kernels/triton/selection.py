@@ -209,11 +209,11 @@ def candidate_scores(
     row = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
     column = tl.program_id(0) * KEYS + tl.arange(0, KEYS)
     inputs = centroids, key, key_b, key_h, key_n, bias, present, scale
-    found = scores_of_tile(*inputs, head, row, column, H, G, M, C, D, SLICE, ROWS, KEYS)
+    tile_scores = scores_of_tile(*inputs, head, row, column, H, G, M, C, D, SLICE, ROWS, KEYS)
     block = column // BLOCK
     written = (row < C)[:, None] & (block < blocks)[None, :]
     rank = tl.broadcast_to(block[None, :], (ROWS, KEYS))
     if ranks is not None:
         rank = tl.load(ranks + (head * C + row)[:, None] * blocks + block[None, :], mask=written, other=-1)
-    place = (head * C + row)[:, None] * K * BLOCK + rank * BLOCK + (column % BLOCK)[None, :]
-    tl.store(scores + place, found, mask=written & (rank >= 0))
+    slot = (head * C + row)[:, None] * K * BLOCK + rank * BLOCK + (column % BLOCK)[None, :]
+    tl.store(scores + slot, tile_scores, mask=written & (rank >= 0))

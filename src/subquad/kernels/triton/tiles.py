@@ -149,18 +149,18 @@ def candidates(kernel: str, dtype: torch.dtype, width: int) -> list[Tiles]:
     That is half or twice the rows (where a kernel can choose them) or the keys, half or twice the warps, one stage more
     or less. Some of them spill, or take more shared memory than a GPU has.
     """
-    own = _of_table(entry(kernel, dtype, width))
+    tiles = _of_table(entry(kernel, dtype, width))
     changes = {
-        "rows": (own.rows // 2, own.rows * 2),
-        "keys": (own.keys // 2, own.keys * 2),
-        "warps": (own.warps // 2, own.warps * 2),
-        "stages": (own.stages - 1, own.stages + 1),
+        "rows": (tiles.rows // 2, tiles.rows * 2),
+        "keys": (tiles.keys // 2, tiles.keys * 2),
+        "warps": (tiles.warps // 2, tiles.warps * 2),
+        "stages": (tiles.stages - 1, tiles.stages + 1),
     }
     least, most = Tiles(16, 16, 2, 1), Tiles(128, 128, 8, 4)
     others = [
-        own._replace(**{name: value})
+        tiles._replace(**{name: value})
         for name, values in changes.items()
         for value in values
         if getattr(least, name) <= value <= getattr(most, name)
     ]
-    return [own, *others]
+    return [tiles, *others]

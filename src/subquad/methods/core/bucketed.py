@@ -17,7 +17,7 @@ from subquad.kernels.selection.hash_functions import Hashed, HashFunctions, hash
 from subquad.kernels.tokens.slots import Buckets
 from subquad.masks import Mask
 from subquad.methods.core.method import Call, Method, Partial, Traits
-from subquad.methods.core.residual import Rest
+from subquad.methods.core.residual import Residual
 
 
 def attend_inside(
@@ -35,11 +35,11 @@ def attend_with_cells(
     return attend_with_tail(*_of_tail(query, key, value, buckets, cells, call), **_sizes(buckets, cells, call))
 
 
-def rest_in_cells(query: Tensor, key: Tensor, value: Tensor, buckets: Buckets, cells: int, call: Call) -> Rest:
+def residual_in_cells(query: Tensor, key: Tensor, value: Tensor, buckets: Buckets, cells: int, call: Call) -> Residual:
     """The two parts of `attend_with_cells`, for a sum."""
     given = _of_tail(query, key, value, buckets, cells, call)
     partial, exact, of_query, of_key = attend_to_cells(*given, **_sizes(buckets, cells, call))
-    return Rest(partial, of_query, of_key, by_features=False, exact=(exact,))
+    return Residual(partial, of_query, of_key, by_features=False, exact=(exact,))
 
 
 def _of_tail(query: Tensor, key: Tensor, value: Tensor, buckets: Buckets, cells: int, call: Call) -> tuple[Tensor, ...]:

@@ -164,7 +164,7 @@ def _of_mask(named: Bool[Tensor, "B N"]) -> Kept | None:
     return Kept(tokens, named.gather(1, tokens))
 
 
-def inputs_of_rest(
+def inputs_of_residual(
     query: Tensor, key: Tensor, value: Tensor, call: Call, *, skips_padding: bool
 ) -> tuple[Tensor, Tensor, Tensor, Call]:
     """The inputs of the method itself, in which the kept tokens are padding."""

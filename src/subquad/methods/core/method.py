@@ -26,7 +26,7 @@ from subquad.methods.core.checks import (
     without_autocast,
 )
 from subquad.methods.core.current_shard import in_use
-from subquad.methods.core.global_tokens import Keep, completed, inputs_of_rest, kept_tokens
+from subquad.methods.core.global_tokens import Keep, completed, inputs_of_residual, kept_tokens
 from subquad.methods.core.grammar import as_term
 from subquad.methods.core.heads import Heads
 from subquad.methods.core.learned_heads import some_heads
@@ -189,7 +189,7 @@ class Method(Settings, Bindable, AuxiliaryLoss, Recurrence):
         none. Padded queries are 0, with lse = −inf. lse is None unless `call.wants_lse`; out is not cast.
         """
         if call.kept is not None:
-            rest = inputs_of_rest(query, key, value, call, skips_padding=self.traits.skips_padding)
+            rest = inputs_of_residual(query, key, value, call, skips_padding=self.traits.skips_padding)
             return completed(query, key, value, call, self.attend_partial(*rest))
         mask = call.mask
         # With an item, there are more tokens than these.

@@ -33,7 +33,7 @@ class Pattern(Bucketed):
         source="Child et al. 2019 and Beltagy et al. 2020",
     )
 
-    def seen_by_all(self, item: Item, causal: bool) -> Int64[Tensor, "#B S"] | None:
+    def globally_visible(self, item: Item, causal: bool) -> Int64[Tensor, "#B S"] | None:
         """The places of each item's tokens that all queries see, and that see all keys unless the mask is causal.
 
         None if the method has none; places outside of an item stand for none.

@@ -18,7 +18,7 @@ from subquad.methods.core.method import Call, Method, Partial
 
 
 @dataclass(frozen=True)
-class Rest:
+class Residual:
     """Attention to all keys but the exact ones, with the weight that each key has in it.
 
     The weight of key j for query i is e^{a_i·b_j}, or Σ_r e^{a_ir + b_jr} where it is made of features. Those of all
@@ -36,18 +36,18 @@ class Rest:
 class GivesWay(Protocol):
     """A method that can stand for the keys that other parts of a sum leave."""
 
-    def rest(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Rest:
+    def rest(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Residual:
         """Its attention to all keys but its exact ones, on inputs that `attend` would take; the call wants lse."""
 
 
-def refusal_of_rest(method: Method, beside: Method) -> str | None:
+def refusal_of_residual(method: Method, beside: Method) -> str | None:
     """Why a method cannot stand for the keys that `beside` leaves; None where it can."""
     if not isinstance(method, GivesWay):
         return (
             f"{method.name!r} cannot leave out the pairs that {str(beside)!r} counts; take 'clustered-tail', "
             "'lha-tail' or 'performer' for the rest, or add only 'keep' to it"
         )
-    needed = getattr(method, "keeps_rest", None)
+    needed = getattr(method, "keeps_residual", None)
     if needed is None:
         return None
     return f"{str(method)!r} counts near keys itself, of which {str(beside)!r} counts some; give it {needed}"

@@ -52,10 +52,10 @@ class Kernels(NamedTuple):
             bias, none = self._bias_of_gpu(query, key), torch.zeros((), dtype=torch.int64, device=query.device)
             lse = F.pad(lse, (0, -lse.shape[2] % 32), value=torch.inf)  # as the kernel has laid it out itself
             wanted = [True, True, True, False]
-            found = aten._scaled_dot_product_efficient_attention_backward(
+            gradients = aten._scaled_dot_product_efficient_attention_backward(
                 gradient, query, key, value, bias, out, lse, none, none, 0.0, wanted, self.causal, scale=self.scale
             )
-            return found[0], found[1], found[2]
+            return gradients[0], gradients[1], gradients[2]
         exact = upcast(gradient, query, key, value, out)
         gradient, query, key, value, out = exact
         weights = (self._logits(query, key) - lse.unsqueeze(-1)).exp()

@@ -36,8 +36,8 @@ def numbers(top: Tensor, valid: Tensor | None, keys: int) -> Tensor:
         return top
     count = valid.sum(1)[:, None, None, None]
     positions = (~valid).byte().argsort(dim=1, stable=True)
-    found = positions[:, None, None].expand(*top.shape[:3], keys).gather(3, top.clamp(max=keys - 1))
-    return torch.where(torch.arange(top.shape[3], device=top.device) < count, found, keys)
+    tokens = positions[:, None, None].expand(*top.shape[:3], keys).gather(3, top.clamp(max=keys - 1))
+    return torch.where(torch.arange(top.shape[3], device=top.device) < count, tokens, keys)
 
 
 @clustered_forward.on("cpu")

@@ -19,7 +19,10 @@ SETTINGS = "clusters", "topk", "bits", "iterations", "scale", "seed", "wants_lse
 @clustered_attention.compiled
 def run(backend: str, x: Any) -> tuple[Tensor, Tensor | None]:
     """Run on a compiled backend, where `topk` are at most all keys."""
-    inputs, topk = (x.query, x.key, x.value, x.query_valid, x.key_valid, x.labels), torch.sym_min(x.topk, x.key.shape[2])
+    inputs, topk = (
+        (x.query, x.key, x.value, x.query_valid, x.key_valid, x.labels),
+        torch.sym_min(x.topk, x.key.shape[2]),
+    )
     settings = x.clusters, topk, x.bits, x.iterations, x.scale, x.seed, x.wants_lse
     out, *_, lse = clustered_forward.run(backend, *inputs, *settings)
     return out, lse if x.wants_lse else None
@@ -38,11 +41,11 @@ def clustered_forward(
     order = x.query.new_empty(B, H, N, dtype=torch.int32)
     offsets = x.query.new_empty(B, H, C + 1, dtype=torch.int32)
     top = x.query.new_empty(B, H, C, topk, dtype=torch.int32)
-    centroids, rest, lse, mass, residual = (
+    centroids, remaining, lse, mass, residual = (
         x.query.new_empty(B, H, C, *width, dtype=torch.float32) for width in ((D,), (E,), (), (), ())
     )
     of_queries = x.query.new_empty(B, H, N if x.wants_lse else 0, dtype=torch.float32)
-    return token_major(x.query, E), order, offsets, top, centroids, rest, lse, mass, residual, of_queries
+    return token_major(x.query, E), order, offsets, top, centroids, remaining, lse, mass, residual, of_queries
 
 
 clustered_backward = Gradient(clustered_forward, "query", "key", "value", title="clustered attention")

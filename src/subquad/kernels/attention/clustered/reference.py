@@ -82,17 +82,17 @@ def clustered_attention(
     # By logits, which order the keys as A^c does: weights that underflow to 0 would tie with those of hidden keys.
     top = hide(logits, visible).detach().topk(torch.sym_min(topk, key.shape[2]), dim=-1).indices
     mass = of_centroids.gather(-1, top).sum(-1, keepdim=True)
-    rest = F.dropout(of_centroids.scatter(-1, top, 0.0), dropout_p) @ value
+    remaining = F.dropout(of_centroids.scatter(-1, top, 0.0), dropout_p) @ value
 
     blocks = sort_into_blocks(labels, clusters, BLOCK)
     top_keys, top_values = (blocks.of_group(_rows(x, top)) for x in (key, value))
-    own = blocks.gather(query) @ top_keys.transpose(-1, -2) * scale
+    member_logits = blocks.gather(query) @ top_keys.transpose(-1, -2) * scale
     allowed = None if visible is None else blocks.of_group(_allowed(visible, top)[..., None]).transpose(-1, -2)
-    of_members = blocks.scatter(F.dropout(visible_softmax(own, allowed), dropout_p) @ top_values)
+    of_members = blocks.scatter(F.dropout(visible_softmax(member_logits, allowed), dropout_p) @ top_values)
     mass = broadcast(mass, labels)
     # The top keys have m̂ of the whole weight.
-    lse = blocks.scatter(visible_logsumexp(own, allowed)[..., None]) - mass.masked_fill(mass == 0, 1.0).log()
-    return mass * of_members + broadcast(rest, labels), lse[..., 0] if wants_lse else None
+    lse = blocks.scatter(visible_logsumexp(member_logits, allowed)[..., None]) - mass.masked_fill(mass == 0, 1.0).log()
+    return mass * of_members + broadcast(remaining, labels), lse[..., 0] if wants_lse else None
 
 
 def _rows(x: Float[Tensor, "B H M D"], top: Int64[Tensor, "B H C K"]) -> Float[Tensor, "B H C K D"]:

@@ -60,7 +60,7 @@ def numbers(top: Tensor, valid: Tensor | None, keys: int) -> Tensor:
 @clustered_forward.on("triton")
 def forward(outputs: tuple[Tensor, ...], x: Any) -> None:
     """The output, what the backward pass needs, and the queries' log-sum-exps."""
-    out, order, offsets, top, centroids, rest, lse, mass, _, query_lse = outputs
+    out, order, offsets, top, centroids, remaining, lse, mass, _, query_lse = outputs
     labels = _labels(x)
     queries = Members.of(labels, x.clusters, x.query)
     queries.fill_order(order, offsets)
@@ -70,24 +70,24 @@ def forward(outputs: tuple[Tensor, ...], x: Any) -> None:
         valid = None if x.key_valid is None else x.key_valid[:, None].expand(-1, x.key.shape[1], -1).contiguous()
         choose_top(centroids, x.key, None, valid, x.scale, top, lse=of_top)
     chunks = neighbours(x.key, x.key_valid, CHUNK)
-    (B, H, C), E, X = lse.shape, rest.shape[3], chunks.offsets.shape[2] - 1
-    values, of_cells = rest.new_empty(B, H, C, X, E), rest.new_empty(B, H, C, X)
+    (B, H, C), E, X = lse.shape, remaining.shape[3], chunks.offsets.shape[2] - 1
+    values, of_cells = remaining.new_empty(B, H, C, X, E), remaining.new_empty(B, H, C, X)
     inside = inside_words(top, chunks.order, chunks.place) if x.topk else None
     see_cells(centroids, x.key, x.value, chunks.order, chunks.offsets, inside, x.scale, (None, values, of_cells))
-    merge_cells(values, of_cells, of_top, (rest, lse, mass))
+    merge_cells(values, of_cells, of_top, (remaining, lse, mass))
     if x.topk == 0:
-        out.copy_(broadcast(rest, labels))
+        out.copy_(broadcast(remaining, labels))
         if x.wants_lse:
             query_lse.copy_(broadcast(lse[..., None], labels)[..., 0])
         return
-    clusters = Clustering(order, offsets, centroids, top, mass=mass, rest=rest)
+    clusters = Clustering(order, offsets, centroids, top, mass=mass, remaining=remaining)
     attend_members(x.query, x.key, x.value, clusters, x.scale, out, query_lse if x.wants_lse else None)
 
 
 def _labels(x: Any) -> Tensor:
     if x.labels is None:
-        how = {"clusters": x.clusters, "bits": x.bits, "iterations": x.iterations, "seed": x.seed}
-        labels = cluster_queries(x.query, x.query_valid, **how)
+        settings = {"clusters": x.clusters, "bits": x.bits, "iterations": x.iterations, "seed": x.seed}
+        labels = cluster_queries(x.query, x.query_valid, **settings)
     else:
         labels = x.labels.masked_fill((x.labels < 0) | (x.labels > x.clusters), x.clusters)
     return labels if x.query_valid is None else labels.masked_fill(~x.query_valid[:, None], x.clusters)
@@ -96,19 +96,19 @@ def _labels(x: Any) -> Tensor:
 @clustered_backward.on("triton")
 def backward(grads: tuple[Tensor, Tensor, Tensor], x: Any) -> None:
     """Gradients of query, key and value."""
-    (out, order, offsets, top, centroids, rest, lse, mass, _, _), (grad_out, *_, grad_lse) = x.outputs, x.grads
+    (out, order, offsets, top, centroids, remaining, lse, mass, _, _), (grad_out, *_, grad_lse) = x.outputs, x.grads
     grad_query, grad_key, grad_value = grads
     grad_out = torch.zeros_like(out) if grad_out is None else grad_out
     grad_lse = grad_lse if x.wants_lse else None
-    clusters = Clustering(order, offsets, centroids, top, mass=mass, rest=rest)
+    clusters = Clustering(order, offsets, centroids, top, mass=mass, remaining=remaining)
     inputs = x.query, x.key, x.value, clusters, x.scale
     shift, rho = member_sums(*inputs, grad_out)
     of_members = MemberGradients(shift, rho, grad_out, grad_lse)
 
-    of_rest = group_sums(grad_out, order, offsets)
+    of_remaining = group_sums(grad_out, order, offsets)
     of_lse = torch.zeros_like(rho) if grad_lse is None else grad_lse
     of_mass, of_lse = group_sums(torch.stack([rho, of_lse], 3), order, offsets).unbind(3)
-    shared = torch.linalg.vecdot(of_rest, rest)  # Σ_j A_j ∂L/∂A_j
+    shared = torch.linalg.vecdot(of_remaining, remaining)  # Σ_j A_j ∂L/∂A_j
     if x.topk == 0:
         of_inside, shared = None, shared - of_lse
     else:
@@ -128,7 +128,7 @@ def backward(grads: tuple[Tensor, Tensor, Tensor], x: Any) -> None:
         chunks.offsets,
         inside_words(top, chunks.order, chunks.place) if x.topk else None,
         of_cells(lse),
-        (None, of_cells(of_rest), of_cells(-shared), of_inside),
+        (None, of_cells(of_remaining), of_cells(-shared), of_inside),
         listed_backward(*inputs, of_members) if x.topk else None,
         (grad_key, grad_value),
     )

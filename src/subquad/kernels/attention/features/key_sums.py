@@ -47,5 +47,5 @@ def left_behind(key: Tensor, value: Tensor, of_key: Tensor | None, key_bias: Ten
 def _one_feature_each(exponents: Float[Tensor, "B G K"], features: int) -> Float[Tensor, "B G K {features}"]:
     """Exponents of tokens of which each has one feature: 0, 1, …, R − 1, 0, 1, …."""
     number = torch.arange(exponents.shape[2], device=exponents.device) % features
-    own = number[:, None] == torch.arange(features, device=exponents.device)
-    return torch.where(own, exponents.unsqueeze(-1), -torch.inf)
+    is_feature = number[:, None] == torch.arange(features, device=exponents.device)
+    return torch.where(is_feature, exponents.unsqueeze(-1), -torch.inf)

@@ -151,8 +151,8 @@ def hidden_pairs(
 ) -> Bool[Tensor, "B H T S K"]:
     """For each pair of a block whether `hidden` parts it."""
     R, M = hidden.shape[2:]
-    place = (queries % R * M)[..., :, None] + keys.clamp(max=M - 1)[..., None, :]
-    return hidden.flatten(2).gather(2, place.flatten(2)).view(place.shape)
+    pair = (queries % R * M)[..., :, None] + keys.clamp(max=M - 1)[..., None, :]
+    return hidden.flatten(2).gather(2, pair.flatten(2)).view(pair.shape)
 
 
 def of_pairs(

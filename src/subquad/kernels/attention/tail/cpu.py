@@ -33,8 +33,8 @@ def numbers(top: Tensor, key_order: Tensor, keys: int) -> Tensor:
     """Keys by their places in the order of the cells, −1 behind the last."""
     B, H, C, K = top.shape
     share = H // key_order.shape[1]
-    places = top.long().clamp(min=0).view(B, key_order.shape[1], share * C * K)
-    return torch.where(top < 0, keys, key_order.long().gather(2, places).view(B, H, C, K)).sort(-1).values
+    ranks = top.long().clamp(min=0).view(B, key_order.shape[1], share * C * K)
+    return torch.where(top < 0, keys, key_order.long().gather(2, ranks).view(B, H, C, K)).sort(-1).values
 
 
 @tail_forward.on("cpu")

@@ -58,15 +58,15 @@ def forward(outputs: tuple[Tensor, ...], x: Any) -> None:
     out, lse, *saved = outputs
     order, offsets, key_order, cell_offsets, top, centroids, cell_keys, cell_values, cell_lse, _ = saved
     queries, keys = Members.of(x.labels, x.clusters, x.query), Members.of(x.cell, x.cells, x.key)
-    place = torch.empty_like(key_order)
+    rank = torch.empty_like(key_order)
     queries.fill_order(order, offsets)
-    keys.fill_order(key_order, cell_offsets, place)
+    keys.fill_order(key_order, cell_offsets, rank)
     queries.fill_means(centroids, like=x.query)
     if x.keys is None:
         _fill_top(x, centroids, keys, top)
     else:
         top.copy_(x.keys)
-    inside = inside_words(top, key_order, place)
+    inside = inside_words(top, key_order, rank)
     cells = cell_keys, cell_values, cell_lse
     see_cells(centroids, x.key, x.value, key_order, cell_offsets, inside, x.scale, cells)
     attend_members(x.query, x.key, x.value, Clustering(order, offsets, centroids, top, cells), x.scale, out, lse)
@@ -98,8 +98,8 @@ def backward(grads: tuple[Tensor, Tensor, Tensor], x: Any) -> None:
     of_keys, of_values, of_lse = cells_of_members(x.query, clusters, x.scale, of_members)
     of_bias = of_lse  # of the members alone: others read λ itself, not its difference to q̄·k̄
     of_keys, of_values, of_lse = (
-        _with_others(own, of_others, cell_lse)
-        for own, of_others in ((of_keys, from_keys), (of_values, from_values), (of_lse, from_lse))
+        _with_others(gradient, of_others, cell_lse)
+        for gradient, of_others in ((of_keys, from_keys), (of_values, from_values), (of_lse, from_lse))
     )
     constant = of_lse - torch.linalg.vecdot(of_keys, cell_keys) - torch.linalg.vecdot(of_values, cell_values)
     of_means = cells_backward(
@@ -117,9 +117,9 @@ def backward(grads: tuple[Tensor, Tensor, Tensor], x: Any) -> None:
     members_backward(x.query, x.key, x.value, clusters, x.scale, of_members, of_means, grad_query)
 
 
-def _with_others(own: Tensor, of_others: Tensor | None, cell_lse: Tensor) -> Tensor:
+def _with_others(gradient: Tensor, of_others: Tensor | None, cell_lse: Tensor) -> Tensor:
     """Gradients of cells with those from others who read them; none where a cell has no keys."""
     if of_others is None:
-        return own
+        return gradient
     present = ~torch.isneginf(cell_lse)
-    return own + of_others.where(present if own.ndim == present.ndim else present[..., None], 0.0)
+    return gradient + of_others.where(present if gradient.ndim == present.ndim else present[..., None], 0.0)

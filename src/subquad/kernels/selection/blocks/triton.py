@@ -27,17 +27,17 @@ def compute(outputs: tuple[Tensor, Tensor, Tensor], x: Any) -> None:
 
     # The bucket of a block is how many labels end before it.
     block = torch.arange(T, dtype=torch.int32, device=device).expand(B, H, T).contiguous()
-    own = torch.searchsorted(last_block, block, right=True)
-    bucket.copy_(own.clamp(max=x.buckets - 1))
+    of_block = torch.searchsorted(last_block, block, right=True)
+    bucket.copy_(of_block.clamp(max=x.buckets - 1))
 
     # A slot's place in the order: where its label begins there, and how far the slot is behind its label's first.
     first_block = torch.nn.functional.pad(last_block, (1, 0))
-    begin, end = (offsets.gather(2, (own + more).clamp(max=x.buckets)) for more in (0, 1))
-    behind = (block - first_block.gather(2, own)) * x.size
-    place = (begin + behind)[..., None] + torch.arange(x.size, device=device)
-    filled = place < end[..., None]
+    begin, end = (offsets.gather(2, (of_block + more).clamp(max=x.buckets)) for more in (0, 1))
+    behind = (block - first_block.gather(2, of_block)) * x.size
+    position = (begin + behind)[..., None] + torch.arange(x.size, device=device)
+    filled = position < end[..., None]
     if N == 0:
         tokens.fill_(N)
     else:
-        place = place.clamp(max=N - 1).flatten(2)
-        tokens.copy_(torch.where(filled, order.gather(2, place).view(tokens.shape), N))
+        position = position.clamp(max=N - 1).flatten(2)
+        tokens.copy_(torch.where(filled, order.gather(2, position).view(tokens.shape), N))

@@ -46,21 +46,21 @@ def compute(labels: Tensor, x: Any) -> None:
     query, items, width = rows(x.query), KMeansItems.of(x.query_valid, x.counts, x.clusters, labels), x.query.shape[3]
     metric = None
     if x.space == "logits":
-        of, of_keys = moments_of((query, x.query_valid), (x.key, x.key_valid))
+        of_queries, of_keys = moments_of((query, x.query_valid), (x.key, x.key_valid))
         metric = covariance(x.key, x.key_valid, of_keys, JITTER)
         factor, _ = torch.linalg.cholesky_ex(metric)
         planes = planes_of(x.seed, x.bits, width, query.device, torch.float64) @ factor.mT
     else:
-        of, planes = moments(query, x.query_valid), planes_of(x.seed, x.bits, width, query.device)
+        of_queries, planes = moments(query, x.query_valid), planes_of(x.seed, x.bits, width, query.device)
     codes = torch.empty_like(labels)
-    sign_hash(codes, x.query_valid, Projected(query, planes, of))
+    sign_hash(codes, x.query_valid, Projected(query, planes, of_queries))
     fill_labels(labels, codes, items, x.iterations)
     if x.clusters < query.shape[2]:  # else each query is its own cluster
         for _ in range(x.refine):
-            move(labels, query, of, metric, items)
+            move(labels, query, of_queries, metric, items)
 
 
-def move(labels: Tensor, query: Tensor, of: Moments, metric: Tensor | None, items: KMeansItems) -> None:
+def move(labels: Tensor, query: Tensor, of_queries: Moments, metric: Tensor | None, items: KMeansItems) -> None:
     """One round of Lloyd's algorithm: the means of the clusters, then each query to the nearest, in place.
 
     `metric` is Σ of each key head, (B,G,D,D), in any precision.
@@ -77,7 +77,7 @@ def move(labels: Tensor, query: Tensor, of: Moments, metric: Tensor | None, item
         (triton.cdiv(C, ROWS), B * H),
         num_warps=8,
         cost=LaunchCost(B * H * C * D * D, 4 * B * H * (C + D) * D),
-        **{**members.arguments(), **of.arguments(), "metric": metric},
+        **{**members.arguments(), **of_queries.arguments(), "metric": metric},
         **{"share": 1 if metric is None else H // metric.shape[1], "directions": directions},
         **{"halves": halves, "scales": scales},
         **{"D": D, "WIDTH": padded(D), "SLICE": 16, "GROUPS": ROWS},
@@ -89,7 +89,7 @@ def move(labels: Tensor, query: Tensor, of: Moments, metric: Tensor | None, item
         cost=LaunchCost(parts * B * H * N * C * D, B * H * (N * (D * query.element_size() + 8) + 4 * C * D)),
         x=query,
         **strides("x", query),
-        **of.arguments(),
+        **of_queries.arguments(),
         directions=directions,
         halves=halves,
         scales=scales,
@@ -201,7 +201,7 @@ def nearest_means(
     x += head // H * x_b + head % H * x_h
     directions += head * C * (D if scales is None else 2 * D)
     best = tl.full((TOKENS, MEANS), -float("inf"), tl.float32)
-    found = tl.zeros((TOKENS, MEANS), tl.int32)
+    nearest = tl.zeros((TOKENS, MEANS), tl.int32)
     for first in range(0, C, MEANS):
         c = first + tl.arange(0, MEANS)
         score = tl.zeros((TOKENS, MEANS), tl.float32)
@@ -217,8 +217,8 @@ def nearest_means(
         if scales is not None:
             score *= tl.load(scales + head * C + c, mask=c < C, other=0.0)[None, :]
         score -= tl.load(halves + head * C + c, mask=c < C, other=float("inf"))[None, :]
-        found = tl.where(score > best, first, found)
+        nearest = tl.where(score > best, first, nearest)
         best = tl.where(score > best, score, best)
-    c = tl.where(best == tl.max(best, 1)[:, None], found + tl.arange(0, MEANS)[None, :], C - 1)
+    c = tl.where(best == tl.max(best, 1)[:, None], nearest + tl.arange(0, MEANS)[None, :], C - 1)
     label = settled(tl.min(c, 1).to(tl.int64), head // H, token, N, C, present, valid, rank, count, wanted)
     tl.store(labels + head * N + token, label, mask=present)

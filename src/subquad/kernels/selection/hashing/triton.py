@@ -51,7 +51,7 @@ class Projected:
 
     x: Tensor
     planes: Tensor
-    of: Moments | None
+    centring: Moments | None
     scaled: bool = False
 
     def arguments(self, name: str) -> dict[str, Any]:
@@ -64,8 +64,8 @@ class Projected:
             share = x.shape[1] // planes.shape[1]  # heads that have the same ones
         inputs = {"planes": planes, "planes_h": of_head, "planes_n": next_row, "share": share}
         inputs |= {"D": x.shape[3], "SLICE": min(SLICE, padded(x.shape[3]))}
-        inputs |= {"factor": None, "mean": None} if self.of is None else self.of.arguments()
-        inputs["variance"] = self.of.variance if self.scaled and self.of is not None else None
+        inputs |= {"factor": None, "mean": None} if self.centring is None else self.centring.arguments()
+        inputs["variance"] = self.centring.variance if self.scaled and self.centring is not None else None
         return {name: x, **strides(name, x), **{f"{name}_{what}": value for what, value in inputs.items()}}
 
 

@@ -192,12 +192,12 @@ def settled(label, item, token, N, C, present, valid, rank, count, wanted):
 
 
 @triton.jit
-def scores_of(own, words, c, C, number, SCALE: tl.constexpr):
+def scores_of(code, words, c, C, number, SCALE: tl.constexpr):
     """SCALE·(signs·centroid_c) − c for c < number, (tokens, centroids), with SCALE the power of two from C on.
 
     It holds both numbers, and is greatest for the lowest of the nearest centroids.
     """
-    score = dot(own, tl.trans(signs(words))) * SCALE - c[None, :]
+    score = dot(code, tl.trans(signs(words))) * SCALE - c[None, :]
     return tl.where((c < C) & (c < number), 0.0, -float("inf"))[None, :] + score
 
 
@@ -211,8 +211,8 @@ def voted(votes, old):
 @triton.jit
 def load_votes(votes, of_split, c, C):
     """The votes for these centroids in one run of tokens, (n, 64)."""
-    places = votes + (of_split * C + c)[:, None] * 64 + tl.arange(0, 64)[None, :]
-    return tl.load(places, mask=(c < C)[:, None], other=0).to(tl.float32)
+    pointers = votes + (of_split * C + c)[:, None] * 64 + tl.arange(0, 64)[None, :]
+    return tl.load(pointers, mask=(c < C)[:, None], other=0).to(tl.float32)
 
 
 @triton.jit
@@ -256,17 +256,17 @@ def round_of_codes(
     for first in range(split * length, min(N, (split + 1) * length), TOKENS):
         token = first + tl.arange(0, TOKENS)
         present = token < N
-        own = signs(tl.load(codes + head * N + token, mask=present, other=0))
-        best = tl.max(scores_of(own, words, c, C, number, SCALE), 1)
+        code = signs(tl.load(codes + head * N + token, mask=present, other=0))
+        best = tl.max(scores_of(code, words, c, C, number, SCALE), 1)
         label = (-tl.maximum(best, -128.0 * SCALE).to(tl.int32)) & (SCALE - 1)
         label = settled(label.to(tl.int64), head // H, token, N, C, present, valid, rank, count, wanted)
         tl.store(labels + head * N + token, label, mask=present)
         if after is not None:
             member = (label[None, :] == c[:, None]) & present[None, :]
-            votes += dot(member.to(tl.float16), own)
+            votes += dot(member.to(tl.float16), code)
     if after is not None:
-        places = after + ((head * splits + split) * C + c)[:, None] * 64 + tl.arange(0, 64)[None, :]
-        tl.store(places, votes.to(after.dtype.element_ty), mask=(c < C)[:, None])
+        pointers = after + ((head * splits + split) * C + c)[:, None] * 64 + tl.arange(0, 64)[None, :]
+        tl.store(pointers, votes.to(after.dtype.element_ty), mask=(c < C)[:, None])
 
 
 @triton.jit
@@ -290,12 +290,12 @@ def nearest_codes(
     token = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
     present = token < N
     number = C if wanted is None else tl.load(wanted + head // H)
-    own = signs(tl.load(codes + head * N + token, mask=present, other=0))
+    code = signs(tl.load(codes + head * N + token, mask=present, other=0))
     best = tl.full((TOKENS, CENTROIDS), -128.0 * SCALE, tl.float32)  # below all scores, and of label 0
     for first in range(0, C, CENTROIDS):
         c = first + tl.arange(0, CENTROIDS)
         words = tl.load(centroids + head * C + c, mask=c < C, other=0)
-        best = tl.maximum(best, scores_of(own, words, c, C, number, SCALE))
+        best = tl.maximum(best, scores_of(code, words, c, C, number, SCALE))
     label = (-tl.max(best, 1).to(tl.int32)) & (SCALE - 1)
     label = settled(label.to(tl.int64), head // H, token, N, C, present, valid, rank, count, wanted)
     tl.store(labels + head * N + token, label, mask=present)
@@ -312,8 +312,8 @@ def votes_of_members(codes, labels, votes, N, C, length, splits, TOKENS: tl.cons
         label = tl.load(labels + head * N + token, mask=token < N, other=-1)
         member = (label[None, :] == c[:, None]).to(tl.float16)
         total += dot(member, signs(tl.load(codes + head * N + token, mask=token < N, other=0)))
-    places = votes + ((head * splits + split) * C + c)[:, None] * 64 + tl.arange(0, 64)[None, :]
-    tl.store(places, total, mask=(c < C)[:, None])
+    pointers = votes + ((head * splits + split) * C + c)[:, None] * 64 + tl.arange(0, 64)[None, :]
+    tl.store(pointers, total, mask=(c < C)[:, None])
 
 
 @triton.jit

@@ -104,7 +104,7 @@ def votes(outputs: tuple[Tensor, Tensor], inputs: Any) -> None:
 
 
 @labels_of_means.on("cpu")
-def labels(found: Tensor, inputs: Any) -> None:
+def labels(assigned: Tensor, inputs: Any) -> None:
     """The CPU backend of `assign_means`."""
     (B, H, N, D), C = inputs.x.shape, inputs.halves.shape[2]
     interface.check(
@@ -119,5 +119,5 @@ def labels(found: Tensor, inputs: Any) -> None:
         **{"B": B, "H": H, "N": N, "D": D, "clusters": C, "dtype": inputs.x.dtype},
         threads=interface.threads(2 * B * H * N * D * C),
         **{"x": inputs.x, "mean": inputs.mean, "directions": inputs.directions, "halves": inputs.halves},
-        **{"valid": inputs.valid, "labels": found},
+        **{"valid": inputs.valid, "labels": assigned},
     )

@@ -36,7 +36,11 @@ def by_hash(outputs: tuple[Tensor, Tensor], x: Any) -> None:
         interface.check("top_by_hash", vectors=(each, torch.float32, (B, each.shape[1], N, each.shape[3])))
     layers = zip(x.weights, x.biases, strict=True)
     terms = [
-        {"x": each, "heads": each.shape[1], "layers": [_layer(*own, each.shape[1]) for own in islice(layers, count)]}
+        {
+            "x": each,
+            "heads": each.shape[1],
+            "layers": [_layer(*layer, each.shape[1]) for layer in islice(layers, count)],
+        }
         for each, count in zip(vectors, x.layers, strict=True)
     ]
     cost = B * x.heads * N * sum(weight.shape[1] * weight.shape[2] for weight in x.weights)

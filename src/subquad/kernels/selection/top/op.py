@@ -78,4 +78,4 @@ def _slots(like: Tensor, heads: int, tokens: int, buckets: int, most: int) -> tu
 def hash_flops(x: Any) -> int:
     """Operations of the products, for every head of the scores."""
     B, _, N, _ = x.vectors[0]
-    return 2 * B * x.heads * N * sum(upcast * out for _, upcast, out in x.weights)
+    return 2 * B * x.heads * N * sum(width * out for _, width, out in x.weights)

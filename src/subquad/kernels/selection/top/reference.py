@@ -29,5 +29,5 @@ def log_odds(logits: Float[Tensor, "B H N C"]) -> Float[Tensor, "B H N C"]:
     total = logits.logsumexp(-1, keepdim=True)
     largest = F.one_hot(logits.argmax(-1), logits.shape[-1]).bool()
     logsumexp_of_others = logits.masked_fill(largest, -torch.inf).logsumexp(-1, keepdim=True)
-    rest = torch.where(largest, logsumexp_of_others, total + torch.log1p(-(logits - total).exp().clamp(max=0.5)))
-    return logits - rest
+    others = torch.where(largest, logsumexp_of_others, total + torch.log1p(-(logits - total).exp().clamp(max=0.5)))
+    return logits - others

@@ -61,7 +61,9 @@ def _scores(x: Any, head: int, step: int) -> Tensor:
     layers, scores = iter(zip(x.weights, x.biases, strict=True)), []
     for (vectors,), count in zip(map(upcast, x.vectors), x.layers, strict=True):
         share = x.heads // vectors.shape[1]  # heads that share one of these vectors
-        own = slice(head // share, -(-(head + step) // share))
-        some = [tuple(part[own] if part.shape[0] > 1 else part for part in layer) for layer in islice(layers, count)]
-        scores.append(repeat_heads(perceptron(vectors[:, own] * x.root, some), step))
+        score_heads = slice(head // share, -(-(head + step) // share))
+        some = [
+            tuple(part[score_heads] if part.shape[0] > 1 else part for part in layer) for layer in islice(layers, count)
+        ]
+        scores.append(repeat_heads(perceptron(vectors[:, score_heads] * x.root, some), step))
     return sum(scores[1:], scores[0])

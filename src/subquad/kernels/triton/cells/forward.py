@@ -45,7 +45,9 @@ def see_cells(
     launch(
         cells_forward,
         (triton.cdiv(C, tiles.rows), X, B * H),
-        cost=LaunchCost(B * H * C * M * (D + both), B * G * M * (D + E) * key.element_size() + 4 * B * H * C * X * both),
+        cost=LaunchCost(
+            B * H * C * M * (D + both), B * G * M * (D + E) * key.element_size() + 4 * B * H * C * X * both
+        ),
         centroids=centroids,
         key=key,
         value=value,
@@ -121,13 +123,13 @@ def cells_forward(
     values = tl.zeros((ROWS, VALUES), tl.float32)
     first, end = load_ends(offsets, of_key, cell, X)
     for start in range(first, end, KEYS):
-        place = start + tl.arange(0, KEYS)
-        token, present = load_positions(order, place, end)
+        position = start + tl.arange(0, KEYS)
+        token, present = load_positions(order, position, end)
         k = load_rows(key, key_n, token, present, D, WIDTH)
         v = load_rows(value, value_n, token, present, E, VALUES)
         allowed = present[None, :] & (row < C)[:, None]
         if inside is not None:
-            allowed = allowed & ~listed_inside(inside, words, head, C, row, place, present)
+            allowed = allowed & ~listed_inside(inside, words, head, C, row, position, present)
         logits = inner_of(means, centroids, D, row, row < C, k, key, key_n, token, present, D, SLICE) * scale
         largest, factor, weights = allowed_exponentials(logits, allowed, largest)
         total = total * factor + tl.sum(weights, 1)

@@ -116,8 +116,8 @@ def cells_to_keys(
     """The gradients of a block of one cell's keys and values: from all clusters of the heads that share them."""
     of_key, block = tl.program_id(1).to(tl.int64), tl.program_id(0)
     x = tl.load(cell + of_key * blocks + block)
-    place = tl.load(start + of_key * blocks + block) + tl.arange(0, KEYS)
-    token, present = load_positions(order + of_key * M, place, tl.load(stop + of_key * blocks + block))
+    position = tl.load(start + of_key * blocks + block) + tl.arange(0, KEYS)
+    token, present = load_positions(order + of_key * M, position, tl.load(stop + of_key * blocks + block))
     b, g, per = of_key // G, of_key % G, H // G
     key, value = of_head(key, of_key, G, key_b, key_h), of_head(value, of_key, G, value_b, value_h)
     k = load_rows(key, key_n, token, present, D, WIDTH)
@@ -138,7 +138,7 @@ def cells_to_keys(
             allowed = present[None, :] & (lse != float("-inf"))[:, None]
             hidden = allowed & False
             if inside is not None:
-                hidden = listed_inside(inside, words, head, C, row, place, present)
+                hidden = listed_inside(inside, words, head, C, row, position, present)
             of_listed = None
             if of_inside is not None:
                 of_listed = tl.load(of_inside + head * C + row, mask=in_row, other=0.0)[:, None]

@@ -103,15 +103,15 @@ def cells_to_means(
     gradient = tl.zeros((ROWS, WIDTH), tl.float32)
     first, end = load_ends(offsets, of_key, cell, X)
     for start in range(first, end, KEYS):
-        place = start + tl.arange(0, KEYS)
-        token, present = load_positions(order, place, end)
+        position = start + tl.arange(0, KEYS)
+        token, present = load_positions(order, position, end)
         k = load_rows(key, key_n, token, present, D, WIDTH)
         v = load_rows(value, value_n, token, present, E, VALUES)
         keyed = k, key, key_n, token, present
         allowed = present[None, :] & (lse != float("-inf"))[:, None]
         hidden = allowed & False
         if inside is not None:
-            hidden = listed_inside(inside, words, head, C, row, place, present)
+            hidden = listed_inside(inside, words, head, C, row, position, present)
         logits = inner_of(means, centroids, D, row, row < C, *keyed, D, SLICE) * scale
         logits = tl.where(allowed, logits - lse[:, None], float("-inf"))
         ks = 0.0

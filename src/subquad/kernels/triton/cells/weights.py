@@ -5,11 +5,11 @@ import triton.language as tl
 
 
 @triton.jit
-def listed_inside(inside, words, head, C, row, place, present):
+def listed_inside(inside, words, head, C, row, position, present):
     """Whether the cluster of each row lists the key at each place of the order."""
-    pointers = inside + (head * C + row)[:, None] * words + (place >> 5)[None, :]
+    pointers = inside + (head * C + row)[:, None] * words + (position >> 5)[None, :]
     word = tl.load(pointers, mask=(row < C)[:, None] & present[None, :], other=0)
-    return ((word >> (place & 31)[None, :]) & 1) != 0
+    return ((word >> (position & 31)[None, :]) & 1) != 0
 
 
 @triton.jit

@@ -30,11 +30,11 @@ class Clustering:
     top: Tensor
     cells: tuple[Tensor, Tensor, Tensor] | None = None
     mass: Tensor | None = None
-    rest: Tensor | None = None
+    remaining: Tensor | None = None
 
-    def blocks(self, size: int, rest: bool = False) -> GroupBlocks:
-        """Blocks of queries of one cluster, and with `rest` of those in none."""
-        return group_blocks(self.offsets, self.order.shape[2], size, rest)
+    def blocks(self, size: int, remaining: bool = False) -> GroupBlocks:
+        """Blocks of queries of one cluster, and with `remaining` of those in none."""
+        return group_blocks(self.offsets, self.order.shape[2], size, remaining)
 
     def arguments(self) -> dict[str, object]:
         """What all kernels read."""
@@ -70,8 +70,8 @@ def sizes(query: Tensor, key: Tensor, value: Tensor, scale: float) -> dict[str, 
 def load_block(order, group, start, stop, blocks, head, N, QUERIES: tl.constexpr):
     """(the cluster of the program's block, its queries, and which of them there are)."""
     block = head * blocks + tl.program_id(0)
-    place = tl.load(start + block) + tl.arange(0, QUERIES)
-    token, member = load_positions(order + head * N, place, tl.load(stop + block))
+    position = tl.load(start + block) + tl.arange(0, QUERIES)
+    token, member = load_positions(order + head * N, position, tl.load(stop + block))
     return tl.load(group + block), token, member
 
 
@@ -104,10 +104,10 @@ def cell_logits(
     """(k̄ as queries meet it, scale·(q − q̄)·k̄ + λ): −∞ for a cell that is not there."""
     cell_keys += of_cluster * X * D
     k = load_rows(cell_keys, D, x, x < X, D, WIDTH).to(q.dtype)
-    own = tl.sum(k.to(tl.float32) * mean[None, :], 1)
+    products = tl.sum(k.to(tl.float32) * mean[None, :], 1)
     bias = tl.load(cell_lse + of_cluster * X + x, mask=x < X, other=float("-inf"))
     met = inner_of(q, query, query_n, token, member, k, cell_keys, D, x, x < X, D, SLICE)
-    return k, (met - own[None, :]) * scale + bias[None, :], bias != float("-inf")
+    return k, (met - products[None, :]) * scale + bias[None, :], bias != float("-inf")
 
 
 @triton.jit

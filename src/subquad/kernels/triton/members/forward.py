@@ -29,20 +29,22 @@ def attend_members(
     query, key, value = rows(query), rows(key), rows(value)
     (B, H, N, D), E, K = query.shape, value.shape[3], clusters.top.shape[3]
     tiles = tiles_of("members_forward", query.dtype, max(D, E))
-    blocks = clusters.blocks(tiles.rows, rest=True)
+    blocks = clusters.blocks(tiles.rows, remaining=True)
     arguments = clusters.arguments()
     met = B * H * N * (K + int(str(arguments["X"])))
     launch(
         members_forward,
         (blocks.count, B * H),
-        cost=LaunchCost(met * (D + E), B * H * (N * (D + E) + clusters.top[0, 0].numel() * (D + E)) * query.element_size()),
+        cost=LaunchCost(
+            met * (D + E), B * H * (N * (D + E) + clusters.top[0, 0].numel() * (D + E)) * query.element_size()
+        ),
         **sizes(query, key, value, scale),
         **arguments,
         QUERIES=tiles.rows,
         KEYS=tiles.keys,
         SLICE=slice_of(query),
         **tiles.options(),
-        rest=clusters.rest,
+        remaining=clusters.remaining,
         group=blocks.group,
         start=blocks.start,
         stop=blocks.stop,
@@ -74,7 +76,7 @@ def members_forward(
     cell_values,
     cell_lse,
     mass,
-    rest,
+    remaining,
     group,
     start,
     stop,
@@ -166,7 +168,7 @@ def members_forward(
         if mass is not None:
             share = tl.load(mass + of_cluster)
             column = tl.arange(0, VALUES)
-            remainder = tl.load(rest + of_cluster * E + column, mask=column < E, other=0.0)
+            remainder = tl.load(remaining + of_cluster * E + column, mask=column < E, other=0.0)
             result = result * share + remainder[None, :]
             sums -= tl.log(tl.where(share == 0, 1.0, share))
         store_rows(out, out_n, token, member, result, E, VALUES)

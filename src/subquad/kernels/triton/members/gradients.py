@@ -41,10 +41,10 @@ def logit_gradients(logits, gv, shift, rho, h, share, allowed):
 
 
 @triton.jit
-def load_member(shift, rho, grad_lse, place, member):
+def load_member(shift, rho, grad_lse, position, member):
     """What the backward pass knows of each query: (shift, ρ, h)."""
-    of_shift = tl.load(shift + place, mask=member, other=0.0)
+    of_shift = tl.load(shift + position, mask=member, other=0.0)
     of_lse = tl.zeros_like(of_shift)
     if grad_lse is not None:
-        of_lse = tl.load(grad_lse + place, mask=member, other=0.0)
-    return of_shift, tl.load(rho + place, mask=member, other=0.0), of_lse
+        of_lse = tl.load(grad_lse + position, mask=member, other=0.0)
+    return of_shift, tl.load(rho + position, mask=member, other=0.0), of_lse

@@ -37,7 +37,9 @@ def listed_backward(
     launch(
         members_to_listed,
         (C, triton.cdiv(K, tiles.keys), B * H),
-        cost=LaunchCost(B * H * N * K * 2 * (D + E), B * H * (N * (D + E) * query.element_size() + C * K * (D + E) * 4)),
+        cost=LaunchCost(
+            B * H * N * K * 2 * (D + E), B * H * (N * (D + E) * query.element_size() + C * K * (D + E) * 4)
+        ),
         **sizes(query, key, value, scale),
         **{name: arguments[name] for name in ("order", "top", "mass", "C", "K")},
         QUERIES=tiles.rows,

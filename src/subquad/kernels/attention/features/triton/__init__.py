@@ -28,10 +28,10 @@ def forward(outputs: tuple[Tensor, Tensor, Tensor], inputs: Any) -> None:
     if inputs.lag > 1:  # the first queries see no key
         out.zero_()
         lse.fill_(-torch.inf)
-    for states, places in _readers(keys, queries, inputs, reverse=False):
-        read(out, lse, queries, states, places)
+    for states, index in _readers(keys, queries, inputs, reverse=False):
+        read(out, lse, queries, states, index)
         if inputs.block and not inputs.lag:
-            read_within_chunks(out, lse, queries, keys, places)
+            read_within_chunks(out, lse, queries, keys, index)
 
 
 @features_backward.on("triton")
@@ -46,19 +46,19 @@ def backward(grads: tuple[Tensor, Tensor, Tensor, Tensor], inputs: Any) -> None:
     if inputs.lag > 1:  # the first queries see no key, and the last keys no query
         for x in (grad_query, of_key, of_value, of_bias):
             x.zero_()
-    for states, places in _readers(keys, queries, inputs, reverse=False):
-        of_x, of_y = (_buffer(queries, places) for _ in range(2))
+    for states, index in _readers(keys, queries, inputs, reverse=False):
+        of_x, of_y = (_buffer(queries, index) for _ in range(2))
         if causal:
-            slopes_within_chunks(of_x, of_y, of_value, queries, keys, places)
-            _gather(of_key, of_y, keys.of, places, add=False)
-            _gather(of_bias, of_y.sum(-1, dtype=torch.float32), None, places, add=False)
-        slopes_of_queries(of_x, queries, states, places, add=causal)
-        _gather(grad_query, of_x, queries.of, places, add=False)
-    for states, places in _readers(queries, keys, inputs, reverse=True):
-        of_y = _buffer(queries, places)
-        slopes_of_keys(of_y, of_value, keys, states, places, add=causal)
-        _gather(of_key, of_y, keys.of, places, add=causal)
-        _gather(of_bias, of_y.sum(-1, dtype=torch.float32), None, places, add=causal)
+            slopes_within_chunks(of_x, of_y, of_value, queries, keys, index)
+            _gather(of_key, of_y, keys.projection, index, add=False)
+            _gather(of_bias, of_y.sum(-1, dtype=torch.float32), None, index, add=False)
+        slopes_of_queries(of_x, queries, states, index, add=causal)
+        _gather(grad_query, of_x, queries.projection, index, add=False)
+    for states, index in _readers(queries, keys, inputs, reverse=True):
+        of_y = _buffer(queries, index)
+        slopes_of_keys(of_y, of_value, keys, states, index, add=causal)
+        _gather(of_key, of_y, keys.projection, index, add=causal)
+        _gather(of_bias, of_y.sum(-1, dtype=torch.float32), None, index, add=causal)
     if H != G:
         for grad, of_heads in ((grad_key, of_key), (grad_value, of_value)):
             grad.copy_(of_heads.unflatten(1, (G, -1)).sum(2))
@@ -72,20 +72,22 @@ def _of_heads(x: Tensor, H: int) -> Tensor:
     return x.new_empty(x.shape[0], H, *x.shape[2:], dtype=torch.float32)
 
 
-def _buffer(queries: Side, places: ReadIndex) -> Tensor:
+def _buffer(queries: Side, index: ReadIndex) -> Tensor:
     """Space for slopes of exponents of these places, in the kind of numbers that are multiplied."""
     B, H = queries.rows.shape[:2]
-    return queries.payload.new_empty(B, H, places.slots * places.unit, queries.features)
+    return queries.payload.new_empty(B, H, index.slots * index.unit, queries.features)
 
 
-def _gather(grad: Tensor, slopes: Tensor, of: Tensor | None, places: ReadIndex, *, add: bool) -> None:
+def _gather(grad: Tensor, slopes: Tensor, projection: Tensor | None, index: ReadIndex, *, add: bool) -> None:
     """Slopes of exponents of these places, times the projection, to the gradient of the rows."""
-    begin, end = max(0, places.first), min(grad.shape[2], places.first + slopes.shape[2])
+    begin, end = max(0, index.first), min(grad.shape[2], index.first + slopes.shape[2])
     if begin >= end:
         return
-    slopes = slopes[:, :, begin - places.first : end - places.first]
-    if of is not None:
-        slopes = slopes @ of.repeat_interleave(slopes.shape[1] // len(of) if len(of) > 1 else 1, 0).to(slopes.dtype)
+    slopes = slopes[:, :, begin - index.first : end - index.first]
+    if projection is not None:
+        slopes = slopes @ projection.repeat_interleave(
+            slopes.shape[1] // len(projection) if len(projection) > 1 else 1, 0
+        ).to(slopes.dtype)
     if add:
         grad[:, :, begin:end].add_(slopes)
     else:
@@ -111,10 +113,10 @@ def _readers(side: Side, others: Side, inputs: Any, *, reverse: bool) -> Iterato
             yield states, ReadIndex(first, SEGMENT if tokens > SEGMENT else tokens, 1)
         return
     unit, further = (inputs.block, inputs.lag - 1) if inputs.lag else (chunk_of(inputs.value), 0)
-    units = -(-tokens // unit)
-    slots = min(units, max(1, SEGMENT // unit))
+    count = -(-tokens // unit)
+    slots = min(count, max(1, SEGMENT // unit))
     states = States.none(side, slots)
-    starts = range(0, units, slots) if slots else ()
+    starts = range(0, count, slots) if slots else ()
     for first in reversed(starts) if reverse else starts:
         update(states, side, first, unit, reverse=reverse)
         yield states, ReadIndex((first - further if reverse else first + further) * unit, unit, slots)

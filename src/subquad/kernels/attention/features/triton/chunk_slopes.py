@@ -23,7 +23,7 @@ from subquad.kernels.triton.launch import inner, kernel, launch, load_rows, padd
 
 
 def slopes_within_chunks(
-    of_queries: Tensor, of_keys: Tensor, grad_value: Tensor, queries: Side, keys: Side, places: ReadIndex
+    of_queries: Tensor, of_keys: Tensor, grad_value: Tensor, queries: Side, keys: Side, index: ReadIndex
 ) -> None:
     """Fill dx, dy and dv, for each query head's part; queries with −lse, dO and a."""
     B, H = queries.rows.shape[:2]
@@ -35,20 +35,20 @@ def slopes_within_chunks(
     }
     launch(
         chunk_slopes,
-        (places.slots, B * H),
-        cost=cost_of(queries, keys, places, 2),
+        (index.slots, B * H),
+        cost=cost_of(queries, keys, index, 2),
         of_queries=of_queries,
         of_keys=of_keys,
         slopes_h=of_queries.stride(1),
         OF_E=slice_of(keys.payload, 64),
-        **both_sides("chunk_slopes", queries, keys, places),
+        **both_sides("chunk_slopes", queries, keys, index),
         **inputs,
     )
-    both = both_sides("chunk_values", queries, keys, places)
+    both = both_sides("chunk_values", queries, keys, index)
     launch(
         chunk_values,
-        (places.slots, B * H),
-        cost=cost_of(queries, keys, places, 1),
+        (index.slots, B * H),
+        cost=cost_of(queries, keys, index, 1),
         grad_value=grad_value,
         **strides("grad_value", grad_value),
         WIDTH=padded(grad_value.shape[3]),
@@ -110,27 +110,29 @@ def chunk_slopes(
     b, h = head // H, head % H
     g = h // share
     row = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
-    place = first + row
-    present = place < N
+    position = first + row
+    present = position < N
     query, of_query, query_bias = side_of(query, of_query, query_bias, b, h, query_b, query_h, of_query_h, query_bias_h)
     key, of_key, _ = side_of(key, of_key, None, b, g, key_b, key_h, of_key_h, 0)
     grad += b * grad_b + h * grad_h
     of_queries += head * slopes_h
     of_keys += head * slopes_h
-    shift, visible = shift_of(key_shift, b, g, key_shift_b, key_shift_h, key_shift_n, place, present)
-    of_lse = tl.load(query_shift + head * N + place, mask=present, other=-float("inf"))
+    shift, visible = shift_of(key_shift, b, g, key_shift_b, key_shift_h, key_shift_n, position, present)
+    of_lse = tl.load(query_shift + head * N + position, mask=present, other=-float("inf"))
     sees = present & (of_lse != -float("inf"))
-    a = tl.load(weight + head * N + place, mask=sees, other=0.0)
+    a = tl.load(weight + head * N + position, mask=sees, other=0.0)
     value += b * value_b + g * value_h
-    slopes = inner(grad, grad_n, place, sees, value, value_n, place, visible, E, OF_E, KIND)
+    slopes = inner(grad, grad_n, position, sees, value, value_n, position, visible, E, OF_E, KIND)
     slopes += a[:, None]
     token = tl.arange(0, TOKENS)
     allowed = token[:, None] >= token[None, :]
     slopes = tl.where(allowed, slopes, 0.0)
     of_itself = tl.sum(tl.where(diagonal_square(TOKENS), slopes, 0.0), 1)[:, None]
     for start in range(0, R, FEATURES):
-        x = exponents(query, query_n, of_query, query_bias, of_lse, place, sees, start, D, R, SLICE, TOKENS, FEATURES)
-        y = exponents(key, key_n, of_key, None, shift, place, visible, start, C, R, SLICE, TOKENS, FEATURES)
+        x = exponents(
+            query, query_n, of_query, query_bias, of_lse, position, sees, start, D, R, SLICE, TOKENS, FEATURES
+        )
+        y = exponents(key, key_n, of_key, None, shift, position, visible, start, C, R, SLICE, TOKENS, FEATURES)
         itself = tl.exp(x + y)
         dx = itself * of_itself
         dy = dx
@@ -200,19 +202,21 @@ def chunk_values(
     b, h = head // H, head % H
     g = h // share
     row = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
-    place = first + row
-    present = place < N
+    position = first + row
+    present = position < N
     query, of_query, query_bias = side_of(query, of_query, query_bias, b, h, query_b, query_h, of_query_h, query_bias_h)
     key, of_key, _ = side_of(key, of_key, None, b, g, key_b, key_h, of_key_h, 0)
     grad += b * grad_b + h * grad_h
-    shift, visible = shift_of(key_shift, b, g, key_shift_b, key_shift_h, key_shift_n, place, present)
-    of_lse = tl.load(query_shift + head * N + place, mask=present, other=-float("inf"))
+    shift, visible = shift_of(key_shift, b, g, key_shift_b, key_shift_h, key_shift_n, position, present)
+    of_lse = tl.load(query_shift + head * N + position, mask=present, other=-float("inf"))
     sees = present & (of_lse != -float("inf"))
-    a = tl.load(weight + head * N + place, mask=sees, other=0.0)
+    a = tl.load(weight + head * N + position, mask=sees, other=0.0)
     weights = tl.zeros((TOKENS, TOKENS), tl.float32)
     for start in range(0, R, FEATURES):
-        x = exponents(query, query_n, of_query, query_bias, of_lse, place, sees, start, D, R, SLICE, TOKENS, FEATURES)
-        y = exponents(key, key_n, of_key, None, shift, place, visible, start, C, R, SLICE, TOKENS, FEATURES)
+        x = exponents(
+            query, query_n, of_query, query_bias, of_lse, position, sees, start, D, R, SLICE, TOKENS, FEATURES
+        )
+        y = exponents(key, key_n, of_key, None, shift, position, visible, start, C, R, SLICE, TOKENS, FEATURES)
         weights += tl.where(diagonal_square(TOKENS), tl.sum(tl.exp(x + y), 1)[:, None], 0.0)
         block = y  # the maxima over each `size` tokens
         for step in range(0, SIZES):
@@ -226,6 +230,6 @@ def chunk_values(
     token = tl.arange(0, TOKENS)
     allowed = token[:, None] >= token[None, :]
     weights = tl.where(allowed & (sees & ~is_finite(a))[:, None], float("nan"), weights)
-    grads = numbers(load_rows(grad, grad_n, place, sees, E, WIDTH).to(tl.float32))
+    grads = numbers(load_rows(grad, grad_n, position, sees, E, WIDTH).to(tl.float32))
     of_values = tl.where(visible[:, None], dot_as(tl.trans(weights), grads, KIND), 0.0)
-    store_rows(grad_value + b * grad_value_b + h * grad_value_h, grad_value_n, place, present, of_values, E, WIDTH)
+    store_rows(grad_value + b * grad_value_b + h * grad_value_h, grad_value_n, position, present, of_values, E, WIDTH)

@@ -38,7 +38,7 @@ from subquad.kernels.triton.recording import LaunchCost
 from subquad.kernels.triton.tiles import tiles_of
 
 
-def both_sides(name: str, queries: Side, keys: Side, places: ReadIndex) -> dict[str, Any]:
+def both_sides(name: str, queries: Side, keys: Side, index: ReadIndex) -> dict[str, Any]:
     """What the kernels of chunks read."""
     (_, H, N, D), (_, G, _, E) = queries.rows.shape, keys.payload.shape
     tiles = tiles_of(name, queries.rows.dtype, max(D, E))
@@ -49,37 +49,37 @@ def both_sides(name: str, queries: Side, keys: Side, places: ReadIndex) -> dict[
         **keys.shifts("key"),
         "value": keys.payload,
         **strides("value", keys.payload),
-        **{"H": H, "share": H // G, "N": N, "first": places.first},
+        **{"H": H, "share": H // G, "N": N, "first": index.first},
         **{"D": D, "C": keys.rows.shape[3], "R": queries.features, "E": E},
-        "SLICE": slice_of(queries.rows, 64 if places.unit == 64 else 16),
-        "TOKENS": places.unit,
+        "SLICE": slice_of(queries.rows, 64 if index.unit == 64 else 16),
+        "TOKENS": index.unit,
         "FEATURES": tiles.keys,
         **tiles.options(),
-        "SIZES": places.unit.bit_length() - 1,  # of squares: 1, 2, 4, …
+        "SIZES": index.unit.bit_length() - 1,  # of squares: 1, 2, 4, …
     }
 
 
-def read_within_chunks(out: Tensor, lse: Tensor, queries: Side, keys: Side, places: ReadIndex) -> None:
+def read_within_chunks(out: Tensor, lse: Tensor, queries: Side, keys: Side, index: ReadIndex) -> None:
     """Merge into out and lse what the keys of each query's own chunk give."""
     B, H = lse.shape[:2]
     launch(
         read_chunks,
-        (places.slots, B * H),
-        cost=cost_of(queries, keys, places, 1),
+        (index.slots, B * H),
+        cost=cost_of(queries, keys, index, 1),
         out=out,
         **strides("out", out),
         lse=lse,
         WIDTH=padded(out.shape[3]),
-        **both_sides("read_chunks", queries, keys, places),
+        **both_sides("read_chunks", queries, keys, index),
     )
 
 
-def cost_of(queries: Side, keys: Side, places: ReadIndex, times: int) -> LaunchCost:
+def cost_of(queries: Side, keys: Side, index: ReadIndex, times: int) -> LaunchCost:
     """What one launch does, in which products of pairs come this often."""
     (B, H, N, D), (*_, C), E, R = queries.rows.shape, keys.rows.shape, keys.payload.shape[3], queries.features
-    tokens = min(N, places.unit * places.slots)
-    made = (0 if queries.of is None else D) + (0 if keys.of is None else C)
-    pairs = times * places.unit * (R * (places.unit.bit_length() - 1) + E)
+    tokens = min(N, index.unit * index.slots)
+    made = (0 if queries.projection is None else D) + (0 if keys.projection is None else C)
+    pairs = times * index.unit * (R * (index.unit.bit_length() - 1) + E)
     return LaunchCost(B * H * tokens * (R * made + pairs), 4 * B * H * tokens * times * (D + C + 2 * E))
 
 
@@ -131,17 +131,19 @@ def read_chunks(
     head = tl.program_id(1).to(tl.int64)
     b, h = head // H, head % H
     g = h // share
-    place = first + tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
-    present = place < N
+    position = first + tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
+    present = position < N
     query, of_query, query_bias = side_of(query, of_query, query_bias, b, h, query_b, query_h, of_query_h, query_bias_h)
     key, of_key, _ = side_of(key, of_key, None, b, g, key_b, key_h, of_key_h, 0)
     out += b * out_b + h * out_h
-    shift, visible = shift_of(key_shift, b, g, key_shift_b, key_shift_h, key_shift_n, place, present)
+    shift, visible = shift_of(key_shift, b, g, key_shift_b, key_shift_h, key_shift_n, position, present)
     largest = tl.full((TOKENS,), -float("inf"), tl.float32)
     weights = tl.zeros((TOKENS, TOKENS), tl.float32)
     for start in range(0, R, FEATURES):
-        x = exponents(query, query_n, of_query, query_bias, None, place, present, start, D, R, SLICE, TOKENS, FEATURES)
-        y = exponents(key, key_n, of_key, None, shift, place, visible, start, C, R, SLICE, TOKENS, FEATURES)
+        x = exponents(
+            query, query_n, of_query, query_bias, None, position, present, start, D, R, SLICE, TOKENS, FEATURES
+        )
+        y = exponents(key, key_n, of_key, None, shift, position, visible, start, C, R, SLICE, TOKENS, FEATURES)
         now = tl.maximum(largest, tl.max(x + y, 1))
         itself = tl.sum(tl.exp(x + y - base_of(now)[:, None]), 1)
         weights = weights * tl.exp(largest - base_of(now))[:, None]
@@ -159,15 +161,15 @@ def read_chunks(
             largest = now
             block = tl.maximum(block, other)
     total = tl.sum(weights, 1)
-    before = tl.load(lse + head * N + place, mask=present, other=-float("inf"))
+    before = tl.load(lse + head * N + position, mask=present, other=-float("inf"))
     base = base_of(tl.maximum(largest, before))
-    of_state, of_own = tl.exp(before - base), tl.exp(largest - base)
-    total = of_state + total * of_own
+    of_state, of_chunk = tl.exp(before - base), tl.exp(largest - base)
+    total = of_state + total * of_chunk
     norm = tl.where(total == 0, 1.0, total)
-    tl.store(lse + head * N + place, tl.where(total == 0, -float("inf"), base + tl.log(norm)), mask=present)
-    values = load_rows(value + b * value_b + g * value_h, value_n, place, visible, E, WIDTH)
-    result = dot_upcast(weights * (of_own / norm)[:, None], numbers(values))
+    tl.store(lse + head * N + position, tl.where(total == 0, -float("inf"), base + tl.log(norm)), mask=present)
+    values = load_rows(value + b * value_b + g * value_h, value_n, position, visible, E, WIDTH)
+    result = dot_upcast(weights * (of_chunk / norm)[:, None], numbers(values))
     spoilt = tl.cumsum(tl.where(is_finite(values), 0.0, 1.0), 0) > 0
     result = tl.where(spoilt, float("nan"), result)
-    result += load_rows(out, out_n, place, present, E, WIDTH) * (of_state / norm)[:, None]
-    store_rows(out, out_n, place, present, result, E, WIDTH)
+    result += load_rows(out, out_n, position, present, E, WIDTH) * (of_state / norm)[:, None]
+    store_rows(out, out_n, position, present, result, E, WIDTH)

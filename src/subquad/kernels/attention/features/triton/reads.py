@@ -45,14 +45,14 @@ class ReadIndex(NamedTuple):
         return of_unit | tiles.options() | {"TOKENS": tokens, "FEATURES": tile(R, tiles.keys)}
 
 
-def read(out: Tensor, lse: Tensor, queries: Side, states: States, places: ReadIndex) -> None:
+def read(out: Tensor, lse: Tensor, queries: Side, states: States, index: ReadIndex) -> None:
     """Fill the rows of out and lse."""
     (B, H, N, D), E, R = queries.rows.shape, out.shape[3], queries.features
     tiles = tiles_of("read_states", queries.rows.dtype, max(D, E))
     launch(
         read_states,
-        (places.programs(tiles), B * H),
-        cost=_cost(queries, places, E, 1),
+        (index.programs(tiles), B * H),
+        cost=_cost(queries, index, E, 1),
         **queries.arguments("query"),
         **queries.biases("query"),
         **states.arguments(),
@@ -62,7 +62,7 @@ def read(out: Tensor, lse: Tensor, queries: Side, states: States, places: ReadIn
         H=H,
         share=B * H // states.logs.shape[0],
         N=N,
-        **places.arguments(tiles, R),
+        **index.arguments(tiles, R),
         D=D,
         R=R,
         E=E,
@@ -71,14 +71,14 @@ def read(out: Tensor, lse: Tensor, queries: Side, states: States, places: ReadIn
     )
 
 
-def slopes_of_queries(slopes: Tensor, queries: Side, states: States, places: ReadIndex, *, add: bool) -> None:
+def slopes_of_queries(slopes: Tensor, queries: Side, states: States, index: ReadIndex, *, add: bool) -> None:
     """Fill dx of the queries from places.first on, or add to it; queries with −lse, dO and a."""
     (B, H, N, D), E, R = queries.rows.shape, queries.payload.shape[3], queries.features
     tiles = tiles_of("query_slopes", queries.rows.dtype, max(D, E))
     launch(
         query_slopes,
-        (places.programs(tiles), B * H),
-        cost=_cost(queries, places, E, 1),
+        (index.programs(tiles), B * H),
+        cost=_cost(queries, index, E, 1),
         **queries.arguments("query"),
         **queries.biases("query"),
         query_shift=queries.shift,
@@ -91,7 +91,7 @@ def slopes_of_queries(slopes: Tensor, queries: Side, states: States, places: Rea
         H=H,
         share=B * H // states.logs.shape[0],
         N=N,
-        **places.arguments(tiles, R),
+        **index.arguments(tiles, R),
         D=D,
         R=R,
         E=E,
@@ -102,15 +102,15 @@ def slopes_of_queries(slopes: Tensor, queries: Side, states: States, places: Rea
 
 
 def slopes_of_keys(
-    slopes: Tensor, grad_value: Tensor, keys: Side, states: States, places: ReadIndex, *, add: bool
+    slopes: Tensor, grad_value: Tensor, keys: Side, states: States, index: ReadIndex, *, add: bool
 ) -> None:
     """Fill dy of the keys from places.first on, and add to dv or fill it, for each query head's part."""
     (B, H, M, E), C, R = grad_value.shape, keys.rows.shape[3], keys.features
     tiles = tiles_of("key_slopes", keys.rows.dtype, max(C, E))
     launch(
         key_slopes,
-        (places.programs(tiles), B * H),
-        cost=_cost(keys, places, E, 2),
+        (index.programs(tiles), B * H),
+        cost=_cost(keys, index, E, 2),
         **keys.arguments("key"),
         **keys.shifts("key"),
         value=keys.payload,
@@ -124,7 +124,7 @@ def slopes_of_keys(
         H=H,
         share=H // keys.rows.shape[1],
         M=M,
-        **places.arguments(tiles, R),
+        **index.arguments(tiles, R),
         D=C,
         R=R,
         E=E,
@@ -135,12 +135,12 @@ def slopes_of_keys(
     )
 
 
-def _cost(side: Side, places: ReadIndex, E: int, times: int) -> LaunchCost:
+def _cost(side: Side, index: ReadIndex, E: int, times: int) -> LaunchCost:
     """What one launch does, in which products with the states come this often."""
     (B, heads, tokens, D), R = side.rows.shape, side.features
-    count = min(tokens, places.unit * places.slots)
-    products = count * R * (times * E + (0 if side.of is None else D))
-    return LaunchCost(B * heads * products, 4 * B * heads * (count * (D + E) + places.slots * R * E))
+    count = min(tokens, index.unit * index.slots)
+    products = count * R * (times * E + (0 if side.projection is None else D))
+    return LaunchCost(B * heads * products, 4 * B * heads * (count * (D + E) + index.slots * R * E))
 
 
 @kernel
@@ -180,15 +180,17 @@ def read_states(
     slot = tl.program_id(0) // tiles
     head = tl.program_id(1).to(tl.int64)
     b, h = head // H, head % H
-    place = first + slot * unit + tl.program_id(0) % tiles * TOKENS + tl.arange(0, TOKENS)
-    present = (place >= 0) & (place < tl.minimum(first + (slot + 1) * unit, N))
+    position = first + slot * unit + tl.program_id(0) % tiles * TOKENS + tl.arange(0, TOKENS)
+    present = (position >= 0) & (position < tl.minimum(first + (slot + 1) * unit, N))
     query, of_query, query_bias = side_of(query, of_query, query_bias, b, h, query_b, query_h, of_query_h, query_bias_h)
     state = head // share * states_head + slot * R
     largest = tl.full((TOKENS,), -float("inf"), tl.float32)
     total = tl.zeros((TOKENS,), tl.float32)
     sums = tl.zeros((TOKENS, WIDTH), tl.float32)
     for start in range(0, R, FEATURES):
-        x = exponents(query, query_n, of_query, query_bias, None, place, present, start, D, R, SLICE, TOKENS, FEATURES)
+        x = exponents(
+            query, query_n, of_query, query_bias, None, position, present, start, D, R, SLICE, TOKENS, FEATURES
+        )
         feature = start + tl.arange(0, FEATURES)
         exists = feature < R
         logits = x + tl.load(logs + state + feature, mask=exists, other=-float("inf"))[None, :]
@@ -200,9 +202,9 @@ def read_states(
         sums = sums * shrink[:, None] + dot_as(weights, mean, KIND)
         largest = now
     norm = tl.where(total == 0, 1.0, total)
-    store_rows(out + b * out_b + h * out_h, out_n, place, present, sums / norm[:, None], E, WIDTH)
+    store_rows(out + b * out_b + h * out_h, out_n, position, present, sums / norm[:, None], E, WIDTH)
     logarithm = tl.where(total == 0, -float("inf"), base_of(largest) + tl.log(norm))
-    tl.store(lse + head * N + place, logarithm, mask=present)
+    tl.store(lse + head * N + position, logarithm, mask=present)
 
 
 @kernel
@@ -247,21 +249,21 @@ def query_slopes(
     head = tl.program_id(1).to(tl.int64)
     b, h = head // H, head % H
     row = slot * unit + tl.program_id(0) % tiles * TOKENS + tl.arange(0, TOKENS)
-    place = first + row
-    present = (place >= 0) & (row < (slot + 1) * unit) & (place < N)
+    position = first + row
+    present = (position >= 0) & (row < (slot + 1) * unit) & (position < N)
     query, of_query, query_bias = side_of(query, of_query, query_bias, b, h, query_b, query_h, of_query_h, query_bias_h)
     slopes += head * slopes_h
     state = head // share * states_head + slot * R
-    shift = tl.load(query_shift + head * N + place, mask=present, other=-float("inf"))
+    shift = tl.load(query_shift + head * N + position, mask=present, other=-float("inf"))
     sees = present & (shift != -float("inf"))
-    a = tl.load(weight + head * N + place, mask=sees, other=0.0)
+    a = tl.load(weight + head * N + position, mask=sees, other=0.0)
     grad += b * grad_b + h * grad_h
     for start in range(0, R, FEATURES):
-        x = exponents(query, query_n, of_query, query_bias, shift, place, sees, start, D, R, SLICE, TOKENS, FEATURES)
+        x = exponents(query, query_n, of_query, query_bias, shift, position, sees, start, D, R, SLICE, TOKENS, FEATURES)
         feature = start + tl.arange(0, FEATURES)
         exists = feature < R
         log = tl.load(logs + state + feature, mask=exists, other=-float("inf"))
-        reads = inner(grad, grad_n, place, sees, means + state * E, E, feature, exists, E, OF_E, KIND)
+        reads = inner(grad, grad_n, position, sees, means + state * E, E, feature, exists, E, OF_E, KIND)
         slope = tl.exp(x + log[None, :]) * (reads + a[:, None])
         if ADD:
             slope += load_rows(slopes + start, R, row, present, R - start, FEATURES)
@@ -317,17 +319,17 @@ def key_slopes(
     b, h = head // H, head % H
     g = h // share
     row = slot * unit + tl.program_id(0) % tiles * TOKENS + tl.arange(0, TOKENS)
-    place = first + row
-    present = (place >= 0) & (row < (slot + 1) * unit) & (place < M)
+    position = first + row
+    present = (position >= 0) & (row < (slot + 1) * unit) & (position < M)
     key, of_key, _ = side_of(key, of_key, None, b, g, key_b, key_h, of_key_h, 0)
     slopes += head * slopes_h
     grad_value += b * grad_value_b + h * grad_value_h
     state = head * states_head + slot * R
-    shift, visible = shift_of(key_shift, b, g, key_shift_b, key_shift_h, key_shift_n, place, present)
+    shift, visible = shift_of(key_shift, b, g, key_shift_b, key_shift_h, key_shift_n, position, present)
     value += b * value_b + g * value_h
     of_values = tl.zeros((TOKENS, WIDTH), tl.float32)
     for start in range(0, R, FEATURES):
-        y = exponents(key, key_n, of_key, None, shift, place, visible, start, D, R, SLICE, TOKENS, FEATURES)
+        y = exponents(key, key_n, of_key, None, shift, position, visible, start, D, R, SLICE, TOKENS, FEATURES)
         feature = start + tl.arange(0, FEATURES)
         exists = feature < R
         log = tl.load(logs + state + feature, mask=exists, other=-float("inf"))
@@ -335,11 +337,11 @@ def key_slopes(
         mean = load_rows(means + state * E, E, feature, exists, E, WIDTH).to(KIND)
         weight = tl.exp(y + log[None, :])
         of_values += dot_as(weight, mean, KIND)
-        reads = inner(value, value_n, place, visible, means + state * E, E, feature, exists, E, OF_E, KIND)
+        reads = inner(value, value_n, position, visible, means + state * E, E, feature, exists, E, OF_E, KIND)
         slope = weight * (reads + a[None, :])
         slope = tl.where(visible[:, None], slope, 0.0)  # hidden: no gradient, also where the state is NaN
         store_rows(slopes + start, R, row, present, slope, R - start, FEATURES)
     of_values = tl.where(visible[:, None], of_values, 0.0)
     if ADD:
-        of_values += load_rows(grad_value, grad_value_n, place, present, E, WIDTH)
-    store_rows(grad_value, grad_value_n, place, present, of_values, E, WIDTH)
+        of_values += load_rows(grad_value, grad_value_n, position, present, E, WIDTH)
+    store_rows(grad_value, grad_value_n, position, present, of_values, E, WIDTH)

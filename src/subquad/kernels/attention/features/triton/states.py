@@ -52,7 +52,7 @@ class Side:
 
     Attributes:
         rows: (B,heads,tokens,D).
-        of: (1 or heads,R,D) the projection, or None: the rows are exponents.
+        projection: (1 or heads,R,D), or None: the rows are exponents.
         bias: (1 or heads,R) added to each exponent, or None.
         shift: (B,1 or heads,tokens) added to all exponents of a token, or None; −∞ takes it out.
         payload: (B,heads,tokens,E), of which a state has the means.
@@ -60,18 +60,20 @@ class Side:
     """
 
     rows: Tensor
-    of: Tensor | None
+    projection: Tensor | None
     bias: Tensor | None
     shift: Tensor | None
     payload: Tensor
     weight: Tensor | None = None
 
     @staticmethod
-    def made(rows_: Tensor, of: Tensor | None, bias: Tensor | None, shift: Tensor | None, payload: Tensor) -> "Side":
+    def made(
+        rows_: Tensor, projection: Tensor | None, bias: Tensor | None, shift: Tensor | None, payload: Tensor
+    ) -> "Side":
         """The side, laid out as kernels read it."""
-        of, bias = (None if x is None else x.float().contiguous() for x in (of, bias))
+        projection, bias = (None if x is None else x.float().contiguous() for x in (projection, bias))
         shift = None if shift is None else shift.float().expand(-1, rows_.shape[1], -1)
-        return Side(rows(rows_), of, bias, shift, rows(payload))
+        return Side(rows(rows_), projection, bias, shift, rows(payload))
 
     def weighed(self, shift: Tensor, payload: Tensor, weight: Tensor) -> "Side":
         """The side with another payload."""
@@ -80,15 +82,15 @@ class Side:
     @property
     def features(self) -> int:
         """R."""
-        return self.rows.shape[3] if self.of is None else self.of.shape[1]
+        return self.rows.shape[3] if self.projection is None else self.projection.shape[1]
 
     def arguments(self, name: str) -> dict[str, Any]:
         """The rows and their projection as arguments of a kernel that calls them so."""
         return {
             name: self.rows,
             **strides(name, self.rows),
-            f"of_{name}": self.of,
-            f"of_{name}_h": _between_heads(self.of),
+            f"of_{name}": self.projection,
+            f"of_{name}_h": _between_heads(self.projection),
         }
 
     def biases(self, name: str) -> dict[str, Any]:
@@ -170,7 +172,7 @@ def update(states: States, side: Side, first: int, unit: int, *, reverse: bool) 
         (slots * triton.cdiv(R, features), B * heads),
         **tiles.options(),
         cost=LaunchCost(
-            B * heads * count * R * (E + (0 if side.of is None else D)),
+            B * heads * count * R * (E + (0 if side.projection is None else D)),
             B * heads * (count * (D + E) + slots * R * E) * 4,
         ),
         **side.arguments("token"),
@@ -276,18 +278,22 @@ def sum_chunks(
     begin += slot * unit
     end = tl.minimum(begin + unit, tokens)
     for start in range(begin, end, TOKENS):
-        place = start + tl.arange(0, TOKENS)
-        shift, present = shift_of(token_shift, b, h, token_shift_b, token_shift_h, token_shift_n, place, place < end)
-        y = exponents(token, token_n, of_token, token_bias, shift, place, present, first, D, R, SLICE, TOKENS, FEATURES)
+        position = start + tl.arange(0, TOKENS)
+        shift, present = shift_of(
+            token_shift, b, h, token_shift_b, token_shift_h, token_shift_n, position, position < end
+        )
+        y = exponents(
+            token, token_n, of_token, token_bias, shift, position, present, first, D, R, SLICE, TOKENS, FEATURES
+        )
         now = tl.maximum(largest, tl.max(y, 0))
         shrink = tl.exp(largest - base_of(now))
         feature = tl.exp(y - base_of(now)[None, :])
         total = total * shrink + tl.sum(feature, 0)
         if weight is not None:
-            a = tl.load(weight + head * tokens + place, mask=present, other=0.0)
+            a = tl.load(weight + head * tokens + position, mask=present, other=0.0)
             of_weight = of_weight * shrink + tl.sum(feature * a[:, None], 0)
         sums = sums * shrink[:, None] + dot_upcast(
-            tl.trans(feature), load_rows(payload, payload_n, place, present, E, WIDTH)
+            tl.trans(feature), load_rows(payload, payload_n, position, present, E, WIDTH)
         )
         largest = now
     some = tl.where(total == 0, 1.0, total)

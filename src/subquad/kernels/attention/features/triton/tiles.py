@@ -26,14 +26,14 @@ from subquad.kernels.triton.launch import dot, load_rows
 
 
 @triton.jit
-def side_of(rows, of, bias, b, head, rows_b, rows_h, of_h, bias_h):
+def side_of(rows, projection, bias, b, head, rows_b, rows_h, of_h, bias_h):
     """(the rows, the projection, the bias) of one head, the last two None where there are none."""
     rows += b * rows_b + head * rows_h
-    if of is not None:
-        of += head * of_h
+    if projection is not None:
+        projection += head * of_h
     if bias is not None:
         bias += head * bias_h
-    return rows, of, bias
+    return rows, projection, bias
 
 
 @triton.jit
@@ -50,7 +50,7 @@ def shift_of(shift, b, head, shift_b, shift_h, shift_n, token, present):
 def exponents(
     rows,
     step,
-    of,
+    projection,
     bias,
     shift,
     token,
@@ -68,13 +68,13 @@ def exponents(
     """
     feature = first + tl.arange(0, FEATURES)
     exists = feature < R
-    if of is None:
+    if projection is None:
         made = load_rows(rows + first, step, token, present, R - first, FEATURES).to(tl.float32)
     else:
         made = tl.zeros((TOKENS, FEATURES), tl.float32)
         for start in range(0, D, SLICE):
             part = load_rows(rows + start, step, token, present, D - start, SLICE)
-            made += _projected(part, tl.trans(load_rows(of + start, D, feature, exists, D - start, SLICE)))
+            made += _projected(part, tl.trans(load_rows(projection + start, D, feature, exists, D - start, SLICE)))
     if bias is not None:
         made += tl.load(bias + feature, mask=exists, other=0.0)[None, :]
     if shift is not None:
@@ -83,13 +83,13 @@ def exponents(
 
 
 @triton.jit
-def _projected(rows, of):
+def _projected(rows, projection):
     """rows·of; rows of 16 bits meet the projection as a sum of two numbers of their kind, which loses nothing."""
     if rows.dtype == tl.float32:
-        return dot(rows, of)
+        return dot(rows, projection)
     else:
-        high = of.to(rows.dtype)
-        return dot(rows, high) + dot(rows, (of - high.to(tl.float32)).to(rows.dtype))
+        high = projection.to(rows.dtype)
+        return dot(rows, high) + dot(rows, (projection - high.to(tl.float32)).to(rows.dtype))
 
 
 @triton.jit

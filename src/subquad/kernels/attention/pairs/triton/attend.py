@@ -34,21 +34,21 @@ from subquad.kernels.triton.recording import LaunchCost
 LOWEST: tl.constexpr = tl.constexpr(-3.4028234663852886e38)  # of fp32: a logit of −∞ that is seen
 
 
-def attend_blocks(x: Any, of: BucketSet, partials: Tensor, lses: Tensor) -> None:
+def attend_blocks(x: Any, buckets: BucketSet, partials: Tensor, lses: Tensor) -> None:
     """Fill what the set's query slots hold of the partials (B,H,slots,E) and their log-sum-exps (B,H,slots)."""
-    (B, H, _, D), E, tiles = x.query.shape, x.value.shape[3], tile_of("attend_tile", x, of)
-    moved = (of.queries.numel() * D + of.keys.numel() * (D + E)) * x.query.element_size() + 4 * of.queries.numel() * (
-        E + 1
-    )
+    (B, H, _, D), E, tiles = x.query.shape, x.value.shape[3], tile_of("attend_tile", x, buckets)
+    moved = (
+        buckets.queries.numel() * D + buckets.keys.numel() * (D + E)
+    ) * x.query.element_size() + 4 * buckets.queries.numel() * (E + 1)
     launch(
         attend_tile,
-        (of.queries.shape[2] * triton.cdiv(of.queries.shape[3], tiles.rows), B * H),
+        (buckets.queries.shape[2] * triton.cdiv(buckets.queries.shape[3], tiles.rows), B * H),
         **tiles.options(),
-        cost=LaunchCost(of.pairs * (D + E), moved),
+        cost=LaunchCost(buckets.pairs * (D + E), moved),
         **call_arguments(x),
-        **of.arguments(),
-        bucket=of.bucket,
-        first_query=of.first_query,
+        **buckets.arguments(),
+        bucket=buckets.bucket,
+        first_query=buckets.first_query,
         partials=partials,
         lses=lses,
         slots=lses.shape[2],
@@ -112,8 +112,8 @@ def attend_tile(
     item, h = head // H, head % H
     tiles = tl.cdiv(S, QUERIES)
     block = tl.program_id(0) // tiles
-    place = tl.program_id(0) % tiles * QUERIES + tl.arange(0, QUERIES)
-    token, of_bucket, end = load_block(queries, queries_end, keys_end, bucket, head, block, place, N, T, S, C)
+    row = tl.program_id(0) % tiles * QUERIES + tl.arange(0, QUERIES)
+    token, of_bucket, end = load_block(queries, queries_end, keys_end, bucket, head, block, row, N, T, S, C)
     position = position_of(token, offset, offsets, item, M, span)
 
     key += item * key_b + h // GROUP * key_h
@@ -146,6 +146,6 @@ def attend_tile(
     out = tl.where(blind[:, None], 0.0, out / tl.where(blind, 1.0, total)[:, None] * (1.0 / SHRINK))
     out = tl.where(lost[:, None], float("nan"), out)
     lse = tl.where(blind | lost, -float("inf"), highest + tl.log(tl.where(blind, 1.0, total)))
-    slot = head * slots + first_query + block * S + place
-    tl.store(lses + slot, lse, mask=place < S)
-    store_rows(partials, E, slot, place < S, out, E, E_PADDED)
+    slot = head * slots + first_query + block * S + row
+    tl.store(lses + slot, lse, mask=row < S)
+    store_rows(partials, E, slot, row < S, out, E, E_PADDED)

@@ -101,11 +101,11 @@ def merge_tile(
     merged = tl.zeros((TOKENS, WIDTH), tl.float32)
     for i in range(0, most):
         slot = head * slots + tl.load(order + first + i, mask=i < count, other=0)
-        own = tl.load(lses + slot, mask=i < count, other=-float("inf"))
-        skipped = (own == -float("inf")) & allowed
+        slot_lse = tl.load(lses + slot, mask=i < count, other=-float("inf"))
+        skipped = (slot_lse == -float("inf")) & allowed
         part = load_rows(partials, E, slot, (i < count) & (skipped == 0), E, WIDTH)
         # Divided first: the sum of what is not divided yet might overflow. A query that saw nothing keeps its 0 or NaN.
-        weight = tl.where(allowed, tl.exp(own - base) / safe, 1.0)
+        weight = tl.where(allowed, tl.exp(slot_lse - base) / safe, 1.0)
         merged += weight[:, None] * part
     store_rows(out + head // H * out_b + head % H * out_h, out_n, token, present, merged, E, WIDTH)
     tl.store(lse + head * N + token, tl.where(allowed, tl.log(safe) + base, -float("inf")), mask=present)
@@ -129,14 +129,14 @@ def sum_tile(
     WIDTH: tl.constexpr,
 ):
     """One tile of tokens, over the heads that share theirs."""
-    own = tl.program_id(1).to(tl.int64)
+    shared_head = tl.program_id(1).to(tl.int64)
     token = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
     present = token < N
     total = tl.zeros((TOKENS, WIDTH), tl.float32)
-    for head in range(own * GROUP, (own + 1) * GROUP):
+    for head in range(shared_head * GROUP, (shared_head + 1) * GROUP):
         first = tl.load(starts + head * (N + 1) + token, mask=present, other=0)
         count = tl.load(starts + head * (N + 1) + token + 1, mask=present, other=0) - first
         for i in range(0, tl.max(count)):
             slot = head * slots + tl.load(order + head * slots + first + i, mask=i < count, other=0)
             total += load_rows(parts, W, slot, i < count, W, WIDTH)
-    store_rows(out + own // G * out_b + own % G * out_h, out_n, token, present, total, W, WIDTH)
+    store_rows(out + shared_head // G * out_b + shared_head % G * out_h, out_n, token, present, total, W, WIDTH)

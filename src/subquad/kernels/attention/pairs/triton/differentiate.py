@@ -34,20 +34,20 @@ from subquad.kernels.triton.launch import dot, dot_upcast, kernel, launch, load_
 from subquad.kernels.triton.recording import LaunchCost
 
 
-def differentiate_queries(x: Any, of: BucketSet, inputs: dict[str, Any], parts: Tensor) -> None:
+def differentiate_queries(x: Any, buckets: BucketSet, inputs: dict[str, Any], parts: Tensor) -> None:
     """Fill what the set's query slots hold of the parts (B,H,slots,D) of the gradient of the queries."""
-    (B, H, _, D), E, tiles = x.query.shape, x.value.shape[3], tile_of("gradient_of_queries", x, of)
-    read = (of.queries.numel() + of.keys.numel()) * (D + E) * x.query.element_size()
+    (B, H, _, D), E, tiles = x.query.shape, x.value.shape[3], tile_of("gradient_of_queries", x, buckets)
+    read = (buckets.queries.numel() + buckets.keys.numel()) * (D + E) * x.query.element_size()
     launch(
         gradient_of_queries,
-        (of.queries.shape[2] * triton.cdiv(of.queries.shape[3], tiles.rows), B * H),
+        (buckets.queries.shape[2] * triton.cdiv(buckets.queries.shape[3], tiles.rows), B * H),
         **tiles.options(),
-        cost=LaunchCost(of.pairs * (2 * D + E), read + 4 * of.queries.numel() * D),
+        cost=LaunchCost(buckets.pairs * (2 * D + E), read + 4 * buckets.queries.numel() * D),
         **call_arguments(x),
-        **of.arguments(),
+        **buckets.arguments(),
         **inputs,
-        bucket=of.bucket,
-        first_query=of.first_query,
+        bucket=buckets.bucket,
+        first_query=buckets.first_query,
         parts=parts,
         slots=parts.shape[2],
         QUERIES=tiles.rows,
@@ -56,24 +56,24 @@ def differentiate_queries(x: Any, of: BucketSet, inputs: dict[str, Any], parts: 
 
 
 def differentiate_keys(
-    x: Any, of: BucketSet, inputs: dict[str, Any], of_keys: Tensor, of_values: Tensor, of_bias: Tensor | None
+    x: Any, buckets: BucketSet, inputs: dict[str, Any], of_keys: Tensor, of_values: Tensor, of_bias: Tensor | None
 ) -> None:
     """Fill what the set's key slots hold of the parts of the gradients of keys, values and biases."""
-    (B, H, _, D), E, tiles = x.query.shape, x.value.shape[3], tile_of("gradient_of_keys", x, of)
-    read = (of.queries.numel() + of.keys.numel()) * (D + E) * x.query.element_size()
+    (B, H, _, D), E, tiles = x.query.shape, x.value.shape[3], tile_of("gradient_of_keys", x, buckets)
+    read = (buckets.queries.numel() + buckets.keys.numel()) * (D + E) * x.query.element_size()
     launch(
         gradient_of_keys,
-        (of.keys.shape[2] * triton.cdiv(of.keys.shape[3], tiles.keys), B * H),
+        (buckets.keys.shape[2] * triton.cdiv(buckets.keys.shape[3], tiles.keys), B * H),
         **tiles.options(),
-        cost=LaunchCost(2 * of.pairs * (D + E), read + 4 * of.keys.numel() * (D + E)),
+        cost=LaunchCost(2 * buckets.pairs * (D + E), read + 4 * buckets.keys.numel() * (D + E)),
         **call_arguments(x),
-        **of.arguments(),
+        **buckets.arguments(),
         **inputs,
-        **of.blocks_by_bucket(),
+        **buckets.blocks_by_bucket(),
         of_keys=of_keys,
         of_values=of_values,
         of_bias=of_bias,
-        first_key=of.first_key,
+        first_key=buckets.first_key,
         slots=of_keys.shape[2],
         QUERIES=tiles.rows,
         KEYS=tiles.keys,
@@ -146,8 +146,8 @@ def gradient_of_queries(
     item, h = head // H, head % H
     tiles = tl.cdiv(S, QUERIES)
     block = tl.program_id(0) // tiles
-    place = tl.program_id(0) % tiles * QUERIES + tl.arange(0, QUERIES)
-    token, of_bucket, end = load_block(queries, queries_end, keys_end, bucket, head, block, place, N, T, S, C)
+    row = tl.program_id(0) % tiles * QUERIES + tl.arange(0, QUERIES)
+    token, of_bucket, end = load_block(queries, queries_end, keys_end, bucket, head, block, row, N, T, S, C)
     position = position_of(token, offset, offsets, item, M, span)
     present = token >= 0
     key += item * key_b + h // GROUP * key_h
@@ -171,7 +171,7 @@ def gradient_of_queries(
         products = dot(g, tl.trans(v))
         _, of_logits = gradient_of_logits(logits, allowed, lse_of[:, None], products, delta_of[:, None])
         total += dot_upcast(of_logits, k)
-    store_rows(parts, D, head * slots + first_query + block * S + place, place < S, total * scale, D, D_PADDED)
+    store_rows(parts, D, head * slots + first_query + block * S + row, row < S, total * scale, D, D_PADDED)
 
 
 @kernel
@@ -235,8 +235,8 @@ def gradient_of_keys(
     item, h = head // H, head % H
     tiles = tl.cdiv(K, KEYS)
     bucket = tl.program_id(0) // tiles
-    place = tl.program_id(0) % tiles * KEYS + tl.arange(0, KEYS)
-    number = load_slots(keys + (head * C + bucket) * K, place, tl.load(keys_end + head * C + bucket), M)
+    row = tl.program_id(0) % tiles * KEYS + tl.arange(0, KEYS)
+    number = load_slots(keys + (head * C + bucket) * K, row, tl.load(keys_end + head * C + bucket), M)
     present = number >= 0
     first = tl.load(starts + head * (C + 1) + bucket)
     last = tl.where(tl.max(number) >= 0, tl.load(starts + head * (C + 1) + bucket + 1), 0)
@@ -272,8 +272,8 @@ def gradient_of_keys(
             of_key += dot_upcast(of_logits, q)
             if of_bias is not None:
                 biases += tl.sum(of_logits, 1)
-    slot = head * slots + first_key + bucket * K + place
-    store_rows(of_keys, D, slot, place < K, of_key * scale, D, D_PADDED)
-    store_rows(of_values, E, slot, place < K, of_value, E, E_PADDED)
+    slot = head * slots + first_key + bucket * K + row
+    store_rows(of_keys, D, slot, row < K, of_key * scale, D, D_PADDED)
+    store_rows(of_values, E, slot, row < K, of_value, E, E_PADDED)
     if of_bias is not None:
-        tl.store(of_bias + slot, biases, mask=place < K)
+        tl.store(of_bias + slot, biases, mask=row < K)

@@ -42,8 +42,8 @@ class BucketSet:
     def blocks_by_bucket(self) -> dict[str, Any]:
         """The blocks of each bucket, less those without a query, as arguments of a kernel."""
         B, H, T, C = *self.queries.shape[:3], self.keys.shape[2]
-        own = torch.arange(T, device=self.keys.device).expand(B, H, T) if self.bucket is None else self.bucket
-        return places([torch.where(self.queries_end > 0, own, C)[..., None]], C).arguments()
+        of_block = torch.arange(T, device=self.keys.device).expand(B, H, T) if self.bucket is None else self.bucket
+        return places([torch.where(self.queries_end > 0, of_block, C)[..., None]], C).arguments()
 
     def arguments(self) -> dict[str, Any]:
         """The set as arguments of a kernel."""
@@ -86,10 +86,10 @@ def filled(slots: Tensor, tokens: int) -> Tensor:
 
 def end_of(slots: Tensor, tokens: int) -> Tensor:
     """Behind the last filled slot of each list, in int32; 0 where none is filled."""
-    place = torch.arange(1, slots.shape[-1] + 1, device=slots.device, dtype=torch.int32)
-    if place.numel() == 0:
+    end = torch.arange(1, slots.shape[-1] + 1, device=slots.device, dtype=torch.int32)
+    if end.numel() == 0:
         return slots.new_zeros(slots.shape[:-1], dtype=torch.int32)
-    return torch.where(filled(slots, tokens), place, 0).amax(-1)
+    return torch.where(filled(slots, tokens), end, 0).amax(-1)
 
 
 @dataclass(frozen=True)
@@ -109,6 +109,6 @@ class SlotIndex:
         return {"order": self.order, "starts": self.starts}
 
 
-def places(lists: Sequence[Tensor], numbers: int) -> SlotIndex:
+def slot_index(lists: Sequence[Tensor], numbers: int) -> SlotIndex:
     """The places of the numbers from 0 to `numbers` in (B,H,·,·) lists that follow each other."""
     return SlotIndex(*group_order(torch.cat([x.flatten(2) for x in lists], dim=2), numbers))

@@ -20,20 +20,22 @@ from subquad.kernels.triton.recording import LaunchCost
 MOST_BLOCKS = 32  # of a tile
 
 
-def is_single(of: BucketSet) -> bool:
+def is_single(buckets: BucketSet) -> bool:
     """Whether each block has one query, and its bucket, which is its own, one key."""
-    return of.bucket is None and of.queries.shape[2:] == of.keys.shape[2:] and of.queries.shape[3] == 1
+    return (
+        buckets.bucket is None and buckets.queries.shape[2:] == buckets.keys.shape[2:] and buckets.queries.shape[3] == 1
+    )
 
 
-def attend_single(x: Any, of: BucketSet, partials: Tensor, lses: Tensor) -> None:
+def attend_single(x: Any, buckets: BucketSet, partials: Tensor, lses: Tensor) -> None:
     """Like `attend_blocks`."""
     D, E, size = x.query.shape[3], x.value.shape[3], x.query.element_size()
     launch(
         attend_pair,
-        _grid(of),
-        cost=LaunchCost(bytes=of.pairs * ((2 * D + E) * size + 4 * (E + 1))),
+        _grid(buckets),
+        cost=LaunchCost(bytes=buckets.pairs * ((2 * D + E) * size + 4 * (E + 1))),
         **call_arguments(x),
-        **_arguments(of),
+        **_arguments(buckets),
         partials=partials,
         lses=lses,
         slots=lses.shape[2],
@@ -42,7 +44,7 @@ def attend_single(x: Any, of: BucketSet, partials: Tensor, lses: Tensor) -> None
 
 def differentiate_single(
     x: Any,
-    of: BucketSet,
+    buckets: BucketSet,
     inputs: dict[str, Any],
     parts: Tensor,
     of_keys: Tensor,
@@ -53,31 +55,31 @@ def differentiate_single(
     D, E, size = x.query.shape[3], x.value.shape[3], x.query.element_size()
     launch(
         gradient_of_pair,
-        _grid(of),
-        cost=LaunchCost(bytes=of.pairs * (2 * (D + E) * size + 4 * (2 * D + E))),
+        _grid(buckets),
+        cost=LaunchCost(bytes=buckets.pairs * (2 * (D + E) * size + 4 * (2 * D + E))),
         **call_arguments(x),
-        **_arguments(of),
+        **_arguments(buckets),
         **inputs,
         parts=parts,
         of_keys=of_keys,
         of_values=of_values,
         of_bias=of_bias,
-        first_key=of.first_key,
+        first_key=buckets.first_key,
         slots=parts.shape[2],
         key_slots=of_keys.shape[2],
     )
 
 
-def _grid(of: BucketSet) -> tuple[int, int]:
-    B, H, T, _ = of.queries.shape
+def _grid(buckets: BucketSet) -> tuple[int, int]:
+    B, H, T, _ = buckets.queries.shape
     return triton.cdiv(T, tile(T, MOST_BLOCKS)), B * H
 
 
-def _arguments(of: BucketSet) -> dict[str, Any]:
+def _arguments(buckets: BucketSet) -> dict[str, Any]:
     """The set as arguments of the kernels."""
-    T = of.queries.shape[2]
-    lists = {"queries": of.queries, "keys": of.keys, "T": T, "first_query": of.first_query}
-    return lists | {"span": of.span, "WINDOW": of.span >= 0, "BLOCKS": tile(T, MOST_BLOCKS)}
+    T = buckets.queries.shape[2]
+    lists = {"queries": buckets.queries, "keys": buckets.keys, "T": T, "first_query": buckets.first_query}
+    return lists | {"span": buckets.span, "WINDOW": buckets.span >= 0, "BLOCKS": tile(T, MOST_BLOCKS)}
 
 
 @triton.jit

@@ -16,14 +16,14 @@ FAR = 1 << 40  # an offset beyond all tokens, to which a position can be added
 HIDDEN = {2: (32, 32), 4: (16, 32)}
 
 
-def tile_of(kernel: str, x: Any, of: BucketSet) -> Tiles:
+def tile_of(kernel: str, x: Any, buckets: BucketSet) -> Tiles:
     """The tile of a kernel for the lists of a set, which may be shorter than those that it has by its table."""
     tiles = tiles_of(kernel, x.query.dtype, max(x.query.shape[3], x.value.shape[3]))
     queries, keys = tiles.rows, tiles.keys
     if x.hidden is not None:
         most = HIDDEN[x.query.element_size()]
         queries, keys = min(queries, most[0]), min(keys, most[1])
-    return tiles._replace(rows=tile(of.queries.shape[3], queries), keys=tile(of.keys.shape[3], keys))
+    return tiles._replace(rows=tile(buckets.queries.shape[3], queries), keys=tile(buckets.keys.shape[3], keys))
 
 
 def call_arguments(x: Any) -> dict[str, Any]:
@@ -50,24 +50,24 @@ def call_arguments(x: Any) -> dict[str, Any]:
 
 
 @triton.jit
-def load_slots(slots, place, end, tokens):
+def load_slots(slots, row, end, tokens):
     """The tokens in these places of a list; −1 for an empty slot, and for a number that no token has."""
-    token = tl.load(slots + place, mask=place < end, other=-1)
+    token = tl.load(slots + row, mask=row < end, other=-1)
     return tl.where((token >= 0) & (token < tokens), token, -1).to(tl.int32)
 
 
 @triton.jit
-def load_block(queries, queries_end, keys_end, bucket, head, block, place, N, T, S, C):
+def load_block(queries, queries_end, keys_end, bucket, head, block, row, N, T, S, C):
     """A block's queries in these places, the row of its bucket among all heads' buckets, and where its keys end."""
     of_block = head * T + block
-    token = load_slots(queries + of_block * S, place, tl.load(queries_end + of_block), N)
-    own = block
+    token = load_slots(queries + of_block * S, row, tl.load(queries_end + of_block), N)
+    key_bucket = block
     if bucket is not None:
-        own = tl.load(bucket + of_block)
-    exists = (own >= 0) & (own < C)
-    own = head * C + tl.where(exists, own, 0)
-    end = tl.load(keys_end + own, mask=exists, other=0)
-    return token, own, tl.where(tl.max(token) >= 0, end, 0)  # nothing to do for a tile of empty slots
+        key_bucket = tl.load(bucket + of_block)
+    exists = (key_bucket >= 0) & (key_bucket < C)
+    key_bucket = head * C + tl.where(exists, key_bucket, 0)
+    end = tl.load(keys_end + key_bucket, mask=exists, other=0)
+    return token, key_bucket, tl.where(tl.max(token) >= 0, end, 0)  # nothing to do for a tile of empty slots
 
 
 @triton.jit
