@@ -278,7 +278,8 @@ def _check_baseline(baseline: Mapping[str, Any], layers: Mapping[str, Any]) -> N
     """Raise ValueError where a baseline is damaged, or is one of another model."""
     try:
         usual = {
-            name: tuple(float(of[key]) for key in ("error", "low", "high")) for name, of in baseline["layers"].items()
+            name: tuple(float(layer[key]) for key in ("error", "low", "high"))
+            for name, layer in baseline["layers"].items()
         }
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise ValueError(

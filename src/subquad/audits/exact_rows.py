@@ -28,8 +28,8 @@ def sampled(query: Tensor, mask: Mask, valid: Tensor | None, rows: int, generato
         return None
     drawn = torch.randint(tokens, (rows,), generator=generator)
     head = torch.randint(H, (rows,), generator=generator)
-    places = drawn if valid is None else valid.cpu().flatten().nonzero()[:, 0][drawn]
-    return places // N, head, places % N
+    chosen = drawn if valid is None else valid.cpu().flatten().nonzero()[:, 0][drawn]
+    return chosen // N, head, chosen % N
 
 
 def exact_rows(query: Tensor, key: Tensor, value: Tensor, call: Call, chosen: Rows) -> Float[Tensor, "rows E"]:
@@ -45,13 +45,15 @@ def exact_rows(query: Tensor, key: Tensor, value: Tensor, call: Call, chosen: Ro
         together.setdefault((item, head // group), []).append(at)
     item, head, row = (index.to(query.device) for index in chosen)
     for (b, g), members in together.items():
-        own = torch.tensor(members, device=query.device)
-        heads, rows = head[own], row[own]
+        heads_ = torch.tensor(members, device=query.device)
+        heads, rows = head[heads_], row[heads_]
         queries, keys, values = upcast(query[b, heads, rows], key[b, g], value[b, g])
         logits = queries @ keys.T * call.scale
         if call.bias is not None:
             logits = logits + _of_item(call.bias.detach(), b, heads, rows)
-        out[own] = visible_softmax(logits, _seen(call, b, heads, rows, query.shape[2], key.shape[2])) @ values
+        out[heads_] = (
+            visible_softmax(logits, _allowed_pairs(call, b, heads, rows, query.shape[2], key.shape[2])) @ values
+        )
     return out
 
 
@@ -63,32 +65,32 @@ def relative_errors(out: Float[Tensor, "rows E"], exact: Float[Tensor, "rows E"]
     return torch.where(out.isfinite().all(-1), relative, torch.inf).masked_fill(~exact.isfinite().all(-1), torch.nan)
 
 
-def _seen(call: Call, b: int, heads: Tensor, rows: Tensor, N: int, M: int) -> Tensor | None:
+def _allowed_pairs(call: Call, b: int, heads: Tensor, rows: Tensor, N: int, M: int) -> Tensor | None:
     """Which keys these queries of one item see, (rows, M); None: all."""
     mask, keys = call.mask, torch.arange(M, device=rows.device)
     valid = mask.key_padding(M)
     if mask.only_padding:
         return None if valid is None else valid[b].expand(len(rows), M)
-    seen = _pattern(mask, b, rows, keys)
+    pattern = _pattern(mask, b, rows, keys)
     if call.kept is not None and mask.span is not None:  # a window does not restrict kept tokens
         kept = call.kept.among(N)[b]
-        seen = seen | (_pattern(replace(mask, span=None), b, rows, keys) & (kept[rows][:, None] | kept))
+        pattern = pattern | (_pattern(replace(mask, span=None), b, rows, keys) & (kept[rows][:, None] | kept))
     for allowed in mask.allowed:
-        seen = seen & _of_item(allowed, b, heads, rows)
-    return seen if valid is None else seen & valid[b]
+        pattern = pattern & _of_item(allowed, b, heads, rows)
+    return pattern if valid is None else pattern & valid[b]
 
 
 def _pattern(mask: Mask, b: int, rows: Tensor, keys: Tensor) -> Tensor:
     """What causality, the window and the segments let these queries see."""
     if isinstance(mask.offset, Tensor) and mask.offset.numel() > 1:
         mask = replace(mask, offset=mask.offset[b])
-    seen = mask.sees(rows[:, None], keys)
+    allowed = mask.sees(rows[:, None], keys)
     for ids in mask.ids:
-        seen = seen & (ids[b, rows][:, None] == ids[b])
-    return seen
+        allowed = allowed & (ids[b, rows][:, None] == ids[b])
+    return allowed
 
 
 def _of_item(x: Tensor, b: int, heads: Tensor, rows: Tensor) -> Tensor:
     """The rows of an (B|1, H|1, N, M) that belong to these heads and queries of one item."""
-    own = x[b if x.shape[0] > 1 else 0]
-    return own[heads if own.shape[0] > 1 else torch.zeros_like(heads), rows]
+    item = x[b if x.shape[0] > 1 else 0]
+    return item[heads if item.shape[0] > 1 else torch.zeros_like(heads), rows]

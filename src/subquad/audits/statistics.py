@@ -114,10 +114,10 @@ def mean_interval(counts: Mapping[int, int], rows: int, delta: float) -> tuple[f
         ]
         return _mean_exp(capital) >= 2 / delta
 
-    seen = sum(counts.values())
-    if not seen:
+    total = sum(counts.values())
+    if not total:
         return 0.0, 1.0
-    mean = sum(k * n for k, n in counts.items()) / rows / seen
+    mean = sum(k * n for k, n in counts.items()) / rows / total
     low, high = _last_rejected(0.0, mean, rejected, 1), _last_rejected(1.0, mean, rejected, -1)
     return low, high
 

@@ -50,9 +50,13 @@ def by_distance(reach: Reach[M], *, fits: Callable[[M], bool] = always, loss_rea
     return Strategy(kind="halo", attend=attend, fits=fits, loss_reads_tokens=loss_reads_tokens)
 
 
-def by_position(reach: Reach[M], globally_visible: GloballyVisible[M], *, fits: Callable[[M], bool] = always) -> Strategy[M]:
+def by_position(
+    reach: Reach[M], globally_visible: GloballyVisible[M], *, fits: Callable[[M], bool] = always
+) -> Strategy[M]:
     """The strategy of methods that go by where tokens stand in their item, some of which all queries may see."""
-    return Strategy(kind="places", attend=partial(attend_near_keys, reach=reach, globally_visible=globally_visible), fits=fits)
+    return Strategy(
+        kind="places", attend=partial(attend_near_keys, reach=reach, globally_visible=globally_visible), fits=fits
+    )
 
 
 def attend_near_keys(
@@ -78,7 +82,7 @@ def attend_near_keys(
     item, common = None, None
     if globally_visible is not None:
         item = item_of_ranks(mask, query.shape[2], split, query.device)
-        common = Common.of(globally_visible(method, item, mask.is_causal), query, key, value, item, call, split)
+        common = Common.from_tokens(globally_visible(method, item, mask.is_causal), query, key, value, item, call, split)
     around, rows = halo.exchange(sent, [] if common is None else common.rows)
     inner = Mask(is_causal=mask.is_causal, span=mask.span, keys=() if valid is None else (around[2],))
     if mask.ids:
@@ -99,13 +103,13 @@ def _with_segments(
     method: Method, query: Tensor, around: list[Tensor], call: Call, valid: Tensor | None, halo: Halo
 ) -> Partial:
     """Packed segments: the keys around this rank's own have queries too, which are padding."""
-    own = slice(halo.before, halo.before + query.shape[2])
-    sides = (own.start, around[0].shape[2] - own.stop)
+    local = slice(halo.before, halo.before + query.shape[2])
+    sides = (local.start, around[0].shape[2] - local.stop)
     assert valid is not None, "a negative id is padding"
     mask = call.mask & Mask(queries=(F.pad(valid, sides),))
     query = F.pad(query, (0, 0, *sides))
     out, lse = method.attend_partial(query, around[0], around[1], call.under(mask))
-    return out[:, :, own], None if lse is None else lse[:, :, own]
+    return out[:, :, local], None if lse is None else lse[:, :, local]
 
 
 def segments_rise(ids: Int64[Tensor, "B N"], split: TokenSplit) -> bool:
@@ -117,8 +121,8 @@ def segments_rise(ids: Int64[Tensor, "B N"], split: TokenSplit) -> bool:
     most = before.cummax(1).values[:, :-1]
     rise = ((ids < 0) | (ids == before[:, :-1]) | (ids > most)).all(1)
     first = torch.where(ids >= 0, ids, torch.iinfo(ids.dtype).max).amin(1)
-    told = torch.stack([rise.to(ids.dtype), ids[:, 0], first, ids.amax(1), ids[:, -1]])
-    every = torch.stack(gather(told, [told.shape] * split.ranks, split.group))
+    message = torch.stack([rise.to(ids.dtype), ids[:, 0], first, ids.amax(1), ids[:, -1]])
+    every = torch.stack(gather(message, [message.shape] * split.ranks, split.group))
     rises, starts, firsts, largest, ends = every.unbind(1)
     good = rises.bool().all(0)
     most, last = largest[0], ends[0]
@@ -138,8 +142,8 @@ def item_of_ranks(mask: Mask, N: int, split: TokenSplit, device: torch.device) -
     valid = torch.stack(sides).any(0) if len(sides) == 2 else torch.ones_like(sides[0])
     position = torch.arange(N, device=device) + spans(split.lengths)[split.rank].start
     first, end = torch.where(valid, position, split.tokens).amin(1), torch.where(valid, position + 1, 0).amax(1)
-    told = torch.stack([first, end])
-    every = torch.stack(gather(told, [told.shape] * split.ranks, split.group))
+    message = torch.stack([first, end])
+    every = torch.stack(gather(message, [message.shape] * split.ranks, split.group))
     first, end = every[:, 0].amin(0)[:, None], every[:, 1].amax(0)[:, None]
     return Item(first, (end - first).clamp(min=0), split.tokens)
 
@@ -160,15 +164,15 @@ class Common:
     split: TokenSplit
 
     @staticmethod
-    def of(
-        places: Tensor | None, query: Tensor, key: Tensor, value: Tensor, item: Item, call: Call, split: TokenSplit
+    def from_tokens(
+        tokens: Tensor | None, query: Tensor, key: Tensor, value: Tensor, item: Item, call: Call, split: TokenSplit
     ) -> Common | None:
         """Those at these places of each item; None if there are none."""
         causal, N = call.mask.is_causal, query.shape[2]
-        if places is None:
+        if tokens is None:
             return None
-        inside = (places >= 0) & (places < item.length)
-        positions = torch.where(inside, item.first + places, -1).expand(len(query), -1)
+        inside = (tokens >= 0) & (tokens < item.length)
+        positions = torch.where(inside, item.first + tokens, -1).expand(len(query), -1)
         at = positions - spans(split.lengths)[split.rank].start
         here = (positions >= 0) & (at >= 0) & (at < N)
         at = at.clamp(0, N - 1)
@@ -210,8 +214,8 @@ class Common:
         """The partial with the rows of queries that see all keys, merged from their partials on all ranks."""
         split = self.split
         rows, of_rows = merge_of_ranks(row_out, row_lse, split)
-        own = torch.arange(out.shape[2], device=out.device) + spans(split.lengths)[split.rank].start
-        same = own[:, None] == self.positions[:, None]
+        local = torch.arange(out.shape[2], device=out.device) + spans(split.lengths)[split.rank].start
+        same = local[:, None] == self.positions[:, None]
         slot, sees_all = same.int().argmax(-1), same.any(-1)[:, None]
         out = torch.where(sees_all[..., None], taken(rows, slot), out)
         return out, torch.where(sees_all, taken(of_rows.unsqueeze(-1), slot).squeeze(-1), lse)
@@ -222,5 +226,5 @@ def _exact(
 ) -> tuple[Tensor, Tensor]:
     """Exact attention to these keys, in fp32 or better: either few keys or few queries."""
     query, key, value = upcast(query, *(repeat_heads(x, query.shape[1]) for x in (key, value)))
-    logits, seen = query @ key.mT * call.scale, None if valid is None else valid[:, None, None]
-    return visible_softmax(logits, seen) @ value, visible_logsumexp(logits, seen)
+    logits, visible = query @ key.mT * call.scale, None if valid is None else valid[:, None, None]
+    return visible_softmax(logits, visible) @ value, visible_logsumexp(logits, visible)

@@ -39,7 +39,7 @@ def _of_heads(
     method: Method, query: Tensor, key: Tensor, value: Tensor, call: Call, split: TokenSplit
 ) -> tuple[Tensor, Tensor, Tensor, Call]:
     """All tokens of this rank's heads, and the call for them."""
-    own = of_rank(split.rank, split.ranks, query.shape[1], key.shape[1])
+    local = of_rank(split.rank, split.ranks, query.shape[1], key.shape[1])
     rows = [*call.mask.allowed, *(() if call.bias is None else (call.bias,))]
     tokens = () if call.hidden is None else (call.hidden,)
     whole, rows, hidden = to_heads(query, key, value, split, rows, tokens)
@@ -51,9 +51,9 @@ def _of_heads(
         mask=mask,
         bias=None if call.bias is None else rows[-1],
         hidden=hidden[0] if hidden else None,
-        learned=None if call.learned is None else method.of_heads(call.learned, own),
+        learned=None if call.learned is None else method.of_heads(call.learned, local),
         kept=None if call.kept is None else kept_tokens(split.whole_tokens(call.kept), whole[0], whole[1], mask),
-        heads=own,
+        heads=local,
     )
     return whole[0], whole[1], whole[2], inner
 

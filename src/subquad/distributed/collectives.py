@@ -80,8 +80,8 @@ def add(x: Tensor, group: Any) -> Tensor:
             total = total + other
         return total
     shares = even_shares(x.numel(), ranks)
-    own = shares[dist.get_rank(group)]
-    total, *others = exchange(x.reshape(-1).split(shares), [(own,)] * ranks, group)
+    local = shares[dist.get_rank(group)]
+    total, *others = exchange(x.reshape(-1).split(shares), [(local,)] * ranks, group)
     for other in others:
         total = total + other
     return torch.cat(gather(total, [(share,) for share in shares], group)).view_as(x)
@@ -143,12 +143,12 @@ def start(
     ops = [dist.P2POp(dist.isend, x, group=group, group_peer=rank) for x, rank in outgoing]
     ops += [dist.P2POp(dist.irecv, x.view(-1).view(torch.uint8), group=group, group_peer=rank) for x, rank in incoming]
     with answered(group):
-        works = dist.batch_isend_irecv(ops) if ops else []
+        requests = dist.batch_isend_irecv(ops) if ops else []
 
     def wait() -> list[Tensor]:
         with answered(group):
-            for work in works:
-                work.wait()
+            for request in requests:
+                request.wait()
         outgoing.clear()  # kept until it has arrived
         return [x for x, _ in incoming]
 

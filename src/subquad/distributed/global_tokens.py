@@ -38,20 +38,20 @@ def run_with_kept(
     kept = _kept_of_all(call.kept, query, mask, split)
     if kept is None:
         return run(query, key, value, replace(call, kept=None))
-    own = _own(kept, split)
-    inner = replace(call, mask=own.left_out_of(mask, N), kept=None, wants_lse=True)
-    rest = run(query, key, value, inner)
+    local = _local(kept, split)
+    inner = replace(call, mask=local.left_out_of(mask, N), kept=None, wants_lse=True)
+    partial = run(query, key, value, inner)
 
     query, key, value = upcast(query, key, value)
     valid_queries, valid_keys = mask.query_padding(N), mask.key_padding(N)
     numbers = torch.arange(split.own.start, split.own.stop, device=query.device)[None]
-    kept_query, kept_key, kept_value, present = _from_owners(query, key, value, own, valid_queries, valid_keys, split)
-    others = not_kept(own, valid_queries, N)
-    columns = with_columns(query, kept_key, kept_value, numbers, kept.tokens, others, present[..., 1], inner, rest)
+    kept_query, kept_key, kept_value, present = _from_owners(query, key, value, local, valid_queries, valid_keys, split)
+    others = not_kept(local, valid_queries, N)
+    columns = with_columns(query, kept_key, kept_value, numbers, kept.tokens, others, present[..., 1], inner, partial)
     rows = attend_as_kept(kept_query, key, value, kept.tokens, numbers, present[..., 0], valid_keys, inner)
     out, lse = rows
     assert lse is not None
-    return with_rows(columns, merge_of_ranks(out, lse, split), own, valid_queries)
+    return with_rows(columns, merge_of_ranks(out, lse, split), local, valid_queries)
 
 
 def _kept_of_all(named: Tensor, query: Tensor, mask: Mask, split: TokenSplit) -> Kept | None:
@@ -72,7 +72,7 @@ def _kept_of_all(named: Tensor, query: Tensor, mask: Mask, split: TokenSplit) ->
     return Kept(tokens.clamp(min=0), tokens >= 0)
 
 
-def _own(kept: Kept, split: TokenSplit) -> Kept:
+def _local(kept: Kept, split: TokenSplit) -> Kept:
     """The kept tokens that this rank has, as numbers of its own tokens."""
     tokens, present = kept.tokens - split.own.start, kept.present
     present = present & (tokens >= 0) & (tokens < split.lengths[split.rank])
@@ -93,8 +93,8 @@ def _from_owners(
     rows = [taken(x, of_rank.tokens).transpose(1, 2) for x in (query, key, value)]
     sent = torch.cat([*(x.flatten(2) for x in rows), flags], dim=-1)
     # Of each token all ranks but one send 0, so that the sum is what the one has.
-    *found, flags = add(sent.masked_fill(~of_rank.present[..., None], 0.0), split.group).split(
+    *combined, flags = add(sent.masked_fill(~of_rank.present[..., None], 0.0), split.group).split(
         [*(x[0, 0].numel() for x in rows), 2], dim=-1
     )
-    query, key, value = (x.unflatten(2, like.shape[2:]).transpose(1, 2) for x, like in zip(found, rows, strict=True))
+    query, key, value = (x.unflatten(2, like.shape[2:]).transpose(1, 2) for x, like in zip(combined, rows, strict=True))
     return query, key, value, flags > 0

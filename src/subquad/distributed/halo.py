@@ -68,12 +68,12 @@ class Halo:
             ]
             for span in received
         ]
-        found = list(zip(*exchange_together(parts, shapes, self.split.group), strict=True))
+        exchanged = list(zip(*exchange_together(parts, shapes, self.split.group), strict=True))
         sides = [
             (torch.cat(each[: rank + 1], dim=dim), torch.cat(each[rank:], dim=dim))
-            for (_, dim), each in zip(around, found[: len(around)], strict=True)
+            for (_, dim), each in zip(around, exchanged[: len(around)], strict=True)
         ]
-        return sides, list(found[len(around) :])
+        return sides, list(exchanged[len(around) :])
 
 
 def _cut(x: Tensor | WholeAndRows, dim: int, start: int, stop: int) -> Tensor:

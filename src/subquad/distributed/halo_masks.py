@@ -43,21 +43,23 @@ def run_with_halo(
     parts = list(_at_halo(inputs, sides, reach))
     if not parts:
         return takes_part(out, [x for each in sides for x in each]), lse
-    starts, found = [first for *_, first, _ in parts], [near.attend(*part) for part in parts]
-    out = _replaced(out, starts, [rows for rows, _ in found])
-    return out, None if lse is None else _replaced(lse, starts, [rows for _, rows in found if rows is not None])
+    starts, results = [first for *_, first, _ in parts], [near.attend(*part) for part in parts]
+    out = _replaced(out, starts, [rows for rows, _ in results])
+    return out, None if lse is None else _replaced(lse, starts, [rows for _, rows in results if rows is not None])
 
 
 def _at_halo(inputs: list[WholeAndRows], sides: Sides, reach: tuple[int, int]) -> Iterator[Part]:
     """The queries that see keys before or behind this rank's own, with all that they see."""
-    (query, *own), (before, behind) = inputs, zip(*sides, strict=True)
+    (query, *local), (before, behind) = inputs, zip(*sides, strict=True)
     n, ahead, after = query.shape[2], before[0].shape[2], behind[0].shape[2]
     if ahead:
-        keys, values = (torch.cat([x, rows.slice(0, ahead + reach[1])], 2) for x, rows in zip(before, own, strict=True))
+        keys, values = (
+            torch.cat([x, rows.slice(0, ahead + reach[1])], 2) for x, rows in zip(before, local, strict=True)
+        )
         yield query.slice(0, ahead), keys, values, 0, -ahead
     if after:
         first = n - after - reach[0]
-        keys, values = (torch.cat([rows.slice(first, n), x], 2) for x, rows in zip(behind, own, strict=True))
+        keys, values = (torch.cat([rows.slice(first, n), x], 2) for x, rows in zip(behind, local, strict=True))
         yield query.slice(n - after, n), keys, values, n - after, first
 
 
@@ -100,13 +102,13 @@ def _put(x: Tensor, starts: list[int], rows: Many[Tensor]) -> Tensor:
 class _Replaced(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, starts: list[int], *rows: Tensor) -> Tensor:
-        ctx.places = [slice(start, start + each.shape[2]) for start, each in zip(starts, rows, strict=True)]
+        ctx.positions = [slice(start, start + each.shape[2]) for start, each in zip(starts, rows, strict=True)]
         return _put(x.clone(), starts, rows)  # an op has saved what it returned
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         others = gradient.clone()
-        for place in ctx.places:
-            others[:, :, place] = 0
-        return others, None, *(gradient[:, :, place] for place in ctx.places)
+        for index in ctx.positions:
+            others[:, :, index] = 0
+        return others, None, *(gradient[:, :, index] for index in ctx.positions)

@@ -19,8 +19,8 @@ from subquad.methods.core.heads import Heads
 
 def of_rank(rank: int, ranks: int, heads: int, kv_heads: int) -> Heads:
     """The heads that a rank runs."""
-    own = head_shares(heads, ranks)[rank]
-    return Heads(own, tuple(key_heads(own, heads // kv_heads)), heads, kv_heads)
+    share = head_shares(heads, ranks)[rank]
+    return Heads(share, tuple(key_heads(share, heads // kv_heads)), heads, kv_heads)
 
 
 def head_shares(heads: int, ranks: int) -> list[slice]:
@@ -56,8 +56,8 @@ def to_heads(
         return x[:, list(heads.keys)]
 
     def shape(x: Tensor, side: int, rank: int) -> tuple[int, ...]:
-        own = every[split.rank]
-        heads = len(own.keys) if side else (x.shape[1] if x.shape[1] != H else own.count)
+        local = every[split.rank]
+        heads = len(local.keys) if side else (x.shape[1] if x.shape[1] != H else local.count)
         return x.shape[0], heads, (split.key_lengths if side else split.lengths)[rank], x.shape[3]
 
     sent = [[*(picked(x, side, heads) for x, side in by_head), *tokens] for heads in every]

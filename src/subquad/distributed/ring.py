@@ -81,7 +81,7 @@ class Homeward:
         sums = self._arrived()
         if more is not None:
             sums = more if sums is None else sums + more
-        own_way = ring.hops[ring.rank]
+        local_hops = ring.hops[ring.rank]
         sends, receives = [], []
         if block is not None and sums is not None:
             if ring.hops[block] == 0:
@@ -90,9 +90,9 @@ class Homeward:
                 sends.append((sums, block if step == ring.hops[block] else ring._next))
         if coming is not None:
             receives.append((ring._shape(self.local, coming), ring._before))
-        self._comes_home = step == own_way > 0
+        self._comes_home = step == local_hops > 0
         if self._comes_home:
-            receives.append((tuple(self.local.shape), (ring.rank + own_way) % ring.ranks))
+            receives.append((tuple(self.local.shape), (ring.rank + local_hops) % ring.ranks))
         self._wait = start(sends, receives, self.local, ring.split.group)
 
     def _arrived(self) -> Tensor | None:

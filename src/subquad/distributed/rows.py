@@ -45,12 +45,12 @@ def combine_together(several: Sequence[Rows], group: Any) -> list[Tensor]:
     rows = [x.local.flatten(0, -2) for x in several]
     if ranks == 2 or sum(x.numel() * x.element_size() for x in rows) < collectives.MANY:
         every = exchange_together([rows] * ranks, [[x.shape for x in rows]] * ranks, group)
-        found = [
+        results = [
             x.combine(torch.stack(parts))[rank] for x, parts in zip(several, zip(*every, strict=True), strict=True)
         ]
     else:
-        found = _by_shares(rows, [x.combine for x in several], group)
-    return [x.view(*like.local.shape[:-1], x.shape[1]) for x, like in zip(found, several, strict=True)]
+        results = _by_shares(rows, [x.combine for x in several], group)
+    return [x.view(*like.local.shape[:-1], x.shape[1]) for x, like in zip(results, several, strict=True)]
 
 
 def summed(x: Tensor) -> Rows:
@@ -70,10 +70,10 @@ def of_earlier(
     """
 
     def combine(parts: Tensor) -> list[Tensor]:
-        found = [collectives.takes_part(first(parts[0]), [parts])]
+        taken = [collectives.takes_part(first(parts[0]), [parts])]
         for part in parts[:-1]:
-            found.append(step(found[-1], part))
-        return found
+            taken.append(step(taken[-1], part))
+        return taken
 
     return Rows(x, combine)
 
@@ -95,5 +95,5 @@ def _by_shares(rows: list[Tensor], combine: list[Callable[[Tensor], Sequence[Ten
     results = [of_all(torch.stack(each)) for of_all, each in zip(combine, zip(*every, strict=True), strict=True)]
     widths = [of_ranks[0].shape[1] for of_ranks in results]
     shapes = [[(share[other], width) for share, width in zip(shares, widths, strict=True)] for other in range(ranks)]
-    found = exchange_together(list(zip(*results, strict=True)), shapes, group)
-    return [torch.cat(each) for each in zip(*found, strict=True)]
+    received = exchange_together(list(zip(*results, strict=True)), shapes, group)
+    return [torch.cat(each) for each in zip(*received, strict=True)]

@@ -103,7 +103,7 @@ def check_split(method: Method, query: Tensor, key: Tensor, value: Tensor, call:
 def _options(call: Call) -> dict[str, Any]:
     """The options of a call, as far as ranks must agree on them."""
     rows = {"bias": () if call.bias is None else (call.bias,), "a dense mask": call.mask.allowed}
-    shapes = {what: [(*x.shape[:2], str(x.dtype)) for x in given] for what, given in rows.items()}
+    shapes = {what: [(*x.shape[:2], str(x.dtype)) for x in tensors] for what, tensors in rows.items()}
     kept, hidden = call.kept, call.hidden
     return {
         **{what: str(each) for what, each in shapes.items()},
@@ -122,13 +122,13 @@ def _has_gradients(query: Tensor, key: Tensor, value: Tensor, call: Call) -> boo
 
 def refusal(method: Method, call: Call, split: TokenSplit, heads: int) -> str | None:
     """Why the method cannot run on this sequence, with the remedy; None if it can."""
-    found, needs = way(method, call, split, heads), needs_all_tokens(method, call, split)
+    chosen_way, needs = way(method, call, split, heads), needs_all_tokens(method, call, split)
     rings = ring_of(method) is not None
-    if split.mode == "ring" and found != "ring":
+    if split.mode == "ring" and chosen_way != "ring":
         beyond = [what for what in needs if what not in _IN_A_RING] + ["`keep`"] * (call.kept is not None)
         why = beyond[0] if rings and beyond else f"{method.label!r}, whose keys do not go from rank to rank"
         return f"mode='ring' is not available for {why}; use mode='auto', or method='full'"
-    if split.mode == "summary" and found != "summary":
+    if split.mode == "summary" and chosen_way != "summary":
         why = needs[0] if summary_of(method) is not None and needs else f"{method.label!r}"
         others = f", or {needed_settings(method)}" if needed_settings(method) and not needs else ""
         return (
@@ -136,12 +136,12 @@ def refusal(method: Method, call: Call, split: TokenSplit, heads: int) -> str | 
             f"with their number; use mode='heads'{' or mode=' + repr('ring') if rings else others}"
         )
     learned = call.learned
-    if found == "heads" and learned is not None and undeclared(learned) is not None:
+    if chosen_way == "heads" and learned is not None and undeclared(learned) is not None:
         return (
             f"mode='heads' does not know which heads of {method.label!r} the parameter {undeclared(learned)!r} belongs "
             "to; name it in `by_query_head` or `by_key_head` of its module"
         )
-    if found == "heads" and learned is not None and learned.training and state_of_heads(learned) is not None:
+    if chosen_way == "heads" and learned is not None and learned.training and state_of_heads(learned) is not None:
         return (
             f"in training {method.name!r} moves the {state_of_heads(learned)} of each head by the tokens of all "
             "processes, which mode='heads' does not do; use .eval() on its layer, or train it without `parallel`"
@@ -192,13 +192,13 @@ def way(method: Method, call: Call, split: TokenSplit, heads: int) -> str:
 
 def run_split(method: Method, query: Tensor, key: Tensor, value: Tensor, call: Call, split: TokenSplit) -> Partial:
     """The partial of this rank's queries over the keys of all ranks."""
-    found = way(method, call, split, query.shape[1])
-    if found == "heads":
+    chosen_way = way(method, call, split, query.shape[1])
+    if chosen_way == "heads":
         return run_by_heads(method, query, key, value, call, split)
-    strategy = ring_of(method) if found == "ring" else summary_of(method)
+    strategy = ring_of(method) if chosen_way == "ring" else summary_of(method)
     assert strategy is not None, "`way` has found it"
     attend = partial(_attend, strategy, method, split)
-    if found == "ring":
+    if chosen_way == "ring":
         return attend(query, key, value, call)
     if call.mask.ids and not segments_rise(call.mask.ids[0], split):
         if split.mode == "summary":
@@ -216,8 +216,8 @@ def _attend(
     strategy: Strategy[Any], method: Method, split: TokenSplit, query: Tensor, key: Tensor, value: Tensor, call: Call
 ) -> Partial:
     """Attention by a strategy; padded queries are 0, with lse = −inf."""
-    found = strategy.attend(method.clamped_to(*split.sizes), query, key, value, call, split)
-    return method.without_padding(found, call)
+    result = strategy.attend(method.clamped_to(*split.sizes), query, key, value, call, split)
+    return method.without_padding(result, call)
 
 
 def loss_of_rank(

@@ -10,8 +10,8 @@ def even_shares(number: int, parts: int) -> tuple[int, ...]:
 
 def spans(lengths: Iterable[int]) -> list[slice]:
     """Where parts of these lengths stand one after the other."""
-    found, start = [], 0
+    slices, start = [], 0
     for length in lengths:
-        found.append(slice(start, start + length))
+        slices.append(slice(start, start + length))
         start += length
-    return found
+    return slices

@@ -31,8 +31,8 @@ def exchange_together(
     """
     dtypes = [x.dtype for x in sent[0]]
     parts, flat = [x for each in sent for x in each], [tuple(shape) for each in shapes for shape in each]
-    found = _Together.apply(group, dtypes, flat, *parts)
-    return [list(found[first : first + len(dtypes)]) for first in range(0, len(found), len(dtypes))]
+    flat_results = _Together.apply(group, dtypes, flat, *parts)
+    return [list(flat_results[first : first + len(dtypes)]) for first in range(0, len(flat_results), len(dtypes))]
 
 
 class _Together(torch.autograd.Function):
@@ -41,9 +41,9 @@ class _Together(torch.autograd.Function):
         ctx: Any, group: Any, dtypes: list[torch.dtype], shapes: list[tuple[int, ...]], *parts: Tensor
     ) -> tuple[Tensor, ...]:
         ctx.group, ctx.dtypes, ctx.shapes = group, dtypes, [tuple(x.shape) for x in parts]
-        found = _swap(parts, shapes, dtypes, group)
-        ctx.mark_non_differentiable(*(x for x in found if not x.is_floating_point()))
-        return tuple(found)
+        received = _swap(parts, shapes, dtypes, group)
+        ctx.mark_non_differentiable(*(x for x in received if not x.is_floating_point()))
+        return tuple(received)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
@@ -51,8 +51,8 @@ class _Together(torch.autograd.Function):
         kinds = len(ctx.dtypes)
         floats = [n for n in range(len(gradients)) if ctx.dtypes[n % kinds].is_floating_point]
         dtypes = [dtype for dtype in ctx.dtypes if dtype.is_floating_point]
-        found = _swap([gradients[n] for n in floats], [ctx.shapes[n] for n in floats], dtypes, ctx.group)
-        of_part = dict(zip(floats, found, strict=True))
+        received = _swap([gradients[n] for n in floats], [ctx.shapes[n] for n in floats], dtypes, ctx.group)
+        of_part = dict(zip(floats, received, strict=True))
         return None, None, None, *(of_part.get(n) for n in range(len(gradients)))
 
 

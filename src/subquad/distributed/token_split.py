@@ -56,13 +56,13 @@ class TokenSplit:
         return self.tokens, sum(self.key_lengths)
 
     @property
-    def own(self) -> slice:
+    def local(self) -> slice:
         """The tokens of this rank in the whole sequence."""
         return spans(self.lengths)[self.rank]
 
     def positions(self, device: torch.device | str | None = None) -> Tensor:
         """The positions of this rank's tokens in the whole sequence, int64, for rotary or learned positions."""
-        return torch.arange(self.own.start, self.own.stop, device=device)
+        return torch.arange(self.local.start, self.local.stop, device=device)
 
     def shard(self, x: Tensor, dim: int = 1) -> Tensor:
         """This rank's part of a tensor that holds all tokens along an axis.
@@ -72,7 +72,7 @@ class TokenSplit:
         """
         if x.shape[dim] != self.tokens:
             raise ValueError(f"axis {dim} has {x.shape[dim]} positions, but the sequence has {self.tokens} tokens")
-        return x.narrow(dim, self.own.start, self.lengths[self.rank])
+        return x.narrow(dim, self.local.start, self.lengths[self.rank])
 
     def unshard(self, x: Tensor, dim: int = 1) -> Tensor:
         """The whole tensor of which each rank has its part. Differentiable; its size grows with the length."""
@@ -82,8 +82,8 @@ class TokenSplit:
 
     def check_part(self, have: int, what: str, keys: bool = False) -> None:
         """Raise ValueError if this rank's part has another length than the sequence says."""
-        own = (self.key_lengths if keys else self.lengths)[self.rank]
-        if have != own:
+        expected = (self.key_lengths if keys else self.lengths)[self.rank]
+        if have != expected:
             raise ValueError(f"{what} has {have} positions on rank {self.rank}, but its share of the sequence is {own}")
 
     def agree(self, what: dict[str, Any]) -> None:
@@ -91,9 +91,9 @@ class TokenSplit:
         key = tuple(what.items())
         if key in self._agreed:
             return
-        said = self._told(what)
-        for rank, other in enumerate(said):
-            for name, value in said[0].items():
+        answers = self._gathered(what)
+        for rank, other in enumerate(answers):
+            for name, value in answers[0].items():
                 if other.get(name) != value:
                     raise ValueError(
                         f"rank {rank} has {name} {other.get(name)} but rank 0 has {value}; all ranks must make the "
@@ -101,19 +101,19 @@ class TokenSplit:
                     )
         self._agreed.add(key)
 
-    def _told(self, what: Any) -> list[Any]:
+    def _gathered(self, what: Any) -> list[Any]:
         """What each rank says."""
         if torch.compiler.is_compiling():  # not a decorator, which would import the compiler with subquad
-            return torch.compiler.disable(self._told)(what)
-        said: list[Any] = [None] * self.ranks
+            return torch.compiler.disable(self._gathered)(what)
+        answers: list[Any] = [None] * self.ranks
         with answered(self.group):
-            dist.all_gather_object(said, what, group=self.group)
-        return said
+            dist.all_gather_object(answers, what, group=self.group)
+        return answers
 
     def local(self, mask: Mask) -> Mask:
         """The mask as this rank sees it: lengths of items, which count all tokens, become its own real tokens."""
 
-        def own(padding: Tensor, lengths: tuple[int, ...]) -> Tensor:
+        def local(padding: Tensor, lengths: tuple[int, ...]) -> Tensor:
             if padding.ndim == 2:
                 return padding
             span = spans(lengths)[self.rank]
@@ -122,9 +122,9 @@ class TokenSplit:
         of_queries, of_keys = self.lengths, self.key_lengths
         return replace(
             mask,
-            both=tuple(own(x, of_queries) for x in mask.both),
-            queries=tuple(own(x, of_queries) for x in mask.queries),
-            keys=tuple(own(x, of_keys) for x in mask.keys),
+            both=tuple(local(x, of_queries) for x in mask.both),
+            queries=tuple(local(x, of_queries) for x in mask.queries),
+            keys=tuple(local(x, of_keys) for x in mask.keys),
         )
 
     def whole(self, mask: Mask) -> Mask:

@@ -59,8 +59,8 @@ class _WholeView(torch.autograd.Function):
                 gradient = of_rows.new_zeros(ctx.shape)
             if 0 in gradient.stride() or not _rows_follow(gradient):  # 0: what is expanded shares memory
                 gradient = gradient.contiguous()
-            flat, places = _in_memory(gradient, at)
-            flat.index_add_(0, places, of_rows.reshape(-1, ctx.shape[3]))
+            flat, positions = _in_memory(gradient, at)
+            flat.index_add_(0, positions, of_rows.reshape(-1, ctx.shape[3]))
         return gradient, None
 
 
@@ -80,8 +80,8 @@ class _RowsView(torch.autograd.Function):
 
 def rows_at_positions(x: Float[Tensor, "B G M D"], at: Int64[Tensor, "B G S"]) -> Float[Tensor, "B G S D"]:
     """The rows at these places of each head."""
-    flat, places = _in_memory(x if _rows_follow(x) else x.contiguous(), at)
-    return flat.index_select(0, places).view(*at.shape, x.shape[3])  # whole rows: faster than `gather`
+    flat, positions = _in_memory(x if _rows_follow(x) else x.contiguous(), at)
+    return flat.index_select(0, positions).view(*at.shape, x.shape[3])  # whole rows: faster than `gather`
 
 
 def _rows_follow(x: Float[Tensor, "B G M D"]) -> bool:
@@ -97,5 +97,5 @@ def _in_memory(
     of_item, of_head, of_token = (stride // D for stride in x.stride()[:3])
     last = (B - 1) * of_item + (G - 1) * of_head + (M - 1) * of_token
     item, head = (torch.arange(n, device=at.device) for n in (B, G))
-    places = item[:, None, None] * of_item + head[:, None] * of_head + at * of_token
-    return x.as_strided((last + 1, D), (D, 1)), places.view(-1)
+    positions = item[:, None, None] * of_item + head[:, None] * of_head + at * of_token
+    return x.as_strided((last + 1, D), (D, 1)), positions.view(-1)

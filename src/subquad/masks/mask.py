@@ -272,10 +272,10 @@ class Mask:
     def sees(self, queries: Tensor, keys: Tensor) -> Tensor:
         """Whether causality and the window let the queries of these numbers see the keys of these numbers: a bool."""
         ahead = keys - self.positions(queries)
-        seen = torch.ones_like(ahead, dtype=torch.bool)
+        allowed = torch.ones_like(ahead, dtype=torch.bool)
         if self.is_causal:
-            seen = seen & (ahead <= 0)
-        return seen if self.span is None else seen & (ahead.abs() <= self.span)
+            allowed = allowed & (ahead <= 0)
+        return allowed if self.span is None else allowed & (ahead.abs() <= self.span)
 
     def check(self, sizes: Sizes, device: torch.device) -> None:
         """Raise ValueError where this mask does not fit attention of these sizes; the message names both sides."""

@@ -111,19 +111,19 @@ def _as_allowed(mask: Tensor) -> Tensor:
             "method whose trait `bias` is true"
         )
     _require_readable(mask)
-    seen, hidden = mask == 0, mask <= HIDDEN
-    if not bool((seen | hidden).all()):
+    zero, hidden = mask == 0, mask <= HIDDEN
+    if not bool((zero | hidden).all()):
         raise IsBias(
             f"this float attn_mask holds other numbers than 0 and −inf (or {HIDDEN:g} and less), so it is a bias; give "
             "it as bias= to a method whose trait `bias` is true"
         )
     # A row of equal finite numbers hides nothing: softmax does not see what is added to all.
-    if not bool((seen.any(-1) | (mask == -math.inf).all(-1)).all()):
+    if not bool((zero.any(-1) | (mask == -math.inf).all(-1)).all()):
         raise ValueError(
             "this float attn_mask hides all keys of a query with finite numbers, which softmax then attends to; use "
             "bool or −inf"
         )
-    return seen
+    return zero
 
 
 def _one_head(allowed: Tensor) -> Bool[Tensor, "b n M"]:

@@ -36,7 +36,7 @@ from subquad.kernels.tokens.slots import Buckets
 from subquad.masks import Mask
 from subquad.masks.sdpa import can_be_read
 from subquad.methods.core.bucketed import Bucketed, attend_inside
-from subquad.methods.core.method import Call, Partial, Traits, whole, upcast
+from subquad.methods.core.method import Call, Partial, Traits, upcast, whole
 
 LONGEST = 2**20  # more tokens than a window is computed for
 
@@ -68,8 +68,8 @@ class Spans(nn.Module):
     def mask(self, reach: int, is_causal: bool, like: Tensor) -> Float[Tensor, "H P"]:
         """ln m for the distances −reach, …, reach (or 0) in tokens ahead; −∞ where m is 0."""
         ahead = torch.arange(-reach, 1 if is_causal else reach + 1, device=like.device)
-        rest = self.ramp + self.tokens.to(like.dtype)[:, None] - ahead.abs()
-        share = (rest / self.ramp).clamp(max=1.0)
+        ramp_left = self.ramp + self.tokens.to(like.dtype)[:, None] - ahead.abs()
+        share = (ramp_left / self.ramp).clamp(max=1.0)
         # Not the logarithm of 0, whose gradient is NaN. NaN is not hidden.
         return torch.where(share <= 0, -torch.inf, torch.where(share <= 0, 1.0, share).log())
 

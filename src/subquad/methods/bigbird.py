@@ -117,17 +117,23 @@ class BigBird(Pattern):
 
     def meetings(self, query: Tensor, key: Tensor, call: Call) -> tuple[Buckets, ...]:
         """Which queries meet which keys: those of the blocks that each block sees, and all for the global blocks."""
-        places, causal = PatternPositions.of(call.mask, query, key, call.item), call.mask.is_causal
-        size = torch.sym_min(self.block, places.tokens)
-        most = -(-places.tokens // size)
-        own, ends = places.blocks(size), self.global_blocks(-(-places.length // size), most, causal)
-        others = own if causal else torch.where((own[..., None] == ends[:, None]).any(-1), NONE, own)
-        seen = self.visible_blocks(own, ends, -(-places.length // size), most, call.head_numbers(query), call)
-        keys = places.keys(tokens_of(seen, size))
-        rest = places.buckets(places.queries(tokens_of(others[:, None, :, None], size)), keys)
+        pattern, causal = PatternPositions.from_mask(call.mask, query, key, call.item), call.mask.is_causal
+        size = torch.sym_min(self.block, pattern.tokens)
+        most = -(-pattern.tokens // size)
+        query_blocks, ends = pattern.blocks(size), self.global_blocks(-(-pattern.length // size), most, causal)
+        others = (
+            query_blocks
+            if causal
+            else torch.where((query_blocks[..., None] == ends[:, None]).any(-1), NONE, query_blocks)
+        )
+        visible = self.visible_blocks(
+            query_blocks, ends, -(-pattern.length // size), most, call.head_numbers(query), call
+        )
+        keys = pattern.keys(tokens_of(visible, size))
+        remaining = pattern.buckets(pattern.queries(tokens_of(others[:, None, :, None], size)), keys)
         if causal or self.first == self.last == 0:
-            return (rest,)
-        return rest, places.meet_all(places.queries(tokens_of(ends[:, None, None], size)))
+            return (remaining,)
+        return remaining, pattern.meet_all(pattern.queries(tokens_of(ends[:, None, None], size)))
 
     def global_blocks(self, count: Int64[Tensor, "#B 1"], most: int, causal: bool) -> Int64[Tensor, "#B S"]:
         """The first blocks of each item of `count` blocks, and its last ones."""
@@ -140,7 +146,7 @@ class BigBird(Pattern):
 
     def visible_blocks(
         self,
-        own: Int64[Tensor, "#B T"],
+        block: Int64[Tensor, "#B T"],
         ends: Int64[Tensor, "#B S"],
         count: Tensor,
         most: int,
@@ -149,14 +155,14 @@ class BigBird(Pattern):
     ) -> Int64[Tensor, "#B H T C"]:
         """The blocks that each block sees, if it is not global itself: each once."""
         causal, window = call.mask.is_causal, torch.sym_min(self.window, most)
-        near = own[..., None] + torch.arange(-window, 1 if causal else window + 1, device=own.device)
+        near = block[..., None] + torch.arange(-window, 1 if causal else window + 1, device=block.device)
         near = torch.where((near >= 0) & (causal | (near < count[..., None])), near, NONE)
         # What may be drawn stands between the global blocks, before the near ones or behind them.
-        end = own if causal else count - self.last
-        before = ((own - window).minimum(end) - self.first).clamp(min=0)
-        behind = (own + window + 1).clamp(min=self.first)
+        end = block if causal else count - self.last
+        before = ((block - window).minimum(end) - self.first).clamp(min=0)
+        behind = (block + window + 1).clamp(min=self.first)
         choices = before if causal else before + (end - behind).clamp(min=0)
-        drawn = draw(choices, torch.sym_min(self.random, most), heads, own, call.seed)
+        drawn = draw(choices, torch.sym_min(self.random, most), heads, block, call.seed)
         before, behind = before[:, None, :, None], behind[:, None, :, None]
         drawn = torch.where(drawn < before, drawn + self.first, drawn - before + behind).where(drawn >= 0, NONE)
         parts = ends[:, None, None], near[:, None], drawn

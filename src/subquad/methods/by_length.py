@@ -109,12 +109,12 @@ class ByLength(Method):
     traits: ClassVar[Traits] = of_lengths([Full(), ImprovedClustered()])
 
     def __post_init__(self) -> None:
-        given: Any = self.steps
+        listed: Any = self.steps
         try:
-            if isinstance(given, Mapping):
-                of_mapping = (_step_of(start, method) for start, method in given.items())
-                given = written(sorted(of_mapping, key=lambda step: step.start))
-            text = written(read(given))
+            if isinstance(listed, Mapping):
+                of_mapping = (_step_of(start, method) for start, method in listed.items())
+                listed = written(sorted(of_mapping, key=lambda step: step.start))
+            text = written(read(listed))
             steps = read(text)
         except (TypeError, ValueError) as error:
             raise ValueError(
@@ -176,10 +176,10 @@ class ByLength(Method):
         N, M = query.shape[2], key.shape[2]
         if call.mask.key_padding(M) is None and not call.mask.is_causal:
             return self._run(self.number_at(M), query, key, value, call)
-        seen = visible_keys(call.mask, N, M, query.device)  # (B or 1, N)
-        number = torch.zeros_like(seen)
+        lengths = visible_keys(call.mask, N, M, query.device)  # (B or 1, N)
+        number = torch.zeros_like(lengths)
         for step in self.at[1 : self.number_at(M) + 1]:  # a later start may exceed int64
-            number = number + (seen >= step.start)
+            number = number + (lengths >= step.start)
         if not can_be_read(query) or query.device.type != "cpu":
             return self._selected(range(self.number_at(M) + 1), number, query, key, value, call)
         needed = sorted(set(number.flatten().tolist()))
@@ -192,7 +192,7 @@ class ByLength(Method):
     def _run(self, number: int, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Partial:
         """One step's method on everything."""
         method = self.at[number].method.clamped_to(query.shape[2], key.shape[2])
-        return method.attend(query, key, value, _own(call, number))
+        return method.attend(query, key, value, _call_of_step(call, number))
 
     def _selected(
         self, numbers: Iterable[int], chosen: Tensor, query: Tensor, key: Tensor, value: Tensor, call: Call
@@ -209,22 +209,22 @@ class ByLength(Method):
 
     def _each_item(self, chosen: Tensor, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Partial:
         """Each method on the batch items that are of its lengths."""
-        outs, lses, places = [], [], []
+        outs, lses, indices = [], [], []
         for number in chosen.unique().tolist():
             items = (chosen == number).nonzero()[:, 0]
-            own = replace(
+            item_call = replace(
                 call,
                 mask=_mask_of_items(call.mask, items),
                 bias=_of_items(call.bias, items),
                 hidden=_of_items(call.hidden, items),
             )
-            out, lse = self._run(number, query[items], key[items], value[items], own)
+            out, lse = self._run(number, query[items], key[items], value[items], item_call)
             outs.append(out)
             lses.append(lse)
-            places.append(items)
-        back = torch.cat(places).argsort()
-        given = [lse for lse in lses if lse is not None]
-        return torch.cat(outs)[back], torch.cat(given)[back] if len(given) == len(lses) else None
+            indices.append(items)
+        back = torch.cat(indices).argsort()
+        present = [lse for lse in lses if lse is not None]
+        return torch.cat(outs)[back], torch.cat(present)[back] if len(present) == len(lses) else None
 
     @property
     def has_auxiliary_loss(self) -> bool:
@@ -234,12 +234,12 @@ class ByLength(Method):
     def auxiliary_loss(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Tensor | None:
         """The auxiliary loss of the method for the length of the batch."""
         number = self.number_at(key.shape[2])
-        return self.at[number].method.auxiliary_loss(query, key, value, _own(call, number))
+        return self.at[number].method.auxiliary_loss(query, key, value, _call_of_step(call, number))
 
     def fit_loss(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Tensor | None:
         """The loss by which each step's method is fitted."""
         number = self.number_at(key.shape[2])
-        return self.at[number].method.fit_loss(query, key, value, _own(call, number))
+        return self.at[number].method.fit_loss(query, key, value, _call_of_step(call, number))
 
 
 def visible_keys(mask: Mask, N: int, M: int, device: torch.device) -> Tensor:
@@ -254,7 +254,7 @@ def visible_keys(mask: Mask, N: int, M: int, device: torch.device) -> Tensor:
     return counts.expand(rows, -1).gather(1, last.expand(rows, -1).clamp(0, M - 1))
 
 
-def _own(call: Call, number: int) -> Call:
+def _call_of_step(call: Call, number: int) -> Call:
     """The call with the learned parameters of one step."""
     learned = dict(call.learned.items()) if isinstance(call.learned, nn.ModuleDict) else {}
     return replace(call, learned=learned.get(str(number)))

@@ -38,7 +38,7 @@ from subquad.kernels.attention.clustered.op import clustered_attention
 from subquad.kernels.selection.clusters.op import query_clusters
 from subquad.kernels.selection.groups import broadcast, group_mean
 from subquad.kernels.selection.hashing.op import MAX_BITS
-from subquad.methods.core.method import MOST_REPEATS, Call, Method, Partial, Traits, choice, whole, upcast
+from subquad.methods.core.method import MOST_REPEATS, Call, Method, Partial, Traits, choice, upcast, whole
 from subquad.methods.core.residual import Residual
 
 SPACES = ("queries", "logits")  # of `query_clusters`; the first is the paper's
@@ -49,8 +49,8 @@ def clusters_of(query: Tensor, key: Tensor, call: Call, method: Any) -> Tensor:
     """The cluster of each query; as many as there are clusters for padding."""
     valid = call.mask.query_padding(query.shape[2]), call.mask.key_padding(key.shape[2])
     with torch.no_grad():
-        how = {"space": method.space, "refine": method.refine, **_clustering(query.shape[2], call, method)}
-        return query_clusters(query, key, *valid, **how)
+        settings = {"space": method.space, "refine": method.refine, **_clustering(query.shape[2], call, method)}
+        return query_clusters(query, key, *valid, **settings)
 
 
 def _clustering(N: int, call: Call, method: Any) -> dict[str, Any]:
@@ -130,7 +130,7 @@ class Clustered(ClustersQueries):
         skips_padding=True,
     )
 
-    def rest(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Residual:
+    def residual(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Residual:
         """Attention of the centroids to all keys; a key's weight is that for the centroid of the query's cluster."""
         labels = clusters_of(query, key, call, self)
         partial = self.attend(query, key, value, call, labels)

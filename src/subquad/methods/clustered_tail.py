@@ -7,7 +7,7 @@ What "i-clustered" (Vyas et al. 2020) loses is three things, each with a cure th
     q̄_j    = Σ_{i in S_j} q_i / |S_j|                                                        their equation 3
     X      = cells of keys that are alike, with values that are alike                         `ops.choose.cells`
     T_j    = the k keys with the largest e^{q̄_j·k_l/√D}·‖k_l − mean of its cell‖: weight that a cell would misplace
-    k̄, v̄   = one key and one value for the keys of cell x outside T_j, as q̄_j sees them       `ops.parts.tail`
+    k̄, v̄   = one key and one value for the keys of cell x outside T_j, as q̄_j sees them       `kernels.attention.tail`
     out_i  = softmax over T_j with logits q_i·k_l/√D and over the cells with (q_i − q̄_j)·k̄_x/√D + ln Σ e^{q̄_j·k_l/√D}
              instead of one rest that all members share, and a mass on the top keys that is fixed for the cluster
 
@@ -90,7 +90,7 @@ class ClusteredTail(Method):
         tensors, sizes = self._of_tail(query, key, value, call)
         return attend_with_tail(*tensors, **sizes)
 
-    def rest(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Residual:
+    def residual(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Residual:
         """The cells by themselves, and the top keys of each cluster."""
         tensors, sizes = self._of_tail(query, key, value, call)
         partial, exact, of_query, of_key = attend_to_cells(*tensors, **sizes)
@@ -98,7 +98,7 @@ class ClusteredTail(Method):
 
     def _of_tail(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The arguments of `attend_with_tail`: clusters of queries and cells of keys."""
-        N, M, line = query.shape[2], key.shape[2], ValidPositions.of(call.mask, query, key)
+        N, M, line = query.shape[2], key.shape[2], ValidPositions.from_mask(call.mask, query, key)
         clusters, counts = by_length(self.clusters, 2, N, None if line.valid_queries is None else line.query_lengths)
         topk, wanted = by_length(self.topk, 8, M, None if line.valid_keys is None else line.key_lengths)
         with torch.no_grad():

@@ -90,35 +90,35 @@ class Fixed(Pattern):
 
     def meetings(self, query: Tensor, key: Tensor, call: Call) -> tuple[Buckets, ...]:
         """Which queries meet which keys: those of their own block, and the columns of the other blocks."""
-        places, N = PatternPositions.of(call.mask, query, key, call.item), query.shape[2]
-        own = places.blocks(self.block)
-        tokens = torch.arange(torch.sym_min(self.block, places.valid_positions.M), device=query.device)
-        block = own[:, None, :, None] * self.block + tokens
+        pattern, N = PatternPositions.from_mask(call.mask, query, key, call.item), query.shape[2]
+        block_of_query = pattern.blocks(self.block)
+        tokens = torch.arange(torch.sym_min(self.block, pattern.valid_positions.M), device=query.device)
+        block = block_of_query[:, None, :, None] * self.block + tokens
         if self.sets == "merged":
-            columns = self._columns(places)
-            elsewhere = columns // self.block < own[:, None, :, None]
+            columns = self._columns(pattern)
+            elsewhere = columns // self.block < block_of_query[:, None, :, None]
             if not call.mask.is_causal:
-                elsewhere = elsewhere | (columns // self.block > own[:, None, :, None])
+                elsewhere = elsewhere | (columns // self.block > block_of_query[:, None, :, None])
             columns = torch.where(elsewhere, columns, NOWHERE)
             keys = torch.cat([block.expand(len(columns), -1, -1, -1), columns], dim=3)
-            return (places.buckets(places.queries(block), places.keys(keys)),)
-        near = places.buckets(places.queries(block), places.keys(block))
+            return (pattern.buckets(pattern.queries(block), pattern.keys(keys)),)
+        near = pattern.buckets(pattern.queries(block), pattern.keys(block))
         if self.sets == "near":
             return (near,)
-        far = places.all_meet(places.queries(block), places.keys(self._columns(places)))
-        itself = places.meet_themselves(self._in_no_column(places))
+        far = pattern.all_meet(pattern.queries(block), pattern.keys(self._columns(pattern)))
+        itself = pattern.meet_themselves(self._in_no_column(pattern))
         if self.sets == "far":
             return far, itself
         first = call.first_half(query)
         return of_heads(near, N, first), of_heads(far, N, ~first), of_heads(itself, N, ~first)
 
-    def _columns(self, places: PatternPositions) -> Tensor:
+    def _columns(self, pattern: PatternPositions) -> Tensor:
         """The places of all columns, (1,1,1,K)."""
-        M = places.valid_positions.M
-        start = self.block * torch.arange(-(-M // self.block), device=places.first.device)[:, None]
+        M = pattern.valid_positions.M
+        start = self.block * torch.arange(-(-M // self.block), device=pattern.first.device)[:, None]
         column = self.block - self.columns + torch.arange(torch.sym_min(self.columns, M), device=start.device)
         return (start + column).view(1, 1, 1, -1)
 
-    def _in_no_column(self, places: PatternPositions) -> Tensor:
+    def _in_no_column(self, pattern: PatternPositions) -> Tensor:
         """Which queries stand beside a key that is in no column, (#B,N)."""
-        return (places.valid_positions.positions - places.first) % self.block < self.block - self.columns
+        return (pattern.valid_positions.positions - pattern.first) % self.block < self.block - self.columns

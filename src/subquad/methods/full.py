@@ -51,7 +51,7 @@ def exact(query: Tensor, key: Tensor, value: Tensor, call: Call) -> Partial:
     """Exact attention, with its log-sum-exp where the call wants it."""
     if not call.wants_lse:
         return sdpa(query, key, value, call), None
-    parts = [visible_logsumexp(logits, seen) for logits, seen in logits_of(query, key, call)]
+    parts = [visible_logsumexp(logits, visible) for logits, visible in logits_of(query, key, call)]
     return sdpa(query, key, value, call), torch.cat(parts, dim=2)
 
 

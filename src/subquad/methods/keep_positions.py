@@ -19,7 +19,7 @@ import torch
 from jaxtyping import Bool, Int64
 from torch import Tensor
 
-from subquad.kernels.tokens.positions import ValidPositions, ValidIndex
+from subquad.kernels.tokens.positions import ValidIndex, ValidPositions
 from subquad.kernels.tokens.slots import Buckets, valid_slots
 from subquad.masks import Mask
 from subquad.methods.core.bucketed import Bucketed
@@ -124,17 +124,17 @@ class Keep(Bucketed):
 
     def kept(self, line: ValidPositions) -> KeptPositions:
         """The kept tokens of a call."""
-        ranks = ValidIndex.of(line.valid_keys, line.B, line.M, line.device)
-        found = ranks.ends(self.first, self.last, 1)
+        ranks = ValidIndex.from_mask(line.valid_keys, line.B, line.M, line.device)
+        kept_slots = ranks.ends(self.first, self.last, 1)
         if self.every > 0:
             multiples = torch.arange(0, line.M, self.every, device=line.device).expand(line.B, 1, -1)
-            found = found | ranks.at(multiples)
-        keys = found.tokens[:, 0]
+            kept_slots = kept_slots | ranks.at(multiples)
+        keys = kept_slots.tokens[:, 0]
         return KeptPositions(keys, _as_queries(keys, line) if self.sides == "both" else None, line)
 
     def meetings(self, query: Tensor, key: Tensor, call: Call) -> tuple[Buckets, ...]:
         """Which queries meet which keys."""
-        return self.kept(ValidPositions.of(call.mask, query, key)).meetings(query.shape[1])
+        return self.kept(ValidPositions.from_mask(call.mask, query, key)).meetings(query.shape[1])
 
 
 def _as_queries(keys: Int64[Tensor, "B S"], line: ValidPositions) -> Int64[Tensor, "B S"]:

@@ -42,11 +42,11 @@ from subquad.kernels.attention.features.state import FeatureState, merge, read, 
 from subquad.kernels.attention.features.visible import attend_features, drop_rows
 from subquad.kernels.attention.pairs.op import attend_pairs
 from subquad.kernels.attention.softmax import merge_partials
-from subquad.kernels.tokens.positions import KeyLine, ValidPositions, ValidIndex
-from subquad.kernels.tokens.slots import Buckets, valid_slots, taken
+from subquad.kernels.tokens.positions import KeyLine, ValidIndex, ValidPositions
+from subquad.kernels.tokens.slots import Buckets, taken, valid_slots
 from subquad.masks import Mask
 from subquad.methods.core.fitting import output_error
-from subquad.methods.core.method import WIDEST, Call, Fit, Method, Partial, Traits, whole, upcast
+from subquad.methods.core.method import WIDEST, Call, Fit, Method, Partial, Traits, upcast, whole
 from subquad.methods.core.residual import Residual
 
 BLOCK = 64  # queries of a block where all of them meet the same keys
@@ -150,7 +150,7 @@ class LearnedFeatureMap(Method):
         """The settings with which the method counts no keys by themselves; None where it has them."""
         return "window=0,sinks=0" if self.window or self.sinks else None
 
-    def rest(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Residual:
+    def residual(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Residual:
         """Attention to all keys without near keys and sinks, with the features that give the weight of each."""
         query, key, value = upcast(query, key, value)
         of_query, of_key = self.maps(query, key, call)
@@ -163,10 +163,10 @@ class LearnedFeatureMap(Method):
         #
         #     line     0 1 2 3 | 4 5 6 7 | 8 9 . . | . . . . | . . .
         #              s f f f |  exact  |  exact  |  exact  | f f s       s: a sink, exact for all
-        line = KeyLine.of(ValidPositions.of(call.mask, query, key))
+        line = KeyLine.from_positions(ValidPositions.from_mask(call.mask, query, key))
         query, key, value = (in_blocks(x, self.window) for x in (line.queries(query), line.keys(key), line.keys(value)))
         valid = F.pad(line.valid, (0, query.shape[2] - M))
-        ranks = replace(ValidIndex.of(None, B, query.shape[2], key.device), lengths=line.lengths)
+        ranks = replace(ValidIndex.from_mask(None, B, query.shape[2], key.device), lengths=line.lengths)
         slots = near_keys(ranks, query.shape[2] // self.window, self.window, self.sinks, is_causal)
         near = self.exact(query, key, value, slots, valid, call, Mask(is_causal=is_causal))
         of_query, of_key = self.maps(query, key, call)
@@ -181,7 +181,7 @@ class LearnedFeatureMap(Method):
         values = drop_rows(value, call.dropout_p)
         if self.sinks == 0:
             return attend_features(of_query, of_key, values, mask)
-        ranks = ValidIndex.of(mask.key_padding(M), B, M, key.device)
+        ranks = ValidIndex.from_mask(mask.key_padding(M), B, M, key.device)
         slots = ranks.ends(self.sinks, 0 if mask.is_causal else self.sinks, 1).tokens
         sinks = torch.zeros(B, M + 1, dtype=torch.bool, device=key.device).scatter(1, slots[:, 0], True)[:, :M]
         bias = torch.zeros_like(sinks, dtype=key.dtype).masked_fill(sinks, -torch.inf)[:, None]
@@ -238,7 +238,7 @@ class LearnedFeatureMap(Method):
         base, new_base = ((n // w - 1).clamp(min=0) * w for n in (count, new))  # ranks of the first that is kept
         present = torch.arange(2 * w, device=device) < (count - base)[:, None]
         mask = Mask.causal(offset=2 * w) & Mask.padding(keys=torch.cat([present, valid], dim=1), queries=valid)
-        line = KeyLine.of(ValidPositions(mask, valid, mask.key_padding(2 * w + N), B, N, 2 * w + N, device))
+        line = KeyLine.from_positions(ValidPositions(mask, valid, mask.key_padding(2 * w + N), B, N, 2 * w + N, device))
         key, value = (
             in_blocks(line.keys(torch.cat([state[f"near_{what}"], x], dim=2)), w)
             for what, x in (("keys", key), ("values", value))
@@ -278,7 +278,7 @@ class LearnedFeatureMap(Method):
     ) -> tuple[Tensor, Tensor]:
         """The near keys, and the sinks that are not near, which stand before the others."""
         M, s = query.shape[2], self.sinks
-        ranks = replace(ValidIndex.of(None, len(base), M, query.device), lengths=line.lengths)
+        ranks = replace(ValidIndex.from_mask(None, len(base), M, query.device), lengths=line.lengths)
         near = near_keys(ranks, M // self.window, self.window, 0, is_causal=True)
         begin = base[:, None] + (torch.arange(M // self.window, device=query.device) - 1) * self.window
         sinks = torch.arange(s, device=query.device)

@@ -5,7 +5,7 @@ An extension of Sun et al. 2022 (see "lha"): what their buckets miss is the mass
     β(i)   = argmax_b H_Q(q_i)_b                          every query is in exactly one bucket
     K_b    = the `keys` keys with the largest H_K(k_j)_b   raw logits; the buckets of keys overlap
     k̄, v̄   = one key and one value for those keys of a cell that are not in K_b, as the bucket's mean query sees them
-             (`ops.parts.tail` has the formula; with a mean query of 0 they would be plain means, and their bias ln n)
+             (`kernels.attention.tail` has the formula; with a mean query of 0 they would be plain means, and their bias ln n)
     out_i  = softmax over K_β(i) with logits q·k/√D, and over the cells with logits q·k̄/√D + bias
 
     L_Q    = KL(t ‖ softmax_b H_Q(q_i)),  t_b = softmax_b(4 ln Σ_{j in K_b} A_ij)
@@ -94,7 +94,7 @@ class LearnedHashTail(LearnsHashes):
         """Whether the keys outside of a query's bucket count too: as centroids."""
         return True
 
-    def rest(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Residual:
+    def residual(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Residual:
         """The centroids by themselves, and the keys of each query's bucket."""
         (buckets,) = self.meetings(query, key, call)
         return residual_in_cells(query, key, value, buckets, self.cells, call)
@@ -103,13 +103,13 @@ class LearnedHashTail(LearnsHashes):
         """Which queries meet which keys exactly."""
         with torch.no_grad():
             of_query, of_key = self.hashes(query, key, call)
-            sizes = ValidPositions.of(call.mask, query, key).key_lengths.clamp(max=self.keys)
+            sizes = ValidPositions.from_mask(call.mask, query, key).key_lengths.clamp(max=self.keys)
             return (best_bucket(of_query, of_key, call.mask, sizes, self.keys),)
 
     def auxiliary_loss(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Tensor:
         """L_Q, a mean over queries and heads, and L_K, a mean over items and heads."""
         of_query, of_key = self.scores(query, key, call)
-        line = ValidPositions.of(call.mask, query, key)
+        line = ValidPositions.from_mask(call.mask, query, key)
         queries, keys = (None if x is None else x[:, None, :, None] for x in (line.valid_queries, line.valid_keys))
         with torch.no_grad():
             (buckets,) = self.meetings(query, key, call)
@@ -122,8 +122,8 @@ class LearnedHashTail(LearnsHashes):
 
 def feeding(of_query: Float[Tensor, "B H N C"], visible: Tensor | None) -> Float[Tensor, "B H N C"]:
     """r: whose attention each bucket's keys are to serve."""
-    own = F.one_hot(of_query.argmax(-1), of_query.shape[-1]).to(of_query.dtype)
+    best = F.one_hot(of_query.argmax(-1), of_query.shape[-1]).to(of_query.dtype)
     # Stable, so that among equal scores, as of queries that no hidden unit sees, padding decides nothing.
     top = hide(of_query, visible).sort(dim=2, descending=True, stable=True).indices[:, :, :FED]
-    fed = own.scatter_add(2, top, torch.full_like(own, FEEDING)[:, :, : top.shape[2]])
+    fed = best.scatter_add(2, top, torch.full_like(best, FEEDING)[:, :, : top.shape[2]])
     return fed if visible is None else fed * visible

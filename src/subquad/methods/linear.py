@@ -83,7 +83,7 @@ class LinearAttention(Method):
         query, key = self._exponents(query, key, call.scale)
         return by_features(query, key, drop_rows(value, call.dropout_p), call.mask)
 
-    def rest(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Residual:
+    def residual(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Residual:
         """Attention to all keys, with the features that give the weight of each."""
         query, key, value = upcast(query, key, value)
         of_query, of_key = self._exponents(query, key, call.scale)

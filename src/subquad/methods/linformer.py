@@ -50,7 +50,7 @@ from subquad.kernels.tokens.positions import ValidPositions, placed, ranks
 from subquad.kernels.tokens.slots import taken
 from subquad.kernels.transforms import exact_attention
 from subquad.methods.core.fitting import output_error
-from subquad.methods.core.method import WIDEST, Call, Fit, Method, Partial, Traits, choice, whole, upcast
+from subquad.methods.core.method import WIDEST, Call, Fit, Method, Partial, Traits, choice, upcast, whole
 from subquad.methods.full import exact
 
 HIDDEN = -1e30  # a logit that is none; −inf rows would be NaN
@@ -162,9 +162,9 @@ def causal_linformer(
         sees = torch.stack([rank + present > 0, present & (rank > 0)], dim=-1)
         logits, visible = torch.cat([*exact, logits], -1), torch.cat([sees, visible.expand(len(sees), -1, -1)], -1)
     weights = F.dropout(visible_softmax(logits, visible[:, None]), call.dropout_p)
-    rest = weights[..., 2 * skip :] * factor
-    out = causal_product(rest, old[3], old[1])
-    out = out if past is None else out + by_head(rest, past.values)
+    pooled = weights[..., 2 * skip :] * factor
+    out = causal_product(pooled, old[3], old[1])
+    out = out if past is None else out + by_head(pooled, past.values)
     if skip:
         out = out + weights[..., :1] * repeat_heads(first_value, H) + weights[..., 1:2] * repeat_heads(value, H)
     tokens, keys, values = (rank + present)[:, -1].expand(B), e.transpose(-1, -2) @ key, f.transpose(-1, -2) @ value
@@ -297,13 +297,13 @@ class Linformer(Method):
         return attend_to_summary(query, keys, values, shares, call)
 
     def _causal(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Partial:
-        line, skip = ValidPositions.of(call.mask, query, key), int(self.ends == "exact")
+        line, skip = ValidPositions.from_mask(call.mask, query, key), int(self.ends == "exact")
         learned, valid = self.projections(call, line.M), line.valid_keys
         if line.aligned:
             return causal_linformer(query, key, value, valid, call, learned, skip)[:2]
         # Queries beside their keys; behind the last key, and (last of all) those that stand before the first.
-        before, more = line.places < 0, line.N + 1
-        at = torch.where(before, line.M + line.N, line.places)
+        before, more = line.line_positions < 0, line.N + 1
+        at = torch.where(before, line.M + line.N, line.line_positions)
         valid = torch.ones(line.B, line.M, dtype=torch.bool, device=key.device) if valid is None else valid
         key, value = (F.pad(x, (0, 0, 0, more)) for x in (key, value))
         beside = placed(query, at, line.M + more)
@@ -327,6 +327,6 @@ class Linformer(Method):
 def with_ends(shares: Shares, tokens: Int64[Tensor, "#B 1"]) -> Shares:
     """Prepend the item's first and last token, which are the same in an item of one token."""
     sees = torch.stack([tokens > 0, tokens > 1], dim=-1)
-    rest = shares.visible.expand(max(len(sees), len(shares.visible)), -1, -1)
+    pooled = shares.visible.expand(max(len(sees), len(shares.visible)), -1, -1)
     bias = None if shares.bias is None else F.pad(shares.bias, (2, 0))
-    return Shares(torch.cat([sees.expand(len(rest), -1, -1), rest], dim=-1), None, bias)
+    return Shares(torch.cat([sees.expand(len(pooled), -1, -1), pooled], dim=-1), None, bias)

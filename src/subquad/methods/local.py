@@ -33,7 +33,7 @@ from subquad.kernels.selection.neighbours import neighbours
 from subquad.kernels.tokens.slots import Buckets
 from subquad.masks import Mask
 from subquad.methods.core.bucketed import attend_inside
-from subquad.methods.core.method import Call, Partial, Traits, choice, whole, upcast
+from subquad.methods.core.method import Call, Partial, Traits, choice, upcast, whole
 from subquad.methods.core.pattern import Pattern
 
 

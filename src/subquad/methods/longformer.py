@@ -79,20 +79,20 @@ class Longformer(Pattern):
         near = neighbours(query, key, self.window, call.mask, self.dilation)
         if self.first == 0:
             return (near,)
-        places, N, M = PatternPositions.of(call.mask, query, key, call.item), query.shape[2], key.shape[2]
-        first = torch.arange(torch.sym_min(self.first, places.tokens), device=query.device).view(1, 1, 1, -1)
-        others = torch.where(self._are_global(places.of_queries(near.queries)), N, near.queries)
-        keys = torch.where(self._are_global(places.of_keys(near.keys)), M, near.keys)
+        pattern, N, M = PatternPositions.from_mask(call.mask, query, key, call.item), query.shape[2], key.shape[2]
+        first = torch.arange(torch.sym_min(self.first, pattern.tokens), device=query.device).view(1, 1, 1, -1)
+        others = torch.where(self._are_global(pattern.of_queries(near.queries)), N, near.queries)
+        keys = torch.where(self._are_global(pattern.of_keys(near.keys)), M, near.keys)
         # Under a causal mask what a global query sees is not behind it, so that those keys are global too.
         seeing = near.queries if call.mask.is_causal else others
-        parts = replace(near, queries=others, keys=keys), places.all_meet(seeing, places.keys(first))
-        return parts if call.mask.is_causal else (*parts, rows_of_first(self.first, places))
+        parts = replace(near, queries=others, keys=keys), pattern.all_meet(seeing, pattern.keys(first))
+        return parts if call.mask.is_causal else (*parts, rows_of_first(self.first, pattern))
 
-    def _are_global(self, places: Tensor) -> Tensor:
-        return (places >= 0) & (places < self.first)
+    def _are_global(self, tokens: Tensor) -> Tensor:
+        return (tokens >= 0) & (tokens < self.first)
 
 
-def rows_of_first(first: int, places: PatternPositions) -> Buckets:
+def rows_of_first(first: int, pattern: PatternPositions) -> Buckets:
     """The first queries of each item, which meet all keys."""
-    numbers = torch.arange(torch.sym_min(first, places.tokens), device=places.first.device).view(1, 1, 1, -1)
-    return places.meet_all(places.queries(numbers))
+    numbers = torch.arange(torch.sym_min(first, pattern.tokens), device=pattern.first.device).view(1, 1, 1, -1)
+    return pattern.meet_all(pattern.queries(numbers))

@@ -28,7 +28,7 @@ from subquad.kernels.tokens.heads import repeat_heads
 from subquad.kernels.tokens.positions import ValidPositions, ranks
 from subquad.kernels.tokens.slots import Buckets
 from subquad.methods.core.bucketed import HashedBuckets, attend_with_cells, residual_in_cells
-from subquad.methods.core.method import Call, Partial, Traits, choice, number, whole, upcast
+from subquad.methods.core.method import Call, Partial, Traits, choice, number, upcast, whole
 from subquad.methods.core.residual import Residual
 
 OF_KEYS = 2**62  # tells the seed of the keys' random numbers from that of the queries'
@@ -49,13 +49,13 @@ def position_scores(
     """
     B, H, N, _ = x.shape
     if before is not None:
-        places = ranks(valid, N, x.device) + before[:, None]
-        return normal_rows(seed, places, buckets, like=x)[:, None].expand(-1, H, -1, -1)
+        positions = ranks(valid, N, x.device) + before[:, None]
+        return normal_rows(seed, positions, buckets, like=x)[:, None].expand(-1, H, -1, -1)
     drawn = normal(seed, N, buckets, like=x)
     if valid is None:
         return drawn.expand(B, H, -1, -1)
-    place = (valid.cumsum(1) - 1).clamp(min=0)
-    return drawn[place][:, None].expand(-1, H, -1, -1)
+    rank = (valid.cumsum(1) - 1).clamp(min=0)
+    return drawn[rank][:, None].expand(-1, H, -1, -1)
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,7 @@ class RandomHash(HashedBuckets):
         """Whether the keys outside of a query's bucket count too: with a tail."""
         return self.tail > 0
 
-    def rest(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Residual:
+    def residual(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Residual:
         """The centroids of the tail by themselves, and the keys of each query's bucket."""
         (buckets,) = self.meetings(query, key, call)
         return residual_in_cells(query, key, value, buckets, self.tail, call)
@@ -130,9 +130,9 @@ class RandomHash(HashedBuckets):
             return super().meetings(query, key, call)
         with torch.no_grad():
             of_query, of_key = self.scores(query, key, call)
-            how = (of_key.shape[3], self.enlarge, self.bucket_size)
-            sizes = bucket_sizes(ValidPositions.of(call.mask, query, key).key_lengths, *how)
-            return (best_bucket(of_query, of_key, call.mask, sizes, most_of(key.shape[2], *how)),)
+            sizing = (of_key.shape[3], self.enlarge, self.bucket_size)
+            sizes = bucket_sizes(ValidPositions.from_mask(call.mask, query, key).key_lengths, *sizing)
+            return (best_bucket(of_query, of_key, call.mask, sizes, most_of(key.shape[2], *sizing)),)
 
     def scores(
         self, query: Tensor, key: Tensor, call: Call, before: tuple[Tensor | None, Tensor | None] = (None, None)
@@ -141,7 +141,7 @@ class RandomHash(HashedBuckets):
 
         `before`: how many real queries and keys of each item stand in front of these, where these are not all.
         """
-        (query, key), line = upcast(query, key), ValidPositions.of(call.mask, query, key)
+        (query, key), line = upcast(query, key), ValidPositions.from_mask(call.mask, query, key)
         buckets = self.buckets or math.ceil(line.M / self.bucket_size)
         if self.hash == "random":
             of_query = position_scores(query, line.valid_queries, buckets, call.seed, before[0])
@@ -153,7 +153,7 @@ class RandomHash(HashedBuckets):
         if self.ties(call):
             of_query = of_key = of_query + of_key
         if self.buckets == 0:
-            own = (line.key_lengths + self.bucket_size - 1) // self.bucket_size
-            absent = torch.arange(buckets, device=key.device) >= own.clamp(min=1)[:, None, None, None]
+            bucket_count = (line.key_lengths + self.bucket_size - 1) // self.bucket_size
+            absent = torch.arange(buckets, device=key.device) >= bucket_count.clamp(min=1)[:, None, None, None]
             of_query, of_key = (x.masked_fill(absent, -torch.inf) for x in (of_query, of_key))
         return of_query, of_key

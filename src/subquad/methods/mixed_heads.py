@@ -78,7 +78,7 @@ class MixedHeads(Method):
     Args:
         methods: the methods with `+` between them, their settings separated by `;`, each with a share of the heads
             before a `*` where the shares are not equal: "3*local:window=32+lha:buckets=8;hash=mlp".
-            `MixedHeads.of` writes it.
+            `MixedHeads.from_parts` writes it.
 
     Raises:
         ValueError: a text that names no methods, one method only, another mix, or parts of different seeds; and, when
@@ -90,7 +90,7 @@ class MixedHeads(Method):
     >>> out = sq.attention(q, k, v, method=mixed)
     >>> torch.equal(out[:, 2:], sq.attention(q[:, 2:], k[:, 2:], v[:, 2:], method="full"))
     True
-    >>> mixed == sq.MixedHeads.of((sq.Local(window=5), 2), ("full", 2))
+    >>> mixed == sq.MixedHeads.from_parts((sq.Local(window=5), 2), ("full", 2))
     True
     """
 
@@ -117,8 +117,8 @@ class MixedHeads(Method):
         return of_heads([part.method for part in self.parts])
 
     @classmethod
-    def of(cls, *parts: tuple[str | Method, int]) -> "MixedHeads":
-        """From methods and their shares of the heads: `MixedHeads.of(("local:window=32", 3), (LearnedHash(), 1))`."""
+    def from_parts(cls, *parts: tuple[str | Method, int]) -> "MixedHeads":
+        """From methods and their shares of the heads: `MixedHeads.from_parts(("local:window=32", 3), (LearnedHash(), 1))`."""
         return cls(joined(f"{share}*{as_term(method)}" for method, share in parts))
 
     @property
@@ -156,8 +156,12 @@ class MixedHeads(Method):
     def make_learned(self, heads: int, kv_heads: int, head_dim: int, max_length: int | None) -> nn.Module | None:
         """The learned parameters of each part that has some, under the part's number."""
         made = {
-            str(number): part.method.make_learned(own.stop - own.start, keys.stop - keys.start, head_dim, max_length)
-            for number, (part, (own, keys)) in enumerate(zip(self.parts, self.deal(heads, kv_heads), strict=True))
+            str(number): part.method.make_learned(
+                part_heads.stop - part_heads.start, keys.stop - keys.start, head_dim, max_length
+            )
+            for number, (part, (part_heads, keys)) in enumerate(
+                zip(self.parts, self.deal(heads, kv_heads), strict=True)
+            )
         }
         learned = {number: module for number, module in made.items() if module is not None}
         return nn.ModuleDict(learned) if learned else None
@@ -177,10 +181,10 @@ class MixedHeads(Method):
     def of_heads(self, learned: nn.Module, heads: Heads) -> nn.Module:
         """The learned parameters of some of the heads: of each part by its own heads."""
         dealt = self.deal(heads.total, heads.key_total)
-        own = {str(number): heads.within(*of_part)[0] for number, of_part in enumerate(dealt)}
+        part_state = {str(number): heads.within(*of_part)[0] for number, of_part in enumerate(dealt)}
         return nn.ModuleDict(
             {
-                number: self.parts[int(number)].method.of_heads(module, own[number])
+                number: self.parts[int(number)].method.of_heads(module, part_state[number])
                 for number, module in learned.named_children()
             }
         )
@@ -195,7 +199,10 @@ class MixedHeads(Method):
         dealt = self._dealt(query, key, value, call)
         present = [(part.loss_of_heads(*inputs), inputs[3].all_heads(inputs[0])) for part, inputs in dealt]
         losses = [loss * heads for loss, heads in present if loss is not None]
-        sizes = [own.stop - own.start for own, _ in self.deal(call.all_heads(query), call.all_key_heads(key))]
+        sizes = [
+            part_heads.stop - part_heads.start
+            for part_heads, _ in self.deal(call.all_heads(query), call.all_key_heads(key))
+        ]
         counted = sum(size for size, part in zip(sizes, self.parts, strict=True) if part.method.has_auxiliary_loss)
         return torch.stack(losses).sum() / counted if losses else None
 
@@ -213,20 +220,20 @@ class MixedHeads(Method):
     ) -> Iterator[tuple[Method, tuple[Tensor, Tensor, Tensor, Call]]]:
         """Each part with what it is called with."""
         learned = dict(call.learned.items()) if isinstance(call.learned, nn.ModuleDict) else {}
-        for number, (own, keys) in enumerate(self.deal(call.all_heads(query), call.all_key_heads(key))):
+        for number, (query_heads, keys) in enumerate(self.deal(call.all_heads(query), call.all_key_heads(key))):
             heads = None
             if call.heads is not None:
-                heads, own, keys = call.heads.within(own, keys)
-            if own.start == own.stop:
+                heads, query_heads, keys = call.heads.within(query_heads, keys)
+            if query_heads.start == query_heads.stop:
                 continue
             of_part = replace(
                 call,
-                mask=replace(call.mask, allowed=tuple(_of_heads(dense, own) for dense in call.mask.allowed)),
-                bias=None if call.bias is None else _of_heads(call.bias, own),
+                mask=replace(call.mask, allowed=tuple(_of_heads(dense, query_heads) for dense in call.mask.allowed)),
+                bias=None if call.bias is None else _of_heads(call.bias, query_heads),
                 learned=learned.get(str(number)),
                 heads=heads,
             )
-            yield self.parts[number].method, (query[:, own], key[:, keys], value[:, keys], of_part)
+            yield self.parts[number].method, (query[:, query_heads], key[:, keys], value[:, keys], of_part)
 
 
 def mean_over_heads(losses: Sequence[tuple[Tensor | None, int]]) -> Tensor | None:

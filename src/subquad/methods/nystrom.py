@@ -39,7 +39,7 @@ from subquad.kernels.tokens.heads import repeat_heads
 from subquad.kernels.tokens.pools import pool_means, pool_of
 from subquad.kernels.tokens.positions import ranks
 from subquad.masks import Mask
-from subquad.methods.core.method import WIDEST, Call, Method, Partial, Traits, whole, upcast
+from subquad.methods.core.method import WIDEST, Call, Method, Partial, Traits, upcast, whole
 from subquad.methods.full import sdpa
 
 START = 0.02  # deviation of the convolution's kernel as it starts
@@ -101,9 +101,9 @@ def nystrom(
     read = sdpa(of_query, key, value, replace(call.under(keys_only(valid)), dropout_p=0.0))  # B V
     middle = inverse_core(of_query, rows, of_key, columns, call.scale, iterations) @ read
     if valid is not None:
-        own, _ = landmarks_of(value, valid, landmarks)
+        pooled, _ = landmarks_of(value, valid, landmarks)
         few = valid.sum(1) <= landmarks
-        middle = torch.where(few[:, None, None, None], repeat_heads(own, H), middle)
+        middle = torch.where(few[:, None, None, None], repeat_heads(pooled, H), middle)
     return sdpa(query, of_key, middle, call.under(keys_only(None if valid is None else columns)))
 
 

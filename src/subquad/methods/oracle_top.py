@@ -16,7 +16,7 @@ from torch import Tensor
 
 from subquad.kernels.attention.softmax import hide, visible_logsumexp, visible_softmax
 from subquad.kernels.tokens.heads import repeat_heads
-from subquad.methods.core.method import Call, Method, Partial, Traits, whole, upcast
+from subquad.methods.core.method import Call, Method, Partial, Traits, upcast, whole
 from subquad.methods.full import Full, logits_of
 
 
@@ -25,10 +25,10 @@ def attend_top(
 ) -> tuple[Tensor, Tensor]:
     """Softmax over the topk largest visible logits of each row, applied to the values; and its log-sum-exp."""
     top = hide(logits, visible).topk(torch.sym_min(topk, logits.shape[-1]), dim=-1)
-    seen = None if visible is None else visible.expand_as(logits).gather(-1, top.indices)
-    weights = F.dropout(visible_softmax(top.values, seen), dropout_p)
+    allowed = None if visible is None else visible.expand_as(logits).gather(-1, top.indices)
+    weights = F.dropout(visible_softmax(top.values, allowed), dropout_p)
     out = torch.zeros_like(logits).scatter(-1, top.indices, weights) @ value
-    return out, visible_logsumexp(top.values, seen)
+    return out, visible_logsumexp(top.values, allowed)
 
 
 @dataclass(frozen=True)
@@ -61,6 +61,6 @@ class OracleTopK(Method):
         """Top-k attention, a chunk of queries at a time."""
         (value,) = upcast(repeat_heads(value, query.shape[1]))
         chunks = logits_of(query, key, call)
-        parts = [attend_top(logits, seen, value, self.topk, call.dropout_p) for logits, seen in chunks]
+        parts = [attend_top(logits, allowed, value, self.topk, call.dropout_p) for logits, allowed in chunks]
         out, lse = (torch.cat(of_chunks, dim=2) for of_chunks in zip(*parts, strict=True))
         return out, lse

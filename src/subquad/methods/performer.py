@@ -4,7 +4,7 @@ Choromanski et al. 2021, "Rethinking Attention with Performers", equations 4 to 
 
     e^{q·k} = E[φ(q)·φ(k)],   out_i = Σ_j φ(q_i)·φ(k_j) v_j / Σ_j φ(q_i)·φ(k_j),   q and k times D^{-1/4}
 
-The sums over j are made once, Σ_j φ(k_j) v_jᵀ, and under a causal mask they run along the sequence. `ops.feature_maps`
+The sums over j are made once, Σ_j φ(k_j) v_jᵀ, and under a causal mask they run along the sequence. `kernels.attention.feature_maps`
 has φ of every kind: the paper's positive (FAVOR+), hyperbolic, trigonometric and ReLU features, and FAVOR++.
 
 ==========  ==========================
@@ -12,11 +12,11 @@ paper       here
 ==========  ==========================
 m, r        features (hyperbolic and trigonometric ones make two of each)
 w           rows
-φ           `ops.feature_maps`
+φ           `kernels.attention.feature_maps`
 ==========  ==========================
 
 Deviations from the paper and its code. Nothing is added to the features or to the denominator: exponents are taken less
-their exact maxima, running ones under a causal mask, and the factors come back (`ops.feature_attention.state`). The
+their exact maxima, running ones under a causal mask, and the factors come back (`kernels.attention.features.state`). The
 orthogonal rows are uniformly random: QR's signs are set right. Padding has no features. Trigonometric features, which
 are signed, are computed in fp64, because their sums cancel, and have no recurrent form.
 """
@@ -45,7 +45,7 @@ from subquad.kernels.attention.features.signed import crossed, difference, parts
 from subquad.kernels.attention.features.visible import attend_features, drop_rows
 from subquad.kernels.tokens.heads import repeat_heads
 from subquad.methods.core.fitting import output_error
-from subquad.methods.core.method import WIDEST, Call, Fit, Method, Partial, Traits, choice, number, whole, upcast
+from subquad.methods.core.method import WIDEST, Call, Fit, Method, Partial, Traits, choice, number, upcast, whole
 from subquad.methods.core.residual import Residual
 
 
@@ -171,7 +171,7 @@ class Performer(Method):
             return difference((out, lse), by_features(crossed(of_query), of_key, value, call.mask, **maps)), None
         return out, lse + self._common(query, call) if call.wants_lse else None
 
-    def rest(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Residual:
+    def residual(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Residual:
         """Attention to all keys, with the features that give the weight of each."""
         partial = self.attend(query, key, value, call)
         query, key = upcast(query, key)

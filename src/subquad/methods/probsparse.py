@@ -37,10 +37,10 @@ from torch import Tensor
 
 from subquad.core.randomness import uniform
 from subquad.kernels.tokens.heads import repeat_heads
-from subquad.kernels.tokens.positions import ValidPositions, ValidIndex
+from subquad.kernels.tokens.positions import ValidIndex, ValidPositions
 from subquad.kernels.tokens.slots import Slots, taken
 from subquad.masks import Mask
-from subquad.methods.core.method import Call, Method, Partial, Traits, whole, upcast
+from subquad.methods.core.method import Call, Method, Partial, Traits, upcast, whole
 from subquad.methods.full import exact
 
 
@@ -62,13 +62,13 @@ def sample(line: ValidPositions, heads: Int64[Tensor, "H"], factor: int, seed: i
     """The sampled keys of each head, (B,H,U): one out of each of U equal runs of the item's keys."""
     device, slots = line.device, budget(line.M, factor)
     number = torch.arange(slots, device=device)
-    places = heads[:, None] * 2**32 + number  # the same whatever U is
+    streams = heads[:, None] * 2**32 + number  # the same whatever U is
     lengths = line.key_lengths[:, None, None]
     runs = budgets(line.key_lengths, factor)[:, None, None]
     first, end = (lengths * n // runs.clamp(min=1) for n in (number, number + 1))
-    drawn = first + (uniform(seed, places) * (end - first)).long()
+    drawn = first + (uniform(seed, streams) * (end - first)).long()
     drawn = torch.where(number < runs, drawn, -1)
-    return ValidIndex.of(line.valid_keys, line.B, line.M, device).at(drawn)
+    return ValidIndex.from_mask(line.valid_keys, line.B, line.M, device).at(drawn)
 
 
 def sparsity(query: Tensor, key: Tensor, sampled: Slots, call: Call) -> Float[Tensor, "B H N"]:
@@ -77,15 +77,15 @@ def sparsity(query: Tensor, key: Tensor, sampled: Slots, call: Call) -> Float[Te
     at = sampled.tokens.clamp(max=M - 1)
     of_key_heads = at.view(B, G, -1)[..., None].expand(-1, -1, -1, D)
     keys = key.gather(2, of_key_heads).view(B, H, -1, D)
-    seen = (sampled.tokens < M)[:, :, None]
+    filled = (sampled.tokens < M)[:, :, None]
     if call.mask.is_causal:
         numbers = torch.arange(N, device=query.device)[None, None, :, None]
-        seen = seen & call.mask.sees(numbers, at[:, :, None])
+        filled = filled & call.mask.sees(numbers, at[:, :, None])
     logits = query @ keys.mT * call.scale
-    count = seen.sum(-1).clamp(min=1)
-    largest = torch.where(seen, logits, -torch.inf).amax(-1)
-    mean = torch.where(seen, logits, 0.0).sum(-1) / count
-    return torch.where(seen.any(-1), largest - mean, 0.0 * logits[..., 0])  # 0, where no NaN is to be passed on
+    count = filled.sum(-1).clamp(min=1)
+    largest = torch.where(filled, logits, -torch.inf).amax(-1)
+    mean = torch.where(filled, logits, 0.0).sum(-1) / count
+    return torch.where(filled.any(-1), largest - mean, 0.0 * logits[..., 0])  # 0, where no NaN is to be passed on
 
 
 def top_queries(measure: Float[Tensor, "B H N"], line: ValidPositions, factor: int) -> Int64[Tensor, "B H u"]:
@@ -106,8 +106,8 @@ def averaged(x: Float[Tensor, "B G M E"], line: ValidPositions, dropout_p: float
     parts = x * share  # divided first: the sum of large values might overflow
     if not line.mask.is_causal:
         return parts.sum(2, keepdim=True) * (M / line.key_lengths.clamp(min=1).to(x.dtype))[:, None, None, None]
-    seen = valid.cumsum(1).clamp(min=1).to(x.dtype)
-    running = parts.cumsum(2) * (M / seen)[:, None, :, None]
+    counts = valid.cumsum(1).clamp(min=1).to(x.dtype)
+    running = parts.cumsum(2) * (M / counts)[:, None, :, None]
     if line.aligned:
         return running
     at = line.positions.expand(B, line.N)
@@ -175,14 +175,14 @@ class ProbSparse(Method):
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Partial:
         """Choose queries, compute their rows, and give all others the mean."""
-        wide_query, wide_key, wide_value = upcast(query, key, value)
-        (_, H, N, _), line = query.shape, ValidPositions.of(call.mask, query, key)
+        query32, key32, value32 = upcast(query, key, value)
+        (_, H, N, _), line = query.shape, ValidPositions.from_mask(call.mask, query, key)
         with torch.no_grad():
             sampled = sample(line, call.head_numbers(query), self.factor, call.seed)
-            measure = sparsity(wide_query, wide_key, sampled, call)
+            measure = sparsity(query32, key32, sampled, call)
             top = top_queries(measure, line, self.factor)
         rows, lse_of_rows = self._exact_rows(query, key, value, top, line, call)
-        means = repeat_heads(averaged(wide_value, line, call.dropout_p), H)
+        means = repeat_heads(averaged(value32, line, call.dropout_p), H)
         # A choice by NaN is not hidden: a query that may have lost by it is NaN.
         means = torch.where(measure.isnan()[..., None], torch.nan, means)
         slots = top[..., None].expand(-1, -1, -1, means.shape[3])
@@ -190,7 +190,7 @@ class ProbSparse(Method):
         if not call.wants_lse:
             return out, None
         assert lse_of_rows is not None
-        lse = F.pad(mean_logsumexp(wide_query, wide_key, line, call.scale), (0, 1))
+        lse = F.pad(mean_logsumexp(query32, key32, line, call.scale), (0, 1))
         return out, lse.scatter(2, top, lse_of_rows)[:, :, :N]
 
     def _exact_rows(

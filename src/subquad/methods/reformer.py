@@ -43,7 +43,7 @@ from subquad.kernels.tokens.heads import repeat_heads
 from subquad.kernels.tokens.positions import ValidPositions
 from subquad.kernels.tokens.slots import Buckets, with_itself
 from subquad.methods.core.bucketed import Bucketed, attend_inside
-from subquad.methods.core.method import MOST_REPEATS, Call, Partial, Traits, whole, upcast
+from subquad.methods.core.method import MOST_REPEATS, Call, Partial, Traits, upcast, whole
 
 
 def hash_labels(
@@ -100,19 +100,22 @@ class Reformer(Bucketed):
         query, value = upcast(query, repeat_heads(value, query.shape[1]))
         buckets, key = self.meetings(query, key, call), F.normalize(query, dim=-1)
         others = attend_inside(query, key, value, buckets, call, other_keys_only=True)
-        valid = ValidPositions.of(call.mask, query, query).tokens(valid_as="both")
+        valid = ValidPositions.from_mask(call.mask, query, query).tokens(valid_as="both")
         alone = with_itself(others[1].isneginf() & valid[:, None])
         return merge_partials([others, attend_inside(query, key, value, alone, call)])
 
     def meetings(self, query: Tensor, key: Tensor, call: Call) -> tuple[Buckets, ...]:
         """Which queries meet which keys in any round; themselves too, though they see themselves only where alone."""
         with torch.no_grad():
-            line, D = ValidPositions.of(call.mask, query, query), query.shape[3]
+            line, D = ValidPositions.from_mask(call.mask, query, query), query.shape[3]
             valid = line.tokens(valid_as="either")
             most = torch.sym_min(-(-line.N // self.chunk), self.buckets // 2)
             used = (-(-valid.sum(1) // self.chunk)).clamp(max=most)
             used = torch.where(valid.sum(1) <= self.chunk, 0, used)
             directions = normal(call.seed, most, self.rounds * D, like=query).unflatten(1, (self.rounds, D))
             labels = (hash_labels(query, of_round, used) for of_round in directions.unbind(1))
-            runs = (runs_of_labels(torch.where(valid[:, None], own, 2 * most), 2 * most, self.chunk) for own in labels)
-            return tuple(found.of_valid(line.valid_queries, line.valid_keys) for found in runs)
+            runs = (
+                runs_of_labels(torch.where(valid[:, None], labels_of_round, 2 * most), 2 * most, self.chunk)
+                for labels_of_round in labels
+            )
+            return tuple(run.of_valid(line.valid_queries, line.valid_keys) for run in runs)

@@ -36,7 +36,7 @@ from subquad.kernels.attention.products.gated import gated_product
 from subquad.kernels.tokens.heads import repeat_heads
 from subquad.kernels.tokens.positions import ValidPositions, placed
 from subquad.kernels.tokens.slots import taken
-from subquad.methods.core.method import WIDEST, Call, Method, Partial, Traits, choice, whole, upcast
+from subquad.methods.core.method import WIDEST, Call, Method, Partial, Traits, choice, upcast, whole
 
 REMEMBERS = 4.0  # b at the start: gates of 0.982, some 55 tokens
 
@@ -101,7 +101,7 @@ class RandomFeature(Method):
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Partial:
         """Map; sum over the keys, or run along them; read."""
-        line = ValidPositions.of(call.mask, query, key)
+        line = ValidPositions.from_mask(call.mask, query, key)
         of_query, of_key, value, log_gate = self.mapped(query, key, value, call)
         if not call.mask.is_causal:
             sums = of_key.mT @ value
@@ -109,7 +109,7 @@ class RandomFeature(Method):
         if line.aligned:
             return normalised(gated_product(of_query, of_key, value, log_gate)[0]), None
         # Queries beside their keys; behind the last key there is room for those beyond it, and nothing is added there.
-        at = line.places
+        at = line.line_positions
         of_key, value = (F.pad(x, (0, 0, 0, line.N)) for x in (of_key, value))
         beside = placed(of_query, at, line.M + line.N)
         out, _ = gated_product(beside, of_key, value, F.pad(log_gate, (0, line.N)))

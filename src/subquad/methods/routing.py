@@ -44,7 +44,7 @@ from subquad.kernels.tokens.heads import repeat_heads
 from subquad.kernels.tokens.positions import ValidPositions
 from subquad.kernels.tokens.slots import Buckets
 from subquad.methods.core.bucketed import Bucketed, attend_inside
-from subquad.methods.core.method import WIDEST, Call, Partial, Traits, whole, upcast
+from subquad.methods.core.method import WIDEST, Call, Partial, Traits, upcast, whole
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ class Routing(Bucketed):
         """In training, move the centroids towards their queries."""
         if call.learned.training:
             call.learned.follow(
-                upcast(query.detach())[0], ValidPositions.of(call.mask, query, key).tokens(valid_as="both")
+                upcast(query.detach())[0], ValidPositions.from_mask(call.mask, query, key).tokens(valid_as="both")
             )
 
     def meetings(self, query: Tensor, key: Tensor, call: Call) -> tuple[Buckets, ...]:

@@ -43,10 +43,10 @@ from subquad.kernels.selection.chunks import chunks_of
 from subquad.kernels.tokens.heads import repeat_heads
 from subquad.kernels.tokens.positions import ValidPositions
 from subquad.kernels.tokens.slots import valid_slots, vectors_at
-from subquad.methods.core.method import MOST_REPEATS, Call, Method, Partial, Traits, number, whole, upcast
+from subquad.methods.core.method import MOST_REPEATS, Call, Method, Partial, Traits, number, upcast, whole
 
 LEAST = 1e-12  # a smaller share of a slot is none: its logarithm would have no use and a huge gradient
-PLACES = 2**20  # more than there are blocks
+MOST_BLOCKS = 2**20  # more than there are blocks
 
 
 class SortNetwork(nn.Module):
@@ -72,7 +72,7 @@ class SortNetwork(nn.Module):
         block = torch.arange(T, device=logits.device)
         item = torch.arange(B, device=logits.device)[:, None]
         head = (item * call.all_heads(query) + call.head_numbers(query))[..., None, None]
-        noise = gumbel(call.seed, self.steps, (head * PLACES + block[:, None]) * PLACES + block, like=logits)
+        noise = gumbel(call.seed, self.steps, (head * MOST_BLOCKS + block[:, None]) * MOST_BLOCKS + block, like=logits)
         self.steps.add_(1)
         return logits + noise
 
@@ -141,7 +141,7 @@ class Sinkhorn(Method):
         query, key, value = upcast(query, key, value)
         (B, H, N, _), network = query.shape, call.learned
         assert isinstance(network, SortNetwork)
-        valid = ValidPositions.of(call.mask, query, key).tokens(valid_as="either")
+        valid = ValidPositions.from_mask(call.mask, query, key).tokens(valid_as="either")
         slots = chunks_of((~valid).int().argsort(dim=1, stable=True)[:, None], valid.sum(1), self.block)
         slots = slots.expand(B, H, -1, -1)
         of_query = valid_slots(slots, call.mask.query_padding(N))
@@ -189,7 +189,7 @@ def attend_by_share(
     call: Call,
 ) -> tuple[Float[Tensor, "B H T S E"], Float[Tensor, "B H T S"] | None]:
     """Softmax attention in which a slot counts by its share, from 0 to 1; with its log-sum-exp."""
-    seen = (share > LEAST)[..., None, :]
+    allowed = (share > LEAST)[..., None, :]
     logits = q @ k.transpose(-1, -2) * call.scale + share.clamp(min=LEAST).log()[..., None, :]
-    out = F.dropout(visible_softmax(logits, seen), call.dropout_p) @ v
-    return out, visible_logsumexp(logits, seen) if call.wants_lse else None
+    out = F.dropout(visible_softmax(logits, allowed), call.dropout_p) @ v
+    return out, visible_logsumexp(logits, allowed) if call.wants_lse else None

@@ -37,7 +37,7 @@ from subquad.kernels.tokens.heads import repeat_heads
 from subquad.kernels.tokens.positions import ValidPositions
 from subquad.kernels.tokens.slots import Buckets
 from subquad.methods.core.bucketed import Bucketed
-from subquad.methods.core.method import MOST_REPEATS, Call, Traits, whole, upcast
+from subquad.methods.core.method import MOST_REPEATS, Call, Traits, upcast, whole
 from subquad.methods.lsh import plane_scores
 
 
@@ -97,7 +97,7 @@ class Smyrf(Bucketed):
     def meetings(self, query: Tensor, key: Tensor, call: Call) -> tuple[Buckets, ...]:
         """Which queries meet which keys: the clusters of all rounds."""
         with torch.no_grad():
-            line = ValidPositions.of(call.mask, query, key)
+            line = ValidPositions.from_mask(call.mask, query, key)
             f, g = asymmetric(query, key, line)
             lengths = line.query_lengths, line.key_lengths
             counts, most = torch.full_like(lengths[0], self.clusters), self.clusters
@@ -115,7 +115,7 @@ class Smyrf(Bucketed):
     @torch.no_grad()
     def scores(self, query: Tensor, key: Tensor, call: Call) -> tuple[Tensor, Tensor]:
         """For diagnostics: [x R; −R] of F(q) and G(k), the hash that Sun et al. examine (figure 1, down)."""
-        line = ValidPositions.of(call.mask, query, key)
+        line = ValidPositions.from_mask(call.mask, query, key)
         clusters = -(-max(line.N, line.M) // self.cluster_size) if self.cluster_size else self.clusters
         f, g = asymmetric(query, key, line)
         return plane_scores(f, clusters, call.seed), plane_scores(g, clusters, call.seed)

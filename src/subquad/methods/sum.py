@@ -9,10 +9,10 @@
     out_i  = Σ_j w_ij v_j / Σ_j w_ij,   lse_i = ln Σ_j w_ij
 
 The parts other than "keep" see a sequence from which the kept tokens are missing, as if they were padding. A pair that
-several parts choose, or one part several times, counts once (`ops.once`). Of the rest, what it gives the keys in P_i is
-subtracted (`ops.rest`): for feature maps that is how Chen et al. 2021, "Scatterbrain: Unifying Sparse and Low-rank
+several parts choose, or one part several times, counts once (`kernels.selection.deduplication`). Of the rest, what it gives the keys in P_i is
+subtracted (`kernels.attention.residual`): for feature maps that is how Chen et al. 2021, "Scatterbrain: Unifying Sparse and Low-rank
 Attention", section 4, add a sparse and a low-rank attention; for cells of keys r_ij is the weight of k_j for the
-cluster's mean query, moved to q_i to first order (`ops.parts.tail`), and its exact keys belong to P_i.
+cluster's mean query, moved to q_i to first order (`kernels.attention.tail`), and its exact keys belong to P_i.
 
 A part gives its choice of keys and nothing else: those of "reformer" or "routing", say, are then attended to by the
 products of queries and keys, as all others.
@@ -81,17 +81,17 @@ def read(text: str) -> list[Method]:
             f"{str(kept[0])!r} and {str(kept[1])!r} are two lists of kept tokens; write one, as first=4,every=64"
         )
     pairs = sorted((method for method in methods if chooses(method)), key=str)
-    rest = [method for method in methods if method not in kept and not chooses(method)]
-    if len(rest) > 1:
+    others = [method for method in methods if method not in kept and not chooses(method)]
+    if len(others) > 1:
         raise ValueError(
-            f"{str(rest[0])!r} and {str(rest[1])!r} both stand for all keys, which would count twice; leave one out"
+            f"{str(others[0])!r} and {str(others[1])!r} both stand for all keys, which would count twice; leave one out"
         )
-    if pairs and rest:
-        refused = refusal_of_residual(rest[0], pairs[0])
+    if pairs and others:
+        refused = refusal_of_residual(others[0], pairs[0])
         if refused:
             raise ValueError(refused)
     common_seed(methods)
-    return [*pairs, *kept, *rest]
+    return [*pairs, *kept, *others]
 
 
 def _check_part(method: Method) -> None:
@@ -115,7 +115,7 @@ class Sum(Method):
     Args:
         terms: the methods with `+` between them. Any number choose pairs, such as "local", "lha" or "smyrf", one may be
             "keep", and one may stand for the rest, such as "lha-tail", "clustered-tail" or "performer". In Python the
-            same is `sq.Local(window=32) + sq.Keep(first=1)`, or `Sum.of`.
+            same is `sq.Local(window=32) + sq.Keep(first=1)`, or `Sum.from_methods`.
 
     Raises:
         ValueError: a text that names no methods, one method only, one twice, two that stand for the rest, a method that
@@ -157,8 +157,8 @@ class Sum(Method):
         return joined(map(str, self.addends))
 
     @classmethod
-    def of(cls, *methods: str | Method) -> "Sum":
-        """From methods: `Sum.of("local:window=32", sq.Keep(first=1))`."""
+    def from_methods(cls, *methods: str | Method) -> "Sum":
+        """From methods: `Sum.from_methods("local:window=32", sq.Keep(first=1))`."""
         return cls(joined(map(as_term, methods)))
 
     def describe(self) -> Traits:
@@ -206,29 +206,29 @@ class Sum(Method):
     def attend(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Partial:
         """Merge what the parts count: kept tokens, chosen pairs, the rest."""
         kept, call = self._without_kept(query, key, call)
-        seen = cleared_inputs(query, key, value, call.mask) if kept else (query, key, value)
+        cleared = cleared_inputs(query, key, value, call.mask) if kept else (query, key, value)
         ready = list(self._ready(call, query.shape[2], key.shape[2]))
         choosing = sorted((each for each in ready if chooses(each[0])), key=lambda each: not each[0].pairs_once)
-        rest = next((each for each in ready if not chooses(each[0])), None)
-        met = [part.meetings(*seen[:2], own) for part, own in choosing]
-        for part, own in choosing:
-            part.follow(*seen[:2], own)
+        reader = next((each for each in ready if not chooses(each[0])), None)
+        met = [part.meetings(*cleared[:2], part_call) for part, part_call in choosing]
+        for part, part_call in choosing:
+            part.follow(*cleared[:2], part_call)
 
         partials: list[Any] = []
-        if rest is None:
+        if reader is None:
             first = met.pop(0) if met and choosing[0][0].pairs_once else ()
-            sure, standing = (*kept, *first), None
+            sure, residual = (*kept, *first), None
         elif met:
-            standing = rest[0].rest(*seen, replace(rest[1], wants_lse=True))
-            first, sure = standing.exact, (*kept, *standing.exact)
+            residual = reader[0].rest(*cleared, replace(reader[1], wants_lse=True))
+            first, sure = residual.exact, (*kept, *residual.exact)
         else:
-            standing, first, sure = None, (), kept
-            partials.append(rest[0].attend_partial(*seen, replace(rest[1], wants_lse=True)))
+            residual, first, sure = None, (), kept
+            partials.append(reader[0].attend_partial(*cleared, replace(reader[1], wants_lse=True)))
         if sure:  # sets without a pair in common
             partials.append(attend_inside(query, key, value, sure, call))
         if met:
             alone = len(met) == 1 and len(first) == 0 and choosing[0][0].pairs_once
-            partials.append(_attend_once(query, key, value, sum(met, ()), first, standing, call, alone))
+            partials.append(_attend_once(query, key, value, sum(met, ()), first, residual, call, alone))
         return partials[0] if len(partials) == 1 else merge_partials(partials)
 
     def _without_kept(self, query: Tensor, key: Tensor, call: Call) -> tuple[tuple[Buckets, ...], Call]:
@@ -237,7 +237,7 @@ class Sum(Method):
         if keep is None:
             return (), call
         N, M = query.shape[2], key.shape[2]
-        kept = keep.clamped_to(N, M).kept(ValidPositions.of(call.mask, query, key))
+        kept = keep.clamped_to(N, M).kept(ValidPositions.from_mask(call.mask, query, key))
         return kept.meetings(query.shape[1]), call.under(kept.left_out())
 
     def _ready(self, call: Call, N: int, M: int) -> Iterator[tuple[Any, Call]]:
@@ -251,13 +251,15 @@ class Sum(Method):
         """Which queries meet which keys by themselves; a pair may be listed several times."""
         kept, call = self._without_kept(query, key, call)
         ready = self._ready(call, query.shape[2], key.shape[2])
-        return kept + sum((part.meetings(query, key, own) for part, own in ready if isinstance(part, Bucketed)), ())
+        return kept + sum(
+            (part.meetings(query, key, part_call) for part, part_call in ready if isinstance(part, Bucketed)), ()
+        )
 
     def auxiliary_loss(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Tensor | None:
         """The sum of the auxiliary losses of the parts that have one; None if none has."""
         _, call = self._without_kept(query, key, call)
         ready = self._ready(call, query.shape[2], key.shape[2])
-        return _sum_of([part.auxiliary_loss(query, key, value, own) for part, own in ready])
+        return _sum_of([part.auxiliary_loss(query, key, value, part_call) for part, part_call in ready])
 
     def fit_loss(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Tensor | None:
         """The auxiliary losses, and where a part learns from its output, the relative error of the sum's."""
@@ -273,7 +275,7 @@ def _attend_once(
     value: Tensor,
     met: tuple[Buckets, ...],
     first: tuple[Buckets, ...],
-    rest: Residual | None,
+    residual: Residual | None,
     call: Call,
     alone: bool,
 ) -> Partial:
@@ -283,13 +285,13 @@ def _attend_once(
     """
     shown = None if alone else first_meetings(met, query.shape[2], key.shape[2], call.mask, first)
     partial = attend_inside(query, key, value, met, call, shown=shown)
-    if rest is None:
+    if residual is None:
         return partial
-    valid, (out, lse) = call.mask.query_padding(query.shape[2]), rest.partial
+    valid, (out, lse) = call.mask.query_padding(query.shape[2]), residual.partial
     assert lse is not None
     lse = lse if valid is None else lse.masked_fill(~valid[:, None], -torch.inf)
-    how: dict[str, Any] = {"scale": 1.0, "shown": shown, "by_features": rest.by_features}
-    of_met = attend_pairs(rest.of_query, rest.of_key, value, met, call.mask, **how)
+    options: dict[str, Any] = {"scale": 1.0, "shown": shown, "by_features": residual.by_features}
+    of_met = attend_pairs(residual.of_query, residual.of_key, value, met, call.mask, **options)
     return merge_with_residual(partial, (out, lse), of_met)
 
 

@@ -35,7 +35,7 @@ from subquad.kernels.attention.softmax import visible_logsumexp, visible_softmax
 from subquad.kernels.attention.synthetic_logits import Dense, FactorisedDense, FactorisedRandom, Random
 from subquad.kernels.tokens.heads import repeat_heads
 from subquad.kernels.tokens.positions import ValidPositions, ranks
-from subquad.methods.core.method import WIDEST, Call, Method, Partial, Traits, choice, whole, upcast
+from subquad.methods.core.method import WIDEST, Call, Method, Partial, Traits, choice, upcast, whole
 
 AND = "-and-"
 DOT = "dot"
@@ -141,7 +141,7 @@ class Synthesizer(Method):
 
     def _logits(self, query: Tensor, key: Tensor, call: Call) -> Float[Tensor, "B H N M"]:
         """All logits, mixed; key heads are repeated already."""
-        learned, line, M = call.learned, ValidPositions.of(call.mask, query, key), key.shape[2]
+        learned, line, M = call.learned, ValidPositions.from_mask(call.mask, query, key), key.shape[2]
         assert isinstance(learned, Synthesised)
         if learned.max_length < M:
             raise ValueError(

@@ -38,12 +38,12 @@ from subquad.kernels.attention.pairs.op import attend_pairs
 from subquad.kernels.attention.softmax import hide, logsumexp, visible_softmax
 from subquad.kernels.selection.blocks.op import by_bucket
 from subquad.kernels.tokens.heads import repeat_heads
-from subquad.kernels.tokens.positions import ValidPositions, ValidIndex
+from subquad.kernels.tokens.positions import ValidIndex, ValidPositions
 from subquad.kernels.tokens.slots import Buckets, vectors_at
 from subquad.kernels.tokens.split_pools import Half, one_after_the_other, running, sizes_of_items
 from subquad.masks import Mask
 from subquad.methods.core.fitting import output_error
-from subquad.methods.core.method import Call, Fit, Method, Partial, Traits, whole, upcast
+from subquad.methods.core.method import Call, Fit, Method, Partial, Traits, upcast, whole
 
 BLOCK = 64  # queries of a block where all of them meet the same keys
 
@@ -99,21 +99,21 @@ def layout_of(valid: Bool[Tensor, "B M"] | None, B: int, M: int, device: torch.d
             "of `dynamic_shapes`"
         )
     longest = -(-M // k) if k else w
-    ranks = ValidIndex.of(valid, B, M, device)
-    own = (-(-ranks.lengths // k)).clamp(min=1) if k else torch.full_like(ranks.lengths, longest)
+    ranks = ValidIndex.from_mask(valid, B, M, device)
+    pooled = (-(-ranks.lengths // k)).clamp(min=1) if k else torch.full_like(ranks.lengths, longest)
     lengths = range(1, longest + 1) if k and valid is not None else [longest]
     some = {size: sizes_of(size, w) for size in lengths}
-    cell, block, pool = sizes_of_items(own[:, None], w)
+    cell, block, pool = sizes_of_items(pooled[:, None], w)
     ends = {size: min(M, size * k) if k else M for size in some}
     return PoolLayout(
         ranks,
         cell,
         block,
         pool,
-        cells=max(-(-ends[size] // of.cell) for size, of in some.items()),
-        blocks=max(-(-ends[size] // (of.cell * of.block)) for size, of in some.items()),
+        cells=max(-(-ends[size] // layout.cell) for size, layout in some.items()),
+        blocks=max(-(-ends[size] // (layout.cell * layout.block)) for size, layout in some.items()),
         longest=PoolSizes(*(max(sizes) for sizes in zip(*some.values(), strict=True))),
-        near=max(of.cell * of.block for of in some.values()),
+        near=max(layout.cell * layout.block for layout in some.values()),
     )
 
 
@@ -213,8 +213,8 @@ def keys_of_blocks(layout: PoolLayout, pools: Pools | None, window: int, sinks: 
             cut = (high < layout.cells) & (high % layout.pool != 0)
             asked.append(torch.where(cut, whole_pools + layout.cells + high, none - M)[..., None])
         numbers = torch.cat(asked, dim=2)
-        seen = present.gather(1, numbers.flatten(1)).view_as(numbers)
-        lists = [torch.where(x < M, x, none) for x in lists] + [torch.where(seen, M + numbers, none)]
+        visible = present.gather(1, numbers.flatten(1)).view_as(numbers)
+        lists = [torch.where(x < M, x, none) for x in lists] + [torch.where(visible, M + numbers, none)]
     return torch.cat(lists, dim=2)
 
 
@@ -279,8 +279,8 @@ class TiltedPool(Method):
             assert isinstance(call.learned, Tilt)
             pools = pools_of(key, value, call.learned, layout, call.scale, self.sinks, self.pools)
             # A pool's logit is scale·(q − μ)·k̄ + lse + b = scale·q·k̄ + (lse − scale·μ·k̄ + b): the bracket is its bias.
-            own = (pools.key * call.learned.towards.to(key.dtype)[:, None]).sum(-1) * call.scale
-            added = torch.where(pools.present[:, None], pools.mass - own, 0.0)
+            slope = (pools.key * call.learned.towards.to(key.dtype)[:, None]).sum(-1) * call.scale
+            added = torch.where(pools.present[:, None], pools.mass - slope, 0.0)
             added = repeat_heads(added[..., None], H)[..., 0] + call.learned.shift.to(key.dtype)[:, None]
             bias = torch.cat([added.new_zeros(B, H, M), added], dim=2)
             key, value = torch.cat([key, pools.key], dim=2), torch.cat([value, pools.value], dim=2)

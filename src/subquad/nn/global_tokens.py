@@ -34,7 +34,7 @@ class GlobalRows(Pattern):
 
     def meetings(self, query: Tensor, key: Tensor, call: Call) -> tuple[Buckets, ...]:
         """Which queries meet which keys: the first ones all."""
-        return (rows_of_first(self.first, PatternPositions.of(call.mask, query, key)),)
+        return (rows_of_first(self.first, PatternPositions.from_mask(call.mask, query, key)),)
 
 
 class GlobalTokens(nn.Module):

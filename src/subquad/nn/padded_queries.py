@@ -28,7 +28,7 @@ def attend_all(
     *,
     mask: Mask,
     valid: Tensor | None,
-    own: Tensor | None,
+    query_valid: Tensor | None,
     bias: Tensor | None = None,
     keep: Keep | None = None,
     hidden: Tensor | None = None,
@@ -37,30 +37,31 @@ def attend_all(
 ) -> Tensor:
     """Run a method for all queries, padded ones included.
 
-    `mask` holds no padding: `valid` (B,M) says which keys are real, `own` (B,N) which queries; None: all, or not known.
+    `mask` holds no padding: `valid` (B,M) says which keys are not padding, `query_valid` (B,N) which
+    queries; None: all, or not known.
     `hidden` is the layer's input. With `parallel`, padded queries of methods that group queries have attention 0: the
     exchanges of another clustering would buy outputs that no real token depends on.
     """
-    seen = mask if valid is None else mask & Mask.padding(keys=valid)
+    visible = mask if valid is None else mask & Mask.padding(keys=valid)
     one_by_one = bound.method.traits.yardstick or mask.span is not None
-    if valid is None or own is None or one_by_one:  # what a query gets does not depend on the other queries
-        return bound(query, key, value, mask=seen, bias=bias, keep=keep, hidden=hidden, parallel=parallel, **options)
-    seen = seen & Mask.padding(queries=own)
-    out = bound(query, key, value, mask=seen, bias=bias, keep=keep, hidden=hidden, parallel=parallel, **options)
+    if valid is None or query_valid is None or one_by_one:  # what a query gets does not depend on the other queries
+        return bound(query, key, value, mask=visible, bias=bias, keep=keep, hidden=hidden, parallel=parallel, **options)
+    visible = visible & Mask.padding(queries=query_valid)
+    out = bound(query, key, value, mask=visible, bias=bias, keep=keep, hidden=hidden, parallel=parallel, **options)
     if parallel is not None:
         return out
-    padded = padded_queries(own, mask.is_causal) if query.shape[2] == key.shape[2] else None
+    padded = padded_queries(query_valid, mask.is_causal) if query.shape[2] == key.shape[2] else None
     return out if padded is None else out + attend_padded(query, key, value, valid, padded, **options)
 
 
-def padded_queries(own: Tensor, causal: bool) -> Tensor | None:
+def padded_queries(query_valid: Tensor, causal: bool) -> Tensor | None:
     """Which queries (B,N) are computed apart: the padded ones; None where there are none.
 
     In a causal layer those behind the last real token, which may see all real keys. Those before the first see none.
     """
-    padded = ~own
+    padded = ~query_valid
     if causal:
-        padded = padded & (own.flip(1).cumsum(1).flip(1) == 0)
+        padded = padded & (query_valid.flip(1).cumsum(1).flip(1) == 0)
     return padded if torch.compiler.is_compiling() or bool(padded.any()) else None
 
 

@@ -95,8 +95,8 @@ class SetAttention(nn.Module):
                 cross-attention.
         """
         check_sets(self.attention.embed_dim, x, y)
-        valid, seen = paddings(mask, x, x if y is None else y)
-        x, y = cleared(x, valid), None if y is None else cleared(y, seen)
+        valid, visible = paddings(mask, x, x if y is None else y)
+        x, y = cleared(x, valid), None if y is None else cleared(y, visible)
         if y is not None and y.shape[1] == 0:  # methods take no keys at all, but one that is padding
             y, mask = y.new_zeros(len(y), 1, y.shape[2]), _hiding_all(x, valid)
         attended = self.attention(x, y, mask=mask, seed=seed)

@@ -128,8 +128,10 @@ def attend_as_torch(
     if lengths is not None:
         return bound(query, key, value, mask=mask & Mask.padding(lengths), bias=bias, **options)
     valid = mask.key_padding(M)
-    own = valid if self_attention else None
-    return attend_all(bound, query, key, value, mask=replace(mask, keys=()), valid=valid, own=own, bias=bias, **options)
+    query_valid = valid if self_attention else None
+    return attend_all(
+        bound, query, key, value, mask=replace(mask, keys=()), valid=valid, query_valid=query_valid, bias=bias, **options
+    )
 
 
 def _allowed(attn_mask: Tensor | None, B: int, H: int, N: int, M: int) -> Tensor | None:

@@ -247,7 +247,7 @@ class CallContract(Contract):
         assert gradients(run(method, *qkv(), bias=bias), bias)[0].abs().max() > 0
 
     @where(lambda traits: not has_exact_limit(traits))
-    def test_without_exact_limit_it_says_why_and_is_not_exact(self, method: Method):
+    def test_without_exact_limit_the_reason_is_stated_and_it_is_not_exact(self, method: Method):
         q, k, v = qkv()
         assert len(method.traits.exact_limit) > 20
         assert (run(method, q, k, v) - naive(q, k, v)).abs().max() > 1e-3
@@ -522,8 +522,8 @@ class CallContract(Contract):
     def test_any_value_width(self, method: Method, E: int):
         q, k, v = qkv(E=11)
         if method.traits.by_values:  # other values are another choice: but numbers that are all 0 add nothing to it
-            rest = torch.zeros_like(v[..., E:])
-            wanted = run(method, q, k, torch.cat([v[..., :E], rest], dim=-1))
+            others = torch.zeros_like(v[..., E:])
+            wanted = run(method, q, k, torch.cat([v[..., :E], others], dim=-1))
             assert wanted.shape[3] == 11
             assert not wanted[..., E:].any()
             assert torch.isfinite(run(method, q, k, v[..., :E])).all()
@@ -708,9 +708,9 @@ class CallContract(Contract):
         out, lse = run(method, q, k, v, mask=mask, return_lse=True)
         close(out, run(method, q, k, v, mask=mask))
         assert (lse.shape, lse.dtype) == (q.shape[:3], torch.float32)
-        seen = torch.arange(24) < torch.tensor([20, 0])[:, None]
-        assert (lse.isfinite() == seen[:, None]).all()
-        assert lse[~seen[:, None].expand_as(lse)].isneginf().all()
+        visible = torch.arange(24) < torch.tensor([20, 0])[:, None]
+        assert (lse.isfinite() == visible[:, None]).all()
+        assert lse[~visible[:, None].expand_as(lse)].isneginf().all()
         halves = run(method, *(x.bfloat16() for x in (q, k, v)), mask=mask, return_lse=True)
         assert (halves[0].dtype, halves[1].dtype) == (torch.bfloat16, torch.float32)
 
@@ -780,13 +780,13 @@ class CallContract(Contract):
 
     # ------------------------------------------------------------ plain data
 
-    def test_work_grows_as_the_traits_say(self, method: Method):
-        def work(tokens: int) -> int:
+    def test_operations_grow_as_the_traits_state(self, method: Method):
+        def operations(tokens: int) -> int:
             with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
                 run(method, *qkv(tokens, tokens))
             return counter.get_total_flops()
 
-        growth = work(512) / work(128)  # 4 for linear work, 16 for quadratic
+        growth = operations(512) / operations(128)  # 4 for linear work, 16 for quadratic
         assert (growth < 8) == method.traits.subquadratic
 
     def test_round_trips_as_dict_text_and_name(self, method: Method):
@@ -809,8 +809,12 @@ class CallContract(Contract):
             for bad in {int: (-1, True), float: (-1.0, float("nan")), str: ("many",)}[type(setting.default)]:
                 with pytest.raises(ValueError, match=f"'{method.name}': {setting.name}={bad!r}, but it must be"):
                     replace(method, **{setting.name: bad})
-            says = {int: "='many' is not a whole number", float: "='many' is not a number", str: "='many', but it must"}
-            with pytest.raises(ValueError, match=f"'{method.name}': {setting.name}{says[type(setting.default)]}"):
+            messages = {
+                int: "='many' is not a whole number",
+                float: "='many' is not a number",
+                str: "='many', but it must",
+            }
+            with pytest.raises(ValueError, match=f"'{method.name}': {setting.name}{messages[type(setting.default)]}"):
                 sq.parse_method(f"{method.name}:{setting.name}=many")
 
     @once

@@ -60,10 +60,10 @@ class DecodingContract(Contract):
         items = [qkv(n + 6, B=1, seed=i) for i, n in enumerate(lengths)]
         valid = lengths_to_bool(lengths, 17, "left")
         prompt = pad([tuple(x[:, :, :n] for x in item) for item, n in zip(items, lengths, strict=True)], valid, 300.0)
-        rest = [torch.cat([x[:, :, -6:] for x in parts]) for parts in zip(*items, strict=True)]
+        continued = [torch.cat([x[:, :, -6:] for x in parts]) for parts in zip(*items, strict=True)]
         bound = bound_for(method, *prompt)
         out, state = bound.step(*prompt, bound.init_state(4, like=prompt[0], value_dim=6), mask=Mask.padding(valid))
-        last, _ = bound.step(*rest, state)
+        last, _ = bound.step(*continued, state)
         assert (out.transpose(1, 2)[~valid] == 0).all()
         for row, (item, n) in enumerate(zip(items, lengths, strict=True)):
             want = bound(*item, is_causal=True)[0]
@@ -105,8 +105,8 @@ class DecodingContract(Contract):
         close(out, bound(*(x[order] for x in (q, k, v)), is_causal=True)[:, :, 9:])
 
     @where(lambda traits: traits.recurrent)
-    def test_the_work_of_a_step_does_not_depend_on_the_past(self, method: Method):
-        def work(past: int) -> int:
+    def test_the_cost_of_a_step_does_not_depend_on_the_past(self, method: Method):
+        def operations(past: int) -> int:
             inputs = qkv(past + 1)
             bound = bound_for(method, *inputs)
             _, state = by_steps(bound, (x[:, :, :past] for x in inputs), [past])
@@ -114,7 +114,7 @@ class DecodingContract(Contract):
                 bound.step(*(x[:, :, past:] for x in inputs), state)
             return counter.get_total_flops()
 
-        assert work(5) == work(50) > 0
+        assert operations(5) == operations(50) > 0
 
     @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64], ids=str)
     @where(lambda traits: traits.recurrent)
@@ -148,9 +148,9 @@ class DecodingContract(Contract):
             "is on meta but `query` is on cpu": {**state, name: state[name].to("meta")},
             f"{name!r} is torch.float64, but that of a torch.float32": {**state, name: state[name].double()},
         }
-        for message, given in wrong.items():
+        for message, wrong_state in wrong.items():
             with pytest.raises(ValueError, match=message):
-                bound.step(q, k, v, given)
+                bound.step(q, k, v, wrong_state)
         with pytest.raises(ValueError, match="make it with init_state of the layer"):
             bound.step(q, k, q, state)
         with pytest.raises(ValueError, match="bound for 2 heads of width 8"):

@@ -20,8 +20,8 @@ HUGE = 3e38
 KINDS = {"nan": torch.nan, "inf": torch.inf, "-inf": -torch.inf, "3e38": HUGE}
 Inputs = tuple[Tensor, Tensor, Tensor]
 
-CASES = [(place, name) for place in ("query", "key", "value") for name in ("nan", "inf", "-inf")]
-WIDE_CASES = [("whole key", "nan"), ("whole key", "-inf"), ("all keys", "nan"), ("all values", "nan")]
+CASES = [(poisoned_at, name) for poisoned_at in ("query", "key", "value") for name in ("nan", "inf", "-inf")]
+WHOLE_CASES = [("whole key", "nan"), ("whole key", "-inf"), ("all keys", "nan"), ("all values", "nan")]
 
 on_each_backend = pytest.mark.parametrize("backend", ["reference", "fastest"])
 
@@ -47,10 +47,10 @@ def on_backend(backend: str, method: Method, inputs: Inputs, **options: object) 
         return results()
 
 
-def poisoned(inputs: Inputs, number: float, place: str) -> Inputs:
+def poisoned(inputs: Inputs, number: float, poisoned_at: str) -> Inputs:
     """The inputs with this number in one place of item 0 and head 0."""
     q, k, v = (x.clone() for x in inputs)
-    match place:
+    match poisoned_at:
         case "query":
             q[0, 0, TOKEN, 1] = number
         case "key":
@@ -140,29 +140,29 @@ class NonfiniteContract(Contract):
 
     @on_each_backend
     def test_what_depends_on_nan_is_nan(self, method: Method, backend: str):
-        places = ["query"] * reads(method, 0) + ["all values"] + ["all keys"] * reads(method, 1)
+        spots = ["query"] * reads(method, 0) + ["all values"] + ["all keys"] * reads(method, 1)
         for mask in masks_of(method):
-            for place in places:
-                out = on_backend(backend, method, poisoned(qkv(N), torch.nan, place), mask=mask)[0][0, 0]
-                assert out[TOKEN if place == "query" else slice(None)].isnan().all(), f"{mask}, {place}"
+            for poisoned_at in spots:
+                out = on_backend(backend, method, poisoned(qkv(N), torch.nan, poisoned_at), mask=mask)[0][0, 0]
+                assert out[TOKEN if poisoned_at == "query" else slice(None)].isnan().all(), f"{mask}, {poisoned_at}"
 
     @on_each_backend
     @where(has_exact_limit)
     def test_the_exact_limit_is_finite_nowhere_that_exact_attention_is_not(self, method: Method, backend: str):
-        for place, name in CASES:
-            q, k, v = poisoned(qkv(N), KINDS[name], place)
+        for poisoned_at, name in CASES:
+            q, k, v = poisoned(qkv(N), KINDS[name], poisoned_at)
             out = on_backend(backend, at_exact_limit(method, N, N), (q, k, v))[0]
             exact = (q @ k.mT * 8**-0.5).softmax(-1) @ v
-            assert not (out.isfinite() & ~exact.isfinite()).any(), f"{name} in a {place}"
+            assert not (out.isfinite() & ~exact.isfinite()).any(), f"{name} in a {poisoned_at}"
 
     # ------------------------------------------------------------ the same on every backend
 
-    @pytest.mark.parametrize(("place", "name"), CASES + WIDE_CASES)
-    def test_every_backend_equals_the_reference(self, method: Method, place: str, name: str):
+    @pytest.mark.parametrize(("poisoned_at", "name"), CASES + WHOLE_CASES)
+    def test_every_backend_equals_the_reference(self, method: Method, poisoned_at: str, name: str):
         """Outputs are finite in the same places. Between pairs that a pattern hides from each other, 0·NaN may pass
         gradients of NaN on in the reference, and does not in compiled code.
         """
-        inputs = poisoned(qkv(N), KINDS[name], place)
+        inputs = poisoned(qkv(N), KINDS[name], poisoned_at)
         for mask in masks_of(method):
             want, have = (on_backend(backend, method, inputs, mask=mask) for backend in ("reference", "fastest"))
             assert torch.equal(have[0].isfinite(), want[0].isfinite()), str(mask)

@@ -7,7 +7,7 @@ import torch
 
 import subquad as sq
 from subquad import Mask, RandomHash
-from subquad.methods.lsh import position_scores, plane_scores
+from subquad.methods.lsh import plane_scores, position_scores
 from subquad.testing.oracle import naive, normal, qkv
 from subquad.tools.measure.utility import attention_utility
 

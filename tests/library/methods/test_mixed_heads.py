@@ -124,7 +124,7 @@ def test_every_spelling_becomes_one(text, wanted):
 
 
 def test_of_takes_names_and_objects():
-    mixed = MixedHeads.of((sq.Local(window=5), 3), ("lha:buckets=4,hash=linear", 1))
+    mixed = MixedHeads.from_parts((sq.Local(window=5), 3), ("lha:buckets=4,hash=linear", 1))
     assert mixed == MixedHeads("3*local:window=5+lha:buckets=4;hash=linear")
     assert [(str(part.method), part.share) for part in mixed.parts] == [
         ("local:window=5", 3), ("lha:buckets=4,hash=linear", 1),

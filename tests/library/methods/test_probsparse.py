@@ -81,7 +81,7 @@ def test_the_numbers_of_keys_and_queries_are_those_of_the_paper(n):
 
 def test_a_sample_is_one_real_key_of_each_run_and_depends_on_head_seed_and_length_alone():
     valid = torch.arange(60) >= torch.tensor([[0], [13], [60]])
-    line = ValidPositions.of(Mask.padding(valid), torch.zeros(3, 4, 60, 1), torch.zeros(3, 4, 60, 1))
+    line = ValidPositions.from_mask(Mask.padding(valid), torch.zeros(3, 4, 60, 1), torch.zeros(3, 4, 60, 1))
     drawn = sample(line, torch.arange(4), 5, seed=3).tokens
     assert drawn.shape == (3, 4, 25)
     assert (drawn[0].diff(dim=-1) > 0).all()  # no key twice
@@ -89,7 +89,7 @@ def test_a_sample_is_one_real_key_of_each_run_and_depends_on_head_seed_and_lengt
     assert (drawn[1, :, 20:] == 60).all()  # 5·⌈ln 47⌉ of the second item
     assert (drawn[2] == 60).all()  # none of an item without keys
     assert len({tuple(of_head) for of_head in drawn[0].tolist()}) == 4
-    line = ValidPositions.of(Mask(), torch.zeros(1, 2, 47, 1), torch.zeros(1, 2, 47, 1))
+    line = ValidPositions.from_mask(Mask(), torch.zeros(1, 2, 47, 1), torch.zeros(1, 2, 47, 1))
     assert torch.equal(sample(line, torch.arange(2), 5, seed=3).tokens + 13, drawn[1:2, :2, :20])
     assert not torch.equal(sample(line, torch.arange(2), 5, seed=4).tokens + 13, drawn[1:2, :2, :20])
 

@@ -17,14 +17,14 @@ def meetings(method: Smyrf, q: torch.Tensor, k: torch.Tensor, mask: Mask | None 
 
 def test_distances_after_the_transformation_fall_with_the_product():
     q, k, _ = qkv(9, 14, dtype=torch.float64)
-    f, g = asymmetric(q, 3 * k, ValidPositions.of(Mask(), q, k))
+    f, g = asymmetric(q, 3 * k, ValidPositions.from_mask(Mask(), q, k))
     squares = q.square().sum(-1).amax(-1) + (3 * k).square().sum(-1).amax(-1)
     torch.testing.assert_close(torch.cdist(f, g) ** 2, 2 * squares[..., None, None] - 2 * q @ (3 * k).mT)
 
 
 def test_all_transformed_vectors_are_equally_long():
     q, k, _ = qkv(9, 14, dtype=torch.float64)
-    for x in asymmetric(q, 3 * k, ValidPositions.of(Mask(), q, k)):
+    for x in asymmetric(q, 3 * k, ValidPositions.from_mask(Mask(), q, k)):
         norms = x.norm(dim=-1)
         torch.testing.assert_close(norms, norms[..., :1].expand_as(norms))
 
@@ -33,13 +33,13 @@ def test_the_longest_vectors_are_sought_in_each_item_and_head_without_padding():
     q, k, _ = qkv(9, dtype=torch.float64)
     q[0, 0, 8], k[0, 1, 8] = 100.0, 100.0
     valid = torch.arange(9) < torch.tensor([8, 9])[:, None]
-    f, g = asymmetric(q, k, ValidPositions.of(Mask.padding(valid), q, k))
+    f, g = asymmetric(q, k, ValidPositions.from_mask(Mask.padding(valid), q, k))
     shorter = q[:1, :, :8], k[:1, :, :8]
-    f_alone, g_alone = asymmetric(*shorter, ValidPositions.of(Mask(), *shorter))
+    f_alone, g_alone = asymmetric(*shorter, ValidPositions.from_mask(Mask(), *shorter))
     torch.testing.assert_close(f[:1, :, :8], f_alone)
     torch.testing.assert_close(g[:1, :, :8], g_alone)
     assert f.isfinite().all()
-    assert not torch.allclose(f[:1, 0, :8], asymmetric(q, k, ValidPositions.of(Mask(), q, k))[0][:1, 0, :8])
+    assert not torch.allclose(f[:1, 0, :8], asymmetric(q, k, ValidPositions.from_mask(Mask(), q, k))[0][:1, 0, :8])
 
 
 def test_each_round_partitions_queries_and_keys_into_equal_clusters():

@@ -183,7 +183,9 @@ def test_every_spelling_becomes_one(text, wanted):
 def test_methods_are_added():
     added = sq.Local(window=5) + sq.Keep(first=2) + sq.LinearAttention()
     assert (
-        added == sq.parse_method("local:window=5+keep:first=2+linear") == Sum.of("linear", "keep:first=2", sq.Local(5))
+        added
+        == sq.parse_method("local:window=5+keep:first=2+linear")
+        == Sum.from_methods("linear", "keep:first=2", sq.Local(5))
     )
     assert [part.name for part in added.addends] == ["local", "keep", "linear"]
     with pytest.raises(TypeError, match="unsupported operand"):
@@ -194,7 +196,7 @@ def test_sums_stand_inside_mixed_heads_and_by_length():
     inputs = qkv(30, H=4)
     mixed = sq.parse_method("mixed-heads:methods=3*(local:window=2+keep:first)+full")
     assert mixed.methods == "3*(local:window=2+keep)+full"
-    assert mixed == sq.MixedHeads.of(("local:window=2+keep", 3), ("full", 1)) == sq.parse_method(str(mixed))
+    assert mixed == sq.MixedHeads.from_parts(("local:window=2+keep", 3), ("full", 1)) == sq.parse_method(str(mixed))
     alone = sq.attention(*(x[:, :3] for x in inputs), method="local:window=2+keep")
     torch.testing.assert_close(mixed(*inputs)[:, :3], alone)
     steps = sq.ByLength({0: "full", 20: "local:window=2,positions=none+keep"})

@@ -76,10 +76,10 @@ class KeyBlocks:
         """What this rank's queries see of a block; empty where they see nothing."""
         if block is None:
             return []
-        keys, own, M = spans(self.split.key_lengths)[block], self.split.own, sum(self.split.key_lengths)
-        if not needs(self.mask, own, keys):
+        keys, local, M = spans(self.split.key_lengths)[block], self.split.own, sum(self.split.key_lengths)
+        if not needs(self.mask, local, keys):
             return []
-        return list(View.of(self.mask, own, keys, M).pieces(query.device, whole=fused(query)))
+        return list(View.cut(self.mask, local, keys, M).pieces(query.device, whole=fused(query)))
 
     def unpacked(self, both: Tensor, heads: int, width: int) -> list[Tensor]:
         """Keys and values of every query head, in one width."""
@@ -95,14 +95,14 @@ class _Attention(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, query: Tensor, both: Tensor, blocks: KeyBlocks) -> tuple[Tensor, Tensor]:
         width = -(-max(blocks.D, blocks.E) // 8) * 8
-        (own,) = widened(width, query)
+        (local,) = widened(width, query)
         out = query.new_zeros(*query.shape[:3], blocks.E, dtype=torch.promote_types(query.dtype, torch.float32))
         lse = torch.full_like(out[..., 0], -torch.inf)
         for _, block, held in blocks.ring().travel(both.contiguous()):
             pieces = blocks.pieces(block, query)
             key, value = blocks.unpacked(held, query.shape[1], width) if pieces else (held, held)
             for piece in pieces:
-                partial = _partial(own, key, value, piece, blocks)
+                partial = _partial(local, key, value, piece, blocks)
                 at = (..., piece.rows, slice(None))
                 merged = merge_partials([(out[at], lse[..., piece.rows]), partial])
                 out[at], lse[..., piece.rows] = merged
@@ -173,10 +173,10 @@ def _gradients(rows: _QueryRows, held: Tensor, pieces: list[Piece], blocks: KeyB
     for piece in pieces:
         of_rows = rows.gradient, rows.query, rows.out, rows.lse
         g, query, out, lse = (x[:, :, piece.rows].contiguous() for x in of_rows)
-        own_key, own_value = (x[:, :, piece.keys].contiguous() for x in (key, value))
+        local_key, local_value = (x[:, :, piece.keys].contiguous() for x in (key, value))
         kernels = Kernels(piece.bias, piece.causal, blocks.scale)
-        found = kernels.backward(g, query, own_key, own_value, out, lse)
-        for total, at, more in zip(sums, (piece.rows, piece.keys, piece.keys), found, strict=True):
+        gradients = kernels.backward(g, query, local_key, local_value, out, lse)
+        for total, at, more in zip(sums, (piece.rows, piece.keys, piece.keys), gradients, strict=True):
             total[:, :, at] += more
     of_query, of_key, of_value = sums
     return of_query, blocks.joined(of_key, of_value, held.shape[1])

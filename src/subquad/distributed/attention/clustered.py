@@ -58,16 +58,16 @@ def clustered_attention_of_ranks(
     means = means_of_ranks(query, labels, settings.clusters, split)
     topk = min(topk, sum(split.key_lengths))
     all_keys, all_values = WholeAndRows(key), WholeAndRows(value)
-    out, lse, own = attend_and_list(means, all_keys.whole, all_values.whole, valid_keys, topk=topk, scale=scale)
+    out, lse, listed = attend_and_list(means, all_keys.whole, all_values.whole, valid_keys, topk=topk, scale=scale)
     if topk == 0:
         out, lse = merge_of_ranks(out, lse, split)
         of_members = (
             broadcast(lse.unsqueeze(-1), labels).squeeze(-1).masked_fill(labels == settings.clusters, -torch.inf)
         )
         return broadcast(out, labels), of_members
-    keys, values = rows_of(all_keys, own), rows_of(all_values, own)
+    keys, values = rows_of(all_keys, listed), rows_of(all_values, listed)
     scores = (keys.detach() @ means.detach().unsqueeze(-1)).squeeze(-1) * scale
-    top = choose(scores.masked_fill(own == key.shape[2], -torch.inf), topk, split.key_lengths, split)
+    top = choose(scores.masked_fill(listed == key.shape[2], -torch.inf), topk, split.key_lengths, split)
     rows = top.in_slots(torch.cat([keys, values], dim=-1))
     both, rows = combine_together([merging(out, lse), summed(rows)], split.group)
     (out, lse), (keys, values) = as_partial(both), rows.split([key.shape[3], value.shape[3]], dim=-1)
@@ -75,8 +75,8 @@ def clustered_attention_of_ranks(
     logits = (logits - lse.masked_fill(torch.isneginf(lse), 0.0).unsqueeze(3)).masked_fill(~top.filled, -torch.inf)
     weights = logits.exp()
     mass = weights.sum(-1)
-    rest = out - (weights.unsqueeze(3) @ values).squeeze(3)
-    values = mass[..., None, None] * values + rest.unsqueeze(3)
+    remaining = out - (weights.unsqueeze(3) @ values).squeeze(3)
+    values = mass[..., None, None] * values + remaining.unsqueeze(3)
     bias = -mass.clamp(min=LEAST).log()
     return attend_in_clusters(query, labels, keys, values, bias.unsqueeze(3).expand_as(logits), top.filled, scale)
 

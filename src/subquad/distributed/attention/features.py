@@ -53,5 +53,5 @@ def attend_ranks(
     """
     sums = left_behind(key, value, of_key, key_bias)
     rows = of_earlier(sums, lambda a, b: merged([a, b]), of_no_keys) if before else merging_rows(sums)
-    (seen,) = combine_together([rows], split.group)
-    return attend_sums(query, [seen], **maps)
+    (state,) = combine_together([rows], split.group)
+    return attend_sums(query, [state], **maps)

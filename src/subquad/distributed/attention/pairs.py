@@ -49,22 +49,22 @@ def attend_balanced_of_ranks(
 
     query_slots = torch.where(of_queries.mine, queries.tokens, query.shape[2])
     key_slots = torch.where(of_keys.mine, keys.tokens, key.shape[2])
-    own = filled_buckets(query_slots, queries.best, key_slots, mask)
-    seen = of_keys.filled & ((of_keys.rank < split.rank) if mask.is_causal else (of_keys.rank != split.rank))
-    elsewhere = torch.where(seen, of_rows, rows.shape[2])
-    others = tuple(replace(each, keys=elsewhere) for each in own[:2])
-    how: dict[str, Any] = {"scale": scale, "union": union}
-    of_own = attend_pairs(query, key, value, own, mask, **how)
+    local = filled_buckets(query_slots, queries.best, key_slots, mask)
+    visible = of_keys.filled & ((of_keys.rank < split.rank) if mask.is_causal else (of_keys.rank != split.rank))
+    elsewhere = torch.where(visible, of_rows, rows.shape[2])
+    others = tuple(replace(each, keys=elsewhere) for each in local[:2])
+    options: dict[str, Any] = {"scale": scale, "union": union}
+    of_local = attend_pairs(query, key, value, local, mask, **options)
     (query,) = upcast(query)
     keys_present, values_present = rows.split([key.shape[3], value.shape[3]], dim=-1)
-    return merge_partials([of_own, attend_pairs(query, keys_present, values_present, others, Mask(), **how)])
+    return merge_partials([of_local, attend_pairs(query, keys_present, values_present, others, Mask(), **options)])
 
 
 def _chosen(queries: Candidates, keys: Candidates, size: int, split: TokenSplit) -> tuple[Taken, Taken]:
     """Which candidates of all ranks buckets take, as queries and as keys."""
     sides = [(queries.scores, split.lengths), (keys.scores, split.key_lengths)]
-    found = combine_together([choosing(scores, size, lengths) for scores, lengths in sides], split.group)
-    of_queries, of_keys = (taken(slots, scores, split.rank) for slots, (scores, _) in zip(found, sides, strict=True))
+    choices = combine_together([choosing(scores, size, lengths) for scores, lengths in sides], split.group)
+    of_queries, of_keys = (taken(slots, scores, split.rank) for slots, (scores, _) in zip(choices, sides, strict=True))
     return of_queries, of_keys
 
 
@@ -77,9 +77,9 @@ def _rows(
     """
     rows = torch.cat(upcast(vectors_at(key, candidates), vectors_at(value, candidates)), dim=-1)
     number = _first_slots(candidates, chosen, key.shape[2]).to(rows.dtype)  # less than 2²⁴, so that fp32 holds it
-    own = torch.cat([chosen.in_slots(rows), number.unsqueeze(-1)], dim=-1)
-    (found,) = combine_together([summed(own)], split.group)
-    return found[..., -1].detach().long(), found[..., :-1].flatten(2, 3)
+    local = torch.cat([chosen.in_slots(rows), number.unsqueeze(-1)], dim=-1)
+    (combined,) = combine_together([summed(local)], split.group)
+    return combined[..., -1].detach().long(), combined[..., :-1].flatten(2, 3)
 
 
 def _first_slots(candidates: Int64[Tensor, "B H C k"], chosen: Taken, M: int) -> Int64[Tensor, "B H C K"]:

@@ -57,15 +57,15 @@ def attend_with_scored_tail(
     tokens, settings = Tokens(key, valid_keys), ClusterSettings(cells, BITS, ITERATIONS_OF_KEYS, seed)
     query, key, value = upcast(query, key, value)
     sums = _sums(query, labels, C)
-    given = [moments_as_rows(tokens), summed(sums), choosing(chosen.scores, topk, split.key_lengths)]
-    moments, sums, slots = combine_together(given, split.group)
+    contributions = [moments_as_rows(tokens), summed(sums), choosing(chosen.scores, topk, split.key_lengths)]
+    moments, sums, slots = combine_together(contributions, split.group)
     means, of_keys = sums[..., :-1] / sums[..., -1:].clamp(min=1), taken(slots, chosen.scores, split.rank)
     cell = clusters_by_moments(tokens, whole_of(moments, tokens, split), split, settings)
 
-    own = torch.where(of_keys.mine, chosen.tokens, key.shape[2])
-    seen = visible_cells(means, key, value, own, cell, cells, scale)
+    local = torch.where(of_keys.mine, chosen.tokens, key.shape[2])
+    visible = visible_cells(means, key, value, local, cell, cells, scale)
     rows = torch.cat([vectors_at(key, chosen.tokens), vectors_at(value, chosen.tokens)], dim=-1)
-    both, rows = combine_together([merging(*seen), summed(of_keys.in_slots(rows))], split.group)
+    both, rows = combine_together([merging(*visible), summed(of_keys.in_slots(rows))], split.group)
     tail = as_tail(means, *as_partial(both), scale)
     numbers = torch.arange(rows[0, 0, ..., 0].numel(), device=rows.device).view(rows.shape[2:4])
     lists = torch.where(of_keys.filled, numbers, numbers.numel())

@@ -56,19 +56,19 @@ def tail_of_ranks(
     query, key, value = upcast(query, key, value)
     means, cell_means = _means(query, labels, settings.clusters, key.detach(), cell, cells, split)
     all_keys, all_values = WholeAndRows(key), WholeAndRows(value)
-    seen = visible_key_cells(means, all_keys.whole, all_values.whole, cell, cell_means, topk=topk, scale=scale)
-    keys, values = rows_of(all_keys, seen.top), rows_of(all_values, seen.top)
-    cell_of = rows_of(WholeAndRows(cell.unsqueeze(-1)), seen.top).squeeze(-1)
+    visible = visible_key_cells(means, all_keys.whole, all_values.whole, cell, cell_means, topk=topk, scale=scale)
+    keys, values = rows_of(all_keys, visible.top), rows_of(all_values, visible.top)
+    cell_of = rows_of(WholeAndRows(cell.unsqueeze(-1)), visible.top).squeeze(-1)
     logits = (keys @ means.unsqueeze(-1)).squeeze(-1) * scale
     with torch.no_grad():
         apart = keys - rows_of(WholeAndRows(cell_means), cell_of)
-        scores = (logits + spread_of(apart)).masked_fill(seen.top == key.shape[2], -torch.inf)
+        scores = (logits + spread_of(apart)).masked_fill(visible.top == key.shape[2], -torch.inf)
     top = choose(scores, topk, split.key_lengths, split)
-    joining = ~top.mine & (seen.top < key.shape[2])
-    seen = _joined(seen, keys, values, logits.masked_fill(~joining, -torch.inf), cell_of)
+    joining = ~top.mine & (visible.top < key.shape[2])
+    visible = _joined(visible, keys, values, logits.masked_fill(~joining, -torch.inf), cell_of)
 
     D, E = key.shape[3], value.shape[3]
-    visible_cells = merging(torch.cat([seen.key, seen.value], dim=-1), seen.lse)
+    visible_cells = merging(torch.cat([visible.key, visible.value], dim=-1), visible.lse)
     rows = top.in_slots(torch.cat([keys, values], dim=-1))
     both, rows = combine_together([visible_cells, summed(rows)], split.group)
     (both, lse), (keys, values) = as_partial(both), rows.split([D, E], dim=-1)
@@ -94,17 +94,17 @@ def _means(
 
 
 def _joined(
-    seen: VisibleTail,
+    visible: VisibleTail,
     keys: Float[Tensor, "B H C K D"],
     values: Float[Tensor, "B H C K E"],
     logits: Float[Tensor, "B H C K"],
     cell_of: Int64[Tensor, "B H C K"],
 ) -> VisibleTail:
     """The cells with those of the listed keys whose logit is not −inf."""
-    X = seen.lse.shape[3]
+    X = visible.lse.shape[3]
     inside = cell_of.unsqueeze(3) == torch.arange(X, device=keys.device)[:, None]
     spread = logits.unsqueeze(3).masked_fill(~inside, -torch.inf)  # (B,H,C,X,K)
-    both = torch.cat([spread, seen.lse.unsqueeze(-1)], dim=-1)
+    both = torch.cat([spread, visible.lse.unsqueeze(-1)], dim=-1)
     highest = both.detach().amax(-1, keepdim=True)
     weights = (both - torch.where(torch.isneginf(highest), 0.0, highest)).exp()
     total = weights.sum(-1, keepdim=True)
@@ -112,4 +112,6 @@ def _joined(
     shares = weights / torch.where(present, total, 1.0)
     of_rows, of_cells = shares[..., :-1], shares[..., -1:]
     lse = torch.where(present, torch.where(present, total, 1.0).log() + highest, -torch.inf).squeeze(-1)
-    return VisibleTail(of_rows @ keys + of_cells * seen.key, of_rows @ values + of_cells * seen.value, lse, seen.top)
+    return VisibleTail(
+        of_rows @ keys + of_cells * visible.key, of_rows @ values + of_cells * visible.value, lse, visible.top
+    )

@@ -53,8 +53,8 @@ def _without_near(
     number = side.index if causal else None
     present = ends_present(side, method.sinks)
     exact = _attend_sinks(query, ends.split([key.shape[3], value.shape[3]], dim=3), present, number, call.scale)
-    rest = attend_features_of_ranks(of_query, of_key, value, call.mask, key_bias=bias, split=split)
-    return merge_partials([exact, rest])
+    linear = attend_features_of_ranks(of_query, of_key, value, call.mask, key_bias=bias, split=split)
+    return merge_partials([exact, linear])
 
 
 def _with_near(
@@ -76,17 +76,17 @@ def _with_near(
     line = rows_at(torch.cat([rows, *edges], dim=2), lines.slots())
     line_key, line_value, flag = line.split(widths, dim=3)
     shown = (flag[:, 0, :, 0].detach() > 0) & ~are_sinks(lines.numbers(), side, method.sinks, causal)
-    length, places = lines.length, lines.places()
-    beside = placed(query, torch.where(side.valid, places, length), length + 1)[:, :, :length]
-    blocks = ValidIndex.of(None, B, length, key.device)
+    length, positions = lines.length, lines.line_positions()
+    beside = placed(query, torch.where(side.valid, positions, length), length + 1)[:, :, :length]
+    blocks = ValidIndex.from_mask(None, B, length, key.device)
     slots = near_keys(blocks, length // w, w, 0, causal)
     parts = [method.exact(beside, line_key, line_value, slots, shown, call, Mask(is_causal=causal))]
     line_query, line_of_key = method.maps(beside, line_key, call)
     parts += far(line_query, line_of_key, line_value, ~shown, w, causal)
     out, lse = merge_partials(parts)
-    own = taken(out, places), taken(lse[..., None], places)[..., 0]
+    near = taken(out, positions), taken(lse[..., None], positions)[..., 0]
 
-    others = [own, attend_sums(of_query, [each for each in sums if each is not None])]
+    others = [near, attend_sums(of_query, [each for each in sums if each is not None])]
     if method.sinks:
         sink_key, sink_value, present = ends.split(widths, dim=3)
         visible = (present[:, 0, :, 0].detach() > 0) & ends_present(side, method.sinks)
@@ -115,13 +115,13 @@ def _attend_sinks(
 ) -> Partial:
     """Exact attention to the sinks; under a causal mask, which the numbers of the queries say, to the first ones."""
     key, value = (repeat_heads(x, query.shape[1]) for x in ends)
-    seen = visible[:, None, None, :]
+    allowed = visible[:, None, None, :]
     if number is not None:
         sinks = visible.shape[1] // 2
         sink = torch.arange(2 * sinks, device=query.device)
-        seen = seen & (sink < sinks) & (sink <= number[:, None, :, None])
+        allowed = allowed & (sink < sinks) & (sink <= number[:, None, :, None])
     logits = query @ key.mT * scale
-    return visible_softmax(logits, seen) @ value, visible_logsumexp(logits, seen.expand_as(logits))
+    return visible_softmax(logits, allowed) @ value, visible_logsumexp(logits, allowed.expand_as(logits))
 
 
 register(LearnedFeatureMap, Strategy(kind="partials", attend=attend))

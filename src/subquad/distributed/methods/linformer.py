@@ -26,7 +26,7 @@ def attend_causal(
     method: Linformer, query: Tensor, key: Tensor, value: Tensor, call: Call, split: TokenSplit
 ) -> Partial:
     """Under a causal mask: the ranks before this one leave a state behind, from which this one goes on."""
-    line, skip = ValidPositions.of(call.mask, query, key), int(method.ends == "exact")
+    line, skip = ValidPositions.from_mask(call.mask, query, key), int(method.ends == "exact")
     learned = method.projections(call, split.tokens)
     past = past_of_ranks(query, key, value, call, learned, skip, split)
     return causal_linformer(query, key, value, line.valid_keys, call, learned, skip, past)[:2]
@@ -75,8 +75,8 @@ def past_of_ranks(
     columns = learned.columns(side.index, side.valid & (side.index >= skip), key)
     sums = [e.mT @ x for e, x in zip(columns, (key, value), strict=True)]
     rows = [torch.cat([side.ends(x, 1)[:, :, :1], y], dim=2) for x, y in zip((key, value), sums, strict=True)]
-    (found,) = combine_together([of_earlier(torch.cat(rows, dim=3))], split.group)
-    keys, values = found.split([key.shape[3], value.shape[3]], dim=3)
+    (earlier,) = combine_together([of_earlier(torch.cat(rows, dim=3))], split.group)
+    keys, values = earlier.split([key.shape[3], value.shape[3]], dim=3)
     return Past(side.before, keys[:, :, 1:], values[:, :, 1:], keys[:, :, :1], values[:, :, :1])
 
 

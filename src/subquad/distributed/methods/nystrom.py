@@ -46,7 +46,7 @@ def nystrom_of_ranks(
     inputs = (query, sides[0]), (key, sides[1]), (value, sides[1])
     totals = add_together([pool_sums(x, side, landmarks) for x, side in inputs], split.group)
     sizes = [pool_sizes(side.tokens, landmarks) for side in sides]
-    of_query, of_key, own = (
+    of_query, of_key, pooled = (
         total / size[:, None, :, None].clamp(min=1)
         for total, size in zip(totals, (sizes[0], sizes[1], sizes[1]), strict=True)
     )
@@ -55,7 +55,7 @@ def nystrom_of_ranks(
     read, _ = merge_of_ranks(*partial, split)
     middle = inverse_core(of_query, rows, of_key, columns, call.scale, iterations) @ read
     few = sides[1].tokens <= landmarks
-    middle = torch.where(few[:, None, None, None], repeat_heads(own, H), middle)
+    middle = torch.where(few[:, None, None, None], repeat_heads(pooled, H), middle)
     return sdpa(query, of_key, middle, call.under(keys_only(columns)))
 
 

@@ -32,10 +32,10 @@ def sums_of_earlier(
 ) -> Float[Tensor, "B G R F"]:
     """S and z before this rank's first token, by one exchange: each rank's own, which the ranks between have shrunk."""
     to_end = (log_gate.sum(2, keepdim=True) - log_gate.cumsum(2)).exp()
-    own = (of_key * to_end.unsqueeze(-1)).mT @ value
-    gate = log_gate.sum(2)[..., None, None].expand(*own.shape[:3], 1)
-    (found,) = combine_together([of_earlier(torch.cat([own, gate], dim=3), _shrunk_and_added)], split.group)
-    return found[..., :-1]
+    local = (of_key * to_end.unsqueeze(-1)).mT @ value
+    gate = log_gate.sum(2)[..., None, None].expand(*local.shape[:3], 1)
+    (combined,) = combine_together([of_earlier(torch.cat([local, gate], dim=3), _shrunk_and_added)], split.group)
+    return combined[..., :-1]
 
 
 def _shrunk_and_added(sums: Float[Tensor, "n F"], more: Float[Tensor, "n F"]) -> Float[Tensor, "n F"]:

@@ -70,8 +70,8 @@ class TiltedCall:
         """What is added to the logits of pooled keys, and which of them have a token."""
         (key, mass), tilt = pools, self.call.learned
         present = (mass > torch.finfo(mass.dtype).min / 2).any(1)
-        own = (key * tilt.towards.to(key.dtype)[:, None]).sum(-1) * self.scale
-        added = torch.where(present[:, None], mass - own, 0.0)
+        slope = (key * tilt.towards.to(key.dtype)[:, None]).sum(-1) * self.scale
+        added = torch.where(present[:, None], mass - slope, 0.0)
         return repeat_heads(added[..., None], heads)[..., 0] + tilt.shift.to(key.dtype)[:, None], present
 
     @property
@@ -98,9 +98,9 @@ def _sizes(method: TiltedPool, side: GlobalIndex, split: TokenSplit) -> PoolShar
     tokens, w = side.tokens[:, None], method.window
     if method.pools == 0:
         return PoolShares(torch.full_like(tokens, w), torch.ones_like(tokens), torch.ones_like(tokens), 1)
-    own = (-(-tokens // method.pools)).clamp(min=1)
+    pooled = (-(-tokens // method.pools)).clamp(min=1)
     longest = -(-split.sizes[1] // method.pools)
-    return PoolShares(*sizes_of_items(own, w), max(1, longest // w) if w else 1)
+    return PoolShares(*sizes_of_items(pooled, w), max(1, longest // w) if w else 1)
 
 
 def _inner(side: GlobalIndex, sinks: int) -> Bool[Tensor, "B M"]:
@@ -160,7 +160,7 @@ def _with_near(tilted: TiltedCall, queries: GlobalIndex, query: Tensor, key: Ten
     line_key, line_value = rows_at(line, slots).split(width, dim=3)
     sink_key, sink_value = ends.split(width, dim=3)
     keys, values, bias = [line_key, sink_key], [line_value, sink_value], query.new_zeros(B, H, lines.length + 2 * s)
-    blocks = LineBlocks.of(tilted, lines)
+    blocks = LineBlocks.make(tilted, lines)
     lists = [blocks.near(shown), blocks.all(ends_present(side, s), lines.length)]
     if k:
         pools = _pools(tilted, lines, line_key, line_value, shown, [x for x in sums if x is not None])
@@ -170,9 +170,9 @@ def _with_near(tilted: TiltedCall, queries: GlobalIndex, query: Tensor, key: Ten
         lists.append(blocks.pools(present, bias.shape[2]))
         bias = torch.cat([bias, added], dim=2)
     none_slot = bias.shape[2]
-    found = torch.cat([torch.where(x < 0, none_slot, x) for x in lists], dim=2)
-    label = torch.where(side.valid, lines.places() // block[:, None], blocks.T)
-    return _attended(tilted, query, torch.cat(keys, 2), torch.cat(values, 2), bias, found, label, lines.most)
+    joined = torch.cat([torch.where(x < 0, none_slot, x) for x in lists], dim=2)
+    label = torch.where(side.valid, lines.line_positions() // block[:, None], blocks.T)
+    return _attended(tilted, query, torch.cat(keys, 2), torch.cat(values, 2), bias, joined, label, lines.most)
 
 
 def _left(tilted: TiltedCall, lines: Neighbourhood, key: Tensor, value: Tensor) -> list[Tensor | None]:
@@ -185,8 +185,8 @@ def _left(tilted: TiltedCall, lines: Neighbourhood, key: Tensor, value: Tensor) 
         return tilted.pooled(key, value, label[:, 0, :, 0].detach().long(), shown, k)
 
     both = torch.cat([value, label.to(value.dtype)], dim=3)
-    found = _inner(side, tilted.method.sinks)
-    return lines.sums_for_others(key, both, summed, lambda parts: merged(parts, tilted.D), False, found)
+    inner = _inner(side, tilted.method.sinks)
+    return lines.sums_for_others(key, both, summed, lambda parts: merged(parts, tilted.D), False, inner)
 
 
 def _pools(
@@ -195,9 +195,9 @@ def _pools(
     """The pools before the line, for each cell of the line what its pool has up to it, and from it on; those behind."""
     rank, sizes, B = lines.split.rank, tilted.sizes, len(key)
     before, behind = (merged(part, tilted.D) for part in (others[: rank + 1], others[rank:]))
-    place = torch.arange(lines.length, device=key.device)
-    cells = tilted.pooled(key, value, (place // sizes.cell).expand(B, -1), shown, lines.length)
-    number = lines.begin[rank][:, None] // sizes.cell + place
+    position = torch.arange(lines.length, device=key.device)
+    cells = tilted.pooled(key, value, (position // sizes.cell).expand(B, -1), shown, lines.length)
+    number = lines.begin[rank][:, None] // sizes.cell + position
     pool = number // sizes.pool
     at = pool.clamp(0, tilted.method.pools - 1)
     first, last = (rows_at(x, at) for x in (before, behind))
@@ -231,7 +231,7 @@ class LineBlocks:
     cells: Int64[Tensor, "B 1"]
 
     @staticmethod
-    def of(tilted: TiltedCall, lines: Neighbourhood) -> "LineBlocks":
+    def make(tilted: TiltedCall, lines: Neighbourhood) -> "LineBlocks":
         """Lay out the line of this rank."""
         sizes, rank = tilted.sizes, lines.split.rank
         T = -(-lines.length // tilted.method.window)
@@ -252,10 +252,10 @@ class LineBlocks:
 
     def near(self, shown: Bool[Tensor, "B L"]) -> Int64[Tensor, "B T K"]:
         """The places near each block that are shown."""
-        place = self.low[..., None] + torch.arange(self.near_tokens, device=self.low.device)
-        inside = (place >= 0) & (place < self.L) & (place < self.high[..., None])
-        seen = shown.gather(1, place.clamp(0, self.L - 1).flatten(1)).view_as(place)
-        return torch.where(inside & seen, place, -1)
+        token = self.low[..., None] + torch.arange(self.near_tokens, device=self.low.device)
+        inside = (token >= 0) & (token < self.L) & (token < self.high[..., None])
+        visible = shown.gather(1, token.clamp(0, self.L - 1).flatten(1)).view_as(token)
+        return torch.where(inside & visible, token, -1)
 
     def all(self, visible: Bool[Tensor, "B S"], first: int) -> Int64[Tensor, "B T S"]:
         """Keys that every block sees, which are numbered from `first` on."""
@@ -274,8 +274,8 @@ class LineBlocks:
         )
         also = torch.where(self._before(cut) >= 0, self._behind(cut), -1)
         number = torch.cat([torch.where(before >= 0, before, behind), also], dim=2)
-        seen = filled.gather(1, number.clamp(min=0).flatten(1)).view_as(number)
-        return torch.where((number >= 0) & seen, first + number, -1)
+        visible = filled.gather(1, number.clamp(min=0).flatten(1)).view_as(number)
+        return torch.where((number >= 0) & visible, first + number, -1)
 
     def _span(self, pool: Tensor) -> tuple[Tensor, Tensor]:
         begin = pool * self.pool[..., None] - self.start[..., None]

@@ -66,7 +66,7 @@ def kmeans_of_ranks(problems: Several[Codes], split: TokenSplit) -> list[Int64[T
         for n, of_all in zip(moving, add_together(votes, split.group), strict=True):
             centroids[n] = _majority(of_all, old[n])
         moving = [n for n in moving if _may_move(old[n], centroids[n])]
-    return [problem.labels(own) for problem, own in zip(problems, centroids, strict=True)]
+    return [problem.labels(means) for problem, means in zip(problems, centroids, strict=True)]
 
 
 def _may_move(old: Int64[Tensor, "B H C"], new: Int64[Tensor, "B H C"]) -> bool:

@@ -44,8 +44,8 @@ class Whole:
 
 def moments_of_ranks(split: TokenSplit, *tokens: Tokens) -> list[Whole]:
     """The moments of each over all ranks, by one exchange, or two of many bytes."""
-    found = combine_together([moments_as_rows(x) for x in tokens], split.group)
-    return [whole_of(rows, x, split) for rows, x in zip(found, tokens, strict=True)]
+    combined = combine_together([moments_as_rows(x) for x in tokens], split.group)
+    return [whole_of(rows, x, split) for rows, x in zip(combined, tokens, strict=True)]
 
 
 @torch.no_grad()
@@ -89,8 +89,8 @@ def _combined(D: int, parts: Float[Tensor, "_R n F"]) -> list[Float[Tensor, "n G
     whole = (count / total * mean).sum(0)
     apart = mean - whole
     variance = (squares + count * apart.square().sum(-1, keepdim=True)).sum(0) / (total * D)
-    found = [count.squeeze(-1).T, variance, whole]
+    moments = [count.squeeze(-1).T, variance, whole]
     if scatter.shape[2] > 0:
         between = count * (apart.unsqueeze(-1) * apart.unsqueeze(-2)).flatten(2)
-        found.append((scatter + between).sum(0) / total)
-    return [torch.cat(found, dim=-1)] * len(parts)
+        moments.append((scatter + between).sum(0) / total)
+    return [torch.cat(moments, dim=-1)] * len(parts)

@@ -78,10 +78,12 @@ def candidates(
     sizes = valid_lengths(valid, B, N, scores.device).clamp(max=most)
     tokens, best = top_and_best(scores, sizes, most, valid, odds=odds)
     empty = tokens == N
-    found = _scores_at(scores, tokens.clamp(max=N - 1).flatten(2))
-    found = (log_odds(found) if odds else found).unflatten(2, tokens.shape[2:])  # of which a bucket reads its own
-    found = found.diagonal(dim1=2, dim2=4).movedim(-1, 2)
-    return Candidates(tokens, found.masked_fill(empty, -torch.inf), best)
+    candidate_scores = _scores_at(scores, tokens.clamp(max=N - 1).flatten(2))
+    candidate_scores = (log_odds(candidate_scores) if odds else candidate_scores).unflatten(
+        2, tokens.shape[2:]
+    )  # of which a bucket reads its own
+    candidate_scores = candidate_scores.diagonal(dim1=2, dim2=4).movedim(-1, 2)
+    return Candidates(tokens, candidate_scores.masked_fill(empty, -torch.inf), best)
 
 
 def choose(scores: Float[Tensor, "B H C k"], K: int, lengths: Many[int], split: TokenSplit) -> Taken:
@@ -89,8 +91,8 @@ def choose(scores: Float[Tensor, "B H C k"], K: int, lengths: Many[int], split: 
 
     One exchange, or two of many bytes.
     """
-    (found,) = combine_together([choosing(scores, K, lengths)], split.group)
-    return taken(found, scores, split.rank)
+    (chosen,) = combine_together([choosing(scores, K, lengths)], split.group)
+    return taken(chosen, scores, split.rank)
 
 
 def choosing(scores: Float[Tensor, "B H C k"], K: int, lengths: Many[int]) -> Rows:
@@ -106,8 +108,8 @@ def choosing(scores: Float[Tensor, "B H C k"], K: int, lengths: Many[int]) -> Ro
 
 def _ranks_in_slots(dtype: torch.dtype, K: int, every: Tensor) -> list[Int16[Tensor, "n K"]]:
     ranks, _, width = every.shape
-    found, place = every.view(dtype).transpose(0, 1).flatten(1).sort(dim=-1, descending=True, stable=True)
-    rank = torch.where(torch.isneginf(found), -1, place // width)[:, :K]
+    ordered, slot = every.view(dtype).transpose(0, 1).flatten(1).sort(dim=-1, descending=True, stable=True)
+    rank = torch.where(torch.isneginf(ordered), -1, slot // width)[:, :K]
     return [rank.to(torch.int16)] * ranks
 
 

@@ -41,8 +41,8 @@ class GlobalIndex:
     def ends(self, x: Float[Tensor, "B H M D"], number: int) -> Float[Tensor, "B H S D"]:
         """This rank's share of the first `number` real tokens of each item and of the last ones: 0 but for its own."""
         S = torch.arange(number, device=x.device)
-        place = torch.cat([S.expand(len(self.tokens), -1), self.tokens[:, None] - number + S], dim=1)
-        at = (self.index[:, None] == place[..., None]) & self.valid[:, None]
+        position = torch.cat([S.expand(len(self.tokens), -1), self.tokens[:, None] - number + S], dim=1)
+        at = (self.index[:, None] == position[..., None]) & self.valid[:, None]
         return at.to(x.dtype)[:, None] @ x
 
 
@@ -59,8 +59,8 @@ def global_indices(
         counts = torch.tensor(lengths, device=device)[:, None].expand(-1, B)
         sides.append((x.shape[2], padding, counts))
     if any(valid is not None for _, valid, _ in sides):
-        own = torch.stack([valid_lengths(valid, B, n, device) for n, valid, _ in sides])
-        every = torch.stack(gather(own, [own.shape] * split.ranks, split.group), dim=1)
+        local = torch.stack([valid_lengths(valid, B, n, device) for n, valid, _ in sides])
+        every = torch.stack(gather(local, [local.shape] * split.ranks, split.group), dim=1)
         sides = [(n, valid, counts) for (n, valid, _), counts in zip(sides, every, strict=True)]
     queries, keys = (_global_index(n, valid, counts, split.rank) for n, valid, counts in sides)
     return queries, keys

@@ -70,20 +70,20 @@ class Neighbourhood:
 
     def edge(self, behind: bool) -> Int64[Tensor, "B W"]:
         """The last real tokens of this rank, or the first, which others may need; N where there are not as many."""
-        own, N = self.side.counts[self.split.rank][:, None], self.side.valid.shape[1]
-        number = torch.arange(self.near, device=own.device)
-        number = number if behind else own - self.near + number
-        present = (number >= 0) & (number < own)
+        token_counts, N = self.side.counts[self.split.rank][:, None], self.side.valid.shape[1]
+        number = torch.arange(self.near, device=token_counts.device)
+        number = number if behind else token_counts - self.near + number
+        present = (number >= 0) & (number < token_counts)
         return torch.where(
             present, front_first(self.side.valid).gather(1, number.clamp(0, N - 1).expand_as(present)), N
         )
 
     def numbers_of_edge(self, rank: int, behind: bool) -> tuple[Int64[Tensor, "B W"], Bool[Tensor, "B W"]]:
         """Which tokens of the item a rank's edge has, and which of its places are filled."""
-        own, first = self.side.counts[rank][:, None], self.first[rank][:, None]
-        number = torch.arange(self.near, device=own.device)
-        number = number if behind else own - self.near + number
-        return first + number, (number >= 0) & (number < own)
+        token_counts, first = self.side.counts[rank][:, None], self.first[rank][:, None]
+        number = torch.arange(self.near, device=token_counts.device)
+        number = number if behind else token_counts - self.near + number
+        return first + number, (number >= 0) & (number < token_counts)
 
     def slots(self) -> Int64[Tensor, "B L"]:
         """For each place of this rank's line the token: its own, 0 to N − 1, then the edges of all ranks by turns."""
@@ -95,15 +95,15 @@ class Neighbourhood:
             numbers.append(number)
             present.append(filled & (number >= begin) & (number < end) & (other != rank))
         number, filled = torch.cat(numbers, dim=1), torch.cat(present, dim=1)
-        place = torch.where(filled, number - begin, self.length)
+        slot = torch.where(filled, number - begin, self.length)
         token = torch.arange(number.shape[1], device=number.device).expand_as(number)
-        found = torch.full((B, self.length + 1), number.shape[1], device=number.device)
-        return found.scatter(1, place, token)[:, : self.length]
+        table = torch.full((B, self.length + 1), number.shape[1], device=number.device)
+        return table.scatter(1, slot, token)[:, : self.length]
 
-    def places(self) -> Int64[Tensor, "B N"]:
+    def line_positions(self) -> Int64[Tensor, "B N"]:
         """Where this rank's tokens stand in its line; what is not real, at 0."""
-        place = self.side.index - self.begin[self.split.rank][:, None]
-        return torch.where(self.side.valid, place, 0)
+        position = self.side.index - self.begin[self.split.rank][:, None]
+        return torch.where(self.side.valid, position, 0)
 
     def numbers(self) -> Int64[Tensor, "B L"]:
         """Which token of the item stands at each place of this rank's line."""
@@ -124,27 +124,27 @@ class Neighbourhood:
         `valid` says which tokens are in sums; without it all that are real.
         """
         valid = self.side.valid if valid is None else valid
-        rank, own = self.split.rank, self.side.counts[self.split.rank][:, None]
-        number = self.side.index.expand(len(own), -1)
+        rank, counted = self.split.rank, self.side.counts[self.split.rank][:, None]
+        number = self.side.index.expand(len(counted), -1)
         local = number - self.first[rank][:, None]
-        found: list[Tensor | None] = []
+        sums_of: list[Tensor | None] = []
         bulk: dict[bool, Tensor] = {}
         for other in range(self.split.ranks):
             behind = other > rank  # the other rank is behind this one: it sees what is before its line
             if other == rank or (is_causal and not behind):
-                found.append(None)
+                sums_of.append(None)
                 continue
             if behind not in bulk:  # whatever the other rank's line, these are not in it
-                inner = local < own - self.near if behind else local >= self.near
+                inner = local < counted - self.near if behind else local >= self.near
                 bulk[behind] = summed(key, value, valid & inner)
             tokens = self.edge(not behind)
             numbers, filled = self.numbers_of_edge(rank, behind=not behind)
             outside = numbers < self.begin[other][:, None] if behind else numbers >= self.end[other][:, None]
-            rest = summed(
+            summed_up = summed(
                 rows_at(key, tokens), rows_at(value, tokens), filled & outside & F.pad(valid, (0, 1)).gather(1, tokens)
             )
-            found.append(merged([bulk[behind], rest]))
-        return found
+            sums_of.append(merged([bulk[behind], summed_up]))
+        return sums_of
 
     def exchange(
         self,
@@ -168,23 +168,23 @@ class Neighbourhood:
         def part(other: int) -> Tensor:
             if other == split.rank:
                 return torch.cat([x.reshape(-1) for x in (nothing, ends, none)])
-            own = sums[other]
+            local = sums[other]
             return (
                 rows.new_zeros(0)
-                if own is None
-                else torch.cat([x.reshape(-1) for x in (edges[other < split.rank], ends, own)])
+                if local is None
+                else torch.cat([x.reshape(-1) for x in (edges[other < split.rank], ends, local)])
             )
 
         comes = [not is_causal or other <= split.rank for other in range(split.ranks)]
-        given = exchange(
+        received = exchange(
             [part(other) for other in range(split.ranks)], [(sum(sizes) * here,) for here in comes], split.group
         )
-        found: list[tuple[Tensor, Tensor | None, Tensor | None]] = []
-        for each, here in zip(given, comes, strict=True):
+        results: list[tuple[Tensor, Tensor | None, Tensor | None]] = []
+        for each, here in zip(received, comes, strict=True):
             edge, end, left = (x.view(s) for x, s in zip(each.split(sizes), shapes, strict=True)) if here else _NOTHING
-            found.append((nothing if edge is None else edge, end, left))
-        total = torch.stack([each[1] for each in found if each[1] is not None]).sum(0)
-        return [each[0] for each in found], total, [each[2] for each in found]
+            results.append((nothing if edge is None else edge, end, left))
+        total = torch.stack([each[1] for each in results if each[1] is not None]).sum(0)
+        return [each[0] for each in results], total, [each[2] for each in results]
 
 
 def are_sinks(number: Int64[Tensor, "#B M"], side: GlobalIndex, sinks: int, causal: bool) -> Bool[Tensor, "B M"]:

@@ -27,7 +27,7 @@ class Signature:
     span: int | None
 
     @staticmethod
-    def of(buckets: Buckets, N: int, M: int) -> "Signature":
+    def from_buckets(buckets: Buckets, N: int, M: int) -> "Signature":
         """The signature of a set, in which a token stands once in a bucket."""
         C = buckets.keys.shape[2]
         number = torch.arange(C, device=buckets.keys.device).expand(buckets.keys.shape[:3])
@@ -98,10 +98,10 @@ def first_meetings(
     >>> [first.int().tolist() for first in first_meetings(both, 3, 3, Mask())]
     [[[[[[1, 1], [1, 1]]]]], [[[[[0, 1], [0, 1]]]]]]
     """
-    earlier = [Signature.of(each, N, M) for each in before]
+    earlier = [Signature.from_buckets(each, N, M) for each in before]
     firsts = []
     for each in sets:
-        signature, queries, keys = Signature.of(each, N, M), each.queries, each.keys_of_block()
+        signature, queries, keys = Signature.from_buckets(each, N, M), each.queries, each.keys_of_block()
         met = signature.shared_before(each)
         for other in earlier:
             met = met | other.shared(queries, keys, mask)

@@ -51,11 +51,11 @@ class PatternPositions:
     tokens: int  # of the longest item that there may be
 
     @staticmethod
-    def of(
+    def from_mask(
         mask: Mask, query: Float[Tensor, "B H N D"], key: Float[Tensor, "B G M D"], item: Item | None = None
     ) -> "PatternPositions":
         """The places of one call. Tokens that are real as a query or as a key count, on a cache those that are keys."""
-        line = ValidPositions.of(mask, query, key)
+        line = ValidPositions.from_mask(mask, query, key)
         if item is not None:
             start = line.positions[:, :1] - item.first
             return PatternPositions(line, query.shape[1], item.first, item.length, start, item.tokens)

@@ -27,7 +27,7 @@ class ValidPositions:
     device: torch.device
 
     @staticmethod
-    def of(mask: Mask, query: Float[Tensor, "B H N D"], key: Float[Tensor, "B G M D"]) -> "ValidPositions":
+    def from_mask(mask: Mask, query: Float[Tensor, "B H N D"], key: Float[Tensor, "B G M D"]) -> "ValidPositions":
         """The valid positions of attention under this mask."""
         (B, _, N, _), M = query.shape, key.shape[2]
         return ValidPositions(mask, mask.query_padding(N), mask.key_padding(M), B, N, M, query.device)
@@ -43,7 +43,7 @@ class ValidPositions:
         return self.mask.positions(torch.arange(self.N, device=self.device)[None])
 
     @property
-    def places(self) -> Int64[Tensor, "B N"]:
+    def line_positions(self) -> Int64[Tensor, "B N"]:
         """The position of each query on the line of keys; queries beyond the last key follow each other."""
         start = self.mask.positions(torch.zeros(1, 1, dtype=torch.int64, device=self.device)).clamp(max=self.M)
         return (start + torch.arange(self.N, device=self.device)).expand(self.B, self.N)
@@ -102,7 +102,7 @@ class ValidIndex:
     lengths: Int64[Tensor, "B"]
 
     @staticmethod
-    def of(valid: Bool[Tensor, "B M"] | None, batch: int, tokens: int, device: torch.device) -> "ValidIndex":
+    def from_mask(valid: Bool[Tensor, "B M"] | None, batch: int, tokens: int, device: torch.device) -> "ValidIndex":
         """The ranks of real keys; None for `valid` means that all keys are real."""
         lengths = valid_lengths(valid, batch, tokens, device)
         if valid is None:
@@ -146,12 +146,12 @@ class KeyLine:
 
     order: Int64[Tensor, "B M"] | None  # where each one stood; None: all stay where they are
     at: Int64[Tensor, "B N"] | None  # where the queries stood among the keys; None: where the keys did
-    places: Int64[Tensor, "B N"] | None  # of the queries in the line; None: query i is token i
+    line_positions: Int64[Tensor, "B N"] | None  # of the queries in the line; None: query i is token i
     valid: Bool[Tensor, "B M"]  # which of the line are real keys
     lengths: Int64[Tensor, "B"]
 
     @staticmethod
-    def of(valid_positions: ValidPositions) -> "KeyLine":
+    def from_positions(valid_positions: ValidPositions) -> "KeyLine":
         """Line up the queries and the keys of a call."""
         B, M, queries, keys = (
             valid_positions.B,
@@ -182,7 +182,7 @@ class KeyLine:
 
     def back(self, x: Float[Tensor, "B H M E"]) -> Float[Tensor, "B H N E"]:
         """Take the results of queries out of the line."""
-        return x if self.places is None else taken(x, self.places)
+        return x if self.line_positions is None else taken(x, self.line_positions)
 
 
 def placed(x: Float[Tensor, "B H N D"], at: Int64[Tensor, "B N"], length: int) -> Float[Tensor, "B H {length} D"]:

@@ -56,7 +56,9 @@ class Members:
     sums: Tensor | None
 
     @staticmethod
-    def of(labels: Int64[Tensor, "B H N"], groups: int, x: Float[Tensor, "B H N D"] | None = None) -> "Members":
+    def from_labels(
+        labels: Int64[Tensor, "B H N"], groups: int, x: Float[Tensor, "B H N D"] | None = None
+    ) -> "Members":
         """Count the members of `groups` groups, and add up the vectors of each if there are any."""
         labels, (B, H, N), C = labels.contiguous(), labels.shape, groups
         x = None if x is None else rows(x)
@@ -123,7 +125,7 @@ def group_order(labels: Int64[Tensor, "B H N"], groups: int) -> tuple[Int32[Tens
     """
     B, H, N = labels.shape
     order, offsets = (torch.empty(B, H, size, dtype=torch.int32, device=labels.device) for size in (N, groups + 1))
-    Members.of(labels, groups).fill_order(order, offsets)
+    Members.from_labels(labels, groups).fill_order(order, offsets)
     return order, offsets
 
 
@@ -139,7 +141,7 @@ def group_sums(
         cost=LaunchCost(bytes=B * H * (8 * N + 4 * C)),
         **{"order": order, "offsets": offsets, "labels": labels, "N": N, "C": C, "TOKENS": TOKENS, "GROUPS": GROUPS},
     )
-    Members.of(labels, C, x).fill_means(sums, divided=False)
+    Members.from_labels(labels, C, x).fill_means(sums, divided=False)
     return sums
 
 

@@ -57,7 +57,7 @@ def launch(kernel: Any, grid: tuple[int, ...], **arguments: Any) -> None:
     options = {name: arguments.pop(name, default) for name, default in DEFAULTS.items()}
     launches = recorded()
     if launches is not None:
-        launches.append(Launch.of(kernel, grid, arguments, options, cost))
+        launches.append(Launch.record(kernel, grid, arguments, options, cost))
         return
     device = next(x.device for x in arguments.values() if isinstance(x, Tensor))
     around = _around.get() or _nothing_around

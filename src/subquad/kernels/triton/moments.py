@@ -46,7 +46,7 @@ def moments(x: Float[Tensor, "B H N D"], valid: Bool[Tensor, "B N"] | None) -> M
 
 def moments_of(*inputs: tuple[Float[Tensor, "B H N D"], Bool[Tensor, "B N"] | None]) -> list[Moments]:
     """The moments of one or two kinds of vectors, each with the tokens that are real, by the same launches."""
-    parts = [_Runs.of(*each) for each in inputs]
+    parts = [_Runs.cut(*each) for each in inputs]
     names = dict(zip(("x", "y"), parts, strict=False))
     heads = max(part.heads for part in parts)
     launch(
@@ -78,7 +78,7 @@ class _Runs:
     merged: Moments
 
     @staticmethod
-    def of(x: Tensor, valid: Tensor | None) -> "_Runs":
+    def cut(x: Tensor, valid: Tensor | None) -> "_Runs":
         x, (B, H, N, D) = rows(x), x.shape
         length = max(RUN, triton.cdiv(triton.cdiv(N, RUNS), RUN) * RUN)
         runs = max(1, triton.cdiv(N, length))

@@ -51,7 +51,7 @@ def neighbours(key: Tensor, valid: Tensor | None, size: int) -> Neighbours:
         )
     else:
         cell = (torch.arange(M, device=key.device) // size).expand(B, G, M)
-        Members.of(cell.masked_fill(~valid[:, None], cells), cells).fill_order(order, offsets, rank)
+        Members.from_labels(cell.masked_fill(~valid[:, None], cells), cells).fill_order(order, offsets, rank)
     return Neighbours(order, offsets, rank)
 
 

@@ -86,7 +86,7 @@ class Launch:
         return self.kernel.__module__, self.name, *map(str, made_of)
 
     @staticmethod
-    def of(
+    def record(
         kernel: Any, grid: tuple[int, ...], arguments: dict[str, Any], options: dict[str, int], cost: LaunchCost
     ) -> "Launch":
         """Describe a launch as Triton would specialise it: on 1, on divisibility by 16, and on what is not there."""

@@ -38,13 +38,13 @@ class BoundMethod(nn.Module):
         self._loss: Tensor | None = None
         self._shapes: dict[int, dict[str, torch.Size]] = {}  # of the state of one item, by the values' width
 
-    def forward(self, query: Tensor, key: Tensor, value: Tensor, **how: Any) -> Any:
+    def forward(self, query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Any:
         """Attention by this method, with the options of `subquad.attention`; in training, keep the auxiliary loss."""
-        how["parallel"] = in_use(how.get("parallel"))
-        if how["parallel"] is not None and torch.compiler.is_compiling():
+        options["parallel"] = in_use(options.get("parallel"))
+        if options["parallel"] is not None and torch.compiler.is_compiling():
             # Every exchange would break the graph: tens of small graphs, each compiled on its own, for minutes.
-            return torch.compiler.disable(self.forward)(query, key, value, **how)
-        query, key, value, call = self.prepare(query, key, value, **how)
+            return torch.compiler.disable(self.forward)(query, key, value, **options)
+        query, key, value, call = self.prepare(query, key, value, **options)
         if self.watch is not None and call.parallel is not None:
             raise ValueError(
                 "sq.audit does not go with `parallel`: it would compute exact rows from this rank's keys alone; audit "
@@ -56,10 +56,10 @@ class BoundMethod(nn.Module):
             return self.watch(self.method, query, key, value, call)
         return self.method.run(query, key, value, call)
 
-    def prepare(self, query: Tensor, key: Tensor, value: Tensor, **how: Any) -> tuple[Tensor, Tensor, Tensor, Call]:
+    def prepare(self, query: Tensor, key: Tensor, value: Tensor, **options: Any) -> tuple[Tensor, Tensor, Tensor, Call]:
         """Prepare a call (`Method.prepare`) that holds the learned parameters."""
-        how["enable_gqa"] = bool(self.heads != self.kv_heads)
-        query, key, value, call = self.method.prepare(query, key, value, learned=self.learned, **how)
+        options["enable_gqa"] = bool(self.heads != self.kv_heads)
+        query, key, value, call = self.method.prepare(query, key, value, learned=self.learned, **options)
         if query.shape[1:4:2] != (self.heads, self.head_dim) or key.shape[1] != self.kv_heads:
             raise ValueError(
                 f"this layer was bound for {self.heads} heads of width {self.head_dim} and {self.kv_heads} key heads, "

@@ -24,8 +24,8 @@ def attend_inside(
     query: Tensor, key: Tensor, value: Tensor, buckets: Buckets | tuple[Buckets, ...], call: Call, **more: Any
 ) -> tuple[Tensor, Tensor]:
     """Attention inside buckets with the options of a call; `more` are further arguments of `attend_pairs`."""
-    how: dict[str, Any] = {"scale": call.scale, "dropout_p": call.dropout_p, **more}
-    return attend_pairs(query, key, value, buckets, call.mask, **how)
+    options: dict[str, Any] = {"scale": call.scale, "dropout_p": call.dropout_p, **more}
+    return attend_pairs(query, key, value, buckets, call.mask, **options)
 
 
 def attend_with_cells(
@@ -37,8 +37,8 @@ def attend_with_cells(
 
 def residual_in_cells(query: Tensor, key: Tensor, value: Tensor, buckets: Buckets, cells: int, call: Call) -> Residual:
     """The two parts of `attend_with_cells`, for a sum."""
-    given = _of_tail(query, key, value, buckets, cells, call)
-    partial, exact, of_query, of_key = attend_to_cells(*given, **_sizes(buckets, cells, call))
+    tail = _of_tail(query, key, value, buckets, cells, call)
+    partial, exact, of_query, of_key = attend_to_cells(*tail, **_sizes(buckets, cells, call))
     return Residual(partial, of_query, of_key, by_features=False, exact=(exact,))
 
 

@@ -81,8 +81,8 @@ def kept_tokens(keep: Keep, query: Tensor, key: Tensor, mask: Mask) -> Kept | No
         return None
     if named.dtype != torch.bool:
         # Nobody writes to the memory of what a list became, so that nobody need wait until it is copied.
-        own = not isinstance(keep, Tensor)
-        return of_indices(named.to(query.device, torch.int64, non_blocking=own), B, N)
+        listed = not isinstance(keep, Tensor)
+        return of_indices(named.to(query.device, torch.int64, non_blocking=listed), B, N)
     check_bools(named, query)
     queries, keys = mask.query_padding(N), mask.key_padding(N)
     if queries is not None and keys is not None:
@@ -168,10 +168,10 @@ def inputs_of_residual(
     query: Tensor, key: Tensor, value: Tensor, call: Call, *, skips_padding: bool
 ) -> tuple[Tensor, Tensor, Tensor, Call]:
     """The inputs of the method itself, in which the kept tokens are padding."""
-    rest = replace(call, mask=call.kept.left_out_of(call.mask, query.shape[2]), kept=None, wants_lse=True)
+    inner = replace(call, mask=call.kept.left_out_of(call.mask, query.shape[2]), kept=None, wants_lse=True)
     if not skips_padding:
-        query, key, value = cleared_inputs(query, key, value, rest.mask)
-    return query, key, value, rest
+        query, key, value = cleared_inputs(query, key, value, inner.mask)
+    return query, key, value, inner
 
 
 def completed(
@@ -179,11 +179,11 @@ def completed(
     key: Float[Tensor, "B G M D"],
     value: Float[Tensor, "B G M E"],
     call: Call,
-    rest: Partial,
+    partial: Partial,
 ) -> Partial:
-    """The partial over all keys, in fp32 or better: `rest`, the columns of the kept tokens, and their rows.
+    """The partial over all keys, in fp32 or better: `partial`, the columns of the kept tokens, and their rows.
 
-    `rest` is the method's partial over the other keys, with out = 0 and lse = −inf for padded queries. What stands in
+    `partial` is the method's partial over the other keys, with out = 0 and lse = −inf for padded queries. What stands in
     padding must be finite.
     """
     kept: Kept = call.kept
@@ -194,7 +194,7 @@ def completed(
 
     of_kept = taken(key, kept.tokens), taken(value, kept.tokens)
     others = not_kept(kept, valid_queries, N)
-    columns = with_columns(query, *of_kept, every, kept.tokens, others, kept.which_are(valid_keys), call, rest)
+    columns = with_columns(query, *of_kept, every, kept.tokens, others, kept.which_are(valid_keys), call, partial)
     rows = taken(query, kept.tokens), key, value, kept.tokens, every, kept.which_are(valid_queries), valid_keys
     return with_rows(columns, attend_as_kept(*rows, call), kept, valid_queries)
 
@@ -214,21 +214,21 @@ def with_columns(
     others: Bool[Tensor, "B N"],
     present: Bool[Tensor, "B S"],
     call: Call,
-    rest: Partial,
+    partial: Partial,
 ) -> Partial:
     """The partial of the queries that are not kept, with the kept keys that are there; (0, −inf) for all others.
 
     The rest is one more key, with its log-sum-exp as the logit and its output as the value.
     """
-    rest_out, rest_lse = rest
-    assert rest_lse is not None
+    other_out, other_lse = partial
+    assert other_lse is not None
     mask = replace(call.mask, span=None)
-    seen = _visible(mask, queries, keys, others, present).expand(*rest_lse.shape, -1)
-    logits = torch.cat([_logits(query, key, call, queries, keys), rest_lse[..., None]], dim=-1)
-    seen = torch.cat([seen, (others[:, None] & ~torch.isneginf(rest_lse))[..., None]], dim=-1)
-    weights, lse = visible_softmax(logits, seen), visible_logsumexp(logits, seen)
-    of_kept, of_rest = _dropped(weights[..., :-1], call), weights[..., -1:]
-    return torch.addcmul(of_kept @ repeat_heads(value, query.shape[1]), upcast(rest_out)[0], of_rest), lse
+    allowed = _visible(mask, queries, keys, others, present).expand(*other_lse.shape, -1)
+    logits = torch.cat([_logits(query, key, call, queries, keys), other_lse[..., None]], dim=-1)
+    allowed = torch.cat([allowed, (others[:, None] & ~torch.isneginf(other_lse))[..., None]], dim=-1)
+    weights, lse = visible_softmax(logits, allowed), visible_logsumexp(logits, allowed)
+    of_kept, of_others = _dropped(weights[..., :-1], call), weights[..., -1:]
+    return torch.addcmul(of_kept @ repeat_heads(value, query.shape[1]), upcast(other_out)[0], of_others), lse
 
 
 def attend_as_kept(
@@ -242,10 +242,10 @@ def attend_as_kept(
     call: Call,
 ) -> Partial:
     """The partial of kept queries over these keys; (0, −inf) for a slot that is empty. No lse where nobody wants it."""
-    seen = _visible(replace(call.mask, span=None), queries, keys, present, valid_keys)
+    allowed = _visible(replace(call.mask, span=None), queries, keys, present, valid_keys)
     logits = _logits(query, key, call, queries, keys)
-    weights = _dropped(visible_softmax(logits, seen), call)
-    lse = visible_logsumexp(logits, seen) if call.wants_lse else None
+    weights = _dropped(visible_softmax(logits, allowed), call)
+    lse = visible_logsumexp(logits, allowed) if call.wants_lse else None
     return weights @ repeat_heads(value, query.shape[1]), lse
 
 
@@ -254,13 +254,13 @@ def with_rows(columns: Partial, rows: Partial, kept: Kept, valid_queries: Bool[T
     (out, lse), (row_out, row_lse) = columns, rows
     # An empty slot adds 0 to the token whose number it holds.
     present = kept.which_are(valid_queries)
-    place = kept.tokens[:, None].expand(-1, out.shape[1], -1)
+    index = kept.tokens[:, None].expand(-1, out.shape[1], -1)
     row_out = row_out.masked_fill(~present[:, None, :, None], 0.0)
-    out = out.scatter_add_(2, place[..., None].expand_as(row_out), row_out)
+    out = out.scatter_add_(2, index[..., None].expand_as(row_out), row_out)
     if lse is None or row_lse is None:
         return out, None
     row_lse = row_lse.masked_fill(~present[:, None], 0.0)
-    lse = lse.masked_fill(kept.among(out.shape[2])[:, None], 0.0).scatter_add(2, place, row_lse)
+    lse = lse.masked_fill(kept.among(out.shape[2])[:, None], 0.0).scatter_add(2, index, row_lse)
     return out, lse if valid_queries is None else lse.masked_fill(~valid_queries[:, None], -torch.inf)
 
 
@@ -288,14 +288,14 @@ def _visible(
     valid_keys: Bool[Tensor, "B m"] | None,
 ) -> Bool[Tensor, "#B #H n m"]:
     """Which of these keys each of these queries may see, both given by their numbers."""
-    seen = mask.sees(queries[:, None, :, None], keys[:, None, None, :])
+    pairs = mask.sees(queries[:, None, :, None], keys[:, None, None, :])
     for ids in mask.ids:
         of_query, of_key = (ids.gather(1, tokens.expand(len(ids), -1)) for tokens in (queries, keys))
-        seen = seen & (of_query[:, None, :, None] == of_key[:, None, None, :])
+        pairs = pairs & (of_query[:, None, :, None] == of_key[:, None, None, :])
     for allowed in mask.allowed:
-        seen = seen & _pairs(allowed, queries, keys)
-    seen = seen & valid_queries[:, None, :, None]
-    return seen if valid_keys is None else seen & valid_keys[:, None, None, :]
+        pairs = pairs & _pairs(allowed, queries, keys)
+    pairs = pairs & valid_queries[:, None, :, None]
+    return pairs if valid_keys is None else pairs & valid_keys[:, None, None, :]
 
 
 def _pairs(x: Tensor, queries: Int64[Tensor, "#B n"], keys: Int64[Tensor, "#B m"]) -> Tensor:

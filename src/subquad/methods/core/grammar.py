@@ -24,13 +24,13 @@ def terms(text: str, begin: str = A_METHOD) -> list[str]:
     >>> terms("3*(local+keep)+lha", A_SHARE)
     ['3*(local+keep)', 'lha']
     """
-    found: list[str] = []
+    parts: list[str] = []
     for piece in re.split(rf"\+(?=\s*{begin})", text):  # no iterator of matches, which torch.compile cannot trace
-        if found and found[-1].count("(") > found[-1].count(")"):
-            found[-1] += f"+{piece}"
+        if parts and parts[-1].count("(") > parts[-1].count(")"):
+            parts[-1] += f"+{piece}"
         else:
-            found.append(piece)
-    return [term.strip() for term in found]
+            parts.append(piece)
+    return [term.strip() for term in parts]
 
 
 def settings(text: str) -> list[str]:

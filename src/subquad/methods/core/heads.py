@@ -32,8 +32,8 @@ class Heads:
         start, stop = max(self.queries.start, queries.start), min(self.queries.stop, queries.stop)
         stop = max(start, stop)
         each = self.count // max(len(self.keys), 1)  # query heads of a key head
-        own = slice(start - self.queries.start, stop - self.queries.start)
-        of_keys = slice(own.start // max(each, 1), own.stop // max(each, 1))
+        local = slice(start - self.queries.start, stop - self.queries.start)
+        of_keys = slice(local.start // max(each, 1), local.stop // max(each, 1))
         numbers = tuple(number - keys.start for number in self.keys[of_keys])
         within = slice(start - queries.start, stop - queries.start)
-        return Heads(within, numbers, queries.stop - queries.start, keys.stop - keys.start), own, of_keys
+        return Heads(within, numbers, queries.stop - queries.start, keys.stop - keys.start), local, of_keys

@@ -48,8 +48,8 @@ __all__ = [
     "Traits",
     "choice",
     "number",
-    "whole",
     "upcast",
+    "whole",
 ]
 
 METHODS: dict[str, type[Method]] = {}  # by name, in families; being defined in this folder puts a method here
@@ -189,8 +189,8 @@ class Method(Settings, Bindable, AuxiliaryLoss, Recurrence):
         none. Padded queries are 0, with lse = −inf. lse is None unless `call.wants_lse`; out is not cast.
         """
         if call.kept is not None:
-            rest = inputs_of_residual(query, key, value, call, skips_padding=self.traits.skips_padding)
-            return completed(query, key, value, call, self.attend_partial(*rest))
+            prepared = inputs_of_residual(query, key, value, call, skips_padding=self.traits.skips_padding)
+            return completed(query, key, value, call, self.attend_partial(*prepared))
         mask = call.mask
         # With an item, there are more tokens than these.
         method = self.clamped_to(query.shape[2], key.shape[2]) if call.item is None else self

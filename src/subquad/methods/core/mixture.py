@@ -22,8 +22,8 @@ ALL = (
 ANY = ("stochastic", "positional", "by_values", "relative", "synthetic", "needs_hidden", "learned")
 
 
-def combined(methods: Sequence[Method], **own: Any) -> Traits:
-    """The combined traits of methods; `own` are traits of the mixture itself."""
+def combined(methods: Sequence[Method], **changes: Any) -> Traits:
+    """The combined traits of methods; `changes` are traits of the mixture itself."""
     traits = [method.traits for method in methods]
     together: dict[str, Any] = {
         "family": "mixture",
@@ -33,13 +33,13 @@ def combined(methods: Sequence[Method], **own: Any) -> Traits:
         "cached": all(t.cross or t.cached for t in traits),
         "fit": next((t.fit for t in traits if t.fit is not None), None),
         "unit": traits[0].unit if len({t.unit for t in traits}) == 1 else "none",
-        "dropout": said(methods, "dropout"),
-        "complexity": said(methods, "complexity"),
+        "dropout": reasons_of(methods, "dropout"),
+        "complexity": reasons_of(methods, "complexity"),
     }
-    return Traits(**(together | own))
+    return Traits(**(together | changes))
 
 
-def said(methods: Iterable[Method], trait: str) -> str:
+def reasons_of(methods: Iterable[Method], trait: str) -> str:
     """The distinct values of a trait of these methods."""
     return "; ".join(dict.fromkeys(f"{method.name}: {getattr(method.traits, trait)}" for method in methods))
 

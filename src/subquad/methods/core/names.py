@@ -42,13 +42,13 @@ def parse_method(text: str) -> Method:
     text = bare(text)
     if text.endswith("+") and "=" not in terms(text)[-1]:  # not the value of a setting, such as "favor++"
         raise ValueError(f"{text!r}: {MISSING}")
-    name, _, rest = text.partition(":")
+    name, _, setting_text = text.partition(":")
     if name_of(text) == "sum" != name:
         return _class("sum").from_settings({"terms": text})
     cls = find_method(name)
     is_text = cls is not None and cls.is_text()
     values: dict[str, Any] = {}
-    for part in filter(None, [rest] if is_text else settings(rest)):
+    for part in filter(None, [setting_text] if is_text else settings(setting_text)):
         setting, equals, value = (piece.strip() for piece in part.partition("="))
         if not equals and _class(name).is_flag(setting):
             value = "1"

@@ -36,7 +36,7 @@ class Residual:
 class GivesWay(Protocol):
     """A method that can stand for the keys that other parts of a sum leave."""
 
-    def rest(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Residual:
+    def residual(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Residual:
         """Its attention to all keys but its exact ones, on inputs that `attend` would take; the call wants lse."""
 
 

@@ -129,8 +129,8 @@ class Settings:
     @classmethod
     def unknown(cls, setting: str) -> str:
         """The message about a setting that the method does not have."""
-        rest = instead(setting, cls.__match_args__, f"`subquad methods {cls.name}` lists", "it has")
-        return f"{cls.name!r} has no setting {setting!r}{rest}"
+        remedy = instead(setting, cls.__match_args__, f"`subquad methods {cls.name}` lists", "it has")
+        return f"{cls.name!r} has no setting {setting!r}{remedy}"
 
     @classmethod
     def defaults(cls) -> dict[str, Any]:

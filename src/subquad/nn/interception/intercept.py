@@ -28,7 +28,7 @@ def intercept(method: str | Method, *, strict: bool = False) -> Iterator[Interce
     torch's `nn.MultiheadAttention`, `nn.TransformerEncoder` and `nn.TransformerDecoder` are seen too, in eval mode as
     well, where torch then leaves out its fused kernels: padded rows, which these return as 0, are computed, as torch
     does in training, and nested tensors are padded, and nested again. Masks are read as `Mask.from_sdpa` does. A call
-    that the method cannot take runs exact attention, and `seen` has the reason: among others a mask that is not
+    that the method cannot take runs exact attention, and `calls` has the reason: among others a mask that is not
     understood, dropout, nested tensors in a call of SDPA itself, attention weights that are asked for; for methods that
     mix queries, cross-attention, whose queries may be a causal decoder's; for methods of self-attention alone
     (`local`, …), calls without a causal mask, which do not say whether they are that. subquad's own calls of SDPA are
@@ -49,8 +49,8 @@ def intercept(method: str | Method, *, strict: bool = False) -> Iterator[Interce
     methods that group queries (`clustered`, …) group them too. Nor is it told what is cross-attention: that of equal
     lengths looks like self-attention. `sq.hf.swap` and `sq.nn.swap` know more.
 
-    In compiled code (`torch.compile`) the method runs too, and its calls are not in `seen`. A call that it cannot take
-    is left out of the compiled graph and is in `seen`; with `fullgraph=True` it raises, with the reason.
+    In compiled code (`torch.compile`) the method runs too, and its calls are not in `calls`. A call that it cannot take
+    is left out of the compiled graph and is in `calls`; with `fullgraph=True` it raises, with the reason.
 
     Inside of another `intercept`, the inner one alone has the calls: what it runs exactly, the outer one leaves alone.
 
@@ -66,10 +66,10 @@ def intercept(method: str | Method, *, strict: bool = False) -> Iterator[Interce
     """
     method = resolve(method)
     _refuse(method)
-    seen = InterceptionLog(method)
-    stand_in = _StandIn(method, seen, strict)
+    calls = InterceptionLog(method)
+    stand_in = _StandIn(method, calls, strict)
     with _without_fused_kernels(), SdpaCalls(stand_in, stand_in.cannot):
-        yield seen
+        yield calls
 
 
 _lock = Lock()
@@ -105,8 +105,8 @@ def _without_fused_kernels() -> Iterator[None]:
 class _StandIn:
     """What is called in place of SDPA, with its arguments."""
 
-    def __init__(self, method: Method, seen: InterceptionLog, strict: bool):
-        self.method, self.seen, self.strict = method, seen, strict
+    def __init__(self, method: Method, calls: InterceptionLog, strict: bool):
+        self.method, self.seen, self.strict = method, calls, strict
 
     def __call__(self, *args: Any, **kwargs: Any) -> Tensor:
         if not torch.compiler.is_compiling() and is_ours():

@@ -53,10 +53,10 @@ class InterceptionLog:
 
     def note(self, caller: Caller, reason: str | None) -> None:
         """Count a call; `reason` as in `Calls`."""
-        key = (self.place(caller), reason)
+        key = (self.caller_name(caller), reason)
         self._counts[key] = self._counts.get(key, 0) + 1
 
-    def place(self, caller: Caller) -> str:
+    def caller_name(self, caller: Caller) -> str:
         """The name of the calling module in the outermost one that runs, or the line of code."""
         if caller.module is None or caller.root is None:
             return caller.line

@@ -6,7 +6,7 @@
     captured         = Σ (time + 1.3 µs)              kernels of a CUDA graph follow each other by themselves
     eager            = max(captured, host)            host = 4 µs per call of torch, 10 µs per launch of Triton
 
-The launches are recorded on the meta device (`ops.triton.recording`). So these are our kernels' own grids,
+The launches are recorded on the meta device (`kernels.triton.recording`). So these are our kernels' own grids,
 multiply-adds and bytes; what is assumed is how much of a GPU's peaks they reach.
 """
 

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 
 import subquad as sq
-from tests.library.nn.interception.test_intercept import VALID, ROUGH, Own, encoder
+from tests.library.nn.interception.test_intercept import ROUGH, VALID, Own, encoder
 
 FUTURE = torch.ones(9, 9).triu(1).bool()
 

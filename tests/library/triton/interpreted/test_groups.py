@@ -15,7 +15,7 @@ def labels_of(B, H, N, C, seed=0):
 
 def means_of(x, labels, C):
     means = torch.empty(*x.shape[:2], C, x.shape[3])
-    Members.of(labels, C, x).fill_means(means)
+    Members.from_labels(labels, C, x).fill_means(means)
     return means
 
 
@@ -49,7 +49,7 @@ def test_runs_and_tiles_make_no_difference(poisoned, C):
     labels, x = fenced(labels_of(2, 1, 150, C)), fenced(normal(2, 1, 150, 4))
     order, offsets = group_order(labels, C)
     place = torch.empty_like(order)
-    Members.of(labels, C, x).fill_order(torch.empty_like(order), torch.empty_like(offsets), place)
+    Members.from_labels(labels, C, x).fill_order(torch.empty_like(order), torch.empty_like(offsets), place)
     for b in range(2):
         assert order[b, 0].tolist() == labels[b, 0].sort(stable=True).indices.tolist()
         assert offsets[b, 0].tolist() == torch.searchsorted(labels[b, 0].sort().values, torch.arange(C + 1)).tolist()
@@ -84,5 +84,5 @@ def test_what_is_in_no_group_may_be_anything():
 def test_means_are_rounded_as_the_vectors_are():
     x, labels = normal(1, 1, 30, 4).half(), labels_of(1, 1, 30, 4)
     means = torch.empty(1, 1, 4, 4)
-    Members.of(labels, 4, x).fill_means(means, like=x)
+    Members.from_labels(labels, 4, x).fill_means(means, like=x)
     assert torch.equal(means, means_of(x, labels, 4).half().float())

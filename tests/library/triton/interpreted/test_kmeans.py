@@ -54,7 +54,7 @@ def test_each_item_has_its_own_number_of_clusters(poisoned, monkeypatch, side, t
     monkeypatch.setattr(kmeans, "TOGETHER", together)
     codes, valid = codes_of(77), side and valid_of(77, side)
     counts, labels = torch.tensor([5, 1, 3, 9, 2]), torch.empty_like(codes)
-    kmeans.fill_labels(labels, codes, kmeans.KMeansItems.of(valid, counts, 9, labels), 3)
+    kmeans.fill_labels(labels, codes, kmeans.KMeansItems.make(valid, counts, 9, labels), 3)
     assert torch.equal(labels, reference(codes, valid, 9, 63, 3, counts))
 
 

@@ -47,7 +47,7 @@ class View:
     ids: tuple[tuple[Int64[Tensor, "B N"], Int64[Tensor, "B M"]], ...]
 
     @staticmethod
-    def of(mask: Mask, queries: slice, keys: slice, M: int) -> "View":
+    def cut(mask: Mask, queries: slice, keys: slice, M: int) -> "View":
         """What these queries see of these keys, by the mask of all tokens, of which M are keys."""
         valid = mask.key_padding(M)
         return View(

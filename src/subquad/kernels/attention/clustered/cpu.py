@@ -75,7 +75,7 @@ def backward(grads: tuple[Tensor, Tensor, Tensor], x: Any) -> None:
     saved = dict(zip(SAVED, lists, strict=True))
     shapes = (B, H, N), (B, H, C + 1), (B, H, C, x.topk), (B, H, C, D), (B, H, C, E), *[(B, H, C)] * 3
     dtypes = [torch.int32] * 3 + [torch.float32] * 5
-    fitting = {name: (saved[name], *of) for name, *of in zip(SAVED, dtypes, shapes, strict=True)}
+    fitting = {name: (saved[name], *expected) for name, *expected in zip(SAVED, dtypes, shapes, strict=True)}
     interface.check(
         "clustered_backward",
         grad_out=(grad_out, x.query.dtype, (B, H, N, E)),

@@ -1,10 +1,10 @@
 """Clustered and improved clustered attention on GPUs.
 
-    labels                          sign hashes and k-means, or as given                 `ops.choose`
-    Q^c                             means of the queries by cluster                      `ops.triton.groups`
-    T: top keys of each cluster     maxima of blocks, then candidates                    `ops.triton.selection`
-    A^c V without T                 cells of CHUNK keys, merged by log-sum-exp           `ops.triton.neighbours`
-    V̂                               m̂·softmax over T + the rest, for each member         `ops.triton.members`
+    labels                          sign hashes and k-means, or as given                 `kernels.selection`
+    Q^c                             means of the queries by cluster                      `kernels.triton.groups`
+    T: top keys of each cluster     maxima of blocks, then candidates                    `kernels.triton.selection`
+    A^c V without T                 cells of CHUNK keys, merged by log-sum-exp           `kernels.triton.neighbours`
+    V̂                               m̂·softmax over T + the rest, for each member         `kernels.triton.members`
 
 A centroid's weights are never stored. Q^c is rounded to the dtype of the queries, so that it meets the keys on tensor
 cores. Labels outside of [0, clusters) are taken as "in no cluster": reading them to refuse them would wait for the
@@ -62,7 +62,7 @@ def forward(outputs: tuple[Tensor, ...], x: Any) -> None:
     """The output, what the backward pass needs, and the queries' log-sum-exps."""
     out, order, offsets, top, centroids, remaining, lse, mass, _, query_lse = outputs
     labels = _labels(x)
-    queries = Members.of(labels, x.clusters, x.query)
+    queries = Members.from_labels(labels, x.clusters, x.query)
     queries.fill_order(order, offsets)
     queries.fill_means(centroids, like=x.query)
     of_top = lse.new_empty(lse.shape) if x.topk else None

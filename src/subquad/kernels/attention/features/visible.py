@@ -34,16 +34,16 @@ def attend_features(
     if not mask.is_causal or (mask.aligned and N == M):
         return attend(key, value, key_bias, valid, mask.is_causal)
     # Keys before the first query are seen by all queries; from there on, queries and keys are the same tokens.
-    own = mask.positions(torch.arange(N, device=query.device)[None])
-    first, position = own[:, :1], torch.arange(M, device=query.device)
+    self_position = mask.positions(torch.arange(N, device=query.device)[None])
+    first, position = self_position[:, :1], torch.arange(M, device=query.device)
     if N == 1:
         return attend(key, value, key_bias, _both(valid, position <= first), False)
-    own_key, own_value = _at(key, own), _at(value, own)
-    own_bias = None if key_bias is None else _at(key_bias.unsqueeze(-1), own).squeeze(-1)
-    inside = own < M
-    shown = inside if valid is None else inside & valid.gather(1, own.clamp(max=M - 1).expand(len(valid), -1))
+    self_key, self_value = _at(key, self_position), _at(value, self_position)
+    self_bias = None if key_bias is None else _at(key_bias.unsqueeze(-1), self_position).squeeze(-1)
+    inside = self_position < M
+    shown = inside if valid is None else inside & valid.gather(1, self_position.clamp(max=M - 1).expand(len(valid), -1))
     before = attend(key, value, key_bias, _both(valid, position < first), False)
-    return merge_partials([before, attend(own_key, own_value, own_bias, shown, True)])
+    return merge_partials([before, attend(self_key, self_value, self_bias, shown, True)])
 
 
 def drop_rows(value: Float[Tensor, "B G M E"], dropout_p: float) -> Float[Tensor, "B G M E"]:

@@ -5,8 +5,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from subquad.kernels.attention.tail.op import attend_with_tail, tail_backward, tail_forward
 from subquad.kernels.attention.tail.allowed import lists_of, visible_key_cells
+from subquad.kernels.attention.tail.op import attend_with_tail, tail_backward, tail_forward
 from subquad.kernels.native import interface
 
 # What the forward pass gives beside `out` and `lse`, in its order.
@@ -77,7 +77,7 @@ def backward(grads: tuple[Tensor, Tensor, Tensor], x: Any) -> None:
     lists = (B, H, N), (B, H, C + 1), (B, G, M), (B, G, X + 1), (B, H, C, x.topk)
     numbers = (B, H, C, D), (B, H, C, X, D), (B, H, C, X, E), (B, H, C, X), (B, H, C, X)
     wanted = [(torch.int32, shape) for shape in lists] + [(torch.float32, shape) for shape in numbers]
-    fitting = {name: (each, *of) for name, each, of in zip(SAVED, saved, wanted, strict=True)}
+    fitting = {name: (each, *expected) for name, each, expected in zip(SAVED, saved, wanted, strict=True)}
     grad_of_out = (grad_out, x.query.dtype, (B, H, N, E))
     of_cells = {"cell_keys": of_keys, "cell_values": of_values, "cell_lse": of_lse}
     fitting |= {f"grad_{name}": (grad, *fitting[name][1:]) for name, grad in of_cells.items()}

@@ -1,10 +1,10 @@
 """Attention to exact keys and a tail of cells on GPUs.
 
-    queries by cluster, keys by cell      counting sorts                                 `ops.triton.groups`
-    q̄ of each cluster                     means by cluster                               `ops.triton.groups`
-    T: exact keys of each cluster         maxima of blocks, then candidates              `ops.triton.selection`
-    k̄, v̄, λ of each cell and cluster      one softmax for each, over the cell's keys     `ops.triton.cells`
-    out, lse                              one softmax over T and the cells               `ops.triton.members`
+    queries by cluster, keys by cell      counting sorts                                 `kernels.triton.groups`
+    q̄ of each cluster                     means by cluster                               `kernels.triton.groups`
+    T: exact keys of each cluster         maxima of blocks, then candidates              `kernels.triton.selection`
+    k̄, v̄, λ of each cell and cluster      one softmax for each, over the cell's keys     `kernels.triton.cells`
+    out, lse                              one softmax over T and the cells               `kernels.triton.members`
 
 The backward pass goes through the same stages from the last to the first. q̄ is rounded to the dtype of the queries:
 an expansion around the rounded mean is as good as one around the mean.
@@ -15,9 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from subquad.kernels.attention.tail.allowed import lists_of, visible_key_cells
 from subquad.kernels.attention.tail.op import attend_with_tail, tail_backward, tail_forward
 from subquad.kernels.attention.tail.reference import FARTHEST, NEAREST
-from subquad.kernels.attention.tail.allowed import lists_of, visible_key_cells
 from subquad.kernels.triton import refusal_of
 from subquad.kernels.triton.cells.backward import cells_backward
 from subquad.kernels.triton.cells.forward import see_cells
@@ -57,7 +57,7 @@ def forward(outputs: tuple[Tensor, ...], x: Any) -> None:
     """The output, its log-sum-exp, and what the backward pass needs."""
     out, lse, *saved = outputs
     order, offsets, key_order, cell_offsets, top, centroids, cell_keys, cell_values, cell_lse, _ = saved
-    queries, keys = Members.of(x.labels, x.clusters, x.query), Members.of(x.cell, x.cells, x.key)
+    queries, keys = Members.from_labels(x.labels, x.clusters, x.query), Members.from_labels(x.cell, x.cells, x.key)
     rank = torch.empty_like(key_order)
     queries.fill_order(order, offsets)
     keys.fill_order(key_order, cell_offsets, rank)

@@ -27,4 +27,4 @@ def compute(labels: Tensor, x: Any) -> None:
     codes = torch.empty_like(labels)
     keys, values = Projected(x.key, planes[:, :D], of_keys, True), Projected(x.value, planes[:, D:], of_values, True)
     sign_hash(codes, x.valid, keys, values)
-    fill_labels(labels, codes, KMeansItems.of(x.valid, None, x.cells, labels), x.iterations)
+    fill_labels(labels, codes, KMeansItems.make(x.valid, None, x.cells, labels), x.iterations)

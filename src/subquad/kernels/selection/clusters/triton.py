@@ -43,7 +43,7 @@ def refusal(x: Any) -> str | None:
 @cluster_labels.on("triton")
 def compute(labels: Tensor, x: Any) -> None:
     """The Triton backend of `query_clusters`."""
-    query, items, width = rows(x.query), KMeansItems.of(x.query_valid, x.counts, x.clusters, labels), x.query.shape[3]
+    query, items, width = rows(x.query), KMeansItems.make(x.query_valid, x.counts, x.clusters, labels), x.query.shape[3]
     metric = None
     if x.space == "logits":
         of_queries, of_keys = moments_of((query, x.query_valid), (x.key, x.key_valid))
@@ -66,7 +66,7 @@ def move(labels: Tensor, query: Tensor, of_queries: Moments, metric: Tensor | No
     `metric` is Σ of each key head, (B,G,D,D), in any precision.
     """
     (B, H, N, D), C = query.shape, items.clusters
-    members = Members.of(labels, C, query)
+    members = Members.from_labels(labels, C, query)
     halves = query.new_empty(B, H, C, dtype=torch.float32)
     split = query.element_size() == 2
     directions = query.new_empty(B, H, C, 2 * D) if split else query.new_empty(B, H, C, D)

@@ -52,7 +52,7 @@ def refusal_of_sizes(tokens: int, clusters: int) -> str | None:
 @kmeans_labels.on("triton")
 def compute(labels: Tensor, x: Any) -> None:
     """The Triton backend of `hamming_kmeans`."""
-    fill_labels(labels, x.codes.contiguous(), KMeansItems.of(x.valid, None, x.clusters, labels), x.iterations)
+    fill_labels(labels, x.codes.contiguous(), KMeansItems.make(x.valid, None, x.clusters, labels), x.iterations)
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ class KMeansItems:
     wanted: Tensor | None = None
 
     @staticmethod
-    def of(valid: Tensor | None, counts: Tensor | None, clusters: int, labels: Tensor) -> "KMeansItems":
+    def make(valid: Tensor | None, counts: Tensor | None, clusters: int, labels: Tensor) -> "KMeansItems":
         """The items of these labels, (B,H,N), with `counts` clusters each, or all with the same number."""
         if valid is None and counts is None:
             return KMeansItems(clusters, None)

@@ -6,6 +6,7 @@ from torch import Tensor
 
 from subquad.kernels.triton.cells.weights import listed_inside
 from subquad.kernels.triton.launch import (
+    allowed_exponentials,
     dot_upcast,
     inner_of,
     kernel,
@@ -17,7 +18,6 @@ from subquad.kernels.triton.launch import (
     of_head,
     padded,
     rows,
-    allowed_exponentials,
     slice_of,
     store_rows,
     strides,

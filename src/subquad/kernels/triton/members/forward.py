@@ -4,6 +4,7 @@ import triton.language as tl
 from torch import Tensor
 
 from subquad.kernels.triton.launch import (
+    allowed_exponentials,
     dot_upcast,
     inner_of,
     kernel,
@@ -12,7 +13,6 @@ from subquad.kernels.triton.launch import (
     load_rows,
     of_head,
     rows,
-    allowed_exponentials,
     slice_of,
     store_rows,
     strides,

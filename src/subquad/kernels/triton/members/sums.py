@@ -5,6 +5,7 @@ import triton.language as tl
 from torch import Tensor
 
 from subquad.kernels.triton.launch import (
+    allowed_exponentials,
     inner_of,
     kernel,
     key_head,
@@ -12,7 +13,6 @@ from subquad.kernels.triton.launch import (
     load_rows,
     of_head,
     rows,
-    allowed_exponentials,
     slice_of,
     strides,
 )

@@ -7,6 +7,8 @@ from subquad.kernels.attention.features.triton.chunks import both_sides, cost_of
 from subquad.kernels.attention.features.triton.reads import ReadIndex
 from subquad.kernels.attention.features.triton.states import Side
 from subquad.kernels.attention.features.triton.tiles import (
+    causal_square,
+    diagonal_square,
     dot_as,
     exchanged,
     exponents,
@@ -14,8 +16,6 @@ from subquad.kernels.attention.features.triton.tiles import (
     numbers,
     of_earlier,
     of_later,
-    diagonal_square,
-    causal_square,
     shift_of,
     side_of,
 )

@@ -20,6 +20,8 @@ from subquad.kernels.attention.features.triton.reads import ReadIndex
 from subquad.kernels.attention.features.triton.states import Side
 from subquad.kernels.attention.features.triton.tiles import (
     base_of,
+    causal_square,
+    diagonal_square,
     dot_as,
     exchanged,
     exponents,
@@ -28,8 +30,6 @@ from subquad.kernels.attention.features.triton.tiles import (
     numbers,
     of_earlier,
     of_later,
-    diagonal_square,
-    causal_square,
     shift_of,
     side_of,
 )
