@@ -25,7 +25,7 @@ from subquad.hf.positions import position_limit
 from subquad.hf.probe import find_layers
 from subquad.hf.swapping import AnyMethod, Swapped, bind_all, swap
 from subquad.hf.swapping import bounds as _bounds
-from subquad.hf.unwrapping import AnyModel, own_parameters, transformers_model
+from subquad.hf.unwrapping import AnyModel, model_parameters, transformers_model
 from subquad.methods import BoundMethod, Method, from_dict
 from subquad.methods.core.plugins import UnknownMethod, record_of
 
@@ -97,10 +97,10 @@ def save_adapter(
     folder = Path(path)
     if folder.exists() and not folder.is_dir():
         raise ValueError(f"cannot save an adapter at {folder}: it is a file; give a folder")
-    given = _bounds(model) if bounds is None else bounds
+    methods = _bounds(model) if bounds is None else bounds
     tensors = {
         f"{number}.{name}": tensor.detach().cpu().clone(memory_format=torch.contiguous_format)
-        for number, bound in given.items()
+        for number, bound in methods.items()
         if bound.learned is not None
         for name, tensor in bound.learned.state_dict().items()
     }
@@ -108,8 +108,8 @@ def save_adapter(
         raise ValueError("none of these layers has learned parameters, so there is nothing to save")
     settings = {
         "format": FORMAT,
-        "model": {**describe_model(model), "max_length": max_length or _bound_length(given) or position_limit(model)},
-        "methods": {str(number): record_of(bound.method) for number, bound in given.items()},
+        "model": {**describe_model(model), "max_length": max_length or _bound_length(methods) or position_limit(model)},
+        "methods": {str(number): record_of(bound.method) for number, bound in methods.items()},
         "record": dict(record or {}),
     }
     data = safetensors.save(tensors)
@@ -198,7 +198,7 @@ def weights_mark(model: AnyModel) -> str:
     adapters count where they change the model: under a LoRA that is not trained yet the mark is the base model's.
     """
     digest = hashlib.sha256()
-    for name, parameter in sorted(own_parameters(transformers_model(model))):
+    for name, parameter in sorted(model_parameters(transformers_model(model))):
         if ".subquad." not in name and "position" not in name:
             first = parameter.detach().flatten()[:64].to("cpu", torch.float32)
             digest.update(name.encode() + str(tuple(parameter.shape)).encode() + first.numpy().tobytes())

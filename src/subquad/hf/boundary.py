@@ -1,6 +1,6 @@
 """The two functions that transformers calls: one makes the mask of a forward pass, one runs a layer's attention.
 
-Both are registered under one name. The mask function passes on what `handed.encode` makes, at most (B,M) numbers. Who
+Both are registered under one name. The mask function passes on what `mask_encoding.encode` makes, at most (B,M) numbers. Who
 may attend to whom is what the model's own mask function says: causality travels with the mask, and windows, which do
 not change between calls, were read from the mask function when the method was swapped in (`probe`).
 """
@@ -16,7 +16,7 @@ from transformers.masking_utils import AttentionMaskInterface
 
 from subquad.hf.accelerate_splits import refuse_accelerate_splits
 from subquad.hf.layers import NAME, STATE_MARK, Attached
-from subquad.hf.mask_encoding import Handed, decode, encode
+from subquad.hf.mask_encoding import DecodedMask, decode, encode
 from subquad.hf.passes import MARK, NOW
 from subquad.hf.patterns import CAUSAL, EVERYTHING, LayerPattern, read_pattern
 from subquad.hf.saved import SAVED_AS
@@ -58,7 +58,7 @@ def make_mask(
     device: torch.device | None = None,
     **options: Any,
 ) -> Tensor | None:
-    """The mask of one kind of layer in one forward pass, as `handed` describes it. Called by transformers."""
+    """The mask of one kind of layer in one forward pass, as `encoded` describes it. Called by transformers."""
     refuse_accelerate_splits()
     causal = _pattern(mask_function, options).causal
     if attention_mask is not None:
@@ -86,11 +86,11 @@ def make_mask(
         if options.get("allow_is_bidirectional_skip"):
             return None
         valid = torch.ones(batch_size, kv_length, dtype=torch.bool, device=device)
-    handed = encode(causal=causal, valid=valid, filled=filled, segments=segments, batch=batch_size)
-    handed = handed.to(device) if device is not None else handed
+    encoded = encode(causal=causal, valid=valid, filled=filled, segments=segments, batch=batch_size)
+    encoded = encoded.to(device) if device is not None else encoded
     if now is not None:
-        setattr(handed, MARK, now.of)
-    return handed
+        setattr(encoded, MARK, now.sequence)
+    return encoded
 
 
 def is_plain(q_length: int, kv_length: int, mask_function: Callable[..., Any] | None = None, **options: Any) -> bool:
@@ -128,20 +128,20 @@ def attend(
     if kwargs.get("output_attentions"):
         raise ValueError("output_attentions=True asks for attention weights, which no method here returns")
     softcap, sinks = kwargs.pop("softcap", None), _sinks_of(kwargs)
-    for name, given in kwargs.items():
-        if name not in _HARMLESS and given is not None and given is not False:
+    for name, extra in kwargs.items():
+        if name not in _HARMLESS and extra is not None and extra is not False:
             raise ValueError(f"layer {layer.label} passes {name!r} to its attention, which subquad does not know; "
                              f"it is refused because ignoring it could change the result")  # fmt: skip
     causal = layer.causal if is_causal is None else is_causal
-    of = _sequence(layer, module, attention_mask, dropout)
+    sequence = _sequence(layer, module, attention_mask, dropout)
     state = getattr(key, STATE_MARK, None)
     if state is not None:
         with state.keeping_errors():
-            handed = _decoded(layer, attention_mask, query, state.seen, causal)
+            encoded = _decoded(layer, attention_mask, query, state.seen, causal)
             if (
-                not handed.causal
+                not encoded.causal
                 or layer.window is not None
-                or handed.window is not None
+                or encoded.window is not None
                 or position_bias is not None
                 or dropout
             ):
@@ -154,21 +154,21 @@ def attend(
                     f"layer {layer.label} cannot keep tokens on a StateCache, which holds sums over all of them; swap "
                     "without `keep`"
                 )
-            mask = _mask_of_new(layer, query.shape[2], handed)
+            mask = _mask_of_new(layer, query.shape[2], encoded)
             return state.attend(layer.bound, query, key, value, mask, scaling).transpose(1, 2).contiguous(), None
-    handed = _decoded(layer, attention_mask, query, key.shape[2], causal)
-    if of is not None and handed.read:
+    encoded = _decoded(layer, attention_mask, query, key.shape[2], causal)
+    if sequence is not None and encoded.read:
         raise ValueError(
             f"layer {layer.label} was given a mask over queries and keys of shape {tuple(attention_mask.shape)}, which "  # type: ignore[union-attr]
             "does not go with `parallel`; pass 2-D padding masks (batch, tokens), or swap without `parallel`"
         )
-    mask, own = _mask_of(layer, query.shape[2], key.shape[2], handed)
-    extras = {"bias": position_bias, "softcap": softcap, "sinks": sinks, "hidden": hidden, "parallel": of}
-    out = layer(query, key, value, mask=mask, valid=handed.valid, own=own, scale=scaling, dropout_p=dropout, **extras)
+    mask, query_valid = _mask_of(layer, query.shape[2], key.shape[2], encoded)
+    extras = {"bias": position_bias, "softcap": softcap, "sinks": sinks, "hidden": hidden, "parallel": sequence}
+    out = layer(query, key, value, mask=mask, valid=encoded.valid, own=query_valid, scale=scaling, dropout_p=dropout, **extras)
     return out.transpose(1, 2).contiguous(), None
 
 
-def _decoded(layer: Attached, mask: Tensor | None, query: Tensor, keys: int, causal: bool) -> Handed:
+def _decoded(layer: Attached, mask: Tensor | None, query: Tensor, keys: int, causal: bool) -> DecodedMask:
     return decode(mask, query.shape[2], keys, causal=causal, label=layer.label, batch=query.shape[0])
 
 
@@ -179,7 +179,7 @@ def _sequence(layer: Attached, module: nn.Module, attention_mask: Tensor | None,
     if layer.split is None:
         refuse_in_use("a Hugging Face model", "give the ranks to it: sq.hf.swap(model, method, parallel=group)")
         return None
-    of = layer.split.sequence(layer.label, attention_mask)
+    own_sequence = layer.split.sequence(layer.label, attention_mask)
     if attention_mask is None:
         raise ValueError(
             f"layer {layer.label} was given no attention mask, not even the empty one that subquad made: another "
@@ -190,7 +190,7 @@ def _sequence(layer: Attached, module: nn.Module, attention_mask: Tensor | None,
             f"layer {layer.label} drops attention weights at a rate of {dropout:g}, which does not go with `parallel`; "
             "set it to 0 in the config (attention_dropout, attention_probs_dropout_prob or attn_pdrop)"
         )
-    return of
+    return own_sequence
 
 
 # ---------------------------------------------------------------------- what the mask function is given
@@ -243,27 +243,27 @@ def _segments(mask_function: Any, batch: int, length: int, device: torch.device 
 # ---------------------------------------------------------------------- what a layer makes of it
 
 
-def _mask_of(layer: Attached, N: int, M: int, handed: Handed) -> tuple[Mask, Tensor | None]:
+def _mask_of(layer: Attached, N: int, M: int, encoded: DecodedMask) -> tuple[Mask, Tensor | None]:
     """Who may see whom, less the padding of keys, and which queries are real (None: all, or not known)."""
-    if layer.cross and not handed.read:
+    if layer.cross and not encoded.read:
         return Mask(), None
     # Also for a single query, which sees every filled slot: a causal form can be another than the plain one.
-    mask = Mask.causal(offset=handed.offset) if handed.causal else Mask(offset=max(M - N, 0))
-    if handed.segments is not None:
-        mask = mask & Mask.segments(handed.segments)
-    window = handed.window if handed.read else layer.window
+    mask = Mask.causal(offset=encoded.offset) if encoded.causal else Mask(offset=max(M - N, 0))
+    if encoded.segments is not None:
+        mask = mask & Mask.segments(encoded.segments)
+    window = encoded.window if encoded.read else layer.window
     if window is not None:
         mask = mask & Mask.window(window)
-    return mask, None if layer.cross else handed.queries(N)
+    return mask, None if layer.cross else encoded.queries(N)
 
 
-def _mask_of_new(layer: Attached, new: int, handed: Handed) -> Mask | None:
+def _mask_of_new(layer: Attached, new: int, encoded: DecodedMask) -> Mask | None:
     """The padding of the tokens that a state has not seen, which are the last of all."""
-    if handed.segments is not None:
+    if encoded.segments is not None:
         raise ValueError(f"layer {layer.label}: packed sequences have one state each; generate from a padded batch")
-    return None if handed.valid is None else Mask.padding(handed.valid[:, -new:])
+    return None if encoded.valid is None else Mask.padding(encoded.valid[:, -new:])
 
 
 def _sinks_of(kwargs: dict[str, Any]) -> Tensor | None:
-    given = [kwargs.pop(name, None) for name in _SINKS]
-    return next((sinks for sinks in given if sinks is not None), None)
+    in_kwargs = [kwargs.pop(name, None) for name in _SINKS]
+    return next((sinks for sinks in in_kwargs if sinks is not None), None)

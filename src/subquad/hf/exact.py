@@ -40,15 +40,15 @@ def attend_exactly(
         if softcap is not None:
             logits = (logits / softcap).tanh() * softcap
         if visible is not None:
-            seen = visible if visible.shape[2] == 1 else visible[:, :, rows]
-            logits = logits.masked_fill(~seen, torch.finfo(logits.dtype).min)
+            allowed = visible if visible.shape[2] == 1 else visible[:, :, rows]
+            logits = logits.masked_fill(~allowed, torch.finfo(logits.dtype).min)
         if sinks is not None:
             of_head = sinks.to(upcast).view(1, H, 1, 1).expand(B, H, logits.shape[2], 1)
             weights = torch.cat([logits, of_head], -1).softmax(-1)[..., :-1]
         else:
             weights = logits.softmax(-1)
         if visible is not None:
-            weights = weights.masked_fill(~seen.any(-1, keepdim=True), 0.0)
+            weights = weights.masked_fill(~allowed.any(-1, keepdim=True), 0.0)
         weights = torch.nn.functional.dropout(weights.to(value.dtype), dropout_p)
         blocks.append(weights @ value)
     return torch.cat(blocks, 2)

@@ -65,8 +65,8 @@ class Layer:
             "a position bias": self.biased,
             **dict.fromkeys(self.beside_softmax, True),
         }
-        found = [kind for kind, present in kinds.items() if present]
-        return f"`parallel` does not go with {found[0]}, which this layer has" if found else None
+        present_kinds = [kind for kind, present in kinds.items() if present]
+        return f"`parallel` does not go with {present_kinds[0]}, which this layer has" if present_kinds else None
 
     def refusal(self, method: Method, *, keep: bool = False) -> str | None:
         """The reason why a method cannot run in this layer, or not with kept tokens; None if it can."""
@@ -80,9 +80,9 @@ class Layer:
             )
         if self.causal and traits.causal != "strict":
             parts = [p.method.name for p in method.parts if p.method.traits.causal != "strict"]
-            own = f" (its part {', '.join(map(repr, parts))} is not)" if len(method.parts) > 1 else ""
+            own_trait = f" (its part {', '.join(map(repr, parts))} is not)" if len(method.parts) > 1 else ""
             return (
-                f"{name!r} is not causal{own} and this layer is: the output at one position would depend on later "
+                f"{name!r} is not causal{own_trait} and this layer is: the output at one position would depend on later "
                 "tokens, so training would leak the future and generation would not match it"
             )
         if self.in_causal_decoder and traits.causal == "no":
@@ -140,7 +140,7 @@ class Attached(nn.Module):
         *,
         mask: Mask,
         valid: Tensor | None = None,
-        own: Tensor | None = None,
+        query_valid: Tensor | None = None,
         bias: Tensor | None = None,
         softcap: float | None = None,
         sinks: Tensor | None = None,
@@ -148,17 +148,17 @@ class Attached(nn.Module):
         parallel: Any = None,
         **options: Any,
     ) -> Tensor:
-        """Run the method for all queries: `mask`, `valid`, `own` and `parallel` as in `attend_all`."""
+        """Run the method for all queries: `mask`, `valid`, `query_valid` and `parallel` as in `attend_all`."""
         keep = self._keep(mask, valid, query.shape[2], key.shape[2])
         if softcap is not None or sinks is not None:
             if not self.bound.method.is_exact:
                 raise ValueError(
                     f"layer {self.label} has capped logits or sinks, which {self.bound.method} does not know"
                 )
-            seen = mask if valid is None else mask & Mask.padding(keys=valid)
-            return attend_exactly(query, key, value, seen, softcap=softcap, sinks=sinks, **options)
+            visible = mask if valid is None else mask & Mask.padding(keys=valid)
+            return attend_exactly(query, key, value, visible, softcap=softcap, sinks=sinks, **options)
         options |= {"bias": bias, "keep": keep, "hidden": hidden, "parallel": parallel}
-        return attend_all(self.bound, query, key, value, mask=mask, valid=valid, own=own, **options)
+        return attend_all(self.bound, query, key, value, mask=mask, valid=valid, own=query_valid, **options)
 
     def _keep(self, mask: Mask, valid: Tensor | None, N: int, M: int) -> Keep | None:
         """Which tokens' attention is exact in this call, as methods take it."""
@@ -212,10 +212,10 @@ def inspect_layers(model: PreTrainedModel) -> list[Layer]:
                 "interface, so nothing can be swapped into it; architectures that can: BERT, RoBERTa, DistilBERT, "
                 "ModernBERT, ViT, wav2vec2, Whisper, T5, BART, Llama, GPT-2 and most others"
             )
-    found = [(name, module) for name, module in model.named_modules() if uses_interface(module)]
-    if not found:
+    modules = [(name, module) for name, module in model.named_modules() if uses_interface(module)]
+    if not modules:
         raise ValueError(f"{type(model).__name__} has no attention layer that goes through the attention interface")
-    return serving_decoders([_describe(number, name, module) for number, (name, module) in enumerate(found)])
+    return serving_decoders([_describe(number, name, module) for number, (name, module) in enumerate(modules)])
 
 
 def serving_decoders(layers: list[Layer]) -> list[Layer]:

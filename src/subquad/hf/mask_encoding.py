@@ -26,7 +26,7 @@ ALMOST_NOTHING = -1e4  # additive masks hide a key by at least so much
 
 
 @dataclass(frozen=True)
-class Handed:
+class DecodedMask:
     """A decoded mask. `offset` is where the first query stands among the keys."""
 
     causal: bool
@@ -60,7 +60,7 @@ def encode(*, causal: bool, valid: Tensor | None, filled: Tensor | None, segment
     return hidden.expand(batch, -1)[:, None, None, :]
 
 
-def decode(given: Tensor | None, N: int, M: int, *, causal: bool, label: str, batch: int | None = None) -> Handed:
+def decode(mask: Tensor | None, N: int, M: int, *, causal: bool, label: str, batch: int | None = None) -> DecodedMask:
     """Decode the mask that a layer's attention was given; `causal` applies if it was given no mask.
 
     `batch` is the number of items, for a mask over queries and keys that is the same for all of them.
@@ -68,88 +68,88 @@ def decode(given: Tensor | None, N: int, M: int, *, causal: bool, label: str, ba
     Raises:
         ValueError: the mask is nothing that `Mask` can say, or is of another length than the keys or queries.
     """
-    if given is None:
-        return Handed(causal, offset=M - N if causal else 0)
-    if given.ndim == 4 and tuple(given.shape[1:]) != (1, 1, given.shape[3]):
-        return _decode_own(given, N, M, label, batch)
-    if given.ndim != 4:
+    if mask is None:
+        return DecodedMask(causal, offset=M - N if causal else 0)
+    if mask.ndim == 4 and tuple(mask.shape[1:]) != (1, 1, mask.shape[3]):
+        return _decode_dense(mask, N, M, label, batch)
+    if mask.ndim != 4:
         raise ValueError(
-            f"layer {label} was given an attention mask of shape {tuple(given.shape)}; subquad takes 2-D padding masks "
+            f"layer {label} was given an attention mask of shape {tuple(mask.shape)}; subquad takes 2-D padding masks "
             "(batch, tokens), of which it makes (batch, 1, 1, keys), and 4-D masks (batch, 1, queries, keys)"
         )
-    ours = given.dtype in (torch.int8, torch.int16, torch.int32)
-    if given.shape[-1] == 0:
-        return Handed(ours, offset=M - N if ours else 0)
-    if given.shape[-1] != M:
-        raise ValueError(f"layer {label}: the attention mask has {given.shape[-1]} positions, but there are {M} keys")
-    flat = given[:, 0, 0]
-    if given.dtype == torch.bool:
-        return Handed(False, flat)
-    if given.is_floating_point():
-        return Handed(False, _valid_of_additive(flat, label))
-    if given.dtype == torch.int32:
-        return Handed(True, segments=flat - 1)
-    if given.dtype == torch.int16:
-        return Handed(True, flat > 0, offset=(flat[0] >= 0).sum() - N)
-    if given.dtype != torch.int8:
-        raise ValueError(f"layer {label} was given a mask of dtype {given.dtype}, which subquad does not know")
-    return Handed(True, flat > 0, offset=M - N)
+    ours = mask.dtype in (torch.int8, torch.int16, torch.int32)
+    if mask.shape[-1] == 0:
+        return DecodedMask(ours, offset=M - N if ours else 0)
+    if mask.shape[-1] != M:
+        raise ValueError(f"layer {label}: the attention mask has {mask.shape[-1]} positions, but there are {M} keys")
+    flat = mask[:, 0, 0]
+    if mask.dtype == torch.bool:
+        return DecodedMask(False, flat)
+    if mask.is_floating_point():
+        return DecodedMask(False, _valid_of_additive(flat, label))
+    if mask.dtype == torch.int32:
+        return DecodedMask(True, segments=flat - 1)
+    if mask.dtype == torch.int16:
+        return DecodedMask(True, flat > 0, offset=(flat[0] >= 0).sum() - N)
+    if mask.dtype != torch.int8:
+        raise ValueError(f"layer {label} was given a mask of dtype {mask.dtype}, which subquad does not know")
+    return DecodedMask(True, flat > 0, offset=M - N)
 
 
-def _decode_own(given: Tensor, N: int, M: int, label: str, batch: int | None) -> Handed:
+def _decode_dense(mask: Tensor, N: int, M: int, label: str, batch: int | None) -> DecodedMask:
     """Decode a mask over queries and keys that the model's own code made, or its user."""
-    what = f"layer {label} was given an attention mask of shape {tuple(given.shape)}"
+    what = f"layer {label} was given an attention mask of shape {tuple(mask.shape)}"
     remedy = "pass a 2-D padding mask (batch, tokens), or give the model its own attention back: sq.hf.restore(model)"
-    if tuple(given.shape[2:]) != (N, M):
+    if tuple(mask.shape[2:]) != (N, M):
         raise ValueError(f"{what}, but it has {N} queries and {M} keys")
-    if not can_be_read(given):
+    if not can_be_read(mask):
         raise ValueError(
             f"{what}, whose numbers cannot be read while compiling; run without torch.compile, or {remedy}"
         )
     try:
-        handed = _read_own(_without_rows_of_padding(given), N, M)
+        decoded = _read_dense(_without_rows_of_padding(mask), N, M)
     except IsBias as error:
         raise ValueError(f"{what}, which is a bias on the logits and not a mask (it holds other numbers than 0 and "
                          f"−inf, or needs a gradient); {remedy}") from error  # fmt: skip
     except (TypeError, ValueError) as error:
         raise ValueError(f"{what}, which cannot be read ({str(error).partition(';')[0]}); {remedy}") from error
-    if handed is None:
+    if decoded is None:
         raise ValueError(
-            f"{what} and {given.dtype}, which is not padding of the keys, causality, segments or a window; {remedy}"
+            f"{what} and {mask.dtype}, which is not padding of the keys, causality, segments or a window; {remedy}"
         )
-    valid, segments = (x if x is None or batch is None else x.expand(batch, M) for x in (handed.valid, handed.segments))
-    return replace(handed, valid=valid, segments=segments)
+    valid, segments = (x if x is None or batch is None else x.expand(batch, M) for x in (decoded.valid, decoded.segments))
+    return replace(decoded, valid=valid, segments=segments)
 
 
-def _read_own(given: Tensor, N: int, M: int) -> Handed | None:
+def _read_dense(mask: Tensor, N: int, M: int) -> DecodedMask | None:
     """What the mask says; None where `Mask` has no such pattern."""
     try:
-        said = read_mask(given)
+        pattern = read_mask(mask)
     except IsNoPattern:
-        said = None
-    if said is None or said.first == said.last:  # each token sees itself alone: a segment of its own
-        packed = read_segments(given)
-        return None if packed is None else Handed(packed[1], segments=packed[0], read=True)
-    if said.last == math.inf:
-        return Handed(False, said.valid, read=True)
-    if N == M and said.first == -said.last:
-        return Handed(False, said.valid, window=int(said.last), read=True)
-    if said.last != M - N:  # the queries do not stand at the end of the keys
+        pattern = None
+    if pattern is None or pattern.first == pattern.last:  # each token sees itself alone: a segment of its own
+        packed = read_segments(mask)
+        return None if packed is None else DecodedMask(packed[1], segments=packed[0], read=True)
+    if pattern.last == math.inf:
+        return DecodedMask(False, pattern.valid, read=True)
+    if N == M and pattern.first == -pattern.last:
+        return DecodedMask(False, pattern.valid, window=int(pattern.last), read=True)
+    if pattern.last != M - N:  # the queries do not stand at the end of the keys
         return None
-    window = None if said.first == -math.inf else int(said.last - said.first)
-    return Handed(True, said.valid, offset=M - N, window=window, read=True)
+    window = None if pattern.first == -math.inf else int(pattern.last - pattern.first)
+    return DecodedMask(True, pattern.valid, offset=M - N, window=window, read=True)
 
 
-def _without_rows_of_padding(given: Tensor) -> Tensor:
+def _without_rows_of_padding(mask: Tensor) -> Tensor:
     """The mask as bool, where padded tokens see no key in an additive one, as those before the first token of a causal
     item. Softmax would give them the mean of all values; no token sees them, and here they are given 0.
     """
-    if not given.is_floating_point() or given.shape[2] != given.shape[3]:
-        return given
-    seen = given > ALMOST_NOTHING
-    blind = ~seen.any(-1)
-    only_a_mask = bool(((given == 0) | ~seen).all()) and not (given.requires_grad and torch.is_grad_enabled())
-    return seen if only_a_mask and bool(blind.any()) and not bool((blind & seen.any(-2)).any()) else given
+    if not mask.is_floating_point() or mask.shape[2] != mask.shape[3]:
+        return mask
+    visible = mask > ALMOST_NOTHING
+    blind = ~visible.any(-1)
+    only_a_mask = bool(((mask == 0) | ~visible).all()) and not (mask.requires_grad and torch.is_grad_enabled())
+    return visible if only_a_mask and bool(blind.any()) and not bool((blind & visible.any(-2)).any()) else mask
 
 
 def _valid_of_additive(bias: Tensor, label: str) -> Tensor:

@@ -19,7 +19,7 @@ _MODES = "pooling_mode_"
 _MEAN, _CLS = "pooling_mode_mean_tokens", "pooling_mode_cls_token"
 
 
-def check_place(where: str) -> None:
+def check_source(where: str) -> None:
     """InputError where a model cannot be under this name: no folder, no hub id."""
     if not where.strip() or not where.isprintable():
         raise InputError(f"no model {where!r}: give a hub id or a folder")
@@ -45,18 +45,18 @@ def read_config(where: str) -> Any:
     """
     import transformers
 
-    check_place(where)
+    check_source(where)
     file = Path(where) / "config.json"
-    given = read_json(file) if exists(file) else called(transformers.PretrainedConfig.get_config_dict, where)[0]
-    if not isinstance(given, dict):
-        raise InputError(f"{where}: its config.json must be an object with named fields, not a {type(given).__name__}")
-    _refuse_own_code(where, "config.json", given)
-    if str(given.get("model_type")).startswith("subquad-") and optional_file(where, "tokenizer_config.json") is None:
+    config = read_json(file) if exists(file) else called(transformers.PretrainedConfig.get_config_dict, where)[0]
+    if not isinstance(config, dict):
+        raise InputError(f"{where}: its config.json must be an object with named fields, not a {type(config).__name__}")
+    _refuse_custom_code(where, "config.json", config)
+    if str(config.get("model_type")).startswith("subquad-") and optional_file(where, "tokenizer_config.json") is None:
         raise InputError(
             f"{where} is a model of subquad train, which has no tokenizer to read text with; in Python, sq.plan, "
             "sq.hf.swap and sq.audit take it"
         )
-    named = given.get("architectures")
+    named = config.get("architectures")
     if named is not None and not (isinstance(named, list) and all(isinstance(name, str) for name in named)):
         raise InputError(f"{where}: 'architectures' in its config.json must be a list of names, not {named!r}")
     return from_pretrained(transformers.AutoConfig, where)
@@ -67,7 +67,7 @@ def read_tokenizer(where: str) -> Any:
     import transformers
 
     tokenizer = from_pretrained(transformers.AutoTokenizer, where)
-    _refuse_own_code(where, "tokenizer_config.json", tokenizer.init_kwargs)
+    _refuse_custom_code(where, "tokenizer_config.json", tokenizer.init_kwargs)
     return tokenizer
 
 
@@ -143,22 +143,22 @@ def pooling_of(where: str) -> Pooling:
     file = optional_file(where, "1_Pooling/config.json")
     if file is None:
         return "mean"
-    given = read_json(file)
-    if not isinstance(given, dict):
-        raise InputError(f"{file} must be an object with named fields, not a {type(given).__name__}")
-    named = given.get("pooling_mode")
+    config = read_json(file)
+    if not isinstance(config, dict):
+        raise InputError(f"{file} must be an object with named fields, not a {type(config).__name__}")
+    named = config.get("pooling_mode")
     if named is not None:
         chosen = list(map(str, named)) if isinstance(named, list) else [str(named)]
     else:
-        modes = {name: value for name, value in given.items() if name.startswith(_MODES)}
+        modes = {name: value for name, value in config.items() if name.startswith(_MODES)}
         for name, value in modes.items():
             if not isinstance(value, bool):
                 raise InputError(f"{file}: {name!r} must be true or false, not {value!r}")
         chosen = [name for name, value in modes.items() if value]
     ways: dict[str, Pooling] = {_MEAN: "mean", _CLS: "cls", "mean": "mean", "cls": "cls"}
     if len(chosen) != 1 or chosen[0] not in ways:
-        how = " and ".join(name.removeprefix(_MODES) for name in chosen) or "nothing"
-        raise InputError(f"{file} pools {how}, but the mean of the tokens or the first one (cls) can be read here")
+        pooled_by = " and ".join(name.removeprefix(_MODES) for name in chosen) or "nothing"
+        raise InputError(f"{file} pools {pooled_by}, but the mean of the tokens or the first one (cls) can be read here")
     return ways[chosen[0]]
 
 
@@ -166,12 +166,12 @@ def optional_file(where: str, name: str) -> Path | None:
     """A file of a model; None where it has none."""
     from transformers.utils import cached_file
 
-    found = called(cached_file, where, filename=name, _raise_exceptions_for_missing_entries=False)
-    return None if found is None else Path(found)
+    path = called(cached_file, where, filename=name, _raise_exceptions_for_missing_entries=False)
+    return None if path is None else Path(path)
 
 
-def _refuse_own_code(where: str, file: str, given: Mapping[str, Any]) -> None:
-    if given.get("auto_map"):
+def _refuse_custom_code(where: str, file: str, config: Mapping[str, Any]) -> None:
+    if config.get("auto_map"):
         raise InputError(
             f"{where} asks to run code of its own ('auto_map' in its {file}), which is never done here; if "
             "transformers has this architecture too, remove 'auto_map' from a copy of the folder"

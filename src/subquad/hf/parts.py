@@ -46,7 +46,7 @@ def separate(model: nn.Module) -> None:
                 setattr(module, name, copies[id(value)])
         if ORIGINAL in vars(module):
             originals = vars(module)[ORIGINAL]
-            vars(module)[ORIGINAL] = [(copies.get(id(config), config), own) for config, own in originals]
+            vars(module)[ORIGINAL] = [(copies.get(id(config), config), original) for config, original in originals]
 
 
 def give_back(model: nn.Module) -> None:

@@ -19,7 +19,7 @@ OF_TOKENS = {"attention_mask", "input_ids", "inputs_embeds", "labels", "position
 _NO_SHARE = "the loss of a part is not its share of the loss of all; leave `labels` out, and compute it from the logits"
 
 
-class Facts(NamedTuple):
+class PassMetadata(NamedTuple):
     """The numbers that a rank sends.
 
     Attributes:
@@ -41,37 +41,37 @@ class Facts(NamedTuple):
     shifted: int
 
 
-def facts_of(given: Mapping[str, Any], loss: str | None) -> Facts:
+def pass_metadata(inputs: Mapping[str, Any], loss: str | None) -> PassMetadata:
     """The numbers of this rank's inputs; ValueError for inputs that cannot be split."""
-    _refuse_inputs(given)
-    tokens = tokens_of(given)
-    mask = given.get("attention_mask")
-    kind, first = _kind_of_positions(given.get("position_ids"), mask)
-    told = given.get("shift_labels" if loss == "shifted" else "labels")
-    return Facts(
+    _refuse_inputs(inputs)
+    tokens = tokens_of(inputs)
+    mask = inputs.get("attention_mask")
+    kind, first = _kind_of_positions(inputs.get("position_ids"), mask)
+    labels = inputs.get("shift_labels" if loss == "shifted" else "labels")
+    return PassMetadata(
         tokens.shape[1],
         tokens.shape[0],
         0 if mask is None else 1 if bool(mask.bool().all()) else 2,
         kind,
         first,
-        -1 if told is None or "labels" not in given else int((told != NOT_A_LABEL).sum()),
-        int("shift_labels" in given or "labels" not in given),
+        -1 if labels is None or "labels" not in inputs else int((labels != NOT_A_LABEL).sum()),
+        int("shift_labels" in inputs or "labels" not in inputs),
     )
 
 
-def check_facts(every: list[Facts], loss: str | None, labelled: bool) -> None:
+def check_metadata(every: list[PassMetadata], loss: str | None, labelled: bool) -> None:
     """Raise ValueError on all ranks where they have other inputs, or inputs that make no sequence."""
-    for rank, facts in enumerate(every):
+    for rank, metadata in enumerate(every):
         for name, kind in (("attention_mask", "mask"), ("position_ids", "positions"), ("labels", "labels")):
-            have, want = (getattr(each, kind) > _NONE[kind] for each in (facts, every[0]))
+            have, want = (getattr(each, kind) > _NONE[kind] for each in (metadata, every[0]))
             if have != want:
                 one, other = (rank, 0) if have else (0, rank)
                 raise ValueError(f"rank {one} was given {name} but rank {other} was not; all ranks must make one call")
-        if facts.items != every[0].items:
-            raise ValueError(f"rank {rank} has {facts.items} items but rank 0 has {every[0].items}; they must match")
+        if metadata.items != every[0].items:
+            raise ValueError(f"rank {rank} has {metadata.items} items but rank 0 has {every[0].items}; they must match")
     if labelled and loss is None:
         raise ValueError(_NO_SHARE)
-    if labelled and loss == "shifted" and not all(facts.shifted for facts in every):
+    if labelled and loss == "shifted" and not all(metadata.shifted for metadata in every):
         raise ValueError(
             "labels are those of the next token, which may be another rank's: cut the batch with sq.hf.shard(model, "
             "batch), or shift them before they are cut and give them as `shift_labels` too"
@@ -82,21 +82,21 @@ def check_facts(every: list[Facts], loss: str | None, labelled: bool) -> None:
 _NONE = {"mask": 0, "positions": 0, "labels": -1}  # the number that says that there are none
 
 
-def _check_positions(every: list[Facts]) -> None:
-    padded, start = any(facts.mask == 2 for facts in every), every[0].first
-    for rank, facts in enumerate(every):
-        if facts.positions > (2 if padded else 1):
+def _check_positions(every: list[PassMetadata]) -> None:
+    padded, start = any(metadata.mask == 2 for metadata in every), every[0].first
+    for rank, metadata in enumerate(every):
+        if metadata.positions > (2 if padded else 1):
             raise ValueError(
                 f"position_ids of rank {rank} do not grow by 1 from token to token; packed sequences, and tokens in "
                 "another order, as accelerate's context parallelism puts them, are not supported: leave position_ids "
                 "out, and give each rank tokens that follow each other"
             )
-        if facts.positions and not padded and facts.first != start:
+        if metadata.positions and not padded and metadata.first != start:
             raise ValueError(
-                f"position_ids of rank {rank} start at {facts.first}, but {start} tokens come before its own; leave "
+                f"position_ids of rank {rank} start at {metadata.first}, but {start} tokens come before its own; leave "
                 "them out, or cut those of the whole sequence with sq.hf.shard(model, batch)"
             )
-        start += facts.tokens
+        start += metadata.tokens
 
 
 def _kind_of_positions(ids: Tensor | None, mask: Tensor | None) -> tuple[int, int]:
@@ -111,18 +111,18 @@ def _kind_of_positions(ids: Tensor | None, mask: Tensor | None) -> tuple[int, in
     return 3, first
 
 
-def _refuse_inputs(given: Mapping[str, Any]) -> None:
-    if given.get("past_key_values") is not None or given.get("use_cache"):
+def _refuse_inputs(inputs: Mapping[str, Any]) -> None:
+    if inputs.get("past_key_values") is not None or inputs.get("use_cache"):
         raise ValueError(
             "a cache (generate, past_key_values, use_cache=True) does not go with `parallel`: a new token would be on "
             "one rank and its keys on all; swap without `parallel` to generate"
         )
-    for name, value in given.items():
+    for name, value in inputs.items():
         if name not in _PLAIN | OF_TOKENS and value is not None and not (isinstance(value, int) and value == 0):
             raise ValueError(f"{name!r} does not go with `parallel`, which knows {', '.join(sorted(OF_TOKENS))}")
-    shape = tuple(tokens_of(given).shape[:2])
-    for name in sorted(OF_TOKENS & given.keys()):
-        have = tuple(given[name].shape)
+    shape = tuple(tokens_of(inputs).shape[:2])
+    for name in sorted(OF_TOKENS & inputs.keys()):
+        have = tuple(inputs[name].shape)
         if have[:2] != shape and not (name == "position_ids" and have == (1, shape[1])):
             raise ValueError(f"{name!r} is {have}, but this rank's tokens are {shape}; each rank gives its own part")
         if len(have) != 2 and name != "inputs_embeds":
@@ -141,22 +141,22 @@ class Pass:
         share: what this rank's mean loss is multiplied with; None: it is a sum over a number that is given.
     """
 
-    of: Sequence
+    sequence: Sequence
     padded: bool
     labels: tuple[int, int]
     positions: Tensor | None = None
     share: Any = None
 
-    def prepare_labels(self, given: dict[str, Any], loss: str | None) -> None:
+    def prepare_labels(self, inputs: dict[str, Any], loss: str | None) -> None:
         """Make the loss of the model this rank's share of the mean over the labels of all ranks."""
-        own, total = self.labels
+        local, total = self.labels
         if loss != "mean":
-            given.setdefault("num_items_in_batch", torch.tensor(max(total, 1), device=tokens_of(given).device))
+            inputs.setdefault("num_items_in_batch", torch.tensor(max(total, 1), device=tokens_of(inputs).device))
             return
-        self.share = own / given.pop("num_items_in_batch", max(total, 1))
-        if own == 0:  # a mean over nothing is NaN, also in the gradient: one label that counts 0
-            given["labels"] = given["labels"].clone()
-            given["labels"][:, 0] = 0
+        self.share = local / inputs.pop("num_items_in_batch", max(total, 1))
+        if local == 0:  # a mean over nothing is NaN, also in the gradient: one label that counts 0
+            inputs["labels"] = inputs["labels"].clone()
+            inputs["labels"][:, 0] = 0
 
 
 class Now:

@@ -76,8 +76,8 @@ def read_pattern(function: MaskFunction | None) -> LayerPattern:
 def _read(function: MaskFunction) -> LayerPattern:
     name, cells = _name(function), _cells(function)
     if name in (_AND, _OR):
-        first, *rest = (_read(part) for part in cells["mask_functions"])
-        for part in rest:
+        first, *others = (_read(part) for part in cells["mask_functions"])
+        for part in others:
             both = first & part if name == _AND else first | part
             if both is None:
                 raise _unknown(name)

@@ -27,7 +27,7 @@ from subquad.methods.core.plugins import record_of
 FORMAT = 1
 FILE = "plan.json"
 _REMEDY = "make it again (subquad plan)"
-_FIGURES = ("fidelity", "bound", "confidence", "speedup")  # of each length
+_METRICS = ("fidelity", "bound", "confidence", "speedup")  # of each length
 _MEMBERS = {"model": dict, "lengths": list, "layers": dict, "verified": dict, "made_on": dict}
 
 
@@ -50,14 +50,14 @@ class Plan:
 
     def __str__(self) -> str:
         listed = [f"layer {number}: {method}" for number, method in sorted(self.layers.items())]
-        return "\n".join([*listed, *(f"{length} tokens: {self.said(int(length))}" for length in self.verified)])
+        return "\n".join([*listed, *(f"{length} tokens: {self.description(int(length))}" for length in self.verified)])
 
-    def said(self, length: int) -> str:
+    def description(self, length: int) -> str:
         """What was verified at a planned length, in words."""
-        found = self.verified[str(length)]
+        measured = self.verified[str(length)]
         return (
-            f"fidelity {found['fidelity']:.4f}, at least {found['bound']:.4f} at confidence {found['confidence']:g}; "
-            f"{found['speedup']:.2f}× the speed of exact attention"
+            f"fidelity {measured['fidelity']:.4f}, at least {measured['bound']:.4f} at confidence {measured['confidence']:g}; "
+            f"{measured['speedup']:.2f}× the speed of exact attention"
         )
 
     def baseline(self, length: int) -> dict[str, Any]:
@@ -66,15 +66,15 @@ class Plan:
         Raises:
             ValueError: the length was not planned, or exact attention runs there.
         """
-        found = self.verified.get(str(length), {}).get("baseline")
-        if found is None:
-            have = [n for n, of in self.verified.items() if of.get("baseline")]
+        baseline_ = self.verified.get(str(length), {}).get("baseline")
+        if baseline_ is None:
+            have = [n for n, entry in self.verified.items() if entry.get("baseline")]
             those = f"it has one for {listed(have)} tokens" if have else "it has none at any length"
             raise ValueError(
                 f"the plan has no baseline for {length} tokens; {those}. Lengths have one where a verified plan runs "
                 "something else than exact attention"
             )
-        return dict(found)
+        return dict(baseline_)
 
     def for_model(self, model: AnyModel) -> dict[int, Method | BoundMethod]:
         """The mapping for `swap` that puts the plan into this model.
@@ -95,7 +95,7 @@ class Plan:
             method.at if isinstance(method, ByLength) else [Step(0, method)]
             for _, method in sorted(self.layers.items())
         ]
-        return [method for method in dict.fromkeys(step.method for of in steps for step in of) if not method.is_exact]
+        return [method for method in dict.fromkeys(step.method for layer_steps in steps for step in layer_steps) if not method.is_exact]
 
     @property
     def learned(self) -> dict[int, Method]:
@@ -175,19 +175,19 @@ def load_plan(path: str | Path) -> Plan:
             raise ValueError(f"{file}, layer {number}: {error}") from None
     if not all(type(length) is int and length > 0 for length in content["lengths"]):
         raise seals.Damaged(file, f"its lengths are {str(content['lengths'])[:50]}", _REMEDY)
-    for length, found in content["verified"].items():
-        if not _is_verification(found):
-            raise seals.Damaged(file, f"what it verified at {length[:20]} tokens is {str(found)[:50]}", _REMEDY)
+    for length, entry in content["verified"].items():
+        if not _is_verification(entry):
+            raise seals.Damaged(file, f"what it verified at {length[:20]} tokens is {str(entry)[:50]}", _REMEDY)
     _say_where_it_was_made(file, content["made_on"])
     plan = Plan(model, tuple(content["lengths"]), layers, content["verified"], content["made_on"])
     return replace(plan, adapter=_adapter_of(plan, folder)) if plan.learned else plan
 
 
-def _is_verification(found: Any) -> bool:
+def _is_verification(entry: Any) -> bool:
     return (
-        isinstance(found, dict)
-        and all(type(found.get(name)) in (int, float) and math.isfinite(found[name]) for name in _FIGURES)
-        and isinstance(found.get("baseline"), dict | None)
+        isinstance(entry, dict)
+        and all(type(entry.get(name)) in (int, float) and math.isfinite(entry[name]) for name in _METRICS)
+        and isinstance(entry.get("baseline"), dict | None)
     )
 
 
@@ -223,9 +223,9 @@ def joined(layer: Layer, steps: Mapping[int, Method | BoundMethod]) -> tuple[Met
 
     `by-length`, or the method itself where all lengths have the same.
     """
-    methods = {start: given.method if isinstance(given, BoundMethod) else given for start, given in steps.items()}
+    methods = {start: step_method.method if isinstance(step_method, BoundMethod) else step_method for start, step_method in steps.items()}
     together = ByLength(methods)
-    learned = {given.method: given for given in steps.values() if isinstance(given, BoundMethod)}
+    learned = {step_method.method: step_method for step_method in steps.values() if isinstance(step_method, BoundMethod)}
     if len(together.at) == 1:
         method = together.at[0].method
         return method, learned.get(method)

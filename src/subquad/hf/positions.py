@@ -20,7 +20,7 @@ def position_limit(model: AnyModel) -> int | None:
     return min((table.num_embeddings - _reserved(model, table) for _, table in tables), default=None)
 
 
-def extend_positions(model: AnyModel, length: int, *, how: str = "interpolate", tokenizer: Any = None) -> AnyModel:
+def extend_positions(model: AnyModel, length: int, *, mode: str = "interpolate", tokenizer: Any = None) -> AnyModel:
     """Let a model with learned absolute positions read `length` tokens, in place and without training.
 
         sq.hf.extend_positions(sentence_transformer, 4096)
@@ -39,16 +39,16 @@ def extend_positions(model: AnyModel, length: int, *, how: str = "interpolate", 
     Short inputs then see other positions than before under "interpolate", the same ones under "tile".
 
     Raises:
-        ValueError: the model's length is fixed by something else (image patches, audio frames), or `how` is unknown.
+        ValueError: the model's length is fixed by something else (image patches, audio frames), or `mode` is unknown.
         TypeError: `tokenizer` is not a tokenizer of transformers.
     """
-    if how not in ("interpolate", "tile"):
-        raise ValueError(f"how={how!r}, but positions are extended by 'interpolate' or 'tile'")
+    if mode not in ("interpolate", "tile"):
+        raise ValueError(f"how={mode!r}, but positions are extended by 'interpolate' or 'tile'")
     if not isinstance(length, int) or length < 1:
         raise ValueError(f"length={length!r}, but it must be a whole number ≥ 1")
     if tokenizer is not None and not hasattr(tokenizer, "model_max_length"):
         raise TypeError(f"expected a tokenizer with a model_max_length, got {type(tokenizer).__name__}")
-    given, model = model, transformers_model(model)
+    wrapped, model = model, transformers_model(model)
     if model.main_input_name not in ("input_ids", "inputs_embeds"):
         raise ValueError(
             f"{type(model).__name__} reads {model.main_input_name!r}: its length is fixed by its images or audio, "
@@ -58,21 +58,21 @@ def extend_positions(model: AnyModel, length: int, *, how: str = "interpolate", 
         reserved = _reserved(model, table)
         rows = table.weight.data[reserved:]
         if length > rows.shape[0]:
-            longer = torch.cat([table.weight.data[:reserved], _stretch(rows, length, how)])
+            longer = torch.cat([table.weight.data[:reserved], _extended(rows, length, mode)])
             table.weight = nn.Parameter(longer, requires_grad=table.weight.requires_grad)
             table.num_embeddings = longer.shape[0]
             _grow_buffers(owner, longer.shape[0])
             for config in {id(c): c for c in (getattr(owner, "config", model.config), model.config)}.values():
                 _grow_config(config, rows.shape[0], length)
-    _raise_limits([tokenizer, *_readers(given)], length)
-    return given
+    _raise_limits([tokenizer, *_readers(wrapped)], length)
+    return wrapped
 
 
-def _readers(given: AnyModel) -> Iterator[Any]:
+def _readers(model: AnyModel) -> Iterator[Any]:
     """What reads text for the model in what was given: tokenizers, and modules with a longest sequence."""
-    yield getattr(given, "tokenizer", None)
-    if isinstance(given, nn.Module):
-        yield from (module for module in given.modules() if not isinstance(module, PreTrainedModel))
+    yield getattr(model, "tokenizer", None)
+    if isinstance(model, nn.Module):
+        yield from (module for module in model.modules() if not isinstance(module, PreTrainedModel))
 
 
 def _raise_limits(readers: list[Any], length: int) -> None:
@@ -84,8 +84,8 @@ def _raise_limits(readers: list[Any], length: int) -> None:
                 setattr(reader, name, length)
 
 
-def _stretch(rows: Tensor, length: int, how: str) -> Tensor:
-    if how == "tile":
+def _extended(rows: Tensor, length: int, new_rows: str) -> Tensor:
+    if new_rows == "tile":
         return rows[torch.arange(length, device=rows.device) % rows.shape[0]]
     stretched = F.interpolate(rows.T[None].float(), size=length, mode="linear", align_corners=True)
     return stretched[0].T.to(rows.dtype)

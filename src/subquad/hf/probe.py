@@ -31,7 +31,7 @@ from subquad.hf.unwrapping import AnyModel, transformers_model
 Inputs = Mapping[str, Any]
 
 _ON_CACHE = "generating on a static cache"
-_AS_GIVEN = "as given"
+_UNCHANGED = "as given"
 _GIVE_A_BATCH = "give a small batch of your own: sq.hf.swap(model, method, inputs=batch)"
 _KNOWN: WeakKeyDictionary[PreTrainedModel, tuple[str, list[Layer]]] = WeakKeyDictionary()
 
@@ -56,16 +56,16 @@ def find_layers(model: AnyModel, *, inputs: Inputs | None = None) -> list[Layer]
     known = _KNOWN.get(model)
     if known is not None and known[0] == mark and inputs is None:
         return known[1]
-    found = serving_decoders(_tried(model, layers, inputs))
-    _KNOWN[model] = (mark, found)
-    return found
+    tried = serving_decoders(_tried(model, layers, inputs))
+    _KNOWN[model] = (mark, tried)
+    return tried
 
 
 def _tried(model: PreTrainedModel, layers: list[Layer], inputs: Inputs | None) -> list[Layer]:
     """The layers as trials of the model, and of the parts of it that its inputs do not reach, show them."""
-    seen = _try(model, layers, inputs)
+    trace = _try(model, layers, inputs)
     for part in model.modules():
-        missing = {layer.module for layer in layers} - seen.keys()
+        missing = {layer.module for layer in layers} - trace.keys()
         if not missing:
             break
         if isinstance(part, PreTrainedModel) and part is not model and missing & set(part.modules()):
@@ -75,20 +75,20 @@ def _tried(model: PreTrainedModel, layers: list[Layer], inputs: Inputs | None) -
                     part(**batch)
             except Exception:  # this part does not run alone
                 continue
-            seen |= _try(part, layers, batch)
-    return [_as_seen(layer, seen.get(layer.module)) for layer in layers]
+            trace |= _try(part, layers, batch)
+    return [_as_traced(layer, trace.get(layer.module)) for layer in layers]
 
 
-def _as_seen(layer: Layer, seen: TrialTrace | None) -> Layer:
-    if seen is None:
+def _as_traced(layer: Layer, trace: TrialTrace | None) -> Layer:
+    if trace is None:
         return layer
-    cross = layer.cross or seen.cross
-    return replace(layer, **vars(seen) | {"cross": cross, "causal": seen.causal and not cross})
+    cross = layer.cross or trace.cross
+    return replace(layer, **vars(trace) | {"cross": cross, "causal": trace.causal and not cross})
 
 
 def _try(model: PreTrainedModel, layers: list[Layer], inputs: Inputs | None) -> dict[Any, TrialTrace]:
     """What each layer that was reached does; ValueError where the model is not the same through the boundary."""
-    runs: list[tuple[str, Run]] = _runs(model) if inputs is None else [(_AS_GIVEN, partial(_forward, inputs))]
+    runs: list[tuple[str, Run]] = _runs(model) if inputs is None else [(_UNCHANGED, partial(_forward, inputs))]
     try:
         return _try_runs(model, layers, runs)
     except _DoesNotRunError as error:
@@ -106,34 +106,34 @@ class _DoesNotRunError(ValueError):
 
 def _try_runs(model: PreTrainedModel, layers: list[Layer], runs: list[tuple[str, Run]]) -> dict[Any, TrialTrace]:
     name = type(model).__name__
-    seen: dict[Any, TrialTrace] = {}
-    for number, (how, run) in enumerate(runs):
+    traces: dict[Any, TrialTrace] = {}
+    for number, (description, run) in enumerate(runs):
         try:
             with undisturbed(model):
-                own = run(model)
+                unchanged = run(model)
         except Exception as error:
             if number:  # a model that does not take such inputs
                 continue
             fails = "does not run on the inputs that subquad made to try it"
-            if how == _AS_GIVEN:
+            if description == _UNCHANGED:
                 fails = "does not run on the inputs that were given to try it"
             raise _DoesNotRunError(f"{name} {fails} ({_one_line(error)}); {_GIVE_A_BATCH}") from error
         try:
             calls = recorded_run(model, run)
             for call in calls:
-                seen[call.module] = call.seen.after(seen.get(call.module), on_cache=how == _ON_CACHE)
-            tried = [_as_seen(layer, seen.get(layer.module)) for layer in layers]
+                traces[call.module] = call.seen.after(traces.get(call.module), on_cache=description == _ON_CACHE)
+            tried = [_as_traced(layer, traces.get(layer.module)) for layer in layers]
             if any(layer.reason for layer in tried):  # said for each layer, when a method is put into it
                 continue
             outputs = trial_run(model, tried, run, calls)
         except Exception as error:
-            raise ValueError(f"{name} cannot run on subquad's attention: {_one_line(error)} (tried {how})") from error
-        if all(call.defined for call in calls) and not same_outputs(own, outputs, model.dtype):
+            raise ValueError(f"{name} cannot run on subquad's attention: {_one_line(error)} (tried {description})") from error
+        if all(call.defined for call in calls) and not same_outputs(unchanged, outputs, model.dtype):
             raise ValueError(
                 f"{name} gives other outputs with its attention behind subquad's boundary, though each layer's "
                 "attention is the same: a part of it depends on the attention implementation"
             )
-    return seen
+    return traces
 
 
 def _runs(model: PreTrainedModel, *, images: bool = True) -> list[tuple[str, Run]]:
@@ -166,7 +166,7 @@ def _runs(model: PreTrainedModel, *, images: bool = True) -> list[tuple[str, Run
         positions = torch.where(positions < 3, positions, positions - 3).expand(ids.shape)
         packed = {key: value for key, value in plain.items() if key != "attention_mask"}
         runs.append(("with packed sequences", packed | {"position_ids": positions, "use_cache": False}))
-    tried: list[tuple[str, Run]] = [(how, partial(_forward, batch)) for how, batch in runs]
+    tried: list[tuple[str, Run]] = [(description, partial(_forward, batch)) for description, batch in runs]
     if model.can_generate():
         prompt = plain if model.config.is_encoder_decoder or left is None else left
         prompt = {key: value for key, value in prompt.items() if not key.startswith("decoder_")}

@@ -36,16 +36,16 @@ def reattach(model: AnyModel) -> Swapped:
     Warns:
         UserWarning: the record was edited since the model was saved; names the layers. What it says now runs.
     """
-    given, model = model, transformers_model(model)
+    wrapped, model = model, transformers_model(model)
     record = getattr(model.config, NAME, None)
     if record is None:
         raise ValueError(f"the config of this {type(model).__name__} records no swapped attention; use sq.hf.swap")
     if isinstance(record, dict) and PARTS in record:
-        return _reattach_parts(given, model, record)
-    return _reattach(given, model, record)
+        return _reattach_parts(wrapped, model, record)
+    return _reattach(wrapped, model, record)
 
 
-def _reattach_parts(given: AnyModel, model: PreTrainedModel, record: dict[str, Any]) -> Swapped:
+def _reattach_parts(wrapped: AnyModel, model: PreTrainedModel, record: dict[str, Any]) -> Swapped:
     """Swap in what the records of a model's parts say, and that of the whole model before, where there is one."""
     whole = {key: value for key, value in record.items() if key not in (PARTS, PARTS_DIGEST)}
     try:
@@ -54,7 +54,7 @@ def _reattach_parts(given: AnyModel, model: PreTrainedModel, record: dict[str, A
         raise ValueError(f"the config's record of a swap is damaged: {error}") from None
     warn_of_edited_parts(record, model.config)
     if whole:
-        _reattach(given, model, whole)
+        _reattach(wrapped, model, whole)
     for part, of_part in parts.values():
         if of_part is None:
             restore(part)
@@ -67,10 +67,10 @@ def _reattach_parts(given: AnyModel, model: PreTrainedModel, record: dict[str, A
                 if asks_for_ours(config):
                     config._attn_implementation_internal = default_implementation(owner, model)
                 unmark_config(config)
-    return describe(given)
+    return describe(wrapped)
 
 
-def _reattach(given: AnyModel, model: PreTrainedModel, plain: Any) -> Swapped:
+def _reattach(wrapped: AnyModel, model: PreTrainedModel, plain: Any) -> Swapped:
     """Swap in what one record says of one model."""
     record = read_record(plain, model.config)
     methods = record.methods
@@ -78,7 +78,7 @@ def _reattach(given: AnyModel, model: PreTrainedModel, plain: Any) -> Swapped:
     if record.layers != layers:
         raise ValueError(f"the config records a swap of {record.layers} layers but the model has {layers}")
     learned = {number: method for number, method in methods.items() if method.traits.learned}
-    return swap(given, _with_parameters(model, methods) if learned else methods, keep=record.keep)
+    return swap(wrapped, _with_parameters(model, methods) if learned else methods, keep=record.keep)
 
 
 def _with_parameters(model: PreTrainedModel, methods: dict[int, Method]) -> dict[int, BoundMethod]:

@@ -98,14 +98,14 @@ def _edits(plain: Mapping[str, Any]) -> list[str]:
     saved, now, parts = plain[DIGESTS], _digests(plain), _parts(plain)
     if not isinstance(saved, Mapping):
         return ["the digests are gone"]
-    said = []
+    lines = []
     for part in sorted({*saved, *now}):
         if part not in now:
-            said.append(f"{part} is gone" + ", and exact attention runs there" * part.startswith("layer "))
+            lines.append(f"{part} is gone" + ", and exact attention runs there" * part.startswith("layer "))
         elif saved.get(part) != now[part]:
             value = parts[part]
-            said.append(f"{part} has {from_dict(value)}" if isinstance(value, dict) else f"{part} is {value!r}")
-    return said
+            lines.append(f"{part} has {from_dict(value)}" if isinstance(value, dict) else f"{part} is {value!r}")
+    return lines
 
 
 def _digests(plain: Mapping[str, Any]) -> dict[str, str]:

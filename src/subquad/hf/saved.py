@@ -107,23 +107,23 @@ def _saying_what_runs(model: PreTrainedModel) -> Iterator[None]:
     """The model's configs with the name of our attention while they are written, or without it."""
     ours = asks_for_ours(model.config) or any(attached_to(part) is not None for part in model.modules())
     before = [(vars(config), vars(config).get(KEY)) for config, _ in configs_of(model)]
-    own, record, parts = vars(model.config), vars(model.config).get(NAME), _records_of_parts(model)
+    config_values, record, parts = vars(model.config), vars(model.config).get(NAME), _records_of_parts(model)
     try:
         for settings, _ in before:
             settings.pop(KEY, None)
         if ours:
             mark(model)
             if parts:
-                own[NAME] = record_with_parts(record, parts)
+                config_values[NAME] = record_with_parts(record, parts)
         yield
     finally:
         for settings, name in before:
             settings.pop(KEY, None)
             if name is not None:
                 settings[KEY] = name
-        own.pop(NAME, None)
+        config_values.pop(NAME, None)
         if record is not None:
-            own[NAME] = record
+            config_values[NAME] = record
 
 
 def _records_of_parts(model: PreTrainedModel) -> dict[str, Any]:
@@ -131,15 +131,15 @@ def _records_of_parts(model: PreTrainedModel) -> dict[str, Any]:
 
     None: the part runs its own attention, though the model around it is swapped.
     """
-    whole, known, found = NAME in vars(model.config), {id(model.config)}, {}
+    whole, known, records = NAME in vars(model.config), {id(model.config)}, {}
     for name, part in model.named_modules():
         if not isinstance(part, PreTrainedModel) or id(part.config) in known:
             continue
         known.add(id(part.config))
         record, separated = vars(part.config).get(NAME), SHARED in vars(part)
         if (record and (whole or separated)) or (whole and separated):
-            found[name] = record
-    return found
+            records[name] = record
+    return records
 
 
 def _attach(model: PreTrainedModel, reattach: Reattach) -> None:
@@ -167,8 +167,8 @@ def _swapped_parts(model: PreTrainedModel) -> list[PreTrainedModel]:
     """The parts whose configs record a swap, or the whole model where it does, or where none does."""
     if hasattr(model.config, NAME):
         return [model]
-    found: dict[int, PreTrainedModel] = {}
+    parts: dict[int, PreTrainedModel] = {}
     for part in model.modules():
         if isinstance(part, PreTrainedModel) and hasattr(part.config, NAME):
-            found.setdefault(id(part.config), part)
-    return list(found.values()) or [model]
+            parts.setdefault(id(part.config), part)
+    return list(parts.values()) or [model]

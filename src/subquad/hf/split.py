@@ -22,7 +22,7 @@ from transformers.utils import ModelOutput
 
 from subquad.distributed import Ranks, Sequence
 from subquad.distributed.shares import even_shares
-from subquad.hf.passes import MARK, NOT_A_LABEL, NOW, OF_TOKENS, Facts, Pass, check_facts, facts_of
+from subquad.hf.passes import MARK, NOT_A_LABEL, NOW, OF_TOKENS, PassMetadata, Pass, check_metadata, pass_metadata
 from subquad.hf.token_positions import counted, positions, tokens_of
 from subquad.hf.unwrapping import AnyModel, transformers_model
 
@@ -73,34 +73,34 @@ class Split:
                 f"layer {label} runs outside of its model's forward pass, where nothing says which tokens this rank "
                 f"has; call the whole {type(self._root).__name__}, or swap without `parallel`"
             )
-        of: Sequence = getattr(mask, MARK, self._last)  # others may have run since
-        return of
+        current: Sequence = getattr(mask, MARK, self._last)  # others may have run since
+        return current
 
     def _enter(self, module: nn.Module, args: Any, kwargs: Any) -> Any:
         if self._root.config._attn_implementation != self._active:
             return None
-        given = by_name(module, args, kwargs)
-        now = NOW.value if self._inside else self._begin(given)
+        arguments = by_name(module, args, kwargs)
+        now = NOW.value if self._inside else self._begin(arguments)
         assert now is not None
         self._inside.append(module)
-        fill(module, given, now.positions)
-        if module is self._root and "labels" in given:
-            now.prepare_labels(given, self.fit.loss)
-        return (), given
+        fill(module, arguments, now.positions)
+        if module is self._root and "labels" in arguments:
+            now.prepare_labels(arguments, self.fit.loss)
+        return (), arguments
 
-    def _begin(self, given: Mapping[str, Any]) -> Pass:
+    def _begin(self, inputs: Mapping[str, Any]) -> Pass:
         """What the ranks tell each other before a forward pass."""
-        own = facts_of(given, self.fit.loss)
-        device = tokens_of(given).device
-        every = [Facts(*each) for each in self.ranks.gathered(torch.tensor(own, device=device)).tolist()]
-        check_facts(every, self.fit.loss, "labels" in given)
-        of = self._agreed([facts.tokens for facts in every])
-        labels = own.labels, sum(facts.labels for facts in every)
-        now = Pass(of, any(facts.mask == 2 for facts in every), labels)
-        if self.fit.positions is not None and "position_ids" not in given:
-            now.positions = self._positions(self.fit.positions, given, of)
+        metadata = pass_metadata(inputs, self.fit.loss)
+        device = tokens_of(inputs).device
+        every = [PassMetadata(*each) for each in self.ranks.gathered(torch.tensor(metadata, device=device)).tolist()]
+        check_metadata(every, self.fit.loss, "labels" in inputs)
+        sequence = self._agreed([other.tokens for other in every])
+        labels = metadata.labels, sum(other.labels for other in every)
+        now = Pass(sequence, any(other.mask == 2 for other in every), labels)
+        if self.fit.positions is not None and "position_ids" not in inputs:
+            now.positions = self._positions(self.fit.positions, inputs, sequence)
         NOW.value = now
-        self._last = of
+        self._last = sequence
         return now
 
     def _agreed(self, lengths: list[int]) -> Sequence:
@@ -113,12 +113,12 @@ class Split:
             )
         return self._fixed
 
-    def _positions(self, rule: str, given: Mapping[str, Any], of: Sequence) -> Tensor:
-        valid, before = counted(rule, given, self._root.config), None
+    def _positions(self, rule: str, inputs: Mapping[str, Any], sequence: Sequence) -> Tensor:
+        valid, before = counted(rule, inputs, self._root.config), None
         if valid is not None:
             every = self.ranks.gathered(valid.sum(1))
-            before = every[: of.rank].sum(0)
-        return positions(rule, given, of.own.start, before, self._root.config)
+            before = every[: sequence.rank].sum(0)
+        return positions(rule, inputs, sequence.own.start, before, self._root.config)
 
     def _leave(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
         if not self._inside or self._inside[-1] is not module:
@@ -148,9 +148,9 @@ def hooked(model: PreTrainedModel) -> list[nn.Module]:
 def by_name(module: nn.Module, args: Any, kwargs: Any) -> dict[str, Any]:
     """The arguments of a forward pass that are not None, by their names."""
     bound = inspect.signature(module.forward).bind_partial(*args, **kwargs).arguments
-    rest = [name for name, p in inspect.signature(module.forward).parameters.items() if p.kind is p.VAR_KEYWORD]
-    given = {**bound, **(bound.pop(rest[0], {}) if rest else {})}
-    return {name: x for name, x in given.items() if x is not None and name not in rest}
+    variadic = [name for name, p in inspect.signature(module.forward).parameters.items() if p.kind is p.VAR_KEYWORD]
+    values = {**bound, **(bound.pop(variadic[0], {}) if variadic else {})}
+    return {name: x for name, x in values.items() if x is not None and name not in variadic}
 
 
 def takes(module: nn.Module, name: str) -> bool:
@@ -158,12 +158,12 @@ def takes(module: nn.Module, name: str) -> bool:
     return name in inspect.signature(module.forward).parameters
 
 
-def fill(module: nn.Module, given: dict[str, Any], at: Tensor | None) -> None:
+def fill(module: nn.Module, arguments: dict[str, Any], at: Tensor | None) -> None:
     """Add what the module would work out from its own tokens alone, in place."""
     if at is not None and takes(module, "position_ids"):
-        given.setdefault("position_ids", at)
+        arguments.setdefault("position_ids", at)
     if takes(module, "use_cache"):
-        given["use_cache"] = False
+        arguments["use_cache"] = False
 
 
 def ranks_of(parallel: Any) -> tuple[Ranks, Sequence | None]:
@@ -187,17 +187,17 @@ def ranks_of(parallel: Any) -> tuple[Ranks, Sequence | None]:
     return Ranks(parallel), None
 
 
-def refuse_holder(given: AnyModel, model: PreTrainedModel) -> None:
+def refuse_holder(wrapped: AnyModel, model: PreTrainedModel) -> None:
     """Raise ValueError for what reads more of a model's outputs than the tokens of one rank."""
-    kinds = {cls.__name__ for cls in type(given).__mro__}
-    if given is not model and not kinds & set(_TRANSPARENT):
+    kinds = {cls.__name__ for cls in type(wrapped).__mro__}
+    if wrapped is not model and not kinds & set(_TRANSPARENT):
         raise ValueError(
-            f"a {type(given).__name__} reads the outputs of all tokens, but with `parallel` the model has those of one "
+            f"a {type(wrapped).__name__} reads the outputs of all tokens, but with `parallel` the model has those of one "
             "rank; swap the model in it, sq.hf.transformers_model(…), and gather its outputs with of.unshard"
         )
 
 
-def shard(model: AnyModel, batch: Mapping[str, Any], of: Sequence | None = None) -> dict[str, Any]:
+def shard(model: AnyModel, batch: Mapping[str, Any], sequence: Sequence | None = None) -> dict[str, Any]:
     """This rank's part of a batch, for a model that was swapped with `parallel`. Nothing is sent.
 
         part = sq.hf.shard(model, tokenizer(texts, return_tensors="pt", padding=True))
@@ -207,14 +207,14 @@ def shard(model: AnyModel, batch: Mapping[str, Any], of: Sequence | None = None)
         model: the swapped model.
         batch: as the model takes it, the same on all ranks: (batch, tokens) of input_ids, attention_mask,
             token_type_ids, position_ids, labels and shift_labels, inputs_embeds, and values that are not tensors.
-        of: which tokens each rank has; None: an even split.
+        sequence: which tokens each rank has; None: an even split.
 
     Labels of a causal language model are shifted before they are cut, as `shift_labels`, because the label of a rank's
     last token is the first token of the next rank.
 
     Raises:
         ValueError: the model was not swapped with `parallel`, the batch has other tensors, or fewer tokens than ranks;
-            `of` is split over other processes than the model.
+            `sequence` is split over other processes than the model.
     """
     inner = transformers_model(model)
     split = vars(inner).get(ATTRIBUTE)
@@ -223,11 +223,11 @@ def shard(model: AnyModel, batch: Mapping[str, Any], of: Sequence | None = None)
             f"this {type(inner).__name__} was not swapped with `parallel`; call sq.hf.swap(model, method, "
             "parallel=mesh['sp']) first"
         )
-    given = {name: x for name, x in batch.items() if x is not None}
-    tokens = tokens_of(given).shape[1]
-    of = of or split.ranks.sequence(even_shares(tokens, split.ranks.ranks))
-    _check_group(of, split.ranks)
-    tensors = {name: x for name, x in given.items() if isinstance(x, Tensor) and name != "num_items_in_batch"}
+    present = {name: x for name, x in batch.items() if x is not None}
+    tokens = tokens_of(present).shape[1]
+    sequence = sequence or split.ranks.sequence(even_shares(tokens, split.ranks.ranks))
+    _check_group(sequence, split.ranks)
+    tensors = {name: x for name, x in present.items() if isinstance(x, Tensor) and name != "num_items_in_batch"}
     for name, x in tensors.items():
         if name not in OF_TOKENS or x.shape[1:2] != (tokens,):
             raise ValueError(
@@ -236,12 +236,12 @@ def shard(model: AnyModel, batch: Mapping[str, Any], of: Sequence | None = None)
             )
     if split.fit.loss == "shifted" and "labels" in tensors:
         tensors.setdefault("shift_labels", F.pad(tensors["labels"], (0, 1), value=NOT_A_LABEL)[:, 1:])
-    return given | {name: of.shard(x).contiguous() for name, x in tensors.items()}
+    return present | {name: sequence.shard(x).contiguous() for name, x in tensors.items()}
 
 
-def _check_group(of: Sequence, ranks: Ranks) -> None:
+def _check_group(sequence: Sequence, ranks: Ranks) -> None:
     """ValueError where a sequence is split over other processes than a model."""
-    have, want = (dist.get_process_group_ranks(each.group) for each in (of, ranks))
+    have, want = (dist.get_process_group_ranks(each.group) for each in (sequence, ranks))
     if have != want:
         raise ValueError(
             f"the sequence is split over the processes {have[:5]}, but the model over {want[:5]}; make it with the "

@@ -41,7 +41,7 @@ _REMEDY = "run it on one rank, or swap without `parallel`"
 class _Call:
     """What one layer was given and gave in one call; axes 2 are tokens. `valid` (B,N) says which keys are."""
 
-    given: tuple[Tensor, Tensor, Tensor]
+    inputs: tuple[Tensor, Tensor, Tensor]
     valid: Tensor
     out: Tensor
 
@@ -69,7 +69,7 @@ class _Replaying(Attached):
             raise ValueError(f"layer {self.label} adds a position bias to its logits")
         if call is None:
             raise ValueError(f"layer {self.label} attends more often on a part of the tokens")
-        for name, have, whole in zip(("queries", "keys", "values"), (query, key, value), call.given, strict=True):
+        for name, have, whole in zip(("queries", "keys", "values"), (query, key, value), call.inputs, strict=True):
             if not _near(have, whole[:, :, self.part]):
                 raise ValueError(f"layer {self.label} has other {name} on a part of the tokens than on all of them")
         if not torch.equal(_valid(key, options), call.valid[:, self.part]):
@@ -138,7 +138,7 @@ class _Whole:
 
     def dropped(self, rule: str | None) -> set[str]:
         """The outputs that no part has; ValueError where a part differs."""
-        found: set[str] = set()
+        names: set[str] = set()
         for part in self.parts:
             outputs = self.run(rule, part, {})
             for number, (name, whole) in enumerate(self.outputs.items()):
@@ -151,10 +151,10 @@ class _Whole:
                             "the model in it (model.base_model), gather the hidden states with of.unshard, and run "
                             "what comes after on them"
                         )
-                    found.add(name)
+                    names.add(name)
                 elif not all(_near(have, x[:, part]) for have, x in zip(haves, wholes, strict=True)):
                     raise ValueError(f"its output {name!r} is another one on a part of the tokens than on all of them")
-        return found
+        return names
 
     def loss(self, rule: str | None) -> str | None:
         """Which kind of loss it is, of which parts have shares; None: none of those that are known."""
@@ -177,21 +177,21 @@ class _Whole:
                 return kind
         return None
 
-    def _share(self, rule: str | None, part: slice, kind: str, labels: Tensor, told: Tensor) -> Tensor | None:
-        total, own = (told != NOT_A_LABEL).sum(), (told[:, part] != NOT_A_LABEL).sum()
-        given: dict[str, Any] = {"labels": labels[:, part].contiguous()}
+    def _share(self, rule: str | None, part: slice, kind: str, labels: Tensor, all_labels: Tensor) -> Tensor | None:
+        total, local = (all_labels != NOT_A_LABEL).sum(), (all_labels[:, part] != NOT_A_LABEL).sum()
+        inputs: dict[str, Any] = {"labels": labels[:, part].contiguous()}
         if kind == "shifted":
-            given["shift_labels"] = told[:, part].contiguous()
+            inputs["shift_labels"] = all_labels[:, part].contiguous()
         if kind != "mean":
-            given["num_items_in_batch"] = total
-        loss = self.run_loss(rule, part, given)
-        return loss * own / total if kind == "mean" and loss is not None else loss
+            inputs["num_items_in_batch"] = total
+        loss = self.run_loss(rule, part, inputs)
+        return loss * local / total if kind == "mean" and loss is not None else loss
 
-    def run_loss(self, rule: str | None, part: slice, given: dict[str, Any]) -> Tensor | None:
+    def run_loss(self, rule: str | None, part: slice, inputs: dict[str, Any]) -> Tensor | None:
         """The loss of a part, or of all tokens."""
-        return self.run(rule, part, given).get("loss")
+        return self.run(rule, part, inputs).get("loss")
 
-    def run(self, rule: str | None, part: slice, given: dict[str, Any]) -> Outputs:
+    def run(self, rule: str | None, part: slice, inputs: dict[str, Any]) -> Outputs:
         """The outputs for a part of the tokens, with the attention of all."""
 
         def make(layer: Layer) -> Attached:
@@ -199,10 +199,10 @@ class _Whole:
             made.expected, made.part = iter(self.calls.get(layer.module, [])), part
             return made
 
-        own = {name: x[:, part].contiguous() if name in OF_TOKENS else x for name, x in self.batch.items()} | given
+        local = {name: x[:, part].contiguous() if name in OF_TOKENS else x for name, x in self.batch.items()} | inputs
         at = None if rule is None else self._positions(rule)[:, part]
         with _filled(self.model, at), attaching(self.layers, make), undisturbed(self.model, TRIED):
-            return _as_dict(self.model(**own))
+            return _as_dict(self.model(**local))
 
     def _positions(self, rule: str) -> Tensor:
         valid = counted(rule, self.batch, self.model.config)
@@ -269,8 +269,8 @@ def _valid(key: Tensor, options: Mapping[str, Any]) -> Tensor:
     """Which keys are real by the options of a layer's call."""
     valid: Tensor | None = options.get("valid")
     mask: Mask = options["mask"]
-    seen = valid if valid is not None else mask.key_padding(key.shape[2])
-    return torch.ones(len(key), key.shape[2], dtype=torch.bool, device=key.device) if seen is None else seen
+    visible = valid if valid is not None else mask.key_padding(key.shape[2])
+    return torch.ones(len(key), key.shape[2], dtype=torch.bool, device=key.device) if visible is None else visible
 
 
 def _as_dict(outputs: Any) -> Outputs:

@@ -193,7 +193,7 @@ class StateCache(Cache):
             )
         held = DynamicCache(config=model.config).layers
         for layer in recurrent:
-            held[_place(layer, held)] = StateLayer(layer)
+            held[_layer_index(layer, held)] = StateLayer(layer)
         super().__init__(layers=held)
 
     def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
@@ -226,13 +226,13 @@ class StateCache(Cache):
         )
 
 
-def _place(layer: Layer, held: list[object]) -> int:
+def _layer_index(layer: Layer, held: list[object]) -> int:
     """Where the cache keeps this layer."""
-    place = getattr(layer.module, "layer_idx", None)
-    if not isinstance(place, int) or place >= len(held) or type(held[place]) is not DynamicLayer:
-        what = type(held[place]).__name__ if isinstance(place, int) and place < len(held) else "no layer"
+    index = getattr(layer.module, "layer_idx", None)
+    if not isinstance(index, int) or index >= len(held) or type(held[index]) is not DynamicLayer:
+        what = type(held[index]).__name__ if isinstance(index, int) and index < len(held) else "no layer"
         raise ValueError(f"layer {layer.label} keeps its keys in {what} of the cache, which a state cannot replace")
-    return place
+    return index
 
 
 def _is_recurrent(layer: Layer) -> bool:

@@ -57,8 +57,8 @@ class Swapped:
     def __str__(self) -> str:
         table = Table("layer", "name", "kind", "method", box=None)
         for layer in self.layers:
-            own = "(the model's own)"
-            table.add_row(str(layer.number), layer.name, layer.kind, str(self.methods.get(layer.number, own)))
+            default = "(the model's own)"
+            table.add_row(str(layer.number), layer.name, layer.kind, str(self.methods.get(layer.number, default)))
         lines = [as_text(table)]
         if self.keep is not None:
             lines.append(f"exact in every layer: {KEEPS[self.keep]}")
@@ -112,7 +112,7 @@ def swap(
             model that sets none, or tokens to keep in cross-attention, in a windowed layer or by a method that cannot.
         TypeError: no transformers model, and not what holds one.
     """
-    given, model = model, transformers_model(model)
+    wrapped, model = model, transformers_model(model)
     if isinstance(method, HasMethods):
         method = method.for_model(model)
     if max_length is not None and max_length < 1:
@@ -124,15 +124,15 @@ def swap(
         )
     layers = find_layers(model, inputs=inputs)
     assigned = _assign(layers, method)
-    methods = {number: _method_of(given) for number, given in assigned.items()}
+    methods = {number: _method_of(wrapped) for number, wrapped in assigned.items()}
     for layer in layers:
         reason = layer.refusal(methods[layer.number], keep=keep is not None)
         if reason:
             hint = "" if isinstance(method, Mapping) else "; pass a mapping to swap only the layers that can"
             raise ValueError(f"layer {layer.label} of {type(model).__name__}: {reason}{hint}")
-    split = None if parallel is None else _tried_split(given, model, layers, parallel, inputs, keep)
+    split = None if parallel is None else _tried_split(wrapped, model, layers, parallel, inputs, keep)
     bound = bind_all(layers, assigned, max_length or position_limit(model))
-    refuse_late_parameters(given, bound)
+    refuse_late_parameters(wrapped, bound)
     restore(model)
     separate(model)
     saved: set[nn.Module | None] = set()
@@ -155,11 +155,11 @@ def swap(
             attached_here: Any = layer.module.get_submodule(NAME)
             attached_here.split = made
     mark(model)
-    return Swapped(tuple(layers), methods, keep, _cut_at(given))
+    return Swapped(tuple(layers), methods, keep, _cut_at(wrapped))
 
 
 def _tried_split(
-    given: AnyModel,
+    wrapped: AnyModel,
     model: PreTrainedModel,
     layers: list[Layer],
     parallel: Any,
@@ -168,7 +168,7 @@ def _tried_split(
 ) -> tuple[Ranks, Sequence | None, SplitFit]:
     """The ranks of a model whose tokens are split, and how it runs on a part of them; ValueError where it does not."""
     ranks, fixed = ranks_of(parallel)
-    refuse_holder(given, model)
+    refuse_holder(wrapped, model)
     if keep is not None:
         raise ValueError(f"`parallel` does not go with keep={keep!r}; swap without one of them")
     for layer in layers:
@@ -180,8 +180,8 @@ def _tried_split(
 
 def _cut_at(holder: Any) -> int | None:
     """The `max_seq_length` of a SentenceTransformer; None where there is none."""
-    found = getattr(holder, "max_seq_length", None)
-    return found if isinstance(found, int) else None
+    limit = getattr(holder, "max_seq_length", None)
+    return limit if isinstance(limit, int) else None
 
 
 @contextmanager
@@ -205,22 +205,22 @@ def keeping(model: AnyModel, tokens: Tensor) -> Iterator[None]:
     """
     model = transformers_model(model)
     if not isinstance(tokens, Tensor) or tokens.dtype != torch.bool or tokens.ndim != 2:
-        given = f"{tokens.dtype} {tuple(tokens.shape)}" if isinstance(tokens, Tensor) else type(tokens).__name__
-        raise TypeError(f"the tokens to keep must be a bool tensor (batch, tokens), got {given}")
-    found = [attached for attached in map(attached_to, model.modules()) if attached is not None]
-    if not found:
+        got = f"{tokens.dtype} {tuple(tokens.shape)}" if isinstance(tokens, Tensor) else type(tokens).__name__
+        raise TypeError(f"the tokens to keep must be a bool tensor (batch, tokens), got {got}")
+    layers = [attached for attached in map(attached_to, model.modules()) if attached is not None]
+    if not layers:
         raise ValueError(f"nothing is swapped into this {type(model).__name__}, whose attention is exact anyway")
-    for attached in found:
+    for attached in layers:
         reason = keep_refusal(attached.bound.method, cross=attached.cross, window=attached.window)
         if reason:
             raise ValueError(f"layer {attached.label} of {type(model).__name__} cannot keep tokens: {reason}")
-    before = [attached.kept_now for attached in found]
+    before = [attached.kept_now for attached in layers]
     try:
-        for attached in found:
+        for attached in layers:
             attached.kept_now = tokens
         yield
     finally:
-        for attached, tokens_before in zip(found, before, strict=True):
+        for attached, tokens_before in zip(layers, before, strict=True):
             attached.kept_now = tokens_before
 
 
@@ -271,8 +271,8 @@ def bounds(model: AnyModel) -> dict[int, BoundMethod]:
 
 def attached_layers(model: AnyModel) -> dict[int, Attached]:
     """The bound methods attached to the layers of a model: {layer number: attached}."""
-    found = {layer.number: attached_to(layer.module) for layer in find_layers(model)}
-    return {number: attached for number, attached in found.items() if attached is not None}
+    by_number = {layer.number: attached_to(layer.module) for layer in find_layers(model)}
+    return {number: attached for number, attached in by_number.items() if attached is not None}
 
 
 def bind(
@@ -301,19 +301,19 @@ def bind_all(
     layers: Many[Layer], methods: Mapping[int, AnyMethod], max_length: int | None = None
 ) -> dict[int, BoundMethod]:
     """`bind` for the layers with these numbers. One module serves all layers of a method that is one for all layers."""
-    found: dict[int, BoundMethod] = {}
+    bound: dict[int, BoundMethod] = {}
     shared: dict[Method, nn.Module | None] = {}
-    for number, given in methods.items():
-        method = _method_of(given)
-        common = method.traits.one_for_all_layers and not isinstance(given, BoundMethod)
-        found[number] = bind(layers[number], given, max_length, shared=shared.get(method) if common else None)
+    for number, wanted in methods.items():
+        method = _method_of(wanted)
+        common = method.traits.one_for_all_layers and not isinstance(wanted, BoundMethod)
+        bound[number] = bind(layers[number], wanted, max_length, shared=shared.get(method) if common else None)
         if common:
-            shared.setdefault(method, found[number].learned)
-    return found
+            shared.setdefault(method, bound[number].learned)
+    return bound
 
 
-def _method_of(given: AnyMethod) -> Method:
-    return given.method if isinstance(given, BoundMethod) else resolve(given)
+def _method_of(value: AnyMethod) -> Method:
+    return value.method if isinstance(value, BoundMethod) else resolve(value)
 
 
 def _assign(layers: list[Layer], method: AnyMethod | Mapping[Any, AnyMethod]) -> dict[int, AnyMethod]:

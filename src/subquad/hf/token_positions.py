@@ -13,11 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-Given = Mapping[str, Any]
+Inputs = Mapping[str, Any]
 RULES = ("places", "ids", "mask")
 
 
-def counted(rule: str, given: Given, config: Any) -> Tensor | None:
+def counted(rule: str, inputs: Inputs, config: Any) -> Tensor | None:
     """Which tokens (B,n) count, as int64; None: every place does.
 
     Raises:
@@ -26,34 +26,34 @@ def counted(rule: str, given: Given, config: Any) -> Tensor | None:
     if rule == "places":
         return None
     if rule == "ids":
-        if "input_ids" not in given:
+        if "input_ids" not in inputs:
             raise ValueError(
                 "this model counts positions from input_ids; give them in place of inputs_embeds, or give position_ids"
             )
-        return (given["input_ids"] != config.pad_token_id).long()
-    if "attention_mask" in given:
-        return given["attention_mask"].long()
-    return torch.ones(tokens_of(given).shape[:2], dtype=torch.long, device=tokens_of(given).device)
+        return (inputs["input_ids"] != config.pad_token_id).long()
+    if "attention_mask" in inputs:
+        return inputs["attention_mask"].long()
+    return torch.ones(tokens_of(inputs).shape[:2], dtype=torch.long, device=tokens_of(inputs).device)
 
 
-def positions(rule: str, given: Given, start: int, before: Tensor | None, config: Any) -> Tensor:
+def positions(rule: str, inputs: Inputs, start: int, before: Tensor | None, config: Any) -> Tensor:
     """The positions (B|1,n) of tokens of which `start` stand before them, and `before`, (B,), of those that count."""
-    valid = counted(rule, given, config)
+    valid = counted(rule, inputs, config)
     if valid is None or before is None:
-        tokens = tokens_of(given)
+        tokens = tokens_of(inputs)
         return torch.arange(start, start + tokens.shape[1], device=tokens.device)[None]
     number = (valid.cumsum(1) + before[:, None]) * valid
     return number + (config.pad_token_id if rule == "ids" else -1)
 
 
-def tokens_of(given: Given) -> Tensor:
+def tokens_of(inputs: Inputs) -> Tensor:
     """The ids or the embeddings of this rank's tokens.
 
     Raises:
         ValueError: there are none.
     """
     for name in ("input_ids", "inputs_embeds"):
-        if given.get(name) is not None:
-            tokens: Tensor = given[name]
+        if inputs.get(name) is not None:
+            tokens: Tensor = inputs[name]
             return tokens
     raise ValueError("a model on split tokens takes input_ids or inputs_embeds, of which there are none")

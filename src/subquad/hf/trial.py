@@ -64,7 +64,7 @@ class CallRecord:
     module: nn.Module
     lengths: tuple[int, int]
     allowed: Tensor
-    seen: TrialTrace
+    trace: TrialTrace
     out: Tensor
 
     @property
@@ -90,8 +90,8 @@ Run = Callable[[PreTrainedModel], Any]  # a forward pass, or a generation
 
 def recorded_run(model: PreTrainedModel, run: Run) -> list[CallRecord]:
     """Run the model's own attention and masks, and write every call down."""
-    found = originals(model)
-    recorder = _Recorder({id(config): own for config, own in found}, found[0][1])
+    implementations = originals(model)
+    recorder = _Recorder({id(config): implementation for config, implementation in implementations}, implementations[0][1])
     token = _RECORDER.set(recorder)
     try:
         with undisturbed(model, RECORDED):
@@ -122,11 +122,11 @@ def _record_attention(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **options: Any
 ) -> tuple[Tensor, Any]:
     recorder = _RECORDER.get()
-    own = recorder.originals.get(id(getattr(module, "config", None)), recorder.default)
-    out, weights = _own_function(module, own)(
-        module, query, key, value, _additive(attention_mask, own, query), **options
+    implementation = recorder.originals.get(id(getattr(module, "config", None)), recorder.default)
+    out, weights = _original_function(module, implementation)(
+        module, query, key, value, _additive(attention_mask, implementation, query), **options
     )
-    allowed = _allowed(module, query, key, attention_mask, options.get("is_causal"), own)
+    allowed = _allowed(module, query, key, attention_mask, options.get("is_causal"), implementation)
     N, M = query.shape[2], key.shape[2]
     address = None if attention_mask is None else attention_mask.untyped_storage().data_ptr()
     _, pattern, reason = recorder.masks.get(address, (None, None, None))
@@ -135,35 +135,35 @@ def _record_attention(
     else:
         causal, window = pattern.causal, pattern.window
     extras = {"capped logits": options.get("softcap"), "sinks": options.get("s_aux", options.get("sinks"))}
-    seen = TrialTrace(
+    trace = TrialTrace(
         sizes=(query.shape[1], key.shape[1], query.shape[3]),
         cross=N != M,
         causal=causal,
         window=window,
         biased=options.get("position_bias") is not None,
-        beside_softmax=tuple(name for name, given in extras.items() if given is not None),
+        beside_softmax=tuple(name for name, extra in extras.items() if extra is not None),
         reason=reason,
     )
-    recorder.calls.append(CallRecord(module, (N, M), allowed, seen, out.clone()))  # the model may write into its own
+    recorder.calls.append(CallRecord(module, (N, M), allowed, trace, out.clone()))  # the model may write into its own
     return out, weights
 
 
-def _additive(mask: Tensor | None, own: str, query: Tensor) -> Tensor | None:
+def _additive(mask: Tensor | None, implementation: str, query: Tensor) -> Tensor | None:
     """The mask as eager attention takes it, where it was made for a config that is none of the model's own."""
-    if own != "eager" or mask is None or mask.dtype != torch.bool:
+    if implementation != "eager" or mask is None or mask.dtype != torch.bool:
         return mask
     return torch.zeros_like(mask, dtype=query.dtype).masked_fill(~mask, torch.finfo(query.dtype).min)
 
 
-def _own_function(module: nn.Module, own: str) -> Any:
+def _original_function(module: nn.Module, implementation: str) -> Any:
     """The attention function that the module calls under its own implementation."""
     forward = inspect.unwrap(type(module).forward)
     names = [name for name in forward.__code__.co_names if name.endswith("eager_attention_forward")]
-    return forward.__globals__[names[0]] if own == "eager" and names else sdpa_attention_forward
+    return forward.__globals__[names[0]] if implementation == "eager" and names else sdpa_attention_forward
 
 
 def _allowed(
-    module: nn.Module, query: Tensor, key: Tensor, mask: Tensor | None, is_causal: bool | None, own: str
+    module: nn.Module, query: Tensor, key: Tensor, mask: Tensor | None, is_causal: bool | None, implementation: str
 ) -> Tensor:
     """Who may see whom by a mask as transformers reads it, bool (B|1,H|1,N,M)."""
     N, M = query.shape[2], key.shape[2]
@@ -171,7 +171,7 @@ def _allowed(
         return mask if mask.dtype == torch.bool else mask > ALMOST_NOTHING
     everything = torch.ones(1, 1, N, M, dtype=torch.bool, device=query.device)
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
-    return everything.tril() if own != "eager" and causal and N > 1 else everything
+    return everything.tril() if implementation != "eager" and causal and N > 1 else everything
 
 
 # ---------------------------------------------------------------------- the trial
@@ -180,7 +180,7 @@ def _allowed(
 _HANDING_ON = {"__getitem__", "__get__", "size", "dim", "to", "as_subclass", "is_floating_point", "contiguous"}
 
 
-class _Handed(Tensor):
+class _EncodedMask(Tensor):
     """The mask of the trial. The model's own code may hand it on, and cut off what is not needed, but nothing else."""
 
     @classmethod
@@ -221,8 +221,8 @@ class _Compared(Attached):
                 f"layer {self.label} attends at other times, or to other keys, than with its own attention"
             )
         mask = mask if valid is None else mask & Mask.padding(keys=valid)
-        seen = mask.to_dense(N, M, query.device)
-        if bool(((seen != call.allowed) & call.allowed.any(-1, keepdim=True)).any()):
+        trace = mask.to_dense(N, M, query.device)
+        if bool(((trace != call.allowed) & call.allowed.any(-1, keepdim=True)).any()):
             raise ValueError(f"layer {self.label} would see other keys than with the model's own mask")
         if not self.comparable:
             return out
@@ -271,29 +271,29 @@ def attaching(layers: list[Layer], make: Callable[[Layer], Attached]) -> Iterato
 
 def _tried_mask(**options: Any) -> Tensor | None:
     mask = make_mask(**options)
-    return mask if mask is None or is_plain(**options) else mask.as_subclass(_Handed)
+    return mask if mask is None or is_plain(**options) else mask.as_subclass(_EncodedMask)
 
 
 def _tried_attention(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **options: Any
 ) -> tuple[Tensor, None]:
-    if isinstance(attention_mask, _Handed):
+    if isinstance(attention_mask, _EncodedMask):
         attention_mask = attention_mask.as_subclass(Tensor)
     return attend(module, query, key, value, attention_mask, **options)
 
 
-def same_outputs(own: Any, other: Any, dtype: torch.dtype) -> bool:
+def same_outputs(outputs: Any, other: Any, dtype: torch.dtype) -> bool:
     """Whether two results of a model agree in all floating-point tensors. Attention weights come from one only."""
-    if isinstance(own, Tensor) and isinstance(other, Tensor):
-        if not own.is_floating_point() or own.numel() == 0 or not bool(own.isfinite().all()):
+    if isinstance(outputs, Tensor) and isinstance(other, Tensor):
+        if not outputs.is_floating_point() or outputs.numel() == 0 or not bool(outputs.isfinite().all()):
             return True
         limit = 1e-2 if dtype in (torch.float32, torch.float64) else 0.25
-        apart = own.shape != other.shape or (own.float() - other.float()).abs().max() > limit * own.float().abs().max()
+        apart = outputs.shape != other.shape or (outputs.float() - other.float()).abs().max() > limit * outputs.float().abs().max()
         return not bool(apart) and bool(other.isfinite().all())
-    if isinstance(own, Mapping) and isinstance(other, Mapping):
-        return all(same_outputs(own[key], other[key], dtype) for key in own.keys() & other.keys())
-    if isinstance(own, list | tuple) and isinstance(other, list | tuple):
-        return all(same_outputs(a, b, dtype) for a, b in zip(own, other, strict=False))
+    if isinstance(outputs, Mapping) and isinstance(other, Mapping):
+        return all(same_outputs(outputs[key], other[key], dtype) for key in outputs.keys() & other.keys())
+    if isinstance(outputs, list | tuple) and isinstance(other, list | tuple):
+        return all(same_outputs(a, b, dtype) for a, b in zip(outputs, other, strict=False))
     return True
 
 
@@ -302,10 +302,10 @@ def same_outputs(own: Any, other: Any, dtype: torch.dtype) -> bool:
 
 def originals(model: nn.Module) -> list[tuple[PreTrainedConfig, str]]:
     """Every config in the model, outermost first, with the attention implementation that the model has of its own."""
-    swapped = {id(config): own for module in model.modules() for config, own in getattr(module, ORIGINAL, [])}
-    found = [(c, owner, swapped.get(id(c), c._attn_implementation)) for c, owner in configs_of(model)]
+    swapped = {id(config): implementation for module in model.modules() for config, implementation in getattr(module, ORIGINAL, [])}
+    implementations = [(c, owner, swapped.get(id(c), c._attn_implementation)) for c, owner in configs_of(model)]
     ours = (NAME, SAVED_AS, None)
-    return [(c, default_implementation(owner, model) if own in ours else own) for c, owner, own in found]
+    return [(c, default_implementation(owner, model) if implementation in ours else implementation) for c, owner, implementation in implementations]
 
 
 @contextmanager
@@ -316,12 +316,12 @@ def undisturbed(model: nn.Module, implementation: str | None = None) -> Iterator
     """
     verbosity = transformers.logging.get_verbosity()
     modes = {module: module.training for module in model.modules()}
-    found = originals(model)
-    before = [(config, config._attn_implementation) for config, _ in found]
+    implementations = originals(model)
+    before = [(config, config._attn_implementation) for config, _ in implementations]
     try:
         transformers.logging.set_verbosity_error()
-        for config, own in found:
-            config._attn_implementation = implementation or own
+        for config, kept in implementations:
+            config._attn_implementation = implementation or kept
         model.eval()
         devices = [model.device] if getattr(model, "device", torch.device("cpu")).type == "cuda" else []
         with torch.random.fork_rng(devices), torch.no_grad():

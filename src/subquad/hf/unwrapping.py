@@ -27,7 +27,7 @@ _WRAPPED_TOO_EARLY = {
 }
 
 
-def transformers_model(given: AnyModel) -> PreTrainedModel:
+def transformers_model(wrapped: AnyModel) -> PreTrainedModel:
     """Return the transformers model in what is given, or what is given if it is one.
 
     It is searched in modules of any kind (SentenceTransformer, CrossEncoder, PeftModel, DataParallel,
@@ -37,37 +37,37 @@ def transformers_model(given: AnyModel) -> PreTrainedModel:
         TypeError: there is no transformers model in it, there are several, or it was wrapped in what cannot be changed
             any more; says what was given and what to give.
     """
-    if isinstance(given, PreTrainedModel):
-        return given
-    if isinstance(given, str | os.PathLike):
+    if isinstance(wrapped, PreTrainedModel):
+        return wrapped
+    if isinstance(wrapped, str | os.PathLike):
         raise TypeError(
-            f"expected a model, got {os.fspath(given)!r}: load it first, with transformers' AutoModel.from_pretrained "
+            f"expected a model, got {os.fspath(wrapped)!r}: load it first, with transformers' AutoModel.from_pretrained "
             "or what else loads it, and give the model"
         )
-    if isinstance(given, type):
-        raise TypeError(f"expected a model, got the class {given.__name__}; give an instance of it")
-    kind, module = type(given).__name__, _module_of(given)
+    if isinstance(wrapped, type):
+        raise TypeError(f"expected a model, got the class {wrapped.__name__}; give an instance of it")
+    kind, module = type(wrapped).__name__, _module_of(wrapped)
     if not isinstance(module, nn.Module):
-        raise TypeError(f"{_EXPECTED}, got {kind}{_hint(given)}")
-    found = {model: name for name, model in _outermost(module, "")}
-    if not found:
+        raise TypeError(f"{_EXPECTED}, got {kind}{_hint(wrapped)}")
+    candidates = {model: name for name, model in _outermost(module, "")}
+    if not candidates:
         raise TypeError(f"{_EXPECTED}, got {kind} with no PreTrainedModel in it{_hint(module)}")
-    if len(found) > 1:
-        names = ", ".join(repr(name) for name in list(found.values())[:5])
+    if len(candidates) > 1:
+        names = ", ".join(repr(name) for name in list(candidates.values())[:5])
         raise TypeError(
-            f"this {kind} holds {len(found)} transformers models ({names}{', …' if len(found) > 5 else ''}): give them "
-            f"one by one, for example its .get_submodule({next(iter(found.values()))!r})"
+            f"this {kind} holds {len(candidates)} transformers models ({names}{', …' if len(candidates) > 5 else ''}): give them "
+            f"one by one, for example its .get_submodule({next(iter(candidates.values()))!r})"
         )
-    return next(iter(found))
+    return next(iter(candidates))
 
 
-def refuse_late_parameters(given: AnyModel, bounds: Mapping[int, BoundMethod]) -> None:
+def refuse_late_parameters(wrapped: AnyModel, bounds: Mapping[int, BoundMethod]) -> None:
     """Raise ValueError if parameters would be added to a model that DistributedDataParallel already wraps.
 
     It synchronises the gradients of the parameters that it found when it was made; each process would train its own
     values of others.
     """
-    module = _module_of(given)
+    module = _module_of(wrapped)
     if not any(_named(part, "DistributedDataParallel") for part in module.modules()):
         return
     for number, bound in bounds.items():
@@ -78,7 +78,7 @@ def refuse_late_parameters(given: AnyModel, bounds: Mapping[int, BoundMethod]) -
             )
 
 
-def own_parameters(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+def model_parameters(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """Yield `model.named_parameters()` with their names without PEFT.
 
     What PEFT put around a layer comes too, under PEFT's names, where it is active and changes the layer: a LoRA that
@@ -96,9 +96,9 @@ def own_parameters(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
             if acting[layer] & set(name.removeprefix(layer).split(".")):
                 yield name, parameter
         elif copies is not None:
-            own = name.removeprefix(f"{copies}.{_active_copy(copied[copies])}.")
-            if own != name:
-                yield f"{copies}.{own}", parameter
+            own_name = name.removeprefix(f"{copies}.{_active_copy(copied[copies])}.")
+            if own_name != name:
+                yield f"{copies}.{own_name}", parameter
         else:
             yield name, parameter
 
@@ -116,18 +116,18 @@ def _outermost(module: nn.Module, name: str) -> Iterator[tuple[str, PreTrainedMo
         yield from _outermost(child, f"{name}.{child_name}".lstrip("."))
 
 
-def _module_of(given: Any) -> Any:
+def _module_of(wrapped: Any) -> Any:
     """The module of a pipeline, which is none itself; else what is given."""
-    return given.model if _named(given, "Pipeline") and hasattr(given, "model") else given
+    return wrapped.model if _named(wrapped, "Pipeline") and hasattr(wrapped, "model") else wrapped
 
 
-def _named(given: Any, name: str) -> bool:
-    return any(cls.__name__ == name for cls in type(given).__mro__)
+def _named(value: Any, name: str) -> bool:
+    return any(cls.__name__ == name for cls in type(value).__mro__)
 
 
-def _hint(given: Any) -> str:
+def _hint(value: Any) -> str:
     """What to do about something that holds no transformers model in PyTorch, where that can be told."""
-    holders = [given, *(given.modules() if isinstance(given, nn.Module) else ())]
+    holders = [value, *(value.modules() if isinstance(value, nn.Module) else ())]
     held = [getattr(holder, name, holder) for holder in holders for name in ("auto_model", "model")]
     kinds = [type(part).__name__ for part in held]
     # Those of optimum: ONNX Runtime, OpenVINO.

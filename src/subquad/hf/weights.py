@@ -37,10 +37,10 @@ def check_weights(
     missing, unused = sorted(info["missing_keys"]), sorted(info["unexpected_keys"])
     shapes = sorted(info["mismatched_keys"])
     if shapes:
-        name, given, wanted = shapes[0]
+        name, stored, wanted = shapes[0]
         raise InputError(
             f"{where}: {len(shapes):,} of its weights have other shapes than its config.json says ({name} is "
-            f"{_sizes(given)} in the file, but {_sizes(wanted)} in the model); the config and the weights must belong "
+            f"{_sizes(stored)} in the file, but {_sizes(wanted)} in the model); the config and the weights must belong "
             "together"
         )
     unread = _unread(model, missing, output) if missing and output else {}
@@ -56,7 +56,7 @@ def check_weights(
             f"{where}: {len(beyond):,} weights of the file have no place in the model that its config.json describes "
             f"({_first(beyond)}); the config and the weights must belong together"
         )
-    return _remarks(sorted(set(unread.values())), unused)
+    return _notes(sorted(set(unread.values())), unused)
 
 
 def _unread(model: nn.Module, missing: Collection[str], output: Callable[[], Tensor]) -> dict[str, str]:
@@ -68,10 +68,10 @@ def _unread(model: nn.Module, missing: Collection[str], output: Callable[[], Ten
     asked = [p.requires_grad for p in weights.values()]
     model.requires_grad_(True)
     with torch.enable_grad():
-        found = torch.autograd.grad(output().float().sum(), list(weights.values()), allow_unused=True)
+        gradients = torch.autograd.grad(output().float().sum(), list(weights.values()), allow_unused=True)
     for parameter, before in zip(weights.values(), asked, strict=True):
         parameter.requires_grad_(before)
-    reached = [name for name, gradient in zip(weights, found, strict=True) if gradient is not None]
+    reached = [name for name, gradient in zip(weights, gradients, strict=True) if gradient is not None]
     parts = {}
     for name in missing:
         for part in _parts(name) if name in weights else []:
@@ -117,31 +117,31 @@ def _meant(missing: Sequence[str], unused: Sequence[str]) -> str:
 def _prefix(short: Sequence[str], long: Sequence[str]) -> str:
     """What stands before most of the `short` names in `long`."""
     known = set(short)
-    found = Counter[str]()
+    prefixes = Counter[str]()
     for name in long:
         words = name.split(".")
         for at in range(1, len(words)):
             if ".".join(words[at:]) in known:
-                found[".".join(words[:at]) + "."] += 1
+                prefixes[".".join(words[:at]) + "."] += 1
                 break
-    prefix, count = found.most_common(1)[0] if found else ("", 0)
+    prefix, count = prefixes.most_common(1)[0] if prefixes else ("", 0)
     return prefix if 2 * count > min(len(short), len(long)) else ""
 
 
-def _remarks(unread: Sequence[str], unused: Sequence[str]) -> list[str]:
-    remarks = []
+def _notes(unread: Sequence[str], unused: Sequence[str]) -> list[str]:
+    notes = []
     if unread:
-        remarks.append(f"Not in the model's file, and not read by what is measured: {_first(unread)}.")
+        notes.append(f"Not in the model's file, and not read by what is measured: {_first(unread)}.")
     ours = [name for name in unused if f".{NAME}." in name]
     if ours:
-        remarks.append(
+        notes.append(
             f"The file has {len(ours):,} weights of attention methods, as a model has that was saved while swapped; "
             "the model is measured with its own attention, and they are not read."
         )
     others = [name for name in unused if name not in ours]
     if others:
-        remarks.append(f"Not part of the model that is measured, of the weights in its file: {_first(others)}.")
-    return remarks
+        notes.append(f"Not part of the model that is measured, of the weights in its file: {_first(others)}.")
+    return notes
 
 
 def _first(names: Sequence[str]) -> str:

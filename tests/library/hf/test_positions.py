@@ -19,7 +19,7 @@ def test_a_model_reads_longer_inputs(name, how):
     ids = torch.randint(5, 60, (1, before + 30))
     with pytest.raises((IndexError, RuntimeError, ValueError)):
         model(input_ids=ids)
-    sq.hf.extend_positions(model, before + 30, how=how)
+    sq.hf.extend_positions(model, before + 30, mode=mode)
     assert sq.hf.position_limit(model) == before + 30
     assert model(input_ids=ids)[0].isfinite().all()
 

@@ -17,7 +17,7 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 
 import subquad as sq
-from subquad.hf.passes import Facts, check_facts
+from subquad.hf.passes import PassMetadata, check_metadata
 from subquad.hf.probe import find_layers
 from subquad.hf.split_trial import fit_of
 from tests.library.distributed.models import bert, gpt2, llama, modernbert, opt, roberta, text
@@ -208,10 +208,10 @@ def test_batches_are_cut_with_their_labels_shifted(split: hf.PreTrainedModel):
 
 
 def test_labels_of_a_loss_that_has_no_shares_are_refused():
-    facts = Facts(tokens=4, items=2, mask=0, positions=0, first=0, labels=3, shifted=1)
-    check_facts([facts, facts], "plain", True)
+    metadata = PassMetadata(tokens=4, items=2, mask=0, positions=0, first=0, labels=3, shifted=1)
+    check_metadata([metadata, metadata], "plain", True)
     with pytest.raises(ValueError, match="leave `labels` out, and compute it from the logits"):
-        check_facts([facts, facts], None, True)
+        check_metadata([metadata, metadata], None, True)
 
 
 def test_a_split_model_is_copied_and_saved_and_not_pickled(split: hf.PreTrainedModel, tmp_path: Path):

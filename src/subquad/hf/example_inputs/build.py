@@ -44,20 +44,20 @@ def example_inputs(
         raise ValueError(f"padding={padding!r}, but it must be one of {', '.join(PADDINGS)}")
     form = Form(model, batch, length, padding, seed)
     special = BY_TYPE.get(model.config.model_type, {})
-    found: dict[str, Tensor] = {}
+    inputs: dict[str, Tensor] = {}
     if images and _takes_image_tokens(form) and special.get("pixel_values", vision.image) is not None:
-        found = _image_inputs(form, special)
+        inputs = _image_inputs(form, special)
     for name in form.parameters:
         rule = _rule(form, name, special)
-        if rule is not None and name not in found:
+        if rule is not None and name not in inputs:
             value = rule(form)
             if value is not None:
-                found[name] = value
-    if padding != "none" and not any("mask" in name and bool((value == 0).any()) for name, value in found.items()):
+                inputs[name] = value
+    if padding != "none" and not any("mask" in name and bool((value == 0).any()) for name, value in inputs.items()):
         raise form.missing(f"padding={padding!r}, but its forward pass takes no attention mask")
     return {
         name: value.to(model.device, model.dtype if value.is_floating_point() else None)
-        for name, value in found.items()
+        for name, value in inputs.items()
     }
 
 
@@ -105,10 +105,10 @@ def _image_inputs(form: Form, special: Rules) -> dict[str, Tensor]:
         if k in IF_REQUIRED and k not in rules and wanted[k].default is wanted[k].empty
     }
     rules |= {k: v for k, v in special.items() if k in wanted and v is not None}
-    found = {name: rule(form) for name, rule in rules.items()}
+    inputs = {name: rule(form) for name, rule in rules.items()}
     try:
         with torch.no_grad():
-            placed = {k: v.to(form.model.device) for k, v in found.items()}
+            placed = {k: v.to(form.model.device) for k, v in inputs.items()}
             features = _tower(form).get_image_features(**placed)
     except Exception:  # whatever a tower says to an image that it does not take: text alone is valid
         return {}
@@ -116,7 +116,7 @@ def _image_inputs(form: Form, special: Rules) -> dict[str, Tensor]:
     if count is None or count % form.batch:
         return {}
     form.image_tokens = count // form.batch
-    return found
+    return inputs
 
 
 def _count(features: object) -> int | None:

@@ -36,8 +36,8 @@ class Form:
     @cached_property
     def parameters(self) -> dict[str, inspect.Parameter]:
         """The named parameters of the model's forward pass."""
-        given = inspect.signature(self.model.forward).parameters.values()
-        return {p.name: p for p in given if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)}
+        arguments = inspect.signature(self.model.forward).parameters.values()
+        return {p.name: p for p in arguments if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)}
 
     def number(self, *names: str, default: int | None = None) -> int:
         """The first of these fields that is an int somewhere in the config (nested ones after the outer one's).

@@ -73,8 +73,8 @@ def embedded(form: Form) -> Tensor:
     return form.floats(form.batch, form.length, form.number("hidden_size", "d_model", "dim"))
 
 
-def image_places(form: Form) -> Tensor:
+def image_tokens(form: Form) -> Tensor:
     """1 where the text leaves place for the vectors of an image."""
-    places = torch.zeros(form.batch, form.length, dtype=torch.long)
-    places[:, 1 : 1 + form.number("latent_query_num")] = 1
-    return places
+    is_image = torch.zeros(form.batch, form.length, dtype=torch.long)
+    is_image[:, 1 : 1 + form.number("latent_query_num")] = 1
+    return is_image

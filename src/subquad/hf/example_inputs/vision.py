@@ -75,8 +75,8 @@ def patch_mask(form: Form) -> Tensor:
 def numbered_rows(form: Form) -> Tensor:
     """Patches as rows that start with their row and column, as Pix2Struct takes them."""
     rows = form.floats(form.batch, SIDE * SIDE, form.number("patch_embed_hidden_size"))
-    place = torch.arange(SIDE * SIDE)
-    numbers = torch.stack([place // SIDE + 1, place % SIDE + 1], dim=-1).float()
+    patch = torch.arange(SIDE * SIDE)
+    numbers = torch.stack([patch // SIDE + 1, patch % SIDE + 1], dim=-1).float()
     return torch.cat([numbers.expand(form.batch, -1, -1), rows], dim=-1)
 
 

@@ -126,7 +126,7 @@ def test_learned_positions_end_and_can_be_extended(tmp_path):
         model(symbols(length=49))
     assert sq.hf.position_limit(model) == 48
     short = model(symbols()).logits
-    sq.hf.extend_positions(model, 60, how="tile")
+    sq.hf.extend_positions(model, 60, mode="tile")
     assert torch.equal(model(symbols()).logits, short)
     long = model(symbols(length=60)).logits
     model.save_pretrained(tmp_path)

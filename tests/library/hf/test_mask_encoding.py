@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from subquad.hf.mask_encoding import Handed, decode, encode
+from subquad.hf.mask_encoding import DecodedMask, decode, encode
 from subquad.masks import Mask
 
 VALID = torch.tensor([[True, True, True, False], [True, True, True, True]])
@@ -21,11 +21,11 @@ def test_padding_comes_back(causal, valid):
     given = encode(causal=causal, valid=valid, filled=None, segments=None, batch=2)
     assert given.ndim == 4
     assert given.numel() <= 8  # never N×M
-    handed = decode(given, 4, 4, causal=not causal, label="0")
-    assert handed.causal == causal
-    assert (handed.valid is None) == (valid is None)
-    assert valid is None or torch.equal(handed.valid, valid)
-    assert handed.offset == 0
+    decoded = decode(given, 4, 4, causal=not causal, label="0")
+    assert decoded.causal == causal
+    assert (decoded.valid is None) == (valid is None)
+    assert valid is None or torch.equal(decoded.valid, valid)
+    assert decoded.offset == 0
 
 
 def test_segments_and_slots_come_back():
@@ -46,9 +46,9 @@ def test_segments_and_slots_come_back():
 
 
 def test_a_step_on_a_growing_cache_stands_at_its_end():
-    handed = decode(encode(causal=True, valid=VALID, filled=None, segments=None, batch=2), 1, 4, causal=False, label="")
-    assert handed.offset == 3
-    assert torch.equal(handed.queries(1), torch.tensor([[False], [True]]))
+    decoded = decode(encode(causal=True, valid=VALID, filled=None, segments=None, batch=2), 1, 4, causal=False, label="")
+    assert decoded.offset == 3
+    assert torch.equal(decoded.queries(1), torch.tensor([[False], [True]]))
 
 
 @pytest.mark.parametrize("causal", [True, False])
@@ -116,12 +116,12 @@ def additive(allowed: Tensor, least: float = torch.finfo(torch.float32).min) -> 
     return torch.where(allowed, 0.0, least)
 
 
-def dense(handed: Handed, rows: int = N, keys: int = N) -> Tensor:
+def dense(decoded: DecodedMask, rows: int = N, keys: int = N) -> Tensor:
     """The mask that was read, as one over queries and keys."""
-    mask = Mask.causal(offset=handed.offset) if handed.causal else Mask(offset=max(keys - rows, 0))
-    mask = mask if handed.segments is None else mask & Mask.segments(handed.segments)
-    mask = mask if handed.window is None else mask & Mask.window(handed.window)
-    mask = mask if handed.valid is None else mask & Mask.padding(keys=handed.valid)
+    mask = Mask.causal(offset=decoded.offset) if decoded.causal else Mask(offset=max(keys - rows, 0))
+    mask = mask if decoded.segments is None else mask & Mask.segments(decoded.segments)
+    mask = mask if decoded.window is None else mask & Mask.window(decoded.window)
+    mask = mask if decoded.valid is None else mask & Mask.padding(keys=decoded.valid)
     return mask.to_dense(rows, keys).expand(2, -1, -1, -1)
 
 
@@ -129,16 +129,16 @@ def dense(handed: Handed, rows: int = N, keys: int = N) -> Tensor:
 @pytest.mark.parametrize("name", READ)
 def test_a_mask_over_queries_and_keys_is_read_as_it_is(name: str, kind: Callable[[Tensor], Tensor]):
     allowed = READ[name]
-    handed = decode(kind(allowed), N, N, causal=False, label="0", batch=2)
-    assert handed.read
-    assert torch.equal(dense(handed), allowed[:, :1].expand(2, -1, -1, -1))
+    decoded = decode(kind(allowed), N, N, causal=False, label="0", batch=2)
+    assert decoded.read
+    assert torch.equal(dense(decoded), allowed[:, :1].expand(2, -1, -1, -1))
 
 
 def test_a_causal_mask_of_new_queries_ends_with_the_keys():
     allowed = torch.ones(2, 5, dtype=torch.bool).tril(3)[None, None]
-    handed = decode(allowed, 2, 5, causal=False, label="0", batch=2)
-    assert (handed.causal, handed.offset) == (True, 3)
-    assert torch.equal(dense(handed, 2, 5), allowed.expand(2, -1, -1, -1))
+    decoded = decode(allowed, 2, 5, causal=False, label="0", batch=2)
+    assert (decoded.causal, decoded.offset) == (True, 3)
+    assert torch.equal(dense(decoded, 2, 5), allowed.expand(2, -1, -1, -1))
     with pytest.raises(ValueError, match="not padding of the keys, causality, segments or a window"):
         decode(torch.ones(2, 5, dtype=torch.bool).tril()[None, None], 2, 5, causal=False, label="0")
 
