@@ -82,7 +82,9 @@ def attend_near_keys(
     item, common = None, None
     if globally_visible is not None:
         item = item_of_ranks(mask, query.shape[2], split, query.device)
-        common = Common.from_tokens(globally_visible(method, item, mask.is_causal), query, key, value, item, call, split)
+        common = Common.from_tokens(
+            globally_visible(method, item, mask.is_causal), query, key, value, item, call, split
+        )
     around, rows = halo.exchange(sent, [] if common is None else common.rows)
     inner = Mask(is_causal=mask.is_causal, span=mask.span, keys=() if valid is None else (around[2],))
     if mask.ids:

@@ -44,7 +44,7 @@ def run_with_kept(
 
     query, key, value = upcast(query, key, value)
     valid_queries, valid_keys = mask.query_padding(N), mask.key_padding(N)
-    numbers = torch.arange(split.own.start, split.own.stop, device=query.device)[None]
+    numbers = torch.arange(split.local_tokens.start, split.local_tokens.stop, device=query.device)[None]
     kept_query, kept_key, kept_value, present = _from_owners(query, key, value, local, valid_queries, valid_keys, split)
     others = not_kept(local, valid_queries, N)
     columns = with_columns(query, kept_key, kept_value, numbers, kept.tokens, others, present[..., 1], inner, partial)
@@ -67,14 +67,14 @@ def _kept_of_all(named: Tensor, query: Tensor, mask: Mask, split: TokenSplit) ->
     if not any(most):
         return None
     order = front_first(named)[:, : most[split.rank]]
-    tokens = torch.where(named.gather(1, order), order + split.own.start, -1)
+    tokens = torch.where(named.gather(1, order), order + split.local_tokens.start, -1)
     tokens = torch.cat(gather(tokens, [(B, each) for each in most], split.group), dim=1)
     return Kept(tokens.clamp(min=0), tokens >= 0)
 
 
 def _local(kept: Kept, split: TokenSplit) -> Kept:
     """The kept tokens that this rank has, as numbers of its own tokens."""
-    tokens, present = kept.tokens - split.own.start, kept.present
+    tokens, present = kept.tokens - split.local_tokens.start, kept.present
     present = present & (tokens >= 0) & (tokens < split.lengths[split.rank])
     return Kept(tokens.clamp(0, split.lengths[split.rank] - 1), present)
 

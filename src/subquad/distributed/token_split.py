@@ -56,13 +56,13 @@ class TokenSplit:
         return self.tokens, sum(self.key_lengths)
 
     @property
-    def local(self) -> slice:
+    def local_tokens(self) -> slice:
         """The tokens of this rank in the whole sequence."""
         return spans(self.lengths)[self.rank]
 
     def positions(self, device: torch.device | str | None = None) -> Tensor:
         """The positions of this rank's tokens in the whole sequence, int64, for rotary or learned positions."""
-        return torch.arange(self.local.start, self.local.stop, device=device)
+        return torch.arange(self.local_tokens.start, self.local_tokens.stop, device=device)
 
     def shard(self, x: Tensor, dim: int = 1) -> Tensor:
         """This rank's part of a tensor that holds all tokens along an axis.
@@ -72,7 +72,7 @@ class TokenSplit:
         """
         if x.shape[dim] != self.tokens:
             raise ValueError(f"axis {dim} has {x.shape[dim]} positions, but the sequence has {self.tokens} tokens")
-        return x.narrow(dim, self.local.start, self.lengths[self.rank])
+        return x.narrow(dim, self.local_tokens.start, self.lengths[self.rank])
 
     def unshard(self, x: Tensor, dim: int = 1) -> Tensor:
         """The whole tensor of which each rank has its part. Differentiable; its size grows with the length."""
@@ -84,7 +84,9 @@ class TokenSplit:
         """Raise ValueError if this rank's part has another length than the sequence says."""
         expected = (self.key_lengths if keys else self.lengths)[self.rank]
         if have != expected:
-            raise ValueError(f"{what} has {have} positions on rank {self.rank}, but its share of the sequence is {own}")
+            raise ValueError(
+                f"{what} has {have} positions on rank {self.rank}, but its share of the sequence is {expected}"
+            )
 
     def agree(self, what: dict[str, Any]) -> None:
         """Raise ValueError on all ranks, once for each set of values, if these differ between ranks."""

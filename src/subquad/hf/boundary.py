@@ -1,8 +1,8 @@
 """The two functions that transformers calls: one makes the mask of a forward pass, one runs a layer's attention.
 
-Both are registered under one name. The mask function passes on what `mask_encoding.encode` makes, at most (B,M) numbers. Who
-may attend to whom is what the model's own mask function says: causality travels with the mask, and windows, which do
-not change between calls, were read from the mask function when the method was swapped in (`probe`).
+Both are registered under one name. The mask function passes on what `mask_encoding.encode` makes, at most (B,M)
+numbers. Who may attend to whom is what the model's own mask function says: causality travels with the mask, and
+windows, which do not change between calls, were read from the mask function when the method was swapped in (`probe`).
 """
 
 from collections.abc import Callable
@@ -164,7 +164,9 @@ def attend(
         )
     mask, query_valid = _mask_of(layer, query.shape[2], key.shape[2], encoded)
     extras = {"bias": position_bias, "softcap": softcap, "sinks": sinks, "hidden": hidden, "parallel": sequence}
-    out = layer(query, key, value, mask=mask, valid=encoded.valid, own=query_valid, scale=scaling, dropout_p=dropout, **extras)
+    out = layer(
+        query, key, value, mask=mask, valid=encoded.valid, own=query_valid, scale=scaling, dropout_p=dropout, **extras
+    )
     return out.transpose(1, 2).contiguous(), None
 
 

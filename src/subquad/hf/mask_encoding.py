@@ -117,7 +117,9 @@ def _decode_dense(mask: Tensor, N: int, M: int, label: str, batch: int | None) -
         raise ValueError(
             f"{what} and {mask.dtype}, which is not padding of the keys, causality, segments or a window; {remedy}"
         )
-    valid, segments = (x if x is None or batch is None else x.expand(batch, M) for x in (decoded.valid, decoded.segments))
+    valid, segments = (
+        x if x is None or batch is None else x.expand(batch, M) for x in (decoded.valid, decoded.segments)
+    )
     return replace(decoded, valid=valid, segments=segments)
 
 

@@ -158,7 +158,9 @@ def pooling_of(where: str) -> Pooling:
     ways: dict[str, Pooling] = {_MEAN: "mean", _CLS: "cls", "mean": "mean", "cls": "cls"}
     if len(chosen) != 1 or chosen[0] not in ways:
         pooled_by = " and ".join(name.removeprefix(_MODES) for name in chosen) or "nothing"
-        raise InputError(f"{file} pools {pooled_by}, but the mean of the tokens or the first one (cls) can be read here")
+        raise InputError(
+            f"{file} pools {pooled_by}, but the mean of the tokens or the first one (cls) can be read here"
+        )
     return ways[chosen[0]]
 
 

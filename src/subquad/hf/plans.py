@@ -56,8 +56,8 @@ class Plan:
         """What was verified at a planned length, in words."""
         measured = self.verified[str(length)]
         return (
-            f"fidelity {measured['fidelity']:.4f}, at least {measured['bound']:.4f} at confidence {measured['confidence']:g}; "
-            f"{measured['speedup']:.2f}× the speed of exact attention"
+            f"fidelity {measured['fidelity']:.4f}, at least {measured['bound']:.4f} at confidence "
+            f"{measured['confidence']:g}; {measured['speedup']:.2f}× the speed of exact attention"
         )
 
     def baseline(self, length: int) -> dict[str, Any]:
@@ -95,7 +95,11 @@ class Plan:
             method.at if isinstance(method, ByLength) else [Step(0, method)]
             for _, method in sorted(self.layers.items())
         ]
-        return [method for method in dict.fromkeys(step.method for layer_steps in steps for step in layer_steps) if not method.is_exact]
+        return [
+            method
+            for method in dict.fromkeys(step.method for layer_steps in steps for step in layer_steps)
+            if not method.is_exact
+        ]
 
     @property
     def learned(self) -> dict[int, Method]:
@@ -196,8 +200,8 @@ def _say_where_it_was_made(file: Path, made_on: Mapping[str, Any]) -> None:
     if differs:
         present, here = (", ".join(f"{what} {pair[side]}" for what, pair in differs.items()) for side in (0, 1))
         warnings.warn(
-            f"{file} was made with {present}, but this is {here}: its times are of there, and another plan may be faster "
-            "here",
+            f"{file} was made with {present}, but this is {here}: its times were measured there, and another "
+            "plan may be faster here",
             stacklevel=3,
         )
 
@@ -223,9 +227,14 @@ def joined(layer: Layer, steps: Mapping[int, Method | BoundMethod]) -> tuple[Met
 
     `by-length`, or the method itself where all lengths have the same.
     """
-    methods = {start: step_method.method if isinstance(step_method, BoundMethod) else step_method for start, step_method in steps.items()}
+    methods = {
+        start: step_method.method if isinstance(step_method, BoundMethod) else step_method
+        for start, step_method in steps.items()
+    }
     together = ByLength(methods)
-    learned = {step_method.method: step_method for step_method in steps.values() if isinstance(step_method, BoundMethod)}
+    learned = {
+        step_method.method: step_method for step_method in steps.values() if isinstance(step_method, BoundMethod)
+    }
     if len(together.at) == 1:
         method = together.at[0].method
         return method, learned.get(method)

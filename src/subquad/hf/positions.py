@@ -33,7 +33,7 @@ def extend_positions(model: AnyModel, length: int, *, mode: str = "interpolate",
         model: any text model, or what holds one; it is returned. Relative and rotary positions need nothing and are
             left as they are.
         length: tokens that the model must take; no more than now changes nothing.
-        how: "interpolate" stretches the learned table linearly; "tile" repeats it.
+        mode: "interpolate" stretches the learned table linearly; "tile" repeats it.
         tokenizer: the model's tokenizer, where `model` does not hold it.
 
     Short inputs then see other positions than before under "interpolate", the same ones under "tile".
@@ -43,7 +43,7 @@ def extend_positions(model: AnyModel, length: int, *, mode: str = "interpolate",
         TypeError: `tokenizer` is not a tokenizer of transformers.
     """
     if mode not in ("interpolate", "tile"):
-        raise ValueError(f"how={mode!r}, but positions are extended by 'interpolate' or 'tile'")
+        raise ValueError(f"mode={mode!r}, but positions are extended by 'interpolate' or 'tile'")
     if not isinstance(length, int) or length < 1:
         raise ValueError(f"length={length!r}, but it must be a whole number ≥ 1")
     if tokenizer is not None and not hasattr(tokenizer, "model_max_length"):

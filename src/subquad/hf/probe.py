@@ -121,13 +121,15 @@ def _try_runs(model: PreTrainedModel, layers: list[Layer], runs: list[tuple[str,
         try:
             calls = recorded_run(model, run)
             for call in calls:
-                traces[call.module] = call.seen.after(traces.get(call.module), on_cache=description == _ON_CACHE)
+                traces[call.module] = call.trace.after(traces.get(call.module), on_cache=description == _ON_CACHE)
             tried = [_as_traced(layer, traces.get(layer.module)) for layer in layers]
             if any(layer.reason for layer in tried):  # said for each layer, when a method is put into it
                 continue
             outputs = trial_run(model, tried, run, calls)
         except Exception as error:
-            raise ValueError(f"{name} cannot run on subquad's attention: {_one_line(error)} (tried {description})") from error
+            raise ValueError(
+                f"{name} cannot run on subquad's attention: {_one_line(error)} (tried {description})"
+            ) from error
         if all(call.defined for call in calls) and not same_outputs(unchanged, outputs, model.dtype):
             raise ValueError(
                 f"{name} gives other outputs with its attention behind subquad's boundary, though each layer's "

@@ -22,7 +22,7 @@ from transformers.utils import ModelOutput
 
 from subquad.distributed import Ranks, Sequence
 from subquad.distributed.shares import even_shares
-from subquad.hf.passes import MARK, NOT_A_LABEL, NOW, OF_TOKENS, PassMetadata, Pass, check_metadata, pass_metadata
+from subquad.hf.passes import MARK, NOT_A_LABEL, NOW, OF_TOKENS, Pass, PassMetadata, check_metadata, pass_metadata
 from subquad.hf.token_positions import counted, positions, tokens_of
 from subquad.hf.unwrapping import AnyModel, transformers_model
 
@@ -67,7 +67,7 @@ class Split:
         """The sequence of the forward pass that runs, or that a backward pass computes again, with the same mask."""
         now = NOW.value
         if now is not None:
-            return now.of
+            return now.sequence
         if self._last is None or torch._C._current_graph_task_id() == -1:
             raise ValueError(
                 f"layer {label} runs outside of its model's forward pass, where nothing says which tokens this rank "
@@ -118,7 +118,7 @@ class Split:
         if valid is not None:
             every = self.ranks.gathered(valid.sum(1))
             before = every[: sequence.rank].sum(0)
-        return positions(rule, inputs, sequence.own.start, before, self._root.config)
+        return positions(rule, inputs, sequence.local_tokens.start, before, self._root.config)
 
     def _leave(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
         if not self._inside or self._inside[-1] is not module:
@@ -192,8 +192,8 @@ def refuse_holder(wrapped: AnyModel, model: PreTrainedModel) -> None:
     kinds = {cls.__name__ for cls in type(wrapped).__mro__}
     if wrapped is not model and not kinds & set(_TRANSPARENT):
         raise ValueError(
-            f"a {type(wrapped).__name__} reads the outputs of all tokens, but with `parallel` the model has those of one "
-            "rank; swap the model in it, sq.hf.transformers_model(…), and gather its outputs with of.unshard"
+            f"a {type(wrapped).__name__} reads the outputs of all tokens, but with `parallel` the model has those of "
+            "one rank; swap the model in it, sq.hf.transformers_model(…), and gather its outputs with sequence.unshard"
         )
 
 

@@ -91,7 +91,9 @@ Run = Callable[[PreTrainedModel], Any]  # a forward pass, or a generation
 def recorded_run(model: PreTrainedModel, run: Run) -> list[CallRecord]:
     """Run the model's own attention and masks, and write every call down."""
     implementations = originals(model)
-    recorder = _Recorder({id(config): implementation for config, implementation in implementations}, implementations[0][1])
+    recorder = _Recorder(
+        {id(config): implementation for config, implementation in implementations}, implementations[0][1]
+    )
     token = _RECORDER.set(recorder)
     try:
         with undisturbed(model, RECORDED):
@@ -288,7 +290,10 @@ def same_outputs(outputs: Any, other: Any, dtype: torch.dtype) -> bool:
         if not outputs.is_floating_point() or outputs.numel() == 0 or not bool(outputs.isfinite().all()):
             return True
         limit = 1e-2 if dtype in (torch.float32, torch.float64) else 0.25
-        apart = outputs.shape != other.shape or (outputs.float() - other.float()).abs().max() > limit * outputs.float().abs().max()
+        apart = (
+            outputs.shape != other.shape
+            or (outputs.float() - other.float()).abs().max() > limit * outputs.float().abs().max()
+        )
         return not bool(apart) and bool(other.isfinite().all())
     if isinstance(outputs, Mapping) and isinstance(other, Mapping):
         return all(same_outputs(outputs[key], other[key], dtype) for key in outputs.keys() & other.keys())
@@ -302,10 +307,17 @@ def same_outputs(outputs: Any, other: Any, dtype: torch.dtype) -> bool:
 
 def originals(model: nn.Module) -> list[tuple[PreTrainedConfig, str]]:
     """Every config in the model, outermost first, with the attention implementation that the model has of its own."""
-    swapped = {id(config): implementation for module in model.modules() for config, implementation in getattr(module, ORIGINAL, [])}
+    swapped = {
+        id(config): implementation
+        for module in model.modules()
+        for config, implementation in getattr(module, ORIGINAL, [])
+    }
     implementations = [(c, owner, swapped.get(id(c), c._attn_implementation)) for c, owner in configs_of(model)]
     ours = (NAME, SAVED_AS, None)
-    return [(c, default_implementation(owner, model) if implementation in ours else implementation) for c, owner, implementation in implementations]
+    return [
+        (c, default_implementation(owner, model) if implementation in ours else implementation)
+        for c, owner, implementation in implementations
+    ]
 
 
 @contextmanager

@@ -41,8 +41,8 @@ def transformers_model(wrapped: AnyModel) -> PreTrainedModel:
         return wrapped
     if isinstance(wrapped, str | os.PathLike):
         raise TypeError(
-            f"expected a model, got {os.fspath(wrapped)!r}: load it first, with transformers' AutoModel.from_pretrained "
-            "or what else loads it, and give the model"
+            f"expected a model, got {os.fspath(wrapped)!r}: load it first, with transformers' "
+            "AutoModel.from_pretrained or what else loads it, and give the model"
         )
     if isinstance(wrapped, type):
         raise TypeError(f"expected a model, got the class {wrapped.__name__}; give an instance of it")
@@ -55,8 +55,8 @@ def transformers_model(wrapped: AnyModel) -> PreTrainedModel:
     if len(candidates) > 1:
         names = ", ".join(repr(name) for name in list(candidates.values())[:5])
         raise TypeError(
-            f"this {kind} holds {len(candidates)} transformers models ({names}{', …' if len(candidates) > 5 else ''}): give them "
-            f"one by one, for example its .get_submodule({next(iter(candidates.values()))!r})"
+            f"this {kind} holds {len(candidates)} transformers models ({names}{', …' if len(candidates) > 5 else ''}): "
+            f"give them one by one, for example its .get_submodule({next(iter(candidates.values()))!r})"
         )
     return next(iter(candidates))
 

@@ -23,7 +23,7 @@ from subquad.masks import Mask
 from subquad.masks.sdpa import can_be_read
 from subquad.methods.core.grammar import A_LENGTH, as_term, joined, terms
 from subquad.methods.core.method import Call, Method, Part, Partial, Traits
-from subquad.methods.core.mixture import combined, common_seed, is_mixture, refusal, said
+from subquad.methods.core.mixture import combined, common_seed, is_mixture, refusal, trait_values
 from subquad.methods.core.names import parse_method, resolve
 from subquad.methods.core.settings import text_of_methods
 from subquad.methods.full import Full
@@ -44,7 +44,7 @@ def of_lengths(methods: list[Method]) -> Traits:
         subquadratic=methods[-1].traits.subquadratic,
         exact_limit="each length is exact where its own method is: see there",
         example={"steps": "0:full+10:i-clustered:clusters=5;topk=4"},
-        source="the methods' own: " + said(methods, "source"),
+        source="the methods' own: " + trait_values(methods, "source"),
     )
 
 

@@ -5,7 +5,8 @@ An extension of Sun et al. 2022 (see "lha"): what their buckets miss is the mass
     β(i)   = argmax_b H_Q(q_i)_b                          every query is in exactly one bucket
     K_b    = the `keys` keys with the largest H_K(k_j)_b   raw logits; the buckets of keys overlap
     k̄, v̄   = one key and one value for those keys of a cell that are not in K_b, as the bucket's mean query sees them
-             (`kernels.attention.tail` has the formula; with a mean query of 0 they would be plain means, and their bias ln n)
+             (`kernels.attention.tail` has the formula; with a mean query of 0 they would be plain means, and their
+             bias ln n)
     out_i  = softmax over K_β(i) with logits q·k/√D, and over the cells with logits q·k̄/√D + bias
 
     L_Q    = KL(t ‖ softmax_b H_Q(q_i)),  t_b = softmax_b(4 ln Σ_{j in K_b} A_ij)

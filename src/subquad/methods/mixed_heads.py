@@ -22,7 +22,7 @@ from subquad.masks import Mask
 from subquad.methods.core.grammar import A_SHARE, as_term, joined, terms
 from subquad.methods.core.heads import Heads
 from subquad.methods.core.method import Call, Method, Part, Partial, Traits
-from subquad.methods.core.mixture import combined, common_seed, is_mixture, refusal, said
+from subquad.methods.core.mixture import combined, common_seed, is_mixture, refusal, trait_values
 from subquad.methods.core.names import parse_method
 from subquad.methods.core.settings import text_of_methods
 from subquad.methods.lha import LearnedHash
@@ -35,7 +35,8 @@ def of_heads(methods: Sequence[Method]) -> Traits:
         methods,
         exact_limit="each group of heads is exact where its own method is: see there",
         example={"methods": "local:window=4+lha:buckets=4;hidden=8"},
-        source="Sun et al. 2022, section 5.1 (half of the heads local, half hashed). " + said(methods, "source"),
+        source="Sun et al. 2022, section 5.1 (half of the heads local, half hashed). "
+        + trait_values(methods, "source"),
     )
 
 
@@ -118,7 +119,10 @@ class MixedHeads(Method):
 
     @classmethod
     def from_parts(cls, *parts: tuple[str | Method, int]) -> "MixedHeads":
-        """From methods and their shares of the heads: `MixedHeads.from_parts(("local:window=32", 3), (LearnedHash(), 1))`."""
+        """From methods and their shares of the heads.
+
+        For example `MixedHeads.from_parts(("local:window=32", 3), (LearnedHash(), 1))`.
+        """
         return cls(joined(f"{share}*{as_term(method)}" for method, share in parts))
 
     @property

@@ -4,8 +4,9 @@ Choromanski et al. 2021, "Rethinking Attention with Performers", equations 4 to 
 
     e^{q·k} = E[φ(q)·φ(k)],   out_i = Σ_j φ(q_i)·φ(k_j) v_j / Σ_j φ(q_i)·φ(k_j),   q and k times D^{-1/4}
 
-The sums over j are made once, Σ_j φ(k_j) v_jᵀ, and under a causal mask they run along the sequence. `kernels.attention.feature_maps`
-has φ of every kind: the paper's positive (FAVOR+), hyperbolic, trigonometric and ReLU features, and FAVOR++.
+The sums over j are made once, Σ_j φ(k_j) v_jᵀ, and under a causal mask they run along the sequence.
+`kernels.attention.feature_maps` has φ of every kind: the paper's positive (FAVOR+), hyperbolic, trigonometric and
+ReLU features, and FAVOR++.
 
 ==========  ==========================
 paper       here
@@ -16,9 +17,9 @@ w           rows
 ==========  ==========================
 
 Deviations from the paper and its code. Nothing is added to the features or to the denominator: exponents are taken less
-their exact maxima, running ones under a causal mask, and the factors come back (`kernels.attention.features.state`). The
-orthogonal rows are uniformly random: QR's signs are set right. Padding has no features. Trigonometric features, which
-are signed, are computed in fp64, because their sums cancel, and have no recurrent form.
+their exact maxima, running ones under a causal mask, and the factors come back (`kernels.attention.features.state`).
+The orthogonal rows are uniformly random: QR's signs are set right. Padding has no features. Trigonometric features,
+which are signed, are computed in fp64, because their sums cancel, and have no recurrent form.
 """
 
 import math

@@ -9,10 +9,11 @@
     out_i  = Σ_j w_ij v_j / Σ_j w_ij,   lse_i = ln Σ_j w_ij
 
 The parts other than "keep" see a sequence from which the kept tokens are missing, as if they were padding. A pair that
-several parts choose, or one part several times, counts once (`kernels.selection.deduplication`). Of the rest, what it gives the keys in P_i is
-subtracted (`kernels.attention.residual`): for feature maps that is how Chen et al. 2021, "Scatterbrain: Unifying Sparse and Low-rank
-Attention", section 4, add a sparse and a low-rank attention; for cells of keys r_ij is the weight of k_j for the
-cluster's mean query, moved to q_i to first order (`kernels.attention.tail`), and its exact keys belong to P_i.
+several parts choose, or one part several times, counts once (`kernels.selection.deduplication`). Of the residual, what
+it gives the keys in P_i is subtracted (`kernels.attention.residual`): for feature maps that is how Chen et al. 2021,
+"Scatterbrain: Unifying Sparse and Low-rank Attention", section 4, add a sparse and a low-rank attention; for cells of
+keys r_ij is the weight of k_j for the cluster's mean query, moved to q_i to first order (`kernels.attention.tail`), and
+its exact keys belong to P_i.
 
 A part gives its choice of keys and nothing else: those of "reformer" or "routing", say, are then attended to by the
 products of queries and keys, as all others.
@@ -37,7 +38,7 @@ from subquad.methods.core.bucketed import Bucketed, attend_inside
 from subquad.methods.core.fitting import output_error
 from subquad.methods.core.grammar import MISSING, as_term, joined, terms
 from subquad.methods.core.method import Call, Method, Partial, Traits
-from subquad.methods.core.mixture import combined, common_seed, is_mixture, refusal, said
+from subquad.methods.core.mixture import combined, common_seed, is_mixture, refusal, trait_values
 from subquad.methods.core.names import parse_method
 from subquad.methods.core.residual import Residual, refusal_of_residual
 from subquad.methods.core.settings import text_of_methods
@@ -57,7 +58,7 @@ def of_sum(methods: Sequence[Method]) -> Traits:
         unit="none",
         exact_limit="a sum is exact where its parts together choose all keys of each query",
         example={"terms": "local:window=4+keep:first+performer:features=16"},
-        source="the parts' own: " + said(methods, "source"),
+        source="the parts' own: " + trait_values(methods, "source"),
     )
 
 

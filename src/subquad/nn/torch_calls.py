@@ -130,7 +130,15 @@ def attend_as_torch(
     valid = mask.key_padding(M)
     query_valid = valid if self_attention else None
     return attend_all(
-        bound, query, key, value, mask=replace(mask, keys=()), valid=valid, query_valid=query_valid, bias=bias, **options
+        bound,
+        query,
+        key,
+        value,
+        mask=replace(mask, keys=()),
+        valid=valid,
+        query_valid=query_valid,
+        bias=bias,
+        **options,
     )
 
 

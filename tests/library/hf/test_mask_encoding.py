@@ -46,7 +46,9 @@ def test_segments_and_slots_come_back():
 
 
 def test_a_step_on_a_growing_cache_stands_at_its_end():
-    decoded = decode(encode(causal=True, valid=VALID, filled=None, segments=None, batch=2), 1, 4, causal=False, label="")
+    decoded = decode(
+        encode(causal=True, valid=VALID, filled=None, segments=None, batch=2), 1, 4, causal=False, label=""
+    )
     assert decoded.offset == 3
     assert torch.equal(decoded.queries(1), torch.tensor([[False], [True]]))
 

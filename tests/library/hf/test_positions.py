@@ -11,9 +11,9 @@ from tests.library.hf.models import TEXT, build
 LEARNED = ["bert", "roberta", "distilbert", "bart", "gpt2"]
 
 
-@pytest.mark.parametrize("how", ["interpolate", "tile"])
+@pytest.mark.parametrize("mode", ["interpolate", "tile"])
 @pytest.mark.parametrize("name", LEARNED)
-def test_a_model_reads_longer_inputs(name, how):
+def test_a_model_reads_longer_inputs(name, mode):
     model = build(name).model
     before = sq.hf.position_limit(model)
     ids = torch.randint(5, 60, (1, before + 30))
@@ -28,7 +28,7 @@ def test_a_model_reads_longer_inputs(name, how):
 def test_tiling_keeps_short_inputs_as_they_were(name):
     case = build(name)
     want = case.output()
-    sq.hf.extend_positions(case.model, 2 * sq.hf.position_limit(case.model), how="tile")
+    sq.hf.extend_positions(case.model, 2 * sq.hf.position_limit(case.model), mode="tile")
     torch.testing.assert_close(case.output(), want, atol=0, rtol=0)
 
 
@@ -84,7 +84,7 @@ def test_lengths_fixed_by_images_or_audio_are_refused(name):
 
 
 @pytest.mark.parametrize(("options", "message"), [
-    ({"length": 100, "how": "guess"}, "how='guess'"), ({"length": 0}, "length=0, but")
+    ({"length": 100, "mode": "guess"}, "mode='guess'"), ({"length": 0}, "length=0, but")
 ])  # fmt: skip
 def test_bad_arguments(options, message):
     with pytest.raises(ValueError, match=message):

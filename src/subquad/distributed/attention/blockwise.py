@@ -76,7 +76,7 @@ class KeyBlocks:
         """What this rank's queries see of a block; empty where they see nothing."""
         if block is None:
             return []
-        keys, local, M = spans(self.split.key_lengths)[block], self.split.own, sum(self.split.key_lengths)
+        keys, local, M = spans(self.split.key_lengths)[block], self.split.local_tokens, sum(self.split.key_lengths)
         if not needs(self.mask, local, keys):
             return []
         return list(View.cut(self.mask, local, keys, M).pieces(query.device, whole=fused(query)))

@@ -79,7 +79,7 @@ BY_TYPE: dict[str, Rules] = {
     "glm_image": {"pixel_values": None, "image_grid_thw": None},
     "idefics2_perceiver": {"context": text.embedded, "attention_mask": lambda form: form.full_mask(form.length)},
     "kimi_k25_vision": {"pixel_values": vision.patch_images},
-    "kosmos-2": {"pixel_values": vision.image, "image_embeds_position_mask": text.image_token_mask},
+    "kosmos-2": {"pixel_values": vision.image, "image_embeds_position_mask": text.image_tokens},
     "molmo2_vision": {"pixel_values": vision.patch_rows},
     "oneformer": {  # the text says which task it is given
         "task_inputs": lambda form: form.ids(

@@ -99,7 +99,7 @@ class Members:
             order_members,
             (triton.cdiv(C + 1, edge), runs, B * H),
             cost=LaunchCost(bytes=B * H * (N * 12 + 4 * C * runs)),
-            **{"labels": self.labels, "counts": self.counts, "order": order, "offsets": offsets, "place": rank},
+            **{"labels": self.labels, "counts": self.counts, "order": order, "offsets": offsets, "rank": rank},
             **{"N": N, "C": C, "length": self.length, "runs": runs, "TOKENS": tokens, "GROUPS": edge},
         )
 

@@ -42,7 +42,7 @@ def _inverse(order: Tensor) -> Tensor:
         invert,
         (triton.cdiv(M, 1024), B * G),
         cost=LaunchCost(bytes=8 * order.numel()),
-        **{"order": order, "place": rank, "M": M, "TOKENS": 1024},
+        **{"order": order, "rank": rank, "M": M, "TOKENS": 1024},
     )
     return rank
 

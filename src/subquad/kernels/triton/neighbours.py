@@ -27,7 +27,7 @@ class Neighbours:
     Attributes:
         order: (B,G,M) int32.
         offsets: (B,G,X+1) int32.
-        place: (B,G,M) int32.
+        rank: (B,G,M) int32.
     """
 
     order: Tensor
@@ -46,7 +46,7 @@ def neighbours(key: Tensor, valid: Tensor | None, size: int) -> Neighbours:
             list_neighbours,
             (triton.cdiv(max(M, cells + 1), TOKENS), B * G),
             cost=LaunchCost(bytes=8 * order.numel()),
-            **{"order": order, "place": rank, "offsets": offsets, "M": M, "cells": cells, "size": size},
+            **{"order": order, "rank": rank, "offsets": offsets, "M": M, "cells": cells, "size": size},
             TOKENS=TOKENS,
         )
     else:

@@ -183,8 +183,8 @@ def completed(
 ) -> Partial:
     """The partial over all keys, in fp32 or better: `partial`, the columns of the kept tokens, and their rows.
 
-    `partial` is the method's partial over the other keys, with out = 0 and lse = −inf for padded queries. What stands in
-    padding must be finite.
+    `partial` is the method's partial over the other keys, with out = 0 and lse = −inf for padded queries. What
+    stands in padding must be finite.
     """
     kept: Kept = call.kept
     N, mask = query.shape[2], replace(call.mask, span=None)

@@ -33,13 +33,13 @@ def combined(methods: Sequence[Method], **changes: Any) -> Traits:
         "cached": all(t.cross or t.cached for t in traits),
         "fit": next((t.fit for t in traits if t.fit is not None), None),
         "unit": traits[0].unit if len({t.unit for t in traits}) == 1 else "none",
-        "dropout": reasons_of(methods, "dropout"),
-        "complexity": reasons_of(methods, "complexity"),
+        "dropout": trait_values(methods, "dropout"),
+        "complexity": trait_values(methods, "complexity"),
     }
     return Traits(**(together | changes))
 
 
-def reasons_of(methods: Iterable[Method], trait: str) -> str:
+def trait_values(methods: Iterable[Method], trait: str) -> str:
     """The distinct values of a trait of these methods."""
     return "; ".join(dict.fromkeys(f"{method.name}: {getattr(method.traits, trait)}" for method in methods))
 

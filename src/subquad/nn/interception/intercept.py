@@ -106,7 +106,7 @@ class _StandIn:
     """What is called in place of SDPA, with its arguments."""
 
     def __init__(self, method: Method, calls: InterceptionLog, strict: bool):
-        self.method, self.seen, self.strict = method, calls, strict
+        self.method, self.calls, self.strict = method, calls, strict
 
     def __call__(self, *args: Any, **kwargs: Any) -> Tensor:
         if not torch.compiler.is_compiling() and is_ours():
@@ -118,7 +118,7 @@ class _StandIn:
             self.cannot(" ".join(str(error).split()))
             return run_exactly(*args, **kwargs)
         if not torch.compiler.is_compiling():
-            self.seen.note(caller(), None)
+            self.calls.note(caller(), None)
         return self.method.run(*prepared)
 
     def cannot(self, reason: str) -> None:
@@ -126,8 +126,8 @@ class _StandIn:
         if torch.compiler.is_compiling():  # nothing can be noted there: the call is left out of the graph
             torch._dynamo.graph_break(f"sq.intercept: {reason}")
         if self.strict:
-            raise ValueError(f"{self.seen.place(caller())}: {reason}")
-        self.seen.note(caller(), reason)
+            raise ValueError(f"{self.calls.caller_name(caller())}: {reason}")
+        self.calls.note(caller(), reason)
 
 
 def _refuse(method: Method) -> None:

@@ -106,7 +106,9 @@ def chosen_by_plan(settings: PlanSettings, out: Path) -> Chosen | None:
         if not lengths:
             return None
         made, dtype = plan.made_on, str(plan.model["dtype"]).removeprefix("torch.")
-        lines = [f"{n:,} tokens: {plan.description(n)}, on {plan.verified[str(n)]['passages']} passages." for n in lengths]
+        lines = [
+            f"{n:,} tokens: {plan.description(n)}, on {plan.verified[str(n)]['passages']} passages." for n in lengths
+        ]
         measured = Measured(lines, made["command"], made["hardware"], dtype)
         methods = plan.for_model(load(settings.model, settings.device).model)
         return Chosen("the plan", methods, max(lengths), measured)

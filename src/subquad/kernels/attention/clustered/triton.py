@@ -72,7 +72,7 @@ def forward(outputs: tuple[Tensor, ...], x: Any) -> None:
     chunks = neighbours(x.key, x.key_valid, CHUNK)
     (B, H, C), E, X = lse.shape, remaining.shape[3], chunks.offsets.shape[2] - 1
     values, of_cells = remaining.new_empty(B, H, C, X, E), remaining.new_empty(B, H, C, X)
-    inside = inside_words(top, chunks.order, chunks.place) if x.topk else None
+    inside = inside_words(top, chunks.order, chunks.rank) if x.topk else None
     see_cells(centroids, x.key, x.value, chunks.order, chunks.offsets, inside, x.scale, (None, values, of_cells))
     merge_cells(values, of_cells, of_top, (remaining, lse, mass))
     if x.topk == 0:
@@ -126,7 +126,7 @@ def backward(grads: tuple[Tensor, Tensor, Tensor], x: Any) -> None:
         centroids,
         chunks.order,
         chunks.offsets,
-        inside_words(top, chunks.order, chunks.place) if x.topk else None,
+        inside_words(top, chunks.order, chunks.rank) if x.topk else None,
         of_cells(lse),
         (None, of_cells(of_remaining), of_cells(-shared), of_inside),
         listed_backward(*inputs, of_members) if x.topk else None,

@@ -5,8 +5,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from subquad.kernels.attention.tail.allowed import lists_of, visible_key_cells
 from subquad.kernels.attention.tail.op import attend_with_tail, tail_backward, tail_forward
+from subquad.kernels.attention.tail.visible import lists_of, visible_key_cells
 from subquad.kernels.native import interface
 
 # What the forward pass gives beside `out` and `lse`, in its order.

@@ -15,9 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from subquad.kernels.attention.tail.allowed import lists_of, visible_key_cells
 from subquad.kernels.attention.tail.op import attend_with_tail, tail_backward, tail_forward
 from subquad.kernels.attention.tail.reference import FARTHEST, NEAREST
+from subquad.kernels.attention.tail.visible import lists_of, visible_key_cells
 from subquad.kernels.triton import refusal_of
 from subquad.kernels.triton.cells.backward import cells_backward
 from subquad.kernels.triton.cells.forward import see_cells

@@ -1,4 +1,4 @@
-"""The op `visible_key_cells`: the cells of keys as a few queries see them, and the keys that each should meet by itself."""
+"""The op `visible_key_cells`: cells of keys as a few queries see them, and the keys that each should meet exactly."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple

@@ -13,7 +13,7 @@ from subquad.kernels.attention.pairs.op import attend_pairs, pairs_backward, pai
 from subquad.kernels.attention.pairs.triton.attend import attend_blocks
 from subquad.kernels.attention.pairs.triton.combine import merge_slots, sum_slots
 from subquad.kernels.attention.pairs.triton.differentiate import differentiate_keys, differentiate_queries
-from subquad.kernels.attention.pairs.triton.sets import places, sets_of
+from subquad.kernels.attention.pairs.triton.sets import sets_of, slot_index
 from subquad.kernels.attention.pairs.triton.single import attend_single, differentiate_single, is_single
 from subquad.kernels.triton import refusal_of
 from subquad.kernels.triton.launch import rows, strides
@@ -43,7 +43,7 @@ def refusal(x: Any) -> str | None:
 def forward(outputs: tuple[Tensor, Tensor, Tensor], x: Any) -> None:
     """The Triton backend of `attend_pairs`: (out, lse)."""
     out, lse, _ = outputs  # the residual of lse is for backends whose backward pass reads it
-    at = places(x.queries, x.query.shape[2])
+    at = slot_index(x.queries, x.query.shape[2])
     slots = at.order.shape
     partials, lses = lse.new_empty(*slots, x.value.shape[3]), lse.new_empty(slots)
     for each in sets_of(x):
@@ -56,7 +56,7 @@ def backward(grads: tuple[Tensor, Tensor, Tensor, Tensor, Tensor], x: Any) -> No
     """Gradients of query, key, value and key_bias."""
     of_query, of_key, of_value, of_bias, _ = grads
     (_, _, N, D), (_, _, M, E), inputs = x.query.shape, x.value.shape, _inputs_of(x)
-    of_queries, of_keys = places(x.queries, N), places(x.keys, M)
+    of_queries, of_keys = slot_index(x.queries, N), slot_index(x.keys, M)
     parts = of_query.new_empty(*of_queries.order.shape, D)
     keys, values = (of_key.new_empty(*of_keys.order.shape, width) for width in (D, E))
     biases = None if x.key_bias is None else of_bias.new_empty(*of_keys.order.shape, 1)

@@ -43,7 +43,7 @@ class BucketSet:
         """The blocks of each bucket, less those without a query, as arguments of a kernel."""
         B, H, T, C = *self.queries.shape[:3], self.keys.shape[2]
         of_block = torch.arange(T, device=self.keys.device).expand(B, H, T) if self.bucket is None else self.bucket
-        return places([torch.where(self.queries_end > 0, of_block, C)[..., None]], C).arguments()
+        return slot_index([torch.where(self.queries_end > 0, of_block, C)[..., None]], C).arguments()
 
     def arguments(self) -> dict[str, Any]:
         """The set as arguments of a kernel."""
