@@ -165,7 +165,15 @@ def attend(
     mask, query_valid = _mask_of(layer, query.shape[2], key.shape[2], encoded)
     extras = {"bias": position_bias, "softcap": softcap, "sinks": sinks, "hidden": hidden, "parallel": sequence}
     out = layer(
-        query, key, value, mask=mask, valid=encoded.valid, own=query_valid, scale=scaling, dropout_p=dropout, **extras
+        query,
+        key,
+        value,
+        mask=mask,
+        valid=encoded.valid,
+        query_valid=query_valid,
+        scale=scaling,
+        dropout_p=dropout,
+        **extras,
     )
     return out.transpose(1, 2).contiguous(), None
 

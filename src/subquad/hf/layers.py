@@ -158,7 +158,7 @@ class Attached(nn.Module):
             visible = mask if valid is None else mask & Mask.padding(keys=valid)
             return attend_exactly(query, key, value, visible, softcap=softcap, sinks=sinks, **options)
         options |= {"bias": bias, "keep": keep, "hidden": hidden, "parallel": parallel}
-        return attend_all(self.bound, query, key, value, mask=mask, valid=valid, own=query_valid, **options)
+        return attend_all(self.bound, query, key, value, mask=mask, valid=valid, query_valid=query_valid, **options)
 
     def _keep(self, mask: Mask, valid: Tensor | None, N: int, M: int) -> Keep | None:
         """Which tokens' attention is exact in this call, as methods take it."""

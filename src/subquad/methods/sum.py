@@ -220,7 +220,7 @@ class Sum(Method):
             first = met.pop(0) if met and choosing[0][0].pairs_once else ()
             sure, residual = (*kept, *first), None
         elif met:
-            residual = reader[0].rest(*cleared, replace(reader[1], wants_lse=True))
+            residual = reader[0].residual(*cleared, replace(reader[1], wants_lse=True))
             first, sure = residual.exact, (*kept, *residual.exact)
         else:
             residual, first, sure = None, (), kept

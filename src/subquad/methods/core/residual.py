@@ -2,7 +2,7 @@
 
 Such a method defines
 
-    rest(query, key, value, call) -> Rest
+    residual(query, key, value, call) -> Residual
 
 and, where some of its settings rule that out, `keeps_rest`, the text of the settings that do not.
 """
