@@ -34,7 +34,7 @@ PUBLISHED = {
 
 def work(method: str, length: int) -> int:
     """Floating-point operations of one head in products of matrices."""
-    call = Calls(sheet.load_of(length, heads=1)).of(NAIVE if method == "full" else method)
+    call = Calls(sheet.load_of(length, heads=1)).call_of(NAIVE if method == "full" else method)
     with FlopCounterMode(display=False) as counter, sq.use_backend("reference"), sdpa_kernel(SDPBackend.MATH):
         call()
     return counter.get_total_flops()
@@ -45,7 +45,7 @@ def times(methods: list[str], lengths: list[int], seconds: float) -> dict[str, l
     found: dict[str, list[float]] = {method: [] for method in methods}
     for length in lengths:
         load = sheet.load_of(length)
-        own = sheet.milliseconds({method: Calls(load).of(method) for method in methods}, seconds)
+        own = sheet.milliseconds({method: Calls(load).call_of(method) for method in methods}, seconds)
         for method in methods:
             found[method].append(statistics.median(own[method]))
     return found

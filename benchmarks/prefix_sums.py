@@ -45,7 +45,7 @@ def main() -> None:
     names, rows, found = ["full", QUADRATIC, *methods], [], {}
     for length in lengths:
         load = sheet.load_of(length, causal=True)
-        calls = {name: Calls(load).of(name) for name in names if name != QUADRATIC}
+        calls = {name: Calls(load).call_of(name) for name in names if name != QUADRATIC}
         if 2 * 4 * load.heads * length**2 <= given.gib * 2**30:
             calls[QUADRATIC] = quadratic(load)
             torch.testing.assert_close(calls[QUADRATIC](), calls["linear"](), rtol=1e-3, atol=1e-4)

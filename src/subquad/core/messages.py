@@ -14,8 +14,8 @@ def expect(progress: Any, amounts: Sequence[float] = (), seconds: float | None =
         listens(amounts, seconds)
 
 
-def remark(progress: Any, line: str) -> None:
+def note(progress: Any, line: str) -> None:
     """Tell `progress` a line for the user; one that is a plain function is not told."""
-    listens = getattr(progress, "remark", None)
+    listens = getattr(progress, "note", None)
     if listens is not None:
         listens(line)

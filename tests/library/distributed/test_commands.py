@@ -16,7 +16,7 @@ from subquad.distributed.failures import RankLost
 from subquad.hf import bind, find_layers
 from subquad.methods import Full, parse_method
 from subquad.tools.cli import ranks
-from subquad.tools.measure.team import ALONE, Team
+from subquad.tools.measure.group import ALONE, MeasuringGroup
 from subquad.tools.models.pretrained import load
 from subquad.tools.models.rows import CompareRow, row_of
 from subquad.tools.models.split import check_not_fitted, split, split_refusals
@@ -120,7 +120,7 @@ def test_a_plan_measures_what_one_process_measures(inputs: Path, said: Any, repo
 
 
 def test_methods_that_cannot_be_split_are_rows_with_their_reason(alone: None, tmp_path: Path):
-    pretrained = load(str(tiny.save("bert", tmp_path)), team=Team(Ranks()))
+    pretrained = load(str(tiny.save("bert", tmp_path)), team=MeasuringGroup(Ranks()))
     method = parse_method("lha:buckets=4")
     (row, exact), layers = (row_of(pretrained, each) for each in (method, Full())), find_layers(pretrained.model)
     assert split(exact, pretrained).modes == split(row, pretrained).modes == ("heads",)
@@ -134,7 +134,7 @@ def test_methods_that_cannot_be_split_are_rows_with_their_reason(alone: None, tm
 
 
 def test_a_team_of_one_rank_agrees_with_itself(alone: None):
-    team = Team(Ranks())
+    team = MeasuringGroup(Ranks())
     assert (team.count, team.is_main, ALONE.count, ALONE.is_main) == (1, True, 1, True)
     for each in (team, ALONE):
         assert each.broadcast_from_main(lambda: {"a": 1}) == {"a": 1}
@@ -193,6 +193,6 @@ def test_fitting_is_refused_on_several_ranks(alone: None, monkeypatch: pytest.Mo
     check_not_fitted([Path("text")], ALONE)
     two = Ranks()
     monkeypatch.setattr(two, "ranks", 2)
-    check_not_fitted([], Team(two))
+    check_not_fitted([], MeasuringGroup(two))
     with pytest.raises(InputError, match="--calibrate text fits in one process, but there are 2: run subquad calib"):
-        check_not_fitted([Path("text")], Team(two))
+        check_not_fitted([Path("text")], MeasuringGroup(two))

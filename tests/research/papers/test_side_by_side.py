@@ -15,7 +15,7 @@ class Made:
     def __init__(self, length, log):
         self.length, self.log = length, log
 
-    def of(self, name):
+    def call_of(self, name):
         def call():
             self.log.append((name, self.length))
             if name == "naive":

@@ -14,7 +14,7 @@ from subquad.core.errors import InputError
 from subquad.research.papers.catalogue import NAMES
 from subquad.tools.cli.common import as_command
 from subquad.tools.cli.main import app
-from subquad.tools.cli.output import WIDE, Log, Logged, manner, results_console, speaking
+from subquad.tools.cli.output import MOST_COLUMNS, Log, Logged, manner, results_console, speaking
 
 run = CliRunner().invoke
 COMMANDS = [command.callback.__name__ for command in app.registered_commands]
@@ -140,7 +140,7 @@ def test_a_log_has_neither_colours_nor_what_a_bar_drew(tmp_path):
 
 def test_results_are_as_wide_as_the_terminal_and_wider_in_a_file(monkeypatch):
     monkeypatch.delenv("COLUMNS", raising=False)
-    assert results_console().width == WIDE
+    assert results_console().width == MOST_COLUMNS
     monkeypatch.setenv("COLUMNS", "66")
     assert results_console().width == 66
 

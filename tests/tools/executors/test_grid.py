@@ -88,7 +88,7 @@ class Told:
     def __call__(self, what, done, total):
         pass
 
-    def remark(self, line):
+    def note(self, line):
         self.remarks.append(line)
 
 

@@ -83,7 +83,7 @@ def clock(monkeypatch):
     """A clock that only the calls move, which take the seconds that they return."""
     now = [0.0]
 
-    def stopwatch(call, device=None, team=None):
+    def stopwatch(call, device=None, group=None):
         seconds = call()
         now[0] += seconds
         return seconds, None

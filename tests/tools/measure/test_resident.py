@@ -36,7 +36,7 @@ resident._forget_peak = lambda: False
 earlier = touched(300)
 del earlier
 peak = resident.peak_extra(lambda: touched(400))
-found["without a reset"], found["how"] = peak.bytes / MIB, peak.how
+found["without a reset"], found["how"] = peak.bytes / MIB, peak.method
 print(json.dumps(found))
 """
 
@@ -73,4 +73,4 @@ def test_a_system_that_does_not_tell_gives_a_reason(monkeypatch):
     monkeypatch.setattr(resident, "_forget_peak", lambda: False)
     monkeypatch.setattr(resident.sys, "platform", "win32")
     peak = resident.peak_extra(lambda: pytest.fail("must not run"))
-    assert (peak.bytes, peak.how) == (None, "this system does not tell a process its peak memory")
+    assert (peak.bytes, peak.method) == (None, "this system does not tell a process its peak memory")

@@ -1,6 +1,6 @@
 """A benchmark as `subquad bench` makes it: SDPA's time grows as N², the methods' as N; they cross at 1,000 and 100."""
 
-from subquad.tools.bench.figures import crossovers, growth
+from subquad.tools.bench.crossovers import crossovers, growth
 from subquad.tools.bench.schema import BenchReport
 from subquad.tools.measure.noise import noise_of
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from subquad.tools.bench.figures import by_length, crossing, crossovers, growth, names, of, panels
+from subquad.tools.bench.crossovers import by_length, cells_of, crossing, crossovers, growth, names, panels
 from tests.tools.report import sample_bench
 
 PANEL = ("float32", "forward")
@@ -79,5 +79,5 @@ def test_cells_are_found_shortest_first_and_sdpa_leads():
     cells = sample_bench.report(not_run=[("clustered", 512)])["cells"][::-1]
     assert panels(cells) == sample_bench.PANELS[::-1]
     assert names(cells)[0] == "full"
-    assert [cell["length"] for cell in of(cells, PANEL, "clustered")] == list(sample_bench.LENGTHS)
+    assert [cell["length"] for cell in cells_of(cells, PANEL, "clustered")] == list(sample_bench.LENGTHS)
     assert list(by_length(cells, PANEL, "clustered", "ms")) == [256, 1024, 2048, 4096]

@@ -12,7 +12,7 @@ from matplotlib.image import imread
 from rich.console import Console
 
 from subquad.tools.bench.changes import changes
-from subquad.tools.bench.figures import crossovers
+from subquad.tools.bench.crossovers import crossovers
 from subquad.tools.bench.plots import PLOTS, figure, plots
 from subquad.tools.bench.schema import BenchCell
 from subquad.tools.bench.tables import markdown, rich_table

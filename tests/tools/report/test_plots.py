@@ -18,7 +18,7 @@ from tests.tools.report.test_tables import noisy
 def test_all_three_are_drawn(make):
     before = dict(matplotlib.rcParams)
     drawn = plots(make())
-    assert list(drawn) == list(content.FIGURES)
+    assert list(drawn) == list(content.PLOTS)
     assert dict(matplotlib.rcParams) == before
     for png in drawn.values():
         pixels = imread(io.BytesIO(png), format="png")

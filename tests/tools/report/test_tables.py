@@ -107,12 +107,12 @@ def test_untrusted_text_is_no_markup():
 )
 def test_markdown_holds_every_fact(make, milliseconds):
     report = make()
-    text = markdown(report, list(content.FIGURES)).replace("\\", "")
+    text = markdown(report, list(content.PLOTS)).replace("\\", "")
     facts = [report["command"], report["created"], report["recommendation"]["headline"], "0.99"]
     facts += [*report["notes"], *report["recommendation"]["reasons"], *report["versions"].values()]
     facts += [m["method"] for m in report["methods"]] + [m["reason"] for m in report["methods"] if "reason" in m]
     facts += [f"| {time} |" for time in milliseconds]
-    facts += [f"({name})" for name in content.FIGURES]
+    facts += [f"({name})" for name in content.PLOTS]
     assert [fact for fact in facts if fact not in text] == []
 
 
@@ -210,10 +210,10 @@ def test_the_number_of_texts_behind_a_fidelity_is_said():
 
 
 def test_times_without_fidelity_say_so():
-    text = markdown(sample.encoder(), list(content.FIGURES))
+    text = markdown(sample.encoder(), list(content.PLOTS))
     section = text[text.index("## One attention call") :].split("\n\n")
-    assert section[1] == content.OP_REMARK
-    assert "these times have no fidelity" in content.FIGURES["time-vs-length.png"][1]
+    assert section[1] == content.OP_NOTE
+    assert "these times have no fidelity" in content.PLOTS["time-vs-length.png"][1]
     assert not any(column.head == "faster from" for column in content.main_table(sample.encoder()).columns)
 
 

@@ -27,7 +27,7 @@ def test_inputs_follow_the_load():
 
 def test_forward_is_the_method_without_a_graph():
     calls = Calls(LOAD)
-    out = calls.of("clustered:clusters=4")()
+    out = calls.call_of("clustered:clusters=4")()
     torch.testing.assert_close(out, sq.attention(*calls.inputs, method="clustered:clusters=4"))
     assert not out.requires_grad
 
@@ -35,15 +35,15 @@ def test_forward_is_the_method_without_a_graph():
 def test_full_is_sdpa_itself(monkeypatch):
     monkeypatch.setattr(bench_calls, "attention", lambda *_, **__: pytest.fail("not ours"))
     calls = Calls(LOAD)
-    torch.testing.assert_close(calls.of("full")(), F.scaled_dot_product_attention(*calls.inputs))
+    torch.testing.assert_close(calls.call_of("full")(), F.scaled_dot_product_attention(*calls.inputs))
 
 
 @pytest.mark.parametrize("method", ["full", "local:window=4", "lha:buckets=4"])
 def test_a_causal_load_has_causal_calls(method):
     calls = Calls(replace(LOAD, causal=True))
-    out = calls.of(method)()
+    out = calls.call_of(method)()
     calls.inputs[2].data[:, :, 20:] += 1.0  # later values
-    changed = (calls.of(method)() != out).any(-1).any(0).any(0)
+    changed = (calls.call_of(method)() != out).any(-1).any(0).any(0)
     assert not changed[:20].any()
     assert changed[20:].all()
     if method == "full":
@@ -52,7 +52,7 @@ def test_a_causal_load_has_causal_calls(method):
 
 def test_gradients_of_learned_parameters_are_cleared():
     calls = Calls(BOTH)
-    calls.of("sinkhorn:block=8")()
+    calls.call_of("sinkhorn:block=8")()
     assert any(parameter.grad is not None for parameter in calls.learned)
     calls.clear()
     assert all(parameter.grad is None for parameter in calls.learned)
@@ -65,7 +65,7 @@ def test_forward_and_backward_leaves_the_gradients_of_one_call(method):
     for _ in range(2):
         calls.clear()
         assert all(tensor.grad is None for tensor in calls.inputs)
-        calls.of(method)()
+        calls.call_of(method)()
         for tensor, gradient in zip(calls.inputs, expected, strict=True):
             torch.testing.assert_close(tensor.grad, gradient)
 
@@ -76,7 +76,7 @@ def test_learned_methods_run_bound_for_the_load_as_they_start(load, method):
     calls = Calls(load)
     bound = sq.parse_method(method).bind(heads=3, head_dim=8, max_length=32).eval()
     expected = bound(*calls.inputs)
-    torch.testing.assert_close(calls.of(method)(), expected)
+    torch.testing.assert_close(calls.call_of(method)(), expected)
     if load is BOTH:
         gradients = torch.autograd.grad(expected, calls.inputs, calls.gradient)
         for tensor, gradient in zip(calls.inputs, gradients, strict=True):
@@ -96,7 +96,7 @@ def test_threads_are_set_and_restored():
 def test_memory_of_a_call_holds_its_output_and_its_gradients():
     long = replace(BOTH, batch=1, length=4096, heads=8, head_dim=128)  # each tensor has 16 MiB
     forward, both = (extra_memory(load, "full", threads=1) for load in (replace(long, passes="forward"), long))
-    assert forward.how == both.how == "growth of the peak resident set"
+    assert forward.method == both.method == "growth of the peak resident set"
     assert forward.bytes / 2**20 == pytest.approx(16, abs=6)
     assert 4 * 16 - 4 <= both.bytes / 2**20 <= 10 * 16
 
@@ -104,5 +104,5 @@ def test_memory_of_a_call_holds_its_output_and_its_gradients():
 def test_a_process_that_fails_says_why():
     peak = extra_memory(LOAD, "nosuch")
     assert peak.bytes is None
-    assert peak.how.startswith("the process failed: ")
-    assert "no method 'nosuch'" in peak.how
+    assert peak.method.startswith("the process failed: ")
+    assert "no method 'nosuch'" in peak.method

@@ -19,7 +19,7 @@ from subquad.tools.measure.fidelity import relative_error
 from subquad.tools.models.pretrained import load
 from subquad.tools.models.rows import exact_up_to
 from subquad.tools.report.content import use
-from subquad.tools.report.reading import marks, remarks
+from subquad.tools.report.reading import marks, notes
 from subquad.tools.runs.settings import CompareSettings
 
 LHA = "lha:buckets=3,hidden=8"
@@ -83,7 +83,7 @@ def test_parameters_for_a_length_run_up_to_it_and_the_report_says_so(settings, t
     assert set(rows["full"]["op"]) == {"32", "96"}
     assert set(rows[name]["quality"]) == {"48"}
     assert set(rows[name]["op"]) == {"32"}
-    assert remarks(report) == [f"{name}: its parameters are for at most 64 tokens, and it was not run on more"]
+    assert notes(report) == [f"{name}: its parameters are for at most 64 tokens, and it was not run on more"]
     assert not any("was left out" in note for note in report["notes"])
     beyond = report_of(measure(replace(asked, op_lengths=(96,)), tmp_path / "beyond"))
     assert "crossover" not in by_method(beyond)[name]
@@ -93,7 +93,7 @@ def test_a_row_that_is_too_slow_is_told_apart_from_one_that_cannot_run(settings,
     monkeypatch.setattr(compare, "_worth", lambda row, seconds, growth: row.is_exact)
     report = report_of(measure(replace(settings, methods=("lsh:buckets=3", "linformer:k=5")), tmp_path / "out"))
     assert [note.partition(":")[0] for note in report["notes"] if "was left out from 96" in note] == ["lsh"]
-    assert [remark.partition(":")[0] for remark in remarks(report)] == ["linformer"]
+    assert [note.partition(":")[0] for note in notes(report)] == ["linformer"]
 
 
 @pytest.mark.parametrize(
@@ -127,14 +127,12 @@ def test_settings_tell_where_a_method_is_exact(settings, name, most):
 def test_exact_by_its_settings_is_said_below_the_table_and_never_recommended(settings, tmp_path):
     name = "linformer:k=48,projection=mean-pool"
     report = report_of(measure(replace(settings, methods=(name,), min_fidelity=1e-6), tmp_path))
-    assert remarks(report) == [f"{name}: is exact attention on at most 48 tokens; a speed-up there is due to chance"]
+    assert notes(report) == [f"{name}: is exact attention on at most 48 tokens; a speed-up there is due to chance"]
     at_own, longer, _ = report["recommendation"]["reasons"]
     assert name not in at_own
     assert name in longer
     larger = report_of(measure(replace(settings, methods=("lha:buckets=1", "local:window=47")), tmp_path / "more"))
-    assert remarks(larger) == [
-        "lha:buckets=1: is exact attention with these settings; a speed-up there is due to chance"
-    ]
+    assert notes(larger) == ["lha:buckets=1: is exact attention with these settings; a speed-up there is due to chance"]
 
 
 def test_an_adapter_alone_is_enough(settings, adapter, tmp_path):

@@ -20,7 +20,7 @@ Timed = Mapping[str, Mapping[str, Any]]  # by name: {"seconds": round by round} 
 class ComparedCalls(Protocol):
     """Calls on the inputs of one length, as `tools.bench.calls.Calls`."""
 
-    def of(self, name: str) -> Callable[[], Any]:
+    def call_of(self, name: str) -> Callable[[], Any]:
         """The call of this name."""
 
     def clear(self) -> None:
@@ -39,7 +39,7 @@ def in_turn(
     calls = make(length)
     able, reasons = {}, {}
     for name in names:
-        call = calls.of(name)
+        call = calls.call_of(name)
         reason = _too_long(make, length, name, limit, device) or hindrance(call)
         if reason is None:
             able[name] = call
@@ -53,7 +53,7 @@ def _too_long(make: Callable[[int], ComparedCalls], length: int, name: str, limi
     if length <= PROBE:
         return None
     calls = make(PROBE)
-    call = calls.of(name)
+    call = calls.call_of(name)
     if hindrance(call) is not None:
         return None  # it will say so itself
     calls.clear()

@@ -14,7 +14,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 from transformers.integrations import TensorBoardCallback
 from transformers.trainer_callback import ExportableState
 
-from subquad.core.messages import remark
+from subquad.core.messages import note
 from subquad.research.training.checkpoints import check, checkpoint_at, seal
 from subquad.tools.runs import processes
 
@@ -110,7 +110,7 @@ class Reporting(TrainerCallback):
             if self._first:
                 self._first = False
                 loss = float(self.carried.loss) / (state.global_step - self.carried.logged)
-                remark(self.progress, f"step {state.global_step:,} of {self.steps:,}: loss {loss:.4f}")
+                note(self.progress, f"step {state.global_step:,} of {self.steps:,}: loss {loss:.4f}")
             self.progress(self.line, state.global_step, self.steps)
 
 

@@ -14,7 +14,7 @@ from subquad.tools.cli.kinds import Kind, has, table_in
 from subquad.tools.cli.options import AsJson, DataDir, Device
 from subquad.tools.cli.output import errors, results_console, say, tell
 from subquad.tools.cli.plugins import Command
-from subquad.tools.cli.stopped import said, stops_first
+from subquad.tools.cli.stopped import exit_message, stops_first
 
 OUT = Path("subquad-run")
 
@@ -100,7 +100,7 @@ def _ends(out: Path) -> Iterator[None]:
                 raise
             raise typer.Exit(2) from None
         except KeyboardInterrupt as stop:
-            how, code = said()
+            how, code = exit_message()
             if processes.number() == 0:
                 say_error_after(stop)
                 say(f"{how}; {_how_to_go_on(out)}", errors)

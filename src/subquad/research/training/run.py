@@ -14,7 +14,7 @@ from transformers import PreTrainedModel, TrainerCallback, set_seed
 from subquad import hf
 from subquad.core import files
 from subquad.core.errors import Ended, InputError, as_input_error, check_device
-from subquad.core.messages import remark
+from subquad.core.messages import note
 from subquad.hf.weights import check_weights
 from subquad.research.training.callbacks import Curves, Progress
 from subquad.research.training.checkpoints import discard_unsealed, newest
@@ -74,7 +74,7 @@ def train(
     check_device(device)
     quiet()
     layout = Layout(settings.parallel)
-    remark(progress, "reading the data")
+    note(progress, "reading the data")
     splits = settings.task.splits(data)
     _check_splits(splits)
     with as_input_error():
@@ -88,7 +88,7 @@ def train(
         begin_with(model, start_from)
     if processes.number() == 0:
         for line in settings.task.remarks(splits):
-            remark(progress, line)
+            note(progress, line)
     trainer = MethodTrainer(model, settings.task, splits, settings.training, args, progress, layout)
     for callback in callbacks:
         trainer.add_callback(callback)

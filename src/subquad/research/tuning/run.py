@@ -13,7 +13,7 @@ from typing import Any
 from subquad.core import checksums as seals
 from subquad.core import files
 from subquad.core.errors import InputError
-from subquad.core.messages import remark
+from subquad.core.messages import note
 from subquad.research.tuning.search import Base, Searched, Value, all_points, read_searches
 from subquad.research.tuning.study import Study
 from subquad.research.tuning.trial import Trial, Tried
@@ -123,7 +123,7 @@ class _Search:
         if points is None:
             return max(self.asked.trials, len(self.rows))
         if len(points) < self.asked.trials:
-            remark(self.progress, f"the search has {len(points)} points, each of which is tried once")
+            note(self.progress, f"the search has {len(points)} points, each of which is tried once")
         return len(self.rows.keys() | begun.keys()) + self.study.plan(points, self.searched)
 
     def _jobs(self, begun: Mapping[int, dict[str, Value]], wanted: int) -> Iterator[Job[Any]]:
@@ -165,7 +165,7 @@ class _Search:
             self.study.tell(number, tried.state, tried.value)
         shutil.rmtree(self.cache.folder / f"{number}", ignore_errors=True)
         if tried.state == "failed" and not told:
-            remark(self.progress, f"trial {number} failed: {tried.reason}")
+            note(self.progress, f"trial {number} failed: {tried.reason}")
             self._check_hope(list(self.rows.values()), least=HOPELESS)
 
     @staticmethod

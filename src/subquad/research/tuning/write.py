@@ -12,7 +12,7 @@ from subquad.research.papers.write import shown, table_of
 from subquad.research.tuning.long_commands import in_lines
 from subquad.research.tuning.schema import TriedTrial, TuneReport
 from subquad.tools.report.files import as_json, write_files
-from subquad.tools.report.markup import facts, fenced
+from subquad.tools.report.markup import fenced, pairs_table
 from subquad.tools.report.terminal import plain_table
 
 NOTE = (
@@ -36,7 +36,11 @@ def markdown(report: TuneReport, images: Sequence[str]) -> str:
     parts += ["## Train the best one", fenced(in_lines(report["best"]["command"]))]
     parts += [f"![{image.removesuffix('.png')}]({image})" for image in images]
     parts += ["## Failed trials", "\n".join(failed)] if failed else []
-    parts += ["## Command and machine", fenced(in_lines(report["command"])), facts(list(report["machine"].items()))]
+    parts += [
+        "## Command and machine",
+        fenced(in_lines(report["command"])),
+        pairs_table(list(report["machine"].items())),
+    ]
     return "\n\n".join(parts) + "\n"
 
 

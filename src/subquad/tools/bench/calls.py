@@ -15,7 +15,7 @@ from subquad.attention import attention
 from subquad.distributed import Sequence
 from subquad.methods import parse_method
 from subquad.tools.bench.schema import EXACT
-from subquad.tools.measure.team import ALONE, Team
+from subquad.tools.measure.group import ALONE, MeasuringGroup
 from subquad.tools.runs.settings import BACKWARD, BenchSettings
 
 DTYPES = {name: getattr(torch, name) for name in ("float32", "bfloat16", "float16", "float64")}
@@ -64,17 +64,17 @@ def loads_of(s: BenchSettings) -> list[Load]:
 class Calls:
     """Standard normal q, k and v (B,H,N,D), for "forward+backward" also the gradient of the output, and calls on them.
 
-    Each process of a team draws its own tokens.
+    Each process of a group draws its own tokens.
 
     Draws the same numbers for every dtype. Methods with learned parameters run with those that they start with, which
     cost what fitted ones do.
     """
 
-    def __init__(self, load: Load, team: Team = ALONE):
+    def __init__(self, load: Load, group: MeasuringGroup = ALONE):
         self.load = load
         self.backward = load.passes == BACKWARD
-        rank, tokens = (0, load.length) if team.ranks is None else (team.ranks.rank, team.own(load.length))
-        generator = torch.Generator().manual_seed(load.seed * team.count + rank)
+        rank, tokens = (0, load.length) if group.ranks is None else (group.ranks.rank, group.local_tokens(load.length))
+        generator = torch.Generator().manual_seed(load.seed * group.count + rank)
         shape = (load.batch, load.heads, tokens, load.head_dim)
 
         def normal() -> Tensor:
@@ -84,7 +84,7 @@ class Calls:
         self.gradient = normal() if self.backward else None
         self.learned: list[Parameter] = []  # of the methods that are called
 
-    def of(self, method: str, split: Sequence | None = None) -> Callable[[], Tensor]:
+    def call_of(self, method: str, split: Sequence | None = None) -> Callable[[], Tensor]:
         """A call of this method; "full" is SDPA itself, without anything of ours around it; "naive" is known too.
 
         On split tokens "full" is a method like the others.

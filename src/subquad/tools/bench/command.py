@@ -32,7 +32,7 @@ RANKS = Kind(
 
 
 @with_workers
-@with_options(BenchSettings, lambda given: QUICK if given["quick"] else {})
+@with_options(BenchSettings, lambda values: QUICK if values["quick"] else {})
 def bench(
     settings: BenchSettings,
     compare: Annotated[
@@ -82,8 +82,10 @@ def bench(
             with executor:
                 return report_of(measure(settings, out, progress, executor))
 
-        found = measured(Claim(BENCH, settings, out), partial(check, settings), report, write_bench, again, beside_old)
-        if not show(found, lambda: BENCH.table(found), as_json):
+        outcome = measured(
+            Claim(BENCH, settings, out), partial(check, settings), report, write_bench, again, beside_old
+        )
+        if not show(outcome, lambda: BENCH.table(outcome), as_json):
             say(f"Results: {out / BENCH.file}, {out / BENCH.page}, and the plots beside them")
 
 
@@ -116,13 +118,13 @@ def _on_ranks(
     settings: BenchSettings, compare: Path | None, out: Path, gpu_sheet: bool, again: bool, as_json: bool
 ) -> None:
     """Methods whose tokens are split over the ranks that torchrun started; the first one writes and prints."""
-    with user_errors(), ranks.one_says():
+    with user_errors(), ranks.one_reports():
         from subquad.core.errors import InputError
 
-        for option, given in (("--gpu-sheet", gpu_sheet), ("--compare", compare is not None)):
-            if given:
+        for option, value in (("--gpu-sheet", gpu_sheet), ("--compare", compare is not None)):
+            if value:
                 raise InputError(f"{option} is for one process, but torchrun started {processes.count()}; leave it out")
-    with user_errors(), ranks.team(settings.device) as team:
+    with user_errors(), ranks.group(settings.device) as group:
         from subquad.tools.bench.ranks import measure
         from subquad.tools.bench.run import check
         from subquad.tools.cli.finished import Claim
@@ -131,11 +133,11 @@ def _on_ranks(
             from subquad.tools.bench.write import write_ranks
 
         def report(progress: Any) -> Any:
-            return measure(settings, out, progress, team).report(settings)
+            return measure(settings, out, progress, group).report(settings)
 
-        claim = Claim(RANKS, settings, out, team.count)
-        found = measured(claim, partial(check, settings), report, write_ranks, again, team=team)
-        if team.is_main and not show(found, lambda: RANKS.table(found), as_json):
+        claim = Claim(RANKS, settings, out, group.count)
+        outcome = measured(claim, partial(check, settings), report, write_ranks, again, group=group)
+        if group.is_main and not show(outcome, lambda: RANKS.table(outcome), as_json):
             say(f"Results: {out / RANKS.file} and {out / RANKS.page}")
 
 

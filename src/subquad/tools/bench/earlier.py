@@ -12,7 +12,7 @@ from subquad.tools.bench.schema import KIND, SCHEMA, BenchReport
 from subquad.tools.runs.settings import BenchSettings
 
 IDENTITY = {"method": str, "dtype": str, "passes": str, "length": int, "status": str}
-FIGURES = ("ms", "ms_low", "ms_high", "speedup", "speedup_low", "speedup_high", "extra_bytes")
+METRICS = ("ms", "ms_low", "ms_high", "speedup", "speedup_low", "speedup_high", "extra_bytes")
 PARTS = {"created": str, "hardware": dict, "versions": dict, "settings": dict, "backend": str, "cells": list}
 
 
@@ -55,10 +55,10 @@ def _check(path: Path, number: int, cell: Any) -> None:
     for name, kind in IDENTITY.items():
         if not isinstance(cell, dict) or not isinstance(cell.get(name), kind):
             raise InputError(f"{path} is damaged: {name!r} of cell {number} is not of type {kind.__name__}")
-    for name in FIGURES:
+    for name in METRICS:
         if not isinstance(cell.get(name), int | float | None):
             raise InputError(f"{path} is damaged: {name!r} of cell {number} is not a number")
-    if cell["status"] == "measured" and not all(cell.get(name) for name in FIGURES[:3]):
+    if cell["status"] == "measured" and not all(cell.get(name) for name in METRICS[:3]):
         raise InputError(f"{path} is damaged: cell {number} is measured, but has no times")
-    if cell.get("speedup") and not all(cell.get(name) for name in FIGURES[4:6]):
+    if cell.get("speedup") and not all(cell.get(name) for name in METRICS[4:6]):
         raise InputError(f"{path} is damaged: cell {number} has a speed-up without its quartiles")

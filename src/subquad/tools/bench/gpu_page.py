@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from subquad.tools.report.markup import escaped, facts, fenced, rows_of
+from subquad.tools.report.markup import escaped, fenced, pairs_table, rows_of
 
 Cell = Mapping[str, Any]
 NONE = "–"
@@ -25,7 +25,7 @@ def markdown(sheet: Mapping[str, Any], command: str) -> str:
         "## Tiles",
         *_tiles(sheet),
         "## Machine",
-        facts([*sheet["hardware"].items(), *sheet["versions"].items(), ("seconds", f"{sheet['seconds']:.0f}")]),
+        pairs_table([*sheet["hardware"].items(), *sheet["versions"].items(), ("seconds", f"{sheet['seconds']:.0f}")]),
         "## Command",
         fenced(command),
     ]
@@ -36,14 +36,14 @@ def _tables(cells: Sequence[Cell]) -> Iterator[str]:
     """One for each of the passes at each width, with why cells are empty below it."""
     panels = dict.fromkeys((cell["passes"], cell["width"]) for cell in cells)
     for passes, width in panels:
-        own = [cell for cell in cells if (cell["passes"], cell["width"]) == (passes, width)]
-        order = list(dict.fromkeys(cell["method"] for cell in own))
-        own.sort(key=lambda cell: (order.index(cell["method"]), cell["length"]))
+        chosen = [cell for cell in cells if (cell["passes"], cell["width"]) == (passes, width)]
+        order = list(dict.fromkeys(cell["method"] for cell in chosen))
+        chosen.sort(key=lambda cell: (order.index(cell["method"]), cell["length"]))
         yield f"## {passes}, D={width}"
-        yield rows_of([HEAD, *map(_line, own)])
-        reasons = dict.fromkeys((cell["method"], cell["reason"]) for cell in own if cell["reason"])
+        yield rows_of([HEAD, *map(_line, chosen)])
+        reasons = dict.fromkeys((cell["method"], cell["reason"]) for cell in chosen if cell["reason"])
         if reasons:
-            yield facts(list(reasons))
+            yield pairs_table(list(reasons))
 
 
 def _line(cell: Cell) -> list[str]:

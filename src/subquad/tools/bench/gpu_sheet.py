@@ -34,7 +34,7 @@ METHODS = (
     *("performer", "linear", "linformer", "nystrom", "local"),
 )
 LENGTHS = 4096, 16384, 65536, 1024, 8192, 2048, 32768  # in this order
-OWN = "methods", "lengths", "device", "seed"  # settings of `subquad bench` that the sheet takes
+TAKEN = "methods", "lengths", "device", "seed"  # settings of `subquad bench` that the sheet takes
 TABLE_MINUTES, MINUTES = 6.5, 9.5  # until no further cell is begun, and no further tile is tried
 COMPARED_HEADS = 4  # of whose outputs the fidelity is
 
@@ -100,8 +100,8 @@ def plan_of(settings: BenchSettings) -> SheetPlan:
     """What to measure; InputError for settings that the sheet does not take, and where there is no GPU for it."""
     standard = BenchSettings()
     for each in fields(settings):
-        if each.name not in OWN and getattr(settings, each.name) != getattr(standard, each.name):
-            raise InputError(f"--gpu-sheet sets everything but --{', --'.join(OWN)} itself, and {each.name} is given")
+        if each.name not in TAKEN and getattr(settings, each.name) != getattr(standard, each.name):
+            raise InputError(f"--gpu-sheet sets everything but --{', --'.join(TAKEN)} itself, and {each.name} is given")
     if torch.device(settings.device).type != "cuda":
         raise InputError(f"--gpu-sheet needs --device cuda, and the device is {settings.device}")
     check_device(settings.device)
@@ -172,7 +172,7 @@ def measured(
     out = None
     try:
         calls = Calls(load)
-        call = partial(_cleared, calls, _flash(calls.of(name)) if name == EXACT else calls.of(name))
+        call = partial(_cleared, calls, _flash(calls.call_of(name)) if name == EXACT else calls.call_of(name))
         out = call().detach()[:, :COMPARED_HEADS].clone()
         if exact is not None:
             cell.fidelity = float(cosine(*(x.float().flatten(0, 2) for x in (out, exact))).mean())

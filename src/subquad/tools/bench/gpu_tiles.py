@@ -39,7 +39,7 @@ def try_tiles(load: Load, timer: Timer, is_time_left: Callable[[], bool], progre
     for method, causal in METHODS:
         if not is_time_left():
             break
-        call = Calls(replace(load, causal=causal)).of(method)
+        call = Calls(replace(load, causal=causal)).call_of(method)
         try:
             times = timer.kernels(call)
         except Exception as error:  # that the method does not run is in the sheet's table, too

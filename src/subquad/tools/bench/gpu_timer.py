@@ -69,7 +69,7 @@ class GpuTimer:
         from subquad.kernels.triton.launch import around_launches
 
         call()
-        found: dict[str, list[float]] = {}
+        times: dict[str, list[float]] = {}
         for _ in range(WARM_UP):
             events: list[tuple[str, torch.cuda.Event, torch.cuda.Event]] = []
 
@@ -88,8 +88,8 @@ class GpuTimer:
             for name, start, end in events:
                 of_call[name] = of_call.get(name, 0.0) + start.elapsed_time(end)
             for name, ms in of_call.items():
-                found.setdefault(name, []).append(ms)
-        return {name: statistics.median(ms) for name, ms in found.items()}
+                times.setdefault(name, []).append(ms)
+        return {name: statistics.median(ms) for name, ms in times.items()}
 
     def _median(self, call: Call) -> float:
         torch.cuda.synchronize(self.device)

@@ -43,9 +43,9 @@ def _measured(job: dict[str, Any]) -> Peak:
         torch.set_num_threads(job["threads"])
     load = Load(**job["load"])
     short = Calls(replace(load, length=min(load.length, SHORT)))
-    short.of(job["method"])()
+    short.call_of(job["method"])()
     del short
-    return peak_extra(Calls(load).of(job["method"]), torch.device(load.device))
+    return peak_extra(Calls(load).call_of(job["method"]), torch.device(load.device))
 
 
 if __name__ == "__main__":

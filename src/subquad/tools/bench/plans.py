@@ -26,11 +26,11 @@ def resolved(settings: BenchSettings) -> BenchSettings:
         listed = " and ".join(f"{heads} heads of width {width}" for heads, width in shapes[:5])
         raise InputError(f"the layers that the plans are for have {listed}: choose with --heads and --head-dim")
     heads, width = shapes[0] if shapes else (HEADS, HEAD_DIM)
-    given = () if plans and settings.methods == BENCHED else settings.methods
+    compared = () if plans and settings.methods == BENCHED else settings.methods
     planned = (str(method) for plan in plans.values() for method in plan.distinct)
     return replace(
         settings,
-        methods=tuple(dict.fromkeys((*given, *planned))),
+        methods=tuple(dict.fromkeys((*compared, *planned))),
         plans=(),
         heads=heads if settings.heads is None else settings.heads,
         head_dim=width if settings.head_dim is None else settings.head_dim,

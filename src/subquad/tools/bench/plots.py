@@ -5,7 +5,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from subquad.tools.bench.figures import Panel, by_length, names, panels
+from subquad.tools.bench.crossovers import Panel, by_length, names, panels
 from subquad.tools.bench.schema import EXACT, BenchReport
 from subquad.tools.report import cells, drawing
 from subquad.tools.report.drawing import Style
@@ -21,8 +21,8 @@ PLOTS = {
 def plots(report: BenchReport) -> dict[str, bytes]:
     """PNGs by name; a plot without figures to draw is left out."""
     with drawing.look():
-        figures = {name: figure(report, name) for name in PLOTS}
-        return {name: drawing.png(drawn) for name, drawn in figures.items() if drawn is not None}
+        drawings = {name: figure(report, name) for name in PLOTS}
+        return {name: drawing.png(drawn) for name, drawn in drawings.items() if drawn is not None}
 
 
 def figure(report: BenchReport, name: str) -> Figure | None:
@@ -59,8 +59,8 @@ def figure(report: BenchReport, name: str) -> Figure | None:
 
 def _lines(report: BenchReport, panel: Panel, what: str) -> dict[str, dict[int, float]]:
     """Figures by length of the methods that have some."""
-    own = {name: by_length(report["cells"], panel, name, what) for name in names(report["cells"])}
-    return {name: values for name, values in own.items() if values and not (what == "speedup" and name == EXACT)}
+    lines = {name: by_length(report["cells"], panel, name, what) for name in names(report["cells"])}
+    return {name: values for name, values in lines.items() if values and not (what == "speedup" and name == EXACT)}
 
 
 def _panel(ax: Any, report: BenchReport, panel: Panel, what: str, looks: dict[str, Style]) -> None:
@@ -100,7 +100,7 @@ def _shade_noise(ax: Any, noise: dict[int, float]) -> None:
 
 def _mark_crossovers(ax: Any, report: BenchReport, panel: Panel, looks: dict[str, Style]) -> None:
     ring = {"markersize": 12, "markerfacecolor": "none", "markeredgewidth": 1.8, "linestyle": "", "zorder": 5}
-    for found in report["crossovers"]:
-        at = cells.known(found["tokens"]) if found["state"] == "at" else None
-        if (found["dtype"], found["passes"]) == panel and at is not None:
-            ax.plot(at, 1.0, marker="o", color=looks[found["method"]].color, **ring)
+    for crossover in report["crossovers"]:
+        at = cells.known(crossover["tokens"]) if crossover["state"] == "at" else None
+        if (crossover["dtype"], crossover["passes"]) == panel and at is not None:
+            ax.plot(at, 1.0, marker="o", color=looks[crossover["method"]].color, **ring)

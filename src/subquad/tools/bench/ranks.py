@@ -25,7 +25,7 @@ from subquad.tools.bench.ranks_page import KIND
 from subquad.tools.bench.run import check
 from subquad.tools.bench.schema import EXACT
 from subquad.tools.measure.fidelity import relative_error
-from subquad.tools.measure.team import Team
+from subquad.tools.measure.group import MeasuringGroup
 from subquad.tools.measure.timing import by_name, one_round, predicted, shuffled, spread
 from subquad.tools.runs import machine
 from subquad.tools.runs.jobs import Job, JobKind, Progress
@@ -69,7 +69,7 @@ ROWS: JobKind[list[Row]] = JobKind(
 )
 
 
-def measure(settings: BenchSettings, out: Path, progress: Progress, team: Team) -> "RanksBench":
+def measure(settings: BenchSettings, out: Path, progress: Progress, group: MeasuringGroup) -> "RanksBench":
     """Measure all rows, the same on all ranks. Finished units are kept under `out`.
 
     Raises:
@@ -77,11 +77,11 @@ def measure(settings: BenchSettings, out: Path, progress: Progress, team: Team) 
     """
     check(settings)
     settings = resolved(settings)
-    if min(settings.lengths) < team.count:
-        raise InputError(f"{min(settings.lengths)} tokens do not go on {team.count} ranks; give more tokens")
+    if min(settings.lengths) < group.count:
+        raise InputError(f"{min(settings.lengths)} tokens do not go on {group.count} ranks; give more tokens")
     with as_input_error(), threads(settings.threads):
-        bench = RanksBench(settings, list(dict.fromkeys([Full(), *map(parse_method, settings.methods)])), team)
-        bench.finish(out, progress, team=team)
+        bench = RanksBench(settings, list(dict.fromkeys([Full(), *map(parse_method, settings.methods)])), group)
+        bench.finish(out, progress, group=group)
     return bench
 
 
@@ -91,14 +91,14 @@ class RanksBench(JobRun):
 
     settings: BenchSettings
     methods: list[Method]
-    team: Team
+    group: MeasuringGroup
 
     def fingerprint(self) -> dict[str, Any]:
         """All that the results depend on."""
         return {
             "settings": asdict(self.settings) | {"methods": [str(method) for method in self.methods]},
             "machine": [machine.versions(), machine.hardware(self.settings.device)],
-            "ranks": self.team.count,
+            "ranks": self.group.count,
             "units": JOBS_VERSION,
         }
 
@@ -107,8 +107,8 @@ class RanksBench(JobRun):
         return {
             "kind": KIND,
             "created": datetime.now(UTC).isoformat(timespec="seconds"),
-            "command": as_command("bench", asked, self.team.count),
-            "ranks": self.team.count,
+            "command": as_command("bench", asked, self.group.count),
+            "ranks": self.group.count,
             "settings": asdict(self.settings),
             "rows": [asdict(row) for load in loads_of(self.settings) for row in self.results[ROWS(load.key)]],
             "versions": machine.versions(),
@@ -127,20 +127,20 @@ class RanksBench(JobRun):
 
     def rows(self, load: Load) -> list[Row]:
         """All methods in all modes on one load, round by round, in an order that is the same on all ranks."""
-        assert self.team.ranks is not None
-        inputs, calls, rows = Calls(load, self.team), dict[str, Call](), dict[str, Row]()
+        assert self.group.ranks is not None
+        inputs, calls, rows = Calls(load, self.group), dict[str, Call](), dict[str, Row]()
         for method in map(str, self.methods):
             for mode in MODES:
-                name, of = f"{method} {mode}", Sequence.even(load.length, mode=mode)
+                name, sequence = f"{method} {mode}", Sequence.even(load.length, mode=mode)
                 row = rows[name] = Row(method, mode, load.dtype, load.passes, load.length)
-                row.reason = self._too_slow(load, row) or _hindrance(partial(_once, inputs, method, of))
+                row.reason = self._too_slow(load, row) or _hindrance(partial(_once, inputs, method, sequence))
                 if row.reason is None:
-                    calls[name] = inputs.of(method, of)
+                    calls[name] = inputs.call_of(method, sequence)
         self._add_traffic(calls, rows)
         draw, device = random.Random(load.seed), torch.device(load.device)
         count = FEW if self.settings.quick else ROUNDS
-        found = by_name([one_round(shuffled(calls, draw), device, inputs.clear, self.team) for _ in range(count)])
-        for name, seconds in found.items():
+        times = by_name([one_round(shuffled(calls, draw), device, inputs.clear, self.group) for _ in range(count)])
+        for name, seconds in times.items():
             rows[name].ms_low, rows[name].ms, rows[name].ms_high = spread([1e3 * each for each in seconds])
         return list(rows.values())
 
@@ -162,12 +162,12 @@ class RanksBench(JobRun):
                 out = call().detach()
             row = rows[name]
             exact = out if exact is None and row.method == EXACT else exact
-            row.bytes, row.exchanges = int(self.team.maximum(float(sent.bytes))), sent.calls
-            row.error = None if exact is None else relative_error(out, exact, self.team)
+            row.bytes, row.exchanges = int(self.group.maximum(float(sent.bytes))), sent.calls
+            row.error = None if exact is None else relative_error(out, exact, self.group)
 
 
-def _once(inputs: Calls, method: str, of: Sequence) -> Tensor:
-    return inputs.of(method, of)()
+def _once(inputs: Calls, method: str, sequence: Sequence) -> Tensor:
+    return inputs.call_of(method, sequence)()
 
 
 def _hindrance(call: Call) -> str | None:

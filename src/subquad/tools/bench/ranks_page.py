@@ -5,7 +5,7 @@ from typing import Any
 
 from rich.text import Text
 
-from subquad.tools.report.markup import bullets, facts, fenced, rows_of
+from subquad.tools.report.markup import bullets, fenced, pairs_table, rows_of
 
 KIND = "subquad bench on ranks"
 HEAD = ("method", "mode", "tokens", "ms", "quartiles", "MiB sent per rank", "exchanges", "relative error")
@@ -27,13 +27,13 @@ def markdown(report: Mapping[str, Any]) -> str:
         "exact attention on the same ranks.",
     ]
     for dtype, passes in dict.fromkeys((row["dtype"], row["passes"]) for row in report["rows"]):
-        own = [row for row in report["rows"] if (row["dtype"], row["passes"]) == (dtype, passes)]
-        parts += [f"## {passes}, {dtype}", rows_of([HEAD, *(_line(row) for row in own if row["reason"] is None)])]
-        reasons = dict.fromkeys((f"`{row['method']}`, {row['mode']}", row["reason"]) for row in own if row["reason"])
-        parts += [facts(list(reasons))] if reasons else []
+        chosen = [row for row in report["rows"] if (row["dtype"], row["passes"]) == (dtype, passes)]
+        parts += [f"## {passes}, {dtype}", rows_of([HEAD, *(_line(row) for row in chosen if row["reason"] is None)])]
+        reasons = dict.fromkeys((f"`{row['method']}`, {row['mode']}", row["reason"]) for row in chosen if row["reason"])
+        parts += [pairs_table(list(reasons))] if reasons else []
     machine = [*report["hardware"].items(), *report["versions"].items()]
     parts += [bullets(report["notes"])] if report["notes"] else []
-    return "\n\n".join([*parts, "## Machine", facts(machine), "## Command", fenced(report["command"])]) + "\n"
+    return "\n\n".join([*parts, "## Machine", pairs_table(machine), "## Command", fenced(report["command"])]) + "\n"
 
 
 def _line(row: Mapping[str, Any]) -> list[str]:

@@ -9,7 +9,7 @@ from itertools import chain
 import subquad as sq
 from subquad.methods import Method
 from subquad.tools.bench.calls import Load
-from subquad.tools.bench.figures import by_length, crossovers, growth, names, of, panels
+from subquad.tools.bench.crossovers import by_length, cells_of, crossovers, growth, names, panels
 from subquad.tools.bench.run import MEMORY, TIME, Bench
 from subquad.tools.bench.schema import EXACT, KIND, SCHEMA, BenchCell, BenchReport
 from subquad.tools.measure.noise import AGAIN, TIE, against_itself, at_least_typical, noise_of, verdict
@@ -57,21 +57,21 @@ def _noise(bench: Bench) -> dict[Load, float]:
     By the medians of visits or the quartiles of all rounds, whichever are farther from 1: where the system takes the
     processor away in about half of the calls, medians jump between two values, and those of three visits may agree.
     """
-    found: dict[Load, float] = {}
+    noise: dict[Load, float] = {}
     for load in bench.loads:
         if exact := bench.visits(load, EXACT):
             again = bench.visits(load, AGAIN)
             rounds = spread(ratios(list(chain(*again)), list(chain(*exact))))
-            found[load] = max(against_itself(_by_visit(again, exact)), rounds.high, 1 / rounds.low)
+            noise[load] = max(against_itself(_by_visit(again, exact)), rounds.high, 1 / rounds.low)
     in_panels: dict[Load, float] = {}
-    for panel in {(load.dtype, load.passes) for load in found}:
-        in_panels |= at_least_typical({load: found[load] for load in found if (load.dtype, load.passes) == panel})
+    for panel in {(load.dtype, load.passes) for load in noise}:
+        in_panels |= at_least_typical({load: noise[load] for load in noise if (load.dtype, load.passes) == panel})
     return in_panels
 
 
-def _by_visit(own: list[list[float]], exact: list[list[float]]) -> list[float]:
+def _by_visit(times: list[list[float]], exact: list[list[float]]) -> list[float]:
     """The median speed-up of each visit: rounds that follow each other agree better than visits do."""
-    return [statistics.median(ratios(mine, theirs)) for mine, theirs in zip(own, exact, strict=True)]
+    return [statistics.median(ratios(mine, theirs)) for mine, theirs in zip(times, exact, strict=True)]
 
 
 def _cells(bench: Bench, noise: Mapping[Load, float]) -> list[BenchCell]:
@@ -79,14 +79,14 @@ def _cells(bench: Bench, noise: Mapping[Load, float]) -> list[BenchCell]:
     for panel in panels(cells):
         for name in names(cells):
             exponents = growth(by_length(cells, panel, name, "ms"))
-            for cell in of(cells, panel, name):
+            for cell in cells_of(cells, panel, name):
                 if cell["length"] in exponents:
                     cell["growth"] = exponents[cell["length"]]
     return cells
 
 
 def _cell(bench: Bench, load: Load, method: Method, noise: Mapping[Load, float]) -> BenchCell:
-    own, exact, reason = bench.visits(load, str(method)), bench.visits(load, EXACT), bench.reason(load, method)
+    visits_, exact, reason = bench.visits(load, str(method)), bench.visits(load, EXACT), bench.reason(load, method)
     cell: BenchCell = {
         "method": str(method),
         "dtype": load.dtype,
@@ -97,10 +97,10 @@ def _cell(bench: Bench, load: Load, method: Method, noise: Mapping[Load, float])
     if reason:
         cell["reason"] = reason
         return cell
-    seconds = list(chain(*own))
+    seconds = list(chain(*visits_))
     ms = spread(seconds)
     if exact:
-        visits = _by_visit(own, exact)
+        visits = _by_visit(visits_, exact)
         times, faster = beside(seconds, list(chain(*exact)))
         cell |= {"speedup": faster.median, "speedup_low": faster.low, "speedup_high": faster.high, "visits": visits}
         if str(method) == EXACT:
@@ -112,7 +112,7 @@ def _cell(bench: Bench, load: Load, method: Method, noise: Mapping[Load, float])
     cell["us_per_token"] = 1e6 * ms.median / (load.batch * load.length)
     peak = None if bench.settings.quick else bench.results[MEMORY(load.key, method)]
     if peak is not None:
-        cell["extra_bytes"], cell["memory"] = peak.bytes, peak.how
+        cell["extra_bytes"], cell["memory"] = peak.bytes, peak.method
         if peak.bytes is not None:
             cell["bytes_per_token"] = peak.bytes / (load.batch * load.length)
     return cell

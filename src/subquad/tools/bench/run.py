@@ -62,13 +62,13 @@ def _check_sizes(s: BenchSettings) -> None:
     """Raise InputError if settings do not work together; the message names both sides."""
     assert s.heads is not None  # `resolved`
     assert s.head_dim is not None
-    for option, given in (("methods", s.methods), ("lengths", s.lengths)):
-        if not given:
+    for option, values in (("methods", s.methods), ("lengths", s.lengths)):
+        if not values:
             raise InputError(f"nothing to measure: --{option} names none")
-    for option, given, known in (("pass", s.passes, PASSES), ("dtype", s.dtypes, tuple(DTYPES))):
-        if not given:
+    for option, values, known in (("pass", s.passes, PASSES), ("dtype", s.dtypes, tuple(DTYPES))):
+        if not values:
             raise InputError(f"nothing to measure: no {option} is named; there are {', '.join(known)}")
-        for name in given:
+        for name in values:
             if name not in known:
                 raise InputError(f"no {option} {name!r}{instead(name, known, '')}")
     sizes = [("length", n) for n in s.lengths] + [("batch", s.batch), ("heads", s.heads)]
@@ -208,7 +208,7 @@ class Bench(JobRun):
             return {str(method): Timed(reason=out_of_memory(error)) for method in self.methods}
         reasons, able = {}, {}
         for method in self.methods:
-            call = calls.of(str(method))
+            call = calls.call_of(str(method))
             known = self._too_slow(load, method) if visit == 0 else self.reason(load, method)
             reason = known or hindrance(call)
             if reason is None:
@@ -223,8 +223,8 @@ class Bench(JobRun):
 
     def visits(self, load: Load, name: str) -> list[list[float]]:
         """Seconds of a method, or of AGAIN, in each visit so far; none where it was not run in one of them."""
-        found = self._timed(load, name)
-        return [timed.seconds for timed in found if timed.seconds is not None] if not _reason(found) else []
+        measured = self._timed(load, name)
+        return [timed.seconds for timed in measured if timed.seconds is not None] if not _reason(measured) else []
 
     def reason(self, load: Load, method: Method) -> str | None:
         """Why a method was not run."""
@@ -263,7 +263,7 @@ def _reason(visits: list[Timed]) -> str | None:
 def _second_call(load: Load, method: Method) -> float:
     """Seconds of a call after one that warms up; 0 where it cannot run, which says itself why."""
     calls = Calls(load)
-    call = calls.of(str(method))
+    call = calls.call_of(str(method))
     if hindrance(call) is not None:
         return 0.0
     calls.clear()

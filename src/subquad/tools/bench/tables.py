@@ -6,13 +6,13 @@ from rich.console import Group, RenderableType
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from subquad.tools.bench.figures import Panel, names, of, panels, ran
+from subquad.tools.bench.crossovers import Panel, cells_of, names, panels, ran
 from subquad.tools.bench.schema import EXACT, BenchCell, BenchReport, Change, Changes, Crossover
 from subquad.tools.compare.tables import noise_line
 from subquad.tools.report import cells, reading
 from subquad.tools.report.cells import Cell, Tone
-from subquad.tools.report.content import Column, Line, ReportTable, fact, pieces
-from subquad.tools.report.markup import bullets, escaped, facts, fenced, sections, table_of
+from subquad.tools.report.content import Column, Line, ReportTable, pieces, text_of
+from subquad.tools.report.markup import bullets, escaped, fenced, pairs_table, sections, table_of
 from subquad.tools.report.terminal import TONES, Parts, rich_of, ruled
 
 HEADS = ("ms", "±", "speed-up", "quartiles", "µs/token", "growth", "MiB")
@@ -38,19 +38,22 @@ def rich_table(report: BenchReport) -> RenderableType:
     return Group(*parts)
 
 
-def markdown(report: BenchReport, figures: Sequence[str] = ()) -> str:
-    """All of a benchmark as Markdown. `figures` are the names of the plots that lie beside it."""
+def markdown(report: BenchReport, plots: Sequence[str] = ()) -> str:
+    """All of a benchmark as Markdown. `plots` are the names of the plots that lie beside it."""
     parts = ["# Time and memory against length", noise_line(report), NO_FIDELITY]
-    parts += [f"![{name}]({name})" for name in figures]
+    parts += [f"![{name}]({name})" for name in plots]
     for panel in panels(report["cells"]):
         parts += [f"## {escaped(title(report, panel))}", table_of(_full_table(report["cells"], panel))]
         parts.append(bullets(_conclusions(report, panel)))
     if "changes" in report:
-        found = report["changes"]
-        parts += ["## Changes", bullets(_summary(found)), table_of(_change_table(found["cells"]))]
+        changes = report["changes"]
+        parts += ["## Changes", bullets(_summary(changes)), table_of(_change_table(changes["cells"]))]
     parts += sections({"Settings": report["settings"], "Hardware": report["hardware"], "Versions": report["versions"]})
-    parts += ["## Backends", f"In use: {escaped(report['backend'])}.", facts(list(report["backends"].items()))]
-    parts += ["## Methods", facts([(name, fact(name, settings)) for name, settings in report["methods"].items()])]
+    parts += ["## Backends", f"In use: {escaped(report['backend'])}.", pairs_table(list(report["backends"].items()))]
+    parts += [
+        "## Methods",
+        pairs_table([(name, text_of(name, settings)) for name, settings in report["methods"].items()]),
+    ]
     parts += ["## Notes", bullets(report["notes"]), "## Command", fenced(report["command"]), escaped(report["created"])]
     return "\n\n".join(part for part in parts if part) + "\n"
 
@@ -95,55 +98,55 @@ def _between(low: float | None, high: float | None) -> Cell:
 
 def _conclusions(report: BenchReport, panel: Panel) -> Iterator[str]:
     """Crossovers, and what was not run."""
-    for found in report["crossovers"]:
-        if (found["dtype"], found["passes"]) == panel and ran(report["cells"], panel, found["method"]):
-            yield f"{found['method']}: {_crossing(found)}"
+    for crossover in report["crossovers"]:
+        if (crossover["dtype"], crossover["passes"]) == panel and ran(report["cells"], panel, crossover["method"]):
+            yield f"{crossover['method']}: {_crossing(crossover)}"
     reasons: dict[tuple[str, str], list[int]] = {}
     for name in names(report["cells"]):
-        for cell in of(report["cells"], panel, name):
+        for cell in cells_of(report["cells"], panel, name):
             if cell["status"] == "not run":
                 reasons.setdefault((name, cell.get("reason", "no reason given")), []).append(cell["length"])
     for (name, reason), lengths in reasons.items():
         yield f"{name} at {', '.join(f'{n:,}' for n in lengths)} tokens: not run: {reason}"
 
 
-def _crossing(found: Crossover) -> str:
-    tokens = found["tokens"]
-    if found["state"] == "at" and tokens is not None:
-        return f"faster than SDPA from about {cells.two_digits(tokens):,} tokens on{_ties(found)}"
-    if found["state"] == "at or below" and tokens is not None:
-        return f"faster than SDPA from at most {tokens:,.0f} tokens on{_ties(found)}"
-    if found["state"] == "below the shortest":
-        return f"faster than SDPA at every length, from {found['shortest']:,} tokens on"
-    if found["state"] == "not reached":
-        return f"not clearly faster than SDPA up to {found['longest']:,} tokens{_ties(found)}"
+def _crossing(crossover: Crossover) -> str:
+    tokens = crossover["tokens"]
+    if crossover["state"] == "at" and tokens is not None:
+        return f"faster than SDPA from about {cells.two_digits(tokens):,} tokens on{_ties(crossover)}"
+    if crossover["state"] == "at or below" and tokens is not None:
+        return f"faster than SDPA from at most {tokens:,.0f} tokens on{_ties(crossover)}"
+    if crossover["state"] == "below the shortest":
+        return f"faster than SDPA at every length, from {crossover['shortest']:,} tokens on"
+    if crossover["state"] == "not reached":
+        return f"not clearly faster than SDPA up to {crossover['longest']:,} tokens{_ties(crossover)}"
     return "no speed-up is known: SDPA was not run at these lengths"
 
 
-def _ties(found: Crossover) -> str:
+def _ties(crossover: Crossover) -> str:
     """Where the speed-up is within the noise."""
-    lengths = ", ".join(f"{n:,}" for n in found.get("ties", []))
+    lengths = ", ".join(f"{n:,}" for n in crossover.get("ties", []))
     return f"; within the noise at {lengths}" if lengths else ""
 
 
-def _shown(found: Sequence[BenchCell], panel: Panel) -> list[str]:
+def _shown(cells_: Sequence[BenchCell], panel: Panel) -> list[str]:
     """SDPA, and the methods with a figure; why the others have none is said below the table."""
-    return [name for name in names(found) if name == EXACT or ran(found, panel, name)]
+    return [name for name in names(cells_) if name == EXACT or ran(cells_, panel, name)]
 
 
 # ---------------------------------------------------------------------- terminal
 
 
-def _terminal(found: Sequence[BenchCell], panel: Panel) -> Parts:
+def _terminal(cells_: Sequence[BenchCell], panel: Panel) -> Parts:
     def part(columns: Sequence[int]) -> RichTable:
         table = ruled()
         table.add_column("tokens", overflow="fold")
         for i in columns:
             table.add_column(HEADS[i], justify="right", no_wrap=True)
-        for name in _shown(found, panel):
+        for name in _shown(cells_, panel):
             shown = f"{EXACT} (SDPA)" if name == EXACT else "\n  ".join(pieces(name))
             table.add_row(Text(shown, "bold cyan"))
-            for cell in of(found, panel, name):
+            for cell in cells_of(cells_, panel, name):
                 row = _row(cell)
                 table.add_row(f"{cell['length']:>9,}", *(Text(row[i].text, TONES[row[i].tone]) for i in columns))
         return table
@@ -151,10 +154,10 @@ def _terminal(found: Sequence[BenchCell], panel: Panel) -> Parts:
     return Parts(part, [""] * len(HEADS))
 
 
-def _changes(found: Changes) -> list[RenderableType]:
-    lines: list[RenderableType] = [Text(f"\nAgainst {found['old']} of {found['created']}", "bold")]
-    lines += [Text(f"• {line}") for line in _summary(found)]
-    changed = [change for change in found["cells"] if change["verdict"] in ("faster", "slower")]
+def _changes(changes: Changes) -> list[RenderableType]:
+    lines: list[RenderableType] = [Text(f"\nAgainst {changes['old']} of {changes['created']}", "bold")]
+    lines += [Text(f"• {line}") for line in _summary(changes)]
+    changed = [change for change in changes["cells"] if change["verdict"] in ("faster", "slower")]
     if not changed:
         return lines
     rows = []
@@ -169,23 +172,23 @@ def _changes(found: Changes) -> list[RenderableType]:
 # ---------------------------------------------------------------------- Markdown
 
 
-def _full_table(found: Sequence[BenchCell], panel: Panel) -> ReportTable:
+def _full_table(chosen: Sequence[BenchCell], panel: Panel) -> ReportTable:
     heads = ("tokens", *HEADS, "bytes/token", "rounds")
     lines = []
-    for name in _shown(found, panel):
-        for cell in of(found, panel, name):
-            rest = [cells.number(cell.get(figure), 0) for figure in ("bytes_per_token", "repeats")]
-            row = [Cell(f"{cell['length']:,}"), *_row(cell), *rest]
+    for name in _shown(chosen, panel):
+        for cell in cells_of(chosen, panel, name):
+            details = [cells.number(cell.get(figure), 0) for figure in ("bytes_per_token", "repeats")]
+            row = [Cell(f"{cell['length']:,}"), *_row(cell), *details]
             lines.append(Line(f"{name} (SDPA)" if name == EXACT else name, row))
     return ReportTable([Column(head) for head in heads], lines)
 
 
-def _change_table(found: Sequence[Change]) -> ReportTable:
+def _change_table(changes: Sequence[Change]) -> ReportTable:
     heads = ["dtype", "passes", "tokens", "verdict", "speed-up then", "now", "ratio"]
     heads += ["time then / now", "memory now / then"]
     lines = [
         Line(c["method"], [Cell(c["dtype"]), Cell(c["passes"]), Cell(f"{c['length']:,}"), *_change_row(c)])
-        for c in found
+        for c in changes
     ]
     return ReportTable([Column(head) for head in heads], lines)
 
@@ -196,16 +199,17 @@ def _change_row(change: Change) -> list[Cell]:
     return [Cell(change["verdict"]), *speedups, *(cells.number(ratio, 2) for ratio in ratios)]
 
 
-def _summary(found: Changes) -> Iterator[str]:
+def _summary(changes: Changes) -> Iterator[str]:
     counts = dict.fromkeys(("faster", "slower", "within the noise"), 0)
-    for change in found["cells"]:
+    for change in changes["cells"]:
         if change["verdict"] in counts:
             counts[change["verdict"]] += 1
     yield (
         "; ".join(f"{count} {verdict}" for verdict, count in counts.items())
-        + f" (a change counts above {100 * found['tolerance']:.0f} % and beyond the quartiles and visits of both runs)"
+        + f" (a change counts above {100 * changes['tolerance']:.0f} % and beyond the quartiles and visits of both "
+        "runs)"
     )
-    for run, alone in (("the earlier run", found["only_old"]), ("this run", found["only_new"])):
+    for run, alone in (("the earlier run", changes["only_old"]), ("this run", changes["only_new"])):
         if alone:
             yield f"{len(alone)} cells are in {run} only: {'; '.join(alone[:4])}{' …' * (len(alone) > 4)}"
-    yield from (f"differs: {note}" for note in found["notes"])
+    yield from (f"differs: {note}" for note in changes["notes"])

@@ -47,8 +47,8 @@ def doctor(as_json: AsJson = False) -> None:
 
     with user_errors():
         device = "cuda" if torch.cuda.is_available() else "cpu"
-        found = machine.versions() | machine.hardware(device) | machine.backends()
-        show(found, lambda: _pairs(found), as_json)
+        environment = machine.versions() | machine.hardware(device) | machine.backends()
+        show(environment, lambda: _pairs(environment), as_json)
 
 
 def _list() -> RenderableType:
@@ -84,9 +84,9 @@ def _described(method: Method) -> RenderableType:
         "source": method.traits.source,
         "page": f"docs/methods/{method.name}.md",
     }
-    said, own = explained(type(method)), {k: v for k, v in method.to_dict().items() if k != "name"}
-    settings = _pairs({f"{name}={value}": said.get(name, "") for name, value in own.items()})
-    shown: list[RenderableType] = [Text("settings", "bold"), settings] if own else []
+    explanation, changed = explained(type(method)), {k: v for k, v in method.to_dict().items() if k != "name"}
+    settings = _pairs({f"{name}={value}": explanation.get(name, "") for name, value in changed.items()})
+    shown: list[RenderableType] = [Text("settings", "bold"), settings] if changed else []
     return Group(Text(method.name, "bold"), _pairs(rows), *shown)
 
 

@@ -18,12 +18,12 @@ from rich.text import Text
 from subquad.tools.cli import ranks
 from subquad.tools.cli.output import errors, manner, plain, results_console, say, speaking, tell
 from subquad.tools.cli.progress import Reported
-from subquad.tools.cli.stopped import said, stops_first
+from subquad.tools.cli.stopped import exit_message, stops_first
 from subquad.tools.runs import processes
 
 if TYPE_CHECKING:
     from subquad.tools.cli.finished import Claim
-    from subquad.tools.measure.team import Team
+    from subquad.tools.measure.group import MeasuringGroup
 
 LONGEST = 2000  # characters of a message
 OUTPUT = "Output"  # the options of all commands, as --help groups them
@@ -56,9 +56,9 @@ def user_errors(again: str = "the same command resumes from here") -> Iterator[N
             raise
         _end(": ".join(str(part) for part in (error.filename, error.strerror or error) if part))
     except KeyboardInterrupt as stop:
-        how, code = said()
+        message, code = exit_message()
         say_error_after(stop)
-        say(f"{how}; {again}", errors)
+        say(f"{message}; {again}", errors)
         raise typer.Exit(code) from None
 
 
@@ -95,39 +95,41 @@ def as_command(command: Command) -> Command:
 
 def _with_output_options(command: Command) -> Command:
     """A command that can be told how much it says on standard error, where else that goes, and what to import."""
-    of: dict[str, Any] = {"rich_help_panel": OUTPUT}
+    panel: dict[str, Any] = {"rich_help_panel": OUTPUT}
     more: dict[str, tuple[Any, Any, Any]] = {
-        "quiet": (bool, False, typer.Option("--quiet", "-q", help="Print results and errors only.", **of)),
+        "quiet": (bool, False, typer.Option("--quiet", "-q", help="Print results and errors only.", **panel)),
         "verbose": (
             bool,
             False,
-            typer.Option("--verbose", help="Print how long each unit took, and tracebacks of errors.", **of),
+            typer.Option("--verbose", help="Print how long each unit took, and tracebacks of errors.", **panel),
         ),
         "log_file": (
             Path | None,
             None,
-            typer.Option(help="Also append what goes to standard error to this file, with times.", **of),
+            typer.Option(help="Also append what goes to standard error to this file, with times.", **panel),
         ),
         "import_": (list[str] | None, None, IMPORT),
     }
-    own = inspect.signature(command).parameters.values()
+    in_signature = inspect.signature(command).parameters.values()
     added = [
         inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, info])
         for name, (kind, default, info) in more.items()
     ]
 
     @wraps(command)
-    def run(quiet: bool, verbose: bool, log_file: Path | None, import_: list[str] | None = None, **given: Any) -> None:
+    def run(
+        quiet: bool, verbose: bool, log_file: Path | None, import_: list[str] | None = None, **arguments: Any
+    ) -> None:
         from subquad.tools.runs.imports import importing
 
         others = processes.number() > 0  # processes of a run whose first one speaks
-        how = (True, False, None) if others else (quiet, verbose, log_file)
-        with user_errors(), speaking(*how), importing(import_ or ()):
+        shown_as = (True, False, None) if others else (quiet, verbose, log_file)
+        with user_errors(), speaking(*shown_as), importing(import_ or ()):
             ranks.check(command.__name__)
-            command(**given)
+            command(**arguments)
 
-    run.__signature__ = inspect.Signature([*own, *added])  # type: ignore[attr-defined]
-    run.__annotations__ = {parameter.name: parameter.annotation for parameter in (*own, *added)}
+    run.__signature__ = inspect.Signature([*in_signature, *added])  # type: ignore[attr-defined]
+    run.__annotations__ = {parameter.name: parameter.annotation for parameter in (*in_signature, *added)}
     return run
 
 
@@ -135,15 +137,15 @@ def _with_plain_words(command: Command) -> Command:
     """A command that refuses arguments that can be neither a file's name nor part of a report."""
 
     @wraps(command)
-    def run(**given: Any) -> None:
+    def run(**arguments: Any) -> None:
         from subquad.core.errors import InputError
 
         with user_errors():
-            for option, value in given.items():
+            for option, value in arguments.items():
                 for word in map(str, value if isinstance(value, list) else [value]):
                     if "\0" in word or word.encode(errors="replace").decode() != word:
                         raise InputError(f"{option} {word!r} is not text in UTF-8 without NUL characters")
-        command(**given)
+        command(**arguments)
 
     return run
 
@@ -152,16 +154,16 @@ def with_lines_for_warnings(command: Command) -> Command:
     """A command whose warnings are lines on standard error, without the place in the code that they come from."""
 
     @wraps(command)
-    def run(**given: Any) -> None:
-        def shown(message: Warning | str, category: type[Warning], *place: Any, **options: Any) -> None:
+    def run(**arguments: Any) -> None:
+        def shown(message: Warning | str, category: type[Warning], *where: Any, **options: Any) -> None:
             if issubclass(category, UserWarning):
                 tell(f"warning: {' '.join(str(message).split())}")
             else:
-                as_python_does(message, category, *place, **options)
+                as_python_does(message, category, *where, **options)
 
         with warnings.catch_warnings():
             as_python_does, warnings.showwarning = warnings.showwarning, shown
-            command(**given)
+            command(**arguments)
 
     return run
 
@@ -200,22 +202,22 @@ def measured(
     write: Callable[[Any, Path], list[Path]],
     again: bool,
     complete: Callable[[Any], Any] = lambda report: report,
-    team: "Team | None" = None,
+    group: "MeasuringGroup | None" = None,
 ) -> Mapping[str, Any]:
     """The report of a command: measured and written into the folder, or the one that the folder holds of this run.
 
-    Of a team, all processes measure, and the first one writes.
+    Of a group, all processes measure, and the first one writes.
 
     Units that were kept meanwhile are forgotten once the report is written. `complete` adds to a report what is not
     measured. `check` raises for what is wrong in the settings, before anything is said against the folder.
     """
     from subquad.core.errors import InputError
-    from subquad.tools.measure.team import ALONE
+    from subquad.tools.measure.group import ALONE
     from subquad.tools.runs.cache import clear
 
-    out, team = claim.folder, team or ALONE
+    out, group = claim.folder, group or ALONE
 
-    def there() -> dict[str, Any] | None:
+    def finished_report() -> dict[str, Any] | None:
         try:
             return claim.finished(again)
         except InputError:
@@ -224,21 +226,21 @@ def measured(
 
     def put(report: Mapping[str, Any]) -> Mapping[str, Any]:
         report = claim.marked(report)
-        if team.is_main:
+        if group.is_main:
             write(report, out)
         return report
 
-    with working_in(out) if team.is_main else nullcontext():
-        finished = team.broadcast_from_main(there)
+    with working_in(out) if group.is_main else nullcontext():
+        finished = group.broadcast_from_main(finished_report)
         if finished is not None:
             tell(f"{out} holds this run, finished on {claim.day(finished)}; --again measures it again")
-            for name in claim.changed_since() if team.is_main else ():
+            for name in claim.changed_since() if group.is_main else ():
                 tell(f"warning: {name} has changed since that run")
             report = complete(finished)
             return dict(finished if report is finished else put(report))
         with ranks.progress() as progress:
             report = put(complete(measure(progress)))
-        if team.is_main:
+        if group.is_main:
             clear(out)
     return report
 

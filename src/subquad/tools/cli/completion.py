@@ -28,12 +28,12 @@ def _with_settings(text: str) -> list[str]:
     """The text with each setting that it does not have, up to the "="."""
     from subquad.methods.core.plugins import find_method
 
-    name, _, rest = text.partition(":")
-    *given, last = rest.split(",")
+    name, _, settings = text.partition(":")
+    *complete, last = settings.split(",")
     method = find_method(name)
     if method is None or "=" in last:
         return []
-    taken = {setting.partition("=")[0] for setting in given}
+    taken = {setting.partition("=")[0] for setting in complete}
     ahead = text[: len(text) - len(last)]
     return [f"{ahead}{known}=" for known in method.defaults() if known.startswith(last) and known not in taken]
 

@@ -66,25 +66,25 @@ class Claim:
         check(self.kind, self.path, report)
         return report
 
-    def _refuse(self, report: Mapping[str, Any], how: str) -> NoReturn:
+    def _refuse(self, report: Mapping[str, Any], difference: str) -> NoReturn:
         raise InputError(
-            f"{self.folder} holds the report of another run, made on {self.day(report)} {how}; give another folder "
-            "with --out, or --again to replace it"
+            f"{self.folder} holds the report of another run, made on {self.day(report)} {difference}; give another "
+            "folder with --out, or --again to replace it"
         )
 
-    def _differing(self, there: Mapping[str, Any]) -> str:
+    def _differing(self, earlier: Mapping[str, Any]) -> str:
         """The settings that were measured with other values, with both; nothing where there are none."""
         known, here = options(type(self.settings)), self.asked
         names = [name for name in here if name != RANKS and not (name in known and known[name].reading)]
-        found = [
-            f"{known[name].label if name in known else name} {_shown(there.get(name))} (now {_shown(here[name])})"
+        differing = [
+            f"{known[name].label if name in known else name} {_shown(earlier.get(name))} (now {_shown(here[name])})"
             for name in names
-            if there.get(name) != here[name]
+            if earlier.get(name) != here[name]
         ]
-        if (before := there.get(RANKS, 1)) != self.ranks:
-            found.insert(0, f"{RANKS} {before} (now {self.ranks})")
-        more = f" and {len(found) - FEW} more" if len(found) > FEW else ""
-        return f"{', '.join(found[:FEW])}{more}"
+        if (before := earlier.get(RANKS, 1)) != self.ranks:
+            differing.insert(0, f"{RANKS} {before} (now {self.ranks})")
+        more = f" and {len(differing) - FEW} more" if len(differing) > FEW else ""
+        return f"{', '.join(differing[:FEW])}{more}"
 
     def check_same_command(self) -> dict[str, Any] | None:
         """The report that the folder holds, of any settings; InputError where something else has its name."""
@@ -92,19 +92,19 @@ class Claim:
             self._check_nobody_elses()
             return None
         report = read_json(self.path)
-        found = kind_of(report, kinds())
-        if found is None:
+        other = kind_of(report, kinds())
+        if other is None:
             raise InputError(f"{self.path} is not a report of subquad; remove it, or give another folder with --out")
-        if found != self.kind:
-            raise InputError(f"{self.folder} holds a run of {found.command}; give another folder with --out")
+        if other != self.kind:
+            raise InputError(f"{self.folder} holds a run of {other.command}; give another folder with --out")
         return dict(report)
 
     def _check_nobody_elses(self) -> None:
         """InputError where the folder holds a run of another command, or a model."""
         for name in {kind.file for kind in kinds()} - {self.kind.file}:
-            found = kind_of(_read(self.folder / name), kinds())
-            if found is not None and found != self.kind:
-                raise InputError(f"{self.folder} holds a run of {found.command}; give another folder with --out")
+            other = kind_of(_read(self.folder / name), kinds())
+            if other is not None and other != self.kind:
+                raise InputError(f"{self.folder} holds a run of {other.command}; give another folder with --out")
         for name in MODELS:
             if (self.folder / name).is_file():
                 raise InputError(f"{self.folder} holds a model ({name}); give another folder with --out")

@@ -28,7 +28,7 @@ class Kind:
 
 
 @dataclass(frozen=True)
-class Found:
+class FinishedReport:
     """A record that a folder holds."""
 
     kind: Kind
@@ -66,26 +66,26 @@ def kind_of(content: Any, kinds: Sequence[Kind]) -> Kind | None:
     return next((kind for kind in kinds if isinstance(content, dict) and kind.holds(content)), None)
 
 
-def found_in(place: Path, kinds: Sequence[Kind]) -> Found:
+def read_finished(folder: Path, kinds: Sequence[Kind]) -> FinishedReport:
     """The record that a folder, or a file, holds.
 
     Raises:
         InputError: there is none, or there are several; the message has the remedy.
     """
-    paths = [place / name for name in dict.fromkeys(kind.file for kind in kinds)] if is_folder(place) else [place]
+    paths = [folder / name for name in dict.fromkeys(kind.file for kind in kinds)] if is_folder(folder) else [folder]
     contents = {path: read_json(path) for path in paths if path.is_file()}
-    found = [
-        Found(kind, path, kind.record(content))
+    reports = [
+        FinishedReport(kind, path, kind.record(content))
         for path, content in contents.items()
         if (kind := kind_of(content, kinds)) is not None
     ]
-    if len(found) > 1:
-        listed = " and ".join(f"{one.path.name} ({one.kind.command})" for one in found)
-        raise InputError(f"{place} holds several runs, {listed}; give the file of one of them")
-    if not found:
-        raise InputError(f"{place} holds no finished run of subquad{_why(place)}")
-    check(found[0].kind, found[0].path, found[0].record)
-    return found[0]
+    if len(reports) > 1:
+        listed = " and ".join(f"{one.path.name} ({one.kind.command})" for one in reports)
+        raise InputError(f"{folder} holds several runs, {listed}; give the file of one of them")
+    if not reports:
+        raise InputError(f"{folder} holds no finished run of subquad{_why(folder)}")
+    check(reports[0].kind, reports[0].path, reports[0].record)
+    return reports[0]
 
 
 def check(kind: Kind, path: Path, record: Any) -> None:
@@ -96,12 +96,12 @@ def check(kind: Kind, path: Path, record: Any) -> None:
         raise InputError(f"{path} is damaged: it has no table to show ({type(error).__name__}: {error})") from error
 
 
-def _why(place: Path) -> str:
+def _why(folder: Path) -> str:
     """What may have been meant, or what has to be done first."""
-    if (place / "plan.json").is_file():
+    if (folder / "plan.json").is_file():
         return "; it holds a plan alone, which sq.load_plan reads"
-    if (place / ".progress" / "subquad.txt").is_file():
+    if (folder / ".progress" / "subquad.txt").is_file():
         return "; a run was interrupted there, and the same command resumes it"
-    if (place / "settings.toml").is_file() or (place / "cells").is_dir():
+    if (folder / "settings.toml").is_file() or (folder / "cells").is_dir():
         return "; a run was interrupted there, and the same command with --resume continues it"
     return ""

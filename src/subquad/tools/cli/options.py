@@ -28,7 +28,7 @@ DataDir = Annotated[Path | None, typer.Option(**DATA)]
 
 
 def with_options(
-    settings: type, standard: Callable[[Mapping[str, Any]], Mapping[str, Any]] = lambda given: {}
+    settings: type, standard: Callable[[Mapping[str, Any]], Mapping[str, Any]] = lambda entered: {}
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """A command that is called with these settings and has their options in front of its own.
 
@@ -36,22 +36,22 @@ def with_options(
     """
     known = sorted(options(settings).values(), key=lambda option: not option.argument)
 
-    def of(command: Callable[..., None]) -> Callable[..., None]:
-        _, *own = inspect.signature(command).parameters.values()
+    def decorated(command: Callable[..., None]) -> Callable[..., None]:
+        _, *in_signature = inspect.signature(command).parameters.values()
 
         @wraps(command)
-        def run(**given: Any) -> None:
-            asked = {option.name: given.pop(option.name) for option in known}
-            with user_errors(), ranks.one_says():
+        def run(**entered: Any) -> None:
+            asked = {option.name: entered.pop(option.name) for option in known}
+            with user_errors(), ranks.one_reports():
                 made: Any = from_arguments(settings, asked, standard(asked))
-            command(made, **given)
+            command(made, **entered)
 
-        parameters = [*map(_parameter, known), *own]
+        parameters = [*map(_parameter, known), *in_signature]
         run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
         return run
 
-    return of
+    return decorated
 
 
 def _parameter(option: Option) -> inspect.Parameter:

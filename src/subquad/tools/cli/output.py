@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.text import Text
 
 errors = Console(stderr=True)
-WIDE = 240  # columns of what goes to a file or a pipe
+MOST_COLUMNS = 240  # columns of what goes to a file or a pipe
 _CONTROL = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]")
 
 
@@ -135,7 +135,7 @@ def results_console() -> Console:
     console = Console()
     if console.is_terminal or os.environ.get("COLUMNS", "").isdigit():
         return console
-    return Console(width=WIDE)
+    return Console(width=MOST_COLUMNS)
 
 
 def say(message: str, console: Console | None = None) -> None:

@@ -29,8 +29,8 @@ class Command:
 @cache
 def commands() -> tuple[Command, ...]:
     """The registered commands, in the order of `subquad --help`."""
-    found = (import_module(name).COMMAND for name in _modules())
-    return tuple(sorted(found, key=lambda command: command.position))
+    registered = (import_module(name).COMMAND for name in _modules())
+    return tuple(sorted(registered, key=lambda command: command.position))
 
 
 def kinds() -> tuple[Kind, ...]:

@@ -17,13 +17,13 @@ class Estimate:
     """How long a run still takes: from the work that was done in this run, or from its limit where it has one."""
 
     def __init__(self) -> None:
-        self.work: Sequence[float] = ()
+        self.costs: Sequence[float] = ()
         self.until: float | None = None
         self.total, self.done, self.first, self.begun = 0, 0, 0, 0.0
 
-    def expect(self, work: Sequence[float] = (), seconds: float | None = None) -> None:
+    def expect(self, costs: Sequence[float] = (), seconds: float | None = None) -> None:
         """Take note of how much work each unit is, in proportion, or of the time after which the run ends."""
-        self.work, self.total = work, 0
+        self.costs, self.total = costs, 0
         self.until = None if seconds is None else time.monotonic() + seconds
 
     def left(self, done: int, total: int) -> str:
@@ -39,13 +39,13 @@ class Estimate:
         if total != self.total or done < self.done:  # another part of the run
             self.total, self.first, self.begun = total, done, now
         self.done = done
-        made, rest = self._work(self.first, done), self._work(done, total)
+        made, left_over = self._cost_between(self.first, done), self._cost_between(done, total)
         if not made or now - self.begun < FEW:
             return ""
-        return f"about {in_words((now - self.begun) * rest / made)} left"
+        return f"about {in_words((now - self.begun) * left_over / made)} left"
 
-    def _work(self, begin: int, end: int) -> float:
-        return sum(self.work[begin:end], 0.0) if len(self.work) == self.total else float(end - begin)
+    def _cost_between(self, begin: int, end: int) -> float:
+        return sum(self.costs[begin:end], 0.0) if len(self.costs) == self.total else float(end - begin)
 
 
 def in_words(seconds: float) -> str:
@@ -65,13 +65,13 @@ class Reported:
         self.said, self.under_way, self.since = time.monotonic(), "", time.monotonic()
         self.counted = (-1, -1)  # units done and in all, in the last call
 
-    def expect(self, work: Sequence[float] = (), seconds: float | None = None) -> None:
+    def expect(self, costs: Sequence[float] = (), seconds: float | None = None) -> None:
         """Take note of what a run knows of its length, and say it where it is a time."""
-        self.estimate.expect(work, seconds)
+        self.estimate.expect(costs, seconds)
         if seconds is not None:
             tell(f"this takes at most about {in_words(seconds)}")
 
-    def remark(self, line: str) -> None:
+    def note(self, line: str) -> None:
         """Say a line that is not about progress."""
         tell(line)
 

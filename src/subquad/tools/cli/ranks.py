@@ -13,12 +13,12 @@ from subquad.tools.cli.progress import Reported, progress_bar
 from subquad.tools.runs.processes import count, number
 
 if TYPE_CHECKING:
-    from subquad.tools.measure.team import Team
+    from subquad.tools.measure.group import MeasuringGroup
 
 ALONE = ("calibrate", "inspect")  # commands that run in one process
 WAIT = timedelta(minutes=10)  # for a rank that does not answer
 FIRST = timedelta(seconds=3)  # in which the first rank says what all have found
-SAID = "says why all end"  # a key of the store of the processes
+REPORTED = "says why all end"  # a key of the store of the processes
 _runs = count_up()  # of commands in this process
 
 
@@ -27,7 +27,7 @@ def check(command: str) -> None:
     from subquad.core.errors import InputError
 
     if command in ALONE and count() > 1:
-        with one_says():
+        with one_reports():
             raise InputError(
                 f"subquad {command} runs in one process, but torchrun started {count()}: start it without torchrun; "
                 "subquad bench, compare, plan and train split the tokens of an input over processes"
@@ -35,7 +35,7 @@ def check(command: str) -> None:
 
 
 @contextmanager
-def one_says() -> Iterator[None]:
+def one_reports() -> Iterator[None]:
     """Errors that all processes have alike are said by the first; the others end with the same exit code."""
     from subquad.core.errors import InputError
 
@@ -58,13 +58,13 @@ def progress() -> Iterator[Reported]:
 
 
 @contextmanager
-def team(device: str) -> Iterator["Team"]:
+def group(device: str) -> Iterator["MeasuringGroup"]:
     """The processes that split the tokens of every input; this one alone where torchrun started no others.
 
     Whatever ends one of them ends all, and one says why: the first where all have the same reason, otherwise the one
     that has it.
     """
-    from subquad.tools.measure.team import ALONE, Team
+    from subquad.tools.measure.group import ALONE, MeasuringGroup
 
     if count() == 1:
         yield ALONE
@@ -74,7 +74,7 @@ def team(device: str) -> Iterator["Team"]:
     from subquad.distributed import Ranks
     from subquad.tools.runs.launcher import Stopped, stopped_by_launcher
 
-    with one_says():
+    with one_reports():
         backend = _backend(device)
     everywhere, rank, ranks = next(dist.rendezvous("env://", timeout=WAIT))  # type: ignore[attr-defined]
     # Groups of this process that follow each other share no keys.
@@ -82,9 +82,9 @@ def team(device: str) -> Iterator["Team"]:
     dist.init_process_group(backend, store=store, rank=rank, world_size=ranks, timeout=WAIT)
     try:
         with stopped_by_launcher():
-            yield Team(Ranks())
+            yield MeasuringGroup(Ranks())
     except (Exception, KeyboardInterrupt, Stopped) as error:
-        if _another_says(store):
+        if _another_reports(store):
             raise typer.Exit(130 if isinstance(error, KeyboardInterrupt) else 2) from None
         _say(error)
     finally:
@@ -101,25 +101,25 @@ def _backend(device: str) -> str:
     have = torch.cuda.device_count() if kind == "cuda" else 0
     if not have:  # where the device is checked, it is refused
         return "gloo"
-    here, own = int(os.environ.get("LOCAL_WORLD_SIZE", count())), int(os.environ.get("LOCAL_RANK", number()))
+    here, local = int(os.environ.get("LOCAL_WORLD_SIZE", count())), int(os.environ.get("LOCAL_RANK", number()))
     if which:
         raise InputError(f"--device {device} is one GPU, but torchrun started {count()} processes; give --device cuda")
     if here > have:
         gpus = f"{have} GPU{'s' * (have > 1)}"
         raise InputError(f"torchrun started {here} processes on this machine, which has {gpus}; start {have}")
-    torch.cuda.set_device(own)
+    torch.cuda.set_device(local)
     return "cpu:gloo,cuda:nccl"
 
 
-def _another_says(store: Any) -> bool:
+def _another_reports(store: Any) -> bool:
     """Whether another process says why all end, by their store. The first one is given a moment to do so."""
     import torch.distributed as dist
 
     with suppress(RuntimeError):  # it has ended with the process that had it
         if number():
             with suppress(dist.DistStoreError):
-                store.wait([SAID], FIRST)
-        return bool(store.add(SAID, 1) > 1)
+                store.wait([REPORTED], FIRST)
+        return bool(store.add(REPORTED, 1) > 1)
     return True
 
 

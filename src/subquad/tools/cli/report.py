@@ -21,14 +21,14 @@ def report(
     """Show a finished run again: what its command printed."""
     with user_errors(), needs("report"):
         from subquad.core.errors import InputError
-        from subquad.tools.cli.kinds import found_in
+        from subquad.tools.cli.kinds import read_finished
         from subquad.tools.cli.plugins import kinds
 
-        found = found_in(folder, kinds())
-        if not show(found.record, found.table, as_json):
-            say(f"{found.kind.command}: {found.page or found.path}")
+        finished = read_finished(folder, kinds())
+        if not show(finished.record, finished.table, as_json):
+            say(f"{finished.kind.command}: {finished.page or finished.path}")
         if open_page:
-            if found.page is None:
-                raise InputError(f"there is no {found.kind.page} beside {found.path}")
-            if not webbrowser.open(found.page.resolve().as_uri()):
-                raise InputError(f"no browser could be started; the page is {found.page}")
+            if finished.page is None:
+                raise InputError(f"there is no {finished.kind.page} beside {finished.path}")
+            if not webbrowser.open(finished.page.resolve().as_uri()):
+                raise InputError(f"no browser could be started; the page is {finished.page}")

@@ -16,7 +16,7 @@ class _Signals:
     terminated = False
 
 
-def said() -> tuple[str, int]:
+def exit_message() -> tuple[str, int]:
     """What stopped the command, in a word, and the exit code: 128 and the number of the signal, as shells count."""
     return ("terminated", 128 + signal.SIGTERM) if _Signals.terminated else ("interrupted", 128 + signal.SIGINT)
 
@@ -72,20 +72,20 @@ def exit_codes() -> Iterator[None]:
             yield
     except SystemExit as error:  # typer knows of no other code
         if error.code == 128 + signal.SIGINT:
-            sys.exit(said()[1])
+            sys.exit(exit_message()[1])
         raise
     except KeyboardInterrupt:
-        word, code = said()
+        word, code = exit_message()
         print(word, file=sys.stderr)
         sys.exit(code)
 
 
 def _after_a_stop(error: BaseException) -> bool:
     """Whether this was raised while a KeyboardInterrupt was dealt with."""
-    before, seen = error.__context__, {id(error)}
-    while before is not None and id(before) not in seen:
+    before, visited = error.__context__, {id(error)}
+    while before is not None and id(before) not in visited:
         if isinstance(before, KeyboardInterrupt):
             return True
-        seen.add(id(before))
+        visited.add(id(before))
         before = before.__context__
     return False

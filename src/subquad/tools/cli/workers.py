@@ -36,16 +36,16 @@ def with_workers(command: Callable[..., None]) -> Callable[..., None]:
 
     The command enters the executor itself, once it knows that there is something to run.
     """
-    own = [p for p in inspect.signature(command).parameters.values() if p.name != "executor"]
+    in_signature = [p for p in inspect.signature(command).parameters.values() if p.name != "executor"]
 
     @wraps(command)
-    def run(**given: Any) -> None:
+    def run(**options: Any) -> None:
         from subquad.core.errors import InputError
         from subquad.tools.cli.common import user_errors
         from subquad.tools.runs.executors import make_executor
 
-        asked = {name: given.pop(name) for name in _OPTIONS}
-        with user_errors(), ranks.one_says():
+        asked = {name: options.pop(name) for name in _OPTIONS}
+        with user_errors(), ranks.one_reports():
             if asked["executor"] != "here" and processes.count() > 1:
                 raise InputError(
                     f"--executor {asked['executor']} starts processes of its own, but torchrun started "
@@ -56,9 +56,9 @@ def with_workers(command: Callable[..., None]) -> Callable[..., None]:
                 workers=asked["workers"],
                 address=asked["address"],
                 resources=asked["resources"],
-                device=given["device"],
+                device=options["device"],
             )
-        command(executor=executor, **given)
+        command(executor=executor, **options)
 
     added = [
         inspect.Parameter(
@@ -69,6 +69,6 @@ def with_workers(command: Callable[..., None]) -> Callable[..., None]:
         )
         for name, (kind, default, help) in _OPTIONS.items()
     ]
-    run.__signature__ = inspect.Signature([*own, *added])  # type: ignore[attr-defined]
-    run.__annotations__ = {parameter.name: parameter.annotation for parameter in (*own, *added)}
+    run.__signature__ = inspect.Signature([*in_signature, *added])  # type: ignore[attr-defined]
+    run.__annotations__ = {parameter.name: parameter.annotation for parameter in (*in_signature, *added)}
     return run

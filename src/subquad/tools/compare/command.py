@@ -37,7 +37,7 @@ def compare(
 
     Under torchrun, the tokens of every input are split over the ranks.
     """
-    with user_errors(), ranks.team(settings.device) as team, needs("demo"):
+    with user_errors(), ranks.group(settings.device) as group, needs("demo"):
         from subquad.tools.cli.finished import Claim
         from subquad.tools.compare.report import read_anew, report_of
         from subquad.tools.compare.run import check, measure
@@ -45,17 +45,17 @@ def compare(
         from subquad.tools.models import saving
 
         def report(progress: Any) -> Any:
-            return report_of(measure(settings, out, progress, team))
+            return report_of(measure(settings, out, progress, group))
 
-        if team.is_main:
+        if group.is_main:
             saving.check(save, out, settings.model)
 
         def as_asked(result: Any) -> Any:
             return read_anew(result, settings)
 
-        claim = Claim(COMPARE, settings.as_used, out, team.count)
-        result: Any = measured(claim, partial(check, settings), report, write_report, again, as_asked, team)
-        if not team.is_main:
+        claim = Claim(COMPARE, settings.as_used, out, group.count)
+        result: Any = measured(claim, partial(check, settings), report, write_report, again, as_asked, group)
+        if not group.is_main:
             return
         chosen = saving.chosen_by_comparison(settings, result, out) if save else None
         saving.save(chosen, settings.model, save)

@@ -13,7 +13,7 @@ from subquad.tools.report.vector import Drawing
 def html(report: Report, drawn: Mapping[str, Drawing]) -> str:
     """The page: recommendation and main table first, then plots, all figures, and what they were measured on.
 
-    `drawn` maps the names in `content.FIGURES` to SVGs, as `plots.drawings` returns them.
+    `drawn` maps the names in `content.PLOTS` to SVGs, as `plots.drawings` returns them.
     """
     names = [method["method"] for method in report["methods"]]
     main, others = content.main_table(report), _tables(report)
@@ -29,12 +29,12 @@ def html(report: Report, drawn: Mapping[str, Drawing]) -> str:
         judged=_judged(report),
         kept_where=_kept_where(report),
         refused=reading.refused(report),
-        remarks=reading.remarks(report),
+        remarks=reading.notes(report),
         legend=content.legend(report),
         noise=reading.noise(report),
-        figures=layout.shown(content.FIGURES, drawn),
+        figures=layout.shown(content.PLOTS, drawn),
         tables=others,
-        facts=content.facts(report),
+        facts=content.summary_sections(report),
         glossary=terms.glossary(_words(report, [main, *(table for _, _, table in others)])),
         methods=terms.described(names),
     )
@@ -52,13 +52,13 @@ def _words(report: Report, tables: list[ReportTable]) -> set[str]:
 
 def _kept_where(report: Report) -> str:
     """What the rows in `_judged` have, in words; empty where no minimum is known."""
-    least, length = reading.min_fidelity(report), reading.own_length(report)
+    least, length = reading.min_fidelity(report), reading.model_length(report)
     return f"fidelity ≥ {least:g} at {content.tokens(length)} tokens" if least is not None and length else ""
 
 
 def _judged(report: Report) -> list[str]:
     """The names of the rows at or above the minimum fidelity, at the main length."""
-    least, length = reading.min_fidelity(report), reading.own_length(report)
+    least, length = reading.min_fidelity(report), reading.model_length(report)
     return [
         method["method"]
         for method in reading.ran(report)
@@ -82,7 +82,7 @@ def _tables(report: Report) -> list[tuple[str, str, ReportTable]]:
             "‖out − exact‖ / ‖exact‖ on the exact model's own queries, keys and values.",
             content.layer_table(report),
         ),
-        ("One attention call", content.OP_REMARK, content.op_table(report)),
+        ("One attention call", content.OP_NOTE, content.op_table(report)),
         ("Memory of one attention call", "Peak extra MiB, by number of tokens.", content.op_memory_table(report)),
     ]
     return [(title, caption, table) for title, caption, table in tables if table.columns]

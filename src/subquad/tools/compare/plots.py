@@ -18,7 +18,7 @@ NARROW = 4.0  # inches
 
 
 def plots(report: Report) -> dict[str, bytes]:
-    """PNGs by name; a plot without figures to draw is left out. Names, titles and texts: `content.FIGURES`."""
+    """PNGs by name; a plot without figures to draw is left out. Names, titles and texts: `content.PLOTS`."""
     with drawing.look():
         drawn = {name: make(report) for name, make in _makers().items()}
         return {name: drawing.png(_titled(report, name, each)) for name, each in drawn.items() if each is not None}
@@ -30,11 +30,11 @@ def drawings(report: Report) -> dict[str, vector.Drawing]:
 
 
 def _makers() -> dict[str, Callable[..., Figure | None]]:
-    return dict(zip(content.FIGURES, (quality_vs_speed, error_by_layer, time_vs_length), strict=True))
+    return dict(zip(content.PLOTS, (quality_vs_speed, error_by_layer, time_vs_length), strict=True))
 
 
 def _titled(report: Report, name: str, figure: Figure) -> Figure:
-    title = content.FIGURES[name][0]
+    title = content.PLOTS[name][0]
     return drawing.titled(figure, content.short_name(report), f"{title[0].lower()}{title[1:]}")
 
 

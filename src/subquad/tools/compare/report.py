@@ -42,7 +42,7 @@ def report_of(comparison: Comparison) -> Report:
     methods = [_method_report(c, row, noise) for row in c.rows] + [_refused(row) for row in c.refused]
     report: Report = {
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
-        "command": as_command("compare", s.as_used, c.team.count),
+        "command": as_command("compare", s.as_used, c.group.count),
         "versions": machine.versions(),
         "hardware": machine.hardware(s.device),
         "settings": {
@@ -53,13 +53,13 @@ def report_of(comparison: Comparison) -> Report:
             "seed": s.seed,
             "passages": len(c.reading.passages),
             "sequences": {str(n): sequence_count(n) for n in c.lengths[1:]},
-            **({"ranks": c.team.count} if c.team.count > 1 else {}),
+            **({"ranks": c.group.count} if c.group.count > 1 else {}),
         },
         "model": c.pretrained.metadata(),
         "text": c.reading.metadata(s.text),
         "methods": methods,
         "noise": noise,
-        "recommendation": _recommendation(s, methods, c.lengths, len(c.reading.tokens), c.team.count),
+        "recommendation": _recommendation(s, methods, c.lengths, len(c.reading.tokens), c.group.count),
         "notes": _notes(c, methods),
     }
     if c.task:
@@ -255,8 +255,8 @@ def _notes(c: Comparison, methods: Sequence[MethodReport]) -> list[str]:
             f"The model's positions reach {limit:,} tokens; beyond that, they are interpolated without training. "
             "Fidelity there compares with exact attention in the same extended model."
         )
-    if c.team.count > 1:
-        notes.append(split_note(c.team.count) + " Distances of attention weights are not measured then.")
+    if c.group.count > 1:
+        notes.append(split_note(c.group.count) + " Distances of attention weights are not measured then.")
     notes += _not_measured(c.settings)
     if len(c.reading.tokens) < c.lengths[-1]:
         notes.append(f"The text has {len(c.reading.tokens):,} tokens; longer sequences repeat it.")

@@ -19,7 +19,7 @@ import torch
 
 from subquad import hf
 from subquad.core.errors import InputError, as_input_error
-from subquad.core.messages import remark
+from subquad.core.messages import note
 from subquad.methods import BoundMethod, Full, Method, parse_method
 from subquad.tools.calibrate.fitted import calibrated
 from subquad.tools.compare.jobs import (
@@ -41,9 +41,9 @@ from subquad.tools.compare.tasks import LabelledTask, load_task
 from subquad.tools.data.texts import read_documents, report_folders, standard_library
 from subquad.tools.measure.capture import LayerInputs, recorded
 from subquad.tools.measure.fidelity import attention_weights, cosine, relative_error
+from subquad.tools.measure.group import ALONE, MeasuringGroup
 from subquad.tools.measure.memory import peak_extra_mib
 from subquad.tools.measure.noise import AGAIN
-from subquad.tools.measure.team import ALONE, Team
 from subquad.tools.measure.timing import by_name, one_round, predicted, shuffled, stopwatch
 from subquad.tools.models.passages import TokenizedText, read
 from subquad.tools.models.pretrained import BATCH, Pretrained, check_model, load, running
@@ -64,22 +64,22 @@ def measure(
     settings: CompareSettings,
     out: Path,
     progress: Progress = silent,
-    team: Team = ALONE,
+    group: MeasuringGroup = ALONE,
 ) -> "Comparison":
     """Measure everything and return the comparison with its results. Finished units are kept under `out`.
 
-    A team splits the tokens of every input over its processes.
+    A group splits the tokens of every input over its processes.
 
     Raises:
         InputError: something in the settings does not work; the message has the remedy.
     """
     average = machine.load_average()
     progress("loading", 0, 1)
-    comparison = Comparison.prepare(settings, out, progress, team)
+    comparison = Comparison.prepare(settings, out, progress, group)
     with as_input_error():
         comparison.check_finite()
     comparison.load_average = average
-    comparison.finish(out, progress, team=team)
+    comparison.finish(out, progress, group=group)
     return comparison
 
 
@@ -122,13 +122,13 @@ class Comparison(JobRun):
         settings: CompareSettings,
         out: Path = Path("subquad-compare"),
         progress: Progress = silent,
-        team: Team = ALONE,
+        group: MeasuringGroup = ALONE,
     ) -> "Comparison":
         """Check all that the user gave, cheapest first, load the model, and calibrate where that is asked for."""
         methods, documents, task = _parse_inputs(settings)
-        check_not_fitted(settings.calibrate, team)
+        check_not_fitted(settings.calibrate, group)
         report_folders(progress, settings.text)
-        pretrained = load(settings.model, settings.device, team)
+        pretrained = load(settings.model, settings.device, group)
         if task is not None and pretrained.kind != "embedding":
             raise InputError(f"--task {task.name} needs an embedding model; {pretrained.name} is a {pretrained.kind}")
         longest = settings.max_length
@@ -143,7 +143,7 @@ class Comparison(JobRun):
         rows = [made.get(method) or row_of(pretrained, method) for method in methods] + saved
         rows = [split(row, pretrained) for row in rows]
         for line in _unfitted(rows):
-            remark(progress, line)
+            note(progress, line)
         reading = read(pretrained, documents or standard_library(), length, settings.passages, settings.seed)
         return cls(
             settings=settings,
@@ -156,9 +156,9 @@ class Comparison(JobRun):
         )
 
     @property
-    def team(self) -> Team:
+    def group(self) -> MeasuringGroup:
         """The processes that measure."""
-        return self.pretrained.team
+        return self.pretrained.group
 
     @property
     def lengths(self) -> list[int]:
@@ -176,12 +176,12 @@ class Comparison(JobRun):
             "seed": self.settings.seed,
             "machine": [machine.versions(), machine.hardware(self.settings.device)],
             "units": JOBS_VERSION,
-            **({} if self.team.count == 1 else {"ranks": self.team.count}),
+            **({} if self.group.count == 1 else {"ranks": self.group.count}),
         }
 
     def check_finite(self) -> None:
         """ValueError when NaN or infinity reaches an attention layer; names the layer."""
-        with recorded(self.pretrained.model, self.team):
+        with recorded(self.pretrained.model, self.group):
             self.pretrained.forward(self.reading.passages[:1])
 
     # ------------------------------------------------------------------ units
@@ -220,23 +220,23 @@ class Comparison(JobRun):
         for inputs, exact in self._exact_layers:
             if inputs.number in row.layers:
                 method = row.at(inputs.number)
-                error = relative_error(inputs.run(method), exact, self.team)
+                error = relative_error(inputs.run(method), exact, self.group)
                 errors.setdefault(str(inputs.number), []).append(error)
-                if self.team.count == 1:  # of split tokens a row of weights is on all ranks
+                if self.group.count == 1:  # of split tokens a row of weights is on all ranks
                     distances.append(_weights_l1(method, inputs))
         means = {number: sum(e) / len(e) for number, e in errors.items()}
         return LayerErrors(means, sum(distances) / len(distances) if distances else None)
 
     @cached_property
     def _exact_layers(self) -> list[tuple[LayerInputs, torch.Tensor]]:
-        with recorded(self.pretrained.model, self.team) as calls:
+        with recorded(self.pretrained.model, self.group) as calls:
             for passage in self.reading.passages[:LAYER_PASSAGES]:
                 self.pretrained.forward([passage])
         return [(inputs, inputs.run(Full())) for inputs in calls]
 
     def quality(self, row: CompareRow) -> Embeddings | Losses:
         """The passages and queries read with this method: embeddings, or losses."""
-        with running(self.pretrained.model, row.swap, self.team):
+        with running(self.pretrained.model, row.swap, self.group):
             if self.pretrained.kind != "embedding":
                 return self._losses(self.reading.passages)
             read = (self.reading.passages, self.reading.queries)
@@ -247,7 +247,7 @@ class Comparison(JobRun):
         assert self.task is not None
         if row.is_exact:
             return self.task.score(self._exact_task) | {"cosine": 1.0}
-        with running(self.pretrained.model, row.swap, self.team):
+        with running(self.pretrained.model, row.swap, self.group):
             vectors = self.pretrained.embed_all(self._task_items)
         return self.task.score(vectors) | {"cosine": float(cosine(vectors, self._exact_task).mean())}
 
@@ -258,7 +258,7 @@ class Comparison(JobRun):
 
     @cached_property
     def _exact_task(self) -> torch.Tensor:
-        with running(self.pretrained.model, None, self.team):
+        with running(self.pretrained.model, None, self.group):
             return self.pretrained.embed_all(self._task_items)
 
     def sequence_round(self, length: int, i: int) -> SequenceRound:
@@ -268,10 +268,10 @@ class Comparison(JobRun):
         forward, measure_it = partial(model.forward, [item]), peak_extra_mib if i == 0 else stopwatch
         swaps = {row.name: row.swap for row in self._fast_enough(length)} | ({AGAIN: None} if i > 0 else {})
         passes: dict[str, SequencePass] = {}
-        with machine.watched(self.team.count) as use:
+        with machine.watched(self.group.count) as use:
             for name, swap in shuffled(swaps, random.Random(i)).items():
-                with running(model.model, swap, self.team):
-                    figure, output = measure_it(forward, model.device, self.team)
+                with running(model.model, swap, self.group):
+                    figure, output = measure_it(forward, model.device, self.group)
                 plain = _rounded(output) if isinstance(output, torch.Tensor) else list(output)
                 passes[name] = SequencePass(plain, **{"extra_mib" if i == 0 else "seconds": figure})
         return SequenceRound(passes, use)
@@ -308,9 +308,9 @@ class Comparison(JobRun):
         model, rows = self.pretrained.model, [row for row in self.rows if row.plan is None]
         layer = hf.find_layers(model)[0]
         heads, kv_heads, width = hf.head_counts(layer)
-        sequence = None if self.team.ranks is None else self.team.ranks.even(length)
-        local_tokens, rank = self.team.own(length), 0 if sequence is None else sequence.rank
-        generator = torch.Generator().manual_seed(self.settings.seed * self.team.count + rank)
+        sequence = None if self.group.ranks is None else self.group.ranks.even(length)
+        local_tokens, rank = self.group.local_tokens(length), 0 if sequence is None else sequence.rank
+        generator = torch.Generator().manual_seed(self.settings.seed * self.group.count + rank)
         q, k, v = (
             torch.randn(1, h, local_tokens, width, generator=generator).to(model.device, model.dtype)
             for h in (heads, kv_heads, kv_heads)
@@ -322,11 +322,11 @@ class Comparison(JobRun):
             rows = [row for row in rows if _worth(row, seconds, length / shorter[-1])]
         rows = [row for row in rows if row.takes(length)]
         calls = {row.name: row.alone(q, k, v, is_causal=layer.causal, parallel=sequence) for row in rows}
-        with machine.watched(self.team.count) as use, torch.inference_mode():
-            memory = {name: peak_extra_mib(call, model.device, self.team)[0] for name, call in calls.items()}
+        with machine.watched(self.group.count) as use, torch.inference_mode():
+            memory = {name: peak_extra_mib(call, model.device, self.group)[0] for name, call in calls.items()}
             timed, draw = calls | {AGAIN: calls[EXACT]}, random.Random(length)
             count = 9 if length <= 2048 else 3
-            rounds = [one_round(shuffled(timed, draw), model.device, team=self.team) for _ in range(count)]
+            rounds = [one_round(shuffled(timed, draw), model.device, group=self.group) for _ in range(count)]
         seconds_by_name = by_name(rounds)
         return OpRounds({name: OpTiming(seconds_by_name[name], memory.get(name)) for name in timed}, use)
 

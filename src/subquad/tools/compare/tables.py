@@ -10,7 +10,7 @@ from rich.text import Text
 
 from subquad.tools.report import content, reading
 from subquad.tools.report.content import ReportTable
-from subquad.tools.report.markup import bullets, escaped, facts, fenced, table_of
+from subquad.tools.report.markup import bullets, escaped, fenced, pairs_table, table_of
 from subquad.tools.report.schema import Report
 from subquad.tools.report.terminal import Parts, fits, rich_of
 
@@ -30,13 +30,13 @@ def markdown(report: Report, plot_names: Sequence[str] = ()) -> str:
         escaped(content.legend(report)),
         noise_line(report),
         bullets(f"Refused: {', '.join(names)}: {reason}" for reason, names in reading.refused(report).items()),
-        bullets(reading.remarks(report)),
-        *(f"![{title}]({name})\n\n{about}" for name, (title, about) in content.FIGURES.items() if name in plot_names),
+        bullets(reading.notes(report)),
+        *(f"![{title}]({name})\n\n{about}" for name, (title, about) in content.PLOTS.items() if name in plot_names),
         *_section("Whole forward passes", content.model_table(report)),
         *_section("Relative error of each layer's attention", content.layer_table(report)),
-        *_section("One attention call", content.op_table(report), content.OP_REMARK),
+        *_section("One attention call", content.op_table(report), content.OP_NOTE),
         *_section("Peak extra memory of one attention call, MiB", content.op_memory_table(report)),
-        *(text for title, pairs in content.facts(report) for text in (f"## {title}", facts(pairs))),
+        *(text for title, pairs in content.summary_sections(report) for text in (f"## {title}", pairs_table(pairs))),
         "## Notes",
         bullets(report["notes"]) or "None.",
         "## Command",
@@ -62,7 +62,7 @@ class _CompareTerminal:
         yield from layout
         if reading.refused(self.report):
             yield _refusals(self.report)
-        for line in (*reading.remarks(self.report), content.legend(self.report)):
+        for line in (*reading.notes(self.report), content.legend(self.report)):
             yield Text(line, "dim")
         if noise := reading.noise(self.report):
             yield Text(noise[1], "yellow" if noise[0] else "dim")

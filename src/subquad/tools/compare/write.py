@@ -23,4 +23,4 @@ def write_report(report: Report, folder: Path) -> list[Path]:
         "report.html": html(report, drawings(report)).encode(),
         "report.json": as_json(report),
     }
-    return write_files(contents, folder, stale=content.FIGURES)
+    return write_files(contents, folder, stale=content.PLOTS)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from subquad.core.errors import InputError
-from subquad.core.messages import remark
+from subquad.core.messages import note
 from subquad.core.reading import chunks, files_in, is_folder
 from subquad.core.spelling import instead
 from subquad.tools.data.tables import json_line, table_rows
@@ -38,7 +38,7 @@ class NoColumn(InputError):
 def report_folders(progress: Any, paths: Sequence[Path]) -> None:
     """Tell `progress` which files of the folders among some paths are read, and which are not."""
     for line in folder_lines(paths):
-        remark(progress, line)
+        note(progress, line)
 
 
 def folder_lines(paths: Sequence[Path]) -> list[str]:

@@ -28,8 +28,8 @@ def sizes(report: InspectReport) -> Figure | None:
     for ax, method in zip(axes, shown, strict=True):
         expected = _stacked(ax, method, layer)
         line = ax.axhline(expected, color=EXPECTED, linewidth=1.3, linestyle=(0, (4, 3)), label="expected size")
-        found = _imbalance(method["layers"][layer]["imbalance"])
-        ax.set_title(f"{method['method']}: {found}, of all sequences", fontsize=9, loc="left")
+        imbalance_text = _imbalance(method["layers"][layer]["imbalance"])
+        ax.set_title(f"{method['method']}: {imbalance_text}, of all sequences", fontsize=9, loc="left")
         ax.set_ylabel("tokens")
     axes[-1].set_xlabel("head; its buckets from the largest to the smallest")
     figure.legend(handles=[*SIDES, line], loc="outside lower center", ncols=3)
@@ -44,9 +44,9 @@ def _stacked(ax: Any, method: Inspected, layer: str) -> float:
     order = np.argsort(-(queries + keys), axis=1, kind="stable")
     queries, keys = (np.take_along_axis(side, order, 1) for side in (queries, keys))
     step = 0.82 / buckets
-    places = (np.arange(heads)[:, None] + step * (np.arange(buckets) - (buckets - 1) / 2)).flatten()
-    ax.bar(places, queries.flatten(), step * 0.9, color=QUERIES)
-    ax.bar(places, keys.flatten(), step * 0.9, bottom=queries.flatten(), color=KEYS)
+    positions = (np.arange(heads)[:, None] + step * (np.arange(buckets) - (buckets - 1) / 2)).flatten()
+    ax.bar(positions, queries.flatten(), step * 0.9, color=QUERIES)
+    ax.bar(positions, keys.flatten(), step * 0.9, bottom=queries.flatten(), color=KEYS)
     ax.set_xticks(range(heads))
     ax.set_xlim(-0.6, heads - 0.4)
     ax.grid(axis="x", visible=False)
@@ -98,5 +98,5 @@ def _ratio(power: int) -> str:
     return edge + (f"1/{2**-power}" if power < 0 else str(2**power))
 
 
-def _imbalance(found: Any) -> str:
-    return f"{share(found['size']).text} unbalanced in size, {share(found['ratio']).text} in ratio"
+def _imbalance(imbalance: Any) -> str:
+    return f"{share(imbalance['size']).text} unbalanced in size, {share(imbalance['ratio']).text} in ratio"

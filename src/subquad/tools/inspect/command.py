@@ -41,8 +41,8 @@ def inspect(
         def report(progress: Any) -> Any:
             return report_of(measure(settings, out, progress), settings)
 
-        found = measured(Claim(INSPECT, settings, out), partial(check, settings), report, write_inspection, again)
-        if not show(found, lambda: INSPECT.table(found), as_json):
+        outcome = measured(Claim(INSPECT, settings, out), partial(check, settings), report, write_inspection, again)
+        if not show(outcome, lambda: INSPECT.table(outcome), as_json):
             say(f"Results: {out / INSPECT.file}, {out / INSPECT.page}, and the plots beside them")
 
 

@@ -17,7 +17,9 @@ SIDES = {"query": "queries", "key": "keys"}
 Record = Sequence[Mapping[str, Any]]  # {"step": 10, "layers": {"0": {"kl_query": 0.2, …}}}
 
 
-def dynamics_figure(record: Record, name: str, buckets: int | None = None, of: str = "hash functions") -> Figure | None:
+def dynamics_figure(
+    record: Record, name: str, buckets: int | None = None, subject: str = "hash functions"
+) -> Figure | None:
     """Divergences and negative entropies of queries and of keys against the steps, a line for each layer.
 
     Args:
@@ -28,7 +30,7 @@ def dynamics_figure(record: Record, name: str, buckets: int | None = None, of: s
 
     None where the record has no such figures.
     """
-    known = (number for entry in record for number, found in entry["layers"].items() if "kl_query" in found)
+    known = (number for entry in record for number, metrics in entry["layers"].items() if "kl_query" in metrics)
     layers = sorted(set(map(int, known)))
     if not layers:
         return None
@@ -52,23 +54,23 @@ def dynamics_figure(record: Record, name: str, buckets: int | None = None, of: s
     _layer_bar(figure, axes, colors, layers)
     handles, labels = axes[-1, 0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=2)
-    return drawing.titled(figure, name, f"{of} while fitted")
+    return drawing.titled(figure, name, f"{subject} while fitted")
 
 
 def _line(record: Record, layer: int, figure: str) -> tuple[list[int], list[float]]:
     """Steps and figures."""
-    found = {entry["step"]: entry["layers"].get(str(layer), {}).get(figure) for entry in record}
-    known = {step: value for step, value in found.items() if value is not None}
+    line = {entry["step"]: entry["layers"].get(str(layer), {}).get(figure) for entry in record}
+    known = {step: value for step, value in line.items() if value is not None}
     return list(known), list(known.values())
 
 
 def _mean(lines: Sequence[tuple[list[int], list[float]]]) -> dict[int, float]:
     """The mean by step over the layers that have the step."""
     values: dict[int, list[float]] = {}
-    for steps, figures in lines:
-        for step, figure in zip(steps, figures, strict=True):
+    for steps, by_step in lines:
+        for step, figure in zip(steps, by_step, strict=True):
             values.setdefault(step, []).append(figure)
-    return {step: sum(found) / len(found) for step, found in sorted(values.items())}
+    return {step: sum(numbers) / len(numbers) for step, numbers in sorted(values.items())}
 
 
 def _layer_bar(figure: Figure, axes: Any, colors: Any, layers: Sequence[int]) -> None:

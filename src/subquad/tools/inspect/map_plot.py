@@ -50,9 +50,9 @@ def _map(ax: Any, maps: Maps, name: str, scale: PowerNorm, *, left: bool, bottom
     ax.spines[:].set_visible(False)
     ax.tick_params(length=0, pad=1.5)
     size = 6.0 if len(tokens) <= 48 else 5.0
-    places = range(len(tokens))
-    ax.set_yticks(places if left else [], tokens if left else [], fontsize=size)
-    ax.set_xticks(places if bottom else [], tokens if bottom else [], fontsize=size, rotation=90)
+    positions = range(len(tokens))
+    ax.set_yticks(positions if left else [], tokens if left else [], fontsize=size)
+    ax.set_xticks(positions if bottom else [], tokens if bottom else [], fontsize=size, rotation=90)
     return image
 
 

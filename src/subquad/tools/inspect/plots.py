@@ -26,10 +26,10 @@ def plots(report: InspectReport) -> dict[str, bytes]:
     """PNGs by name; a plot without figures to draw is left out."""
     model = report["model"]["name"]
     with drawing.look():
-        figures = {name: make(report) for name, make in DRAW.items()}
+        drawings = {name: make(report) for name, make in DRAW.items()}
         for name, fit in fits(report).items():
-            figures[name] = dynamics_figure(fit["history"], model, fit["buckets"], of=fit["method"])
-        return {name: drawing.png(figure) for name, figure in figures.items() if figure is not None}
+            drawings[name] = dynamics_figure(fit["history"], model, fit["buckets"], subject=fit["method"])
+        return {name: drawing.png(figure) for name, figure in drawings.items() if figure is not None}
 
 
 def fits(report: InspectReport) -> dict[str, InspectedFit]:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from subquad.tools.inspect.schema import Inspected, InspectReport, LayerFigures, Variant
+from subquad.tools.inspect.schema import Inspected, InspectReport, LayerMetrics, Variant
 
 
 class Choice(NamedTuple):
@@ -14,21 +14,21 @@ class Choice(NamedTuple):
     bound: float
 
 
-def choice(layer: LayerFigures, variant: Variant) -> Choice | None:
+def choice(layer: LayerMetrics, variant: Variant) -> Choice | None:
     """The choice of one layer; None if the method chooses no keys there."""
-    found: Any = layer.get("utility", {}).get(variant)
-    return None if found is None else Choice(*(mean(found[name]) for name in Choice._fields))
+    result: Any = layer.get("utility", {}).get(variant)
+    return None if result is None else Choice(*(mean(result[name]) for name in Choice._fields))
 
 
 def choices(method: Inspected, variant: Variant) -> dict[int, Choice]:
     """The choices by layer."""
-    found = {int(number): choice(layer, variant) for number, layer in method["layers"].items()}
-    return {number: one for number, one in found.items() if one is not None}
+    by_layer = {int(number): choice(layer, variant) for number, layer in method["layers"].items()}
+    return {number: one for number, one in by_layer.items() if one is not None}
 
 
-def over_layers(found: Sequence[Choice]) -> Choice | None:
+def over_layers(layers: Sequence[Choice]) -> Choice | None:
     """The mean of the layers; None where there are none."""
-    return Choice(*map(mean, zip(*found, strict=True))) if found else None
+    return Choice(*map(mean, zip(*layers, strict=True))) if layers else None
 
 
 def bounds(report: InspectReport) -> dict[int, float]:
@@ -38,8 +38,8 @@ def bounds(report: InspectReport) -> dict[int, float]:
 
 def widens(method: Inspected) -> bool:
     """Whether the method as given chooses another number of keys than N/B buckets of one round do."""
-    lean, given = (over_layers(list(choices(method, variant).values())) for variant in ("n_b", "given"))
-    return lean is not None and given is not None and abs(lean.keys - given.keys) > 0.01 * lean.keys
+    lean, widened = (over_layers(list(choices(method, variant).values())) for variant in ("n_b", "given"))
+    return lean is not None and widened is not None and abs(lean.keys - widened.keys) > 0.01 * lean.keys
 
 
 def hashing(report: InspectReport, layer: str | None = None) -> list[Inspected]:
@@ -47,7 +47,9 @@ def hashing(report: InspectReport, layer: str | None = None) -> list[Inspected]:
     return [
         method
         for method in report["methods"]
-        if any("queries" in figures for number, figures in method["layers"].items() if layer in (None, number))
+        if any(
+            "queries" in layer_metrics for number, layer_metrics in method["layers"].items() if layer in (None, number)
+        )
     ]
 
 

@@ -17,10 +17,10 @@ from subquad.tools.inspect.schema import (
     InspectedFit,
     InspectedShares,
     InspectReport,
-    LayerFigures,
+    LayerMetrics,
     LayerSpectrum,
     Spectrum,
-    UtilityFigures,
+    UtilityMetrics,
 )
 from subquad.tools.measure.balance import BucketSizes
 from subquad.tools.measure.spectrum import heat_map_index
@@ -50,7 +50,7 @@ def report_of(inspection: Inspection, asked: InspectSettings) -> InspectReport:
         | {name: getattr(s, name) for name in ("layer", "head", "tokens", "seed")},
         "model": x.pretrained.metadata(),
         "text": {name: text[name] for name in ("source", "documents", "tokens")},
-        "bounds": {str(n): _mean([unit.bound for unit in _units(x, n)]) for n in x.layers},
+        "bounds": {str(n): _mean([unit.bound for unit in _samples_of(x, n)]) for n in x.layers},
         "methods": [_inspected(x, row) for row in x.rows],
         "maps": {
             "layer": s.layer or 0,
@@ -66,7 +66,7 @@ def report_of(inspection: Inspection, asked: InspectSettings) -> InspectReport:
     return report
 
 
-def _units(x: Inspection, layer: int) -> list[InspectedLayer]:
+def _samples_of(x: Inspection, layer: int) -> list[InspectedLayer]:
     return [x.results[LAYER(i, layer)] for i in range(len(x.items))]
 
 
@@ -79,10 +79,10 @@ def _spectrum(x: Inspection) -> Spectrum:
     }
 
 
-def _layer_spectrum(units: Sequence[LayerSpectrum]) -> LayerSpectrum:
-    heads = zip(*(unit["curves"] for unit in units), strict=True)  # of each head its sequences
+def _layer_spectrum(samples: Sequence[LayerSpectrum]) -> LayerSpectrum:
+    heads = zip(*(unit["curves"] for unit in samples), strict=True)  # of each head its sequences
     curves = [[round(share, 6) for share in _mean(sequences)] for sequences in heads]
-    return {"curves": curves, "needed": _mean([unit["needed"] for unit in units])}
+    return {"curves": curves, "needed": _mean([unit["needed"] for unit in samples])}
 
 
 def _readable(x: Inspection, token: int) -> str:
@@ -99,30 +99,30 @@ def _fit(row: InspectRow) -> InspectedFit:
 
 
 def _inspected(x: Inspection, row: InspectRow) -> Inspected:
-    layers = {str(n): _layer([unit.methods[row.label] for unit in _units(x, n)]) for n in x.layers}
+    layers = {str(n): _layer([unit.methods[row.label] for unit in _samples_of(x, n)]) for n in x.layers}
     settings = row.method.to_dict()
-    figures: Inspected = {"method": row.label, "settings": settings, "calibrated": row.calibrated, "layers": layers}
+    inspected: Inspected = {"method": row.label, "settings": settings, "calibrated": row.calibrated, "layers": layers}
     if hashed := [layer for layer in layers.values() if "queries" in layer]:
-        figures["imbalance"] = _shares(hashed)
-    return figures
+        inspected["imbalance"] = _shares(hashed)
+    return inspected
 
 
-def _layer(units: Sequence[InLayer]) -> LayerFigures:
+def _layer(samples: Sequence[InLayer]) -> LayerMetrics:
     """One layer of one method, from its sequences."""
-    if units[0].reason is not None:
-        return {"reason": units[0].reason}
-    figures: LayerFigures = {}
-    if utilities := [unit.utility for unit in units if unit.utility]:
-        figures["utility"] = {variant: _utility([each[variant] for each in utilities]) for variant in VARIANTS}
-    if units[0].queries is not None:
-        figures["queries"] = [unit.queries for unit in units if unit.queries is not None]
-        figures["keys"] = [unit.keys for unit in units if unit.keys is not None]
-        figures["imbalance"] = _shares([figures])
-    return figures
+    if samples[0].reason is not None:
+        return {"reason": samples[0].reason}
+    metrics: LayerMetrics = {}
+    if utilities := [unit.utility for unit in samples if unit.utility]:
+        metrics["utility"] = {variant: _utility([each[variant] for each in utilities]) for variant in VARIANTS}
+    if samples[0].queries is not None:
+        metrics["queries"] = [unit.queries for unit in samples if unit.queries is not None]
+        metrics["keys"] = [unit.keys for unit in samples if unit.keys is not None]
+        metrics["imbalance"] = _shares([metrics])
+    return metrics
 
 
-def _utility(units: Sequence[UtilityFigures]) -> UtilityFigures:
-    return {name: _mean([unit[name] for unit in units]) for name in ("utility", "keys", "bound")}  # type: ignore
+def _utility(samples: Sequence[UtilityMetrics]) -> UtilityMetrics:
+    return {name: _mean([unit[name] for unit in samples]) for name in ("utility", "keys", "bound")}  # type: ignore
 
 
 def _mean(lists: Sequence[Sequence[float]]) -> list[float]:
@@ -130,13 +130,13 @@ def _mean(lists: Sequence[Sequence[float]]) -> list[float]:
     return [sum(column) / len(column) for column in zip(*lists, strict=True)]
 
 
-def _shares(layers: Sequence[LayerFigures]) -> InspectedShares:
+def _shares(layers: Sequence[LayerMetrics]) -> InspectedShares:
     queries, keys = (
         torch.tensor([head for layer in layers for sequence in layer[side] for head in sequence])
         for side in ("queries", "keys")
     )
-    found = BucketSizes(queries[None], keys[None], torch.ones_like(queries[None]).bool()).imbalance()
-    return {name: None if math.isnan(share) else share for name, share in asdict(found).items()}  # type: ignore
+    imbalances = BucketSizes(queries[None], keys[None], torch.ones_like(queries[None]).bool()).imbalance()
+    return {name: None if math.isnan(share) else share for name, share in asdict(imbalances).items()}  # type: ignore
 
 
 # ---------------------------------------------------------------------- what a reader must know
@@ -168,7 +168,7 @@ def _refused(x: Inspection, row: InspectRow) -> list[str]:
     """Which layers it could not run in."""
     by_reason: dict[str, list[str]] = {}
     for number in x.layers:
-        reason = _units(x, number)[0].methods[row.label].reason
+        reason = _samples_of(x, number)[0].methods[row.label].reason
         if reason:
             by_reason.setdefault(reason, []).append(str(number))
     return [f"{row.label} is left out in layers {', '.join(at)}: {reason}" for reason, at in by_reason.items()]

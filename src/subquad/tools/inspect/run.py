@@ -22,7 +22,7 @@ from subquad.core.errors import InputError, as_input_error
 from subquad.hf.plans import load_plan
 from subquad.methods import BoundMethod, Full, Method, parse_method
 from subquad.tools.data.texts import read_documents, report_folders, standard_library
-from subquad.tools.inspect.schema import LayerSpectrum, UtilityFigures, Variant
+from subquad.tools.inspect.schema import LayerSpectrum, UtilityMetrics, Variant
 from subquad.tools.measure.balance import bucket_sizes
 from subquad.tools.measure.capture import LayerInputs, recorded
 from subquad.tools.measure.fidelity import attention_weights
@@ -92,27 +92,27 @@ def measure(settings: InspectSettings, out: Path, progress: Progress = silent) -
 
 def check(settings: InspectSettings) -> None:
     """Raise InputError for what is wrong in the settings, as far as it shows before the model is loaded."""
-    _given(settings)
+    _asked_methods(settings)
     check_model(settings.model, settings.device)
 
 
-def _given(settings: InspectSettings) -> tuple[list[Method], list[str] | None]:
+def _asked_methods(settings: InspectSettings) -> tuple[list[Method], list[str] | None]:
     """The methods and the documents that the settings name."""
     for name in ("buckets", "sequences", "tokens"):
         if getattr(settings, name) < 1:
             raise InputError(f"--{name} {getattr(settings, name)} must be at least 1")
-    given = [method.replace("{buckets}", str(settings.buckets)) for method in settings.methods]
+    texts = [method.replace("{buckets}", str(settings.buckets)) for method in settings.methods]
     with as_input_error():
-        methods = list(dict.fromkeys(map(parse_method, given)))
+        methods = list(dict.fromkeys(map(parse_method, texts)))
     return methods, read_documents(settings.text, settings.column) if settings.text else None
 
 
 @dataclass
 class InLayer:
-    """One method in one layer on one sequence, as in `LayerFigures`."""
+    """One method in one layer on one sequence, as in `LayerMetrics`."""
 
     reason: str | None = None
-    utility: dict[Variant, UtilityFigures] | None = None
+    utility: dict[Variant, UtilityMetrics] | None = None
     queries: list[list[int]] | None = None  # in each bucket, for each head
     keys: list[list[int]] | None = None
 
@@ -148,7 +148,7 @@ class Inspection(JobRun):
     @classmethod
     def prepare(cls, settings: InspectSettings) -> "Inspection":
         """Check all that the user gave, cheapest first, and load the model."""
-        methods, documents = _given(settings)
+        methods, documents = _asked_methods(settings)
         pretrained = load(settings.model, settings.device)
         settings = _fitted(settings, pretrained)
         assert settings.length is not None
@@ -213,14 +213,14 @@ class Inspection(JobRun):
         inputs = self.inputs(i)[number]
         reasons = {row.label: reason for row in self.rows if (reason := row.refusal(inputs))}
         able = {row.label: row.by_layer[number] for row in self.rows if row.label not in reasons}
-        bound, found = utility_figures(inputs, able, self.keys)
-        sizes = size_figures(inputs, able)
-        figures = {label: InLayer(**found.get(label, {}), **sizes.get(label, {})) for label in able}
-        return InspectedLayer(bound, figures | {label: InLayer(reason) for label, reason in reasons.items()})
+        bound, utility = utility_metrics(inputs, able, self.keys)
+        sizes = size_metrics(inputs, able)
+        metrics = {label: InLayer(**utility.get(label, {}), **sizes.get(label, {})) for label in able}
+        return InspectedLayer(bound, metrics | {label: InLayer(reason) for label, reason in reasons.items()})
 
     def spectrum(self, i: int, number: int) -> LayerSpectrum:
         """The spectrum of exact attention's weights."""
-        return spectrum_figures(self.inputs(i)[number], self.curve)
+        return spectrum_metrics(self.inputs(i)[number], self.curve)
 
     @property
     def curve(self) -> list[int]:
@@ -238,35 +238,35 @@ class Inspection(JobRun):
         return {label: _map(method, inputs, s.head, shown) for label, method in able.items()}
 
 
-def utility_figures(
+def utility_metrics(
     inputs: LayerInputs, methods: Mapping[str, Method | BoundMethod], keys: int
 ) -> tuple[list[float], dict[str, dict[str, Any]]]:
     """The upper bound of each head; the utility of the methods that choose keys, with N/B of them and as given."""
-    given = {label: method for label, method in methods.items() if isinstance(inner(method), ChoosesKeys)}
-    asked = {("given", label): method for label, method in given.items()}
-    asked |= {("n_b", label): lean for label, method in given.items() if (lean := at_n_b(method)) is not method}
-    bound, found = utilities(asked, inputs.query, inputs.key, keys=keys, **_options(inputs))
-    figures: dict[str, dict[str, Any]] = {}
-    for label in given:
-        own = found["given", label]
-        variants = {"n_b": found.get(("n_b", label), own), "given": own}
-        figures[label] = {
+    choosing = {label: method for label, method in methods.items() if isinstance(inner(method), ChoosesKeys)}
+    asked = {("given", label): method for label, method in choosing.items()}
+    asked |= {("n_b", label): lean for label, method in choosing.items() if (lean := at_n_b(method)) is not method}
+    bound, utility = utilities(asked, inputs.query, inputs.key, keys=keys, **_options(inputs))
+    metrics: dict[str, dict[str, Any]] = {}
+    for label in choosing:
+        exact_choice = utility["given", label]
+        variants = {"n_b": utility.get(("n_b", label), exact_choice), "given": exact_choice}
+        metrics[label] = {
             "utility": {
-                variant: {name: getattr(of, name).mean(0).tolist() for name in ("utility", "keys", "bound")}
-                for variant, of in variants.items()
+                variant: {name: getattr(values, name).mean(0).tolist() for name in ("utility", "keys", "bound")}
+                for variant, values in variants.items()
             }
         }
-    return bound.mean(0).tolist(), figures
+    return bound.mean(0).tolist(), metrics
 
 
-def size_figures(inputs: LayerInputs, methods: Mapping[str, Method | BoundMethod]) -> dict[str, dict[str, Any]]:
+def size_metrics(inputs: LayerInputs, methods: Mapping[str, Method | BoundMethod]) -> dict[str, dict[str, Any]]:
     """Sizes of the buckets of the methods that hash tokens: queries and keys, for each head."""
-    figures = {}
+    metrics = {}
     for label, method in methods.items():
         if isinstance(inner(method), Hashes):
             sizes = bucket_sizes(method, inputs.query, inputs.key, **_options(inputs))
-            figures[label] = {"queries": sizes.queries[0].tolist(), "keys": sizes.keys[0].tolist()}
-    return figures
+            metrics[label] = {"queries": sizes.queries[0].tolist(), "keys": sizes.keys[0].tolist()}
+    return metrics
 
 
 def curve_points(length: int) -> list[int]:
@@ -275,7 +275,7 @@ def curve_points(length: int) -> list[int]:
     return sorted({j for j in (*range(1, 17), *spaced, heat_map_index(length)) if 1 <= j <= length})
 
 
-def spectrum_figures(inputs: LayerInputs, curve: list[int]) -> LayerSpectrum:
+def spectrum_metrics(inputs: LayerInputs, curve: list[int]) -> LayerSpectrum:
     """For each head of a sequence: Y at each j of `curve`, and how many singular values hold 90 % of their sum."""
     (values,) = singular_values(inputs.query, inputs.key, **_options(inputs))
     shares = cumulative(values)[:, [j - 1 for j in curve]]
@@ -290,8 +290,8 @@ def _options(inputs: LayerInputs) -> dict[str, Any]:
 def _map(method: Method | BoundMethod, inputs: LayerInputs, head: int, shown: slice) -> list[list[float]]:
     options = _options(inputs) | {"enable_gqa": inputs.query.shape[1] != inputs.key.shape[1]}
     rows = torch.arange(inputs.query.shape[2], device=inputs.query.device)[shown]
-    given = inputs.query, inputs.key, inputs.value
-    weights = attention_weights(method, *given, rows=rows, keys=shown, **options)
+    tensors = inputs.query, inputs.key, inputs.value
+    weights = attention_weights(method, *tensors, rows=rows, keys=shown, **options)
     return [[round(weight, 6) for weight in row] for row in weights[0, head].float().tolist()]
 
 

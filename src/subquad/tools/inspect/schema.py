@@ -21,7 +21,7 @@ class InspectedShares(TypedDict):
     ratio_of_both: float | None
 
 
-class UtilityFigures(TypedDict):
+class UtilityMetrics(TypedDict):
     """Utilities of one layer for each of its heads, as means over the sequences."""
 
     utility: list[float]
@@ -29,11 +29,11 @@ class UtilityFigures(TypedDict):
     bound: list[float]  # the most that this number of keys can have
 
 
-class LayerFigures(TypedDict):
+class LayerMetrics(TypedDict):
     """One method in one layer."""
 
     reason: NotRequired[str]  # why it could not run there; then nothing else is here
-    utility: NotRequired[dict[Variant, UtilityFigures]]
+    utility: NotRequired[dict[Variant, UtilityMetrics]]
     queries: NotRequired[list[list[list[int]]]]  # in each bucket, for each head, for each sequence
     keys: NotRequired[list[list[list[int]]]]
     imbalance: NotRequired[InspectedShares]
@@ -45,7 +45,7 @@ class Inspected(TypedDict):
     method: str  # as the command line writes it, and what its learned parameters are
     settings: dict[str, Any]  # Method.to_dict()
     calibrated: bool | None  # None: it has no learned parameters
-    layers: dict[str, LayerFigures]
+    layers: dict[str, LayerMetrics]
     imbalance: NotRequired[InspectedShares]  # over all layers
 
 

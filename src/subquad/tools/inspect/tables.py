@@ -11,8 +11,8 @@ from subquad.tools.inspect.reading import Choice, bounds, choice, choices, mean,
 from subquad.tools.inspect.schema import VARIANTS, Inspected, InspectedShares, InspectReport, Spectrum, Variant
 from subquad.tools.report import cells
 from subquad.tools.report.cells import MISSING, Cell
-from subquad.tools.report.content import Column, Line, ReportTable, fact
-from subquad.tools.report.markup import bullets, escaped, facts, fenced, sections, table_of
+from subquad.tools.report.content import Column, Line, ReportTable, text_of
+from subquad.tools.report.markup import bullets, escaped, fenced, pairs_table, sections, table_of
 from subquad.tools.report.terminal import fits, rich_of
 
 GROUPS: dict[Variant, str] = {"n_b": "N/B", "given": "given"}
@@ -50,8 +50,8 @@ class _Terminal:
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
         table = summary(self.report)
         yield Text(title(self.report), "bold")
-        wide = rich_of(table, False)
-        yield wide if fits(console, options, wide) else rich_of(table, True)
+        full = rich_of(table, False)
+        yield full if fits(console, options, full) else rich_of(table, True)
         if "spectrum" in self.report:
             yield rich_of(spectrum(self.report["spectrum"]), False)
             yield Text(SPECTRUM_LEGEND, "dim")
@@ -59,14 +59,14 @@ class _Terminal:
             yield Text(line, "dim")
 
 
-def markdown(report: InspectReport, figures: Sequence[str] = ()) -> str:
-    """All of an inspection as Markdown. `figures` are the names of the plots that lie beside it."""
+def markdown(report: InspectReport, plots: Sequence[str] = ()) -> str:
+    """All of an inspection as Markdown. `plots` are the names of the plots that lie beside it."""
     shows = about(report)
     parts = [
         f"# {escaped(title(report))}",
         table_of(summary(report)),
         escaped(LEGEND),
-        *(f"![{name}]({name})\n\n{escaped(shows[name])}" for name in figures),
+        *(f"![{name}]({name})\n\n{escaped(shows[name])}" for name in plots),
     ]
     if "spectrum" in report:
         parts += ["## Spectrum", table_of(spectrum(report["spectrum"])), escaped(SPECTRUM_LEGEND)]
@@ -74,8 +74,8 @@ def markdown(report: InspectReport, figures: Sequence[str] = ()) -> str:
     for number in report["bounds"]:
         parts += [f"### Layer {number}", table_of(of_layer(report, number))]
     parts += sections({t: report[t.lower()] for t in ("Settings", "Model", "Text", "Hardware", "Versions")})  # type: ignore[literal-required]
-    methods = [(method["method"], fact(method["method"], method["settings"])) for method in report["methods"]]
-    parts += ["## Methods", facts(methods), "## Notes", bullets(report["notes"])]
+    methods = [(method["method"], text_of(method["method"], method["settings"])) for method in report["methods"]]
+    parts += ["## Methods", pairs_table(methods), "## Notes", bullets(report["notes"])]
     parts += ["## Command", fenced(report["command"]), escaped(report["created"])]
     return "\n\n".join(parts) + "\n"
 
@@ -108,15 +108,17 @@ def of_layer(report: InspectReport, number: str) -> ReportTable:
     )
 
 
-def spectrum(found: Spectrum) -> ReportTable:
+def spectrum(measured: Spectrum) -> ReportTable:
     """A line for each layer: how fast the singular values of its heads' weights fall."""
-    share = found["at"].index(found["index"])
-    heads = [Column(head, group) for group in (f"Y({found['index']})", "for 90 %") for head in ("median", "min", "max")]
+    share = measured["at"].index(measured["index"])
+    heads = [
+        Column(head, group) for group in (f"Y({measured['index']})", "for 90 %") for head in ("median", "min", "max")
+    ]
     lines = []
-    for number, layer in found["layers"].items():
+    for number, layer in measured["layers"].items():
         shares, counts = [curve[share] for curve in layer["curves"]], layer["needed"]
-        row = [cells.number(of(shares)) for of in (median, min, max)]
-        lines.append(Line(number, [*row, *(cells.number(of(counts), 0) for of in (median, min, max))]))
+        row = [cells.number(statistic(shares)) for statistic in (median, min, max)]
+        lines.append(Line(number, [*row, *(cells.number(statistic(counts), 0) for statistic in (median, min, max))]))
     return ReportTable(heads, lines, first="layer")
 
 
@@ -131,24 +133,24 @@ def _table(
     heads = [Column(head, GROUPS[variant]) for variant in VARIANTS for head in ("keys", "utility", "bound")]
     lines = []
     for method in report["methods"]:
-        found = [_choice(chosen(method, variant)) for variant in VARIANTS]
-        row = [*found[0], *found[1], *_shares(shares(method))]
+        columns = [_choice(chosen(method, variant)) for variant in VARIANTS]
+        row = [*columns[0], *columns[1], *_shares(shares(method))]
         if any(cell.tone != "missing" for cell in row):
             name, bracket, mark = method["method"].partition(" (")
             lines.append(Line(name, row, [mark.removesuffix(")")] if bracket else []))
     for name, utility in (("upper bound", best), ("random buckets", 1 / s["buckets"])):
-        rest = [BLANK] * (len(heads) - 2 + len(SHARES))
-        lines.append(Line(name, [cells.number(s["keys"], 0), cells.number(utility), *rest]))
+        blanks = [BLANK] * (len(heads) - 2 + len(SHARES))
+        lines.append(Line(name, [cells.number(s["keys"], 0), cells.number(utility), *blanks]))
     return ReportTable([*heads, *SHARES.values()], lines)
 
 
-def _choice(found: Choice | None) -> list[Cell]:
-    if found is None:
+def _choice(choice: Choice | None) -> list[Cell]:
+    if choice is None:
         return [BLANK] * 3
-    return [cells.number(found.keys, 0), cells.number(found.utility), cells.number(found.bound)]
+    return [cells.number(choice.keys, 0), cells.number(choice.utility), cells.number(choice.bound)]
 
 
-def _shares(found: InspectedShares | None) -> list[Cell]:
-    if found is None:
+def _shares(shares: InspectedShares | None) -> list[Cell]:
+    if shares is None:
         return [BLANK] * len(SHARES)
-    return [cells.share(found[name]) for name in SHARES]  # type: ignore[literal-required]
+    return [cells.share(shares[name]) for name in SHARES]  # type: ignore[literal-required]

@@ -23,14 +23,14 @@ def utility(report: InspectReport) -> Figure | None:
     looks = drawing.styles([method["method"] for method in shown])
     figure = Figure(figsize=(max(6.4, 1.5 * len(shown) + 3.2), 4.6), layout="constrained")
     ax = figure.subplots()
-    for place, method in enumerate(shown):
+    for position, method in enumerate(shown):
         color, two = looks[method["method"]].color, widens(method)
         shifts: dict[Variant, float] = {"n_b": -WIDTH / 1.8, "given": WIDTH / 1.8} if two else {"n_b": 0.0}
         for variant, shift in shifts.items():
-            found = list(choices(method, variant).values())
-            _box(ax, place + shift, [one.utility for one in found], color, solid=variant == "n_b")
-            keys = sum(one.keys for one in found) / len(found)
-            _below(ax, place + shift, min(one.utility for one in found), f"{keys:,.0f}")
+            shares = list(choices(method, variant).values())
+            _box(ax, position + shift, [one.utility for one in shares], color, solid=variant == "n_b")
+            keys = sum(one.keys for one in shares) / len(shares)
+            _below(ax, position + shift, min(one.utility for one in shares), f"{keys:,.0f}")
     best = list(bounds(report).values())
     _box(ax, float(len(shown)), best, BOUND, solid=True)
     _below(ax, float(len(shown)), min(best), f"{s['keys']:,}")
@@ -51,7 +51,7 @@ def utility(report: InspectReport) -> Figure | None:
     return drawing.titled(figure, report["model"]["name"], what)
 
 
-def _box(ax: Any, place: float, values: Sequence[float], color: str, *, solid: bool) -> None:
+def _box(ax: Any, position: float, values: Sequence[float], color: str, *, solid: bool) -> None:
     """A box of the quartiles and a point for each value."""
     props = {
         "boxprops": {"facecolor": f"{color}{'cc' if solid else '44'}", "edgecolor": color},
@@ -59,12 +59,14 @@ def _box(ax: Any, place: float, values: Sequence[float], color: str, *, solid: b
         "whiskerprops": {"color": color},
         "capprops": {"color": color},
     }
-    ax.boxplot([values], positions=[place], widths=WIDTH, showfliers=False, patch_artist=True, **props)
+    ax.boxplot([values], positions=[position], widths=WIDTH, showfliers=False, patch_artist=True, **props)
     shifts = [WIDTH * 0.22 * (i % 3 - 1) for i in range(len(values))]
-    places = [place + shift for shift in shifts]
-    ax.plot(places, values, linestyle="", marker="o", markersize=3.2, color="#222222", alpha=0.75, zorder=4)
+    at = [position + shift for shift in shifts]
+    ax.plot(at, values, linestyle="", marker="o", markersize=3.2, color="#222222", alpha=0.75, zorder=4)
 
 
-def _below(ax: Any, place: float, lowest: float, text: str) -> None:
+def _below(ax: Any, position: float, lowest: float, text: str) -> None:
     box = {"facecolor": "white", "edgecolor": "none", "pad": 0.8, "alpha": 0.8}
-    ax.annotate(text, (place, lowest), (0, -6), textcoords="offset points", ha="center", va="top", fontsize=8, bbox=box)
+    ax.annotate(
+        text, (position, lowest), (0, -6), textcoords="offset points", ha="center", va="top", fontsize=8, bbox=box
+    )

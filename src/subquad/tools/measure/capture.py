@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from subquad import hf
 from subquad.masks import Mask
 from subquad.methods import BoundMethod, Method
-from subquad.tools.measure.team import ALONE, Team
+from subquad.tools.measure.group import ALONE, MeasuringGroup
 
 EXACT_ALONE = ("softcap", "sinks")  # what no method takes: a call that has one is exact attention, and not recorded
 
@@ -35,18 +35,24 @@ class LayerInputs:
         return method(self.query, self.key, self.value, enable_gqa=gqa, **self.options)
 
 
-def without_padded_queries(*, mask: Mask, real: Tensor | None, own: Tensor | None, **options: Any) -> dict[str, Any]:
+def without_padded_queries(
+    *, mask: Mask, valid: Tensor | None, query_valid: Tensor | None, **options: Any
+) -> dict[str, Any]:
     """The options of a layer's call as a method takes them; padded queries, which the layer computes, are left out."""
-    if real is not None:
-        mask = mask & Mask.padding(keys=real) if own is None else mask & Mask.padding(keys=real, queries=own)
+    if valid is not None:
+        mask = (
+            mask & Mask.padding(keys=valid)
+            if query_valid is None
+            else mask & Mask.padding(keys=valid, queries=query_valid)
+        )
     return {"mask": mask} | {name: value for name, value in options.items() if name not in EXACT_ALONE}
 
 
 @contextmanager
-def recorded(model: Any, team: Team = ALONE) -> Iterator[list[LayerInputs]]:
+def recorded(model: Any, group: MeasuringGroup = ALONE) -> Iterator[list[LayerInputs]]:
     """Swap "full" into a model and collect the inputs of every attention call; afterwards the model is as before.
 
-    Of a team, each process collects those of its own tokens.
+    Of a group, each process collects those of its own tokens.
 
     Raises:
         ValueError: a query, key or value holds NaN or infinity; names it and the layer.
@@ -54,7 +60,7 @@ def recorded(model: Any, team: Team = ALONE) -> Iterator[list[LayerInputs]]:
     before, keep = hf.bounds(model), hf.describe(model).keep  # with what they learned
     calls: list[LayerInputs] = []
     handles = []
-    for layer in hf.swap(model, "full", parallel=team.ranks).layers:
+    for layer in hf.swap(model, "full", parallel=group.ranks).layers:
 
         def hook(module: nn.Module, args: tuple[Tensor, ...], options: dict[str, Any], layer: hf.Layer = layer) -> None:
             if any(options.get(name) is not None for name in EXACT_ALONE):
@@ -74,4 +80,4 @@ def recorded(model: Any, team: Team = ALONE) -> Iterator[list[LayerInputs]]:
             handle.remove()
         hf.restore(model)
         if before:
-            hf.swap(model, before, keep=keep, parallel=team.ranks)
+            hf.swap(model, before, keep=keep, parallel=group.ranks)

@@ -9,7 +9,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from subquad.methods import BoundMethod, Method
-from subquad.tools.measure.team import ALONE, Team
+from subquad.tools.measure.group import ALONE, MeasuringGroup
 
 
 def cosine(a: Float[Tensor, "n width"], b: Float[Tensor, "n width"]) -> Float[Tensor, "n"]:
@@ -22,10 +22,10 @@ def percentile(values: Tensor, q: float) -> float:
     return float(values.double().quantile(q))
 
 
-def relative_error(out: Tensor, exact: Tensor, team: Team = ALONE) -> float:
-    """‖out − exact‖ / ‖exact‖ over all entries, of a team over those of all its processes; 0 where both are 0."""
+def relative_error(out: Tensor, exact: Tensor, ranks: MeasuringGroup = ALONE) -> float:
+    """‖out − exact‖ / ‖exact‖ over all entries, of a group over those of all its processes; 0 where both are 0."""
     norms = (float(x.double().norm()) for x in (out.double() - exact.double(), exact))
-    error, size = (math.sqrt(square) for square in team.sums(*(norm * norm for norm in norms)))
+    error, size = (math.sqrt(square) for square in ranks.sums(*(norm * norm for norm in norms)))
     if size > 0:
         return error / size
     return math.inf if error > 0 else 0.0

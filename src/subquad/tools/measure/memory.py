@@ -9,15 +9,15 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from subquad.tools.measure.team import ALONE, Team
+from subquad.tools.measure.group import ALONE, MeasuringGroup
 
 
 def peak_extra_mib(
-    call: Callable[[], Any], device: torch.device | None = None, team: Team = ALONE
+    call: Callable[[], Any], device: torch.device | None = None, group: MeasuringGroup = ALONE
 ) -> tuple[float, Any]:
     """MiB that torch's allocator held at most during a call, less what it held before, and what the call returned.
 
-    Results and temporaries count. Of a team it is the process that held most.
+    Results and temporaries count. Of a group it is the process that held most.
 
     On a CPU from the profiler's record of every allocation, kernels' own buffers included; on CUDA from the caching
     allocator's statistics.
@@ -28,7 +28,7 @@ def peak_extra_mib(
         before = torch.cuda.memory_allocated(device)
         returned = call()
         torch.cuda.synchronize(device)
-        return team.maximum((torch.cuda.max_memory_allocated(device) - before) / 2**20), returned
+        return group.maximum((torch.cuda.max_memory_allocated(device) - before) / 2**20), returned
     with _quiet_stderr(), profile(activities=[ProfilerActivity.CPU], profile_memory=True) as record:
         returned = call()
     result = record.profiler.kineto_results if record.profiler else None
@@ -37,7 +37,7 @@ def peak_extra_mib(
     for event in sorted(events, key=lambda event: event.start_ns()):
         level += event.nbytes()
         peak = max(peak, level)
-    return team.maximum(peak / 2**20), returned
+    return group.maximum(peak / 2**20), returned
 
 
 @contextmanager

@@ -21,7 +21,7 @@ class Peak:
     """Bytes at the highest moment of a call above those before it, or None; how they were counted, or why not."""
 
     bytes: int | None = None
-    how: str = ""
+    method: str = ""
 
 
 def peak_extra(call: Callable[[], Any], device: torch.device | None = None) -> Peak:

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple, NotRequired, TypedDict, TypeVar
 import torch
 
 from subquad.methods import Method
+from subquad.tools.measure.group import ALONE, MeasuringGroup
 from subquad.tools.measure.noise import Verdict, verdict
-from subquad.tools.measure.team import ALONE, Team
 
 Call = TypeVar("Call")
 
@@ -39,13 +39,13 @@ def one_round(
     calls: Mapping[str, Callable[[], Any]],
     device: torch.device | None = None,
     between: Callable[[], Any] = lambda: None,
-    team: Team = ALONE,
+    group: MeasuringGroup = ALONE,
 ) -> dict[str, float]:
     """Seconds of each call, one after the other; before each one `between` runs, outside the stopwatch."""
     seconds = {}
     for name, call in calls.items():
         between()
-        seconds[name] = stopwatch(call, device, team)[0]
+        seconds[name] = stopwatch(call, device, group)[0]
     return seconds
 
 
@@ -80,7 +80,7 @@ def until_steady(
     effort: Effort,
     device: torch.device | None = None,
     between: Callable[[], Any] = lambda: None,
-    team: Team = ALONE,
+    group: MeasuringGroup = ALONE,
 ) -> dict[str, list[float]]:
     """Seconds of each call in each round, for as many rounds as the medians need or time allows.
 
@@ -91,15 +91,15 @@ def until_steady(
     allowed = effort.seconds * len(calls)
 
     def left(share: float = 1.0) -> bool:
-        return team.broadcast_from_main(lambda: time.perf_counter() - start < share * allowed)
+        return group.broadcast_from_main(lambda: time.perf_counter() - start < share * allowed)
 
     for _ in range(3):
-        one_round(shuffled(calls, draw), device, between, team)
+        one_round(shuffled(calls, draw), device, between, group)
         if not left(0.1):
             break
     rounds: list[dict[str, float]] = []
     while len(rounds) < effort.least or (left() and len(rounds) < effort.most and not _steady(rounds, effort)):
-        rounds.append(one_round(shuffled(calls, draw), device, between, team))
+        rounds.append(one_round(shuffled(calls, draw), device, between, group))
     seconds = by_name(rounds)
     return {name: seconds[name] for name in calls if name in seconds}
 
@@ -116,14 +116,16 @@ def predicted(method: Method, seconds: float, growth: float) -> float:
     return seconds * growth ** (1 if method.traits.subquadratic else 2)
 
 
-def stopwatch(call: Callable[[], Any], device: torch.device | None = None, team: Team = ALONE) -> tuple[float, Any]:
-    """Seconds that a call took, the device's work included, and what it returned; of a team the slowest one's."""
-    team.barrier()
+def stopwatch(
+    call: Callable[[], Any], device: torch.device | None = None, group: MeasuringGroup = ALONE
+) -> tuple[float, Any]:
+    """Seconds that a call took, the device's work included, and what it returned; of a group the slowest one's."""
+    group.barrier()
     _wait(device)
     start = time.perf_counter()
     result = call()
     _wait(device)
-    return team.maximum(time.perf_counter() - start), result
+    return group.maximum(time.perf_counter() - start), result
 
 
 def cost(

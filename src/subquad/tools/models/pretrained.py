@@ -17,7 +17,7 @@ from subquad.core.errors import InputError, as_input_error, check_device
 from subquad.hf.model_files import Pooling, pooling_of, read_config, read_model, read_tokenizer
 from subquad.hf.saved import without_marks
 from subquad.hf.weights import check_weights
-from subquad.tools.measure.team import ALONE, Team
+from subquad.tools.measure.group import ALONE, MeasuringGroup
 from subquad.tools.models.model_types import registered
 
 Kind = Literal["embedding", "masked-lm", "causal-lm"]
@@ -31,7 +31,7 @@ BATCH = 8  # items of the model's own length
 class Pretrained:
     """A model with its tokenizer, and how its outputs are read.
 
-    Every process of a team has the whole model, and reads its part of the tokens inside `running`.
+    Every process of a group has the whole model, and reads its part of the tokens inside `running`.
     """
 
     name: str
@@ -41,7 +41,7 @@ class Pretrained:
     pooling: Pooling
     limit: int | None  # tokens that its positions reach
     notes: tuple[str, ...] = ()  # of its weights, what a reader must know
-    team: Team = ALONE
+    group: MeasuringGroup = ALONE
 
     @property
     def device(self) -> torch.device:
@@ -87,7 +87,7 @@ class Pretrained:
 
     def batch(self, items: Sequence[Sequence[int]]) -> dict[str, Tensor]:
         """Right-padded input ids and their attention mask, on the model's device; a token or more for each process."""
-        longest = max(*map(len, items), self.team.count)
+        longest = max(*map(len, items), self.group.count)
         reach, known = hf.position_limit(self.model), self.model.get_input_embeddings().num_embeddings
         if reach is not None and longest > reach:
             raise InputError(f"{longest:,} tokens are past the {reach:,} positions of {self.name}; give shorter ones")
@@ -135,10 +135,10 @@ class Pretrained:
         hidden = self.model(**self._cut(batch)).last_hidden_state
         if self.pooling == "cls":  # the first process has the first token
             first = hidden[:, 0]
-            return self.team.all_reduce(first if self.team.is_main else torch.zeros_like(first)).float().cpu()
+            return self.group.all_reduce(first if self.group.is_main else torch.zeros_like(first)).float().cpu()
         attention_mask = batch["attention_mask"][..., None]
         return (
-            (self.team.all_reduce((hidden * self.team.cut(attention_mask)).sum(1)) / attention_mask.sum(1))
+            (self.group.all_reduce((hidden * self.group.cut(attention_mask)).sum(1)) / attention_mask.sum(1))
             .float()
             .cpu()
         )
@@ -165,12 +165,12 @@ class Pretrained:
             wanted, counted = ids, drawn & attention_mask & ~special
             batch["input_ids"] = ids.masked_fill(counted, self.tokenizer.mask_token_id)
         cache = {"use_cache": False} if self.kind == "causal-lm" else {}
-        logits, local = self.model(**self._cut(batch), **cache).logits, self.team.cut(counted)
-        nll = F.cross_entropy(logits[local].float(), self.team.cut(wanted)[local], reduction="sum")
-        return self.team.sums(float(nll))[0], int(counted.sum())
+        logits, local = self.model(**self._cut(batch), **cache).logits, self.group.cut(counted)
+        nll = F.cross_entropy(logits[local].float(), self.group.cut(wanted)[local], reduction="sum")
+        return self.group.sums(float(nll))[0], int(counted.sum())
 
     def _cut(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
-        return {name: self.team.cut(x) for name, x in batch.items()}
+        return {name: self.group.cut(x) for name, x in batch.items()}
 
     def probe(self) -> Tensor:
         """What is read from the model on a short input, under autograd if that is on."""
@@ -182,10 +182,10 @@ class Pretrained:
         return self.embed(items) if self.kind == "embedding" else self.losses(items)
 
 
-def load(name: str | None, device: str = "cpu", team: Team = ALONE) -> Pretrained:
+def load(name: str | None, device: str = "cpu", group: MeasuringGroup = ALONE) -> Pretrained:
     """Load a model by hub id or folder; None is the encoder that the `demo` extra carries.
 
-    Each process of a team loads the whole model.
+    Each process of a group loads the whole model.
 
     Raises:
         InputError: nothing loads under this name, no tokenizer, weights that are not the model's, or a model that reads
@@ -225,9 +225,9 @@ def load(name: str | None, device: str = "cpu", team: Team = ALONE) -> Pretraine
         notes = check_weights(where, model, loading, pretrained.probe)
     for note in notes:
         logger.warning("%s: %s", where, note)
-    pretrained = replace(pretrained, notes=tuple(notes), team=team)
-    if team.count > 1:
-        with as_input_error(f"{where}: "), running(model, None, team):
+    pretrained = replace(pretrained, notes=tuple(notes), group=group)
+    if group.count > 1:
+        with as_input_error(f"{where}: "), running(model, None, group):
             pass
     return pretrained
 
@@ -289,15 +289,15 @@ def _pooling(config: Any, where: str) -> Pooling:
 
 
 @contextmanager
-def running(model: Any, methods: Any, team: Team = ALONE) -> Iterator[None]:
+def running(model: Any, methods: Any, group: MeasuringGroup = ALONE) -> Iterator[None]:
     """Run `methods` (as `hf.swap` takes them; None = the model's own attention) in a model, for a while.
 
-    Of a team, each process then runs the model on its part of the tokens; the model's own attention is "full" there.
+    Of a group, each process then runs the model on its part of the tokens; the model's own attention is "full" there.
     """
-    if methods is None and team.ranks is None:
+    if methods is None and group.ranks is None:
         yield
         return
-    hf.swap(model, "full" if methods is None else methods, parallel=team.ranks)
+    hf.swap(model, "full" if methods is None else methods, parallel=group.ranks)
     try:
         yield
     finally:

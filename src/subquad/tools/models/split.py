@@ -1,4 +1,4 @@
-"""Methods in a model whose tokens are split over the processes of a team: what they send, and what is refused."""
+"""Methods in a model whose tokens are split over the processes of a group: what they send, and what is refused."""
 
 from collections.abc import Iterable
 from collections.abc import Sequence as Many
@@ -11,7 +11,7 @@ from subquad.distributed import Sequence
 from subquad.distributed.run import refusal_of_method, way_of_method
 from subquad.masks import Mask
 from subquad.methods import BoundMethod, Method
-from subquad.tools.measure.team import Team
+from subquad.tools.measure.group import MeasuringGroup
 from subquad.tools.models.pretrained import Pretrained
 from subquad.tools.models.rows import CompareRow
 
@@ -22,20 +22,20 @@ def split(row: CompareRow, pretrained: Pretrained) -> CompareRow:
     """The row with what its layers send where tokens are split over ranks; without layers where they refuse that."""
     modes = set()
     for layer in hf.find_layers(pretrained.model):
-        if pretrained.team.ranks is None or layer.number not in row.layers:
+        if pretrained.group.ranks is None or layer.number not in row.layers:
             continue
-        reason, mode = split_of(layer, row.at(layer.number), pretrained.team.ranks.even(pretrained.team.count))
+        reason, mode = split_of(layer, row.at(layer.number), pretrained.group.ranks.even(pretrained.group.count))
         if reason is not None:
             return replace(row, layers=[], reason=reason)
         modes.add(mode)
     return replace(row, modes=tuple(sorted(modes)))
 
 
-def split_refusals(layers: Iterable[hf.Layer], method: Method, team: Team) -> dict[int, str]:
-    """Which layers cannot run the method on tokens that are split over a team, and why."""
-    if team.ranks is None:
+def split_refusals(layers: Iterable[hf.Layer], method: Method, group: MeasuringGroup) -> dict[int, str]:
+    """Which layers cannot run the method on tokens that are split over a group, and why."""
+    if group.ranks is None:
         return {}
-    reasons = {layer.number: split_of(layer, method, team.ranks.even(team.count))[0] for layer in layers}
+    reasons = {layer.number: split_of(layer, method, group.ranks.even(group.count))[0] for layer in layers}
     return {number: reason for number, reason in reasons.items() if reason}
 
 
@@ -63,10 +63,10 @@ def split_note(ranks: int) -> str:
     )
 
 
-def check_not_fitted(text: Many[Path], team: Team) -> None:
+def check_not_fitted(text: Many[Path], group: MeasuringGroup) -> None:
     """InputError where several processes are asked to fit."""
-    if text and team.count > 1:
+    if text and group.count > 1:
         raise InputError(
-            f"--calibrate {text[0]} fits in one process, but there are {team.count}: run subquad calibrate first, "
+            f"--calibrate {text[0]} fits in one process, but there are {group.count}: run subquad calibrate first, "
             "without torchrun, and give its folder with --adapter"
         )

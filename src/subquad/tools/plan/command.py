@@ -36,7 +36,7 @@ def plan(
 
     Under torchrun, the tokens of every input are split over the ranks.
     """
-    with user_errors(), ranks.team(settings.device) as team, needs("demo"):
+    with user_errors(), ranks.group(settings.device) as group, needs("demo"):
         from subquad.tools.cli.finished import Claim
         from subquad.tools.models import saving
         from subquad.tools.plan.report import compare_command, report_of
@@ -45,16 +45,16 @@ def plan(
 
         def report(progress: Any) -> Any:
             with executor:
-                made = make(settings, out, progress, executor, team)
-            if team.is_main:
+                made = make(settings, out, progress, executor, group)
+            if group.is_main:
                 made.plan.save(out, made.planning.loads[0].model)
             return report_of(made, compare_command(made, settings, out))
 
-        if team.is_main:
+        if group.is_main:
             saving.check(save, out, settings.model)
-        claim = Claim(PLAN, settings, out, team.count)
-        result = measured(claim, partial(check, settings), report, write_plan_report, again, team=team)
-        if not team.is_main:
+        claim = Claim(PLAN, settings, out, group.count)
+        result = measured(claim, partial(check, settings), report, write_plan_report, again, group=group)
+        if not group.is_main:
             return
         chosen = saving.chosen_by_plan(settings, out) if save else None
         saving.save(chosen, settings.model, save)

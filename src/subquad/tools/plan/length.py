@@ -131,7 +131,7 @@ class Length:
         self.verify(planned)
         if planned.verified is not None:
             planned.starts = self.starts(planned)
-            if self.load.team.count == 1:  # an audit needs all tokens
+            if self.load.group.count == 1:  # an audit needs all tokens
                 chosen = swap_of(planned.chosen, self.by_name)
                 job = BASELINE.job(self.length, run=partial(self.usual_errors, chosen))
                 planned.baseline = self.cache.get(job)
@@ -193,7 +193,7 @@ class Length:
 
     def past(self, end: float) -> bool:
         """Whether it is later, on the clock of the main process."""
-        return self.load.team.broadcast_from_main(lambda: time.perf_counter() > end)
+        return self.load.group.broadcast_from_main(lambda: time.perf_counter() > end)
 
     def _report(self, what: str, begin: int, total: int, job: str, done: int, batch: int) -> None:
         """Report how many of all jobs are done, from how many of those that are under way are."""
@@ -266,16 +266,16 @@ class Length:
     def starts(self, planned: Planned) -> dict[str, int]:
         """The length from which on each chosen method is faster than exact attention, at most this one."""
         layer_of = {name: layer for layer, name in planned.chosen.items() if name != EXACT}
-        lengths = [max(int(part * self.length), self.load.team.count) for part in FRACTIONS]
+        lengths = [max(int(part * self.length), self.load.group.count) for part in FRACTIONS]
 
         def measured() -> dict[str, list[bool]]:
-            with recorded(self.load.model, self.load.team) as calls:
+            with recorded(self.load.model, self.load.group) as calls:
                 self.load.run(self.load.items[0])
             inputs = {call.number: call for call in reversed(calls)}
             won: dict[str, list[bool]] = {}
             for name, layer in layer_of.items():
                 tried = {name: self.by_name[name].by_layer[layer]}
-                won |= faster_at(inputs[layer], tried, lengths, team=self.load.team)
+                won |= faster_at(inputs[layer], tried, lengths, group=self.load.group)
             return won
 
         self.progress(f"timing inputs shorter than {self.length:,} tokens", 0, 1)

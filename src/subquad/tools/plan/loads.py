@@ -13,7 +13,7 @@ from subquad import hf
 from subquad.core.errors import InputError
 from subquad.tools.measure.capture import recorded
 from subquad.tools.measure.fidelity import cosine
-from subquad.tools.measure.team import ALONE, Team
+from subquad.tools.measure.group import ALONE, MeasuringGroup
 from subquad.tools.models.passages import TokenizedText
 from subquad.tools.models.pretrained import Pretrained
 
@@ -34,7 +34,7 @@ class PlanInputs:
     loss: Loss
     items: Sequence[Any]  # on which losses are measured
     held_out: Sequence[Any]  # on which the plan is verified
-    team: Team = ALONE  # whose processes split the tokens of an input
+    group: MeasuringGroup = ALONE  # whose processes split the tokens of an input
 
 
 def text_load(pretrained: Pretrained, reading: TokenizedText, length: int) -> PlanInputs:
@@ -62,7 +62,7 @@ def text_load(pretrained: Pretrained, reading: TokenizedText, length: int) -> Pl
         loss=LOSSES[pretrained.kind],
         items=items,
         held_out=held_out,
-        team=pretrained.team,
+        group=pretrained.group,
     )
 
 

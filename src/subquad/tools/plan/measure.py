@@ -15,8 +15,8 @@ from subquad.masks import Mask
 from subquad.methods import BoundMethod, Full, Method
 from subquad.tools.measure.capture import LayerInputs, recorded
 from subquad.tools.measure.fidelity import relative_error
+from subquad.tools.measure.group import ALONE, MeasuringGroup
 from subquad.tools.measure.prefix import Chain, chain, kept, skipping
-from subquad.tools.measure.team import ALONE, Team
 from subquad.tools.measure.timing import Effort, one_round, shuffled, stopwatch, until_steady
 from subquad.tools.models.pretrained import running
 from subquad.tools.plan.loads import PlanInputs
@@ -66,18 +66,18 @@ def _shape(inputs: LayerInputs) -> tuple[Any, ...]:
 @torch.inference_mode()
 def screen(load: PlanInputs, candidates: Sequence[Candidate]) -> Screen:
     """Errors and times of all candidates on what the layers are given for the first input."""
-    with recorded(load.model, load.team) as calls:
+    with recorded(load.model, load.group) as calls:
         load.run(load.items[0])
     first = {inputs.number: inputs for inputs in reversed(calls)}  # of layers that run twice, the first call
-    with running(load.model, None, load.team):
-        passes = [stopwatch(lambda: load.run(load.items[0]), team=load.team)[0] for _ in range(3)]
+    with running(load.model, None, load.group):
+        passes = [stopwatch(lambda: load.run(load.items[0]), group=load.group)[0] for _ in range(3)]
     errors: dict[str, dict[str, float]] = {}
     spreads: dict[str, float] = {}
     for number, inputs in sorted(first.items()):
         exact = inputs.run(Full())
         outs = {c.name: inputs.run(c.by_layer[number]) for c in candidates if number in c.by_layer}
-        errors[str(number)] = {name: relative_error(out, exact, load.team) for name, out in outs.items()}
-        heads = [_of_heads(out, exact, load.team) for out in outs.values()]
+        errors[str(number)] = {name: relative_error(out, exact, load.group) for name, out in outs.items()}
+        heads = [_of_heads(out, exact, load.group) for out in outs.values()]
         if heads:
             spreads[str(number)] = statistics.median(max(each) / max(statistics.median(each), 1e-9) for each in heads)
     alike: dict[Any, list[int]] = {}
@@ -89,22 +89,22 @@ def screen(load: PlanInputs, candidates: Sequence[Candidate]) -> Screen:
         middle = numbers[len(numbers) // 2]
         # Learned parameters of another layer cost as much as the middle one's.
         methods = {c.name: [c.by_layer[n] for n in (middle, *numbers) if n in c.by_layer] for c in candidates}
-        timed = _times(first[middle], {name: each[0] for name, each in methods.items() if each}, load.team)
+        timed = _times(first[middle], {name: each[0] for name, each in methods.items() if each}, load.group)
         for number in numbers:
             seconds[str(number)] = {name: s for name, s in timed.items() if name in {EXACT, *errors[str(number)]}}
     return Screen(seconds, errors, statistics.median(passes), spreads)
 
 
-def _of_heads(out: torch.Tensor, exact: torch.Tensor, team: Team) -> list[float]:
-    wrong, size = (team.all_reduce(x.double().square().sum((0, 2, 3))).sqrt() for x in (out - exact, exact))
+def _of_heads(out: torch.Tensor, exact: torch.Tensor, group: MeasuringGroup) -> list[float]:
+    wrong, size = (group.all_reduce(x.double().square().sum((0, 2, 3))).sqrt() for x in (out - exact, exact))
     return (wrong / size.clamp(min=1e-30)).tolist()
 
 
-def _times(inputs: LayerInputs, methods: Mapping[str, Method | BoundMethod], team: Team) -> dict[str, float]:
+def _times(inputs: LayerInputs, methods: Mapping[str, Method | BoundMethod], group: MeasuringGroup) -> dict[str, float]:
     """Seconds of each method on these inputs, from its ratio to exact attention in the same rounds."""
     calls: dict[str, Any] = {EXACT: lambda: inputs.run(Full())}
     calls |= {name: lambda m=method: inputs.run(m) for name, method in methods.items()}
-    rounds = until_steady(calls, ROUNDS, inputs.query.device, team=team)
+    rounds = until_steady(calls, ROUNDS, inputs.query.device, group=group)
     exact = statistics.median(rounds[EXACT])
     ratios = {
         name: statistics.median(
@@ -126,7 +126,7 @@ def single_losses(
     losses: dict[str, dict[str, float]] = {}
     layers = hf.find_layers(load.model)
     blocks = chain(load.model, layers)
-    with running(load.model, EXACT, load.team), kept(blocks.blocks if blocks else ()) as outputs:
+    with running(load.model, EXACT, load.group), kept(blocks.blocks if blocks else ()) as outputs:
         exact = load.run(item)
     _check_finite(load.loss(exact, exact))
     blocks = blocks if blocks and _same(load, item, exact, blocks, outputs) else None
@@ -152,7 +152,7 @@ def _one_layer(
     load: PlanInputs, number: int, candidate: Candidate, blocks: Chain | None, outputs: Sequence[Any]
 ) -> Iterator[None]:
     with (
-        running(load.model, {number: candidate.by_layer[number]}, load.team),
+        running(load.model, {number: candidate.by_layer[number]}, load.group),
         skipping(blocks.before(number) if blocks else (), outputs),
     ):
         yield
@@ -162,7 +162,7 @@ def _same(load: PlanInputs, item: Any, exact: Any, blocks: Chain, outputs: Seque
     """Whether skipping all blocks but the last one gives the exact output: they are a chain, run once each."""
     if any(output is None for output in outputs):
         return False
-    with running(load.model, EXACT, load.team), skipping(blocks.blocks[:-1], outputs):
+    with running(load.model, EXACT, load.group), skipping(blocks.blocks[:-1], outputs):
         try:
             return abs(load.loss(load.run(item), exact)) < SAME
         except (RuntimeError, TypeError, ValueError, IndexError):  # blocks that hand on what is not their output
@@ -177,8 +177,8 @@ def held_out_pass(load: PlanInputs, item: Any, choices: Mapping[str, Any], seed:
     """
     outputs, seconds = {}, {}
     for name, methods in shuffled(choices, random.Random(seed)).items():
-        with running(load.model, methods, load.team):
-            seconds[name], outputs[name] = stopwatch(lambda: load.run(item), team=load.team)
+        with running(load.model, methods, load.group):
+            seconds[name], outputs[name] = stopwatch(lambda: load.run(item), group=load.group)
     _check_finite(load.loss(outputs[EXACT], outputs[EXACT]))
     return HeldOutPass({name: float(load.loss(output, outputs[EXACT])) for name, output in outputs.items()}, seconds)
 
@@ -189,32 +189,34 @@ def faster_at(
     methods: Mapping[str, Method | BoundMethod],
     lengths: Sequence[int],
     rounds: int = 7,
-    team: Team = ALONE,
+    group: MeasuringGroup = ALONE,
 ) -> dict[str, list[bool]]:
     """Whether each method is faster than exact attention on the first tokens of a layer's inputs; by method.
 
-    Of a team, each process takes the first of its own tokens, and together they have that number.
+    Of a group, each process takes the first of its own tokens, and together they have that number.
     """
     won: dict[str, list[bool]] = {name: [] for name in methods}
     for length in lengths:
-        cut = _first_tokens(inputs, length, team)
+        cut = _first_tokens(inputs, length, group)
         calls: dict[str, Any] = {EXACT: lambda cut=cut: cut.run(Full())}
         calls |= {name: lambda m=method, cut=cut: cut.run(m) for name, method in methods.items()}
         draw = random.Random(length)
-        one_round(calls, team=team)
-        taken = [one_round(shuffled(calls, draw), team=team) for _ in range(rounds)]
+        one_round(calls, group=group)
+        taken = [one_round(shuffled(calls, draw), group=group) for _ in range(rounds)]
         for name in methods:
             won[name].append(statistics.median(each[EXACT] / each[name] for each in taken) > 1.0)
     return won
 
 
-def _first_tokens(inputs: LayerInputs, length: int, team: Team) -> LayerInputs:
+def _first_tokens(inputs: LayerInputs, length: int, group: MeasuringGroup) -> LayerInputs:
     """A layer's inputs for the first tokens only, without padding."""
-    mask, sequence = inputs.options["mask"], None if team.ranks is None else team.ranks.even(length)
+    mask, sequence = inputs.options["mask"], None if group.ranks is None else group.ranks.even(length)
     options = inputs.options | {
         "parallel": sequence,
         "mask": Mask(is_causal=mask.is_causal, offset=0 if mask.is_causal else None, span=mask.span),
         "bias": None,
     }
-    query, key, value = (x[:, :, : team.own(length)].contiguous() for x in (inputs.query, inputs.key, inputs.value))
+    query, key, value = (
+        x[:, :, : group.local_tokens(length)].contiguous() for x in (inputs.query, inputs.key, inputs.value)
+    )
     return LayerInputs(inputs.number, inputs.name, query, key, value, options)

@@ -10,7 +10,7 @@ from subquad.core.messages import expect
 from subquad.hf.adapters import describe_model
 from subquad.hf.plans import Plan, joined
 from subquad.methods import BoundMethod, Full, Method
-from subquad.tools.measure.team import ALONE, Team
+from subquad.tools.measure.group import ALONE, MeasuringGroup
 from subquad.tools.models.rows import longest
 from subquad.tools.models.split import split_refusals
 from subquad.tools.plan import choice
@@ -75,7 +75,10 @@ class Planning:
 
 
 def candidates_for(
-    model: Any, methods: Sequence[Method] | None, fitted: Mapping[str, dict[int, BoundMethod]], team: Team = ALONE
+    model: Any,
+    methods: Sequence[Method] | None,
+    fitted: Mapping[str, dict[int, BoundMethod]],
+    group: MeasuringGroup = ALONE,
 ) -> Callable[[int], list[Candidate]]:
     """The candidates of a length, as `Planning` wants them: methods in the layers that can run them, and fitted ones.
 
@@ -89,7 +92,7 @@ def candidates_for(
         candidates = []
         for method in grid(length) if methods is None else methods:
             if method not in refused:
-                refused[method] = split_refusals(layers, method, team) | hf.refusals(model, method)
+                refused[method] = split_refusals(layers, method, group) | hf.refusals(model, method)
             able = {n: method for n in numbers if n not in refused[method]}
             if able and not method.is_exact:
                 candidates.append(Candidate(str(method), dict(able)))

@@ -12,7 +12,7 @@ from subquad.core.errors import InputError, as_input_error
 from subquad.methods import BoundMethod, Method, parse_method
 from subquad.tools.calibrate.fitted import calibrated
 from subquad.tools.data.texts import read_documents, report_folders, standard_library
-from subquad.tools.measure.team import ALONE, Team
+from subquad.tools.measure.group import ALONE, MeasuringGroup
 from subquad.tools.models.passages import read
 from subquad.tools.models.pretrained import Pretrained, load
 from subquad.tools.models.split import check_not_fitted
@@ -43,16 +43,16 @@ class Prepared:
     notes: tuple[str, ...]
 
 
-def prepare(settings: PlanSettings, out: Path, progress: Progress, team: Team = ALONE) -> Prepared:
+def prepare(settings: PlanSettings, out: Path, progress: Progress, group: MeasuringGroup = ALONE) -> Prepared:
     """Load the model and the text, and fit what is to be fitted; adapters that `out` holds are used again.
 
     Raises:
         InputError: something in the settings does not work; the message has the remedy.
     """
     methods, documents = parse_inputs(settings)
-    check_not_fitted(settings.calibrate, team)
+    check_not_fitted(settings.calibrate, group)
     report_folders(progress, settings.text)
-    pretrained = load(settings.model, settings.device, team)
+    pretrained = load(settings.model, settings.device, group)
     adapters = _adapters(settings.adapters, pretrained)
     loads, metadata = of_text(pretrained, documents or standard_library(), settings)
     # As compare does: those that are named, or its own.

@@ -55,7 +55,7 @@ def compare_command(made: Made, settings: PlanSettings, out: Path) -> str | None
     shortest, limit = min(settings.lengths), made.metadata["position_limit"]
     length = shortest if limit is None or shortest <= limit else None
     options = {name: getattr(settings, name) for name in shared}
-    ranks = made.planning.loads[0].team.count
+    ranks = made.planning.loads[0].group.count
     return as_command("compare", CompareSettings(plans=(out,), max_length=length, **options), ranks)
 
 
@@ -148,7 +148,7 @@ def _notes(made: Made) -> list[str]:
         notes.append(
             f"Within a layer, the largest error of a head is {spread:.1f} times the median head's (median over layers)."
         )
-    if (ranks := made.planning.loads[0].team.count) > 1:
+    if (ranks := made.planning.loads[0].group.count) > 1:
         notes.append(
             f"{split_note(ranks)} The plan has no baseline for `sq.audit`, which needs all tokens in one process."
         )

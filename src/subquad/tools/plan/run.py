@@ -13,7 +13,7 @@ from subquad.core.errors import InputError, as_input_error
 from subquad.hf.adapters import describe_model
 from subquad.hf.plans import Plan
 from subquad.methods import BoundMethod, Method, resolve
-from subquad.tools.measure.team import ALONE, Team
+from subquad.tools.measure.group import ALONE, MeasuringGroup
 from subquad.tools.models.pretrained import Pretrained, check_model
 from subquad.tools.models.rows import mark_of
 from subquad.tools.plan.arguments import (
@@ -50,15 +50,17 @@ class Made:
     notes: tuple[str, ...] = ()  # what a reader must know of the weights, and of methods that were not tried
 
 
-def make(settings: PlanSettings, out: Path, progress: Progress, executor: Executor = LOCAL, team: Team = ALONE) -> Made:
+def make(
+    settings: PlanSettings, out: Path, progress: Progress, executor: Executor = LOCAL, group: MeasuringGroup = ALONE
+) -> Made:
     """Plan for a text model. Finished units are kept under `out`; losses of single layers are measured by `executor`.
 
-    A team splits the tokens of every input over its processes.
+    A group splits the tokens of every input over its processes.
 
     Raises:
         InputError: something in the settings does not work; the message has the remedy.
     """
-    prepared = prepare(settings, out, progress, team)
+    prepared = prepare(settings, out, progress, group)
     elsewhere = partial(losses_elsewhere, settings, out.absolute()) if executor.description else None
     workers = Workers(executor, elsewhere)
     made = plan_loads(
@@ -69,7 +71,7 @@ def make(settings: PlanSettings, out: Path, progress: Progress, executor: Execut
         out,
         progress,
         prepared.metadata,
-        as_command("plan", settings, team.count),
+        as_command("plan", settings, group.count),
         workers,
     )
     return replace(made, notes=(*prepared.notes, *made.notes, *workers.note))
@@ -201,13 +203,13 @@ def plan_loads(
     workers: Workers = UNAIDED,
 ) -> Made:
     """Plan for the inputs of some loads. `methods` are tried, and `fitted` parameters by name and layer beside them."""
-    team = loads[0].team
+    group = loads[0].group
     with as_input_error():
         if methods is not None:
             _check_methods(methods, loads[0].model, also=fitted)
-        candidates = candidates_for(loads[0].model, methods, fitted, team)
+        candidates = candidates_for(loads[0].model, methods, fitted, group)
         check_together({load.length: candidates(load.length) for load in loads})
-        cache = run_cache(out, fingerprint(loads, candidates, settings, metadata), team)
+        cache = run_cache(out, fingerprint(loads, candidates, settings, metadata), group)
         planning = Planning(loads, candidates, settings.min_fidelity, settings.minutes, settings.shift, workers)
         planning.run(cache, progress)
     made_on = {
@@ -216,7 +218,7 @@ def plan_loads(
         "hardware": machine.hardware(settings.device),
         "text": metadata["text"],
         "resumed": cache.resumed,
-        **({"ranks": team.count} if team.count > 1 else {}),
+        **({"ranks": group.count} if group.count > 1 else {}),
     }
     return Made(plan_of(planning, made_on), planning, metadata["model"])
 
@@ -257,5 +259,5 @@ def fingerprint(
         "seed": settings.seed,
         "machine": [machine.versions(), machine.hardware(settings.device)],
         "units": JOBS_VERSION,
-        **({"ranks": loads[0].team.count} if loads[0].team.count > 1 else {}),
+        **({"ranks": loads[0].group.count} if loads[0].group.count > 1 else {}),
     }

@@ -8,7 +8,7 @@ from rich.text import Text
 from subquad.tools.plan.schema import PlannedLength, PlanReport
 from subquad.tools.report import cells
 from subquad.tools.report.cells import MISSING, Cell
-from subquad.tools.report.content import Column, Line, ReportTable, told
+from subquad.tools.report.content import Column, Line, ReportTable, sections_of
 from subquad.tools.report.markup import bullets, escaped, fenced, sections, table_of
 from subquad.tools.report.terminal import rich_of
 
@@ -99,7 +99,7 @@ def described(report: PlanReport) -> dict[str, dict[str, object]]:
 
 def metadata_of(report: PlanReport) -> list[tuple[str, list[tuple[str, str]]]]:
     """The facts behind a plan as (heading, [(name, text)])."""
-    return [(heading, list(pairs)) for heading, pairs in told(described(report))]
+    return [(heading, list(pairs)) for heading, pairs in sections_of(described(report))]
 
 
 def verified(report: PlanReport) -> ReportTable:

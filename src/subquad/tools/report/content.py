@@ -11,16 +11,16 @@ from subquad.tools.report.reading import (
     layer_errors,
     marks,
     min_fidelity,
+    model_length,
     model_lengths,
     op_lengths,
-    own_length,
     quality,
     ran,
 )
 from subquad.tools.report.schema import MethodReport, Report
 from subquad.tools.report.terms import TERMS, term_of
 
-FIGURES = {
+PLOTS = {
     "quality-vs-speed.png": (
         "Fidelity against speed-up",
         "Each method's fidelity to the exact model against the speed-up of a whole forward pass, a panel for each "
@@ -40,7 +40,7 @@ FIGURES = {
     ),
 }
 NEXT = "Next, search settings layer by layer, for this model and text."
-OP_REMARK = "One layer's attention alone, on random inputs; these times have no fidelity."
+OP_NOTE = "One layer's attention alone, on random inputs; these times have no fidelity."
 
 
 def pieces(name: str) -> list[str]:
@@ -139,8 +139,8 @@ def _table(report: Report, makers: Sequence[Maker]) -> ReportTable:
 
 def quality_table(report: Report) -> ReportTable:
     """The quality of the methods at the model's own length."""
-    own = own_length(report)
-    return _table(report, [_nearness(report, own), *_quality_details(own)])
+    length = model_length(report)
+    return _table(report, [_nearness(report, length), *_quality_details(length)])
 
 
 def task_table(report: Report) -> ReportTable:
@@ -153,12 +153,12 @@ def speed_table(report: Report) -> ReportTable:
     makers: list[Maker] = []
     for length in model_lengths(report):
         makers += [_fidelity(length, min_fidelity(report)), _speed(length)]
-    return _table(report, [*makers, _memory(report, own_length(report))])
+    return _table(report, [*makers, _memory(report, model_length(report))])
 
 
 def main_table(report: Report) -> ReportTable:
     """Fidelity and speed-up at each length, the task, and the other quality figures at the model's own length."""
-    details = _table(report, _quality_details(own_length(report)))
+    details = _table(report, _quality_details(model_length(report)))
     tables = (speed_table(report), task_table(report), details)
     lines = [
         Line(parts[0].name, [cell for part in parts for cell in part.cells], parts[0].marks)
@@ -221,14 +221,14 @@ def _of_quality(column: Column, figure: str, length: str, digits: int = 3) -> Ma
     return column, lambda m: number(quality(m, length).get(figure), digits)
 
 
-def _quality_details(own: str) -> list[Maker]:
+def _quality_details(length: str) -> list[Maker]:
     """The spread, the errors inside of the model, and the ranking of passages."""
     return [
-        *_spread_of_nearness(own),
+        *_spread_of_nearness(length),
         (Column("layer error"), lambda m: number(_mean(layer_errors(m).values()))),
-        _of_quality(Column("weights L1", short="weight L1"), "weights_l1", own),
-        _of_quality(Column("top-1"), "top1", own),
-        _of_quality(Column("recall@10", short="rec. @10"), "recall10", own),
+        _of_quality(Column("weights L1", short="weight L1"), "weights_l1", length),
+        _of_quality(Column("top-1"), "top1", length),
+        _of_quality(Column("recall@10", short="rec. @10"), "recall10", length),
     ]
 
 
@@ -250,8 +250,8 @@ def _speed(length: str, part: Part = "model") -> Maker:
     column = Column("speed-up", tokens(length), short="speed")
 
     def make(method: MethodReport) -> Cell:
-        figures = cost(method, part, length)
-        return speedup(figures.get("speedup"), figures.get("verdict"))
+        costs = cost(method, part, length)
+        return speedup(costs.get("speedup"), costs.get("verdict"))
 
     return column, make
 
@@ -270,8 +270,8 @@ def _range(report: Report, part: Part, length: str) -> Maker:
     digits = _decimals(report, part, length, "ms_low", "ms_high")
 
     def quartiles(method: MethodReport) -> Cell:
-        figures = cost(method, part, length)
-        low, high = (size(figures.get(name), digits) for name in ("ms_low", "ms_high"))
+        costs = cost(method, part, length)
+        low, high = (size(costs.get(name), digits) for name in ("ms_low", "ms_high"))
         return low if low.tone == "missing" else Cell(f"{low.text} to {high.text}", value=low.value)
 
     return Column("quartiles", tokens(length)), quartiles
@@ -282,10 +282,10 @@ def _memory(report: Report, length: str, part: Part = "model", head: str = "extr
     return Column(head, group, named="extra MiB"), lambda m: size(cost(m, part, length).get("extra_mib"), digits)
 
 
-def _decimals(report: Report, part: Part, length: str, *figures: str) -> int:
+def _decimals(report: Report, part: Part, length: str, *metrics: str) -> int:
     """How many decimals a column of sizes has: those of the smallest one."""
-    found = [cost(method, part, length).get(figure) for method in ran(report) for figure in figures]
-    return max(map(decimals, found), default=0)
+    values = [cost(method, part, length).get(figure) for method in ran(report) for figure in metrics]
+    return max(map(decimals, values), default=0)
 
 
 def _mean(values: Iterable[float]) -> float | None:
@@ -317,24 +317,24 @@ def use(report: Report) -> str | None:
 
 def legend(report: Report) -> str:
     """How to read the main table, and what a speed-up of 1 is."""
-    own, least = own_length(report), min_fidelity(report)
-    said = [
+    length, least = model_length(report), min_fidelity(report)
+    lines = [
         f"≈ within the noise of this run, neither faster nor slower; ↓ slower than exact attention; {MISSING} not "
         "measured; lengths in tokens.",
         _samples(report),
         f"Minimum fidelity: {least:g}." if least is not None else "",
-        f"Extra memory and quality figures without a length are for {tokens(own)} tokens." if own else "",
+        f"Extra memory and quality figures without a length are for {tokens(length)} tokens." if length else "",
         _exact_times(report),
     ]
-    return " ".join(filter(None, said))
+    return " ".join(filter(None, lines))
 
 
 def _samples(report: Report) -> str:
     """What fidelity is, and over how many texts it is a mean."""
     what = "the mean cosine to the exact embeddings" if _has_cosines(report) else "the exact perplexity / this one's"
     passages, sequences = (report["settings"].get(name) for name in ("passages", "sequences"))
-    own = own_length(report)
-    counts = [f"{passages} passages at {tokens(own)}"] if own and passages is not None else []
+    model_tokens = model_length(report)
+    counts = [f"{passages} passages at {tokens(model_tokens)}"] if model_tokens and passages is not None else []
     counts += [f"{count} sequences at {tokens(length)}" for length, count in (sequences or {}).items()]
     return f"Fidelity: {what}{', over ' if counts else ''}{', '.join(counts)}."
 
@@ -346,28 +346,28 @@ def _exact_times(report: Report) -> str:
     return f"A forward pass with exact attention: {', '.join(listed)}." if listed else ""
 
 
-def facts(report: Report) -> list[tuple[str, list[tuple[str, str]]]]:
+def summary_sections(report: Report) -> list[tuple[str, list[tuple[str, str]]]]:
     """(heading, [(name, value)]) of everything that the figures depend on."""
     titles = ("Model", "Text", "Task", "Settings", "Hardware", "Versions")
-    return told({title: report.get(title.lower()) or {} for title in titles})  # type: ignore[misc]
+    return sections_of({title: report.get(title.lower()) or {} for title in titles})  # type: ignore[misc]
 
 
-def told(parts: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, list[tuple[str, str]]]]:
+def sections_of(parts: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, list[tuple[str, str]]]]:
     """(heading, [(name, value)]) of settings and the like as text, those that there are."""
-    named = {title: [(key.replace("_", " "), fact(key, part[key])) for key in part] for title, part in parts.items()}
+    named = {title: [(key.replace("_", " "), text_of(key, part[key])) for key in part] for title, part in parts.items()}
     return [(title, pairs) for title, pairs in named.items() if pairs]
 
 
-def fact(key: str, value: Any) -> str:
+def text_of(key: str, value: Any) -> str:
     """Format a setting as text."""
     if value is None:
         return "none"
     if isinstance(value, Mapping):
-        return ", ".join(f"{k} {fact(k, v)}" for k, v in value.items()) or "none"
+        return ", ".join(f"{k} {text_of(k, v)}" for k, v in value.items()) or "none"
     if isinstance(value, list | tuple):
         if value and isinstance(value[0], Mapping):
             return str(len(value))
-        return ", ".join(fact(key, item) for item in value)
+        return ", ".join(text_of(key, item) for item in value)
     if isinstance(value, int) and not isinstance(value, bool) and "seed" not in key:
         return f"{value:,}"
     return f"{value:.4g}" if isinstance(value, float) else str(value)

@@ -100,21 +100,21 @@ def log_lengths(ax: Any) -> None:
     ax.set_xlabel("tokens")
 
 
-def ticks_at(axis: Any, places: Sequence[float], text: Callable[[float], str]) -> None:
+def ticks_at(axis: Any, positions: Sequence[float], text: Callable[[float], str]) -> None:
     """Ticks of a logarithmic axis at these places, in order, as many as there is room for, written out."""
-    if places:
-        axis.set_major_locator(FixedLocator(_apart(places)))
+    if positions:
+        axis.set_major_locator(FixedLocator(_apart(positions)))
     axis.set_minor_locator(NullLocator())
     axis.set_major_formatter(FuncFormatter(lambda value, _: text(value)))
 
 
-def _apart(places: Sequence[float]) -> list[float]:
+def _apart(positions: Sequence[float]) -> list[float]:
     """The places that are at least a tenth of their range apart, chosen from the largest down."""
-    least = (places[-1] / places[0]) ** 0.1
-    kept = [places[-1]]
-    for place in reversed(places[:-1]):
-        if kept[-1] / place >= least * (1 - 1e-9):
-            kept.append(place)
+    least = (positions[-1] / positions[0]) ** 0.1
+    kept = [positions[-1]]
+    for position in reversed(positions[:-1]):
+        if kept[-1] / position >= least * (1 - 1e-9):
+            kept.append(position)
     return kept[::-1]
 
 
@@ -124,21 +124,21 @@ def ticks(axis: Any, limits: tuple[float, float], text: Callable[[float], str]) 
     decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     tenths, halves = [i / 10 for i in range(10, 100)], [i / 2 for i in range(2, 20)]
     for steps in (tenths, halves, range(1, 10), (1, 2, 5), (1, 3), (1,)):  # the finest for which there is room
-        places = [step * 10.0**decade for decade in decades for step in steps if low <= step * 10.0**decade <= high]
-        if len(places) <= 7:
+        positions = [step * 10.0**decade for decade in decades for step in steps if low <= step * 10.0**decade <= high]
+        if len(positions) <= 7:
             break
-    if not places:  # values that hardly differ: no number of two digits lies between the limits
+    if not positions:  # values that hardly differ: no number of two digits lies between the limits
         low, high = sorted((float(f"{low:.4g}"), float(f"{high:.4g}")))
-        places = sorted({low, high})
-    axis.set_major_locator(FixedLocator(_apart(places[:: math.ceil(len(places) / 7)])))  # of many decades, some
+        positions = sorted({low, high})
+    axis.set_major_locator(FixedLocator(_apart(positions[:: math.ceil(len(positions) / 7)])))  # of many decades, some
     axis.set_minor_locator(NullLocator())
     axis.set_major_formatter(FuncFormatter(lambda value, _: text(float(f"{value:.6g}"))))
 
 
-def _shade(base: str, i: int, of: int) -> str:
+def _shade(base: str, i: int, count: int) -> str:
     """The i-th of some shades of a colour, from light to dark."""
-    place = 0.0 if of == 1 else 2 * i / (of - 1) - 1
-    towards, share = (1.0, -0.45 * place) if place < 0 else (0.0, 0.5 * place)
+    shade_at = 0.0 if count == 1 else 2 * i / (count - 1) - 1
+    towards, share = (1.0, -0.45 * shade_at) if shade_at < 0 else (0.0, 0.5 * shade_at)
     return str(to_hex([channel + (towards - channel) * share for channel in to_rgb(base)]))
 
 

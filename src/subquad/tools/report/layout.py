@@ -23,11 +23,11 @@ def page(template: str, drawn: Mapping[str, Drawing], **content: Any) -> str:
     return _environment().get_template(template).render(script=script, digest=digest, style=style, **content)
 
 
-def shown(figures: Mapping[str, tuple[str, str]], drawn: Mapping[str, Drawing]) -> list[dict[str, Any]]:
+def shown(captions: Mapping[str, tuple[str, str]], drawn: Mapping[str, Drawing]) -> list[dict[str, Any]]:
     """The plots that there are, of those with a title and a text, as a page shows them."""
     return [
         {"title": title, "about": about, "drawing": drawn[name]}
-        for name, (title, about) in figures.items()
+        for name, (title, about) in captions.items()
         if name in drawn
     ]
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from subquad.tools.report.content import Line, ReportTable, told
+from subquad.tools.report.content import Line, ReportTable, sections_of
 
 
 def table_of(table: ReportTable) -> str:
@@ -26,10 +26,10 @@ def rows_of(rows: Sequence[Sequence[str]]) -> str:
 
 def sections(parts: Mapping[str, Mapping[str, Any]]) -> list[str]:
     """A heading and the facts below it, for each of some settings and the like."""
-    return [text for title, pairs in told(parts) for text in (f"## {title}", facts(pairs))]
+    return [text for title, pairs in sections_of(parts) for text in (f"## {title}", pairs_table(pairs))]
 
 
-def facts(pairs: Sequence[tuple[str, str]]) -> str:
+def pairs_table(pairs: Sequence[tuple[str, str]]) -> str:
     """Names with their values, one a line."""
     return bullets(f"{name}: {value}" for name, value in pairs)
 

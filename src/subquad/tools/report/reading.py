@@ -26,12 +26,14 @@ def refused(report: Report) -> dict[str, list[str]]:
 
 def model_lengths(report: Report) -> list[str]:
     """The lengths at which the whole model was measured, its own first."""
-    found = {length for m in ran(report) for part in _by_length(m) for length in part}
-    own = report["settings"].get("max_length")
-    return sorted(found | ({str(own)} if own is not None else set()), key=lambda n: (n != str(own), int(n)))
+    lengths = {length for m in ran(report) for part in _by_length(m) for length in part}
+    longest = report["settings"].get("max_length")
+    return sorted(
+        lengths | ({str(longest)} if longest is not None else set()), key=lambda n: (n != str(longest), int(n))
+    )
 
 
-def own_length(report: Report) -> str:
+def model_length(report: Report) -> str:
     """The length that quality is measured at: the one asked for, or the model's own."""
     return next(iter(model_lengths(report)), "")
 
@@ -60,8 +62,8 @@ def fidelity(method: MethodReport, length: str) -> float | None:
 def layer_errors(method: MethodReport) -> dict[int, float]:
     """Relative error of each layer's attention output that is known, by layer number."""
     errors: dict[int, float] = {}
-    for figures in (method.get("quality") or {}).values():
-        for layer, error in (figures.get("layer_error") or {}).items():
+    for layers in (method.get("quality") or {}).values():
+        for layer, error in (layers.get("layer_error") or {}).items():
             if known(error) is not None:
                 errors.setdefault(int(layer), error)
     return dict(sorted(errors.items()))
@@ -74,14 +76,14 @@ def min_fidelity(report: Report) -> float | None:
 
 def noise(report: Mapping[str, Any]) -> tuple[bool, str] | None:
     """Whether the machine was busy, and the sentence about the noise; None in reports without it."""
-    found: Mapping[str, Any] = report.get("noise") or {}
-    return (bool(found.get("busy")), str(found["says"])) if found.get("says") else None
+    measured: Mapping[str, Any] = report.get("noise") or {}
+    return (bool(measured.get("busy")), str(measured["says"])) if measured.get("says") else None
 
 
 def noise_at(report: Report, part: Literal["model", "op"], length: str) -> float | None:
     """How far exact attention differs from itself at a length, as a factor."""
-    found: Mapping[str, Any] = report.get("noise") or {}
-    return known((found.get(part) or {}).get(length))
+    measured: Mapping[str, Any] = report.get("noise") or {}
+    return known((measured.get(part) or {}).get(length))
 
 
 def marks(report: Report, method: MethodReport) -> list[str]:
@@ -90,14 +92,14 @@ def marks(report: Report, method: MethodReport) -> list[str]:
     total = len(layers) if isinstance(layers, Sequence) else layers
     some = method.get("layers")
     partial = method["status"] == "measured" and bool(some) and isinstance(total, int) and len(some or []) < total
-    said = {
+    explanations = {
         "baseline": method["status"] == "exact",
         _recommended(report, method["method"]): True,
         "reference": method["status"] == "measured" and is_reference(method["method"]),
         f"{len(some or [])} of {total} layers": partial,
         "not calibrated": method.get("unfitted", False),
     }
-    return [mark for mark, holds in said.items() if mark and holds]
+    return [mark for mark, holds in explanations.items() if mark and holds]
 
 
 def _recommended(report: Report, name: str) -> str:
@@ -109,10 +111,10 @@ def _recommended(report: Report, name: str) -> str:
     return "recommended" if not known and name == report["recommendation"]["choice"] else ""
 
 
-def remarks(report: Report) -> list[str]:
+def notes(report: Report) -> list[str]:
     """What holds for single methods that ran: which layers stay exact, where it is exact, where it cannot run."""
-    said = [(m["method"], [m.get("reason"), *m.get("remarks", [])]) for m in ran(report)]
-    return [f"{name}: {remark}" for name, remarks in said for remark in remarks if remark]
+    listed = [(m["method"], [m.get("reason"), *m.get("remarks", [])]) for m in ran(report)]
+    return [f"{name}: {note}" for name, each in listed for note in each if note]
 
 
 def _by_length(method: MethodReport) -> Iterable[Mapping[str, Any]]:

@@ -112,6 +112,6 @@ def described(rows: Sequence[str]) -> list[tuple[str, str]]:
 def description(name: str) -> str:
     """What a method does, its cost and its source."""
     method = METHODS[name]
-    said = (method.__doc__ or "").partition("\n")[0].replace("`", "")
+    first_line = (method.__doc__ or "").partition("\n")[0].replace("`", "")
     kind = " It is a reference method, never recommended." if method.traits.yardstick and name != "full" else ""
-    return f"{said}{kind} Cost: {method.traits.complexity}. Source: {method.traits.source}."
+    return f"{first_line}{kind} Cost: {method.traits.complexity}. Source: {method.traits.source}."

@@ -52,13 +52,13 @@ class Drawing:
 
 def drawings(makers: Mapping[str, Maker[R]], report: R) -> dict[str, Drawing]:
     """Drawings by the names of the makers; a figure without anything to draw is left out."""
-    found: dict[str, Drawing] = {}
+    drawn: dict[str, Drawing] = {}
     with drawing.look(), rc_context(RC):
         for name, make in makers.items():
-            wide, narrow = make(report, False), make(report, True)
-            if wide is not None and narrow is not None:
-                found[name] = Drawing(svg(wide, f"{name} wide"), svg(narrow, f"{name} narrow"))
-    return found
+            full, narrow = make(report, False), make(report, True)
+            if full is not None and narrow is not None:
+                drawn[name] = Drawing(svg(full, f"{name} wide"), svg(narrow, f"{name} narrow"))
+    return drawn
 
 
 def named(artist: Any, texts: Iterable[str]) -> None:
@@ -113,7 +113,7 @@ def _plain(root: ElementTree.Element) -> None:
         if element.tag == "g" and not attributes.get("id", "").startswith("{"):
             attributes.pop("id", None)
         if "style" in attributes:
-            attributes["style"] = COLOR.sub(lambda found: f"var(--plot-{found[0][1:]})", attributes["style"])
+            attributes["style"] = COLOR.sub(lambda match: f"var(--plot-{match[0][1:]})", attributes["style"])
         if "d" in attributes:
             attributes["d"] = " ".join(attributes["d"].split())
         element.attrib = attributes

@@ -18,7 +18,7 @@ from typing import Any, Generic, TypeVar
 from subquad.core import checksums as seals
 from subquad.core import files
 from subquad.core.errors import InputError
-from subquad.tools.measure.team import ALONE, Team
+from subquad.tools.measure.group import ALONE, MeasuringGroup
 from subquad.tools.runs.jobs import Job, Progress, silent
 from subquad.tools.runs.records import from_plain, to_plain
 
@@ -41,7 +41,7 @@ class CachedResult(Generic[R]):
 class JobCache:
     """Results of finished jobs in a folder, which is made if need be.
 
-    Of a team, the first process reads and writes; all run the jobs together and have the same results.
+    Of a group, the first process reads and writes; all run the jobs together and have the same results.
 
     Args:
         key_field: the field of a file that holds the job's key, and what a job is called in messages.
@@ -50,11 +50,17 @@ class JobCache:
     """
 
     def __init__(
-        self, folder: Path, *, key_field: str, file_name: Callable[[str], str], remedy: str, team: Team = ALONE
+        self,
+        folder: Path,
+        *,
+        key_field: str,
+        file_name: Callable[[str], str],
+        remedy: str,
+        group: MeasuringGroup = ALONE,
     ):
-        self.folder, self.key_field, self.file_name, self.team = folder, key_field, file_name, team
+        self.folder, self.key_field, self.file_name, self.group = folder, key_field, file_name, group
         self.remedy = f"remove this file{remedy}"
-        self.resumed = team.broadcast_from_main(self._open)  # how many results an earlier, interrupted run left
+        self.resumed = group.broadcast_from_main(self._open)  # how many results an earlier, interrupted run left
 
     def _open(self) -> int:
         files.make_folder(self.folder)
@@ -63,7 +69,7 @@ class JobCache:
 
     def has(self, key: str) -> bool:
         """Whether the job of this key is finished."""
-        return self.team.broadcast_from_main(self._path(key).exists)
+        return self.group.broadcast_from_main(self._path(key).exists)
 
     def get(self, job: Job[R], progress: Progress = silent) -> R:
         """The result of the job, which runs first if it is not finished."""
@@ -76,19 +82,19 @@ class JobCache:
             InputError: what was kept is damaged, the new result cannot be written, or this machine does not have the
                 folder.
         """
-        if self.team.is_main and not self.folder.is_dir():
+        if self.group.is_main and not self.folder.is_dir():
             raise InputError(
                 f"{self.folder} is not on {platform.node()}: all machines must see the folder of the run, by this name"
             )
         if not self.has(job.key):
             start = time.perf_counter()
             result = job.run(progress)
-            self.team.broadcast_from_main(partial(self._write, job.key, result, time.perf_counter() - start))
+            self.group.broadcast_from_main(partial(self._write, job.key, result, time.perf_counter() - start))
         return self.read(job.key, job.record)
 
     def read(self, key: str, record: Any) -> CachedResult[Any]:
         """The result of a finished job, of this type. InputError where its file is damaged."""
-        return self.team.broadcast_from_main(partial(self._read, key, record))
+        return self.group.broadcast_from_main(partial(self._read, key, record))
 
     def _write(self, key: str, result: object, seconds: float) -> None:
         plain = {self.key_field: key, "result": to_plain(result), "seconds": round(seconds, 2)}
@@ -105,19 +111,19 @@ class JobCache:
         return self.folder / f"{self.file_name(key)}.json"
 
 
-def run_cache(folder: Path, settings: Any, team: Team = ALONE) -> JobCache:
+def run_cache(folder: Path, settings: Any, group: MeasuringGroup = ALONE) -> JobCache:
     """The results of one run of a command, under `folder/.progress/<fingerprint of its settings>`.
 
     Raises:
         InputError: the folder cannot be written to, or it has a `.progress` that subquad did not make.
     """
-    team.broadcast_from_main(partial(_claim, folder / PROGRESS))
+    group.broadcast_from_main(partial(_claim, folder / PROGRESS))
     return JobCache(
         folder.absolute() / PROGRESS / hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:16],
         key_field="key",
         file_name=_digest,
         remedy=" and start the same command again, which measures it anew",
-        team=team,
+        group=group,
     )
 
 

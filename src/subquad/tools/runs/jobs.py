@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Generic, TypeVar
 
-from subquad.core.messages import remark
+from subquad.core.messages import note
 
 R = TypeVar("R")
 Progress = Callable[[str, int, int], None]  # what is under way, how much of it is done, how much there is
@@ -109,7 +109,7 @@ class JobProgress:
 
     def message(self, line: str) -> None:
         """Tell the user of a lost worker, or of a failure while other jobs still run."""
-        remark(self.progress, line)
+        note(self.progress, line)
 
 
 def _without_progress(run: Callable[[], R], progress: Progress) -> R:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from subquad.core.messages import expect
-from subquad.tools.measure.team import ALONE, Team
+from subquad.tools.measure.group import ALONE, MeasuringGroup
 from subquad.tools.runs.cache import CachedResult, JobCache, run_cache
 from subquad.tools.runs.executors import LOCAL, Executor
 from subquad.tools.runs.jobs import Job, JobProgress, JobResults, Progress
@@ -55,9 +55,9 @@ class JobRun(ABC):
     def jobs(self) -> Iterable[Job[Any]]:
         """All jobs, in their order: some read the results of those before."""
 
-    def finish(self, out: Path, progress: Progress, executor: Executor = LOCAL, team: Team = ALONE) -> None:
+    def finish(self, out: Path, progress: Progress, executor: Executor = LOCAL, group: MeasuringGroup = ALONE) -> None:
         """Run the jobs whose results `out` does not hold from a run with the same fingerprint."""
-        cache, jobs = run_cache(out, self.fingerprint(), team), list(self.jobs())
+        cache, jobs = run_cache(out, self.fingerprint(), group), list(self.jobs())
         self.resumed = cache.resumed
         expect(progress, [self.cost(job.key) for job in jobs])
         for job, cached in run_jobs(jobs, cache, progress, executor):

@@ -12,7 +12,7 @@ LHA = lha(SCALE, 32)
 
 def layers(training):
     made = Layers(SCALE, training, "cpu", 64)
-    calls = {name: made.of(name) for name in ("full", "naive", LHA)}
+    calls = {name: made.call_of(name) for name in ("full", "naive", LHA)}
     return made, calls
 
 

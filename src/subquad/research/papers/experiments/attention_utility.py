@@ -17,7 +17,7 @@ from subquad.research.papers.at_hand import AtHand, at_hand, calibrate, calibrat
 from subquad.research.papers.base import AGAIN, Cell, Context, Experiment, Found, spread
 from subquad.research.papers.results import HeatMap, Lines, Results, Table
 from subquad.tools.data.texts import read_documents
-from subquad.tools.inspect.run import utility_figures
+from subquad.tools.inspect.run import utility_metrics
 from subquad.tools.measure.capture import LayerInputs, recorded
 from subquad.tools.models.passages import read
 from subquad.tools.models.pretrained import Pretrained
@@ -120,7 +120,7 @@ def _measure(scale: AttentionUtilityScale, i: int, context: Context) -> dict[str
     for call in inputs_of(pretrained, passage):
         context.progress("layer", call.number, len(hf.find_layers(pretrained.model)))
         methods = {label: by_layer[call.number] for label, by_layer in members.items()}
-        bound, found = utility_figures(call, methods, scale.length // scale.buckets)
+        bound, found = utility_metrics(call, methods, scale.length // scale.buckets)
         figures[BOUND][str(call.number)] = bound
         for label, found_of in found.items():
             figures[label][str(call.number)] = found_of["utility"]["n_b"]["utility"]

@@ -17,7 +17,7 @@ from subquad.research.papers.at_hand import at_hand, calibrate, calibrated_row
 from subquad.research.papers.base import Cell, Context, Experiment, Found, spread
 from subquad.research.papers.experiments.attention_utility import inputs_of, sequences
 from subquad.research.papers.results import Bars, Lines, Results, Table, Value
-from subquad.tools.inspect.run import size_figures
+from subquad.tools.inspect.run import size_metrics
 from subquad.tools.measure.balance import BucketSizes
 from subquad.tools.models.pretrained import Pretrained
 
@@ -87,7 +87,7 @@ def _measure(scale: BucketImbalanceScale, i: int, context: Context) -> dict[str,
     figures: dict[str, dict[str, Any]] = {}
     for call in inputs_of(pretrained, passage):
         for (label, seed), by_layer in members.items():
-            sizes = size_figures(call, {label: by_layer[call.number]})[label]
+            sizes = size_metrics(call, {label: by_layer[call.number]})[label]
             figures.setdefault(label, {}).setdefault(str(seed), {})[str(call.number)] = sizes
     return figures
 

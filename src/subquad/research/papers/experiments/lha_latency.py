@@ -69,7 +69,7 @@ class Layers:
         self.x, self.gradient = drawn[0].requires_grad_(training), drawn[1]
         self.layers: list[MultiheadAttention] = []
 
-    def of(self, name: str) -> Callable[[], Tensor]:
+    def call_of(self, name: str) -> Callable[[], Tensor]:
         """A training step without its update, or the output alone."""
         scale = self.scale
         with torch.random.fork_rng(devices=[]):  # the projections' start is torch's own

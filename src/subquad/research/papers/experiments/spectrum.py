@@ -17,7 +17,7 @@ from subquad.research.papers.base import Cell, Context, Experiment, Found
 from subquad.research.papers.results import HeatMap, Lines, Results, Table
 from subquad.tools.data.reviews import read_reviews
 from subquad.tools.data.texts import read_documents
-from subquad.tools.inspect.run import curve_points, spectrum_figures
+from subquad.tools.inspect.run import curve_points, spectrum_metrics
 from subquad.tools.measure.capture import LayerInputs, recorded
 from subquad.tools.measure.spectrum import heat_map_index
 from subquad.tools.models.passages import read
@@ -71,7 +71,7 @@ def _spectra(scale: SpectrumScale, source: str, context: Context) -> dict[str, A
         layers = layer_inputs(pretrained, item)
         for inputs in layers:
             context.progress(f"layer {inputs.number}", done, len(items))
-            found.append(spectrum_figures(inputs, points))
+            found.append(spectrum_metrics(inputs, points))
     own = [found[layer :: len(layers)] for layer in range(len(layers))]
     return {
         "at": points,

@@ -94,7 +94,7 @@ def _memory(scale: TimeMemoryScale, length: int, context: Context) -> dict[str, 
         context.progress(name, done, len(scale.methods))
         if name != NAIVE or naive_gib(load) <= scale.gib:
             peak = extra_memory(load, name)
-            found[name] = {"bytes": peak.bytes, "how": peak.how}
+            found[name] = {"bytes": peak.bytes, "how": peak.method}
     return found
 
 

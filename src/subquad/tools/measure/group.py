@@ -21,7 +21,7 @@ R = TypeVar("R")
 
 
 @dataclass(frozen=True)
-class Team:
+class MeasuringGroup:
     """The processes of a measurement.
 
     Attributes:
@@ -71,7 +71,7 @@ class Team:
         """The tokens of this process of a tensor (batch, tokens, …), which are split evenly."""
         return x if self.ranks is None else self.ranks.even(x.shape[1]).shard(x)
 
-    def own(self, tokens: int) -> int:
+    def local_tokens(self, tokens: int) -> int:
         """How many tokens this process has of an input of `tokens`."""
         return tokens if self.ranks is None else self.ranks.even(tokens).lengths[self.ranks.rank]
 
@@ -80,4 +80,4 @@ class Team:
         return self.ranks.gathered(torch.tensor(numbers, dtype=torch.float64))
 
 
-ALONE = Team()
+ALONE = MeasuringGroup()
