@@ -39,9 +39,9 @@ def main():
     for name, call in neighbours.items():
         both = {name: call} | ours
         interleaved(both, 10)
-        alone, own, in_turn = (interleaved(calls, given.repeats) for calls in ({name: call}, ours, both))
-        theirs = f"{name:<16}{median(alone[name])} {median(in_turn[name])}"
-        print(f"{theirs} | {median(own['ours']):>18} {median(in_turn['ours'])}")
+        alone, own, alternating_rounds = (interleaved(calls, given.repeats) for calls in ({name: call}, ours, both))
+        theirs = f"{name:<16}{median(alone[name])} {median(alternating_rounds[name])}"
+        print(f"{theirs} | {median(own['ours']):>18} {median(alternating_rounds['ours'])}")
 
 
 if __name__ == "__main__":

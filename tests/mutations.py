@@ -109,13 +109,13 @@ def training(at: Path) -> Iterator[Target]:
     with suppress(Killed):
         train(small(), at, progress=killed_at(17))
     checkpoint = checkpoints.checkpoint_at(at, 16)
-    sealed = sorted(path for path in checkpoint.iterdir() if path.is_file() and path.name != checkpoints.SEAL)
+    sealed = sorted(path for path in checkpoint.iterdir() if path.is_file() and path.name != checkpoints.CHECKSUMS)
 
     def read() -> Any:
         found = checkpoints.newest(at)
         return found, [path.read_bytes() for path in sealed]
 
-    for path in (*sealed, checkpoint / checkpoints.SEAL):
+    for path in (*sealed, checkpoint / checkpoints.CHECKSUMS):
         yield Target(path, read)
     yield Target(at / same_data.DATA, lambda: same_data._read(at / same_data.DATA))
 

@@ -134,7 +134,7 @@ OF_THE_CLASS = (
     "test_segments_that_are_all_padding_give_zero",
     "test_strided_inputs_equal_contiguous_ones",
     "test_the_seed_of_a_method_without_randomness_changes_nothing",
-    "test_the_work_of_a_step_does_not_depend_on_the_past",
+    "test_the_cost_of_a_step_does_not_depend_on_the_past",
     "test_traits_speak",
 )
 

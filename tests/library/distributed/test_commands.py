@@ -120,7 +120,7 @@ def test_a_plan_measures_what_one_process_measures(inputs: Path, said: Any, repo
 
 
 def test_methods_that_cannot_be_split_are_rows_with_their_reason(alone: None, tmp_path: Path):
-    pretrained = load(str(tiny.save("bert", tmp_path)), team=MeasuringGroup(Ranks()))
+    pretrained = load(str(tiny.save("bert", tmp_path)), group=MeasuringGroup(Ranks()))
     method = parse_method("lha:buckets=4")
     (row, exact), layers = (row_of(pretrained, each) for each in (method, Full())), find_layers(pretrained.model)
     assert split(exact, pretrained).modes == split(row, pretrained).modes == ("heads",)
@@ -130,17 +130,17 @@ def test_methods_that_cannot_be_split_are_rows_with_their_reason(alone: None, tm
     refused = split(own, pretrained)
     assert refused.layers == []
     assert "mode='heads' does not know which heads of 'lha' the parameter 'weight' belongs to" in refused.reason
-    assert split_refusals(layers, method, pretrained.team) == split_refusals(layers, method, ALONE) == {}
+    assert split_refusals(layers, method, pretrained.group) == split_refusals(layers, method, ALONE) == {}
 
 
 def test_a_team_of_one_rank_agrees_with_itself(alone: None):
-    team = MeasuringGroup(Ranks())
-    assert (team.count, team.is_main, ALONE.count, ALONE.is_main) == (1, True, 1, True)
-    for each in (team, ALONE):
+    group = MeasuringGroup(Ranks())
+    assert (group.count, group.is_main, ALONE.count, ALONE.is_main) == (1, True, 1, True)
+    for each in (group, ALONE):
         assert each.broadcast_from_main(lambda: {"a": 1}) == {"a": 1}
         assert each.sums(1.5, 2.0) == [1.5, 2.0]
         assert each.maximum(3.5) == 3.5
-        assert each.own(7) == 7
+        assert each.local_tokens(7) == 7
         each.barrier()
     assert dist.is_initialized()
 

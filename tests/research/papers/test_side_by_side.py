@@ -3,7 +3,7 @@
 import pytest
 
 from subquad.research.papers import side_by_side
-from subquad.research.papers.side_by_side import all_rounds, growth, in_turn, shown, speedup
+from subquad.research.papers.side_by_side import all_rounds, alternating_rounds, growth, shown, speedup
 from subquad.tools.measure.timing import Effort
 
 EFFORT = Effort(seconds=0.0, least=2)
@@ -29,7 +29,7 @@ class Made:
 
 def run(length, names, limit=10.0):
     log = []
-    return in_turn(lambda n: Made(n, log), length, names, EFFORT, limit, "cpu"), log
+    return alternating_rounds(lambda n: Made(n, log), length, names, EFFORT, limit, "cpu"), log
 
 
 def test_each_call_runs_once_a_round_and_one_that_refuses_says_why():

@@ -87,7 +87,7 @@ def test_bits_per_byte_and_per_word_by_hand(tmp_path):
     batches = [task.collate([windows[i]]) for i in range(len(windows))]
     scores = torch.cat([task.score(perfect(batch), batch) for batch in batches])
     assert scores.sum(0)[1:].tolist() == [15, 7]
-    figures = task.figures(scores)
+    figures = task.metrics(scores)
     assert figures["bits_per_byte"] == pytest.approx(1.0, rel=1e-5)
     assert figures["byte_perplexity"] == pytest.approx(2.0, rel=1e-5)
     assert figures["word_perplexity"] == pytest.approx(2 ** (15 / 7), rel=1e-4)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from subquad.core.errors import InputError
-from subquad.research.training.checkpoints import check_sealed, discard_all, newest, seal
+from subquad.research.training.checkpoints import check_sealed, discard_all, newest
 from subquad.research.training.run import train
 from subquad.research.training.same_data import check_same_data
 from tests.research.training.small import Killed, assert_same_weights, interrupted, killed_at, small, without_times
@@ -251,7 +251,7 @@ def test_another_folder_can_be_sealed_too(tmp_path: Path):
     (tmp_path / "model.safetensors").write_bytes(b"weights")
     with pytest.raises(InputError, match=r"seal\.json is missing; make it again"):
         check_sealed(tmp_path, "make it again")
-    seal(tmp_path)
+    write_checksums(tmp_path)
     assert check_sealed(tmp_path, "make it again") == tmp_path
     (tmp_path / "model.safetensors").write_bytes(b"weighty")
     with pytest.raises(InputError, match=r"model\.safetensors is not what was written; make it again"):

@@ -85,7 +85,7 @@ def test_the_saved_model_is_the_one_that_was_measured(finished: Path):
     batch = task.collate([splits.test[i] for i in range(512)])
     with torch.no_grad():
         scores = task.score(model(**batch), batch)
-    assert task.figures(scores)["accuracy"] == pytest.approx(record["test"]["accuracy"])
+    assert task.metrics(scores)["accuracy"] == pytest.approx(record["test"]["accuracy"])
 
 
 def test_the_card_tells_how_well_and_how_to_have_it_again(finished: Path, monkeypatch: pytest.MonkeyPatch):

@@ -19,7 +19,7 @@ SCALES = ("smoke", "small", "paper")
 # What to do where a file that one cell left for others is damaged.
 AGAIN = "remove its folder and the .json file beside that, and --resume runs its cell again"
 
-Found = Mapping[str, dict[str, Any]]  # the result of each cell, by its key
+JobResults = Mapping[str, dict[str, Any]]  # the result of each cell, by its key
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class Experiment:
     deviations: Sequence[str]  # from the paper, and why
     scales: Mapping[str, Any]
     cells: Callable[[Any], Sequence[Cell]]
-    results: Callable[[Any, Found], Results]
+    results: Callable[[Any, JobResults], Results]
     # Folders of real data, at any scale but "smoke"; or what says them of the settings.
     needs: Sequence[str] | Callable[[Any], Sequence[str]] = ()
     smoke_needs: Sequence[str] = ()

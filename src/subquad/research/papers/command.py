@@ -89,12 +89,16 @@ def _list(as_json: bool) -> None:
     """Print the experiments with their titles and sources."""
     from subquad.research.papers.catalogue import NAMES, load
 
-    found = {name: load(name) for name in NAMES}
+    experiments = {name: load(name) for name in NAMES}
     if as_json:
-        print(json.dumps({name: {"title": one.title, "source": one.source} for name, one in found.items()}, indent=1))
+        print(
+            json.dumps(
+                {name: {"title": one.title, "source": one.source} for name, one in experiments.items()}, indent=1
+            )
+        )
         return
     console = results_console()
-    for name, one in found.items():
+    for name, one in experiments.items():
         say(f"{name:<24} {one.title} ({one.source})", console)
 
 

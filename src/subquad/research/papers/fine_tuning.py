@@ -19,7 +19,7 @@ from subquad.core.errors import InputError
 from subquad.research.papers.base import AGAIN
 from subquad.research.training.models import Prediction
 from subquad.research.training.settings import ModelSettings
-from subquad.research.training.tasks.base import Batch, Figures, Item, Splits, Task
+from subquad.research.training.tasks.base import Batch, Item, Metrics, Splits, Task
 from subquad.tools.compare.tasks import LabelledTask, Probe, load_task
 from subquad.tools.models.pretrained import load
 
@@ -77,18 +77,18 @@ class FineTune(Task):
         """Padded on the right."""
         longest = max(len(item["input_ids"]) for item in items)
         ids = np.zeros((len(items), longest), dtype=np.int64)
-        real = np.zeros_like(ids)
+        valid = np.zeros_like(ids)
         for row, item in enumerate(items):
             ids[row, : len(item["input_ids"])] = item["input_ids"]
-            real[row, : len(item["input_ids"])] = 1
+            valid[row, : len(item["input_ids"])] = 1
         labels = torch.tensor([item["label"] for item in items])
-        return {"input_ids": torch.from_numpy(ids), "attention_mask": torch.from_numpy(real), "labels": labels}
+        return {"input_ids": torch.from_numpy(ids), "attention_mask": torch.from_numpy(valid), "labels": labels}
 
     def score(self, outputs: Any, batch: Batch) -> Tensor:
         """1 where the label is right."""
         return (outputs.logits.argmax(-1) == batch["labels"])[:, None].float()
 
-    def figures(self, scores: Tensor) -> Figures:
+    def metrics(self, scores: Tensor) -> Metrics:
         """The share that is right."""
         return {"accuracy": float(scores.double().mean())}
 
@@ -109,8 +109,8 @@ class MeanClassifier(PreTrainedModel):
     def forward(self, input_ids: Tensor, attention_mask: Tensor, labels: Tensor) -> Prediction:
         """Logits (B, classes), and their cross-entropy with labels."""
         hidden = self.encoder(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state
-        real = attention_mask[..., None]
-        logits = self.head(nn.functional.normalize((hidden * real).sum(1), dim=-1))
+        valid = attention_mask[..., None]
+        logits = self.head(nn.functional.normalize((hidden * valid).sum(1), dim=-1))
         return Prediction(loss=nn.functional.cross_entropy(logits.float(), labels), logits=logits)
 
 
@@ -121,7 +121,7 @@ def texts_of(name: str, data: Path | None, examples: int, learn: int) -> Labelle
         raise InputError(f"task {name!r} has no labels to learn; take one that is scored by a probe")
     count = min(learn or task.train, task.train)
     kept = [*(i * task.train // count for i in range(count)), *range(task.train, len(task.texts))]
-    texts, labels = ([of[i] for i in kept] for of in (task.texts, task.labels))
+    texts, labels = ([column[i] for i in kept] for column in (task.texts, task.labels))
     return replace(task, texts=texts, labels=labels, examples=len(kept), train=count)
 
 

@@ -93,7 +93,7 @@ def _number(value: float) -> str:
 
 def _heat_map(plot: HeatMap) -> Figure:
     widest = max((LETTER * len(column) + 0.15 for column in plot.columns), default=0.0)
-    cell = max(0.75, min(widest, 1.2), 0.1 * max(map(len, _figures(plot)), default=0))
+    cell = max(0.75, min(widest, 1.2), 0.1 * max(map(len, _cell_texts(plot)), default=0))
     beside, below = 1.8 + LETTER * max(map(len, plot.rows), default=0), 0.5 * (widest > cell)
     size = max(5.2, beside + cell * len(plot.columns)), max(2.6, 1.6 + below + 0.5 * len(plot.rows))
     figure = Figure(figsize=size, layout="constrained")
@@ -116,7 +116,7 @@ def _heat_map(plot: HeatMap) -> Figure:
     return figure
 
 
-def _figures(plot: HeatMap) -> list[str]:
+def _cell_texts(plot: HeatMap) -> list[str]:
     return [format(value, plot.format) for row in plot.values for value in row if value is not None]
 
 
@@ -136,11 +136,11 @@ def _bars(plot: Bars) -> Figure:
     looks = styles(list(plot.series))
     width = 0.8 / max(1, len(plot.series))
     for i, (name, values) in enumerate(plot.series.items()):
-        places = [g - 0.4 + width * (i + 0.5) for g in range(len(values))]
-        ax.bar(places, [0.0 if v is None else v for v in values], width, label=_entry(name), color=looks[name].color)
-        for place, value in zip(places, values, strict=True):
+        positions = [g - 0.4 + width * (i + 0.5) for g in range(len(values))]
+        ax.bar(positions, [0.0 if v is None else v for v in values], width, label=_entry(name), color=looks[name].color)
+        for position, value in zip(positions, values, strict=True):
             if value is None:
-                ax.text(place, 0.0, "–", ha="center", va="bottom", color=looks[name].color)
+                ax.text(position, 0.0, "–", ha="center", va="bottom", color=looks[name].color)
     _levels(ax, plot.levels)
     room = max(6, int(0.6 * figure.get_figwidth() / (LETTER * max(1, len(plot.groups)))))  # letters below a group
     ax.set_xticks(range(len(plot.groups)), ["\n".join(_lines_of(group, room)) for group in plot.groups])

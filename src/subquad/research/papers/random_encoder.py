@@ -60,5 +60,5 @@ def _write_text(path: Path, draw: np.random.Generator) -> None:
     files.write(path, "\n".join(_words(draw, WORDS, TEXT_WORDS) for _ in range(100)))
 
 
-def _words(draw: np.random.Generator, of: Sequence[str], count: int) -> str:
-    return " ".join(of[i] for i in draw.integers(0, len(of), count))
+def _words(draw: np.random.Generator, vocabulary: Sequence[str], count: int) -> str:
+    return " ".join(vocabulary[i] for i in draw.integers(0, len(vocabulary), count))

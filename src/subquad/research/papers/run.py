@@ -55,7 +55,7 @@ def reproduce(
         cells = list(experiment.cells(settings))
     if not cells:
         raise InputError(f"nothing to run: these settings of {experiment.name!r} leave no cell")
-    found = _run_all(cells, experiment.name, out.absolute(), data, device, changes or {}, progress, executor)
+    records = _run_all(cells, experiment.name, out.absolute(), data, device, changes or {}, progress, executor)
     header = Header(
         name=experiment.name,
         title=experiment.title,
@@ -69,11 +69,11 @@ def reproduce(
             **versions(),
             **({"executor": executor.description} if executor.description else {}),
         },
-        seconds=sum(cell["seconds"] for cell in found.values()),
+        seconds=sum(cell["seconds"] for cell in records.values()),
     )
     with _fitting(experiment.name, changes or {}):
-        results = experiment.results(settings, {key: cell["result"] for key, cell in found.items()})
-    return header, results, found
+        results = experiment.results(settings, {key: cell["result"] for key, cell in records.items()})
+    return header, results, records
 
 
 def _run_all(
@@ -95,8 +95,8 @@ def _run_all(
         context = Context(folder, data, device, silent, cell.after)
         return replace(cell, run=partial(run_cell, name, changes, cell, context))
 
-    found = {cell.key: asdict(cached) for cell, cached in run_jobs(map(job, cells), cache, progress, executor)}
-    return {cell.key: found[cell.key] for cell in cells}
+    records = {cell.key: asdict(cached) for cell, cached in run_jobs(map(job, cells), cache, progress, executor)}
+    return {cell.key: records[cell.key] for cell in cells}
 
 
 def run_cell(name: str, changes: Mapping[str, Any], cell: Cell, context: Context, progress: Progress) -> dict[str, Any]:
@@ -118,9 +118,9 @@ def _fitting(experiment: str, changes: Mapping[str, Any]) -> Iterator[None]:
     except Exception as error:
         if not changes:
             raise
-        given = shlex.join(as_options(changes))
+        options = shlex.join(as_options(changes))
         reason = " ".join(str(error).split()) or type(error).__name__
-        raise InputError(f"{experiment!r} does not run with {given}: {reason}") from error
+        raise InputError(f"{experiment!r} does not run with {options}: {reason}") from error
 
 
 def cells_in(out: Path) -> JobCache:
@@ -154,9 +154,9 @@ def _claim(out: Path, run: dict[str, Any], resume: bool) -> None:
             f"{out} holds cells of a run but no {path.name} that says which; give another folder with --out"
         )
     if begun:
-        there = seals.parsed(path, "give another folder with --out")
-        if there != run:
-            raise InputError(f"{out} holds another run ({_difference(there, run)}); give another folder with --out")
+        earlier = seals.parsed(path, "give another folder with --out")
+        if earlier != run:
+            raise InputError(f"{out} holds another run ({_difference(earlier, run)}); give another folder with --out")
         if not resume:
             raise InputError(f"{out} holds this run already: --resume continues it, --out FOLDER starts another")
         return
@@ -165,11 +165,11 @@ def _claim(out: Path, run: dict[str, Any], resume: bool) -> None:
     files.write(path, json.dumps(run, indent=1))
 
 
-def _difference(there: dict[str, Any], run: dict[str, Any]) -> str:
+def _difference(earlier: dict[str, Any], run: dict[str, Any]) -> str:
     """What of another run is another: the experiment, the scale, or settings by name."""
     for key in ("experiment", "scale"):
-        if there.get(key) != run[key]:
-            return f"{key} {there.get(key)}, not {run[key]}"
-    new, found = run["settings"], there.get("settings")
-    old = found if isinstance(found, dict) else {}
+        if earlier.get(key) != run[key]:
+            return f"{key} {earlier.get(key)}, not {run[key]}"
+    new, settings_then = run["settings"], earlier.get("settings")
+    old = settings_then if isinstance(settings_then, dict) else {}
     return f"another {', '.join(name for name in new if old.get(name) != new[name]) or 'version of its settings'}"

@@ -27,7 +27,7 @@ class ComparedCalls(Protocol):
         """Forget the gradients of the call before."""
 
 
-def in_turn(
+def alternating_rounds(
     make: Callable[[int], ComparedCalls], length: int, names: Iterable[str], effort: Effort, limit: float, device: str
 ) -> dict[str, Any]:
     """Time each call, all of them once a round: `Timed`.
@@ -68,14 +68,14 @@ def growth(name: str) -> int:
 
 def all_rounds(visits: Sequence[Timed], name: str) -> list[float]:
     """Seconds of a call in all rounds of some visits; none where it was not run in one of them."""
-    found = [visit.get(name, {}).get("seconds") for visit in visits]
-    return [] if None in found else [second for rounds in found for second in rounds or ()]
+    times = [visit.get(name, {}).get("seconds") for visit in visits]
+    return [] if None in times else [second for rounds in times for second in rounds or ()]
 
 
 def speedup(visits: Sequence[Timed], name: str, against: str) -> Spread | None:
     """How many times faster than another call, round by round; None where either was not run."""
-    own, other = all_rounds(visits, name), all_rounds(visits, against)
-    return spread(ratios(own, other)) if own and other else None
+    seconds, other = all_rounds(visits, name), all_rounds(visits, against)
+    return spread(ratios(seconds, other)) if seconds and other else None
 
 
 def naive_gib(load: Load) -> float:

@@ -14,11 +14,11 @@ from torch import Tensor
 from subquad import hf
 from subquad.core import files
 from subquad.methods import Full
-from subquad.research.papers.base import AGAIN, Cell, Context, Found
+from subquad.research.papers.base import AGAIN, Cell, Context, JobResults
 from subquad.research.papers.data.tones import tones
 from subquad.research.papers.results import Table
 from subquad.research.papers.tasks.speech import Speech
-from subquad.research.training.checkpoints import check_sealed, seal
+from subquad.research.training.checkpoints import check_sealed, write_checksums
 from subquad.research.training.models.blocks import SelfOrCrossAttention
 from subquad.research.training.models.speech import CTCEncoder
 from subquad.research.training.run import Outcome, evaluate, read_saved, train
@@ -85,11 +85,11 @@ class Recipe:
 
     def first_settings(self, method: str, seed: int, layers: int = 0) -> RunSettings:
         """The settings of the earlier run on short utterances."""
-        own = self.settings(method, seed, layers)
+        settings_ = self.settings(method, seed, layers)
         first = {"method": "shared-full" if shares(method) else "full"}
         return _settings(
             {**self.task, **self.first_task},
-            {**own.to_dict()["model"], **first},
+            {**settings_.to_dict()["model"], **first},
             {**self.training, **self.first_training},
             seed,
         )
@@ -128,8 +128,8 @@ PAPER = Recipe(
 
 
 def _settings(task: dict[str, Any], model: dict[str, Any], training: dict[str, Any], seed: int) -> RunSettings:
-    given = {"task": {**task, "seed": seed}, "model": model, "training": {**training, "seed": seed}}
-    return settings_of("speech", given)
+    tables = {"task": {**task, "seed": seed}, "model": model, "training": {**training, "seed": seed}}
+    return settings_of("speech", tables)
 
 
 def method_of(name: str) -> str:
@@ -196,7 +196,7 @@ def fit(settings: RunSettings, first: str | None, context: Context) -> dict[str,
     )
     with files.whole_folder(context.folder / "model") as folder:
         outcome.model.save_pretrained(folder)
-        seal(folder)
+        write_checksums(folder)
     return record_of(outcome)
 
 
@@ -297,13 +297,13 @@ def _times(recipe: Recipe, timed: Sequence[SpeechVariant], effort: float, contex
     batch = {name: tensor.to(context.device) for name, tensor in batch.items()}
     models = {one.label: _new(recipe, one, context.device) for one in timed}
     device = torch.device(context.device)
-    found: dict[str, Any] = {}
+    times: dict[str, Any] = {}
     for what, call in (("update", _update), ("forward", _forward)):
         calls = {label: partial(call, model, batch) for label, model in models.items()}
         for label, seconds in until_steady(calls, Effort(seconds=effort), device).items():
-            found.setdefault(label, {})[what] = list(spread(seconds))
+            times.setdefault(label, {})[what] = list(spread(seconds))
     tokens = float(batch["attention_mask"].sum(1).float().mean()) / task.subsample
-    return {"seconds": found, "batch": batch_size, "tokens": round(tokens)}
+    return {"seconds": times, "batch": batch_size, "tokens": round(tokens)}
 
 
 def _new(recipe: Recipe, variant: SpeechVariant, device: str) -> CTCEncoder:
@@ -324,9 +324,9 @@ def _forward(model: CTCEncoder, batch: dict[str, torch.Tensor]) -> None:
     model.eval()(**batch)
 
 
-def baseline_table(found: Found) -> Table:
+def baseline_table(records: JobResults) -> Table:
     """Beside every model: what a guess is worth."""
-    rows = [[name, percent(row[RATE]), percent(row[HELD_OUT])] for name, row in found[BASELINES].items()]
+    rows = [[name, percent(row[RATE]), percent(row[HELD_OUT])] for name, row in records[BASELINES].items()]
     return Table(title="Without the sound", columns=["", "known speakers, %", "held-out speaker, %"], rows=rows)
 
 
@@ -335,13 +335,13 @@ def percent(share: float) -> str:
     return f"{100 * share:.1f}"
 
 
-def times_table(found: Found, models: Mapping[str, Sequence[str]]) -> Table:
+def times_table(records: JobResults, models: Mapping[str, Sequence[str]]) -> Table:
     """Time of an update and of an epoch beside SDPA, updates and time to convergence, of {method: its cells}."""
-    times, rows = found[TIMES], []
+    times, rows = records[TIMES], []
     exact = times["seconds"]["full"]["update"][1]
     for method, keys in models.items():
         low, median, high = times["seconds"][method]["update"]
-        steps = [converged(found[key]) for key in keys]
+        steps = [converged(records[key]) for key in keys]
         mean = sum(steps) / len(steps)
         rows.append(
             [
@@ -349,9 +349,9 @@ def times_table(found: Found, models: Mapping[str, Sequence[str]]) -> Table:
                 f"{1000 * median:.0f} ({1000 * low:.0f} to {1000 * high:.0f})",
                 f"{median / times['batch'] * EPOCH:.0f}",
                 f"{exact / median:.2f}",
-                f"{mean:.0f} of {sum(found[key]['steps'] for key in keys) / len(keys):.0f}",
+                f"{mean:.0f} of {sum(records[key]['steps'] for key in keys) / len(keys):.0f}",
                 f"{mean * median:.0f}",
-                f"{sum(found[key]['seconds'] for key in keys) / len(keys):.0f}",
+                f"{sum(records[key]['seconds'] for key in keys) / len(keys):.0f}",
             ]
         )
     return Table(

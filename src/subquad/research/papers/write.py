@@ -49,9 +49,9 @@ def as_record(header: Header, results: Results, cells: dict[str, Any]) -> dict[s
 
 def rich_record(record: Mapping[str, Any]) -> Group:
     """What a terminal shows of the content of results.json."""
-    found = record["results"]
-    tables = [Table(**table) for table in found["tables"]]
-    return rich_results(Header(**record["experiment"]), Results(summary=found["summary"], tables=tables))
+    results = record["results"]
+    tables = [Table(**table) for table in results["tables"]]
+    return rich_results(Header(**record["experiment"]), Results(summary=results["summary"], tables=tables))
 
 
 def rich_results(header: Header, results: Results) -> Group:

@@ -33,7 +33,7 @@ def tables_of(
     from subquad.research.papers import catalogue as _with_their_tasks  # noqa: F401
     from subquad.research.training.settings import read_overrides, read_toml
 
-    given: list[Tables] = [read_toml(config)] if config else []
-    task = task or (given[0].get("task", {}).get("name") if given else None)
-    given += [{"model": {name: value for name, value in model.items() if value}}]
-    return task, [*given, read_overrides(override or ())]
+    tables: list[Tables] = [read_toml(config)] if config else []
+    task = task or (tables[0].get("task", {}).get("name") if tables else None)
+    tables += [{"model": {name: value for name, value in model.items() if value}}]
+    return task, [*tables, read_overrides(override or ())]

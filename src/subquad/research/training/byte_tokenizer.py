@@ -44,5 +44,5 @@ def byte_tokenizer(
 
 def _letters() -> list[str]:
     """The letter that stands for each byte in the vocabulary of `tokenizers`' ByteLevel."""
-    rest = [byte for byte in range(BYTES) if byte not in SHOWN]
-    return [chr(byte) if byte in SHOWN else chr(BYTES + rest.index(byte)) for byte in range(BYTES)]
+    hidden = [byte for byte in range(BYTES) if byte not in SHOWN]
+    return [chr(byte) if byte in SHOWN else chr(BYTES + hidden.index(byte)) for byte in range(BYTES)]

@@ -15,7 +15,7 @@ from transformers.integrations import TensorBoardCallback
 from transformers.trainer_callback import ExportableState
 
 from subquad.core.messages import note
-from subquad.research.training.checkpoints import check, checkpoint_at, seal
+from subquad.research.training.checkpoints import check, checkpoint_at, write_checksums
 from subquad.tools.runs import processes
 
 Progress = Callable[[str, int, int], None]  # what is under way, updates done, updates in all
@@ -148,7 +148,7 @@ class Saving(TrainerCallback):
         self._last = time.monotonic()
         processes.wait()
         if state.is_world_process_zero:
-            seal(checkpoint_at(Path(cast(str, args.output_dir)), state.global_step))
+            write_checksums(checkpoint_at(Path(cast(str, args.output_dir)), state.global_step))
 
 
 class Curves(TensorBoardCallback):
@@ -161,8 +161,8 @@ class Curves(TensorBoardCallback):
     def on_train_begin(self, args: Any, state: TrainerState, control: TrainerControl, **more: Any) -> None:
         """Open the file."""
         if state.is_world_process_zero:
-            seen = state.global_step
-            self.tb_writer = SummaryWriter(str(self.folder), purge_step=seen + 1 if seen else None)
+            start = state.global_step
+            self.tb_writer = SummaryWriter(str(self.folder), purge_step=start + 1 if start else None)
         super().on_train_begin(args, state, control, **more)
 
     def on_train_end(self, args: Any, state: TrainerState, control: TrainerControl, **_: Any) -> None:

@@ -44,8 +44,8 @@ def training_card(record: Mapping[str, Any], name: str) -> str:
 def _title(record: Mapping[str, Any]) -> str:
     """What was learned: of the user's own files by their names, otherwise by the task's."""
     summary = escaped(record["task"]["summary"])
-    own = record["settings"]["task"].get("files")
-    return f"{summary[:1].upper()}{summary[1:]}" if own else f"{record['task']['name']}: {summary}"
+    files = record["settings"]["task"].get("files")
+    return f"{summary[:1].upper()}{summary[1:]}" if files else f"{record['task']['name']}: {summary}"
 
 
 def _processes(count: int) -> str:
@@ -73,10 +73,10 @@ def _use(record: Mapping[str, Any], name: str) -> str:
 def rich_record(record: Mapping[str, Any]) -> Group:
     """What a terminal shows of a run."""
     took = f"{record['steps']:,} steps, {record['training_seconds']:,} s."
-    return Group(Text(record["task"]["summary"]), rich_figures(record), Text(took))
+    return Group(Text(record["task"]["summary"]), rich_metrics(record), Text(took))
 
 
-def rich_figures(record: Mapping[str, Any]) -> RenderableType:
+def rich_metrics(record: Mapping[str, Any]) -> RenderableType:
     """The test figures beside the baselines, as a terminal shows them."""
     rows = _rows(record)
     if len(_names(record)) > 4:  # than which there are seldom more rows: figures below each other stay whole
@@ -118,11 +118,11 @@ def _names(record: Mapping[str, Any]) -> list[str]:
 
 def _rows(record: Mapping[str, Any]) -> list[list[str]]:
     """The metrics, then the figures of the method and of each baseline, with its name in front."""
-    names, all_figures = _names(record), _all(record)
-    digits = {name: _decimals([figures.get(name) for figures in all_figures.values()]) for name in names}
+    names, all_metrics = _names(record), _all(record)
+    digits = {name: _decimals([metrics.get(name) for metrics in all_metrics.values()]) for name in names}
     rows = [
-        [row, *(cells.number(figures.get(name), digits[name]).text for name in names)]
-        for row, figures in all_figures.items()
+        [row, *(cells.number(metrics.get(name), digits[name]).text for name in names)]
+        for row, metrics in all_metrics.items()
     ]
     return [["", *names], *rows]
 

@@ -14,15 +14,15 @@ from subquad.core import checksums as seals
 from subquad.core import files
 from subquad.core.errors import InputError
 
-SEAL = "seal.json"
+CHECKSUMS = "seal.json"
 _NAME = re.compile(r"checkpoint-(\d+)")
 
 
-def seal(checkpoint: Path) -> None:
+def write_checksums(checkpoint: Path) -> None:
     """Say that all files of a checkpoint, or of another folder, are written."""
     with files.cannot_write(checkpoint):
         files.sync_tree(checkpoint)
-    files.write(checkpoint / SEAL, seals.sealed_json({"files": _contents(checkpoint)}))
+    files.write(checkpoint / CHECKSUMS, seals.sealed_json({"files": _contents(checkpoint)}))
 
 
 def newest(folder: Path) -> Path | None:
@@ -61,14 +61,14 @@ def check_sealed(folder: Path, remedy: str) -> Path:
 def discard_unsealed(folder: Path) -> None:
     """Remove checkpoints that were cut off while they were written, or while they were removed."""
     for path in _checkpoints(folder):
-        if not (path / SEAL).exists():
+        if not (path / CHECKSUMS).exists():
             shutil.rmtree(path)
 
 
 def discard_all(folder: Path) -> None:
     """Remove all checkpoints of a run that is finished; one that is cut off meanwhile is not sealed any more."""
     for path in _checkpoints(folder):
-        (path / SEAL).unlink(missing_ok=True)
+        (path / CHECKSUMS).unlink(missing_ok=True)
         shutil.rmtree(path)
 
 
@@ -97,23 +97,23 @@ def _checkpoints(folder: Path) -> list[Path]:
 
 def _all_sealed(folder: Path) -> list[Path]:
     """The sealed checkpoints, damaged or not, in the order of their steps."""
-    return sorted((path for path in _checkpoints(folder) if (path / SEAL).exists()), key=step_of)
+    return sorted((path for path in _checkpoints(folder) if (path / CHECKSUMS).exists()), key=step_of)
 
 
 def _sealed(path: Path) -> dict[str, Any] | None:
     """What a seal says, `_contents` when it was made; None where it is damaged."""
     try:
-        said = seals.parsed(path, "")
-        if "files" not in said:  # as before seals had a digest of their own: each file has one in it
-            return {name: (int(size), str(checksum)) for name, (size, checksum) in said.items()}
-        return seals.opened(said, path, "")["files"]
+        recorded = seals.parsed(path, "")
+        if "files" not in recorded:  # as before seals had a digest of their own: each file has one in it
+            return {name: (int(size), str(checksum)) for name, (size, checksum) in recorded.items()}
+        return seals.opened(recorded, path, "")["files"]
     except (ValueError, TypeError):
         return None
 
 
 def _contents(checkpoint: Path) -> dict[str, list[int | str]]:
     """{file: [bytes, checksum]}."""
-    files = sorted(path for path in checkpoint.rglob("*") if path.is_file() and SEAL not in path.name)
+    files = sorted(path for path in checkpoint.rglob("*") if path.is_file() and CHECKSUMS not in path.name)
     return {str(path.relative_to(checkpoint)): [path.stat().st_size, _checksum(path)] for path in files}
 
 
@@ -124,11 +124,11 @@ def _checksum(path: Path) -> str:
 
 def _damage(checkpoint: Path) -> str:
     """What is wrong with a checkpoint, or nothing."""
-    if not (checkpoint / SEAL).exists():
-        return f"{SEAL} is missing"
-    sealed = _sealed(checkpoint / SEAL)
+    if not (checkpoint / CHECKSUMS).exists():
+        return f"{CHECKSUMS} is missing"
+    sealed = _sealed(checkpoint / CHECKSUMS)
     if not sealed:
-        return f"{SEAL} is not what was written"
+        return f"{CHECKSUMS} is not what was written"
     for name, (size, checksum) in sealed.items():
         path = checkpoint / name
         if not path.is_file():

@@ -50,7 +50,7 @@ def train(
         from subquad.research.training.workflow import finished, run
         from subquad.tools.runs import processes
 
-        task, given = tables_of(task, config, override, method=method, plan=str(plan) if plan else None)
+        task, tables = tables_of(task, config, override, method=method, plan=str(plan) if plan else None)
         if task is None:
             if method or plan or config or override or resume or as_json or (device, out) != ("cpu", OUT):
                 _name_a_task(TASKS)
@@ -58,7 +58,7 @@ def train(
             for name, kind in TASKS.items():
                 say(f"{name:<12} {kind.summary}", console)
             return
-        settings = settings_of(task, *given)
+        settings = settings_of(task, *tables)
         done = finished(settings, out)
         if done:
             if processes.number() == 0:
@@ -100,10 +100,10 @@ def _ends(out: Path) -> Iterator[None]:
                 raise
             raise typer.Exit(2) from None
         except KeyboardInterrupt as stop:
-            how, code = exit_message()
+            message, code = exit_message()
             if processes.number() == 0:
                 say_error_after(stop)
-                say(f"{how}; {_how_to_go_on(out)}", errors)
+                say(f"{message}; {_how_to_go_on(out)}", errors)
             raise typer.Exit(code) from None
         except OSError as error:
             raise InputError(f"{error.filename or out}: {error.strerror or error}; checkpoints are kept") from None

@@ -64,9 +64,9 @@ def hold_out(documents: Sequence[bytes], share: float, seed: int) -> tuple[list[
         held = set(np.random.default_rng(seed).permutation(count)[: max(1, round(share * count))].tolist())
         stays = [document for i, document in enumerate(documents) if i not in held]
         return stays, [document for i, document in enumerate(documents) if i in held]
-    places = [len(document) - round(share * len(document)) for document in documents]
-    before = [document[:place] for document, place in zip(documents, places, strict=True) if place > 0]
-    after = [document[place:] for document, place in zip(documents, places, strict=True) if place < len(document)]
+    ends = [len(document) - round(share * len(document)) for document in documents]
+    before = [document[:end] for document, end in zip(documents, ends, strict=True) if end > 0]
+    after = [document[end:] for document, end in zip(documents, ends, strict=True) if end < len(document)]
     if not before or not after:
         total = sum(map(len, documents))
         raise InputError(f"{total} bytes of text are too few to hold out {share:g} of them; give more text")

@@ -56,19 +56,19 @@ def _end_without_others(timeout: float) -> NoReturn:
 
 def answering(seconds: float) -> set[int]:
     """The processes that call this within `seconds`, by the launcher's store; only this one without a store."""
-    own, everyone = processes.number(), set(range(processes.count()))
+    this, everyone = processes.number(), set(range(processes.count()))
     try:
         store = dist.TCPStore(  # type: ignore[attr-defined]
             os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False
         )
-        store.set(_key(own), "here")
-        here, end = {own}, time.monotonic() + seconds
+        store.set(_key(this), "here")
+        here, end = {this}, time.monotonic() + seconds
         while here != everyone and time.monotonic() < end:
             here |= {number for number in everyone - here if store.check([_key(number)])}
             time.sleep(0.05)
         return here
     except (RuntimeError, KeyError):
-        return {own}
+        return {this}
 
 
 def _key(number: int) -> str:

@@ -128,8 +128,8 @@ def _config(where: str, labels: Sequence[str]) -> Any:
 def _positions(where: str) -> int | None:
     """How many tokens the positions of a model reach, by its config."""
     with torch.device("meta"):
-        found = hf.position_limit(outline(where))
-    return found or getattr(read_config(where), "max_position_embeddings", None)
+        limit = hf.position_limit(outline(where))
+    return limit or getattr(read_config(where), "max_position_embeddings", None)
 
 
 def _without_head(model: Any, loading: dict[str, Any]) -> dict[str, Any]:
@@ -139,7 +139,7 @@ def _without_head(model: Any, loading: dict[str, Any]) -> dict[str, Any]:
         return name.startswith(f"{model.base_model_prefix}.") and ".pooler." not in name
 
     names: dict[str, Callable[[Any], str]] = {"missing_keys": str, "mismatched_keys": lambda key: key[0]}
-    return loading | {of: [key for key in loading[of] if is_of_the_body(name(key))] for of, name in names.items()}
+    return loading | {kind: [key for key in loading[kind] if is_of_the_body(name(key))] for kind, name in names.items()}
 
 
 def _by_layer(method: str | list[str], layers: int) -> Any:

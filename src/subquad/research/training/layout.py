@@ -132,11 +132,11 @@ class Layout:
         return _refusal_of_methods(model, Sequence.even(self.settings.sequence, group, mode=self.settings.mode))
 
 
-def _refusal_of_methods(model: Any, of: Sequence) -> str | None:
+def _refusal_of_methods(model: Any, sequence: Sequence) -> str | None:
     """Why a method of a layer cannot run on a part of the tokens."""
     assert isinstance(model, PreTrainedModel)
     layers, bounds = hf.find_layers(model), hf.bounds(model)
     masks = {layer.number: Mask.causal() if layer.causal else Mask() for layer in layers}
     heads = model.config.num_attention_heads
-    reasons = (refusal_of_method(x.method, masks[number], of, heads, x.learned) for number, x in bounds.items())
+    reasons = (refusal_of_method(x.method, masks[number], sequence, heads, x.learned) for number, x in bounds.items())
     return next((reason for reason in reasons if reason), None)

@@ -59,8 +59,12 @@ class ModelSettings:
         for method in [self.method] if isinstance(self.method, str) else self.method:
             parse_method(method)
         if self.positions == "relative":
-            given = self.method
-            methods = with_distances(given) if isinstance(given, str) else [with_distances(each) for each in given]
+            method_text = self.method
+            methods = (
+                with_distances(method_text)
+                if isinstance(method_text, str)
+                else [with_distances(each) for each in method_text]
+            )
             object.__setattr__(self, "method", methods)
 
     def config(self, kind: type[AttentionConfig], *, longest: int, **more: Any) -> AttentionConfig:
@@ -81,10 +85,10 @@ class ModelSettings:
             "max_position_embeddings": longest,
         }
         for name in ("piece", "memory"):
-            if given := getattr(self, name):
+            if value := getattr(self, name):
                 if not hasattr(kind, name):
-                    raise ValueError(f"{name}={given} is for causal language models: the task lm")
-                sizes[name] = given
+                    raise ValueError(f"{name}={value} is for causal language models: the task lm")
+                sizes[name] = value
         try:
             return kind(method=self.method, **sizes, **more)
         except StrictDataclassError as error:

@@ -22,7 +22,7 @@ from subquad.research.training.ends import clear_ends
 from subquad.research.training.layout import Layout
 from subquad.research.training.same_data import check_same_data
 from subquad.research.training.settings import RunSettings
-from subquad.research.training.tasks.base import Figures, Splits
+from subquad.research.training.tasks.base import Metrics, Splits
 from subquad.research.training.trainer import MethodTrainer, arguments
 from subquad.tools.runs import processes
 
@@ -40,8 +40,8 @@ class Outcome:
     settings: RunSettings
     model: PreTrainedModel
     splits: Splits
-    validation: Figures
-    test: Figures
+    validation: Metrics
+    test: Metrics
     history: list[dict[str, Any]]
     steps: int
     seconds: float
@@ -87,7 +87,7 @@ def train(
     if start_from is not None:
         begin_with(model, start_from)
     if processes.number() == 0:
-        for line in settings.task.remarks(splits):
+        for line in settings.task.notes(splits):
             note(progress, line)
     trainer = MethodTrainer(model, settings.task, splits, settings.training, args, progress, layout)
     for callback in callbacks:
@@ -103,12 +103,12 @@ def train(
         test = trainer.evaluate(cast(Any, splits.test), metric_key_prefix="test")
         model = _unshared(settings, trainer) if settings.parallel.fsdp else trainer.model
     curves.close()
-    return _outcome(settings, trainer, cast(PreTrainedModel, model), splits, _figures(test, "test_"))
+    return _outcome(settings, trainer, cast(PreTrainedModel, model), splits, _metrics(test, "test_"))
 
 
 def evaluate(
     settings: RunSettings, model: PreTrainedModel, out: Path, *, data: Path | None = None, device: str = "cpu"
-) -> Figures:
+) -> Metrics:
     """The test figures of a model as it is, such as one whose attention was swapped; `out` is a scratch folder."""
     quiet()
     splits = settings.task.splits(data)
@@ -116,7 +116,7 @@ def evaluate(
     silent: Progress = lambda what, done, total: None  # noqa: E731
     trainer = MethodTrainer(model, settings.task, splits, settings.training, args, silent, Layout())
     with clear_ends(settings):
-        return _figures(trainer.evaluate(cast(Any, splits.test), metric_key_prefix="test"), "test_")
+        return _metrics(trainer.evaluate(cast(Any, splits.test), metric_key_prefix="test"), "test_")
 
 
 def quiet() -> None:
@@ -131,8 +131,8 @@ def begin_with(model: PreTrainedModel, folder: Path) -> None:
         saved = read_saved(type(model), folder)
         hf.restore(saved)
         wanted = {name: tensor.shape for name, tensor in model.state_dict().items() if f".{hf.NAME}." not in name}
-        found = {name: tensor.shape for name, tensor in saved.state_dict().items()}
-        differs = sorted(name for name in wanted.keys() | found.keys() if wanted.get(name) != found.get(name))
+        shapes = {name: tensor.shape for name, tensor in saved.state_dict().items()}
+        differs = sorted(name for name in wanted.keys() | shapes.keys() if wanted.get(name) != shapes.get(name))
         if differs:
             raise InputError(f"the model in {folder} has other sizes than this one, in {differs[0]}")
     model.load_state_dict(saved.state_dict(), strict=False)
@@ -152,17 +152,17 @@ def read_saved(kind: type[Saved], folder: Path) -> Saved:
 def _check_splits(splits: Splits) -> None:
     sizes = {name: len(part) for name, part in vars(splits).items()}
     if not all(sizes.values()):
-        found = ", ".join(f"{count} to {name}" for name, count in sizes.items())
-        raise InputError(f"the data gives {found} on; each must have some")
+        listed = ", ".join(f"{count} to {name}" for name, count in sizes.items())
+        raise InputError(f"the data gives {listed} on; each must have some")
 
 
 def _start(out: Path) -> Path | None:
     """The checkpoint from which all processes resume, as process 0 says."""
-    found = None
+    checkpoint = None
     if processes.number() == 0:
-        found = newest(out)
+        checkpoint = newest(out)
         discard_unsealed(out)
-    start = processes.agreed(found)
+    start = processes.agreed(checkpoint)
     if start is not None and not start.is_dir():
         raise Ended(f"{start} is not here: all machines must see the folder of the run")
     return start
@@ -176,7 +176,7 @@ def _unshared(settings: RunSettings, trainer: MethodTrainer) -> PreTrainedModel:
 
 
 def _outcome(
-    settings: RunSettings, trainer: MethodTrainer, model: PreTrainedModel, splits: Splits, test: Figures
+    settings: RunSettings, trainer: MethodTrainer, model: PreTrainedModel, splits: Splits, test: Metrics
 ) -> Outcome:
     history, state = trainer.state.log_history, trainer.state
     validations = [entry for entry in history if f"eval_{settings.task.metric}" in entry]
@@ -186,7 +186,7 @@ def _outcome(
         settings=settings,
         model=model.eval(),
         splits=splits,
-        validation=_figures(kept, "eval_"),
+        validation=_metrics(kept, "eval_"),
         test=test,
         history=history,
         steps=state.global_step,
@@ -195,8 +195,8 @@ def _outcome(
     )
 
 
-def _figures(entry: dict[str, Any], prefix: str) -> Figures:
+def _metrics(entry: dict[str, Any], prefix: str) -> Metrics:
     """The metrics of an entry of the log, without their prefix and without Trainer's own times."""
-    own = ("runtime", "samples_per_second", "steps_per_second", "model_preparation_time")
+    trainer_names = ("runtime", "samples_per_second", "steps_per_second", "model_preparation_time")
     named = {key.removeprefix(prefix): value for key, value in entry.items() if key.startswith(prefix)}
-    return {key: float(value) for key, value in named.items() if key not in own}
+    return {key: float(value) for key, value in named.items() if key not in trainer_names}

@@ -30,21 +30,21 @@ def check_same_data(splits: Splits, labels: Any, out: Path) -> None:
         InputError: the run in `out` was started on other data; names the split. Or `out` holds checkpoints that are
             not ours, which would be taken for ones that were cut off, and removed.
     """
-    found = {name: mark_of(part) for name, part in vars(splits).items()}
-    found["labels"] = {str(number): str(label) for number, label in dict(labels or {}).items()}
+    marks = {name: mark_of(part) for name, part in vars(splits).items()}
+    marks["labels"] = {str(number): str(label) for number, label in dict(labels or {}).items()}
     path = out / DATA
     if has_any(out) and not newest_step(out) and not path.exists():
         raise InputError(f"{out} holds checkpoints that subquad did not write; give another folder")
     if path.exists() and newest_step(out):
         before = _read(path)
-        differs = [name for name in found if not _alike(before.get(name, {}), found[name])]
+        differs = [name for name in marks if not _alike(before.get(name, {}), marks[name])]
         if differs:
             raise InputError(
-                f"the data is not what {out} was started on: {_difference(differs[0], before, found)}; give the same "
+                f"the data is not what {out} was started on: {_difference(differs[0], before, marks)}; give the same "
                 "data, or another folder with --out"
             )
         return
-    files.write(path, seals.sealed_json(found))
+    files.write(path, seals.sealed_json(marks))
 
 
 def _read(path: Path) -> dict[str, Mark]:
@@ -61,8 +61,8 @@ def _read(path: Path) -> dict[str, Mark]:
 def mark_of(split: Any) -> Mark:
     """A split's number of items; of some of them a checksum of whole numbers and shapes, and the mean of the others."""
     count, checksum, means = len(split), blake2b(digest_size=16), []
-    places = sorted(set(np.linspace(0, count - 1, min(count, ITEMS)).astype(int).tolist()))
-    for name, value in (member for place in places for member in sorted(split[place].items())):
+    indices = sorted(set(np.linspace(0, count - 1, min(count, ITEMS)).astype(int).tolist()))
+    for name, value in (member for index in indices for member in sorted(split[index].items())):
         array = np.asarray(value)
         checksum.update(f"{name}{array.shape}".encode())
         if array.dtype.kind == "f":
@@ -74,8 +74,8 @@ def mark_of(split: Any) -> Mark:
 
 def _alike(before: Mark, now: Mark) -> bool:
     """Whether two marks are equal up to rounding."""
-    rest = [{name: value for name, value in mark.items() if name != "mean"} for mark in (before, now)]
-    return rest[0] == rest[1] and isclose(before.get("mean", 0.0), now.get("mean", 0.0), rel_tol=TOLERANCE)
+    others = [{name: value for name, value in mark.items() if name != "mean"} for mark in (before, now)]
+    return others[0] == others[1] and isclose(before.get("mean", 0.0), now.get("mean", 0.0), rel_tol=TOLERANCE)
 
 
 def _difference(name: str, before: dict[str, Mark], now: dict[str, Mark]) -> str:

@@ -125,7 +125,7 @@ class RunSettings:
         }
 
 
-def settings_of(task: str, *given: Mapping[str, Mapping[str, Any]]) -> RunSettings:
+def settings_of(task: str, *tables_: Mapping[str, Mapping[str, Any]]) -> RunSettings:
     """A task's own defaults, and over them what is given: tables "task", "model", "training" and "parallel".
 
     Later ones win.
@@ -138,9 +138,9 @@ def settings_of(task: str, *given: Mapping[str, Mapping[str, Any]]) -> RunSettin
     """
     if task not in TASKS:
         raise InputError(f"no task {task!r}{instead(task, TASKS, '`subquad train` lists')}")
-    kind = _kind(task, given)
+    kind = _kind(task, tables_)
     tables: dict[str, dict[str, Any]] = {name: dict(kind.start.get(name, {})) for name in TABLES}
-    for source in given:
+    for source in tables_:
         for name, table in source.items():
             if name not in tables:
                 raise InputError(f"no table [{name}]{instead(name, tables, '')}")
@@ -148,12 +148,12 @@ def settings_of(task: str, *given: Mapping[str, Mapping[str, Any]]) -> RunSettin
     name = tables["task"].pop("name", task)
     if name != task:
         raise InputError(f"the settings are of the task {name!r}, but {task!r} is to be trained")
-    if not any("warmup" in source.get("training", {}) for source in given):
+    if not any("warmup" in source.get("training", {}) for source in tables_):
         _shorten_warmup(tables["training"])
-    says_method = not tables["model"].keys().isdisjoint(("method", "plan"))
+    names_method = not tables["model"].keys().isdisjoint(("method", "plan"))
     plan = tables["model"].pop("plan", None)
     model = checked(_model_kind(tables["model"]), tables["model"], "model")
-    if isinstance(model, PretrainedSettings) and not says_method:
+    if isinstance(model, PretrainedSettings) and not names_method:
         check_not_swapped(model.pretrained)
     asked = checked(kind, tables["task"] | _of_model(kind, tables), "task")
     return RunSettings(
@@ -164,24 +164,24 @@ def settings_of(task: str, *given: Mapping[str, Mapping[str, Any]]) -> RunSettin
     )
 
 
-def _kind(task: str, given: Sequence[Mapping[str, Mapping[str, Any]]]) -> type[Task]:
+def _kind(task: str, tables_: Sequence[Mapping[str, Mapping[str, Any]]]) -> type[Task]:
     """The task, or what it is with a pretrained model where one is named."""
-    if not any("pretrained" in source.get("model", {}) for source in given):
+    if not any("pretrained" in source.get("model", {}) for source in tables_):
         return TASKS[task]
     if task not in FINE_TUNED:
         raise InputError(f"model.pretrained is for the task {' or '.join(FINE_TUNED)}, but {task!r} is to be trained")
     return FINE_TUNED[task]
 
 
-def _model_kind(given: Mapping[str, Any]) -> type[ModelSettings] | type[PretrainedSettings]:
+def _model_kind(table: Mapping[str, Any]) -> type[ModelSettings] | type[PretrainedSettings]:
     """The settings of a model that is made from its sizes, or of a pretrained one, which has its own."""
-    if "pretrained" not in given:
+    if "pretrained" not in table:
         return ModelSettings
     sizes = {f.name for f in fields(ModelSettings)} - {f.name for f in fields(PretrainedSettings)}
-    for name in given:
+    for name in table:
         if name in sizes:
             raise InputError(
-                f"model.{name}={given[name]!r} is given beside model.pretrained={given['pretrained']!r}, but a "
+                f"model.{name}={table[name]!r} is given beside model.pretrained={table['pretrained']!r}, but a "
                 "pretrained model has its own sizes; give one of the two"
             )
     return PretrainedSettings
@@ -196,11 +196,11 @@ def _of_model(kind: type[Task], tables: Mapping[str, Mapping[str, Any]]) -> dict
     return {"pretrained": str(tables["model"]["pretrained"])}
 
 
-def _without_other(model: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+def _without_other(model: Mapping[str, Any], table: Mapping[str, Any]) -> dict[str, Any]:
     """The table "model" without its plan where a method is given, and without its method where a plan is."""
-    if "method" in given and "plan" in given:
+    if "method" in table and "plan" in table:
         raise InputError("model.method and model.plan both say what runs in the layers; give one of them")
-    gone = {other for name, other in (("method", "plan"), ("plan", "method")) if name in given}
+    gone = {other for name, other in (("method", "plan"), ("plan", "method")) if name in table}
     return {name: value for name, value in model.items() if name not in gone}
 
 
@@ -228,10 +228,10 @@ def read_toml(path: Path) -> dict[str, dict[str, Any]]:
     return tables
 
 
-def read_overrides(given: Sequence[str]) -> dict[str, dict[str, Any]]:
+def read_overrides(texts: Sequence[str]) -> dict[str, dict[str, Any]]:
     """`table.setting=value`, each value as TOML writes it, or as plain text."""
     tables: dict[str, dict[str, Any]] = {}
-    for text in given:
+    for text in texts:
         key, equals, value = text.partition("=")
         table, dot, name = key.strip().partition(".")
         if not (equals and dot and name):
@@ -255,18 +255,18 @@ def _value(text: str, value: str) -> Any:
 
 def checked(kind: type[Any], values: Mapping[str, Any], table: str) -> Any:
     """A dataclass of these values; InputError names the setting and the nearest one that there is."""
-    known, wanted, given = [f.name for f in fields(kind)], get_type_hints(kind), dict(values)
+    known, wanted, values_ = [f.name for f in fields(kind)], get_type_hints(kind), dict(values)
     for name, value in values.items():
         if name not in known:
             where = f"the page {LISTED[table]} lists" if table in LISTED else ""
             raise InputError(f"{table} has no setting {name!r}{instead(name, known, where, 'it has')}")
         _check_number(wanted[name], value, f"{table}.{name}")
         if wanted[name] == tuple[str, ...] and isinstance(value, str):
-            given[name] = (value,)
+            values_[name] = (value,)
     try:
-        return TypeAdapter(kind).validate_python(given)
+        return TypeAdapter(kind).validate_python(values_)
     except ValidationError as error:
-        raise InputError(_said(error, table)) from None
+        raise InputError(_message_of(error, table)) from None
 
 
 def _check_number(wanted: Any, value: Any, where: str) -> None:
@@ -277,7 +277,7 @@ def _check_number(wanted: Any, value: Any, where: str) -> None:
         raise InputError(f"{where}={value!r}: Input should be a finite number")
 
 
-def _said(error: ValidationError, table: str) -> str:
+def _message_of(error: ValidationError, table: str) -> str:
     """The first thing that pydantic found, in one line."""
     first = error.errors()[0]
     where = ".".join([table, *(str(part) for part in first["loc"][:1])])

@@ -52,9 +52,9 @@ class ShardedStates:
     def gather(self) -> None:
         """Have the whole states ready for the next `state_dict`."""
         self._gathered = None
-        own = self._optimizer.state_dict()
-        states = {number: {name: _whole(x) for name, x in of.items()} for number, of in own["state"].items()}
-        self._gathered = own | {"state": states}
+        local = self._optimizer.state_dict()
+        states = {number: {name: _whole(x) for name, x in values.items()} for number, values in local["state"].items()}
+        self._gathered = local | {"state": states}
 
     def _give(self, optimizer: Optimizer, state: dict[str, Any]) -> dict[str, Any] | None:
         gathered, self._gathered = self._gathered, None
@@ -63,8 +63,8 @@ class ShardedStates:
     def _take(self, optimizer: Optimizer, state: dict[str, Any]) -> dict[str, Any]:
         weights = [weight for group in optimizer.param_groups for weight in group["params"]]
         shares = {
-            number: {name: _share_like(x, weights[number]) for name, x in of.items()}
-            for number, of in state["state"].items()
+            number: {name: _share_like(x, weights[number]) for name, x in values.items()}
+            for number, values in state["state"].items()
         }
         return state | {"state": shares}
 

@@ -142,7 +142,7 @@ class MethodTrainer(Trainer):
             train_dataset=splits.train,
             eval_dataset=cast(Any, splits.validation),
             data_collator=task.collate,
-            compute_metrics=self._figures,
+            compute_metrics=self._metrics,
             callbacks=[
                 self.carried,
                 patience,
@@ -210,7 +210,7 @@ class MethodTrainer(Trainer):
         """All examples of a split, each once."""
         return self._loader(eval_dataset or self.eval_dataset, self.args.eval_batch_size)
 
-    def _loader(self, data: Any, batch: int, **how: Any) -> DataLoader[Item]:
+    def _loader(self, data: Any, batch: int, **options: Any) -> DataLoader[Item]:
         """Batches of this process; processes that share the tokens of an input have the same ones."""
         loader = DataLoader(
             data,
@@ -218,7 +218,7 @@ class MethodTrainer(Trainer):
             collate_fn=self.task.collate,
             num_workers=self.args.dataloader_num_workers,
             pin_memory=self.args.dataloader_pin_memory,
-            **how,
+            **options,
         )
         device, layout = self.args.device, self.layout
         if not layout.splits:
@@ -266,13 +266,13 @@ class MethodTrainer(Trainer):
             for name, value in outputs.items():
                 outputs[name] = value.float() if value.is_floating_point() else value  # bf16, where autocast is
             scores = self.task.score(outputs, inputs).float()
-            real = self._real(len(scores))
+            valid = self._valid_items(len(scores))
             loss = outputs.loss
-            if real is not None:
-                loss = model(**{name: tensor[:real] for name, tensor in inputs.items()}).loss
+            if valid is not None:
+                loss = model(**{name: tensor[:valid] for name, tensor in inputs.items()}).loss
         return loss.detach().float().mean(), scores, torch.zeros(len(scores), device=scores.device)
 
-    def _real(self, items: int) -> int | None:
+    def _valid_items(self, items: int) -> int | None:
         """How many items of a batch are not repeated ones, with which the last batch of several processes is filled.
 
         None for any other batch. Processes that share the weights call the model together, so all of them have a number
@@ -297,8 +297,8 @@ class MethodTrainer(Trainer):
         )
         return rows[: state.remainder] if state.end_of_dataloader and state.remainder > 0 else rows
 
-    def _figures(self, predicted: EvalPrediction) -> dict[str, float]:
-        return self.task.figures(torch.from_numpy(np.asarray(predicted.predictions)))
+    def _metrics(self, predicted: EvalPrediction) -> dict[str, float]:
+        return self.task.metrics(torch.from_numpy(np.asarray(predicted.predictions)))
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Log like Trainer, with the seconds that the steps took, and without its closing summary.

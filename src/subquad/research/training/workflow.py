@@ -97,10 +97,10 @@ def record_of(outcome: Outcome, data: Path | None, device: str) -> dict[str, Any
 
 def finished(settings: RunSettings, out: Path) -> dict[str, Any] | None:
     """The record of this run, where the folder holds it and it is finished."""
-    given, path = plain(settings.to_dict()), out / SETTINGS
-    if not path.exists() or not _finished(out, given):
+    tables, path = plain(settings.to_dict()), out / SETTINGS
+    if not path.exists() or not _finished(out, tables):
         return None
-    _check_same(given, read_toml(path), out)
+    _check_same(tables, read_toml(path), out)
     return dict(seals.parsed(out / RESULTS, "remove this file"))
 
 
@@ -110,43 +110,43 @@ def claim(settings: RunSettings, out: Path, resume: bool) -> None:
     Raises:
         InputError: the folder holds another run, or this one and it is finished, or it is to go on only by `resume`.
     """
-    given, path = plain(settings.to_dict()), out / SETTINGS
+    tables, path = plain(settings.to_dict()), out / SETTINGS
     if not path.exists():
         if not files.empty_but_for(out, RUNNING):
             raise InputError(f"{out} is not empty and holds no run of subquad train; give another folder with --out")
     else:
-        _check_same(given, read_toml(path), out)
-        if _finished(out, given):
+        _check_same(tables, read_toml(path), out)
+        if _finished(out, tables):
             raise InputError(f"{out} holds this run, finished: see {out / CARD}; --out FOLDER starts another")
         if not resume:
             raise InputError(f"{out} holds this run, unfinished: --resume continues it, --out FOLDER starts another")
-    write_files({SETTINGS: tomli_w.dumps(given).encode()}, out)
+    write_files({SETTINGS: tomli_w.dumps(tables).encode()}, out)
 
 
-def _check_same(given: Tables, there: Tables, out: Path) -> None:
+def _check_same(tables: Tables, earlier: Tables, out: Path) -> None:
     """InputError if a run cannot be resumed with these settings: only FREE and a higher training.steps may change."""
     differs = [
         f"{table}.{name}"
-        for table in given
-        for name in sorted(given[table].keys() | there.get(table, {}).keys())
-        if there.get(table, {}).get(name, SINCE.get(f"{table}.{name}")) != given[table].get(name)
+        for table in tables
+        for name in sorted(tables[table].keys() | earlier.get(table, {}).keys())
+        if earlier.get(table, {}).get(name, SINCE.get(f"{table}.{name}")) != tables[table].get(name)
         and not (table == FREE_TABLE or (table == "training" and name in FREE))
     ]
     if not differs:
         return
-    if differs == ["training.steps"] and given["training"]["steps"] > there["training"]["steps"]:
-        schedule = given["training"]["schedule"]
+    if differs == ["training.steps"] and tables["training"]["steps"] > earlier["training"]["steps"]:
+        schedule = tables["training"]["schedule"]
         if schedule in PREDICTABLE:
             return
         raise InputError(
-            f"{out} holds a run of {there['training']['steps']} steps, whose learning rate (training.schedule="
-            f"{schedule!r}) falls towards that end, so it cannot go on to {given['training']['steps']}; give another "
+            f"{out} holds a run of {earlier['training']['steps']} steps, whose learning rate (training.schedule="
+            f"{schedule!r}) falls towards that end, so it cannot go on to {tables['training']['steps']}; give another "
             "folder with --out"
         )
     raise InputError(f"{out} holds a run with another {', '.join(differs)}; give another folder with --out")
 
 
-def _finished(out: Path, given: Tables) -> bool:
+def _finished(out: Path, tables: Tables) -> bool:
     """Whether the folder holds the results of a run with as many steps."""
     if not (out / RESULTS).exists():
         return False
@@ -155,7 +155,7 @@ def _finished(out: Path, given: Tables) -> bool:
         steps = seals.parsed(out / RESULTS, remedy)["settings"]["training"]["steps"]
     except (KeyError, TypeError):
         raise seals.Damaged(out / RESULTS, "it has no settings", remedy) from None
-    return bool(steps == given["training"]["steps"])
+    return bool(steps == tables["training"]["steps"])
 
 
 def _release(out: Path) -> None:

@@ -60,10 +60,10 @@ def tune(
         from subquad.research.tuning.search import Base
         from subquad.research.tuning.write import write_tune
 
-        named, given = tables_of(task, config, override, method=method)
+        named, tables = tables_of(task, config, override, method=method)
         if named is None:
             raise InputError("no task is named; give subquad tune TASK …, where `subquad train` lists all")
-        asked = Tuning(Base(named, tuple(given)), tuple(search or ()), out, trials, prune, seed, data_dir, device)
+        asked = Tuning(Base(named, tuple(tables)), tuple(search or ()), out, trials, prune, seed, data_dir, device)
         check(asked, executor)
         with working_in(out):
             with executor, progress_bar() as progress:

@@ -50,10 +50,10 @@ def _scale(log: bool, choices: bool) -> str:
 
 def _set(asked: Tuning, row: TrialRow) -> list[str]:
     """The options that give the values of a trial."""
-    own = [word for name, text in row.values.items() if name.partition(".")[0] != METHOD for word in _one(name, text)]
+    words = [word for name, text in row.values.items() if name.partition(".")[0] != METHOD for word in _one(name, text)]
     if any(name.partition(".")[0] == METHOD for name in row.values):
-        own += ["--method", asked.base.method_at(row.values)]
-    return own
+        words += ["--method", asked.base.method_at(row.values)]
+    return words
 
 
 def _without_method(words: Sequence[str], row: TrialRow) -> list[str]:

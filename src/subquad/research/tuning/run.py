@@ -115,7 +115,7 @@ class _Search:
         for trial in self.study.trials():
             if self.cache.has(str(trial.number)):
                 self.values[trial.number] = {one.name: trial.params[one.name] for one in self.searched}
-                self._take(trial.number, told=trial.state.is_finished())
+                self._take(trial.number, recorded=trial.state.is_finished())
 
     def _wanted(self, begun: Mapping[int, dict[str, Value]]) -> int:
         """How many trials there are to be in all; few points are tried once each."""
@@ -157,14 +157,14 @@ class _Search:
         """The values of a trial as `--set` reads them."""
         return {one.name: one.shown(self.values[number][one.name]) for one in self.searched}
 
-    def _take(self, number: int, told: bool = False) -> None:
+    def _take(self, number: int, recorded: bool = False) -> None:
         """Take note of a trial that ended, whose result is kept: its checkpoints are not needed any more."""
         tried = self.cache.read(str(number), Tried).result
         self.rows[number] = TrialRow(number, self._texts(number), tried)
-        if not told:
+        if not recorded:
             self.study.tell(number, tried.state, tried.value)
         shutil.rmtree(self.cache.folder / f"{number}", ignore_errors=True)
-        if tried.state == "failed" and not told:
+        if tried.state == "failed" and not recorded:
             note(self.progress, f"trial {number} failed: {tried.reason}")
             self._check_hope(list(self.rows.values()), least=HOPELESS)
 
@@ -179,15 +179,15 @@ def _claim(asked: Tuning) -> None:
     """Write down which search a folder holds; InputError where it holds another, or something else."""
     search = {
         "task": asked.base.task,
-        "settings": asked.base.given,
+        "settings": asked.base.fixed,
         "search": asked.searches,
         "prune": asked.prune,
         "seed": asked.seed,
     }
     search, path = json.loads(json.dumps(search)), asked.out / CLAIM
     if path.exists():
-        there = seals.parsed(path, "give another folder with --out")
-        differing = [name for name in search if there.get(name) != search[name]]
+        earlier = seals.parsed(path, "give another folder with --out")
+        differing = [name for name in search if earlier.get(name) != search[name]]
         if differing:
             raise InputError(f"{asked.out} holds a search with another {', '.join(differing)}; give another --out")
         return

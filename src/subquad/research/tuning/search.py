@@ -76,11 +76,11 @@ class Base:
     """What is trained where nothing is searched: a task, and tables of settings over its defaults."""
 
     task: str
-    given: tuple[Mapping[str, Mapping[str, Any]], ...] = ()
+    fixed: tuple[Mapping[str, Mapping[str, Any]], ...] = ()
 
     def at(self, values: Mapping[str, str]) -> RunSettings:
         """The settings with these values in their places. InputError where one does not fit."""
-        return settings_of(self.task, *self.given, self.tables(values))
+        return settings_of(self.task, *self.fixed, self.tables(values))
 
     def tables(self, values: Mapping[str, str]) -> dict[str, dict[str, Any]]:
         """Tables of the values alone."""
@@ -97,13 +97,13 @@ class Base:
             return text
         if name_of(text) == "sum":
             raise InputError(f"--search {METHOD}.{settings[0]} is of one method, but the method is the sum {text!r}")
-        given = METHOD in values or any(METHOD in source.get("model", {}) for source in self.given)
-        with as_input_error("" if given else f"--search {METHOD}.{settings[0]}, and no --method is given: "):
+        fixed = METHOD in values or any(METHOD in source.get("model", {}) for source in self.fixed)
+        with as_input_error("" if fixed else f"--search {METHOD}.{settings[0]}, and no --method is given: "):
             return str(parse_method(f"{text}{',' if ':' in text else ':'}{','.join(settings)}"))
 
     def _method(self) -> str:
         """The method of all layers, without what is searched."""
-        method = settings_of(self.task, *self.given).model.method
+        method = settings_of(self.task, *self.fixed).model.method
         if not isinstance(method, str):
             raise InputError(f"--search {METHOD}.… is of one method, but the layers have {len(method)} of their own")
         return method
@@ -122,14 +122,14 @@ def read_searches(texts: Sequence[str], base: Base) -> list[Searched]:
     """
     if not texts:
         raise InputError(f"nothing to search: give {EXAMPLE}")
-    found = list(map(_read, texts))
-    for i, one in enumerate(found):
-        if one.name in {other.name for other in found[:i]}:
+    searched = list(map(_read, texts))
+    for i, one in enumerate(searched):
+        if one.name in {other.name for other in searched[:i]}:
             raise InputError(f"--search {one.text}: {one.name} is searched twice")
-        _check_not_given(one, base)
-    first = {one.name: one.ends[0] for one in found}
-    _check_methods(found, first, base)
-    return [_checked(one, first, base) for one in found]
+        _check_not_fixed(one, base)
+    first = {one.name: one.ends[0] for one in searched}
+    _check_methods(searched, first, base)
+    return [_checked(one, first, base) for one in searched]
 
 
 def _read(text: str) -> Searched:
@@ -189,17 +189,17 @@ def _choices(text: str, values: str) -> list[str]:
     return [value if isinstance(value, str) else json.dumps(value) for value in listed]
 
 
-def _check_not_given(one: Searched, base: Base) -> None:
+def _check_not_fixed(one: Searched, base: Base) -> None:
     """InputError where --set, --method or the file of settings says what is searched."""
     table, _, name = ("model", "", METHOD) if one.name == METHOD else one.name.partition(".")
-    for source in base.given:
+    for source in base.fixed:
         if table != METHOD and name in source.get(table, {}):
             raise InputError(f"{one.name} is searched by --search {one.text}, and given as {source[table][name]!r} too")
 
 
-def _check_methods(found: Sequence[Searched], first: Mapping[str, str], base: Base) -> None:
+def _check_methods(searched: Sequence[Searched], first: Mapping[str, str], base: Base) -> None:
     """InputError where a method that is searched lacks a setting that is searched."""
-    methods = next((one.choices for one in found if one.name == METHOD), ())
+    methods = next((one.choices for one in searched if one.name == METHOD), ())
     for method in methods:
         base.at({**first, METHOD: method})
 
@@ -232,10 +232,10 @@ def _plain(value: float) -> str:
     return str(int(value)) if value.is_integer() else f"{value:.{DIGITS}g}"
 
 
-def all_points(found: Sequence[Searched], most: int) -> list[dict[str, Value]] | None:
+def all_points(searched: Sequence[Searched], most: int) -> list[dict[str, Value]] | None:
     """Every point of the search; None where there are more than `most`, or no end of them."""
-    axes = [one.points for one in found]
+    axes = [one.points for one in searched]
     if any(axis is None for axis in axes) or math.prod(len(axis or ()) for axis in axes) > most:
         return None
-    names = [one.name for one in found]
+    names = [one.name for one in searched]
     return [dict(zip(names, point, strict=True)) for point in itertools.product(*(axis or () for axis in axes))]

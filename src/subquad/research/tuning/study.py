@@ -81,15 +81,15 @@ class Study:
 
     def open(self, searched: Sequence[Searched]) -> dict[int, dict[str, Value]]:
         """The values of trials that were begun and not told, by number; one without all of its values fails."""
-        found = {}
+        recorded = {}
         for trial in self.trials():
             if trial.state != TrialState.RUNNING:
                 continue
             if _is_whole(trial, searched):
-                found[trial.number] = dict(trial.params)
+                recorded[trial.number] = dict(trial.params)
             else:
                 self.tell(trial.number, "failed", None)
-        return found
+        return recorded
 
 
 def _opened(path: Path, pruner: BasePruner, direction: StudyDirection) -> optuna.Study:

@@ -46,12 +46,12 @@ def markdown(report: TuneReport, images: Sequence[str]) -> str:
 
 def rich_table(report: TuneReport) -> Group:
     """What a terminal shows."""
-    own = table(report)
-    rows = ([shown(value) for value in row] for row in own.rows)
+    report_table = table(report)
+    rows = ([shown(value) for value in row] for row in report_table.rows)
     best = report["best"]
     return Group(
         Text(summary(report), style="bold"),
-        plain_table(own.columns, rows),
+        plain_table(report_table.columns, rows),
         Text(f"Train the best one, trial {best['number']}:"),
         Text(in_lines(best["command"])),
     )

@@ -9,4 +9,4 @@ from tests.library import test_contract
 
 class TestEveryMethodOnAGpu(test_contract.TestEveryMethod):
     test_compiled_equals_eager_forward_and_backward = None  # in a process of its own, on the CPU
-    test_work_grows_as_the_traits_say = None  # counted by torch's counter, and the same everywhere
+    test_operations_grow_as_the_traits_state = None  # counted by torch's counter, and the same everywhere

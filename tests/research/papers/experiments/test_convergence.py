@@ -1,12 +1,12 @@
 import pytest
 
 from subquad.research.papers import speech
-from subquad.research.papers.base import Found
+from subquad.research.papers.base import JobResults
 from subquad.research.papers.experiments import convergence, speed_accuracy
 from subquad.research.papers.results import Lines
 
 
-def found_of(keys: list[str], labels: list[str]) -> Found:
+def found_of(keys: list[str], labels: list[str]) -> JobResults:
     """What the cells of models and times may give: an update of the n-th takes n + 1 tenths of a second."""
     quartiles = {
         label: {"update": [0.1 * n, 0.1 * (n + 1), 0.1 * (n + 2)], "forward": [0.01, 0.02 * (n + 1), 0.03]}

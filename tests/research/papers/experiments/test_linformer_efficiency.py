@@ -3,9 +3,9 @@
 import pytest
 
 from subquad.research.papers.experiments.linformer_efficiency import (
-    FIGURES,
     PUBLISHED,
     PUBLISHED_K,
+    QUANTITIES,
     LinformerEfficiencyScale,
     TimingSeries,
     linformer,
@@ -25,7 +25,7 @@ def test_a_figure_that_was_not_measured_grows_and_is_marked():
     assert series.ratio(32, None) is None
 
 
-@pytest.mark.parametrize("figure", FIGURES)
+@pytest.mark.parametrize("figure", QUANTITIES)
 def test_the_published_grid_has_a_figure_for_each_k_below_n(figure):
     for n, row in PUBLISHED[figure].items():
         assert len(row) == sum(k < n for k in PUBLISHED_K)

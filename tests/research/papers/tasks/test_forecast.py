@@ -188,8 +188,8 @@ class TestModels:
         error = (out.logits - given["labels"]).square()
         torch.testing.assert_close(out.loss, error.flatten(1).mean(1).mean())
         scores = task.score(out, given)
-        assert task.figures(scores)["mse"] == pytest.approx(out.loss.item(), rel=1e-5)
-        assert task.figures(scores)["mae"] == pytest.approx(error.sqrt().mean().item(), rel=1e-5)
+        assert task.metrics(scores)["mse"] == pytest.approx(out.loss.item(), rel=1e-5)
+        assert task.metrics(scores)["mae"] == pytest.approx(error.sqrt().mean().item(), rel=1e-5)
 
     def test_methods_in_self_and_cross_attention(self):
         _, forecaster = model(HYBRID, cross_method="clustered:clusters=3", decoder_layers=2)

@@ -38,7 +38,7 @@ def test_figures_by_operator_and_depth():
     assert batch["attention_mask"].sum(1).tolist() == [7, 4, 4]
     logits = torch.nn.functional.one_hot(torch.tensor([4, 2, 9]), 10).float()
     scores = task.score(Prediction(logits=logits), batch)
-    assert task.figures(scores) == {
+    assert task.metrics(scores) == {
         "accuracy": pytest.approx(2 / 3),
         "accuracy_MAX": 1.0,
         "accuracy_SM": 0.0,

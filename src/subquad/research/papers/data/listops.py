@@ -77,10 +77,10 @@ def expression(rules: Rules, draw: np.random.Generator) -> Symbols:
     Raises:
         ValueError: no tree of these sizes was found.
     """
-    for turn in range(MOST):
-        levels, places = _trees(rules, draw, AT_ONCE[min(turn, len(AT_ONCE) - 1)])
-        if places is not None:
-            return _written(levels, places, draw)
+    for attempt in range(MOST):
+        levels, starts = _trees(rules, draw, AT_ONCE[min(attempt, len(AT_ONCE) - 1)])
+        if starts is not None:
+            return _written(levels, starts, draw)
     raise ValueError(
         f"in {MOST:,} draws of trees with depth={rules.depth}, arguments={rules.arguments} and "
         f"operators={rules.operators} none had {rules.shortest} to {rules.longest} tokens; allow other sizes"
@@ -131,12 +131,12 @@ def depth_of(symbols: Sequence[int]) -> int:
 
 def root_digits(symbols: Sequence[int]) -> list[int]:
     """Those arguments of the outermost operator that are digits."""
-    found, level = [], 0
+    digits, level = [], 0
     for symbol in symbols:
         if symbol < 10 and level == 1:
-            found.append(symbol)
+            digits.append(symbol)
         level += (MIN <= symbol <= SM) - (symbol == END)
-    return found
+    return digits
 
 
 def parse(text: str) -> Symbols:
@@ -193,9 +193,9 @@ def _trees(rules: Rules, draw: np.random.Generator, count: int) -> tuple[list[np
     return levels, [int(np.searchsorted(tree, fits[0])) for tree in owners] if len(fits) else None
 
 
-def _written(levels: list[np.ndarray], places: list[int], draw: np.random.Generator) -> Symbols:
+def _written(levels: list[np.ndarray], starts: list[int], draw: np.random.Generator) -> Symbols:
     """The tree that begins at these places, as symbols: the order in depth is the order on each level."""
-    following = [iter(arguments[place:].tolist()) for arguments, place in zip(levels, places, strict=True)]
+    following = [iter(arguments[start:].tolist()) for arguments, start in zip(levels, starts, strict=True)]
     digits, operators = _endless(draw, 0, 10), _endless(draw, MIN, END)
     symbols: Symbols = []
     left = [1]  # nodes that are still to be written, of each list that is open

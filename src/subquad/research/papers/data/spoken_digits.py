@@ -65,13 +65,13 @@ def _samples(path: Path, name: str, content: bytes) -> Float[ndarray, " samples"
     """From −1 to 1."""
     try:
         with wave.open(io.BytesIO(content)) as file:
-            found = (file.getnchannels(), 8 * file.getsampwidth(), file.getframerate())
+            form = (file.getnchannels(), 8 * file.getsampwidth(), file.getframerate())
             samples = file.readframes(file.getnframes())
     except (wave.Error, EOFError) as error:
         raise InputError(f"{path}: {name!r} is no .wav file ({error or 'cut short'})") from None
-    if found != (1, 16, RATE):
-        said = "{} channels, {} bits, {} samples per second".format(*found)
-        raise InputError(f"{path}: {name!r} has {said}, but 1 channel, 16 bits and {RATE} are read")
+    if form != (1, 16, RATE):
+        described = "{} channels, {} bits, {} samples per second".format(*form)
+        raise InputError(f"{path}: {name!r} has {described}, but 1 channel, 16 bits and {RATE} are read")
     if not samples:
         raise InputError(f"{path}: {name!r} holds no samples")
     return np.frombuffer(samples, "<i2") / 32768.0

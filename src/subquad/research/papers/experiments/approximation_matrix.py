@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 from subquad.research.papers import speech
-from subquad.research.papers.base import Cell, Context, Experiment, Found, spread
+from subquad.research.papers.base import Cell, Context, Experiment, JobResults, spread
 from subquad.research.papers.results import HeatMap, Results, Table
 from subquad.research.papers.speech import HELD_OUT, RATE, Recipe, SpeechVariant, model_key, shown
 
@@ -59,13 +59,13 @@ SCALES = {
 
 def pairs(scale: ApproximationMatrixScale) -> list[tuple[str, str]]:
     """(trained with, evaluated with): those that the paper gives, and `more`."""
-    given = [
+    combinations = [
         (column, row)
         for row, values in PUBLISHED.items()
         for column, value in zip(TRAINED, values, strict=True)
         if value is not None and column in scale.columns
     ]
-    return given + [("full", row) for row in scale.more]
+    return combinations + [("full", row) for row in scale.more]
 
 
 def key(column: str, row: str, seed: int) -> str:
@@ -80,36 +80,36 @@ def top_key(seed: int) -> str:
 
 def cells(scale: ApproximationMatrixScale) -> list[Cell]:
     """Each model, then it with other attentions; times."""
-    found: dict[str, Cell] = {}
+    by_key: dict[str, Cell] = {}
     for seed in scale.seeds:
         for column in scale.columns:
-            found |= {cell.key: cell for cell in speech.model_cells(scale.recipe, [column], seed)}
+            by_key |= {cell.key: cell for cell in speech.model_cells(scale.recipe, [column], seed)}
             for row in (row for trained, row in pairs(scale) if trained == column):
                 name = key(column, row, seed)
-                found[name] = Cell(name, partial(_listen, scale, column, row, seed), (model_key(column, seed),))
+                by_key[name] = Cell(name, partial(_listen, scale, column, row, seed), (model_key(column, seed),))
         name, full = top_key(seed), model_key("full", seed)
-        found[name] = Cell(name, partial(speech.top_mass, scale.recipe.settings("full", seed), full), (full,))
+        by_key[name] = Cell(name, partial(speech.top_mass, scale.recipe.settings("full", seed), full), (full,))
     times = speech.times_cell(scale.recipe, [SpeechVariant(method) for method in scale.columns], scale.effort)
-    return [speech.baseline_cell(scale.recipe), *found.values(), times]
+    return [speech.baseline_cell(scale.recipe), *by_key.values(), times]
 
 
 def _listen(scale: ApproximationMatrixScale, column: str, row: str, seed: int, context: Context) -> dict[str, Any]:
     return speech.listen(scale.recipe.settings(column, seed), model_key(column, seed), column, row, context)
 
 
-def results(scale: ApproximationMatrixScale, found: Found) -> Results:
+def results(scale: ApproximationMatrixScale, results_: JobResults) -> Results:
     """The table for known speakers and for the held-out one, what full loses, times."""
     rows, columns = list(PUBLISHED), [column for column in TRAINED if column in scale.columns]
-    values = [[_mean(scale, found, column, row, RATE) for column in columns] for row in rows]
+    values = [[_mean(scale, results_, column, row, RATE) for column in columns] for row in rows]
     return Results(
-        summary=summary(scale, found),
+        summary=summary(scale, results_),
         tables=[
-            _matrix(scale, found, columns, RATE, "Digit error rate, known speakers, %"),
-            _matrix(scale, found, columns, HELD_OUT, "Digit error rate, held-out speaker, %"),
-            _lost(scale, found, [*rows, *scale.more]),
-            _top(scale, found),
-            speech.times_table(found, {m: [model_key(m, seed) for seed in scale.seeds] for m in columns}),
-            speech.baseline_table(found),
+            _matrix(scale, results_, columns, RATE, "Digit error rate, known speakers, %"),
+            _matrix(scale, results_, columns, HELD_OUT, "Digit error rate, held-out speaker, %"),
+            _lost(scale, results_, [*rows, *scale.more]),
+            _top(scale, results_),
+            speech.times_table(results_, {m: [model_key(m, seed) for seed in scale.seeds] for m in columns}),
+            speech.baseline_table(results_),
         ],
         plots=[
             HeatMap(
@@ -127,18 +127,20 @@ def results(scale: ApproximationMatrixScale, found: Found) -> Results:
     )
 
 
-def _matrix(scale: ApproximationMatrixScale, found: Found, columns: list[str], figure: str, title: str) -> Table:
+def _matrix(
+    scale: ApproximationMatrixScale, results_: JobResults, columns: list[str], figure: str, title: str
+) -> Table:
     body = []
     for row, published in PUBLISHED.items():
-        figures: list[str | None] = []
+        row_values: list[str | None] = []
         for column in columns:
-            theirs, values = published[TRAINED.index(column)], _values(scale, found, column, row, figure)
+            theirs, values = published[TRAINED.index(column)], _values(scale, results_, column, row, figure)
             if not values:
-                figures.append(None)
+                row_values.append(None)
                 continue
             ours = spread(values, 1, percent=True)
-            figures.append(ours if theirs is None else f"{ours} ({theirs})")
-        body.append([shown(row), *figures])
+            row_values.append(ours if theirs is None else f"{ours} ({theirs})")
+        body.append([shown(row), *row_values])
     return Table(
         title=title,
         columns=["evaluated with ↓, trained with →", *map(shown, columns)],
@@ -147,16 +149,16 @@ def _matrix(scale: ApproximationMatrixScale, found: Found, columns: list[str], f
     )
 
 
-def _lost(scale: ApproximationMatrixScale, found: Found, rows: list[str]) -> Table:
+def _lost(scale: ApproximationMatrixScale, results_: JobResults, rows: list[str]) -> Table:
     body = [
         [
             shown(row),
-            _points_lost(scale, found, row, RATE),
-            _points_lost(scale, found, row, HELD_OUT),
+            _points_lost(scale, results_, row, RATE),
+            _points_lost(scale, results_, row, HELD_OUT),
             _published_loss(row),
         ]
         for row in rows
-        if row != "full" and _values(scale, found, "full", row, RATE)
+        if row != "full" and _values(scale, results_, "full", row, RATE)
     ]
     return Table(
         title="What a model trained with full loses, points of error rate",
@@ -167,13 +169,13 @@ def _lost(scale: ApproximationMatrixScale, found: Found, rows: list[str]) -> Tab
     )
 
 
-def _top(scale: ApproximationMatrixScale, found: Found) -> Table:
-    layers = range(len(found[top_key(scale.seeds[0])]["1"]))
+def _top(scale: ApproximationMatrixScale, results_: JobResults) -> Table:
+    layers = range(len(results_[top_key(scale.seeds[0])]["1"]))
     rows = [
         [
             f"best {k}" if k > 1 else "best",
             *(
-                spread([found[top_key(seed)][str(k)][layer] for seed in scale.seeds], 1, percent=True)
+                spread([results_[top_key(seed)][str(k)][layer] for seed in scale.seeds], 1, percent=True)
                 for layer in layers
             ),
         ]
@@ -187,8 +189,10 @@ def _top(scale: ApproximationMatrixScale, found: Found) -> Table:
     )
 
 
-def _points_lost(scale: ApproximationMatrixScale, found: Found, row: str, figure: str = RATE) -> str:
-    pairs = zip(_values(scale, found, "full", row, figure), _values(scale, found, "full", "full", figure), strict=True)
+def _points_lost(scale: ApproximationMatrixScale, results_: JobResults, row: str, figure: str = RATE) -> str:
+    pairs = zip(
+        _values(scale, results_, "full", row, figure), _values(scale, results_, "full", "full", figure), strict=True
+    )
     return spread([with_it - with_full for with_it, with_full in pairs], 1, percent=True)
 
 
@@ -197,27 +201,27 @@ def _published_loss(row: str) -> str | None:
     return None if theirs is None else f"{theirs - 5.14:.1f}"
 
 
-def _values(scale: ApproximationMatrixScale, found: Found, column: str, row: str, figure: str) -> list[float]:
+def _values(scale: ApproximationMatrixScale, results_: JobResults, column: str, row: str, figure: str) -> list[float]:
     keys = [key(column, row, seed) for seed in scale.seeds]
-    return [found[name][figure] for name in keys if name in found]
+    return [results_[name][figure] for name in keys if name in results_]
 
 
-def _mean(scale: ApproximationMatrixScale, found: Found, column: str, row: str, figure: str) -> float | None:
-    values = _values(scale, found, column, row, figure)
+def _mean(scale: ApproximationMatrixScale, results_: JobResults, column: str, row: str, figure: str) -> float | None:
+    values = _values(scale, results_, column, row, figure)
     return sum(values) / len(values) if values else None
 
 
-def summary(scale: ApproximationMatrixScale, found: Found) -> str:
+def summary(scale: ApproximationMatrixScale, results_: JobResults) -> str:
     """The sentence above the tables."""
     lost = {
-        row: _points_lost(scale, found, row)
+        row: _points_lost(scale, results_, row)
         for row in ("i-clustered-100", "clustered-100", "oracle-top")
-        if _values(scale, found, "full", row, RATE)
+        if _values(scale, results_, "full", row, RATE)
     }
-    said = ", ".join(f"{points} with {row}" for row, points in lost.items())
+    texts = ", ".join(f"{points} with {row}" for row, points in lost.items())
     return (
         "Models of speech trained with one attention and evaluated with another. Points of digit error rate that the "
-        f"one trained with full loses on known speakers: {said}."
+        f"one trained with full loses on known speakers: {texts}."
     )
 
 

@@ -14,7 +14,7 @@ from subquad import hf
 from subquad.core import checksums as seals
 from subquad.methods import BoundMethod, Method, Routing, parse_method
 from subquad.research.papers.at_hand import AtHand, at_hand, calibrate, calibrated_row
-from subquad.research.papers.base import AGAIN, Cell, Context, Experiment, Found, spread
+from subquad.research.papers.base import AGAIN, Cell, Context, Experiment, JobResults, spread
 from subquad.research.papers.results import HeatMap, Lines, Results, Table
 from subquad.tools.data.texts import read_documents
 from subquad.tools.inspect.run import utility_metrics
@@ -115,17 +115,17 @@ def _measure(scale: AttentionUtilityScale, i: int, context: Context) -> dict[str
     pretrained = at.load(context.device)
     passage = sequences(pretrained, at, scale.read, scale.length, scale.sequences)[i]
     members = _members(scale, pretrained, context)
-    figures: dict[str, Any] = {BOUND: {}} | {label: {} for label in members}
-    figures["own settings"] = {label: {} for label in members}
+    measured: dict[str, Any] = {BOUND: {}} | {label: {} for label in members}
+    measured["own settings"] = {label: {} for label in members}
     for call in inputs_of(pretrained, passage):
         context.progress("layer", call.number, len(hf.find_layers(pretrained.model)))
         methods = {label: by_layer[call.number] for label, by_layer in members.items()}
-        bound, found = utility_metrics(call, methods, scale.length // scale.buckets)
-        figures[BOUND][str(call.number)] = bound
-        for label, found_of in found.items():
-            figures[label][str(call.number)] = found_of["utility"]["n_b"]["utility"]
-            figures["own settings"][label][str(call.number)] = found_of["utility"]["given"]
-    return figures
+        bound, utility = utility_metrics(call, methods, scale.length // scale.buckets)
+        measured[BOUND][str(call.number)] = bound
+        for label, utility_of in utility.items():
+            measured[label][str(call.number)] = utility_of["utility"]["n_b"]["utility"]
+            measured["own settings"][label][str(call.number)] = utility_of["utility"]["given"]
+    return measured
 
 
 def _members(
@@ -179,10 +179,10 @@ def sequences(pretrained: Pretrained, at: AtHand, file: str, length: int, count:
 
 def families(labels: Iterable[str]) -> dict[str, list[str]]:
     """Labels of the same method with different seeds, together."""
-    found: dict[str, list[str]] = {}
+    members_of: dict[str, list[str]] = {}
     for label in labels:
-        found.setdefault(label.partition(" seed=")[0], []).append(label)
-    return found
+        members_of.setdefault(label.partition(" seed=")[0], []).append(label)
+    return members_of
 
 
 def by_head(runs: Sequence[Mapping[str, Sequence[float]]]) -> list[list[float]]:
@@ -193,9 +193,9 @@ def by_head(runs: Sequence[Mapping[str, Sequence[float]]]) -> list[list[float]]:
     ]
 
 
-def results(scale: AttentionUtilityScale, found: Found) -> Results:
+def results(scale: AttentionUtilityScale, records: JobResults) -> Results:
     """Means and layers of every method, beside the bound."""
-    read_ = [found[f"sequence {i}"] for i in range(scale.sequences)]
+    read_ = [records[f"sequence {i}"] for i in range(scale.sequences)]
     groups = families(label for label in read_[0] if label != "own settings")
     heads = {name: by_head([one[label] for one in read_ for label in labels]) for name, labels in groups.items()}
     top = statistics.fmean(value for layer in heads[BOUND] for value in layer)
@@ -206,7 +206,9 @@ def results(scale: AttentionUtilityScale, found: Found) -> Results:
         ]
         values = [value for layer in heads[name] for value in layer]
         share = f"{100 * statistics.fmean(means) / top:.0f}"
-        rows.append([name, spread(means), f"{min(values):.3f}", f"{max(values):.3f}", share, *_own(read_, labels)])
+        rows.append(
+            [name, spread(means), f"{min(values):.3f}", f"{max(values):.3f}", share, *_recorded_settings(read_, labels)]
+        )
     columns = ["buckets", "utility", "least head", "best head", "% of the bound", "own settings: utility", "keys"]
     keys = scale.length // scale.buckets
     table = Table(
@@ -218,7 +220,7 @@ def results(scale: AttentionUtilityScale, found: Found) -> Results:
         "√2 times as large for LSH and LHA, two rounds for SMYRF. The paper's figure 2 is a box plot without numbers: "
         "LSH and SMYRF stay far below the bound and below LHA.",
     )
-    first = found[fit_key(scale.fit_seeds[0])]
+    first = records[fit_key(scale.fit_seeds[0])]
     summary = (
         "The share of exact attention that falls on the keys of a query's bucket. LHA was fitted for "
         f"{first['steps']} steps ({first['seconds']:.0f} s): its utility on held-out passages was "
@@ -227,13 +229,13 @@ def results(scale: AttentionUtilityScale, found: Found) -> Results:
     return Results(summary=summary, tables=[table], plots=_plots(scale, heads))
 
 
-def _own(read_: Sequence[Mapping[str, Any]], labels: Sequence[str]) -> list[str | None]:
+def _recorded_settings(read_: Sequence[Mapping[str, Any]], labels: Sequence[str]) -> list[str | None]:
     """Utility and keys with the method's own settings."""
-    own = [one["own settings"][label] for one in read_ for label in labels if label in one["own settings"]]
-    if not own:
+    texts = [one["own settings"][label] for one in read_ for label in labels if label in one["own settings"]]
+    if not texts:
         return [None, None]
     means = [
-        statistics.fmean(v for one in own for layer in one.values() for v in layer[name])
+        statistics.fmean(v for one in texts for layer in one.values() for v in layer[name])
         for name in ("utility", "keys")
     ]
     return [f"{means[0]:.3f}", f"{means[1]:.0f}"]

@@ -14,7 +14,7 @@ import torch
 from subquad import hf
 from subquad.methods import BoundMethod, Method, parse_method
 from subquad.research.papers.at_hand import at_hand, calibrate, calibrated_row
-from subquad.research.papers.base import Cell, Context, Experiment, Found, spread
+from subquad.research.papers.base import Cell, Context, Experiment, JobResults, spread
 from subquad.research.papers.experiments.attention_utility import inputs_of, sequences
 from subquad.research.papers.results import Bars, Lines, Results, Table, Value
 from subquad.tools.inspect.run import size_metrics
@@ -84,12 +84,12 @@ def _measure(scale: BucketImbalanceScale, i: int, context: Context) -> dict[str,
     pretrained = at.load(context.device)
     passage = sequences(pretrained, at, scale.read, scale.length, scale.sequences)[i]
     members = _members(scale, pretrained, context)
-    figures: dict[str, dict[str, Any]] = {}
+    measured: dict[str, dict[str, Any]] = {}
     for call in inputs_of(pretrained, passage):
         for (label, seed), by_layer in members.items():
             sizes = size_metrics(call, {label: by_layer[call.number]})[label]
-            figures.setdefault(label, {}).setdefault(str(seed), {})[str(call.number)] = sizes
-    return figures
+            measured.setdefault(label, {}).setdefault(str(seed), {})[str(call.number)] = sizes
+    return measured
 
 
 def _members(
@@ -127,22 +127,22 @@ def together(sizes: Sequence[Mapping[str, Mapping[str, Any]]]) -> BucketSizes:
 def size_histogram(sizes: BucketSizes, largest: int) -> list[tuple[float, float]]:
     """(middle of the bin, share of the buckets), from no token to all of them."""
     width = largest / BINS
-    of = Counter(min(int(total / width), BINS - 1) for total in sizes.total.flatten().tolist())
-    return [((i + 0.5) * width, of[i] / sizes.total.numel()) for i in range(BINS)]
+    counts = Counter(min(int(total / width), BINS - 1) for total in sizes.total.flatten().tolist())
+    return [((i + 0.5) * width, counts[i] / sizes.total.numel()) for i in range(BINS)]
 
 
 def ratio_histogram(sizes: BucketSizes) -> list[tuple[float, float]]:
     """(log2 of queries/keys to the nearest half, share of the buckets that have both); the ends hold what is beyond."""
     both = (sizes.queries > 0) & (sizes.keys > 0)
     powers = [max(-WIDEST, min(WIDEST, round(2 * math.log2(ratio)) / 2)) for ratio in sizes.ratios[both].tolist()]
-    of = Counter(powers)
+    counts = Counter(powers)
     steps = [half / 2 for half in range(-2 * WIDEST, 2 * WIDEST + 1)]
-    return [(step, of[step] / max(1, len(powers))) for step in steps]
+    return [(step, counts[step] / max(1, len(powers))) for step in steps]
 
 
-def results(scale: BucketImbalanceScale, found: Found) -> Results:
+def results(scale: BucketImbalanceScale, records: JobResults) -> Results:
     """Shares of unbalanced buckets beside the published ones, histograms, buckets of one layer."""
-    read_ = [found[f"sequence {i}"] for i in range(scale.sequences)]
+    read_ = [records[f"sequence {i}"] for i in range(scale.sequences)]
     rows = [
         _row(label, [together([one[label][seed] for one in read_]) for seed in seeds])
         for label, seeds in read_[0].items()
@@ -158,14 +158,14 @@ def results(scale: BucketImbalanceScale, found: Found) -> Results:
         "and of those with both. The paper does not say which buckets its shares are of. ± over seeds.",
     )
     everything = {label: together([one[label][seed] for one in read_ for seed in one[label]]) for label in read_[0]}
-    gains = [found[fit_key(label, scale.fit_seeds[0])] for label in LEARNED]
-    said = ", ".join(
+    gains = [records[fit_key(label, scale.fit_seeds[0])] for label in LEARNED]
+    statement = ", ".join(
         f"{label}: {gain['kept']:.3f} (started at {gain['start']:.3f}) after {gain['steps']} steps"
         for label, gain in zip(LEARNED, gains, strict=True)
     )
     return Results(
         summary="Queries and keys in the buckets of hash functions when nothing balances them. Attention utility of "
-        f"the fitted ones with balanced buckets, on held-out passages: {said}.",
+        f"the fitted ones with balanced buckets, on held-out passages: {statement}.",
         tables=[table],
         plots=[*_histograms(scale, everything), *_bars(scale, read_[0])],
     )
@@ -219,7 +219,7 @@ def _bars_of(scale: BucketImbalanceScale, number: int, label: str, by_seed: Mapp
         title=f"{label}: buckets of {len(heads)} heads of layer {scale.layer}, from the largest to the smallest",
         y="tokens",
         groups=[
-            f"head {head}" if place == 0 else "" for head, buckets in enumerate(heads) for place in range(len(buckets))
+            f"head {head}" if bar == 0 else "" for head, buckets in enumerate(heads) for bar in range(len(buckets))
         ],
         series={name: [float(b[side]) for head in heads for b in head] for side, name in enumerate(sides)},
         levels={"balanced": float(scale.length // scale.buckets)},

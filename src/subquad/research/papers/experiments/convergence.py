@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from subquad.research.papers import speech
-from subquad.research.papers.base import Cell, Experiment, Found, spread
+from subquad.research.papers.base import Cell, Experiment, JobResults, spread
 from subquad.research.papers.results import Lines, Results, Table, Value
 from subquad.research.papers.speech import HELD_OUT, RATE, TIMES, Recipe, SpeechVariant, model_key, shown
 
@@ -54,22 +54,22 @@ def cells(scale: ConvergenceScale) -> list[Cell]:
     return [speech.baseline_cell(scale.recipe), *models, times]
 
 
-def results(scale: ConvergenceScale, found: Found) -> Results:
+def results(scale: ConvergenceScale, cells_: JobResults) -> Results:
     """Errors, times and curves."""
     keys = {method: [model_key(method, seed) for seed in scale.seeds] for method in scale.methods}
-    seconds = {shown(method): found[TIMES]["seconds"][method]["update"][1] for method in scale.methods}
+    seconds = {shown(method): cells_[TIMES]["seconds"][method]["update"][1] for method in scale.methods}
     first = scale.seeds[0]
-    curves = {shown(m): found[model_key(m, first)] for m in scale.methods}
-    losses = {m: [(float(step), loss) for step, _, loss in own["losses"]] for m, own in curves.items()}
-    rates = {m: [(float(step), 100 * rate) for step, _, rate, _ in own["rates"]] for m, own in curves.items()}
+    curves = {shown(m): cells_[model_key(m, first)] for m in scale.methods}
+    losses = {m: [(float(step), loss) for step, _, loss in curve["losses"]] for m, curve in curves.items()}
+    rates = {m: [(float(step), 100 * rate) for step, _, rate, _ in curve["rates"]] for m, curve in curves.items()}
     return Results(
         summary="How fast models of speech learn with each attention. Curves are those of "
         f"seed {first}; time is the number of updates times the median time of one, measured apart.",
         tables=[
-            _errors(scale, found),
-            speech.times_table(found, keys),
+            _errors(scale, cells_),
+            speech.times_table(cells_, keys),
             _published(),
-            speech.baseline_table(found),
+            speech.baseline_table(cells_),
         ],
         plots=[
             Lines(file="convergence-by-update", title="training loss a digit", x="updates", y="loss", series=losses),
@@ -91,12 +91,12 @@ def results(scale: ConvergenceScale, found: Found) -> Results:
     )
 
 
-def _errors(scale: ConvergenceScale, found: Found) -> Table:
+def _errors(scale: ConvergenceScale, cells_: JobResults) -> Table:
     rows = []
     for method in scale.methods:
-        records = [found[model_key(method, seed)] for seed in scale.seeds]
-        figures = [[record["test"][name] for record in records] for name in (RATE, HELD_OUT)]
-        rows.append([shown(method), *(spread(values, 1, percent=True) for values in figures)])
+        records = [cells_[model_key(method, seed)] for seed in scale.seeds]
+        rates = [[record["test"][name] for record in records] for name in (RATE, HELD_OUT)]
+        rows.append([shown(method), *(spread(values, 1, percent=True) for values in rates)])
     return Table(
         title="Digit error rate of the test, %",
         columns=["trained with", "known speakers", "held-out speaker"],
@@ -106,9 +106,9 @@ def _errors(scale: ConvergenceScale, found: Found) -> Table:
 
 def _published() -> Table:
     rows: list[list[Value]] = [
-        [f"{shown(method)}, {where}", *figures]
+        [f"{shown(method)}, {where}", *published]
         for where, methods in PUBLISHED.items()
-        for method, figures in methods.items()
+        for method, published in methods.items()
     ]
     return Table(
         title="Published",

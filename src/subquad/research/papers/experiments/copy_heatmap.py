@@ -7,7 +7,7 @@ from functools import partial
 from statistics import fmean
 from typing import Any
 
-from subquad.research.papers.base import Cell, Context, Experiment, Found, spread
+from subquad.research.papers.base import Cell, Context, Experiment, JobResults, spread
 from subquad.research.papers.results import HeatMap, Results, Table
 from subquad.research.training.run import train
 from subquad.research.training.settings import settings_of
@@ -96,22 +96,22 @@ def cells(scale: CopyHeatmapScale) -> list[Cell]:
 
 
 def _fit(scale: CopyHeatmapScale, method: str, length: int, seed: int, context: Context) -> dict[str, Any]:
-    given = {
+    tables = {
         "task": {"length": length, "seed": seed},
         "model": {**scale.model, "method": method},
         "training": {**scale.training, "seed": seed},
     }
-    settings = settings_of("masked-copy", given)
+    settings = settings_of("masked-copy", tables)
     outcome = train(settings, context.folder, device=context.device, progress=context.progress)
     return {"accuracy": outcome.test["accuracy"], "steps": outcome.steps, "training_seconds": outcome.seconds}
 
 
-def results(scale: CopyHeatmapScale, found: Found) -> Results:
+def results(scale: CopyHeatmapScale, records: JobResults) -> Results:
     """A heat map for each family, all accuracies in one table, and what they took."""
     sizes = [str(2 * length + 2) for length in scale.lengths]
     plots, accuracies, efforts = [], [], []
     for family, members in methods(scale).items():
-        rows = [[_of_seeds(scale, found, method, length) for length in scale.lengths] for method in members]
+        rows = [[_of_seeds(scale, records, method, length) for length in scale.lengths] for method in members]
         plots.append(
             HeatMap(
                 file=f"copy-heatmap-{family}",
@@ -149,8 +149,8 @@ def results(scale: CopyHeatmapScale, found: Found) -> Results:
     )
 
 
-def _of_seeds(scale: CopyHeatmapScale, found: Found, method: str, length: int) -> list[dict[str, Any]]:
-    return [found[key(method, length, seed)] for seed in scale.seeds]
+def _of_seeds(scale: CopyHeatmapScale, records: JobResults, method: str, length: int) -> list[dict[str, Any]]:
+    return [records[key(method, length, seed)] for seed in scale.seeds]
 
 
 def _effort(cells: list[dict[str, Any]]) -> str:

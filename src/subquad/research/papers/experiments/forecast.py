@@ -8,7 +8,7 @@ from functools import partial
 from statistics import fmean
 from typing import Any, NamedTuple
 
-from subquad.research.papers.base import Cell, Context, Experiment, Found, spread
+from subquad.research.papers.base import Cell, Context, Experiment, JobResults, spread
 from subquad.research.papers.experiments.forecast_published import COPIED, COPIED_IN, PUBLISHED
 from subquad.research.papers.results import Lines, Results, Table
 from subquad.research.papers.tasks.forecast import Forecast
@@ -145,46 +145,46 @@ def _baselines(case: Case, context: Context) -> dict[str, Any]:
 
 
 def _fit(scale: ForecastScale, case: Case, variant: Variant, seed: int, context: Context) -> dict[str, Any]:
-    given: dict[str, dict[str, Any]] = {
+    tables: dict[str, dict[str, Any]] = {
         "task": {**case._asdict(), **variant.task},
         "model": {**scale.model, **variant.model},
         "training": {**scale.training, "seed": seed},
     }
     if scale.epochs:
-        settings = settings_of("forecast", given)
+        settings = settings_of("forecast", tables)
         windows: Any = settings.task.splits(context.data).train
         each = len(windows) // settings.training.batch
-        given["training"] |= {"steps": scale.epochs * each, "every": each}
-    settings = settings_of("forecast", given)
+        tables["training"] |= {"steps": scale.epochs * each, "every": each}
+    settings = settings_of("forecast", tables)
     outcome = train(settings, context.folder, data=context.data, device=context.device, progress=context.progress)
     return {**outcome.test, "steps": outcome.steps, "best_step": outcome.best_step, "training_seconds": outcome.seconds}
 
 
-def results(scale: ForecastScale, found: Found) -> Results:
+def results(scale: ForecastScale, records: JobResults) -> Results:
     """A table for each series and kind of forecast, the order of the targets, and the errors by horizon."""
     groups: dict[tuple[str, str], list[Case]] = {}
     for case in scale.cases + scale.baselines:
         groups.setdefault((case.dataset, case.features), []).append(case)
     ordered = {group: sorted(members, key=lambda case: case.horizon) for group, members in groups.items()}
-    tables = [_ranking(scale, found), *(_table(scale, found, *group, cs) for group, cs in ordered.items())]
-    plots = [_by_horizon(scale, found, *group, cs) for group, cs in ordered.items()]
-    return Results(summary=_summary(scale, found), tables=[*tables, _times(scale, found)], plots=plots)
+    tables = [_ranking(scale, records), *(_table(scale, records, *group, cs) for group, cs in ordered.items())]
+    plots = [_by_horizon(scale, records, *group, cs) for group, cs in ordered.items()]
+    return Results(summary=_summary(scale, records), tables=[*tables, _times(scale, records)], plots=plots)
 
 
-def _runs(scale: ForecastScale, found: Found, case: Case, variant: Variant) -> list[dict[str, Any]]:
+def _runs(scale: ForecastScale, records: JobResults, case: Case, variant: Variant) -> list[dict[str, Any]]:
     """What the seeds gave; none for a case that is not trained."""
     keys = [key(case, variant.name, seed) for seed in scale.seeds[: variant.seeds]]
-    return [found[key] for key in keys if key in found]
+    return [records[key] for key in keys if key in records]
 
 
-def _mean(scale: ForecastScale, found: Found, case: Case, variant: Variant, metric: str = "mse") -> float:
-    return fmean(run[metric] for run in _runs(scale, found, case, variant))
+def _mean(scale: ForecastScale, records: JobResults, case: Case, variant: Variant, metric: str = "mse") -> float:
+    return fmean(run[metric] for run in _runs(scale, records, case, variant))
 
 
-def _all(scale: ForecastScale, found: Found, case: Case) -> dict[str, float]:
+def _all(scale: ForecastScale, records: JobResults, case: Case) -> dict[str, float]:
     """Every squared error that was measured for a case."""
-    ours = {variant.name: _mean(scale, found, case, variant) for variant in scale.variants}
-    return ours | {name: found[key(case, "baselines")][name]["mse"] for name in BASELINES}
+    ours = {variant.name: _mean(scale, records, case, variant) for variant in scale.variants}
+    return ours | {name: records[key(case, "baselines")][name]["mse"] for name in BASELINES}
 
 
 def _published(case: Case) -> Mapping[str, tuple[float, float]]:
@@ -193,9 +193,9 @@ def _published(case: Case) -> Mapping[str, tuple[float, float]]:
     return {name: by[case.horizon] for name, by in rows.items() if case.horizon in by}
 
 
-def _summary(scale: ForecastScale, found: Found) -> str:
+def _summary(scale: ForecastScale, records: JobResults) -> str:
     """Which wins, in plain words."""
-    every = [_all(scale, found, case) for case in scale.cases]
+    every = [_all(scale, records, case) for case in scale.cases]
     first = [min(errors, key=errors.__getitem__) for errors in every]
     won = {name: first.count(name) for name in dict.fromkeys(first)}
     hashed = sum(errors[HYBRID] < errors[EXACT] for errors in every)
@@ -208,12 +208,12 @@ def _summary(scale: ForecastScale, found: Found) -> str:
     )
 
 
-def _ranking(scale: ForecastScale, found: Found) -> Table:
+def _ranking(scale: ForecastScale, records: JobResults) -> Table:
     rows = []
     for case in scale.cases:
-        errors = _all(scale, found, case)
+        errors = _all(scale, records, case)
         hybrid = next(variant for variant in scale.variants if variant.name == HYBRID)
-        ours = errors[HYBRID], _mean(scale, found, case, hybrid, "mae")
+        ours = errors[HYBRID], _mean(scale, records, case, hybrid, "mae")
         published = _published(case).get("LHA")
         within = "–" if published is None else ("yes" if ours[0] <= published[0] and ours[1] <= published[1] else "no")
         order = sorted(errors, key=errors.__getitem__)
@@ -228,15 +228,15 @@ def _ranking(scale: ForecastScale, found: Found) -> Table:
     )
 
 
-def _table(scale: ForecastScale, found: Found, dataset: str, features: str, cases: Sequence[Case]) -> Table:
+def _table(scale: ForecastScale, records: JobResults, dataset: str, features: str, cases: Sequence[Case]) -> Table:
     rows: list[list[str | None]] = []
     for variant in scale.variants:
-        runs = [_runs(scale, found, case, variant) for case in cases]
+        runs = [_runs(scale, records, case, variant) for case in cases]
         if any(runs):
             rows.append([variant.name, *(_figure(each, m) for each in runs for m in ("mse", "mae"))])
     for name in BASELINES:
-        each = [found[key(case, "baselines")][name] for case in cases]
-        rows.append([name, *(f"{figures[m]:.3f}" for figures in each for m in ("mse", "mae"))])
+        each = [records[key(case, "baselines")][name] for case in cases]
+        rows.append([name, *(f"{errors[m]:.3f}" for errors in each for m in ("mse", "mae"))])
     for name in PUBLISHED.get((dataset, features), {}):
         pairs = [_published(case).get(name) for case in cases]
         rows.append([f"{name}, published", *(None if p is None else f"{x:.3f}" for p in pairs for x in p or (0, 0))])
@@ -261,21 +261,21 @@ def _note(dataset: str, features: str) -> str:
     return " ".join([*notes, COPIED] if (dataset, features) == COPIED_IN else notes)
 
 
-def _times(scale: ForecastScale, found: Found) -> Table:
+def _times(scale: ForecastScale, records: JobResults) -> Table:
     """Seconds of training, mean over seeds."""
     rows = [
-        [variant.name, *(f"{_mean(scale, found, case, variant, 'training_seconds'):.0f}" for case in scale.cases)]
+        [variant.name, *(f"{_mean(scale, records, case, variant, 'training_seconds'):.0f}" for case in scale.cases)]
         for variant in scale.variants
     ]
     columns = ["", *(f"{case.dataset} {case.features} {case.horizon}" for case in scale.cases)]
     return Table(title="Seconds of training", columns=columns, rows=rows)
 
 
-def _by_horizon(scale: ForecastScale, found: Found, dataset: str, features: str, cases: Sequence[Case]) -> Lines:
+def _by_horizon(scale: ForecastScale, records: JobResults, dataset: str, features: str, cases: Sequence[Case]) -> Lines:
     series: dict[str, list[tuple[float, float]]] = {}
     for case in cases:
-        errors = _all(scale, found, case) if case in scale.cases else {}
-        errors |= {name: found[key(case, "baselines")][name]["mse"] for name in BASELINES}
+        errors = _all(scale, records, case) if case in scale.cases else {}
+        errors |= {name: records[key(case, "baselines")][name]["mse"] for name in BASELINES}
         shown = ("Informer",) if (dataset, features) == COPIED_IN else ("LHA", "Informer")
         errors |= {f"{name}, published": _published(case)[name][0] for name in shown if _published(case)}
         for name, error in errors.items():

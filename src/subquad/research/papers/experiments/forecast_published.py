@@ -1,11 +1,11 @@
 """What Sun, Yang, Yoo 2022 print in tables 4 and 5; all but LHA's are Zhou et al.'s (2021)."""
 
-Figures = dict[str, dict[int, tuple[float, float]]]  # {model: {horizon: (MSE, MAE)}}
+PublishedErrors = dict[str, dict[int, tuple[float, float]]]  # {model: {horizon: (MSE, MAE)}}
 
 
-def _by_horizon(horizons: tuple[int, ...], **rows: str) -> Figures:
+def _by_horizon(horizons: tuple[int, ...], **rows: str) -> PublishedErrors:
     """Rows of "MSE MAE MSE MAE …" as they are printed."""
-    table: Figures = {}
+    table: PublishedErrors = {}
     for name, row in rows.items():
         numbers = [float(number) for number in row.split()]
         table[name] = dict(zip(horizons, zip(numbers[::2], numbers[1::2], strict=True), strict=True))

@@ -14,9 +14,17 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from subquad.nn import MultiheadAttention
 from subquad.nn.auxiliary import has_auxiliary_loss, with_auxiliary_loss
-from subquad.research.papers.base import Cell, Context, Experiment, Found
+from subquad.research.papers.base import Cell, Context, Experiment, JobResults
 from subquad.research.papers.results import Lines, Results, Table
-from subquad.research.papers.side_by_side import Timed, all_rounds, in_turn, naive_gib, powers, shown, speedup
+from subquad.research.papers.side_by_side import (
+    Timed,
+    all_rounds,
+    alternating_rounds,
+    naive_gib,
+    powers,
+    shown,
+    speedup,
+)
 from subquad.tools.bench.calls import NAIVE, Load
 from subquad.tools.bench.schema import EXACT
 from subquad.tools.measure.fidelity import crossover
@@ -123,17 +131,17 @@ def _times(scale: LhaLatencyScale, stage: str, length: int, context: Context) ->
     load = Load(length, "float32", passes, 1, scale.heads, scale.width // scale.heads, context.device, 0)
     names = [name for name in scale.methods if name != NAIVE or naive_gib(load) <= scale.gib]
     make = partial(Layers, scale, training, context.device)
-    return in_turn(make, length, names, Effort(seconds=scale.seconds, least=2), scale.limit, context.device)
+    return alternating_rounds(make, length, names, Effort(seconds=scale.seconds, least=2), scale.limit, context.device)
 
 
 # ---------------------------------------------------------------------- what comes out
 
 
-def results(scale: LhaLatencyScale, found: Found) -> Results:
+def results(scale: LhaLatencyScale, records: JobResults) -> Results:
     """A table and a plot for each stage, and from which length on LHA is faster."""
-    tables, plots = [_crossings(scale, found)], []
+    tables, plots = [_crossings(scale, records)], []
     for stage in STAGES:
-        visits = {n: _visits(scale, found, stage, n) for n in scale.lengths}
+        visits = {n: _visits(scale, records, stage, n) for n in scale.lengths}
         tables.append(_latencies(scale, stage, visits))
         plots.append(_plot(scale, stage, visits))
     return Results(
@@ -146,17 +154,17 @@ def results(scale: LhaLatencyScale, found: Found) -> Results:
     )
 
 
-def _visits(scale: LhaLatencyScale, found: Found, stage: str, length: int) -> list[Timed]:
-    return [found[key(stage, length, visit)] for visit in range(scale.visits)]
+def _visits(scale: LhaLatencyScale, records: JobResults, stage: str, length: int) -> list[Timed]:
+    return [records[key(stage, length, visit)] for visit in range(scale.visits)]
 
 
-def _crossings(scale: LhaLatencyScale, found: Found) -> Table:
+def _crossings(scale: LhaLatencyScale, records: JobResults) -> Table:
     rows = []
     for name in scale.methods[2:]:
         row = [short(name)]
         for stage in STAGES:
             for against in (NAIVE, EXACT):
-                ratios = {n: speedup(_visits(scale, found, stage, n), name, against) for n in scale.lengths}
+                ratios = {n: speedup(_visits(scale, records, stage, n), name, against) for n in scale.lengths}
                 known = {n: ratio.median for n, ratio in ratios.items() if ratio}
                 at = crossover(known)
                 far = f"; {shown(known[max(known)], '×')} at {max(known):,}" if known else ""
@@ -191,7 +199,7 @@ def _plot(scale: LhaLatencyScale, stage: str, visits: dict[int, list[Timed]]) ->
     series, bands = {}, {}
     for name in scale.methods:
         rounds = {n: [1e3 * second for second in all_rounds(visits[n], name)] for n in scale.lengths}
-        quartiles = {n: spread(own) for n, own in rounds.items() if own}
+        quartiles = {n: spread(times) for n, times in rounds.items() if times}
         series[short(name)] = [(float(n), s.median) for n, s in quartiles.items()]
         if quartiles:
             bands[short(name)] = [(s.low, s.high) for s in quartiles.values()]

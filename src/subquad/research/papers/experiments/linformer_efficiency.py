@@ -8,15 +8,15 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from subquad.research.papers.base import Cell, Context, Experiment, Found
+from subquad.research.papers.base import Cell, Context, Experiment, JobResults
 from subquad.research.papers.results import Lines, Results, Table
-from subquad.research.papers.side_by_side import in_turn, naive_gib, powers, shown
+from subquad.research.papers.side_by_side import alternating_rounds, naive_gib, powers, shown
 from subquad.tools.bench.calls import NAIVE, Calls, Load
 from subquad.tools.bench.memory import extra_memory
 from subquad.tools.bench.schema import EXACT
 from subquad.tools.measure.timing import Effort
 
-FIGURES = ("time", "memory")
+QUANTITIES = ("time", "memory")
 SIDES = {NAIVE: "a naive softmax", EXACT: "SDPA"}
 
 PUBLISHED_K = (128, 256, 512, 1024, 2048)
@@ -91,7 +91,7 @@ def _names(scale: LinformerEfficiencyScale, length: int) -> list[str]:
 def _times(scale: LinformerEfficiencyScale, length: int, context: Context) -> dict[str, Any]:
     """Milliseconds per item, of the calls that were run."""
     load = load_of(scale, length, context.device)
-    timed = in_turn(
+    timed = alternating_rounds(
         lambda n: Calls(replace(load, length=n)),
         length,
         _names(scale, length),
@@ -99,20 +99,20 @@ def _times(scale: LinformerEfficiencyScale, length: int, context: Context) -> di
         scale.limit,
         context.device,
     )
-    seconds = {name: own["seconds"] for name, own in timed.items() if "seconds" in own}
-    return {name: [1e3 * each / load.batch for each in own] for name, own in seconds.items()}
+    seconds = {name: measured["seconds"] for name, measured in timed.items() if "seconds" in measured}
+    return {name: [1e3 * each / load.batch for each in measured] for name, measured in seconds.items()}
 
 
 def _memory(scale: LinformerEfficiencyScale, length: int, context: Context) -> dict[str, Any]:
     """MiB per item: the peak of one call above its inputs."""
-    load, found = load_of(scale, length, context.device), {}
+    load, peaks = load_of(scale, length, context.device), {}
     names = _names(scale, length)
     for done, name in enumerate(names):
         context.progress(name, done, len(names))
         peak = extra_memory(load, name).bytes
         if peak:
-            found[name] = peak / load.batch / 2**20
-    return found
+            peaks[name] = peak / load.batch / 2**20
+    return peaks
 
 
 # ---------------------------------------------------------------------- what comes out
@@ -123,21 +123,21 @@ class TimingSeries:
     """A figure by length; what was not measured grows from the longest length that was, and is told apart."""
 
     power: int
-    found: dict[int, float] = field(default_factory=dict)
+    by_length: dict[int, float] = field(default_factory=dict)
 
     def at(self, length: int) -> float | None:
         """What was measured, or what it should be from the longest length that was."""
-        if not self.found or length < min(self.found):
+        if not self.by_length or length < min(self.by_length):
             return None
-        longest = max(n for n in self.found if n <= length)
-        return self.found[longest] * (length / longest) ** self.power
+        longest = max(n for n in self.by_length if n <= length)
+        return self.by_length[longest] * (length / longest) ** self.power
 
-    def ratio(self, length: int, own: float | None) -> str | None:
+    def ratio(self, length: int, measured: float | None) -> str | None:
         """This figure divided by another one's, "~" before it where this one was not measured."""
         value = self.at(length)
-        if value is None or not own:
+        if value is None or not measured:
             return None
-        return f"{'' if length in self.found else '~'}{shown(value / own, '×')}"
+        return f"{'' if length in self.by_length else '~'}{shown(value / measured, '×')}"
 
 
 @dataclass(frozen=True)
@@ -145,46 +145,50 @@ class Grid:
     """All that was measured: of each figure and call, by length."""
 
     scale: LinformerEfficiencyScale
-    found: Mapping[str, Mapping[str, TimingSeries]]
+    by_length: Mapping[str, Mapping[str, TimingSeries]]
 
     @classmethod
-    def of(cls, scale: LinformerEfficiencyScale, cells: Found) -> Grid:
+    def from_results(cls, scale: LinformerEfficiencyScale, cells: JobResults) -> Grid:
         """From what the cells gave."""
-        grid: dict[str, dict[str, TimingSeries]] = {figure: {} for figure in FIGURES}
+        grid: dict[str, dict[str, TimingSeries]] = {figure: {} for figure in QUANTITIES}
         for n in scale.lengths:
             for name, rounds in cells[f"time n={n}"].items():
-                grid["time"].setdefault(name, TimingSeries(2)).found[n] = statistics.median(rounds)
+                grid["time"].setdefault(name, TimingSeries(2)).by_length[n] = statistics.median(rounds)
             for name, mib in cells[f"memory n={n}"].items():
-                grid["memory"].setdefault(name, TimingSeries(1 if name == EXACT else 2)).found[n] = mib
+                grid["memory"].setdefault(name, TimingSeries(1 if name == EXACT else 2)).by_length[n] = mib
         return cls(scale, grid)
 
-    def own(self, figure: str, name: str, length: int) -> float | None:
+    def measured(self, figure: str, name: str, length: int) -> float | None:
         """The measured figure."""
-        return self.found[figure].get(name, TimingSeries(1)).found.get(length)
+        return self.by_length[figure].get(name, TimingSeries(1)).by_length.get(length)
 
     def ratio(self, figure: str, against: str, length: int, k: int) -> str | None:
         """How many times less."""
-        return self.found[figure].get(against, TimingSeries(1)).ratio(length, self.own(figure, linformer(k), length))
+        return (
+            self.by_length[figure]
+            .get(against, TimingSeries(1))
+            .ratio(length, self.measured(figure, linformer(k), length))
+        )
 
 
 def published(figure: str, length: int, k: int) -> float | None:
     """The paper's, where it has one."""
     row = PUBLISHED[figure].get(length, ())
-    place = PUBLISHED_K.index(k) if k in PUBLISHED_K else len(row)
-    return row[place] if place < len(row) else None
+    column = PUBLISHED_K.index(k) if k in PUBLISHED_K else len(row)
+    return row[column] if column < len(row) else None
 
 
-def results(scale: LinformerEfficiencyScale, found: Found) -> Results:
+def results(scale: LinformerEfficiencyScale, records: JobResults) -> Results:
     """Four grids, two of them with the published one's figures, and what the ratios are made of."""
-    grid = Grid.of(scale, found)
-    tables = [_table(grid, figure, against) for against in SIDES for figure in FIGURES]
+    grid = Grid.from_results(scale, records)
+    tables = [_table(grid, figure, against) for against in SIDES for figure in QUANTITIES]
     return Results(
         summary=f"Forward pass, {scale.heads} heads of {scale.head_dim}, one projection for all heads. A batch is the "
         f"largest with which the matrices of a naive softmax take {scale.gib:g} GiB, at most {scale.most} items; all "
         'calls at a length have the same. "~": the other side was not run at this length, and is taken to grow from '
         "the longest that was, by n² (SDPA's memory by n).",
         tables=[*tables, _plain(grid)],
-        plots=[_plot(grid, figure) for figure in FIGURES],
+        plots=[_plot(grid, figure) for figure in QUANTITIES],
     )
 
 
@@ -212,7 +216,7 @@ def _plain(grid: Grid) -> Table:
         [
             f"{n:,}",
             load_of(grid.scale, n).batch,
-            *(_item(grid.own(figure, name, n)) for figure in FIGURES for name in names),
+            *(_item(grid.measured(figure, name, n)) for figure in QUANTITIES for name in names),
         ]
         for n in grid.scale.lengths
     ]
@@ -233,12 +237,14 @@ def _plot(grid: Grid, figure: str) -> Lines:
     ks = grid.scale.k
     series: dict[str, list[tuple[float, float]]] = {}
     for k in dict.fromkeys((ks[0], ks[len(ks) // 2])):
-        for against, said in SIDES.items():
-            other = grid.found[figure].get(against, TimingSeries(1))
-            pairs = [(n, other.at(n), grid.own(figure, linformer(k), n)) for n in grid.scale.lengths]
-            series[f"{said}: k={k}"] = [(float(n), theirs / own) for n, theirs, own in pairs if theirs and own]
-        said_there = [(n, published(figure, n, k)) for n in grid.scale.lengths]
-        series[f"published: k={k}"] = [(float(n), value) for n, value in said_there if value]
+        for against, label in SIDES.items():
+            other = grid.by_length[figure].get(against, TimingSeries(1))
+            pairs = [(n, other.at(n), grid.measured(figure, linformer(k), n)) for n in grid.scale.lengths]
+            series[f"{label}: k={k}"] = [
+                (float(n), theirs / measured) for n, theirs, measured in pairs if theirs and measured
+            ]
+        published_label = [(n, published(figure, n, k)) for n in grid.scale.lengths]
+        series[f"published: k={k}"] = [(float(n), value) for n, value in published_label if value]
     return Lines(
         file=f"{figure}-saved",
         title=f"{figure} saved",

@@ -9,7 +9,7 @@ from typing import Any
 
 from subquad.core import checksums as seals
 from subquad.research.papers.at_hand import AtHand, at_hand, folders
-from subquad.research.papers.base import Cell, Context, Experiment, Found, spread
+from subquad.research.papers.base import Cell, Context, Experiment, JobResults, spread
 from subquad.research.papers.fine_tuning import FineTune, head_of, texts_of
 from subquad.research.papers.results import Bars, Results, Table, Value
 from subquad.research.papers.text_baselines import baselines
@@ -117,7 +117,7 @@ def _baselines(scale: LinformerQualityScale, context: Context) -> dict[str, Any]
 def settings_of(scale: LinformerQualityScale, at: AtHand, head: Path, method: str, seed: int) -> RunSettings:
     """The settings of one run."""
     task = texts_of(scale.task, at.data, scale.examples, scale.learn)
-    own = FineTune(
+    settings = FineTune(
         encoder=at.model or "",
         texts=scale.task,
         examples=scale.examples,
@@ -126,10 +126,12 @@ def settings_of(scale: LinformerQualityScale, at: AtHand, head: Path, method: st
         classes=len(set(task.labels)),
         head=str(head),
     )
-    learnt = task.train - len(range(0, task.train, own.held_out))
-    given: dict[str, Any] = {"batch": BATCH, "keep": "last", "seed": seed} | scale.training
-    steps = max(1, round(scale.epochs * learnt / given["batch"]))
-    return RunSettings(task=own, model=ModelSettings(method=method), training=TrainingSettings(steps=steps, **given))
+    learnt = task.train - len(range(0, task.train, settings.held_out))
+    options: dict[str, Any] = {"batch": BATCH, "keep": "last", "seed": seed} | scale.training
+    steps = max(1, round(scale.epochs * learnt / options["batch"]))
+    return RunSettings(
+        task=settings, model=ModelSettings(method=method), training=TrainingSettings(steps=steps, **options)
+    )
 
 
 def _tune(scale: LinformerQualityScale, method: str, seed: int, context: Context) -> dict[str, Any]:
@@ -160,13 +162,13 @@ def published_name(scale: LinformerQualityScale, method: str) -> str:
     return f"{int(k) * 512 // scale.length}{SHARINGS[sharing]}"
 
 
-def results(scale: LinformerQualityScale, found: Found) -> Results:
+def results(scale: LinformerQualityScale, records: JobResults) -> Results:
     """Ours beside the published accuracies."""
-    sizes, plain = found[BASELINES]["sizes"], found[BASELINES]["accuracy"]
-    means = {m: _mean(scale, found, m) for m in methods(scale)}
+    sizes, plain = records[BASELINES]["sizes"], records[BASELINES]["accuracy"]
+    means = {m: _mean(scale, records, m) for m in methods(scale)}
     body: list[list[Value]] = [[name, None, f"{100 * accuracy:.1f}", *[None] * 7] for name, accuracy in plain.items()]
     for method in methods(scale):
-        runs = [found[key(method, seed)] for seed in scale.seeds]
+        runs = [records[key(method, seed)] for seed in scale.seeds]
         its = PUBLISHED.get(published_name(scale, method), {})
         shown = [its.get("IMDB"), its["IMDB"] - PUBLISHED[EXACT]["IMDB"] if its else None, its.get("SST-2")]
         body.append(
@@ -209,7 +211,7 @@ def results(scale: LinformerQualityScale, found: Found) -> Results:
         y="accuracy, %",
         groups=[_short(m) for m in methods(scale)],
         series={
-            "before fine-tuning": [100 * _mean(scale, found, m, "before") for m in methods(scale)],
+            "before fine-tuning": [100 * _mean(scale, records, m, "before") for m in methods(scale)],
             "after": [100 * means[m] for m in methods(scale)],
         },
         levels={name: 100 * accuracy for name, accuracy in plain.items()},
@@ -227,8 +229,8 @@ def _short(method: str) -> str:
     return {"headwise": k, "key-value": f"{k} kv", "layerwise": f"{k} kv layer"}.get(sharing, method)
 
 
-def _mean(scale: LinformerQualityScale, found: Found, method: str, figure: str = "accuracy") -> float:
-    accuracies = [found[key(method, seed)][figure] for seed in scale.seeds]
+def _mean(scale: LinformerQualityScale, records: JobResults, method: str, figure: str = "accuracy") -> float:
+    accuracies = [records[key(method, seed)][figure] for seed in scale.seeds]
     return float(sum(accuracies) / len(accuracies))
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
-from subquad.research.papers.base import Cell, Context, Experiment, Found, spread
+from subquad.research.papers.base import Cell, Context, Experiment, JobResults, spread
 from subquad.research.papers.made_text import made_text
 from subquad.research.papers.results import Lines, Results, Table, Value
 from subquad.research.training.run import train
@@ -181,13 +181,13 @@ def _baselines(scale: LmAblationScale, context: Context) -> dict[str, Any]:
 
 def _fit(scale: LmAblationScale, row: Ablation, seed: int, context: Context) -> dict[str, Any]:
     model = {**scale.model, "method": methods(scale, row), "positions": "layer-sinusoidal"}
-    given = {
+    tables = {
         "task": {**_task(scale, context), "seed": seed},
         "model": model,
         "training": {**scale.training, "seed": seed},
     }
     outcome = train(
-        settings_of("lm", given), context.folder, data=context.data, device=context.device, progress=context.progress
+        settings_of("lm", tables), context.folder, data=context.data, device=context.device, progress=context.progress
     )
     return {
         "validation": outcome.validation,
@@ -198,10 +198,10 @@ def _fit(scale: LmAblationScale, row: Ablation, seed: int, context: Context) -> 
     }
 
 
-def results(scale: LmAblationScale, found: Found) -> Results:
+def results(scale: LmAblationScale, records: JobResults) -> Results:
     """The table with the published perplexities beside ours, the baselines, and one against the other."""
     rows = rows_of(scale)
-    lines = [_line(scale, row, found) for row in rows]
+    lines = [_line(scale, row, records) for row in rows]
     columns = ["", "non-local heads", "layers", "hash", "size", "published PPL"]
     columns += ["validation, bits per byte", "test, bits per byte", "test PPL per word", "ms per step"]
     table = Table(
@@ -209,10 +209,10 @@ def results(scale: LmAblationScale, found: Found) -> Results:
         columns=columns,
         rows=lines,
         note=f"Published: perplexity per word on WikiText-103's validation data; (d) has 23.2 on its test data. "
-        f"{TRANSFORMER_XL}. {_agreement(scale, rows, found)}{_noise(scale, rows, found)}",
+        f"{TRANSFORMER_XL}. {_agreement(scale, rows, records)}{_noise(scale, rows, records)}",
     )
     points = {
-        family: [(row.published, _mean(scale, row, found)) for row in rows if row.family == family and row.published]
+        family: [(row.published, _mean(scale, row, records)) for row in rows if row.family == family and row.published]
         for family in ("local", "LSH", "LHA")
     }
     plot = Lines(
@@ -220,18 +220,18 @@ def results(scale: LmAblationScale, found: Found) -> Results:
         title="published perplexity and ours",
         x="published, perplexity per word (validation)",
         y="ours, bits per byte (test)",
-        series={family: found for family, found in points.items() if found},
+        series={family: records for family, records in points.items() if records},
         joined=False,
     )
     return Results(
         summary="Table 1 of LHA, with strictly causal buckets and byte by byte: lower is better.",
-        tables=[table, _baseline_table(found)],
+        tables=[table, _baseline_table(records)],
         plots=[plot],
     )
 
 
-def _line(scale: LmAblationScale, row: Ablation, found: Found) -> list[Value]:
-    runs = [found[key(row.name, seed)] for seed in scale.seeds]
+def _line(scale: LmAblationScale, row: Ablation, records: JobResults) -> list[Value]:
+    runs = [records[key(row.name, seed)] for seed in scale.seeds]
     size = scale.length if row.family in ("exact", "all keys") else scale.wide if row.wide else scale.size
     words = [run["test"]["word_perplexity"] for run in runs if "word_perplexity" in run["test"]]
     return [
@@ -248,16 +248,16 @@ def _line(scale: LmAblationScale, row: Ablation, found: Found) -> list[Value]:
     ]
 
 
-def _mean(scale: LmAblationScale, row: Ablation, found: Found) -> float:
-    return statistics.fmean(found[key(row.name, seed)]["test"]["bits_per_byte"] for seed in scale.seeds)
+def _mean(scale: LmAblationScale, row: Ablation, records: JobResults) -> float:
+    return statistics.fmean(records[key(row.name, seed)]["test"]["bits_per_byte"] for seed in scale.seeds)
 
 
-def _noise(scale: LmAblationScale, rows: list[Ablation], found: Found) -> str:
+def _noise(scale: LmAblationScale, rows: list[Ablation], records: JobResults) -> str:
     """How the differences between rows compare with those between seeds."""
-    means = [_mean(scale, row, found) for row in rows]
+    means = [_mean(scale, row, records) for row in rows]
     if len(scale.seeds) < 2:
         return f"One seed; the rows are within {max(means) - min(means):.3f} bits of one another."
-    each = [[found[key(row.name, seed)]["test"]["bits_per_byte"] for seed in scale.seeds] for row in rows]
+    each = [[records[key(row.name, seed)]["test"]["bits_per_byte"] for seed in scale.seeds] for row in rows]
     seeds = statistics.fmean(statistics.stdev(values) for values in each)
     return (
         f"The rows' means lie within {max(means) - min(means):.3f} bits of one another, with a standard deviation of "
@@ -265,14 +265,14 @@ def _noise(scale: LmAblationScale, rows: list[Ablation], found: Found) -> str:
     )
 
 
-def _agreement(scale: LmAblationScale, rows: list[Ablation], found: Found) -> str:
+def _agreement(scale: LmAblationScale, rows: list[Ablation], records: JobResults) -> str:
     """How far the order of the published rows is ours; nothing where fewer than two were trained."""
-    pairs = [(row.published, _mean(scale, row, found)) for row in rows if row.published]
+    pairs = [(row.published, _mean(scale, row, records)) for row in rows if row.published]
     if len(pairs) < 2:
         return ""
     agreement = _rank_correlation([theirs for theirs, _ in pairs], [ours for _, ours in pairs])
-    said = "The order of the published rows and of ours (test bits) agree to a rank correlation of"
-    return f"{said} {agreement:.2f}; 0 is none. "
+    statement = "The order of the published rows and of ours (test bits) agree to a rank correlation of"
+    return f"{statement} {agreement:.2f}; 0 is none. "
 
 
 def _rank_correlation(first: list[float], second: list[float]) -> float:
@@ -281,10 +281,10 @@ def _rank_correlation(first: list[float], second: list[float]) -> float:
     return statistics.correlation(*ranks)
 
 
-def _baseline_table(found: Found) -> Table:
+def _baseline_table(records: JobResults) -> Table:
     lines = [
-        [name, f"{figures['bits_per_byte']:.3f}", figures.get("word_perplexity")]
-        for name, figures in found["baselines"].items()
+        [name, f"{metrics['bits_per_byte']:.3f}", metrics.get("word_perplexity")]
+        for name, metrics in records["baselines"].items()
     ]
     return Table(
         title="Without attention, on the same test text",

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from subquad.research.papers.base import Cell, Context, Experiment, Found, spread
+from subquad.research.papers.base import Cell, Context, Experiment, JobResults, spread
 from subquad.research.papers.results import Bars, Lines, Results, Table
 from subquad.research.papers.tasks.listops import TO_BEAT, solves
 from subquad.research.training.run import train
@@ -64,7 +64,7 @@ ROWS = {
     "improved clustered": "i-clustered:clusters=100,topk=32",
 }
 LONG = {"steps": 20_000, "batch": 32, "warmup": 2000, "schedule": "cosine", "every": 1000, "precision": "bf16"}
-WIDE = {"layers": 4, "heads": 4, "width": 256, "feed_forward": 1024, "positions": "learned"}
+LARGE = {"layers": 4, "heads": 4, "width": 256, "feed_forward": 1024, "positions": "learned"}
 NARROW = {"layers": 4, "heads": 4, "width": 128, "feed_forward": 512, "positions": "learned"}
 TINY = {"layers": 1, "heads": 2, "width": 16, "feed_forward": 16}
 SMALL = {"layers": 2, "heads": 4, "width": 64, "feed_forward": 128}
@@ -118,14 +118,14 @@ SCALES = {
     "paper": LraScale(
         methods=ROWS,
         tasks={
-            "listops": {"model": WIDE, "training": LONG},
-            "text": {"task": {"length": 4000}, "model": WIDE, "training": LONG},
+            "listops": {"model": LARGE, "training": LONG},
+            "text": {"task": {"length": 4000}, "model": LARGE, "training": LONG},
             "match": {"task": {"length": 4000, "source": "state_union"}, "model": NARROW, "training": LONG},
             "image": {"model": NARROW | {"feed_forward": 64}, "training": LONG},
         },
         seeds=(0, 1, 2),
         lengths=(1000, 2000, 3000, 4000),
-        timed=WIDE,
+        timed=LARGE,
         batch=32,
         seconds=20.0,
     ),
@@ -159,8 +159,8 @@ def _baselines(scale: LraScale, task: str, context: Context) -> dict[str, Any]:
 
 
 def _fit(scale: LraScale, task: str, row: str, seed: int, context: Context) -> dict[str, Any]:
-    own: dict[str, dict[str, Any]] = {"model": {"method": scale.methods[row]}, "training": {"seed": seed}}
-    settings = settings_of(task, scale.tasks[task], own)
+    tables: dict[str, dict[str, Any]] = {"model": {"method": scale.methods[row]}, "training": {"seed": seed}}
+    settings = settings_of(task, scale.tasks[task], tables)
     outcome = train(settings, context.folder, data=context.data, device=context.device, progress=context.progress)
     return {
         "test": outcome.test,
@@ -173,18 +173,18 @@ def _fit(scale: LraScale, task: str, row: str, seed: int, context: Context) -> d
 def _throughput(scale: LraScale, context: Context) -> dict[str, Any]:
     """Training steps (forward and backward) of all methods in turn: seconds, and full attention's / own, by length."""
     device = torch.device(context.device)
-    found: dict[str, dict[str, Any]] = {row: {} for row in scale.methods}
+    rates: dict[str, dict[str, Any]] = {row: {} for row in scale.methods}
     for number, length in enumerate(scale.lengths):
         context.progress("throughput", number, len(scale.lengths))
         calls = {row: _step(scale, method, length, device) for row, method in scale.methods.items()}
         seconds = until_steady(calls, Effort(seconds=scale.seconds), device)
-        for row, own in seconds.items():
-            found[row][str(length)] = {
-                "seconds": statistics.median(own),
-                "relative": statistics.median(ratios(own, seconds["Transformer"])),
-                "rounds": len(own),
+        for row, timing in seconds.items():
+            rates[row][str(length)] = {
+                "seconds": statistics.median(timing),
+                "relative": statistics.median(ratios(timing, seconds["Transformer"])),
+                "rounds": len(timing),
             }
-    return found
+    return rates
 
 
 def _step(scale: LraScale, method: str, length: int, device: torch.device) -> Any:
@@ -202,36 +202,36 @@ def _step(scale: LraScale, method: str, length: int, device: torch.device) -> An
     return step
 
 
-def results(scale: LraScale, found: Found) -> Results:
+def results(scale: LraScale, records: JobResults) -> Results:
     """Accuracy with the baselines, ListOps' verdict, throughput; each beside the published figures."""
-    tables = [_accuracy(scale, found)]
+    tables = [_accuracy(scale, records)]
     if "listops" in scale.tasks:
-        tables.append(_listops(scale, found))
-    tables.append(_speed(scale, found))
-    return Results(summary=_summary(scale, found), tables=tables, plots=_plots(scale, found))
+        tables.append(_listops(scale, records))
+    tables.append(_speed(scale, records))
+    return Results(summary=_summary(scale, records), tables=tables, plots=_plots(scale, records))
 
 
-def _of(scale: LraScale, found: Found, task: str, row: str, figure: str = "accuracy") -> list[float]:
-    return [found[key(task, row, seed)]["test"].get(figure) for seed in scale.seeds]
+def _of(scale: LraScale, records: JobResults, task: str, row: str, figure: str = "accuracy") -> list[float]:
+    return [records[key(task, row, seed)]["test"].get(figure) for seed in scale.seeds]
 
 
-def _mean(scale: LraScale, found: Found, task: str, row: str, figure: str = "accuracy") -> float | None:
-    values = [value for value in _of(scale, found, task, row, figure) if value is not None]
+def _mean(scale: LraScale, records: JobResults, task: str, row: str, figure: str = "accuracy") -> float | None:
+    values = [value for value in _of(scale, records, task, row, figure) if value is not None]
     return statistics.fmean(values) if values else None
 
 
-def _accuracy(scale: LraScale, found: Found) -> Table:
+def _accuracy(scale: LraScale, records: JobResults) -> Table:
     rows: list[list[str | None]] = []
     for row in [*PUBLISHED, *(row for row in scale.methods if row not in PUBLISHED)]:
         line: list[str | None] = [row, scale.methods.get(row) or ("published only" if row not in ROWS else "not run")]
         for task in scale.tasks:
-            ours = spread(_of(scale, found, task, row), 1, percent=True) if row in scale.methods else None
+            ours = spread(_of(scale, records, task, row), 1, percent=True) if row in scale.methods else None
             line += [ours, _published(row, COLUMNS[task], ".1f")]
         rows.append(line)
     for task in scale.tasks:
-        for name, figures in found[f"{task} baselines"]["baselines"].items():
+        for name, metrics in records[f"{task} baselines"]["baselines"].items():
             blank: list[str | None] = [None] * (2 * len(scale.tasks))
-            blank[2 * list(scale.tasks).index(task)] = f"{100 * figures['accuracy']:.1f}"
+            blank[2 * list(scale.tasks).index(task)] = f"{100 * metrics['accuracy']:.1f}"
             rows.append([f"*{name}*", f"baseline of {task}", *blank])
     return Table(
         title="Accuracy, %",
@@ -240,7 +240,7 @@ def _accuracy(scale: LraScale, found: Found) -> Table:
         note="Published: "
         + ", ".join(f"{task} as {TITLES[task]}" for task in scale.tasks)
         + "; other data, lengths, models and steps than ours, so that columns compare methods, not sides. Tested: "
-        + ", ".join(f"{found[f'{task} baselines']['items']:,} ({task})" for task in scale.tasks)
+        + ", ".join(f"{records[f'{task} baselines']['items']:,} ({task})" for task in scale.tasks)
         + ".",
     )
 
@@ -250,18 +250,18 @@ def _published(row: str, column: int, form: str) -> str | None:
     return None if value is None else format(value, form)
 
 
-def _listops(scale: LraScale, found: Found) -> Table:
+def _listops(scale: LraScale, records: JobResults) -> Table:
     """ListOps by operator and by depth, with the verdict."""
-    base = found["listops baselines"]
+    base = records["listops baselines"]
     columns = list(base["baselines"][TO_BEAT])
     rows: list[list[str | float | None]] = []
     for row in scale.methods:
-        accuracy = _mean(scale, found, "listops", row)
+        accuracy = _mean(scale, records, "listops", row)
         assert accuracy is not None
         verdict = "yes" if solves(accuracy, base["baselines"], base["items"]) else "no"
-        rows.append([row, verdict, *(_percent(_mean(scale, found, "listops", row, c)) for c in columns)])
-    for name, figures in base["baselines"].items():
-        rows.append([f"*{name}*", None, *(_percent(figures.get(c)) for c in columns)])
+        rows.append([row, verdict, *(_percent(_mean(scale, records, "listops", row, c)) for c in columns)])
+    for name, metrics in base["baselines"].items():
+        rows.append([f"*{name}*", None, *(_percent(metrics.get(c)) for c in columns)])
     return Table(
         title="ListOps by outermost operator and by depth, %",
         columns=["model", "solves something", *(c.removeprefix("accuracy_").replace("_", " ") for c in columns)],
@@ -277,13 +277,13 @@ def _percent(value: float | None) -> str | None:
     return None if value is None else f"{100 * value:.1f}"
 
 
-def _speed(scale: LraScale, found: Found) -> Table:
+def _speed(scale: LraScale, records: JobResults) -> Table:
     rows = []
     for row in scale.methods:
         line: list[str | None] = [row, scale.methods[row]]
         for length in scale.lengths:
-            own = found["throughput"][row][str(length)]
-            line += [f"{own['relative']:.2f} ({1e3 * own['seconds']:.0f} ms)"]
+            rate = records["throughput"][row][str(length)]
+            line += [f"{rate['relative']:.2f} ({1e3 * rate['seconds']:.0f} ms)"]
             line += [_published(row, TIMED[length], ".1f") if length in TIMED else None]
         rows.append(line)
     return Table(
@@ -296,29 +296,29 @@ def _speed(scale: LraScale, found: Found) -> Table:
     )
 
 
-def _summary(scale: LraScale, found: Found) -> str:
+def _summary(scale: LraScale, records: JobResults) -> str:
     """Each task's best model and best baseline, and whether a model knows more than the first baseline, a guess."""
-    said = []
+    statements = []
     for task in scale.tasks:
-        ours = {row: _mean(scale, found, task, row) or 0.0 for row in scale.methods}
-        base = {name: f["accuracy"] for name, f in found[f"{task} baselines"]["baselines"].items()}
+        ours = {row: _mean(scale, records, task, row) or 0.0 for row in scale.methods}
+        base = {name: f["accuracy"] for name, f in records[f"{task} baselines"]["baselines"].items()}
         best, bar = max(ours, key=lambda row: ours[row]), max(base, key=lambda name: base[name])
         guess, level = next(iter(base.items()))
-        items = found[f"{task} baselines"]["items"]
+        items = records[f"{task} baselines"]["items"]
         if ours[best] <= level + 2 * (level * (1 - level) / items) ** 0.5:
             model = f"no model knows more than the {guess} ({100 * level:.1f} %)"
         else:
             model = f"the best model is {best} ({100 * ours[best]:.1f} %)"
-        said.append(f"{task}: {model}, the best baseline {bar} ({100 * base[bar]:.1f} %).")
-    return " ".join(said)
+        statements.append(f"{task}: {model}, the best baseline {bar} ({100 * base[bar]:.1f} %).")
+    return " ".join(statements)
 
 
-def _plots(scale: LraScale, found: Found) -> list[Bars | Lines]:
+def _plots(scale: LraScale, records: JobResults) -> list[Bars | Lines]:
     best = [
-        max(100 * figures["accuracy"] for figures in found[f"{task} baselines"]["baselines"].values())
+        max(100 * metrics["accuracy"] for metrics in records[f"{task} baselines"]["baselines"].values())
         for task in scale.tasks
     ]
-    ours = {row: [100 * (_mean(scale, found, task, row) or 0.0) for task in scale.tasks] for row in scale.methods}
+    ours = {row: [100 * (_mean(scale, records, task, row) or 0.0) for task in scale.tasks] for row in scale.methods}
     accuracy = Bars(
         file="lra-accuracy",
         title="accuracy of models, and of the best that knows no attention",
@@ -332,7 +332,7 @@ def _plots(scale: LraScale, found: Found) -> list[Bars | Lines]:
         x="tokens",
         y="relative to full attention (SDPA)",
         series={
-            row: [(float(n), found["throughput"][row][str(n)]["relative"]) for n in scale.lengths]
+            row: [(float(n), records["throughput"][row][str(n)]["relative"]) for n in scale.lengths]
             for row in scale.methods
         },
         log_y=True,

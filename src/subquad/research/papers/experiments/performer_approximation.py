@@ -14,8 +14,8 @@ from torch import Tensor
 from subquad.kernels.tokens.heads import repeat_heads
 from subquad.methods import Full, Performer
 from subquad.research.papers.at_hand import RANDOM, at_hand
-from subquad.research.papers.base import Cell, Context, Experiment, Found
-from subquad.research.papers.experiments.spectrum import layer_inputs, stretches
+from subquad.research.papers.base import Cell, Context, Experiment, JobResults
+from subquad.research.papers.experiments.spectrum import layer_inputs, token_windows
 from subquad.research.papers.kernel_error import KINDS, expected, measured, pairs, per_row
 from subquad.research.papers.results import Lines, Results, Table
 from subquad.tools.measure.capture import LayerInputs
@@ -98,7 +98,7 @@ def model_key(sequence: int) -> str:
 # ---------------------------------------------------------------------- the kernel
 
 
-def places(scale: PerformerApproximationScale) -> list[tuple[float, int]]:
+def settings_of_points(scale: PerformerApproximationScale) -> list[tuple[float, int]]:
     """(norm, features) that are measured: one of them fixed, then the other."""
     fixed = scale.kernel_features[min(1, len(scale.kernel_features) - 1)]
     of_features = [(scale.norm, number) for number in scale.kernel_features]
@@ -107,15 +107,15 @@ def places(scale: PerformerApproximationScale) -> list[tuple[float, int]]:
 
 def _kernel(scale: PerformerApproximationScale, rows: str, context: Context) -> dict[str, Any]:
     """The relative error of each kind at each place; with independent rows the exact one too."""
-    found: dict[str, Any] = {}
+    errors_: dict[str, Any] = {}
     for kind in KINDS:
         context.progress(kind, KINDS.index(kind), len(KINDS))
-        found[kind] = [
+        errors_[kind] = [
             [norm, number, measured(kind, *xy, number, scale.draws, rows == "iid"), expected(kind, *xy, number)]
-            for norm, number in places(scale)
+            for norm, number in settings_of_points(scale)
             for xy in [pairs(norm, scale.width, 64)]
         ]
-    return found
+    return errors_
 
 
 # ---------------------------------------------------------------------- attention
@@ -145,22 +145,22 @@ def _attention(scale: PerformerApproximationScale, deviation: float, sample: int
         apart = weights - exact
         return {"matrix": float(apart.square().mean()), "output": float((apart @ value).square().mean())}
 
-    found: dict[str, Any] = {MEAN_POOL: errors(torch.full_like(exact, 1 / scale.length))}
+    measured: dict[str, Any] = {MEAN_POOL: errors(torch.full_like(exact, 1 / scale.length))}
     for kind in KINDS:
         context.progress(kind, KINDS.index(kind), len(KINDS))
         for rows in ROWS:
             methods = {number: performer(kind, rows, number, norm, sample) for number in scale.features}
-            found[f"{kind} {rows}"] = {
+            measured[f"{kind} {rows}"] = {
                 str(number): errors(attention_weights(method, query, key, key)) for number, method in methods.items()
             }
-    return found
+    return measured
 
 
 def _model(scale: PerformerApproximationScale, sequence: int, context: Context) -> dict[str, Any]:
     """For each layer, the size of its logits and the relative error of each head's output."""
     at = at_hand(scale.model, context)
     pretrained = load(at.model, context.device)
-    item = stretches(at, pretrained, scale.text, scale.tokens, scale.sequences)[sequence]
+    item = token_windows(at, pretrained, scale.text, scale.tokens, scale.sequences)[sequence]
     layers = []
     for inputs in layer_inputs(pretrained, item):
         context.progress(f"layer {inputs.number}", inputs.number, 0)
@@ -198,14 +198,14 @@ def head_errors(out: Tensor, exact: Tensor) -> list[float]:
 # ---------------------------------------------------------------------- what comes out
 
 
-def results(scale: PerformerApproximationScale, found: Found) -> Results:
+def results(scale: PerformerApproximationScale, records: JobResults) -> Results:
     """Tables and plots of the three."""
-    tables, plots = _kernel_results(scale, found)
+    tables, plots = _kernel_results(scale, records)
     for deviation in scale.deviations:
-        table, drawn = _attention_results(scale, deviation, found)
+        table, drawn = _attention_results(scale, deviation, records)
         tables.append(table)
         plots += drawn
-    by_features, by_layer, plot = _model_results(scale, found)
+    by_features, by_layer, plot = _model_results(scale, records)
     return Results(
         summary="Random features estimate e^{x·y} without bias; what matters is how far off they are. Hyperbolic and "
         "trigonometric features are two a row and are counted as two. `favor++` has its A for the mean of ‖q + k‖².",
@@ -214,13 +214,13 @@ def results(scale: PerformerApproximationScale, found: Found) -> Results:
     )
 
 
-def _kernel_results(scale: PerformerApproximationScale, found: Found) -> tuple[list[Table], list[Lines]]:
+def _kernel_results(scale: PerformerApproximationScale, records: JobResults) -> tuple[list[Table], list[Lines]]:
     errors = {
-        (rows, kind): {(n, r): (e, x) for n, r, e, x in found[f"kernel {rows}"][kind]}
+        (rows, kind): {(n, r): (e, x) for n, r, e, x in records[f"kernel {rows}"][kind]}
         for rows in ROWS
         for kind in KINDS
     }
-    fixed = places(scale)[min(1, len(scale.kernel_features) - 1)][1]
+    fixed = settings_of_points(scale)[min(1, len(scale.kernel_features) - 1)][1]
     tables, plots = [], []
     for what, at in (
         ("features", [(scale.norm, number) for number in scale.kernel_features]),
@@ -228,7 +228,7 @@ def _kernel_results(scale: PerformerApproximationScale, found: Found) -> tuple[l
     ):
         here = f"norm {scale.norm:g}" if what == "features" else f"{fixed} features"
         xs = [float(number if what == "features" else norm) for norm, number in at]
-        head = [f"{kind}, {how}" for kind in KINDS for how in ("iid", "exact", "orthogonal")]
+        head = [f"{kind}, {rows_}" for kind in KINDS for rows_ in ("iid", "exact", "orthogonal")]
         body = [
             [
                 f"{x:g}",
@@ -262,8 +262,10 @@ KERNEL = (
 )
 
 
-def _attention_results(scale: PerformerApproximationScale, deviation: float, found: Found) -> tuple[Table, list[Lines]]:
-    samples = [found[attention_key(deviation, sample)] for sample in range(scale.samples)]
+def _attention_results(
+    scale: PerformerApproximationScale, deviation: float, records: JobResults
+) -> tuple[Table, list[Lines]]:
+    samples = [records[attention_key(deviation, sample)] for sample in range(scale.samples)]
     plots, rows = [], []
     for what in ("output", "matrix"):
         errors: Errors = {
@@ -272,7 +274,10 @@ def _attention_results(scale: PerformerApproximationScale, deviation: float, fou
             for r in ROWS
         }
         pooled = statistics.median(sample[MEAN_POOL][what] for sample in samples)
-        rows += [[f"{name}, {what}", *(f"{own[n].median:.2e}" for n in scale.features)] for name, own in errors.items()]
+        rows += [
+            [f"{name}, {what}", *(f"{spreads[n].median:.2e}" for n in scale.features)]
+            for name, spreads in errors.items()
+        ]
         rows.append([f"{MEAN_POOL}, {what}", *[f"{pooled:.2e}"] * len(scale.features)])
         title = f"mean square error of the {what}, entries of q and k of deviation {deviation:g}"
         plots.append(_lines(f"attention-{what}-{deviation:g}", title, "mean square error", errors, {MEAN_POOL: pooled}))
@@ -287,15 +292,15 @@ def _attention_results(scale: PerformerApproximationScale, deviation: float, fou
     return table, plots
 
 
-def _model_results(scale: PerformerApproximationScale, found: Found) -> tuple[Table, Table, Lines]:
-    layers = [layer for i in range(scale.sequences) for layer in found[model_key(i)]["layers"]]
+def _model_results(scale: PerformerApproximationScale, records: JobResults) -> tuple[Table, Table, Lines]:
+    layers = [layer for i in range(scale.sequences) for layer in records[model_key(i)]["layers"]]
     names = [f"{kind} orthogonal" for kind in KINDS]
     errors: Errors = {
         name: {n: spread([e for layer in layers for e in layer[name][str(n)]]) for n in scale.model_features}
         for name in names
     }
     pooled = spread([error for layer in layers for error in layer[MEAN_POOL]])
-    rows = [[name, *(_quartiles(own[n]) for n in scale.model_features)] for name, own in errors.items()]
+    rows = [[name, *(_quartiles(spreads[n]) for n in scale.model_features)] for name, spreads in errors.items()]
     rows.append([MEAN_POOL, *[_quartiles(pooled)] * len(scale.model_features)])
     by_features = Table(
         title="Relative error of the output in the pretrained encoder",
@@ -307,19 +312,21 @@ def _model_results(scale: PerformerApproximationScale, found: Found) -> tuple[Ta
     level = {f"{MEAN_POOL}, median": pooled.median}
     title = "relative error of a head's output in the pretrained encoder"
     plot = _lines("encoder-error", title, "relative error", errors, level)
-    return by_features, _by_layer(scale, found), plot
+    return by_features, _by_layer(scale, records), plot
 
 
-def _by_layer(scale: PerformerApproximationScale, found: Found) -> Table:
+def _by_layer(scale: PerformerApproximationScale, records: JobResults) -> Table:
     most = str(max(scale.model_features))
     rows = []
-    for number, layer in enumerate(zip(*(found[model_key(i)]["layers"] for i in range(scale.sequences)), strict=True)):
-        norm = statistics.fmean(own["norm"] for own in layer)
+    for number, layer in enumerate(
+        zip(*(records[model_key(i)]["layers"] for i in range(scale.sequences)), strict=True)
+    ):
+        norm = statistics.fmean(head["norm"] for head in layer)
         errors = [
-            statistics.median(error for own in layer for error in each(own))
-            for each in (lambda own: own["positive orthogonal"][most], lambda own: own[MEAN_POOL])
+            statistics.median(error for head in layer for error in each(head))
+            for each in (lambda head: head["positive orthogonal"][most], lambda head: head[MEAN_POOL])
         ]
-        logits = statistics.fmean(own["logits"] for own in layer)
+        logits = statistics.fmean(head["logits"] for head in layer)
         rows.append(
             [str(number), f"{logits:.2f}", f"{norm:.1f}", f"10^{norm / LN_10:.0f}", *(f"{e:.3f}" for e in errors)]
         )
@@ -342,15 +349,17 @@ def _by_layer(scale: PerformerApproximationScale, found: Found) -> Table:
 LN_10 = 2.302585
 
 
-def _quartiles(found: Spread) -> str:
-    return f"{found.median:.3g} ({found.low:.3g}–{found.high:.3g})"
+def _quartiles(values: Spread) -> str:
+    return f"{values.median:.3g} ({values.low:.3g}–{values.high:.3g})"
 
 
 def _lines(file: str, title: str, y: str, errors: Errors, levels: Mapping[str, float]) -> Lines:
     points: dict[str, Sequence[tuple[float, float]]] = {
-        name: [(float(n), found.median) for n, found in own.items()] for name, own in errors.items()
+        name: [(float(n), spread_.median) for n, spread_ in by_features.items()] for name, by_features in errors.items()
     }
-    bands = {name: [(found.low, found.high) for found in own.values()] for name, own in errors.items()}
+    bands = {
+        name: [(spread_.low, spread_.high) for spread_ in by_features.values()] for name, by_features in errors.items()
+    }
     return Lines(
         file=file,
         title=title,

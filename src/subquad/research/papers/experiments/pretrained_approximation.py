@@ -14,7 +14,7 @@ from torch import Tensor
 from subquad.core import checksums as seals
 from subquad.methods import parse_method
 from subquad.research.papers.at_hand import AtHand, at_hand, calibrate, calibrated_row, folders
-from subquad.research.papers.base import AGAIN, Cell, Context, Experiment, Found, spread
+from subquad.research.papers.base import AGAIN, Cell, Context, Experiment, JobResults, spread
 from subquad.research.papers.results import HeatMap, Results, Table, Value
 from subquad.research.papers.text_baselines import baselines
 from subquad.tools.compare.tasks import LabelledTask, Probe, load_task, share_right
@@ -199,14 +199,14 @@ def _replaced(
     at = at_hand(scale.model, context)
     pretrained, task = at.load(context.device), _task(scale, name, at)
     if row.calibrated:
-        own = calibrated_row(pretrained, f"fit {row.method}", context)
+        fitted_row = calibrated_row(pretrained, f"fit {row.method}", context)
     else:
         settings = f"{':' if ':' not in row.method else ','}seed={seed}" if seed else ""
-        own = row_of(pretrained, parse_method(row.method + settings))
-    if not own.layers:
-        return {"reason": own.reason}
+        fitted_row = row_of(pretrained, parse_method(row.method + settings))
+    if not fitted_row.layers:
+        return {"reason": fitted_row.reason}
     items = _items(scale, pretrained, task.texts[task.train :])
-    with running(pretrained.model, own.swap):
+    with running(pretrained.model, fitted_row.swap):
         vectors = pretrained.embed_all(items)
     kept = seals.load(context.beside(key(name, EXACT)) / "vectors.pt", AGAIN)
     return _judged(task, kept["train"], kept["test"], vectors)
@@ -214,13 +214,13 @@ def _replaced(
 
 def _judged(task: LabelledTask, learnt: Tensor, exact: Tensor, vectors: Tensor) -> dict[str, Any]:
     """The score, how like exact attention's it is; of a task with labels, which of the test texts are right."""
-    figures: dict[str, Any] = {"cosine": float(cosine(vectors, exact).mean())}
+    metrics: dict[str, Any] = {"cosine": float(cosine(vectors, exact).mean())}
     if not task.labels:
-        return figures | {"score": next(iter(task.score(vectors).values()))}
+        return metrics | {"score": next(iter(task.score(vectors).values()))}
     probe, held = Probe(learnt, task.labels[: task.train]), task.labels[task.train :]
-    said, before = probe.predict(vectors), probe.predict(exact)
-    right = [int(mine == label) for mine, label in zip(said, held, strict=True)]
-    return figures | {"score": share_right(said, held), "same": share_right(said, before), "right": right}
+    answers, before = probe.predict(vectors), probe.predict(exact)
+    right = [int(mine == label) for mine, label in zip(answers, held, strict=True)]
+    return metrics | {"score": share_right(answers, held), "same": share_right(answers, before), "right": right}
 
 
 # ---------------------------------------------------------------------- what comes out
@@ -234,17 +234,17 @@ def change(right: Sequence[Sequence[int]], exact: Sequence[int]) -> tuple[float,
 
 def published_change(name: str) -> dict[str, float]:
     """Points gained or lost against exact attention in the same table, for each task of GLUE."""
-    source, figures = PUBLISHED[name]
-    return {task: mine - its for task, mine, its in zip(GLUE, figures, PUBLISHED_EXACT[source], strict=True)}
+    source, published = PUBLISHED[name]
+    return {task: mine - its for task, mine, its in zip(GLUE, published, PUBLISHED_EXACT[source], strict=True)}
 
 
-def results(scale: PretrainedApproximationScale, found: Found) -> Results:
+def results(scale: PretrainedApproximationScale, records: JobResults) -> Results:
     """A table for each task, the published one, what calibration did; a map of how near all stay."""
-    tables = [_table(scale, found, task) for task in scale.tasks]
+    tables = [_table(scale, records, task) for task in scale.tasks]
     fits: list[list[Value]] = [
         [method, result["metric"], result["start"], result["kept"], result["steps"], f"{result['seconds']:.0f} s"]
         for method in scale.fits
-        for result in [found[f"fit {method}"]]
+        for result in [records[f"fit {method}"]]
     ]
     columns = ["method", "figure", "at the start", "kept", "steps", "time"]
     note = (
@@ -256,20 +256,22 @@ def results(scale: PretrainedApproximationScale, found: Found) -> Results:
         summary="A pretrained encoder reads labelled texts with its attention replaced. Neither the model nor the "
         "probe, a logistic regression on the exact model's embeddings of the training texts, learns anything new.",
         tables=tables,
-        plots=[_plot(scale, found)],
+        plots=[_plot(scale, records)],
     )
 
 
-def _runs(scale: PretrainedApproximationScale, found: Found, task: str, row: Replacement) -> list[dict[str, Any]]:
-    return [found[key(task, row.label, seed)] for seed in seeds(scale, row)]
+def _runs(
+    scale: PretrainedApproximationScale, records: JobResults, task: str, row: Replacement
+) -> list[dict[str, Any]]:
+    return [records[key(task, row.label, seed)] for seed in seeds(scale, row)]
 
 
-def _table(scale: PretrainedApproximationScale, found: Found, task: str) -> Table:
-    exact, plain = found[key(task, EXACT)], found[key(task, "baselines")]
+def _table(scale: PretrainedApproximationScale, records: JobResults, task: str) -> Table:
+    exact, plain = records[key(task, EXACT)], records[key(task, "baselines")]
     body: list[list[Value]] = [[name, f"{100 * score:.1f}", *[None] * 5] for name, score in plain.items()]
     body.append([f"{EXACT} (exact)", f"{100 * exact['score']:.1f}", "0", "100.0", "1.000", "0", "0"])
     for row in rows(scale):
-        runs = _runs(scale, found, task, row)
+        runs = _runs(scale, records, task, row)
         if "reason" in runs[0]:
             body.append([row.label, f"refused: {runs[0]['reason']}", *[None] * 5])
             continue
@@ -315,12 +317,14 @@ def published() -> Table:
     return Table(title="Published: points gained or lost on GLUE", columns=columns, rows=body, note=note)
 
 
-def _plot(scale: PretrainedApproximationScale, found: Found) -> HeatMap:
+def _plot(scale: PretrainedApproximationScale, records: JobResults) -> HeatMap:
     """How near each method stays to exact attention: of each task the cosine, and the share of answers that stay."""
-    figures = [(task, name) for task in scale.tasks for name in ("cosine", "same") if name in found[key(task, EXACT)]]
-    said = {"cosine": "cosine", "same": "same answers"}
+    shown_columns = [
+        (task, name) for task in scale.tasks for name in ("cosine", "same") if name in records[key(task, EXACT)]
+    ]
+    labels = {"cosine": "cosine", "same": "same answers"}
     values = [
-        [_mean_of([run.get(name) for run in _runs(scale, found, task, row)]) for task, name in figures]
+        [_mean_of([run.get(name) for run in _runs(scale, records, task, row)]) for task, name in shown_columns]
         for row in rows(scale)
     ]
     return HeatMap(
@@ -328,7 +332,7 @@ def _plot(scale: PretrainedApproximationScale, found: Found) -> HeatMap:
         title="how near to exact attention",
         x="",
         y="",
-        columns=[f"{task}: {said[name]}" for task, name in figures],
+        columns=[f"{task}: {labels[name]}" for task, name in shown_columns],
         rows=[row.label for row in rows(scale)],
         values=values,
     )
@@ -336,8 +340,8 @@ def _plot(scale: PretrainedApproximationScale, found: Found) -> HeatMap:
 
 def _mean_of(values: Sequence[float | None]) -> float | None:
     """None where a method was refused."""
-    there = [value for value in values if value is not None]
-    return statistics.fmean(there) if there else None
+    known = [value for value in values if value is not None]
+    return statistics.fmean(known) if known else None
 
 
 EXPERIMENT = Experiment(

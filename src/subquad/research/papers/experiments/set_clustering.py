@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from subquad.research.papers.base import Cell, Context, Experiment, Found, spread
+from subquad.research.papers.base import Cell, Context, Experiment, JobResults, spread
 from subquad.research.papers.results import Results, Table, Value
 from subquad.research.training.run import train
 from subquad.research.training.settings import settings_of
@@ -70,25 +70,25 @@ def _baselines(scale: SetClusteringScale, context: Context) -> dict[str, Any]:
 
 def _fit(scale: SetClusteringScale, model: str, seed: int, context: Context) -> dict[str, Any]:
     method, _, points = model.partition(" points=")
-    given = {
+    tables = {
         "task": {**scale.task, "points": int(points)},
         "model": {**scale.model, "method": method},
         "training": {**scale.training, "seed": seed},
     }
-    settings = settings_of("clusters", given)
+    settings = settings_of("clusters", tables)
     outcome = train(settings, context.folder, device=context.device, progress=context.progress)
     return {"test": outcome.test, "steps": outcome.steps, "training_seconds": outcome.seconds}
 
 
-def results(scale: SetClusteringScale, found: Found) -> Results:
+def results(scale: SetClusteringScale, records: JobResults) -> Results:
     """Log-likelihoods beside the baselines, with the distance to the oracle."""
-    oracle = found[BASELINES]["oracle"][FIGURE]
+    oracle = records[BASELINES]["oracle"][FIGURE]
     rows: list[list[Value]] = [
-        [name, figures[FIGURE] - oracle, f"{figures[FIGURE]:.3f}", None, None]
-        for name, figures in found[BASELINES].items()
+        [name, metrics[FIGURE] - oracle, f"{metrics[FIGURE]:.3f}", None, None]
+        for name, metrics in records[BASELINES].items()
     ]
     for model in scale.models:
-        cells_of = [found[key(model, seed)] for seed in scale.seeds]
+        cells_of = [records[key(model, seed)] for seed in scale.seeds]
         reached = [cell["test"][FIGURE] for cell in cells_of]
         above = sum(reached) / len(reached) - oracle
         rows.append([model, above, spread(reached), None, spread([cell["training_seconds"] for cell in cells_of], 1)])

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from subquad.research.papers.at_hand import RANDOM, AtHand, at_hand
-from subquad.research.papers.base import Cell, Context, Experiment, Found
+from subquad.research.papers.base import Cell, Context, Experiment, JobResults
 from subquad.research.papers.results import HeatMap, Lines, Results, Table
 from subquad.tools.data.reviews import read_reviews
 from subquad.tools.data.texts import read_documents
@@ -65,18 +65,20 @@ def _spectra(scale: SpectrumScale, source: str, context: Context) -> dict[str, A
     pretrained = load(at.model, context.device)
     if source == UNTRAINED:
         pretrained = untrained(pretrained)
-    items = stretches(at, pretrained, scale.texts[0] if source == UNTRAINED else source, scale.length, scale.sequences)
-    points, found = curve_points(scale.length), []
+    items = token_windows(
+        at, pretrained, scale.texts[0] if source == UNTRAINED else source, scale.length, scale.sequences
+    )
+    points, spectra = curve_points(scale.length), []
     for done, item in enumerate(items):
         layers = layer_inputs(pretrained, item)
         for inputs in layers:
             context.progress(f"layer {inputs.number}", done, len(items))
-            found.append(spectrum_metrics(inputs, points))
-    own = [found[layer :: len(layers)] for layer in range(len(layers))]
+            spectra.append(spectrum_metrics(inputs, points))
+    by_layer = [spectra[layer :: len(layers)] for layer in range(len(layers))]
     return {
         "at": points,
-        "curves": [_mean([sequence["curves"] for sequence in layer]) for layer in own],
-        "needed": [_mean([[sequence["needed"]] for sequence in layer])[0] for layer in own],
+        "curves": [_mean([sequence["curves"] for sequence in layer]) for layer in by_layer],
+        "needed": [_mean([[sequence["needed"]] for sequence in layer])[0] for layer in by_layer],
     }
 
 
@@ -93,7 +95,7 @@ def untrained(pretrained: Pretrained) -> Pretrained:
     return replace(pretrained, model=model.eval().to(pretrained.device))
 
 
-def stretches(at: AtHand, pretrained: Pretrained, text: str, length: int, count: int) -> list[list[int]]:
+def token_windows(at: AtHand, pretrained: Pretrained, text: str, length: int, count: int) -> list[list[int]]:
     """Items of this length, evenly spread over a text."""
     (path,) = at.texts([text])
     documents = [review.text for review in read_reviews(path)] if path.suffix == ".zip" else read_documents([path])
@@ -111,11 +113,11 @@ def layer_inputs(pretrained: Pretrained, item: Sequence[int]) -> list[LayerInput
 # ---------------------------------------------------------------------- what comes out
 
 
-def results(scale: SpectrumScale, found: Found) -> Results:
+def results(scale: SpectrumScale, records: JobResults) -> Results:
     """Curves, heat maps, and what the paper says of them."""
-    by_source = {name(source): found[key(source)] for source in sources(scale)}
+    by_source = {name(source): records[key(source)] for source in sources(scale)}
     index = heat_map_index(scale.length)
-    lowest = min(min(map(min, at_index(own, index))) for own in by_source.values())
+    lowest = min(min(map(min, at_index(spectrum_, index))) for spectrum_ in by_source.values())
     low = min(0.9, math.floor(10 * lowest) / 10)
     return Results(
         summary=f"Y(j) is the share of the j largest singular values of a head's N×N attention weights in the sum of "
@@ -124,7 +126,7 @@ def results(scale: SpectrumScale, found: Found) -> Results:
         tables=[_all(by_source, index), _by_layer(by_source, index)],
         plots=[
             *(_curves(name(text), by_source, scale.length) for text in scale.texts),
-            *(_heat_map(source, own, index, low) for source, own in by_source.items()),
+            *(_heat_map(source, spectrum_, index, low) for source, spectrum_ in by_source.items()),
         ],
     )
 
@@ -135,16 +137,16 @@ def name(source: str) -> str:
     return path.parent.name or path.stem
 
 
-def at_index(own: Mapping[str, Any], index: int) -> list[list[float]]:
+def at_index(spectrum_: Mapping[str, Any], index: int) -> list[list[float]]:
     """Y at one j, by layer and head."""
-    place = own["at"].index(index)
-    return [[curve[place] for curve in layer] for layer in own["curves"]]
+    column = spectrum_["at"].index(index)
+    return [[curve[column] for curve in layer] for layer in spectrum_["curves"]]
 
 
 def _all(by_source: Mapping[str, Mapping[str, Any]], index: int) -> Table:
     rows = []
-    for source, own in by_source.items():
-        shares, needed = at_index(own, index), [count for layer in own["needed"] for count in layer]
+    for source, spectrum_ in by_source.items():
+        shares, needed = at_index(spectrum_, index), [count for layer in spectrum_["needed"] for count in layer]
         heads = [share for layer in shares for share in layer]
         half = len(shares) // 2
         lower, upper = (statistics.fmean(map(statistics.fmean, part)) for part in (shares[:half], shares[half:]))
@@ -173,15 +175,15 @@ def _all(by_source: Mapping[str, Mapping[str, Any]], index: int) -> Table:
 def _by_layer(by_source: Mapping[str, Mapping[str, Any]], index: int) -> Table:
     layers = len(next(iter(by_source.values()))["curves"])
     rows = []
-    for source, own in by_source.items():
-        rows.append([source, *(f"{statistics.fmean(layer):.3f}" for layer in at_index(own, index))])
+    for source, spectrum_ in by_source.items():
+        rows.append([source, *(f"{statistics.fmean(layer):.3f}" for layer in at_index(spectrum_, index))])
     return Table(title=f"Y({index}) by layer, mean of its heads", columns=["", *map(str, range(layers))], rows=rows)
 
 
 def _curves(source: str, by_source: Mapping[str, Mapping[str, Any]], length: int) -> Lines:
     """The median of each layer's heads, and of all heads of the model with random weights."""
-    own, baseline = by_source[source], by_source[UNTRAINED]
-    series = {f"layer {layer}": _median(own["at"], curves) for layer, curves in enumerate(own["curves"])}
+    spectrum_, baseline = by_source[source], by_source[UNTRAINED]
+    series = {f"layer {layer}": _median(spectrum_["at"], curves) for layer, curves in enumerate(spectrum_["curves"])}
     series[UNTRAINED] = _median(baseline["at"], [curve for curves in baseline["curves"] for curve in curves])
     series["all equal"] = [(0.0, 0.0), (float(length), 1.0)]
     return Lines(
@@ -197,8 +199,8 @@ def _median(at: Sequence[int], curves: Sequence[Sequence[float]]) -> list[tuple[
     return [(float(j), statistics.median(values)) for j, values in zip(at, zip(*curves, strict=True), strict=True)]
 
 
-def _heat_map(source: str, own: Mapping[str, Any], index: int, low: float) -> HeatMap:
-    values = at_index(own, index)
+def _heat_map(source: str, spectrum_: Mapping[str, Any], index: int, low: float) -> HeatMap:
+    values = at_index(spectrum_, index)
     return HeatMap(
         file=f"heat-map-{source}",
         title=f"Y({index}) of each head, {source}",

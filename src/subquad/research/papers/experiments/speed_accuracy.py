@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any, cast
 
 from subquad.research.papers import speech
-from subquad.research.papers.base import Cell, Experiment, Found, spread
+from subquad.research.papers.base import Cell, Experiment, JobResults, spread
 from subquad.research.papers.results import Lines, Results, Table
 from subquad.research.papers.speech import HELD_OUT, RATE, TIMES, Recipe, SpeechVariant, model_key, shown
 from subquad.research.training.model_settings import ModelSettings
@@ -74,13 +74,13 @@ def variants(scale: SpeedAccuracyScale) -> list[SpeechVariant]:
 
 def cells(scale: SpeedAccuracyScale) -> list[Cell]:
     """Models, those that start from them, times."""
-    found = [speech.baseline_cell(scale.recipe)]
+    jobs = [speech.baseline_cell(scale.recipe)]
     for seed in scale.seeds:
         for method, layers in scale.models:
             cells = speech.model_cells(scale.recipe, [method], seed, layers)
-            found += [cell for cell in cells if cell.key not in {known.key for known in found}]
-        found += [_tuned(scale, method, layers, seed) for method, layers in scale.tuned]
-    return [*found, speech.times_cell(scale.recipe, variants(scale), scale.effort)]
+            jobs += [cell for cell in cells if cell.key not in {known.key for known in jobs}]
+        jobs += [_tuned(scale, method, layers, seed) for method, layers in scale.tuned]
+    return [*jobs, speech.times_cell(scale.recipe, variants(scale), scale.effort)]
 
 
 def _tuned(scale: SpeedAccuracyScale, method: str, layers: int, seed: int) -> Cell:
@@ -90,23 +90,23 @@ def _tuned(scale: SpeedAccuracyScale, method: str, layers: int, seed: int) -> Ce
     return Cell(model_key(method, seed, layers), partial(speech.fit, settings, start), (start,))
 
 
-def results(scale: SpeedAccuracyScale, found: Found) -> Results:
+def results(scale: SpeedAccuracyScale, records: JobResults) -> Results:
     """The figure, and its points in a table."""
     points: dict[str, list[tuple[float, float]]] = {}
     labels: dict[str, list[str]] = {}
     for variant in variants(scale):
         kind = shown(variant.method).replace(f"-{_number(variant)}", "")  # "reformer (the paper's lsh)"
-        rates = _rates(scale, found, variant, RATE)
-        points.setdefault(kind, []).append((1000 * _forward(found, variant)[1], 100 * sum(rates) / len(rates)))
+        rates = _rates(scale, records, variant, RATE)
+        points.setdefault(kind, []).append((1000 * _forward(records, variant)[1], 100 * sum(rates) / len(rates)))
         labels.setdefault(kind, []).append("-".join(filter(None, (str(_layers(scale, variant)), _number(variant)))))
     return Results(
         summary="Error against time, over layers and over clusters or hashing rounds.",
-        tables=[_table(scale, found), speech.baseline_table(found)],
+        tables=[_table(scale, records), speech.baseline_table(records)],
         plots=[
             Lines(
                 file="speed-accuracy",
                 title="digit error rate against the time of a forward pass; beside a point: layers, clusters or rounds",
-                x=f"ms for {found[TIMES]['batch']} utterances",
+                x=f"ms for {records[TIMES]['batch']} utterances",
                 y="digit error rate, %",
                 series=points,
                 labels=labels,
@@ -116,11 +116,11 @@ def results(scale: SpeedAccuracyScale, found: Found) -> Results:
     )
 
 
-def _table(scale: SpeedAccuracyScale, found: Found) -> Table:
+def _table(scale: SpeedAccuracyScale, records: JobResults) -> Table:
     rows = []
     for variant in variants(scale):
-        low, median, high = (f"{1000 * seconds:.0f}" for seconds in _forward(found, variant))
-        known, held_out = (_rates(scale, found, variant, figure) for figure in (RATE, HELD_OUT))
+        low, median, high = (f"{1000 * seconds:.0f}" for seconds in _forward(records, variant))
+        known, held_out = (_rates(scale, records, variant, figure) for figure in (RATE, HELD_OUT))
         rows.append(
             [
                 shown(variant.method),
@@ -134,8 +134,8 @@ def _table(scale: SpeedAccuracyScale, found: Found) -> Table:
         title="Error and time of a forward pass",
         columns=["method", "layers", "ms (quartiles)", "digit error rate, known speakers, %", "held-out speaker, %"],
         rows=rows,
-        note=f"A forward pass of {found[TIMES]['batch']} utterances, {found[TIMES]['tokens']} tokens each on average; "
-        "all models in turn. The paper's figure gives points and no numbers: improved clustered attention has the "
+        note=f"A forward pass of {records[TIMES]['batch']} utterances, {records[TIMES]['tokens']} "
+        "tokens each on average; all models in turn. The paper's figure gives points and no numbers: improved clustered attention has the "
         "lowest error at every time.",
     )
 
@@ -150,14 +150,14 @@ def _layers(scale: SpeedAccuracyScale, variant: SpeechVariant) -> int:
     return cast(ModelSettings, scale.recipe.settings(variant.method, 0, variant.layers).model).layers
 
 
-def _rates(scale: SpeedAccuracyScale, found: Found, variant: SpeechVariant, figure: str) -> list[float]:
+def _rates(scale: SpeedAccuracyScale, records: JobResults, variant: SpeechVariant, figure: str) -> list[float]:
     keys = [model_key(variant.method, seed, variant.layers) for seed in scale.seeds]
-    return [found[key]["test"][figure] for key in keys]
+    return [records[key]["test"][figure] for key in keys]
 
 
-def _forward(found: Found, variant: SpeechVariant) -> list[float]:
+def _forward(records: JobResults, variant: SpeechVariant) -> list[float]:
     """Quartiles of seconds."""
-    quartiles: list[float] = found[TIMES]["seconds"][variant.label]["forward"]
+    quartiles: list[float] = records[TIMES]["seconds"][variant.label]["forward"]
     return quartiles
 
 

@@ -7,9 +7,17 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from subquad.research.papers.base import Cell, Context, Experiment, Found
+from subquad.research.papers.base import Cell, Context, Experiment, JobResults
 from subquad.research.papers.results import Lines, Results, Table
-from subquad.research.papers.side_by_side import Timed, all_rounds, in_turn, naive_gib, powers, shown, speedup
+from subquad.research.papers.side_by_side import (
+    Timed,
+    all_rounds,
+    alternating_rounds,
+    naive_gib,
+    powers,
+    shown,
+    speedup,
+)
 from subquad.tools.bench.calls import NAIVE, Calls, Load
 from subquad.tools.bench.memory import extra_memory
 from subquad.tools.bench.schema import EXACT
@@ -84,18 +92,20 @@ def _times(scale: TimeMemoryScale, length: int, context: Context) -> dict[str, A
     names = [name for name in scale.methods if name != NAIVE or naive_gib(load) <= scale.gib]
 
     effort = Effort(seconds=scale.seconds, least=2)
-    return in_turn(lambda n: Calls(replace(load, length=n)), length, names, effort, scale.limit, context.device)
+    return alternating_rounds(
+        lambda n: Calls(replace(load, length=n)), length, names, effort, scale.limit, context.device
+    )
 
 
 def _memory(scale: TimeMemoryScale, length: int, context: Context) -> dict[str, Any]:
     load = load_of(scale, length, context.device)
-    found = {}
+    peaks = {}
     for done, name in enumerate(scale.methods):
         context.progress(name, done, len(scale.methods))
         if name != NAIVE or naive_gib(load) <= scale.gib:
             peak = extra_memory(load, name)
-            found[name] = {"bytes": peak.bytes, "how": peak.method}
-    return found
+            peaks[name] = {"bytes": peak.bytes, "how": peak.method}
+    return peaks
 
 
 # ---------------------------------------------------------------------- what comes out
@@ -110,10 +120,10 @@ class Costs:
     peaks: Mapping[int, Mapping[str, Mapping[str, Any]]]
 
     @classmethod
-    def of(cls, scale: TimeMemoryScale, found: Found) -> Costs:
+    def from_results(cls, scale: TimeMemoryScale, records: JobResults) -> Costs:
         """From what the cells gave."""
-        visits = {n: [found[f"time N={n} visit={visit}"] for visit in range(scale.visits)] for n in scale.lengths}
-        return cls(scale, visits, {n: found[f"memory N={n}"] for n in scale.memory_lengths})
+        visits = {n: [records[f"time N={n} visit={visit}"] for visit in range(scale.visits)] for n in scale.lengths}
+        return cls(scale, visits, {n: records[f"memory N={n}"] for n in scale.memory_lengths})
 
     def microseconds(self, name: str, length: int) -> Spread | None:
         """A token's time: its quartiles."""
@@ -146,9 +156,9 @@ class Costs:
         return f"{fits:,.0f}"
 
 
-def results(scale: TimeMemoryScale, found: Found) -> Results:
+def results(scale: TimeMemoryScale, records: JobResults) -> Results:
     """Times and memory a token, and the paper's statements beside ours."""
-    costs = Costs.of(scale, found)
+    costs = Costs.from_results(scale, records)
     heads = [f"N={n:,}" for n in scale.lengths]
     times = [[name, *(_time(costs.microseconds(name, n)) for n in scale.lengths)] for name in scale.methods]
     memory = [[name, *(shown(costs.bytes(name, n)) for n in scale.lengths)] for name in scale.methods]
@@ -165,8 +175,8 @@ def results(scale: TimeMemoryScale, found: Found) -> Results:
     )
 
 
-def _time(found: Spread | None) -> str:
-    return "–" if found is None else f"{shown(found.median)} ({shown(found.low)}–{shown(found.high)})"
+def _time(time: Spread | None) -> str:
+    return "–" if time is None else f"{shown(time.median)} ({shown(time.low)}–{shown(time.high)})"
 
 
 def _note(costs: Costs) -> str:
@@ -188,8 +198,8 @@ def _statements(costs: Costs) -> Table:
     rows = []
     for name in costs.scale.methods:
         if name not in (EXACT, NAIVE):
-            said = published.get(name.partition(":")[0])
-            paper = f"from {said}" if said else "–"
+            published_text = published.get(name.partition(":")[0])
+            paper = f"from {published_text}" if published_text else "–"
             rows.append(
                 [f"{name} is faster than full", paper, costs.crossing(name, NAIVE), costs.crossing(name, EXACT)]
             )
@@ -213,8 +223,10 @@ def _plots(costs: Costs) -> list[Lines]:
             title="time of a token, forward and backward",
             x="tokens N",
             y="µs per token",
-            series={name: [(float(n), t.median) for n, t in own.items()] for name, own in times.items()},
-            bands={name: [(t.low, t.high) for t in own.values()] for name, own in times.items() if own},
+            series={name: [(float(n), t.median) for n, t in by_length.items()] for name, by_length in times.items()},
+            bands={
+                name: [(t.low, t.high) for t in by_length.values()] for name, by_length in times.items() if by_length
+            },
             log_x=True,
             log_y=True,
         ),
@@ -223,7 +235,7 @@ def _plots(costs: Costs) -> list[Lines]:
             title="peak memory of a token, forward and backward",
             x="tokens N",
             y="bytes per token",
-            series={name: [(float(n), b) for n, b in own.items()] for name, own in memory.items()},
+            series={name: [(float(n), b) for n, b in by_length.items()] for name, by_length in memory.items()},
             log_x=True,
             log_y=True,
         ),

@@ -20,7 +20,7 @@ from subquad import hf
 from subquad.core import checksums as seals
 from subquad.core import files
 from subquad.methods import BoundMethod
-from subquad.research.papers.base import AGAIN, Cell, Context, Experiment, Found
+from subquad.research.papers.base import AGAIN, Cell, Context, Experiment, JobResults
 from subquad.research.papers.made_text import made_text
 from subquad.research.papers.results import Lines, Results, Table, Value
 from subquad.research.training.run import train
@@ -29,7 +29,7 @@ from subquad.tools.measure.capture import without_padded_queries
 from subquad.tools.measure.dynamics import hash_dynamics
 from subquad.tools.measure.hooks import scores
 
-FIGURES = ("kl_query", "kl_key", "negative_entropy_query", "negative_entropy_key", "largest")
+METRICS = ("kl_query", "kl_key", "negative_entropy_query", "negative_entropy_key", "largest")
 SIDES = {"query": "queries", "key": "keys"}
 MEMBERSHIPS = {"balanced": "balanced", "argmax": "argmax, as in the paper"}
 Record = dict[int, dict[str, float]]  # by step: the mean over the layers of each figure
@@ -90,7 +90,7 @@ class Watch(TrainerCallback):
     def __init__(self, path: Path, batch: dict[str, Tensor], every: int):
         self.path, self.batch, self.every = path, batch, every
         kept = seals.read_json(path, AGAIN) if path.exists() else {}
-        self.record: Record = {int(step): figures for step, figures in kept.items()}
+        self.record: Record = {int(step): metrics for step, metrics in kept.items()}
 
     def on_train_begin(self, args: Any, state: TrainerState, control: TrainerControl, **more: Any) -> None:
         """Record the figures before the first step."""
@@ -103,38 +103,38 @@ class Watch(TrainerCallback):
 
     def _look(self, step: int, model: Any) -> None:
         self.record[step] = dynamics_of(model, {k: v.to(model.device) for k, v in self.batch.items()})
-        files.write(self.path, seals.sealed_json({str(step): figures for step, figures in self.record.items()}))
+        files.write(self.path, seals.sealed_json({str(step): metrics for step, metrics in self.record.items()}))
 
 
 @torch.no_grad()
 def dynamics_of(model: Any, batch: dict[str, Tensor]) -> dict[str, float]:
     """The means over the layers of `hash_dynamics`, and of the share of tokens in the largest bucket of a head."""
     training = model.training
-    with listening(model.eval()) as found:
+    with listening(model.eval()) as heard:
         model(**batch)
     model.train(training)
-    return {name: statistics.fmean(layer[name] for layer in found) for name in FIGURES}
+    return {name: statistics.fmean(layer[name] for layer in heard) for name in METRICS}
 
 
 @contextmanager
 def listening(model: Any) -> Iterator[list[dict[str, float]]]:
     """Collect the figures of each layer that runs."""
-    found: list[dict[str, float]] = []
+    heard: list[dict[str, float]] = []
 
-    def hear(module: nn.Module, given: tuple[Tensor, ...], options: dict[str, Any]) -> None:
-        bound, query, key = module.get_submodule("bound"), *given[:2]
+    def hear(module: nn.Module, inputs: tuple[Tensor, ...], options: dict[str, Any]) -> None:
+        bound, query, key = module.get_submodule("bound"), *inputs[:2]
         assert isinstance(bound, BoundMethod)
         asked = {name: value for name, value in without_padded_queries(**options).items() if name != "dropout_p"}
         labels = scores(bound, query, key, **asked)[0].argmax(-1)
         counts = nn.functional.one_hot(labels).sum(2)
         largest = (counts.amax(-1) / labels.shape[2]).mean()
-        figures = cast(dict[str, float], hash_dynamics(bound, query, key, **asked))
-        found.append(figures | {"largest": float(largest)})
+        metrics = cast(dict[str, float], hash_dynamics(bound, query, key, **asked))
+        heard.append(metrics | {"largest": float(largest)})
 
     layers = [layer.module.get_submodule(hf.NAME) for layer in hf.find_layers(model)]
     handles = [layer.register_forward_pre_hook(hear, with_kwargs=True) for layer in layers]
     try:
-        yield found
+        yield heard
     finally:
         for handle in handles:
             handle.remove()
@@ -157,12 +157,12 @@ def cells(scale: TrainingDynamicsScale) -> list[Cell]:
 def _settings(scale: TrainingDynamicsScale, membership: str, seed: int, context: Context) -> RunSettings:
     method = f"lha:buckets={scale.buckets},selection=argmax,membership={membership},targets={scale.targets}"
     text = {"corpus": scale.corpus} if scale.corpus else {"files": str(made_text(context.folder))}
-    given = {
+    tables = {
         "task": {**text, "length": scale.length, "limit": scale.limit, "seed": seed},
         "model": {**scale.model, "method": method, "positions": "layer-sinusoidal"},
         "training": {**scale.training, "seed": seed},
     }
-    return settings_of("lm", given)
+    return settings_of("lm", tables)
 
 
 def _watched(scale: TrainingDynamicsScale, membership: str, seed: int, context: Context) -> dict[str, Any]:
@@ -181,15 +181,15 @@ def _watched(scale: TrainingDynamicsScale, membership: str, seed: int, context: 
     steps = sorted(watch.record)
     return {
         "steps": steps,
-        "figures": {name: [watch.record[step][name] for step in steps] for name in FIGURES},
+        "figures": {name: [watch.record[step][name] for step in steps] for name in METRICS},
         "test": outcome.test,
         "training_seconds": outcome.seconds,
     }
 
 
-def results(scale: TrainingDynamicsScale, found: Found) -> Results:
+def results(scale: TrainingDynamicsScale, records: JobResults) -> Results:
     """The four curves of the figure for either membership, and where they start, turn and end."""
-    curves = {m: _curves(scale, found, m) for m in MEMBERSHIPS}
+    curves = {m: _curves(scale, records, m) for m in MEMBERSHIPS}
     plots = [
         _plot(curves, "kl", "KL divergence", "nats"),
         _plot(curves, "negative_entropy", "negative entropy of ψ", "nats", {"spread evenly": -math.log(scale.buckets)}),
@@ -198,7 +198,7 @@ def results(scale: TrainingDynamicsScale, found: Found) -> Results:
             title="tokens in the largest bucket",
             x="step",
             y="share of a window's tokens, mean over heads",
-            series={said: curves[m]["largest"] for m, said in MEMBERSHIPS.items()},
+            series={label: curves[m]["largest"] for m, label in MEMBERSHIPS.items()},
             levels={"evenly": 1 / scale.buckets, "all in one": 1.0},
         ),
     ]
@@ -216,27 +216,27 @@ def results(scale: TrainingDynamicsScale, found: Found) -> Results:
     return Results(
         summary=f"A language model with {scale.buckets} hash buckets in every head, trained while its hash functions "
         "learn. Figures of windows of the validation text.",
-        tables=[table, _losses(scale, found)],
+        tables=[table, _losses(scale, records)],
         plots=plots,
     )
 
 
-def _curves(scale: TrainingDynamicsScale, found: Found, membership: str) -> dict[str, list[tuple[float, float]]]:
+def _curves(scale: TrainingDynamicsScale, records: JobResults, membership: str) -> dict[str, list[tuple[float, float]]]:
     """Curves by figure: (step, mean over the seeds)."""
-    runs = [found[key(membership, seed)] for seed in scale.seeds]
+    runs = [records[key(membership, seed)] for seed in scale.seeds]
     return {
         name: [
             (float(step), statistics.fmean(run["figures"][name][i] for run in runs))
             for i, step in enumerate(runs[0]["steps"])
         ]
-        for name in FIGURES
+        for name in METRICS
     }
 
 
 def _plot(curves: dict[str, Any], figure: str, title: str, unit: str, levels: dict[str, float] | None = None) -> Lines:
     series = {
-        f"{tokens}, {said}": curves[m][f"{figure}_{side}"]
-        for m, said in MEMBERSHIPS.items()
+        f"{tokens}, {label}": curves[m][f"{figure}_{side}"]
+        for m, label in MEMBERSHIPS.items()
         for side, tokens in SIDES.items()
     }
     return Lines(
@@ -258,22 +258,22 @@ def _rows(membership: str, curves: dict[str, list[tuple[float, float]]]) -> list
         "largest": "share in the largest bucket",
     }
     rows: list[list[Value]] = []
-    for name, said in names.items():
+    for name, label in names.items():
         steps, values = zip(*curves[name], strict=True)
         top = max(range(len(values)), key=values.__getitem__)
         rises = [b > a for a, b in pairwise(values)]
         numbers = [f"{values[0]:.3f}", f"{values[top]:.3f}", f"{steps[top]:.0f}", f"{values[-1]:.3f}"]
-        rows.append([membership, said, *numbers, f"{statistics.fmean(rises):.0%}"])
+        rows.append([membership, label, *numbers, f"{statistics.fmean(rises):.0%}"])
     return rows
 
 
-def _losses(scale: TrainingDynamicsScale, found: Found) -> Table:
+def _losses(scale: TrainingDynamicsScale, records: JobResults) -> Table:
     """What the models are worth."""
     rows: list[list[Value]] = [
-        [said, seed, f"{run['test']['bits_per_byte']:.3f}", f"{run['training_seconds']:.0f}"]
-        for m, said in MEMBERSHIPS.items()
+        [label, seed, f"{run['test']['bits_per_byte']:.3f}", f"{run['training_seconds']:.0f}"]
+        for m, label in MEMBERSHIPS.items()
         for seed in scale.seeds
-        for run in [found[key(m, seed)]]
+        for run in [records[key(m, seed)]]
     ]
     return Table(
         title="The models",

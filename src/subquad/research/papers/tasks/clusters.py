@@ -14,7 +14,7 @@ from torch.utils.data import Dataset
 from subquad.core.errors import check_least
 from subquad.research.training.model_settings import ModelSettings
 from subquad.research.training.models.sets import MixtureModel, SetConfig, set_log_likelihood
-from subquad.research.training.tasks.base import Batch, Figures, Item, Splits, Task
+from subquad.research.training.tasks.base import Batch, Item, Metrics, Splits, Task
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,23 +89,23 @@ class Clusters(Task):
         """The log-likelihood of each set, per point."""
         return outputs.log_likelihood[:, None]
 
-    def figures(self, scores: Tensor) -> Figures:
+    def metrics(self, scores: Tensor) -> Metrics:
         """The mean over the sets."""
         return {"log_likelihood": float(scores.double().mean())}
 
-    def baselines(self, splits: Splits, data: Path | None = None) -> dict[str, Figures]:
+    def baselines(self, splits: Splits, data: Path | None = None) -> dict[str, Metrics]:
         """The baselines are the mixture that the points were drawn from (the oracle), EM, and a single Gaussian.
 
         EM (expectation maximisation) begins with the centres of k-means. It is fitted to each test set itself, as is
         the single Gaussian, so it can exceed the oracle.
         """
         test = [splits.test[number] for number in range(self.held_out)]
-        found = {
+        rows = {
             "oracle": [_oracle(item, self.deviation) for item in test],
             "k-means and EM": [_fitted(item["values"], self.components, self.seed) for item in test],
             "one Gaussian": [_fitted(item["values"], 1, self.seed) for item in test],
         }
-        return {name: {"log_likelihood": float(np.mean(values))} for name, values in found.items()}
+        return {name: {"log_likelihood": float(np.mean(values))} for name, values in rows.items()}
 
 
 class MadeSets(Dataset[Item]):

@@ -22,7 +22,7 @@ from subquad.research.training.models.forecaster import (
     ForecastConfig,
     Forecaster,
 )
-from subquad.research.training.tasks.base import Batch, Figures, Item, Splits, Task
+from subquad.research.training.tasks.base import Batch, Item, Metrics, Splits, Task
 
 MONTH = 30  # days
 ENDS = (12 * MONTH, 16 * MONTH, 20 * MONTH)  # days, of training, validation and test
@@ -145,12 +145,12 @@ class Forecast(Task):
         error = (outputs.logits - batch["labels"]).float().flatten(1)
         return torch.stack([error.square().mean(1), error.abs().mean(1)], dim=1)
 
-    def figures(self, scores: Tensor) -> Figures:
+    def metrics(self, scores: Tensor) -> Metrics:
         """Means over the windows, which are all of one size."""
         mse, mae = scores.double().mean(0).tolist()
         return {"mse": mse, "mae": mae}
 
-    def baselines(self, splits: Splits, data: Path | None = None) -> dict[str, Figures]:
+    def baselines(self, splits: Splits, data: Path | None = None) -> dict[str, Metrics]:
         """The baselines, on the same windows, are a linear forecast, the last row and the last day."""
         train, validation, test = (
             cast(ForecastWindows, split) for split in (splits.train, splits.validation, splits.test)
@@ -170,6 +170,6 @@ def standardised(series: Series, end: int) -> NDArray[np.float64]:
     return (series.values - known.mean(0)) / known.std(0)
 
 
-def errors(forecast: NDArray[np.float64], labels: NDArray[np.float64]) -> Figures:
+def errors(forecast: NDArray[np.float64], labels: NDArray[np.float64]) -> Metrics:
     """Means over windows, steps and channels."""
     return {"mse": float(np.square(forecast - labels).mean()), "mae": float(np.abs(forecast - labels).mean())}

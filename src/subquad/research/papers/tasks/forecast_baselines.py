@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from subquad.research.papers.tasks.forecast_windows import ForecastWindows, Values, stretches
+from subquad.research.papers.tasks.forecast_windows import ForecastWindows, Values, rows_of_windows
 
 LENGTHS = (48, 96, 168, 336)  # rows of the past that the linear forecast may read
 PENALTIES = (1.0, 100.0, 10_000.0)
@@ -10,12 +10,12 @@ PENALTIES = (1.0, 100.0, 10_000.0)
 
 def last_value(windows: ForecastWindows, horizon: int) -> Values:
     """(windows, horizon, targets): the row before, again and again."""
-    return np.repeat(stretches(windows.targets, windows.first - 1, len(windows), 1), horizon, axis=1)
+    return np.repeat(rows_of_windows(windows.targets, windows.first - 1, len(windows), 1), horizon, axis=1)
 
 
 def last_season(windows: ForecastWindows, horizon: int) -> Values:
     """(windows, horizon, targets): the day before, again and again."""
-    day = stretches(windows.targets, windows.first - windows.per_day, len(windows), windows.per_day)
+    day = rows_of_windows(windows.targets, windows.first - windows.per_day, len(windows), windows.per_day)
     return day[:, np.arange(horizon) % windows.per_day]
 
 
@@ -57,7 +57,7 @@ def _level_free(windows: ForecastWindows, length: int, horizon: int, channel: in
     first = max(windows.first, length)
     count = windows.end - horizon - first + 1
     column = windows.targets[:, channel : channel + 1]
-    past = stretches(column, first - length, count, length)[..., 0]
-    steps = stretches(column, first, count, horizon)[..., 0]
+    past = rows_of_windows(column, first - length, count, length)[..., 0]
+    steps = rows_of_windows(column, first, count, horizon)[..., 0]
     level = past[:, -1:]
     return past - level, steps - level, level

@@ -50,10 +50,10 @@ class ForecastWindows(Dataset[Item]):
 
     def labels(self) -> Values:
         """(windows, horizon, targets) of all items."""
-        return stretches(self.targets, self.first, len(self), self.horizon)
+        return rows_of_windows(self.targets, self.first, len(self), self.horizon)
 
 
-def stretches(rows: Values, first: int, count: int, length: int) -> Values:
+def rows_of_windows(rows: Values, first: int, count: int, length: int) -> Values:
     """(count, length, columns): the `length` rows from `first` on, then from the row after it on, and so on; a view."""
     part = rows[first : first + count + length - 1]
     return np.lib.stride_tricks.sliding_window_view(part, length, axis=0).swapaxes(1, 2)

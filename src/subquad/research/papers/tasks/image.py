@@ -14,7 +14,7 @@ from subquad.research.papers.data.idx import read_idx
 from subquad.research.training.folders import find_data
 from subquad.research.training.model_settings import ModelSettings
 from subquad.research.training.models.encoder import EncoderClassifier
-from subquad.research.training.tasks.base import Figures, Item, Splits
+from subquad.research.training.tasks.base import Item, Metrics, Splits
 from subquad.research.training.tasks.classification import Classification, logistic, majority
 
 LEVELS = 256
@@ -61,7 +61,7 @@ class Image(Classification):
         """An encoder of grey levels."""
         return self.classifier(settings, LABELS, LEVELS, 28 * 28)
 
-    def baselines(self, splits: Splits, data: Path | None = None) -> dict[str, Figures]:
+    def baselines(self, splits: Splits, data: Path | None = None) -> dict[str, Metrics]:
         """The baselines are the most frequent class, a logistic regression on pixels and the nearest training image."""
         train, test = splits.train, splits.test
         assert isinstance(train, Pixels)

@@ -25,7 +25,7 @@ from subquad.research.papers.data.listops import (
 )
 from subquad.research.training.model_settings import ModelSettings
 from subquad.research.training.models.encoder import EncoderClassifier
-from subquad.research.training.tasks.base import Batch, Figures, Item, Splits
+from subquad.research.training.tasks.base import Batch, Item, Metrics, Splits
 from subquad.research.training.tasks.classification import FIRST, Classification
 
 READ = 2000  # training examples that the baselines learn from
@@ -99,18 +99,18 @@ class ListOps(Classification):
         right = super().score(outputs, batch)
         return torch.cat([right, torch.tensor(what, dtype=right.dtype, device=right.device)], dim=1)
 
-    def figures(self, scores: Tensor) -> Figures:
+    def metrics(self, scores: Tensor) -> Metrics:
         """The share that is right: of all, by outermost operator, by depth."""
         right, root, depth = scores.double().unbind(1)
-        found = {"accuracy": float(right.mean())}
+        values = {"accuracy": float(right.mean())}
         for number, name in enumerate(OPERATORS):
             if bool((root == number).any()):
-                found[f"accuracy_{name}"] = float(right[root == number].mean())
+                values[f"accuracy_{name}"] = float(right[root == number].mean())
         for level in depth.unique().int().tolist():
-            found[f"accuracy_depth_{level}"] = float(right[depth == level].mean())
-        return found
+            values[f"accuracy_depth_{level}"] = float(right[depth == level].mean())
+        return values
 
-    def baselines(self, splits: Splits, data: Path | None = None) -> dict[str, Figures]:
+    def baselines(self, splits: Splits, data: Path | None = None) -> dict[str, Metrics]:
         """The baselines are the most frequent value of all, of the outermost operator, and of that with its digits."""
         train, test = splits.train, splits.test
         assert isinstance(train, Expressions)
@@ -128,17 +128,17 @@ class ListOps(Classification):
 
     def _guesses(
         self, what: Callable[[Symbols], Hashable], known: Sequence[Solved], asked: Sequence[Solved]
-    ) -> Figures:
+    ) -> Metrics:
         """The figures of the value that is most frequent, in training, where the same is seen of an expression."""
-        seen: defaultdict[Hashable, Counter[int]] = defaultdict(Counter)
+        counts: defaultdict[Hashable, Counter[int]] = defaultdict(Counter)
         for symbols, value in known:
-            seen[what(symbols)][value] += 1
-        overall = sum(seen.values(), Counter())
+            counts[what(symbols)][value] += 1
+        overall = sum(counts.values(), Counter())
         rows = []
         for symbols, value in asked:
-            guess = (seen.get(what(symbols)) or overall).most_common(1)[0][0]
+            guess = (counts.get(what(symbols)) or overall).most_common(1)[0][0]
             rows.append([guess == value, symbols[0] - MIN, depth_of(symbols)])
-        return self.figures(torch.tensor(rows, dtype=torch.float64))
+        return self.metrics(torch.tensor(rows, dtype=torch.float64))
 
 
 class Expressions(Dataset[Item]):
@@ -159,7 +159,7 @@ class Expressions(Dataset[Item]):
         return expression(self.task.rules, np.random.default_rng((self.task.seed, self.split, index)))
 
 
-def solves(accuracy: float, baselines: dict[str, Figures], items: int) -> bool:
+def solves(accuracy: float, baselines: dict[str, Metrics], items: int) -> bool:
     """Whether a model knows more than the outermost operator and its digits: by two standard errors and more."""
     bar = baselines[TO_BEAT]["accuracy"]
     return accuracy > bar + 2 * (bar * (1 - bar) / items) ** 0.5

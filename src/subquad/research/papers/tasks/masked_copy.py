@@ -12,7 +12,7 @@ from torch.utils.data import Dataset
 
 from subquad.research.training.model_settings import ModelSettings
 from subquad.research.training.models.encoder import EncoderConfig, MaskedSymbolEncoder
-from subquad.research.training.tasks.base import Batch, Figures, Item, Splits, Task
+from subquad.research.training.tasks.base import Batch, Item, Metrics, Splits, Task
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,16 +78,16 @@ class MaskedCopy(Task):
 
     def score(self, outputs: Any, batch: Batch) -> Tensor:
         """How many masked places were right, and how many there are."""
-        places = batch["labels"] != -100
-        right = (outputs.logits.argmax(-1) == batch["labels"]) & places
-        return torch.stack([right.sum(1), places.sum(1)], dim=1).float()
+        asked = batch["labels"] != -100
+        right = (outputs.logits.argmax(-1) == batch["labels"]) & asked
+        return torch.stack([right.sum(1), asked.sum(1)], dim=1).float()
 
-    def figures(self, scores: Tensor) -> Figures:
+    def metrics(self, scores: Tensor) -> Metrics:
         """The share of masked places that are right."""
-        right, places = scores.double().sum(0).tolist()
-        return {"accuracy": right / places}
+        right, asked = scores.double().sum(0).tolist()
+        return {"accuracy": right / asked}
 
-    def baselines(self, splits: Splits, data: Path | None = None) -> dict[str, Figures]:
+    def baselines(self, splits: Splits, data: Path | None = None) -> dict[str, Metrics]:
         """The baseline is a guess, which is right once in `symbols` times, because symbols are uniform."""
         return {"guess": {"accuracy": 1 / self.symbols}}
 
@@ -106,11 +106,11 @@ class Copies(Dataset[Item]):
         draw = np.random.default_rng((task.seed, self.split, index))
         word = draw.integers(1, task.symbols + 1, task.length)
         count = max(1, round(task.masked * task.length))
-        places = draw.permutation(task.length)
+        order = draw.permutation(task.length)
         whole = np.concatenate([[task.separator], word, [task.separator], word])
         hidden = np.zeros(len(whole), dtype=bool)
-        hidden[1 + places[:count]] = True
-        hidden[task.length + 2 + places[count : 2 * count]] = True
+        hidden[1 + order[:count]] = True
+        hidden[task.length + 2 + order[count : 2 * count]] = True
         return {
             "input_ids": np.where(hidden, task.mask, whole),
             "labels": np.where(hidden, whole, -100),

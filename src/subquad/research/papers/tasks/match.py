@@ -15,7 +15,7 @@ from subquad.research.training.byte_tokenizer import BYTES
 from subquad.research.training.folders import find_data
 from subquad.research.training.model_settings import ModelSettings
 from subquad.research.training.models.encoder import EncoderClassifier
-from subquad.research.training.tasks.base import Batch, Figures, Item, Splits
+from subquad.research.training.tasks.base import Batch, Item, Metrics, Splits
 from subquad.research.training.tasks.classification import Classification, padded
 from subquad.tools.data.documents import read_archive
 from subquad.tools.data.texts import read_documents
@@ -66,14 +66,14 @@ class Match(Classification):
         documents = self._documents(data)
         order = np.random.default_rng(self.seed).permutation(len(documents))
         ends = np.round(np.cumsum((0.0, *SHARES)) * len(documents)).astype(int)
-        own = [[documents[i] for i in order[a:b]] for a, b in pairwise(ends)]
-        if min(map(len, own)) < 2:
+        parts = [[documents[i] for i in order[a:b]] for a, b in pairwise(ends)]
+        if min(map(len, parts)) < 2:
             raise InputError(
                 f"{len(documents)} documents of {2 * self.length:,} bytes or more are too few for three splits of two "
                 f"or more: give a smaller task.length than {self.length}, or more documents"
             )
         sizes = (self.examples, self.held_out, self.held_out)
-        return Splits(*(Pairs(self, i, part, size) for i, (part, size) in enumerate(zip(own, sizes, strict=True))))
+        return Splits(*(Pairs(self, i, part, size) for i, (part, size) in enumerate(zip(parts, sizes, strict=True))))
 
     def model(self, settings: ModelSettings) -> EncoderClassifier:
         """An encoder of bytes that compares what it pools of two passages."""
@@ -85,7 +85,7 @@ class Match(Classification):
         labels = torch.tensor([item["labels"] for item in items])
         return {**first, "pair_ids": second["input_ids"], "labels": labels}
 
-    def baselines(self, splits: Splits, data: Path | None = None) -> dict[str, Figures]:
+    def baselines(self, splits: Splits, data: Path | None = None) -> dict[str, Metrics]:
         """The baselines are a guess, and the similarity of the two passages' bytes and of their words."""
         from sklearn.feature_extraction.text import CountVectorizer, TfidfVectorizer
 
@@ -128,30 +128,30 @@ class Pairs(Dataset[Item]):
         task, same = self.task, index % 2
         draw = np.random.default_rng((task.seed, 1 + self.split, index))
         chosen = [self.documents[i] for i in draw.choice(len(self.documents), 2, replace=False)]
-        places = [self._places(document, draw) for document in chosen]
+        cuts = [self._cuts(document, draw) for document in chosen]
         other = 0 if same else 1
-        first, second = places[0][0], places[other][1]
+        first, second = cuts[0][0], cuts[other][1]
         pair = [chosen[0][first : first + task.length], chosen[other][second : second + task.length]]
         if draw.random() < 0.5:
             pair.reverse()
         return pair[0], pair[1], same
 
-    def _places(self, document: bytes, draw: np.random.Generator) -> tuple[int, int]:
+    def _cuts(self, document: bytes, draw: np.random.Generator) -> tuple[int, int]:
         """Where two passages of a document begin that do not overlap."""
         length = self.task.length
         free = np.sort(draw.integers(0, len(document) - 2 * length + 1, 2))
         return int(free[0]), int(free[1]) + length
 
 
-def _similar(bag: Any, train: Sequence[tuple[bytes, bytes, int]], test: Sequence[tuple[bytes, bytes, int]]) -> Figures:
+def _similar(bag: Any, train: Sequence[tuple[bytes, bytes, int]], test: Sequence[tuple[bytes, bytes, int]]) -> Metrics:
     """The accuracy of calling pairs the same from that cosine of their bags on that divides training pairs best."""
     bag.fit([passage for first, second, _ in train for passage in (first, second)])
     cosines, labels = zip(*(_cosines(bag, pairs) for pairs in (train, test)), strict=True)
     order = np.argsort(cosines[0])
     below = np.concatenate([[0], np.cumsum(labels[0][order] == 0)])  # correct, by pairs below the threshold
     above = np.concatenate([np.cumsum((labels[0][order] == 1)[::-1])[::-1], [0]])
-    place = int((below + above).argmax())
-    threshold = np.concatenate([[-np.inf], cosines[0][order]])[place]
+    position = int((below + above).argmax())
+    threshold = np.concatenate([[-np.inf], cosines[0][order]])[position]
     return {"accuracy": float(np.mean((cosines[1] > threshold) == (labels[1] == 1)))}
 
 

@@ -15,7 +15,7 @@ from subquad.research.papers.data.filter_banks import BANDS, normalised, silence
 from subquad.research.papers.data.spoken_digits import Recording, read_spoken_digits
 from subquad.research.training.model_settings import ModelSettings
 from subquad.research.training.models.speech import PADDING, CTCEncoder, SpeechConfig, greedy
-from subquad.research.training.tasks.base import Batch, Figures, Item, Splits, Task
+from subquad.research.training.tasks.base import Batch, Item, Metrics, Splits, Task
 
 TEST, VALIDATION = range(0, 5), range(5, 10)  # takes; the data set's own test split, and ours out of its training split
 DIGITS = 10
@@ -128,21 +128,21 @@ class Speech(Task):
         """Edits, digits, and whether the speaker is the held-out one."""
         rows = []
         written = greedy(outputs.logits, outputs.lengths)
-        for said, labels, held in zip(written, batch["labels"].tolist(), batch["held_out"].tolist(), strict=True):
+        for hypothesis, labels, held in zip(written, batch["labels"].tolist(), batch["held_out"].tolist(), strict=True):
             target = [label for label in labels if label != PADDING]
-            rows.append([edit_distance(said, target), len(target), held])
+            rows.append([edit_distance(hypothesis, target), len(target), held])
         return torch.tensor(rows, dtype=torch.float32, device=outputs.logits.device)
 
-    def figures(self, scores: Tensor) -> Figures:
+    def metrics(self, scores: Tensor) -> Metrics:
         """Edits (substitutions, deletions, insertions) a digit, of known speakers and, where it is there, the other."""
-        found = {}
+        values = {}
         for name, part in (("digit_error_rate", 0), ("held_out_digit_error_rate", 1)):
             rows = scores[scores[:, 2] == part].double()
             if len(rows):
-                found[name] = float(rows[:, 0].sum() / rows[:, 1].sum())
-        return found
+                values[name] = float(rows[:, 0].sum() / rows[:, 1].sum())
+        return values
 
-    def baselines(self, splits: Splits, data: Path | None) -> dict[str, Figures]:
+    def baselines(self, splits: Splits, data: Path | None) -> dict[str, Metrics]:
         """The baselines, which do not hear, write nothing, or as many random digits as there are."""
         draw = np.random.default_rng(self.seed)
         targets = [splits.test[i] for i in range(self.test_examples)]
@@ -150,9 +150,9 @@ class Speech(Task):
         for item in targets:
             target, held = item["labels"].tolist(), float(item["held_out"])
             guess = draw.integers(1, DIGITS + 1, len(target)).tolist()
-            for name, said in zip(rows, ([], guess), strict=True):
-                rows[name].append([edit_distance(said, target), len(target), held])
-        return {name: self.figures(torch.tensor(scores)) for name, scores in rows.items()}
+            for name, hypothesis in zip(rows, ([], guess), strict=True):
+                rows[name].append([edit_distance(hypothesis, target), len(target), held])
+        return {name: self.metrics(torch.tensor(scores)) for name, scores in rows.items()}
 
 
 class Utterances(Dataset[Item]):
@@ -214,10 +214,10 @@ def _by_speaker(recordings: Sequence[Recording], speakers: Sequence[str]) -> dic
     return pool
 
 
-def edit_distance(said: Sequence[int], target: Sequence[int]) -> int:
+def edit_distance(hypothesis: Sequence[int], target: Sequence[int]) -> int:
     """The fewest substitutions, deletions and insertions that turn one sequence into the other (Levenshtein 1966)."""
     row = list(range(len(target) + 1))
-    for i, symbol in enumerate(said, 1):
+    for i, symbol in enumerate(hypothesis, 1):
         above, row[0] = row[0], i
         for j, wanted in enumerate(target, 1):
             above, row[j] = row[j], min(row[j] + 1, row[j - 1] + 1, above + (symbol != wanted))

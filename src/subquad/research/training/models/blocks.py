@@ -82,7 +82,10 @@ class SelfOrCrossAttention(nn.Module):
             for project, x in ((self.q_proj, hidden), (self.k_proj, source), (self.v_proj, source))
         )
         if not self.is_cross_attention:
-            query, key = self._place(query, positions[:, -query.shape[2] :]), self._place(key, positions)
+            query, key = (
+                self._with_positions(query, positions[:, -query.shape[2] :]),
+                self._with_positions(key, positions),
+            )
         if past_key_values is not None:
             key, value = past_key_values.update(key, value, self.layer_idx)
         attend = ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation, sdpa_attention_forward)
@@ -93,7 +96,7 @@ class SelfOrCrossAttention(nn.Module):
         out, _ = attend(self, query, key, value, attention_mask, dropout=dropout, **options)
         return self.o_proj(out.flatten(2))
 
-    def _place(self, x: Tensor, positions: Tensor) -> Tensor:
+    def _with_positions(self, x: Tensor, positions: Tensor) -> Tensor:
         """Queries or keys with their positions, in the heads that have no relative ones of their own."""
         if self.config.positions == "rotary":
             placed = rotate(x, positions)
@@ -187,8 +190,8 @@ class InputPositions(nn.Module):
     def forward(self, x: Float[Tensor, "B N W"], positions: Int[Tensor, "B N"]) -> Float[Tensor, "B N W"]:
         """Add them."""
         if (table := self.position_embeddings) is not None:
-            of, longest = in_use(), table.num_embeddings
-            tokens = positions.shape[1] if of is None else of.tokens
+            sequence, longest = in_use(), table.num_embeddings
+            tokens = positions.shape[1] if sequence is None else sequence.tokens
             if tokens > longest:
                 raise ValueError(f"the input has {tokens} positions, but the model has {longest} learned ones")
             x = x + table(positions)
@@ -213,7 +216,7 @@ class AttentionModel(PreTrainedModel):
         A saved model's config records what ran in it when it was saved; that comes back.
         """
         self.post_init()
-        config = self._own_config()
+        config = self._layer_config()
         if getattr(config, hf.NAME, None) is not None:
             methods: Any = read_record(getattr(config, hf.NAME), config).methods
         else:
@@ -235,15 +238,15 @@ class AttentionModel(PreTrainedModel):
         finally:
             hf.restore(self)
 
-    def _own_config(self) -> AttentionConfig:
+    def _layer_config(self) -> AttentionConfig:
         """Give the model a copy of its config, because a swap writes into it: another model of the same is another."""
-        given, own = self.config, copy.deepcopy(self.config)
-        if asks_for_ours(own):  # that of a swapped model, where this one has nothing attached yet
-            own._attn_implementation = "sdpa"
+        shared, copied = self.config, copy.deepcopy(self.config)
+        if asks_for_ours(copied):  # that of a swapped model, where this one has nothing attached yet
+            copied._attn_implementation = "sdpa"
         for module in self.modules():
-            if getattr(module, "config", None) is given:
-                module.config = own
-        return own
+            if getattr(module, "config", None) is shared:
+                module.config = copied
+        return copied
 
     def _init_weights(self, module: nn.Module) -> None:
         """Normal weights of `initializer_range`; a method's learned parameters start as the method says.

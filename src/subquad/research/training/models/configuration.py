@@ -81,6 +81,6 @@ class AttentionConfig(PreTrainedConfig):
         method = parse_method(self.method_of(layer))
         heads = [True] * self.num_attention_heads
         dealt = method.deal(self.num_attention_heads, self.num_key_value_heads or self.num_attention_heads)
-        for part, (own, _) in zip(method.parts, dealt, strict=True):
-            heads[own] = [not part.method.traits.relative] * (own.stop - own.start)
+        for part, (part_heads, _) in zip(method.parts, dealt, strict=True):
+            heads[part_heads] = [not part.method.traits.relative] * (part_heads.stop - part_heads.start)
         return heads

@@ -53,9 +53,9 @@ class TokenEncoder(nn.Module):
     def forward(self, input_ids: Int[Tensor, "B N"], attention_mask: Tensor | None) -> Float[Tensor, "B N W"]:
         """The hidden states of all tokens; where they are split over ranks, of this rank's."""
         here = split(input_ids.shape[1])
-        positions, attention_mask = here.own(counted(input_ids)), here.own(attention_mask)
+        positions, attention_mask = here.shard(counted(input_ids)), here.shard(attention_mask)
         with here.attending():
-            x = self.input_positions(self.embedding(here.own(input_ids)), positions)
+            x = self.input_positions(self.embedding(here.shard(input_ids)), positions)
             mask = create_bidirectional_mask(config=self.config, inputs_embeds=x, attention_mask=attention_mask)
             return self.stack(x, mask, positions)
 
@@ -118,8 +118,8 @@ class EncoderClassifier(AttentionModel):
             ValueError: pairs for a model of single sequences, or the reverse.
         """
         if (pair_ids is not None) != self.config.pairs:
-            given, wanted = ("pairs", "single sequences") if pair_ids is not None else ("single sequences", "pairs")
-            raise ValueError(f"the model reads {wanted} (config.pairs={self.config.pairs}), but {given} were given")
+            made_for, wanted = ("pairs", "single sequences") if pair_ids is not None else ("single sequences", "pairs")
+            raise ValueError(f"the model reads {wanted} (config.pairs={self.config.pairs}), but {made_for} were given")
         pooled = self._pool(input_ids, attention_mask)
         if pair_ids is not None:
             other = self._pool(pair_ids, pair_mask)
@@ -134,8 +134,8 @@ class EncoderClassifier(AttentionModel):
             return here.first(hidden)
         if attention_mask is None:
             return here.mean(hidden)
-        real = attention_mask.bool()[..., None]
-        return here.sum(hidden.masked_fill(~here.own(real), 0.0).sum(1)) / real.sum(1).clamp(min=1)
+        valid = attention_mask.bool()[..., None]
+        return here.sum(hidden.masked_fill(~here.shard(valid), 0.0).sum(1)) / valid.sum(1).clamp(min=1)
 
 
 class MaskedSymbolEncoder(AttentionModel):
@@ -170,9 +170,9 @@ def per_item_loss(logits: Float[Tensor, "B _n V"], labels: Int[Tensor, "B N"], h
 
     `labels` are those of all tokens, `logits` those of this rank's.
     """
-    nats, _ = item_losses(logits, here.own(labels))
-    places = (labels != -100).sum(1)
-    return (here.sum(nats) / places.clamp(min=1)).mean()
+    nats, _ = item_losses(logits, here.shard(labels))
+    counts = (labels != -100).sum(1)
+    return (here.sum(nats) / counts.clamp(min=1)).mean()
 
 
 def item_losses(

@@ -76,8 +76,8 @@ class SeriesEmbedding(nn.Module):
         self, values: Float[Tensor, "B N C"], times: Float[Tensor, "B N T"], positions: Tensor, here: ModelSplit
     ) -> Tensor:
         """(B, rows, width): of this rank's rows, of which `positions` are."""
-        x = here.own(self.values(values.transpose(1, 2)).transpose(1, 2))
-        return self.input_positions(x + self.times(here.own(times)), positions)
+        x = here.shard(self.values(values.transpose(1, 2)).transpose(1, 2))
+        return self.input_positions(x + self.times(here.shard(times)), positions)
 
 
 class Forecaster(AttentionModel):
@@ -142,11 +142,11 @@ class EncoderDecoderForecaster(Forecaster):
         known = past[:, config.past - config.label :]
         values = torch.cat([known, known.new_zeros(len(past), config.horizon, config.channels)], dim=1)
         read, written = split(past.shape[1]), split(values.shape[1])
-        positions = read.own(counted(past))
+        positions = read.shard(counted(past))
         with read.attending():
             source = self.encoder_embedding(past, times[:, : config.past], positions, read)
             source = self.encoder(source, None, positions)
-        positions = written.own(counted(values))
+        positions = written.shard(counted(values))
         with written.attending():
             x = self.decoder_embedding(values, times[:, config.past - config.label :], positions, written)
             across = split(values.shape[1], past.shape[1])
@@ -175,9 +175,9 @@ class EncoderForecaster(Forecaster):
     def predict(self, past: Tensor, times: Tensor) -> Tensor:
         """From the tokens of the past to the rows to come; their times are not read."""
         here = split(past.shape[1])
-        positions = here.own(counted(past))
+        positions = here.shard(counted(past))
         with here.attending():
             x = self.embedding(past, times[:, : past.shape[1]], positions, here)
             hidden = self.encoder(x, None, positions)
-        rows = nn.functional.linear(hidden.transpose(1, 2), here.own(self.rows.weight))
+        rows = nn.functional.linear(hidden.transpose(1, 2), here.shard(self.rows.weight))
         return self.head((here.sum(rows) + self.rows.bias).transpose(1, 2))

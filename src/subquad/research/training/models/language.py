@@ -138,15 +138,15 @@ class CausalLanguageModel(AttentionModel, GenerationMixin):
         """The hidden states of all tokens, and the cache behind them."""
         if use_cache and past_key_values is None:
             past_key_values = DynamicCache(config=self.config)
-        seen = past_key_values.get_seq_length() if past_key_values is not None else 0
-        self._check_length(seen + input_ids.shape[1])
+        before = past_key_values.get_seq_length() if past_key_values is not None else 0
+        self._check_length(before + input_ids.shape[1])
         if position_ids is not None or past_key_values is not None:
             refuse_when_split("`position_ids` or a key-value cache")
-        positions = self._positions(input_ids, attention_mask, seen) if position_ids is None else position_ids
+        positions = self._positions(input_ids, attention_mask, before) if position_ids is None else position_ids
         here = split(input_ids.shape[1])
-        positions, attention_mask = here.own(positions.expand(input_ids.shape)), here.own(attention_mask)
+        positions, attention_mask = here.shard(positions.expand(input_ids.shape)), here.shard(attention_mask)
         with here.attending():
-            x = self.input_positions(self.embedding(here.own(input_ids)), positions)
+            x = self.input_positions(self.embedding(here.shard(input_ids)), positions)
             mask = create_causal_mask(self.config, x, attention_mask, past_key_values, position_ids=position_ids)
             return self.stack(x, mask, positions, past_key_values=past_key_values), past_key_values
 
@@ -154,14 +154,14 @@ class CausalLanguageModel(AttentionModel, GenerationMixin):
         """The hidden states of all tokens, each piece behind the memory of those before it."""
         self._check_length(memory.count + input_ids.shape[1])
         memory.padded |= attention_mask is not None
-        real = torch.ones_like(input_ids, dtype=torch.bool) if attention_mask is None else attention_mask.bool()
+        valid = torch.ones_like(input_ids, dtype=torch.bool) if attention_mask is None else attention_mask.bool()
         piece, hidden = self.config.piece or input_ids.shape[1], []
-        for ids, here in zip(input_ids.split(piece, 1), real.split(piece, 1), strict=True):
+        for ids, here in zip(input_ids.split(piece, 1), valid.split(piece, 1), strict=True):
             remembered = memory.tokens
-            positions, seen = memory.placed(here)
+            positions, before = memory.placed(here)
             x = self.input_positions(self.embedding(ids), positions[:, remembered:])
             cache = Memory.as_cache(remembered, x)
-            mask = create_causal_mask(self.config, x, seen.long() if memory.padded else None, cache)
+            mask = create_causal_mask(self.config, x, before.long() if memory.padded else None, cache)
             hidden.append(self.stack(x, mask, positions, memory=memory))
         return torch.cat(hidden, dim=1)
 
@@ -215,11 +215,11 @@ class CausalLanguageModel(AttentionModel, GenerationMixin):
         if table is not None and length > table.num_embeddings:
             raise ValueError(f"this is token {int(length)}, but the model has {table.num_embeddings} learned positions")
 
-    def _positions(self, input_ids: Tensor, attention_mask: Tensor | None, seen: int | Tensor) -> Tensor:
+    def _positions(self, input_ids: Tensor, attention_mask: Tensor | None, before: int | Tensor) -> Tensor:
         """The place of each new token among the real ones of its item."""
         if attention_mask is not None and attention_mask.ndim == 2:
             return (attention_mask.long().cumsum(1) - 1).clamp(min=0)[:, -input_ids.shape[1] :]
-        return counted(input_ids) + seen
+        return counted(input_ids) + before
 
 
 def shifted(labels: Int[Tensor, "B N"]) -> Int[Tensor, "B N"]:

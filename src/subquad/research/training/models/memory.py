@@ -28,16 +28,16 @@ class Memory:
         self.length, self.count = length, 0  # how many tokens it holds at most, and how many it has seen
         self.padded = False  # whether some of those may have been padding
         self.states: dict[int, Float[Tensor, "B R W"]] = {}  # by block
-        self.places: Int[Tensor, "B R"] | None = None  # the positions of the tokens in the memory
-        self.real: Bool[Tensor, "B R"] | None = None  # which of them are not padding
+        self.positions: Int[Tensor, "B R"] | None = None  # the positions of the tokens in the memory
+        self.valid: Bool[Tensor, "B R"] | None = None  # which of them are not padding
         self.seen: Int[Tensor, "B 1"] | None = None  # real tokens so far
 
     @property
     def tokens(self) -> int:
         """How many tokens it holds."""
-        return 0 if self.places is None else self.places.shape[1]
+        return 0 if self.positions is None else self.positions.shape[1]
 
-    def placed(self, real: Bool[Tensor, "B N"]) -> tuple[Int[Tensor, "B M"], Bool[Tensor, "B M"]]:
+    def placed(self, valid: Bool[Tensor, "B N"]) -> tuple[Int[Tensor, "B M"], Bool[Tensor, "B M"]]:
         """The positions of the tokens in the memory and of new ones behind them, and which of all are real.
 
         From then on the new tokens are in the memory, for the next forward pass.
@@ -45,17 +45,17 @@ class Memory:
         Raises:
             ValueError: the memory is of another batch or device.
         """
-        seen = torch.zeros(len(real), 1, dtype=torch.int64, device=real.device) if self.seen is None else self.seen
-        if len(seen) != len(real):
-            raise ValueError(f"`memory` has {len(seen)} items but `input_ids` has {len(real)}; they must match")
-        places = seen + (real.long().cumsum(1) - 1).clamp(min=0)
-        if self.places is not None and self.real is not None:
-            places, real = torch.cat([self.places, places], dim=1), torch.cat([self.real, real], dim=1)
-        first = max(places.shape[1] - self.length, 0)
-        new = places.shape[1] - self.tokens
-        self.count, self.seen = self.count + new, seen + real[:, -new:].sum(1, keepdim=True)
-        self.places, self.real = places[:, first:], real[:, first:]
-        return places, real
+        before = torch.zeros(len(valid), 1, dtype=torch.int64, device=valid.device) if self.seen is None else self.seen
+        if len(before) != len(valid):
+            raise ValueError(f"`memory` has {len(before)} items but `input_ids` has {len(valid)}; they must match")
+        positions = before + (valid.long().cumsum(1) - 1).clamp(min=0)
+        if self.positions is not None and self.valid is not None:
+            positions, valid = torch.cat([self.positions, positions], dim=1), torch.cat([self.valid, valid], dim=1)
+        first = max(positions.shape[1] - self.length, 0)
+        new = positions.shape[1] - self.tokens
+        self.count, self.seen = self.count + new, before + valid[:, -new:].sum(1, keepdim=True)
+        self.positions, self.valid = positions[:, first:], valid[:, first:]
+        return positions, valid
 
     def behind(self, block: int, x: Float[Tensor, "B N W"]) -> Float[Tensor, "B M W"]:
         """What a block read before, and behind it its new input, which is remembered.

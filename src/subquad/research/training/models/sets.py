@@ -104,8 +104,8 @@ class MixtureModel(PreTrainedModel):
         refuse_when_split("a model of sets")
         B, N, dimensions = values.shape
         sizes = torch.full((B,), N, device=values.device) if sizes is None else sizes
-        said = self.transformer(values, mask=Mask.padding(sizes)).float()
-        logits, means, raw = said.split([1, dimensions, dimensions], dim=-1)
+        output = self.transformer(values, mask=Mask.padding(sizes)).float()
+        logits, means, raw = output.split([1, dimensions, dimensions], dim=-1)
         deviations = nn.functional.softplus(raw) + NARROWEST
         likelihood = set_log_likelihood(values.float(), sizes, logits[..., 0], means, deviations)
         return MixtureOutput(-likelihood.mean(), likelihood, logits[..., 0], means, deviations)
@@ -127,6 +127,6 @@ def set_log_likelihood(
     """The mean over each set's points of log Σ_c π_c N(x; μ_c, diag σ_c²); 0 for an empty set."""
     gaussians = Independent(Normal(means[:, None], deviations[:, None]), 1)
     mixture = MixtureSameFamily(Categorical(logits=logits[:, None]), gaussians)
-    real = torch.arange(values.shape[1], device=values.device) < sizes[:, None]
-    each = mixture.log_prob(values.masked_fill(~real[..., None], 0.0)).masked_fill(~real, 0.0)
+    valid = torch.arange(values.shape[1], device=values.device) < sizes[:, None]
+    each = mixture.log_prob(values.masked_fill(~valid[..., None], 0.0)).masked_fill(~valid, 0.0)
     return each.sum(1) / sizes.clamp(min=1)

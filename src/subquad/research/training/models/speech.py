@@ -90,12 +90,12 @@ class CTCEncoder(AttentionModel):
         """
         tokens, lengths = self._tokens(features, attention_mask)
         here = split(tokens.shape[1])
-        real = here.own(torch.arange(tokens.shape[1], device=tokens.device) < lengths[:, None])
-        positions = here.own(counted(tokens))
+        valid = here.shard(torch.arange(tokens.shape[1], device=tokens.device) < lengths[:, None])
+        positions = here.shard(counted(tokens))
         with here.attending():
             # As loud as the sinusoids that are added (Vaswani et al. 2017, section 3.4); else little of it is heard.
-            x = self.input_positions(self.frames(here.own(tokens)) * self.config.hidden_size**0.5, positions)
-            mask = create_bidirectional_mask(config=self.config, inputs_embeds=x, attention_mask=real.long())
+            x = self.input_positions(self.frames(here.shard(tokens)) * self.config.hidden_size**0.5, positions)
+            mask = create_bidirectional_mask(config=self.config, inputs_embeds=x, attention_mask=valid.long())
             logits = here.whole(self.head(self.stack(x, mask, positions)))
         loss = None if labels is None else ctc_loss(logits, lengths, labels)
         return Transcription(loss=loss, logits=logits, lengths=lengths)
@@ -120,9 +120,9 @@ def ctc_loss(
     Raises:
         ValueError: an item with more symbols, or repetitions of them (which a blank must part), than tokens.
     """
-    real = labels != PADDING
-    symbols = real.sum(1)
-    repeated = ((labels[:, 1:] == labels[:, :-1]) & real[:, 1:]).sum(1)
+    valid = labels != PADDING
+    symbols = valid.sum(1)
+    repeated = ((labels[:, 1:] == labels[:, :-1]) & valid[:, 1:]).sum(1)
     short = symbols + repeated > lengths
     if short.any():
         item = int(short.nonzero()[0])
@@ -131,7 +131,7 @@ def ctc_loss(
             f"{int(lengths[item])} tokens to write them with: longer inputs or a smaller subsample"
         )
     likely = logits.float().log_softmax(-1).transpose(0, 1)
-    return nn.functional.ctc_loss(likely, labels.masked_fill(~real, BLANK), lengths, symbols, blank=BLANK)
+    return nn.functional.ctc_loss(likely, labels.masked_fill(~valid, BLANK), lengths, symbols, blank=BLANK)
 
 
 def greedy(logits: Float[Tensor, "B T V"], lengths: Int[Tensor, " B"]) -> list[list[int]]:

@@ -35,32 +35,32 @@ def over(group: Any, mode: str = "auto") -> Iterator[None]:
 class ModelSplit:
     """The share of a model's tokens that this rank has: all of them outside of `over`."""
 
-    def __init__(self, of: Sequence | None):
-        self.of = of
+    def __init__(self, sequence: Sequence | None):
+        self.sequence = sequence
 
-    def own(self, x: Any, dim: int = 1) -> Any:
+    def shard(self, x: Any, dim: int = 1) -> Any:
         """This rank's part of a tensor over all tokens; None stays None."""
-        return x if self.of is None or x is None else self.of.shard(x, dim)
+        return x if self.sequence is None or x is None else self.sequence.shard(x, dim)
 
     def whole(self, x: Tensor, dim: int = 1) -> Tensor:
         """All tokens, from each rank's part."""
-        return x if self.of is None else self.of.unshard(x, dim)
+        return x if self.sequence is None else self.sequence.unshard(x, dim)
 
     def sum(self, x: Tensor) -> Tensor:
         """The sum over the ranks."""
-        return x if self.of is None else add(x, self.of.group)
+        return x if self.sequence is None else add(x, self.sequence.group)
 
     def mean(self, x: Tensor) -> Tensor:
         """The mean over the tokens of all ranks, axis 1."""
-        return x.mean(1) if self.of is None else self.sum(x.sum(1)) / self.of.tokens
+        return x.mean(1) if self.sequence is None else self.sum(x.sum(1)) / self.sequence.tokens
 
     def first(self, x: Tensor) -> Tensor:
         """The first token of all, which the first rank has; the others add nothing to it, with a gradient of 0."""
-        return x[:, 0] if self.of is None else self.sum(x[:, : int(self.of.rank == 0)].sum(1))
+        return x[:, 0] if self.sequence is None else self.sum(x[:, : int(self.sequence.rank == 0)].sum(1))
 
     def attending(self) -> AbstractContextManager[None]:
         """A block in which attention is to the tokens of all ranks."""
-        return use(in_use() if self.of is None else self.of)
+        return use(in_use() if self.sequence is None else self.sequence)
 
 
 def split(tokens: int, keys: int | None = None) -> ModelSplit:

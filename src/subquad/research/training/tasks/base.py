@@ -19,7 +19,7 @@ from subquad.core.spelling import listed
 NAMED = 3  # files that a title names
 Item = dict[str, Any]  # one example, as plain arrays and numbers
 Batch = dict[str, Tensor]  # what a model's forward takes
-Figures = dict[str, float]  # a metric's name and its value
+Metrics = dict[str, float]  # a metric's name and its value
 
 
 def several(texts: Sequence[str]) -> Sequence[str]:
@@ -79,8 +79,10 @@ class Task(ABC):
     @property
     def title(self) -> str:
         """One line: what this run reads, says and measures; of the user's own files, it names them."""
-        given: Sequence[str] | str = getattr(self, "files", ())
-        names = [Path(file).name for file in ([given] if isinstance(given, str) else given) if file]
+        chosen_files: Sequence[str] | str = getattr(self, "files", ())
+        names = [
+            Path(file).name for file in ([chosen_files] if isinstance(chosen_files, str) else chosen_files) if file
+        ]
         if len(names) > NAMED:
             names[NAMED:] = [f"{len(names) - NAMED} more"]
         return self.summary_of_files.format(files=listed(names)) if names and self.summary_of_files else self.summary
@@ -102,16 +104,16 @@ class Task(ABC):
 
     @abstractmethod
     def score(self, outputs: Any, batch: Batch) -> Float[Tensor, "B S"]:
-        """What `figures` needs of each item: S numbers, such as how many places were right, and out of how many."""
+        """What `metrics` needs of each item: S numbers, such as how many places were right, and out of how many."""
 
     @abstractmethod
-    def figures(self, scores: Float[Tensor, "items S"]) -> Figures:
+    def metrics(self, scores: Float[Tensor, "items S"]) -> Metrics:
         """The metrics, of the scores of all items."""
 
-    def remarks(self, splits: Splits) -> list[str]:
+    def notes(self, splits: Splits) -> list[str]:
         """Lines that a user should read before training, such as how much of the data the settings leave out."""
         return []
 
-    def baselines(self, splits: Splits, data: Path | None) -> dict[str, Figures]:
+    def baselines(self, splits: Splits, data: Path | None) -> dict[str, Metrics]:
         """What is reached without attention or without learning, on the test examples: {name: figures}."""
         return {}

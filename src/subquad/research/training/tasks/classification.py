@@ -12,7 +12,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from subquad.research.training.model_settings import ModelSettings
 from subquad.research.training.models.encoder import EncoderClassifier, EncoderConfig
-from subquad.research.training.tasks.base import Batch, Figures, Item, Task
+from subquad.research.training.tasks.base import Batch, Item, Metrics, Task
 
 PADDING, CLASS_TOKEN = 0, 1
 FIRST = 2  # the first token of a task's own; bytes are 2 to 257
@@ -39,7 +39,7 @@ class OneClass(Task):
         """1 where the class is right, else 0."""
         return (outputs.logits.argmax(-1) == batch["labels"])[:, None].float()
 
-    def figures(self, scores: Tensor) -> Figures:
+    def metrics(self, scores: Tensor) -> Metrics:
         """The share of items whose class is right."""
         return {"accuracy": float(scores[:, 0].double().mean())}
 
@@ -72,8 +72,8 @@ class Classification(OneClass):
 
     def tokens(self, symbols: ArrayLike) -> NDArray[np.int64]:
         """Symbols 0, 1, … as tokens, with the class token before them where there is one."""
-        own = FIRST + np.asarray(symbols, dtype=np.int64)
-        return np.concatenate([[CLASS_TOKEN], own]) if self.pooling == "class-token" else own
+        ids = FIRST + np.asarray(symbols, dtype=np.int64)
+        return np.concatenate([[CLASS_TOKEN], ids]) if self.pooling == "class-token" else ids
 
 
 def padded(
@@ -85,17 +85,17 @@ def padded(
     """Sequences of tokens as rows of one tensor, by these names; the mask is left out where nothing is padded."""
     lengths = torch.tensor([len(sequence) for sequence in sequences])
     rows = pad_sequence([torch.from_numpy(sequence) for sequence in sequences], batch_first=True, padding_value=padding)
-    real = torch.arange(rows.shape[1]) < lengths[:, None]
-    return {ids: rows} if bool(real.all()) else {ids: rows, mask: real.long()}
+    valid = torch.arange(rows.shape[1]) < lengths[:, None]
+    return {ids: rows} if bool(valid.all()) else {ids: rows, mask: valid.long()}
 
 
-def majority(train: ArrayLike, test: ArrayLike) -> Figures:
+def majority(train: ArrayLike, test: ArrayLike) -> Metrics:
     """The accuracy of always saying the class that is most frequent in training."""
     classes, counts = np.unique(np.asarray(train), return_counts=True)
     return {"accuracy": float(np.mean(np.asarray(test) == classes[counts.argmax()]))}
 
 
-def logistic(train: Any, labels: ArrayLike, test: Any, truth: ArrayLike, strength: float = 1.0) -> Figures:
+def logistic(train: Any, labels: ArrayLike, test: Any, truth: ArrayLike, strength: float = 1.0) -> Metrics:
     """The accuracy of logistic regression on features; `strength` is the inverse of its regularisation."""
     from sklearn.linear_model import LogisticRegression
 
@@ -103,7 +103,7 @@ def logistic(train: Any, labels: ArrayLike, test: Any, truth: ArrayLike, strengt
     return {"accuracy": float(model.score(test, np.asarray(truth)))}
 
 
-def bag_of_words(train: Sequence[str], labels: ArrayLike, test: Sequence[str], truth: ArrayLike) -> Figures:
+def bag_of_words(train: Sequence[str], labels: ArrayLike, test: Sequence[str], truth: ArrayLike) -> Metrics:
     """The accuracy of logistic regression on the words of texts (tf-idf), whatever their order."""
     from sklearn.feature_extraction.text import TfidfVectorizer
 

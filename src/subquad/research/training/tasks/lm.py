@@ -15,7 +15,7 @@ from torch import Tensor
 from subquad.core.errors import InputError
 from subquad.research.training.byte_tokenizer import byte_tokenizer
 from subquad.research.training.corpora import CorpusParts, cut, hold_out, in_bytes, read_corpus
-from subquad.research.training.tasks.base import Batch, Figures, Splits, several
+from subquad.research.training.tasks.base import Batch, Metrics, Splits, several
 from subquad.research.training.tasks.next_symbol import NextSymbol
 from subquad.research.training.tasks.ngrams import ngram_bits
 from subquad.research.training.tasks.windows import DrawnWindows, Symbols, Windows, first, with_start
@@ -64,7 +64,7 @@ class Lm(NextSymbol):
     needs: ClassVar[str | None] = "wikitext-2"
     pipeline: ClassVar[str | None] = "text-generation"
     symbols: ClassVar[int] = 256
-    said: ClassVar[int] = 256
+    predicted: ClassVar[int] = 256
     start: ClassVar = {
         "model": {"layers": 4, "heads": 4, "width": 128},
         "training": {"steps": 2000, "batch": 16, "learning_rate": 1e-3, "schedule": "cosine", "warmup": 100},
@@ -86,7 +86,7 @@ class Lm(NextSymbol):
 
     def splits(self, data: Path | None = None) -> Splits:
         """Windows of the text; `data` is not read where `files` are given."""
-        parts = self._own() if self.files else self._corpus(data)
+        parts = self._parts() if self.files else self._corpus(data)
         return self.windows(*([_symbols(document, self.start_symbol) for document in part] for part in parts))
 
     @property
@@ -111,19 +111,19 @@ class Lm(NextSymbol):
 
     def decode(self, ids: Int[Tensor, "B N"]) -> list[str]:
         """The texts of what `model.generate` gives, without start symbol and padding; broken letters become �."""
-        return [bytes(i for i in row if i < self.said).decode(errors="replace") for row in ids.tolist()]
+        return [bytes(i for i in row if i < self.predicted).decode(errors="replace") for row in ids.tolist()]
 
     def score(self, outputs: Any, batch: Batch) -> Tensor:
         """The nats of what was said, how many bytes that was, and how many words ended with one of them."""
         ids, labels = batch["input_ids"], batch["labels"]
         return torch.cat([super().score(outputs, batch), words_ended(ids, labels)[:, None]], dim=1)
 
-    def figures(self, scores: Tensor) -> Figures:
+    def metrics(self, scores: Tensor) -> Metrics:
         """Bits per byte, perplexity per byte, and per word where the corpus has words."""
         nats, count, words = scores.double().sum(0).tolist()
-        return self._said(nats / math.log(2) / count, count, words)
+        return self._metrics_of(nats / math.log(2) / count, count, words)
 
-    def baselines(self, splits: Splits, data: Path | None = None) -> dict[str, Figures]:
+    def baselines(self, splits: Splits, data: Path | None = None) -> dict[str, Metrics]:
         """The baselines are a uniform guess, n-grams of the training text, and lzma.
 
         The figure of lzma is by how many bytes the test text lengthens the compressed training text. Of a training text
@@ -132,19 +132,19 @@ class Lm(NextSymbol):
         assert isinstance(splits.train, DrawnWindows)
         assert isinstance(splits.test, Windows)
         train, test = first(splits.train.sequences, COUNTED), splits.test.sequences
-        bits = {"uniform": math.log2(self.said)}
-        counted = ngram_bits(train, test, self.said, LONGEST_GRAM - 1)
+        bits = {"uniform": math.log2(self.predicted)}
+        counted = ngram_bits(train, test, self.predicted, LONGEST_GRAM - 1)
         bits |= {"unigram" if n == 1 else f"{n}-gram": value for n, value in enumerate(counted, 1)}
         bits["lzma, after the training text"] = _compressed(train, test)
         words = sum(int(words_ended(*_as_window(sequence))) for sequence in test)
         count = sum(len(sequence) - 1 for sequence in test)
-        return {name: self._said(value, float(count), float(words)) for name, value in bits.items()}
+        return {name: self._metrics_of(value, float(count), float(words)) for name, value in bits.items()}
 
-    def _said(self, bits: float, count: float, words: float) -> Figures:
-        figures = {"bits_per_byte": bits, "byte_perplexity": 2**bits}
+    def _metrics_of(self, bits: float, count: float, words: float) -> Metrics:
+        metrics = {"bits_per_byte": bits, "byte_perplexity": 2**bits}
         if self.corpus.startswith(WORDS) and not self.files and words:
-            figures["word_perplexity"] = 2 ** min(bits * count / words, 1000.0)
-        return figures
+            metrics["word_perplexity"] = 2 ** min(bits * count / words, 1000.0)
+        return metrics
 
     def _corpus(self, data: Path | None) -> CorpusParts:
         if data is None:
@@ -159,10 +159,10 @@ class Lm(NextSymbol):
             )
         return read_corpus(data / self.corpus, self.held_out, self.seed)
 
-    def _own(self) -> CorpusParts:
+    def _parts(self) -> CorpusParts:
         """The user's text, with what is held out of it in place of files that are not given."""
-        given = (self.files, self.validation_files, self.test_files)
-        train, validation, test = (in_bytes(_paths(files), self.column) if files else [] for files in given)
+        all_files = (self.files, self.validation_files, self.test_files)
+        train, validation, test = (in_bytes(_paths(files), self.column) if files else [] for files in all_files)
         if not validation and not test:
             return cut(train, self.held_out, self.seed)
         if not validation:
@@ -184,13 +184,13 @@ def _symbols(document: bytes, start: int) -> Symbols:
 def _as_window(sequence: Symbols) -> tuple[Tensor, Tensor]:
     """A sequence as input and labels of one item."""
     ids = torch.from_numpy(sequence.astype(np.int64))[None]
-    return ids, torch.where(ids < Lm.said, ids, -100)
+    return ids, torch.where(ids < Lm.predicted, ids, -100)
 
 
 def words_ended(ids: Tensor, labels: Tensor) -> Tensor:
     """How many words each item says the end of: spaces and ends of lines after another byte, and all ends of lines."""
     before, after = ids[:, :-1], labels[:, 1:]
-    inside = (before != SPACE) & (before != LINE) & (before < Lm.said)
+    inside = (before != SPACE) & (before != LINE) & (before < Lm.predicted)
     line = after == LINE
     return (inside & (line | (after == SPACE))).sum(1) + line.sum(1)
 

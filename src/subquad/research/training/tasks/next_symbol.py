@@ -20,7 +20,7 @@ class NextSymbol(Task):
 
     greater_is_better: ClassVar[bool] = False
     symbols: ClassVar[int]  # kinds; the number after them says where a sequence starts, the next is padding
-    said: ClassVar[int]  # the number of symbols to predict, from the first on
+    predicted: ClassVar[int]  # the number of symbols to predict, from the first on
 
     length: int = 512
     examples: int = 1_000_000
@@ -47,7 +47,7 @@ class NextSymbol(Task):
 
     def collate(self, items: Sequence[Item]) -> Batch:
         """Windows, padded on the right where they end with their sequence."""
-        return batch_of(items, self.symbols + 1, self.said)
+        return batch_of(items, self.symbols + 1, self.predicted)
 
     def score(self, outputs: Any, batch: Batch) -> Tensor:
         """The nats of what was said, and how many symbols that was."""

@@ -15,18 +15,18 @@ from numpy.typing import NDArray
 from subquad.research.training.tasks.windows import Symbols
 
 
-def ngram_bits(train: Sequence[Symbols], test: Sequence[Symbols], said: int, order: int) -> list[float]:
+def ngram_bits(train: Sequence[Symbols], test: Sequence[Symbols], predicted: int, order: int) -> list[float]:
     """Bits a symbol of the test sequences, with contexts of 0, 1, …, `order` symbols.
 
-    The first of a sequence says where it starts, and is not counted; nor are symbols from `said` on.
+    The first of a sequence says where it starts, and is not counted; nor are symbols from `predicted` on.
     """
     base = 1 + max(int(sequence.max()) for sequence in [*train, *test])
     assert base ** (order + 1) < 2**63
-    probability: NDArray[np.float64] | float = 1 / said
+    probability: NDArray[np.float64] | float = 1 / predicted
     bits = []
     for k in range(order + 1):
-        seen, asked = _codes(train, k, base, said), _codes(test, k, base, said)
-        grams, counts = np.unique(seen, return_counts=True)
+        known, asked = _codes(train, k, base, predicted), _codes(test, k, base, predicted)
+        grams, counts = np.unique(known, return_counts=True)
         contexts, first, kinds = np.unique(grams // base, return_index=True, return_counts=True)
         totals = np.add.reduceat(counts, first)
         count = _looked_up(grams, counts, asked)
@@ -36,19 +36,19 @@ def ngram_bits(train: Sequence[Symbols], test: Sequence[Symbols], said: int, ord
     return bits
 
 
-def _codes(sequences: Sequence[Symbols], k: int, base: int, said: int) -> NDArray[np.int64]:
+def _codes(sequences: Sequence[Symbols], k: int, base: int, predicted: int) -> NDArray[np.int64]:
     """Each counted symbol with the k before it, as one number; before the start stand more of the first symbol."""
-    found = []
+    codes = []
     for sequence in sequences:
         padded = np.concatenate([np.repeat(sequence[:1], k), sequence]).astype(np.int64)
         code = np.zeros(len(sequence) - 1, dtype=np.int64)
         for i in range(1, k + 2):
             code = code * base + padded[i : i + len(code)]
-        found.append(code[sequence[1:] < said])
-    return np.concatenate(found)
+        codes.append(code[sequence[1:] < predicted])
+    return np.concatenate(codes)
 
 
 def _looked_up(keys: NDArray[np.int64], values: NDArray[np.int64], asked: NDArray[np.int64]) -> NDArray[np.int64]:
     """The values of sorted keys; 0 where there is no such key."""
-    place = np.searchsorted(keys, asked).clip(max=len(keys) - 1)
-    return np.where(keys[place] == asked, values[place], 0)
+    index = np.searchsorted(keys, asked).clip(max=len(keys) - 1)
+    return np.where(keys[index] == asked, values[index], 0)

@@ -15,7 +15,7 @@ from subquad.research.training.byte_tokenizer import BYTES, byte_tokenizer
 from subquad.research.training.folders import find_data
 from subquad.research.training.model_settings import ModelSettings
 from subquad.research.training.models.encoder import EncoderClassifier
-from subquad.research.training.tasks.base import Batch, Figures, Item, Splits, several
+from subquad.research.training.tasks.base import Batch, Item, Metrics, Splits, several
 from subquad.research.training.tasks.classification import (
     CLASS_TOKEN,
     FIRST,
@@ -84,7 +84,7 @@ class LabelledTexts(OneClass):
         """How many tokens of a text are read."""
         return self.length
 
-    def remarks(self, splits: Splits) -> list[str]:
+    def notes(self, splits: Splits) -> list[str]:
         """How many texts are cut, of at most some `LOOKED_AT`."""
         texts = [text for part in vars(splits).values() for text in part.texts]
         some = texts[:: -(-len(texts) // LOOKED_AT)]
@@ -109,13 +109,13 @@ class LabelledTexts(OneClass):
     def splits(self, data: Path | None = None) -> Splits:
         """The texts; `data` is not read where `files` are given."""
         labels = self.labels()
-        return Splits(*(Texts(self, rows, labels) for rows in (self._own() if self.files else _reviews(data))))
+        return Splits(*(Texts(self, rows, labels) for rows in (self._parts() if self.files else _reviews(data))))
 
     def labels(self) -> list[str]:
         """The classes, in their order; of the user's own tables, those to learn from have them all."""
-        return sorted({label for _, label in self._own()[0]}) if self.files else list(REVIEWS)
+        return sorted({label for _, label in self._parts()[0]}) if self.files else list(REVIEWS)
 
-    def baselines(self, splits: Splits, data: Path | None = None) -> dict[str, Figures]:
+    def baselines(self, splits: Splits, data: Path | None = None) -> dict[str, Metrics]:
         """The baselines are the most frequent label and a bag of words.
 
         The bag of words reads what the model reads; where texts are cut off, a second one reads the whole texts.
@@ -123,14 +123,14 @@ class LabelledTexts(OneClass):
         train, test = splits.train, splits.test
         assert isinstance(train, Texts)
         assert isinstance(test, Texts)
-        found = {"majority class": majority(train.labels, test.labels)}
+        rows = {"majority class": majority(train.labels, test.labels)}
         cut = [[self.cut(text) for text in texts] for texts in (train.texts, test.texts)]
-        found["bag of words"] = bag_of_words(cut[0], train.labels, cut[1], test.labels)
+        rows["bag of words"] = bag_of_words(cut[0], train.labels, cut[1], test.labels)
         if cut != [train.texts, test.texts]:
-            found["bag of words, whole texts"] = bag_of_words(train.texts, train.labels, test.texts, test.labels)
-        return found
+            rows["bag of words, whole texts"] = bag_of_words(train.texts, train.labels, test.texts, test.labels)
+        return rows
 
-    def _own(self) -> Three:
+    def _parts(self) -> Three:
         """The user's tables, with what is held out of the first."""
         try:
             train, validation, test = (
@@ -142,8 +142,8 @@ class LabelledTexts(OneClass):
         if not test:
             train, test = hold_out(train, self.held_out, self.seed)
         if not validation:
-            rest = self.held_out if self.test_files else self.held_out / (1 - self.held_out)
-            train, validation = hold_out(train, rest, self.seed + 1)
+            validation_share = self.held_out if self.test_files else self.held_out / (1 - self.held_out)
+            train, validation = hold_out(train, validation_share, self.seed + 1)
         _check(train, validation, test, ", ".join(self.files))
         return train, validation, test
 

@@ -43,16 +43,16 @@ class DrawnWindows(Dataset[Item]):
 
     def __init__(self, sequences: Sequence[Symbols], length: int, count: int, seed: int):
         self.sequences, self.length, self.count, self.seed = sequences, length, count, seed
-        places = [max(1, len(sequence) - length + 1) for sequence in sequences]
-        self.ends = np.cumsum(places)
+        starts = [max(1, len(sequence) - length + 1) for sequence in sequences]
+        self.ends = np.cumsum(starts)
 
     def __len__(self) -> int:
         return self.count
 
     def __getitem__(self, index: int) -> Item:
-        place = int(np.random.default_rng((self.seed, index)).integers(self.ends[-1]))
-        number = int(np.searchsorted(self.ends, place, side="right"))
-        start = place - (int(self.ends[number - 1]) if number else 0)
+        window = int(np.random.default_rng((self.seed, index)).integers(self.ends[-1]))
+        number = int(np.searchsorted(self.ends, window, side="right"))
+        start = window - (int(self.ends[number - 1]) if number else 0)
         return {"symbols": self.sequences[number][start : start + self.length]}
 
 
@@ -72,9 +72,9 @@ def first(sequences: Sequence[Symbols], limit: int) -> list[Symbols]:
     return kept
 
 
-def batch_of(items: Sequence[Item], padding: int, said: int) -> Batch:
-    """Windows as a batch, padded on the right; labels of symbols from `said` on, and of padding, are −100."""
+def batch_of(items: Sequence[Item], padding: int, predicted: int) -> Batch:
+    """Windows as a batch, padded on the right; labels of symbols from `predicted` on, and of padding, are −100."""
     windows = [torch.from_numpy(item["symbols"].astype(np.int64)) for item in items]
     ids = pad_sequence(windows, batch_first=True, padding_value=padding)
-    batch, real = {"input_ids": ids, "labels": ids.where(ids < said, -100)}, ids != padding
-    return batch if bool(real.all()) else batch | {"attention_mask": real.long()}
+    batch, valid = {"input_ids": ids, "labels": ids.where(ids < predicted, -100)}, ids != padding
+    return batch if bool(valid.all()) else batch | {"attention_mask": valid.long()}
