@@ -72,7 +72,7 @@ def summary(method: type[sq.Method]) -> str:
 
 def chooser() -> str:
     """One row per need, with the sub-quadratic methods that meet it."""
-    able = [(name, method.traits) for name, method in sq.METHODS.items() if not method.traits.yardstick]
+    able = [(name, method.traits) for name, method in sq.METHODS.items() if not method.traits.quadratic_baseline]
     rows = ((need, ", ".join(page(name) for name, t in able if meets(t)) or "none") for need, meets in NEEDS.items())
     return table(("you need", "methods"), rows)
 

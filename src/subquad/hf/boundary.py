@@ -189,7 +189,7 @@ def _sequence(layer: Attached, module: nn.Module, attention_mask: Tensor | None,
     if layer.split is None:
         refuse_in_use("a Hugging Face model", "give the ranks to it: sq.hf.swap(model, method, parallel=group)")
         return None
-    own_sequence = layer.split.sequence(layer.label, attention_mask)
+    held = layer.split.sequence(layer.label, attention_mask)
     if attention_mask is None:
         raise ValueError(
             f"layer {layer.label} was given no attention mask, not even the empty one that subquad made: another "
@@ -200,7 +200,7 @@ def _sequence(layer: Attached, module: nn.Module, attention_mask: Tensor | None,
             f"layer {layer.label} drops attention weights at a rate of {dropout:g}, which does not go with `parallel`; "
             "set it to 0 in the config (attention_dropout, attention_probs_dropout_prob or attn_pdrop)"
         )
-    return own_sequence
+    return held
 
 
 # ---------------------------------------------------------------------- what the mask function is given

@@ -80,9 +80,9 @@ class Layer:
             )
         if self.causal and traits.causal != "strict":
             parts = [p.method.name for p in method.parts if p.method.traits.causal != "strict"]
-            own_trait = f" (its part {', '.join(map(repr, parts))} is not)" if len(method.parts) > 1 else ""
+            part_note = f" (its part {', '.join(map(repr, parts))} is not)" if len(method.parts) > 1 else ""
             return (
-                f"{name!r} is not causal{own_trait} and this layer is: the output at one position would depend on "
+                f"{name!r} is not causal{part_note} and this layer is: the output at one position would depend on "
                 "later tokens, so training would leak the future and generation would not match it"
             )
         if self.in_causal_decoder and traits.causal == "no":

@@ -96,9 +96,9 @@ def model_parameters(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
             if acting[layer] & set(name.removeprefix(layer).split(".")):
                 yield name, parameter
         elif copies is not None:
-            own_name = name.removeprefix(f"{copies}.{_active_copy(copied[copies])}.")
-            if own_name != name:
-                yield f"{copies}.{own_name}", parameter
+            short_name = name.removeprefix(f"{copies}.{_active_copy(copied[copies])}.")
+            if short_name != name:
+                yield f"{copies}.{short_name}", parameter
         else:
             yield name, parameter
 

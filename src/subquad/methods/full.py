@@ -103,7 +103,7 @@ class Full(Method):
         dense_mask=True,
         bias=True,
         subquadratic=False,
-        yardstick=True,
+        quadratic_baseline=True,
         exact_limit={},
         complexity="O(N·M·D) time, O(N) memory; O(N·M) memory with a window, segments, a dense mask or a bias",
         source="Vaswani et al. 2017; Dao et al. 2022",

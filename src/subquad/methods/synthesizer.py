@@ -105,7 +105,7 @@ class Synthesizer(Method):
         subquadratic=False,
         positional=True,
         synthetic=True,
-        yardstick=True,
+        quadratic_baseline=True,
         learned=True,
         exact_limit="its logits are learned: no setting makes them the products of queries and keys",
         example={"logits": "random-and-dot"},

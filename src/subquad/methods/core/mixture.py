@@ -17,7 +17,7 @@ ALL = (
     "order_free",
     "normalised",
     "subquadratic",
-    "yardstick",
+    "quadratic_baseline",
 )
 ANY = ("stochastic", "positional", "by_values", "relative", "synthetic", "needs_hidden", "learned")
 

@@ -36,7 +36,7 @@ class Traits:
     relative: bool = False  # the logits hold learned terms of the distance, beside the products
     synthetic: bool = False  # some logits are not products of queries and keys; `scale` multiplies all of them
     needs_hidden: bool = False  # reads the layer's input, which layers of sq.nn hand on
-    yardstick: bool = False  # computes all N·M logits: there to compare with, never recommended
+    quadratic_baseline: bool = False  # computes all N·M logits: there to compare with, never recommended
     learned: bool = False
     one_for_all_layers: bool = False  # the layers of a model share its learned parameters
     fit: Fit | None = None  # how its learned parameters are fitted to a frozen model, if they can be

@@ -92,7 +92,7 @@ def _count(number: int, what: str) -> str:
 
 def _is_candidate(method: MethodReport) -> bool:
     """Reference methods compute every logit, so they are faster than exact attention only by chance."""
-    return not from_dict(method["settings"]).traits.yardstick
+    return not from_dict(method["settings"]).traits.quadratic_baseline
 
 
 def _best(methods: Sequence[MethodReport], length: str, min_fidelity: float) -> MethodReport | None:

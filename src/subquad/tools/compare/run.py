@@ -361,7 +361,7 @@ def _worth(row: CompareRow, seconds: Mapping[str, float], growth: float) -> bool
         return True
     if row.name not in seconds:
         return False
-    limit = TOO_SLOW if row.method.traits.yardstick else max(TOO_SLOW, seconds[EXACT] * growth**2)
+    limit = TOO_SLOW if row.method.traits.quadratic_baseline else max(TOO_SLOW, seconds[EXACT] * growth**2)
     return predicted(row.method, seconds[row.name], growth) <= limit
 
 

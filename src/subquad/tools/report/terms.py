@@ -91,7 +91,7 @@ def family_of(row: str) -> str:
 def is_reference(row: str) -> bool:
     """Whether a row's method computes all logits, as exact attention does."""
     name = family_of(row)
-    return bool(name) and METHODS[name].traits.yardstick
+    return bool(name) and METHODS[name].traits.quadratic_baseline
 
 
 def anchor(word: str) -> str:
@@ -113,5 +113,7 @@ def description(name: str) -> str:
     """What a method does, its cost and its source."""
     method = METHODS[name]
     first_line = (method.__doc__ or "").partition("\n")[0].replace("`", "")
-    kind = " It is a reference method, never recommended." if method.traits.yardstick and name != "full" else ""
+    kind = (
+        " It is a reference method, never recommended." if method.traits.quadratic_baseline and name != "full" else ""
+    )
     return f"{first_line}{kind} Cost: {method.traits.complexity}. Source: {method.traits.source}."

@@ -135,7 +135,8 @@ def _table(scale: SpeedAccuracyScale, records: JobResults) -> Table:
         columns=["method", "layers", "ms (quartiles)", "digit error rate, known speakers, %", "held-out speaker, %"],
         rows=rows,
         note=f"A forward pass of {records[TIMES]['batch']} utterances, {records[TIMES]['tokens']} "
-        "tokens each on average; all models in turn. The paper's figure gives points and no numbers: improved clustered attention has the "
+        "tokens each on average; all models in turn. "
+        "The paper's figure gives points and no numbers: improved clustered attention has the "
         "lowest error at every time.",
     )
 
