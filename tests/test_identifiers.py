@@ -4,7 +4,7 @@ import pytest
 
 from tests.identifiers import SOURCE, defined, private_words, python_files, shared_class_names
 
-# Names that stay: keys of files that finished runs have written, and "wide", which is the width of a drawing or a window.
+# Names that stay: keys of files that finished runs have written, and "wide", said of a drawing and of windows.
 STILL = {"research": 4, "tools": 3}
 
 

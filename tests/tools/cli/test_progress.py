@@ -121,7 +121,7 @@ def test_a_run_reports_the_cost_of_its_jobs(tmp_path):
 
     reported = Reported(lambda *state: None)
     Growing().finish(tmp_path, reported)
-    assert list(reported.estimate.work) == [1.0, 2.0, 4.0]
+    assert list(reported.estimate.costs) == [1.0, 2.0, 4.0]
 
 
 def test_steps_of_a_unit_are_not_lines_of_their_own(capsys):

@@ -6,13 +6,14 @@ from typing import Annotated
 
 import typer
 
-from subquad.tools.cli.common import needs, show, user_errors, working_in
+from subquad.tools.cli.common import needs, user_errors
 from subquad.tools.cli.kinds import Kind, has, table_in
 from subquad.tools.cli.options import AsJson, DataDir, Device
-from subquad.tools.cli.output import results_console, say
+from subquad.tools.cli.output import results_console, say, show
 from subquad.tools.cli.plugins import Command
 from subquad.tools.cli.progress import progress_bar
 from subquad.tools.cli.workers import with_workers
+from subquad.tools.runs.alone import alone_in
 from subquad.tools.runs.executors import Executor
 
 REPRODUCE = Kind(
@@ -66,7 +67,7 @@ def reproduce(
             return
         chosen = load(experiment)
         folder = out or Path(f"subquad-{experiment}-{scale}")
-        with working_in(folder):
+        with alone_in(folder):
             with executor, progress_bar() as progress:
                 header, results, cells = run(
                     chosen,

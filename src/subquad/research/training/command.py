@@ -9,12 +9,13 @@ import typer
 
 from subquad.research.training.arguments import Config, Method, Override, tables_of
 from subquad.tools.cli import ranks
-from subquad.tools.cli.common import needs, say_error_after, show, user_errors, working_in
+from subquad.tools.cli.common import needs, say_error_after, user_errors
 from subquad.tools.cli.kinds import Kind, has, table_in
 from subquad.tools.cli.options import AsJson, DataDir, Device
-from subquad.tools.cli.output import errors, results_console, say, tell
+from subquad.tools.cli.output import errors, results_console, say, show, tell
 from subquad.tools.cli.plugins import Command
 from subquad.tools.cli.stopped import exit_message, stops_first
+from subquad.tools.runs.alone import alone_in
 
 OUT = Path("subquad-run")
 
@@ -66,7 +67,7 @@ def train(
                 show(done, lambda: TRAIN.table(done), as_json)
             return
         # Several processes are one run: the first of them holds its folder.
-        with nullcontext() if processes.number() else working_in(out), ranks.progress() as progress:
+        with nullcontext() if processes.number() else alone_in(out), ranks.progress() as progress:
             record = run(settings, out, data=data_dir, device=device, resume=resume, progress=progress)
         processes.leave()
         # Of several processes, only the first has a record.

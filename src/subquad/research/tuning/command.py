@@ -6,13 +6,14 @@ from typing import Annotated
 import typer
 
 from subquad.research.training.arguments import Config, Method, Override, tables_of
-from subquad.tools.cli.common import needs, show, user_errors, working_in
+from subquad.tools.cli.common import needs, user_errors
 from subquad.tools.cli.kinds import Kind, names_itself, table_in
 from subquad.tools.cli.options import AsJson, DataDir, Device
-from subquad.tools.cli.output import say
+from subquad.tools.cli.output import say, show
 from subquad.tools.cli.plugins import Command
 from subquad.tools.cli.progress import progress_bar
 from subquad.tools.cli.workers import with_workers
+from subquad.tools.runs.alone import alone_in
 from subquad.tools.runs.executors import Executor
 
 TUNE = Kind(
@@ -65,7 +66,7 @@ def tune(
             raise InputError("no task is named; give subquad tune TASK …, where `subquad train` lists all")
         asked = Tuning(Base(named, tuple(tables)), tuple(search or ()), out, trials, prune, seed, data_dir, device)
         check(asked, executor)
-        with working_in(out):
+        with alone_in(out):
             with executor, progress_bar() as progress:
                 rows = run(asked, progress, executor)
             record = record_of(

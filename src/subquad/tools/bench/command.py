@@ -8,10 +8,10 @@ from typing import Annotated, Any
 import typer
 
 from subquad.tools.cli import ranks
-from subquad.tools.cli.common import measured, needs, show, user_errors, working_in
+from subquad.tools.cli.common import needs, user_errors
 from subquad.tools.cli.kinds import Kind, names_itself, table_in
 from subquad.tools.cli.options import Again, AsJson, with_options
-from subquad.tools.cli.output import say
+from subquad.tools.cli.output import say, show
 from subquad.tools.cli.plugins import Command
 from subquad.tools.cli.progress import progress_bar
 from subquad.tools.cli.workers import with_workers
@@ -69,22 +69,21 @@ def bench(
         from subquad.tools.bench.report import report_of
         from subquad.tools.bench.run import check, measure
         from subquad.tools.cli.finished import Claim
+        from subquad.tools.cli.results import results_in
 
         with needs("report"):
             from subquad.tools.bench.changes import changes
             from subquad.tools.bench.write import write_bench
         old = None if compare is None else read_earlier(compare, resolved(settings))
 
-        def beside_old(report: Any) -> Any:
-            return report if old is None else {**report, "changes": changes(old, report, str(compare))}
-
-        def report(progress: Any) -> Any:
-            with executor:
-                return report_of(measure(settings, out, progress, executor))
-
-        outcome = measured(
-            Claim(BENCH, settings, out), partial(check, settings), report, write_bench, again, beside_old
-        )
+        with results_in(Claim(BENCH, settings, out), partial(check, settings), again) as results:
+            report: Any = results.finished
+            if report is None:
+                with progress_bar() as progress, executor:
+                    report = report_of(measure(settings, out, progress, executor))
+            if old is not None:
+                report = {**report, "changes": changes(old, report, str(compare))}
+            outcome: Any = results.written(report, write_bench)
         if not show(outcome, lambda: BENCH.table(outcome), as_json):
             say(f"Results: {out / BENCH.file}, {out / BENCH.page}, and the plots beside them")
 
@@ -97,6 +96,7 @@ def _gpu_sheet(settings: BenchSettings, compare: Path | None, out: Path, as_json
         from subquad.tools.bench.gpu_page import markdown
         from subquad.tools.bench.gpu_sheet import measure, plan_of
         from subquad.tools.report.files import finite
+        from subquad.tools.runs.alone import alone_in
         from subquad.tools.runs.options import as_command
 
         if compare is not None:
@@ -106,7 +106,7 @@ def _gpu_sheet(settings: BenchSettings, compare: Path | None, out: Path, as_json
                 f"--gpu-sheet measures the GPU in this process, and --executor ({executor.description}) is given"
             )
         plan = plan_of(settings)
-        with working_in(out), progress_bar() as progress:
+        with alone_in(out), progress_bar() as progress:
             sheet = measure(plan, progress).plain()
         data = json.dumps(finite(sheet), indent=1)
         page = markdown(sheet, f"{as_command('bench', settings)} --gpu-sheet")
@@ -128,15 +128,18 @@ def _on_ranks(
         from subquad.tools.bench.ranks import measure
         from subquad.tools.bench.run import check
         from subquad.tools.cli.finished import Claim
+        from subquad.tools.cli.results import results_in
 
         with needs("report"):
             from subquad.tools.bench.write import write_ranks
 
-        def report(progress: Any) -> Any:
-            return measure(settings, out, progress, group).report(settings)
-
         claim = Claim(RANKS, settings, out, group.count)
-        outcome = measured(claim, partial(check, settings), report, write_ranks, again, group=group)
+        with results_in(claim, partial(check, settings), again, group) as results:
+            report: Any = results.finished
+            if report is None:
+                with ranks.progress() as progress:
+                    report = measure(settings, out, progress, group).report(settings)
+            outcome: Any = results.written(report, write_ranks)
         if group.is_main and not show(outcome, lambda: RANKS.table(outcome), as_json):
             say(f"Results: {out / RANKS.file} and {out / RANKS.page}")
 

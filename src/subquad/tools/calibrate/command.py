@@ -6,10 +6,10 @@ from typing import Annotated
 import typer
 
 from subquad.core.errors import InputError
-from subquad.tools.cli.common import needs, show, user_errors, working_in
+from subquad.tools.cli.common import needs, user_errors
 from subquad.tools.cli.kinds import Kind, Record, table_in
 from subquad.tools.cli.options import AsJson, with_options
-from subquad.tools.cli.output import say
+from subquad.tools.cli.output import say, show
 from subquad.tools.cli.plugins import Command
 from subquad.tools.cli.progress import progress_bar
 from subquad.tools.runs.settings import CalibrateSettings
@@ -42,10 +42,11 @@ def calibrate(
     with user_errors(), needs("demo"):
         from subquad.tools.calibrate.run import calibrate as run
         from subquad.tools.calibrate.run import save
+        from subquad.tools.runs.alone import alone_in
 
         if not settings.text:
             raise InputError("no text to fit on: give --text FILE or FOLDER")
-        with working_in(out):
+        with alone_in(out):
             _check_free(out)
             with progress_bar() as progress:
                 fitted = run(settings, out, progress)

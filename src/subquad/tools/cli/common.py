@@ -1,29 +1,22 @@
-"""What the commands share: errors in one line, the folder that is written to, and the options of all commands."""
+"""What the commands share: errors in one line, and the options of all commands."""
 
 import errno
 import inspect
-import json
 import traceback
 import warnings
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TypeVar
+from typing import Annotated, Any, NoReturn
 
 import typer
-from rich.console import RenderableType
 from rich.text import Text
 
 from subquad.tools.cli import ranks
-from subquad.tools.cli.output import errors, manner, plain, results_console, say, speaking, tell
-from subquad.tools.cli.progress import Reported
+from subquad.tools.cli.output import errors, manner, plain, say, speaking, tell
 from subquad.tools.cli.stopped import exit_message, stops_first
 from subquad.tools.runs import processes
-
-if TYPE_CHECKING:
-    from subquad.tools.cli.finished import Claim
-    from subquad.tools.measure.group import MeasuringGroup
 
 LONGEST = 2000  # characters of a message
 OUTPUT = "Output"  # the options of all commands, as --help groups them
@@ -31,7 +24,6 @@ IMPORT = typer.Option(
     "--import", help="A module that registers methods of your own, from this folder or installed; repeatable."
 )
 Command = Callable[..., None]
-Report = TypeVar("Report", bound=Mapping[str, Any])
 
 
 # ---------------------------------------------------------------------- how a command ends
@@ -177,92 +169,3 @@ def needs(extra: str) -> Iterator[None]:
         yield
     except ImportError as error:
         raise InputError(f"{error.name} is not installed: pip install 'subquad[{extra}]'") from None
-
-
-# ---------------------------------------------------------------------- results
-
-
-@contextmanager
-def working_in(out: Path) -> Iterator[None]:
-    """The folder of the results, in which no other run works meanwhile; InputError where it is none."""
-    from subquad.core.errors import InputError
-    from subquad.core.reading import exists
-    from subquad.tools.runs.alone import alone_in
-
-    if exists(out) and not out.is_dir():
-        raise InputError(f"--out {out} is a file; give a folder")
-    with alone_in(out):
-        yield
-
-
-def measured(
-    claim: "Claim",
-    check: Callable[[], None],
-    measure: Callable[[Reported], Report],
-    write: Callable[[Any, Path], list[Path]],
-    again: bool,
-    complete: Callable[[Any], Any] = lambda report: report,
-    group: "MeasuringGroup | None" = None,
-) -> Mapping[str, Any]:
-    """The report of a command: measured and written into the folder, or the one that the folder holds of this run.
-
-    Of a group, all processes measure, and the first one writes.
-
-    Units that were kept meanwhile are forgotten once the report is written. `complete` adds to a report what is not
-    measured. `check` raises for what is wrong in the settings, before anything is said against the folder.
-    """
-    from subquad.core.errors import InputError
-    from subquad.tools.measure.group import ALONE
-    from subquad.tools.runs.cache import clear
-
-    out, group = claim.folder, group or ALONE
-
-    def finished_report() -> dict[str, Any] | None:
-        try:
-            return claim.finished(again)
-        except InputError:
-            check()
-            raise
-
-    def put(report: Mapping[str, Any]) -> Mapping[str, Any]:
-        report = claim.marked(report)
-        if group.is_main:
-            write(report, out)
-        return report
-
-    with working_in(out) if group.is_main else nullcontext():
-        finished = group.broadcast_from_main(finished_report)
-        if finished is not None:
-            tell(f"{out} holds this run, finished on {claim.day(finished)}; --again measures it again")
-            for name in claim.changed_since() if group.is_main else ():
-                tell(f"warning: {name} has changed since that run")
-            report = complete(finished)
-            return dict(finished if report is finished else put(report))
-        with ranks.progress() as progress:
-            report = put(complete(measure(progress)))
-        if group.is_main:
-            clear(out)
-    return report
-
-
-def show(record: Any, table: Callable[[], RenderableType], as_json: bool) -> bool:
-    """Print a record as a table, or as JSON and nothing else; returns whether it was JSON."""
-    from subquad.tools.report.files import finite
-
-    if as_json:
-        print(json.dumps(finite(record), indent=1))
-    else:
-        results_console().print(table())
-    return as_json
-
-
-def say_what_was_saved(chosen: Any, save: Path | None, as_json: bool) -> None:
-    """Say what `--save` did with what was chosen, a `workflows.saving.Chosen`; on standard error beside JSON."""
-    if save is None:
-        return
-    console = errors if as_json else None
-    if chosen is None:
-        say(f"Nothing saved to {save}: exact attention is recommended.", console)
-        return
-    say(f"Saved: {save}, with {chosen.name}, for inputs of at most {chosen.tokens:,} tokens", console)
-    say("It loads with its attention wherever subquad.hf is imported.", console)

@@ -1,12 +1,13 @@
 """Where commands print: results on standard output, everything else on standard error, and a log of the latter."""
 
 import io
+import json
 import logging
 import os
 import re
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
@@ -14,7 +15,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 import typer
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.text import Text
 
 errors = Console(stderr=True)
@@ -154,3 +155,26 @@ def tell(message: str) -> None:
 def plain(message: str) -> str:
     """One line: characters that do not print are written as Python writes them."""
     return "".join(char if char.isprintable() else repr(char)[1:-1] for char in message)
+
+
+def show(record: Any, table: Callable[[], RenderableType], as_json: bool) -> bool:
+    """Print a record as a table, or as JSON and nothing else; returns whether it was JSON."""
+    if as_json:
+        from subquad.tools.report.files import finite
+
+        print(json.dumps(finite(record), indent=1))
+    else:
+        results_console().print(table())
+    return as_json
+
+
+def say_what_was_saved(chosen: Any, save: Path | None, as_json: bool) -> None:
+    """Say what `--save` did with what was chosen, a `workflows.saving.Chosen`; on standard error beside JSON."""
+    if save is None:
+        return
+    console = errors if as_json else None
+    if chosen is None:
+        say(f"Nothing saved to {save}: exact attention is recommended.", console)
+        return
+    say(f"Saved: {save}, with {chosen.name}, for inputs of at most {chosen.tokens:,} tokens", console)
+    say("It loads with its attention wherever subquad.hf is imported.", console)

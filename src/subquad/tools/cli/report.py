@@ -6,9 +6,9 @@ from typing import Annotated
 
 import typer
 
-from subquad.tools.cli.common import needs, show, user_errors
+from subquad.tools.cli.common import needs, user_errors
 from subquad.tools.cli.options import AsJson
-from subquad.tools.cli.output import say
+from subquad.tools.cli.output import say, show
 
 
 def report(

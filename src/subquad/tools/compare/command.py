@@ -7,10 +7,10 @@ from typing import Annotated, Any
 import typer
 
 from subquad.tools.cli import ranks
-from subquad.tools.cli.common import measured, needs, say_what_was_saved, show, user_errors
+from subquad.tools.cli.common import needs, user_errors
 from subquad.tools.cli.kinds import Kind, has, table_in
 from subquad.tools.cli.options import Again, AsJson, Save, with_options
-from subquad.tools.cli.output import say
+from subquad.tools.cli.output import say, say_what_was_saved, show
 from subquad.tools.cli.plugins import Command
 from subquad.tools.runs.settings import CompareSettings
 
@@ -39,22 +39,22 @@ def compare(
     """
     with user_errors(), ranks.group(settings.device) as group, needs("demo"):
         from subquad.tools.cli.finished import Claim
+        from subquad.tools.cli.results import results_in
         from subquad.tools.compare.report import read_anew, report_of
         from subquad.tools.compare.run import check, measure
         from subquad.tools.compare.write import write_report
         from subquad.tools.models import saving
 
-        def report(progress: Any) -> Any:
-            return report_of(measure(settings, out, progress, group))
-
         if group.is_main:
             saving.check(save, out, settings.model)
 
-        def as_asked(result: Any) -> Any:
-            return read_anew(result, settings)
-
         claim = Claim(COMPARE, settings.as_used, out, group.count)
-        result: Any = measured(claim, partial(check, settings), report, write_report, again, as_asked, group)
+        with results_in(claim, partial(check, settings), again, group) as results:
+            report: Any = results.finished
+            if report is None:
+                with ranks.progress() as progress:
+                    report = report_of(measure(settings, out, progress, group))
+            result: Any = results.written(read_anew(report, settings), write_report)
         if not group.is_main:
             return
         chosen = saving.chosen_by_comparison(settings, result, out) if save else None

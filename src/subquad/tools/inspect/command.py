@@ -6,11 +6,12 @@ from typing import Annotated, Any
 
 import typer
 
-from subquad.tools.cli.common import measured, needs, show, user_errors
+from subquad.tools.cli.common import needs, user_errors
 from subquad.tools.cli.kinds import Kind, names_itself, table_in
 from subquad.tools.cli.options import Again, AsJson, with_options
-from subquad.tools.cli.output import say
+from subquad.tools.cli.output import say, show
 from subquad.tools.cli.plugins import Command
+from subquad.tools.cli.progress import progress_bar
 from subquad.tools.runs.settings import InspectSettings
 
 INSPECT = Kind(
@@ -34,14 +35,17 @@ def inspect(
     """Show which keys methods choose in a model, and how much of exact attention's weight is on them."""
     with user_errors(), needs("demo"):
         from subquad.tools.cli.finished import Claim
+        from subquad.tools.cli.results import results_in
         from subquad.tools.inspect.report import report_of
         from subquad.tools.inspect.run import check, measure
         from subquad.tools.inspect.write import write_inspection
 
-        def report(progress: Any) -> Any:
-            return report_of(measure(settings, out, progress), settings)
-
-        outcome = measured(Claim(INSPECT, settings, out), partial(check, settings), report, write_inspection, again)
+        with results_in(Claim(INSPECT, settings, out), partial(check, settings), again) as results:
+            report: Any = results.finished
+            if report is None:
+                with progress_bar() as progress:
+                    report = report_of(measure(settings, out, progress), settings)
+            outcome = results.written(report, write_inspection)
         if not show(outcome, lambda: INSPECT.table(outcome), as_json):
             say(f"Results: {out / INSPECT.file}, {out / INSPECT.page}, and the plots beside them")
 

@@ -7,10 +7,10 @@ from typing import Annotated, Any
 import typer
 
 from subquad.tools.cli import ranks
-from subquad.tools.cli.common import measured, needs, say_what_was_saved, show, user_errors
+from subquad.tools.cli.common import needs, user_errors
 from subquad.tools.cli.kinds import Kind, names_itself, table_in
 from subquad.tools.cli.options import Again, AsJson, Save, with_options
-from subquad.tools.cli.output import say
+from subquad.tools.cli.output import say, say_what_was_saved, show
 from subquad.tools.cli.plugins import Command
 from subquad.tools.cli.workers import with_workers
 from subquad.tools.runs.executors import Executor
@@ -38,22 +38,24 @@ def plan(
     """
     with user_errors(), ranks.group(settings.device) as group, needs("demo"):
         from subquad.tools.cli.finished import Claim
+        from subquad.tools.cli.results import results_in
         from subquad.tools.models import saving
         from subquad.tools.plan.report import compare_command, report_of
         from subquad.tools.plan.run import check, make
         from subquad.tools.plan.write import write_plan_report
 
-        def report(progress: Any) -> Any:
-            with executor:
-                made = make(settings, out, progress, executor, group)
-            if group.is_main:
-                made.plan.save(out, made.planning.loads[0].model)
-            return report_of(made, compare_command(made, settings, out))
-
         if group.is_main:
             saving.check(save, out, settings.model)
         claim = Claim(PLAN, settings, out, group.count)
-        result = measured(claim, partial(check, settings), report, write_plan_report, again, group=group)
+        with results_in(claim, partial(check, settings), again, group) as results:
+            report: Any = results.finished
+            if report is None:
+                with ranks.progress() as progress, executor:
+                    made = make(settings, out, progress, executor, group)
+                if group.is_main:
+                    made.plan.save(out, made.planning.loads[0].model)
+                report = report_of(made, compare_command(made, settings, out))
+            result = results.written(report, write_plan_report)
         if not group.is_main:
             return
         chosen = saving.chosen_by_plan(settings, out) if save else None

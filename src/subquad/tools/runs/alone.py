@@ -13,6 +13,7 @@ from filelock import FileLock, Timeout
 
 from subquad.core import files
 from subquad.core.errors import InputError
+from subquad.core.reading import exists
 
 LOCK, HOLDER = ".subquad.lock", ".subquad.run"
 RUNNING = (LOCK, HOLDER)  # what a run has in its folder while it runs
@@ -26,8 +27,10 @@ def alone_in(folder: Path) -> Iterator[None]:
     was writing are removed.
 
     Raises:
-        InputError: another run works there; says which. Or the folder cannot be written to.
+        InputError: another run works there; says which. Or the folder is a file, or cannot be written to.
     """
+    if exists(folder) and not folder.is_dir():
+        raise InputError(f"--out {folder} is a file; give a folder")
     made = [path for path in (folder, *folder.parents) if not path.exists()]
     files.make_folder(folder)
     lock = FileLock(folder / LOCK)

@@ -1,0 +1,68 @@
+"""The folder of a command's results: who works in it, and the report that it may hold already."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from subquad.core.errors import InputError
+from subquad.tools.cli.finished import Claim
+from subquad.tools.cli.output import tell
+from subquad.tools.measure.group import ALONE, MeasuringGroup
+from subquad.tools.runs.alone import alone_in
+from subquad.tools.runs.cache import clear
+
+
+@dataclass(frozen=True)
+class ResultsFolder:
+    """What a command has and writes in its folder.
+
+    Attributes:
+        claim: the command with its settings, and the folder.
+        group: the processes that measure; the first one writes.
+        finished: the report that the folder holds of this run; None: it is to be measured.
+    """
+
+    claim: Claim
+    group: MeasuringGroup
+    finished: dict[str, Any] | None
+
+    def written(self, report: Any, write: Callable[[Any, Path], list[Path]]) -> dict[str, Any]:
+        """The report, written with the settings that were asked for unless it is the one that the folder holds.
+
+        Results of jobs that were kept meanwhile are forgotten then.
+        """
+        if self.finished is not None and report is self.finished:
+            return self.finished
+        marked = self.claim.marked(report)
+        if self.group.is_main:
+            write(marked, self.claim.folder)
+            clear(self.claim.folder)
+        return marked
+
+
+@contextmanager
+def results_in(
+    claim: Claim, check: Callable[[], None], again: bool, group: MeasuringGroup = ALONE
+) -> Iterator[ResultsFolder]:
+    """Hold the folder while a command works in it, and say so if it holds this run already.
+
+    `check` raises for what is wrong in the settings, before anything is said against the folder. With `again`
+    the command measures again.
+    """
+
+    def finished_report() -> dict[str, Any] | None:
+        try:
+            return claim.finished(again)
+        except InputError:
+            check()
+            raise
+
+    with alone_in(claim.folder) if group.is_main else nullcontext():
+        finished = group.broadcast_from_main(finished_report)
+        if finished is not None:
+            tell(f"{claim.folder} holds this run, finished on {claim.day(finished)}; --again measures it again")
+            for name in claim.changed_since() if group.is_main else ():
+                tell(f"warning: {name} has changed since that run")
+        yield ResultsFolder(claim, group, finished)
