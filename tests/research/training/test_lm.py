@@ -102,7 +102,7 @@ def test_ngrams_by_hand():
     # After the start came one 0; after 0 came two 1s, one kind; after 1 two 0s, never a 2.
     bigram = [(1 + unigram[0]) / 2, (2 + unigram[1]) / 3, unigram[2] / 3]
     want = [-sum(map(math.log2, chances)) / 3 for chances in (unigram, bigram)]
-    assert ngram_bits(train, test, said=3, order=1) == pytest.approx(want)
+    assert ngram_bits(train, test, predicted=3, order=1) == pytest.approx(want)
 
 
 def test_ngrams_are_distributions():

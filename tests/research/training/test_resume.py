@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from subquad.core.errors import InputError
-from subquad.research.training.checkpoints import check_sealed, discard_all, newest
+from subquad.research.training.checkpoints import check_sealed, discard_all, newest, write_checksums
 from subquad.research.training.run import train
 from subquad.research.training.same_data import check_same_data
 from tests.research.training.small import Killed, assert_same_weights, interrupted, killed_at, small, without_times

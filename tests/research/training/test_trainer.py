@@ -192,7 +192,7 @@ def test_a_gradient_that_is_no_number_ends_it_before_the_weights_change(
 
 
 def test_a_weight_that_is_no_number_is_not_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    figures = MaskedCopy.figures
+    figures = MaskedCopy.metrics
     model: list[torch.nn.Module] = []
     built = MaskedCopy.model
     monkeypatch.setattr(MaskedCopy, "model", lambda self, settings: model.append(built(self, settings)) or model[0])
@@ -202,7 +202,7 @@ def test_a_weight_that_is_no_number_is_not_saved(tmp_path: Path, monkeypatch: py
             next(model[0].parameters()).view(-1)[0] = math.inf
         return figures(self, scores)
 
-    monkeypatch.setattr(MaskedCopy, "figures", spoil)
+    monkeypatch.setattr(MaskedCopy, "metrics", spoil)
     with pytest.raises(Diverged, match=r"encoder\.\S+ is not finite at step 8, and is not saved"):
         train(small(), tmp_path)
     assert not list(tmp_path.glob("checkpoint-*"))

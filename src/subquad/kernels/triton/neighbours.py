@@ -66,7 +66,7 @@ def merge_cells(
         (C, B * H),
         num_warps=1,
         cost=LaunchCost(bytes=4 * (values.numel() + remaining.numel())),
-        **{"values": values, "of_cells": of_cells, "of_top": of_top, "rest": remaining, "lse": lse, "mass": mass},
+        **{"values": values, "of_cells": of_cells, "of_top": of_top, "remaining": remaining, "lse": lse, "mass": mass},
         **{"C": C, "X": X, "E": E, "VALUES": padded(E)},
     )
 

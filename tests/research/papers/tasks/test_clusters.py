@@ -66,7 +66,7 @@ def test_a_model_sees_sets_of_every_size_and_no_order():
         torch.testing.assert_close(alone.log_likelihood, out.log_likelihood[row : row + 1], atol=1e-4, rtol=1e-4)
     loss = float(out.loss.detach())
     assert loss == pytest.approx(-float(out.log_likelihood.detach().mean()))
-    assert SMALL.figures(SMALL.score(out, batch).detach()) == pytest.approx({"log_likelihood": -loss})
+    assert SMALL.metrics(SMALL.score(out, batch).detach()) == pytest.approx({"log_likelihood": -loss})
 
 
 def test_it_learns_and_is_saved(tmp_path):

@@ -82,7 +82,7 @@ def test_figures_count_masked_places():
     ).float()  # one is wrong
     scores = TASK.score(SimpleNamespace(logits=logits), batch)
     assert scores.tolist() == [[11.0, 12.0], [12.0, 12.0], [12.0, 12.0]]
-    assert TASK.figures(scores) == {"accuracy": 35 / 36}
+    assert TASK.metrics(scores) == {"accuracy": 35 / 36}
     assert TASK.baselines(TASK.splits()) == {"guess": {"accuracy": 0.1}}
 
 

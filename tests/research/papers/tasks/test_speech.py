@@ -195,8 +195,8 @@ def test_missing_speakers_and_data_are_named(data: Path, tmp_path: Path) -> None
 
 def test_figures_are_edits_a_digit_of_each_part() -> None:
     scores = torch.tensor([[1.0, 10.0, 0.0], [3.0, 10.0, 0.0], [5.0, 5.0, 1.0]])
-    assert Speech().figures(scores) == {"digit_error_rate": 0.2, "held_out_digit_error_rate": 1.0}
-    assert Speech().figures(scores[:2]) == {"digit_error_rate": 0.2}
+    assert Speech().metrics(scores) == {"digit_error_rate": 0.2, "held_out_digit_error_rate": 1.0}
+    assert Speech().metrics(scores[:2]) == {"digit_error_rate": 0.2}
 
 
 def test_scores_count_edits_of_real_tokens(data: Path) -> None:
