@@ -6,7 +6,8 @@
 
 The baseline of everything here. SDPA runs its flash kernel where the mask is empty, causal or padding alone; windows,
 segments, dense masks and biases take a mask over queries and keys, as in any exact attention. SDPA does not return the
-log-sum-exp: where it is asked for, the logits are computed once more, for some queries at a time.
+log-sum-exp. On CPUs the kernel below it does (`kernels.attention.blockwise.partial`); elsewhere, with a bias or with
+dropout, the logits are computed once more, for some queries at a time.
 
 Relative positions are those of "local", over all distances; their terms are handed to SDPA as a bias.
 """
@@ -19,6 +20,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
+from subquad.kernels.attention.blockwise.partial import fused_partial, is_fused
 from subquad.kernels.attention.relative_positions import NOT_EXACT, RelativePositions, every_ahead
 from subquad.kernels.attention.softmax import visible_logsumexp
 from subquad.kernels.tokens.heads import repeat_heads
@@ -51,6 +53,10 @@ def exact(query: Tensor, key: Tensor, value: Tensor, call: Call) -> Partial:
     """Exact attention, with its log-sum-exp where the call wants it."""
     if not call.wants_lse:
         return sdpa(query, key, value, call), None
+    if call.bias is None and not call.dropout_p and is_fused(query):
+        causal = bool(call.mask.only_causal)
+        allowed = None if causal else call.mask.visible(query.shape[2], key.shape[2], query.device)
+        return fused_partial(query, key, value, allowed, causal=causal, scale=call.scale)
     parts = [visible_logsumexp(logits, visible) for logits, visible in logits_of(query, key, call)]
     return sdpa(query, key, value, call), torch.cat(parts, dim=2)
 

@@ -1,0 +1,87 @@
+"""Exact attention with its log-sum-exp by torch's kernel for CPUs: equal to plain PyTorch, forward and backward."""
+
+import pytest
+import torch
+
+import subquad as sq
+from subquad.kernels.attention.blockwise import partial
+from subquad.kernels.attention.blockwise.partial import fused_partial, plain_partial
+
+MASKS = ["none", "causal", "padding", "dense"]
+TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-12, torch.bfloat16: 3e-2}
+
+
+def allowed_of(mask: str, N: int, M: int) -> torch.Tensor | None:
+    """Which pairs meet; in "dense", one query meets no key, and in "padding" one item has no key."""
+    draw = torch.Generator().manual_seed(1)
+    if mask == "padding":
+        return torch.arange(M) < torch.tensor([M - 7, 0])[:, None, None, None]
+    if mask == "dense":
+        allowed = torch.rand(2, 1, N, M, generator=draw) > 0.3
+        allowed[1, 0, 3] = False
+        return allowed
+    return None
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize(("H", "G", "D", "E"), [(4, 4, 16, 16), (6, 2, 13, 20), (1, 1, 8, 3)])
+def test_outputs_and_gradients_are_those_of_plain_pytorch(mask, H, G, D, E, dtype):
+    draw = torch.Generator().manual_seed(0)
+    N, M = 19, 19 if mask == "causal" else 31
+    sizes = (2, H, N, D), (2, G, M, D), (2, G, M, E)
+    inputs = [torch.randn(size, generator=draw, dtype=dtype).requires_grad_() for size in sizes]
+    options = {"allowed": allowed_of(mask, N, M), "causal": mask == "causal", "scale": 0.3}
+    results = [attend(*inputs, **options) for attend in (fused_partial, plain_partial)]
+    (out, lse), (want, want_lse) = results
+    assert (out.dtype, lse.dtype) == (dtype, torch.promote_types(dtype, torch.float32))
+    torch.testing.assert_close(out, want, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
+    torch.testing.assert_close(lse, want_lse, atol=1e-3 if dtype == torch.bfloat16 else TOLERANCE[dtype], rtol=1e-5)
+    slopes = (
+        torch.randn(out.shape, generator=draw, dtype=dtype),
+        torch.randn(lse.shape, generator=draw, dtype=lse.dtype),
+    )
+    of_inputs = [torch.autograd.grad(result, inputs, slopes) for result in results]
+    for have, expected in zip(*of_inputs, strict=True):
+        limit = TOLERANCE[dtype] * max(1.0, float(expected.abs().max()))
+        torch.testing.assert_close(have, expected, atol=limit, rtol=TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("mask", MASKS)
+def test_first_and_second_derivatives_in_fp64(mask):
+    draw = torch.Generator().manual_seed(0)
+    inputs = [torch.randn(2, 2, 5, 4, generator=draw, dtype=torch.float64).requires_grad_() for _ in range(3)]
+    allowed = allowed_of(mask, 5, 5) if mask != "padding" else (torch.arange(5) < 3)[None, None, None]
+
+    def attend(*inputs):
+        out, lse = fused_partial(*inputs, allowed, causal=mask == "causal", scale=0.5)
+        return out, lse.masked_fill(lse.isinf(), 0.0)
+
+    assert torch.autograd.gradcheck(attend, inputs)
+    assert torch.autograd.gradgradcheck(attend, inputs)
+
+
+@pytest.mark.parametrize("mask", [None, sq.Mask.causal(), sq.Mask.padding([20, 9]), sq.Mask.window(3)], ids=str)
+def test_full_attention_takes_it_on_cpus(mask, monkeypatch):
+    query, key, value = (torch.randn(2, heads, 20, 8) for heads in (4, 2, 2))
+    called = []
+    monkeypatch.setattr(
+        "subquad.methods.full.fused_partial", lambda *x, **y: called.append(1) or fused_partial(*x, **y)
+    )
+    out, lse = sq.attention(query, key, value, method="full", mask=mask, return_lse=True, enable_gqa=True)
+    assert called == [1]
+    monkeypatch.setattr("subquad.methods.full.is_fused", lambda query: False)
+    want, want_lse = sq.attention(query, key, value, method="full", mask=mask, return_lse=True, enable_gqa=True)
+    torch.testing.assert_close(out, want, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(lse, want_lse, atol=1e-5, rtol=1e-5)
+    assert called == [1]
+
+
+def test_in_transforms_and_in_compiled_code_it_is_plain_pytorch():
+    query = torch.randn(1, 2, 6, 4)
+    assert partial.is_fused(query)
+    seen = []
+    torch.func.vmap(lambda x: seen.append(partial.is_fused(x)) or x)(query)
+    assert seen == [False]
+    compiled = torch.compile(lambda x: x + int(partial.is_fused(x)), backend="eager")
+    assert torch.equal(compiled(query), query)
