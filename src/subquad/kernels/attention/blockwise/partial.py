@@ -84,7 +84,7 @@ class _FusedPartial(torch.autograd.Function):
 def plain_partial(
     query: Tensor, key: Tensor, value: Tensor, allowed: Tensor | None, *, causal: bool, scale: float
 ) -> tuple[Tensor, Tensor]:
-    """The same in plain PyTorch, from all N·M logits."""
+    """Exact attention and its log-sum-exp in plain PyTorch, from all N·M logits."""
     q, k, v = upcast(query, repeat_heads(key, query.shape[1]), repeat_heads(value, query.shape[1]))
     if causal:
         allowed = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool, device=q.device).tril()[None, None]
