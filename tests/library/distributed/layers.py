@@ -47,9 +47,9 @@ class Layer:
         inputs = self.inputs()
         own = {name: of.shard(x.detach(), dim=axis(name)).clone().requires_grad_() for name, x in inputs.items()}
 
-        want = self.run(alone, inputs, whole(), self.method())
+        want = self.run(alone, inputs, whole(), self.how())
         objective(alone, want, g).backward()
-        have = self.run(split, own, part(of), self.method(of), parallel=of)
+        have = self.run(split, own, part(of), self.how(of), parallel=of)
         objective(split, have, of.shard(g, dim=2)).backward()
 
         outs = (want, have) if "lse" in self.options else ((want,), (have,))

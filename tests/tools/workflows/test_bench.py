@@ -81,13 +81,13 @@ def test_a_whole_run(run, tmp_path, written, painted):
 
 
 def test_gradients_do_not_add_up_from_call_to_call(monkeypatch):
-    seen, of = [], bench.Calls.of
+    seen, of = [], bench.Calls.call_of
 
     def watched(self, method):
         call = of(self, method)
         return lambda: seen.append(self.inputs[0].grad is None) or call()
 
-    monkeypatch.setattr(bench.Calls, "of", watched)
+    monkeypatch.setattr(bench.Calls, "call_of", watched)
     settings = BenchSettings(methods=(NAMES[1],), lengths=(16,), passes=("forward+backward",), heads=1, head_dim=8)
     Bench(settings, [bench.Full(), bench.parse_method(NAMES[1])]).time(Bench(settings, []).loads[0], 0)
     assert len(seen) >= 2 + 2 * 2
@@ -325,7 +325,7 @@ def test_a_method_left_out_is_predicted_from_where_it_last_ran(monkeypatch):
     (MemoryError(), "out of memory"),
 ])  # fmt: skip
 def test_what_a_method_refuses_is_a_reason(error, reason, monkeypatch, tmp_path):
-    of = bench.Calls.of
+    of = bench.Calls.call_of
 
     def refusing(self, method):
         def refuse():
@@ -333,7 +333,7 @@ def test_what_a_method_refuses_is_a_reason(error, reason, monkeypatch, tmp_path)
 
         return refuse if method == NAMES[1] else of(self, method)
 
-    monkeypatch.setattr(bench.Calls, "of", refusing)
+    monkeypatch.setattr(bench.Calls, "call_of", refusing)
     settings = BenchSettings(methods=(NAMES[1],), lengths=(16,), passes=("forward",), heads=1, head_dim=8)
     exact, refused = report_of(measure(settings, tmp_path))["cells"]
     assert (refused["status"], refused["reason"]) == ("not run", reason)
@@ -348,7 +348,7 @@ def test_a_mistake_of_ours_is_not_hidden(error, monkeypatch, tmp_path):
 
         return call
 
-    monkeypatch.setattr(bench.Calls, "of", broken)
+    monkeypatch.setattr(bench.Calls, "call_of", broken)
     with pytest.raises(type(error)):
         measure(BenchSettings(lengths=(16,), quick=True), tmp_path)
 
