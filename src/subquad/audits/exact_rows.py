@@ -45,13 +45,13 @@ def exact_rows(query: Tensor, key: Tensor, value: Tensor, call: Call, chosen: Ro
         together.setdefault((item, head // group), []).append(at)
     item, head, row = (index.to(query.device) for index in chosen)
     for (b, g), members in together.items():
-        heads_ = torch.tensor(members, device=query.device)
-        heads, rows = head[heads_], row[heads_]
+        chosen_rows = torch.tensor(members, device=query.device)
+        heads, rows = head[chosen_rows], row[chosen_rows]
         queries, keys, values = upcast(query[b, heads, rows], key[b, g], value[b, g])
         logits = queries @ keys.T * call.scale
         if call.bias is not None:
             logits = logits + _of_item(call.bias.detach(), b, heads, rows)
-        out[heads_] = (
+        out[chosen_rows] = (
             visible_softmax(logits, _allowed_pairs(call, b, heads, rows, query.shape[2], key.shape[2])) @ values
         )
     return out

@@ -66,15 +66,15 @@ class Plan:
         Raises:
             ValueError: the length was not planned, or exact attention runs there.
         """
-        baseline_ = self.verified.get(str(length), {}).get("baseline")
-        if baseline_ is None:
+        recorded = self.verified.get(str(length), {}).get("baseline")
+        if recorded is None:
             have = [n for n, entry in self.verified.items() if entry.get("baseline")]
             those = f"it has one for {listed(have)} tokens" if have else "it has none at any length"
             raise ValueError(
                 f"the plan has no baseline for {length} tokens; {those}. Lengths have one where a verified plan runs "
                 "something else than exact attention"
             )
-        return dict(baseline_)
+        return dict(recorded)
 
     def for_model(self, model: AnyModel) -> dict[int, Method | BoundMethod]:
         """The mapping for `swap` that puts the plan into this model.

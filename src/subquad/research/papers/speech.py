@@ -85,11 +85,11 @@ class Recipe:
 
     def first_settings(self, method: str, seed: int, layers: int = 0) -> RunSettings:
         """The settings of the earlier run on short utterances."""
-        settings_ = self.settings(method, seed, layers)
+        first_run = self.settings(method, seed, layers)
         first = {"method": "shared-full" if shares(method) else "full"}
         return _settings(
             {**self.task, **self.first_task},
-            {**settings_.to_dict()["model"], **first},
+            {**first_run.to_dict()["model"], **first},
             {**self.training, **self.first_training},
             seed,
         )

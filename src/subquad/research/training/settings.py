@@ -125,7 +125,7 @@ class RunSettings:
         }
 
 
-def settings_of(task: str, *tables_: Mapping[str, Mapping[str, Any]]) -> RunSettings:
+def settings_of(task: str, *chosen: Mapping[str, Mapping[str, Any]]) -> RunSettings:
     """A task's own defaults, and over them what is given: tables "task", "model", "training" and "parallel".
 
     Later ones win.
@@ -138,9 +138,9 @@ def settings_of(task: str, *tables_: Mapping[str, Mapping[str, Any]]) -> RunSett
     """
     if task not in TASKS:
         raise InputError(f"no task {task!r}{instead(task, TASKS, '`subquad train` lists')}")
-    kind = _kind(task, tables_)
+    kind = _kind(task, chosen)
     tables: dict[str, dict[str, Any]] = {name: dict(kind.start.get(name, {})) for name in TABLES}
-    for source in tables_:
+    for source in chosen:
         for name, table in source.items():
             if name not in tables:
                 raise InputError(f"no table [{name}]{instead(name, tables, '')}")
@@ -148,7 +148,7 @@ def settings_of(task: str, *tables_: Mapping[str, Mapping[str, Any]]) -> RunSett
     name = tables["task"].pop("name", task)
     if name != task:
         raise InputError(f"the settings are of the task {name!r}, but {task!r} is to be trained")
-    if not any("warmup" in source.get("training", {}) for source in tables_):
+    if not any("warmup" in source.get("training", {}) for source in chosen):
         _shorten_warmup(tables["training"])
     names_method = not tables["model"].keys().isdisjoint(("method", "plan"))
     plan = tables["model"].pop("plan", None)
@@ -164,9 +164,9 @@ def settings_of(task: str, *tables_: Mapping[str, Mapping[str, Any]]) -> RunSett
     )
 
 
-def _kind(task: str, tables_: Sequence[Mapping[str, Mapping[str, Any]]]) -> type[Task]:
+def _kind(task: str, chosen: Sequence[Mapping[str, Mapping[str, Any]]]) -> type[Task]:
     """The task, or what it is with a pretrained model where one is named."""
-    if not any("pretrained" in source.get("model", {}) for source in tables_):
+    if not any("pretrained" in source.get("model", {}) for source in chosen):
         return TASKS[task]
     if task not in FINE_TUNED:
         raise InputError(f"model.pretrained is for the task {' or '.join(FINE_TUNED)}, but {task!r} is to be trained")
@@ -255,16 +255,16 @@ def _value(text: str, value: str) -> Any:
 
 def checked(kind: type[Any], values: Mapping[str, Any], table: str) -> Any:
     """A dataclass of these values; InputError names the setting and the nearest one that there is."""
-    known, wanted, values_ = [f.name for f in fields(kind)], get_type_hints(kind), dict(values)
+    known, wanted, entries = [f.name for f in fields(kind)], get_type_hints(kind), dict(values)
     for name, value in values.items():
         if name not in known:
             where = f"the page {LISTED[table]} lists" if table in LISTED else ""
             raise InputError(f"{table} has no setting {name!r}{instead(name, known, where, 'it has')}")
         _check_number(wanted[name], value, f"{table}.{name}")
         if wanted[name] == tuple[str, ...] and isinstance(value, str):
-            values_[name] = (value,)
+            entries[name] = (value,)
     try:
-        return TypeAdapter(kind).validate_python(values_)
+        return TypeAdapter(kind).validate_python(entries)
     except ValidationError as error:
         raise InputError(_message_of(error, table)) from None
 

@@ -86,7 +86,7 @@ def _cells(bench: Bench, noise: Mapping[Load, float]) -> list[BenchCell]:
 
 
 def _cell(bench: Bench, load: Load, method: Method, noise: Mapping[Load, float]) -> BenchCell:
-    visits_, exact, reason = bench.visits(load, str(method)), bench.visits(load, EXACT), bench.reason(load, method)
+    rounds, exact, reason = bench.visits(load, str(method)), bench.visits(load, EXACT), bench.reason(load, method)
     cell: BenchCell = {
         "method": str(method),
         "dtype": load.dtype,
@@ -97,10 +97,10 @@ def _cell(bench: Bench, load: Load, method: Method, noise: Mapping[Load, float])
     if reason:
         cell["reason"] = reason
         return cell
-    seconds = list(chain(*visits_))
+    seconds = list(chain(*rounds))
     ms = spread(seconds)
     if exact:
-        visits = _by_visit(visits_, exact)
+        visits = _by_visit(rounds, exact)
         times, faster = beside(seconds, list(chain(*exact)))
         cell |= {"speedup": faster.median, "speedup_low": faster.low, "speedup_high": faster.high, "visits": visits}
         if str(method) == EXACT:

@@ -129,24 +129,24 @@ def _ties(crossover: Crossover) -> str:
     return f"; within the noise at {lengths}" if lengths else ""
 
 
-def _shown(cells_: Sequence[BenchCell], panel: Panel) -> list[str]:
+def _shown(of_panel: Sequence[BenchCell], panel: Panel) -> list[str]:
     """SDPA, and the methods with a figure; why the others have none is said below the table."""
-    return [name for name in names(cells_) if name == EXACT or ran(cells_, panel, name)]
+    return [name for name in names(of_panel) if name == EXACT or ran(of_panel, panel, name)]
 
 
 # ---------------------------------------------------------------------- terminal
 
 
-def _terminal(cells_: Sequence[BenchCell], panel: Panel) -> Parts:
+def _terminal(of_panel: Sequence[BenchCell], panel: Panel) -> Parts:
     def part(columns: Sequence[int]) -> RichTable:
         table = ruled()
         table.add_column("tokens", overflow="fold")
         for i in columns:
             table.add_column(HEADS[i], justify="right", no_wrap=True)
-        for name in _shown(cells_, panel):
+        for name in _shown(of_panel, panel):
             shown = f"{EXACT} (SDPA)" if name == EXACT else "\n  ".join(pieces(name))
             table.add_row(Text(shown, "bold cyan"))
-            for cell in cells_of(cells_, panel, name):
+            for cell in cells_of(of_panel, panel, name):
                 row = _row(cell)
                 table.add_row(f"{cell['length']:>9,}", *(Text(row[i].text, TONES[row[i].tone]) for i in columns))
         return table

@@ -187,16 +187,16 @@ def merge_blocks(
     none = torch.isneginf(lses)
     weights = torch.where(none, 0.0, (lses - largest.gather(2, slot)).exp())
     totals = weights.new_zeros(B, H, N + 1).scatter_add(2, slot, weights)
-    allowed = totals != 0  # NaN is seen
-    safe = torch.where(allowed, totals, 1.0)
+    reached = totals != 0  # NaN is seen
+    safe = torch.where(reached, totals, 1.0)
     # Divided first: the sum of what is not divided yet might overflow.
     parts = torch.where(none[..., None], 0.0, (weights / safe.gather(2, slot))[..., None] * outs)
     out = outs.new_zeros(B, H, N + 1, E).scatter_add(2, slot[..., None].expand_as(outs), parts)
     lost = (none & outs.isnan().any(-1)).to(weights.dtype)
-    lost = (torch.zeros_like(largest).scatter_add(2, slot, lost) > 0) & ~allowed
+    lost = (torch.zeros_like(largest).scatter_add(2, slot, lost) > 0) & ~reached
     # From sums of its own: the gradient of `out` in its own sums, whose parts cancel each other, may be so large that
     # nothing is left of the log-sum-exp's beside it.
     apart = torch.where(none, 0.0, (lses - largest.gather(2, slot)).exp())
     apart = apart.new_zeros(B, H, N + 1).scatter_add(2, slot, apart)
-    lse = torch.where(allowed, torch.where(allowed, apart, 1.0).log() + largest, -torch.inf)
+    lse = torch.where(reached, torch.where(reached, apart, 1.0).log() + largest, -torch.inf)
     return out.masked_fill(lost[..., None], torch.nan)[:, :, :N], lse[..., :N]

@@ -97,19 +97,19 @@ def _listen(scale: ApproximationMatrixScale, column: str, row: str, seed: int, c
     return speech.listen(scale.recipe.settings(column, seed), model_key(column, seed), column, row, context)
 
 
-def results(scale: ApproximationMatrixScale, results_: JobResults) -> Results:
+def results(scale: ApproximationMatrixScale, records: JobResults) -> Results:
     """The table for known speakers and for the held-out one, what full loses, times."""
     rows, columns = list(PUBLISHED), [column for column in TRAINED if column in scale.columns]
-    values = [[_mean(scale, results_, column, row, RATE) for column in columns] for row in rows]
+    values = [[_mean(scale, records, column, row, RATE) for column in columns] for row in rows]
     return Results(
-        summary=summary(scale, results_),
+        summary=summary(scale, records),
         tables=[
-            _matrix(scale, results_, columns, RATE, "Digit error rate, known speakers, %"),
-            _matrix(scale, results_, columns, HELD_OUT, "Digit error rate, held-out speaker, %"),
-            _lost(scale, results_, [*rows, *scale.more]),
-            _top(scale, results_),
-            speech.times_table(results_, {m: [model_key(m, seed) for seed in scale.seeds] for m in columns}),
-            speech.baseline_table(results_),
+            _matrix(scale, records, columns, RATE, "Digit error rate, known speakers, %"),
+            _matrix(scale, records, columns, HELD_OUT, "Digit error rate, held-out speaker, %"),
+            _lost(scale, records, [*rows, *scale.more]),
+            _top(scale, records),
+            speech.times_table(records, {m: [model_key(m, seed) for seed in scale.seeds] for m in columns}),
+            speech.baseline_table(records),
         ],
         plots=[
             HeatMap(
@@ -127,14 +127,12 @@ def results(scale: ApproximationMatrixScale, results_: JobResults) -> Results:
     )
 
 
-def _matrix(
-    scale: ApproximationMatrixScale, results_: JobResults, columns: list[str], figure: str, title: str
-) -> Table:
+def _matrix(scale: ApproximationMatrixScale, records: JobResults, columns: list[str], figure: str, title: str) -> Table:
     body = []
     for row, published in PUBLISHED.items():
         row_values: list[str | None] = []
         for column in columns:
-            theirs, values = published[TRAINED.index(column)], _values(scale, results_, column, row, figure)
+            theirs, values = published[TRAINED.index(column)], _values(scale, records, column, row, figure)
             if not values:
                 row_values.append(None)
                 continue
@@ -149,16 +147,16 @@ def _matrix(
     )
 
 
-def _lost(scale: ApproximationMatrixScale, results_: JobResults, rows: list[str]) -> Table:
+def _lost(scale: ApproximationMatrixScale, records: JobResults, rows: list[str]) -> Table:
     body = [
         [
             shown(row),
-            _points_lost(scale, results_, row, RATE),
-            _points_lost(scale, results_, row, HELD_OUT),
+            _points_lost(scale, records, row, RATE),
+            _points_lost(scale, records, row, HELD_OUT),
             _published_loss(row),
         ]
         for row in rows
-        if row != "full" and _values(scale, results_, "full", row, RATE)
+        if row != "full" and _values(scale, records, "full", row, RATE)
     ]
     return Table(
         title="What a model trained with full loses, points of error rate",
@@ -169,13 +167,13 @@ def _lost(scale: ApproximationMatrixScale, results_: JobResults, rows: list[str]
     )
 
 
-def _top(scale: ApproximationMatrixScale, results_: JobResults) -> Table:
-    layers = range(len(results_[top_key(scale.seeds[0])]["1"]))
+def _top(scale: ApproximationMatrixScale, records: JobResults) -> Table:
+    layers = range(len(records[top_key(scale.seeds[0])]["1"]))
     rows = [
         [
             f"best {k}" if k > 1 else "best",
             *(
-                spread([results_[top_key(seed)][str(k)][layer] for seed in scale.seeds], 1, percent=True)
+                spread([records[top_key(seed)][str(k)][layer] for seed in scale.seeds], 1, percent=True)
                 for layer in layers
             ),
         ]
@@ -189,9 +187,9 @@ def _top(scale: ApproximationMatrixScale, results_: JobResults) -> Table:
     )
 
 
-def _points_lost(scale: ApproximationMatrixScale, results_: JobResults, row: str, figure: str = RATE) -> str:
+def _points_lost(scale: ApproximationMatrixScale, records: JobResults, row: str, figure: str = RATE) -> str:
     pairs = zip(
-        _values(scale, results_, "full", row, figure), _values(scale, results_, "full", "full", figure), strict=True
+        _values(scale, records, "full", row, figure), _values(scale, records, "full", "full", figure), strict=True
     )
     return spread([with_it - with_full for with_it, with_full in pairs], 1, percent=True)
 
@@ -201,22 +199,22 @@ def _published_loss(row: str) -> str | None:
     return None if theirs is None else f"{theirs - 5.14:.1f}"
 
 
-def _values(scale: ApproximationMatrixScale, results_: JobResults, column: str, row: str, figure: str) -> list[float]:
+def _values(scale: ApproximationMatrixScale, records: JobResults, column: str, row: str, figure: str) -> list[float]:
     keys = [key(column, row, seed) for seed in scale.seeds]
-    return [results_[name][figure] for name in keys if name in results_]
+    return [records[name][figure] for name in keys if name in records]
 
 
-def _mean(scale: ApproximationMatrixScale, results_: JobResults, column: str, row: str, figure: str) -> float | None:
-    values = _values(scale, results_, column, row, figure)
+def _mean(scale: ApproximationMatrixScale, records: JobResults, column: str, row: str, figure: str) -> float | None:
+    values = _values(scale, records, column, row, figure)
     return sum(values) / len(values) if values else None
 
 
-def summary(scale: ApproximationMatrixScale, results_: JobResults) -> str:
+def summary(scale: ApproximationMatrixScale, records: JobResults) -> str:
     """The sentence above the tables."""
     lost = {
-        row: _points_lost(scale, results_, row)
+        row: _points_lost(scale, records, row)
         for row in ("i-clustered-100", "clustered-100", "oracle-top")
-        if _values(scale, results_, "full", row, RATE)
+        if _values(scale, records, "full", row, RATE)
     }
     texts = ", ".join(f"{points} with {row}" for row, points in lost.items())
     return (

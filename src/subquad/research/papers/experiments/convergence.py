@@ -54,22 +54,22 @@ def cells(scale: ConvergenceScale) -> list[Cell]:
     return [speech.baseline_cell(scale.recipe), *models, times]
 
 
-def results(scale: ConvergenceScale, cells_: JobResults) -> Results:
+def results(scale: ConvergenceScale, by_cell: JobResults) -> Results:
     """Errors, times and curves."""
     keys = {method: [model_key(method, seed) for seed in scale.seeds] for method in scale.methods}
-    seconds = {shown(method): cells_[TIMES]["seconds"][method]["update"][1] for method in scale.methods}
+    seconds = {shown(method): by_cell[TIMES]["seconds"][method]["update"][1] for method in scale.methods}
     first = scale.seeds[0]
-    curves = {shown(m): cells_[model_key(m, first)] for m in scale.methods}
+    curves = {shown(m): by_cell[model_key(m, first)] for m in scale.methods}
     losses = {m: [(float(step), loss) for step, _, loss in curve["losses"]] for m, curve in curves.items()}
     rates = {m: [(float(step), 100 * rate) for step, _, rate, _ in curve["rates"]] for m, curve in curves.items()}
     return Results(
         summary="How fast models of speech learn with each attention. Curves are those of "
         f"seed {first}; time is the number of updates times the median time of one, measured apart.",
         tables=[
-            _errors(scale, cells_),
-            speech.times_table(cells_, keys),
+            _errors(scale, by_cell),
+            speech.times_table(by_cell, keys),
             _published(),
-            speech.baseline_table(cells_),
+            speech.baseline_table(by_cell),
         ],
         plots=[
             Lines(file="convergence-by-update", title="training loss a digit", x="updates", y="loss", series=losses),
@@ -91,10 +91,10 @@ def results(scale: ConvergenceScale, cells_: JobResults) -> Results:
     )
 
 
-def _errors(scale: ConvergenceScale, cells_: JobResults) -> Table:
+def _errors(scale: ConvergenceScale, by_cell: JobResults) -> Table:
     rows = []
     for method in scale.methods:
-        records = [cells_[model_key(method, seed)] for seed in scale.seeds]
+        records = [by_cell[model_key(method, seed)] for seed in scale.seeds]
         rates = [[record["test"][name] for record in records] for name in (RATE, HELD_OUT)]
         rows.append([shown(method), *(spread(values, 1, percent=True) for values in rates)])
     return Table(

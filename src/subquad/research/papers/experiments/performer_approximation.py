@@ -107,15 +107,15 @@ def settings_of_points(scale: PerformerApproximationScale) -> list[tuple[float, 
 
 def _kernel(scale: PerformerApproximationScale, rows: str, context: Context) -> dict[str, Any]:
     """The relative error of each kind at each place; with independent rows the exact one too."""
-    errors_: dict[str, Any] = {}
+    measured_errors: dict[str, Any] = {}
     for kind in KINDS:
         context.progress(kind, KINDS.index(kind), len(KINDS))
-        errors_[kind] = [
+        measured_errors[kind] = [
             [norm, number, measured(kind, *xy, number, scale.draws, rows == "iid"), expected(kind, *xy, number)]
             for norm, number in settings_of_points(scale)
             for xy in [pairs(norm, scale.width, 64)]
         ]
-    return errors_
+    return measured_errors
 
 
 # ---------------------------------------------------------------------- attention
@@ -228,7 +228,7 @@ def _kernel_results(scale: PerformerApproximationScale, records: JobResults) -> 
     ):
         here = f"norm {scale.norm:g}" if what == "features" else f"{fixed} features"
         xs = [float(number if what == "features" else norm) for norm, number in at]
-        head = [f"{kind}, {rows_}" for kind in KINDS for rows_ in ("iid", "exact", "orthogonal")]
+        head = [f"{kind}, {drawn}" for kind in KINDS for drawn in ("iid", "exact", "orthogonal")]
         body = [
             [
                 f"{x:g}",
@@ -355,11 +355,9 @@ def _quartiles(values: Spread) -> str:
 
 def _lines(file: str, title: str, y: str, errors: Errors, levels: Mapping[str, float]) -> Lines:
     points: dict[str, Sequence[tuple[float, float]]] = {
-        name: [(float(n), spread_.median) for n, spread_ in by_features.items()] for name, by_features in errors.items()
+        name: [(float(n), each.median) for n, each in by_features.items()] for name, by_features in errors.items()
     }
-    bands = {
-        name: [(spread_.low, spread_.high) for spread_ in by_features.values()] for name, by_features in errors.items()
-    }
+    bands = {name: [(each.low, each.high) for each in by_features.values()] for name, by_features in errors.items()}
     return Lines(
         file=file,
         title=title,

@@ -117,7 +117,7 @@ def results(scale: SpectrumScale, records: JobResults) -> Results:
     """Curves, heat maps, and what the paper says of them."""
     by_source = {name(source): records[key(source)] for source in sources(scale)}
     index = heat_map_index(scale.length)
-    lowest = min(min(map(min, at_index(spectrum_, index))) for spectrum_ in by_source.values())
+    lowest = min(min(map(min, at_index(eigenvalues, index))) for eigenvalues in by_source.values())
     low = min(0.9, math.floor(10 * lowest) / 10)
     return Results(
         summary=f"Y(j) is the share of the j largest singular values of a head's N×N attention weights in the sum of "
@@ -126,7 +126,7 @@ def results(scale: SpectrumScale, records: JobResults) -> Results:
         tables=[_all(by_source, index), _by_layer(by_source, index)],
         plots=[
             *(_curves(name(text), by_source, scale.length) for text in scale.texts),
-            *(_heat_map(source, spectrum_, index, low) for source, spectrum_ in by_source.items()),
+            *(_heat_map(source, eigenvalues, index, low) for source, eigenvalues in by_source.items()),
         ],
     )
 
@@ -137,16 +137,16 @@ def name(source: str) -> str:
     return path.parent.name or path.stem
 
 
-def at_index(spectrum_: Mapping[str, Any], index: int) -> list[list[float]]:
+def at_index(eigenvalues: Mapping[str, Any], index: int) -> list[list[float]]:
     """Y at one j, by layer and head."""
-    column = spectrum_["at"].index(index)
-    return [[curve[column] for curve in layer] for layer in spectrum_["curves"]]
+    column = eigenvalues["at"].index(index)
+    return [[curve[column] for curve in layer] for layer in eigenvalues["curves"]]
 
 
 def _all(by_source: Mapping[str, Mapping[str, Any]], index: int) -> Table:
     rows = []
-    for source, spectrum_ in by_source.items():
-        shares, needed = at_index(spectrum_, index), [count for layer in spectrum_["needed"] for count in layer]
+    for source, eigenvalues in by_source.items():
+        shares, needed = at_index(eigenvalues, index), [count for layer in eigenvalues["needed"] for count in layer]
         heads = [share for layer in shares for share in layer]
         half = len(shares) // 2
         lower, upper = (statistics.fmean(map(statistics.fmean, part)) for part in (shares[:half], shares[half:]))
@@ -175,15 +175,17 @@ def _all(by_source: Mapping[str, Mapping[str, Any]], index: int) -> Table:
 def _by_layer(by_source: Mapping[str, Mapping[str, Any]], index: int) -> Table:
     layers = len(next(iter(by_source.values()))["curves"])
     rows = []
-    for source, spectrum_ in by_source.items():
-        rows.append([source, *(f"{statistics.fmean(layer):.3f}" for layer in at_index(spectrum_, index))])
+    for source, eigenvalues in by_source.items():
+        rows.append([source, *(f"{statistics.fmean(layer):.3f}" for layer in at_index(eigenvalues, index))])
     return Table(title=f"Y({index}) by layer, mean of its heads", columns=["", *map(str, range(layers))], rows=rows)
 
 
 def _curves(source: str, by_source: Mapping[str, Mapping[str, Any]], length: int) -> Lines:
     """The median of each layer's heads, and of all heads of the model with random weights."""
-    spectrum_, baseline = by_source[source], by_source[UNTRAINED]
-    series = {f"layer {layer}": _median(spectrum_["at"], curves) for layer, curves in enumerate(spectrum_["curves"])}
+    eigenvalues, baseline = by_source[source], by_source[UNTRAINED]
+    series = {
+        f"layer {layer}": _median(eigenvalues["at"], curves) for layer, curves in enumerate(eigenvalues["curves"])
+    }
     series[UNTRAINED] = _median(baseline["at"], [curve for curves in baseline["curves"] for curve in curves])
     series["all equal"] = [(0.0, 0.0), (float(length), 1.0)]
     return Lines(
@@ -199,8 +201,8 @@ def _median(at: Sequence[int], curves: Sequence[Sequence[float]]) -> list[tuple[
     return [(float(j), statistics.median(values)) for j, values in zip(at, zip(*curves, strict=True), strict=True)]
 
 
-def _heat_map(source: str, spectrum_: Mapping[str, Any], index: int, low: float) -> HeatMap:
-    values = at_index(spectrum_, index)
+def _heat_map(source: str, eigenvalues: Mapping[str, Any], index: int, low: float) -> HeatMap:
+    values = at_index(eigenvalues, index)
     return HeatMap(
         file=f"heat-map-{source}",
         title=f"Y({index}) of each head, {source}",

@@ -96,19 +96,19 @@ def merge_tile(
     for i in range(0, most):
         slot = head * slots + tl.load(order + first + i, mask=i < count, other=0)
         total += tl.exp(tl.load(lses + slot, mask=i < count, other=-float("inf")) - base)
-    allowed = total != 0  # NaN is seen
-    safe = tl.where(allowed, total, 1.0)
+    reached = total != 0  # NaN is seen
+    safe = tl.where(reached, total, 1.0)
     merged = tl.zeros((TOKENS, WIDTH), tl.float32)
     for i in range(0, most):
         slot = head * slots + tl.load(order + first + i, mask=i < count, other=0)
         slot_lse = tl.load(lses + slot, mask=i < count, other=-float("inf"))
-        skipped = (slot_lse == -float("inf")) & allowed
+        skipped = (slot_lse == -float("inf")) & reached
         part = load_rows(partials, E, slot, (i < count) & (skipped == 0), E, WIDTH)
         # Divided first: the sum of what is not divided yet might overflow. A query that saw nothing keeps its 0 or NaN.
-        weight = tl.where(allowed, tl.exp(slot_lse - base) / safe, 1.0)
+        weight = tl.where(reached, tl.exp(slot_lse - base) / safe, 1.0)
         merged += weight[:, None] * part
     store_rows(out + head // H * out_b + head % H * out_h, out_n, token, present, merged, E, WIDTH)
-    tl.store(lse + head * N + token, tl.where(allowed, tl.log(safe) + base, -float("inf")), mask=present)
+    tl.store(lse + head * N + token, tl.where(reached, tl.log(safe) + base, -float("inf")), mask=present)
 
 
 @kernel
