@@ -76,6 +76,7 @@ def test_memory_is_given_a_token_and_sdpa_only_where_it_is_asked_for(made, scrip
     assert (lines["SDPA"], lines["linear"], lines["linear, causal"]) == (["7", "–"], ["7", "7"], ["8", "8"])
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="reads Linux's /proc")
 def test_a_process_of_its_own_counts_the_matrix_of_a_naive_softmax(script):
     sheet: ModuleType = script("sheet")

@@ -1,6 +1,7 @@
 """Imports run strictly downward."""
 
 import ast
+import functools
 import subprocess
 import sys
 from collections.abc import Callable
@@ -45,10 +46,17 @@ CIRCLES = [
 ]
 
 
+@functools.cache
+def nodes(path: Path) -> list[ast.AST]:
+    """The imports, calls and functions of a file, read once for all tests."""
+    kinds = (ast.Import, ast.ImportFrom, ast.Call, ast.FunctionDef)
+    return [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, kinds)]
+
+
 def imports(path: Path) -> set[str]:
     """Every module that a file imports anywhere in it, as dotted names."""
     names = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in nodes(path):
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
@@ -68,7 +76,7 @@ def circles(root: Path) -> list[set[str]]:
     modules = {name.removesuffix(".__init__"): path for name, path in paths.items()}
     graph = nx.DiGraph()
     for name, path in modules.items():
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in nodes(path):
             if isinstance(node, ast.Import):
                 graph.add_edges_from((name, alias.name) for alias in node.names)
             elif isinstance(node, ast.ImportFrom):
@@ -106,23 +114,22 @@ def offenders(rule: Callable[[Path], set[str]], paths: list[Path]) -> dict[str, 
     return {name: names for name, names in found.items() if names}
 
 
-def private_names(tree: ast.AST) -> set[str]:
+def private_names(path: Path) -> set[str]:
     """The functions and methods of a file whose name begins with one underscore."""
-    functions = {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
+    functions = {node.name for node in nodes(path) if isinstance(node, ast.FunctionDef)}
     return {name for name in functions if name.startswith("_") and not name.endswith("__")}
 
 
 def private_calls(paths: list[Path]) -> dict[str, set[str]]:
     """By file, the private functions of other modules that it imports or calls as a method."""
-    trees = {path: ast.parse(path.read_text()) for path in paths}
-    known = {path: private_names(tree) for path, tree in trees.items()}
+    known = {path: private_names(path) for path in paths}
     every = set().union(*known.values())
     found = {}
-    for path, tree in trees.items():
-        calls = [node.func for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    for path in paths:
+        calls = [node.func for node in nodes(path) if isinstance(node, ast.Call)]
         methods = [func for func in calls if isinstance(func, ast.Attribute)]
         names = {func.attr for func in methods if ast.unparse(func.value) not in ("self", "cls", "super()")}
-        imported = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
+        imported = [node for node in nodes(path) if isinstance(node, ast.ImportFrom)]
         names |= {alias.name for node in imported for alias in node.names if node.module.startswith("subquad")}
         found[str(path)] = {name for name in names & every if name not in known[path]}
     return {name: names for name, names in found.items() if names}

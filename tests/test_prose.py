@@ -25,7 +25,10 @@ WORDS = tomllib.loads((ROOT / "tests" / "words.toml").read_text("utf-8"))
 
 def found(lines: Iterable[Line], *tables: str) -> list[str]:
     """What is written in the lines that the tables of words.toml rule out, with the remedy."""
-    rules = [(re.compile(pattern, re.IGNORECASE), say) for table in tables for pattern, say in WORDS[table].items()]
+    lines = list(lines)
+    text, any_case = "\n".join(line.text for line in lines), re.IGNORECASE | re.MULTILINE
+    rules = [(re.compile(pattern, any_case), say) for table in tables for pattern, say in WORDS[table].items()]
+    rules = [(pattern, say) for pattern, say in rules if pattern.search(text)]  # few are in a file at all
     return [
         f"line {line.number}: {hit[0]!r}; write: {say}"
         for line in lines

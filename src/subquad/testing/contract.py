@@ -659,11 +659,11 @@ class CallContract(Contract):
         assert type(method).traits.learned or not hasattr(method, "seed")
 
     def test_dropout_drops_and_keeps_the_mean(self, method: Method):
-        q, k, v = (x.expand(1500, -1, -1, -1) for x in qkv(6, B=1, D=4, E=2))
+        q, k, v = (x.expand(600, -1, -1, -1) for x in qkv(6, B=1, D=4, E=2))
         torch.manual_seed(0)
         out = run(method, q, k, v, dropout_p=0.3)
         assert out.std(0).min() > 0.02
-        torch.testing.assert_close(out.mean(0), run(method, q[:1], k[:1], v[:1])[0], atol=0.08, rtol=0)
+        torch.testing.assert_close(out.mean(0), run(method, q[:1], k[:1], v[:1])[0], atol=0.13, rtol=0)
 
     @once
     @pytest.mark.parametrize("dropout_p", [-0.1, 1.0])

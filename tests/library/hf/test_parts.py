@@ -261,6 +261,7 @@ def test_a_base_model_whose_head_has_no_attention_keeps_the_config_of_both():
     assert model.config.subquad["layers"] == 2
 
 
+@pytest.mark.slow
 @pytest.mark.covering(strength=1)
 @pytest.mark.parametrize("case", ["encoder", "both", "part of whole", "restored part of whole"])
 @pytest.mark.parametrize("name", ["whisper", "bart"])

@@ -94,6 +94,7 @@ def test_without_subquad_loading_fails_with_the_remedy(elsewhere, way):
     assert "`attn_implementation=\"eager\"`" in elsewhere[way]  # transformers lists the others  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", loading.NAMES)
 def test_without_subquad_the_models_own_attention_can_be_asked_for(elsewhere, way):
     assert elsewhere[f"{way}, sdpa"] == "sdpa"

@@ -168,6 +168,7 @@ def test_a_refused_library_cannot_be_had(monkeypatch):
 # ---------------------------------------------------------------------- OpenMP
 
 
+@pytest.mark.slow
 @here
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
 def test_one_openmp_runtime_serves_torch_and_the_library():

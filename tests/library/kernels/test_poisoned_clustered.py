@@ -28,6 +28,7 @@ print("alive")
 """
 
 
+@pytest.mark.slow
 def test_fewer_finite_keys_than_topk_do_not_end_the_process():
     """In a process of its own, which a write outside of the buffers would end."""
     done = subprocess.run([sys.executable, "-c", FEWER_FINITE_KEYS_THAN_TOPK], capture_output=True, text=True)

@@ -323,7 +323,6 @@ def alone() -> dict[str, dict]:
 
 
 @pytest.mark.long  # other tests compile methods
-@pytest.mark.long
 @pytest.mark.parametrize("text", kept_alone.COMPILED)
 def test_compiles_without_a_break_for_indices_and_with_one_for_a_mask(alone, text):
     assert alone["compiled"][text] is None
@@ -389,6 +388,7 @@ def test_mistakes_are_one_line_that_names_both_sides(keep, error, message):
         assert "\n" not in str(raised.value)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", kept_alone.WRONG)
 def test_other_types_are_refused(alone, kind):
     wanted = f"`keep` is a {kind}, but it must be token indices, int (S,) or (B, S), or a bool (B, N), such as [0, -1]"

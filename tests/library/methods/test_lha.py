@@ -288,6 +288,7 @@ def test_balanced_selection_is_refused_in_a_causal_language_model():
 # ---------------------------------------------------------------------- learning
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("hash", ["mlp", pytest.param("linear", marks=pytest.mark.long)])
 def test_it_learns_groups_that_random_directions_do_not_find(hash):
     layer = bound(f"lha:buckets=4,enlarge=1.0,hash={hash}", heads=4, width=16)

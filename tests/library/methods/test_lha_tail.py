@@ -221,6 +221,7 @@ def test_more_cells_come_closer():
 # ---------------------------------------------------------------------- learning
 
 
+@pytest.mark.slow
 def test_it_learns_groups_that_random_directions_do_not_find():
     unseen, value = planted(0, heads=4), normal(2, 4, 64, 16, seed=1)
     exact = naive(unseen.query, unseen.key, value, scale=SCALE)

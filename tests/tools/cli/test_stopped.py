@@ -68,6 +68,7 @@ POINTS = [
 ]
 
 
+@pytest.mark.slow
 def test_a_stop_at_any_point_ends_with_its_exit_code(monkeypatch):
     monkeypatch.delenv("TORCHELASTIC_RUN_ID", raising=False)
     calls = [(signal.SIGINT, *points) for points in POINTS]

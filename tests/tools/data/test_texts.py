@@ -8,6 +8,7 @@ from subquad.core.errors import InputError
 from subquad.tools.data.texts import folder_lines, read_documents, standard_library
 
 
+@pytest.mark.slow
 def test_the_standard_library_is_long_english(monkeypatch):
     documents = standard_library()
     assert len(documents) > 20

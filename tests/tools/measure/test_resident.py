@@ -63,6 +63,7 @@ def test_what_a_call_adds(found, call, mib):
     assert found[call] == pytest.approx(mib, abs=4)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="reads Linux's /proc")
 def test_where_the_peak_cannot_be_reset_an_earlier_one_hides_a_part_and_that_is_said(found):
     assert found["without a reset"] == pytest.approx(100, abs=8)
