@@ -58,7 +58,7 @@ def calls_of(length: int, causal: bool, backward: bool) -> dict[str, Callable[[]
         return sq.attention(*inputs, method=FULL, return_lse=True, **options)
 
     def plain() -> tuple[Tensor, ...]:
-        with mock.patch("subquad.methods.full.is_fused", return_value=False):
+        with mock.patch("subquad.methods.core.exact.is_fused", return_value=False):
             return lse()
 
     def timed(call: Callable[[], tuple[Tensor, ...]]) -> Callable[[], None]:

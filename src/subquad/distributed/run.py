@@ -172,6 +172,7 @@ def needs_all_tokens(method: Method, call: Call, split: TokenSplit) -> list[str]
         "packed segments": len(mask.ids) > (kind == "halo"),
         "a window": mask.span is not None and kind == "places",
         "a dense mask": bool(mask.allowed),
+        "a causal mask, which it meets by halves": mask.is_causal and method.traits.by_halves,
         "a mask with an offset": not mask.aligned,
         "`bias`": call.bias is not None,
         # A query stands beside no key of its own rank.

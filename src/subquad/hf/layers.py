@@ -78,14 +78,14 @@ class Layer:
                 f"{name!r} reads the layer's input ({method}), which transformers does not hand to attention functions;"
                 " run it in sq.nn.MultiheadAttention, or in a model that `subquad train` makes"
             )
-        if self.causal and traits.causal != "strict":
-            parts = [p.method.name for p in method.parts if p.method.traits.causal != "strict"]
+        parts = [p.method.name for p in method.parts if not _fits_decoders(p.method)] if self.causal else []
+        if parts:
             part_note = f" (its part {', '.join(map(repr, parts))} is not)" if len(method.parts) > 1 else ""
             return (
                 f"{name!r} is not causal{part_note} and this layer is: the output at one position would depend on "
                 "later tokens, so training would leak the future and generation would not match it"
             )
-        if self.in_causal_decoder and traits.causal == "no":
+        if self.in_causal_decoder and traits.mixes_queries:
             return (
                 f"{name!r} mixes queries, and those of this cross-attention are a causal decoder's: the output at "
                 "one position would depend on later tokens"
@@ -99,6 +99,11 @@ class Layer:
         if self.beside_softmax and not method.is_exact:
             return f"{name!r} knows no {' and no '.join(self.beside_softmax)}, which this layer has; 'full' does"
         return keep_refusal(method, cross=self.cross, window=self.window) if keep else None
+
+
+def _fits_decoders(method: Method) -> bool:
+    """Whether no value of the future enters an output, and steps on a cache are what they are in the whole call."""
+    return method.traits.causal == "strict" or (method.traits.by_halves and method.refuses(Mask.causal()) is None)
 
 
 def keep_refusal(method: Method, *, cross: bool, window: int | None) -> str | None:
@@ -149,6 +154,12 @@ class Attached(nn.Module):
         **options: Any,
     ) -> Tensor:
         """Run the method for all queries: `mask`, `valid`, `query_valid` and `parallel` as in `attend_all`."""
+        if self.training and torch.is_grad_enabled() and mask.is_causal and self.bound.method.traits.by_halves:
+            raise ValueError(
+                f"layer {self.label}: {self.bound.method} chooses keys by all queries of a rectangle, later ones too, "
+                "so training would leak the future; call model.eval(), or train with a method that is strictly causal, "
+                "such as 'local' or 'learned-feature-map'"
+            )
         keep = self._keep(mask, valid, query.shape[2], key.shape[2])
         if softcap is not None or sinks is not None:
             if not self.bound.method.is_exact:

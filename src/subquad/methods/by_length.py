@@ -192,7 +192,7 @@ class ByLength(Method):
     def _run(self, number: int, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Partial:
         """One step's method on everything."""
         method = self.at[number].method.clamped_to(query.shape[2], key.shape[2])
-        return method.attend(query, key, value, _call_of_step(call, number))
+        return method.attend_for(call.mask)(query, key, value, _call_of_step(call, number))
 
     def _selected(
         self, numbers: Iterable[int], chosen: Tensor, query: Tensor, key: Tensor, value: Tensor, call: Call

@@ -38,7 +38,8 @@ from subquad.kernels.attention.clustered.op import clustered_attention
 from subquad.kernels.selection.clusters.op import query_clusters
 from subquad.kernels.selection.groups import broadcast, group_mean
 from subquad.kernels.selection.hashing.op import MAX_BITS
-from subquad.methods.core.method import MOST_REPEATS, Call, Method, Partial, Traits, choice, upcast, whole
+from subquad.methods.core.halves import ByHalves, block_length, last_rows
+from subquad.methods.core.method import MOST_REPEATS, Call, Partial, Traits, choice, upcast, whole
 from subquad.methods.core.residual import Residual
 
 SPACES = ("queries", "logits")  # of `query_clusters`; the first is the paper's
@@ -58,7 +59,7 @@ def _clustering(N: int, call: Call, method: Any) -> dict[str, Any]:
     return {"clusters": clusters, "bits": method.bits, "iterations": method.iterations, "seed": call.seed}
 
 
-class ClustersQueries(Method):
+class ClustersQueries(ByHalves):
     """A method of queries in clusters: centroids attend, and with `top_keys` each query to the top keys by itself."""
 
     clusters: int
@@ -102,6 +103,8 @@ class Clustered(ClustersQueries):
         seed: random seed of the hash planes. The same seed gives "i-clustered" the same clusters.
         space: what is clustered: "queries", the paper's, or "logits", so that queries with alike q·Kᵀ are together.
         refine: rounds of k-means on the vectors themselves, after that on their hashes.
+        block: under a causal mask, tokens of a block on the diagonal, whose attention is exact.
+        last: under a causal mask, queries at the end of each item that are exact.
 
     >>> import torch, subquad as sq
     >>> q, k, v = torch.randn(3, 2, 4, 300, 64)
@@ -115,15 +118,19 @@ class Clustered(ClustersQueries):
     seed: int = whole(0)
     space: str = choice(*SPACES)
     refine: int = whole(0, most=MOST_REPEATS)
+    block: int = block_length()
+    last: int = last_rows()
 
     name: ClassVar[str] = "clustered"
     traits: ClassVar[Traits] = Traits(
         family="clusters",
+        causal="values-only",
+        by_halves=True,
         dropout="weights of the centroids, one draw for all members of a cluster",
         stochastic=True,
         order_free=False,
         exact_limit={"clusters": "N"},
-        example={"clusters": 5, "bits": 15, "iterations": 3},
+        example={"clusters": 5, "bits": 15, "iterations": 3, "block": 4, "last": 3},
         complexity="O(C·M·D + N·C·iterations) time, O(N + C·D) memory (plain PyTorch: see its page)",
         source="Vyas et al. 2020, section 3.2",
         zeroes_padding=True,  # they are in no cluster

@@ -23,7 +23,7 @@ A query that is alone in its cluster has exact attention. Not causal: means and 
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
@@ -36,12 +36,13 @@ from subquad.kernels.selection.clusters.op import query_clusters
 from subquad.kernels.selection.hashing.op import MAX_BITS
 from subquad.kernels.tokens.positions import ValidPositions
 from subquad.methods.clustered import TOO_MANY_BITS
-from subquad.methods.core.method import MOST_REPEATS, Call, Method, Partial, Traits, whole
+from subquad.methods.core.halves import ByHalves, block_length, last_rows
+from subquad.methods.core.method import MOST_REPEATS, Call, Partial, Traits, whole
 from subquad.methods.core.residual import Residual
 
 
 @dataclass(frozen=True)
-class ClusteredTail(Method):
+class ClusteredTail(ByHalves):
     """Clusters of queries with similar attention; a cluster's top keys exactly, all other keys as a few cells.
 
     Args:
@@ -54,6 +55,8 @@ class ClusteredTail(Method):
         iterations: iterations of k-means on the hashes.
         refine: rounds of k-means on the vectors themselves, after that.
         seed: random seed of the hash planes.
+        block: under a causal mask, tokens of a block on the diagonal, whose attention is exact.
+        last: under a causal mask, queries at the end of each item that are exact.
 
     >>> import torch, subquad as sq
     >>> q, k, v = torch.randn(3, 2, 4, 300, 64)
@@ -68,22 +71,34 @@ class ClusteredTail(Method):
     iterations: int = whole(1, most=MOST_REPEATS)
     refine: int = whole(2, most=MOST_REPEATS)
     seed: int = whole(0)
+    block: int = block_length()
+    last: int = last_rows()
 
     name: ClassVar[str] = "clustered-tail"
     traits: ClassVar[Traits] = Traits(
         family="clusters",
+        causal="values-only",
+        by_halves=True,
         dropout="weights of each query on its top keys and on the cells",
         stochastic=True,
         order_free=False,
         positional=True,  # the cells' k-means starts from evenly spaced keys
         by_values=True,
         exact_limit={"topk": "M"},
-        example={"clusters": 5, "topk": 4, "cells": 3, "bits": 15, "iterations": 3},
+        example={"clusters": 5, "topk": 4, "cells": 3, "bits": 15, "iterations": 3, "block": 4, "last": 3},
         complexity="O(C·M·D + N·(C·refine + k + X)·D) time, O(N + C·(k + X·D)) memory; C and k grow with √N by default",
         source="extends Vyas et al. 2020",
         zeroes_padding=True,  # padded queries are in no cluster
         skips_padding=True,
     )
+
+    def in_rectangle(self, queries: int, keys: int) -> "ClusteredTail":
+        """Clusters and keys as long as they are not set: 2·√n and 4·√m, since errors of a decoder's layers add up."""
+        return replace(
+            self,
+            clusters=self.clusters or root(4 * queries),
+            topk=self.topk or root(16 * keys),
+        )
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Partial:
         """Cluster the queries, sort the keys into cells, and attend to top keys and cells in one softmax."""
@@ -128,8 +143,13 @@ def by_length(setting: int, factor: int, tokens: int, lengths: Tensor | None) ->
     if setting > 0:
         return torch.sym_min(setting, tokens), None
     if lengths is None and isinstance(tokens, int):
-        return min(math.isqrt(factor * tokens - 1) + 1, tokens), None
+        return min(root(factor * tokens), tokens), None
     most = torch.sym_min(torch.sym_int(torch.sym_sqrt(factor * tokens)) + 1, tokens)
     if lengths is None:
         return most, None
     return most, (factor * lengths).double().sqrt().ceil().long().clamp(min=1)
+
+
+def root(n: int) -> int:
+    """√n, rounded up."""
+    return math.isqrt(n - 1) + 1

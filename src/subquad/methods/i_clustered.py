@@ -29,6 +29,7 @@ from typing import ClassVar
 
 from subquad.kernels.selection.hashing.op import MAX_BITS
 from subquad.methods.clustered import SPACES, TOO_MANY_BITS, Clustered, ClustersQueries
+from subquad.methods.core.halves import block_length, last_rows
 from subquad.methods.core.method import MOST_REPEATS, Traits, choice, whole
 
 
@@ -44,6 +45,8 @@ class ImprovedClustered(ClustersQueries):
         seed: random seed of the hash planes. The same seed gives "clustered" the same clusters.
         space: what is clustered: "queries", the paper's, or "logits", so that queries with alike q·Kᵀ are together.
         refine: rounds of k-means on the vectors themselves, after that on their hashes.
+        block: under a causal mask, tokens of a block on the diagonal, whose attention is exact.
+        last: under a causal mask, queries at the end of each item that are exact.
 
     >>> import torch, subquad as sq
     >>> q, k, v = torch.randn(3, 2, 4, 300, 64)
@@ -58,13 +61,15 @@ class ImprovedClustered(ClustersQueries):
     seed: int = whole(0)
     space: str = choice(*SPACES)
     refine: int = whole(0, most=MOST_REPEATS)
+    block: int = block_length()
+    last: int = last_rows()
 
     name: ClassVar[str] = "i-clustered"
     traits: ClassVar[Traits] = replace(
         Clustered.traits,
         dropout="weights of the centroids on the other keys, one draw a cluster, and of each query on its top keys",
         exact_limit={"topk": "M"},
-        example={"clusters": 5, "bits": 15, "iterations": 3, "topk": 4},
+        example={"clusters": 5, "bits": 15, "iterations": 3, "topk": 4, "block": 4, "last": 3},
         complexity="O(C·M·D + N·(C·iterations + K·D)) time, O(N + C·(D + K)) memory (plain PyTorch: see its page)",
         source="Vyas et al. 2020, section 3.3",
     )

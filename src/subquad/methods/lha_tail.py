@@ -34,9 +34,10 @@ from subquad.kernels.selection.hash_functions import KINDS, divergence
 from subquad.kernels.tokens.positions import ValidPositions
 from subquad.kernels.tokens.slots import Buckets, members
 from subquad.methods.core.bucketed import LearnsHashes, attend_with_cells, residual_in_cells
+from subquad.methods.core.exact import exact
+from subquad.methods.core.halves import ByHalves, block_length, last_rows
 from subquad.methods.core.method import WIDEST, Call, Fit, Partial, Traits, choice, whole
 from subquad.methods.core.residual import Residual
-from subquad.methods.full import exact
 
 SHARPNESS = 4.0  # of the target of the queries
 FEEDING = 0.25  # weight in p_b of the queries that score highest in b
@@ -44,7 +45,7 @@ FED = 8  # how many they are
 
 
 @dataclass(frozen=True)
-class LearnedHashTail(LearnsHashes):
+class LearnedHashTail(ByHalves, LearnsHashes):
     """Learned buckets of keys, and centroids for the other keys. Only as a bound method.
 
     Args:
@@ -54,6 +55,8 @@ class LearnedHashTail(LearnsHashes):
         hash: "mlp" or "linear".
         hidden: width of the perceptron's hidden layer.
         seed: random seed of the start of the hash functions, and of the cells' hash planes.
+        block: under a causal mask, tokens of a block on the diagonal, whose attention is exact.
+        last: under a causal mask, queries at the end of each item that are exact.
 
     >>> import torch, subquad as sq
     >>> layer = sq.nn.MultiheadAttention(64, 4, method=sq.LearnedHashTail(buckets=4, keys=16, cells=4))
@@ -67,17 +70,21 @@ class LearnedHashTail(LearnsHashes):
     hash: str = choice(*KINDS)
     hidden: int = whole(64, least=1, most=WIDEST)
     seed: int = whole(0)
+    block: int = block_length()
+    last: int = last_rows()
 
     name: ClassVar[str] = "lha-tail"
     traits: ClassVar[Traits] = Traits(
         family="buckets",
+        causal="values-only",
+        by_halves=True,
         dropout="attention weights of a bucket's keys and of the centroids",
         stochastic=True,
         positional=True,  # the cells' k-means starts from evenly spaced keys
         learned=True,
         fit=Fit(metric="error"),
         exact_limit={"keys": "M"},
-        example={"buckets": 4, "keys": 6, "cells": 3, "hidden": 8},
+        example={"buckets": 4, "keys": 6, "cells": 3, "hidden": 8, "block": 4, "last": 3},
         complexity="O(N·(B + K + X)·D + M·B·X·D) time for K keys and X cells, O(N + B·(K + X)·D) memory",
         source="extends Sun et al. 2022",
         skips_padding=True,

@@ -49,9 +49,9 @@ from subquad.kernels.tokens.pools import pool_means, pool_of
 from subquad.kernels.tokens.positions import ValidPositions, placed, ranks
 from subquad.kernels.tokens.slots import taken
 from subquad.kernels.transforms import exact_attention
+from subquad.methods.core.exact import exact
 from subquad.methods.core.fitting import output_error
 from subquad.methods.core.method import WIDEST, Call, Fit, Method, Partial, Traits, choice, upcast, whole
-from subquad.methods.full import exact
 
 HIDDEN = -1e30  # a logit that is none; −inf rows would be NaN
 

@@ -174,7 +174,8 @@ class MixedHeads(Method):
         """Run each part on its own heads."""
         N, M = query.shape[2], key.shape[2]
         dealt = self._dealt(query, key, value, call)
-        outs, lses = zip(*(part.clamped_to(N, M).attend(*inputs) for part, inputs in dealt), strict=True)
+        sized = ((part.clamped_to(N, M), inputs) for part, inputs in dealt)
+        outs, lses = zip(*(part.attend_for(call.mask)(*inputs) for part, inputs in sized), strict=True)
         return torch.cat(outs, dim=1), torch.cat(lses, dim=1) if call.wants_lse else None
 
     def check_counts(self, N: int, M: int) -> None:

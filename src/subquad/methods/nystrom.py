@@ -39,8 +39,8 @@ from subquad.kernels.tokens.heads import repeat_heads
 from subquad.kernels.tokens.pools import pool_means, pool_of
 from subquad.kernels.tokens.positions import ranks
 from subquad.masks import Mask
+from subquad.methods.core.exact import sdpa
 from subquad.methods.core.method import WIDEST, Call, Method, Partial, Traits, upcast, whole
-from subquad.methods.full import sdpa
 
 START = 0.02  # deviation of the convolution's kernel as it starts
 MOST_ITERATIONS = 24  # beyond, rounding errors grow above what is left to gain

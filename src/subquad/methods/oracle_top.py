@@ -16,8 +16,9 @@ from torch import Tensor
 
 from subquad.kernels.attention.softmax import hide, visible_logsumexp, visible_softmax
 from subquad.kernels.tokens.heads import repeat_heads
+from subquad.methods.core.exact import logits_of
 from subquad.methods.core.method import Call, Method, Partial, Traits, upcast, whole
-from subquad.methods.full import Full, logits_of
+from subquad.methods.full import Full
 
 
 def attend_top(

@@ -40,8 +40,8 @@ from subquad.kernels.tokens.heads import repeat_heads
 from subquad.kernels.tokens.positions import ValidIndex, ValidPositions
 from subquad.kernels.tokens.slots import Slots, taken
 from subquad.masks import Mask
+from subquad.methods.core.exact import exact
 from subquad.methods.core.method import Call, Method, Partial, Traits, upcast, whole
-from subquad.methods.full import exact
 
 
 def budget(tokens: int, factor: int) -> int:

@@ -12,8 +12,9 @@ from typing import ClassVar
 from torch import Tensor
 
 from subquad.kernels.tokens.heads import repeat_heads
+from subquad.methods.core.exact import exact
 from subquad.methods.core.method import Call, Method, Partial, Traits
-from subquad.methods.full import Full, exact
+from subquad.methods.full import Full
 
 
 @dataclass(frozen=True)

@@ -52,14 +52,20 @@ def chooses(method: Method) -> bool:
 
 
 def of_sum(methods: Sequence[Method]) -> Traits:
-    """The combined traits of the parts of a sum."""
+    """The combined traits of the parts of a sum. What is causal by halves is so beside kept tokens alone."""
+    changes: dict[str, Any] = {"causal": "no"} if any(map(chooses, methods)) and _by_halves(methods) else {}
     return combined(
         methods,
+        **changes,
         unit="none",
         exact_limit="a sum is exact where its parts together choose all keys of each query",
         example={"terms": "local:window=4+keep:first+performer:features=16"},
         source="the parts' own: " + trait_values(methods, "source"),
     )
+
+
+def _by_halves(methods: Sequence[Method]) -> bool:
+    return any(method.traits.by_halves for method in methods)
 
 
 def read(text: str) -> list[Method]:

@@ -79,7 +79,7 @@ def prepare_sdpa(
         )
     if query.is_nested or key.is_nested or value.is_nested:
         raise ValueError("nested tensors: sq.attention takes them, but there is no padded form of a call of SDPA here")
-    if query.shape[2:3] != key.shape[2:3] and method.traits.causal == "no":
+    if query.shape[2:3] != key.shape[2:3] and method.traits.mixes_queries:
         raise ValueError(
             f"{method.name!r} mixes queries, and those of cross-attention may be a causal decoder's: the output at one "
             "position would depend on later ones"

@@ -171,7 +171,7 @@ def _refusal(module: nn.Module, name: str, layer: nn.Module, method: Method) -> 
         pick = "; pass a mapping to swap only the layers that can"
         if not method.traits.cross:
             return f"{method.label!r} is for self-attention, and this is cross-attention{pick}"
-        if method.traits.causal == "no":
+        if method.traits.mixes_queries:
             return (
                 f"{method.name!r} mixes queries, and those of this cross-attention are a decoder's: the output at one "
                 f"position would depend on later ones{pick}"

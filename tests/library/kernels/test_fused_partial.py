@@ -66,11 +66,11 @@ def test_full_attention_takes_it_on_cpus(mask, monkeypatch):
     query, key, value = (torch.randn(2, heads, 20, 8) for heads in (4, 2, 2))
     called = []
     monkeypatch.setattr(
-        "subquad.methods.full.fused_partial", lambda *x, **y: called.append(1) or fused_partial(*x, **y)
+        "subquad.methods.core.exact.fused_partial", lambda *x, **y: called.append(1) or fused_partial(*x, **y)
     )
     out, lse = sq.attention(query, key, value, method="full", mask=mask, return_lse=True, enable_gqa=True)
     assert called == [1]
-    monkeypatch.setattr("subquad.methods.full.is_fused", lambda query: False)
+    monkeypatch.setattr("subquad.methods.core.exact.is_fused", lambda query: False)
     want, want_lse = sq.attention(query, key, value, method="full", mask=mask, return_lse=True, enable_gqa=True)
     torch.testing.assert_close(out, want, atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(lse, want_lse, atol=1e-5, rtol=1e-5)

@@ -207,7 +207,7 @@ def test_oracle_top_in_chunks_equals_one_piece(monkeypatch):
     q, k, v = qkv()
     mask = Mask.causal() & Mask.padding([24, 9])
     whole = sq.attention(q, k, v, method="oracle-top:topk=3", mask=mask, bias=normal(1, 2, 24, 24))
-    monkeypatch.setattr("subquad.methods.full.CHUNK", 24 * 5)
+    monkeypatch.setattr("subquad.methods.core.exact.CHUNK", 24 * 5)
     torch.testing.assert_close(
         sq.attention(q, k, v, method="oracle-top:topk=3", mask=mask, bias=normal(1, 2, 24, 24)), whole
     )

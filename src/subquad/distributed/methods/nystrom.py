@@ -15,7 +15,7 @@ from subquad.kernels.precision import upcast
 from subquad.kernels.tokens.heads import repeat_heads
 from subquad.kernels.tokens.pools import pool_sizes
 from subquad.methods.core.call import Call, Partial
-from subquad.methods.full import sdpa
+from subquad.methods.core.exact import sdpa
 from subquad.methods.nystrom import Nystrom, inverse_core, keys_only, valid_values
 
 

@@ -33,6 +33,16 @@ def merge_partials(
     """
     outs = torch.stack([out for out, _ in partials])
     lses = torch.stack([lse for _, lse in partials])
+    weights, lse = shares(lses)
+    outs = outs.masked_fill((torch.isneginf(lses) & ~torch.isneginf(lse)).unsqueeze(-1), 0.0)
+    return (weights.unsqueeze(-1) * outs).sum(0), lse
+
+
+def shares(lses: Float[Tensor, "P *row"]) -> tuple[Float[Tensor, "P *row"], Float[Tensor, "*row"]]:
+    """The share of each partial in the attention over the union of their keys, e^{lse_p} / Σ_p e^{lse_p}, and its lse.
+
+    All shares of a row are 0 where no part saw a key.
+    """
     # A constant; and 0 where no part saw a key, whose gradients would be NaN otherwise.
     largest = lses.detach().amax(0)
     largest = torch.where(torch.isneginf(largest), 0.0, largest)
@@ -44,9 +54,7 @@ def merge_partials(
     # nothing is left of the log-sum-exp's beside it.
     apart = (lses - largest).exp().sum(0)
     lse = torch.where(present, torch.where(present, apart, 1.0).log() + largest, -torch.inf)
-    outs = outs.masked_fill((torch.isneginf(lses) & present).unsqueeze(-1), 0.0)
-    # Divided first: the sum of what is not divided yet might overflow.
-    return ((weights / total).unsqueeze(-1) * outs).sum(0), lse
+    return weights / total, lse  # the sum of what is not divided yet might overflow
 
 
 def logsumexp(logits: Float[Tensor, "*row K"]) -> Float[Tensor, "*row"]:

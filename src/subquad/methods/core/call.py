@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,6 +15,7 @@ from subquad.masks import Mask
 from subquad.methods.core.heads import Heads
 
 Partial = tuple[Tensor, Tensor | None]  # (out, lse); lse is None where it is not known or nobody asked
+Attend = Callable[[Tensor, Tensor, Tensor, "Call"], Partial]
 
 
 @dataclass(frozen=True, eq=False)

@@ -4,8 +4,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from subquad.methods.core.exact import sdpa
 from subquad.methods.core.method import Call, Method, upcast
-from subquad.methods.full import sdpa
 
 
 def output_error(

@@ -16,7 +16,7 @@ from subquad.kernels.tokens.padding import cleared_inputs
 from subquad.masks import Mask
 from subquad.methods.core.auxiliary import AuxiliaryLoss
 from subquad.methods.core.bound_method import Bindable, BoundMethod
-from subquad.methods.core.call import Call, Partial, checked_shard
+from subquad.methods.core.call import Attend, Call, Partial, checked_shard
 from subquad.methods.core.checks import (
     as_autocast,
     check_options,
@@ -103,6 +103,10 @@ class Method(Settings, Bindable, AuxiliaryLoss, Recurrence):
         or fp64, is read where `call.wants_lse`; −inf for a query that sees no key.
         """
         raise NotImplementedError(f"{type(self).__name__} defines no attend")
+
+    def attend_for(self, mask: Mask) -> Attend:
+        """What computes this method's attention under a mask: `attend`, except for causal masks by halves."""
+        return self.attend
 
     def __call__(
         self,
@@ -194,13 +198,14 @@ class Method(Settings, Bindable, AuxiliaryLoss, Recurrence):
         mask = call.mask
         # With an item, there are more tokens than these.
         method = self.clamped_to(query.shape[2], key.shape[2]) if call.item is None else self
+        attend = method.attend_for(mask)
         if mask.ids and not self.traits.takes_segments:
             (query, key, value, *hidden), inner, together = take_apart((query, key, value, *call.hidden_as_head), mask)
             inside = replace(call.under(inner), hidden=hidden[0][:, 0] if hidden else None)
-            out, lse = method.attend(query, key, value, inside)
+            out, lse = attend(query, key, value, inside)
             out, lse = together(out), together(lse) if call.wants_lse and lse is not None else None
         else:
-            out, lse = method.attend(query, key, value, call)
+            out, lse = attend(query, key, value, call)
         return self.without_padding((out, lse), call)
 
     def without_padding(self, partial: Partial, call: Call) -> Partial:

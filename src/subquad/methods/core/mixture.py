@@ -19,7 +19,7 @@ ALL = (
     "subquadratic",
     "quadratic_baseline",
 )
-ANY = ("stochastic", "positional", "by_values", "relative", "synthetic", "needs_hidden", "learned")
+ANY = ("by_halves", "stochastic", "positional", "by_values", "relative", "synthetic", "needs_hidden", "learned")
 
 
 def combined(methods: Sequence[Method], **changes: Any) -> Traits:
@@ -62,7 +62,7 @@ def refusal(mixture: Method, methods: Iterable[Method], mask: Mask, general: str
     reasons = {str(method): method.refuses(mask, **asked) for method in methods}
     refusing = {part: reason for part, reason in reasons.items() if reason}
     if not refusing:
-        return None
+        return general
     part, reason = next(iter(refusing.items()))
     if general is None:
         return f"{mixture.name!r} does not support what its part {part!r} refuses: {reason}"

@@ -20,6 +20,7 @@ class Traits:
 
     family: Family  # what replaces the N·M weights
     causal: Literal["strict", "values-only", "no"] = "no"
+    by_halves: bool = False  # causal by exact blocks and rectangles, inside which queries mix: `methods.core.halves`
     cross: bool = True  # N ≠ M, and queries that are not the keys' tokens
     window: bool = False
     dense_mask: bool = False
@@ -50,6 +51,11 @@ class Traits:
     example: Mapping[str, int | float | str] = field(default_factory=dict)
     complexity: str
     source: str
+
+    @property
+    def mixes_queries(self) -> bool:
+        """Whether without a causal mask the output of a query depends on the other queries."""
+        return self.by_halves or self.causal == "no"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,8 +6,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
+from subquad.methods.core.exact import exact
 from subquad.methods.core.method import Call, Method, Partial, Traits
-from subquad.methods.full import Full, exact
+from subquad.methods.full import Full
 
 
 class Temperatures(nn.Module):

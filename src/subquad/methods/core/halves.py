@@ -1,0 +1,303 @@
+"""Causal attention by halves, for methods that attend to all keys of a rectangle and return the log-sum-exp.
+
+                   keys
+              [0,s)      [s,2s)
+    [0,s)   [ halves  |          ]     Causal attention over 2s tokens is causal attention inside each half, and
+    [s,2s)  [ method  |  halves  ]     attention of the second half's queries to the first half's keys, a rectangle
+                                       without a mask.
+
+The halves are divided in the same way, down to blocks of `block` tokens, which are exact. The results are merged by
+log-sum-exp. Rectangles of one size, a *level* of 1, 2, 4, … blocks, are one batch; the last rectangle of a level may
+have fewer queries and is a call of its own. With a cost of O(n^1.5) for a rectangle of n tokens, all of them cost
+O(N^1.5). HyperAttention (Han et al. 2023, arXiv 2310.05869) has the recursion, with sampling inside the rectangles.
+
+The last queries of an item are exact over all keys: the question of a prompt stands there.
+
+No key and no value of the future enters an output. But how a method divides the keys of the past, and what a centroid
+of queries is, depends on all queries of a rectangle, later ones too: the trait `causal` is "values-only".
+
+Blocks begin at an item's first real token, so that padding changes nothing, wherever it stands. Queries that continue
+a cache of t tokens, as the mask's offset says, are a rectangle over these t keys, and halves of their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Bool, Float, Int64
+from torch import Tensor
+
+from subquad.kernels.attention.softmax import shares
+from subquad.kernels.tokens.padding import cleared
+from subquad.kernels.tokens.positions import front_first, placed
+from subquad.kernels.tokens.slots import taken
+from subquad.kernels.transforms import shapes_may_follow_data
+from subquad.masks import Mask
+from subquad.methods.core.call import Attend, Call
+from subquad.methods.core.exact import exact
+from subquad.methods.core.method import Method, Partial, whole
+
+BLOCK, LAST = 1024, 128
+
+
+def block_length() -> Any:
+    """Declare the setting `block` of a method that is causal by halves."""
+    return whole(BLOCK, least=1)
+
+
+def last_rows() -> Any:
+    """Declare the setting `last` of a method that is causal by halves."""
+    return whole(LAST)
+
+
+class ByHalves(Method):
+    """A method that is causal by halves. Its class declares the two settings, and its trait `by_halves` is true.
+
+    block: tokens of a block on the diagonal, whose attention is exact; below two blocks, all of it is.
+    last: queries at the end of each item that are exact over all keys.
+    """
+
+    block: int
+    last: int
+
+    def in_rectangle(self, queries: int, keys: int) -> Method:
+        """The method for a rectangle of so many queries and keys, or for what padding leaves of them."""
+        return self
+
+    def attend_for(self, mask: Mask) -> Attend:
+        """`attend_causally` under a causal mask."""
+        return self.attend_causally if mask.is_causal else self.attend
+
+    def attend_causally(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Partial:
+        """Attention under a causal mask; otherwise as `attend`. Padded queries are 0."""
+        out, lse = self._by_halves(query, key, value, call)
+        valid = call.mask.query_padding(query.shape[2])
+        return (out if valid is None else out.masked_fill(~valid[:, None, :, None], 0.0)), lse
+
+    def _by_halves(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Partial:
+        B, _, N, _ = query.shape
+        M, start = key.shape[2], first_position(call.mask)
+        if self.last >= N or (M if start is None else min(start + N, M)) < 2 * self.block:
+            return exact(query, key, value, call)
+        queries, keys = call.mask.query_padding(N), call.mask.key_padding(M)
+        query, key, value = cleared(query, queries), cleared(key, keys), cleared(value, keys)
+        inner = replace(call, mask=Mask(), wants_lse=True)
+        if start is not None:
+            return self._on_line(Line(query, key, value, queries, keys, start).with_a_key_for_each_query(), inner)
+        # Items have their queries at different positions: each is put beside the key of its position.
+        positions = call.mask.positions(torch.arange(N, device=query.device)[None]).expand(B, N)
+        queries = torch.ones_like(positions, dtype=torch.bool) if queries is None else queries
+        present = torch.zeros(B, M + N, dtype=torch.bool, device=query.device).scatter(1, positions, queries)
+        line = Line(placed(query, positions, M + N), key, value, present, keys, 0).with_a_key_for_each_query()
+        out, lse = self._on_line(line, inner)
+        return taken(out, positions), taken(lse[..., None], positions)[..., 0]
+
+    def _on_line(self, line: Line, call: Call) -> tuple[Tensor, Tensor]:
+        """Attention of the queries of a line of tokens, which blocks divide from each item's first token on."""
+        order = line.front_order()
+        line = line if order is None else line.in_order(order)
+        groups = [
+            [(rectangles, self._attend(rectangles, line, call)) for rectangles in group]
+            for group in rectangles_of(line.query.shape[2], line.start, self.block)
+        ]
+        out, lse = merged(groups, line.query.shape[2])
+        if self.last:
+            out, lse = with_last_rows(out, lse, line, self.last, call)
+        if order is None:
+            return out, lse
+        back = order.argsort(1)
+        return taken(out, back), taken(lse[..., None], back)[..., 0]
+
+    def _attend(self, rectangles: Rectangles, line: Line, call: Call) -> tuple[Tensor, Tensor]:
+        """The partials of these rectangles, in one batch: exact on the diagonal, by the method elsewhere."""
+        query = _as_batch(rectangles.of_queries(line.query))
+        key, value = (_as_batch(rectangles.of_keys(x)) for x in (line.key, line.value))
+        keys = None if line.valid_keys is None else rectangles.of_keys(line.valid_keys).flatten(0, 1)
+        queries = None if line.valid_queries is None else rectangles.of_queries(line.valid_queries).flatten(0, 1)
+        if rectangles.diagonal:
+            hidden = keys is not None and not line.hides_only_padding
+            mask = Mask.causal() & Mask.padding(keys=keys) if hidden else Mask.causal()
+            out, lse = exact(query, key, value, call.under(mask))
+        else:
+            mask = Mask() if keys is None else Mask.padding(keys=keys)
+            mask = mask if queries is None else mask & Mask.padding(queries=queries)
+            sizes = rectangles.queries, rectangles.keys
+            method = self.in_rectangle(*sizes).clamped_to(*sizes)
+            out, lse = method.attend(query, key, value, call.under(mask))
+        assert lse is not None
+        shape = (len(line.query), rectangles.count)
+        return out.unflatten(0, shape).transpose(1, 2), lse.unflatten(0, shape).transpose(1, 2)
+
+
+@dataclass(frozen=True)
+class Rectangles:
+    """Equal rectangles of queries and keys, each `step` tokens behind the one before."""
+
+    query: int  # the first of the first rectangle
+    key: int
+    queries: int  # of each
+    keys: int
+    step: int = 1
+    count: int = 1
+    diagonal: bool = False
+
+    def of_queries(self, x: Tensor) -> Tensor:
+        """A view of (B,H,N,D), (B,H,N) or (B,N) of the queries: (B,H,R,n,D), (B,H,R,n), (B,R,n) for R rectangles."""
+        return _windows(x, self.query, self.queries, self.step, self.count)
+
+    def of_keys(self, x: Tensor) -> Tensor:
+        """A view of (B,G,M,D) or (B,M) of the keys: (B,G,R,m,D) or (B,R,m)."""
+        return _windows(x, self.key, self.keys, self.step, self.count)
+
+
+def rectangles_of(N: int, start: int, block: int) -> Iterator[list[Rectangles]]:
+    """Who meets whom in which part, in groups: the queries of a group are in one part of it at most.
+
+    Query i is beside the key start + i. The groups are the diagonal, the levels, and the keys before `start`.
+    """
+    whole_blocks, rest = divmod(N, block)
+    diagonal = [Rectangles(0, start, block, block, block, whole_blocks, diagonal=True)] if whole_blocks else []
+    if rest:
+        at = N - rest
+        diagonal.append(Rectangles(at, start + at, rest, rest, diagonal=True))
+    yield diagonal
+    size = block
+    while size < N:
+        pairs, rest = divmod(N, 2 * size)
+        level = [Rectangles(size, start, size, size, 2 * size, pairs)] if pairs else []
+        if rest > size:
+            at = N - rest
+            level.append(Rectangles(at + size, start + at, rest - size, size))
+        yield level
+        size *= 2
+    if start:
+        yield [Rectangles(0, 0, N, start)]
+
+
+@dataclass(frozen=True)
+class Line:
+    """Tokens in a line: `start` keys, and then one key for each query."""
+
+    query: Float[Tensor, "B H N D"]
+    key: Float[Tensor, "B G M D"]
+    value: Float[Tensor, "B G M E"]
+    valid_queries: Bool[Tensor, "B N"] | None
+    valid_keys: Bool[Tensor, "B M"] | None
+    start: int
+
+    def with_a_key_for_each_query(self) -> Line:
+        """The line without keys behind the last query, and with hidden ones for queries behind the last key."""
+        end, M = self.start + self.query.shape[2], self.key.shape[2]
+        valid = self.valid_keys
+        if end > M and valid is None:
+            valid = torch.ones(len(self.key), M, dtype=torch.bool, device=self.key.device)
+        valid = None if valid is None else F.pad(valid, (0, end - M))
+        return replace(self, key=_to_length(self.key, end), value=_to_length(self.value, end), valid_keys=valid)
+
+    @property
+    def hides_only_padding(self) -> bool:
+        """Whether it is known that each hidden key is a padded query too, behind which no other query stands."""
+        queries, keys = self.valid_queries, self.valid_keys
+        if queries is None or keys is None or not shapes_may_follow_data(keys):
+            return False
+        return torch.equal(queries, keys[:, self.start :])
+
+    def present(self) -> Bool[Tensor, "B N"] | None:
+        """Which tokens are real as a query or as a key; None: all are."""
+        if self.valid_queries is None or self.valid_keys is None:
+            return None
+        return self.valid_queries | self.valid_keys[:, self.start :]
+
+    def front_order(self) -> Int64[Tensor, "B N"] | None:
+        """The order in which each item's real tokens come first; None where they do."""
+        present = self.present()
+        if present is None or (shapes_may_follow_data(present) and bool((present[:, :-1] >= present[:, 1:]).all())):
+            return None
+        return front_first(present)
+
+    def in_order(self, order: Int64[Tensor, "B N"]) -> Line:
+        """The line with its queries, and their keys, in another order."""
+        of_keys = torch.cat(
+            [torch.arange(self.start, device=order.device).expand(len(order), -1), order + self.start], 1
+        )
+        queries, keys = self.valid_queries, self.valid_keys
+        return Line(
+            taken(self.query, order),
+            taken(self.key, of_keys),
+            taken(self.value, of_keys),
+            None if queries is None else queries.gather(1, order),
+            None if keys is None else keys.gather(1, of_keys),
+            self.start,
+        )
+
+
+def merged(groups: list[list[tuple[Rectangles, tuple[Tensor, Tensor]]]], N: int) -> tuple[Tensor, Tensor]:
+    """The partials of all rectangles, merged for each of the N queries. Those of the first group hold each query."""
+    (out, lse), *_ = (partial for _, partial in groups[0])
+    B, H, E = *lse.shape[:2], out.shape[-1]
+    lses = lse.new_full((len(groups), B, H, N), -torch.inf)
+    for number, group in enumerate(groups):
+        for rectangles, (_, lse) in group:
+            rectangles.of_queries(lses[number]).copy_(lse)
+    weights, lse = shares(lses)
+    total = lse.new_zeros(B, H, N, E)
+    for weight, group in zip(weights, groups, strict=True):
+        for rectangles, (out, of_part) in group:
+            out = out.masked_fill(torch.isneginf(of_part)[..., None], 0.0)
+            rectangles.of_queries(total).addcmul_(out, rectangles.of_queries(weight)[..., None])
+    return total, lse
+
+
+def with_last_rows(out: Tensor, lse: Tensor, line: Line, last: int, call: Call) -> tuple[Tensor, Tensor]:
+    """The partial in which the last real queries of each item are exact over all keys."""
+    N, present = line.query.shape[2], line.present()
+    count = min(last, N)
+    if present is None:
+        mask = Mask.causal(offset=line.start + N - count)
+        mask = mask if line.valid_keys is None else mask & Mask.padding(keys=line.valid_keys)
+        exact_out, exact_lse = exact(line.query[:, :, N - count :], line.key, line.value, call.under(mask))
+        assert exact_lse is not None
+        return torch.cat([out[:, :, : N - count], exact_out], 2), torch.cat([lse[:, :, : N - count], exact_lse], 2)
+    device = out.device
+    lengths, token = present.sum(1)[:, None], torch.arange(N, device=device)
+    rows = lengths - count + torch.arange(count, device=device)  # below 0 in an item that has fewer
+    allowed = torch.arange(line.key.shape[2], device=device) <= (line.start + rows)[..., None]
+    allowed = allowed if line.valid_keys is None else allowed & line.valid_keys[:, None]
+    mask = Mask.dense(allowed[:, None])
+    exact_out, exact_lse = exact(taken(line.query, rows.clamp(min=0)), line.key, line.value, call.under(mask))
+    assert exact_lse is not None
+    among = token - (lengths - count)
+    is_last = ((among >= 0) & (token < lengths))[:, None]
+    at = among.clamp(0, count - 1)
+    out = torch.where(is_last[..., None], taken(exact_out, at), out)
+    return out, torch.where(is_last, taken(exact_lse[..., None], at)[..., 0], lse)
+
+
+def first_position(mask: Mask) -> int | None:
+    """Where the first query stands among the keys; None where that differs between items, or cannot be read here."""
+    offset = mask.offset
+    if not isinstance(offset, Tensor):
+        return offset or 0
+    if not shapes_may_follow_data(offset):
+        return None
+    first = int(offset.min())
+    return first if first >= 0 and first == int(offset.max()) else None
+
+
+def _windows(x: Tensor, first: int, size: int, step: int, count: int) -> Tensor:
+    """A view of windows of `size` tokens, each `step` tokens behind the one before."""
+    axis = 1 if x.ndim == 2 else 2
+    windows = x.narrow(axis, first, (count - 1) * step + size).unfold(axis, size, step)
+    return windows.mT if x.ndim == 4 else windows
+
+
+def _as_batch(x: Float[Tensor, "B H R n D"]) -> Float[Tensor, "BR H n D"]:
+    return x.transpose(1, 2).flatten(0, 1)
+
+
+def _to_length(x: Float[Tensor, "B G M D"], length: int) -> Float[Tensor, "B G {length} D"]:
+    return x[:, :, :length] if length <= x.shape[2] else F.pad(x, (0, 0, 0, length - x.shape[2]))
