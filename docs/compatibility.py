@@ -84,7 +84,7 @@ def masks() -> str:
     rows = []
     for name, method in sq.METHODS.items():
         t = method.traits
-        steps = t.causal == "strict" and (t.cross or t.cached)
+        steps = (t.cached or t.cross) and (t.by_halves or t.causal == "strict")
         flags = t.window, t.dense_mask, t.bias, t.cross, steps, t.recurrent, t.lse
         rows.append((page(name), causal[t.causal], *map(tick, flags)))
     return table(header, rows)
@@ -121,7 +121,7 @@ def kernels(method: type[sq.Method]) -> str:
     runs = [ops_of(method, is_causal=False)]
     if method.traits.causal != "no":
         runs.append(ops_of(method, is_causal=True))
-    always = [op for op in runs[0] if op in runs[-1]]
+    always = [op for op in runs[0] if op in runs[-1] or method.traits.by_halves]
     causal = [op for op in runs[-1] if op not in runs[0]]
     words = [f"`{op}`" for op in always] + [f"`{op}` (causal)" for op in causal]
     return ", ".join(words) or "none: plain PyTorch"

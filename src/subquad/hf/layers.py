@@ -154,12 +154,8 @@ class Attached(nn.Module):
         **options: Any,
     ) -> Tensor:
         """Run the method for all queries: `mask`, `valid`, `query_valid` and `parallel` as in `attend_all`."""
-        if self.training and torch.is_grad_enabled() and mask.is_causal and self.bound.method.traits.by_halves:
-            raise ValueError(
-                f"layer {self.label}: {self.bound.method} chooses keys by all queries of a rectangle, later ones too, "
-                "so training would leak the future; call model.eval(), or train with a method that is strictly causal, "
-                "such as 'local' or 'learned-feature-map'"
-            )
+        if self.training and torch.is_grad_enabled():
+            self.check_training()
         keep = self._keep(mask, valid, query.shape[2], key.shape[2])
         if softcap is not None or sinks is not None:
             if not self.bound.method.is_exact:
@@ -170,6 +166,15 @@ class Attached(nn.Module):
             return attend_exactly(query, key, value, visible, softcap=softcap, sinks=sinks, **options)
         options |= {"bias": bias, "keep": keep, "hidden": hidden, "parallel": parallel}
         return attend_all(self.bound, query, key, value, mask=mask, valid=valid, query_valid=query_valid, **options)
+
+    def check_training(self) -> None:
+        """Raise ValueError if training through this layer would leak the future."""
+        method = self.bound.method
+        if self.causal and method.traits.by_halves:
+            raise ValueError(
+                f"layer {self.label}: {method.label!r} has centroids of queries, later ones too, so training would "
+                "leak the future; call model.eval(), or train with a method that is strictly causal, such as 'local'"
+            )
 
     def _keep(self, mask: Mask, valid: Tensor | None, N: int, M: int) -> Keep | None:
         """Which tokens' attention is exact in this call, as methods take it."""

@@ -24,8 +24,9 @@ closer to exact attention at no cost (`benchmarks/hash_quality.py`). Not the pap
 `refine`, which the defaults leave out: what must be alike in a cluster is q Kᵀ (proposition 1), and a hash is coarse.
 
 Deviations from the published code: planes and starts come from a seed, the same for every item, head
-and call; the start knows padding; an item with no more queries than clusters is exact. Non-causal: a centroid averages
-future queries. The gradient flows through the means and A^c; the labels are constants.
+and call; the start knows padding; an item with no more queries than clusters is exact. A centroid
+averages later queries too, so the method is causal by halves alone (`methods.core.halves`). The gradient flows through
+the means and A^c; the labels are constants.
 """
 
 from dataclasses import dataclass

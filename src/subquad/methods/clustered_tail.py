@@ -19,7 +19,8 @@ k           topk
 X           cells
 ==========  ==================
 
-A query that is alone in its cluster has exact attention. Not causal: means and choices look at the whole sequence.
+A query that is alone in its cluster has exact attention. Means and choices look at the whole
+sequence; causal attention is by halves (`methods.core.halves`).
 """
 
 import math

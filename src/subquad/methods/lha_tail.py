@@ -16,7 +16,8 @@ An extension of Sun et al. 2022 (see "lha"): what their buckets miss is the mass
 The ¼ feeds buckets that no query is in. L_K's softmax runs over the keys, so that H_K ranks keys within a bucket. The
 targets t and p are constants; q and k are detached. Cells partition the keys: k-means of their sign hashes.
 
-The hash functions read q·√scale and k·√scale. Not causal: the centroids hold later keys.
+The hash functions read q·√scale and k·√scale. Cells hold later keys: causal attention is by halves
+(`methods.core.halves`).
 """
 
 from dataclasses import dataclass

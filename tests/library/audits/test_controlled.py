@@ -198,5 +198,5 @@ def test_bad_arguments_are_named(wrong, message):
 
 
 def test_what_the_method_cannot_do_is_refused_as_everywhere():
-    with pytest.raises(ValueError, match="'clustered-tail' does not support a causal mask"):
-        sq.Controlled()(*qkv(), is_causal=True)
+    with pytest.raises(ValueError, match="'smyrf' does not support a causal mask"):
+        sq.Controlled(method="smyrf")(*qkv(), is_causal=True)

@@ -76,8 +76,8 @@ def test_left_and_right_padding_agree_in_an_encoder_without_positions():
 def test_a_method_that_is_not_causal_is_refused_on_causal_layers(name):
     case = build(name)
     before = case.output()
-    with pytest.raises(ValueError, match=r"layer \d+ .*'clustered' is not causal .* leak the future"):
-        sq.hf.swap(case.model, "clustered")
+    with pytest.raises(ValueError, match=r"layer \d+ .*'smyrf' is not causal .* leak the future"):
+        sq.hf.swap(case.model, "smyrf")
     torch.testing.assert_close(case.output(), before, atol=0, rtol=0)
     assert case.model.config._attn_implementation == "eager"
 
@@ -235,7 +235,5 @@ def test_an_unattached_model_under_our_name_says_what_to_do():
 
 
 def test_of_mixed_heads_the_parts_that_are_not_causal_are_named():
-    with pytest.raises(
-        ValueError, match=r"'mixed-heads' is not causal \(its part 'clustered' is not\) and this layer is"
-    ):
-        sq.hf.swap(build("llama").model, "mixed-heads:methods=local+clustered")
+    with pytest.raises(ValueError, match=r"'mixed-heads' is not causal \(its part 'smyrf' is not\) and this layer is"):
+        sq.hf.swap(build("llama").model, "mixed-heads:methods=local+smyrf")

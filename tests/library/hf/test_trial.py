@@ -120,7 +120,7 @@ def test_causality_is_that_of_the_mask_function_and_not_of_the_attribute():
     want = model(input_ids=ids).logits
     assert [layer.causal for layer in sq.hf.find_layers(model)] == [True, True]
     with pytest.raises(ValueError, match="is not causal and this layer is"):
-        sq.hf.swap(model, "clustered")
+        sq.hf.swap(model, "smyrf")
     sq.hf.swap(model, "full")
     torch.testing.assert_close(model(input_ids=ids).logits, want, atol=1e-5, rtol=1e-5)
 
@@ -138,8 +138,8 @@ def test_a_decoder_asked_to_attend_both_ways_is_not_causal():
 def test_the_causality_of_clips_text_tower_is_seen_when_swapping():
     text = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
     model = hf.CLIPTextModel(hf.CLIPTextConfig(**text, vocab_size=60, max_position_embeddings=20, eos_token_id=2))
-    assert all("is not causal" in reason for reason in sq.hf.refusals(model, "i-clustered").values())
-    assert len(sq.hf.refusals(model, "i-clustered")) == 2
+    assert all("is not causal" in reason for reason in sq.hf.refusals(model, "smyrf").values())
+    assert len(sq.hf.refusals(model, "smyrf")) == 2
 
 
 def test_widths_are_those_that_the_layer_gives():

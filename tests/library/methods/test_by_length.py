@@ -182,9 +182,7 @@ def test_a_mixture_inside_mixed_heads_is_refused():
 
 
 def test_the_refusal_names_the_method_that_refuses():
-    with pytest.raises(
-        ValueError, match=r"'by-length' does not support a causal mask.*another method for 'i-clustered'"
-    ):
-        ByLength()(*qkv(5), is_causal=True)
-    with pytest.raises(ValueError, match=r"'by-length' is not causal \(its part 'clustered' is not\)"):
-        sq.hf.swap(build("llama").model, ByLength({0: "full", 9: "clustered"}))
+    with pytest.raises(ValueError, match=r"'by-length' does not support a causal mask.*another method for 'smyrf'"):
+        ByLength({0: "full", 3: "smyrf"})(*qkv(5), is_causal=True)
+    with pytest.raises(ValueError, match=r"'by-length' is not causal \(its part 'smyrf' is not\)"):
+        sq.hf.swap(build("llama").model, ByLength({0: "full", 9: "smyrf"}))

@@ -182,7 +182,7 @@ def test_every_trait_that_is_yes_or_no_is_combined():
     ("local+full", "strict", False, True, False, False),
     ("full+oracle-top", "strict", True, True, False, True),
     ("full+lha", "values-only", True, True, True, True),
-    ("local+clustered", "no", False, True, False, False),
+    ("local+smyrf", "no", False, True, False, False),
     ("local+shared-full", "strict", False, False, False, False),
     ("local:positions=relative+full", "strict", False, True, True, False),
 ])  # fmt: skip

@@ -235,7 +235,7 @@ def test_a_bad_text_says_what_is_wrong(text, message):
 
 def test_refusals_name_the_part():
     q, k, v = qkv()
-    with pytest.raises(ValueError, match=r"'sum' does not support a causal mask.*another method for 'clustered'"):
+    with pytest.raises(ValueError, match=r"'sum' does not support a causal mask.*leak"):
         sq.attention(q, k, v, method="local+clustered", is_causal=True)
     with pytest.raises(
         ValueError, match=r"'sum': its part 'lha-tail' has learned parameters, .* only as a bound method"

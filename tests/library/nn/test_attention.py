@@ -202,5 +202,5 @@ def test_a_method_without_a_state_takes_no_steps():
 
 
 def test_what_the_method_refuses_the_layer_refuses():
-    with pytest.raises(ValueError, match="'clustered' does not support a causal mask"):
-        layer("clustered")(normal(2, 9, 12), is_causal=True)
+    with pytest.raises(ValueError, match="'smyrf' does not support a causal mask"):
+        layer("smyrf")(normal(2, 9, 12), is_causal=True)

@@ -83,7 +83,7 @@ def test_methods_that_mix_queries_do_not_go_into_a_decoders_cross_attention():
     with pytest.raises(ValueError, match="is for self-attention, and this is cross-attention"):
         sq.nn.swap(model, "shared-full")
     assert not any(hasattr(part, "subquad") for part in model.modules())
-    sq.nn.swap(model, {"*.self_attn": ROUGH})
+    sq.nn.swap(model, {"*.self_attn": "smyrf"})
     with pytest.raises(ValueError, match="does not support a causal mask"):
         model(normal(2, 9, 12), normal(2, 5, 12), tgt_mask=FUTURE)
 

@@ -68,7 +68,7 @@ def test_masks_are_read_and_causality_is_refused_where_a_method_has_none(layers)
     want = layers[0](x, attn_mask=valid[:, None, None])
     sq.nn.swap(layers, "full")
     torch.testing.assert_close(layers[0](x, attn_mask=valid[:, None, None]), want)
-    sq.nn.swap(layers, ROUGH)
+    sq.nn.swap(layers, "smyrf")
     with pytest.raises(ValueError, match="does not support a causal mask"):
         layers[0](x, is_causal=True)
 

@@ -129,7 +129,6 @@ def test_padded_queries_do_not_change_the_others():
 @pytest.mark.parametrize(
     ("masks", "message"),
     [
-        ({"attn_mask": FUTURE}, "does not support a causal mask"),
         ({"attn_mask": MASKS["of each head"]["attn_mask"]}, "differs between heads"),
         ({"attn_mask": normal(9, 9)}, r"holds floats that are added to the logits \(other numbers than 0 and −inf"),
         ({"attn_mask": FUTURE[:5]}, r"`attn_mask` is \(5, 9\), but it must be \(9, 9\) or \(8, 9, 9\)"),

@@ -171,7 +171,7 @@ def test_methods_lists_all_with_their_abilities():
     for name in sq.list_methods():
         assert name in done.stdout
     traits = json.loads(run(app, ["methods", "--json"]).stdout)
-    assert traits["clustered"]["causal"] == "no"
+    assert traits["clustered"]["causal"] == "values-only"
     assert traits["i-clustered"]["settings"]["topk"] == 32
 
 

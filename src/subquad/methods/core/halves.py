@@ -57,7 +57,7 @@ def last_rows() -> Any:
 class ByHalves(Method):
     """A method that is causal by halves. Its class declares the two settings, and its trait `by_halves` is true.
 
-    block: tokens of a block on the diagonal, whose attention is exact; below two blocks, all of it is.
+    block: tokens of a block on the diagonal, whose attention is exact; where there is no other block, all of it is.
     last: queries at the end of each item that are exact over all keys.
     """
 
@@ -65,7 +65,7 @@ class ByHalves(Method):
     last: int
 
     def in_rectangle(self, queries: int, keys: int) -> Method:
-        """The method for a rectangle of so many queries and keys, or for what padding leaves of them."""
+        """The method for a rectangle of these numbers of queries and keys, or for what padding leaves of them."""
         return self
 
     def attend_for(self, mask: Mask) -> Attend:
@@ -81,22 +81,22 @@ class ByHalves(Method):
     def _by_halves(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Partial:
         B, _, N, _ = query.shape
         M, start = key.shape[2], first_position(call.mask)
-        if self.last >= N or (M if start is None else min(start + N, M)) < 2 * self.block:
+        if self.last >= N or (M if start is None else min(start + N, M)) <= self.block:
             return exact(query, key, value, call)
         queries, keys = call.mask.query_padding(N), call.mask.key_padding(M)
         query, key, value = cleared(query, queries), cleared(key, keys), cleared(value, keys)
         inner = replace(call, mask=Mask(), wants_lse=True)
         if start is not None:
-            return self._on_line(Line(query, key, value, queries, keys, start).with_a_key_for_each_query(), inner)
+            return self._on_line(TokenLine(query, key, value, queries, keys, start).with_a_key_for_each_query(), inner)
         # Items have their queries at different positions: each is put beside the key of its position.
         positions = call.mask.positions(torch.arange(N, device=query.device)[None]).expand(B, N)
         queries = torch.ones_like(positions, dtype=torch.bool) if queries is None else queries
         present = torch.zeros(B, M + N, dtype=torch.bool, device=query.device).scatter(1, positions, queries)
-        line = Line(placed(query, positions, M + N), key, value, present, keys, 0).with_a_key_for_each_query()
+        line = TokenLine(placed(query, positions, M + N), key, value, present, keys, 0).with_a_key_for_each_query()
         out, lse = self._on_line(line, inner)
         return taken(out, positions), taken(lse[..., None], positions)[..., 0]
 
-    def _on_line(self, line: Line, call: Call) -> tuple[Tensor, Tensor]:
+    def _on_line(self, line: TokenLine, call: Call) -> tuple[Tensor, Tensor]:
         """Attention of the queries of a line of tokens, which blocks divide from each item's first token on."""
         order = line.front_order()
         line = line if order is None else line.in_order(order)
@@ -112,7 +112,7 @@ class ByHalves(Method):
         back = order.argsort(1)
         return taken(out, back), taken(lse[..., None], back)[..., 0]
 
-    def _attend(self, rectangles: Rectangles, line: Line, call: Call) -> tuple[Tensor, Tensor]:
+    def _attend(self, rectangles: Rectangles, line: TokenLine, call: Call) -> tuple[Tensor, Tensor]:
         """The partials of these rectangles, in one batch: exact on the diagonal, by the method elsewhere."""
         query = _as_batch(rectangles.of_queries(line.query))
         key, value = (_as_batch(rectangles.of_keys(x)) for x in (line.key, line.value))
@@ -159,19 +159,19 @@ def rectangles_of(N: int, start: int, block: int) -> Iterator[list[Rectangles]]:
 
     Query i is beside the key start + i. The groups are the diagonal, the levels, and the keys before `start`.
     """
-    whole_blocks, rest = divmod(N, block)
+    whole_blocks, remaining = divmod(N, block)
     diagonal = [Rectangles(0, start, block, block, block, whole_blocks, diagonal=True)] if whole_blocks else []
-    if rest:
-        at = N - rest
-        diagonal.append(Rectangles(at, start + at, rest, rest, diagonal=True))
+    if remaining:
+        at = N - remaining
+        diagonal.append(Rectangles(at, start + at, remaining, remaining, diagonal=True))
     yield diagonal
     size = block
     while size < N:
-        pairs, rest = divmod(N, 2 * size)
+        pairs, remaining = divmod(N, 2 * size)
         level = [Rectangles(size, start, size, size, 2 * size, pairs)] if pairs else []
-        if rest > size:
-            at = N - rest
-            level.append(Rectangles(at + size, start + at, rest - size, size))
+        if remaining > size:
+            at = N - remaining
+            level.append(Rectangles(at + size, start + at, remaining - size, size))
         yield level
         size *= 2
     if start:
@@ -179,7 +179,7 @@ def rectangles_of(N: int, start: int, block: int) -> Iterator[list[Rectangles]]:
 
 
 @dataclass(frozen=True)
-class Line:
+class TokenLine:
     """Tokens in a line: `start` keys, and then one key for each query."""
 
     query: Float[Tensor, "B H N D"]
@@ -189,7 +189,7 @@ class Line:
     valid_keys: Bool[Tensor, "B M"] | None
     start: int
 
-    def with_a_key_for_each_query(self) -> Line:
+    def with_a_key_for_each_query(self) -> TokenLine:
         """The line without keys behind the last query, and with hidden ones for queries behind the last key."""
         end, M = self.start + self.query.shape[2], self.key.shape[2]
         valid = self.valid_keys
@@ -219,13 +219,13 @@ class Line:
             return None
         return front_first(present)
 
-    def in_order(self, order: Int64[Tensor, "B N"]) -> Line:
+    def in_order(self, order: Int64[Tensor, "B N"]) -> TokenLine:
         """The line with its queries, and their keys, in another order."""
         of_keys = torch.cat(
             [torch.arange(self.start, device=order.device).expand(len(order), -1), order + self.start], 1
         )
         queries, keys = self.valid_queries, self.valid_keys
-        return Line(
+        return TokenLine(
             taken(self.query, order),
             taken(self.key, of_keys),
             taken(self.value, of_keys),
@@ -252,7 +252,7 @@ def merged(groups: list[list[tuple[Rectangles, tuple[Tensor, Tensor]]]], N: int)
     return total, lse
 
 
-def with_last_rows(out: Tensor, lse: Tensor, line: Line, last: int, call: Call) -> tuple[Tensor, Tensor]:
+def with_last_rows(out: Tensor, lse: Tensor, line: TokenLine, last: int, call: Call) -> tuple[Tensor, Tensor]:
     """The partial in which the last real queries of each item are exact over all keys."""
     N, present = line.query.shape[2], line.present()
     count = min(last, N)

@@ -71,11 +71,11 @@ def intercepted() -> dict[str, object]:
             seen[f"{name} after"] = torch.allclose(run(x), exact, atol=1e-5)
             seen[f"{name} rows"] = len(table.calls)
     own = compiled(Own().eval())
-    with sq.intercept(ROUGH):
+    with sq.intercept("smyrf"):
         seen["own, causal"] = raised(lambda: own(torch.randn(2, 9, 16), is_causal=True))
     model, x = encoder(), torch.randn(2, 9, 16)
     torch._dynamo.reset()
-    with sq.intercept(ROUGH) as table:
+    with sq.intercept("smyrf") as table:
         got = torch.compile(model, backend="aot_eager")(x, mask=FUTURE)
     seen["encoder, causal"] = torch.allclose(got, model(x, mask=FUTURE), atol=1e-5)
     seen["encoder, causal, rows"] = [(row.where, row.reason.partition(":")[0]) for row in table.calls]

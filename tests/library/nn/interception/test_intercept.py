@@ -71,16 +71,25 @@ def test_the_method_runs(name):
         assert (seen.replaced, seen.exact) == (1, 0)
 
 
+def test_causal_by_halves_runs_where_no_gradient_would_leak_the_future():
+    q, k, v = qkv(40)
+    method = "clustered:clusters=2,block=8,last=0"
+    with sq.intercept(method, strict=True):
+        got = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        with pytest.raises(ValueError, match="training under a causal mask would leak the future"):
+            F.scaled_dot_product_attention(q.requires_grad_(), k, v, is_causal=True)
+    assert torch.equal(got, sq.attention(q.detach(), k, v, method=method, is_causal=True))
+
+
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        ({"is_causal": True}, "'clustered' does not support a causal mask"),
         (MASKS["window"], "'clustered' does not support a window"),
         (MASKS["scattered"], "is not padding of the keys, causal, a window"),
         (MASKS["bias"], "floats that are added to the logits (other numbers than 0 and −inf"),
         ({"dropout_p": 0.5}, "dropout_p=0.5: what a method drops is not what SDPA drops"),
     ],
-    ids=["causal", "window", "scattered", "bias", "dropout"],
+    ids=["window", "scattered", "bias", "dropout"],
 )
 def test_all_else_runs_exactly_and_is_said_or_raises(options, reason):
     q, k, v = qkv(9)
@@ -187,11 +196,11 @@ def test_other_threads_are_left_alone():
 
 def test_of_two_contexts_the_inner_one_has_the_calls():
     q, k, v = qkv(9)
-    with sq.intercept("linear") as outer, sq.intercept(ROUGH) as inner:
+    with sq.intercept("linear") as outer, sq.intercept("smyrf") as inner:
         causal = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         other = F.scaled_dot_product_attention(q, k, v)
     assert torch.equal(causal, F.scaled_dot_product_attention(q, k, v, is_causal=True))
-    assert torch.equal(other, sq.attention(q, k, v, method=ROUGH))
+    assert torch.equal(other, sq.attention(q, k, v, method="smyrf"))
     assert (inner.replaced, inner.exact, outer.calls) == (1, 1, [])
 
 
@@ -285,15 +294,15 @@ def test_torchs_decoder_and_layer():
             got = model(x, y, tgt_mask=causal)
         assert seen.replaced == 2
         torch.testing.assert_close(got, want)
-        with sq.intercept(ROUGH) as seen:
+        with sq.intercept("smyrf") as seen:
             assert torch.equal(model(x, y, tgt_mask=causal), want)
         with sq.intercept("linear", strict=True):
             assert not torch.allclose(model(x, y, tgt_mask=causal), want, atol=1e-3)
     assert [(row.where, row.reason.partition(":")[0]) for row in seen.calls] == [
-        ("layers.0.self_attn (MultiheadAttention)", "'clustered' does not support a causal mask"),
+        ("layers.0.self_attn (MultiheadAttention)", "'smyrf' does not support a causal mask"),
         (
             "layers.0.multihead_attn (MultiheadAttention)",
-            "'clustered' mixes queries, and those of cross-attention may be a causal decoder's",
+            "'smyrf' mixes queries, and those of cross-attention may be a causal decoder's",
         ),
     ]
 
@@ -450,7 +459,7 @@ def test_in_compiled_code_the_method_runs_or_an_error_says_why():
     assert "cannot be read here (while compiling" in seen.pop("mask that must be read")
     assert "does not support a causal mask" in seen.pop("own, causal")
     assert seen.pop("encoder, causal, rows") == [
-        [f"layers.{number}.self_attn (MultiheadAttention)", "'clustered' does not support a causal mask"]
+        [f"layers.{number}.self_attn (MultiheadAttention)", "'smyrf' does not support a causal mask"]
         for number in (0, 1)
     ]
     assert (seen.pop("own rows"), seen.pop("encoder rows")) == (0, 0)

@@ -9,7 +9,7 @@ import subquad as sq
 from tests.library.nn.interception.models import MODELS, made
 
 PAGE = Path(__file__).parents[4] / "docs" / "how-to" / "any-model.md"
-METHOD = "clustered:clusters=8"
+METHOD = "smyrf:clusters=2"
 each_model = pytest.mark.parametrize("name", MODELS)
 
 

@@ -23,6 +23,7 @@ from subquad import hf
 from subquad.hf.layers import attached_to
 from subquad.hf.records import read_record
 from subquad.hf.saved import asks_for_ours
+from subquad.hf.swapping import attached_layers
 from subquad.kernels.attention.projections import Projections
 from subquad.methods.core.current_shard import in_use
 from subquad.research.training.models.configuration import AttentionConfig
@@ -217,7 +218,8 @@ class AttentionModel(PreTrainedModel):
         """
         self.post_init()
         config = self._layer_config()
-        if getattr(config, hf.NAME, None) is not None:
+        is_saved = getattr(config, hf.NAME, None) is not None
+        if is_saved:
             methods: Any = read_record(getattr(config, hf.NAME), config).methods
         else:
             count = len(hf.find_layers(self))
@@ -227,6 +229,9 @@ class AttentionModel(PreTrainedModel):
         # `from_pretrained` builds a model without storage; what a method learns starts from computed values.
         with torch.device("cpu" if self.device.type == "meta" else self.device):
             hf.swap(self, methods, max_length=config.max_position_embeddings)
+        if not is_saved:
+            for attached in attached_layers(self).values():
+                attached.check_training()
 
     def save_pretrained(self, *args: Any, **kwargs: Any) -> None:
         """Save the model; after `hf.restore`, it is saved and loaded with exact attention."""
