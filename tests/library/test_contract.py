@@ -121,7 +121,18 @@ OF_THE_BASE_CLASS = (
     "test_unknown_settings_are_refused_by_name",
     "test_what_is_not_recurrent_refuses_to_step",
 )
-REPRESENTATIVES = ("full", "clustered", "lha", "linear", "performer", "probsparse", "by-length", "mixed-heads", "sum")
+REPRESENTATIVES = (
+    "full",
+    "clustered",
+    "smyrf",
+    "lha",
+    "linear",
+    "performer",
+    "probsparse",
+    "by-length",
+    "mixed-heads",
+    "sum",
+)
 
 # What settings do not change: once for a class, with the settings of its example.
 OF_THE_CLASS = (

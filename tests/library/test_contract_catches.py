@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from subquad import Clustered, Full, LinearAttention, Mask, Method
-from subquad.methods.core.method import Call
+from subquad.methods.core.call import Attend, Call
 from subquad.testing.contract import CallContract
 from subquad.testing.decoding_contract import DecodingContract, State
 
@@ -46,7 +46,10 @@ class FutureLeak(Full):
 class ClusteredCausal(Clustered):
     """Claims to be causal, and clusters over the whole sequence."""
 
-    traits = replace(Clustered.traits, causal="strict")
+    traits = replace(Clustered.traits, causal="strict", by_halves=False)
+
+    def attend_for(self, mask: Mask) -> Attend:
+        return self.attend
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Tensor:
         return super().attend(query, key, value, call.under(Mask(both=call.mask.both)))

@@ -166,7 +166,7 @@ def test_a_4d_mask_of_the_user_is_read(kind):
 
 def test_a_4d_mask_that_a_method_cannot_follow_is_refused():
     model = build("bert").model
-    sq.hf.swap(model, "i-clustered:clusters=4,topk=3")
+    sq.hf.swap(model, "smyrf:clusters=4")
     ids, _ = padded_ids()
     with pytest.raises(ValueError, match="causal"):
         model(input_ids=ids, attention_mask=torch.ones(17, 17, dtype=torch.bool).tril().expand(2, 1, 17, 17))

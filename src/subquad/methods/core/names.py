@@ -34,8 +34,8 @@ def resolve(method: str | Method) -> Method:
 def parse_method(text: str) -> Method:
     """Read a method as the command line writes it: a name, `name:setting=value,…`, or several with `+` between them.
 
-    >>> parse_method("i-clustered:clusters=25,topk=16")
-    ImprovedClustered(clusters=25, bits=63, iterations=10, topk=16, seed=0, space='queries', refine=0)
+    >>> parse_method("i-clustered:clusters=25,topk=16").to_dict()["topk"]
+    16
     >>> parse_method("local:window=32+keep:first")
     Sum(terms='local:window=32+keep')
     """
@@ -74,7 +74,7 @@ def from_dict(data: Mapping[str, Any]) -> Method:
     """The inverse of `Method.to_dict`.
 
     >>> from_dict({"name": "clustered", "clusters": 25})
-    Clustered(clusters=25, bits=63, iterations=10, seed=0, space='queries', refine=0)
+    Clustered(clusters=25, bits=63, iterations=10, seed=0, space='queries', refine=0, block=1024, last=128)
     """
     settings = dict(data)
     if PROVIDERS in settings:

@@ -19,6 +19,7 @@ from subquad.kernels.tokens.heads import repeat_heads
 from subquad.kernels.transforms import transform
 
 STEP = 8  # the kernels' widths are multiples of it
+LANES = 16  # of fewer keys, torch's kernel makes 0 where all logits of a row are NaN
 
 
 def is_fused(query: Tensor) -> bool:
@@ -40,6 +41,8 @@ def fused_partial(
     `allowed` says which pairs meet (None: all); `causal`: query i meets the keys up to key i. A query that meets none
     has out 0 and lse −∞. Differentiable; a second derivative computes all N·M logits.
     """
+    if key.shape[2] < LANES:
+        return plain_partial(query, key, value, allowed, causal=causal, scale=scale)
     out, lse = _FusedPartial.apply(query, key, value, allowed, causal, scale)
     return out, lse
 

@@ -121,8 +121,22 @@ def attend_set(
         allowed = allowed & shown
     weights = F.dropout(visible_softmax(logits, allowed), dropout_p)
     lse = logsumexp(logits.masked_fill(~allowed, -torch.inf))
-    out = (weights @ vectors_at(value, keys)).masked_fill(~allowed.any(-1, keepdim=True), 0.0)
+    values = vectors_at(value, keys)
+    out = weights @ values if hidden is None else mean_of_visible(weights, values, allowed)
+    out = out.masked_fill(~allowed.any(-1, keepdim=True), 0.0)
     return merge_blocks(out, lse, queries, N)
+
+
+def mean_of_visible(
+    weights: Float[Tensor, "B H T S K"], values: Float[Tensor, "B H T K E"], allowed: Bool[Tensor, "#B #H T #S K"]
+) -> Float[Tensor, "B H T S E"]:
+    """weights @ values, NaN where a value that is allowed is not finite, whatever the others hold."""
+    finite = values.isfinite()
+    spoilt = allowed.to(values.dtype) @ (~finite).to(values.dtype) > 0
+    values = values.clone()
+    with torch.no_grad():  # the gradient of a value is its weight, whatever it holds
+        values.masked_fill_(~finite, 0.0)
+    return weights @ values * torch.where(spoilt, torch.nan, 1.0)  # gradients are NaN too
 
 
 def log_products(x: Float[Tensor, "B H T S R"], y: Float[Tensor, "B H T K R"]) -> Float[Tensor, "B H T S K"]:
