@@ -19,7 +19,6 @@ from typer.testing import CliRunner
 
 from subquad.core.errors import InputError
 from subquad.tools.cli.main import app
-from subquad.tools.compare import report as compare_report
 from subquad.tools.compare import run as compare
 from subquad.tools.models.pretrained import Pretrained
 from subquad.tools.plan import loads
@@ -58,7 +57,6 @@ def run(inputs: Path, command: str, model: str, *words: str) -> dict[str, Any]:
     with (
         mock.patch.object(compare.Comparison, "prepare", lambda s, *rest: prepare(replace(s, passages=5), *rest)),
         mock.patch.object(compare, "sequence_count", return_value=2),
-        mock.patch.object(compare_report, "sequence_count", return_value=2),
         mock.patch.object(loads, "HELD_OUT", 3),
         mock.patch.object(loads, "MOST", 2),
         ExitStack() as steady,

@@ -109,7 +109,7 @@ def test_learned_methods_are_measured(run, written):
 def test_causal_calls_beside_causal_sdpa_and_a_reason_for_what_cannot(run, written, monkeypatch):
     loads, made = [], bench.Calls
     monkeypatch.setattr(bench, "Calls", lambda load: loads.append(load) or made(load))
-    done = run("--causal", "--methods", "clustered:clusters=4 local:window=4", "--quick")
+    done = run("--causal", "--methods", "smyrf:clusters=4 local:window=4", "--quick")
     assert done.exit_code == 0, (done.output, done.exception)
     assert {load.causal for load in loads} == {True}
     assert "causal, batch 1" in done.stdout
@@ -117,7 +117,7 @@ def test_causal_calls_beside_causal_sdpa_and_a_reason_for_what_cannot(run, writt
     assert report["settings"]["causal"] is True
     assert "--causal" in report["command"]
     states = {cell["method"]: cell.get("reason", "") for cell in report["cells"]}
-    assert "does not support a causal mask" in states["clustered:clusters=4"]
+    assert "does not support a causal mask" in states["smyrf:clusters=4"]
     assert states["full"] == states["local:window=4"] == ""
     assert run("--quick", "--again").exit_code == 0
     assert written()["settings"]["causal"] is False

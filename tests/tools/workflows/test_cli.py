@@ -54,11 +54,12 @@ def test_compare_says_nothing_of_methods_that_are_fitted_or_files_that_are_named
 
 
 def test_compare_json_prints_the_report_alone(model, text, short, tmp_path):
-    command = ["compare", model("gpt2"), "--text", str(text), *METHODS, "--min-fidelity", "0.5", "--out", str(tmp_path)]
+    methods = ["--methods", "smyrf:clusters=4 nystrom:landmarks=4"]
+    command = ["compare", model("gpt2"), "--text", str(text), *methods, "--max-kl", "0.5", "--out", str(tmp_path)]
     done = run(app, [*command, "--json"])
     assert done.exit_code == 0, done.output
     report = json.loads(done.stdout)
-    assert report["settings"]["min_fidelity"] == 0.5
+    assert report["settings"]["floor"] == {"figure": "kl", "bound": 0.5}
     assert [m["status"] for m in report["methods"]] == ["exact", "refused", "refused"]
 
 

@@ -2,7 +2,9 @@
 
 import copy
 import json
+import math
 import os
+import re
 from dataclasses import replace
 from io import StringIO
 from pathlib import Path
@@ -14,7 +16,7 @@ import subquad as sq
 from subquad.core.errors import InputError
 from subquad.tools.compare.jobs import OP, SEQUENCE, sequence_count
 from subquad.tools.compare.page import html
-from subquad.tools.compare.report import report_of
+from subquad.tools.compare.report import read_anew, report_of
 from subquad.tools.compare.run import Comparison, measure
 from subquad.tools.compare.tables import markdown, rich_table
 from subquad.tools.compare.write import write_report
@@ -135,14 +137,46 @@ def test_masked_language_model_gets_pseudo_perplexity(measured):
     assert "cosine_mean" not in exact
 
 
-def test_causal_language_model_refuses_clustered_methods_and_says_so(measured):
-    report = report_of(measured("gpt2"))
+def test_a_causal_language_model_is_judged_by_its_next_tokens(measured):
+    halves = "clustered:clusters=4,block=16,last=4"
+    report = report_of(measured("gpt2", methods=(halves, "smyrf:clusters=4", "clustered:clusters=4")))
     rows = by_method(report)
-    assert [rows[name]["status"] for name in METHODS] == ["refused", "refused", "refused", "measured"]
-    assert "not causal" in rows["clustered:clusters=4"]["reason"]
-    assert rows["oracle-top:topk=2"]["quality"]["48"]["perplexity"] > 1
-    assert report["recommendation"]["choice"] == "full"
+    assert [rows[name]["status"] for name in (halves, "smyrf:clusters=4")] == ["measured", "refused"]
+    assert "not causal" in rows["smyrf:clusters=4"]["reason"]
+    for length, exact in rows["full"]["quality"].items():
+        other = rows[halves]["quality"][length]
+        assert exact["kl"] == exact["kl_last_quarter"] == 0
+        assert exact["agreement"] == exact["agreement_last_quarter"] == 1
+        assert exact["perplexity"] > 1
+        assert 0 < other["kl"] < 1
+        assert 0 <= other["agreement"] <= 1
+        assert rows[halves]["fidelity"][length] == math.exp(-other["kl"])
+    assert report["settings"]["floor"] == {"figure": "kl", "bound": 0.002}
+    assert report["recommendation"]["choice"] == "full"  # one block of 1,024 tokens is exact attention
     assert "Stay with exact attention" in report["recommendation"]["headline"]
+
+
+def test_the_floor_of_a_causal_language_model_may_be_its_top_tokens(measured):
+    halves = "clustered:clusters=4,block=16,last=4"
+    done = measured("gpt2", methods=(halves,), min_agreement=0.25)
+    report = report_of(done)
+    row = by_method(report)[halves]
+    assert row["fidelity"]["48"] == row["quality"]["48"]["agreement"]
+    assert report["settings"]["min_fidelity"] == 0.25
+    anew = read_anew(report, replace(done.settings, min_agreement=None, max_kl=0.1))
+    assert by_method(anew)[halves]["fidelity"]["48"] == math.exp(-row["quality"]["48"]["kl"])
+
+
+@pytest.mark.parametrize(("name", "options", "message"), [
+    ("gpt2", {"min_fidelity": 0.9}, "--min-fidelity does not fit: the model is a causal language model; give --max-kl"),
+    ("bert", {"max_kl": 0.1}, "--max-kl does not fit: the model is not a causal language model; give --min-fidelity"),
+    ("gpt2", {"max_kl": 0.1, "min_agreement": 0.9}, "--max-kl and --min-agreement are both given; give one of them"),
+    ("gpt2", {"max_kl": -1.0}, "max-kl -1 must be above 0"),
+    ("gpt2", {"min_agreement": 2.0}, "min-agreement 2 must be above 0 and at most 1"),
+])  # fmt: skip
+def test_a_floor_of_another_kind_of_model_is_one_line(settings, name, options, message):
+    with pytest.raises(InputError, match=re.escape(message)):
+        Comparison.prepare(settings(name, **options))
 
 
 def test_layers_that_cannot_run_a_method_stay_exact(measured):
@@ -290,7 +324,7 @@ class Stop(Exception):
 
 def test_an_interrupted_run_resumes(settings, tmp_path, monkeypatch):
     def stop_at_the_stretches(what, done, total):
-        if what.startswith("timing the model with each method at 96 tokens, 1 of "):
+        if what.startswith("timing the model with each method at 96 tokens, sequence 1"):
             raise Stop
 
     with pytest.raises(Stop):

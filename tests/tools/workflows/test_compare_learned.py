@@ -191,12 +191,12 @@ def test_a_damaged_adapter_of_an_earlier_run_is_fitted_again(settings, other_tex
 
 
 def test_what_a_causal_model_cannot_run_is_not_fitted(settings, other_text, quick, model, tmp_path):
-    names = ("lha-tail", "learned-feature-map")
+    names = ("tilted-pool", "learned-feature-map")
     asked = replace(settings, model=model("gpt2"), methods=names, calibrate=(other_text,))
     comparison = Comparison.prepare(asked, tmp_path / "out")
     assert quick == ["learned-feature-map"]
     assert [row.name for row in comparison.rows] == ["full", "learned-feature-map@learned-feature-map"]
-    assert [row.name for row in comparison.refused] == ["lha-tail"]
+    assert [row.name for row in comparison.refused] == ["tilted-pool"]
 
 
 def test_the_text_compared_on_is_not_calibrated_on(settings, text):

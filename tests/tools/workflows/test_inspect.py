@@ -121,7 +121,12 @@ def test_causal_layers_have_the_utility_of_causal_attention(model, text, tmp_pat
     found = inspected(model("gpt2"), text, tmp_path, tokens=64)
     full = torch.tensor(found["maps"]["weights"]["full"])
     assert full.triu(1).abs().max() == 0
-    assert found["maps"]["weights"].keys() == {"full", "lsh:buckets=4", "lha:buckets=4,hidden=4 (not calibrated)"}
+    assert found["maps"]["weights"].keys() == {
+        "full",
+        "clustered:clusters=4",
+        "lsh:buckets=4",
+        "lha:buckets=4,hidden=4 (not calibrated)",
+    }
     assert "causal" in of(found, "smyrf")["layers"]["0"]["reason"]
     assert any("smyrf" in note and "layers 0, 1" in note for note in found["notes"])
     assert any("Causal layers" in note for note in found["notes"])

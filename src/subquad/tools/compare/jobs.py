@@ -32,7 +32,7 @@ class Embeddings:
 
 @dataclass
 class Losses:
-    """What a language model lost on the text: negative log-likelihoods in nats, and of how many tokens."""
+    """What a masked language model lost on the text: negative log-likelihoods in nats, and of how many tokens."""
 
     nll: float
     count: int
@@ -40,7 +40,7 @@ class Losses:
 
 @dataclass
 class SequencePass:
-    """One sequence through the model with one row: its embedding as [vector], or [nll, count]."""
+    """One sequence through the model with one row. Output: [embedding], [nll, count], or the sums of `NextTokens`."""
 
     output: list[Any]
     seconds: float | None = None  # of all sequences but the first
@@ -71,19 +71,23 @@ class OpRounds:
     use: machine.Use
 
 
+CAUSAL_SEQUENCES = 3  # each position of one is a measurement of its next token
+
 LAYERS: JobKind[LayerErrors] = JobKind("layers", LayerErrors, "errors of single layers, {0}".format)
 QUALITY: JobKind[Embeddings | Losses] = JobKind("quality", Embeddings | Losses, "reading the text with {0}".format)
 TASK: JobKind[dict[str, float]] = JobKind("task", dict[str, float], "scoring the task with {0}".format)
 SEQUENCE: JobKind[SequenceRound] = JobKind(
     "stretch",
     SequenceRound,
-    lambda length, i: f"timing the model with each method at {length:,} tokens, {i + 1} of {sequence_count(length)}",
+    lambda length, i: f"timing the model with each method at {length:,} tokens, sequence {i + 1}",
 )
 OP: JobKind[OpRounds] = JobKind(
     "op", OpRounds, "timing the attention of one layer with each method at {0:,} tokens".format
 )
 
 
-def sequence_count(length: int) -> int:
-    """How many sequences of a length are run, the first one as a warm-up."""
+def sequence_count(length: int, causal: bool = False) -> int:
+    """How many sequences of a length are run, the first one as a warm-up; fewer through a causal language model."""
+    if causal:
+        return CAUSAL_SEQUENCES
     return 10 if length <= 512 else 5 if length <= 2048 else 4

@@ -6,22 +6,21 @@ from subquad.core.spelling import listed
 from subquad.methods import from_dict
 from subquad.tools.models.rows import exact_up_to
 from subquad.tools.report.schema import MethodReport, Recommendation
+from subquad.tools.runs.floor import Floor
 
 MARGIN = 1.1  # a smaller speed-up is not worth a change
 
 
-def recommend(
-    methods: Sequence[MethodReport], lengths: Sequence[int], min_fidelity: float, tokens: int
-) -> Recommendation:
+def recommend(methods: Sequence[MethodReport], lengths: Sequence[int], floor: Floor, tokens: int) -> Recommendation:
     """The headline and the reason for each length, from the choices of `fastest`.
 
     The recommendation is about the settings that were tried; no others are searched. Lengths above the text's `tokens`
     are not judged. `methods` and the result have the types of `report.schema`.
     """
     measured = [m for m in methods if m["status"] == "measured" and _is_candidate(m)]
-    best = fastest(methods, lengths, min_fidelity, tokens)
+    best = fastest(methods, lengths, floor, tokens)
     judged, main_length = list(best), lengths[0]
-    reasons = [_reason(_approximate_at(measured, length), best[length], length, min_fidelity) for length in judged]
+    reasons = [_reason(_approximate_at(measured, length, floor), best[length], length, floor) for length in judged]
     reasons += [
         f"{n:,} tokens: not judged, because the text has only {tokens:,} tokens." for n in lengths if n > tokens
     ]
@@ -31,39 +30,38 @@ def recommend(
     return {
         "choice": names.get(main_length, "full"),
         "by_length": {str(length): name for length, name in names.items()},
-        "headline": _headline(best, main_length, min_fidelity),
+        "headline": _headline(best, main_length, floor),
         "reasons": reasons,
     }
 
 
-def _headline(best: Mapping[int, MethodReport | None], main_length: int, min_fidelity: float) -> str:
+def _headline(best: Mapping[int, MethodReport | None], main_length: int, floor: Floor) -> str:
     """What to use at the main length, and at the others where that is something else."""
     chosen = best.get(main_length)
     if not any(best.values()):
         where = f" and up to {max(best):,}" if len(best) > 1 else ""
-        why = f"of the settings tried, none has fidelity ≥ {min_fidelity:g} and is clearly faster"
+        why = f"of the settings tried, none has {floor} and is clearly faster"
         return f"Stay with exact attention at {main_length:,} tokens{where}: {why}."
     if chosen is None:
         headline = f"Stay with exact attention at {main_length:,} tokens"
     else:
-        performance = describe_performance(chosen, str(main_length))
+        performance = describe_performance(chosen, str(main_length), floor)
         headline = f"Of the settings tried, use {chosen['method']}: {performance} at {main_length:,} tokens"
     caveat = "" if chosen is not None else ", of the settings tried"  # once is enough
     for length, method in best.items():
         if method is None and chosen is not None:
             headline += f"; at {length:,} tokens, stay with exact attention"
         elif method is not None and (chosen is None or method["method"] != chosen["method"]):
-            headline += (
-                f"; at {length:,} tokens{caveat}, use {method['method']}: {describe_performance(method, str(length))}"
-            )
+            performance = describe_performance(method, str(length), floor)
+            headline += f"; at {length:,} tokens{caveat}, use {method['method']}: {performance}"
             caveat = ""
     return f"{headline}."
 
 
 def fastest(
-    methods: Sequence[MethodReport], lengths: Sequence[int], min_fidelity: float, tokens: int
+    methods: Sequence[MethodReport], lengths: Sequence[int], floor: Floor, tokens: int
 ) -> dict[int, MethodReport | None]:
-    """For each length of at most `tokens`, the fastest row that keeps `min_fidelity`; None if none is clearly faster.
+    """For each length of at most `tokens`, the fastest row that keeps the floor; None if none is clearly faster.
 
     A length above the text's `tokens` is not judged, because repeated text makes queries similar, which favours
     clustering. A method is not a candidate at a length where its settings make it exact attention, because it is
@@ -71,11 +69,12 @@ def fastest(
     """
     measured = [m for m in methods if m["status"] == "measured" and _is_candidate(m)]
     judged = [length for length in lengths if length <= tokens]
-    return {length: _best(_approximate_at(measured, length), str(length), min_fidelity) for length in judged}
+    return {length: _best(_approximate_at(measured, length, floor), str(length), floor) for length in judged}
 
 
-def _approximate_at(methods: Sequence[MethodReport], length: int) -> list[MethodReport]:
-    return [m for m in methods if exact_up_to(from_dict(m["settings"])) < length]
+def _approximate_at(methods: Sequence[MethodReport], length: int, floor: Floor) -> list[MethodReport]:
+    causal = floor.figure != "fidelity"
+    return [m for m in methods if exact_up_to(from_dict(m["settings"]), causal) < length]
 
 
 def _tried(measured: Sequence[MethodReport], lengths: Sequence[int]) -> str:
@@ -95,8 +94,8 @@ def _is_candidate(method: MethodReport) -> bool:
     return not from_dict(method["settings"]).traits.quadratic_baseline
 
 
-def _best(methods: Sequence[MethodReport], length: str, min_fidelity: float) -> MethodReport | None:
-    faithful = [m for m in methods if m.get("fidelity", {}).get(length, 0.0) >= min_fidelity]
+def _best(methods: Sequence[MethodReport], length: str, floor: Floor) -> MethodReport | None:
+    faithful = [m for m in methods if m.get("fidelity", {}).get(length, 0.0) >= floor.least]
     faster = [m for m in faithful if _is_faster(m, length)]
     return max(faster, key=lambda m: _speedup(m, length), default=None)
 
@@ -106,35 +105,33 @@ def _is_faster(method: MethodReport, length: str) -> bool:
     return _speedup(method, length) >= MARGIN and method["model"][length].get("verdict") == "faster"
 
 
-def _reason(methods: Sequence[MethodReport], best: MethodReport | None, length: int, min_fidelity: float) -> str:
-    at, minimum = str(length), f"fidelity ≥ {min_fidelity:g}"
+def _reason(methods: Sequence[MethodReport], best: MethodReport | None, length: int, floor: Floor) -> str:
+    at, minimum = str(length), str(floor)
     if best is not None:
-        choice = (
-            f"{best['method']} is the fastest of the settings tried with {minimum}: {describe_performance(best, at)}."
-        )
-        return f"{length:,} tokens: {choice}"
+        choice = f"{best['method']} is the fastest of the settings tried with {minimum}"
+        return f"{length:,} tokens: {choice}: {describe_performance(best, at, floor)}."
     timed = [m for m in methods if at in m.get("model", {}) and at in m.get("fidelity", {})]
     if not timed:
         return f"{length:,} tokens: only reference methods were measured; the others are exact, refused or left out."
-    close = [m for m in timed if m["fidelity"][at] >= min_fidelity]
+    close = [m for m in timed if m["fidelity"][at] >= floor.least]
     if close:
         fastest = max(close, key=lambda m: _speedup(m, at))
         return (
             f"{length:,} tokens: of the settings tried, none with {minimum} is clearly faster than exact attention; "
-            f"the nearest is {fastest['method']}: {describe_performance(fastest, at)}."
+            f"the nearest is {fastest['method']}: {describe_performance(fastest, at, floor)}."
         )
     closest = max(timed, key=lambda m: m["fidelity"][at])
     return (
-        f"{length:,} tokens: none of the settings tried reaches fidelity {min_fidelity:g}; "
-        f"the closest is {closest['method']}: {describe_performance(closest, at)}."
+        f"{length:,} tokens: none of the settings tried reaches {floor}; "
+        f"the closest is {closest['method']}: {describe_performance(closest, at, floor)}."
     )
 
 
-def describe_performance(method: MethodReport, length: str) -> str:
+def describe_performance(method: MethodReport, length: str, floor: Floor) -> str:
     """The speed and the fidelity of a method at a length, in words."""
     tie = method["model"][length].get("verdict") == "within the noise"
     speed = f"{_speedup(method, length):.2f}× the speed of exact attention{' (within the noise)' if tie else ''}"
-    return f"{speed}, fidelity {method['fidelity'][length]:.3f}"
+    return f"{speed}, {floor.describe(method['fidelity'][length])}"
 
 
 def _speedup(method: MethodReport, length: str) -> float:

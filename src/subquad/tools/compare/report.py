@@ -6,6 +6,7 @@ from datetime import UTC, datetime
 
 import torch
 
+from subquad.core.errors import InputError
 from subquad.methods import METHODS
 from subquad.tools.compare.jobs import (
     LAYERS,
@@ -16,21 +17,22 @@ from subquad.tools.compare.jobs import (
     Losses,
     OpTiming,
     SequencePass,
-    sequence_count,
 )
 from subquad.tools.compare.recommend import recommend
 from subquad.tools.compare.run import EXACT, TOO_SLOW, Comparison
 from subquad.tools.measure.fidelity import cosine, crossover, percentile, retrieval_agreement
 from subquad.tools.measure.noise import AGAIN, TIE, against_itself, at_least_typical, noise_of
 from subquad.tools.measure.timing import cost, exact_cost, ratios
+from subquad.tools.models.next_tokens import NextTokens, summed
 from subquad.tools.models.rows import NOT_CALIBRATED, CompareRow, exact_up_to
 from subquad.tools.models.split import split_note, what_is_sent
 from subquad.tools.plan.loads import FEWEST_PASSAGES
 from subquad.tools.report.schema import Cost, MethodReport, Quality, Recommendation, Report, RunNoise
 from subquad.tools.runs import machine
+from subquad.tools.runs.floor import OPTIONS, Floor
 from subquad.tools.runs.options import as_command
 from subquad.tools.runs.records import to_plain
-from subquad.tools.runs.settings import LENGTHS, OP_LENGTHS, CompareSettings, PlanSettings
+from subquad.tools.runs.settings import COMPARED, LENGTHS, OP_LENGTHS, CompareSettings, PlanSettings
 
 _INTERVAL = "95 % interval of the median of its ratios (by order statistics; the whole range of fewer than six turns)"
 
@@ -38,7 +40,7 @@ _INTERVAL = "95 % interval of the median of its ratios (by order statistics; the
 def report_of(comparison: Comparison) -> Report:
     """All figures and the recommendation."""
     c, s = comparison, comparison.settings
-    noise = _noise(c)
+    noise, causal = _noise(c), c.pretrained.kind == "causal-lm"
     methods = [_method_report(c, row, noise) for row in c.rows] + [_refused(row) for row in c.refused]
     report: Report = {
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -49,17 +51,18 @@ def report_of(comparison: Comparison) -> Report:
             "max_length": c.length,
             "lengths": c.lengths,
             "op_lengths": list(s.call_lengths),
-            "min_fidelity": s.min_fidelity,
+            "min_fidelity": c.floor.least,
+            "floor": c.floor.to_dict(),
             "seed": s.seed,
-            "passages": len(c.reading.passages),
-            "sequences": {str(n): sequence_count(n) for n in c.lengths[1:]},
+            **({} if causal else {"passages": len(c.reading.passages)}),
+            "sequences": {str(n): c.sequence_count(n) for n in c.lengths[0 if causal else 1 :]},
             **({"ranks": c.group.count} if c.group.count > 1 else {}),
         },
         "model": c.pretrained.metadata(),
         "text": c.reading.metadata(s.text),
         "methods": methods,
         "noise": noise,
-        "recommendation": _recommendation(s, methods, c.lengths, len(c.reading.tokens), c.group.count),
+        "recommendation": _recommendation(s, c.floor, methods, c.lengths, len(c.reading.tokens), c.group.count),
         "notes": _notes(c, methods),
     }
     if c.task:
@@ -79,22 +82,40 @@ def read_anew(report: Report, settings: CompareSettings) -> Report:
     """
     previous = report["settings"]
     ranks = previous.get("ranks", 1)
-    if previous["min_fidelity"] == settings.min_fidelity:
+    floor = Floor.for_model(settings, report["model"]["kind"])
+    if previous.get("floor", {"figure": "fidelity", "bound": previous["min_fidelity"]}) == floor.to_dict():
         return report
+    methods = [_judged_by(floor, method) for method in report["methods"]]
     return {
         **report,
+        "methods": methods,
         "command": as_command("compare", settings.as_used, ranks),
-        "settings": {**previous, "min_fidelity": settings.min_fidelity},
+        "settings": {**previous, "min_fidelity": floor.least, "floor": floor.to_dict()},
         "recommendation": _recommendation(
-            settings, report["methods"], previous["lengths"], report["text"]["tokens"], ranks
+            settings, floor, methods, previous["lengths"], report["text"]["tokens"], ranks
         ),
     }
 
 
+def _judged_by(floor: Floor, method: MethodReport) -> MethodReport:
+    """A row of a finished report whose fidelity is in the unit of this floor."""
+    if floor.figure == "fidelity" or "fidelity" not in method:
+        return method
+    quality = method.get("quality", {})
+    if any(floor.figure not in each for each in quality.values()):
+        raise InputError(f"the finished report has no {floor.figure}: --again measures it")
+    return {**method, "fidelity": {n: _fidelity(each, each, floor) for n, each in quality.items()}}
+
+
 def _recommendation(
-    settings: CompareSettings, methods: Sequence[MethodReport], lengths: Sequence[int], tokens: int, ranks: int
+    settings: CompareSettings,
+    floor: Floor,
+    methods: Sequence[MethodReport],
+    lengths: Sequence[int],
+    tokens: int,
+    ranks: int,
 ) -> Recommendation:
-    recommendation = recommend(methods, lengths, settings.min_fidelity, tokens)
+    recommendation = recommend(methods, lengths, floor, tokens)
     command = _plan_command(settings, lengths, tokens, ranks)
     return {**recommendation, "next": command} if command else recommendation
 
@@ -102,7 +123,7 @@ def _recommendation(
 def _plan_command(s: CompareSettings, lengths: Sequence[int], tokens: int, ranks: int) -> str | None:
     """The command that plans for the same model, text and lengths; None where the text is too short for a plan."""
     lengths = tuple(length for length in lengths if FEWEST_PASSAGES * length <= tokens)
-    shared = ("model", "text", "column", "min_fidelity", "adapters", "calibrate", "device", "seed")
+    shared = ("model", "text", "column", *OPTIONS.values(), "adapters", "calibrate", "device", "seed")
     options = {name: getattr(s, name) for name in shared}
     return as_command("plan", PlanSettings(lengths=lengths, **options), ranks) if lengths else None
 
@@ -135,7 +156,7 @@ def _method_report(c: Comparison, row: CompareRow, noise: RunNoise) -> MethodRep
         "status": "exact" if row.is_exact else "measured",
         "layers": row.layers,
         "quality": quality,
-        "fidelity": {n: _fidelity(q, _quality(c, c.rows[0], int(n))) for n, q in quality.items()},
+        "fidelity": {n: _fidelity(q, _quality(c, c.rows[0], int(n)), c.floor) for n, q in quality.items()},
         "model": {str(n): cost for n in c.lengths if (cost := _model_cost(c, row, n, noise["model"][str(n)]))},
         "op": op,
     }
@@ -147,7 +168,7 @@ def _method_report(c: Comparison, row: CompareRow, noise: RunNoise) -> MethodRep
         report["unfitted"] = True
     if row.reason:
         report["reason"] = row.reason
-    if notes := _row_notes(row, c.length):
+    if notes := _row_notes(row, c.length, causal=c.pretrained.kind == "causal-lm"):
         report["remarks"] = notes
     if not row.is_exact and op:
         ties = [int(n) for n, cost in op.items() if cost["verdict"] == "within the noise"]
@@ -165,6 +186,8 @@ def _quality(c: Comparison, row: CompareRow, length: int) -> Quality:
     if row.name not in runs[0]:
         return {}
     if c.pretrained.kind != "embedding":
+        if c.pretrained.kind == "causal-lm":
+            return _next_tokens(c, row, length)
         nll, count = (sum(run[row.name].output[part] for run in runs) for part in (0, 1))
         return {"perplexity": _perplexity(nll, count)}
     mine, exact = (torch.tensor([run[name].output[0] for run in runs]) for name in (row.name, EXACT))
@@ -172,8 +195,10 @@ def _quality(c: Comparison, row: CompareRow, length: int) -> Quality:
 
 
 def _quality_at_main_length(c: Comparison, row: CompareRow) -> Quality:
-    mine, exact = c.results[QUALITY(row.name)], c.results[QUALITY(EXACT)]
     layers: Quality = to_plain(c.results[LAYERS(row.name)])
+    if c.pretrained.kind == "causal-lm":
+        return {**_next_tokens(c, row, c.length), **layers}
+    mine, exact = c.results[QUALITY(row.name)], c.results[QUALITY(EXACT)]
     if isinstance(mine, Losses) or isinstance(exact, Losses):
         assert isinstance(mine, Losses)
         return {"perplexity": _perplexity(mine.nll, mine.count), **layers}
@@ -182,6 +207,19 @@ def _quality_at_main_length(c: Comparison, row: CompareRow) -> Quality:
         _scores(torch.tensor(mine.queries), passages), _scores(torch.tensor(exact.queries), its_passages)
     )
     return {**_cosines(passages, its_passages), "top1": top1, "recall10": recall10, **layers}
+
+
+def _next_tokens(c: Comparison, row: CompareRow, length: int) -> Quality:
+    """Perplexity of a causal language model, and its next tokens beside the exact model's."""
+    totals = summed([NextTokens(*run[row.name].output) for run in c.rounds_at(length)])
+    last = max(totals.last_count, 1.0)
+    return {
+        "perplexity": totals.perplexity,
+        "kl": totals.mean_kl,
+        "agreement": totals.agreement,
+        "kl_last_quarter": max(totals.last_kl / last, 0.0),
+        "agreement_last_quarter": totals.last_same / last,
+    }
 
 
 def _cosines(mine: torch.Tensor, exact: torch.Tensor) -> Quality:
@@ -194,8 +232,12 @@ def _scores(queries: torch.Tensor, passages: torch.Tensor) -> torch.Tensor:
     return normalize(queries, dim=-1) @ normalize(passages, dim=-1).T
 
 
-def _fidelity(quality: Quality, exact: Quality) -> float:
-    """Mean cosine to the exact embeddings; for language models exact perplexity / this one's, at most 1."""
+def _fidelity(quality: Quality, exact: Quality, floor: Floor) -> float:
+    """Mean cosine to the exact embeddings; exact pseudo-perplexity / this one's, at most 1; or what the floor is of."""
+    if floor.figure == "agreement":
+        return quality["agreement"]
+    if floor.figure == "kl":
+        return math.exp(-quality["kl"])
     if "perplexity" in quality:
         return min(1.0, exact["perplexity"] / quality["perplexity"])
     return quality["cosine_mean"]
@@ -260,6 +302,17 @@ def _notes(c: Comparison, methods: Sequence[MethodReport]) -> list[str]:
     notes += _not_measured(c.settings)
     if len(c.reading.tokens) < c.lengths[-1]:
         notes.append(f"The text has {len(c.reading.tokens):,} tokens; longer sequences repeat it.")
+    if c.pretrained.kind == "causal-lm":
+        notes.append(
+            "A time is that of a prefill: the whole input, and the logits of its last token. KL, top tokens and "
+            "perplexity are those of the same passes, at all positions."
+        )
+        if c.settings.methods == COMPARED:
+            notes.append(
+                "Left out by default in a causal language model: smyrf and nystrom are not causal, and performer, "
+                "linear and other feature maps are far from exact attention there without training. --methods names "
+                "others."
+            )
     if c.pretrained.kind == "masked-lm":
         notes.append("Pseudo-perplexity: 15 % of the tokens masked at once, the same ones for every method.")
     measured = zip(c.rows, methods, strict=False)  # those that were refused come last
@@ -284,9 +337,9 @@ def _defaults(row: CompareRow) -> str | None:
     return f"{row.name} alone means {settings}." if settings and ":" not in row.name else None
 
 
-def _row_notes(row: CompareRow, length: int) -> list[str]:
+def _row_notes(row: CompareRow, length: int, causal: bool) -> list[str]:
     """Remarks that the figures of a row do not show."""
-    notes, most = [], exact_up_to(row.method)
+    notes, most = [], exact_up_to(row.method, causal)
     if row.modes:
         notes.append(what_is_sent(row.modes))
     if not row.is_exact and most >= length:

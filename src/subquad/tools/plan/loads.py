@@ -14,8 +14,10 @@ from subquad.core.errors import InputError
 from subquad.tools.measure.capture import recorded
 from subquad.tools.measure.fidelity import cosine
 from subquad.tools.measure.group import ALONE, MeasuringGroup
+from subquad.tools.models.next_tokens import Prefill, differences
 from subquad.tools.models.passages import TokenizedText
 from subquad.tools.models.pretrained import Pretrained
+from subquad.tools.runs.floor import Figure
 
 Loss = Callable[[Any, Any], float]  # of an output, and of the exact model's; 0 where they say the same
 TOKENS = 12_288  # of the passages on which losses are measured
@@ -37,7 +39,7 @@ class PlanInputs:
     group: MeasuringGroup = ALONE  # whose processes split the tokens of an input
 
 
-def text_load(pretrained: Pretrained, reading: TokenizedText, length: int) -> PlanInputs:
+def text_load(pretrained: Pretrained, reading: TokenizedText, length: int, figure: Figure = "fidelity") -> PlanInputs:
     """Passages of exactly `length` tokens of a text: a third of them or fewer for losses, the others held out.
 
     Raises:
@@ -59,7 +61,7 @@ def text_load(pretrained: Pretrained, reading: TokenizedText, length: int) -> Pl
         length=length,
         model=model.model,
         run=lambda item: model.forward([item]),
-        loss=LOSSES[pretrained.kind],
+        loss=next_token_loss(model, length, figure) if pretrained.kind == "causal-lm" else LOSSES[pretrained.kind],
         items=items,
         held_out=held_out,
         group=pretrained.group,
@@ -86,8 +88,19 @@ def perplexity_loss(output: tuple[float, int], exact: tuple[float, int]) -> floa
 LOSSES: dict[str, Loss] = {
     "embedding": cosine_loss,
     "masked-lm": perplexity_loss,
-    "causal-lm": perplexity_loss,
 }
+
+
+def next_token_loss(pretrained: Pretrained, length: int, figure: Figure) -> Loss:
+    """1 − e^{−KL} of next-token distributions, or under the figure "agreement" the share of other top tokens."""
+
+    def loss(output: Prefill, exact: Prefill) -> float:
+        tokens = torch.zeros(1, length, dtype=torch.long)
+        runs, counted = {"this": output, "exact": exact}, torch.ones_like(tokens, dtype=torch.bool)
+        mine = differences(pretrained.model, runs, "exact", tokens, counted, pretrained.group)["this"]
+        return 1.0 - mine.agreement if figure == "agreement" else -math.expm1(-mine.mean_kl)
+
+    return loss
 
 
 # ---------------------------------------------------------------------- of a module of the user's

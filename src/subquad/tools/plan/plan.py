@@ -20,6 +20,7 @@ from subquad.tools.plan.loads import PlanInputs
 from subquad.tools.plan.measure import EXACT, Candidate
 from subquad.tools.plan.planned import Planned
 from subquad.tools.runs.cache import JobCache
+from subquad.tools.runs.floor import Floor
 from subquad.tools.runs.jobs import Progress
 
 
@@ -29,7 +30,7 @@ class Planning:
 
     loads: Sequence[PlanInputs]
     candidates: Callable[[int], list[Candidate]]  # for a length
-    floor: float
+    floor: Floor
     minutes: float
     shift: float = 1.0  # how many times the losses of other text may be those of this one
     workers: Workers = UNAIDED
@@ -46,7 +47,7 @@ class Planning:
             progress(f"planning at {load.length:,} tokens", number, len(self.loads))
             until, tried = time.perf_counter() + max(share, 1.0), self.candidates(load.length)
             self.lengths.append(
-                Length(load, tried, self.floor, self.shift, cache, progress, until, self.workers).plan()
+                Length(load, tried, self.floor.least, self.shift, cache, progress, until, self.workers).plan()
             )
         progress("done", len(self.loads), len(self.loads))
 
@@ -120,7 +121,7 @@ def _verified(planned: Planned, planning: Planning) -> dict[str, Any]:
     verified = planned.verified
     if verified is None:
         return {
-            "floor": planning.floor,
+            "floor": planning.floor.least,
             "shift": planning.shift,
             "fidelity": 1.0,
             "bound": 1.0,
@@ -130,7 +131,7 @@ def _verified(planned: Planned, planning: Planning) -> dict[str, Any]:
             "exact_because": planned.why_exact or "",
         }
     return {
-        "floor": planning.floor,
+        "floor": planning.floor.least,
         "shift": planning.shift,
         "fidelity": 1 - verified.loss,
         "bound": 1 - verified.bound,

@@ -16,7 +16,7 @@ NARROW = 4.0  # inches
 
 def plots(report: PlanReport) -> dict[str, bytes]:
     """PNGs by name; a plot without figures to draw is left out."""
-    whats = (f"what runs where, fidelity ≥ {report['settings']['floor']:g}", "what other floors would give")
+    whats = (f"what runs where, {report['settings']['floor_text']}", "what other floors would give")
     model = title(report).partition(":")[0]
     with drawing.look():
         made = [(name, make(report), what) for (name, make), what in zip(_makers().items(), whats, strict=True)]

@@ -20,6 +20,7 @@ from subquad.tools.plan.arguments import check_settings
 from subquad.tools.plan.loads import PlanInputs, text_load
 from subquad.tools.plan.measure import single_losses
 from subquad.tools.plan.plan import candidates_for
+from subquad.tools.runs.floor import Floor
 from subquad.tools.runs.jobs import Progress, silent
 from subquad.tools.runs.settings import COMPARED_LEARNED, PlanSettings
 
@@ -98,7 +99,9 @@ def of_text(
     reading = read(pretrained, documents, min(lengths), 1, settings.seed)
     start = settings.seed * 997 % max(len(reading.tokens), 1)
     turned = replace(reading, tokens=reading.tokens[start:] + reading.tokens[:start])  # other passages for other seeds
-    loads = [text_load(pretrained, turned, length) for length in lengths]
+    loads = [
+        text_load(pretrained, turned, length, Floor.for_model(settings, pretrained.kind).figure) for length in lengths
+    ]
     text = {"fingerprint": _mark(reading.tokens), "tokens": len(reading.tokens), "documents": reading.documents}
     return loads, {"model": pretrained.metadata(), "text": text, "identity": pretrained.identity()}
 

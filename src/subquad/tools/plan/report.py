@@ -11,6 +11,7 @@ from subquad.tools.plan.measure import EXACT
 from subquad.tools.plan.planned import Planned, Verified
 from subquad.tools.plan.run import Made
 from subquad.tools.plan.schema import PlannedLayer, PlannedLength, PlanReport, Verification
+from subquad.tools.runs.floor import OPTIONS, Floor
 from subquad.tools.runs.options import as_command
 from subquad.tools.runs.settings import CompareSettings, PlanSettings
 
@@ -29,7 +30,8 @@ def report_of(made: Made, next_command: str | None = None) -> PlanReport:
         "versions": made_on["versions"],
         "hardware": made_on["hardware"],
         "settings": {
-            "floor": planning.floor,
+            "floor": planning.floor.least,
+            "floor_text": str(planning.floor),
             "minutes": planning.minutes,
             "shift": planning.shift,
             "confidence": choice.CONFIDENCE,
@@ -51,7 +53,7 @@ def compare_command(made: Made, settings: PlanSettings, out: Path) -> str | None
     """
     if all(planned.verified is None for planned in made.planning.lengths):
         return None
-    shared = ("model", "text", "column", "min_fidelity", "device", "seed")
+    shared = ("model", "text", "column", *OPTIONS.values(), "device", "seed")
     shortest, limit = min(settings.lengths), made.metadata["position_limit"]
     length = shortest if limit is None or shortest <= limit else None
     options = {name: getattr(settings, name) for name in shared}
@@ -59,19 +61,19 @@ def compare_command(made: Made, settings: PlanSettings, out: Path) -> str | None
     return as_command("compare", CompareSettings(plans=(out,), max_length=length, **options), ranks)
 
 
-def headline(lengths: list[PlannedLength], floor: float) -> str:
+def headline(lengths: list[PlannedLength], floor: Floor) -> str:
     """What the plan does, in a sentence."""
     gains = [
-        f"{planned['verified']['speedup']:.2f}× the speed of exact attention at {planned['length']:,} tokens (fidelity "
-        f"{1 - planned['verified']['loss']:.4f})"
+        f"{planned['verified']['speedup']:.2f}× the speed of exact attention at {planned['length']:,} tokens "
+        f"({floor.describe(1 - planned['verified']['loss'])})"
         for planned in lengths
         if "verified" in planned
     ]
     exact = [f"{planned['length']:,}" for planned in lengths if "verified" not in planned]
     if not gains:
-        return f"Stay with exact attention: at no length does a verified plan with a fidelity ≥ {floor:g} pay."
+        return f"Stay with exact attention: at no length does a verified plan with {floor} pay."
     others = f"; exact attention at {listed(exact)} tokens" if exact else ""
-    return f"With a fidelity ≥ {floor:g}: {', '.join(gains)}{others}."
+    return f"With {floor}: {', '.join(gains)}{others}."
 
 
 def _length(planned: Planned) -> PlannedLength:
@@ -136,7 +138,7 @@ def _notes(made: Made) -> list[str]:
         for planned in made.planning.lengths
         if planned.why_exact
     ]
-    notes += [_accepted(1 - made.planning.floor, made.planning.shift)]
+    notes += [_accepted(1 - made.planning.floor.least, made.planning.shift)]
     notes.append(
         "A bound assumes that passages are independent and that their losses are about normally distributed, or, for a "
         "metric that is right or wrong, that each loss is −1, 0 or 1. It holds for text like the one that was planned "

@@ -33,6 +33,7 @@ from subquad.tools.plan.prepared import losses_elsewhere, of_text, parse_inputs,
 from subquad.tools.runs import machine
 from subquad.tools.runs.cache import clear, run_cache
 from subquad.tools.runs.executors import LOCAL, Executor
+from subquad.tools.runs.floor import Floor
 from subquad.tools.runs.jobs import Progress, silent
 from subquad.tools.runs.options import as_command
 from subquad.tools.runs.settings import PlanSettings
@@ -210,7 +211,8 @@ def plan_loads(
         candidates = candidates_for(loads[0].model, methods, fitted, group)
         check_together({load.length: candidates(load.length) for load in loads})
         cache = run_cache(out, fingerprint(loads, candidates, settings, metadata), group)
-        planning = Planning(loads, candidates, settings.min_fidelity, settings.minutes, settings.shift, workers)
+        floor = Floor.for_model(settings, metadata["model"].get("kind", ""))
+        planning = Planning(loads, candidates, floor, settings.minutes, settings.shift, workers)
         planning.run(cache, progress)
     made_on = {
         "command": command,
@@ -255,7 +257,7 @@ def fingerprint(
         "candidates": {
             str(load.length): [[c.name, mark_of(c.bounds)] for c in candidates(load.length)] for load in loads
         },
-        "floor": [settings.min_fidelity, settings.shift],
+        "floor": [[settings.min_fidelity, settings.max_kl, settings.min_agreement], settings.shift],
         "seed": settings.seed,
         "machine": [machine.versions(), machine.hardware(settings.device)],
         "units": JOBS_VERSION,

@@ -32,7 +32,7 @@ class Uniform(TypedDict):
     speedup: NotRequired[float]
 
 
-class Floor(TypedDict):
+class OtherFloor(TypedDict):
     """What another floor would give, as predicted."""
 
     floor: float
@@ -52,7 +52,7 @@ class PlannedLength(TypedDict):
     verified: NotRequired[Verification]  # missing where the plan is exact attention
     exact_because: NotRequired[str]
     uniform: NotRequired[Uniform]
-    floors: list[Floor]
+    floors: list[OtherFloor]
     passages: int  # on which single losses were measured
     model_ms: float  # of an exact pass
     tried: int  # candidates

@@ -8,6 +8,7 @@ from subquad.tools.report.cells import MISSING, Cell, crossover, decimals, kept,
 from subquad.tools.report.reading import (
     cost,
     fidelity,
+    floor_figure,
     layer_errors,
     marks,
     min_fidelity,
@@ -214,6 +215,12 @@ def _spread_of_nearness(length: str, group: str = "") -> list[Maker]:
     return [
         _of_quality(Column("cosine p5", group), "cosine_p5", length, 4),
         _of_quality(Column("perplexity", group), "perplexity", length, 2),
+        _of_quality(Column("KL", group), "kl", length, 5),
+        _of_quality(Column("same top token", group, short="same top"), "agreement", length, 4),
+        _of_quality(Column("KL, last quarter", group, short="KL, last ¼"), "kl_last_quarter", length, 5),
+        _of_quality(
+            Column("same top token, last quarter", group, short="same, last ¼"), "agreement_last_quarter", length, 4
+        ),
     ]
 
 
@@ -322,7 +329,7 @@ def legend(report: Report) -> str:
         f"≈ within the noise of this run, neither faster nor slower; ↓ slower than exact attention; {MISSING} not "
         "measured; lengths in tokens.",
         _samples(report),
-        f"Minimum fidelity: {least:g}." if least is not None else "",
+        f"Minimum fidelity: {least:.5g}." if least is not None else "",
         f"Extra memory and quality figures without a length are for {tokens(length)} tokens." if length else "",
         _exact_times(report),
     ]
@@ -331,7 +338,12 @@ def legend(report: Report) -> str:
 
 def _samples(report: Report) -> str:
     """What fidelity is, and over how many texts it is a mean."""
-    what = "the mean cosine to the exact embeddings" if _has_cosines(report) else "the exact perplexity / this one's"
+    what = {
+        "kl": "e^−KL of next tokens, exact against this",
+        "agreement": "the share of positions with the exact top token",
+    }.get(floor_figure(report)) or (
+        "the mean cosine to the exact embeddings" if _has_cosines(report) else "the exact perplexity / this one's"
+    )
     passages, sequences = (report["settings"].get(name) for name in ("passages", "sequences"))
     model_tokens = model_length(report)
     counts = [f"{passages} passages at {tokens(model_tokens)}"] if model_tokens and passages is not None else []

@@ -74,6 +74,12 @@ def min_fidelity(report: Report) -> float | None:
     return known(report["settings"].get("min_fidelity"))
 
 
+def floor_figure(report: Report) -> str:
+    """What the floor of the comparison is of: "fidelity", "kl" or "agreement"."""
+    floor: Mapping[str, Any] = report["settings"].get("floor") or {}
+    return str(floor.get("figure", "fidelity"))
+
+
 def noise(report: Mapping[str, Any]) -> tuple[bool, str] | None:
     """Whether the machine was busy, and the sentence about the noise; None in reports without it."""
     measured: Mapping[str, Any] = report.get("noise") or {}

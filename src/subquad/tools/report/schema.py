@@ -13,13 +13,17 @@ __all__ = ["Cost", "MethodReport", "Quality", "Recommendation", "Report", "RunNo
 
 
 class Quality(TypedDict):
-    """Closeness to the exact model: the first group for embedding models, perplexities for language models."""
+    """Closeness to the exact model: the first group for embedding models, the second for language models."""
 
     cosine_mean: NotRequired[float]
     cosine_p5: NotRequired[float]
     top1: NotRequired[float]  # share of queries whose best passage is the exact model's
     recall10: NotRequired[float]  # share of the exact model's ten best passages that are found among ten
     perplexity: NotRequired[float]
+    kl: NotRequired[float]  # of causal ones: mean KL(exact ‖ this) of next tokens, in nats
+    agreement: NotRequired[float]  # share of positions with the exact model's top token
+    kl_last_quarter: NotRequired[float]  # both over the last quarter of each text
+    agreement_last_quarter: NotRequired[float]
     layer_error: NotRequired[dict[str, float]]  # layer number -> ‖out − exact‖ / ‖exact‖ on the exact model's q, k, v
     weights_l1: NotRequired[float]  # mean over sampled heads and queries of ‖A − A_exact‖₁, in [0, 2]
 
@@ -70,7 +74,7 @@ class Report(TypedDict):
     hardware: dict[str, str]
     settings: dict[
         str, Any
-    ]  # max_length, lengths, op_lengths, min_fidelity, seeds, passages …; ranks, where tokens are split
+    ]  # max_length, lengths, op_lengths, min_fidelity, floor, seeds, passages …; ranks, where tokens are split
     model: dict[str, Any]  # name, class, kind, parameters, heads, head_dim, layers, position_limit
     text: dict[str, Any]  # source, documents, passages, queries, tokens
     task: NotRequired[dict[str, Any]]  # name, metric, examples, baseline figures

@@ -20,12 +20,18 @@ TERMS = {
     "every longer length that was measured. ≤ is a length that was measured: the method is faster there, and may be so "
     "below it.",
     "fidelity": "How close the model's output is to the exact model's, from 0 to 1. For embedding models it is the "
-    "mean cosine to the exact embeddings, for language models the exact perplexity / this one's.",
+    "mean cosine to the exact embeddings, for masked language models the exact perplexity / this one's, for causal "
+    "ones e^−KL, or the share of equal top tokens where --min-agreement is the floor.",
+    "KL": "Mean divergence KL(exact ‖ this) of the next-token distributions in nats; 0 where they are equal.",
+    "KL, last quarter": "KL over the last quarter of each text, which has the most text before it.",
+    "same top token": "Share of the positions at which the most likely next token is the exact model's.",
+    "same top token, last quarter": "The same over the last quarter of each text.",
     "layer": "An attention layer of the model, by its number in the model's order.",
     "layer error": "‖out − exact‖ / ‖exact‖ of a layer's attention output, on the exact model's own queries, keys and "
     "values; mean over layers.",
     "method": "One attention mechanism with its settings, written as name:setting=value,setting=value.",
-    "minimum fidelity": "The fidelity that a recommended method must reach (--min-fidelity).",
+    "minimum fidelity": "The fidelity that a recommended method must reach (--min-fidelity, --max-kl or "
+    "--min-agreement).",
     "ms": "Exact attention's median time in milliseconds / the speed-up; of exact attention itself the median.",
     "not calibrated": "The learned parameters of this method are those that it starts with; subquad calibrate fits "
     "them.",
@@ -48,7 +54,7 @@ TERMS = {
     # Plans
     "best single method": "The fastest method that, in all layers, has a predicted loss that is accepted.",
     "candidate": "A method that a plan may choose for a layer.",
-    "floor": "The fidelity that the plan must keep (--min-fidelity).",
+    "floor": "The fidelity that the plan must keep (--min-fidelity, --max-kl or --min-agreement).",
     "held-out passages": "Passages that the plan was not chosen on.",
     "length": "The number of tokens of an input.",
     "loss": "1 − fidelity. In the table of layers it is the model's loss with the method in this layer alone.",

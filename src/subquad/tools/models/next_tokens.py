@@ -1,0 +1,152 @@
+"""The next-token distributions of a causal language model, beside those of the exact model.
+
+A prefill, as `generate` runs it, computes the logits of the last token alone, and is timed so. The logits of all
+positions are made from its last hidden states afterwards, for some positions at a time: all at once would be N·V.
+"""
+
+import inspect
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Bool, Float, Int64
+from torch import Tensor
+
+from subquad.tools.measure.group import ALONE, MeasuringGroup
+
+POSITIONS = 512  # whose logits are in memory at a time
+LAST = 4  # the last quarter of an item's positions is counted apart: what is read there has the most text before it
+
+
+@dataclass(frozen=True)
+class Prefill:
+    """What a prefill leaves: the last hidden states, or the logits of models that have none apart."""
+
+    states: Float[Tensor, "B N width"]
+    output: Any = None  # the class of what the layers give around them; None: these are logits
+
+
+@dataclass
+class NextTokens:
+    """Sums over the positions of some texts whose next token is known. KL(exact ‖ this) and losses are in nats."""
+
+    count: float = 0.0
+    nll: float = 0.0  # negative log-likelihood of the next token
+    kl: float = 0.0
+    same: float = 0.0  # positions at which the most likely token is the exact model's
+    last_count: float = 0.0  # the same, over the last quarter of each text
+    last_kl: float = 0.0
+    last_same: float = 0.0
+
+    def __add__(self, other: "NextTokens") -> "NextTokens":
+        return NextTokens(*(a + b for a, b in zip(self.sums(), other.sums(), strict=True)))
+
+    def sums(self) -> tuple[float, ...]:
+        """All of them, in the order of the fields."""
+        return self.count, self.nll, self.kl, self.same, self.last_count, self.last_kl, self.last_same
+
+    @property
+    def perplexity(self) -> float:
+        """e to the mean negative log-likelihood of the next token."""
+        return math.exp(self.nll / self.count)
+
+    @property
+    def mean_kl(self) -> float:
+        """Mean KL(exact ‖ this) in nats, 0 where rounding makes it less."""
+        return max(self.kl / self.count, 0.0)
+
+    @property
+    def agreement(self) -> float:
+        """Share of the positions with the exact model's most likely token."""
+        return self.same / self.count
+
+
+def prefill(model: Any, batch: dict[str, Tensor]) -> Prefill:
+    """Run a causal language model over whole prompts, with the logits of the last token alone where it can do that."""
+    if not _has_states(model):
+        return Prefill(model(**batch, use_cache=False).logits)
+    outputs: list[Any] = []
+    hook = model.base_model.register_forward_hook(lambda _module, _inputs, output: outputs.append(output))
+    try:
+        model(**batch, use_cache=False, logits_to_keep=1)
+    finally:
+        hook.remove()
+    return Prefill(outputs[-1][0], type(outputs[-1]))
+
+
+def _has_states(model: Any) -> bool:
+    return model.base_model is not model and "logits_to_keep" in inspect.signature(model.forward).parameters
+
+
+def logits_of(model: Any, run: Prefill, positions: slice) -> Float[Tensor, "B n V"]:
+    """The logits of some positions: the model's own forward pass, in which its layers give these hidden states."""
+    states = run.states[:, positions]
+    if run.output is None:
+        return states.float()
+    with _giving(model.base_model, run.output(last_hidden_state=states)):
+        tokens = torch.zeros(states.shape[:2], dtype=torch.long, device=states.device)
+        return model(input_ids=tokens, use_cache=False).logits.float()
+
+
+@contextmanager
+def _giving(module: Any, output: Any) -> Iterator[None]:
+    """For a while, calls of a module give this."""
+    module.forward = lambda *_args, **_options: output
+    try:
+        yield
+    finally:
+        del module.forward
+
+
+@torch.inference_mode()
+def differences(
+    model: Any,
+    runs: dict[str, Prefill],
+    exact: str,
+    tokens: Int64[Tensor, "B N"],
+    counted: Bool[Tensor, "B N"],
+    group: MeasuringGroup = ALONE,
+) -> dict[str, NextTokens]:
+    """Each run's next-token distributions against those of the run named `exact`.
+
+    Args:
+        tokens: the next token of each position.
+        counted: the positions that have one.
+        group: the processes that have the positions between them.
+    """
+    total, last = tokens.shape[1], _last_quarter(counted)
+    tokens, counted, last = group.cut(tokens), group.cut(counted), group.cut(last)
+    sums = {name: torch.zeros(7, dtype=torch.float64) for name in runs}
+    for start in range(0, min(total, tokens.shape[1]), POSITIONS):
+        at = slice(start, start + POSITIONS)
+        its = logits_of(model, runs[exact], at).log_softmax(-1)
+        top = its.argmax(-1)
+        for name, run in runs.items():
+            mine = its if name == exact else logits_of(model, run, at).log_softmax(-1)
+            kl = F.kl_div(mine, its, reduction="none", log_target=True).sum(-1)
+            nll = -mine.gather(-1, tokens[:, at, None])[..., 0]
+            terms = torch.stack([torch.ones_like(kl), nll, kl, (mine.argmax(-1) == top).to(kl)]).double()
+            of_all = torch.where(counted[:, at], terms, 0.0).sum((1, 2))
+            of_last = torch.where(last[:, at], terms, 0.0).sum((1, 2))[[0, 2, 3]]
+            sums[name] += torch.cat([of_all, of_last]).cpu()
+    return {name: NextTokens(*group.sums(*each.tolist())) for name, each in sums.items()}
+
+
+def _last_quarter(counted: Bool[Tensor, "B N"]) -> Bool[Tensor, "B N"]:
+    number = counted.cumsum(1)
+    return counted & (number > number[:, -1:] - number[:, -1:] // LAST)
+
+
+def next_of(batch: dict[str, Tensor]) -> tuple[Int64[Tensor, "B N"], Bool[Tensor, "B N"]]:
+    """The next token of each position, and which positions have one."""
+    following = [F.pad(x[:, 1:], (0, 1)) for x in (batch["input_ids"], batch["attention_mask"])]
+    return following[0], following[1].bool()
+
+
+def summed(parts: Sequence[NextTokens]) -> NextTokens:
+    """Over all texts."""
+    return sum(parts, NextTokens())

@@ -1,0 +1,80 @@
+"""How much a method may change what a model gives: the floor, in the units of that kind of model."""
+
+import math
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from subquad.core.errors import InputError
+
+Figure = Literal["fidelity", "kl", "agreement"]
+
+OPTIONS: dict[Figure, str] = {"fidelity": "min_fidelity", "kl": "max_kl", "agreement": "min_agreement"}
+MIN_FIDELITY, MAX_KL = 0.99, 0.002  # where nothing is said, of embeddings and masked tokens, and of next tokens
+
+
+@dataclass(frozen=True)
+class Floor:
+    """A figure of closeness to the exact model, and its bound.
+
+    "fidelity" is a mean cosine of embeddings, or a ratio of pseudo-perplexities. For a causal language model it is
+    e^{−KL} of next-token distributions under the floor "kl", and the share of equal top tokens under "agreement".
+    """
+
+    figure: Figure = "fidelity"
+    bound: float = MIN_FIDELITY
+
+    @classmethod
+    def for_model(cls, settings: Any, kind: str) -> "Floor":
+        """The floor that settings name for a model of this kind, or its default.
+
+        Raises:
+            InputError: several are given, or one of a model of another kind.
+        """
+        check_floor(settings)
+        named: list[Figure] = [f for f, option in OPTIONS.items() if getattr(settings, option) is not None]
+        if not named:
+            return cls("kl", MAX_KL) if kind == "causal-lm" else cls()
+        figure = named[0]
+        if (kind == "causal-lm") == (figure == "fidelity"):
+            what = "a causal language model" if kind == "causal-lm" else "not a causal language model"
+            instead = "--max-kl or --min-agreement" if kind == "causal-lm" else "--min-fidelity"
+            raise InputError(f"{_as_option(figure)} does not fit: the model is {what}; give {instead}")
+        return cls(figure, getattr(settings, OPTIONS[figure]))
+
+    @property
+    def least(self) -> float:
+        """The fidelity that must be kept."""
+        return math.exp(-self.bound) if self.figure == "kl" else self.bound
+
+    def __str__(self) -> str:
+        return {
+            "fidelity": f"fidelity ≥ {self.bound:g}",
+            "kl": f"KL ≤ {self.bound:g}",
+            "agreement": f"same top token ≥ {self.bound:g}",
+        }[self.figure]
+
+    def describe(self, fidelity: float) -> str:
+        """A fidelity in the floor's unit."""
+        if self.figure == "kl":
+            return f"KL {-math.log(max(fidelity, 1e-30)):.2g}"
+        return f"{'same top token' if self.figure == 'agreement' else 'fidelity'} {fidelity:.3f}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """The fields that a report keeps."""
+        return {"figure": self.figure, "bound": self.bound}
+
+
+def check_floor(settings: Any) -> None:
+    """InputError where several floors are given, or one is out of its range."""
+    named = {f: value for f, option in OPTIONS.items() if (value := getattr(settings, option)) is not None}
+    if len(named) > 1:
+        raise InputError(f"{' and '.join(map(_as_option, named))} are both given; give one of them")
+    for figure, value in named.items():
+        if figure == "kl" and not 0.0 < value < math.inf:
+            raise InputError(f"max-kl {value:g} must be above 0 and finite")
+        if figure != "kl" and not 0.0 < value <= 1.0:
+            raise InputError(f"{OPTIONS[figure].replace('_', '-')} {value:g} must be above 0 and at most 1")
+
+
+def _as_option(figure: Figure) -> str:
+    return "--" + OPTIONS[figure].replace("_", "-")

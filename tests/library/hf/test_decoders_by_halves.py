@@ -1,0 +1,125 @@
+"""Prompts of decoders by halves: padding, caches, generation, and what is saved."""
+
+import copy
+
+import pytest
+import torch
+import transformers
+
+import subquad as sq
+from tests.library.hf.models import VOCAB, build
+
+HALVES = "clustered-tail:clusters=4,topk=3,cells=2,bits=15,iterations=3,block=8,last=3"
+ONE_BLOCK = "clustered-tail:block=64"
+DECODERS = ("llama", "gpt2", "qwen3", "opt")
+GREEDY = {"max_new_tokens": 6, "do_sample": False, "eos_token_id": None}
+
+
+@pytest.fixture(params=DECODERS)
+def model(request):
+    return build(request.param).model
+
+
+def prompt(length, seed=0):
+    return torch.randint(5, VOCAB, (1, length), generator=torch.Generator().manual_seed(seed))
+
+
+def left_padded(prompts):
+    longest = max(p.shape[1] for p in prompts)
+    pads = [longest - p.shape[1] for p in prompts]
+    ids = [torch.nn.functional.pad(p, (n, 0)) for p, n in zip(prompts, pads, strict=True)]
+    return torch.cat(ids), torch.cat([(torch.arange(longest) >= n).long()[None] for n in pads])
+
+
+@torch.no_grad()
+def test_a_prompt_of_one_block_is_generated_from_exactly(model):
+    ids = prompt(20)
+    want = [model.generate(ids, num_beams=beams, **GREEDY) for beams in (1, 3)]
+    sq.hf.swap(model, ONE_BLOCK)
+    for beams, tokens in zip((1, 3), want, strict=True):
+        assert torch.equal(model.generate(ids, num_beams=beams, **GREEDY), tokens)
+
+
+@torch.no_grad()
+def test_a_longer_prompt_differs_from_exact_and_its_last_rows_do_not_in_the_first_layer(model):
+    ids = prompt(40)
+    want = model(ids, output_hidden_states=True)
+    sq.hf.swap(model, {0: HALVES})
+    have = model(ids, output_hidden_states=True)
+    torch.testing.assert_close(have.hidden_states[1][:, :8], want.hidden_states[1][:, :8])  # the first block
+    torch.testing.assert_close(have.hidden_states[1][:, -3:], want.hidden_states[1][:, -3:])
+    assert not torch.allclose(have.hidden_states[1], want.hidden_states[1])
+
+
+@torch.no_grad()
+def test_left_padded_prompts_are_those_alone(model):
+    prompts = [prompt(40, 1), prompt(23, 2), prompt(5, 3)]
+    ids, mask = left_padded(prompts)
+    sq.hf.swap(model, HALVES)
+    together = model.generate(ids, attention_mask=mask, **GREEDY)
+    for row, alone in zip(together, prompts, strict=True):
+        assert torch.equal(row[-6:], model.generate(alone, **GREEDY)[0, -6:])
+
+
+@torch.no_grad()
+def test_steps_on_the_cache_are_exact(model):
+    ids = prompt(40)
+    sq.hf.swap(model, HALVES)
+    first = model(ids[:, :-1], use_cache=True)
+    cache = copy.deepcopy(first.past_key_values)
+    step = model(ids[:, -1:], past_key_values=first.past_key_values).logits
+    sq.hf.restore(model)
+    torch.testing.assert_close(step, model(ids[:, -1:], past_key_values=cache).logits)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("options", [{"cache_implementation": "static"}, {"num_beams": 2}, {"prefill_chunk_size": 16}])
+def test_every_way_of_generating_runs_by_halves(options):
+    model = build("llama").model
+    sq.hf.swap(model, HALVES)
+    prompts = left_padded([prompt(40, 1), prompt(33, 2)])
+    found = model.generate(prompts[0], attention_mask=prompts[1], **GREEDY, **options)
+    assert found.shape == (2, 46)
+    if "cache_implementation" in options:
+        assert torch.equal(found, model.generate(prompts[0], attention_mask=prompts[1], **GREEDY))
+
+
+@torch.no_grad()
+def test_assisted_generation_gives_the_tokens_of_the_model_alone():
+    model, helper = build("llama").model, build("llama").model
+    sq.hf.swap(model, ONE_BLOCK)
+    ids = prompt(20)
+    assert torch.equal(model.generate(ids, assistant_model=helper, **GREEDY), model.generate(ids, **GREEDY))
+
+
+@torch.no_grad()
+def test_a_model_is_saved_with_its_halves(tmp_path):
+    model, ids = build("llama").model, prompt(40)
+    sq.hf.swap(model, HALVES)
+    want = model(ids).logits
+    model.save_pretrained(tmp_path)
+    loaded = transformers.LlamaForCausalLM.from_pretrained(tmp_path, attn_implementation="eager").eval()
+    sq.hf.reattach(loaded)
+    assert set(sq.hf.describe(loaded).methods.values()) == {sq.parse_method(HALVES)}
+    torch.testing.assert_close(loaded(ids).logits, want)
+
+
+def test_windowed_layers_are_left_where_the_others_are_swapped():
+    config = transformers.Gemma3TextConfig(
+        vocab_size=VOCAB, hidden_size=32, intermediate_size=48, num_hidden_layers=4, num_attention_heads=4,
+        num_key_value_heads=2, head_dim=8, sliding_window=6, layer_types=["sliding_attention", "full_attention"] * 2,
+        max_position_embeddings=64, pad_token_id=0, bos_token_id=1, eos_token_id=2,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    model = transformers.Gemma3ForCausalLM(config).eval()
+    model.set_attn_implementation("eager")
+    refused = sq.hf.refusals(model, HALVES)
+    assert sorted(refused) == [0, 2]
+    assert "window" in refused[0]
+    sq.hf.swap(model, {1: HALVES, 3: HALVES})
+    with torch.no_grad():
+        found = model(prompt(40)).logits
+        sq.hf.restore(model)
+        exact = model(prompt(40)).logits
+    assert found.isfinite().all()
+    assert not torch.allclose(found, exact)
