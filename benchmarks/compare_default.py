@@ -23,6 +23,7 @@ from subquad.tools.compare.plots import plots
 from subquad.tools.compare.recommend import fastest
 from subquad.tools.compare.tables import markdown
 from subquad.tools.report import cells
+from subquad.tools.runs.floor import Floor
 from subquad.tools.runs.settings import COMPARED
 
 ROOT = Path(__file__).parents[1]
@@ -46,7 +47,8 @@ TABLE = re.compile(r"(?<=<!-- table:begin -->\n).*?(?=\n<!-- table:end -->)", re
 def summary(report: Mapping[str, Any]) -> str:
     """README's table: the fastest row at each length that keeps the report's minimum fidelity, in Markdown."""
     settings = report["settings"]
-    found = fastest(report["methods"], settings["lengths"], settings["min_fidelity"], report["text"]["tokens"])
+    floor = Floor("fidelity", settings["min_fidelity"])
+    found = fastest(report["methods"], settings["lengths"], floor, report["text"]["tokens"])
     lines = [["tokens", "fastest method", "cosine to exact", "speed of the whole model"], ["---"] * 4]
     for length, method in found.items():
         if method is None:

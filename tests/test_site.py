@@ -125,7 +125,7 @@ def test_extras_that_messages_and_pages_name_exist():
 def test_the_page_on_installation_lists_every_extra():
     table = (DOCS / "install.md").read_text("utf-8")
     listed = [
-        name for row in re.findall(r"^\| (`.*?`) \|", table, re.MULTILINE) for name in re.findall(r"`(\w+)`", row)
+        name for row in re.findall(r"^\| (`.*?`) \|", table, re.MULTILINE) for name in re.findall(r"`([\w-]+)`", row)
     ]
     assert set(EXTRAS) <= set(listed)
 
