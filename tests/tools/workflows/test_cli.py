@@ -40,8 +40,8 @@ def test_compare_says_what_it_reads_what_it_measures_and_what_is_not_fitted(mode
     assert "`subquad calibrate`" in fits
     assert trains == f"{start}rfa:features=4; only training fits them"
     assert "0/30 errors of single layers, full" in said
-    assert any(line.startswith("10/30 timing the model with each method at 64 tokens, 3 of 10") for line in said)
-    assert any(line.startswith("20/30 timing the model with each method at 96 tokens, 3 of 10") for line in said)
+    assert any(line.startswith("10/30 timing the model with each method at 64 tokens, sequence 3") for line in said)
+    assert any(line.startswith("20/30 timing the model with each method at 96 tokens, sequence 3") for line in said)
     quiet = run(app, ["compare", model("bert"), *METHODS, "--text", str(text), "--out", str(tmp_path / "q"), "--quiet"])
     assert quiet.stderr == ""
 

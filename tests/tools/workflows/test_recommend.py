@@ -1,12 +1,13 @@
 """Advice follows the figures."""
 
-from functools import partial
-
 import pytest
 
 from subquad.tools.compare import recommend as module
+from subquad.tools.runs.floor import Floor
 
-recommend = partial(module.recommend, tokens=10_000)
+
+def recommend(methods, lengths, least, tokens=10_000):
+    return module.recommend(methods, lengths, Floor("fidelity", least), tokens)
 
 
 def row(method, fidelity, speedup, lengths=(512,), noise=1.02):
@@ -43,7 +44,7 @@ def test_exact_attention_stays_where_nothing_is_both():
     assert advice["headline"].startswith("Stay with exact attention at 512 tokens: of the settings tried, none")
     assert "the nearest is i-clustered: 0.70×" in advice["reasons"][0]
     nothing = recommend([EXACT, row("clustered", 0.9, 3.0)], [512], 0.99)
-    assert "none of the settings tried reaches fidelity 0.99; the closest is clustered" in nothing["reasons"][0]
+    assert "none of the settings tried reaches fidelity ≥ 0.99; the closest is clustered" in nothing["reasons"][0]
 
 
 def test_noise_is_no_gain():
@@ -85,7 +86,7 @@ def test_the_recommendation_says_what_was_tried():
     reference = row("oracle-top", 1.0, 1.0)
     last = recommend([EXACT, reference, *rows], [512, 2048], 0.99)["reasons"][-1]
     assert last == ("3 settings of 2 methods were tried at 512 and 2,048 tokens; other settings were not tried.")
-    last = module.recommend([EXACT, rows[0]], [512, 2048], 0.99, tokens=600)["reasons"][-1]
+    last = recommend([EXACT, rows[0]], [512, 2048], 0.99, tokens=600)["reasons"][-1]
     assert last.startswith("1 setting of 1 method was tried at 512 tokens; other")
 
 
@@ -137,7 +138,7 @@ def test_nothing_measured():
 
 def test_lengths_past_the_text_are_not_judged():
     methods = [EXACT, row("i-clustered", 0.995, 1.5, (512, 2048))]
-    advice = module.recommend(methods, [512, 2048], 0.99, tokens=1000)
+    advice = recommend(methods, [512, 2048], 0.99, tokens=1000)
     assert advice["choice"] == "i-clustered"
     assert advice["reasons"][1] == "2,048 tokens: not judged, because the text has only 1,000 tokens."
-    assert module.recommend(methods, [512, 2048], 0.99, tokens=100)["choice"] == "full"
+    assert recommend(methods, [512, 2048], 0.99, tokens=100)["choice"] == "full"

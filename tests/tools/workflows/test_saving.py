@@ -59,8 +59,8 @@ def command(*args):
     return result
 
 
-def compared(model, text, tmp_path, *more, method=METHOD):
-    given = ("--text", text, "--methods", method, "--min-fidelity", "0.01", "--out", tmp_path / "out")
+def compared(model, text, tmp_path, *more, method=METHOD, floor=("--min-fidelity", "0.01")):
+    given = ("--text", text, "--methods", method, *floor, "--out", tmp_path / "out")
     return command("compare", model, *given, "--save", tmp_path / "saved", *more)
 
 

@@ -14,6 +14,7 @@ from subquad.tools.plan import loads
 from subquad.tools.plan import run as running
 from subquad.tools.plan.plan import Planning, candidates_for, plan_of
 from subquad.tools.runs.cache import run_cache
+from subquad.tools.runs.floor import Floor
 from tests.tools.workflows.planning.steady import make_steady
 from tests.tools.workflows.planning.test_measure import inputs, sharp
 
@@ -112,7 +113,8 @@ def test_bad_input_is_one_line(options, message, words, other_text, text, tmp_pa
     if "--model" in options:
         *options, _, name = options
     given = [option.format(other=other_text, text=text) for option in options]
-    done = run(app, words(*given, name=name))
+    floor = ("--max-kl", "1") if name == "gpt2" else ("--min-fidelity", "0.05")
+    done = run(app, words(*given, name=name, floor=floor))
     assert done.exit_code == 2, done.output
     assert message in " ".join(done.stderr.split())
     assert not (tmp_path / "plan" / "plan.json").exists()
@@ -134,7 +136,7 @@ def test_parameters_for_shorter_inputs_are_no_candidate_and_exact_attention_foll
     of = candidates_for(model, [], {"fitted": bounds})
     assert [[c.name for c in of(length)] for length in (20, 30, 31)] == [["fitted"], ["fitted"], []]
     given = loads.input_loads(model, inputs(12), None, None)
-    planning = Planning(given, of, 0.01, 1.0)
+    planning = Planning(given, of, Floor("fidelity", 0.01), 1.0)
     planning.run(run_cache(tmp_path, {}), lambda what, done, total: None)
     for method in plan_of(planning, {}).layers.values():
         assert [step.start for step in method.at][-1] == 31
