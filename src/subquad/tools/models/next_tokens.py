@@ -65,9 +65,9 @@ class NextTokens:
         return self.same / self.count
 
 
-def prefill(model: Any, batch: dict[str, Tensor]) -> Prefill:
+def prefill(model: Any, batch: dict[str, Tensor], all_logits: bool = False) -> Prefill:
     """Run a causal language model over whole prompts, with the logits of the last token alone where it can do that."""
-    if not _has_states(model):
+    if all_logits or not _has_states(model):
         return Prefill(model(**batch, use_cache=False).logits)
     outputs: list[Any] = []
     hook = model.base_model.register_forward_hook(lambda _module, _inputs, output: outputs.append(output))

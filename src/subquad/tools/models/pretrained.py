@@ -154,8 +154,9 @@ class Pretrained:
 
     @torch.inference_mode()
     def prefill(self, items: Sequence[Sequence[int]]) -> next_tokens.Prefill:
-        """A causal language model over whole prompts, as generation begins."""
-        return next_tokens.prefill(self.model, self._cut(self.batch(items)))
+        """A causal language model over whole prompts, as generation begins; of a group, with all logits."""
+        split = self.group.ranks is not None  # the last token is on one of the processes
+        return next_tokens.prefill(self.model, self._cut(self.batch(items)), all_logits=split)
 
     def next_tokens(
         self, items: Sequence[Sequence[int]], runs: dict[str, next_tokens.Prefill], exact: str
