@@ -210,7 +210,8 @@ ALLOWED = {
     "kernels/triton/resources.py": {"write_text"},  # for the assembler, in a folder that goes away
     "tools/measure/resident.py": {"write_text"},  # /proc/self/clear_refs
     "research/training/models/blocks.py": {"save_pretrained"},  # the model's own
-    "research/training/workflow.py": {"save_pretrained"},  # into `whole_folder`, as the next five
+    "research/training/workflow.py": {"save_pretrained"},  # into `whole_folder`, as the next six
+    "tools/models/demo.py": {"save_pretrained"},
     "tools/models/saving.py": {"save_pretrained"},
     "research/training/tasks/base.py": {"save_pretrained"},
     "research/training/tasks/fine_tuned_text.py": {"save_pretrained"},

@@ -16,6 +16,7 @@ from subquad.hf.exact import attend_exactly
 from subquad.masks import Mask
 from subquad.methods import BoundMethod, Method
 from subquad.methods.core.global_tokens import Keep
+from subquad.methods.core.halves import future_leak
 from subquad.nn.padded_queries import attend_all
 
 KEEPS = {"first": "each item's first token", "ends": "each item's first and last token"}  # what `swap` can keep
@@ -171,10 +172,7 @@ class Attached(nn.Module):
         """Raise ValueError if training through this layer would leak the future."""
         method = self.bound.method
         if self.causal and method.traits.by_halves:
-            raise ValueError(
-                f"layer {self.label}: {method.label!r} has centroids of queries, later ones too, so training would "
-                "leak the future; call model.eval(), or train with a method that is strictly causal, such as 'local'"
-            )
+            raise ValueError(f"layer {self.label}: {future_leak(method)}")
 
     def _keep(self, mask: Mask, valid: Tensor | None, N: int, M: int) -> Keep | None:
         """Which tokens' attention is exact in this call, as methods take it."""

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from subquad.masks import Mask
 from subquad.masks.sdpa import IsBias
+from subquad.methods.core.halves import future_leak
 from subquad.methods.core.method import Method
 
 Prepared = tuple[Any, ...]  # what `Method.run` takes
@@ -86,10 +87,7 @@ def prepare_sdpa(
         )
     mask, bias = mask_and_bias(method, query, key, attn_mask, is_causal)
     if mask.is_causal and method.traits.by_halves and torch.is_grad_enabled() and query.requires_grad:
-        raise ValueError(
-            f"{method.label!r} has centroids of queries, later ones too, so training under a causal mask would leak "
-            "the future; run it under torch.no_grad(), or train with a method that is strictly causal, such as 'local'"
-        )
+        raise ValueError(future_leak(method))
     if not (method.traits.cross or mask.is_causal):
         raise ValueError(
             f"{method.name!r} is for self-attention, and a call of SDPA without a causal mask does not say whether it "

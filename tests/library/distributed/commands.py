@@ -53,10 +53,10 @@ def make_inputs(folder: Path) -> None:
 
 def run(inputs: Path, command: str, model: str, *words: str) -> dict[str, Any]:
     """A command on few passages; plans have times that do not depend on the machine."""
-    prepare = compare.Comparison.prepare
+    prepare = compare.prepare
     with (
-        mock.patch.object(compare.Comparison, "prepare", lambda s, *rest: prepare(replace(s, passages=5), *rest)),
-        mock.patch.object(compare, "sequence_count", return_value=2),
+        mock.patch.object(compare, "prepare", lambda s, *rest: prepare(replace(s, passages=5), *rest)),
+        mock.patch.object(compare.Comparison, "sequence_count", return_value=2),
         mock.patch.object(loads, "HELD_OUT", 3),
         mock.patch.object(loads, "MOST", 2),
         ExitStack() as steady,

@@ -133,7 +133,7 @@ def test_in_a_model_short_inputs_stay_exact():
 # ---------------------------------------------------------------------- the text
 
 
-@pytest.mark.parametrize(("given", "wanted"), [
+@pytest.mark.parametrize(("steps", "wanted"), [
     ("0:full+700:local", "0:full+700:local"),
     (" 0 : full + 700 : local:window=64,positions=relative", "0:full+700:local:positions=relative"),
     ("0:full+5:full+9:local+30:local", "0:full+9:local"),
@@ -143,8 +143,8 @@ def test_in_a_model_short_inputs_stay_exact():
     ({70: "local:window=5", 0: "full"}, "0:full+70:local:window=5"),
     ({0: "lha:enlarge=1e+20", 9: "full"}, "0:lha:enlarge=1e+20+9:full"),
 ])  # fmt: skip
-def test_every_spelling_becomes_one(given, wanted):
-    method = ByLength(given)
+def test_every_spelling_becomes_one(steps, wanted):
+    method = ByLength(steps)
     assert method.steps == wanted
     assert method == ByLength(wanted)
     assert hash(method) == hash(ByLength(wanted))
@@ -154,7 +154,7 @@ def test_every_spelling_becomes_one(given, wanted):
     assert copy.deepcopy(method).at == method.at
 
 
-@pytest.mark.parametrize(("given", "message"), [
+@pytest.mark.parametrize(("steps", "message"), [
     ("0:locl", "no method 'locl'; did you mean 'local'"),
     ("0:local:width=3", "'local' has no setting 'width'"),
     ("full", "'full' is not a number of keys, a ':' and a method"),
@@ -169,9 +169,9 @@ def test_every_spelling_becomes_one(given, wanted):
     ({0: "full", 2.5: "local"}, "2.5 is not a whole number of keys"),
     ({0: "ful"}, "no method 'ful'"),
 ])  # fmt: skip
-def test_what_are_no_steps_is_refused(given, message):
+def test_what_are_no_steps_is_refused(steps, message):
     with pytest.raises(ValueError, match=r"'by-length': steps=.* but it must be") as error:
-        ByLength(given)
+        ByLength(steps)
     assert message in str(error.value)
     assert "\n" not in str(error.value)
 

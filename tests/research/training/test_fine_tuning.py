@@ -173,17 +173,17 @@ def test_a_language_model_without_padding_is_a_classifier_too(mine, tmp_path):
     assert 0.0 <= outcome.test["accuracy"] <= 1.0
 
 
-@pytest.mark.parametrize(("task", "given", "message"), [
+@pytest.mark.parametrize(("task", "model", "message"), [
     ("text", {"pretrained": "PATH", "width": 64}, r"model\.width=64 is given beside model\.pretrained='.*own sizes"),
     ("text", {"pretrained": "PATH", "methods": "full"}, r"model has no setting 'methods'; did you mean 'method'"),
     ("text", {"pretrained": "PATH", "method": "clusterd"}, "did you mean 'clustered'"),
     ("text", {"pretrained": 3.5}, "model.pretrained=3.5"),
     ("lm", {"pretrained": "PATH"}, r"model\.pretrained is for the task text, but 'lm' is to be trained"),
 ])  # fmt: skip
-def test_settings_that_do_not_go_together(bert, task, given, message):
-    given = {name: bert if value == "PATH" else value for name, value in given.items()}
+def test_settings_that_do_not_go_together(bert, task, model, message):
+    model = {name: bert if value == "PATH" else value for name, value in model.items()}
     with pytest.raises(InputError, match=message):
-        settings_of(task, {"model": given})
+        settings_of(task, {"model": model})
 
 
 def test_the_task_itself_does_not_name_the_model(bert):

@@ -33,10 +33,8 @@ class Endless(BaseException):
 @pytest.fixture
 def quick(monkeypatch):
     """Measure as little as there can be, in little memory, and draw nothing."""
-    prepare, small = compare.Comparison.prepare, {"lengths": (), "op_lengths": (32,), "passages": 3}
-    monkeypatch.setattr(
-        compare.Comparison, "prepare", lambda settings, *rest: prepare(replace(settings, **small), *rest)
-    )
+    prepare, small = compare.prepare, {"lengths": (), "op_lengths": (32,), "passages": 3}
+    monkeypatch.setattr(compare, "prepare", lambda settings, *rest: prepare(replace(settings, **small), *rest))
     for module in ("compare.write", "bench.plots", "inspect.plots"):
         monkeypatch.setattr(f"subquad.tools.{module}.plots", lambda report: {})
     monkeypatch.setattr(bench, "BRIEF", replace(bench.BRIEF, seconds=0.0))

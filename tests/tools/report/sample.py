@@ -88,6 +88,7 @@ def _around(name: str, kind: str, methods: list[dict[str, Any]]) -> Any:
             "lengths": list(LENGTHS),
             "op_lengths": list(OP_LENGTHS),
             "min_fidelity": 0.99,
+            "floor": {"figure": "fidelity", "bound": 0.99},
             "seed": 0,
             "passages": 48,
             "sequences": {"2048": 5, "4096": 4},

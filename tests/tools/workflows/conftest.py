@@ -83,8 +83,6 @@ def quick(monkeypatch):
 @pytest.fixture
 def short(monkeypatch):
     """Let the command measure at short lengths only."""
-    prepare = compare.Comparison.prepare
+    prepare = compare.prepare
     small = {"lengths": (96,), "op_lengths": (32, 64), "passages": 6}
-    monkeypatch.setattr(
-        compare.Comparison, "prepare", lambda settings, *rest: prepare(replace(settings, **small), *rest)
-    )
+    monkeypatch.setattr(compare, "prepare", lambda settings, *rest: prepare(replace(settings, **small), *rest))

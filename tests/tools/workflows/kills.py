@@ -142,8 +142,8 @@ def prepare(at: Path) -> None:
         for i, document in enumerate(documents):
             (at / name / f"{i}.txt").write_text(document)
     calibrate.EVERY, calibrate.PATIENCE, calibrate.GAIN = 10, 3, 10.0  # 30 steps
-    make, small = compare.Comparison.prepare, {"lengths": (96,), "op_lengths": (32,), "passages": 6}
-    compare.Comparison.prepare = lambda settings, *rest: make(replace(settings, **small), *rest)
+    make, small = compare.prepare, {"lengths": (96,), "op_lengths": (32,), "passages": 6}
+    compare.prepare = lambda settings, *rest: make(replace(settings, **small), *rest)
     loads.MOST, loads.HELD_OUT = 3, 4
     make_steady(setattr)
 

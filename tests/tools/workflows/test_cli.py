@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 import subquad as sq
 from subquad.tools.cli.common import with_lines_for_warnings
 from subquad.tools.cli.main import app
-from subquad.tools.compare.run import Comparison
+from subquad.tools.compare.comparison import Comparison
 
 run = CliRunner().invoke
 METHODS = ["--methods", "clustered:clusters=4 i-clustered:clusters=4,topk=4"]

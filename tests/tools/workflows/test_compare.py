@@ -14,10 +14,11 @@ from rich.console import Console
 
 import subquad as sq
 from subquad.core.errors import InputError
-from subquad.tools.compare.jobs import OP, SEQUENCE, sequence_count
+from subquad.tools.compare.comparison import Comparison
+from subquad.tools.compare.jobs import OP, SEQUENCE
 from subquad.tools.compare.page import html
 from subquad.tools.compare.report import read_anew, report_of
-from subquad.tools.compare.run import Comparison, measure
+from subquad.tools.compare.run import measure, prepare
 from subquad.tools.compare.tables import markdown, rich_table
 from subquad.tools.compare.write import write_report
 from subquad.tools.measure.noise import AGAIN
@@ -115,7 +116,7 @@ def test_the_report_is_complete_and_serialisable(measured, tmp_path):
 def test_nothing_longer_than_the_maximum_length_is_measured(longest, model_lengths, call_lengths, settings):
     """The model has 64 positions."""
     asked = settings("bert", max_length=longest, lengths=None, op_lengths=None)
-    prepared = Comparison.prepare(asked)
+    prepared = prepare(asked)
     assert (prepared.lengths, asked.call_lengths) == (model_lengths, call_lengths)
 
 
@@ -176,7 +177,7 @@ def test_the_floor_of_a_causal_language_model_may_be_its_top_tokens(measured):
 ])  # fmt: skip
 def test_a_floor_of_another_kind_of_model_is_one_line(settings, name, options, message):
     with pytest.raises(InputError, match=re.escape(message)):
-        Comparison.prepare(settings(name, **options))
+        prepare(settings(name, **options))
 
 
 def test_layers_that_cannot_run_a_method_stay_exact(measured):
@@ -197,15 +198,15 @@ def made_up(measured):
     They are a function of the round; the others' use of the processors is `others` seconds of each second and core.
     """
 
-    def make(exact, own, again, others=0.0, **changed):
+    def make(exact, of_methods, again, others=0.0, **changed):
         done = measured("bert", **changed)
-        stretched = [(done.results[SEQUENCE(n, i)], i) for n in done.lengths for i in range(sequence_count(n))]
+        stretched = [(done.results[SEQUENCE(n, i)], i) for n in done.lengths for i in range(done.sequence_count(n))]
         for unit, i in [*stretched, *((done.results[OP(n)], None) for n in done.settings.op_lengths)]:
             unit.use = {"elapsed": 10.0, "others": 10.0 * others * os.cpu_count()}
             if i == 0:
                 continue  # it warms up
             for name, row in unit.rows.items():
-                seconds = {"full": exact, AGAIN: again}.get(name, own)
+                seconds = {"full": exact, AGAIN: again}.get(name, of_methods)
                 row.seconds = list(map(seconds, range(9))) if i is None else seconds(i)
         return report_of(done)
 
@@ -338,9 +339,9 @@ def test_an_interrupted_run_resumes(settings, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("changed", [{"seed": 1}, {"max_length": 40}, {"methods": METHODS[:1]}, {"op_lengths": (32,)}])
 def test_results_of_other_settings_are_not_reused(settings, tmp_path, changed):
-    first = Comparison.prepare(settings("bert")).fingerprint()
-    assert Comparison.prepare(settings("bert")).fingerprint() == first
-    assert Comparison.prepare(settings("bert", **changed)).fingerprint() != first
+    first = prepare(settings("bert")).fingerprint()
+    assert prepare(settings("bert")).fingerprint() == first
+    assert prepare(settings("bert", **changed)).fingerprint() != first
 
 
 def test_the_model_is_left_as_it_was(measured):
@@ -397,6 +398,6 @@ def test_a_plan_is_a_row_of_its_own(settings, plan, tmp_path):
 
 def test_plans_of_other_models_and_folders_without_one_are_refused(settings, plan, tmp_path):
     with pytest.raises(InputError, match="this plan was made for a BertModel"):
-        Comparison.prepare(settings("modernbert", plans=(plan,)))
+        prepare(settings("modernbert", plans=(plan,)))
     with pytest.raises(InputError, match=r"no plan at .*: there is no such folder"):
-        Comparison.prepare(settings("bert", plans=(tmp_path / "nowhere",)))
+        prepare(settings("bert", plans=(tmp_path / "nowhere",)))

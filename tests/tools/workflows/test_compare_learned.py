@@ -12,9 +12,9 @@ from subquad import hf
 from subquad.core.errors import InputError
 from subquad.methods import parse_method
 from subquad.tools.calibrate import run as fitting
-from subquad.tools.compare import run as compare
+from subquad.tools.compare import comparison
 from subquad.tools.compare.report import report_of
-from subquad.tools.compare.run import Comparison, measure
+from subquad.tools.compare.run import measure, prepare
 from subquad.tools.measure.fidelity import relative_error
 from subquad.tools.models.pretrained import load
 from subquad.tools.models.rows import exact_up_to
@@ -90,7 +90,7 @@ def test_parameters_for_a_length_run_up_to_it_and_the_report_says_so(settings, t
 
 
 def test_a_row_that_is_too_slow_is_told_apart_from_one_that_cannot_run(settings, tmp_path, monkeypatch):
-    monkeypatch.setattr(compare, "_worth", lambda row, seconds, growth: row.is_exact)
+    monkeypatch.setattr(comparison, "_worth", lambda row, seconds, growth: row.is_exact)
     report = report_of(measure(replace(settings, methods=("lsh:buckets=3", "linformer:k=5")), tmp_path / "out"))
     assert [note.partition(":")[0] for note in report["notes"] if "was left out from 96" in note] == ["lsh"]
     assert [note.partition(":")[0] for note in notes(report)] == ["linformer"]
@@ -141,8 +141,8 @@ def test_an_adapter_alone_is_enough(settings, adapter, tmp_path):
 
 
 def test_other_parameters_are_measured_anew(settings, adapter):
-    first = Comparison.prepare(replace(settings, adapters=(adapter,)))
-    again = Comparison.prepare(replace(settings, adapters=(adapter,)))
+    first = prepare(replace(settings, adapters=(adapter,)))
+    again = prepare(replace(settings, adapters=(adapter,)))
     assert first.fingerprint() == again.fingerprint()
     next(iter(again.rows[-1].bounds[0].parameters())).data += 1
     assert first.fingerprint() != again.fingerprint()
@@ -150,7 +150,7 @@ def test_other_parameters_are_measured_anew(settings, adapter):
 
 def test_adapters_of_other_models_are_refused(settings, adapter, model):
     with pytest.raises(InputError, match="was made for a BertModel"):
-        Comparison.prepare(replace(settings, model=model("masked"), adapters=(adapter,)))
+        prepare(replace(settings, model=model("masked"), adapters=(adapter,)))
 
 
 def test_an_adapter_that_mixes_methods_is_refused(settings, tmp_path):
@@ -158,7 +158,7 @@ def test_an_adapter_that_mixes_methods_is_refused(settings, tmp_path):
     hf.swap(loaded, {0: LHA, 1: "lha:buckets=2"})
     hf.save_adapter(loaded, tmp_path / "mixed")
     with pytest.raises(InputError, match=r"mixes methods \(lha:buckets=2, lha:buckets=3,hidden=8\)"):
-        Comparison.prepare(replace(settings, adapters=(tmp_path / "mixed",)))
+        prepare(replace(settings, adapters=(tmp_path / "mixed",)))
 
 
 def test_calibrate_fits_what_can_be_fitted_first(settings, other_text, quick, tmp_path):
@@ -193,7 +193,7 @@ def test_a_damaged_adapter_of_an_earlier_run_is_fitted_again(settings, other_tex
 def test_what_a_causal_model_cannot_run_is_not_fitted(settings, other_text, quick, model, tmp_path):
     names = ("tilted-pool", "learned-feature-map")
     asked = replace(settings, model=model("gpt2"), methods=names, calibrate=(other_text,))
-    comparison = Comparison.prepare(asked, tmp_path / "out")
+    comparison = prepare(asked, tmp_path / "out")
     assert quick == ["learned-feature-map"]
     assert [row.name for row in comparison.rows] == ["full", "learned-feature-map@learned-feature-map"]
     assert [row.name for row in comparison.refused] == ["tilted-pool"]
@@ -202,7 +202,7 @@ def test_what_a_causal_model_cannot_run_is_not_fitted(settings, other_text, quic
 def test_the_text_compared_on_is_not_calibrated_on(settings, text):
     for given in (text, text.parent, text / "1.txt"):
         with pytest.raises(InputError, match=r"of --text, .*: a method would be measured on what it was fitted on"):
-            Comparison.prepare(replace(settings, calibrate=(given,)))
+            prepare(replace(settings, calibrate=(given,)))
 
 
 def test_a_copy_of_the_text_compared_on_is_not_calibrated_on(settings, text, other_text, tmp_path):
@@ -211,9 +211,9 @@ def test_a_copy_of_the_text_compared_on_is_not_calibrated_on(settings, text, oth
     for file in text.glob("*.txt") if text.is_dir() else [text]:
         shutil.copy(file, copy / f"again-{file.name}")
     with pytest.raises(InputError, match=r"copy has the documents of 100% of --text .*: a method would be measured on"):
-        Comparison.prepare(replace(settings, calibrate=(copy,)))
+        prepare(replace(settings, calibrate=(copy,)))
 
 
 def test_nothing_to_calibrate_is_named(settings, other_text):
     with pytest.raises(InputError, match=r"none of the methods has .* those of lha, .*tilted-pool, .* can be"):
-        Comparison.prepare(replace(settings, methods=("lsh:buckets=3",), calibrate=(other_text,)))
+        prepare(replace(settings, methods=("lsh:buckets=3",), calibrate=(other_text,)))

@@ -15,7 +15,7 @@ def at(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         for name in ("EVERY", "PATIENCE", "GAIN"):
             patch.setattr(kills.calibrate, name, getattr(kills.calibrate, name))
-        patch.setattr(kills.compare.Comparison, "prepare", kills.compare.Comparison.prepare)
+        patch.setattr(kills.compare, "prepare", kills.compare.prepare)
         for module, name in (*PATCHED, (kills.loads, "MOST"), (kills.loads, "HELD_OUT")):
             patch.setattr(module, name, getattr(module, name))
         kills.prepare(folder)

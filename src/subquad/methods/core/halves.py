@@ -54,6 +54,14 @@ def last_rows() -> Any:
     return whole(LAST)
 
 
+def future_leak(method: Method) -> str:
+    """Why a method that is causal by halves is refused under a causal mask in training, and what to do."""
+    return (
+        f"{method.label!r} has centroids of queries, later ones too, so training under a causal mask would leak the "
+        "future; run it under torch.no_grad(), or train with a method that is strictly causal, such as 'local'"
+    )
+
+
 class ByHalves(Method):
     """A method that is causal by halves. Its class declares the two settings, and its trait `by_halves` is true.
 

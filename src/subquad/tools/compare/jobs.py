@@ -71,8 +71,6 @@ class OpRounds:
     use: machine.Use
 
 
-CAUSAL_SEQUENCES = 3  # each position of one is a measurement of its next token
-
 LAYERS: JobKind[LayerErrors] = JobKind("layers", LayerErrors, "errors of single layers, {0}".format)
 QUALITY: JobKind[Embeddings | Losses] = JobKind("quality", Embeddings | Losses, "reading the text with {0}".format)
 TASK: JobKind[dict[str, float]] = JobKind("task", dict[str, float], "scoring the task with {0}".format)
@@ -84,10 +82,3 @@ SEQUENCE: JobKind[SequenceRound] = JobKind(
 OP: JobKind[OpRounds] = JobKind(
     "op", OpRounds, "timing the attention of one layer with each method at {0:,} tokens".format
 )
-
-
-def sequence_count(length: int, causal: bool = False) -> int:
-    """How many sequences of a length are run, the first one as a warm-up; fewer through a causal language model."""
-    if causal:
-        return CAUSAL_SEQUENCES
-    return 10 if length <= 512 else 5 if length <= 2048 else 4

@@ -73,8 +73,7 @@ def fastest(
 
 
 def _approximate_at(methods: Sequence[MethodReport], length: int, floor: Floor) -> list[MethodReport]:
-    causal = floor.figure != "fidelity"
-    return [m for m in methods if exact_up_to(from_dict(m["settings"]), causal) < length]
+    return [m for m in methods if exact_up_to(from_dict(m["settings"]), floor.of_next_tokens) < length]
 
 
 def _tried(measured: Sequence[MethodReport], lengths: Sequence[int]) -> str:

@@ -8,6 +8,7 @@ import torch
 
 from subquad.core.errors import InputError
 from subquad.methods import METHODS
+from subquad.tools.compare.comparison import EXACT, TOO_SLOW, Comparison
 from subquad.tools.compare.jobs import (
     LAYERS,
     OP,
@@ -19,7 +20,6 @@ from subquad.tools.compare.jobs import (
     SequencePass,
 )
 from subquad.tools.compare.recommend import recommend
-from subquad.tools.compare.run import EXACT, TOO_SLOW, Comparison
 from subquad.tools.measure.fidelity import cosine, crossover, percentile, retrieval_agreement
 from subquad.tools.measure.noise import AGAIN, TIE, against_itself, at_least_typical, noise_of
 from subquad.tools.measure.timing import cost, exact_cost, ratios
@@ -40,7 +40,7 @@ _INTERVAL = "95 % interval of the median of its ratios (by order statistics; the
 def report_of(comparison: Comparison) -> Report:
     """All figures and the recommendation."""
     c, s = comparison, comparison.settings
-    noise, causal = _noise(c), c.pretrained.kind == "causal-lm"
+    noise, causal = _noise(c), c.pretrained.is_causal_lm
     methods = [_method_report(c, row, noise) for row in c.rows] + [_refused(row) for row in c.refused]
     report: Report = {
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -83,7 +83,7 @@ def read_anew(report: Report, settings: CompareSettings) -> Report:
     previous = report["settings"]
     ranks = previous.get("ranks", 1)
     floor = Floor.for_model(settings, report["model"]["kind"])
-    if previous.get("floor", {"figure": "fidelity", "bound": previous["min_fidelity"]}) == floor.to_dict():
+    if previous.get("floor") == floor.to_dict():
         return report
     methods = [_judged_by(floor, method) for method in report["methods"]]
     return {
@@ -99,7 +99,7 @@ def read_anew(report: Report, settings: CompareSettings) -> Report:
 
 def _judged_by(floor: Floor, method: MethodReport) -> MethodReport:
     """A row of a finished report whose fidelity is in the unit of this floor."""
-    if floor.figure == "fidelity" or "fidelity" not in method:
+    if not floor.of_next_tokens or "fidelity" not in method:
         return method
     quality = method.get("quality", {})
     if any(floor.figure not in each for each in quality.values()):
@@ -168,7 +168,7 @@ def _method_report(c: Comparison, row: CompareRow, noise: RunNoise) -> MethodRep
         report["unfitted"] = True
     if row.reason:
         report["reason"] = row.reason
-    if notes := _row_notes(row, c.length, causal=c.pretrained.kind == "causal-lm"):
+    if notes := _row_notes(row, c.length, causal=c.pretrained.is_causal_lm):
         report["remarks"] = notes
     if not row.is_exact and op:
         ties = [int(n) for n, cost in op.items() if cost["verdict"] == "within the noise"]
@@ -186,7 +186,7 @@ def _quality(c: Comparison, row: CompareRow, length: int) -> Quality:
     if row.name not in runs[0]:
         return {}
     if c.pretrained.kind != "embedding":
-        if c.pretrained.kind == "causal-lm":
+        if c.pretrained.is_causal_lm:
             return _next_tokens(c, row, length)
         nll, count = (sum(run[row.name].output[part] for run in runs) for part in (0, 1))
         return {"perplexity": _perplexity(nll, count)}
@@ -196,7 +196,7 @@ def _quality(c: Comparison, row: CompareRow, length: int) -> Quality:
 
 def _quality_at_main_length(c: Comparison, row: CompareRow) -> Quality:
     layers: Quality = to_plain(c.results[LAYERS(row.name)])
-    if c.pretrained.kind == "causal-lm":
+    if c.pretrained.is_causal_lm:
         return {**_next_tokens(c, row, c.length), **layers}
     mine, exact = c.results[QUALITY(row.name)], c.results[QUALITY(EXACT)]
     if isinstance(mine, Losses) or isinstance(exact, Losses):
@@ -302,7 +302,7 @@ def _notes(c: Comparison, methods: Sequence[MethodReport]) -> list[str]:
     notes += _not_measured(c.settings)
     if len(c.reading.tokens) < c.lengths[-1]:
         notes.append(f"The text has {len(c.reading.tokens):,} tokens; longer sequences repeat it.")
-    if c.pretrained.kind == "causal-lm":
+    if c.pretrained.is_causal_lm:
         notes.append(
             "A time is that of a prefill: the whole input, and the logits of its last token. KL, top tokens and "
             "perplexity are those of the same passes, at all positions."

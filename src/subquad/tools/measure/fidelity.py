@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
-from subquad.methods import BoundMethod, Method
+from subquad.methods import BoundMethod, Full, Method
 from subquad.tools.measure.group import ALONE, MeasuringGroup
 
 
@@ -63,6 +63,29 @@ def attention_weights(
                 (of_values,) = torch.autograd.grad(out, value, one, retain_graph=True)
                 weights[:, head::group, at] = of_values[..., 0]
     return weights[..., keys]
+
+
+def weights_l1(
+    method: Method | BoundMethod,
+    query: Float[Tensor, "B H N D"],
+    key: Float[Tensor, "B G M D"],
+    value: Float[Tensor, "B G M E"],
+    *,
+    heads: int = 2,
+    queries: int = 16,
+    **options: Any,
+) -> float:
+    """Mean over some heads and queries, evenly spaced, of the L1 distance of attention weights to exact ones.
+
+    Of a method that is bound, over all heads: its parameters are theirs. A bias among the options is left out.
+    """
+    if not isinstance(method, BoundMethod):
+        H, G = query.shape[1], key.shape[1]
+        chosen = torch.arange(heads) * H // heads
+        query, key, value = query[:, chosen], key[:, chosen * G // H], value[:, chosen * G // H]
+    options |= {"bias": None, "rows": torch.arange(queries) * query.shape[2] // queries}
+    mine, exact = (attention_weights(each, query, key, value, **options) for each in (method, Full()))
+    return float((mine - exact).abs().sum(-1).mean())
 
 
 def retrieval_agreement(

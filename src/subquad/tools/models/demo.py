@@ -2,13 +2,13 @@
 
 import logging
 import os
-import tempfile
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from filelock import FileLock
 
+from subquad.core import files
 from subquad.core.errors import InputError
 
 DECODER = "demo-decoder"
@@ -51,7 +51,7 @@ def decoder() -> str:
         )
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     folder = cache_folder() / NAMES[DECODER].lower()
-    folder.parent.mkdir(parents=True, exist_ok=True)
+    files.make_folder(folder.parent)
     with FileLock(f"{folder}.lock"):
         if not (folder / "config.json").exists():
             logger.warning("converting the weights of %s into %s, once (about half a minute)", NAMES[DECODER], folder)
@@ -67,7 +67,7 @@ def cache_folder() -> Path:
 
 
 def _convert(package: Path, folder: Path) -> None:
-    """Save the model and its tokenizer as transformers does; the folder appears when all of it is there."""
+    """Save the model and its tokenizer as transformers does."""
     import transformers
 
     transformers.logging.disable_progress_bar()
@@ -77,8 +77,6 @@ def _convert(package: Path, folder: Path) -> None:
     del model.config.quantization_config  # the weights are plain numbers now
     plain = type(model)(model.config)
     plain.load_state_dict(model.state_dict())
-    with tempfile.TemporaryDirectory(dir=folder.parent) as temporary:
-        made = Path(temporary) / folder.name
-        plain.save_pretrained(made)
-        tokenizer.save_pretrained(made)
-        made.rename(folder)
+    with files.whole_folder(folder) as part:
+        plain.save_pretrained(part)
+        tokenizer.save_pretrained(part)

@@ -49,6 +49,11 @@ class Pretrained:
         """Where the model is."""
         return self.model.device
 
+    @property
+    def is_causal_lm(self) -> bool:
+        """Whether it is a causal language model, which is judged by its next tokens."""
+        return self.kind == "causal-lm"
+
     def length(self, asked: int | None, option: str, most: int = 512) -> int:
         """Tokens of an input: those that are asked for, else the positions of the model, at most `most`.
 
@@ -188,7 +193,7 @@ class Pretrained:
 
     def forward(self, items: Sequence[Sequence[int]]) -> Any:
         """The whole forward pass as it is timed: embeddings, losses, or a prefill."""
-        if self.kind == "causal-lm":
+        if self.is_causal_lm:
             return self.prefill(items)
         return self.embed(items) if self.kind == "embedding" else self.losses(items)
 

@@ -23,8 +23,8 @@ from subquad.hf.plans import joined, load_plan
 from subquad.hf.reattaching import ADAPTER
 from subquad.methods import BoundMethod, Full, Method
 from subquad.methods.core.mixture import is_mixture
+from subquad.tools.compare import run as compare
 from subquad.tools.compare.recommend import describe_performance, fastest
-from subquad.tools.compare.run import Comparison
 from subquad.tools.models.model_types import class_of
 from subquad.tools.models.pretrained import architecture_of, config_of, load, model_location
 from subquad.tools.models.rows import CompareRow
@@ -73,7 +73,7 @@ def chosen_by_comparison(settings: CompareSettings, report: Report, out: Path) -
     up to the main length and to the length from which on the method's attention is faster. The model is to read the
     longest inputs at which the method keeps the fidelity and is faster. A plan or a mixture of methods stays as it is.
     """
-    c = Comparison.prepare(settings, out)  # what was fitted is in the folder
+    c = compare.prepare(settings, out)  # what was fitted is in the folder
     tokens = len(c.reading.tokens)
     best = fastest(report["methods"], c.lengths, c.floor, tokens)
     length, report_of_method = next(((n, method) for n, method in best.items() if method is not None), (0, None))

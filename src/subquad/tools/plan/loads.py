@@ -61,7 +61,7 @@ def text_load(pretrained: Pretrained, reading: TokenizedText, length: int, figur
         length=length,
         model=model.model,
         run=lambda item: model.forward([item]),
-        loss=next_token_loss(model, length, figure) if pretrained.kind == "causal-lm" else LOSSES[pretrained.kind],
+        loss=loss_of(model, length, figure),
         items=items,
         held_out=held_out,
         group=pretrained.group,
@@ -85,10 +85,11 @@ def perplexity_loss(output: tuple[float, int], exact: tuple[float, int]) -> floa
     return -math.expm1(exact[0] / exact[1] - output[0] / output[1])
 
 
-LOSSES: dict[str, Loss] = {
-    "embedding": cosine_loss,
-    "masked-lm": perplexity_loss,
-}
+def loss_of(pretrained: Pretrained, length: int, figure: Figure) -> Loss:
+    """The loss of a text model of this kind."""
+    if pretrained.is_causal_lm:
+        return next_token_loss(pretrained, length, figure)
+    return cosine_loss if pretrained.kind == "embedding" else perplexity_loss
 
 
 def next_token_loss(pretrained: Pretrained, length: int, figure: Figure) -> Loss:

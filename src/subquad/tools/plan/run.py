@@ -144,19 +144,25 @@ def plan(
     with TemporaryDirectory() as temporary, _swapped_out(model):
         folder = Path(out) if out is not None else Path(temporary)
         if inputs and all(isinstance(item, str) for item in inputs):
-            pretrained = of_sentence_transformer(model)
-            loads, metadata = of_text(pretrained, inputs, settings)
+            loads, metadata = of_text(of_sentence_transformer(model), inputs, settings)
         else:
-            loads = input_loads(model, inputs, loss, metric)
-            described = describe_model(model)
-            text = {"inputs": len(inputs), "fingerprint": mark_of_inputs(inputs)}
-            judged = [mark_of_function(loss), mark_of_function(metric)]
-            metadata = {"model": described, "text": text, "identity": described, "judged": judged}
+            loads, metadata = _of_inputs(model, inputs, loss, metric)
         made = plan_loads(loads, settings, tried, {}, folder, progress, metadata, "sq.plan")
         if out is not None:
             made.plan.save(folder, model)
             clear(folder)
     return made.plan
+
+
+def _of_inputs(
+    model: Any, inputs: Sequence[Any], loss: Loss | None, metric: Callable[[Any, Any], float] | None
+) -> tuple[list[PlanInputs], dict[str, Any]]:
+    """The loads of the user's own inputs, and what tells them and how they are judged from others."""
+    loads, described = input_loads(model, inputs, loss, metric), describe_model(model)
+    text = {"inputs": len(inputs), "fingerprint": mark_of_inputs(inputs)}
+    judged = [mark_of_function(loss), mark_of_function(metric)]
+    metadata = {"model": described, "text": text, "identity": described, "judged": judged}
+    return loads, metadata
 
 
 @contextmanager

@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, Protocol, runtime_checkable
 
 from subquad.core.errors import InputError
 
@@ -10,6 +10,23 @@ Figure = Literal["fidelity", "kl", "agreement"]
 
 OPTIONS: dict[Figure, str] = {"fidelity": "min_fidelity", "kl": "max_kl", "agreement": "min_agreement"}
 MIN_FIDELITY, MAX_KL = 0.99, 0.002  # where nothing is said, of embeddings and masked tokens, and of next tokens
+
+
+@runtime_checkable
+class FloorSettings(Protocol):
+    """Settings with a floor, of which at most one is given."""
+
+    @property
+    def min_fidelity(self) -> float | None:
+        """Least fidelity."""
+
+    @property
+    def max_kl(self) -> float | None:
+        """Largest KL in nats."""
+
+    @property
+    def min_agreement(self) -> float | None:
+        """Least share of exact top tokens."""
 
 
 @dataclass(frozen=True)
@@ -24,7 +41,7 @@ class Floor:
     bound: float = MIN_FIDELITY
 
     @classmethod
-    def for_model(cls, settings: Any, kind: str) -> "Floor":
+    def for_model(cls, settings: FloorSettings, kind: str) -> "Floor":
         """The floor that settings name for a model of this kind, or its default.
 
         Raises:
@@ -40,6 +57,11 @@ class Floor:
             instead = "--max-kl or --min-agreement" if kind == "causal-lm" else "--min-fidelity"
             raise InputError(f"{_as_option(figure)} does not fit: the model is {what}; give {instead}")
         return cls(figure, getattr(settings, OPTIONS[figure]))
+
+    @property
+    def of_next_tokens(self) -> bool:
+        """Whether it is a floor of a causal language model."""
+        return self.figure != "fidelity"
 
     @property
     def least(self) -> float:
@@ -64,7 +86,7 @@ class Floor:
         return {"figure": self.figure, "bound": self.bound}
 
 
-def check_floor(settings: Any) -> None:
+def check_floor(settings: FloorSettings) -> None:
     """InputError where several floors are given, or one is out of its range."""
     named = {f: value for f, option in OPTIONS.items() if (value := getattr(settings, option)) is not None}
     if len(named) > 1:

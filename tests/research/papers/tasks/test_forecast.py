@@ -224,7 +224,7 @@ class TestModels:
             after = forecaster(given["past"], times).logits
             # The convolution reads values alone, so the last step's time reaches the others by attention alone.
             assert torch.allclose(before[:, :-1], after[:, :-1], atol=1e-7) == causal
-        with pytest.raises(ValueError, match="training would leak the future"):
+        with pytest.raises(ValueError, match="training under a causal mask would leak the future"):
             model("clustered:clusters=3", causal_decoder=True)
 
     @pytest.mark.parametrize("architecture", ["encoder-decoder", "encoder"])

@@ -259,8 +259,8 @@ def test_a_method_whose_loss_or_error_is_not_finite_is_never_taken(monkeypatch):
     assert "local:window=2" in str(sq.plan(model, items, min_fidelity=0.3, methods=METHODS))
     single = planning.single_losses
 
-    def broken(*given):
-        found = single(*given)
+    def broken(*arguments):
+        found = single(*arguments)
         return {n: of | ({"local:window=2": float("nan")} if "local:window=2" in of else {}) for n, of in found.items()}
 
     with monkeypatch.context() as patch:
@@ -268,8 +268,8 @@ def test_a_method_whose_loss_or_error_is_not_finite_is_never_taken(monkeypatch):
         assert "local:window=2" not in str(sq.plan(model, items, min_fidelity=0.3, methods=METHODS))
     screened = planning.screen
 
-    def strange(*given):
-        found = screened(*given)
+    def strange(*arguments):
+        found = screened(*arguments)
         for errors in found.errors.values():
             errors["local:window=2"] = float("nan")
         return found
@@ -280,7 +280,7 @@ def test_a_method_whose_loss_or_error_is_not_finite_is_never_taken(monkeypatch):
     assert "local:window=2" not in str(near)
 
 
-@pytest.mark.parametrize(("given", "message"), [
+@pytest.mark.parametrize(("arguments", "message"), [
     ({"methods": []}, "the methods name none but exact attention"),
     ({"methods": "full"}, "the methods name none but exact attention"),
     ({"methods": ["lha"]}, "lha has learned parameters, and a plan takes only those that are fitted"),
@@ -294,17 +294,17 @@ def test_a_method_whose_loss_or_error_is_not_finite_is_never_taken(monkeypatch):
     ({"inputs": ["a text"] * 9, "metric": lambda output, item: 1.0}, "texts are planned by the cosine of their embedd"),
 ])  # fmt: skip
 @pytest.mark.usefixtures("timed")
-def test_what_cannot_be_planned_is_said_in_one_line_and_the_model_is_as_it_was(given, message):
+def test_what_cannot_be_planned_is_said_in_one_line_and_the_model_is_as_it_was(arguments, message):
     model = sharp("bert")
     sq.hf.swap(model, "local:window=3")
-    asked = {"inputs": inputs(12), "methods": METHODS} | given
+    asked = {"inputs": inputs(12), "methods": METHODS} | arguments
     with pytest.raises((TypeError, ValueError), match=message) as error:
         sq.plan(model, **asked)
     assert "\n" not in str(error.value)
     assert sq.hf.describe(model).methods == {0: sq.Local(window=3), 1: sq.Local(window=3)}
 
 
-@pytest.mark.parametrize(("given", "message"), [
+@pytest.mark.parametrize(("arguments", "message"), [
     ({"inputs": torch.zeros(12, 20)}, "inputs are a list of mappings or of texts, got one Tensor"),
     ({"inputs": None}, "inputs are a list of mappings or of texts, got one NoneType"),
     ({"min_fidelity": "0.9"}, "min_fidelity must be a number, got '0.9'"),
@@ -312,11 +312,10 @@ def test_what_cannot_be_planned_is_said_in_one_line_and_the_model_is_as_it_was(g
     ({"lengths": ["512"]}, "lengths must be whole numbers, got '512'"),
     ({"loss": "cosine"}, "loss must be a function, got 'cosine'"),
 ])  # fmt: skip
-def test_an_argument_of_another_type_is_named(given, message, shapes_are_checked):
-    if shapes_are_checked:
-        pytest.skip("the annotations are checked, which say so first")
+@pytest.mark.usefixtures("unchecked")  # the checks of annotations would say so first
+def test_an_argument_of_another_type_is_named(arguments, message):
     with pytest.raises(TypeError, match=message):
-        sq.plan(sharp("bert"), **{"inputs": inputs(12), "methods": METHODS} | given)
+        sq.plan(sharp("bert"), **{"inputs": inputs(12), "methods": METHODS} | arguments)
 
 
 @pytest.mark.usefixtures("timed")

@@ -1,0 +1,291 @@
+"""A comparison: what is measured of each row, cut into units whose results are kept until the report is written.
+
+An interrupted run resumes from the units that are done.
+
+Wherever rows are timed in turn, exact attention is timed twice, and the order is new in each turn: how far its
+two times differ is the noise. The units say also what other processes used of the processors meanwhile.
+"""
+
+import math
+import random
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property, partial
+from typing import Any
+
+import torch
+
+from subquad import hf
+from subquad.core.errors import InputError
+from subquad.methods import Full
+from subquad.tools.compare.jobs import (
+    LAYERS,
+    OP,
+    QUALITY,
+    SEQUENCE,
+    TASK,
+    Embeddings,
+    LayerErrors,
+    Losses,
+    OpRounds,
+    OpTiming,
+    SequencePass,
+    SequenceRound,
+)
+from subquad.tools.compare.tasks import LabelledTask
+from subquad.tools.measure.capture import LayerInputs, recorded
+from subquad.tools.measure.fidelity import cosine, relative_error, weights_l1
+from subquad.tools.measure.group import MeasuringGroup
+from subquad.tools.measure.memory import peak_extra_mib
+from subquad.tools.measure.noise import AGAIN
+from subquad.tools.measure.timing import by_name, one_round, predicted, shuffled, stopwatch
+from subquad.tools.models.passages import TokenizedText
+from subquad.tools.models.pretrained import BATCH, Pretrained, running
+from subquad.tools.models.rows import CompareRow, mark_of
+from subquad.tools.runs import machine
+from subquad.tools.runs.floor import Floor
+from subquad.tools.runs.jobs import Job
+from subquad.tools.runs.runner import JobRun
+from subquad.tools.runs.settings import CompareSettings
+
+EXACT = "full"
+JOBS_VERSION = 3  # changes with what the results of jobs hold, so that a run of another version is not resumed
+LAYER_PASSAGES, LAYER_TOKENS = 4, 2048  # on which layers are measured one by one, at most
+WEIGHTS_UP_TO = 1024  # tokens: rows of attention weights take as many columns of values
+CAUSAL_SEQUENCES = 3  # each position of one is a measurement of its next token
+TOO_SLOW = 2.0  # seconds per call: a method that is predicted to exceed it is left out, and the report says so
+
+
+@dataclass(kw_only=True)
+class Comparison(JobRun):
+    """A comparison: model, text and rows at hand, and the results of the units so far."""
+
+    settings: CompareSettings
+    pretrained: Pretrained
+    reading: TokenizedText
+    rows: list[CompareRow]
+    refused: list[CompareRow]
+    task: LabelledTask | None
+    length: int
+    floor: Floor
+    models: dict[int, Pretrained] = field(default_factory=dict)  # with extended positions, by length
+
+    @property
+    def group(self) -> MeasuringGroup:
+        """The processes that measure."""
+        return self.pretrained.group
+
+    @property
+    def lengths(self) -> list[int]:
+        """The lengths at which the whole model is run, its own first."""
+        most, limit = self.settings.lengths, self.pretrained.limit
+        stop = limit if self.pretrained.is_causal_lm and most is None and limit is not None else math.inf
+        return [self.length, *(n for n in self.settings.model_lengths if self.length < n <= stop)]
+
+    def fingerprint(self) -> dict[str, Any]:
+        """All that the results depend on."""
+        return {
+            "model": self.pretrained.identity(),
+            "methods": [[row.name, mark_of(row.bounds), *map(str, row.planned.values())] for row in self.rows],
+            "text": [self.reading.passages, self.reading.queries, len(self.reading.tokens)],
+            "task": None if self.task is None else [self.task.name, self.task.texts],
+            "lengths": [self.lengths, self.settings.call_lengths],
+            "seed": self.settings.seed,
+            "machine": [machine.versions(), machine.hardware(self.settings.device)],
+            "units": JOBS_VERSION,
+            **({} if self.group.count == 1 else {"ranks": self.group.count}),
+        }
+
+    def check_finite(self) -> None:
+        """ValueError when NaN or infinity reaches an attention layer; names the layer."""
+        with recorded(self.pretrained.model, self.group):
+            self.pretrained.forward(self.reading.passages[:1])
+
+    # ------------------------------------------------------------------ units
+
+    def jobs(self) -> Iterator[Job[Any]]:
+        """The units with what makes them; `stretch` and `op` read the records of shorter lengths."""
+        for row in self.rows:
+            yield LAYERS.job(row.name, run=partial(self.layer_errors, row))
+        for row in [] if self.pretrained.is_causal_lm else self.rows:  # the sequences of a causal one say it all
+            yield QUALITY.job(row.name, run=partial(self.quality, row))
+        for row in self.rows if self.task else []:
+            yield TASK.job(row.name, run=partial(self.task_score, row))
+        for length in self.lengths:
+            for i in range(self.sequence_count(length)):
+                yield SEQUENCE.job(length, i, run=partial(self.sequence_round, length, i))
+        for length in self.settings.call_lengths:
+            yield OP.job(length, run=partial(self.op, length))
+
+    def cost(self, key: str) -> float:
+        """About how many tokens go through the model."""
+        kind, _, arguments = key.partition("/")
+        if kind in (SEQUENCE.name, OP.name):
+            share = 1.0 if kind == SEQUENCE.name else 0.5  # one layer, in more rounds
+            return share * len(self.rows) * int(arguments.partition("/")[0])
+        if kind == TASK.name and self.task is not None:
+            return len(self.task.texts) * self.length / 4  # its texts are seldom as long as the model allows
+        return float(self.length * len(self._layer_passages if kind == LAYERS.name else self.reading.passages))
+
+    @torch.no_grad()
+    def layer_errors(self, row: CompareRow) -> LayerErrors:
+        """On the exact model's own q, k and v of a few passages: output errors, and L1 distances of weights."""
+        if row.is_exact:
+            return LayerErrors()
+        errors: dict[str, list[float]] = {}
+        distances = []
+        for inputs, exact in self._exact_layers:
+            if inputs.number in row.layers:
+                method = row.at(inputs.number)
+                error = relative_error(inputs.run(method), exact, self.group)
+                errors.setdefault(str(inputs.number), []).append(error)
+                if self.group.count == 1 and self.length <= WEIGHTS_UP_TO:  # of split tokens a row is on all ranks
+                    distances.append(weights_l1(method, inputs.query, inputs.key, inputs.value, **inputs.options))
+        means = {number: sum(e) / len(e) for number, e in errors.items()}
+        return LayerErrors(means, sum(distances) / len(distances) if distances else None)
+
+    @property
+    def _layer_passages(self) -> list[list[int]]:
+        return self.reading.passages[: max(LAYER_TOKENS // self.length, 1)][:LAYER_PASSAGES]
+
+    @cached_property
+    def _exact_layers(self) -> list[tuple[LayerInputs, torch.Tensor]]:
+        with recorded(self.pretrained.model, self.group) as calls:
+            for passage in self._layer_passages:
+                self.pretrained.forward([passage])
+        return [(inputs, inputs.run(Full())) for inputs in calls]
+
+    def quality(self, row: CompareRow) -> Embeddings | Losses:
+        """The passages and queries read with this method: embeddings, or losses."""
+        with running(self.pretrained.model, row.swap, self.group):
+            if self.pretrained.kind != "embedding":
+                return self._losses(self.reading.passages)
+            texts = (self.reading.passages, self.reading.queries)
+            return Embeddings(*(_rounded(self.pretrained.embed_all(items)) for items in texts))
+
+    def task_score(self, row: CompareRow) -> dict[str, float]:
+        """The labelled task with this method in the model, and the cosine of its embeddings to the exact ones."""
+        assert self.task is not None
+        if row.is_exact:
+            return self.task.score(self._exact_task) | {"cosine": 1.0}
+        with running(self.pretrained.model, row.swap, self.group):
+            vectors = self.pretrained.embed_all(self._task_items)
+        return self.task.score(vectors) | {"cosine": float(cosine(vectors, self._exact_task).mean())}
+
+    @cached_property
+    def _task_items(self) -> list[list[int]]:
+        assert self.task is not None
+        return [self.pretrained.wrap(self.pretrained.content_ids(text), self.length) for text in self.task.texts]
+
+    @cached_property
+    def _exact_task(self) -> torch.Tensor:
+        with running(self.pretrained.model, None, self.group):
+            return self.pretrained.embed_all(self._task_items)
+
+    def sequence_round(self, length: int, i: int) -> SequenceRound:
+        """The i-th sequence of this length through every row in turn. The first one warms up: memory, no times."""
+        model = self._model_for(length)
+        item = self.reading.sequences(model, length, self.sequence_count(length))[i]
+        forward, measure_it = partial(model.forward, [item]), peak_extra_mib if i == 0 else stopwatch
+        swaps = {row.name: row.swap for row in self._fast_enough(length)} | ({AGAIN: None} if i > 0 else {})
+        outputs: dict[str, Any] = {}
+        costs: dict[str, float] = {}
+        with machine.watched(self.group.count) as use:
+            for name, swap in shuffled(swaps, random.Random(i)).items():
+                with running(model.model, swap, self.group):
+                    costs[name], outputs[name] = measure_it(forward, model.device, self.group)
+        if model.is_causal_lm:
+            with running(model.model, None, self.group):
+                outputs = {name: each.sums() for name, each in model.next_tokens([item], outputs, EXACT).items()}
+        measured = "extra_mib" if i == 0 else "seconds"
+        passes = {name: SequencePass(_plain(output), **{measured: costs[name]}) for name, output in outputs.items()}
+        return SequenceRound(passes, use)
+
+    def sequence_count(self, length: int) -> int:
+        """How many sequences of a length are run, the first one as a warm-up; fewer through a causal language model."""
+        if self.pretrained.is_causal_lm:
+            return CAUSAL_SEQUENCES
+        return 10 if length <= 512 else 5 if length <= 2048 else 4
+
+    def rounds_at(self, length: int) -> list[dict[str, SequencePass]]:
+        """What the rows did with each sequence of a length, the first of which has no times."""
+        return [self.results[SEQUENCE(length, i)].rows for i in range(self.sequence_count(length))]
+
+    def seconds(self, length: int) -> dict[str, list[float]]:
+        """Seconds of each row, sequence by sequence."""
+        rounds_at = self.rounds_at(length)[1:]
+        return {name: [round_[name].seconds or 0.0 for round_ in rounds_at] for name in rounds_at[0]}
+
+    def _model_for(self, length: int) -> Pretrained:
+        """The model that reaches this length; of those with extended positions the last one is kept."""
+        if length not in self.models:
+            self.models = {length: self.pretrained.reaching(length)}
+        return self.models[length]
+
+    def _fast_enough(self, length: int) -> list[CompareRow]:
+        """Rows that take this length, and whose time at the one before says that they are worth their time at it."""
+        shorter = [n for n in self.lengths if n < length]
+        if not shorter:
+            return self.rows
+        seconds = {name: statistics.median(each) for name, each in self.seconds(shorter[-1]).items()}
+        return [row for row in self.rows if row.takes(length) and _worth(row, seconds, length / shorter[-1])]
+
+    def op(self, length: int) -> OpRounds:
+        """One layer's attention alone, on N(0,1) inputs of its shape, batch 1: seconds of each round, and memory.
+
+        A row whose parameters are for shorter inputs is left out: the model could not run it at this length. So are
+        plans, which have several methods.
+        """
+        model, rows = self.pretrained.model, [row for row in self.rows if row.plan is None]
+        layer = hf.find_layers(model)[0]
+        heads, kv_heads, width = hf.head_counts(layer)
+        sequence = None if self.group.ranks is None else self.group.ranks.even(length)
+        local_tokens, rank = self.group.local_tokens(length), 0 if sequence is None else sequence.rank
+        generator = torch.Generator().manual_seed(self.settings.seed * self.group.count + rank)
+        q, k, v = (
+            torch.randn(1, h, local_tokens, width, generator=generator).to(model.device, model.dtype)
+            for h in (heads, kv_heads, kv_heads)
+        )
+        shorter = [n for n in self.settings.call_lengths if n < length]
+        if shorter:
+            before = self.results[OP(shorter[-1])].rows
+            seconds = {name: statistics.median(call.seconds) for name, call in before.items()}
+            rows = [row for row in rows if _worth(row, seconds, length / shorter[-1])]
+        rows = [row for row in rows if row.takes(length)]
+        calls = {row.name: row.alone(q, k, v, is_causal=layer.causal, parallel=sequence) for row in rows}
+        with machine.watched(self.group.count) as use, torch.inference_mode():
+            memory = {name: peak_extra_mib(call, model.device, self.group)[0] for name, call in calls.items()}
+            timed, draw = calls | {AGAIN: calls[EXACT]}, random.Random(length)
+            count = 9 if length <= 2048 else 3
+            rounds = [one_round(shuffled(timed, draw), model.device, group=self.group) for _ in range(count)]
+        seconds_by_name = by_name(rounds)
+        return OpRounds({name: OpTiming(seconds_by_name[name], memory.get(name)) for name in timed}, use)
+
+    def _losses(self, items: Sequence[Sequence[int]]) -> Losses:
+        nll, count = 0.0, 0
+        for at in range(0, len(items), BATCH):
+            more, counted = self.pretrained.losses(items[at : at + BATCH], seed=self.settings.seed + at)
+            nll, count = nll + more, count + counted
+        if count == 0:
+            raise InputError("the text is too short to compute a perplexity")
+        return Losses(nll, count)
+
+
+def _worth(row: CompareRow, seconds: Mapping[str, float], growth: float) -> bool:
+    """Whether a method's time at a shorter length predicts no more than TOO_SLOW, or than exact attention's does."""
+    if row.is_exact:
+        return True
+    if row.name not in seconds:
+        return False
+    limit = TOO_SLOW if row.method.traits.quadratic_baseline else max(TOO_SLOW, seconds[EXACT] * growth**2)
+    return predicted(row.method, seconds[row.name], growth) <= limit
+
+
+def _plain(output: Any) -> list[Any]:
+    """What a forward pass gave, as a record keeps it."""
+    return _rounded(output) if isinstance(output, torch.Tensor) else list(output)
+
+
+def _rounded(vectors: torch.Tensor) -> list[list[float]]:
+    return [[round(x, 6) for x in row] for row in vectors.tolist()]
