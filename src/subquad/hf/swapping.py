@@ -275,6 +275,12 @@ def attached_layers(model: AnyModel) -> dict[int, Attached]:
     return {number: attached for number, attached in by_number.items() if attached is not None}
 
 
+def check_training(model: AnyModel) -> None:
+    """Raise ValueError if training through a swapped layer would leak the future; names the layer."""
+    for attached in attached_layers(model).values():
+        attached.check_training()
+
+
 def bind(
     layer: Layer, method: AnyMethod, max_length: int | None = None, *, shared: nn.Module | None = None
 ) -> BoundMethod:

@@ -205,7 +205,9 @@ def test_what_cannot_be_fine_tuned_is_one_line(bert, mine, tmp_path):
     assert "3 methods are given, but the model has 2 attention layers" in said(
         bert, "model.method=['full', 'full', 'full']"
     )
-    assert "layer 0" in said(tiny.save("gpt2", tmp_path / "gpt2"), "model.method=smyrf")
+    gpt2 = tiny.save("gpt2", tmp_path / "gpt2")
+    assert "layer 0" in said(gpt2, "model.method=smyrf")
+    assert "'clustered' has centroids of queries" in said(gpt2, "model.method=clustered")
     weights = tmp_path / "part"
     transformers.BertModel(transformers.BertConfig(**tiny.BERT | {"num_hidden_layers": 1})).save_pretrained(weights)
     config = json.loads((weights / "config.json").read_text())

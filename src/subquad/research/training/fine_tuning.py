@@ -14,6 +14,7 @@ from subquad import hf
 from subquad.core.errors import InputError
 from subquad.hf.layers import NAME
 from subquad.hf.model_files import from_pretrained, read_config, read_tokenizer
+from subquad.hf.swapping import check_training
 from subquad.hf.weights import check_weights
 from subquad.methods import parse_method
 from subquad.research.training.model_settings import STRICT
@@ -74,7 +75,8 @@ def classifier(where: str, settings: PretrainedSettings, labels: Sequence[str], 
 
     Raises:
         InputError: no such model, or weights other than those of a head that are not in its file.
-        ValueError: a layer that cannot run its method, or methods for another number of layers.
+        ValueError: a layer that cannot run its method, or would leak the future with it in training; methods for
+            another number of layers.
     """
     model, loading = from_pretrained(
         AutoModelForSequenceClassification,
@@ -93,6 +95,7 @@ def classifier(where: str, settings: PretrainedSettings, labels: Sequence[str], 
     reach = tokenizer_of(where, length).model_max_length
     hf.extend_positions(model, reach)
     hf.swap(model, _by_layer(settings.method, len(hf.find_layers(model))), max_length=reach)
+    check_training(model)
     return model
 
 

@@ -23,7 +23,7 @@ from subquad import hf
 from subquad.hf.layers import attached_to
 from subquad.hf.records import read_record
 from subquad.hf.saved import asks_for_ours
-from subquad.hf.swapping import attached_layers
+from subquad.hf.swapping import check_training
 from subquad.kernels.attention.projections import Projections
 from subquad.methods.core.current_shard import in_use
 from subquad.research.training.models.configuration import AttentionConfig
@@ -230,8 +230,7 @@ class AttentionModel(PreTrainedModel):
         with torch.device("cpu" if self.device.type == "meta" else self.device):
             hf.swap(self, methods, max_length=config.max_position_embeddings)
         if not is_saved:
-            for attached in attached_layers(self).values():
-                attached.check_training()
+            check_training(self)
 
     def save_pretrained(self, *args: Any, **kwargs: Any) -> None:
         """Save the model; after `hf.restore`, it is saved and loaded with exact attention."""
