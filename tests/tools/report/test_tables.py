@@ -90,6 +90,17 @@ def test_language_models_have_perplexity_and_fidelity_and_no_cosine():
     assert text.count("looks at the future") == 1
 
 
+def test_causal_language_models_have_tokens_a_second_of_their_prefill():
+    report = sample.causal()
+    table = content.model_table(report)
+    at = next(i for i, column in enumerate(table.columns) if column.head == "tokens/s")
+    length = content.model_length(report)
+    ms = [method["model"][length]["ms"] for method in report["methods"] if method["status"] != "refused"]
+    rates = [float(line.cells[at].text.replace(",", "")) for line in table.lines]
+    assert sorted(rates) == pytest.approx(sorted(1e3 * int(length) / each for each in ms), abs=1)
+    assert "tokens/s" not in [column.head for column in content.model_table(sample.encoder()).columns]
+
+
 def test_untrusted_text_is_no_markup():
     report = sample.encoder()
     report["model"]["name"] = "[red]x[/red] | <script>`*"

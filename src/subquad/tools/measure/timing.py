@@ -134,7 +134,7 @@ def cost(
     """Seconds by round, and exact attention's in the same rounds, as time in ms, quartiles and a speed-up.
 
     Args:
-        own: of this call.
+        seconds: of this call.
         exact: of exact attention.
         extra_mib: peak memory.
         noise: how far exact attention differs from itself, as `noise.against_itself` has it; then there is a verdict.

@@ -174,6 +174,8 @@ def model_table(report: Report) -> ReportTable:
     for length in model_lengths(report):
         makers += [_nearness(report, length, tokens(length)), *_spread_of_nearness(length, tokens(length))]
         makers += [_time(report, "model", length), _range(report, "model", length), _speed(length)]
+        if report["model"].get("kind") == "causal-lm":
+            makers.append(_rate(length))
         makers.append(_memory(report, length, group=tokens(length)))
     return _table(report, [(replace(column, group=f"{column.group} tokens"), make) for column, make in makers])
 
@@ -271,6 +273,16 @@ def _fidelity(length: str, least: float | None) -> Maker:
 def _time(report: Report, part: Part, length: str) -> Maker:
     digits = _decimals(report, part, length, "ms")
     return Column("ms", tokens(length)), lambda m: size(cost(m, part, length).get("ms"), digits)
+
+
+def _rate(length: str) -> Maker:
+    """Tokens of a prompt that are read in a second."""
+
+    def rate(method: MethodReport) -> Cell:
+        ms = known(cost(method, "model", length).get("ms"))
+        return size(1e3 * int(length) / ms if ms else None, 0)
+
+    return Column("tokens/s", tokens(length)), rate
 
 
 def _range(report: Report, part: Part, length: str) -> Maker:

@@ -47,6 +47,7 @@ TERMS = {
     "some layers": "The method runs in these layers only; the others keep exact attention.",
     "speed-up": "Exact attention's time / this one's, the median of the ratios within a turn; above 1 is faster.",
     "task score": "The score of the labelled task (--task) with this method; the head of the column is its metric.",
+    "tokens/s": "Tokens of a prompt that a prefill reads in a second: the length / the median time.",
     "top-1": "Share of queries whose best passage is the exact model's best passage.",
     "weights L1": "Mean ‖A − exact A‖₁ of rows of the attention weights, from 0 (equal) to 2 (disjoint).",
     "within the noise": "The speed-up differs from 1 by no more than exact attention, timed twice, differs from "
