@@ -197,8 +197,7 @@ class Method(Settings, Bindable, AuxiliaryLoss, Recurrence):
             return completed(query, key, value, call, self.attend_partial(*prepared))
         mask = call.mask
         # With an item, there are more tokens than these.
-        method = self.clamped_to(query.shape[2], key.shape[2]) if call.item is None else self
-        attend = method.attend_for(mask)
+        attend = (self if call.item is not None else self.clamped_to(query.shape[2], key.shape[2])).attend_for(mask)
         if mask.ids and not self.traits.takes_segments:
             (query, key, value, *hidden), inner, together = take_apart((query, key, value, *call.hidden_as_head), mask)
             inside = replace(call.under(inner), hidden=hidden[0][:, 0] if hidden else None)
