@@ -159,6 +159,11 @@ def _qwen3() -> Case:
     return _text(hf.Qwen3ForCausalLM, config, side="left")
 
 
+def _phi() -> Case:
+    config = hf.PhiConfig(**TEXT, partial_rotary_factor=0.5, bos_token_id=1, eos_token_id=2)
+    return _text(hf.PhiForCausalLM, config, side="left")
+
+
 BUILDERS: dict[str, Callable[[], Case]] = {
     "bert": _bert,
     "bert-decoder": _bert_decoder,
@@ -175,6 +180,7 @@ BUILDERS: dict[str, Callable[[], Case]] = {
     "gpt2": _gpt2,
     "opt": _opt,
     "qwen3": _qwen3,
+    "phi": _phi,
 }
 ENCODERS = ("bert", "roberta", "distilbert", "vit", "wav2vec2")
 

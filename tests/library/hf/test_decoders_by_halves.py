@@ -5,13 +5,16 @@ import copy
 import pytest
 import torch
 import transformers
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
 
 import subquad as sq
 from tests.library.hf.models import VOCAB, build
+from tests.tools.workflows.tiny import save
 
 HALVES = "clustered-tail:clusters=4,topk=3,cells=2,bits=15,iterations=3,block=8,last=3"
 ONE_BLOCK = "clustered-tail:block=64"
-DECODERS = ("llama", "gpt2", "qwen3", "opt")
+DECODERS = ("llama", "gpt2", "qwen3", "opt", "phi")
 GREEDY = {"max_new_tokens": 6, "do_sample": False, "eos_token_id": None}
 
 
@@ -102,6 +105,22 @@ def test_a_model_is_saved_with_its_halves(tmp_path):
     sq.hf.reattach(loaded)
     assert set(sq.hf.describe(loaded).methods.values()) == {sq.parse_method(HALVES)}
     torch.testing.assert_close(loaded(ids).logits, want)
+
+
+@pytest.mark.parametrize("pooling", ["lasttoken", "mean"])
+def test_a_decoder_that_embeds_texts_gives_each_text_what_it_gets_alone(pooling, tmp_path):
+    save("qwen3", tmp_path)
+    inside = Transformer(str(tmp_path), max_seq_length=60)
+    model = SentenceTransformer(modules=[inside, Pooling(inside.get_embedding_dimension(), pooling)], device="cpu")
+    texts = ["the key " * 20, "the model reads the text", "the " * 40]
+    exact = torch.tensor(model.encode(texts))
+    sq.hf.swap(model, ONE_BLOCK)
+    torch.testing.assert_close(torch.tensor(model.encode(texts)), exact)
+    sq.hf.swap(model, HALVES)
+    together = torch.tensor(model.encode(texts))
+    assert not torch.allclose(together, exact)
+    for text, vector in zip(texts, together, strict=True):
+        torch.testing.assert_close(torch.tensor(model.encode(text)), vector)
 
 
 def test_windowed_layers_are_left_where_the_others_are_swapped():

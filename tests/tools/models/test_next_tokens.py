@@ -39,6 +39,14 @@ def test_the_logits_of_a_prefill_are_those_of_the_whole_forward_pass(model, batc
 
 
 @torch.no_grad()
+@pytest.mark.parametrize("step", [1, 7, 40, 50])
+def test_some_positions_of_a_prefill_have_their_logits(model, batch, step):
+    some = prefill(model, batch).every(step)
+    wanted = whole(model, batch).flip(1)[:, ::step].flip(1)
+    torch.testing.assert_close(logits_of(model, some, slice(None)), wanted)
+
+
+@torch.no_grad()
 def test_a_model_that_gives_all_logits_is_read_by_them(model, batch, monkeypatch):
     monkeypatch.setattr("subquad.tools.models.next_tokens._has_states", lambda _: False)
     run = prefill(model, batch)

@@ -29,6 +29,10 @@ class Prefill:
     states: Float[Tensor, "B N width"]
     output: Any = None  # the class of what the layers give around them; None: these are logits
 
+    def every(self, step: int) -> "Prefill":
+        """One of each `step` positions, the last one among them."""
+        return Prefill(self.states[:, (self.states.shape[1] - 1) % step :: step], self.output)
+
 
 @dataclass
 class NextTokens:

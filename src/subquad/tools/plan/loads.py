@@ -14,7 +14,7 @@ from subquad.core.errors import InputError
 from subquad.tools.measure.capture import recorded
 from subquad.tools.measure.fidelity import cosine
 from subquad.tools.measure.group import ALONE, MeasuringGroup
-from subquad.tools.models.next_tokens import Prefill, differences
+from subquad.tools.models.next_tokens import POSITIONS, Prefill, differences
 from subquad.tools.models.passages import TokenizedText
 from subquad.tools.models.pretrained import Pretrained
 from subquad.tools.runs.floor import Figure
@@ -93,11 +93,16 @@ def loss_of(pretrained: Pretrained, length: int, figure: Figure) -> Loss:
 
 
 def next_token_loss(pretrained: Pretrained, length: int, figure: Figure) -> Loss:
-    """1 − e^{−KL} of next-token distributions, or under the figure "agreement" the share of other top tokens."""
+    """1 − e^{−KL} of next-token distributions, or under the figure "agreement" the share of other top tokens.
+
+    Of at most `POSITIONS`, evenly spaced: the logits of all of them would take longer than the layers do.
+    """
+    step = -(-length // POSITIONS) if pretrained.group.count == 1 else 1  # of split tokens, a process has its own
 
     def loss(output: Prefill, exact: Prefill) -> float:
-        tokens = torch.zeros(1, length, dtype=torch.long)
-        runs, counted = {"this": output, "exact": exact}, torch.ones_like(tokens, dtype=torch.bool)
+        runs = {"this": output.every(step), "exact": exact.every(step)}
+        tokens = torch.zeros(1, -(-length // step), dtype=torch.long)
+        counted = torch.ones_like(tokens, dtype=torch.bool)
         mine = differences(pretrained.model, runs, "exact", tokens, counted, pretrained.group)["this"]
         return 1.0 - mine.agreement if figure == "agreement" else -math.expm1(-mine.mean_kl)
 
