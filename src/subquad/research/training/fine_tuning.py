@@ -75,7 +75,7 @@ def classifier(where: str, settings: PretrainedSettings, labels: Sequence[str], 
 
     Raises:
         InputError: no such model, or weights other than those of a head that are not in its file.
-        ValueError: a layer that cannot run its method, or would leak the future with it in training; methods for
+        ValueError: a layer that cannot run its method, or in training would leak the future with it; methods for
             another number of layers.
     """
     model, loading = from_pretrained(

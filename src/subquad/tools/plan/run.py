@@ -38,7 +38,7 @@ from subquad.tools.runs.jobs import Progress, silent
 from subquad.tools.runs.options import as_command
 from subquad.tools.runs.settings import PlanSettings
 
-JOBS_VERSION = 1  # changes with what the units hold, so that a run of another version is not resumed
+JOBS_VERSION = 2  # changes with what the units hold, so that a run of another version is not resumed
 
 
 @dataclass(frozen=True)
