@@ -22,7 +22,7 @@ SUBQUAD_VARIANTS
 
 namespace {
 
-constexpr int ABI_VERSION = 13;  // one higher with every change that an older `kernels/native/*.py` cannot call
+constexpr int ABI_VERSION = 14;  // one higher with every change that an older `kernels/native/*.py` cannot call
 
 namespace runs {
 
@@ -140,7 +140,8 @@ EXPORT const char *subquad_interface(void) {
   static const std::string text = [] {
 #define KERNEL(name, Arguments) , Arguments
     const std::string all = layouts<ClusteredInputs, Saved, BucketSet, BucketInputs, HashLayer, HashTerm,
-                                    FeatureInputs, TailInputs, TailSaved, CodedTerm, ListedInputs KERNELS>();
+                                    FeatureInputs, TailInputs, TailSaved, CodedTerm, ListedInputs, ExactInputs,
+                                    MergedPart KERNELS>();
 #undef KERNEL
     std::string kernels;
 #define KERNEL(name, Arguments) kernels += (kernels.empty() ? "" : ", ") + quoted(#name) + ": " + quoted(#Arguments);

@@ -355,6 +355,49 @@ struct ListedBackward {
 };
 DESCRIBE(ListedBackward, inputs, grad_out, grad_lse, grad_query, grad_key, grad_value, grad_bias)
 
+// Exact attention; query i sees the keys up to i + offset if `causal`.
+struct ExactInputs {
+  int64_t B, H, G, N, M, D, E, causal, offset, threads;
+  float scale;
+  Dtype dtype;
+  Rows query, key, value;
+  const uint8_t *key_valid;  // (B,M), or null
+};
+DESCRIBE(ExactInputs, B, H, G, N, M, D, E, causal, offset, threads, scale, dtype, query, key, value, key_valid)
+
+struct ExactForward {
+  ExactInputs inputs;
+  RowsOut out;
+  float *lse, *residual;  // (B,H,N); what rounding took from `lse`
+};
+DESCRIBE(ExactForward, inputs, out, lse, residual)
+
+struct ExactBackward {
+  ExactInputs inputs;
+  Rows out, grad_out;                      // grad_out: null where nobody reads `out`
+  const float *lse, *residual, *grad_lse;  // (B,H,N); grad_lse: null where nobody reads `lse`
+  RowsOut grad_query, grad_key, grad_value;
+};
+DESCRIBE(ExactBackward, inputs, out, grad_out, lse, residual, grad_lse, grad_query, grad_key, grad_value)
+
+// A partial of each of `windows` windows of an item's queries. A window holds `queries` of them, from `first` on, and the
+// next one begins `step` behind it.
+struct MergedPart {
+  int64_t first, queries, step, windows;
+  Rows out;          // (B·windows,H,queries,E)
+  const float *lse;  // (B·windows,H,queries)
+};
+DESCRIBE(MergedPart, first, queries, step, windows, out, lse)
+
+struct Merging {
+  int64_t B, H, N, E, threads;
+  Dtype dtype;  // of the partials
+  List<MergedPart> parts;
+  RowsOut out;  // in fp32
+  float *lse;   // (B,H,N)
+};
+DESCRIBE(Merging, B, H, N, E, threads, dtype, parts, out, lse)
+
 // Each kernel, with its arguments: KERNEL(name, structure). It returns the bytes of workspace that it needs; with a
 // workspace it runs, and returns BAD_LIST where a list of tokens among its arguments names one that is not there.
 #define KERNELS                                  \
@@ -379,4 +422,7 @@ DESCRIBE(ListedBackward, inputs, grad_out, grad_lse, grad_query, grad_key, grad_
   KERNEL(assign_means, MeanAssignment)           \
   KERNEL(group_sums, GroupSums)                  \
   KERNEL(listed_forward, ListedForward)          \
-  KERNEL(listed_backward, ListedBackward)
+  KERNEL(listed_backward, ListedBackward)        \
+  KERNEL(exact_forward, ExactForward)            \
+  KERNEL(exact_backward, ExactBackward)          \
+  KERNEL(merge_windows, Merging)

@@ -59,6 +59,9 @@ constexpr int64_t BAD_LIST = -1;  // returned instead of the workspace's bytes: 
 #include "tail_backward.hpp"
 #include "ranks.hpp"
 #include "listed.hpp"
+#include "exact_forward.hpp"
+#include "exact_backward.hpp"
+#include "merging.hpp"
 
 }  // namespace SUBQUAD_VARIANT
 

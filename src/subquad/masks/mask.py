@@ -233,6 +233,12 @@ class Mask:
         others = len(self.both) + len(self.keys) + len(self.ids) + len(self.allowed)
         return self.is_causal and self.aligned and self.span is None and others == 0
 
+    @property
+    def only_later_or_padded(self) -> bool:
+        """Whether it hides nothing but keys that are later than a query, by a known offset, and padded keys."""
+        known = self.offset is None or isinstance(self.offset, int)
+        return known and self.span is None and not self.ids and not self.allowed
+
     def visible(self, N: int, M: int, device: torch.device) -> Tensor | None:
         """Which keys each query may see, a bool that broadcasts to (B,H,N,M); None when all. (B,1,1,M) for padding."""
         keys = self.key_padding(M)

@@ -321,6 +321,31 @@ def lists_of_clusters(draw: Draw) -> list[Tensor]:
     return [out.detach(), lse.detach(), *backward(draw, [[out], [lse], [out, lse]][draw.rng.randrange(3)], inputs)]
 
 
+def exactly(draw: Draw) -> list[Tensor]:
+    B, (H, G), long = draw.rng.randint(1, 3), draw.heads(), draw.maybe(0.05)
+    N, M, dtype = draw.size(200), 2500 if long else draw.size(250), draw.rng.choice(tuple(interface.DTYPES))
+    D, E = draw.size(3 if long else 40), draw.size(3 if long else 40)
+    inputs = tracked(*(draw.normal(*shape, dtype=dtype) for shape in ((B, H, N, D), (B, G, M, D), (B, G, M, E))))
+    pattern = draw.valid(B, M), draw.maybe(), draw.rng.choice((0, M - N, -7, 2**40))
+    out, lse, residual = OPS.exact_forward("cpu", *inputs, *pattern, 0.3)
+    grads = backward(draw, [[out], [lse], [out, lse]][draw.rng.randrange(3)], inputs)
+    return [out.detach(), lse.detach(), residual.detach(), *grads]
+
+
+def merged(draw: Draw) -> list[Tensor]:
+    B, H, E, tokens = draw.rng.randint(1, 3), draw.rng.choice((1, 2)), draw.size(40), draw.rng.randint(20, 600)
+    numbers, outs, lses = [], [], []
+    for _ in range(draw.rng.randint(1, 4)):
+        count = draw.size(4)
+        step = draw.rng.randint(1, tokens // count)
+        length = draw.rng.randint(1, step)
+        first = draw.rng.randint(0, tokens - (count - 1) * step - length)
+        numbers += [first, length, step, count]
+        outs.append(draw.normal(B * count, H, length, E))
+        lses.append(draw.normal(B * count, H, length, 1)[..., 0])
+    return list(OPS.merged_windows("cpu", outs, lses, numbers, tokens))
+
+
 CASES: dict[str, Callable[[Draw], list[Tensor]]] = {
     "clustered": clustered,
     "hashing": hashing,
@@ -334,6 +359,8 @@ CASES: dict[str, Callable[[Draw], list[Tensor]]] = {
     "tails": tails,
     "of ranks": of_ranks,
     "lists of clusters": lists_of_clusters,
+    "exactly": exactly,
+    "merged": merged,
 }
 
 

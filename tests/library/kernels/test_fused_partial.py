@@ -6,6 +6,7 @@ import torch
 import subquad as sq
 from subquad.kernels.attention.blockwise import partial
 from subquad.kernels.attention.blockwise.partial import fused_partial, plain_partial
+from subquad.methods.core import exact
 
 MASKS = ["none", "causal", "padding", "dense"]
 TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-12, torch.bfloat16: 3e-2}
@@ -61,16 +62,24 @@ def test_first_and_second_derivatives_in_fp64(mask):
     assert torch.autograd.gradgradcheck(attend, inputs)
 
 
-@pytest.mark.parametrize("mask", [None, sq.Mask.causal(), sq.Mask.padding([20, 9]), sq.Mask.window(3)], ids=str)
-def test_full_attention_takes_it_on_cpus(mask, monkeypatch):
+@pytest.mark.parametrize(
+    ("mask", "taken"),
+    [
+        (None, "exact_partial"),
+        (sq.Mask.causal(), "exact_partial"),
+        (sq.Mask.padding([20, 9]), "exact_partial"),
+        (sq.Mask.window(3), "fused_partial"),
+    ],
+    ids=str,
+)
+def test_full_attention_takes_it_on_cpus(mask, taken, monkeypatch):
     query, key, value = (torch.randn(2, heads, 20, 8) for heads in (4, 2, 2))
     called = []
-    monkeypatch.setattr(
-        "subquad.methods.core.exact.fused_partial", lambda *x, **y: called.append(1) or fused_partial(*x, **y)
-    )
+    function = getattr(exact, taken)
+    monkeypatch.setattr(exact, taken, lambda *x, **y: called.append(1) or function(*x, **y))
     out, lse = sq.attention(query, key, value, method="full", mask=mask, return_lse=True, enable_gqa=True)
     assert called == [1]
-    monkeypatch.setattr("subquad.methods.core.exact.is_fused", lambda query: False)
+    monkeypatch.setattr(exact, "is_fused", lambda query: False)
     want, want_lse = sq.attention(query, key, value, method="full", mask=mask, return_lse=True, enable_gqa=True)
     torch.testing.assert_close(out, want, atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(lse, want_lse, atol=1e-5, rtol=1e-5)

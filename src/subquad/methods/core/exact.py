@@ -1,7 +1,8 @@
 """Exact attention of a call, for "full" and for the exact parts of other methods.
 
-SDPA does not return the log-sum-exp. On CPUs the kernel below it does (`kernels.attention.blockwise.partial`);
-elsewhere, with a bias or with dropout, the logits are computed once more, for some queries at a time.
+SDPA does not return the log-sum-exp. On CPUs subquad's kernel does (`kernels.attention.exact`), and for gradients and
+other masks the one below SDPA (`kernels.attention.blockwise.partial`); elsewhere, with a bias or with dropout, the
+logits are computed once more, for some queries at a time.
 """
 
 from collections.abc import Iterator
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor
 
 from subquad.kernels.attention.blockwise.partial import fused_partial, is_fused
+from subquad.kernels.attention.exact.op import exact_partial
 from subquad.kernels.attention.softmax import visible_logsumexp
 from subquad.kernels.precision import upcast
 from subquad.kernels.tokens.heads import repeat_heads
@@ -44,9 +46,13 @@ def exact(query: Tensor, key: Tensor, value: Tensor, call: Call) -> Partial:
     if not call.wants_lse:
         return sdpa(query, key, value, call), None
     if call.bias is None and not call.dropout_p and is_fused(query):
-        causal = bool(call.mask.only_causal)
-        allowed = None if causal else call.mask.visible(query.shape[2], key.shape[2], query.device)
-        return fused_partial(query, key, value, allowed, causal=causal, scale=call.scale)
+        mask = call.mask
+        if mask.only_later_or_padded:
+            offset = mask.offset if isinstance(mask.offset, int) else 0
+            valid = mask.key_padding(key.shape[2])
+            return exact_partial(query, key, value, valid, causal=mask.is_causal, offset=offset, scale=call.scale)
+        allowed = mask.visible(query.shape[2], key.shape[2], query.device)
+        return fused_partial(query, key, value, allowed, scale=call.scale)
     parts = [visible_logsumexp(logits, visible) for logits, visible in logits_of(query, key, call)]
     return sdpa(query, key, value, call), torch.cat(parts, dim=2)
 

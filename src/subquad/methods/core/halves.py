@@ -31,10 +31,11 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
-from subquad.kernels.attention.softmax import shares
+from subquad.kernels.attention.windows.op import merge_windows
 from subquad.kernels.tokens.padding import cleared
 from subquad.kernels.tokens.positions import front_first, placed
 from subquad.kernels.tokens.slots import taken
+from subquad.kernels.tokens.windows import Windows
 from subquad.kernels.transforms import shapes_may_follow_data
 from subquad.masks import Mask
 from subquad.methods.core.call import Attend, Call
@@ -108,11 +109,10 @@ class ByHalves(Method):
         """Attention of the queries of a line of tokens, which blocks divide from each item's first token on."""
         order = line.front_order()
         line = line if order is None else line.in_order(order)
-        groups = [
-            [(rectangles, self._attend(rectangles, line, call)) for rectangles in group]
-            for group in rectangles_of(line.query.shape[2], line.start, self.block)
-        ]
-        out, lse = merged(groups, line.query.shape[2])
+        tokens = line.query.shape[2]
+        parts = [rectangles for group in rectangles_of(tokens, line.start, self.block) for rectangles in group]
+        outs, lses = zip(*(self._attend(rectangles, line, call) for rectangles in parts), strict=True)
+        out, lse = merge_windows(outs, lses, [rectangles.query_windows for rectangles in parts], tokens=tokens)
         if self.last:
             out, lse = with_last_rows(out, lse, line, self.last, call)
         if order is None:
@@ -137,8 +137,7 @@ class ByHalves(Method):
             method = self.in_rectangle(*sizes).clamped_to(*sizes)
             out, lse = method.attend(query, key, value, call.under(mask))
         assert lse is not None
-        shape = (len(line.query), rectangles.count)
-        return out.unflatten(0, shape).transpose(1, 2), lse.unflatten(0, shape).transpose(1, 2)
+        return out, lse
 
 
 @dataclass(frozen=True)
@@ -154,12 +153,17 @@ class Rectangles:
     diagonal: bool = False
 
     def of_queries(self, x: Tensor) -> Tensor:
-        """A view of (B,H,N,D), (B,H,N) or (B,N) of the queries: (B,H,R,n,D), (B,H,R,n), (B,R,n) for R rectangles."""
-        return _windows(x, self.query, self.queries, self.step, self.count)
+        """A view of (B,H,N,D) or (B,N) of the queries: (B,H,R,n,D) or (B,R,n) for R rectangles."""
+        return self.query_windows.of(x)
 
     def of_keys(self, x: Tensor) -> Tensor:
         """A view of (B,G,M,D) or (B,M) of the keys: (B,G,R,m,D) or (B,R,m)."""
-        return _windows(x, self.key, self.keys, self.step, self.count)
+        return Windows(self.key, self.keys, self.step, self.count).of(x)
+
+    @property
+    def query_windows(self) -> Windows:
+        """The queries of each."""
+        return Windows(self.query, self.queries, self.step, self.count)
 
 
 def rectangles_of(N: int, start: int, block: int) -> Iterator[list[Rectangles]]:
@@ -243,23 +247,6 @@ class TokenLine:
         )
 
 
-def merged(groups: list[list[tuple[Rectangles, tuple[Tensor, Tensor]]]], N: int) -> tuple[Tensor, Tensor]:
-    """The partials of all rectangles, merged for each of the N queries. Those of the first group hold each query."""
-    (out, lse), *_ = (partial for _, partial in groups[0])
-    B, H, E = *lse.shape[:2], out.shape[-1]
-    lses = lse.new_full((len(groups), B, H, N), -torch.inf)
-    for number, group in enumerate(groups):
-        for rectangles, (_, lse) in group:
-            rectangles.of_queries(lses[number]).copy_(lse)
-    weights, lse = shares(lses)
-    total = lse.new_zeros(B, H, N, E)
-    for weight, group in zip(weights, groups, strict=True):
-        for rectangles, (out, of_part) in group:
-            out = out.masked_fill(torch.isneginf(of_part)[..., None], 0.0)
-            rectangles.of_queries(total).addcmul_(out, rectangles.of_queries(weight)[..., None])
-    return total, lse
-
-
 def with_last_rows(out: Tensor, lse: Tensor, line: TokenLine, last: int, call: Call) -> tuple[Tensor, Tensor]:
     """The partial in which the last real queries of each item are exact over all keys."""
     N, present = line.query.shape[2], line.present()
@@ -269,7 +256,8 @@ def with_last_rows(out: Tensor, lse: Tensor, line: TokenLine, last: int, call: C
         mask = mask if line.valid_keys is None else mask & Mask.padding(keys=line.valid_keys)
         exact_out, exact_lse = exact(line.query[:, :, N - count :], line.key, line.value, call.under(mask))
         assert exact_lse is not None
-        return torch.cat([out[:, :, : N - count], exact_out], 2), torch.cat([lse[:, :, : N - count], exact_lse], 2)
+        out[:, :, N - count :], lse[:, :, N - count :] = exact_out, exact_lse
+        return out, lse
     device = out.device
     lengths, token = present.sum(1)[:, None], torch.arange(N, device=device)
     rows = lengths - count + torch.arange(count, device=device)  # below 0 in an item that has fewer
@@ -294,13 +282,6 @@ def first_position(mask: Mask) -> int | None:
         return None
     first = int(offset.min())
     return first if first >= 0 and first == int(offset.max()) else None
-
-
-def _windows(x: Tensor, first: int, size: int, step: int, count: int) -> Tensor:
-    """A view of windows of `size` tokens, each `step` tokens behind the one before."""
-    axis = 1 if x.ndim == 2 else 2
-    windows = x.narrow(axis, first, (count - 1) * step + size).unfold(axis, size, step)
-    return windows.mT if x.ndim == 4 else windows
 
 
 def _as_batch(x: Float[Tensor, "B H R n D"]) -> Float[Tensor, "BR H n D"]:

@@ -1,0 +1,196 @@
+// Exact attention and its log-sum-exp, a tile of queries at a time. Queries are lanes and keys are rows, so that keys and
+// values are read where the caller has them, and the softmax runs down the lanes:
+//
+//                 queries, lanes →
+//               ┌────────────────┐
+//     a tile of │ logits K·Qᵀ    │   → e^{logit − the highest so far}; its transpose × values → the queries' sums,
+//     keys   ↓  │                │     which shrink when a later tile has a higher logit
+//               └────────────────┘
+//
+// Weights are 2^−SHRUNK of what they are, as in buckets. A query that sees keys, all with logits of −∞, has an output of
+// NaN, as softmax does; one that sees none has 0.
+
+constexpr int64_t EXACT_QUERIES = 64;
+constexpr int64_t EXACT_KEYS = 96;  // whole blocks of a product
+
+struct ExactScratch {
+  float *rows, *queries;             // (Q',D') the queries times the scale, and transposed (D,Q')
+  float *logits;                     // (EXACT_KEYS,Q')
+  float *keys, *values;              // (EXACT_KEYS,D'), (EXACT_KEYS,E') where the caller's cannot be read in place
+  float *out;                        // (Q',E')
+  float *highest, *total, *shrink;   // (Q')
+
+  ExactScratch(Arena &arena, const ExactInputs &in) {
+    const int64_t D = round_up(in.D, W), E = round_up(in.E, W), Q = EXACT_QUERIES;
+    rows = arena.take<float>(Q * D);
+    queries = arena.take<float>(D * Q);
+    logits = arena.take<float>(EXACT_KEYS * Q);
+    keys = arena.take<float>(EXACT_KEYS * D);
+    values = arena.take<float>(EXACT_KEYS * E);
+    out = arena.take<float>(Q * E);
+    highest = arena.take<float>(Q);
+    total = arena.take<float>(Q);
+    shrink = arena.take<float>(Q);
+  }
+};
+
+// Packed rows, or the caller's where these are floats of whole vectors (`whole`) without padding between them.
+struct TileRows {
+  const float *first;
+  int64_t row;
+};
+
+template <class T>
+static TileRows tile_rows(const Rows &rows, int64_t b, int64_t g, const Positions &keys, int64_t first, int64_t count,
+                          int64_t width, bool whole, float *packed) {
+  if constexpr (__is_same(T, float))
+    if (!keys.at && whole) return {row_of<float>(rows, b, g, first), rows.token};
+  const int64_t padded = round_up(width, W);
+  pack_rows<T>(rows, b, g, keys.at, first, count, width, packed, padded);
+  return {packed, padded};
+}
+
+// How many of the keys, in ascending order, a query at this position sees.
+static int64_t seen_keys(const ExactInputs &in, const Positions &keys, int64_t query) {
+  if (!in.causal) return keys.count;
+  const int64_t last = query + in.offset;
+  int64_t low = 0, high = keys.count;  // the first key behind `last` is in [low, high]
+  if (!keys.at) return last + 1 < 0 ? 0 : last + 1 < high ? last + 1 : high;
+  while (low < high) {
+    const int64_t middle = (low + high) / 2;
+    if (keys[middle] <= last) low = middle + 1;
+    else high = middle;
+  }
+  return low;
+}
+
+// How many of the first lanes do not see this key.
+static int64_t hidden_lanes(const ExactInputs &in, const Positions &keys, int64_t key, int64_t first_query) {
+  const int64_t before = keys[key] - in.offset - first_query;
+  return before < 0 ? 0 : before;
+}
+
+// Logits of keys that only the later queries see: −∞ for the others.
+static void hide_later(const ExactInputs &in, const Positions &keys, int64_t first, int64_t count, int64_t first_query,
+                       int64_t lanes, float *logits) {
+  vi ramp;
+  for (int lane = 0; lane < W; lane++) ramp[lane] = lane;
+  for (int64_t j = 0; j < count; j++) {
+    const int64_t hidden = hidden_lanes(in, keys, first + j, first_query);
+    for (int64_t v = 0; v < lanes && v < hidden; v += W) {
+      float *row = logits + j * lanes + v;
+      store(row, select(ramp + (int32_t)v < (int32_t)hidden, splat(-__builtin_inff()), load(row)));
+    }
+  }
+}
+
+// Logits to weights, and what the sums of earlier tiles shrink by. Whether any of them shrinks.
+static bool weigh_tile(int64_t count, int64_t lanes, const ExactScratch &own) {
+  bool shrinks = false;
+  for (int64_t v = 0; v < lanes; v += W) {
+    float *column = own.logits + v;
+    const vf before = load(own.highest + v);
+    vf high = before, sums = {};
+    for (int64_t j = 0; j < count; j++) high = maximum(load(column + j * lanes), high);
+    const vf base = select(high == splat(-__builtin_inff()), vf{}, high);
+    for (int64_t j = 0; j < count; j++) {
+      const vf p = exp_nonpositive<SHRUNK>(load(column + j * lanes) - base);
+      sums += p;
+      store(column + j * lanes, p);
+    }
+    const vf shrink = select(before == high, splat(1), exp_nonpositive(before - base));
+    store(own.highest + v, high);
+    store(own.shrink + v, shrink);
+    store(own.total + v, load(own.total + v) * shrink + sums);
+    shrinks |= !all_set(shrink == splat(1));
+  }
+  return shrinks;
+}
+
+static bool is_finite(const float *row, int64_t width) {
+  vf zeros = {};
+  for (int64_t e = 0; e < width; e += W) zeros += load(row + e) * 0.0f;  // 0·∞ is NaN
+  return all_set(zeros == vf{});
+}
+
+// Values of keys that some queries do not see, where these are not finite: 0·∞ is NaN, and may not reach those queries.
+// They are set to 0 in a copy for the product, and added to the queries that see them one by one.
+static TileRows add_apart(const ExactInputs &in, const Positions &keys, int64_t first, int64_t count,
+                          int64_t first_query, int64_t queries, int64_t lanes, TileRows values,
+                          const ExactScratch &own) {
+  const int64_t E = round_up(in.E, W);
+  for (int64_t j = 0; j < count; j++) {
+    const int64_t hidden = hidden_lanes(in, keys, first + j, first_query);
+    if (hidden == 0 || is_finite(values.first + j * values.row, E)) continue;
+    if (values.first != own.values) {
+      for (int64_t i = 0; i < count; i++) load_row(values.first + i * values.row, E, own.values + i * E, E);
+      values = {own.values, E};
+    }
+    float *row = own.values + j * E;
+    for (int64_t q = hidden; q < queries; q++)
+      for (int64_t e = 0; e < E; e++) own.out[q * E + e] += own.logits[j * lanes + q] * row[e];
+    zero(row, E);
+  }
+  return values;
+}
+
+template <class T>
+static void attend_exactly(const ExactForward &a, int64_t b, int64_t h, int64_t first_query, const Positions &keys,
+                           const ExactScratch &own) {
+  const ExactInputs &in = a.inputs;
+  const int64_t g = h / (in.H / in.G), left = in.N - first_query, E = round_up(in.E, W), D = round_up(in.D, W);
+  const int64_t queries = left < EXACT_QUERIES ? left : EXACT_QUERIES, lanes = round_up(queries, W);
+  pack_rows<T>(in.query, b, h, nullptr, first_query, queries, in.D, own.rows, D);
+  zero(own.rows + queries * D, (lanes - queries) * D);
+  for (int64_t i = 0; i < queries * D; i += W) store(own.rows + i, load(own.rows + i) * in.scale);
+  pack_transposed(own.rows, lanes, in.D, D, own.queries, lanes);
+  for (int64_t i = 0; i < lanes; i++) {
+    own.highest[i] = -__builtin_inff();
+    own.total[i] = 0;
+  }
+  zero(own.out, lanes * E);
+  const int64_t seen = seen_keys(in, keys, first_query + queries - 1), by_all = seen_keys(in, keys, first_query);
+  for (int64_t first = 0; first < seen; first += EXACT_KEYS) {
+    const int64_t count = seen - first < EXACT_KEYS ? seen - first : EXACT_KEYS;
+    const TileRows key = tile_rows<T>(in.key, b, g, keys, first, count, in.D, true, own.keys);
+    TileRows value = tile_rows<T>(in.value, b, g, keys, first, count, in.E, in.E == E, own.values);
+    gemm(count, lanes, in.D, key.first, key.row, 1, own.queries, lanes, own.logits, lanes, false);
+    const bool partly = first + count > by_all;
+    if (partly) hide_later(in, keys, first, count, first_query, lanes, own.logits);
+    if (weigh_tile(count, lanes, own) && first > 0)
+      for (int64_t i = 0; i < queries; i++)
+        for (int64_t e = 0; e < E; e += W) store(own.out + i * E + e, load(own.out + i * E + e) * own.shrink[i]);
+    if (partly) value = add_apart(in, keys, first, count, first_query, queries, lanes, value, own);
+    gemm(queries, E, count, own.logits, 1, lanes, value.first, value.row, own.out, E, true);
+  }
+  for (int64_t i = 0; i < queries; i++) {
+    const float total = own.total[i], log_total = __builtin_logf(total * GROWN);
+    const bool none = seen_keys(in, keys, first_query + i) == 0;
+    float *row = own.out + i * E;
+    for (int64_t e = 0; e < E; e += W) store(row + e, none ? vf{} : load(row + e) / total);
+    store_row(row, in.E, row_of<T>(a.out, b, h, first_query + i));
+    const int64_t at = (b * in.H + h) * in.N + first_query + i;
+    a.lse[at] = none || total == 0 ? -__builtin_inff() : own.highest[i] + log_total;
+    a.residual[at] = residual_of(a.lse[at], own.highest[i], log_total);
+  }
+}
+
+template <class T>
+static int64_t exact_forward_of(const ExactForward &a, void *workspace) {
+  const ExactInputs &in = a.inputs;
+  Arena arena{(char *)workspace};
+  const Masks keys(arena, in.key_valid, in.B, in.M);
+  const PerThread<ExactScratch> scratch(arena, in.threads, in);
+  if (!arena.base) return arena.used;
+  const int64_t tiles = (in.N + EXACT_QUERIES - 1) / EXACT_QUERIES;
+  parallel_for(in.threads, in.B * in.H * tiles, [&](int64_t task, int thread) {
+    const int64_t bh = task / tiles, tile = tiles - 1 - task % tiles;  // the last of a causal head take longest
+    const int64_t b = bh / in.H;
+    attend_exactly<T>(a, b, bh % in.H, tile * EXACT_QUERIES, keys.of(b), scratch.of[thread]);
+  });
+  return arena.used;
+}
+
+static int64_t exact_forward(const ExactForward &a, void *workspace) {
+  return by_dtype(a.inputs.dtype, [&](auto x) { return exact_forward_of<decltype(x)>(a, workspace); });
+}

@@ -1,0 +1,1 @@
+"""Exact attention with its log-sum-exp."""

@@ -1,0 +1,1 @@
+"""Partials of windows of queries, merged."""
