@@ -256,8 +256,7 @@ def with_last_rows(out: Tensor, lse: Tensor, line: TokenLine, last: int, call: C
         mask = mask if line.valid_keys is None else mask & Mask.padding(keys=line.valid_keys)
         exact_out, exact_lse = exact(line.query[:, :, N - count :], line.key, line.value, call.under(mask))
         assert exact_lse is not None
-        out[:, :, N - count :], lse[:, :, N - count :] = exact_out, exact_lse
-        return out, lse
+        return _ending_with(out, exact_out), _ending_with(lse, exact_lse)
     device = out.device
     lengths, token = present.sum(1)[:, None], torch.arange(N, device=device)
     rows = lengths - count + torch.arange(count, device=device)  # below 0 in an item that has fewer
@@ -271,6 +270,15 @@ def with_last_rows(out: Tensor, lse: Tensor, line: TokenLine, last: int, call: C
     at = among.clamp(0, count - 1)
     out = torch.where(is_last[..., None], taken(exact_out, at), out)
     return out, torch.where(is_last, taken(exact_lse[..., None], at)[..., 0], lse)
+
+
+def _ending_with(x: Tensor, last: Tensor) -> Tensor:
+    """The tensor with other rows at its end; in place where nobody differentiates it."""
+    first = x.shape[2] - last.shape[2]
+    if x.requires_grad or last.requires_grad:
+        return torch.cat([x[:, :, :first], last], 2)
+    x[:, :, first:] = last
+    return x
 
 
 def first_position(mask: Mask) -> int | None:
