@@ -238,7 +238,7 @@ struct TailSaved {
   int32_t *cell_offsets;  // (B,G,cells + 1) where each cell starts in `key_order`
   int32_t *top;           // (B,H,clusters,topk) places in `key_order` of the exact keys, ascending, −1 behind the last
   float *centroids;       // (B,H,clusters,D)
-  float *cell_keys;       // (B,H,clusters,cells,D) k̄
+  float *cell_keys;       // (B,H,clusters,cells,D) k̄; null where nobody wants the cells
   float *cell_values;     // (B,H,clusters,cells,E) v̄
   float *cell_lse;        // (B,H,clusters,cells) ln Σ e^{scale·q̄·k}; −∞ for a cell without keys that are not exact
   float *cell_residual;   // (B,H,clusters,cells) what rounding took from `cell_lse`

@@ -11,15 +11,29 @@
 //
 // R and V fill the registers: R·V accumulators, V for B's row, one for A's number.
 
-template <int R, int V>
-static inline void gemm_block(int64_t depth, const float *a, int64_t a_row, int64_t a_step, const float *b,
-                              int64_t b_row, float *c, int64_t c_row, bool add) {
+// The rows of B from some column on, packed or wherever they are.
+struct PackedRows {
+  const float *first;
+  int64_t row;
+  PackedRows from(int64_t column) const { return {first + column, row}; }
+  const float *operator[](int64_t d) const { return first + d * row; }
+};
+struct ListedRows {
+  const float *const *rows;
+  int64_t column = 0;
+  ListedRows from(int64_t more) const { return {rows, column + more}; }
+  const float *operator[](int64_t d) const { return rows[d] + column; }
+};
+
+template <int R, int V, class B>
+static inline void gemm_block(int64_t depth, const float *a, int64_t a_row, int64_t a_step, B b, float *c, int64_t c_row,
+                              bool add) {
   vf acc[R][V];
   UNROLL for (int r = 0; r < R; r++)
     UNROLL for (int v = 0; v < V; v++) acc[r][v] = add ? load(c + r * c_row + v * W) : vf{};
   for (int64_t d = 0; d < depth; d++) {
     vf row[V];
-    UNROLL for (int v = 0; v < V; v++) row[v] = load(b + d * b_row + v * W);
+    UNROLL for (int v = 0; v < V; v++) row[v] = load(b[d] + v * W);
     UNROLL for (int r = 0; r < R; r++) {
       vf x = splat(a[r * a_row + d * a_step]);
       UNROLL for (int v = 0; v < V; v++) acc[r][v] += x * row[v];
@@ -29,32 +43,39 @@ static inline void gemm_block(int64_t depth, const float *a, int64_t a_row, int6
     UNROLL for (int v = 0; v < V; v++) store(c + r * c_row + v * W, acc[r][v]);
 }
 
-template <int V>
-static void gemm_rows(int64_t rows, int64_t depth, const float *a, int64_t a_row, int64_t a_step, const float *b,
-                      int64_t b_row, float *c, int64_t c_row, bool add) {
+template <int V, class B>
+static void gemm_rows(int64_t rows, int64_t depth, const float *a, int64_t a_row, int64_t a_step, B b, float *c,
+                      int64_t c_row, bool add) {
   for (; rows >= GEMM_ROWS; rows -= GEMM_ROWS, a += GEMM_ROWS * a_row, c += GEMM_ROWS * c_row)
-    gemm_block<GEMM_ROWS, V>(depth, a, a_row, a_step, b, b_row, c, c_row, add);
+    gemm_block<GEMM_ROWS, V>(depth, a, a_row, a_step, b, c, c_row, add);
   switch (rows) {
-    case 1: return gemm_block<1, V>(depth, a, a_row, a_step, b, b_row, c, c_row, add);
-    case 2: return gemm_block<2, V>(depth, a, a_row, a_step, b, b_row, c, c_row, add);
-    case 3: return gemm_block<3, V>(depth, a, a_row, a_step, b, b_row, c, c_row, add);
-    case 4: return gemm_block<4, V>(depth, a, a_row, a_step, b, b_row, c, c_row, add);
-    case 5: return gemm_block<5, V>(depth, a, a_row, a_step, b, b_row, c, c_row, add);
+    case 1: return gemm_block<1, V>(depth, a, a_row, a_step, b, c, c_row, add);
+    case 2: return gemm_block<2, V>(depth, a, a_row, a_step, b, c, c_row, add);
+    case 3: return gemm_block<3, V>(depth, a, a_row, a_step, b, c, c_row, add);
+    case 4: return gemm_block<4, V>(depth, a, a_row, a_step, b, c, c_row, add);
+    case 5: return gemm_block<5, V>(depth, a, a_row, a_step, b, c, c_row, add);
   }
 }
 
 // `columns` is a multiple of W. Columns outside, rows inside: a strip of B stays in the cache for all rows of A. What is
 // left of the columns takes narrower blocks; (… > n ? n : 1) only keeps blocks from being compiled that cannot occur.
+template <class B>
+static void gemm_with(int64_t rows, int64_t columns, int64_t depth, const float *a, int64_t a_row, int64_t a_step, B b,
+                      float *c, int64_t c_row, bool add) {
+  int64_t column = 0;
+  for (int64_t left = columns / W; left > 0; left -= GEMM_VECTORS, column += GEMM_VECTORS * W) {
+    if (left >= GEMM_VECTORS)
+      gemm_rows<GEMM_VECTORS>(rows, depth, a, a_row, a_step, b.from(column), c + column, c_row, add);
+    else if (left == 3)
+      gemm_rows<(GEMM_VECTORS > 3 ? 3 : 1)>(rows, depth, a, a_row, a_step, b.from(column), c + column, c_row, add);
+    else if (left == 2)
+      gemm_rows<(GEMM_VECTORS > 2 ? 2 : 1)>(rows, depth, a, a_row, a_step, b.from(column), c + column, c_row, add);
+    else
+      gemm_rows<1>(rows, depth, a, a_row, a_step, b.from(column), c + column, c_row, add);
+  }
+}
+
 static void gemm(int64_t rows, int64_t columns, int64_t depth, const float *a, int64_t a_row, int64_t a_step,
                  const float *b, int64_t b_row, float *c, int64_t c_row, bool add) {
-  for (int64_t left = columns / W; left > 0; left -= GEMM_VECTORS, b += GEMM_VECTORS * W, c += GEMM_VECTORS * W) {
-    if (left >= GEMM_VECTORS)
-      gemm_rows<GEMM_VECTORS>(rows, depth, a, a_row, a_step, b, b_row, c, c_row, add);
-    else if (left == 3)
-      gemm_rows<(GEMM_VECTORS > 3 ? 3 : 1)>(rows, depth, a, a_row, a_step, b, b_row, c, c_row, add);
-    else if (left == 2)
-      gemm_rows<(GEMM_VECTORS > 2 ? 2 : 1)>(rows, depth, a, a_row, a_step, b, b_row, c, c_row, add);
-    else
-      gemm_rows<1>(rows, depth, a, a_row, a_step, b, b_row, c, c_row, add);
-  }
+  gemm_with(rows, columns, depth, a, a_row, a_step, PackedRows{b, b_row}, c, c_row, add);
 }

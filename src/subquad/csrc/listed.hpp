@@ -39,21 +39,16 @@ struct ListedHeads {
 
 // Packs the rows that cluster c lists; returns how many there are, and their numbers.
 static int64_t pack_listed(const ListedInputs &in, int64_t bh, int64_t c, const MetScratch &to, int32_t *numbers) {
-  const int64_t D = round_up(in.D, W), E = round_up(in.E, W), b = bh / in.H, h = bh % in.H;
+  const int64_t b = bh / in.H, h = bh % in.H;
   const int64_t *list = in.lists + (bh * in.clusters + c) * in.slots;
   int64_t K = 0;
   for (int64_t k = 0; k < in.slots; k++) {
     if ((uint64_t)list[k] >= (uint64_t)in.rows) continue;
-    load_row(row_of<float>(in.key, b, h, list[k]), in.D, to.rows + K * D, D);
-    load_row(row_of<float>(in.value, b, h, list[k]), in.E, to.values + K * E, E);
+    to.take(K, row_of<float>(in.key, b, h, list[k]), in.D, row_of<float>(in.value, b, h, list[k]), in.E);
     to.bias[K] = in.bias[bh * in.rows + list[k]];
     numbers[K++] = (int32_t)list[k];
   }
-  const int64_t lanes = round_up(K, W);
-  zero(to.rows + K * D, (lanes - K) * D);
-  zero(to.values + K * E, (lanes - K) * E);
-  for (int64_t i = K; i < lanes; i++) to.bias[i] = -__builtin_inff();
-  pack_transposed(to.rows, lanes, in.D, D, to.keys, lanes);
+  to.fill_up(K, in.D);
   return K;
 }
 
@@ -134,7 +129,7 @@ static void listed_members_backward(const ListedBackward &a, const ListedHeads &
   if (bounds[0] == bounds[1]) return;
   const int64_t K = pack_listed(in, bh, c, own.met, numbers), lanes = round_up(K, W);
   if (!K) zero_members(heads, in, a.grad_query, bh, c, in.D);
-  pack_transposed(own.met.values, lanes, in.E, E, own.values, lanes);
+  pack_across(lanes, in.E, own.values, lanes, [&](int64_t i) { return own.met.value_rows[i]; });
   zero(own.bias, lanes);
   zero(own.of_keys, K * D);
   zero(own.of_values, K * E);

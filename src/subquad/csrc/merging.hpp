@@ -1,6 +1,6 @@
 // Partials of windows of queries, merged for each query: out = Σ_p e^{lse_p − lse} out_p, lse = ln Σ_p e^{lse_p}.
 
-constexpr int64_t MERGED_QUERIES = 256;  // of a task
+constexpr int64_t MERGED_QUERIES = 64;  // of a task
 
 // The row of a partial that is of this query, in item `b`; −1 where no window holds it.
 struct PartRow {
@@ -41,10 +41,11 @@ static int64_t merge_windows(const Merging &a, void *workspace) {
   if (!workspace) return 0;
   const int64_t blocks = (a.N + MERGED_QUERIES - 1) / MERGED_QUERIES;
   return by_dtype(a.dtype, [&](auto x) {
-    parallel_for(a.threads, a.B * a.H * blocks, [&](int64_t task, int) {
-      const int64_t bh = task / blocks, first = task % blocks * MERGED_QUERIES;
+    parallel_for(a.threads, a.B * blocks, [&](int64_t task, int) {
+      const int64_t b = task / blocks, first = task % blocks * MERGED_QUERIES;
       for (int64_t query = first; query < first + MERGED_QUERIES && query < a.N; query++)
-        merge_query_of<decltype(x)>(a, bh / a.H, bh % a.H, query);
+        for (int64_t h = 0; h < a.H; h++)  // of one query they adjoin
+          merge_query_of<decltype(x)>(a, b, h, query);
     });
     return (int64_t)0;
   });

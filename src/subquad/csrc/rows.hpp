@@ -96,12 +96,16 @@ static void pack_rows(const Rows &rows, int64_t b, int64_t h, const int32_t *pos
   }
 }
 
-// `count` packed rows of `width` (both rounded up to W, the rest being zeros) to `width` rows of `count`.
-static void pack_transposed(const float *from, int64_t count, int64_t width, int64_t from_row, float *to, int64_t to_row) {
-  for (int64_t i = 0; i < count; i += W)
+// Rows of `width` numbers (rounded up to W, the rest being zeros) to `width` rows of `count`, which is a multiple of W;
+// row_at(i) is where row i is.
+template <class RowAt>
+static inline void pack_across(int64_t count, int64_t width, float *to, int64_t to_row, RowAt &&row_at) {
+  for (int64_t i = 0; i < count; i += W) {
+    const float *from[W];
+    UNROLL for (int r = 0; r < W; r++) from[r] = row_at(i + r);
     for (int64_t d = 0; d < width; d += W) {
       vf block[W];
-      UNROLL for (int r = 0; r < W; r++) block[r] = load(from + (i + r) * from_row + d);
+      UNROLL for (int r = 0; r < W; r++) block[r] = load(from[r] + d);
       transpose(block);
       int64_t rows = width - d < W ? width - d : W;
       if (rows == W) {
@@ -110,6 +114,12 @@ static void pack_transposed(const float *from, int64_t count, int64_t width, int
         for (int r = 0; r < rows; r++) store(to + (d + r) * to_row + i, block[r]);
       }
     }
+  }
+}
+
+// The same of packed rows.
+static void pack_transposed(const float *from, int64_t count, int64_t width, int64_t from_row, float *to, int64_t to_row) {
+  pack_across(count, width, to, to_row, [&](int64_t i) { return from + i * from_row; });
 }
 
 static void zero(float *x, int64_t n) {

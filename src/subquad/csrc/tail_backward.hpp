@@ -102,7 +102,7 @@ static void met_tile_backward(int64_t count, int64_t L, int64_t width, int64_t v
   for (int64_t i = 0; i < count; i++) scale_row(own.weights + i * lanes, lanes, own.norms[i]);
   gemm(count, lanes, value_width, own.grads, E, 1, own.values, lanes, own.products, lanes, false);
   tail_softmax_gradient(own.weights, own.products, own.bias, count, lanes, own.lse);
-  gemm(count, D, L, own.products, lanes, 1, own.met.rows, D, to, D, false);
+  gemm_with(count, D, L, own.products, lanes, 1, ListedRows{own.met.key_rows}, to, D, false);
   gemm(L, D, count, own.products, 1, lanes, own.queries, D, own.of_keys, D, true);
   gemm(L, E, count, own.weights, 1, lanes, own.grads, E, own.of_values, E, true);
 }
@@ -128,9 +128,9 @@ static void tail_members_backward(const TailBackward &a, const SortedKeys &sorte
   }
   if (bounds[0] == bounds[1]) return;
   if (no_keys) return zero(to.queries + bounds[0] * D, (bounds[1] - bounds[0]) * D);
-  const int64_t K = pack_met(in, a.saved, sorted.keys[at], sorted.values[at], row, own.met), L = K + X;
-  const int64_t lanes = round_up(L, W);
-  pack_transposed(own.met.values, lanes, in.E, E, own.values, lanes);
+  const int64_t K = pack_met(in, a.saved, CellRows::saved(a.saved), sorted.keys[at], sorted.values[at], row, own.met);
+  const int64_t L = K + X, lanes = round_up(L, W);
+  pack_across(lanes, in.E, own.values, lanes, [&](int64_t i) { return own.met.value_rows[i]; });
   zero(own.bias, lanes);
   zero(own.of_keys, L * D);
   zero(own.of_values, L * E);
@@ -148,7 +148,7 @@ static void tail_members_backward(const TailBackward &a, const SortedKeys &sorte
   for (int64_t x = 0; x < X; x++) {
     const float lse = a.saved.cell_lse[row * X + x], db = own.bias[K + x];
     if (lse == -__builtin_inff()) continue;
-    const float *key = own.met.rows + (K + x) * D;
+    const float *key = own.met.key_rows[K + x];
     const float *mean = a.saved.centroids + row * in.D, *of_key = own.of_keys + (K + x) * D;
     const float *of_value = own.of_values + (K + x) * E;
     float *dk = to.cell_keys + (x * C + c) * D, *dv = to.cell_values + (x * C + c) * E;

@@ -5,6 +5,8 @@
 //                 their cell, and for each cell, of the keys that are left, one key, one value and the log-sum-exp
 //     members     per head and few clusters: each query's attention to its cluster's top keys and cells
 //
+// Where nobody wants a gradient, the cells of a block of means stay in the cache: the members of its clusters come next.
+//
 // A block of means is as many lanes; keys are rows, sorted by cell, so that a cell is a run of rows:
 //
 //                 means, lanes →
@@ -61,15 +63,27 @@ struct LaneCandidates {
   }
 };
 
+// The cells of the clusters from `first` on, counted over all heads.
+struct CellRows {
+  float *keys, *values, *lse, *residual;  // as in TailSaved
+  int64_t first;
+
+  static CellRows saved(const TailSaved &of) {
+    return {of.cell_keys, of.cell_values, of.cell_lse, of.cell_residual, 0};
+  }
+  int64_t at(const TailInputs &in, int64_t row, int64_t x) const { return (row - first) * in.cells + x; }
+};
+
 struct BlockScratch {
   float *rows, *queries;   // (lanes,D') the means times the scale, and transposed
   float *logits;           // (M,lanes)
   float *highest, *total;  // (lanes)
   float *out;              // (lanes,max(D',E'))
   uint8_t *marks;          // (M)
+  CellRows cells;          // of a block, where nobody wants them later
   LaneCandidates best;
 
-  BlockScratch(Arena &arena, const TailInputs &in, int64_t lanes)
+  BlockScratch(Arena &arena, const TailInputs &in, int64_t lanes, bool saves)
       : best(arena, lanes, in.topk < in.M ? in.topk : in.M) {
     const int64_t D = round_up(in.D, W), E = round_up(in.E, W);
     rows = arena.take<float>(lanes * D);
@@ -79,6 +93,9 @@ struct BlockScratch {
     total = arena.take<float>(lanes);
     out = arena.take<float>(lanes * (D > E ? D : E));
     marks = arena.take<uint8_t>(in.M);
+    const int64_t kept = saves ? 0 : lanes * in.cells;
+    cells = {arena.take<float>(kept * in.D), arena.take<float>(kept * in.E), arena.take<float>(kept),
+             arena.take<float>(kept), 0};
   }
 };
 
@@ -274,7 +291,7 @@ static bool scale_row(float *row, int64_t wide, float by) {
 
 // One cell, keys [from, to) in the order of the cells, as the means of the block's clusters see it.
 static void sum_cell(const TailForward &a, const float *keys, const float *values, int64_t from, int64_t to, int64_t x,
-                     int64_t first_row, int64_t C, int64_t lanes, const BlockScratch &own) {
+                     int64_t first_row, int64_t C, int64_t lanes, const BlockScratch &own, const CellRows &cells) {
   const TailInputs &in = a.inputs;
   const int64_t D = round_up(in.D, W), E = round_up(in.E, W), count = to - from;
   float *logits = own.logits + from * lanes;
@@ -291,7 +308,7 @@ static void sum_cell(const TailForward &a, const float *keys, const float *value
   }
   // The sums are divided by the total, not the weights: there are fewer of them. SHRUNK keeps them finite.
   auto save = [&](const float *rows, int64_t width, int64_t wide, float *saved) {
-    for (int64_t c = 0; c < C; c++) ask_for(saved + ((first_row + c) * in.cells + x) * width, width * 4);
+    for (int64_t c = 0; c < C; c++) ask_for(saved + cells.at(in, first_row + c, x) * width, width * 4);
     gemm(C, wide, count, logits, 1, lanes, rows, wide, own.out, wide, false);
     for (int64_t c = 0; c < C; c++) {
       float *out = own.out + c * wide;
@@ -300,22 +317,22 @@ static void sum_cell(const TailForward &a, const float *keys, const float *value
         sum_met(a, rows, from, to, first_row + c, logits + c, lanes, wide, out);
         scale_row(out, wide, norm);
       }
-      store_row(out, width, saved + ((first_row + c) * in.cells + x) * width);
+      store_row(out, width, saved + cells.at(in, first_row + c, x) * width);
     }
   };
-  save(keys + from * D, in.D, D, a.saved.cell_keys);
-  save(values + from * E, in.E, E, a.saved.cell_values);
+  save(keys + from * D, in.D, D, cells.keys);
+  save(values + from * E, in.E, E, cells.values);
   for (int64_t c = 0; c < C; c++) {
-    const int64_t at = (first_row + c) * in.cells + x;
+    const int64_t at = cells.at(in, first_row + c, x);
     const float total = own.total[c] * GROWN, log_total = __builtin_logf(total);
-    a.saved.cell_lse[at] = total == 0 ? -__builtin_inff() : own.highest[c] + log_total;
-    a.saved.cell_residual[at] = residual_of(a.saved.cell_lse[at], own.highest[c], log_total);
+    cells.lse[at] = total == 0 ? -__builtin_inff() : own.highest[c] + log_total;
+    cells.residual[at] = residual_of(cells.lse[at], own.highest[c], log_total);
   }
 }
 
 // Clusters [first, last) of one head: their top keys, and all cells.
 static void attend_block(const TailForward &a, const SortedKeys &sorted, int64_t at, int64_t bh, int64_t first,
-                         int64_t last, int64_t lanes, const BlockScratch &own) {
+                         int64_t last, int64_t lanes, const BlockScratch &own, const CellRows &to) {
   const TailInputs &in = a.inputs;
   const int64_t b = bh / in.H, bg = b * in.G + bh % in.H / (in.H / in.G), C = last - first, D = round_up(in.D, W);
   const int64_t row = bh * in.clusters + first;
@@ -334,24 +351,53 @@ static void attend_block(const TailForward &a, const SortedKeys &sorted, int64_t
     for (int64_t k = 0; k < in.topk && top[k] >= 0; k++) own.logits[top[k] * columns + c] = -__builtin_inff();
   }
   for (int64_t x = 0; x < in.cells; x++)
-    sum_cell(a, sorted.keys[at], sorted.values[at], cells[x], cells[x + 1], x, row, C, columns, own);
+    sum_cell(a, sorted.keys[at], sorted.values[at], cells[x], cells[x + 1], x, row, C, columns, own, to);
 }
 
-// What a cluster's members meet, packed for their products: top keys, then cells, filled up to whole vectors.
+// What a cluster's members meet: top keys, then cells, filled up to whole vectors. For the products the keys are packed
+// across, and the values stay where they are.
 struct MetScratch {
-  float *rows;     // (L',D') for the transposition, and for the backward pass
-  float *keys;     // (D,L') transposed
-  float *values;   // (L',E')
+  const float **key_rows, **value_rows;  // (L') where each row is
+  float *spare;    // (2·L',D' or E') for rows of the caller that are no whole vectors; empty where all are
+  float *nothing;  // (D' or E') zeros
+  float *keys;     // (D,L')
   float *bias;     // (L') 0 for a key, ln Σ e^{scale·q̄·k} − scale·q̄·k̄ for a cell, −∞ for the filling
 
   static int64_t lanes_of(const TailInputs &in) { return round_up(in.topk + in.cells, W); }
 
   MetScratch(Arena &arena, const TailInputs &in) {
-    const int64_t L = lanes_of(in), D = round_up(in.D, W), E = round_up(in.E, W);
-    rows = arena.take<float>(L * D);
+    const int64_t L = lanes_of(in), D = round_up(in.D, W), E = round_up(in.E, W), most = D > E ? D : E;
+    key_rows = arena.take<const float *>(L);
+    value_rows = arena.take<const float *>(L);
+    spare = arena.take<float>(D == in.D && E == in.E ? 0 : 2 * L * most);
+    nothing = arena.take<float>(most);
     keys = arena.take<float>(D * L);
-    values = arena.take<float>(L * E);
     bias = arena.take<float>(L);
+    if (arena.base) zero(nothing, most);
+  }
+
+  // A row of the caller's, filled up to whole vectors.
+  static const float *whole_row(const float *row, int64_t width, float *spare) {
+    if (width % W == 0) return row;
+    load_row(row, width, spare, round_up(width, W));
+    return spare;
+  }
+
+  // Row `i` of what is met is this key and this value of the caller's.
+  void take(int64_t i, const float *key, int64_t D, const float *value, int64_t E) const {
+    const int64_t most = round_up(D > E ? D : E, W);
+    key_rows[i] = whole_row(key, D, spare + 2 * i * most);
+    value_rows[i] = whole_row(value, E, spare + (2 * i + 1) * most);
+  }
+
+  // Fills up to whole vectors behind `count` rows, and packs the keys.
+  void fill_up(int64_t count, int64_t D) const {
+    const int64_t lanes = round_up(count, W);
+    for (int64_t i = count; i < lanes; i++) {
+      key_rows[i] = value_rows[i] = nothing;
+      bias[i] = -__builtin_inff();
+    }
+    pack_across(lanes, D, keys, lanes, [&](int64_t i) { return key_rows[i]; });
   }
 };
 
@@ -365,31 +411,25 @@ static float inner(const float *a, const float *b, int64_t width) {
 }
 
 // Packs them for cluster `row`; returns how many top keys there are.
-static int64_t pack_met(const TailInputs &in, const TailSaved &saved, const float *keys, const float *values, int64_t row,
-                        const MetScratch &to) {
+static int64_t pack_met(const TailInputs &in, const TailSaved &saved, const CellRows &cells, const float *keys,
+                        const float *values, int64_t row, const MetScratch &to) {
   const int64_t D = round_up(in.D, W), E = round_up(in.E, W), X = in.cells;
   const int32_t *top = saved.top + row * in.topk;
   int64_t K = 0;
   for (; K < in.topk && top[K] >= 0; K++) {
-    if (K + AHEAD < in.topk && top[K + AHEAD] >= 0) {
-      ask_for(keys + top[K + AHEAD] * D, D * 4);
-      ask_for(values + top[K + AHEAD] * E, E * 4);
-    }
-    load_row(keys + top[K] * D, D, to.rows + K * D, D);
-    load_row(values + top[K] * E, E, to.values + K * E, E);
+    if (K + AHEAD < in.topk && top[K + AHEAD] >= 0) ask_for(keys + top[K + AHEAD] * D, D * 4);
+    ask_for(values + top[K] * E, E * 4);
+    to.key_rows[K] = keys + top[K] * D;
+    to.value_rows[K] = values + top[K] * E;
     to.bias[K] = 0;
   }
   for (int64_t x = 0; x < X; x++) {
-    const float *key = saved.cell_keys + (row * X + x) * in.D, *mean = saved.centroids + row * in.D;
-    load_row(key, in.D, to.rows + (K + x) * D, D);
-    load_row(saved.cell_values + (row * X + x) * in.E, in.E, to.values + (K + x) * E, E);
-    to.bias[K + x] = saved.cell_lse[row * X + x] - inner(key, mean, in.D) * in.scale;
+    const int64_t at = cells.at(in, row, x);
+    const float *key = cells.keys + at * in.D;
+    to.take(K + x, key, in.D, cells.values + at * in.E, in.E);
+    to.bias[K + x] = cells.lse[at] - inner(key, saved.centroids + row * in.D, in.D) * in.scale;
   }
-  const int64_t lanes = round_up(K + X, W);
-  zero(to.rows + (K + X) * D, (lanes - K - X) * D);
-  zero(to.values + (K + X) * E, (lanes - K - X) * E);
-  for (int64_t i = K + X; i < lanes; i++) to.bias[i] = -__builtin_inff();
-  pack_transposed(to.rows, lanes, in.D, D, to.keys, lanes);
+  to.fill_up(K + X, in.D);
   return K;
 }
 
@@ -439,18 +479,19 @@ static void attend_met(int64_t count, int64_t L, int64_t width, int64_t value_wi
   const int64_t lanes = round_up(L, W), E = round_up(value_width, W);
   gemm(count, lanes, width, own.queries, width, 1, own.met.keys, lanes, own.weights, lanes, false);
   exp_rows(own.weights, count, lanes, scale, own.met.bias, own.lse, own.norms);
-  gemm(count, E, L, own.weights, lanes, 1, own.met.values, E, own.out, E, false);
+  gemm_with(count, E, L, own.weights, lanes, 1, ListedRows{own.met.value_rows}, own.out, E, false);
 }
 
 template <class T>
-static void attend_tail_members(const TailForward &a, const SortedKeys &sorted, int64_t at, int64_t bh, int64_t c,
-                                const TailMemberScratch &own) {
+static void attend_tail_members(const TailForward &a, const SortedKeys &sorted, const CellRows &cells, int64_t at,
+                                int64_t bh, int64_t c, const TailMemberScratch &own) {
   const TailInputs &in = a.inputs;
   const int64_t b = bh / in.H, h = bh % in.H, bg = b * in.G + h / (in.H / in.G), width = round_up(in.E, W);
   const int32_t *order = a.saved.order + bh * in.N, *bounds = a.saved.offsets + bh * (in.clusters + 1) + c;
   if (bounds[0] == bounds[1]) return;
   const bool no_keys = a.saved.cell_offsets[bg * (in.cells + 1) + in.cells] == 0;
-  const int64_t K = no_keys ? 0 : pack_met(in, a.saved, sorted.keys[at], sorted.values[at], bh * in.clusters + c, own.met);
+  const int64_t row = bh * in.clusters + c;
+  const int64_t K = no_keys ? 0 : pack_met(in, a.saved, cells, sorted.keys[at], sorted.values[at], row, own.met);
   for (int64_t first = bounds[0]; first < bounds[1]; first += TAIL_TILE) {
     const int64_t count = bounds[1] - first < TAIL_TILE ? bounds[1] - first : TAIL_TILE;
     for (int64_t i = 0; i < count; i++)  // the products give them time to come
@@ -485,7 +526,9 @@ static int64_t tail_forward_of(const TailForward &a, void *workspace) {
   Arena arena{(char *)workspace};
   const int64_t lanes = lanes_of(in), blocks = (in.clusters + lanes - 1) / lanes, wave = wave_of(in);
   const SortedKeys sorted(arena, in, wave);
-  const PerThread<BlockScratch> centroids(arena, in.threads, in, lanes);
+  const bool saves = a.saved.cell_keys;
+  const CellRows saved = CellRows::saved(a.saved);
+  const PerThread<BlockScratch> centroids(arena, in.threads, in, lanes, saves);
   const PerThread<TailMemberScratch> members(arena, in.threads, in);
   const int64_t all = in.B * in.G, waves = (all + wave - 1) / wave;
   Progress *progress = arena.take<Progress>(3 * waves);
@@ -510,12 +553,18 @@ static int64_t tail_forward_of(const TailForward &a, void *workspace) {
   const Stage over_blocks = {heads * blocks, [&](int64_t round, int64_t task, int thread) {
     const int64_t first = task % blocks * lanes, last = first + lanes < in.clusters ? first + lanes : in.clusters;
     const int64_t head = task / blocks, bh = round * heads + head;
-    if (bh < all * group) attend_block(a, sorted, head / group, bh, first, last, lanes, centroids.of[thread]);
+    if (bh >= all * group) return;
+    const BlockScratch &own = centroids.of[thread];
+    CellRows cells = saves ? saved : own.cells;
+    cells.first = saves ? 0 : bh * in.clusters + first;
+    attend_block(a, sorted, head / group, bh, first, last, lanes, own, cells);
+    for (int64_t c = first; !saves && c < last; c++)
+      attend_tail_members<T>(a, sorted, cells, head / group, bh, c, members.of[thread]);
   }};
-  const Stage members_of = {heads * steps, [&](int64_t round, int64_t task, int thread) {
+  const Stage members_of = {saves ? heads * steps : 0, [&](int64_t round, int64_t task, int thread) {
     const int64_t first = task % steps * step, head = task / steps, bh = round * heads + head;
     for (int64_t c = first; bh < all * group && c < first + step && c < in.clusters; c++)
-      attend_tail_members<T>(a, sorted, head / group, bh, c, members.of[thread]);
+      attend_tail_members<T>(a, sorted, saved, head / group, bh, c, members.of[thread]);
   }};
   parallel_rounds(in.threads, waves, progress, lists, over_blocks, members_of);
   return arena.used;

@@ -15,6 +15,7 @@ from subquad.distributed.by_heads import loss_by_heads, run_by_heads
 from subquad.distributed.global_tokens import run_with_kept
 from subquad.distributed.strategies import Strategy, needed_settings, ring_of, summary_of
 from subquad.distributed.token_split import TokenSplit
+from subquad.kernels.tensors import differentiated
 from subquad.kernels.transforms import transform
 from subquad.masks import Mask
 from subquad.methods.core.call import Call, Partial
@@ -116,8 +117,7 @@ def _options(call: Call) -> dict[str, Any]:
 def _has_gradients(query: Tensor, key: Tensor, value: Tensor, call: Call) -> bool:
     """Whether a backward pass may follow, in which all ranks must take part."""
     learned = () if call.learned is None else call.learned.parameters()
-    tensors = (x for x in (query, key, value, call.bias, call.hidden, *learned) if x is not None)
-    return torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
+    return differentiated(*(x for x in (query, key, value, call.bias, call.hidden, *learned) if x is not None))
 
 
 def refusal(method: Method, call: Call, split: TokenSplit, heads: int) -> str | None:

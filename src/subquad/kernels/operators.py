@@ -98,13 +98,14 @@ class Operator:
         """Set the gradient; both get what `torch.library.register_autograd` gives them."""
         differentiate(self.name, backward, save)
 
-    def flops(self, count: Callable[..., int]) -> None:
+    def flops(self, count: Callable[..., int]) -> Callable[..., int]:
         """Set how many operations of products `torch.utils.flop_counter.FlopCounterMode` counts.
 
         `count` gets the arguments by name, with shapes in the place of tensors.
         """
         packet = getattr(torch.ops.subquad, self.name)
         register_flop_formula([packet])(lambda backend, *args, **_: count(self.from_torch(args)))
+        return count
 
 
 def shapes_of(x: Any) -> Any:

@@ -56,7 +56,8 @@ def main() -> None:
     for keys in (None, torch.arange(6).expand(2, 2, 4, -1)):
         arguments = ("cpu", *tracked(*qkv(20, 30)), labels, cell, keys, None, None, 4, 6, 3, 0.3)
         torch.library.opcheck(ops.tail_forward.default, arguments)
-        checked += 1
+        torch.library.opcheck(ops.tail_output.default, ("cpu", *qkv(20, 30), *arguments[4:]))
+        checked += 2
     for bias in (None, torch.zeros(2, 4, 30)):
         torch.library.opcheck(ops.pairs_forward.default, ("cpu", *tracked(*qkv(20, 30, H=4)), *in_buckets(bias)))
         checked += 1

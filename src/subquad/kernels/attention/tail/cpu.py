@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from subquad.kernels.attention.tail.op import attend_with_tail, tail_backward, tail_forward
+from subquad.kernels.attention.tail.op import attend_with_tail, new_lists, tail_backward, tail_forward, tail_output
 from subquad.kernels.attention.tail.visible import lists_of, visible_key_cells
 from subquad.kernels.native import interface
 
@@ -38,7 +38,7 @@ def numbers(top: Tensor, key_order: Tensor, keys: int) -> Tensor:
 
 
 @tail_forward.on("cpu")
-def forward(outputs: tuple[Tensor, ...], x: Any) -> None:
+def forward(outputs: tuple[Tensor | None, ...], x: Any) -> None:
     """The output, its log-sum-exp, and all that the backward pass needs.
 
     Raises:
@@ -59,6 +59,12 @@ def forward(outputs: tuple[Tensor, ...], x: Any) -> None:
         lse=lse,
         saved=dict(zip(SAVED, saved, strict=True)),
     )
+
+
+@tail_output.on("cpu")
+def output(outputs: tuple[Tensor, Tensor], x: Any) -> None:
+    """The output and its log-sum-exp alone: the cells stay in the cache."""
+    forward((*outputs, *new_lists(x), None, None, None, None), x)
 
 
 @tail_backward.on("cpu")

@@ -8,7 +8,7 @@ from torch import Tensor
 from subquad.kernels.attention.tail import reference
 from subquad.kernels.dispatch import Op
 from subquad.kernels.operators import Gradient
-from subquad.kernels.tensors import token_major
+from subquad.kernels.tensors import differentiated, token_major
 
 attend_with_tail = Op(reference.attend_with_tail)
 
@@ -21,7 +21,8 @@ def run(backend: str, x: Any) -> tuple[Tensor, Tensor]:
     """Run on a compiled backend, where `topk` are at most all keys."""
     topk = torch.sym_min(x.topk, x.key.shape[2]) if x.keys is None else x.keys.shape[3]
     inputs = x.query, x.key, x.value, x.labels, x.cell, x.keys, x.wanted, None
-    out, lse, *_ = tail_forward.run(backend, *inputs, x.clusters, topk, x.cells, x.scale)
+    operator = tail_forward if differentiated(x.query, x.key, x.value) else tail_output
+    out, lse, *_ = operator.run(backend, *inputs, x.clusters, topk, x.cells, x.scale)
     return out, lse
 
 
@@ -36,23 +37,41 @@ def tail_forward(
     The gradient flows through the cells too, not through the means. With `cell_means`, (B,G,X,D) in fp32, distances are
     from these.
     """
-    (B, H, N, D), (_, G, M, E), C, X, topk = x.query.shape, x.value.shape, x.clusters, x.cells, x.topk
-    if C < 1 or X < 1 or topk < 0:
-        raise ValueError(
-            f"tail_forward: clusters={C}, cells={X} and topk={topk}, but there must be 1, 1 and 0 at least"
-        )
-    lists = (B, H, N), (B, H, C + 1), (B, G, M), (B, G, X + 1), (B, H, C, topk)
-    numbers = (B, H, N), (B, H, C, D), (B, H, C, X, D), (B, H, C, X, E), (B, H, C, X), (B, H, C, X)
+    _check_counts("tail_forward", x)
+    (B, H, N, D), E, C, X = x.query.shape, x.value.shape[3], x.clusters, x.cells
+    of_cells = (B, H, C, X, D), (B, H, C, X, E), (B, H, C, X), (B, H, C, X)
+    cell_keys, cell_values, cell_lse, residual = (x.query.new_empty(shape, dtype=torch.float32) for shape in of_cells)
+    lse = x.query.new_empty(B, H, N, dtype=torch.float32)
+    return token_major(x.query, E), lse, *new_lists(x), cell_keys, cell_values, cell_lse, residual
+
+
+def new_lists(x: Any) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Allocate what both passes read beside the cells: order, offsets, key_order, cell_offsets, top, and the means."""
+    (B, H, N, D), (_, G, M, _), C = x.query.shape, x.value.shape, x.clusters
+    lists = (B, H, N), (B, H, C + 1), (B, G, M), (B, G, x.cells + 1), (B, H, C, x.topk)
     order, offsets, key_order, cell_offsets, top = (x.query.new_empty(shape, dtype=torch.int32) for shape in lists)
-    lse, means, *cells = (x.query.new_empty(shape, dtype=torch.float32) for shape in numbers)
-    cell_keys, cell_values, cell_lse, residual = cells
-    saved = order, offsets, key_order, cell_offsets, top, means, cell_keys, cell_values, cell_lse, residual
-    return token_major(x.query, E), lse, *saved
+    return order, offsets, key_order, cell_offsets, top, x.query.new_empty(B, H, C, D, dtype=torch.float32)
+
+
+def _check_counts(op: str, x: Any) -> None:
+    if x.clusters < 1 or x.cells < 1 or x.topk < 0:
+        raise ValueError(
+            f"{op}: clusters={x.clusters}, cells={x.cells} and topk={x.topk}, but there must be 1, 1 and 0 at least"
+        )
+
+
+@attend_with_tail.operator(*INPUTS, *SETTINGS, cell_means=Tensor | None)
+def tail_output(x: Any) -> tuple[Tensor, Tensor]:
+    """Allocate (out, lse), those of `tail_forward`, where nobody wants a gradient."""
+    _check_counts("tail_output", x)
+    lse = x.query.new_empty(x.query.shape[:3], dtype=torch.float32)
+    return token_major(x.query, x.value.shape[3]), lse
 
 
 tail_backward = Gradient(tail_forward, "query", "key", "value", title="attention with a tail")
 
 
+@tail_output.flops
 @tail_forward.flops
 def forward_flops(x: Any) -> int:
     """Operations of the products: of means with all keys, of queries with exact keys and cells."""

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from subquad.kernels.attention.tail.op import attend_with_tail, tail_backward, tail_forward
+from subquad.kernels.attention.tail.op import attend_with_tail, tail_backward, tail_forward, tail_output
 from subquad.kernels.attention.tail.reference import FARTHEST, NEAREST
 from subquad.kernels.attention.tail.visible import lists_of, visible_key_cells
 from subquad.kernels.triton import refusal_of
@@ -70,6 +70,12 @@ def forward(outputs: tuple[Tensor, ...], x: Any) -> None:
     cells = cell_keys, cell_values, cell_lse
     see_cells(centroids, x.key, x.value, key_order, cell_offsets, inside, x.scale, cells)
     attend_members(x.query, x.key, x.value, Clustering(order, offsets, centroids, top, cells), x.scale, out, lse)
+
+
+@tail_output.on("triton")
+def output(outputs: tuple[Tensor, Tensor], x: Any) -> None:
+    """The output and its log-sum-exp alone."""
+    forward((*outputs, *tail_forward.outputs(x)[2:]), x)
 
 
 def _fill_top(x: Any, centroids: Tensor, keys: Members, top: Tensor) -> None:
