@@ -250,12 +250,12 @@ struct TailForward {
   TailInputs inputs;
   const int64_t *keys;  // (B,H,clusters,topk) the exact keys, any other number: empty; null: those with the largest logits
   const int64_t *wanted;  // (B) how many of these each item takes; null: `topk`
-  const float *cell_means;  // (B,G,cells,D), which distances are from; null: the means of these keys
+  const float *terms;  // (B,H,M) what is added to logits to choose the exact keys; null: made of these queries and keys
   RowsOut out;
   float *lse;  // (B,H,N)
   TailSaved saved;
 };
-DESCRIBE(TailForward, inputs, keys, wanted, cell_means, out, lse, saved)
+DESCRIBE(TailForward, inputs, keys, wanted, terms, out, lse, saved)
 
 struct TailBackward {
   TailInputs inputs;

@@ -1,8 +1,11 @@
-// Attention in one softmax over the exact keys of a query's cluster and a tail of cells, in three stages:
+// Attention in one softmax over the exact keys of a query's cluster and a tail of cells, in four stages:
 //
-//     lists       per head: queries sorted by cluster, with the means; per key head: keys sorted by cell, packed
-//     centroids   per head and block of means: logits with all keys, the top keys by weight times distance to the mean of
-//                 their cell, and for each cell, of the keys that are left, one key, one value and the log-sum-exp
+//     lists       per head: queries sorted by cluster, with the means, and their covariance W inside clusters; per key
+//                 head: keys sorted by cell, packed
+//     terms       per head: what is added to the logits of the means to choose the top keys, ln ‖k − mean of its cell‖ +
+//                 scale²·kᵀWk / 2, so that the mean over the members of a key's weight counts, not that of their mean
+//     centroids   per head and block of means: logits with all keys, the top keys, and for each cell, of the keys that are
+//                 left, one key, one value and the log-sum-exp
 //     members     per head and few clusters: each query's attention to its cluster's top keys and cells
 //
 // Where nobody wants a gradient, the cells of a block of means stay in the cache: the members of its clusters come next.
@@ -19,6 +22,7 @@
 // The block's logits are stored: top keys are taken out before the sums, not from the sums, which could cancel.
 
 constexpr float NEAREST = 1e-37f, FARTHEST = 3e38f;  // of squared distances to the mean of a cell: their ln is finite
+constexpr float MOST_AROUND = 1e30f;                 // of scale²·kᵀWk / 2
 constexpr int64_t LOGITS = 1 << 18;  // of a block of means, which should stay in the cache
 
 // Keys and values of the key heads of a wave in fp32, in the order of the cells: (M,D'), (M,E'). Waves of key heads go one
@@ -27,12 +31,17 @@ struct SortedKeys {
   Pieces<float> keys, values;
   Pieces<int32_t> place;  // (M) where each key stands in that order; −1 for one in no cell
   Pieces<float> spread;   // (M) ln of each key's distance to the mean of its cell
+  Pieces<float> around;   // of a query head: (D,D') the covariance of its queries inside their clusters
+  Pieces<float> terms;    // of a query head: (M) what is added to the logits to choose top keys
 
   SortedKeys(Arena &arena, const TailInputs &in, int64_t heads) {
+    const int64_t group = in.H / in.G;
     keys = arena.take_each<float>(heads, in.M * round_up(in.D, W));
     values = arena.take_each<float>(heads, in.M * round_up(in.E, W));
     place = arena.take_each<int32_t>(heads, in.M);
     spread = arena.take_each<float>(heads, in.M);
+    around = arena.take_each<float>(heads * group, in.D * round_up(in.D, W));
+    terms = arena.take_each<float>(heads * group, in.M);
   }
 };
 
@@ -146,15 +155,63 @@ static void sort_queries(const TailForward &a, int64_t b, int64_t h) {
   }
 }
 
-// ln ‖k − mean of its cell‖ of each key, in their order. `given` means (cells,D), or null. `mean` is scratch of D'.
-static void spread_of_cells(const TailInputs &in, const float *keys, const int32_t *cells, const float *given,
-                            float *mean, float *spread) {
+// W of a head, whose queries are sorted: `tile` is scratch of `rows` times D'.
+template <class T>
+static void covariance_around(const TailForward &a, int64_t b, int64_t h, float *tile, int64_t rows, float *to) {
+  const TailInputs &in = a.inputs;
+  const int64_t D = round_up(in.D, W), bh = b * in.H + h;
+  const int32_t *order = a.saved.order + bh * in.N, *offsets = a.saved.offsets + bh * (in.clusters + 1);
+  zero(to, in.D * D);
+  int64_t filled = 0;
+  for (int64_t c = 0; c < in.clusters; c++) {
+    const float *mean = a.saved.centroids + (bh * in.clusters + c) * in.D;
+    for (int64_t i = offsets[c]; i < offsets[c + 1]; i++) {
+      float *row = tile + filled * D;
+      load_row(row_of<T>(in.query, b, h, order[i]), in.D, row, D);
+      for (int64_t d = 0; d < in.D; d++) row[d] -= mean[d];
+      if (++filled == rows) {
+        gemm(in.D, D, filled, tile, 1, D, tile, D, to, D, true);
+        filled = 0;
+      }
+    }
+  }
+  if (filled) gemm(in.D, D, filled, tile, 1, D, tile, D, to, D, true);
+  const float norm = offsets[in.clusters] ? 1 / (float)offsets[in.clusters] : 1;
+  for (int64_t i = 0; i < in.D * D; i++) to[i] *= norm;
+}
+
+// What is added to the logits of a head's means, in the order of the keys. `tile` is scratch of `rows` times D'.
+static void terms_of_head(const TailForward &a, const SortedKeys &sorted, int64_t at, int64_t head, int64_t bh,
+                          int64_t count, float *tile, int64_t rows) {
+  const TailInputs &in = a.inputs;
+  const int64_t D = round_up(in.D, W);
+  const float *keys = sorted.keys[at], half = in.scale * in.scale / 2;
+  float *terms = sorted.terms[head];
+  if (a.terms) {
+    for (int64_t j = 0; j < in.M; j++)
+      if (sorted.place[at][j] >= 0) terms[sorted.place[at][j]] = a.terms[bh * in.M + j];
+    return;
+  }
+  for (int64_t first = 0; first < count; first += rows) {
+    const int64_t now = count - first < rows ? count - first : rows;
+    gemm(now, D, in.D, keys + first * D, D, 1, sorted.around[head], D, tile, D, false);
+    for (int64_t i = 0; i < now; i++) {
+      const float *key = keys + (first + i) * D;
+      vf products = {};
+      for (int64_t d = 0; d < D; d += W) products += load(tile + i * D + d) * load(key + d);
+      const float square = sum(products) * half, held = square > MOST_AROUND ? MOST_AROUND : square;
+      terms[first + i] = sorted.spread[at][first + i] + (held == held ? held : 0);  // NaN decides no choice
+    }
+  }
+}
+
+// ln ‖k − mean of its cell‖ of each key, in their order. `mean` is scratch of D'.
+static void spread_of_cells(const TailInputs &in, const float *keys, const int32_t *cells, float *mean, float *spread) {
   const int64_t D = round_up(in.D, W);
   for (int64_t x = 0; x < in.cells; x++) {
-    const float norm = given ? 1 : 1 / (float)(cells[x + 1] - cells[x]);
+    const float norm = 1 / (float)(cells[x + 1] - cells[x]);
     zero(mean, D);
-    if (given) load_row(given + x * in.D, in.D, mean, D);
-    for (int64_t i = cells[x]; !given && i < cells[x + 1]; i++)
+    for (int64_t i = cells[x]; i < cells[x + 1]; i++)
       for (int64_t d = 0; d < D; d += W) store(mean + d, load(mean + d) + load(keys + i * D + d));
     for (int64_t i = cells[x]; i < cells[x + 1]; i++) {
       vf squares = {};
@@ -174,7 +231,7 @@ static int64_t wanted_of(const TailForward &a, int64_t b) {
   return wanted < 0 ? 0 : wanted < topk ? wanted : topk;
 }
 
-// Rows whose logit plus spread exceeds a lane's bound join its candidates. A word for each lane collects which of 32 rows
+// Rows whose logit plus term exceeds a lane's bound join its candidates. A word for each lane collects which of 32 rows
 // do, so that the branches that nobody can predict come once a candidate and lane, not once a row:
 //
 //              lanes →
@@ -183,7 +240,7 @@ static int64_t wanted_of(const TailForward &a, int64_t b) {
 //        ↓    │ 0 0 1 │
 //             │ 1 0 0 │
 //             └───────┘
-static void take_rows(const LaneCandidates &best, const float *logits, const float *spread, int64_t lanes, int64_t count,
+static void take_rows(const LaneCandidates &best, const float *logits, const float *terms, int64_t lanes, int64_t count,
                       int64_t K) {
   constexpr int64_t BITS = 32;
   for (int64_t first = 0; first < count; first += BITS) {
@@ -193,7 +250,7 @@ static void take_rows(const LaneCandidates &best, const float *logits, const flo
       const vf bound = load(best.bound + v);
       vi words = {};
       for (int64_t i = 0; i < rows; i++)
-        words |= (load(tile + i * lanes + v) + spread[first + i] > bound) & (int32_t)(1u << i);
+        words |= (load(tile + i * lanes + v) + terms[first + i] > bound) & (int32_t)(1u << i);
       for (int lane = 0; lane < W; lane++) {
         const int64_t c = v + lane;
         uint32_t word = (uint32_t)words[lane];
@@ -202,7 +259,7 @@ static void take_rows(const LaneCandidates &best, const float *logits, const flo
         int64_t found = best.found[c];
         for (; word; word &= word - 1, found++) {
           const int i = __builtin_ctz(word);
-          best.logits[c][found] = tile[i * lanes + c] + spread[first + i];
+          best.logits[c][found] = tile[i * lanes + c] + terms[first + i];
           best.ranks[c][found] = (int32_t)(first + i);
         }
         best.found[c] = (int32_t)found;
@@ -211,9 +268,9 @@ static void take_rows(const LaneCandidates &best, const float *logits, const flo
   }
 }
 
-// The `K` rows with the largest logit plus spread in each of `C` lanes, as candidates in ascending order. A bound from
+// The `K` rows with the largest logit plus term in each of `C` lanes, as candidates in ascending order. A bound from
 // evenly spaced rows lets somewhat more pass; a lane in which too few pass it starts again without one.
-static void choose_top(const BlockScratch &own, const float *spread, int64_t C, int64_t lanes, int64_t count, int64_t K) {
+static void choose_top(const BlockScratch &own, const float *terms, int64_t C, int64_t lanes, int64_t count, int64_t K) {
   const LaneCandidates &best = own.best;
   const int64_t sample = count < best.room ? count : best.room, step = count / sample;
   const float expected = (float)(K * sample) / (float)count;  // top keys among the sample, give or take its root
@@ -223,7 +280,7 @@ static void choose_top(const BlockScratch &own, const float *spread, int64_t C, 
     vf bound = splat(-__builtin_inff());
     if (wanted < sample) {
       for (int64_t i = 0; i < sample; i++)
-        store(best.sample + i * W, load(own.logits + i * step * lanes + v) + spread[i * step]);
+        store(best.sample + i * W, load(own.logits + i * step * lanes + v) + terms[i * step]);
       bound = bound_of_columns(best.sample, W, sample, wanted, best.numbers);
     }
     for (int lane = 0; lane < W; lane++) {
@@ -231,7 +288,7 @@ static void choose_top(const BlockScratch &own, const float *spread, int64_t C, 
       best.found[v + lane] = 0;
     }
   }
-  take_rows(best, own.logits, spread, lanes, count, K);
+  take_rows(best, own.logits, terms, lanes, count, K);
   bool again = false;
   for (int64_t c = 0; c < C; c++) {
     const bool few = best.found[c] < K;
@@ -239,7 +296,7 @@ static void choose_top(const BlockScratch &own, const float *spread, int64_t C, 
     best.bound[c] = few ? -__builtin_inff() : __builtin_inff();
     if (few) best.found[c] = 0;
   }
-  if (again) take_rows(best, own.logits, spread, lanes, count, K);
+  if (again) take_rows(best, own.logits, terms, lanes, count, K);
   for (int64_t c = 0; c < C; c++) {
     if (best.found[c] > K) prune(best, c, K);
     if (best.found[c] < K) make_up(best.logits[c], best.ranks[c], best.found[c], K);
@@ -330,9 +387,14 @@ static void sum_cell(const TailForward &a, const float *keys, const float *value
   }
 }
 
+static bool chooses_keys(const TailForward &a, int64_t b, int64_t count) {
+  const int64_t K = wanted_of(a, b);
+  return !a.keys && 0 < K && K < count;
+}
+
 // Clusters [first, last) of one head: their top keys, and all cells.
-static void attend_block(const TailForward &a, const SortedKeys &sorted, int64_t at, int64_t bh, int64_t first,
-                         int64_t last, int64_t lanes, const BlockScratch &own, const CellRows &to) {
+static void attend_block(const TailForward &a, const SortedKeys &sorted, const float *terms, int64_t at, int64_t bh,
+                         int64_t first, int64_t last, int64_t lanes, const BlockScratch &own, const CellRows &to) {
   const TailInputs &in = a.inputs;
   const int64_t b = bh / in.H, bg = b * in.G + bh % in.H / (in.H / in.G), C = last - first, D = round_up(in.D, W);
   const int64_t row = bh * in.clusters + first;
@@ -343,8 +405,7 @@ static void attend_block(const TailForward &a, const SortedKeys &sorted, int64_t
   const int64_t columns = round_up(C, W);
   gemm(count, columns, in.D, sorted.keys[at], D, 1, own.queries, columns, own.logits, columns, false);
   const int64_t K = wanted_of(a, b);
-  const float *spread = !a.keys && 0 < K && K < count ? sorted.spread[at] : nullptr;
-  if (spread) choose_top(own, spread, C, columns, count, K);
+  if (chooses_keys(a, b, count)) choose_top(own, terms, C, columns, count, K);
   for (int64_t c = 0; c < C; c++) {
     save_top(a, row + c, K, count, sorted.place[at], own.best.ranks[c], own.marks);
     const int32_t *top = a.saved.top + (row + c) * in.topk;
@@ -531,7 +592,7 @@ static int64_t tail_forward_of(const TailForward &a, void *workspace) {
   const PerThread<BlockScratch> centroids(arena, in.threads, in, lanes, saves);
   const PerThread<TailMemberScratch> members(arena, in.threads, in);
   const int64_t all = in.B * in.G, waves = (all + wave - 1) / wave;
-  Progress *progress = arena.take<Progress>(3 * waves);
+  Progress *progress = arena.take<Progress>(4 * waves);
   if (!arena.base) return arena.used;
   if (!labels_hold(in)) return BAD_LIST;
 
@@ -540,15 +601,26 @@ static int64_t tail_forward_of(const TailForward &a, void *workspace) {
   // Heads of a wave adjoin, and the last wave may have fewer.
   const Stage lists = {wave + heads, [&](int64_t round, int64_t task, int thread) {
     const int64_t bg = round * wave + task, bh = round * heads + task - wave;
-    if (task >= wave && bh < all * group) sort_queries<T>(a, bh / in.H, bh % in.H);
+    float *tile = centroids.of[thread].rows;
+    if (task >= wave && bh < all * group) {
+      sort_queries<T>(a, bh / in.H, bh % in.H);
+      if (!a.terms && chooses_keys(a, bh / in.H, in.M))
+        covariance_around<T>(a, bh / in.H, bh % in.H, tile, lanes, sorted.around[task - wave]);
+    }
     if (task >= wave || bg >= all) return;
     int32_t *order = a.saved.key_order + bg * in.M, *offsets = a.saved.cell_offsets + bg * (in.cells + 1);
     sort_tokens(in.cell + bg * in.M, in.M, in.cells, order, offsets);
     for (int64_t i = 0; i < in.M; i++) sorted.place[task][i] = -1;
     for (int64_t i = 0; i < offsets[in.cells]; i++) sorted.place[task][order[i]] = (int32_t)i;
     pack_keys<T>(in, order, offsets[in.cells], bg, task, sorted);
-    const float *means = a.cell_means ? a.cell_means + bg * in.cells * in.D : nullptr;
-    spread_of_cells(in, sorted.keys[task], offsets, means, centroids.of[thread].rows, sorted.spread[task]);
+    spread_of_cells(in, sorted.keys[task], offsets, tile, sorted.spread[task]);
+  }};
+  const Stage terms = {heads, [&](int64_t round, int64_t head, int thread) {
+    const int64_t bh = round * heads + head, bg = bh / group;
+    if (bh >= all * group) return;
+    const int64_t count = a.saved.cell_offsets[bg * (in.cells + 1) + in.cells];
+    if (chooses_keys(a, bg / in.G, count))
+      terms_of_head(a, sorted, head / group, head, bh, count, centroids.of[thread].rows, lanes);
   }};
   const Stage over_blocks = {heads * blocks, [&](int64_t round, int64_t task, int thread) {
     const int64_t first = task % blocks * lanes, last = first + lanes < in.clusters ? first + lanes : in.clusters;
@@ -557,7 +629,7 @@ static int64_t tail_forward_of(const TailForward &a, void *workspace) {
     const BlockScratch &own = centroids.of[thread];
     CellRows cells = saves ? saved : own.cells;
     cells.first = saves ? 0 : bh * in.clusters + first;
-    attend_block(a, sorted, head / group, bh, first, last, lanes, own, cells);
+    attend_block(a, sorted, sorted.terms[head], head / group, bh, first, last, lanes, own, cells);
     for (int64_t c = first; !saves && c < last; c++)
       attend_tail_members<T>(a, sorted, cells, head / group, bh, c, members.of[thread]);
   }};
@@ -566,7 +638,7 @@ static int64_t tail_forward_of(const TailForward &a, void *workspace) {
     for (int64_t c = first; bh < all * group && c < first + step && c < in.clusters; c++)
       attend_tail_members<T>(a, sorted, saved, head / group, bh, c, members.of[thread]);
   }};
-  parallel_rounds(in.threads, waves, progress, lists, over_blocks, members_of);
+  parallel_rounds(in.threads, waves, progress, lists, terms, over_blocks, members_of);
   return arena.used;
 }
 

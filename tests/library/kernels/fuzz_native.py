@@ -269,8 +269,8 @@ def tails(draw: Draw) -> list[Tensor]:
     labels, cell = draw.whole(0, C, B, H, N), draw.whole(0, X, B, G, M)
     keys = draw.whole(-1, M, B, H, C, topk) if draw.maybe(0.3) else None
     wanted = draw.whole(-1, topk + 1, B) if draw.maybe(0.3) else None
-    cell_means = draw.normal(B, G, X, D) if draw.maybe(0.3) else None
-    settings = keys, wanted, cell_means, C, topk, X, 0.3
+    terms = draw.normal(B, H, M, 1)[..., 0] if draw.maybe(0.3) else None
+    settings = keys, wanted, terms, C, topk, X, 0.3
     with suppress(ValueError):
         OPS.tail_forward("cpu", *inputs, labels, cell, *settings)
     given = (*inputs, labels.clamp(0, C), cell.clamp(0, X), *settings)

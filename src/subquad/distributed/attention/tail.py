@@ -3,8 +3,9 @@
 Clusters hold queries of all ranks, cells hold keys of all ranks. Beside what makes these (`selection.clusters`)
 is sent, in rows of C, X, or C·k:
 
-    means        sums of each cluster's queries and each cell's keys, and how many there are      (C + X)·(D + 1)
-    scores       each rank's k keys with the largest weight times distance to their cell's mean   C·k
+    means        sums of each cluster's queries and each cell's keys, and how many there are;
+                 the queries' second moments                                                      (C + X)·(D + 1) + D²
+    scores       each rank's k keys with the largest scores                                       C·k
     cells        k̄, v̄ and ln Σ of each rank's keys of each cell as each mean sees them, without
                  the exact keys; partials, which merge                                            C·X·(D + E + 1)
     rows         the exact keys and their values, added up over the ranks                         C·k·(D + E)
@@ -14,6 +15,7 @@ the exact keys of all ranks join their cells afterwards. Nothing is taken out of
 """
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
@@ -28,7 +30,7 @@ from subquad.distributed.with_rows import WholeAndRows
 from subquad.kernels.attention.listed.op import attend_in_clusters
 from subquad.kernels.attention.merging import as_partial
 from subquad.kernels.attention.sums.op import group_sums
-from subquad.kernels.attention.tail.reference import spread_of
+from subquad.kernels.attention.tail.reference import terms_of_choice
 from subquad.kernels.attention.tail.visible import VisibleTail, visible_key_cells
 from subquad.kernels.precision import upcast
 from subquad.kernels.tokens.padding import cleared
@@ -54,15 +56,18 @@ def tail_of_ranks(
     labels, cell = clusters_of_ranks(query, key, value, (valid_queries, valid_keys), split, settings, cells)
     assert cell is not None
     query, key, value = upcast(query, key, value)
-    means, cell_means = _means(query, labels, settings.clusters, key.detach(), cell, cells, split)
+    means, cell_means, around = _means(query, labels, settings.clusters, key.detach(), cell, cells, split)
+    terms = terms_of_choice(key.detach(), cell, cell_means, around, scale)
     all_keys, all_values = WholeAndRows(key), WholeAndRows(value)
-    visible = visible_key_cells(means, all_keys.whole, all_values.whole, cell, cell_means, topk=topk, scale=scale)
+    visible = visible_key_cells(
+        means, all_keys.whole, all_values.whole, cell, terms, cells=cells, topk=topk, scale=scale
+    )
     keys, values = rows_of(all_keys, visible.top), rows_of(all_values, visible.top)
     cell_of = rows_of(WholeAndRows(cell.unsqueeze(-1)), visible.top).squeeze(-1)
     logits = (keys @ means.unsqueeze(-1)).squeeze(-1) * scale
     with torch.no_grad():
-        apart = keys - rows_of(WholeAndRows(cell_means), cell_of)
-        scores = (logits + spread_of(apart)).masked_fill(visible.top == key.shape[2], -torch.inf)
+        of_top = F.pad(terms, (0, 1)).unsqueeze(2).expand(-1, -1, visible.top.shape[2], -1).gather(3, visible.top)
+        scores = (logits + of_top).masked_fill(visible.top == key.shape[2], -torch.inf)
     top = choose(scores, topk, split.key_lengths, split)
     joining = ~top.mine & (visible.top < key.shape[2])
     visible = _joined(visible, keys, values, logits.masked_fill(~joining, -torch.inf), cell_of)
@@ -86,11 +91,19 @@ def tail_of_ranks(
 
 def _means(
     query: Tensor, labels: Tensor, clusters: int, key: Tensor, cell: Tensor, cells: int, split: TokenSplit
-) -> tuple[Float[Tensor, "B H C D"], Float[Tensor, "B G X D"]]:
-    """The means of the clusters and of the cells over all ranks, by one exchange; 0 for an empty one."""
-    both = [*group_sums(query, labels, clusters), *group_sums(key, cell, cells)]
-    sums, sizes, of_cells, in_cells = add_together([x.to(both[0].dtype) for x in both], split.group)
-    return sums / sizes.clamp(min=1).unsqueeze(-1), (of_cells / in_cells.clamp(min=1).unsqueeze(-1)).detach()
+) -> tuple[Float[Tensor, "B H C D"], Float[Tensor, "B G X D"], Float[Tensor, "B H D D"]]:
+    """The means of the clusters and of the cells over all ranks, and `covariance_in_clusters`, by one exchange.
+
+    A mean is 0 for an empty one. The covariance is Σ_i q_i q_iᵀ − Σ_c n_c q̄_c q̄_cᵀ, divided by the number of queries.
+    """
+    inside = query.detach().masked_fill((labels >= clusters).unsqueeze(-1), 0.0)
+    both = [*group_sums(query, labels, clusters), *group_sums(key, cell, cells), inside.mT @ inside]
+    sums, sizes, of_cells, in_cells, moments = add_together([x.to(both[0].dtype) for x in both], split.group)
+    means = sums / sizes.clamp(min=1).unsqueeze(-1)
+    with torch.no_grad():
+        between = sums.mT @ means
+        around = (moments - between) / sizes.sum(-1).clamp(min=1)[..., None, None]
+    return means, (of_cells / in_cells.clamp(min=1).unsqueeze(-1)).detach(), around
 
 
 def _joined(

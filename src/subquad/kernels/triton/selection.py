@@ -39,8 +39,8 @@ def choose_top(
     Args:
         centroids: (B,H,C,D).
         key: (B,G,M,D).
-        bias: (B,G,M) fp32, or None.
-        there: (B,G,M), not 0 for keys that may be taken; None: all.
+        bias: (B,H,M) fp32, or None.
+        present: (B,G,M), not 0 for keys that may be taken; None: all.
         scale: of the products.
         top: at most M slots for each centroid.
         wanted: (B,), how many of the largest an item takes; None: all K.
@@ -101,13 +101,13 @@ def _launch(
 
 
 @triton.jit
-def ranked(logits, bias, present, base, key, M):
+def ranked(logits, bias, present, of_head, of_key, key, M):
     """What keys are ranked by: −∞ for those that are not there alone. NaN stays, and is the largest."""
     inside = key < M
     if bias is not None:
-        logits += tl.load(bias + base + key, mask=inside, other=0.0)[None, :]
+        logits += tl.load(bias + of_head + key, mask=inside, other=0.0)[None, :]
     if present is not None:
-        inside = inside & (tl.load(present + base + key, mask=inside, other=0) != 0)
+        inside = inside & (tl.load(present + of_key + key, mask=inside, other=0) != 0)
     logits = tl.where(logits == float("-inf"), -3e38, logits)
     return tl.where(inside[None, :], logits, float("-inf"))
 
@@ -142,7 +142,7 @@ def scores_of_tile(
         means = load_rows(centroids + head * C * D + start, D, row, row < C, D - start, SLICE)
         vectors = load_rows(key + start, key_n, column, column < M, D - start, SLICE)
         logits += dot(means.to(vectors.dtype), tl.trans(vectors))
-    return ranked(logits * scale, bias, present, of_key * M, column, M)
+    return ranked(logits * scale, bias, present, head * M, of_key * M, column, M)
 
 
 @triton.jit

@@ -5,7 +5,7 @@ from subquad.kernels.triton.selection import choose_top
 from subquad.testing.oracle import normal
 from tests.library.triton.interpreted.fences import fenced
 
-MEANS, KEYS, BIAS = normal(2, 2, 3, 5), normal(2, 1, 90, 5, seed=1), normal(2, 1, 90, seed=2)
+MEANS, KEYS, BIAS = normal(2, 2, 3, 5), normal(2, 1, 90, 5, seed=1), normal(2, 2, 90, seed=2)
 PRESENT = torch.arange(90).expand(2, 1, 90) % 3 != 1
 
 

@@ -47,14 +47,14 @@ def forward(outputs: tuple[Tensor | None, ...], x: Any) -> None:
     out, lse, *saved = outputs
     B, H = x.query.shape[:2]
     of_keys = x.keys, torch.int64, (B, H, x.clusters, x.topk)
-    of_means = x.cell_means, torch.float32, (B, x.key.shape[1], x.cells, x.key.shape[3])
-    interface.check("tail_forward", keys=of_keys, wanted=(x.wanted, torch.int64, (B,)), cell_means=of_means)
+    of_terms = x.terms, torch.float32, (B, H, x.key.shape[2])
+    interface.check("tail_forward", keys=of_keys, wanted=(x.wanted, torch.int64, (B,)), terms=of_terms)
     interface.run(
         "tail_forward",
         inputs=_inputs("tail_forward", x),
         keys=x.keys,
         wanted=x.wanted,
-        cell_means=x.cell_means,
+        terms=x.terms,
         out=out,
         lse=lse,
         saved=dict(zip(SAVED, saved, strict=True)),

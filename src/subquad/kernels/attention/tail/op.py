@@ -12,7 +12,7 @@ from subquad.kernels.tensors import differentiated, token_major
 
 attend_with_tail = Op(reference.attend_with_tail)
 
-INPUTS = "query", "key", "value", "labels", "cell", "keys", "wanted", "cell_means"
+INPUTS = "query", "key", "value", "labels", "cell", "keys", "wanted", "terms"
 SETTINGS = "clusters", "topk", "cells", "scale"
 
 
@@ -26,7 +26,7 @@ def run(backend: str, x: Any) -> tuple[Tensor, Tensor]:
     return out, lse
 
 
-@attend_with_tail.operator(*INPUTS, *SETTINGS, cell_means=Tensor | None)
+@attend_with_tail.operator(*INPUTS, *SETTINGS, terms=Tensor | None)
 def tail_forward(
     x: Any,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
@@ -34,8 +34,8 @@ def tail_forward(
 
     The last output is the residual that rounding took from the cells' log-sum-exps.
 
-    The gradient flows through the cells too, not through the means. With `cell_means`, (B,G,X,D) in fp32, distances are
-    from these.
+    The gradient flows through the cells too, not through the means. With `terms`, (B,H,M) in fp32, keys are chosen by
+    these instead of those of `terms_of_choice`.
     """
     _check_counts("tail_forward", x)
     (B, H, N, D), E, C, X = x.query.shape, x.value.shape[3], x.clusters, x.cells
@@ -60,7 +60,7 @@ def _check_counts(op: str, x: Any) -> None:
         )
 
 
-@attend_with_tail.operator(*INPUTS, *SETTINGS, cell_means=Tensor | None)
+@attend_with_tail.operator(*INPUTS, *SETTINGS, terms=Tensor | None)
 def tail_output(x: Any) -> tuple[Tensor, Tensor]:
     """Allocate (out, lse), those of `tail_forward`, where nobody wants a gradient."""
     _check_counts("tail_output", x)

@@ -17,6 +17,7 @@ from subquad.masks import Mask
 
 KEYS = 64  # of a block of one cell
 NEAREST, FARTHEST = 1e-37, 3e38  # of squared distances to the mean of a cell: their logarithms are finite in fp32
+MOST = 1e30  # of what the spread of a cluster's queries adds to the score of a key
 
 
 @dataclass(frozen=True)
@@ -59,9 +60,8 @@ def attend_with_tail(
     Args:
         labels: the cluster of each query; `clusters` for none: out 0, lse −inf.
         cell: the cell of each key; `cells` for none: no query meets such a key, whatever it holds.
-        keys: T of each cluster; M where a slot is empty. None: the `topk` keys with the largest
-            e^{scale·q̄·k_j}·‖k_j − m_j‖, where m_j is the mean key of their cell: those which their cell would misplace
-            the most weight of.
+        keys: T of each cluster; M where a slot is empty. None: the `topk` keys with the largest scale·q̄·k_j + t_j, the
+            terms t_j being those of `terms_of_choice`: those which their cell would misplace the most weight of.
         wanted: how many of those each item takes, at most `topk`; None: all.
 
     The gradient flows through the means q̄, the cells and the exact keys; labels, cells and T are constants.
@@ -69,7 +69,10 @@ def attend_with_tail(
     query, key, value = upcast(query, key, value)
     means = group_mean(query, labels, clusters)
     if keys is None:
-        keys = top_keys(means, key, cell, topk, wanted, cells, scale)
+        cell_means = group_mean(key.detach(), cell, cells)
+        around = covariance_in_clusters(query.detach(), labels, means.detach())
+        terms = terms_of_choice(key.detach(), cell, cell_means, around, scale)
+        keys = top_keys(means, key, cell, topk, wanted, cells, scale, terms)
     tail = tail_of(means, key, value, keys, cell, cells, scale)
     return attend_to_keys_and_cells(query, key, value, keys, tail, labels, scale=scale, dropout_p=dropout_p)
 
@@ -116,19 +119,52 @@ def top_keys(
     wanted: Int64[Tensor, "B"] | None,
     cells: int,
     scale: float,
-    cell_means: Float[Tensor, "B G X D"] | None = None,
+    terms: Float[Tensor, "B H M"],
 ) -> Int64[Tensor, "B H C K"]:
-    """The keys with the largest weight times distance to the mean of their cell, ascending; M where a slot is empty."""
+    """The keys with the largest scale·q̄·k_j + t_j, with t the `terms`, ascending; M where a slot is empty."""
     H, M = means.shape[1], key.shape[2]
     valid = repeat_heads((cell < cells)[:, :, None], H)
-    cell_means = group_mean(key, cell, cells) if cell_means is None else cell_means
-    spread = spread_of(key - broadcast(cell_means, cell))
-    logits = hide(means @ repeat_heads(key, H).mT * scale + repeat_heads(spread[:, :, None], H), valid)
+    logits = hide(means @ repeat_heads(key, H).mT * scale + terms[:, :, None], valid)
     top = logits.topk(torch.sym_min(topk, M), dim=-1).indices
     present = valid.expand_as(logits).gather(3, top)
     if wanted is not None:  # the largest come first
         present = present & (torch.arange(top.shape[3], device=top.device) < wanted[:, None, None, None])
     return torch.where(present, top, M).sort(dim=-1).values
+
+
+def terms_of_choice(
+    key: Float[Tensor, "B G M D"],
+    cell: Int64[Tensor, "B G M"],
+    cell_means: Float[Tensor, "B G X D"],
+    around: Float[Tensor, "B H D D"],
+    scale: float,
+) -> Float[Tensor, "B H M"]:
+    """What the score of key j has beside its logit: t_j = ln ‖k_j − m_j‖ + scale²·k_jᵀ W k_j / 2.
+
+    The first term is the distance to the mean key of its cell, which the cell misplaces it by. With the second one,
+    e^{scale·q̄·k_j + …} is the mean of the weights e^{scale·q·k_j} over the queries of a cluster, if these are normally
+    distributed around q̄ with the covariance W = `around`: the mean query alone does not see a key that few of them
+    attend to.
+    """
+    distances = spread_of(key - broadcast(cell_means, cell))
+    return repeat_heads(distances[:, :, None], around.shape[1])[:, :, 0] + weights_around(key, around, scale)
+
+
+def weights_around(
+    key: Float[Tensor, "B G M D"], around: Float[Tensor, "B H D D"], scale: float
+) -> Float[Tensor, "B H M"]:
+    """The second of these terms: scale²·k_jᵀ W k_j / 2, finite; 0 where it is not."""
+    keys = repeat_heads(key, around.shape[1])
+    return (scale**2 / 2 * ((keys @ around) * keys).sum(-1)).clamp(max=MOST).nan_to_num(0.0)
+
+
+def covariance_in_clusters(
+    query: Float[Tensor, "B H N D"], labels: Int64[Tensor, "B H N"], means: Float[Tensor, "B H C D"]
+) -> Float[Tensor, "B H D D"]:
+    """W = Σ_i (q_i − q̄)(q_i − q̄)ᵀ / n over the queries of all clusters, each with the mean q̄ of its own."""
+    inside = (labels < means.shape[2])[..., None]
+    apart = (query - broadcast(means, labels)).masked_fill(~inside, 0.0)
+    return apart.mT @ apart / inside.sum(2, keepdim=True).clamp(min=1)
 
 
 def spread_of(apart: Float[Tensor, "*any D"]) -> Float[Tensor, "*any"]:

@@ -16,8 +16,10 @@ import torch
 from torch import Tensor
 
 from subquad.kernels.attention.tail.op import attend_with_tail, tail_backward, tail_forward, tail_output
-from subquad.kernels.attention.tail.reference import FARTHEST, NEAREST
+from subquad.kernels.attention.tail.reference import FARTHEST, NEAREST, covariance_in_clusters, weights_around
 from subquad.kernels.attention.tail.visible import lists_of, visible_key_cells
+from subquad.kernels.precision import upcast
+from subquad.kernels.tokens.heads import repeat_heads
 from subquad.kernels.triton import refusal_of
 from subquad.kernels.triton.cells.backward import cells_backward
 from subquad.kernels.triton.cells.forward import see_cells
@@ -79,15 +81,18 @@ def output(outputs: tuple[Tensor, Tensor], x: Any) -> None:
 
 
 def _fill_top(x: Any, centroids: Tensor, keys: Members, top: Tensor) -> None:
-    """The keys with the largest weight times distance to the mean of their cell, ascending; M where a slot is empty."""
+    """The keys with the largest score, ascending; M where a slot is empty."""
     if x.topk == 0:
         return
-    means = x.cell_means
-    if means is None:
-        means = centroids.new_empty(*x.key.shape[:2], x.cells, x.key.shape[3])
-        keys.fill_means(means)
-    spread, present = log_distances(x.key, x.cell, means, NEAREST, FARTHEST)
-    choose_top(centroids, x.key, spread, present, x.scale, top, x.wanted)
+    means = centroids.new_empty(*x.key.shape[:2], x.cells, x.key.shape[3])
+    keys.fill_means(means)
+    distances, present = log_distances(x.key, x.cell, means, NEAREST, FARTHEST)
+    terms = x.terms
+    if terms is None:
+        query, key = upcast(x.query, x.key)
+        around = covariance_in_clusters(query, x.labels, centroids)
+        terms = repeat_heads(distances[:, :, None], query.shape[1])[:, :, 0] + weights_around(key, around, x.scale)
+    choose_top(centroids, x.key, terms.contiguous(), present, x.scale, top, x.wanted)
 
 
 @tail_backward.on("triton")

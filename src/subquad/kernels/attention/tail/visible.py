@@ -42,18 +42,18 @@ def visible_key_cells(
     key: Float[Tensor, "B G M D"],
     value: Float[Tensor, "B G M E"],
     cell: Int64[Tensor, "B G M"],
-    cell_means: Float[Tensor, "B G X D"],
+    terms: Float[Tensor, "B H M"],
     *,
+    cells: int,
     topk: int,
     scale: float,
 ) -> VisibleTail:
     """The cells of `attend_with_tail` for queries that are each a cluster of their own, in fp32 or better.
 
-    `top` are the `topk` keys with the largest e^{scale·q·k_j}·‖k_j − m_j‖, with m_j that one of `cell_means` which is
-    of their cell: those of all ranks, where these are the keys of one. The gradient flows through key, value and lse.
+    `top` are the `topk` keys with the largest scale·q·k_j + t_j, with t the `terms`, which are not of these keys and
+    queries alone where they are of one rank. The gradient flows through key, value and lse.
     """
-    cells = cell_means.shape[2]
-    top = reference.top_keys(query.detach(), key.detach(), cell, topk, None, cells, scale, cell_means)
+    top = reference.top_keys(query.detach(), key.detach(), cell, topk, None, cells, scale, terms)
     tail = reference.tail_of(query, key, value, top, cell, cells, scale)
     lse = tail.bias + (tail.key * query.unsqueeze(2)).sum(-1) * scale
     return VisibleTail(tail.key.transpose(2, 3), tail.value.transpose(2, 3), lse.transpose(2, 3), top)
@@ -64,7 +64,7 @@ def run(backend: str, x: Any) -> VisibleTail:
     """Run on a compiled backend."""
     (B, H, C, _), M = x.query.shape, x.key.shape[2]
     labels = torch.arange(C, device=x.query.device).expand(B, H, C).contiguous()
-    inputs = x.query, x.key, x.value, labels, x.cell, None, None, x.cell_means.float()
-    outputs = tail_forward.run(backend, *inputs, C, torch.sym_min(x.topk, M), x.cell_means.shape[2], x.scale)
+    inputs = x.query, x.key, x.value, labels, x.cell, None, None, x.terms.float().contiguous()
+    outputs = tail_forward.run(backend, *inputs, C, torch.sym_min(x.topk, M), x.cells, x.scale)
     _, _, _, _, key_order, _, top, _, keys, values, lse, _ = outputs
     return VisibleTail(keys, values, lse, _NUMBERS[backend](top, key_order, M))
