@@ -39,7 +39,7 @@ from subquad.kernels.attention.clustered.op import clustered_attention
 from subquad.kernels.selection.clusters.op import query_clusters
 from subquad.kernels.selection.groups import broadcast, group_mean
 from subquad.kernels.selection.hashing.op import MAX_BITS
-from subquad.methods.core.halves import ByHalves, block_length, last_rows
+from subquad.methods.core.halves import ByHalves, block_length, last_rows, queries_together
 from subquad.methods.core.method import MOST_REPEATS, Call, Partial, Traits, choice, upcast, whole
 from subquad.methods.core.residual import Residual
 
@@ -106,6 +106,7 @@ class Clustered(ClustersQueries):
         refine: rounds of k-means on the vectors themselves, after that on their hashes.
         block: under a causal mask, tokens of a block on the diagonal, whose attention is exact.
         last: under a causal mask, queries at the end of each item that are exact.
+        queries: under a causal mask, whose queries are taken together: all of a "rectangle", or those of a "block" alone.
 
     >>> import torch, subquad as sq
     >>> q, k, v = torch.randn(3, 2, 4, 300, 64)
@@ -121,6 +122,7 @@ class Clustered(ClustersQueries):
     refine: int = whole(0, most=MOST_REPEATS)
     block: int = block_length()
     last: int = last_rows()
+    queries: str = queries_together()
 
     name: ClassVar[str] = "clustered"
     traits: ClassVar[Traits] = Traits(

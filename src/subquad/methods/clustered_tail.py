@@ -37,7 +37,7 @@ from subquad.kernels.selection.clusters.op import query_clusters
 from subquad.kernels.selection.hashing.op import MAX_BITS
 from subquad.kernels.tokens.positions import ValidPositions
 from subquad.methods.clustered import TOO_MANY_BITS
-from subquad.methods.core.halves import ByHalves, block_length, last_rows
+from subquad.methods.core.halves import ByHalves, block_length, last_rows, queries_together
 from subquad.methods.core.method import MOST_REPEATS, Call, Partial, Traits, whole
 from subquad.methods.core.residual import Residual
 
@@ -58,6 +58,7 @@ class ClusteredTail(ByHalves):
         seed: random seed of the hash planes.
         block: under a causal mask, tokens of a block on the diagonal, whose attention is exact.
         last: under a causal mask, queries at the end of each item that are exact.
+        queries: under a causal mask, whose queries are taken together: all of a "rectangle", or those of a "block" alone.
 
     >>> import torch, subquad as sq
     >>> q, k, v = torch.randn(3, 2, 4, 300, 64)
@@ -74,6 +75,7 @@ class ClusteredTail(ByHalves):
     seed: int = whole(0)
     block: int = block_length()
     last: int = last_rows()
+    queries: str = queries_together()
 
     name: ClassVar[str] = "clustered-tail"
     traits: ClassVar[Traits] = Traits(
@@ -94,12 +96,11 @@ class ClusteredTail(ByHalves):
     )
 
     def in_rectangle(self, queries: int, keys: int) -> "ClusteredTail":
-        """Clusters and keys as long as they are not set: 2·√n and 4·√m, since errors of a decoder's layers add up."""
-        return replace(
-            self,
-            clusters=self.clusters or root(4 * queries),
-            topk=self.topk or root(16 * keys),
-        )
+        """Clusters and keys as long as they are not set: √(2n) and √(32m), twice the keys of an encoder.
+
+        Errors of a decoder's layers add up from token to token, and more keys are the cheapest way to smaller ones.
+        """
+        return replace(self, clusters=self.clusters or root(2 * queries), topk=self.topk or root(32 * keys))
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Partial:
         """Cluster the queries, sort the keys into cells, and attend to top keys and cells in one softmax."""

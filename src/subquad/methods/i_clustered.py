@@ -29,7 +29,7 @@ from typing import ClassVar
 
 from subquad.kernels.selection.hashing.op import MAX_BITS
 from subquad.methods.clustered import SPACES, TOO_MANY_BITS, Clustered, ClustersQueries
-from subquad.methods.core.halves import block_length, last_rows
+from subquad.methods.core.halves import block_length, last_rows, queries_together
 from subquad.methods.core.method import MOST_REPEATS, Traits, choice, whole
 
 
@@ -47,6 +47,7 @@ class ImprovedClustered(ClustersQueries):
         refine: rounds of k-means on the vectors themselves, after that on their hashes.
         block: under a causal mask, tokens of a block on the diagonal, whose attention is exact.
         last: under a causal mask, queries at the end of each item that are exact.
+        queries: under a causal mask, whose queries are taken together: all of a "rectangle", or those of a "block" alone.
 
     >>> import torch, subquad as sq
     >>> q, k, v = torch.randn(3, 2, 4, 300, 64)
@@ -63,6 +64,7 @@ class ImprovedClustered(ClustersQueries):
     refine: int = whole(0, most=MOST_REPEATS)
     block: int = block_length()
     last: int = last_rows()
+    queries: str = queries_together()
 
     name: ClassVar[str] = "i-clustered"
     traits: ClassVar[Traits] = replace(

@@ -36,7 +36,7 @@ from subquad.kernels.tokens.positions import ValidPositions
 from subquad.kernels.tokens.slots import Buckets, members
 from subquad.methods.core.bucketed import LearnsHashes, attend_with_cells, residual_in_cells
 from subquad.methods.core.exact import exact
-from subquad.methods.core.halves import ByHalves, block_length, last_rows
+from subquad.methods.core.halves import ByHalves, block_length, last_rows, queries_together
 from subquad.methods.core.method import WIDEST, Call, Fit, Partial, Traits, choice, whole
 from subquad.methods.core.residual import Residual
 
@@ -58,6 +58,7 @@ class LearnedHashTail(ByHalves, LearnsHashes):
         seed: random seed of the start of the hash functions, and of the cells' hash planes.
         block: under a causal mask, tokens of a block on the diagonal, whose attention is exact.
         last: under a causal mask, queries at the end of each item that are exact.
+        queries: under a causal mask, whose queries are taken together: all of a "rectangle", or those of a "block" alone.
 
     >>> import torch, subquad as sq
     >>> layer = sq.nn.MultiheadAttention(64, 4, method=sq.LearnedHashTail(buckets=4, keys=16, cells=4))
@@ -73,6 +74,7 @@ class LearnedHashTail(ByHalves, LearnsHashes):
     seed: int = whole(0)
     block: int = block_length()
     last: int = last_rows()
+    queries: str = queries_together()
 
     name: ClassVar[str] = "lha-tail"
     traits: ClassVar[Traits] = Traits(

@@ -6,7 +6,10 @@ from torch import Tensor
 
 
 class Windows(NamedTuple):
-    """`count` windows of `length` tokens, the first from token `first` on, each `step` tokens behind the one before."""
+    """`count` windows of `length` tokens, the first from token `first` on, each `step` tokens behind the one before.
+
+    With a step of 0 they are all the same.
+    """
 
     first: int
     length: int
@@ -17,5 +20,7 @@ class Windows(NamedTuple):
         """A view of (B,H,N,D), (B,H,N) or (B,N): (B,H,count,length,D), (B,H,count,length) or (B,count,length)."""
         axis = 1 if x.ndim == 2 else 2
         tokens = x.narrow(axis, self.first, (self.count - 1) * self.step + self.length)
+        if self.step == 0:
+            return tokens.unsqueeze(axis).expand(*tokens.shape[:axis], self.count, *tokens.shape[axis:])
         views = tokens.unfold(axis, self.length, self.step)
         return views.mT if x.ndim == 4 else views

@@ -14,7 +14,15 @@ O(N^1.5). HyperAttention (Han et al. 2023, arXiv 2310.05869) has the recursion, 
 The last queries of an item are exact over all keys: the question of a prompt stands there.
 
 No key and no value of the future enters an output. But how a method divides the keys of the past, and what a centroid
-of queries is, depends on all queries of a rectangle, later ones too: the trait `causal` is "values-only".
+of queries is, depends on all queries of a rectangle, later ones too: the trait `causal` is "values-only". With
+`queries="block"` it depends on the queries of the same block alone: each block of a rectangle's queries meets the
+rectangle's keys by itself, and a prefix of whole blocks has the outputs that it has alone.
+
+                       keys
+                  [0,s)      [s,2s)
+    [s, s+b)    [ method |          ]
+    [s+b, s+2b) [ method |  halves  ]
+    …
 
 Blocks begin at an item's first real token, so that padding changes nothing, wherever it stands. Queries that continue
 a cache of t tokens, as the mask's offset says, are a rectangle over these t keys, and halves of their own.
@@ -40,7 +48,7 @@ from subquad.kernels.transforms import shapes_may_follow_data
 from subquad.masks import Mask
 from subquad.methods.core.call import Attend, Call
 from subquad.methods.core.exact import exact
-from subquad.methods.core.method import Method, Partial, whole
+from subquad.methods.core.method import Method, Partial, choice, whole
 
 BLOCK, LAST = 1024, 128
 
@@ -55,6 +63,11 @@ def last_rows() -> Any:
     return whole(LAST)
 
 
+def queries_together() -> Any:
+    """Declare the setting `queries` of a method that is causal by halves."""
+    return choice("rectangle", "block")
+
+
 def future_leak(method: Method) -> str:
     """Why a method that is causal by halves is refused under a causal mask in training, and what to do."""
     return (
@@ -64,14 +77,16 @@ def future_leak(method: Method) -> str:
 
 
 class ByHalves(Method):
-    """A method that is causal by halves. Its class declares the two settings, and its trait `by_halves` is true.
+    """A method that is causal by halves. Its class declares the three settings, and its trait `by_halves` is true.
 
     block: tokens of a block on the diagonal, whose attention is exact; where there is no other block, all of it is.
     last: queries at the end of each item that are exact over all keys.
+    queries: whose queries meet the keys of a rectangle together, all of the "rectangle" or those of each "block".
     """
 
     block: int
     last: int
+    queries: str
 
     def in_rectangle(self, queries: int, keys: int) -> Method:
         """The method for a rectangle of these numbers of queries and keys, or for what padding leaves of them."""
@@ -111,6 +126,8 @@ class ByHalves(Method):
         line = line if order is None else line.in_order(order)
         tokens = line.query.shape[2]
         parts = [rectangles for group in rectangles_of(tokens, line.start, self.block) for rectangles in group]
+        if self.queries == "block":
+            parts = [rows for rectangles in parts for rows in rectangles.in_blocks(self.block)]
         outs, lses = zip(*(self._attend(rectangles, line, call) for rectangles in parts), strict=True)
         out, lse = merge_windows(outs, lses, [rectangles.query_windows for rectangles in parts], tokens=tokens)
         if self.last:
@@ -151,6 +168,7 @@ class Rectangles:
     step: int = 1
     count: int = 1
     diagonal: bool = False
+    key_step: int | None = None  # of their keys, if it is another one
 
     def of_queries(self, x: Tensor) -> Tensor:
         """A view of (B,H,N,D) or (B,N) of the queries: (B,H,R,n,D) or (B,R,n) for R rectangles."""
@@ -158,7 +176,20 @@ class Rectangles:
 
     def of_keys(self, x: Tensor) -> Tensor:
         """A view of (B,G,M,D) or (B,M) of the keys: (B,G,R,m,D) or (B,R,m)."""
-        return Windows(self.key, self.keys, self.step, self.count).of(x)
+        return Windows(self.key, self.keys, self.step if self.key_step is None else self.key_step, self.count).of(x)
+
+    def in_blocks(self, block: int) -> list[Rectangles]:
+        """The same pairs in rectangles of at most `block` queries, which begin where the blocks do."""
+        if self.diagonal or self.queries <= block:
+            return [self]
+        blocks, remaining = divmod(self.queries, block)
+        parts = []
+        for number in range(self.count):
+            query, key = self.query + number * self.step, self.key + number * self.step
+            parts.append(Rectangles(query, key, block, self.keys, block, blocks, key_step=0))
+            if remaining:
+                parts.append(Rectangles(query + blocks * block, key, remaining, self.keys))
+        return parts
 
     @property
     def query_windows(self) -> Windows:

@@ -92,12 +92,12 @@ def test_strides_of_any_kind_are_read():
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 def test_cells_have_gradients_of_their_own(poisoned):
     """What ranks send each other of their keys: the cells, and the numbers of the keys that are not in them."""
-    cell, means = torch.arange(17)[None, None] % 3, normal(1, 1, 3, 5, seed=4)
+    cell, terms = torch.arange(17)[None, None] % 3, normal(1, 2, 17, seed=4)
     found = []
     for backend in ("triton", "reference"):
         q, k, v = inputs = tracked(*qkv(4, 17, B=1, H=2, G=1, D=5, E=6))
         with sq.use_backend(backend):
-            seen = visible_key_cells(q, k, v, cell, means, topk=3, scale=0.4)
+            seen = visible_key_cells(q, k, v, cell, terms, cells=3, topk=3, scale=0.4)
             listed = attend_and_list(q, k, v, None, topk=3, scale=0.4)
         loss = sum((x * normal(*x.shape, seed=n)).sum() for n, x in enumerate((*seen[:3], *listed[:2])))
         found.append([*seen, *listed, *torch.autograd.grad(loss, inputs)])
