@@ -249,7 +249,8 @@ template <class T>
 static int64_t query_clusters_of(const QueryClusters &a, void *workspace) {
   Arena arena{(char *)workspace};
   const Masks queries(arena, a.query_valid, a.B, a.N), keys(arena, a.key_valid, a.B, a.M);
-  const int64_t heads = a.B * a.H, spaces = a.logits ? a.B * a.G : 1;
+  const bool one_item = a.key.batch == 0 && !a.key_valid;  // all items have the same keys
+  const int64_t heads = a.B * a.H, spaces = !a.logits ? 1 : one_item ? a.G : a.B * a.G;
   const KmeansScratch kmeans(arena, a.clusters, a.threads);
   const Pieces<uint64_t> codes = arena.take_each<uint64_t>(heads, a.N, PAST);
   const Pieces<int32_t> labels = arena.take_each<int32_t>(heads, a.N, PAST);
@@ -262,7 +263,7 @@ static int64_t query_clusters_of(const QueryClusters &a, void *workspace) {
   if (!arena.base) return arena.used;
 
   auto space = [&](int64_t b, int64_t g) {
-    const int64_t at = a.logits ? b * a.G + g : 0;
+    const int64_t at = !a.logits ? 0 : one_item ? g : b * a.G + g;
     return Space{metrics[at], planes[at]};
   };
   auto cluster = [&](int64_t bh, int threads, int thread) {

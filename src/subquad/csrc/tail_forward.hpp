@@ -3,7 +3,7 @@
 //     lists       per head: queries sorted by cluster, with the means, and their covariance W inside clusters; per key
 //                 head: keys sorted by cell, packed
 //     terms       per head: what is added to the logits of the means to choose the top keys, ln ‖k − mean of its cell‖ +
-//                 scale²·kᵀWk / 2, so that the mean over the members of a key's weight counts, not that of their mean
+//                 min(scale²·(k − k̄)ᵀW(k − k̄) / 2, 8), so that the mean over the members of a key's weight counts
 //     centroids   per head and block of means: logits with all keys, the top keys, and for each cell, of the keys that are
 //                 left, one key, one value and the log-sum-exp
 //     members     per head and few clusters: each query's attention to its cluster's top keys and cells
@@ -22,7 +22,7 @@
 // The block's logits are stored: top keys are taken out before the sums, not from the sums, which could cancel.
 
 constexpr float NEAREST = 1e-37f, FARTHEST = 3e38f;  // of squared distances to the mean of a cell: their ln is finite
-constexpr float MOST_AROUND = 1e30f;                 // of scale²·kᵀWk / 2
+constexpr float MOST_AROUND = 8;                     // of scale²·(k − k̄)ᵀW(k − k̄) / 2
 constexpr int64_t LOGITS = 1 << 18;  // of a block of means, which should stay in the cache
 
 // Keys and values of the key heads of a wave in fp32, in the order of the cells: (M,D'), (M,E'). Waves of key heads go one
@@ -31,6 +31,7 @@ struct SortedKeys {
   Pieces<float> keys, values;
   Pieces<int32_t> place;  // (M) where each key stands in that order; −1 for one in no cell
   Pieces<float> spread;   // (M) ln of each key's distance to the mean of its cell
+  Pieces<float> mean;     // (D') of the keys
   Pieces<float> around;   // of a query head: (D,D') the covariance of its queries inside their clusters
   Pieces<float> terms;    // of a query head: (M) what is added to the logits to choose top keys
 
@@ -40,6 +41,7 @@ struct SortedKeys {
     values = arena.take_each<float>(heads, in.M * round_up(in.E, W));
     place = arena.take_each<int32_t>(heads, in.M);
     spread = arena.take_each<float>(heads, in.M);
+    mean = arena.take_each<float>(heads, round_up(in.D, W));
     around = arena.take_each<float>(heads * group, in.D * round_up(in.D, W));
     terms = arena.take_each<float>(heads * group, in.M);
   }
@@ -180,12 +182,13 @@ static void covariance_around(const TailForward &a, int64_t b, int64_t h, float 
   for (int64_t i = 0; i < in.D * D; i++) to[i] *= norm;
 }
 
-// What is added to the logits of a head's means, in the order of the keys. `tile` is scratch of `rows` times D'.
+// What is added to the logits of a head's means, in the order of the keys. `tile` and `apart` are scratch of `rows`
+// times D'.
 static void terms_of_head(const TailForward &a, const SortedKeys &sorted, int64_t at, int64_t head, int64_t bh,
-                          int64_t count, float *tile, int64_t rows) {
+                          int64_t count, float *tile, float *apart, int64_t rows) {
   const TailInputs &in = a.inputs;
   const int64_t D = round_up(in.D, W);
-  const float *keys = sorted.keys[at], half = in.scale * in.scale / 2;
+  const float *keys = sorted.keys[at], *mean = sorted.mean[at], half = in.scale * in.scale / 2;
   float *terms = sorted.terms[head];
   if (a.terms) {
     for (int64_t j = 0; j < in.M; j++)
@@ -194,11 +197,13 @@ static void terms_of_head(const TailForward &a, const SortedKeys &sorted, int64_
   }
   for (int64_t first = 0; first < count; first += rows) {
     const int64_t now = count - first < rows ? count - first : rows;
-    gemm(now, D, in.D, keys + first * D, D, 1, sorted.around[head], D, tile, D, false);
+    for (int64_t i = 0; i < now; i++)
+      for (int64_t d = 0; d < D; d += W)
+        store(apart + i * D + d, load(keys + (first + i) * D + d) - load(mean + d));
+    gemm(now, D, in.D, apart, D, 1, sorted.around[head], D, tile, D, false);
     for (int64_t i = 0; i < now; i++) {
-      const float *key = keys + (first + i) * D;
       vf products = {};
-      for (int64_t d = 0; d < D; d += W) products += load(tile + i * D + d) * load(key + d);
+      for (int64_t d = 0; d < D; d += W) products += load(tile + i * D + d) * load(apart + i * D + d);
       const float square = sum(products) * half, held = square > MOST_AROUND ? MOST_AROUND : square;
       terms[first + i] = sorted.spread[at][first + i] + (held == held ? held : 0);  // NaN decides no choice
     }
@@ -224,6 +229,14 @@ static void spread_of_cells(const TailInputs &in, const float *keys, const int32
       spread[i] = held == held ? 0.5f * __builtin_logf(held) : 0;  // what is not finite decides no choice
     }
   }
+}
+
+static void mean_of_keys(const float *keys, int64_t count, int64_t D, float *mean) {
+  const float norm = count > 0 ? 1 / (float)count : 0;
+  zero(mean, D);
+  for (int64_t i = 0; i < count; i++)
+    for (int64_t d = 0; d < D; d += W) store(mean + d, load(mean + d) + load(keys + i * D + d));
+  for (int64_t d = 0; d < D; d += W) store(mean + d, load(mean + d) * norm);
 }
 
 static int64_t wanted_of(const TailForward &a, int64_t b) {
@@ -614,13 +627,15 @@ static int64_t tail_forward_of(const TailForward &a, void *workspace) {
     for (int64_t i = 0; i < offsets[in.cells]; i++) sorted.place[task][order[i]] = (int32_t)i;
     pack_keys<T>(in, order, offsets[in.cells], bg, task, sorted);
     spread_of_cells(in, sorted.keys[task], offsets, tile, sorted.spread[task]);
+    mean_of_keys(sorted.keys[task], offsets[in.cells], round_up(in.D, W), sorted.mean[task]);
   }};
   const Stage terms = {heads, [&](int64_t round, int64_t head, int thread) {
     const int64_t bh = round * heads + head, bg = bh / group;
     if (bh >= all * group) return;
     const int64_t count = a.saved.cell_offsets[bg * (in.cells + 1) + in.cells];
     if (chooses_keys(a, bg / in.G, count))
-      terms_of_head(a, sorted, head / group, head, bh, count, centroids.of[thread].rows, lanes);
+      terms_of_head(a, sorted, head / group, head, bh, count, centroids.of[thread].rows, centroids.of[thread].queries,
+                    lanes);
   }};
   const Stage over_blocks = {heads * blocks, [&](int64_t round, int64_t task, int thread) {
     const int64_t first = task % blocks * lanes, last = first + lanes < in.clusters ? first + lanes : in.clusters;

@@ -96,11 +96,11 @@ class ClusteredTail(ByHalves):
     )
 
     def in_rectangle(self, queries: int, keys: int) -> "ClusteredTail":
-        """Clusters and keys as long as they are not set: √(2n) and √(32m), twice the keys of an encoder.
+        """Clusters and keys as long as they are not set: √n and √(32m), twice the keys of an encoder.
 
         Errors of a decoder's layers add up from token to token, and more keys are the cheapest way to smaller ones.
         """
-        return replace(self, clusters=self.clusters or root(2 * queries), topk=self.topk or root(32 * keys))
+        return replace(self, clusters=self.clusters or root(queries), topk=self.topk or root(32 * keys))
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Partial:
         """Cluster the queries, sort the keys into cells, and attend to top keys and cells in one softmax."""

@@ -17,7 +17,7 @@ from subquad.masks import Mask
 
 KEYS = 64  # of a block of one cell
 NEAREST, FARTHEST = 1e-37, 3e38  # of squared distances to the mean of a cell: their logarithms are finite in fp32
-MOST = 1e30  # of what the spread of a cluster's queries adds to the score of a key
+MOST = 8.0  # that the spread of the clusters' queries adds to the score of a key
 
 
 @dataclass(frozen=True)
@@ -69,9 +69,7 @@ def attend_with_tail(
     query, key, value = upcast(query, key, value)
     means = group_mean(query, labels, clusters)
     if keys is None:
-        cell_means = group_mean(key.detach(), cell, cells)
-        around = covariance_in_clusters(query.detach(), labels, means.detach())
-        terms = terms_of_choice(key.detach(), cell, cell_means, around, scale)
+        terms = terms_of_keys(query, key, labels, cell, means, cells, scale)
         keys = top_keys(means, key, cell, topk, wanted, cells, scale, terms)
     tail = tail_of(means, key, value, keys, cell, cells, scale)
     return attend_to_keys_and_cells(query, key, value, keys, tail, labels, scale=scale, dropout_p=dropout_p)
@@ -132,30 +130,52 @@ def top_keys(
     return torch.where(present, top, M).sort(dim=-1).values
 
 
+@torch.no_grad()
+def terms_of_keys(
+    query: Float[Tensor, "B H N D"],
+    key: Float[Tensor, "B G M D"],
+    labels: Int64[Tensor, "B H N"],
+    cell: Int64[Tensor, "B G M"],
+    means: Float[Tensor, "B H C D"],
+    cells: int,
+    scale: float,
+) -> Float[Tensor, "B H M"]:
+    """`terms_of_choice` of these queries and keys."""
+    around = covariance_in_clusters(query, labels, means)
+    return terms_of_choice(key, cell, group_mean(key, cell, cells), mean_of_keys(key, cell, cells), around, scale)
+
+
 def terms_of_choice(
     key: Float[Tensor, "B G M D"],
     cell: Int64[Tensor, "B G M"],
     cell_means: Float[Tensor, "B G X D"],
+    mean: Float[Tensor, "B G 1 D"],
     around: Float[Tensor, "B H D D"],
     scale: float,
 ) -> Float[Tensor, "B H M"]:
-    """What the score of key j has beside its logit: t_j = ln ‖k_j − m_j‖ + scale²·k_jᵀ W k_j / 2.
+    """What the score of key j has beside its logit: t_j = ln ‖k_j − m_j‖ + min(scale²·(k_j − k̄)ᵀ W (k_j − k̄) / 2, 8).
 
-    The first term is the distance to the mean key of its cell, which the cell misplaces it by. With the second one,
+    The first term is the distance to the mean key m_j of its cell, which the cell misplaces it by. With the second one,
     e^{scale·q̄·k_j + …} is the mean of the weights e^{scale·q·k_j} over the queries of a cluster, if these are normally
     distributed around q̄ with the covariance W = `around`: the mean query alone does not see a key that few of them
-    attend to.
+    attend to. k̄ is the mean of all keys, which no softmax sees; the bound is for clusters that are far from normal.
     """
     distances = spread_of(key - broadcast(cell_means, cell))
-    return repeat_heads(distances[:, :, None], around.shape[1])[:, :, 0] + weights_around(key, around, scale)
+    return repeat_heads(distances[:, :, None], around.shape[1])[:, :, 0] + weights_around(key - mean, around, scale)
 
 
 def weights_around(
     key: Float[Tensor, "B G M D"], around: Float[Tensor, "B H D D"], scale: float
 ) -> Float[Tensor, "B H M"]:
-    """The second of these terms: scale²·k_jᵀ W k_j / 2, finite; 0 where it is not."""
+    """The second of these terms for keys less their mean; 0 where it is NaN."""
     keys = repeat_heads(key, around.shape[1])
     return (scale**2 / 2 * ((keys @ around) * keys).sum(-1)).clamp(max=MOST).nan_to_num(0.0)
+
+
+def mean_of_keys(key: Float[Tensor, "B G M D"], cell: Int64[Tensor, "B G M"], cells: int) -> Float[Tensor, "B G 1 D"]:
+    """k̄, the mean of the keys that are in a cell."""
+    inside = (cell < cells)[..., None]
+    return key.masked_fill(~inside, 0.0).sum(2, keepdim=True) / inside.sum(2, keepdim=True).clamp(min=1)
 
 
 def covariance_in_clusters(

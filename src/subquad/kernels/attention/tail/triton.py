@@ -16,7 +16,13 @@ import torch
 from torch import Tensor
 
 from subquad.kernels.attention.tail.op import attend_with_tail, tail_backward, tail_forward, tail_output
-from subquad.kernels.attention.tail.reference import FARTHEST, NEAREST, covariance_in_clusters, weights_around
+from subquad.kernels.attention.tail.reference import (
+    FARTHEST,
+    NEAREST,
+    covariance_in_clusters,
+    mean_of_keys,
+    weights_around,
+)
 from subquad.kernels.attention.tail.visible import lists_of, visible_key_cells
 from subquad.kernels.precision import upcast
 from subquad.kernels.tokens.heads import repeat_heads
@@ -91,7 +97,8 @@ def _fill_top(x: Any, centroids: Tensor, keys: Members, top: Tensor) -> None:
     if terms is None:
         query, key = upcast(x.query, x.key)
         around = covariance_in_clusters(query, x.labels, centroids)
-        terms = repeat_heads(distances[:, :, None], query.shape[1])[:, :, 0] + weights_around(key, around, x.scale)
+        terms = weights_around(key - mean_of_keys(key, x.cell, x.cells), around, x.scale)
+        terms = terms + repeat_heads(distances[:, :, None], query.shape[1])[:, :, 0]
     choose_top(centroids, x.key, terms.contiguous(), present, x.scale, top, x.wanted)
 
 

@@ -29,8 +29,11 @@ def cells_of_keys(
 def run(backend: str, x: Any) -> Tensor:
     """Run on a compiled backend: nothing is differentiated."""
     settings = x.cells, x.bits, x.iterations, x.seed
-    labels: Tensor = cell_labels.run(backend, x.key.detach(), x.value.detach(), x.valid, *settings)
-    return labels
+    key, value = x.key.detach(), x.value.detach()
+    if x.valid is None and key.stride(0) == value.stride(0) == 0:  # all items are the same
+        key, value = key[:1], value[:1]
+    labels: Tensor = cell_labels.run(backend, key, value, x.valid, *settings)
+    return labels.expand(x.key.shape[0], -1, -1)
 
 
 @key_cells.operator("key", "value", "valid", "cells", "bits", "iterations", "seed")
