@@ -6,11 +6,12 @@ from typing import Annotated, Any
 
 import typer
 
+from subquad.core.messages import note
 from subquad.tools.cli import ranks
 from subquad.tools.cli.common import needs, user_errors
 from subquad.tools.cli.kinds import Kind, has, table_in
 from subquad.tools.cli.options import Again, AsJson, Save, with_options
-from subquad.tools.cli.output import say, say_what_was_saved, show
+from subquad.tools.cli.output import say, say_what_was_saved
 from subquad.tools.cli.plugins import Command
 from subquad.tools.runs.settings import CompareSettings
 
@@ -53,7 +54,12 @@ def compare(
             report: Any = results.finished
             if report is None:
                 with ranks.progress() as progress:
-                    report = report_of(measure(settings, out, progress, group))
+
+                    def refresh(comparison: Any) -> None:
+                        results.refreshed(report_of(comparison), write_report)
+                        note(progress, f"first figures: {out / COMPARE.page}")
+
+                    report = report_of(measure(settings, out, progress, group, refresh))
             result: Any = results.written(read_anew(report, settings), write_report)
         if not group.is_main:
             return
