@@ -11,7 +11,7 @@ from subquad.tools.cli import ranks
 from subquad.tools.cli.common import needs, user_errors
 from subquad.tools.cli.kinds import Kind, has, table_in
 from subquad.tools.cli.options import Again, AsJson, Save, with_options
-from subquad.tools.cli.output import say, say_what_was_saved
+from subquad.tools.cli.output import say, say_what_was_saved, show
 from subquad.tools.cli.plugins import Command
 from subquad.tools.runs.settings import CompareSettings
 

@@ -119,7 +119,7 @@ def plan_of(planning: Planning, made_on: dict[str, Any]) -> Plan:
 
 
 def _verified(planned: Planned, planning: Planning) -> dict[str, Any]:
-    verified = planned.verified
+    verified, floor = planned.verified, planning.floor
     if verified is None:
         return {
             "floor": planning.floor.least,
@@ -142,4 +142,5 @@ def _verified(planned: Planned, planning: Planning) -> dict[str, Any]:
         "predicted_loss": verified.predicted,
         "loss": verified.loss,
         "baseline": planned.baseline,
+        **({"next_tokens": {floor.option: floor.bound}} if floor.of_next_tokens else {}),
     }

@@ -260,7 +260,7 @@ def test_a_method_whose_loss_or_error_is_not_finite_is_never_taken(monkeypatch):
         return {n: of | ({"local:window=2": float("nan")} if "local:window=2" in of else {}) for n, of in found.items()}
 
     with monkeypatch.context() as patch:
-        patch.setattr(planning, "single_losses", broken)
+        patch.setattr(workers, "single_losses", broken)
         assert "local:window=2" not in str(sq.plan(model, items, min_fidelity=0.3, methods=METHODS))
     screened = planning.screen
 
