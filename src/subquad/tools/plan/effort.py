@@ -25,7 +25,7 @@ class PassCost:
 
     Attributes:
         seconds: of an exact pass.
-        loss_seconds: of the loss of an output.
+        loss_seconds: of the loss of an output, and of putting methods in and out.
         layers: number of attention layers that have a candidate.
         chained: whether the blocks in front of a layer are computed once.
     """

@@ -154,12 +154,15 @@ class Length:
         }
 
     def losses(self, kept: Mapping[int, list[Candidate]], effort: Effort) -> dict[int, dict[str, list[float]]]:
-        """Losses of single layers, passage by passage, on at least two passages and as many as time allows.
+        """Losses of single layers, passage by passage, on as many passages as time allows.
+
+        These are two or more, unless the first one took all the time.
 
         A candidate with a loss that is not finite is left out.
         """
         by_layer: dict[int, dict[str, list[float]]] = {n: {c.name: [] for c in tried} for n, tried in kept.items()}
-        end = time.perf_counter() + MEASURING * (self.until - time.perf_counter()) - effort.seconds
+        begun = time.perf_counter()
+        end = begun + MEASURING * (self.until - begun)
         mark = _mark([effort.together, *((n, [c.name for c in tried]) for n, tried in sorted(kept.items()))])
         jobs = [
             LOSSES.job(self.length, mark, i, run=self.workers.losses(self.load, i, kept, effort.together))
@@ -168,7 +171,8 @@ class Length:
         results: list[dict[str, dict[str, float]]] = []
         for begin in range(0, len(jobs), self.workers.executor.width):
             batch = jobs[begin : begin + self.workers.executor.width]
-            if begin >= PASSAGES and self.past(end) and not all(self.cache.has(job.key) for job in batch):
+            late = self.past(end if begin < PASSAGES else end - effort.seconds)
+            if begin > 0 and late and not all(self.cache.has(job.key) for job in batch):
                 break
             progress = partial(self._report, f"losses of single layers at {self.length:,} tokens", begin, len(jobs))
             cached = {
@@ -322,10 +326,12 @@ class Length:
         on_front = len({c.name for tried in front.values() for c in tried})
         measured = len({name for by_name in planned.losses.values() for name in by_name})
         screened = sum(map(bool, planned.screen.errors.values()))
+        passages = max((len(each) for by_name in planned.losses.values() for each in by_name.values()), default=0)
         parts = [
             f"errors of {screened} of {len(planned.screen.errors)} layers" * (screened < len(front)),
             f"losses of {measured} of {on_front} candidates" * (effort.candidates < on_front),
             f"losses of {effort.together} layers at a time" * (effort.together > 1),
+            "losses on one passage" * (passages < PASSAGES),
             f"a verification on {len(held_out)} of {len(self.load.held_out)} held-out passages"
             * (len(held_out) < len(self.load.held_out)),
         ]
