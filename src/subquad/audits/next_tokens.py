@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Bool, Int64
+from jaxtyping import Bool
 from torch import Tensor, nn
 
 from subquad.audits.passes import running_exactly, running_method, uncounted
@@ -223,10 +223,8 @@ def _valid(inputs: Mapping[str, Any]) -> Bool[Tensor, "B N"] | None:
     return mask.cpu().bool()
 
 
-def _sampled(
-    valid: Bool[Tensor, "B N"], positions: int, generator: torch.Generator
-) -> tuple[Int64[Tensor, rows], Int64[Tensor, rows]]:
-    """Items and positions: so many real tokens, at random with replacement, and each item's last one."""
+def _sampled(valid: Bool[Tensor, "B N"], positions: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Items and positions of real tokens, sampled with replacement, and behind them of each item's last one."""
     item, at = valid.nonzero(as_tuple=True)
     drawn = torch.randint(len(item), (positions,), generator=generator)
     some = valid.any(1).nonzero()[:, 0]

@@ -74,14 +74,14 @@ class NextTokenReport:
         counts = f"next tokens: {self.audited:,} of {self.prompts:,} prompts, {self.positions:,} positions"
         if not self.audited:
             return counts
-        figures = (
+        estimates = (
             f"KL {_number(self.kl)} (≤ {_number(self.kl_bound)}), same top token {_number(self.agreement)} "
             f"(≥ {_number(self.agreement_bound)}); at the last token KL {_number(self.last_kl)}, same top token "
             f"{_number(self.last_agreement)}"
         )
         if self.alarm is None:
-            return f"{counts}: {figures}"
-        return f"{counts}: {figures}; {self.floor}: {'alarm' if self.alarm else 'no alarm'} ({self.evidence:.3g})"
+            return f"{counts}: {estimates}"
+        return f"{counts}: {estimates}; {self.floor}: {'alarm' if self.alarm else 'no alarm'} ({self.evidence:.3g})"
 
 
 @dataclass(frozen=True)

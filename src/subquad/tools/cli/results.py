@@ -42,7 +42,7 @@ class ResultsFolder:
         return marked
 
     def refreshed(self, report: Any, write: Callable[[Any, Path], list[Path]]) -> None:
-        """Write the report of an unfinished run; the run goes on from its jobs, and writes it again."""
+        """Write the report of an unfinished run; the run continues, and writes it again."""
         if self.group.is_main:
             write(self.claim.marked(report), self.claim.folder)
 

@@ -58,7 +58,7 @@ class PassCost:
 
 
 @dataclass(frozen=True)
-class Effort:
+class PlanEffort:
     """What is measured.
 
     Attributes:
@@ -72,7 +72,7 @@ class Effort:
     seconds: float
 
 
-def affordable(cost: PassCost, seconds: float) -> Effort | None:
+def affordable(cost: PassCost, seconds: float) -> PlanEffort | None:
     """The most that can be measured on two passages in these seconds, of which half is left for verifying.
 
     None if even the least takes longer.
@@ -82,7 +82,7 @@ def affordable(cost: PassCost, seconds: float) -> Effort | None:
     for candidates, together in _from_most_to_least(cost.layers):
         predicted = cost.of_losses(candidates, together)
         if PASSAGES * predicted <= MEASURING * seconds:
-            return Effort(candidates, together, predicted)
+            return PlanEffort(candidates, together, predicted)
     return None
 
 

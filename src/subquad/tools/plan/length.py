@@ -36,8 +36,8 @@ from subquad.tools.plan.effort import (
     MEASURING,
     PASSAGES,
     SCREENING,
-    Effort,
     PassCost,
+    PlanEffort,
     affordable,
     verified_passages,
 )
@@ -129,7 +129,7 @@ class Length:
         return planned
 
     def kept(self, screened: Screen, most: int) -> dict[int, list[Candidate]]:
-        """The candidates of each layer whose losses are measured: those that pay, at most so many of the Pareto front.
+        """The candidates of each layer whose losses are measured: those that pay, at most `most` of the Pareto front.
 
         Of a layer that was not screened, all that pay.
         """
@@ -153,7 +153,7 @@ class Length:
             for layer in screened.errors
         }
 
-    def losses(self, kept: Mapping[int, list[Candidate]], effort: Effort) -> dict[int, dict[str, list[float]]]:
+    def losses(self, kept: Mapping[int, list[Candidate]], effort: PlanEffort) -> dict[int, dict[str, list[float]]]:
         """Losses of single layers, passage by passage, on as many passages as time allows.
 
         These are two or more, unless the first one took all the time.
@@ -237,7 +237,7 @@ class Length:
         return held_out
 
     def held_out(self, cost: PassCost) -> dict[int, Any]:
-        """As many held-out passages as time allows, by number, evenly spread."""
+        """The held-out passages that time allows, by number, evenly spread."""
         items = self.load.held_out
         left = self.load.group.broadcast_from_main(lambda: self.until - time.perf_counter())
         count = verified_passages(cost, left, len(items))
@@ -320,7 +320,7 @@ class Length:
             return audited.baseline()
 
     def left_out(
-        self, planned: Planned, front: Mapping[int, list[Candidate]], effort: Effort, held_out: Mapping[int, Any]
+        self, planned: Planned, front: Mapping[int, list[Candidate]], effort: PlanEffort, held_out: Mapping[int, Any]
     ) -> str | None:
         """What the time did not suffice for, in a sentence; None where it sufficed."""
         on_front = len({c.name for tried in front.values() for c in tried})

@@ -92,7 +92,7 @@ def screen(load: PlanInputs, candidates: Sequence[Candidate], allowed: float = m
     seconds = _layer_times(first, candidates, group)
     errors: dict[str, dict[str, float]] = {str(number): {} for number in sorted(first)}
     spreads: dict[str, float] = {}
-    for count, (number, inputs) in enumerate(sorted(first.items(), key=lambda item: _spread_place(item[0]))):
+    for count, (number, inputs) in enumerate(sorted(first.items(), key=lambda item: _spread_position(item[0]))):
         if count >= SCREENED and late():
             break
         errors[str(number)], spread = _layer_errors(inputs, candidates, group)
@@ -107,7 +107,7 @@ def _judge(load: PlanInputs, output: Any) -> None:
         load.loss(output, output)
 
 
-def _spread_place(number: int) -> float:
+def _spread_position(number: int) -> float:
     """A place in [0, 1) for each number, so that the first few in the order of places are spread over all."""
     return number * 0.6180339887 % 1.0  # the golden ratio's fractional part
 

@@ -9,8 +9,8 @@ from subquad.tools.plan.effort import (
     MEASURING,
     PASSAGES,
     VERIFIED,
-    Effort,
     PassCost,
+    PlanEffort,
     affordable,
     verified_passages,
 )
@@ -23,7 +23,7 @@ DECODER = PassCost(seconds=4.0, loss_seconds=0.5, layers=30, chained=True)
 
 
 def test_everything_is_measured_if_there_is_time():
-    assert affordable(DECODER, 7200.0) == Effort(KEPT, 1, DECODER.of_losses(KEPT, 1))
+    assert affordable(DECODER, 7200.0) == PlanEffort(KEPT, 1, DECODER.of_losses(KEPT, 1))
 
 
 @pytest.mark.parametrize("seconds", [240.0, 300.0, 600.0, 1200.0, 2400.0, 7200.0])
