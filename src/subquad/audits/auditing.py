@@ -10,7 +10,8 @@ from typing import Any
 
 from torch import nn
 
-from subquad.audits.arguments import check_allowed, check_share, check_tolerance, check_whole
+from subquad.audits.arguments import check_allowed, check_floor, check_share, check_tolerance, check_whole
+from subquad.audits.next_tokens import NextTokenFloor, PromptWatch, causal_lm_in
 from subquad.audits.report import AuditReport, summary
 from subquad.audits.statistics import Betting, usual
 from subquad.audits.watch import AuditedCall, AuditRules, LayerWatch
@@ -44,7 +45,9 @@ class Audit:
         false_alarm: float,
         seed: int,
         callback: Callable[[AuditedCall], None] | None,
+        prompts: PromptWatch | None = None,
     ):
+        self._prompts = prompts
         self._model, self._bound = model, {name: bound for name, (bound, _) in layers.items()}
         self._confidence, self._callback = confidence, callback
         self._rules = AuditRules(**rules, report=self._tell, exceeded=self._error)
@@ -74,10 +77,14 @@ class Audit:
                 raise ValueError(f"layer {name} is audited already; stop that audit first: one model has one audit")
         for name, bound in self._bound.items():
             bound.watch = self._watches[name]
+        if self._prompts is not None:
+            self._prompts.start()
         return self
 
     def stop(self) -> None:
         """Stop the audit and restore the model; the report stays."""
+        if self._prompts is not None:
+            self._prompts.stop()
         for name, bound in self._bound.items():
             if bound.watch is self._watches[name]:
                 del bound.watch
@@ -105,7 +112,8 @@ class Audit:
             max(peaks) if peaks else None,
             any(layer.drifted for layer in layers) if peaks else None,
         )
-        return AuditReport(tuple(layers), overall, self._rules.tolerance, self._confidence)
+        next_tokens = None if self._prompts is None else self._prompts.report(delta)
+        return AuditReport(tuple(layers), overall, self._rules.tolerance, self._confidence, next_tokens)
 
     def baseline(self) -> dict[str, Any]:
         """The baseline for drift tests of later audits, as plain data that JSON can hold.
@@ -170,6 +178,9 @@ def audit(
     confidence: float = 0.95,
     baseline: Mapping[str, Any] | None = None,
     false_alarm: float = 0.05,
+    max_kl: float | None = None,
+    min_agreement: float | None = None,
+    positions: int = 32,
     seed: int = 0,
     callback: Callable[[AuditedCall], None] | None = None,
 ) -> Audit:
@@ -180,6 +191,9 @@ def audit(
     In each layer one call of every `every` is audited, at a random place among them. Its rows are drawn uniformly from
     all heads and real queries, with replacement; exact rows see all keys that the call's mask lets them see, and cost
     O(rows·M·D). Other calls are only counted: nothing is computed on the device, and nothing waits for it.
+
+    A causal language model has its output audited too: one prompt of every `every` is read twice more, with its methods
+    and with exact attention, and the next-token distributions are compared at sampled positions and at the last one.
 
     Args:
         model: a swapped transformers model, what holds one, or any module with `sq.nn.MultiheadAttention` or bound
@@ -193,7 +207,12 @@ def audit(
         confidence: 1 − δ, of each bound in the report.
         baseline: what `Audit.baseline` returned of an earlier audit; drift from it is then tested in each layer.
         false_alarm: how likely any layer is to report drift, ever, while the expected share of each audited call's rows
-            above the usual error, given all earlier ones, stays in the baseline's interval.
+            above the usual error, given all earlier ones, stays in the baseline's interval; and, apart from that, how
+            likely an alarm of the next tokens is, ever, while each prompt's expected loss keeps the floor.
+        max_kl: in a causal language model, the mean KL(exact ‖ method) in nats beyond which there is an alarm. Default:
+            the floor of the plan whose baseline is given; otherwise there is no alarm.
+        min_agreement: in its place, the least share of positions with the exact top token.
+        positions: how many positions of an audited prompt are compared, beside the last.
         seed: of the sampling. No global generator is read or moved.
         callback: called with an `AuditedCall` after each audited call.
 
@@ -202,7 +221,7 @@ def audit(
 
     Raises:
         ValueError: nothing in the model is swapped; an argument is out of its range; a baseline of another
-            model; on `start`, a layer that another audit watches.
+            model; a floor of next tokens for a model without them; on `start`, a layer that another audit watches.
         TypeError: `model` is not a module and holds none.
 
     Not audited, and counted as skipped: calls with dropout, without a real query, and inside transforms of torch.func.
@@ -221,7 +240,8 @@ def audit(
     >>> audit.report().overall.audited
     2
     """
-    check_whole(rows=rows, every=every)
+    check_whole(rows=rows, every=every, positions=positions)
+    check_floor(max_kl, min_agreement)
     check_tolerance(tolerance)
     check_allowed(allowed)
     if on_exceed not in ON_EXCEED:
@@ -241,7 +261,37 @@ def audit(
         false_alarm=false_alarm,
         seed=seed,
         callback=callback,
+        prompts=_prompt_watch(
+            model,
+            _floor_of(max_kl, min_agreement, baseline),
+            {"every": every, "positions": positions, "false_alarm": false_alarm, "seed": seed},
+        ),
     )
+
+
+def _floor_of(
+    max_kl: float | None, min_agreement: float | None, baseline: Mapping[str, Any] | None
+) -> NextTokenFloor | None:
+    """The floor that is given, or else that of the plan whose baseline it is."""
+    if max_kl is None and min_agreement is None:
+        planned = (baseline or {}).get("floor") or {}
+        max_kl, min_agreement = planned.get("max_kl"), planned.get("min_agreement")
+        check_floor(max_kl, min_agreement)
+    return None if max_kl is None and min_agreement is None else NextTokenFloor(max_kl, min_agreement)
+
+
+def _prompt_watch(model: Any, floor: NextTokenFloor | None, options: dict[str, Any]) -> PromptWatch | None:
+    """The watch of a causal language model's prompts; None of other models."""
+    module = model if isinstance(model, nn.Module) else model.model
+    decoder = causal_lm_in(module)
+    if decoder is not None:
+        return PromptWatch(decoder, floor=floor, **options)
+    if floor is not None:
+        raise ValueError(
+            f"{floor} is a floor of next tokens, but {type(module).__name__} is not a causal language model; leave out "
+            "max_kl and min_agreement"
+        )
+    return None
 
 
 def layers_of(model: Any) -> dict[str, tuple[BoundMethod, bool]]:

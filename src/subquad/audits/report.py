@@ -44,13 +44,58 @@ class LayerReport:
 
 
 @dataclass(frozen=True)
+class NextTokenReport:
+    """The next tokens of a causal language model beside the exact model's.
+
+    `kl` is an unbiased estimate of the mean KL(exact ‖ method) in nats over the real positions of the prompts, and
+    `agreement` of the share with the exact top token. Their bounds are at confidence 1 − δ, for the audited prompts:
+    `kl_bound` is empirical Bernstein's, assumes KL ≤ 1, and is None where a position had more or none;
+    `agreement_bound` is Clopper and Pearson's, from below. `last_kl` and `last_agreement` are those of the last token
+    of each prompt, which decides the first token that is generated. `evidence` is the largest capital that the test of
+    the floor had so far. Positions without a finite KL are `undefined`, and count as another top token.
+    """
+
+    prompts: int
+    audited: int
+    skipped: int
+    positions: int
+    undefined: int
+    kl: float | None
+    kl_bound: float | None
+    agreement: float | None
+    agreement_bound: float | None
+    last_kl: float | None
+    last_agreement: float | None
+    floor: str | None
+    evidence: float | None
+    alarm: bool | None
+
+    def __str__(self) -> str:
+        counts = f"next tokens: {self.audited:,} of {self.prompts:,} prompts, {self.positions:,} positions"
+        if not self.audited:
+            return counts
+        estimates = (
+            f"KL {_number(self.kl)} (≤ {_number(self.kl_bound)}), same top token {_number(self.agreement)} "
+            f"(≥ {_number(self.agreement_bound)}); at the last token KL {_number(self.last_kl)}, same top token "
+            f"{_number(self.last_agreement)}"
+        )
+        if self.alarm is None:
+            return f"{counts}: {estimates}"
+        return f"{counts}: {estimates}; {self.floor}: {'alarm' if self.alarm else 'no alarm'} ({self.evidence:.3g})"
+
+
+@dataclass(frozen=True)
 class AuditReport:
-    """The results of an audit: one record per layer, in the model's order, and one of all rows together."""
+    """The results of an audit: one record per layer, in the model's order, and one of all rows together.
+
+    Of a causal language model, `next_tokens` is about its output.
+    """
 
     layers: tuple[LayerReport, ...]
     overall: LayerReport
     tolerance: float
     confidence: float
+    next_tokens: NextTokenReport | None = None
 
     def layer(self, name: str) -> LayerReport:
         """The record of the layer of this name."""
@@ -83,7 +128,8 @@ class AuditReport:
             )
             if count
         ]
-        return "\n".join([*(line.rstrip() for line in padded), *notes])
+        next_tokens = [] if self.next_tokens is None else [str(self.next_tokens)]
+        return "\n".join([*(line.rstrip() for line in padded), *notes, *next_tokens])
 
 
 def summary(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import random
 import threading
 import time
 from collections import Counter
@@ -15,6 +14,8 @@ import torch
 from torch import Tensor
 
 from subquad.audits.exact_rows import exact_rows, relative_errors, sampled
+from subquad.audits.passes import uncounted
+from subquad.audits.sampling import OneOfEvery
 from subquad.audits.statistics import Betting, RunningMoments
 from subquad.kernels.tokens.padding import cleared_inputs
 from subquad.kernels.transforms import transform
@@ -87,14 +88,16 @@ class LayerWatch:
         self.usual_error = math.nan  # the baseline's
         self._hides_padded_queries = hides_padded_queries
         self._generator = torch.Generator("cpu").manual_seed(seed)
-        # Not torch's: a draw would be an operation, in calls that are not audited and in transforms of torch.func.
-        self._chance, self._place = random.Random(seed), 0
+        self._picked = OneOfEvery(rules.every, seed)
         self._lock = threading.Lock()  # services call one model from several threads
 
     @torch.compiler.disable(reason="an audited layer is not compiled: it counts calls, and times some")  # type: ignore[untyped-decorator]
     def __call__(self, method: Any, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Any:
         """Return the result of `method.run`, or exact attention if this audited call exceeds and is to be replaced."""
-        number = self._next()
+        mode = uncounted()
+        if mode == "exact":
+            return Full().run(*cleared_inputs(query, key, value, call.mask), call)
+        number = self._next() if mode is None else None
         if number is None:
             return method.run(query, key, value, call)
         begun = time.perf_counter()
@@ -132,11 +135,9 @@ class LayerWatch:
     def _next(self) -> int | None:
         """Count one call; its number where it is to be audited."""
         with self._lock:
-            at = self.tally.calls % self.rules.every
-            if at == 0:
-                self._place = self._chance.randrange(self.rules.every)
+            picked = self._picked(self.tally.calls)
             self.tally.calls += 1
-            return self.tally.calls if at == self._place else None
+            return self.tally.calls if picked else None
 
     def _rows(self, query: Tensor, key: Tensor, call: Call) -> Any:
         """The rows to compare; None where there is nothing to compare, or comparing would mean nothing."""

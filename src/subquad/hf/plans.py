@@ -37,7 +37,8 @@ class Plan:
 
     `layers` has a method for each layer, `by-length` where lengths differ. `lengths` are those that were planned.
     `verified` says for each of them, as text, what was measured on held-out passages: "fidelity" (mean), "bound" (its
-    lower bound at "confidence"), "floor", "passages", "speedup" of the whole model, and "baseline" for `sq.audit`.
+    lower bound at "confidence"), "floor", "passages", "speedup" of the whole model, "baseline" for `sq.audit`, and of a
+    causal language model the floor in its own unit, as "next_tokens".
     """
 
     model: dict[str, Any]  # as `describe_model` has it
@@ -74,7 +75,8 @@ class Plan:
                 f"the plan has no baseline for {length} tokens; {those}. Lengths have one where a verified plan runs "
                 "something else than exact attention"
             )
-        return dict(recorded)
+        floor = self.verified[str(length)].get("next_tokens")
+        return dict(recorded) if floor is None else {**recorded, "floor": floor}
 
     def for_model(self, model: AnyModel) -> dict[int, Method | BoundMethod]:
         """The mapping for `swap` that puts the plan into this model.

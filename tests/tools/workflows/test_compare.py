@@ -144,6 +144,7 @@ def test_a_causal_language_model_is_judged_by_its_next_tokens(measured):
     rows = by_method(report)
     assert [rows[name]["status"] for name in (halves, "smyrf:clusters=4")] == ["measured", "refused"]
     assert "not causal" in rows["smyrf:clusters=4"]["reason"]
+    assert rows["smyrf:clusters=4"]["reason"].endswith("causal methods are 'clustered-tail' and 'local'")
     for length, exact in rows["full"]["quality"].items():
         other = rows[halves]["quality"][length]
         assert exact["kl"] == exact["kl_last_quarter"] == 0
@@ -333,8 +334,45 @@ def test_an_interrupted_run_resumes(settings, tmp_path, monkeypatch):
     assert not (tmp_path / "report.json").exists()
     monkeypatch.setattr(Comparison, "quality", lambda *_: pytest.fail("done before"))
     comparison = measure(settings("bert"), tmp_path)
-    assert comparison.resumed == 5 + 5 + 10
+    assert comparison.resumed == 5 + 10
     assert any("interrupted run" in note for note in report_of(comparison)["notes"])
+
+
+def test_the_report_is_there_after_each_length_and_layers_come_last(settings, tmp_path):
+    reports, under_way = [], []
+    asked = settings("gpt2", methods=("clustered:clusters=4,block=16,last=4",), lengths=(64,))
+
+    def refresh(unfinished):
+        reports.append(report_of(unfinished))
+
+    comparison = measure(asked, tmp_path, lambda what, *_: under_way.append(what), refresh=refresh)
+    assert [list(by_method(each)["full"]["model"]) for each in reports] == [["48"], ["48", "64"]]
+    for each in reports:
+        assert each["notes"][0].startswith("Unfinished: the run goes on")
+        assert all(not row["op"] and "layer_error" not in row["quality"]["48"] for row in each["methods"])
+        assert write_report(each, tmp_path / "shown")
+    kinds = [what.partition(" ")[0] for what in under_way if what not in ("loading", "done")]
+    assert kinds == sorted(kinds, key=["timing", "errors"].index)
+    whole = report_of(comparison)
+    assert not any("Unfinished" in note for note in whole["notes"])
+    assert all(row["quality"]["48"]["layer_error"] for row in whole["methods"] if row["status"] == "measured")
+
+
+@pytest.mark.parametrize(("within", "measured_layers"), [(1e9, True), (0.0, False)])
+def test_errors_of_single_layers_are_left_out_of_a_long_run(within, measured_layers, settings, tmp_path, monkeypatch):
+    for module in ("comparison", "report"):
+        monkeypatch.setattr(f"subquad.tools.compare.{module}.LAYERS_WITHIN", within)
+    report = report_of(measure(settings("gpt2", methods=("local:window=4",)), tmp_path))
+    errors = by_method(report)["local:window=4"]["quality"]["48"].get("layer_error")
+    assert bool(errors) == measured_layers
+    said = any(note.startswith("Errors of single layers were not measured") for note in report["notes"])
+    assert said != measured_layers
+
+
+def test_one_layer_of_a_causal_model_is_timed_up_to_its_positions(settings):
+    prepared = prepare(settings("gpt2", max_length=None, lengths=(), op_lengths=None, methods=("local:window=4",)))
+    prepared.pretrained = replace(prepared.pretrained, limit=2048)
+    assert prepared.call_lengths == [512, 1024, 2048]
 
 
 @pytest.mark.parametrize("changed", [{"seed": 1}, {"max_length": 40}, {"methods": METHODS[:1]}, {"op_lengths": (32,)}])

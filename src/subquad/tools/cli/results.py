@@ -41,6 +41,11 @@ class ResultsFolder:
             clear(self.claim.folder)
         return marked
 
+    def refreshed(self, report: Any, write: Callable[[Any, Path], list[Path]]) -> None:
+        """Write the report of an unfinished run; the run continues, and writes it again."""
+        if self.group.is_main:
+            write(self.claim.marked(report), self.claim.folder)
+
 
 @contextmanager
 def results_in(

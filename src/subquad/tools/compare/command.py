@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
+from subquad.core.messages import note
 from subquad.tools.cli import ranks
 from subquad.tools.cli.common import needs, user_errors
 from subquad.tools.cli.kinds import Kind, has, table_in
@@ -53,7 +54,12 @@ def compare(
             report: Any = results.finished
             if report is None:
                 with ranks.progress() as progress:
-                    report = report_of(measure(settings, out, progress, group))
+
+                    def refresh(comparison: Any) -> None:
+                        results.refreshed(report_of(comparison), write_report)
+                        note(progress, f"first figures: {out / COMPARE.page}")
+
+                    report = report_of(measure(settings, out, progress, group, refresh))
             result: Any = results.written(read_anew(report, settings), write_report)
         if not group.is_main:
             return

@@ -9,6 +9,7 @@ two times differ is the noise. The units say also what other processes used of t
 import math
 import random
 import statistics
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
@@ -54,6 +55,7 @@ JOBS_VERSION = 3  # changes with what the results of jobs hold, so that a run of
 LAYER_PASSAGES, LAYER_TOKENS = 4, 2048  # on which layers are measured one by one, at most
 WEIGHTS_UP_TO = 1024  # tokens: rows of attention weights take as many columns of values
 CAUSAL_SEQUENCES = 3  # each position of one is a measurement of its next token
+LAYERS_WITHIN = 480.0  # seconds: a causal language model that took longer goes without errors of single layers
 TOO_SLOW = 2.0  # seconds per call: a method that is predicted to exceed it is left out, and the report says so
 
 
@@ -70,6 +72,7 @@ class Comparison(JobRun):
     length: int
     floor: Floor
     models: dict[int, Pretrained] = field(default_factory=dict)  # with extended positions, by length
+    begun: float = field(default_factory=time.perf_counter)
 
     @property
     def group(self) -> MeasuringGroup:
@@ -83,6 +86,29 @@ class Comparison(JobRun):
         stop = limit if self.pretrained.is_causal_lm and most is None and limit is not None else math.inf
         return [self.length, *(n for n in self.settings.model_lengths if self.length < n <= stop)]
 
+    @property
+    def call_lengths(self) -> list[int]:
+        """The lengths at which one layer's attention is run alone; by default up to a causal model's positions."""
+        lengths, limit = list(self.settings.call_lengths), self.pretrained.limit
+        if not self.pretrained.is_causal_lm or limit is None or self.settings.op_lengths is not None:
+            return lengths
+        return [n for n in lengths if n <= limit] or lengths
+
+    @property
+    def lengths_done(self) -> list[int]:
+        """Those of `lengths` at which all sequences were run."""
+        return [n for n in self.lengths if all(SEQUENCE(n, i) in self.results for i in range(self.sequence_count(n)))]
+
+    @property
+    def call_lengths_done(self) -> list[int]:
+        """Those of `call_lengths` that were timed."""
+        return [n for n in self.call_lengths if OP(n) in self.results]
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether everything was measured."""
+        return all(job.key in self.results for job in self.jobs())
+
     def fingerprint(self) -> dict[str, Any]:
         """All that the results depend on."""
         return {
@@ -90,7 +116,7 @@ class Comparison(JobRun):
             "methods": [[row.name, mark_of(row.bounds), *map(str, row.planned.values())] for row in self.rows],
             "text": [self.reading.passages, self.reading.queries, len(self.reading.tokens)],
             "task": None if self.task is None else [self.task.name, self.task.texts],
-            "lengths": [self.lengths, self.settings.call_lengths],
+            "lengths": [self.lengths, self.call_lengths],
             "seed": self.settings.seed,
             "machine": [machine.versions(), machine.hardware(self.settings.device)],
             "units": JOBS_VERSION,
@@ -105,9 +131,10 @@ class Comparison(JobRun):
     # ------------------------------------------------------------------ units
 
     def jobs(self) -> Iterator[Job[Any]]:
-        """The units with what makes them; `stretch` and `op` read the records of shorter lengths."""
-        for row in self.rows:
-            yield LAYERS.job(row.name, run=partial(self.layer_errors, row))
+        """The units with what makes them; `stretch` and `op` read the records of shorter lengths.
+
+        Quality and speed come first, and errors of single layers last.
+        """
         for row in [] if self.pretrained.is_causal_lm else self.rows:  # the sequences of a causal one say it all
             yield QUALITY.job(row.name, run=partial(self.quality, row))
         for row in self.rows if self.task else []:
@@ -115,8 +142,10 @@ class Comparison(JobRun):
         for length in self.lengths:
             for i in range(self.sequence_count(length)):
                 yield SEQUENCE.job(length, i, run=partial(self.sequence_round, length, i))
-        for length in self.settings.call_lengths:
+        for length in self.call_lengths:
             yield OP.job(length, run=partial(self.op, length))
+        for row in self.rows:
+            yield LAYERS.job(row.name, run=partial(self.layer_errors, row))
 
     def cost(self, key: str) -> float:
         """About how many tokens go through the model."""
@@ -130,8 +159,11 @@ class Comparison(JobRun):
 
     @torch.no_grad()
     def layer_errors(self, row: CompareRow) -> LayerErrors:
-        """On the exact model's own q, k and v of a few passages: output errors, and L1 distances of weights."""
-        if row.is_exact:
+        """On the exact model's own q, k and v of a few passages: output errors, and L1 distances of weights.
+
+        Empty where a causal language model has no time left for them.
+        """
+        if row.is_exact or (self.pretrained.is_causal_lm and self._is_late()):
             return LayerErrors()
         errors: dict[str, list[float]] = {}
         distances = []
@@ -144,6 +176,9 @@ class Comparison(JobRun):
                     distances.append(weights_l1(method, inputs.query, inputs.key, inputs.value, **inputs.options))
         means = {number: sum(e) / len(e) for number, e in errors.items()}
         return LayerErrors(means, sum(distances) / len(distances) if distances else None)
+
+    def _is_late(self) -> bool:
+        return self.group.broadcast_from_main(lambda: time.perf_counter() - self.begun > LAYERS_WITHIN)
 
     @property
     def _layer_passages(self) -> list[list[int]]:
@@ -247,7 +282,7 @@ class Comparison(JobRun):
             torch.randn(1, h, local_tokens, width, generator=generator).to(model.device, model.dtype)
             for h in (heads, kv_heads, kv_heads)
         )
-        shorter = [n for n in self.settings.call_lengths if n < length]
+        shorter = [n for n in self.call_lengths if n < length]
         if shorter:
             before = self.results[OP(shorter[-1])].rows
             seconds = {name: statistics.median(call.seconds) for name, call in before.items()}

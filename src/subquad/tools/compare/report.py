@@ -8,7 +8,7 @@ import torch
 
 from subquad.core.errors import InputError
 from subquad.methods import METHODS
-from subquad.tools.compare.comparison import EXACT, TOO_SLOW, Comparison
+from subquad.tools.compare.comparison import EXACT, LAYERS_WITHIN, TOO_SLOW, Comparison
 from subquad.tools.compare.jobs import (
     LAYERS,
     OP,
@@ -49,20 +49,20 @@ def report_of(comparison: Comparison) -> Report:
         "hardware": machine.hardware(s.device),
         "settings": {
             "max_length": c.length,
-            "lengths": c.lengths,
-            "op_lengths": list(s.call_lengths),
+            "lengths": c.lengths_done,
+            "op_lengths": c.call_lengths_done,
             "min_fidelity": c.floor.least,
             "floor": c.floor.to_dict(),
             "seed": s.seed,
             **({} if causal else {"passages": len(c.reading.passages)}),
-            "sequences": {str(n): c.sequence_count(n) for n in c.lengths[0 if causal else 1 :]},
+            "sequences": {str(n): c.sequence_count(n) for n in c.lengths_done[0 if causal else 1 :]},
             **({"ranks": c.group.count} if c.group.count > 1 else {}),
         },
         "model": c.pretrained.metadata(),
         "text": c.reading.metadata(s.text),
         "methods": methods,
         "noise": noise,
-        "recommendation": _recommendation(s, c.floor, methods, c.lengths, len(c.reading.tokens), c.group.count),
+        "recommendation": _recommendation(s, c.floor, methods, c.lengths_done, len(c.reading.tokens), c.group.count),
         "notes": _notes(c, methods),
     }
     if c.task:
@@ -131,8 +131,8 @@ def _plan_command(s: CompareSettings, lengths: Sequence[int], tokens: int, ranks
 def _noise(c: Comparison) -> RunNoise:
     """How far exact attention differs from itself at each length, and the load of the machine."""
     itself = {
-        "model": {str(n): _itself(c.seconds(n)) for n in c.lengths},
-        "op": {str(n): _itself(_op_seconds(c, n)) for n in c.settings.call_lengths},
+        "model": {str(n): _itself(c.seconds(n)) for n in c.lengths_done},
+        "op": {str(n): _itself(_op_seconds(c, n)) for n in c.call_lengths_done},
     }
     uses = [unit.use for results in (c.results.all(SEQUENCE), c.results.all(OP)) for unit in results]
     factors = [factor for part in itself.values() for factor in part.values()]
@@ -148,8 +148,8 @@ def _refused(row: CompareRow) -> MethodReport:
 
 
 def _method_report(c: Comparison, row: CompareRow, noise: RunNoise) -> MethodReport:
-    quality = {str(n): q for n in c.lengths if (q := _quality(c, row, n))}
-    op = {str(n): cost for n in c.settings.call_lengths if (cost := _op_cost(c, row, n, noise["op"][str(n)]))}
+    quality = {str(n): q for n in c.lengths_done if (q := _quality(c, row, n))}
+    op = {str(n): cost for n in c.call_lengths_done if (cost := _op_cost(c, row, n, noise["op"][str(n)]))}
     report: MethodReport = {
         "method": row.name,
         "settings": row.method.to_dict(),
@@ -157,7 +157,7 @@ def _method_report(c: Comparison, row: CompareRow, noise: RunNoise) -> MethodRep
         "layers": row.layers,
         "quality": quality,
         "fidelity": {n: _fidelity(q, _quality(c, c.rows[0], int(n)), c.floor) for n, q in quality.items()},
-        "model": {str(n): cost for n in c.lengths if (cost := _model_cost(c, row, n, noise["model"][str(n)]))},
+        "model": {str(n): cost for n in c.lengths_done if (cost := _model_cost(c, row, n, noise["model"][str(n)]))},
         "op": op,
     }
     if row.modes:
@@ -195,7 +195,8 @@ def _quality(c: Comparison, row: CompareRow, length: int) -> Quality:
 
 
 def _quality_at_main_length(c: Comparison, row: CompareRow) -> Quality:
-    layers: Quality = to_plain(c.results[LAYERS(row.name)])
+    key = LAYERS(row.name)
+    layers: Quality = to_plain(c.results[key]) if key in c.results else {}
     if c.pretrained.is_causal_lm:
         return {**_next_tokens(c, row, c.length), **layers}
     mine, exact = c.results[QUALITY(row.name)], c.results[QUALITY(EXACT)]
@@ -291,6 +292,13 @@ def _notes(c: Comparison, methods: Sequence[MethodReport]) -> list[str]:
         "One attention call is timed on N(0,1) inputs of one layer's shape; these times have no fidelity.",
         *c.pretrained.notes,
     ]
+    if not c.is_finished:
+        notes.insert(0, "Unfinished: the run goes on, and writes this report again after each length.")
+    elif c.pretrained.is_causal_lm and not any(layers.layer_error for layers in c.results.all(LAYERS)):
+        notes.append(
+            f"Errors of single layers were not measured, because the run had taken more than {LAYERS_WITHIN / 60:g} "
+            "minutes before; --max-length makes it shorter."
+        )
     limit = c.pretrained.limit
     if limit is not None and c.lengths[-1] > limit:
         notes.append(
@@ -352,8 +360,8 @@ def _row_notes(row: CompareRow, length: int, causal: bool) -> list[str]:
 
 def _left_out(c: Comparison, row: CompareRow, method: MethodReport) -> str | None:
     """The length from which on a method was too slow, as a note."""
-    op_lengths = c.settings.call_lengths if row.plan is None else ()
-    wanted = ((c.lengths, method["model"]), (op_lengths, method["op"]))
+    op_lengths = c.call_lengths_done if row.plan is None else []
+    wanted = ((c.lengths_done, method["model"]), (op_lengths, method["op"]))
     skipped = [n for lengths, have in wanted for n in lengths if str(n) not in have and row.takes(n)]
     if not skipped:
         return None

@@ -1,6 +1,6 @@
 """`subquad compare`: attention methods in a model, by quality, speed and memory."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from subquad.core.errors import InputError, as_input_error
@@ -26,10 +26,12 @@ def measure(
     out: Path,
     progress: Progress = silent,
     group: MeasuringGroup = ALONE,
+    refresh: Callable[[Comparison], None] = lambda comparison: None,
 ) -> Comparison:
     """Measure everything and return the comparison with its results. Finished units are kept under `out`.
 
-    A group splits the tokens of every input over its processes.
+    A group splits the tokens of every input over its processes. `refresh` is called with the comparison as soon as the
+    model was run at a length, and there is more to measure.
 
     Raises:
         InputError: something in the settings does not work; the message has the remedy.
@@ -40,7 +42,15 @@ def measure(
     with as_input_error():
         comparison.check_finite()
     comparison.load_average = average
-    comparison.finish(out, progress, group=group)
+    shown: set[int] = set()
+
+    def after(key: str) -> None:
+        done = set(comparison.lengths_done)
+        if comparison.length in done and done - shown and not comparison.is_finished:
+            shown.update(done)
+            refresh(comparison)
+
+    comparison.finish(out, progress, group=group, after=after)
     return comparison
 
 

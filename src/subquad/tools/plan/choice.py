@@ -95,8 +95,11 @@ def with_room(
 ) -> float:
     """The largest budget whose choice is expected to be verified: its bound on `of` passages is at most `accepted`.
 
-    The spread over passages is that of the sums of single losses on the passages that were measured.
+    The spread over passages is that of the sums of single losses on the passages that were measured. One passage has
+    none: half of what is accepted is left for it then.
     """
+    if any(len(each) == 1 for passages in losses.values() for each in passages.values()):
+        return accepted / 2
     means = {
         n: {"full": 0.0} | {x: sum(each) / len(each) for x, each in passages.items()} for n, passages in losses.items()
     }

@@ -3,9 +3,11 @@
 import math
 import random
 import statistics
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -23,6 +25,8 @@ from subquad.tools.plan.loads import PlanInputs
 
 EXACT = "full"
 ROUNDS = Effort(seconds=0.8, least=3, enough=7, most=25)  # of the calls of one layer
+PASSES, PASSES_SHARE = 3, 0.3  # timed exact passes, and of the screening's time that they take at most, but for one
+SCREENED = 3  # layers whose errors are measured, however long they take
 SAME = 1e-6  # a loss below this is rounding: passes whose first blocks were skipped give the same output
 
 
@@ -44,9 +48,11 @@ class Screen:
     """Every candidate on the layers' own inputs."""
 
     seconds: dict[str, dict[str, float]]  # by layer and candidate: a call; exact attention's too
-    errors: dict[str, dict[str, float]]  # by layer and candidate: relative error of the layer's output
+    errors: dict[str, dict[str, float]]  # by layer and candidate: relative error of the layer's output; some layers'
     model_seconds: float  # a whole exact pass
     head_spread: dict[str, float] = field(default_factory=dict)  # by layer: largest head's error / the median head's
+    loss_seconds: float = 0.0  # of what a pass takes beside itself: the loss, and putting methods in and out
+    spent: float = 0.0  # seconds of all of this
 
 
 @dataclass
@@ -64,22 +70,63 @@ def _shape(inputs: LayerInputs) -> tuple[Any, ...]:
 
 
 @torch.inference_mode()
-def screen(load: PlanInputs, candidates: Sequence[Candidate]) -> Screen:
-    """Errors and times of all candidates on what the layers are given for the first input."""
-    with recorded(load.model, load.group) as calls:
+def screen(load: PlanInputs, candidates: Sequence[Candidate], allowed: float = math.inf) -> Screen:
+    """Errors and times of all candidates on what the layers are given for the first input.
+
+    After the `allowed` seconds no further layer has its errors measured; those that have are spread over the model.
+    """
+    begun, group = time.perf_counter(), load.group
+
+    def late(share: float = 1.0) -> bool:
+        return group.broadcast_from_main(lambda: time.perf_counter() - begun > share * allowed)
+
+    with recorded(load.model, group) as calls:
         load.run(load.items[0])
     first = {inputs.number: inputs for inputs in reversed(calls)}  # of layers that run twice, the first call
-    with running(load.model, None, load.group):
-        passes = [stopwatch(lambda: load.run(load.items[0]), group=load.group)[0] for _ in range(3)]
-    errors: dict[str, dict[str, float]] = {}
+    with running(load.model, None, group):
+        seconds_of_pass, output = stopwatch(lambda: load.run(load.items[0]), group=group)
+        passes = [seconds_of_pass]
+        while len(passes) < PASSES and not late(PASSES_SHARE):
+            passes.append(stopwatch(lambda: load.run(load.items[0]), group=group)[0])
+    loss_seconds, _ = stopwatch(partial(_judge, load, output), group=group)
+    seconds = _layer_times(first, candidates, group)
+    errors: dict[str, dict[str, float]] = {str(number): {} for number in sorted(first)}
     spreads: dict[str, float] = {}
-    for number, inputs in sorted(first.items()):
-        exact = inputs.run(Full())
-        outs = {c.name: inputs.run(c.by_layer[number]) for c in candidates if number in c.by_layer}
-        errors[str(number)] = {name: relative_error(out, exact, load.group) for name, out in outs.items()}
-        heads = [_of_heads(out, exact, load.group) for out in outs.values()]
-        if heads:
-            spreads[str(number)] = statistics.median(max(each) / max(statistics.median(each), 1e-9) for each in heads)
+    for count, (number, inputs) in enumerate(sorted(first.items(), key=lambda item: _spread_position(item[0]))):
+        if count >= SCREENED and late():
+            break
+        errors[str(number)], spread = _layer_errors(inputs, candidates, group)
+        spreads |= {} if spread is None else {str(number): spread}
+    spent = group.broadcast_from_main(lambda: time.perf_counter() - begun)
+    return Screen(seconds, errors, statistics.median(passes), spreads, loss_seconds, spent)
+
+
+def _judge(load: PlanInputs, output: Any) -> None:
+    """What is done for a loss beside the pass."""
+    with running(load.model, EXACT, load.group):
+        load.loss(output, output)
+
+
+def _spread_position(number: int) -> float:
+    """A place in [0, 1) for each number, so that the first few in the order of places are spread over all."""
+    return number * 0.6180339887 % 1.0  # the golden ratio's fractional part
+
+
+def _layer_errors(
+    inputs: LayerInputs, candidates: Sequence[Candidate], group: MeasuringGroup
+) -> tuple[dict[str, float], float | None]:
+    """Relative errors in a layer by candidate; and the largest head's error divided by the median head's."""
+    exact = inputs.run(Full())
+    outs = {c.name: inputs.run(c.by_layer[inputs.number]) for c in candidates if inputs.number in c.by_layer}
+    heads = [_of_heads(out, exact, group) for out in outs.values()]
+    spread = statistics.median(max(each) / max(statistics.median(each), 1e-9) for each in heads) if heads else None
+    return {name: relative_error(out, exact, group) for name, out in outs.items()}, spread
+
+
+def _layer_times(
+    first: Mapping[int, LayerInputs], candidates: Sequence[Candidate], group: MeasuringGroup
+) -> dict[str, dict[str, float]]:
+    """Seconds of a call by layer and candidate; layers whose inputs are alike are timed together."""
     alike: dict[Any, list[int]] = {}
     for number, inputs in first.items():
         alike.setdefault(_shape(inputs), []).append(number)
@@ -89,10 +136,11 @@ def screen(load: PlanInputs, candidates: Sequence[Candidate]) -> Screen:
         middle = numbers[len(numbers) // 2]
         # Learned parameters of another layer cost as much as the middle one's.
         methods = {c.name: [c.by_layer[n] for n in (middle, *numbers) if n in c.by_layer] for c in candidates}
-        timed = _times(first[middle], {name: each[0] for name, each in methods.items() if each}, load.group)
+        timed = _times(first[middle], {name: each[0] for name, each in methods.items() if each}, group)
         for number in numbers:
-            seconds[str(number)] = {name: s for name, s in timed.items() if name in {EXACT, *errors[str(number)]}}
-    return Screen(seconds, errors, statistics.median(passes), spreads)
+            able = {EXACT, *(c.name for c in candidates if number in c.by_layer)}
+            seconds[str(number)] = {name: s for name, s in timed.items() if name in able}
+    return seconds
 
 
 def _of_heads(out: torch.Tensor, exact: torch.Tensor, group: MeasuringGroup) -> list[float]:
@@ -117,24 +165,29 @@ def _times(inputs: LayerInputs, methods: Mapping[str, Method | BoundMethod], gro
 
 @torch.inference_mode()
 def single_losses(
-    load: PlanInputs, item: Any, candidates: Mapping[int, Sequence[Candidate]]
+    load: PlanInputs, item: Any, candidates: Mapping[int, Sequence[Candidate]], together: int = 1
 ) -> dict[str, dict[str, float]]:
     """The loss of the output with one candidate in one layer, and exact attention in all others; by layer and name.
 
-    The blocks in front of that layer are computed once, where they are a chain.
+    Of `together` neighbouring layers, each has an equal share of what they lose together. The blocks in front of a
+    layer are computed once, where they are a chain.
     """
-    losses: dict[str, dict[str, float]] = {}
+    losses: dict[str, dict[str, float]] = {str(number): {} for number in candidates}
     layers = hf.find_layers(load.model)
     blocks = chain(load.model, layers)
     with running(load.model, EXACT, load.group), kept(blocks.blocks if blocks else ()) as outputs:
         exact = load.run(item)
     _check_finite(load.loss(exact, exact))
     blocks = blocks if blocks and _same(load, item, exact, blocks, outputs) else None
-    for number, tried in candidates.items():
-        losses[str(number)] = {}
-        for candidate in tried:
-            with _one_layer(load, number, candidate, blocks, outputs):
-                losses[str(number)][candidate.name] = float(load.loss(load.run(item), exact))
+    numbers = sorted(candidates)
+    for begin in range(0, len(numbers), together):
+        group = numbers[begin : begin + together]
+        for candidate in dict.fromkeys(c.name for number in group for c in candidates[number]):
+            methods = {n: c.by_layer[n] for n in group for c in candidates[n] if c.name == candidate}
+            with _in_layers(load, methods, blocks, outputs):
+                loss = float(load.loss(load.run(item), exact)) / len(methods)
+            for number in methods:
+                losses[str(number)][candidate] = loss
     return losses
 
 
@@ -148,12 +201,12 @@ def _check_finite(self_loss: float) -> None:
 
 
 @contextmanager
-def _one_layer(
-    load: PlanInputs, number: int, candidate: Candidate, blocks: Chain | None, outputs: Sequence[Any]
+def _in_layers(
+    load: PlanInputs, methods: Mapping[int, Method | BoundMethod], blocks: Chain | None, outputs: Sequence[Any]
 ) -> Iterator[None]:
     with (
-        running(load.model, {number: candidate.by_layer[number]}, load.group),
-        skipping(blocks.before(number) if blocks else (), outputs),
+        running(load.model, methods, load.group),
+        skipping(blocks.before(min(methods)) if blocks else (), outputs),
     ):
         yield
 

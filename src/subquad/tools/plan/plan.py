@@ -15,10 +15,11 @@ from subquad.tools.models.rows import longest
 from subquad.tools.models.split import split_refusals
 from subquad.tools.plan import choice
 from subquad.tools.plan.grid import grid
-from subquad.tools.plan.length import UNAIDED, Length, Workers
+from subquad.tools.plan.length import Length
 from subquad.tools.plan.loads import PlanInputs
 from subquad.tools.plan.measure import EXACT, Candidate
 from subquad.tools.plan.planned import Planned
+from subquad.tools.plan.workers import UNAIDED, Workers
 from subquad.tools.runs.cache import JobCache
 from subquad.tools.runs.floor import Floor
 from subquad.tools.runs.jobs import Progress
@@ -46,9 +47,9 @@ class Planning:
             share = left * weights[number] / sum(weights[number:])
             progress(f"planning at {load.length:,} tokens", number, len(self.loads))
             until, tried = time.perf_counter() + max(share, 1.0), self.candidates(load.length)
-            self.lengths.append(
-                Length(load, tried, self.floor.least, self.shift, cache, progress, until, self.workers).plan()
-            )
+            seconds = 60 * self.minutes * weights[number] / sum(weights)
+            floor, shift = self.floor.least, self.shift
+            self.lengths.append(Length(load, tried, floor, shift, cache, progress, until, seconds, self.workers).plan())
         progress("done", len(self.loads), len(self.loads))
 
     def steps(self) -> dict[int, dict[int, Method | BoundMethod]]:
@@ -118,7 +119,7 @@ def plan_of(planning: Planning, made_on: dict[str, Any]) -> Plan:
 
 
 def _verified(planned: Planned, planning: Planning) -> dict[str, Any]:
-    verified = planned.verified
+    verified, floor = planned.verified, planning.floor
     if verified is None:
         return {
             "floor": planning.floor.least,
@@ -141,4 +142,5 @@ def _verified(planned: Planned, planning: Planning) -> dict[str, Any]:
         "predicted_loss": verified.predicted,
         "loss": verified.loss,
         "baseline": planned.baseline,
+        **({"next_tokens": {floor.option: floor.bound}} if floor.of_next_tokens else {}),
     }

@@ -45,6 +45,7 @@ class Planned:
     starts: dict[str, int] = field(default_factory=dict)  # by candidate: the length from which on it runs
     floors: list[dict[str, Any]] = field(default_factory=list)
     baseline: dict[str, Any] | None = None
+    left_out: str | None = None  # what the time did not suffice for
 
     @property
     def seconds(self) -> dict[int, dict[str, float]]:

@@ -69,13 +69,14 @@ def prepare(settings: PlanSettings, out: Path, progress: Progress, group: Measur
 
 
 def losses_elsewhere(
-    settings: PlanSettings, out: Path, length: int, item: int, tried: Mapping[int, Sequence[str]]
+    settings: PlanSettings, out: Path, length: int, item: int, tried: Mapping[int, Sequence[str]], together: int = 1
 ) -> dict[str, dict[str, float]]:
     """What `single_losses` gives of an input, in a worker: candidates by name, in each layer."""
     prepared = _prepared_once(settings, out)
     load = next(load for load in prepared.loads if load.length == length)
     by_name = {c.name: c for c in candidates_for(load.model, prepared.methods, prepared.fitted)(length)}
-    return single_losses(load, load.items[item], {n: [by_name[name] for name in names] for n, names in tried.items()})
+    candidates = {n: [by_name[name] for name in names] for n, names in tried.items()}
+    return single_losses(load, load.items[item], candidates, together)
 
 
 @lru_cache(maxsize=1)

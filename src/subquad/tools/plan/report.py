@@ -138,6 +138,9 @@ def _notes(made: Made) -> list[str]:
         for planned in made.planning.lengths
         if planned.why_exact
     ]
+    notes += [
+        f"{planned.length:,} tokens: {planned.left_out}." for planned in made.planning.lengths if planned.left_out
+    ]
     notes += [_accepted(1 - made.planning.floor.least, made.planning.shift)]
     notes.append(
         "A bound assumes that passages are independent and that their losses are about normally distributed, or, for a "

@@ -25,11 +25,11 @@ from subquad.tools.plan.arguments import (
     mark_of_inputs,
     settings_from,
 )
-from subquad.tools.plan.length import UNAIDED, Workers
 from subquad.tools.plan.loads import Loss, PlanInputs, input_loads
 from subquad.tools.plan.measure import Candidate
 from subquad.tools.plan.plan import Planning, candidates_for, plan_of
 from subquad.tools.plan.prepared import losses_elsewhere, of_text, parse_inputs, prepare
+from subquad.tools.plan.workers import UNAIDED, Workers
 from subquad.tools.runs import machine
 from subquad.tools.runs.cache import clear, run_cache
 from subquad.tools.runs.executors import LOCAL, Executor
@@ -38,7 +38,7 @@ from subquad.tools.runs.jobs import Progress, silent
 from subquad.tools.runs.options import as_command
 from subquad.tools.runs.settings import PlanSettings
 
-JOBS_VERSION = 2  # changes with what the units hold, so that a run of another version is not resumed
+JOBS_VERSION = 3  # changes with what the units hold, so that a run of another version is not resumed
 
 
 @dataclass(frozen=True)
@@ -116,7 +116,7 @@ def plan(
         metric: in place of a loss, from the model's output and the input, of which more is better: such as 1.0 where
             the class is right. What is accepted is that its mean falls by at most 1 − `min_fidelity`.
         methods: what to try, one or several; by default settings of several methods that grow with the length.
-        minutes: how long it may take; units that are done when the time is out are used.
+        minutes: how long it may take; how much is measured follows from it and the time of a pass.
         seed: of the passages that are drawn from texts.
         out: a folder from which an interrupted run with the same arguments resumes, and into which the plan is saved. A
             loss or metric is the same where its name and its code are; what it reads from elsewhere is not compared.

@@ -64,6 +64,11 @@ class Floor:
         return self.figure != "fidelity"
 
     @property
+    def option(self) -> str:
+        """The setting that names it."""
+        return OPTIONS[self.figure]
+
+    @property
     def least(self) -> float:
         """The fidelity that must be kept."""
         return math.exp(-self.bound) if self.figure == "kl" else self.bound

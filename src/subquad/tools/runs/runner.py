@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -55,13 +55,24 @@ class JobRun(ABC):
     def jobs(self) -> Iterable[Job[Any]]:
         """All jobs, in their order: some read the results of those before."""
 
-    def finish(self, out: Path, progress: Progress, executor: Executor = LOCAL, group: MeasuringGroup = ALONE) -> None:
-        """Run the jobs whose results `out` does not hold from a run with the same fingerprint."""
+    def finish(
+        self,
+        out: Path,
+        progress: Progress,
+        executor: Executor = LOCAL,
+        group: MeasuringGroup = ALONE,
+        after: Callable[[str], None] = lambda key: None,
+    ) -> None:
+        """Run the jobs whose results `out` does not hold from a run with the same fingerprint.
+
+        `after` is called with the key of each job whose result is there.
+        """
         cache, jobs = run_cache(out, self.fingerprint(), group), list(self.jobs())
         self.resumed = cache.resumed
         expect(progress, [self.cost(job.key) for job in jobs])
         for job, cached in run_jobs(jobs, cache, progress, executor):
             self.results[job.key] = cached.result
+            after(job.key)
 
     def cost(self, key: str) -> float:
         """The work of a job in proportion to the others; for the estimate of the time that is left."""

@@ -36,6 +36,12 @@ def test_without_room_for_a_loss_everything_stays_exact():
     assert set(choice.cheapest(seconds, losses, 0.0).values()) == {"full"}
 
 
+def test_one_passage_leaves_half_of_what_is_accepted_for_the_spread():
+    seconds, losses = {0: {"full": 1.0, "a": 0.5}}, {0: {"a": [0.01]}}
+    assert choice.with_room(seconds, losses, 0.1, 0.95, 8) == 0.05
+    assert choice.with_room(seconds, {0: {"a": [0.01, 0.01]}}, 0.1, 0.95, 8) == 0.1
+
+
 def test_a_loss_below_zero_makes_no_room_for_others():
     losses = {0: {"full": 0.0, "a": -1.0}, 1: {"full": 0.0, "a": 0.5}}
     seconds = {n: {"full": 1.0, "a": 0.5} for n in losses}

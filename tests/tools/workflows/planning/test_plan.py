@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 import subquad as sq
 from subquad.tools.cli.main import app
 from subquad.tools.plan import length as planning
-from subquad.tools.plan import loads
+from subquad.tools.plan import loads, workers
 from subquad.tools.plan import run as running
 from tests.tools.workflows.planning.steady import SPEED, make_steady
 from tests.tools.workflows.planning.test_measure import inputs, sharp
@@ -101,7 +101,7 @@ def test_what_fails_its_verification_becomes_more_exact_and_never_stays(monkeypa
 def test_an_interrupted_run_goes_on_and_ends_alike(tmp_path, monkeypatch):
     model, items = sharp("bert"), inputs(18)
     whole = sq.plan(model, items, min_fidelity=0.8, methods=METHODS)
-    single, calls = planning.single_losses, []
+    single, calls = workers.single_losses, []
 
     def cut(*args):
         calls.append(1)
@@ -109,7 +109,7 @@ def test_an_interrupted_run_goes_on_and_ends_alike(tmp_path, monkeypatch):
             raise KeyboardInterrupt
         return single(*args)
 
-    monkeypatch.setattr(planning, "single_losses", cut)
+    monkeypatch.setattr(workers, "single_losses", cut)
     with pytest.raises(KeyboardInterrupt):
         sq.plan(model, items, min_fidelity=0.8, methods=METHODS, out=tmp_path)
     assert not sq.hf.bounds(model)
@@ -253,14 +253,14 @@ def test_figures_that_are_not_finite_are_named(what, value):
 def test_a_method_whose_loss_or_error_is_not_finite_is_never_taken(monkeypatch):
     model, items = sharp("bert"), inputs(18)
     assert "local:window=2" in str(sq.plan(model, items, min_fidelity=0.3, methods=METHODS))
-    single = planning.single_losses
+    single = workers.single_losses
 
     def broken(*arguments):
         found = single(*arguments)
         return {n: of | ({"local:window=2": float("nan")} if "local:window=2" in of else {}) for n, of in found.items()}
 
     with monkeypatch.context() as patch:
-        patch.setattr(planning, "single_losses", broken)
+        patch.setattr(workers, "single_losses", broken)
         assert "local:window=2" not in str(sq.plan(model, items, min_fidelity=0.3, methods=METHODS))
     screened = planning.screen
 
