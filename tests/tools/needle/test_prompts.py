@@ -64,7 +64,7 @@ def test_without_a_sentence_near_it_the_fact_is_at_its_depth(pretrained):
 
 
 def test_several_facts_stand_in_the_order_of_their_depths(haystack):
-    facts = {depth: f"{word} " * 4 for depth, word in ((0.8, "model"), (0.2, "token"), (0.5, "sees"), (1.0, "layer"))}
+    facts = {depth: f"zz {word} zz" for depth, word in ((0.8, "model"), (0.2, "token"), (0.5, "sees"), (1.0, "layer"))}
     tokens = haystack.prompt(task_of(lambda _: list(facts.items())), 500, 0.0, 0, 0).tokens
     found = [index_of(haystack.pretrained.content_ids(facts[depth]), tokens) for depth in sorted(facts)]
     assert found == sorted(found)

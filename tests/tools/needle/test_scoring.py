@@ -4,10 +4,13 @@ from dataclasses import replace
 
 import pytest
 import torch
+import transformers as hf
 
+from subquad.core.errors import InputError
 from subquad.tools.models.pretrained import running
-from subquad.tools.needle.prompts import Prompt
+from subquad.tools.needle.prompts import Haystack, Prompt
 from subquad.tools.needle.scoring import answer_score
+from subquad.tools.needle.tasks import TASKS
 
 METHODS = [None, "clustered-tail:block=32,last=8,clusters=4,topk=4,cells=2", "local:window=16"]
 
@@ -79,3 +82,14 @@ def test_a_model_that_gives_all_logits_is_read_by_the_last(pretrained, tokens):
     expected = answer_score(pretrained, Prompt(tokens, [7, 11]))
     whole = replace(pretrained, model=WithAllLogits(pretrained.model))
     assert answer_score(whole, Prompt(tokens, [7, 11])).log_likelihood == pytest.approx(expected.log_likelihood)
+
+
+def test_a_prompt_and_its_answer_fill_learned_positions(pretrained, haystack):
+    config = hf.GPT2Config(vocab_size=200, n_embd=32, n_layer=2, n_head=4, n_positions=256)
+    learned = replace(pretrained, model=hf.GPT2LMHeadModel(config).eval(), limit=256)
+    filled, beyond = (
+        Haystack(learned, haystack.tokens).prompt(TASKS["passkey"], length, 0.5, 0, 0) for length in (256, 258)
+    )
+    assert answer_score(learned, replace(filled, answer=[7, 11])).log_likelihood < 0
+    with pytest.raises((InputError, IndexError)):
+        answer_score(learned, replace(beyond, answer=[7, 11]))

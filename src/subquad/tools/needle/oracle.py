@@ -20,7 +20,7 @@ def oracle_of(methods: Iterable[Method], length: int) -> tuple[Method, OracleTop
 
 
 def mean_exact_keys(method: ByHalves, length: int) -> float:
-    """How many keys a query of a prompt meets exactly: those in its block, and the top keys of each rectangle.
+    """The mean number of keys that the queries of a prompt meet exactly: those in its block, and the top keys of each rectangle.
 
     The last queries meet all keys before them.
     """
