@@ -13,7 +13,7 @@ PLOTS = {
     "needle.png": "Log-likelihood of the answers minus that of exact attention, in nats per token: blue is as good as "
     "exact or better, red is worse; empty: not measured. The share of right answers stands below each figure.",
 }
-WIDE, HIGH = 0.85, 0.5  # inches of a cell
+CELL_WIDTH, CELL_HEIGHT = 0.85, 0.5  # inches of a cell
 LEAST = 0.1  # nats: the range of colours at least, so that noise is pale
 
 
@@ -29,7 +29,7 @@ def grid(report: NeedleReport) -> Figure:
     methods = [method for method in report["methods"] if method["role"] != "exact"]
     depths = {task: _depths(report, task) for task in tasks}
     tallest = max(map(len, depths.values()))
-    size = (len(tasks) * (len(lengths) * WIDE + 0.75) + 1.8, len(methods) * (tallest * HIGH + 0.95) + 0.9)
+    size = (len(tasks) * (len(lengths) * CELL_WIDTH + 0.75) + 1.8, len(methods) * (tallest * CELL_HEIGHT + 0.95) + 0.9)
     figure = Figure(figsize=(max(size[0], 5.5), size[1]), layout="constrained")
     axes = figure.subplots(len(methods), len(tasks), squeeze=False)
     scale = _scale(methods)
@@ -71,8 +71,8 @@ def _panel(
             if cell is not None:
                 value = cell["difference"]
                 dark = value is not None and abs(scale(value) - 0.5) > 0.35
-                figures = f"{'–' if value is None else f'{value:+.2f}'}\n{100 * cell['right']:.0f} %"
-                ax.text(x, y, figures, ha="center", va="center", fontsize=7.5, color="white" if dark else "black")
+                caption = f"{'–' if value is None else f'{value:+.2f}'}\n{100 * cell['right']:.0f} %"
+                ax.text(x, y, caption, ha="center", va="center", fontsize=7.5, color="white" if dark else "black")
     ax.grid(visible=False)
     ax.spines[:].set_visible(False)
     ax.tick_params(length=0, labelsize=8)

@@ -40,9 +40,9 @@ class Haystack:
         start = draw.random()
         puzzle = task.make(draw, depth or 0.0)
         before = self.pretrained.first_tokens
-        facts = [(at, self.pretrained.content_ids(f"\n{fact}\n")) for at, fact in puzzle.facts]
+        needles = [(at, self.pretrained.content_ids(f"\n{sentence}\n")) for at, sentence in puzzle.needles]
         question, answer = self._ending(puzzle)
-        taken = len(before) + sum(len(ids) for _, ids in facts) + len(question) + len(answer)
+        taken = len(before) + sum(len(ids) for _, ids in needles) + len(question) + len(answer)
         count = length - taken
         if count < SHORTEST:
             raise InputError(
@@ -56,7 +56,7 @@ class Haystack:
             )
         first = int(start * (len(self.tokens) - count + 1))
         text = self.tokens[first : first + count]
-        return Prompt([*before, *self._with_facts(text, facts), *question], answer)
+        return Prompt([*before, *self._with_needles(text, needles), *question], answer)
 
     def _ending(self, puzzle: Puzzle) -> tuple[list[int], list[int]]:
         """The tokens of question and answer, as the tokenizer makes them of both together where it can."""
@@ -66,13 +66,13 @@ class Haystack:
             return question, both[len(question) :]
         return question, self.pretrained.content_ids(puzzle.answer)
 
-    def _with_facts(self, text: list[int], facts: Sequence[tuple[float, list[int]]]) -> list[int]:
+    def _with_needles(self, text: list[int], needles: Sequence[tuple[float, list[int]]]) -> list[int]:
         """The text with each fact after the sentence that ends before its depth."""
         tokens: list[int] = []
         done = 0
-        for depth, fact in sorted(facts, key=lambda each: each[0]):
+        for depth, needle in sorted(needles, key=lambda each: each[0]):
             at = max(done, self._sentence_end(text, round(depth * len(text))))
-            tokens += text[done:at] + fact
+            tokens += text[done:at] + needle
             done = at
         return tokens + text[done:]
 

@@ -1,8 +1,8 @@
 """Retrieval tasks: facts to put into a text, a question about them, and its answer.
 
-Everything is made from a random generator. The numbers and the made-up words are not in the text, so only the facts
-have the answer. The tasks follow Mohtashami and Jaggi 2023, arXiv 2305.16300 (passkey), and RULER (Hsieh et al. 2024,
-arXiv 2404.06654: several keys, variable tracking, frequent words).
+Everything is made from a random generator. The numbers and the made-up words are unlikely in the text, so only the
+facts have the answer. The tasks follow Mohtashami and Jaggi 2023, arXiv 2305.16300 (passkey), and Hsieh et al. 2024,
+"RULER", arXiv 2404.06654 (several keys, variable tracking, frequent words).
 """
 
 import random
@@ -12,30 +12,17 @@ from dataclasses import dataclass
 KEYS = 4  # facts of the task `keys`
 CHAIN = 3  # variables that have one value
 COUNTS = (8, 4, 2)  # how often each word of the task `frequent` is named
-NAMES = (
-    "amber",
-    "birch",
-    "cobalt",
-    "daisy",
-    "ember",
-    "fennel",
-    "garnet",
-    "hazel",
-    "indigo",
-    "jasmine",
-    "maple",
-    "opal",
-)
+NAMES = ("amber", "birch", "cobalt", "daisy", "ember", "fennel", "garnet", "hazel", "indigo", "maple", "opal")
 
 
 @dataclass(frozen=True)
 class Puzzle:
-    """Facts with their depths, the question that ends the prompt, and the answer that continues it.
+    """Needles, the facts to find, with their depths; the question at the end of the prompt, and the answer after it.
 
     A depth is where a fact stands in the text: 0 at its beginning, 1 at its end.
     """
 
-    facts: list[tuple[float, str]]
+    needles: list[tuple[float, str]]
     question: str
     answer: str
 
@@ -64,10 +51,10 @@ def keys(draw: random.Random, depth: float) -> Puzzle:
     """Several keys with names; the one that is asked for is at the depth, the others are at random."""
     names = draw.sample(NAMES, KEYS)
     values = {name: _number(draw) for name in names}
-    facts = [(draw.random(), f"The {name} key is: {values[name]}.") for name in names[1:]]
+    needles = [(draw.random(), f"The {name} key is: {values[name]}.") for name in names[1:]]
     asked = names[0]
     return Puzzle(
-        [*facts, (depth, f"The {asked} key is: {values[asked]}.")],
+        [*needles, (depth, f"The {asked} key is: {values[asked]}.")],
         f"What is the {asked} key? The {asked} key is:",
         f" {values[asked]}",
     )
@@ -76,13 +63,13 @@ def keys(draw: random.Random, depth: float) -> Puzzle:
 def variables(draw: random.Random, depth: float) -> Puzzle:
     """Two chains X1 = number, X2 = X1, X3 = X2, in their order; the one that is asked for begins at the depth."""
     names = [f"X{number}" for number in draw.sample(range(10, 100), 2 * CHAIN)]
-    value, facts = _number(draw), []
+    value, needles = _number(draw), []
     for chain, start, first in ((names[:CHAIN], depth, value), (names[CHAIN:], draw.random(), _number(draw))):
         for step, name in enumerate(chain):
             at = start + (1 - start) * step / CHAIN
-            facts.append((at, f"The variable {name} is: {chain[step - 1] if step else first}."))
+            needles.append((at, f"The variable {name} is: {chain[step - 1] if step else first}."))
     last = names[CHAIN - 1]
-    return Puzzle(facts, f"Which number is the variable {last}? As a number, the variable {last} is:", f" {value}")
+    return Puzzle(needles, f"Which number is the variable {last}? As a number, the variable {last} is:", f" {value}")
 
 
 def frequent(draw: random.Random, depth: float) -> Puzzle:
