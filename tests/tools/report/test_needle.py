@@ -134,8 +134,23 @@ def test_colours_are_symmetric_and_noise_is_pale(figure):
     assert {(ax.images[0].norm.vmin, ax.images[0].norm.vmax) for ax in panels(pale)} == {(-0.1, 0.1)}
 
 
-def test_figures_stay_inside_the_picture(figure):
+def test_a_difference_that_rounds_to_0_has_no_minus():
+    report = sample.report()
+    report["methods"][1]["cells"][0]["difference"] = -0.001
+    assert panels(grid(report))[0].texts[0].get_text() == "+0.00\n100 %"
+
+
+@pytest.mark.parametrize("methods", [2, 4])
+def test_figures_stay_inside_the_picture(methods):
+    report = sample.report()
+    report["methods"] = report["methods"][:methods]
+    with drawing.look():
+        figure = grid(report)
+        FigureCanvasAgg(figure).draw()
     renderer = FigureCanvasAgg(figure).get_renderer()
+    label = figure.axes[-1].yaxis.label.get_window_extent(renderer)
+    assert figure.bbox.y0 <= label.y0
+    assert label.y1 <= figure.bbox.y1
     for ax in panels(figure):
         for text in ax.texts:
             box = text.get_window_extent(renderer)

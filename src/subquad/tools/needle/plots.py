@@ -30,7 +30,7 @@ def grid(report: NeedleReport) -> Figure:
     depths = {task: _depths(report, task) for task in tasks}
     tallest = max(map(len, depths.values()))
     size = (len(tasks) * (len(lengths) * CELL_WIDTH + 0.75) + 1.8, len(methods) * (tallest * CELL_HEIGHT + 0.95) + 0.9)
-    figure = Figure(figsize=(max(size[0], 5.5), size[1]), layout="constrained")
+    figure = Figure(figsize=(max(size[0], 5.5), max(size[1], 3.2)), layout="constrained")
     axes = figure.subplots(len(methods), len(tasks), squeeze=False)
     scale = _scale(methods)
     image: Any = None
@@ -42,7 +42,7 @@ def grid(report: NeedleReport) -> Figure:
         top.set_title(task, fontsize=10, loc="left")
         bottom.set_xlabel("tokens", fontsize=8.5)
     bar = figure.colorbar(image, ax=axes, shrink=min(1.0, 0.9 / len(methods) + 0.2), aspect=25, pad=0.015)
-    bar.set_label("log-likelihood minus exact's, nats per token", fontsize=8.5)
+    bar.set_label("difference, nats per token", fontsize=8.5)
     bar.ax.tick_params(labelsize=8)
     return drawing.titled(figure, report["model"]["name"], "retrieval from long prompts, against exact attention")
 
@@ -71,7 +71,7 @@ def _panel(
             if cell is not None:
                 value = cell["difference"]
                 dark = value is not None and abs(scale(value) - 0.5) > 0.35
-                caption = f"{'–' if value is None else f'{value:+.2f}'}\n{100 * cell['right']:.0f} %"
+                caption = f"{'–' if value is None else f'{round(value, 2) + 0.0:+.2f}'}\n{100 * cell['right']:.0f} %"
                 ax.text(x, y, caption, ha="center", va="center", fontsize=7.5, color="white" if dark else "black")
     ax.grid(visible=False)
     ax.spines[:].set_visible(False)
