@@ -20,7 +20,7 @@ def oracle_of(methods: Iterable[Method], length: int) -> tuple[Method, OracleTop
 
 
 def mean_exact_keys(method: ByHalves, length: int) -> float:
-    """How many keys a query of a prompt meets exactly, on average: those in its block, and top keys of its rectangles.
+    """The mean number of keys that a query meets exactly: those in its block, and the top keys of its rectangles.
 
     The last queries meet all keys before them.
     """
