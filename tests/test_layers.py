@@ -33,7 +33,15 @@ LEVELS = [
 LEVEL = {name: level for level, name in enumerate(LEVELS)}
 MAY_IMPORT = {
     "transformers": {"hf", "tools", "research"},
-    "matplotlib": {"tools/report", "tools/bench", "tools/compare", "tools/inspect", "tools/plan", "research/papers"},
+    "matplotlib": {
+        "tools/report",
+        "tools/bench",
+        "tools/compare",
+        "tools/inspect",
+        "tools/needle",
+        "tools/plan",
+        "research/papers",
+    },
     "triton": {"triton.py", "triton"},
     "ray": {"tools/runs"},
     "optuna": {"research/tuning"},

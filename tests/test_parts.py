@@ -57,7 +57,7 @@ def test_tools_work_without_research(without_research):
     python(without_research, "-c", ALL_MODULES, str(without_research))
     said = python(without_research, "-m", "subquad", "--help")
     listed = {line.strip("│ ").partition(" ")[0] for line in said.splitlines()}
-    assert {"compare", "plan", "calibrate", "bench", "inspect", "report"} <= listed
+    assert {"compare", "plan", "calibrate", "bench", "inspect", "needle", "report"} <= listed
     assert not {"train", "tune", "reproduce"} & listed
     words = ["bench", "--lengths", "64", "--methods", "clustered:clusters=4", "--out", "bench"]
     assert "clustered:clusters=4" in python(without_research, "-m", "subquad", *words)

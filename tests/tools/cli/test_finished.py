@@ -15,16 +15,19 @@ from subquad.tools.compare import run as compare
 from subquad.tools.compare.command import COMPARE
 from subquad.tools.inspect import run as inspect
 from subquad.tools.inspect.command import INSPECT
+from subquad.tools.needle import run as retrieval
+from subquad.tools.needle.command import NEEDLE
 from subquad.tools.plan import run as planning
 from subquad.tools.plan.command import PLAN
-from subquad.tools.runs.settings import CompareSettings, InspectSettings, PlanSettings
-from tests.tools.report import sample, sample_inspect, sample_plan
+from subquad.tools.runs.settings import CompareSettings, InspectSettings, NeedleSettings, PlanSettings
+from tests.tools.report import sample, sample_inspect, sample_needle, sample_plan
 
 run = CliRunner().invoke
 OF = {
     "compare": (COMPARE, CompareSettings, sample.encoder, "Recommendation"),
     "plan": (PLAN, PlanSettings, sample_plan.report, "attention plan"),
     "inspect": (INSPECT, InspectSettings, sample_inspect.report, "what methods choose"),
+    "needle": (NEEDLE, NeedleSettings, sample_needle.report, "retrieval from long prompts"),
 }
 
 
@@ -35,7 +38,7 @@ def nothing_is_measured(monkeypatch):
     def begun(*_):
         raise compare.InputError("measured again")
 
-    for module, name in ((compare, "measure"), (inspect, "measure"), (planning, "make")):
+    for module, name in ((compare, "measure"), (inspect, "measure"), (retrieval, "measure"), (planning, "make")):
         monkeypatch.setattr(module, name, begun)
         monkeypatch.setattr(module, "check_model", lambda name, device: None)
 

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 from subquad.tools.cli.kinds import kind_of
 from subquad.tools.cli.main import app
 from subquad.tools.cli.plugins import kinds
-from tests.tools.report import sample, sample_bench, sample_inspect, sample_plan
+from tests.tools.report import sample, sample_bench, sample_inspect, sample_needle, sample_plan
 
 RECORDS = Path(__file__).parents[1] / "report" / "records"  # of small runs, as their commands wrote them
 run = CliRunner().invoke
@@ -19,6 +19,7 @@ SAMPLES = {
     "plan": ("report.json", sample_plan.report, "attention plan"),
     "bench": ("bench.json", sample_bench.report, "forward, float32"),
     "inspect": ("results.json", sample_inspect.report, "what methods choose"),
+    "needle": ("report.json", sample_needle.report, "retrieval from long prompts"),
 }
 
 

@@ -47,6 +47,9 @@ MAKERS = {
     "masked": lambda: hf.BertForMaskedLM(hf.BertConfig(**BERT)),
     "nan": lambda: _nan(hf.BertModel(hf.BertConfig(**BERT))),
     "gpt2": lambda: hf.GPT2LMHeadModel(hf.GPT2Config(vocab_size=200, n_embd=32, n_layer=2, n_head=4, n_positions=64)),
+    "llama": lambda: hf.LlamaForCausalLM(
+        hf.LlamaConfig(**SIZES | {"max_position_embeddings": 512, "pad_token_id": 0}, num_key_value_heads=2)
+    ),
     "modernbert": lambda: hf.ModernBertModel(
         hf.ModernBertConfig(
             **BERT | {"num_hidden_layers": 3},
@@ -71,5 +74,5 @@ def save(name: str, folder: Path) -> Path:
         if parameter.ndim > 1:
             parameter.data.mul_(15.0)
     model.save_pretrained(folder)
-    tokenizer(special=name != "gpt2").save_pretrained(folder)
+    tokenizer(special=name not in ("gpt2", "llama")).save_pretrained(folder)
     return folder

@@ -103,4 +103,4 @@ def _list(as_json: bool) -> None:
         say(f"{name:<24} {one.title} ({one.source})", console)
 
 
-COMMAND = Command(reproduce, position=8, kinds=(REPRODUCE,))
+COMMAND = Command(reproduce, position=9, kinds=(REPRODUCE,))

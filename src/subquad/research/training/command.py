@@ -117,4 +117,4 @@ def _how_to_go_on(out: Path) -> str:
     return f"--resume continues from step {step:,}" if step else "there is no checkpoint yet, so --resume starts again"
 
 
-COMMAND = Command(train, position=6, kinds=(TRAIN,))
+COMMAND = Command(train, position=7, kinds=(TRAIN,))

@@ -87,4 +87,4 @@ def _words(
     return words if device == "cpu" else [*words, "--device", device]
 
 
-COMMAND = Command(tune, position=7, kinds=(TUNE,))
+COMMAND = Command(tune, position=8, kinds=(TUNE,))

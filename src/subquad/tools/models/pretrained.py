@@ -85,6 +85,11 @@ class Pretrained:
         before, after = self._specials()
         return [*before, *ids[: max(length - len(before) - len(after), 0)], *after]
 
+    @property
+    def first_tokens(self) -> list[int]:
+        """The special tokens that a prompt begins with."""
+        return self._specials()[0]
+
     def _specials(self) -> tuple[list[int], list[int]]:
         probe = self.content_ids("a")
         whole = self.tokenizer("a", verbose=False)["input_ids"]

@@ -1,4 +1,4 @@
-"""The settings of compare, bench, inspect and calibrate, with their options on the command line."""
+"""The settings of compare, bench, inspect, needle and calibrate, with their options on the command line."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -44,6 +44,9 @@ INSPECTED = (  # "{buckets}" is what --buckets says
     "lha:buckets={buckets}",
 )
 BENCHED = ("clustered", "i-clustered")
+NEEDLE_METHODS = ("clustered-tail", "local:window=512+keep")
+NEEDLE_TASKS = ("passkey", "keys", "variables", "frequent")
+NEEDLE_LENGTHS = (2048, 4096, 8192)
 BACKWARD = "forward+backward"
 PASSES = ("forward", BACKWARD)
 QUICK = {"lengths": (256, 1024, 4096), "passes": PASSES[:1]}  # of a quick benchmark where nothing else is said
@@ -86,6 +89,13 @@ def _whole(text: str) -> int:
         return int(text)
     except ValueError:
         raise InputError(f"length {text!r} is not a whole number; lengths are written as 512,1024") from None
+
+
+def _depths(text: str) -> tuple[float, ...]:
+    try:
+        return tuple(map(float, _listed(text)))
+    except ValueError:
+        raise InputError(f"--depths {text!r} are not numbers; depths are written as 0,0.5,1") from None
 
 
 @dataclass(frozen=True)
@@ -217,6 +227,42 @@ class InspectSettings:
     spectrum: bool = option(False, "Also show the singular values of exact attention's weights.")
     device: str = option("cpu", DEVICE)
     seed: int = 0
+
+
+@dataclass(frozen=True)
+class NeedleSettings:
+    """What to hide in which prompts, and which attention has to retrieve it."""
+
+    model: str | None = option(
+        "demo-decoder", **(MODEL | {"help": "Hub id or folder of a causal language model, or demo-decoder."})
+    )
+    text: tuple[Path, ...] = option((), TEXT)
+    column: str = option("text", COLUMN)
+    tasks: tuple[str, ...] = option(
+        NEEDLE_TASKS,
+        "passkey, keys, variables, frequent; separated by commas.",
+        read=_listed,
+        shown=",".join(NEEDLE_TASKS),
+    )
+    methods: tuple[str, ...] = option(NEEDLE_METHODS, f"{METHODS} Default: {' '.join(NEEDLE_METHODS)}.")
+    lengths: tuple[int, ...] | None = option(
+        None,
+        "Lengths of prompts with their answers in tokens, separated by commas; default: 2048, 4096 and 8192 as far as "
+        "the model's positions reach.",
+        read=_lengths,
+    )
+    depths: tuple[float, ...] = option(
+        (0.0, 0.25, 0.5, 0.75, 1.0),
+        "Where the fact stands: 0 at the beginning of the text, 1 at its end; separated by commas.",
+        read=_depths,
+        shown="0,0.25,0.5,0.75,1",
+    )
+    samples: int = option(2, "Prompts of each task, length and depth.")
+    oracle_length: int = option(
+        2048, "Longest prompt that the oracle reads, one of each task and depth; it is slow; 0: no oracle."
+    )
+    device: str = option("cpu", DEVICE)
+    seed: int = option(0, "Random seed of the facts, and of the places in the text.")
 
 
 @dataclass(frozen=True)

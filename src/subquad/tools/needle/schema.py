@@ -1,0 +1,44 @@
+"""The shape of `report.json` of `subquad needle`, which its tables and plots are made from."""
+
+from typing import Any, Literal, TypedDict
+
+KIND, SCHEMA = "subquad needle", 1
+
+Role = Literal["exact", "measured", "oracle"]
+
+
+class NeedleCell(TypedDict):
+    """The prompts of one task with one length and depth, through one method."""
+
+    task: str
+    length: int
+    depth: float | None  # None: the facts are all over the text
+    samples: int
+    log_likelihood: float | None  # of the answers, in nats per token: mean over the samples; None: not finite
+    difference: float | None  # to exact attention on the same prompts; 0 for exact attention itself
+    right: float  # share of the answers that greedy decoding gives
+
+
+class NeedleMethod(TypedDict):
+    """One method, or the oracle."""
+
+    method: str
+    role: Role
+    settings: dict[str, Any]  # Method.to_dict(); of the oracle, its keys by length
+    cells: list[NeedleCell]
+
+
+class NeedleReport(TypedDict):
+    """All of `report.json`."""
+
+    kind: str  # KIND
+    schema: int  # SCHEMA
+    created: str  # ISO 8601, UTC
+    command: str
+    versions: dict[str, str]
+    hardware: dict[str, str]
+    settings: dict[str, Any]  # tasks, lengths, depths, samples, oracle_length, seed
+    model: dict[str, Any]
+    text: dict[str, Any]
+    methods: list[NeedleMethod]
+    notes: list[str]

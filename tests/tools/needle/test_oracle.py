@@ -1,0 +1,39 @@
+"""The oracle has as many keys as the method meets exactly."""
+
+import pytest
+
+from subquad.methods import parse_method
+from subquad.tools.needle.oracle import mean_exact_keys, oracle_of
+
+
+@pytest.mark.parametrize("length", [64, 65, 128, 200, 333, 512])
+@pytest.mark.parametrize("last", [0, 16])
+def test_exact_keys_are_those_of_the_block_and_of_one_rectangle_for_each_bit_of_its_number(length, last):
+    method = parse_method(f"clustered-tail:block=64,last={last},topk=10,clusters=5")
+    counts = [i % 64 + 1 + 10 * (i // 64).bit_count() for i in range(length)]
+    counts = [i + 1 if i >= length - last else count for i, count in enumerate(counts)]
+    assert mean_exact_keys(method, length) == pytest.approx(sum(counts) / length)
+
+
+def test_top_keys_grow_with_the_rectangle_if_their_number_is_not_set():
+    method = parse_method("clustered-tail:block=64,last=0")
+    counts = [i % 64 + 1 + sum(4 * 8 * 2 ** (bit / 2) for bit in (0, 2) if i // 64 >> bit & 1) for i in range(64 * 6)]
+    counts = [count + (4 * 8 * 2**0.5 if i // 64 >> 1 & 1 else 0) for i, count in enumerate(counts)]
+    assert mean_exact_keys(method, 64 * 6) == pytest.approx(sum(counts) / len(counts), abs=0.5)
+
+
+def test_there_are_no_more_top_keys_than_keys():
+    method = parse_method("clustered-tail:block=64,last=0,topk=1000")
+    assert mean_exact_keys(method, 256) == pytest.approx(257 / 2)
+
+
+def test_a_prompt_of_one_block_is_exact():
+    assert mean_exact_keys(parse_method("clustered-tail:block=64"), 50) == pytest.approx(51 / 2)
+
+
+def test_the_oracle_is_that_of_the_first_method_with_top_keys_by_halves():
+    methods = [parse_method(text) for text in ("local", "clustered", "i-clustered:topk=7,block=8,last=0", "lha-tail")]
+    matched, oracle = oracle_of(methods, 64)
+    assert matched == methods[2]
+    assert oracle.topk == round(4.5 + 7 * 1.5)
+    assert oracle_of(methods[:2], 64) is None
