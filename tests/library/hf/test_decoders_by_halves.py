@@ -135,9 +135,12 @@ def test_windowed_layers_are_left_where_the_others_are_swapped():
     refused = sq.hf.refusals(model, HALVES)
     assert sorted(refused) == [0, 2]
     assert "window" in refused[0]
-    sq.hf.swap(model, {1: HALVES, 3: HALVES})
+    swapped = sq.hf.swap(model, HALVES)
+    assert [swapped.methods[n].is_exact for n in range(4)] == [True, False, True, False]
     with torch.no_grad():
         found = model(prompt(40)).logits
+        sq.hf.swap(model, {1: HALVES, 3: HALVES})
+        torch.testing.assert_close(found, model(prompt(40)).logits, atol=0, rtol=0)
         sq.hf.restore(model)
         exact = model(prompt(40)).logits
     assert found.isfinite().all()
