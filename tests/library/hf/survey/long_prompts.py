@@ -20,11 +20,14 @@ LENGTH, PADS, LATE = 27, 9, 10  # tokens of a prompt, of which so many are paddi
 EXACT = "clustered-tail:topk=1000,block=8,last=3"
 COARSE = "clustered-tail:clusters=3,topk=3,cells=2,bits=15,block=8,last=3"
 
+ROUNDING = 1e-5  # what the same attention in another order may differ by, as a share of the largest number
+
 Inputs = dict[str, Tensor]
 
 
 def by_halves(model: PreTrainedModel) -> dict[str, Any] | None:
     """The status of a decoder by halves and what it rests on, as data for JSON; None for what is no decoder."""
+    model.set_attn_implementation("eager")
     try:
         swapped = sq.hf.swap(model, EXACT)
     except ValueError as error:
@@ -34,35 +37,46 @@ def by_halves(model: PreTrainedModel) -> dict[str, Any] | None:
     if not any(layer.causal for layer in swapped.layers):
         return None
     notes: dict[str, str] = {}
+    inputs = example_inputs(model, length=LENGTH, images=False)
+    statuses = _at_the_exact_limit(model, inputs, notes) | _of_few_keys(model, inputs, notes)
     layers = [layer.number for layer in swapped.layers if not swapped.methods[layer.number].is_exact]
     result: dict[str, Any] = {"status": "equal", "layers": [len(layers), len(swapped.layers)], "checks": notes}
-    inputs = example_inputs(model, length=LENGTH, images=False)
+    wrong = {name: status for name, status in statuses.items() if status != "equal"}
+    if wrong:
+        name, result["status"] = next(iter(wrong.items()))
+        result["reason"] = f"{name}: {notes[name]}"
+    return result
+
+
+def _at_the_exact_limit(model: PreTrainedModel, inputs: Inputs, notes: dict[str, str]) -> dict[str, str]:
+    """The status of each comparison with the model's own attention."""
     checks = _own(model, inputs, notes)
-    own, apart = forward_quietly(model, inputs), _apart(model, inputs)
     sq.hf.swap(model, EXACT)
     found = {check.name: status_of(check, notes) for check in checks}
     sq.hf.restore(model)
     for check in checks:  # some models remember a call, so that their own attention then gives something else
         if found[check.name][0] == "silently wrong" and _gives(check, found[check.name][1]):
             found[check.name], notes[check.name] = ("equal", None), "equal to its own attention after the same calls"
-    statuses = {name: status for name, (status, _) in found.items()}
+    return {name: status for name, (status, _) in found.items()}
+
+
+def _of_few_keys(model: PreTrainedModel, inputs: Inputs, notes: dict[str, str]) -> dict[str, str]:
+    """Whether few clusters and keys change the outputs, and each prompt of a padded batch is what it is alone."""
+    own, apart = _outputs(model, inputs), _apart(model, inputs)
     sq.hf.swap(model, COARSE)
+    statuses: dict[str, str] = {}
     try:
-        if farthest(own, forward_quietly(model, inputs))[0] <= TOLERANCE:
-            statuses["coarse"], notes["coarse"] = "no effect", "few clusters and keys change nothing"
+        if farthest(own, _outputs(model, inputs))[0] <= ROUNDING:
+            statuses["few keys"], notes["few keys"] = "no effect", "few clusters and keys change nothing"
         if apart is None or apart > TOLERANCE:
-            notes["left padding"] = f"not compared: its own attention differs ({apart})"
+            notes["left padding"] = "not compared: its own attention differs, or it takes no positions"
         else:
             distance = _apart(model, inputs)
-            notes["left padding"] = f"{distance:.1e}"
+            notes["left padding"] = "fails" if distance is None else f"{distance:.1e}"
             statuses["left padding"] = "equal" if distance is not None and distance <= TOLERANCE else "silently wrong"
     finally:
         sq.hf.restore(model)
-    wrong = {name: status for name, status in statuses.items() if status != "equal"}
-    if wrong:
-        name, result["status"] = next(iter(wrong.items()))
-        result["reason"] = f"{name}: {notes[name]}"
-    return result
+    return statuses
 
 
 def _own(model: PreTrainedModel, inputs: Inputs, notes: dict[str, str]) -> list[Check]:
@@ -94,8 +108,7 @@ def _gives(check: Check, have: Outputs) -> bool:
 
 
 @torch.no_grad()
-def forward_quietly(model: PreTrainedModel, inputs: Inputs) -> Outputs:
-    """`forward` without gradients."""
+def _outputs(model: PreTrainedModel, inputs: Inputs) -> Outputs:
     return forward(model, inputs)
 
 
@@ -117,8 +130,13 @@ def _tokens_of(outputs: Outputs, padded: Inputs) -> Outputs:
 
 @torch.no_grad()
 def _apart(model: PreTrainedModel, inputs: Inputs) -> float | None:
-    """How far a left-padded batch is from each prompt alone; None where the model does not run on one."""
+    """How far a left-padded batch is from each prompt alone; None where it cannot be told.
+
+    Rotary queries form other clusters at other positions, so the model must take positions.
+    """
     padded = _padded(model, inputs)
+    if "position_ids" not in padded:
+        return None
     try:
         together = forward(model, padded)
         worst = 0.0
