@@ -90,7 +90,7 @@ def swap(
         model: any transformers model whose attention goes through the attention interface, or what holds one: a
             SentenceTransformer, a CrossEncoder, a pipeline, a PeftModel, a DataParallel, a module of your own.
         method: one method for every layer, except that layers with a window which the method does not have run "full",
-            which is exact attention inside their window; or a mapping from layer numbers (as `describe` counts them) or name
+            exact attention inside their window; or a mapping from layer numbers (as `describe` counts them) or name
             patterns ("encoder.*", as fnmatch reads them; later entries win) to methods. Layers that a mapping leaves
             out run "full": exact attention. A method that is bound already, with its learned parameters, is for one
             layer; others with learned parameters are bound here, with those that they start with. Or a plan, as

@@ -36,16 +36,31 @@ def by_halves(model: PreTrainedModel) -> dict[str, Any] | None:
     sq.hf.restore(model)
     if not any(layer.causal for layer in swapped.layers):
         return None
-    notes: dict[str, str] = {}
-    inputs = example_inputs(model, length=LENGTH, images=False)
+    inputs, notes = _prompts(model), dict[str, str]()
+    if inputs is None:
+        return {"status": "not surveyed", "reason": f"no prompts of {LENGTH} tokens"}
     statuses = _at_the_exact_limit(model, inputs, notes) | _of_few_keys(model, inputs, notes)
-    layers = [layer.number for layer in swapped.layers if not swapped.methods[layer.number].is_exact]
-    result: dict[str, Any] = {"status": "equal", "layers": [len(layers), len(swapped.layers)], "checks": notes}
+    causal = [swapped.methods[layer.number] for layer in swapped.layers if layer.causal]
+    layers = [sum(not method.is_exact for method in causal), len(causal)]
+    result: dict[str, Any] = {"status": "equal", "layers": layers, "checks": notes}
     wrong = {name: status for name, status in statuses.items() if status != "equal"}
     if wrong:
-        name, result["status"] = next(iter(wrong.items()))
+        name, result["status"] = min(wrong.items(), key=lambda item: item[1] == "no effect")
         result["reason"] = f"{name}: {notes[name]}"
     return result
+
+
+def _prompts(model: PreTrainedModel) -> Inputs | None:
+    """Two prompts, of text alone where the model takes that; None where it takes no such prompts."""
+    for images in (False, True):
+        try:
+            inputs = example_inputs(model, length=LENGTH, images=images)
+            _outputs(model, inputs)
+        except Exception:
+            continue
+        if "input_ids" in inputs:
+            return inputs
+    return None
 
 
 def _at_the_exact_limit(model: PreTrainedModel, inputs: Inputs, notes: dict[str, str]) -> dict[str, str]:
@@ -66,7 +81,7 @@ def _of_few_keys(model: PreTrainedModel, inputs: Inputs, notes: dict[str, str]) 
     sq.hf.swap(model, COARSE)
     statuses: dict[str, str] = {}
     try:
-        if farthest(own, _outputs(model, inputs))[0] <= ROUNDING:
+        if farthest(own, _outputs(model, inputs))[0] <= ROUNDING:  # as uniform weights, which clusters keep
             statuses["few keys"], notes["few keys"] = "no effect", "few clusters and keys change nothing"
         if apart is None or apart > TOLERANCE:
             notes["left padding"] = "not compared: its own attention differs, or it takes no positions"
@@ -90,11 +105,11 @@ def _own(model: PreTrainedModel, inputs: Inputs, notes: dict[str, str]) -> list[
         prompt = {name: value for name, value in padded.items() if name != "position_ids"}
         for cache in ("dynamic", "static"):
             add(checks, notes, f"generation, {cache} cache", lambda cache=cache: generated(model, prompt, cache))
-    early = lambda: _early(forward(model, _with_other_end(inputs)))  # noqa: E731
+    early = lambda: _early(forward(model, _with_other_end(inputs)), inputs)  # noqa: E731
     add(checks, notes, "other tokens behind", early)
     with torch.no_grad():
-        if checks[-1].name == "other tokens behind":
-            checks[-1].want = _early(forward(model, inputs))
+        if checks and checks[-1].name == "other tokens behind":
+            checks[-1].want = _early(forward(model, inputs), inputs)
             if farthest(checks[-1].want, early())[0] > TOLERANCE:
                 notes["other tokens behind"] = "not compared: its own attention differs"
                 del checks[-1]
@@ -163,8 +178,10 @@ def _with_other_end(inputs: Inputs) -> Inputs:
     return {**inputs, "input_ids": ids}
 
 
-def _early(outputs: Outputs) -> Outputs:
-    return {name: value[:, :-LATE] for name, value in outputs.items() if value.ndim > 2 and value.shape[1] == LENGTH}
+def _early(outputs: Outputs, inputs: Inputs) -> Outputs:
+    """The outputs that have a row for each token, before the tokens that change."""
+    by_token = {name: value for name, value in outputs.items() if value.shape[:2] == inputs["input_ids"].shape}
+    return {name: value[:, :-LATE] for name, value in by_token.items()}
 
 
 def _in_pieces(model: PreTrainedModel, inputs: Inputs) -> Outputs:

@@ -37,10 +37,19 @@ A comparison is left out if it fails with the model's own attention.
 *Equal* means that no tensor differs from that of the model's eager attention by more than 0.001 of its largest number.
 Where the model's default attention differs from its eager attention, either may be the reference.
 
-The last column of the first table is for decoders, and describes `sq.hf.swap(model, "clustered-tail")` with prompts of 27 tokens in blocks of 8 (see [Long prompts](how-to/long-prompts.md)).
-With more top keys than there are keys, the method is exact, and these must be the model's own: outputs without and with padding on the left, a prompt in two pieces on a cache, eight greedily generated tokens with both caches, and outputs before tokens that change.
-With three clusters and three keys, the outputs must differ, and each prompt of a batch that is padded on the left must be what it is alone; models without `position_ids` are left out of this, because rotary queries at other positions form other clusters.
-*In 1 of 2 layers* means that the other layers attend to a window, and are left exact.
+The last column of the first table is for decoders with [long prompts](how-to/long-prompts.md).
+It describes `sq.hf.swap(model, "clustered-tail")`, with prompts of 27 tokens in blocks of 8.
+With more top keys than there are keys the method is exact, and these must be the model's own:
+
+- outputs without padding and with padding on the left, and of a prompt in two pieces on a cache;
+- eight greedily generated tokens with a dynamic and a static cache;
+- outputs before tokens that change.
+
+With three clusters and three keys, outputs must differ, and each prompt of a left-padded batch must be what it is alone.
+Models without `position_ids` are left out of the latter: rotary queries at other positions form other clusters.
+*In 1 of 2 layers* means that the other causal layers attend to a window, and are left exact.
+*No effect* means that few keys change no output of the small model.
+Its keys are all 0 then, or only its last token gives an output.
 
 `sq.hf.refusals(model, method)` says whether a method other than `full` can run in a model.
 
@@ -55,8 +64,9 @@ def write(results: Mapping[str, Mapping[str, Any]], page: Path = PAGE) -> None:
     lines += [f"| {WORDS[status]} | {counts[status]:,} |\n" for status in WORDS if counts[status]]
     halves = Counter(r["by halves"]["status"] for r in results.values() if "by halves" in r)
     lines += [
-        f"\nOf {halves.total():,} model types with causal self-attention, {halves['equal']:,} run `clustered-tail` in long prompts, and "
-        f"{halves['refused']:,} refuse it with the reason.\n"
+        f"\nOf the {halves.total():,} model types with causal self-attention in the first table, {halves['equal']:,} "
+        f"run `clustered-tail` in long prompts, {halves['refused']:,} refuse it with the reason, "
+        f"{halves['no effect']:,} show no effect, and {halves['not surveyed']:,} take no prompts of 27 tokens.\n"
     ]
     for status, words in WORDS.items():
         types = sorted(t for t, r in results.items() if r["status"] == status)
@@ -80,6 +90,8 @@ def long_prompts(result: Mapping[str, Any]) -> str:
     halves = result.get("by halves")
     if halves is None:
         return ""
+    if halves["status"] in ("not surveyed", "no effect"):
+        return str(halves["status"])
     if halves["status"] != "equal":
         return f"{halves['status']}: {_short(halves['reason'])}"
     swapped, layers = halves["layers"]

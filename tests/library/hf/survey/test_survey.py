@@ -3,6 +3,8 @@
 The page is written by `python -m tests.library.hf.survey --out results.json --table`.
 """
 
+import re
+
 import pytest
 
 from tests.library.hf.survey.__main__ import LIMIT, died
@@ -54,7 +56,8 @@ def test_nothing_is_wrong_crashes_or_is_refused_late(page):
 
 def test_long_prompts_run_or_are_refused():
     said = documented_long_prompts()
-    assert {t: s for t, s in said.items() if s != "yes" and not s.startswith(("in ", "refused: "))} == {}
+    fine = re.compile(r"yes|in \d+ of \d+ layers|not surveyed|no effect|refused: .+")
+    assert {t: s for t, s in said.items() if not fine.fullmatch(s)} == {}
     assert said["llama"] == "yes"
     assert said["gemma3_text"] == "in 1 of 2 layers"
     assert said["gemma2"].startswith("refused: layer 1")
