@@ -38,11 +38,11 @@ def generated(model, ids, mask=None, **options):
     """The tokens, and the logits of each step."""
     mask = torch.ones_like(ids) if mask is None else mask
     torch.manual_seed(1)
-    found = model.generate(
+    output = model.generate(
         ids, attention_mask=mask, **{"max_new_tokens": 6, "do_sample": False, **options}, eos_token_id=None,
         return_dict_in_generate=True, output_logits=True,
     )  # fmt: skip
-    return found.sequences, torch.stack(found.logits)
+    return output.sequences, torch.stack(output.logits)
 
 
 def assert_same(have, want):

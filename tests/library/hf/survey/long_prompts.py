@@ -67,12 +67,12 @@ def _at_the_exact_limit(model: PreTrainedModel, inputs: Inputs, notes: dict[str,
     """The status of each comparison with the model's own attention."""
     checks = _own(model, inputs, notes)
     sq.hf.swap(model, EXACT)
-    found = {check.name: status_of(check, notes) for check in checks}
+    outcomes = {check.name: status_of(check, notes) for check in checks}
     sq.hf.restore(model)
     for check in checks:  # some models remember a call, so that their own attention then gives something else
-        if found[check.name][0] == "silently wrong" and _gives(check, found[check.name][1]):
-            found[check.name], notes[check.name] = ("equal", None), "equal to its own attention after the same calls"
-    return {name: status for name, (status, _) in found.items()}
+        if outcomes[check.name][0] == "silently wrong" and _gives(check, outcomes[check.name][1]):
+            outcomes[check.name], notes[check.name] = ("equal", None), "equal to its own attention after the same calls"
+    return {name: status for name, (status, _) in outcomes.items()}
 
 
 def _of_few_keys(model: PreTrainedModel, inputs: Inputs, notes: dict[str, str]) -> dict[str, str]:

@@ -45,7 +45,7 @@ With more top keys than there are keys the method is exact, and these must be th
 - eight greedily generated tokens with a dynamic and a static cache;
 - outputs before tokens that change.
 
-With three clusters and three keys, outputs must differ, and each prompt of a left-padded batch must be what it is alone.
+With three clusters and three keys, outputs must differ, and each prompt of a left-padded batch must be as it is alone.
 Models without `position_ids` are left out of the latter: rotary queries at other positions form other clusters.
 *In 1 of 2 layers* means that the other causal layers attend to a window, and are left exact.
 *No effect* means that few keys change no output of the small model.
