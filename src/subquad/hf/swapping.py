@@ -60,6 +60,9 @@ class Swapped:
             default = "(the model's own)"
             table.add_row(str(layer.number), layer.name, layer.kind, str(self.methods.get(layer.number, default)))
         lines = [as_text(table)]
+        exact = [layer for layer in self.layers if layer.window is not None and self._is_exact(layer)]
+        if exact and not all(map(self._is_exact, self.layers)):
+            lines.append(f"exact inside their window: {len(exact)} of {len(self.layers)} layers, which see no more")
         if self.keep is not None:
             lines.append(f"exact in every layer: {KEEPS[self.keep]}")
         if self.cut_at is not None:
@@ -67,6 +70,9 @@ class Swapped:
                 f"texts are still cut to max_seq_length={self.cut_at:,} tokens; sq.hf.extend_positions raises it"
             )
         return "\n".join(lines)
+
+    def _is_exact(self, layer: Layer) -> bool:
+        return layer.number not in self.methods or self.methods[layer.number].is_exact
 
 
 def swap(
@@ -83,7 +89,8 @@ def swap(
     Args:
         model: any transformers model whose attention goes through the attention interface, or what holds one: a
             SentenceTransformer, a CrossEncoder, a pipeline, a PeftModel, a DataParallel, a module of your own.
-        method: one method for every layer, or a mapping from layer numbers (as `describe` counts them) or name
+        method: one method for every layer, except that layers with a window which the method does not have run "full",
+            exact attention inside their window; or a mapping from layer numbers (as `describe` counts them) or name
             patterns ("encoder.*", as fnmatch reads them; later entries win) to methods. Layers that a mapping leaves
             out run "full": exact attention. A method that is bound already, with its learned parameters, is for one
             layer; others with learned parameters are bound here, with those that they start with. Or a plan, as
@@ -107,9 +114,10 @@ def swap(
 
     Raises:
         ValueError: with `parallel`, a model that is not right on a part of its tokens, with what differs; an
-            architecture outside the interface, a layer that cannot run its method (with the reason), an
-            unknown method, a number or pattern that names no layer, a method whose parameters need a longest input in a
-            model that sets none, or tokens to keep in cross-attention, in a windowed layer or by a method that cannot.
+            architecture outside the interface, a layer that cannot run its method (with the reason), a method without
+            windows in a model whose layers all have one, an unknown method, a number or pattern that names no layer, a
+            method whose parameters need a longest input in a model that sets none, or tokens to keep in
+            cross-attention, in a windowed layer or by a method that cannot.
         TypeError: no transformers model, and not what holds one.
     """
     wrapped, model = model, transformers_model(model)
@@ -331,7 +339,7 @@ def _assign(layers: list[Layer], method: AnyMethod | Mapping[Any, AnyMethod]) ->
             f"adapter in it, with sq.hf.load_adapter(model, {method!r})"
         )
     if not isinstance(method, Mapping):
-        return {layer.number: resolve(method) for layer in layers}
+        return _outside_windows(layers, resolve(method))
     if not method:
         raise ValueError("the mapping from layers to methods is empty")
     methods: dict[int, AnyMethod] = {layer.number: Full() for layer in layers}
@@ -344,6 +352,17 @@ def _assign(layers: list[Layer], method: AnyMethod | Mapping[Any, AnyMethod]) ->
             )
         methods.update(dict.fromkeys(chosen, wanted if isinstance(wanted, BoundMethod) else resolve(wanted)))
     return methods
+
+
+def _outside_windows(layers: list[Layer], method: Method) -> dict[int, AnyMethod]:
+    """The method in every layer, but exact attention in those with a window, where the method has none."""
+    windowed = {layer.number for layer in layers if layer.window is not None and not method.traits.window}
+    if len(windowed) == len(layers):
+        raise ValueError(
+            f"{method.label!r} has no window, and all {len(layers)} layers of this model attend to a window only (and "
+            "are cheap already): there is nothing to gain, so leave the model as it is"
+        )
+    return {layer.number: Full() if layer.number in windowed else method for layer in layers}
 
 
 def _names(key: int | str, layer: Layer) -> bool:

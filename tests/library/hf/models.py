@@ -139,6 +139,14 @@ def _mistral() -> Case:
     return _text(hf.MistralForCausalLM, config, side="left")
 
 
+def _gemma3() -> Case:
+    config = hf.Gemma3TextConfig(
+        **(TEXT | {"num_hidden_layers": 4}), num_key_value_heads=2, head_dim=8, sliding_window=6,
+        layer_types=["sliding_attention", "full_attention"] * 2, bos_token_id=1, eos_token_id=2,
+    )  # fmt: skip
+    return _text(hf.Gemma3ForCausalLM, config, side="left")
+
+
 def _gpt2() -> Case:
     config = hf.GPT2Config(
         vocab_size=VOCAB, n_embd=32, n_layer=2, n_head=4, n_positions=64, bos_token_id=1, eos_token_id=2, pad_token_id=0
@@ -177,6 +185,7 @@ BUILDERS: dict[str, Callable[[], Case]] = {
     "bart": _bart,
     "llama": _llama,
     "mistral": _mistral,
+    "gemma3": _gemma3,
     "gpt2": _gpt2,
     "opt": _opt,
     "qwen3": _qwen3,

@@ -124,20 +124,16 @@ def test_a_decoder_that_embeds_texts_gives_each_text_what_it_gets_alone(pooling,
 
 
 def test_windowed_layers_are_left_where_the_others_are_swapped():
-    config = transformers.Gemma3TextConfig(
-        vocab_size=VOCAB, hidden_size=32, intermediate_size=48, num_hidden_layers=4, num_attention_heads=4,
-        num_key_value_heads=2, head_dim=8, sliding_window=6, layer_types=["sliding_attention", "full_attention"] * 2,
-        max_position_embeddings=64, pad_token_id=0, bos_token_id=1, eos_token_id=2,
-    )  # fmt: skip
-    torch.manual_seed(0)
-    model = transformers.Gemma3ForCausalLM(config).eval()
-    model.set_attn_implementation("eager")
+    model = build("gemma3").model
     refused = sq.hf.refusals(model, HALVES)
     assert sorted(refused) == [0, 2]
     assert "window" in refused[0]
-    sq.hf.swap(model, {1: HALVES, 3: HALVES})
+    swapped = sq.hf.swap(model, HALVES)
+    assert [swapped.methods[n].is_exact for n in range(4)] == [True, False, True, False]
     with torch.no_grad():
         found = model(prompt(40)).logits
+        sq.hf.swap(model, {1: HALVES, 3: HALVES})
+        torch.testing.assert_close(found, model(prompt(40)).logits, atol=0, rtol=0)
         sq.hf.restore(model)
         exact = model(prompt(40)).logits
     assert found.isfinite().all()

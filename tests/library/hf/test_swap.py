@@ -126,12 +126,50 @@ def test_cross_attention_of_a_causal_decoder_refuses_methods_that_mix_queries(na
 def test_windowed_layers_refuse_clustered_attention_and_global_ones_take_it():
     case = build("modernbert")
     assert list(sq.hf.refusals(case.model, "clustered")) == [1, 2]
-    with pytest.raises(ValueError, match="has no window"):
-        sq.hf.swap(case.model, "clustered")
+    with pytest.raises(ValueError, match=r"layer 1 .*has no window"):
+        sq.hf.swap(case.model, {"*": "clustered"})
     sq.hf.swap(case.model, {0: "i-clustered:clusters=4,topk=64"})
     mine = case.output()
     sq.hf.restore(case.model)
     torch.testing.assert_close(mine, case.output(), atol=1e-5, rtol=1e-5)
+
+
+def test_one_method_leaves_windowed_layers_exact_and_the_table_shows_it():
+    case = build("modernbert")
+    own = case.output()
+    swapped = sq.hf.swap(case.model, "clustered:clusters=2")
+    assert [str(swapped.methods[n]) for n in range(3)] == ["clustered:clusters=2", "full", "full"]
+    assert str(swapped).splitlines()[-1] == "exact inside their window: 2 of 3 layers, which see no more"
+    assert str(sq.hf.describe(case.model)) == str(swapped)
+    assert not torch.allclose(case.output(), own, atol=1e-3)
+    sq.hf.swap(case.model, "i-clustered:clusters=4,topk=64")
+    torch.testing.assert_close(case.output(), own, atol=1e-5, rtol=1e-5)
+    assert "exact inside" not in str(sq.hf.swap(case.model, "full"))
+    sq.hf.restore(case.model)
+    assert "exact inside" not in str(sq.hf.describe(case.model))
+
+
+def test_a_model_with_windows_in_all_layers_has_nothing_to_gain():
+    case = build("mistral")
+    own = case.output()
+    with pytest.raises(ValueError, match=r"'clustered-tail' has no window, and all 2 layers .*: there is nothing to"):
+        sq.hf.swap(case.model, "clustered-tail")
+    torch.testing.assert_close(case.output(), own, atol=0, rtol=0)
+    sq.hf.swap(case.model, "local:window=5")  # it has windows
+
+
+def test_other_refusals_are_not_hidden_by_windows():
+    config = hf.Gemma2Config(
+        **TEXT, num_key_value_heads=2, head_dim=8, sliding_window=5, bos_token_id=1, eos_token_id=2,
+        layer_types=["sliding_attention", "full_attention"],
+    )  # fmt: skip
+    with pytest.raises(ValueError, match=r"layer 1 .*knows no capped logits, which this layer has"):
+        sq.hf.swap(hf.Gemma2ForCausalLM(config), "clustered-tail")
+
+
+def test_a_method_that_is_not_causal_is_refused_with_one_that_is():
+    with pytest.raises(ValueError, match=r"'nystrom' is not causal and this layer is.*; take one that is, such as 'cl"):
+        sq.hf.swap(build("llama").model, "nystrom")
 
 
 def test_an_architecture_outside_the_interface_is_refused_by_name():

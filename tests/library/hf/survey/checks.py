@@ -5,17 +5,20 @@ import os
 import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+import subquad as sq
 from subquad.hf.example_inputs import example_inputs
-from tests.library.hf.survey.outputs import farthest, farthest_gradient, forward, gradients
+from tests.library.hf.survey.outputs import TOLERANCE, farthest, farthest_gradient, forward, gradients
 
 LENGTH = 9
 TOKENS = 8
+OURS = str(Path(sq.__file__).parent)
 
 Outputs = dict[str, Tensor]
 
@@ -59,7 +62,7 @@ def checks_of(model: PreTrainedModel, notes: dict[str, str]) -> list[Check]:
         if side != "left" and checks and checks[-1].name == _named("outputs", side):
             defined = checks[-1].defined or {}
             run = lambda g=given, d=defined: gradients(model, g, d)  # noqa: E731
-            _add(checks, notes, _named("gradients", side), run, gradient=True)
+            add(checks, notes, _named("gradients", side), run, gradient=True)
     _add_generation(model, inputs, checks, notes)
     _add_packing(model, inputs["none"], checks, notes)
     return checks
@@ -74,7 +77,7 @@ def _add_outputs(
 ) -> None:
     given = inputs[side]
     before = len(checks)
-    _add(checks, notes, _named("outputs", side), lambda: forward(model, given))
+    add(checks, notes, _named("outputs", side), lambda: forward(model, given))
     if len(checks) == before:
         if side == "none":
             raise ValueError(notes["outputs"])
@@ -94,10 +97,11 @@ def _add_generation(
     given = inputs.get("none" if model.config.is_encoder_decoder else "left", inputs["none"])
     given = {k: v for k, v in given.items() if not k.startswith("decoder_")}
     for cache in ("dynamic", "static"):
-        _add(checks, notes, f"generation, {cache} cache", lambda c=cache: _generated(model, given, c))
+        add(checks, notes, f"generation, {cache} cache", lambda c=cache: generated(model, given, c))
 
 
-def _generated(model: PreTrainedModel, inputs: Mapping[str, Any], cache: str) -> Outputs:
+def generated(model: PreTrainedModel, inputs: Mapping[str, Any], cache: str) -> Outputs:
+    """Greedily generated tokens and their logits."""
     torch.manual_seed(0)
     options: dict[str, Any] = {"cache_implementation": "static"} if cache == "static" else {}
     if model.config.is_encoder_decoder and model.generation_config.decoder_start_token_id is None:
@@ -116,12 +120,13 @@ def _add_packing(model: PreTrainedModel, inputs: Mapping[str, Any], checks: list
     first = LENGTH // 2
     positions = torch.cat([torch.arange(first), torch.arange(LENGTH - first)])[None].expand(2, -1)
     packed = {**inputs, "position_ids": positions}
-    _add(checks, notes, "packing", lambda: forward(model, packed, use_cache=False))
+    add(checks, notes, "packing", lambda: forward(model, packed, use_cache=False))
 
 
-def _add(
+def add(
     checks: list[Check], notes: dict[str, str], name: str, run: Callable[[], Outputs], *, gradient: bool = False
 ) -> None:
+    """Add a comparison with what the model gives now; a note says so where it gives nothing to compare with."""
     check = Check(name, run, {}, gradient=gradient)
     try:
         check.want = check.again()
@@ -132,6 +137,26 @@ def _add(
         notes[name] = "not compared: its own attention gives NaN or infinity"
         return
     checks.append(check)
+
+
+def status_of(check: Check, notes: dict[str, str]) -> tuple[str, Any]:
+    """The status of one comparison, and what swapped attention gave."""
+    try:
+        have = check.again()
+    except Exception as error:
+        refused = _is_refusal(error)
+        notes[check.name] = f"{'refused' if refused else 'crashed'}: {told(error)}"
+        return "refused at first forward" if refused else "crashed", None
+    deviation, where = check.distance(have)
+    notes[check.name] = f"{deviation:.1e}" + (f" {where}" if deviation > TOLERANCE else "")
+    if deviation > TOLERANCE and check.valid is not None:
+        notes[check.name] += f"; {farthest(check.want, have, check.valid)[0]:.1e} at real tokens"
+    return "equal" if deviation <= TOLERANCE else "silently wrong", have
+
+
+def _is_refusal(error: Exception) -> bool:
+    frames = traceback.extract_tb(error.__traceback__)
+    return isinstance(error, ValueError | TypeError) and frames[-1].filename.startswith(OURS)
 
 
 def is_causal(model: PreTrainedModel, inputs: Mapping[str, Tensor]) -> bool:

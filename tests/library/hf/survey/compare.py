@@ -2,9 +2,7 @@
 
 import inspect
 import time
-import traceback
 import warnings
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,15 +11,15 @@ from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
 import subquad as sq
-from tests.library.hf.survey.checks import Check, checks_of, told
-from tests.library.hf.survey.outputs import TOLERANCE, farthest
+from tests.library.hf.survey.checks import Check, checks_of, status_of, told
+from tests.library.hf.survey.long_prompts import by_halves
+from tests.library.hf.survey.outputs import TOLERANCE
 from tests.library.hf.survey.zoo import has_no_interface, small_model
 
 STATUSES = (
     "equal", "silently wrong", "refused at swap", "refused at first forward", "crashed", "not on the interface",
     "cannot be built",
 )  # fmt: skip
-OURS = str(Path(sq.__file__).parent)
 
 
 def survey(model_type: str) -> dict[str, Any]:
@@ -36,6 +34,8 @@ def survey(model_type: str) -> dict[str, Any]:
             model = small_model(model_type)
             result["class"] = type(model).__name__
             _survey(model, result)
+            if result["status"] == "equal" and (halves := by_halves(model)) is not None:
+                result["by halves"] = halves
     except Exception as error:
         result["reason"] = told(error)
         if "class" not in result and has_no_interface(model_type):
@@ -60,7 +60,7 @@ def _survey(model: PreTrainedModel, result: dict[str, Any]) -> None:
         result["reason"] = told(error)
         return
     reached = _reached(model)
-    statuses = {check.name: _status(check, notes) for check in checks}
+    statuses = {check.name: status_of(check, notes) for check in checks}
     result["reached"] = len(reached)
     sq.hf.restore(model)
     for config, implementation in default:
@@ -94,26 +94,6 @@ def _reached(model: PreTrainedModel) -> set[str]:
         if on_interface(module):
             module.register_forward_hook(lambda *_, name=name: reached.add(name))
     return reached
-
-
-def _status(check: Check, notes: dict[str, str]) -> tuple[str, Any]:
-    """The status of one comparison, and what swapped attention gave."""
-    try:
-        have = check.again()
-    except Exception as error:
-        refused = _is_refusal(error)
-        notes[check.name] = f"{'refused' if refused else 'crashed'}: {told(error)}"
-        return "refused at first forward" if refused else "crashed", None
-    deviation, where = check.distance(have)
-    notes[check.name] = f"{deviation:.1e}" + (f" {where}" if deviation > TOLERANCE else "")
-    if deviation > TOLERANCE and check.valid is not None:
-        notes[check.name] += f"; {farthest(check.want, have, check.valid)[0]:.1e} at real tokens"
-    return "equal" if deviation <= TOLERANCE else "silently wrong", have
-
-
-def _is_refusal(error: Exception) -> bool:
-    frames = traceback.extract_tb(error.__traceback__)
-    return isinstance(error, ValueError | TypeError) and frames[-1].filename.startswith(OURS)
 
 
 def _is_default(check: Check, have: Any) -> bool:

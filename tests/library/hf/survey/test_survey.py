@@ -3,12 +3,14 @@
 The page is written by `python -m tests.library.hf.survey --out results.json --table`.
 """
 
+import re
+
 import pytest
 
 from tests.library.hf.survey.__main__ import LIMIT, died
 from tests.library.hf.survey.compare import STATUSES, survey
 from tests.library.hf.survey.pool import run_all
-from tests.library.hf.survey.table import documented
+from tests.library.hf.survey.table import documented, documented_long_prompts, long_prompts
 from tests.library.hf.survey.zoo import model_types
 
 # Those that were silently wrong, or whose poolers, convolutions or padded queries were, before masks came from what
@@ -39,6 +41,7 @@ def test_equal_or_refused_at_swap(model_type, page):
     result = survey(model_type)
     assert result["status"] in ("equal", "refused at swap"), result
     assert result["status"] == page[model_type], result
+    assert long_prompts(result) == documented_long_prompts().get(model_type, ""), result
 
 
 def test_the_page_has_every_model_type_once(page):
@@ -51,9 +54,21 @@ def test_nothing_is_wrong_crashes_or_is_refused_late(page):
     assert {t: s for t, s in page.items() if s in late} == {}
 
 
+def test_long_prompts_run_or_are_refused():
+    said = documented_long_prompts()
+    fine = re.compile(r"yes|in \d+ of \d+ layers|not surveyed|no effect|refused: .+")
+    assert {t: s for t, s in said.items() if not fine.fullmatch(s)} == {}
+    assert said["llama"] == "yes"
+    assert said["gemma3_text"] == "in 1 of 2 layers"
+    assert said["gemma2"].startswith("refused: layer 1")
+    assert "bert" not in said
+
+
 @pytest.mark.slow
 @pytest.mark.survey
 def test_every_model_type(page):
     """Two minutes on two quiet cores, and many times that on busy ones."""
     found = dict(run_all(survey, model_types(), 2, LIMIT, died))
     assert {t: r for t, r in found.items() if r["status"] != page[t]} == {}
+    said = {t: cell for t, r in found.items() if (cell := long_prompts(r))}
+    assert said == documented_long_prompts()
