@@ -20,7 +20,7 @@ from torch import Tensor
 
 from subquad.kernels.tokens.heads import repeat_heads
 from subquad.methods import Full, Method
-from subquad.methods.core.halves import BLOCK, LAST, rectangles_of
+from subquad.methods.core.halves import BLOCK, LAST
 from subquad.methods.core.method import Call, Partial, whole
 from subquad.tools.measure.capture import recorded
 from subquad.tools.measure.fidelity import relative_error

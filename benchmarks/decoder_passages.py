@@ -7,7 +7,7 @@ import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from subquad.methods import Method
 from subquad.tools.models.next_tokens import NextTokens, summed
@@ -17,7 +17,9 @@ from subquad.tools.models.pretrained import Pretrained, running
 MODEL = "demo-decoder"
 BOOKS = {"Moby-Dick": "Moby-Dick--Or-The-Whale_2701.txt", "Great Expectations": "Great-Expectations_1400.txt"}
 FOLDER = os.environ.get("SUBQUAD_DATA", "")
-SPREAD = 7  # evenly spread starts of passages of a book; the first, its preface, and the last, its licence, are not read
+SPREAD = (
+    7  # evenly spread starts of passages of a book; the first, its preface, and the last, its licence, are not read
+)
 HEAD = ("perplexity", "KL", "KL, last quarter", "same top token")
 
 
@@ -50,12 +52,10 @@ def measured(
         for name, method in missing.items():
             with running(pretrained.model, method):
                 runs[name] = pretrained.prefill([passage.tokens])
-            known |= pretrained.next_tokens([passage.tokens], runs, "exact")
-            del runs[name]
-            if figures is not None:
-                _append(figures, passage, name, known[name])
+        new = pretrained.next_tokens([passage.tokens], runs, "exact")
+        known |= new
         if figures is not None:
-            _append(figures, passage, "exact", known["exact"])
+            append(figures, passage, new)
     return {name: known[name] for name in ("exact", *methods)}
 
 
@@ -79,10 +79,12 @@ def _read(figures: Path, passage: Passage) -> Iterator[tuple[str, NextTokens]]:
             yield row["method"], NextTokens(*row["sums"])
 
 
-def _append(figures: Path, passage: Passage, name: str, sums: NextTokens) -> None:
-    row = {"book": passage.book, "number": passage.number, "tokens": len(passage.tokens), "method": name}
+def append(figures: Path, passage: Passage, sums: Mapping[str, NextTokens]) -> None:
+    """Write what was measured over a passage at the end of a file."""
+    about = {"book": passage.book, "number": passage.number, "tokens": len(passage.tokens)}
     with figures.open("a", encoding="utf-8") as file:
-        file.write(json.dumps(row | {"sums": sums.sums()}) + "\n")
+        for name, each in sums.items():
+            file.write(json.dumps({**about, "method": name, "sums": each.sums()}) + "\n")
 
 
 def figures_of(sums: NextTokens) -> list[str]:

@@ -24,9 +24,9 @@ ROPE_BASE = 100_000.0  # of SmolLM2
 class TailByRule(ClusteredTail):
     """`clustered-tail` by halves: cluster_factor·√n clusters, topk_factor·√m keys, and cells_factor·√m cells if set."""
 
-    cluster_factor: float = number(2.0, least=0)
-    topk_factor: float = number(4.0, least=0)
-    cells_factor: float = number(0.0, least=0)
+    cluster_factor: float = number(2.0, least=0.0)
+    topk_factor: float = number(4.0, least=0.0)
+    cells_factor: float = number(0.0, least=0.0)
 
     name: ClassVar[str] = "tail-by-rule"
 
