@@ -1,28 +1,27 @@
 """What each setting of causal by halves is worth in a decoder: next tokens beside exact attention, and multiply-adds.
 
-    python benchmarks/decoder_ablation.py [--data FOLDER] [--lengths 4096] [--groups sizes …] [--figures FILE] [--out F]
+    python benchmarks/decoder_ablation.py [--data FOLDER] [--lengths 4096] [--groups sizes …] [--prefills sizes …]
+        [--figures FILE] [--out FILE.md]
 
 FOLDER holds gutenberg/; the default is the environment variable SUBQUAD_DATA. Each variant changes the defaults of
-"clustered-tail" as its name says. What is measured is appended to FILE, and what is there is not measured again.
+"clustered-tail" as its name says. The error of the attention is measured for the variants of GROUPS, and the next
+tokens, which take a prefill of the whole model each, for those of PREFILLS. What is measured is appended to FILE, and
+what is there is not measured again.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 
 import decoder_passages
 import sheet
 import torch
-from decoder_passages import Passage
-from decoder_rules import TailByRule, TailOfVariant
+from decoder_passages import HEAD, LAYERS, MODEL, Figures, error_texts, next_token_texts
+from decoder_rules import WIDTH, TailByRule, TailOfVariant
 
-from subquad.methods import Full, Method
-from subquad.tools.measure.capture import recorded
-from subquad.tools.measure.fidelity import relative_error
-from subquad.tools.models.pretrained import Pretrained, load
+from subquad.tools.models.next_tokens import NextTokens
+from subquad.tools.models.pretrained import load
 
 LENGTHS = (4096,)
-LAYERS = (0, 7, 15, 22, 29)  # whose error is measured
 
 ABOUT = """\
 SmolLM2-135M-Instruct, every layer, beside exact attention; over {passages} of each length.
@@ -62,47 +61,33 @@ GROUPS: dict[str, dict[str, TailByRule]] = {
 }
 
 
-def errors(pretrained: Pretrained, passage: Passage, methods: Mapping[str, Method]) -> dict[str, float]:
-    """Of each method, the error of the attention, mean of `LAYERS`."""
-    with recorded(pretrained.model) as calls:
-        pretrained.prefill([passage.tokens])
-    found = dict.fromkeys(methods, 0.0)
-    with torch.inference_mode():
-        for inputs in (calls[number] for number in LAYERS):
-            exact = inputs.run(Full())
-            for name, method in methods.items():
-                found[name] += relative_error(inputs.run(method), exact) / len(LAYERS)
-    return found
-
-
-def table(
-    pretrained: Pretrained, chosen: Sequence[Passage], methods: Mapping[str, TailByRule], figures: Path | None
-) -> str:
-    """Work, next tokens and error of each variant over the passages."""
-    length = len(chosen[0].tokens)
-    found = [errors(pretrained, passage, methods) for passage in chosen]
-    rows = []
-    for name, *numbers in decoder_passages.rows(pretrained, chosen, methods, figures):
-        if name == "exact":
-            rows.append([name, f"{length**2 * 64 / 1e9:.3f}", *numbers, "0"])
-            continue
-        error = sum(each[name] for each in found) / len(found)
-        rows.append([name, f"{methods[name].products(length) / 1e9:.3f}", *numbers, f"{error:.4f}"])
-    return sheet.table(["variant", "work", *decoder_passages.HEAD, "error"], rows)
+def table(tokens: Mapping[str, list[NextTokens]], errors: Mapping[str, list[list[float]]], length: int) -> str:
+    """Work, next tokens where they are measured, and error of each variant."""
+    methods = {name: method for group in GROUPS.values() for name, method in group.items()}
+    rows = [["exact", f"{length**2 * WIDTH / 1e9:.3f}", *next_token_texts(tokens["exact"]), *["0"] * (len(LAYERS) + 1)]]
+    for name, numbers in errors.items():
+        texts = next_token_texts(tokens[name]) if name in tokens else [sheet.MISSING] * len(HEAD)
+        rows.append([name, f"{methods[name].products(length) / 1e9:.3f}", *texts, *error_texts(numbers)])
+    return sheet.table(["variant", "work", *HEAD, *(f"error in layer {layer}" for layer in LAYERS), "mean"], rows)
 
 
 def main() -> None:
     """Print a table for each length, and write them to a file where one is named."""
-    parser = sheet.arguments(__doc__ or "", LENGTHS, data=decoder_passages.FOLDER, passages=2, groups=tuple(GROUPS))
-    parser.add_argument("--figures", type=Path)
+    parser = decoder_passages.options(__doc__ or "", LENGTHS, groups=tuple(GROUPS), prefills=tuple(GROUPS))
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
-    pretrained = load(decoder_passages.MODEL)
-    methods = {name: method for group in arguments.groups for name, method in GROUPS[group].items()}
+    pretrained, figures = load(MODEL), Figures(arguments.figures)
+    methods, run = (
+        {name: method for group in groups for name, method in GROUPS[group].items()}
+        for groups in (arguments.groups, arguments.prefills)
+    )
     parts = [ABOUT.format(layers=LAYERS, passages=decoder_passages.count_of(arguments.passages))]
     for length in arguments.lengths:
         chosen = decoder_passages.passages(pretrained, arguments.data, length, arguments.passages)
-        parts += [f"## {length:,} tokens", table(pretrained, chosen, methods, arguments.figures)]
+        errors = [decoder_passages.errors(pretrained, passage, methods, figures) for passage in chosen]
+        tokens = [decoder_passages.next_tokens(pretrained, passage, run, figures) for passage in chosen]
+        columns = ({name: [each[name] for each in passages] for name in passages[0]} for passages in (tokens, errors))
+        parts += [f"## {length:,} tokens", table(*columns, length)]
     sheet.publish("Ablation of causal by halves", parts, arguments.out)
 
 

@@ -6,15 +6,13 @@ FOLDER holds gutenberg/; the default is the environment variable SUBQUAD_DATA. T
 compute all logits, a chunk of queries at a time, keep some, and drop the others.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import ClassVar
 
 import decoder_passages
 import sheet
 import torch
-from decoder_passages import Passage
+from decoder_passages import HEAD, LAYERS, MODEL, Figures, error_texts, next_token_texts
 from decoder_rules import ClusteredByRule, TailByRule
 from torch import Tensor
 
@@ -22,12 +20,9 @@ from subquad.kernels.tokens.heads import repeat_heads
 from subquad.methods import Full, Method
 from subquad.methods.core.halves import BLOCK, LAST
 from subquad.methods.core.method import Call, Partial, whole
-from subquad.tools.measure.capture import recorded
-from subquad.tools.measure.fidelity import relative_error
-from subquad.tools.models.pretrained import Pretrained, load
+from subquad.tools.models.pretrained import load
 
 LENGTHS = (2048, 4096)
-LAYERS = (0, 7, 15, 22, 29)  # whose error is measured
 CHUNK = 256  # queries at a time, whole groups of them
 GROUP = 64  # queries that share their blocks, and keys of a block
 
@@ -163,45 +158,24 @@ METHODS: dict[str, Method] = {
 }
 
 
-def errors(pretrained: Pretrained, passage: Passage) -> dict[str, list[float]]:
-    """Of each method, the error of the attention in `LAYERS`, on the inputs that exact attention has."""
-    with recorded(pretrained.model) as calls:
-        pretrained.prefill([passage.tokens])
-    found: dict[str, list[float]] = {name: [] for name in METHODS}
-    with torch.inference_mode():
-        for inputs in (calls[number] for number in LAYERS):
-            exact = inputs.run(Full())
-            for name, method in METHODS.items():
-                found[name].append(relative_error(inputs.run(method), exact))
-    return found
-
-
-def error_rows(pretrained: Pretrained, chosen: Sequence[Passage]) -> list[list[str]]:
-    """A row of the table of errors for each method."""
-    found = [errors(pretrained, passage) for passage in chosen]
-    rows = []
-    for name in METHODS:
-        by_layer = torch.tensor([each[name] for each in found]).mean(0)
-        rows.append([name, *(f"{error:.3f}" for error in by_layer.tolist()), f"{float(by_layer.mean()):.3f}"])
-    return rows
-
-
 def main() -> None:
     """Print the tables, and write them to a file where one is named."""
-    parser = sheet.arguments(__doc__ or "", LENGTHS, data=decoder_passages.FOLDER, passages=2)
-    parser.add_argument("--figures", type=Path)
-    arguments = parser.parse_args()
+    arguments = decoder_passages.options(__doc__ or "", LENGTHS).parse_args()
     torch.set_num_threads(arguments.threads)
-    pretrained = load(decoder_passages.MODEL)
+    pretrained, figures = load(MODEL), Figures(arguments.figures)
     number = decoder_passages.count_of(arguments.passages)
-    parts, of_errors = [ABOUT.format(passages=number)], [ERRORS.format(layers=LAYERS, passages=number)]
+    parts = [ABOUT.format(passages=number)]
+    of_errors = ["## Error", ERRORS.format(layers=LAYERS, passages=number)]
     for length in arguments.lengths:
         chosen = decoder_passages.passages(pretrained, arguments.data, length, arguments.passages)
-        rows = decoder_passages.rows(pretrained, chosen, METHODS, arguments.figures)
-        parts += [f"## {length:,} tokens", sheet.table(["method", *decoder_passages.HEAD], rows)]
+        tokens = [decoder_passages.next_tokens(pretrained, passage, METHODS, figures) for passage in chosen]
+        rows = [[name, *next_token_texts([each[name] for each in tokens])] for name in tokens[0]]
+        parts += [f"## {length:,} tokens", sheet.table(["method", *HEAD], rows)]
+        errors = [decoder_passages.errors(pretrained, passage, METHODS, figures) for passage in chosen]
+        rows = [[name, *error_texts([each[name] for each in errors])] for name in METHODS]
         head = ["method", *(f"layer {layer}" for layer in LAYERS), "mean"]
-        of_errors += [f"### {length:,} tokens", sheet.table(head, error_rows(pretrained, chosen))]
-    sheet.publish("Causal by halves and oracles", [*parts, "## Error", *of_errors], arguments.out)
+        of_errors += [f"### {length:,} tokens", sheet.table(head, rows)]
+    sheet.publish("Causal by halves and oracles", [*parts, *of_errors], arguments.out)
 
 
 if __name__ == "__main__":

@@ -128,15 +128,17 @@ def test_keys_that_are_turned_back_do_not_depend_on_their_position(rules):
 def test_figures_that_are_there_are_not_measured_again(passages, tmp_path):
     passage, path = passages.Passage("book", 3, [1, 2, 3]), tmp_path / "figures.jsonl"
     sums = NextTokens(2.0, 4.0, 0.5, 1.0, 1.0, 0.25, 1.0)
-    passages.append(path, passage, {"exact": sums, "other": sums})
-    assert passages.measured(None, passage, {"other": "full"}, path) == {"exact": sums, "other": sums}
-    assert passages.rows(None, [passage], {"other": "full"}, path)[1] == [
-        "other",
-        "7.39",
-        "0.25000",
-        "0.25000",
-        "0.5000",
-    ]
+    passages.Figures(path).write("next tokens", passage, {"exact": sums.sums(), "other": sums.sums()})
+    passages.Figures(path).write("errors", passage, {"other": [0.1, 0.2]})
+    figures, methods = passages.Figures(path), {"other": sq.Full()}
+    assert passages.next_tokens(None, passage, methods, figures) == {"exact": sums, "other": sums}
+    assert passages.errors(None, passage, methods, figures) == {"other": [0.1, 0.2]}
     longer = passage._replace(tokens=[1, 2, 3, 4])
     with pytest.raises(AttributeError):  # another length: it would have to run the model, and here is none
-        passages.measured(None, longer, {"other": "full"}, path)
+        passages.next_tokens(None, longer, methods, figures)
+
+
+def test_tables_show_means_over_passages(passages):
+    one, other = NextTokens(2.0, 4.0, 0.5, 1.0, 1.0, 0.25, 1.0), NextTokens(2.0, 0.0, 0.1, 2.0, 1.0, 0.05, 1.0)
+    assert passages.next_token_texts([one, other]) == ["2.72", "0.15000", "0.15000", "0.7500"]
+    assert passages.error_texts([[0.1, 0.2], [0.3, 0.2]]) == ["0.2000", "0.2000", "0.2000"]
