@@ -49,7 +49,16 @@ GROUPS: dict[str, dict[str, TailByRule]] = {
         **{f"{count} rounds on vectors": replace(DEFAULT, refine=count) for count in (0, 1, 3)},
         **{f"{count} rounds on hashes": replace(DEFAULT, iterations=count) for count in (0, 3)},
     },
-    "keys": {"top keys by weight alone": replace(VARIANT, by_distance=0)},
+    "keys": {
+        "top keys by weight alone": replace(VARIANT, keys_by="weight"),
+        "top keys by mean weight": replace(VARIANT, keys_by="mean weight"),
+        **{
+            f"top keys by mean weight, {clusters:g}√n clusters, {keys:g}√m keys": replace(
+                VARIANT, keys_by="mean weight", cluster_factor=clusters, topk_factor=keys
+            )
+            for clusters, keys in ((1.41, 2.83), (1.41, 4.0), (1.41, 5.66), (2.0, 5.66))
+        },
+    },
     "rope": {
         "cells before RoPE": replace(VARIANT, cells_space="content"),
         "cells without the 4 fastest pairs": replace(VARIANT, cells_without=4),

@@ -10,7 +10,7 @@ from torch import Tensor
 from subquad.kernels.attention.tail.op import attend_with_tail
 from subquad.kernels.selection.cells.op import key_cells
 from subquad.kernels.selection.clusters.op import query_clusters
-from subquad.kernels.selection.groups import group_mean
+from subquad.kernels.selection.groups import broadcast, group_mean
 from subquad.kernels.tokens.heads import repeat_heads
 from subquad.methods import ClusteredTail, ImprovedClustered
 from subquad.methods.core.halves import rectangles_of
@@ -75,13 +75,17 @@ class TailOfVariant(TailByRule):
             back by their index in the rectangle, which is before RoPE up to one turn that all keys share.
         cells_without: the number of pairs of dimensions with the highest frequencies that the cells do not see.
         clusters_without: the same of the queries and keys from which the clusters are made.
-        by_distance: whether top keys are chosen by weight times distance; 0: by weight alone.
+        keys_by: how top keys are chosen. "distance": by the weight that the mean query gives them times the distance
+            to the mean of their cell, as in `clustered-tail`. "weight": by that weight alone. "mean weight": by the
+            mean of the weights that the queries of the cluster give them, times that distance. For queries that are
+            normally distributed around the means with one covariance W for all clusters of a head, the logarithm of
+            that mean is scale·q̄·k + scale²·kᵀWk/2.
     """
 
     cells_space: str = choice("positions", "content")
     cells_without: int = whole(0)
     clusters_without: int = whole(0)
-    by_distance: int = whole(1)
+    keys_by: str = choice("distance", "weight", "mean weight")
 
     name: ClassVar[str] = "tail-of-variant"
 
@@ -90,14 +94,39 @@ class TailOfVariant(TailByRule):
         seen = turned_back(key) if self.cells_space == "content" else key
         cell = key_cells(without(seen, self.cells_without), value, None, cells=self.cells, seed=call.seed)
         settings = {"bits": self.bits, "iterations": self.iterations, "refine": self.refine, "seed": call.seed}
-        both = (without(x, self.clusters_without) for x in (query, key))
+        both = [without(x, self.clusters_without) for x in (query, key)]
         labels = query_clusters(*both, None, None, space="logits", clusters=clusters, **settings)
         keys = None
-        if not self.by_distance:
-            logits = group_mean(query, labels, clusters) @ repeat_heads(key, query.shape[1]).mT * call.scale
-            keys = logits.topk(topk, dim=-1).indices.sort(dim=-1).values
+        if self.keys_by != "distance":
+            inputs = query, key, labels, cell, clusters, topk, self.cells, call.scale
+            keys = top_keys_by(self.keys_by, *inputs)
         sizes = {"clusters": clusters, "topk": topk, "cells": self.cells, "scale": call.scale}
         return attend_with_tail(query, key, value, labels, cell, keys, wanted=None, dropout_p=0.0, **sizes)
+
+
+def top_keys_by(
+    choice: str,
+    query: Tensor,
+    key: Tensor,
+    labels: Tensor,
+    cell: Tensor,
+    clusters: int,
+    topk: int,
+    cells: int,
+    scale: float,
+) -> Tensor:
+    """The top keys of each cluster (B,H,C,k), chosen as `TailOfVariant.keys_by` says."""
+    means = group_mean(query, labels, clusters)
+    key, cell = repeat_heads(key, query.shape[1]), repeat_heads(cell[..., None], query.shape[1])[..., 0]
+    logits = means @ key.mT * scale
+    if choice != "weight":
+        distance = (key - broadcast(group_mean(key, cell, cells), cell)).norm(dim=-1)
+        logits = logits + distance.log()[:, :, None]
+    if choice == "mean weight":
+        around = query - broadcast(means, labels)
+        covariance = around.mT @ around / query.shape[2]
+        logits = logits + (scale**2 / 2 * (key @ covariance * key).sum(-1))[:, :, None]
+    return logits.topk(topk, dim=-1).indices.sort(dim=-1).values
 
 
 def by_factor(factor: float, size: int) -> int:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 import subquad as sq
+from subquad.kernels.attention.tail.op import attend_with_tail
 from subquad.tools.models.next_tokens import NextTokens
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
@@ -97,10 +98,36 @@ def test_the_rule_without_changes_is_the_default(rules, inputs):
     assert torch.equal(run(rules.TailByRule(**sizes), inputs), default)
     assert torch.equal(run(rules.TailOfVariant(**sizes), inputs), default)
     plain, exact = rules.TailOfVariant(**sizes), run(sq.Full(), inputs)
-    for change in ({"cells_space": "content"}, {"cells_without": 4}, {"clusters_without": 4}, {"by_distance": 0}):
+    for change in (
+        {"cells_space": "content"},
+        {"cells_without": 4},
+        {"clusters_without": 4},
+        {"keys_by": "mean weight"},
+    ):
         out = run(replace(plain, **change), inputs)
         assert not torch.equal(out, default), change
         assert (out - exact).norm() < 2 * (default - exact).norm(), change
+
+
+def test_top_keys_by_the_mean_of_the_members_weights(rules):
+    """One cluster whose queries spread along one axis: the mean query gives that axis no weight, its members do."""
+    query = torch.zeros(1, 1, 4, 64)
+    query[..., 0], query[0, 0, :, 1] = 8.0, torch.tensor([30.0, -30.0, 30.0, -30.0])
+    key = 3 * torch.eye(64)[None, None, :5] + 0.01 * torch.randn(1, 1, 5, 64)
+    labels, cell = torch.zeros(1, 1, 4, dtype=torch.long), torch.zeros(1, 1, 5, dtype=torch.long)
+    inputs = query, key, labels, cell, 1, 1, 1, 1 / 8
+    assert rules.top_keys_by("weight", *inputs).tolist() == [[[[0]]]]
+    assert rules.top_keys_by("distance", *inputs).tolist() == [[[[0]]]]
+    assert rules.top_keys_by("mean weight", *inputs).tolist() == [[[[1]]]]
+
+
+def test_top_keys_by_distance_are_those_of_the_method(rules, inputs):
+    query, key, value = inputs
+    labels, cell = torch.arange(N).remainder(6).expand(1, 4, N), torch.arange(N).remainder(3).expand(1, 2, N)
+    sizes = {"clusters": 6, "topk": 9, "cells": 3, "scale": 1 / 8}
+    keys = rules.top_keys_by("distance", query, key, labels, cell, 6, 9, 3, 1 / 8)
+    explicit = attend_with_tail(query, key, value, labels, cell, keys, **sizes)
+    torch.testing.assert_close(explicit, attend_with_tail(query, key, value, labels, cell, None, **sizes))
 
 
 def test_sizes_and_multiply_adds_of_a_rule(rules):
