@@ -32,6 +32,7 @@ the last rows."""
 
 DEFAULT = TailByRule()
 VARIANT = TailOfVariant()
+MEAN_WEIGHT = replace(VARIANT, keys_by="mean weight")
 GROUPS: dict[str, dict[str, TailByRule]] = {
     "default": {"2√n clusters, 4√m keys, 32 cells, blocks of 1,024, 128 last rows": DEFAULT},
     "block": {f"blocks of {block:,}": replace(DEFAULT, block=block) for block in (256, 512, 2048)},
@@ -49,15 +50,21 @@ GROUPS: dict[str, dict[str, TailByRule]] = {
         **{f"{count} rounds on vectors": replace(DEFAULT, refine=count) for count in (0, 1, 3)},
         **{f"{count} rounds on hashes": replace(DEFAULT, iterations=count) for count in (0, 3)},
     },
-    "keys": {
-        "top keys by weight alone": replace(VARIANT, keys_by="weight"),
-        "top keys by mean weight": replace(VARIANT, keys_by="mean weight"),
+    "keys": {"top keys by weight alone": replace(VARIANT, keys_by="weight")},
+    "mean-weight": {
+        "top keys by mean weight": MEAN_WEIGHT,
         **{
-            f"top keys by mean weight, {clusters:g}√n clusters, {keys:g}√m keys": replace(
-                VARIANT, keys_by="mean weight", cluster_factor=clusters, topk_factor=keys
+            f"top keys by mean weight, 1√n clusters, {keys:g}√m keys": replace(
+                MEAN_WEIGHT, cluster_factor=1.0, topk_factor=keys
             )
-            for clusters, keys in ((1.41, 2.83), (1.41, 4.0), (1.41, 5.66), (2.0, 5.66))
+            for keys in (4.0, 5.66)
         },
+    },
+    "mean-weight-sizes": {
+        f"top keys by mean weight, 1.41√n clusters, {keys:g}√m keys": replace(
+            MEAN_WEIGHT, cluster_factor=1.41, topk_factor=keys
+        )
+        for keys in (2.83, 4.0, 5.66)
     },
     "rope": {
         "cells before RoPE": replace(VARIANT, cells_space="content"),

@@ -52,7 +52,7 @@ class Figures:
         self.numbers |= rows
         if self.path is not None:
             with self.path.open("a", encoding="utf-8") as file:
-                file.writelines(json.dumps(row) + "\n" for row in rows.items())
+                file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows.items())
 
     def _key(self, kind: str, passage: Passage, method: str) -> tuple[str, str, int, int, str]:
         return kind, passage.book, passage.number, len(passage.tokens), method
