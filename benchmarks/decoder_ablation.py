@@ -1,12 +1,12 @@
 """What each setting of causal by halves is worth in a decoder: next tokens beside exact attention, and multiply-adds.
 
     python benchmarks/decoder_ablation.py [--data FOLDER] [--lengths 4096] [--groups sizes …] [--prefills sizes …]
-        [--figures FILE] [--out FILE.md]
+        [--readings 1] [--figures FILE] [--out FILE.md]
 
 FOLDER holds gutenberg/; the default is the environment variable SUBQUAD_DATA. Each variant changes the defaults of
 "clustered-tail" as its name says. The error of the attention is measured for the variants of GROUPS, and the next
-tokens, which take a prefill of the whole model each, for those of PREFILLS. What is measured is appended to FILE, and
-what is there is not measured again.
+tokens, which take a prefill of the whole model each, for those of PREFILLS over the first READINGS passages. What is
+measured is appended to FILE, and what is there is not measured again.
 """
 
 from collections.abc import Mapping
@@ -24,7 +24,8 @@ from subquad.tools.models.pretrained import load
 LENGTHS = (4096,)
 
 ABOUT = """\
-SmolLM2-135M-Instruct, every layer, beside exact attention; over {passages} of each length.
+SmolLM2-135M-Instruct, every layer, beside exact attention; next tokens over {readings} of each length, errors over \
+{passages}.
 KL is that of next-token distributions, exact ‖ method, in nats.
 Error is ‖out − exact‖ / ‖exact‖ of the attention, mean of layers {layers}, on the inputs that exact attention has.
 Work is in 10⁹ multiply-adds a head for the prompt: products of matrices alone, in rectangles, on the diagonal and in \
@@ -89,7 +90,7 @@ def table(tokens: Mapping[str, list[NextTokens]], errors: Mapping[str, list[list
 
 def main() -> None:
     """Print a table for each length, and write them to a file where one is named."""
-    parser = decoder_passages.options(__doc__ or "", LENGTHS, groups=tuple(GROUPS), prefills=tuple(GROUPS))
+    parser = decoder_passages.options(__doc__ or "", LENGTHS, groups=tuple(GROUPS), prefills=tuple(GROUPS), readings=2)
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     pretrained, figures = load(MODEL), Figures(arguments.figures)
@@ -97,11 +98,13 @@ def main() -> None:
         {name: method for group in groups for name, method in GROUPS[group].items()}
         for groups in (arguments.groups, arguments.prefills)
     )
-    parts = [ABOUT.format(layers=LAYERS, passages=decoder_passages.count_of(arguments.passages))]
+    numbers = {name: decoder_passages.count_of(getattr(arguments, name)) for name in ("passages", "readings")}
+    parts = [ABOUT.format(layers=LAYERS, **numbers)]
     for length in arguments.lengths:
         chosen = decoder_passages.passages(pretrained, arguments.data, length, arguments.passages)
         errors = [decoder_passages.errors(pretrained, passage, methods, figures) for passage in chosen]
-        tokens = [decoder_passages.next_tokens(pretrained, passage, run, figures) for passage in chosen]
+        read = chosen[: arguments.readings]
+        tokens = [decoder_passages.next_tokens(pretrained, passage, run, figures) for passage in read]
         columns = ({name: [each[name] for each in passages] for name in passages[0]} for passages in (tokens, errors))
         parts += [f"## {length:,} tokens", table(*columns, length)]
     sheet.publish("Ablation of causal by halves", parts, arguments.out)

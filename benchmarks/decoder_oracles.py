@@ -13,7 +13,7 @@ import decoder_passages
 import sheet
 import torch
 from decoder_passages import HEAD, LAYERS, MODEL, Figures, error_texts, next_token_texts
-from decoder_rules import ClusteredByRule, TailByRule, TailOfVariant
+from decoder_rules import ClusteredByRule, TailByRule
 from torch import Tensor
 
 from subquad.kernels.tokens.heads import repeat_heads
@@ -149,9 +149,6 @@ METHODS: dict[str, Method] = {
     "clustered-tail, 1.41√n clusters, 2.83√m keys, 32 cells": TailByRule(cluster_factor=1.41, topk_factor=2.83),
     "clustered-tail, 2√n, 4√m, 32 (default)": TailByRule(),
     "clustered-tail, 3√n, 6√m, 64": TailByRule(cluster_factor=3.0, topk_factor=6.0, cells=64),
-    "clustered-tail, 1√n, 5.66√m, 32, top keys by mean weight": TailOfVariant(
-        keys_by="mean weight", cluster_factor=1.0, topk_factor=5.66
-    ),
     "i-clustered by halves, 2√n, 4√m": ClusteredByRule(),
     "window 512 and the first token": WindowAndFirst(),
     "oracle: window 512 and each query's own 128 best keys": WindowAndBest(best=128),

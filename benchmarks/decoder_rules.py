@@ -17,6 +17,7 @@ from subquad.methods.core.halves import rectangles_of
 from subquad.methods.core.method import Call, Partial, choice, number, whole
 
 WIDTH = 64  # of a head of the model
+MOST_SPREAD = 8.0  # half the variance of a key's logits among the queries of a cluster, beyond which none is believed
 ROPE_BASE = 100_000.0  # of SmolLM2
 
 
@@ -79,7 +80,7 @@ class TailOfVariant(TailByRule):
             to the mean of their cell, as in `clustered-tail`. "weight": by that weight alone. "mean weight": by the
             mean of the weights that the queries of the cluster give them, times that distance. For queries that are
             normally distributed around the means with one covariance W for all clusters of a head, the logarithm of
-            that mean is scale·q̄·k + scale²·kᵀWk/2.
+            that mean is scale·q̄·k + scale²·kᵀWk/2; the second term is of keys less their mean, and 8 at most.
     """
 
     cells_space: str = choice("positions", "content")
@@ -125,7 +126,9 @@ def top_keys_by(
     if choice == "mean weight":
         around = query - broadcast(means, labels)
         covariance = around.mT @ around / query.shape[2]
-        logits = logits + (scale**2 / 2 * (key @ covariance * key).sum(-1))[:, :, None]
+        centred = key - key.mean(2, keepdim=True)  # what all keys have in common, softmax does not see
+        spread = scale**2 / 2 * (centred @ covariance * centred).sum(-1)
+        logits = logits + spread.clamp(max=MOST_SPREAD)[:, :, None]
     return logits.topk(topk, dim=-1).indices.sort(dim=-1).values
 
 
