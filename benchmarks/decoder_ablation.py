@@ -1,0 +1,114 @@
+"""What each setting of causal by halves is worth in a decoder: next tokens beside exact attention, and multiply-adds.
+
+    python benchmarks/decoder_ablation.py [--data FOLDER] [--lengths 4096] [--groups sizes …] [--prefills sizes …]
+        [--readings 1] [--figures FILE] [--out FILE.md]
+
+FOLDER holds gutenberg/; the default is the environment variable SUBQUAD_DATA. Each variant changes the defaults of
+"clustered-tail" as its name says. The error of the attention is measured for the variants of GROUPS, and the next
+tokens, which take a prefill of the whole model each, for those of PREFILLS over the first READINGS passages. What is
+measured is appended to FILE, and what is there is not measured again.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import decoder_passages
+import sheet
+import torch
+from decoder_passages import HEAD, LAYERS, MODEL, Figures, error_texts, next_token_texts
+from decoder_rules import WIDTH, TailByRule, TailOfVariant
+
+from subquad.tools.models.next_tokens import NextTokens
+from subquad.tools.models.pretrained import load
+
+LENGTHS = (4096,)
+
+ABOUT = """\
+SmolLM2-135M-Instruct, every layer, beside exact attention; next tokens over {readings} of each length, errors over \
+{passages}.
+KL is that of next-token distributions, exact ‖ method, in nats.
+Error is ‖out − exact‖ / ‖exact‖ of the attention, mean of layers {layers}, on the inputs that exact attention has.
+Work is in 10⁹ multiply-adds a head for the prompt: products of matrices alone, in rectangles, on the diagonal and in \
+the last rows."""
+
+DEFAULT = TailByRule()
+VARIANT = TailOfVariant()
+MEAN_WEIGHT = replace(VARIANT, keys_by="mean weight")
+GROUPS: dict[str, dict[str, TailByRule]] = {
+    "default": {"2√n clusters, 4√m keys, 32 cells, blocks of 1,024, 128 last rows": DEFAULT},
+    "block": {f"blocks of {block:,}": replace(DEFAULT, block=block) for block in (256, 512, 2048)},
+    "sizes": {
+        f"{clusters:g}√n clusters, {keys:g}√m keys": replace(DEFAULT, cluster_factor=clusters, topk_factor=keys)
+        for clusters, keys in ((1.0, 4.0), (1.41, 2.83), (1.41, 5.66), (2.83, 2.83), (2.83, 5.66), (2.0, 5.66))
+    },
+    "cells": {
+        "16 cells": replace(DEFAULT, cells=16),
+        "64 cells": replace(DEFAULT, cells=64),
+        "√m cells: 32 at 1,024 keys, 64 at 4,096": replace(DEFAULT, cells_factor=1.0),
+    },
+    "rows": {"no last rows": replace(DEFAULT, last=0)},
+    "k-means": {
+        **{f"{count} rounds on vectors": replace(DEFAULT, refine=count) for count in (0, 1, 3)},
+        **{f"{count} rounds on hashes": replace(DEFAULT, iterations=count) for count in (0, 3)},
+    },
+    "keys": {"top keys by weight alone": replace(VARIANT, keys_by="weight")},
+    "mean-weight": {
+        "top keys by mean weight": MEAN_WEIGHT,
+        **{
+            f"top keys by mean weight, 1√n clusters, {keys:g}√m keys": replace(
+                MEAN_WEIGHT, cluster_factor=1.0, topk_factor=keys
+            )
+            for keys in (4.0, 5.66)
+        },
+    },
+    "mean-weight-sizes": {
+        f"top keys by mean weight, 1.41√n clusters, {keys:g}√m keys": replace(
+            MEAN_WEIGHT, cluster_factor=1.41, topk_factor=keys
+        )
+        for keys in (2.83, 4.0, 5.66)
+    },
+    "rope": {
+        "cells before RoPE": replace(VARIANT, cells_space="content"),
+        "cells without the 4 fastest pairs": replace(VARIANT, cells_without=4),
+        "cells without the 8 fastest pairs": replace(VARIANT, cells_without=8),
+        "cells without the 16 fastest pairs": replace(VARIANT, cells_without=16),
+        "clusters without the 4 fastest pairs": replace(VARIANT, clusters_without=4),
+        "clusters without the 8 fastest pairs": replace(VARIANT, clusters_without=8),
+    },
+}
+
+
+def table(tokens: Mapping[str, list[NextTokens]], errors: Mapping[str, list[list[float]]], length: int) -> str:
+    """Work, next tokens where they are measured, and error of each variant."""
+    methods = {name: method for group in GROUPS.values() for name, method in group.items()}
+    rows = [["exact", f"{length**2 * WIDTH / 1e9:.3f}", *next_token_texts(tokens["exact"]), *["0"] * (len(LAYERS) + 1)]]
+    for name, numbers in errors.items():
+        texts = next_token_texts(tokens[name]) if name in tokens else [sheet.MISSING] * len(HEAD)
+        rows.append([name, f"{methods[name].products(length) / 1e9:.3f}", *texts, *error_texts(numbers)])
+    return sheet.table(["variant", "work", *HEAD, *(f"error in layer {layer}" for layer in LAYERS), "mean"], rows)
+
+
+def main() -> None:
+    """Print a table for each length, and write them to a file where one is named."""
+    parser = decoder_passages.options(__doc__ or "", LENGTHS, groups=tuple(GROUPS), prefills=tuple(GROUPS), readings=2)
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
+    pretrained, figures = load(MODEL), Figures(arguments.figures)
+    methods, run = (
+        {name: method for group in groups for name, method in GROUPS[group].items()}
+        for groups in (arguments.groups, arguments.prefills)
+    )
+    numbers = {name: decoder_passages.count_of(getattr(arguments, name)) for name in ("passages", "readings")}
+    parts = [ABOUT.format(layers=LAYERS, **numbers)]
+    for length in arguments.lengths:
+        chosen = decoder_passages.passages(pretrained, arguments.data, length, arguments.passages)
+        errors = [decoder_passages.errors(pretrained, passage, methods, figures) for passage in chosen]
+        read = chosen[: arguments.readings]
+        tokens = [decoder_passages.next_tokens(pretrained, passage, run, figures) for passage in read]
+        columns = ({name: [each[name] for each in passages] for name in passages[0]} for passages in (tokens, errors))
+        parts += [f"## {length:,} tokens", table(*columns, length)]
+    sheet.publish("Ablation of causal by halves", parts, arguments.out)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,153 @@
+"""Causal by halves with other sizes, other choices of top keys and other cells, for the scripts about decoders."""
+
+import math
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from subquad.kernels.attention.tail.op import attend_with_tail
+from subquad.kernels.selection.cells.op import key_cells
+from subquad.kernels.selection.clusters.op import query_clusters
+from subquad.kernels.selection.groups import broadcast, group_mean
+from subquad.kernels.tokens.heads import repeat_heads
+from subquad.methods import ClusteredTail, ImprovedClustered
+from subquad.methods.core.halves import rectangles_of
+from subquad.methods.core.method import Call, Partial, choice, number, whole
+
+WIDTH = 64  # of a head of the model
+MOST_SPREAD = 8.0  # half the variance of a key's logits among the queries of a cluster, beyond which none is believed
+ROPE_BASE = 100_000.0  # of SmolLM2
+
+
+@dataclass(frozen=True)
+class TailByRule(ClusteredTail):
+    """`clustered-tail` by halves: cluster_factor·√n clusters, topk_factor·√m keys, and cells_factor·√m cells if set."""
+
+    cluster_factor: float = number(2.0, least=0.0)
+    topk_factor: float = number(4.0, least=0.0)
+    cells_factor: float = number(0.0, least=0.0)
+
+    name: ClassVar[str] = "tail-by-rule"
+
+    def in_rectangle(self, queries: int, keys: int) -> ClusteredTail:
+        """The method with the sizes of the rule, as far as none is set."""
+        return replace(
+            self,
+            clusters=self.clusters or by_factor(self.cluster_factor, queries),
+            topk=self.topk or by_factor(self.topk_factor, keys),
+            cells=by_factor(self.cells_factor, keys) or self.cells,
+        )
+
+    def products(self, length: int) -> float:
+        """Multiply-adds of a head of 64 for a prompt: diagonal, last rows, and of each rectangle its three parts.
+
+        These are centroids C·m·3D, k-means 2·n·C·D for two rounds, and members n·(k + X)·2D.
+        """
+        sizes = [rectangles for group in rectangles_of(length, 0, self.block) for rectangles in group]
+        total = self.last * length * 2.0 * WIDTH
+        for part in sizes:
+            if part.diagonal:
+                total += part.count * part.queries**2 * WIDTH
+                continue
+            inside = self.in_rectangle(part.queries, part.keys)
+            centroids = inside.clusters * part.keys * 3 + self.refine * part.queries * inside.clusters
+            total += part.count * WIDTH * (centroids + part.queries * (inside.topk + inside.cells) * 2)
+        return total
+
+
+@dataclass(frozen=True)
+class ClusteredByRule(ImprovedClustered):
+    """`i-clustered` by halves: 2·√n clusters and 4·√m keys."""
+
+    name: ClassVar[str] = "i-clustered-by-rule"
+
+    def in_rectangle(self, queries: int, keys: int) -> ImprovedClustered:
+        return replace(self, clusters=by_factor(2.0, queries), topk=by_factor(4.0, keys))
+
+
+@dataclass(frozen=True)
+class TailOfVariant(TailByRule):
+    """The same with other cells, another metric of the clusters, or top keys by their weight alone.
+
+    Args:
+        cells_space: what the cells' k-means sees of the keys. "positions": as they are, after RoPE. "content": turned
+            back by their index in the rectangle, which is before RoPE up to one turn that all keys share.
+        cells_without: the number of pairs of dimensions with the highest frequencies that the cells do not see.
+        clusters_without: the same of the queries and keys from which the clusters are made.
+        keys_by: how top keys are chosen. "distance": by the weight that the mean query gives them times the distance
+            to the mean of their cell, as in `clustered-tail`. "weight": by that weight alone. "mean weight": by the
+            mean of the weights that the queries of the cluster give them, times that distance. For queries that are
+            normally distributed around the means with one covariance W for all clusters of a head, the logarithm of
+            that mean is scale·q̄·k + scale²·kᵀWk/2; the second term is of keys less their mean, and 8 at most.
+    """
+
+    cells_space: str = choice("positions", "content")
+    cells_without: int = whole(0)
+    clusters_without: int = whole(0)
+    keys_by: str = choice("distance", "weight", "mean weight")
+
+    name: ClassVar[str] = "tail-of-variant"
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Partial:
+        clusters, topk = min(self.clusters, query.shape[2]), min(self.topk, key.shape[2])
+        seen = turned_back(key) if self.cells_space == "content" else key
+        cell = key_cells(without(seen, self.cells_without), value, None, cells=self.cells, seed=call.seed)
+        settings = {"bits": self.bits, "iterations": self.iterations, "refine": self.refine, "seed": call.seed}
+        both = [without(x, self.clusters_without) for x in (query, key)]
+        labels = query_clusters(*both, None, None, space="logits", clusters=clusters, **settings)
+        keys = None
+        if self.keys_by != "distance":
+            inputs = query, key, labels, cell, clusters, topk, self.cells, call.scale
+            keys = top_keys_by(self.keys_by, *inputs)
+        sizes = {"clusters": clusters, "topk": topk, "cells": self.cells, "scale": call.scale}
+        return attend_with_tail(query, key, value, labels, cell, keys, wanted=None, dropout_p=0.0, **sizes)
+
+
+def top_keys_by(
+    choice: str,
+    query: Tensor,
+    key: Tensor,
+    labels: Tensor,
+    cell: Tensor,
+    clusters: int,
+    topk: int,
+    cells: int,
+    scale: float,
+) -> Tensor:
+    """The top keys of each cluster (B,H,C,k), chosen as `TailOfVariant.keys_by` says."""
+    means = group_mean(query, labels, clusters)
+    key, cell = repeat_heads(key, query.shape[1]), repeat_heads(cell[..., None], query.shape[1])[..., 0]
+    logits = means @ key.mT * scale
+    if choice != "weight":
+        distance = (key - broadcast(group_mean(key, cell, cells), cell)).norm(dim=-1)
+        logits = logits + distance.log()[:, :, None]
+    if choice == "mean weight":
+        around = query - broadcast(means, labels)
+        covariance = around.mT @ around / query.shape[2]
+        centred = key - key.mean(2, keepdim=True)  # what all keys have in common, softmax does not see
+        spread = scale**2 / 2 * (centred @ covariance * centred).sum(-1)
+        logits = logits + spread.clamp(max=MOST_SPREAD)[:, :, None]
+    return logits.topk(topk, dim=-1).indices.sort(dim=-1).values
+
+
+def by_factor(factor: float, size: int) -> int:
+    """factor·√size, rounded up."""
+    return math.ceil(factor * math.sqrt(size) - 1e-9)
+
+
+def without(x: Tensor, pairs: int) -> Tensor:
+    """Vectors without the pairs of dimensions that RoPE turns fastest; a pair is a dimension of each half."""
+    half = x.shape[-1] // 2
+    return torch.cat([x[..., pairs:half], x[..., half + pairs :]], -1) if pairs else x
+
+
+def turned_back(key: Tensor) -> Tensor:
+    """Keys (B,G,M,D) turned back by RoPE's angle at their index."""
+    half = key.shape[-1] // 2
+    frequencies = ROPE_BASE ** (-torch.arange(half, device=key.device) / half)
+    angles = torch.arange(key.shape[2], device=key.device)[:, None] * frequencies
+    sin, cos = angles.sin(), angles.cos()
+    first, second = key[..., :half], key[..., half:]
+    return torch.cat([first * cos + second * sin, second * cos - first * sin], -1)
