@@ -84,8 +84,8 @@ class Layer:
             part_note = f" (its part {', '.join(map(repr, parts))} is not)" if len(method.parts) > 1 else ""
             return (
                 f"{name!r} is not causal{part_note} and this layer is: the output at one position would depend on "
-                "later tokens, so training would leak the future and generation would not match it; "
-                "causal methods are 'clustered-tail' and 'local'"
+                "later tokens, so training would leak the future and generation would not match it; take one that is, "
+                "such as 'clustered-tail' for long prompts, or 'local'"
             )
         if self.in_causal_decoder and traits.mixes_queries:
             return (
