@@ -205,7 +205,7 @@ static void terms_of_head(const TailForward &a, const SortedKeys &sorted, int64_
       vf products = {};
       for (int64_t d = 0; d < D; d += W) products += load(tile + i * D + d) * load(apart + i * D + d);
       const float square = sum(products) * half, held = square > MOST_AROUND ? MOST_AROUND : square;
-      terms[first + i] = sorted.spread[at][first + i] + (held == held ? held : 0);  // NaN decides no choice
+      terms[first + i] = sorted.spread[at][first + i] + (square - square == 0 ? held : 0);  // finite: ∞ − ∞ is NaN
     }
   }
 }
@@ -432,7 +432,7 @@ static void attend_block(const TailForward &a, const SortedKeys &sorted, const f
 // across, and the values stay where they are.
 struct MetScratch {
   const float **key_rows, **value_rows;  // (L') where each row is
-  float *spare;    // (2·L',D' or E') for rows of the caller that are no whole vectors; empty where all are
+  float *spare;    // (2·L',D' or E') for rows of the caller that end inside a vector; empty where none does
   float *nothing;  // (D' or E') zeros
   float *keys;     // (D,L')
   float *bias;     // (L') 0 for a key, ln Σ e^{scale·q̄·k} − scale·q̄·k̄ for a cell, −∞ for the filling

@@ -58,7 +58,7 @@ class ClusteredTail(ByHalves):
         seed: random seed of the hash planes.
         block: under a causal mask, tokens of a block on the diagonal, whose attention is exact.
         last: under a causal mask, queries at the end of each item that are exact.
-        queries: under a causal mask, whose queries are taken together: all of a "rectangle", or those of a "block" alone.
+        queries: under a causal mask, which queries are taken together: those of a "block", or of a whole "rectangle".
 
     >>> import torch, subquad as sq
     >>> q, k, v = torch.randn(3, 2, 4, 300, 64)

@@ -10,7 +10,7 @@ from subquad.kernels.attention.exact.op import exact_partial
 from subquad.kernels.attention.softmax import hide
 from subquad.kernels.attention.windows.op import merge_windows
 from subquad.kernels.native import interface
-from subquad.kernels.tokens.windows import Windows
+from subquad.kernels.tokens.windows import TokenWindows
 from subquad.testing.oracle import normal
 from subquad.tools.bench.calls import threads
 
@@ -100,7 +100,7 @@ def test_what_later_keys_hold_reaches_no_earlier_query(side, poison):
     for a, b in zip(*outputs, strict=True):
         assert torch.equal(a[:, :, :at], b[:, :, :at])
         reached = slice(at, at + 1) if side == 0 else slice(at, None)
-        assert side == 2 and b.ndim == 3 or not b[:, :, reached].isfinite().all(-1).any()
+        assert (side == 2 and b.ndim == 3) or not b[:, :, reached].isfinite().all(-1).any()
     torch.testing.assert_close(*(grads[0][:, :, :at] for grads in of_inputs), atol=1e-5, rtol=1e-5)
     for a, b in zip(*of_inputs, strict=True):  # what no spoilt query sees
         later = slice(at + 1, None) if side == 0 else slice(0, 0)
@@ -131,7 +131,7 @@ def test_rows_are_read_by_their_strides():
 
 # ---------------------------------------------------------------------- merging
 
-WINDOWS = [Windows(0, 4, 4, 5), Windows(4, 4, 8, 2), Windows(20, 3), Windows(9, 14)]
+WINDOWS = [TokenWindows(0, 4, 4, 5), TokenWindows(4, 4, 8, 2), TokenWindows(20, 3), TokenWindows(9, 14)]
 
 
 def partials(dtype: torch.dtype, count: int = 2, heads: int = 3, width: int = 10) -> list[list[Tensor]]:

@@ -92,10 +92,10 @@ def test_cells_have_gradients_of_their_own(variant, topk, padded):
     inputs, mask = tracked(*qkv(6, 70, B=2, H=4, G=2)), valid(padded)
     cell = (torch.arange(280).view(2, 2, 70) * 5 % 3).contiguous()
     cell = cell if mask is None else torch.where(mask[:, None], cell, 3)
-    means = normal(2, 2, 3, inputs[1].shape[3], seed=9)
+    terms = normal(2, 4, 70, seed=9)
 
     def run(*given: Tensor) -> tuple[Tensor, ...]:
-        return tuple(visible_key_cells(*given, cell, means, topk=topk, scale=0.4))
+        return tuple(visible_key_cells(*given, cell, terms, cells=3, topk=topk, scale=0.4))
 
     have, want = both(lambda: (run(*inputs)[3], *with_gradients(run, inputs)))
     for a, b in zip(have, want, strict=True):

@@ -1,5 +1,7 @@
 """Causal attention by halves: which rectangles there are, that they are merged rightly, and under which masks."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor
@@ -209,5 +211,50 @@ def test_windows_are_refused():
 
 
 def test_settings_that_are_not_given_grow_with_the_rectangle():
-    assert sq.ClusteredTail().in_rectangle(1024, 4096) == sq.ClusteredTail(clusters=64, topk=256)
+    assert sq.ClusteredTail().in_rectangle(1024, 4096) == sq.ClusteredTail(clusters=32, topk=363)
     assert sq.ClusteredTail(clusters=9, topk=11).in_rectangle(1024, 4096) == sq.ClusteredTail(clusters=9, topk=11)
+
+
+OF_BLOCKS = (
+    sq.ClusteredTail(clusters=2, topk=2, cells=2, block=8, last=0),
+    sq.ImprovedClustered(clusters=2, topk=2, block=8, last=0),
+    sq.Clustered(clusters=2, block=8, last=0),
+)
+
+
+@pytest.mark.parametrize("tokens", [16, 24, 40, 56])
+@pytest.mark.parametrize("method", OF_BLOCKS, ids=str)
+def test_what_comes_behind_whole_blocks_changes_no_bit_of_them(method: sq.Method, tokens: int):
+    q, k, v = (x[:, few] for x, few in zip(qkv(2, 4, 61, 61), (slice(4), slice(2), slice(2)), strict=True))
+    options = {"method": method, "is_causal": True, "enable_gqa": True}
+    whole = sq.attention(q, k, v, **options)
+    later = [torch.cat([x[:, :, :tokens], 3 - x[:, :, tokens:]], 2) for x in (q, k, v)]
+    prefix = [x[:, :, :tokens] for x in (q, k, v)]
+    for others in (later, prefix):
+        assert torch.equal(sq.attention(*others, **options)[:, :, :tokens], whole[:, :, :tokens])
+
+
+@pytest.mark.parametrize("method", OF_BLOCKS, ids=str)
+def test_queries_of_a_whole_rectangle_decide_together(method: sq.Method):
+    q, k, v = qkv(1, 2, 64, 64)
+    later_q = q.clone()
+    later_q[:, :, 56:] = -q[:, :, 56:]
+    for queries, changes in (("block", False), ("rectangle", True)):
+        asked = replace(method, queries=queries)
+        out, other = (sq.attention(x, k, v, method=asked, is_causal=True)[:, :, 32:56] for x in (q, later_q))
+        assert torch.equal(out, other) != changes
+
+
+@pytest.mark.parametrize("queries", ["block", "rectangle"])
+@pytest.mark.parametrize("tokens", [9, 16, 23, 61])
+def test_rectangles_of_blocks_hold_the_same_pairs(tokens: int, queries: str):
+    method, start = sq.ClusteredTail(block=8, queries=queries), 5
+    count = torch.zeros(tokens, start + tokens, dtype=torch.int)
+    for each in method.rectangles(tokens, start):
+        key_step = each.step if each.key_step is None else each.key_step
+        for number in range(each.count):
+            i, j = each.query + number * each.step, each.key + number * key_step
+            pairs = torch.ones(each.queries, each.keys, dtype=torch.int)
+            count[i : i + each.queries, j : j + each.keys] += pairs.tril() if each.diagonal else pairs
+        assert each.queries <= 8 or queries == "rectangle"
+    assert torch.equal(count, torch.ones_like(count).tril(start))

@@ -1,5 +1,7 @@
 """The oracle has as many keys as the method meets exactly."""
 
+import math
+
 import pytest
 
 from subquad.methods import parse_method
@@ -17,9 +19,9 @@ def test_exact_keys_are_those_of_the_block_and_of_one_rectangle_for_each_bit_of_
 
 def test_top_keys_grow_with_the_rectangle_if_their_number_is_not_set():
     method = parse_method("clustered-tail:block=64,last=0")
-    counts = [i % 64 + 1 + sum(4 * 8 * 2 ** (bit / 2) for bit in (0, 2) if i // 64 >> bit & 1) for i in range(64 * 6)]
-    counts = [count + (4 * 8 * 2**0.5 if i // 64 >> 1 & 1 else 0) for i, count in enumerate(counts)]
-    assert mean_exact_keys(method, 64 * 6) == pytest.approx(sum(counts) / len(counts), abs=0.5)
+    top = {bit: math.ceil(math.sqrt(32 * 64 * 2**bit)) for bit in range(3)}  # of rectangles of 64, 128, 256 keys
+    counts = [i % 64 + 1 + sum(count for bit, count in top.items() if i // 64 >> bit & 1) for i in range(64 * 6)]
+    assert mean_exact_keys(method, 64 * 6) == pytest.approx(sum(counts) / len(counts))
 
 
 def test_there_are_no_more_top_keys_than_keys():

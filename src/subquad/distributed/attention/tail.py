@@ -56,8 +56,8 @@ def tail_of_ranks(
     labels, cell = clusters_of_ranks(query, key, value, (valid_queries, valid_keys), split, settings, cells)
     assert cell is not None
     query, key, value = upcast(query, key, value)
-    means, *of_choice = _means(query, labels, settings.clusters, key.detach(), cell, cells, split)
-    terms = terms_of_choice(key.detach(), cell, *of_choice, scale)
+    means, cell_means, mean, around = _means(query, labels, settings.clusters, key.detach(), cell, cells, split)
+    terms = terms_of_choice(key.detach(), cell, cell_means, mean, around, scale)
     all_keys, all_values = WholeAndRows(key), WholeAndRows(value)
     visible = visible_key_cells(
         means, all_keys.whole, all_values.whole, cell, terms, cells=cells, topk=topk, scale=scale
@@ -94,7 +94,8 @@ def _means(
 ) -> tuple[Float[Tensor, "B H C D"], Float[Tensor, "B G X D"], Float[Tensor, "B G 1 D"], Float[Tensor, "B H D D"]]:
     """The means of the clusters, of the cells and of all keys over all ranks, and `covariance_in_clusters`.
 
-    They take one exchange. A mean is 0 for an empty one. The covariance is Σ_i q_i q_iᵀ − Σ_c n_c q̄_c q̄_cᵀ, divided by the number of queries.
+    They take one exchange. A mean is 0 for an empty one.
+    The covariance is Σ_i q_i q_iᵀ − Σ_c n_c q̄_c q̄_cᵀ, divided by the number of queries.
     """
     inside = query.detach().masked_fill((labels >= clusters).unsqueeze(-1), 0.0)
     both = [*group_sums(query, labels, clusters), *group_sums(key, cell, cells), inside.mT @ inside]

@@ -43,7 +43,7 @@ from subquad.kernels.attention.windows.op import merge_windows
 from subquad.kernels.tokens.padding import cleared
 from subquad.kernels.tokens.positions import front_first, placed
 from subquad.kernels.tokens.slots import taken
-from subquad.kernels.tokens.windows import Windows
+from subquad.kernels.tokens.windows import TokenWindows
 from subquad.kernels.transforms import shapes_may_follow_data
 from subquad.masks import Mask
 from subquad.methods.core.call import Attend, Call
@@ -92,6 +92,13 @@ class ByHalves(Method):
         """The method for a rectangle of these numbers of queries and keys, or for what padding leaves of them."""
         return self
 
+    def rectangles(self, tokens: int, start: int) -> list[Rectangles]:
+        """Who meets whom in which part, where `tokens` queries come behind `start` keys."""
+        parts = [rectangles for group in rectangles_of(tokens, start, self.block) for rectangles in group]
+        if self.queries == "rectangle":
+            return parts
+        return [rows for rectangles in parts for rows in rectangles.in_blocks(self.block)]
+
     def attend_for(self, mask: Mask) -> Attend:
         """`attend_causally` under a causal mask."""
         return self.attend_causally if mask.is_causal else self.attend
@@ -125,9 +132,7 @@ class ByHalves(Method):
         order = line.front_order()
         line = line if order is None else line.in_order(order)
         tokens = line.query.shape[2]
-        parts = [rectangles for group in rectangles_of(tokens, line.start, self.block) for rectangles in group]
-        if self.queries == "block":
-            parts = [rows for rectangles in parts for rows in rectangles.in_blocks(self.block)]
+        parts = self.rectangles(tokens, line.start)
         outs, lses = zip(*(self._attend(rectangles, line, call) for rectangles in parts), strict=True)
         out, lse = merge_windows(outs, lses, [rectangles.query_windows for rectangles in parts], tokens=tokens)
         if self.last:
@@ -172,14 +177,16 @@ class Rectangles:
 
     def of_queries(self, x: Tensor) -> Tensor:
         """A view of (B,H,N,D) or (B,N) of the queries: (B,H,R,n,D) or (B,R,n) for R rectangles."""
-        return self.query_windows.of(x)
+        return self.query_windows.view(x)
 
     def of_keys(self, x: Tensor) -> Tensor:
         """A view of (B,G,M,D) or (B,M) of the keys: (B,G,R,m,D) or (B,R,m)."""
-        return Windows(self.key, self.keys, self.step if self.key_step is None else self.key_step, self.count).of(x)
+        return TokenWindows(
+            self.key, self.keys, self.step if self.key_step is None else self.key_step, self.count
+        ).view(x)
 
     def in_blocks(self, block: int) -> list[Rectangles]:
-        """The same pairs in rectangles of at most `block` queries, which begin where the blocks do."""
+        """These pairs in rectangles of at most `block` queries, which begin where the blocks do."""
         if self.diagonal or self.queries <= block:
             return [self]
         blocks, remaining = divmod(self.queries, block)
@@ -192,9 +199,9 @@ class Rectangles:
         return parts
 
     @property
-    def query_windows(self) -> Windows:
+    def query_windows(self) -> TokenWindows:
         """The queries of each."""
-        return Windows(self.query, self.queries, self.step, self.count)
+        return TokenWindows(self.query, self.queries, self.step, self.count)
 
 
 def rectangles_of(N: int, start: int, block: int) -> Iterator[list[Rectangles]]:

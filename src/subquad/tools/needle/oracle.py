@@ -8,7 +8,7 @@ best keys outside of the window.
 from collections.abc import Iterable
 
 from subquad.methods import Method, OracleTopK
-from subquad.methods.core.halves import ByHalves, rectangles_of
+from subquad.methods.core.halves import ByHalves
 
 
 def oracle_of(methods: Iterable[Method], length: int) -> tuple[Method, OracleTopK] | None:
@@ -27,12 +27,11 @@ def mean_exact_keys(method: ByHalves, length: int) -> float:
     if length <= method.block or length <= method.last:
         return (length + 1) / 2
     counts = [0] * length
-    for group in rectangles_of(length, 0, method.block):
-        for part in group:
-            inner = method.in_rectangle(part.queries, part.keys).clamped_to(part.queries, part.keys)
-            for number in range(part.count):
-                first = part.query + number * part.step
-                for row in range(part.queries):
-                    counts[first + row] += row + 1 if part.diagonal else min(getattr(inner, "topk", 0), part.keys)
+    for part in method.rectangles(length, 0):
+        inner = method.in_rectangle(part.queries, part.keys).clamped_to(part.queries, part.keys)
+        for number in range(part.count):
+            first = part.query + number * part.step
+            for row in range(part.queries):
+                counts[first + row] += row + 1 if part.diagonal else min(getattr(inner, "topk", 0), part.keys)
     exact = range(length - method.last, length)
     return (sum(counts[: length - method.last]) + sum(row + 1 for row in exact)) / length

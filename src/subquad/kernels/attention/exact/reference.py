@@ -5,6 +5,9 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from subquad.kernels.attention.blockwise.partial import fused_partial
+from subquad.kernels.attention.softmax import visible_logsumexp, visible_softmax
+from subquad.kernels.precision import upcast
+from subquad.kernels.tokens.heads import repeat_heads
 
 
 def exact_partial(
@@ -27,9 +30,28 @@ def exact_partial(
     those that are not valid are finite.
     """
     N, M = query.shape[2], key.shape[2]
+    if causal and not value.isfinite().all():
+        return pair_by_pair(query, key, value, valid, offset=offset, scale=scale)
     if valid is None and (not causal or offset == 0):
         return fused_partial(query, key, value, None, causal=causal, scale=scale)
     allowed = torch.ones(1, 1, 1, M, dtype=torch.bool, device=query.device) if valid is None else valid[:, None, None]
     if causal:
         allowed = allowed & torch.ones(N, M, dtype=torch.bool, device=query.device).tril(offset)
     return fused_partial(query, key, value, allowed, scale=scale)
+
+
+def pair_by_pair(
+    query: Tensor, key: Tensor, value: Tensor, valid: Tensor | None, *, offset: int, scale: float
+) -> tuple[Tensor, Tensor]:
+    """`exact_partial` under a causal mask for values that are not finite, without products in which 0·∞ is NaN."""
+    H, N, M = query.shape[1], query.shape[2], key.shape[2]
+    query, key, value = upcast(query, repeat_heads(key, H), repeat_heads(value, H))
+    allowed = torch.ones(N, M, dtype=torch.bool, device=query.device).tril(offset)[None, None]
+    allowed = allowed if valid is None else allowed & valid[:, None, None]
+    logits = query @ key.mT * scale
+    weights = visible_softmax(logits, allowed)
+    rows = [
+        torch.where(allowed[:, :, i, :, None], weights[:, :, i, :, None] * value, 0.0).sum(2, keepdim=True)
+        for i in range(N)
+    ]
+    return torch.cat(rows, 2), visible_logsumexp(logits, allowed)

@@ -167,9 +167,10 @@ def terms_of_choice(
 def weights_around(
     key: Float[Tensor, "B G M D"], around: Float[Tensor, "B H D D"], scale: float
 ) -> Float[Tensor, "B H M"]:
-    """The second of these terms for keys less their mean; 0 where it is NaN."""
+    """The second of these terms for keys less their mean; 0 where it is not finite."""
     keys = repeat_heads(key, around.shape[1])
-    return (scale**2 / 2 * ((keys @ around) * keys).sum(-1)).clamp(max=MOST).nan_to_num(0.0)
+    squares = scale**2 / 2 * ((keys @ around) * keys).sum(-1)
+    return torch.where(squares.isfinite(), squares.clamp(max=MOST), 0.0)
 
 
 def mean_of_keys(key: Float[Tensor, "B G M D"], cell: Int64[Tensor, "B G M"], cells: int) -> Float[Tensor, "B G 1 D"]:

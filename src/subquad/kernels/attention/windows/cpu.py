@@ -23,11 +23,10 @@ def compute(outputs: tuple[Tensor, Tensor], x: Any) -> None:
     out, lse = outputs
     (B, H, N), E, dtype = lse.shape, out.shape[3], x.outs[0].dtype
     parts = []
-    for each, of_each, (first, length, step, count) in zip(x.outs, x.lses, windows_of(x.numbers), strict=True):
+    for each, of_each, windows in zip(x.outs, x.lses, windows_of(x.numbers), strict=True):
+        first, length, step, count = windows.numbers()
         shape = B * count, H, length
         interface.check("merge_windows", out=(each, dtype, (*shape, E)), lse=(of_each, torch.float32, shape))
         parts.append({"first": first, "queries": length, "step": step, "windows": count, "out": each, "lse": of_each})
     threads = interface.threads(B * H * N * E * len(parts))
-    interface.run(
-        "merge_windows", B=B, H=H, N=N, E=E, dtype=dtype, threads=threads, parts=parts, out=out, lse=lse
-    )
+    interface.run("merge_windows", B=B, H=H, N=N, E=E, dtype=dtype, threads=threads, parts=parts, out=out, lse=lse)

@@ -8,7 +8,7 @@ from torch import Tensor
 from subquad.kernels.attention.windows import reference
 from subquad.kernels.dispatch import Op
 from subquad.kernels.tensors import token_major
-from subquad.kernels.tokens.windows import Windows
+from subquad.kernels.tokens.windows import TokenWindows
 
 merge_windows = Op(reference.merge_windows)
 
@@ -16,7 +16,7 @@ merge_windows = Op(reference.merge_windows)
 @merge_windows.compiled
 def run(backend: str, x: Any) -> tuple[Tensor, Tensor]:
     """Run on a compiled backend, to which windows travel as four numbers each."""
-    numbers = [number for windows in x.windows for number in windows]
+    numbers = [number for windows in x.windows for number in windows.numbers()]
     out, lse = merged_windows.run(backend, list(x.outs), list(x.lses), numbers, x.tokens)
     return out, lse
 
@@ -29,9 +29,9 @@ def merged_windows(x: Any) -> tuple[Tensor, Tensor]:
     return token_major(lse[..., None], E, torch.float32), lse
 
 
-def windows_of(numbers: list[int]) -> list[Windows]:
+def windows_of(numbers: list[int]) -> list[TokenWindows]:
     """The windows that travelled as numbers."""
-    return [Windows(*numbers[at : at + 4]) for at in range(0, len(numbers), 4)]
+    return [TokenWindows(*numbers[at : at + 4]) for at in range(0, len(numbers), 4)]
 
 
 def _save(ctx: Any, inputs: Any, output: Any) -> None:
@@ -47,7 +47,7 @@ def _differentiate(ctx: Any, of_out: Tensor, of_lse: Tensor) -> tuple[Any, ...]:
     apart = of_lse - (of_out * out).sum(-1)
     of_outs, of_lses = [], []
     for part, of_part, windows in zip(outs, lses, ctx.windows, strict=True):
-        g, total, offset = (_by_window(windows.of(x)) for x in (of_out, lse, apart))
+        g, total, offset = (_by_window(windows.view(x)) for x in (of_out, lse, apart))
         share = torch.where(torch.isneginf(of_part), 0.0, (of_part - total).exp())
         of_outs.append((share[..., None] * g).to(part.dtype))
         of_lses.append(share * ((g * part).sum(-1) + offset))

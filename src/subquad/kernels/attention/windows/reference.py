@@ -7,13 +7,13 @@ from jaxtyping import Float
 from torch import Tensor
 
 from subquad.kernels.attention.softmax import shares
-from subquad.kernels.tokens.windows import Windows
+from subquad.kernels.tokens.windows import TokenWindows
 
 
 def merge_windows(
     outs: Sequence[Float[Tensor, "_ H _ E"]],
     lses: Sequence[Float[Tensor, "_ H _"]],
-    windows: Sequence[Windows],
+    windows: Sequence[TokenWindows],
     *,
     tokens: int,
 ) -> tuple[Float[Tensor, "B H N E"], Float[Tensor, "B H N"]]:
@@ -25,14 +25,14 @@ def merge_windows(
     count, H, E = len(outs[0]) // windows[0].count, outs[0].shape[1], outs[0].shape[3]
     of_parts = lses[0].new_full((len(windows), count, H, tokens), -torch.inf)
     for number, (lse, each) in enumerate(zip(lses, windows, strict=True)):
-        each.of(of_parts[number]).copy_(_by_item(lse, each))
+        each.view(of_parts[number]).copy_(_by_item(lse, each))
     weights, lse = shares(of_parts)
     total = lse.new_zeros(count, H, tokens, E)
     for weight, out, of_part, each in zip(weights, outs, lses, windows, strict=True):
-        seen = out.masked_fill(torch.isneginf(of_part)[..., None], 0.0)
-        each.of(total).addcmul_(_by_item(seen, each), each.of(weight)[..., None])
+        visible = out.masked_fill(torch.isneginf(of_part)[..., None], 0.0)
+        each.view(total).addcmul_(_by_item(visible, each), each.view(weight)[..., None])
     return total, lse
 
 
-def _by_item(x: Tensor, windows: Windows) -> Tensor:
+def _by_item(x: Tensor, windows: TokenWindows) -> Tensor:
     return x.unflatten(0, (-1, windows.count)).transpose(1, 2)
