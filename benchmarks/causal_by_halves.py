@@ -22,7 +22,12 @@ from subquad.tools.models.passages import read
 from subquad.tools.models.pretrained import Pretrained, load, running
 from subquad.tools.runs import machine
 
-METHODS = ("clustered-tail", "clustered-tail:clusters=48,topk=96", "i-clustered:clusters=64,topk=128")
+METHODS = (
+    "clustered-tail",
+    "clustered-tail:queries=rectangle",
+    "clustered-tail:clusters=32,topk=96",
+    "i-clustered:clusters=64,topk=128",
+)
 
 
 def measured(pretrained: Pretrained, item: list[int], methods: list[str], turns: int) -> list[str]:

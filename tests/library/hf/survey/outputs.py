@@ -86,14 +86,16 @@ def farthest(
 def farthest_gradient(want: Mapping[str, Tensor], have: Mapping[str, Tensor]) -> tuple[float, str]:
     """As `farthest`, as a share of the largest gradient of the parameter or, where that is tiny, of all of them.
 
-    The gradients of keys' biases are 0 but for rounding, since softmax is the same with any number added.
+    The gradients of keys' biases are 0 but for rounding, since softmax is the same with any number added: their floor is
+    ten times as high.
     """
     largest = max((float(g.abs().max()) for g in want.values() if g.numel()), default=0.0)
     worst, where = 0.0, ""
     for name, expected in want.items():
         if not expected.numel():
             continue
-        scale = max(float(expected.abs().max()), 1e-2 * largest, 1e-9)
+        floor = 1e-2 if name.endswith("k_proj.bias") else 1e-3
+        scale = max(float(expected.abs().max()), floor * largest, 1e-9)
         found = have[name] if name in have else torch.zeros_like(expected)
         off = float(((expected - found).abs() / scale).nan_to_num(nan=float("inf")).max())
         if off > worst:
