@@ -144,6 +144,10 @@ class ByHalves(Method):
 
     def _attend(self, rectangles: Rectangles, line: TokenLine, call: Call) -> tuple[Tensor, Tensor]:
         """The partials of these rectangles, in one batch: exact on the diagonal, by the method elsewhere."""
+        if rectangles.key_step == 0 and len(line.query) > 1:  # as one batch, these keys would be copied for each block
+            items = [self._attend(rectangles, line.item(number), call) for number in range(len(line.query))]
+            outs, lses = zip(*items, strict=True)
+            return torch.cat(outs), torch.cat(lses)
         query = _as_batch(rectangles.of_queries(line.query))
         key, value = (_as_batch(rectangles.of_keys(x)) for x in (line.key, line.value))
         keys = None if line.valid_keys is None else rectangles.of_keys(line.valid_keys).flatten(0, 1)
@@ -255,6 +259,12 @@ class TokenLine:
         if queries is None or keys is None or not shapes_may_follow_data(keys):
             return False
         return torch.equal(queries, keys[:, self.start :])
+
+    def item(self, number: int) -> TokenLine:
+        """The line of one item alone."""
+        at = slice(number, number + 1)
+        queries, keys = (None if valid is None else valid[at] for valid in (self.valid_queries, self.valid_keys))
+        return TokenLine(self.query[at], self.key[at], self.value[at], queries, keys, self.start)
 
     def present(self) -> Bool[Tensor, "B N"] | None:
         """Which tokens are real as a query or as a key; None: all are."""
