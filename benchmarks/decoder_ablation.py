@@ -1,12 +1,11 @@
 """What each setting of causal by halves is worth in a decoder: next tokens beside exact attention, and multiply-adds.
 
     python benchmarks/decoder_ablation.py [--data FOLDER] [--lengths 4096] [--groups sizes …] [--prefills sizes …]
-        [--readings 1] [--figures FILE] [--out FILE.md]
+        [--passages 2] [--readings 1] [--out FILE.md]
 
 FOLDER holds gutenberg/; the default is the environment variable SUBQUAD_DATA. Each variant changes the defaults of
 "clustered-tail" as its name says. The error of the attention is measured for the variants of GROUPS, and the next
-tokens, which take a prefill of the whole model each, for those of PREFILLS over the first READINGS passages. What is
-measured is appended to FILE, and what is there is not measured again.
+tokens, which take a prefill of the whole model each, for those of PREFILLS over the first READINGS passages.
 """
 
 from collections.abc import Mapping
@@ -15,7 +14,7 @@ from dataclasses import replace
 import decoder_passages
 import sheet
 import torch
-from decoder_passages import HEAD, LAYERS, MODEL, Figures, error_texts, next_token_texts
+from decoder_passages import HEAD, LAYERS, MODEL, error_texts, next_token_texts
 from decoder_rules import WIDTH, TailByRule, TailOfVariant
 
 from subquad.tools.models.next_tokens import NextTokens
@@ -28,44 +27,35 @@ SmolLM2-135M-Instruct, every layer, beside exact attention; next tokens over {re
 {passages}.
 KL is that of next-token distributions, exact ‖ method, in nats.
 Error is ‖out − exact‖ / ‖exact‖ of the attention, mean of layers {layers}, on the inputs that exact attention has.
-Work is in 10⁹ multiply-adds a head for the prompt: products of matrices alone, in rectangles, on the diagonal and in \
-the last rows."""
+Work is in 10⁹ multiply-adds a head for the prompt: products of queries, means, keys and values, in rectangles, on the \
+diagonal and in the last rows; covariances are not counted."""
 
 DEFAULT = TailByRule()
 VARIANT = TailOfVariant()
-MEAN_WEIGHT = replace(VARIANT, keys_by="mean weight")
 GROUPS: dict[str, dict[str, TailByRule]] = {
-    "default": {"2√n clusters, 4√m keys, 32 cells, blocks of 1,024, 128 last rows": DEFAULT},
-    "block": {f"blocks of {block:,}": replace(DEFAULT, block=block) for block in (256, 512, 2048)},
+    "default": {"√n clusters, √(32m) keys, 32 cells, blocks of 1,024, 128 last rows": DEFAULT},
     "sizes": {
         f"{clusters:g}√n clusters, {keys:g}√m keys": replace(DEFAULT, cluster_factor=clusters, topk_factor=keys)
-        for clusters, keys in ((1.0, 4.0), (1.41, 2.83), (1.41, 5.66), (2.83, 2.83), (2.83, 5.66), (2.0, 5.66))
+        for clusters, keys in ((1.0, 2.83), (1.0, 4.0), (1.41, 4.0), (1.41, 5.66), (2.0, 4.0), (2.0, 5.66))
     },
+    "queries": {
+        "queries of a rectangle together": replace(DEFAULT, queries="rectangle"),
+        "queries of a rectangle together, 1.41√n clusters": replace(DEFAULT, queries="rectangle", cluster_factor=1.41),
+    },
+    "keys": {
+        "top keys by weight times distance": replace(VARIANT, keys_by="distance"),
+        "top keys by weight alone": replace(VARIANT, keys_by="weight"),
+    },
+    "block": {f"blocks of {block:,}": replace(DEFAULT, block=block) for block in (256, 512, 2048)},
     "cells": {
         "16 cells": replace(DEFAULT, cells=16),
         "64 cells": replace(DEFAULT, cells=64),
-        "√m cells: 32 at 1,024 keys, 64 at 4,096": replace(DEFAULT, cells_factor=1.0),
+        "√m cells: 32 at 1,024 keys, 46 at 2,048": replace(DEFAULT, cells_factor=1.0),
     },
     "rows": {"no last rows": replace(DEFAULT, last=0)},
     "k-means": {
-        **{f"{count} rounds on vectors": replace(DEFAULT, refine=count) for count in (0, 1, 3)},
-        **{f"{count} rounds on hashes": replace(DEFAULT, iterations=count) for count in (0, 3)},
-    },
-    "keys": {"top keys by weight alone": replace(VARIANT, keys_by="weight")},
-    "mean-weight": {
-        "top keys by mean weight": MEAN_WEIGHT,
-        **{
-            f"top keys by mean weight, 1√n clusters, {keys:g}√m keys": replace(
-                MEAN_WEIGHT, cluster_factor=1.0, topk_factor=keys
-            )
-            for keys in (4.0, 5.66)
-        },
-    },
-    "mean-weight-sizes": {
-        f"top keys by mean weight, 1.41√n clusters, {keys:g}√m keys": replace(
-            MEAN_WEIGHT, cluster_factor=1.41, topk_factor=keys
-        )
-        for keys in (2.83, 4.0, 5.66)
+        **{f"k-means on vectors, rounds: {count}": replace(DEFAULT, refine=count) for count in (0, 1, 3)},
+        **{f"k-means on hashes, rounds: {count}": replace(DEFAULT, iterations=count) for count in (0, 3)},
     },
     "rope": {
         "cells before RoPE": replace(VARIANT, cells_space="content"),
@@ -93,7 +83,7 @@ def main() -> None:
     parser = decoder_passages.options(__doc__ or "", LENGTHS, groups=tuple(GROUPS), prefills=tuple(GROUPS), readings=2)
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
-    pretrained, figures = load(MODEL), Figures(arguments.figures)
+    pretrained = load(MODEL)
     methods, run = (
         {name: method for group in groups for name, method in GROUPS[group].items()}
         for groups in (arguments.groups, arguments.prefills)
@@ -102,9 +92,9 @@ def main() -> None:
     parts = [ABOUT.format(layers=LAYERS, **numbers)]
     for length in arguments.lengths:
         chosen = decoder_passages.passages(pretrained, arguments.data, length, arguments.passages)
-        errors = [decoder_passages.errors(pretrained, passage, methods, figures) for passage in chosen]
+        errors = [decoder_passages.errors(pretrained, passage, methods) for passage in chosen]
         read = chosen[: arguments.readings]
-        tokens = [decoder_passages.next_tokens(pretrained, passage, run, figures) for passage in read]
+        tokens = [decoder_passages.next_tokens(pretrained, passage, run) for passage in read]
         columns = ({name: [each[name] for each in passages] for name in passages[0]} for passages in (tokens, errors))
         parts += [f"## {length:,} tokens", table(*columns, length)]
     sheet.publish("Ablation of causal by halves", parts, arguments.out)

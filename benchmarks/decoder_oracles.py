@@ -1,6 +1,6 @@
 """Causal by halves beside oracles that know which keys are best, in a decoder: perplexity and next tokens.
 
-    python benchmarks/decoder_oracles.py [--data FOLDER] [--lengths 2048 4096] [--figures FILE] [--out FILE.md]
+    python benchmarks/decoder_oracles.py [--data FOLDER] [--lengths 2048 4096] [--passages 2] [--out FILE.md]
 
 FOLDER holds gutenberg/; the default is the environment variable SUBQUAD_DATA. The oracles are written plainly: they
 compute all logits, a chunk of queries at a time, keep some, and drop the others.
@@ -12,12 +12,12 @@ from typing import ClassVar
 import decoder_passages
 import sheet
 import torch
-from decoder_passages import HEAD, LAYERS, MODEL, Figures, error_texts, next_token_texts
+from decoder_passages import HEAD, LAYERS, MODEL, error_texts, next_token_texts
 from decoder_rules import ClusteredByRule, TailByRule
 from torch import Tensor
 
 from subquad.kernels.tokens.heads import repeat_heads
-from subquad.methods import Full, Method
+from subquad.methods import ClusteredTail, Full, Method
 from subquad.methods.core.halves import BLOCK, LAST
 from subquad.methods.core.method import Call, Partial, whole
 from subquad.tools.models.pretrained import load
@@ -29,7 +29,7 @@ GROUP = 64  # queries that share their blocks, and keys of a block
 ABOUT = """\
 SmolLM2-135M-Instruct, every layer, beside exact attention; mean over {passages} of each length.
 KL is that of next-token distributions, exact ‖ method, in nats.
-Clusters and top keys are those of a rectangle of n queries and m keys; n = m except in the last one.
+Clusters are those of the n queries of a block, and top keys those of a rectangle of m keys.
 A window holds the query itself and the 511 keys before it; the best keys and blocks of an oracle lie before the window.
 The best blocks of 64 keys are those with the most weight of 64 queries together."""
 
@@ -139,15 +139,14 @@ def best_of(logits: Tensor, count: int) -> Tensor:
 
 def top_keys_of(block: int) -> int:
     """The top keys that the default `clustered-tail` has for the queries of a block, in all of its rectangles."""
-    rule, keys = TailByRule(), 0
-    for number, size in enumerate(2**level * BLOCK for level in range(block.bit_length())):
-        keys += rule.in_rectangle(size, size).topk if block >> number & 1 else 0
-    return keys
+    rule, levels = ClusteredTail(), range(block.bit_length())
+    return sum(rule.in_rectangle(BLOCK, 2**level * BLOCK).topk for level in levels if block >> level & 1)
 
 
 METHODS: dict[str, Method] = {
-    "clustered-tail, 1.41√n clusters, 2.83√m keys, 32 cells": TailByRule(cluster_factor=1.41, topk_factor=2.83),
-    "clustered-tail, 2√n, 4√m, 32 (default)": TailByRule(),
+    "clustered-tail, √n clusters, √(32m) keys, 32 cells (default)": TailByRule(),
+    "clustered-tail, 1.41√n, 2.83√m, 32": TailByRule(cluster_factor=1.41, topk_factor=2.83),
+    "clustered-tail, 2√n, 4√m, 32": TailByRule(cluster_factor=2.0, topk_factor=4.0),
     "clustered-tail, 3√n, 6√m, 64": TailByRule(cluster_factor=3.0, topk_factor=6.0, cells=64),
     "i-clustered by halves, 2√n, 4√m": ClusteredByRule(),
     "window 512 and the first token": WindowAndFirst(),
@@ -162,16 +161,16 @@ def main() -> None:
     """Print the tables, and write them to a file where one is named."""
     arguments = decoder_passages.options(__doc__ or "", LENGTHS).parse_args()
     torch.set_num_threads(arguments.threads)
-    pretrained, figures = load(MODEL), Figures(arguments.figures)
+    pretrained = load(MODEL)
     number = decoder_passages.count_of(arguments.passages)
     parts = [ABOUT.format(passages=number)]
     of_errors = ["## Error", ERRORS.format(layers=LAYERS, passages=number)]
     for length in arguments.lengths:
         chosen = decoder_passages.passages(pretrained, arguments.data, length, arguments.passages)
-        tokens = [decoder_passages.next_tokens(pretrained, passage, METHODS, figures) for passage in chosen]
+        tokens = [decoder_passages.next_tokens(pretrained, passage, METHODS) for passage in chosen]
         rows = [[name, *next_token_texts([each[name] for each in tokens])] for name in tokens[0]]
         parts += [f"## {length:,} tokens", sheet.table(["method", *HEAD], rows)]
-        errors = [decoder_passages.errors(pretrained, passage, METHODS, figures) for passage in chosen]
+        errors = [decoder_passages.errors(pretrained, passage, METHODS) for passage in chosen]
         rows = [[name, *error_texts([each[name] for each in errors])] for name in METHODS]
         head = ["method", *(f"layer {layer}" for layer in LAYERS), "mean"]
         of_errors += [f"### {length:,} tokens", sheet.table(head, rows)]

@@ -1,10 +1,6 @@
-"""What the scripts about decoders share: passages of books, and methods beside exact attention on them.
-
-What is measured is appended to a file as it is made, one JSON object a line; what is there is not measured again.
-"""
+"""What the scripts about decoders share: passages of books, and methods beside exact attention on them."""
 
 import argparse
-import json
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -34,35 +30,9 @@ class Passage(NamedTuple):
     tokens: list[int]
 
 
-class Figures:
-    """Lists of numbers of a passage and a method, in a file where one is named."""
-
-    def __init__(self, path: Path | None):
-        self.path = path
-        lines = path.read_text("utf-8").splitlines() if path is not None and path.exists() else []
-        self.numbers = {tuple(key): numbers for key, numbers in map(json.loads, lines)}
-
-    def read(self, kind: str, passage: Passage, method: str) -> list[float] | None:
-        """The numbers of a kind; None where they are not known."""
-        return self.numbers.get(self._key(kind, passage, method))
-
-    def write(self, kind: str, passage: Passage, numbers: Mapping[str, Sequence[float]]) -> None:
-        """Keep the numbers of some methods."""
-        rows = {self._key(kind, passage, method): list(each) for method, each in numbers.items()}
-        self.numbers |= rows
-        if self.path is not None:
-            with self.path.open("a", encoding="utf-8") as file:
-                file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows.items())
-
-    def _key(self, kind: str, passage: Passage, method: str) -> tuple[str, str, int, int, str]:
-        return kind, passage.book, passage.number, len(passage.tokens), method
-
-
 def options(text: str, lengths: Sequence[int], **others: object) -> argparse.ArgumentParser:
     """Options of these scripts."""
-    parser = sheet.arguments(text, lengths, data=os.environ.get("SUBQUAD_DATA", ""), passages=2, **others)
-    parser.add_argument("--figures", type=Path)
-    return parser
+    return sheet.arguments(text, lengths, data=os.environ.get("SUBQUAD_DATA", ""), passages=2, **others)
 
 
 def passages(pretrained: Pretrained, data: str, length: int, count: int) -> list[Passage]:
@@ -75,37 +45,24 @@ def passages(pretrained: Pretrained, data: str, length: int, count: int) -> list
     return [passage for of_books in zip(*books, strict=True) for passage in of_books][:count]
 
 
-def next_tokens(
-    pretrained: Pretrained, passage: Passage, methods: Mapping[str, Method], figures: Figures
-) -> dict[str, NextTokens]:
+def next_tokens(pretrained: Pretrained, passage: Passage, methods: Mapping[str, Method]) -> dict[str, NextTokens]:
     """The next tokens of exact attention, named "exact", and of each method, over one passage."""
-    kind, names = "next tokens", ("exact", *methods)
-    missing = [name for name in names if figures.read(kind, passage, name) is None]
-    if missing:
-        runs = {"exact": pretrained.prefill([passage.tokens])}
-        for name in missing:
-            if name != "exact":
-                with running(pretrained.model, methods[name]):
-                    runs[name] = pretrained.prefill([passage.tokens])
-        new = pretrained.next_tokens([passage.tokens], runs, "exact")
-        figures.write(kind, passage, {name: sums.sums() for name, sums in new.items()})
-    return {name: NextTokens(*(figures.read(kind, passage, name) or ())) for name in names}
+    runs = {"exact": pretrained.prefill([passage.tokens])}
+    for name, method in methods.items():
+        with running(pretrained.model, method):
+            runs[name] = pretrained.prefill([passage.tokens])
+    return pretrained.next_tokens([passage.tokens], runs, "exact")
 
 
-def errors(
-    pretrained: Pretrained, passage: Passage, methods: Mapping[str, Method], figures: Figures
-) -> dict[str, list[float]]:
+def errors(pretrained: Pretrained, passage: Passage, methods: Mapping[str, Method]) -> dict[str, list[float]]:
     """Of each method, the error of the attention in `LAYERS`, on the inputs that exact attention has."""
-    missing = [name for name in methods if figures.read("errors", passage, name) is None]
-    if missing:
-        with recorded(pretrained.model) as calls:
-            pretrained.prefill([passage.tokens])
-        exact = [calls[layer].run(Full()) for layer in LAYERS]
-        for name in missing:
-            outs = (calls[layer].run(methods[name]) for layer in LAYERS)
-            numbers = [relative_error(*both) for both in zip(outs, exact, strict=True)]
-            figures.write("errors", passage, {name: numbers})
-    return {name: figures.read("errors", passage, name) or [] for name in methods}
+    with recorded(pretrained.model) as calls:
+        pretrained.prefill([passage.tokens])
+    exact = [calls[layer].run(Full()) for layer in LAYERS]
+    return {
+        name: [relative_error(calls[layer].run(method), out) for layer, out in zip(LAYERS, exact, strict=True)]
+        for name, method in methods.items()
+    }
 
 
 def next_token_texts(sums: Sequence[NextTokens]) -> list[str]:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from subquad.kernels.attention.tail.op import attend_with_tail
+from subquad.kernels.attention.tail.reference import spread_of, top_keys
 from subquad.kernels.selection.cells.op import key_cells
 from subquad.kernels.selection.clusters.op import query_clusters
 from subquad.kernels.selection.groups import broadcast, group_mean
@@ -17,7 +18,6 @@ from subquad.methods.core.halves import rectangles_of
 from subquad.methods.core.method import Call, Partial, choice, number, whole
 
 WIDTH = 64  # of a head of the model
-MOST_SPREAD = 8.0  # half the variance of a key's logits among the queries of a cluster, beyond which none is believed
 ROPE_BASE = 100_000.0  # of SmolLM2
 
 
@@ -25,8 +25,8 @@ ROPE_BASE = 100_000.0  # of SmolLM2
 class TailByRule(ClusteredTail):
     """`clustered-tail` by halves: cluster_factor·√n clusters, topk_factor·√m keys, and cells_factor·√m cells if set."""
 
-    cluster_factor: float = number(2.0, least=0.0)
-    topk_factor: float = number(4.0, least=0.0)
+    cluster_factor: float = number(1.0, least=0.0)
+    topk_factor: float = number(math.sqrt(32), least=0.0)
     cells_factor: float = number(0.0, least=0.0)
 
     name: ClassVar[str] = "tail-by-rule"
@@ -43,11 +43,14 @@ class TailByRule(ClusteredTail):
     def products(self, length: int) -> float:
         """Multiply-adds of a head of 64 for a prompt: diagonal, last rows, and of each rectangle its three parts.
 
-        These are centroids C·m·3D, k-means 2·n·C·D for two rounds, and members n·(k + X)·2D.
+        These are centroids C·m·3D, k-means 2·n·C·D for two rounds, and members n·(k + X)·2D. Covariances, linear in the
+        length, are not counted.
         """
-        sizes = [rectangles for group in rectangles_of(length, 0, self.block) for rectangles in group]
+        parts = [part for group in rectangles_of(length, 0, self.block) for part in group]
+        if self.queries == "block":
+            parts = [rows for part in parts for rows in part.in_blocks(self.block)]
         total = self.last * length * 2.0 * WIDTH
-        for part in sizes:
+        for part in parts:
             if part.diagonal:
                 total += part.count * part.queries**2 * WIDTH
                 continue
@@ -69,24 +72,22 @@ class ClusteredByRule(ImprovedClustered):
 
 @dataclass(frozen=True)
 class TailOfVariant(TailByRule):
-    """The same with other cells, another metric of the clusters, or top keys by their weight alone.
+    """The same with other cells, another metric of the clusters, or another choice of top keys.
 
     Args:
         cells_space: what the cells' k-means sees of the keys. "positions": as they are, after RoPE. "content": turned
             back by their index in the rectangle, which is before RoPE up to one turn that all keys share.
         cells_without: the number of pairs of dimensions with the highest frequencies that the cells do not see.
         clusters_without: the same of the queries and keys from which the clusters are made.
-        keys_by: how top keys are chosen. "distance": by the weight that the mean query gives them times the distance
-            to the mean of their cell, as in `clustered-tail`. "weight": by that weight alone. "mean weight": by the
-            mean of the weights that the queries of the cluster give them, times that distance. For queries that are
-            normally distributed around the means with one covariance W for all clusters of a head, the logarithm of
-            that mean is scale·q̄·k + scale²·kᵀWk/2; the second term is of keys less their mean, and 8 at most.
+        keys_by: how top keys are chosen. "mean weight": as in `clustered-tail`, by the mean of the weights that the
+            queries of the cluster give them, times the distance to the mean of their cell. "distance": by the weight
+            that the mean query gives them, times that distance. "weight": by that weight alone.
     """
 
     cells_space: str = choice("positions", "content")
     cells_without: int = whole(0)
     clusters_without: int = whole(0)
-    keys_by: str = choice("distance", "weight", "mean weight")
+    keys_by: str = choice("mean weight", "distance", "weight")
 
     name: ClassVar[str] = "tail-of-variant"
 
@@ -97,10 +98,9 @@ class TailOfVariant(TailByRule):
         settings = {"bits": self.bits, "iterations": self.iterations, "refine": self.refine, "seed": call.seed}
         both = [without(x, self.clusters_without) for x in (query, key)]
         labels = query_clusters(*both, None, None, space="logits", clusters=clusters, **settings)
-        keys = None
-        if self.keys_by != "distance":
-            inputs = query, key, labels, cell, clusters, topk, self.cells, call.scale
-            keys = top_keys_by(self.keys_by, *inputs)
+        keys = None  # by mean weight
+        if self.keys_by != "mean weight":
+            keys = top_keys_by(self.keys_by, query, key, labels, cell, clusters, topk, self.cells, call.scale)
         sizes = {"clusters": clusters, "topk": topk, "cells": self.cells, "scale": call.scale}
         return attend_with_tail(query, key, value, labels, cell, keys, wanted=None, dropout_p=0.0, **sizes)
 
@@ -116,20 +116,10 @@ def top_keys_by(
     cells: int,
     scale: float,
 ) -> Tensor:
-    """The top keys of each cluster (B,H,C,k), chosen as `TailOfVariant.keys_by` says."""
-    means = group_mean(query, labels, clusters)
-    key, cell = repeat_heads(key, query.shape[1]), repeat_heads(cell[..., None], query.shape[1])[..., 0]
-    logits = means @ key.mT * scale
-    if choice != "weight":
-        distance = (key - broadcast(group_mean(key, cell, cells), cell)).norm(dim=-1)
-        logits = logits + distance.log()[:, :, None]
-    if choice == "mean weight":
-        around = query - broadcast(means, labels)
-        covariance = around.mT @ around / query.shape[2]
-        centred = key - key.mean(2, keepdim=True)  # what all keys have in common, softmax does not see
-        spread = scale**2 / 2 * (centred @ covariance * centred).sum(-1)
-        logits = logits + spread.clamp(max=MOST_SPREAD)[:, :, None]
-    return logits.topk(topk, dim=-1).indices.sort(dim=-1).values
+    """The top keys of each cluster (B,H,C,k), by "distance" or "weight" as `TailOfVariant` says."""
+    distances = spread_of(key - broadcast(group_mean(key, cell, cells), cell))[:, :, None]
+    terms = repeat_heads(distances, query.shape[1])[:, :, 0] * (choice == "distance")
+    return top_keys(group_mean(query, labels, clusters), key, cell, topk, None, cells, scale, terms)
 
 
 def by_factor(factor: float, size: int) -> int:

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 import subquad as sq
-from subquad.kernels.attention.tail.op import attend_with_tail
 from subquad.tools.models.next_tokens import NextTokens
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
@@ -89,11 +88,12 @@ def test_the_best_blocks_of_an_oracle_have_most_weight_of_their_queries(oracles,
 
 
 def test_the_oracle_of_equal_keys_has_the_top_keys_of_all_rectangles_of_a_query(oracles):
-    assert [oracles.top_keys_of(block) for block in range(4)] == [0, 128, 182, 128 + 182]
+    assert [oracles.top_keys_of(block) for block in range(4)] == [0, 182, 256, 182 + 256]
 
 
-def test_the_rule_without_changes_is_the_default(rules, inputs):
-    sizes = {"block": 32, "last": 5}
+@pytest.mark.parametrize("queries", ["block", "rectangle"])
+def test_the_rule_without_changes_is_the_default(rules, inputs, queries):
+    sizes = {"block": 32, "last": 5, "queries": queries}
     default = run(sq.ClusteredTail(**sizes), inputs)
     assert torch.equal(run(rules.TailByRule(**sizes), inputs), default)
     assert torch.equal(run(rules.TailOfVariant(**sizes), inputs), default)
@@ -102,32 +102,29 @@ def test_the_rule_without_changes_is_the_default(rules, inputs):
         {"cells_space": "content"},
         {"cells_without": 4},
         {"clusters_without": 4},
-        {"keys_by": "mean weight"},
+        {"keys_by": "distance"},
+        {"keys_by": "weight"},
     ):
         out = run(replace(plain, **change), inputs)
         assert not torch.equal(out, default), change
         assert (out - exact).norm() < 2 * (default - exact).norm(), change
 
 
-def test_top_keys_by_the_mean_of_the_members_weights(rules):
-    """One cluster whose queries spread along one axis: the mean query gives that axis no weight, its members do."""
-    query = torch.zeros(1, 1, 4, 64)
-    query[..., 0], query[0, 0, :, 1] = 8.0, torch.tensor([30.0, -30.0, 30.0, -30.0])
-    key = 3 * torch.eye(64)[None, None, :5] + 0.01 * torch.randn(1, 1, 5, 64)
-    labels, cell = torch.zeros(1, 1, 4, dtype=torch.long), torch.zeros(1, 1, 5, dtype=torch.long)
-    inputs = query, key, labels, cell, 1, 1, 1, 1 / 8
-    assert rules.top_keys_by("weight", *inputs).tolist() == [[[[0]]]]
-    assert rules.top_keys_by("distance", *inputs).tolist() == [[[[0]]]]
-    assert rules.top_keys_by("mean weight", *inputs).tolist() == [[[[1]]]]
+def test_the_sizes_of_the_rule_are_those_of_the_library(rules):
+    for queries, keys in ((1024, 1024), (1024, 2048), (700, 3000), (2048, 2048)):
+        rule, default = (each.in_rectangle(queries, keys) for each in (rules.TailByRule(), sq.ClusteredTail()))
+        assert (rule.clusters, rule.topk, rule.cells) == (default.clusters, default.topk, default.cells)
 
 
-def test_top_keys_by_distance_are_those_of_the_method(rules, inputs):
-    query, key, value = inputs
-    labels, cell = torch.arange(N).remainder(6).expand(1, 4, N), torch.arange(N).remainder(3).expand(1, 2, N)
-    sizes = {"clusters": 6, "topk": 9, "cells": 3, "scale": 1 / 8}
-    keys = rules.top_keys_by("distance", query, key, labels, cell, 6, 9, 3, 1 / 8)
-    explicit = attend_with_tail(query, key, value, labels, cell, keys, **sizes)
-    torch.testing.assert_close(explicit, attend_with_tail(query, key, value, labels, cell, None, **sizes))
+def test_top_keys_by_weight_and_by_the_distance_to_their_cell(rules):
+    """The key with most weight is alone in its cell, which misplaces nothing of it."""
+    query = torch.zeros(1, 1, 3, 64)
+    query[..., 0] = 8.0
+    key = torch.zeros(1, 1, 4, 64)
+    key[0, 0, :, 0] = torch.tensor([3.0, 2.0, 1.0, -4.0])
+    inputs = query, key, torch.zeros(1, 1, 3, dtype=torch.long), torch.tensor([[[0, 1, 1, 1]]])
+    assert rules.top_keys_by("weight", *inputs, 1, 2, 2, 1 / 8).tolist() == [[[[0, 1]]]]
+    assert rules.top_keys_by("distance", *inputs, 1, 2, 2, 1 / 8).tolist() == [[[[1, 2]]]]
 
 
 def test_sizes_and_multiply_adds_of_a_rule(rules):
@@ -137,6 +134,16 @@ def test_sizes_and_multiply_adds_of_a_rule(rules):
     one = 32 * 1024 * 64 * 3 + 2 * 1024 * 32 * 64 + 1024 * (64 + 16) * 128
     assert rule.products(2048) == one + 2 * 1024 * 1024 / 2 * 128
     assert replace(rule, last=10).products(2048) - rule.products(2048) == 10 * 2048 * 128
+
+
+def test_multiply_adds_of_blocks_are_those_of_their_own_rectangles(rules):
+    """At 4,096 tokens, two rectangles of 1,024 × 1,024, and one of 2,048 × 2,048 or two of 1,024 × 2,048."""
+    rule = rules.TailByRule(cluster_factor=1.0, topk_factor=2.0, cells_factor=0.5, last=0)
+    together = replace(rule, queries="rectangle")
+    assert rule.products(2048) == together.products(2048)
+    small = 32 * 2048 * 64 * 3 + 2 * 1024 * 32 * 64 + 1024 * (91 + 23) * 128
+    large = 46 * 2048 * 64 * 3 + 2 * 2048 * 46 * 64 + 2048 * (91 + 23) * 128
+    assert rule.products(4096) - together.products(4096) == 2 * small - large
 
 
 def test_keys_that_are_turned_back_do_not_depend_on_their_position(rules):
@@ -150,19 +157,6 @@ def test_keys_that_are_turned_back_do_not_depend_on_their_position(rules):
     later = rules.turned_back(key[None, None, 20:])[0, 0]
     torch.testing.assert_close(later, later[:1].expand(30, -1), atol=1e-4, rtol=0)
     assert rules.without(torch.arange(8.0), 1).tolist() == [1, 2, 3, 5, 6, 7]
-
-
-def test_figures_that_are_there_are_not_measured_again(passages, tmp_path):
-    passage, path = passages.Passage("book", 3, [1, 2, 3]), tmp_path / "figures.jsonl"
-    sums = NextTokens(2.0, 4.0, 0.5, 1.0, 1.0, 0.25, 1.0)
-    passages.Figures(path).write("next tokens", passage, {"exact": sums.sums(), "other": sums.sums()})
-    passages.Figures(path).write("errors", passage, {"other": [0.1, 0.2]})
-    figures, methods = passages.Figures(path), {"other": sq.Full()}
-    assert passages.next_tokens(None, passage, methods, figures) == {"exact": sums, "other": sums}
-    assert passages.errors(None, passage, methods, figures) == {"other": [0.1, 0.2]}
-    longer = passage._replace(tokens=[1, 2, 3, 4])
-    with pytest.raises(AttributeError):  # another length: it would have to run the model, and here is none
-        passages.next_tokens(None, longer, methods, figures)
 
 
 def test_tables_show_means_over_passages(passages):
