@@ -24,8 +24,8 @@ from subquad.tools.runs import machine
 
 METHODS = (
     "clustered-tail",
-    "clustered-tail:queries=rectangle",
-    "clustered-tail:clusters=32,topk=96",
+    "clustered-tail:queries=block",
+    "clustered-tail:clusters=32,topk=96,queries=block",
     "i-clustered:clusters=64,topk=128",
 )
 

@@ -23,12 +23,12 @@ import torch
 from torch import Tensor
 
 import subquad as sq
-from subquad.kernels.attention.tail.reference import FARTHEST, NEAREST
+from subquad.kernels.attention.tail.reference import terms_of_keys
 from subquad.kernels.selection.blocks.op import by_bucket
 from subquad.kernels.selection.cells.op import key_cells
 from subquad.kernels.selection.cells.reference import BITS as CELL_BITS
 from subquad.kernels.selection.clusters.op import query_clusters
-from subquad.kernels.selection.groups import broadcast, group_mean
+from subquad.kernels.selection.groups import group_mean
 from subquad.methods import ClusteredTail
 from subquad.methods.core.method import Call, Partial
 from subquad.tools.measure.capture import LayerInputs
@@ -117,24 +117,22 @@ def attention(
     """Attention with these labels of queries and cells of keys."""
     clusters = min(method.clusters, query.shape[2])
     means = group_mean(query, labels, clusters)
+    terms = terms_of_keys(query, key, labels, cell, means, method.cells, scale)
     blocks, of = by_bucket(labels, clusters, BLOCK)
     out = value.new_empty(*query.shape[:3], value.shape[3])
     for b, h in itertools.product(range(query.shape[0]), range(query.shape[1])):
         both = torch.cat([key[b, h], value[b, h]], -1)
-        met = tops_and_tail(means[b, h], both, cell[b, h], key.shape[3], method.topk, method.cells, scale)
+        met = tops_and_tail(means[b, h], both, terms[b, h], cell[b, h], key.shape[3], method.topk, method.cells, scale)
         out[b, h] = members(query[b, h], *met, blocks[b, h], of[b, h], scale)
     return out
 
 
 def tops_and_tail(
-    means: Tensor, both: Tensor, cell: Tensor, width: int, topk: int, cells: int, scale: float
+    means: Tensor, both: Tensor, terms: Tensor, cell: Tensor, width: int, topk: int, cells: int, scale: float
 ) -> tuple[Tensor, Tensor]:
     """What the members of each cluster meet: rows [k, v] of top keys and cells, and what is added to their logits."""
     logits = scale * means @ both[:, :width].T
-    keys, cell_of = both[None, None, :, :width], cell[None, None]
-    apart = (keys - broadcast(group_mean(keys, cell_of, cells), cell_of))[0, 0]
-    spread = apart.square().sum(-1).clamp(NEAREST, FARTHEST).log() / 2
-    top = (logits + spread).topk(min(topk, both.shape[0]), sorted=False).indices
+    top = (logits + terms).topk(min(topk, both.shape[0]), sorted=False).indices
     largest = logits.amax(1, keepdim=True)
     weights = (logits - largest).exp_().scatter_(1, top, 0.0)
     order = cell.argsort()

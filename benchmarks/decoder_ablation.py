@@ -39,8 +39,8 @@ GROUPS: dict[str, dict[str, TailByRule]] = {
         for clusters, keys in ((1.0, 2.83), (1.0, 4.0), (1.41, 4.0), (1.41, 5.66), (2.0, 4.0), (2.0, 5.66))
     },
     "queries": {
-        "queries of a rectangle together": replace(DEFAULT, queries="rectangle"),
-        "queries of a rectangle together, 1.41√n clusters": replace(DEFAULT, queries="rectangle", cluster_factor=1.41),
+        "queries of each block by themselves": replace(DEFAULT, queries="block"),
+        "queries of each block by themselves, 1.41√n clusters": replace(DEFAULT, queries="block", cluster_factor=1.41),
     },
     "keys": {
         "top keys by weight times distance": replace(VARIANT, keys_by="distance"),

@@ -138,8 +138,8 @@ def test_sizes_and_multiply_adds_of_a_rule(rules):
 
 def test_multiply_adds_of_blocks_are_those_of_their_own_rectangles(rules):
     """At 4,096 tokens, two rectangles of 1,024 × 1,024, and one of 2,048 × 2,048 or two of 1,024 × 2,048."""
-    rule = rules.TailByRule(cluster_factor=1.0, topk_factor=2.0, cells_factor=0.5, last=0)
-    together = replace(rule, queries="rectangle")
+    together = rules.TailByRule(cluster_factor=1.0, topk_factor=2.0, cells_factor=0.5, last=0)
+    rule = replace(together, queries="block")
     assert rule.products(2048) == together.products(2048)
     small = 32 * 2048 * 64 * 3 + 2 * 1024 * 32 * 64 + 1024 * (91 + 23) * 128
     large = 46 * 2048 * 64 * 3 + 2 * 2048 * 46 * 64 + 2048 * (91 + 23) * 128

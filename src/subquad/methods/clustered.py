@@ -106,7 +106,7 @@ class Clustered(ClustersQueries):
         refine: rounds of k-means on the vectors themselves, after that on their hashes.
         block: under a causal mask, tokens of a block on the diagonal, whose attention is exact.
         last: under a causal mask, queries at the end of each item that are exact.
-        queries: under a causal mask, which queries are taken together: those of a "block", or of a whole "rectangle".
+        queries: under a causal mask, which queries are taken together: of a whole "rectangle", or of each "block".
 
     >>> import torch, subquad as sq
     >>> q, k, v = torch.randn(3, 2, 4, 300, 64)

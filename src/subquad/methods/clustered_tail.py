@@ -6,7 +6,8 @@ What "i-clustered" (Vyas et al. 2020) loses is three things, each with a cure th
              instead of by q: what must be alike within a cluster is q Kᵀ (their proposition 1)
     q̄_j    = Σ_{i in S_j} q_i / |S_j|                                                        their equation 3
     X      = cells of keys that are alike, with values that are alike                         `ops.choose.cells`
-    T_j    = the k keys with the largest e^{q̄_j·k_l/√D}·‖k_l − mean of its cell‖: weight that a cell would misplace
+    T_j    = the k keys with the largest q̄_j·k_l/√D + ln ‖k_l − mean of its cell‖ + (k_l − k̄)ᵀ W (k_l − k̄)/2D:
+             weight that a cell would misplace, as the mean over the queries around q̄_j, whose covariance is W
     k̄, v̄   = one key and one value for the keys of cell x outside T_j, as q̄_j sees them       `kernels.attention.tail`
     out_i  = softmax over T_j with logits q_i·k_l/√D and over the cells with (q_i − q̄_j)·k̄_x/√D + ln Σ e^{q̄_j·k_l/√D}
              instead of one rest that all members share, and a mass on the top keys that is fixed for the cluster
@@ -58,7 +59,7 @@ class ClusteredTail(ByHalves):
         seed: random seed of the hash planes.
         block: under a causal mask, tokens of a block on the diagonal, whose attention is exact.
         last: under a causal mask, queries at the end of each item that are exact.
-        queries: under a causal mask, which queries are taken together: those of a "block", or of a whole "rectangle".
+        queries: under a causal mask, which queries are taken together: of a whole "rectangle", or of each "block".
 
     >>> import torch, subquad as sq
     >>> q, k, v = torch.randn(3, 2, 4, 300, 64)

@@ -58,7 +58,7 @@ class LearnedHashTail(ByHalves, LearnsHashes):
         seed: random seed of the start of the hash functions, and of the cells' hash planes.
         block: under a causal mask, tokens of a block on the diagonal, whose attention is exact.
         last: under a causal mask, queries at the end of each item that are exact.
-        queries: under a causal mask, which queries are taken together: those of a "block", or of a whole "rectangle".
+        queries: under a causal mask, which queries are taken together: of a whole "rectangle", or of each "block".
 
     >>> import torch, subquad as sq
     >>> layer = sq.nn.MultiheadAttention(64, 4, method=sq.LearnedHashTail(buckets=4, keys=16, cells=4))

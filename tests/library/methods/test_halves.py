@@ -216,9 +216,9 @@ def test_settings_that_are_not_given_grow_with_the_rectangle():
 
 
 OF_BLOCKS = (
-    sq.ClusteredTail(clusters=2, topk=2, cells=2, block=8, last=0),
-    sq.ImprovedClustered(clusters=2, topk=2, block=8, last=0),
-    sq.Clustered(clusters=2, block=8, last=0),
+    sq.ClusteredTail(clusters=2, topk=2, cells=2, block=8, last=0, queries="block"),
+    sq.ImprovedClustered(clusters=2, topk=2, block=8, last=0, queries="block"),
+    sq.Clustered(clusters=2, block=8, last=0, queries="block"),
 )
 
 

@@ -65,7 +65,7 @@ def last_rows() -> Any:
 
 def queries_together() -> Any:
     """Declare the setting `queries` of a method that is causal by halves."""
-    return choice("block", "rectangle")
+    return choice("rectangle", "block")
 
 
 def future_leak(method: Method) -> str:

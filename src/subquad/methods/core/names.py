@@ -74,7 +74,7 @@ def from_dict(data: Mapping[str, Any]) -> Method:
     """The inverse of `Method.to_dict`.
 
     >>> from_dict({"name": "clustered", "clusters": 25})
-    Clustered(clusters=25, bits=63, iterations=10, seed=0, ..., block=1024, last=128, queries='block')
+    Clustered(clusters=25, bits=63, iterations=10, seed=0, ..., block=1024, last=128, queries='rectangle')
     """
     settings = dict(data)
     if PROVIDERS in settings:
