@@ -20,7 +20,6 @@ from typer.testing import CliRunner
 from subquad.core.errors import InputError
 from subquad.tools.cli.main import app
 from subquad.tools.compare import run as compare
-from subquad.tools.models.pretrained import Pretrained
 from subquad.tools.plan import loads
 from tests.tools.workflows import tiny
 from tests.tools.workflows.planning.steady import make_steady
@@ -38,7 +37,7 @@ PLANNED = [
     "--min-fidelity",
     "0.8",
     "--minutes",
-    "0.1",
+    "2",
 ]
 
 
@@ -79,7 +78,7 @@ def measured_in_vain(patches: ExitStack, where: Any, name: str, value: Any) -> N
     patches.enter_context(mock.patch.object(where, name, both if callable(value) else value))
 
 
-def failing(self: Pretrained, items: Any) -> Any:
+def failing(self: compare.Comparison, length: int) -> Any:
     raise InputError("no room for the hidden states")
 
 
@@ -88,7 +87,7 @@ def main(folder: Path, inputs: Path) -> None:
     for name, words in {"compare": COMPARED, "causal": CAUSAL, "plan": PLANNED}.items():
         found[name] = run(inputs, *words, "--out", str(folder / name))
     found["again"] = run(inputs, *COMPARED, "--min-fidelity", "0.5", "--out", str(folder / "compare"))
-    with mock.patch.object(Pretrained, "embed_all", failing) if rank == "1" else nullcontext():
+    with mock.patch.object(compare.Comparison, "op", failing) if rank == "1" else nullcontext():
         found["cut off"] = run(inputs, *COMPARED, "--out", str(folder / "resumed"))
     found["resumed"] = run(inputs, *COMPARED, "--out", str(folder / "resumed"))
     (folder / f"{rank}.json").write_text(json.dumps(found))

@@ -39,9 +39,11 @@ def test_compare_says_what_it_reads_what_it_measures_and_what_is_not_fitted(mode
     assert fits.startswith(f"{start}lha:buckets=2; --calibrate TEXT fits them first")
     assert "`subquad calibrate`" in fits
     assert trains == f"{start}rfa:features=4; only training fits them"
-    assert "0/30 errors of single layers, full" in said
-    assert any(line.startswith("10/30 timing the model with each method at 64 tokens, sequence 3") for line in said)
-    assert any(line.startswith("20/30 timing the model with each method at 96 tokens, sequence 3") for line in said)
+    steps = [line.split(",")[0] for line in said[3:]]
+    assert steps[0] == "0/30 reading the text with full"
+    timed = [f"{done}/30 timing the model with each method at {tokens} tokens" for done, tokens in ((10, 64), (20, 96))]
+    assert [step for step in steps if step in timed] == timed
+    assert said[-1] == "30/30 done"
     quiet = run(app, ["compare", model("bert"), *METHODS, "--text", str(text), "--out", str(tmp_path / "q"), "--quiet"])
     assert quiet.stderr == ""
 
@@ -150,7 +152,7 @@ def test_an_interruption_ends_with_130_and_keeps_what_was_done(model, text, shor
     def interrupted(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(Comparison, "quality", interrupted)
+    monkeypatch.setattr(Comparison, "sequence_round", interrupted)
     done = run(app, ["compare", model("bert"), "--text", str(text), *METHODS, "--out", str(tmp_path)])
     assert done.exit_code == 130
     assert "resumes from here" in done.stderr
