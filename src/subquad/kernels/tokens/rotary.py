@@ -1,0 +1,60 @@
+"""Rotary positions (RoPE): by which angles a position turns queries and keys."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Rotary:
+    """Rotary positions, Su et al. 2021 (arXiv 2104.09864): position p turns the pair r of components by p·θ_r.
+
+        (x, y) → (x cos pθ_r − y sin pθ_r,  x sin pθ_r + y cos pθ_r)
+
+    Args:
+        frequencies: θ, (R,), the angle of each pair in radians a position. With 2R < D, the other components stay.
+        interleaved: pair r is the components (2r, 2r+1), as in GPT-J; else (r, R+r), as in GPT-NeoX and Llama.
+
+    Raises:
+        ValueError: frequencies of another shape, or not finite.
+    """
+
+    frequencies: Float[Tensor, "R"]
+    interleaved: bool = False
+
+    def __post_init__(self) -> None:
+        if self.frequencies.ndim != 1 or not self.frequencies.is_floating_point():
+            raise ValueError(
+                f"the frequencies are {self.frequencies.dtype} {tuple(self.frequencies.shape)}, but they must be "
+                "floating numbers, one for each pair of components"
+            )
+
+    def to(self, device: torch.device) -> Rotary:
+        """These positions with their frequencies on a device."""
+        return self if self.frequencies.device == device else replace(self, frequencies=self.frequencies.to(device))
+
+    def turned(self, x: Float[Tensor, "*any D"], positions: int) -> Float[Tensor, "*any D"]:
+        """Vectors as they would be that many positions later.
+
+        Raises:
+            ValueError: there are more pairs than components.
+        """
+        turning, width = 2 * len(self.frequencies), x.shape[-1]
+        if turning > width:
+            raise ValueError(f"{turning // 2} frequencies turn {turning} components, but the vectors have {width}")
+        if positions == 0 or turning == 0:
+            return x
+        angles = positions * self.frequencies.double()  # in fp32 an angle of 10⁵ would have an error of 10⁻²
+        cos, sin = (f(angles).to(torch.promote_types(x.dtype, torch.float32)) for f in (torch.cos, torch.sin))
+        pairs = x[..., :turning]
+        if self.interleaved:
+            first, second = pairs[..., 0::2], pairs[..., 1::2]
+            turned = torch.stack([first * cos - second * sin, first * sin + second * cos], -1).flatten(-2)
+        else:
+            first, second = pairs.tensor_split(2, -1)
+            turned = torch.cat([first * cos - second * sin, first * sin + second * cos], -1)
+        return torch.cat([turned.to(x.dtype), x[..., turning:]], -1) if turning < width else turned.to(x.dtype)
