@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 import subquad as sq
-from subquad.kernels.attention.tail.reference import terms_of_keys
+from subquad.kernels.attention.tail.reference import covariance_in_clusters, terms_of_keys
 from subquad.kernels.selection.blocks.op import by_bucket
 from subquad.kernels.selection.cells.op import key_cells
 from subquad.kernels.selection.cells.reference import BITS as CELL_BITS
@@ -117,7 +117,8 @@ def attention(
     """Attention with these labels of queries and cells of keys."""
     clusters = min(method.clusters, query.shape[2])
     means = group_mean(query, labels, clusters)
-    terms = terms_of_keys(query, key, labels, cell, means, method.cells, scale)
+    around = covariance_in_clusters(query, labels, means)
+    terms = terms_of_keys(key, cell, around, method.cells, scale)
     blocks, of = by_bucket(labels, clusters, BLOCK)
     out = value.new_empty(*query.shape[:3], value.shape[3])
     for b, h in itertools.product(range(query.shape[0]), range(query.shape[1])):

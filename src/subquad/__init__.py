@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from subquad.attention import attention
 from subquad.kernels.dispatch import backends, use_backend
+from subquad.kernels.tokens.rotary import Rotary
 from subquad.masks import Mask
 from subquad.methods import *  # noqa: F403  (the methods: see their __all__)
 from subquad.methods import __all__ as _methods
@@ -21,6 +22,7 @@ __all__ = [
     "Controlled",
     "Mask",
     "Plan",
+    "Rotary",
     "attention",
     "audit",
     "backends",

@@ -7,6 +7,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from subquad.kernels.tokens.nested import pad
+from subquad.kernels.tokens.rotary import Rotary
 from subquad.masks import Mask
 from subquad.masks.sdpa import can_be_read
 from subquad.methods.core.current_shard import in_use
@@ -31,6 +32,7 @@ def attention(
     return_lse: bool = False,
     keep: Keep | None = None,
     parallel: Any = None,
+    rotary: Rotary | None = None,
     attn_mask: Tensor | None = None,
 ) -> Any:
     """Attention by any method, exact or not; layout, names and meanings as `scaled_dot_product_attention`.
@@ -59,6 +61,8 @@ def attention(
             part; by default that of `sq.distributed.use`, where the call is inside its block. Lengths of padded items,
             the mask's offset and indices in `keep` count all tokens; a bias and a dense mask hold the rows of this
             rank's queries, for all keys. Dropout does not go with it.
+        rotary: a `sq.Rotary`, by which positions turned queries and keys (RoPE), for methods that compare queries of
+            different positions: "clustered-tail:queries=earlier". Others do not read it.
         attn_mask: not taken; `mask=sq.Mask.from_sdpa(attn_mask)` reads one, `bias=` is what floats add.
 
     Returns:
@@ -82,6 +86,7 @@ def attention(
         )
     parallel = in_use(parallel)
     options: dict[str, Any] = {
+        "rotary": rotary,
         "is_causal": is_causal,
         "scale": scale,
         "enable_gqa": enable_gqa,

@@ -210,6 +210,18 @@ struct QueryClusters {
 DESCRIBE(QueryClusters, B, H, G, N, M, D, clusters, bits, iterations, refine, logits, threads, dtype, query, key,
          query_valid, key_valid, counts, planes, labels)
 
+// Which of some means each query is nearest to, in the space of the logits.
+struct NearestMeans {
+  int64_t B, H, G, N, M, D, clusters, threads;
+  Dtype dtype;
+  Rows query, key;
+  const float *means;                       // (B,H,clusters,D)
+  const int64_t *sizes;                     // (B,H,clusters) members of each cluster: one without any is nobody's nearest
+  const uint8_t *query_valid, *key_valid;   // (B,N) and (B,M), or null
+  int64_t *labels;                          // (B,H,N); `clusters` for padding, and where no cluster has members
+};
+DESCRIBE(NearestMeans, B, H, G, N, M, D, clusters, threads, dtype, query, key, means, sizes, query_valid, key_valid, labels)
+
 struct KeyCells {
   int64_t B, G, M, D, E, cells, bits, iterations, threads;
   Dtype dtype;
@@ -251,11 +263,13 @@ struct TailForward {
   const int64_t *keys;  // (B,H,clusters,topk) the exact keys, any other number: empty; null: those with the largest logits
   const int64_t *wanted;  // (B) how many of these each item takes; null: `topk`
   const float *terms;  // (B,H,M) what is added to logits to choose the exact keys; null: made of these queries and keys
+  const float *means;   // (B,H,clusters,D) the means of the clusters; null: those of their queries
+  const float *around;  // (B,H,D,D) the covariance of queries inside clusters; null: that of these queries
   RowsOut out;
   float *lse;  // (B,H,N)
   TailSaved saved;
 };
-DESCRIBE(TailForward, inputs, keys, wanted, terms, out, lse, saved)
+DESCRIBE(TailForward, inputs, keys, wanted, terms, means, around, out, lse, saved)
 
 struct TailBackward {
   TailInputs inputs;
@@ -265,9 +279,10 @@ struct TailBackward {
   // As `cell_keys`, `cell_values` and `cell_lse`; null where nobody else reads these.
   const float *grad_cell_keys, *grad_cell_values, *grad_cell_lse;
   RowsOut grad_query, grad_key, grad_value;
+  float *grad_means;  // (B,H,clusters,D); null where the means are those of the queries, which share their gradient
 };
 DESCRIBE(TailBackward, inputs, saved, grad_out, grad_lse, grad_cell_keys, grad_cell_values, grad_cell_lse, grad_query,
-         grad_key, grad_value)
+         grad_key, grad_value, grad_means)
 
 // What follows serves clusters that hold tokens of several ranks; see `ranks.hpp`.
 struct Moments {
@@ -413,6 +428,7 @@ DESCRIBE(Merging, B, H, N, E, threads, dtype, parts, out, lse)
   KERNEL(feature_backward, FeatureBackward)      \
   KERNEL(causal_product, CausalProduct)          \
   KERNEL(query_clusters, QueryClusters)          \
+  KERNEL(nearest_clusters, NearestMeans)         \
   KERNEL(key_cells, KeyCells)                    \
   KERNEL(tail_forward, TailForward)              \
   KERNEL(tail_backward, TailBackward)            \

@@ -54,6 +54,7 @@ constexpr int64_t BAD_LIST = -1;  // returned instead of the workspace's bytes: 
 #include "feature_backward.hpp"
 #include "causal_product.hpp"
 #include "query_clusters.hpp"
+#include "nearest_clusters.hpp"
 #include "key_cells.hpp"
 #include "tail_forward.hpp"
 #include "tail_backward.hpp"

@@ -278,7 +278,7 @@ static void cell_backward(const TailBackward &a, const float *keys, const float 
   }
 }
 
-// The members of cluster c: what came from their own products, and their share of the gradient of the mean.
+// The members of cluster c: what came from their own products, and their share of the gradient of the mean, if it is theirs.
 template <class T>
 static void tail_queries_backward(const TailBackward &a, int64_t bh, int64_t c, const TailHeadGradients &of, float *row) {
   const TailInputs &in = a.inputs;
@@ -287,7 +287,13 @@ static void tail_queries_backward(const TailBackward &a, int64_t bh, int64_t c, 
   float *shared = of.means + c * D;
   for (int64_t x = 0; x < in.cells; x++)
     for (int64_t d = 0; d < D; d++) shared[d] += of.of_cells[(x * in.clusters + c) * D + d];
-  for (int64_t d = 0; d < D; d++) shared[d] /= (float)(bounds[1] - bounds[0]);
+  if (a.grad_means) {
+    float *to = a.grad_means + (bh * in.clusters + c) * in.D;
+    for (int64_t d = 0; d < in.D; d++) to[d] = shared[d] * in.scale;
+    zero(shared, D);
+  } else {
+    for (int64_t d = 0; d < D; d++) shared[d] /= (float)(bounds[1] - bounds[0]);
+  }
   for (int64_t i = bounds[0]; i < bounds[1]; i++) {
     for (int64_t d = 0; d < D; d++) row[d] = (of.queries[i * D + d] + shared[d]) * in.scale;
     store_row(row, in.D, row_of<T>(a.grad_query, bh / in.H, bh % in.H, order[i]));

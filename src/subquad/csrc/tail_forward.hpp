@@ -138,7 +138,7 @@ static void pack_keys(const TailInputs &in, const int32_t *order, int64_t count,
   pack_rows<T>(in.value, b, g, order, 0, count, in.E, to.values[at], E);
 }
 
-// A head's queries by cluster, the means of the clusters, and nothing for queries in none.
+// A head's queries by cluster, the means of the clusters where they are not known, and nothing for queries in none.
 template <class T>
 static void sort_queries(const TailForward &a, int64_t b, int64_t h) {
   const TailInputs &in = a.inputs;
@@ -146,9 +146,11 @@ static void sort_queries(const TailForward &a, int64_t b, int64_t h) {
   const int64_t *labels = in.labels + bh * in.N;
   int32_t *order = a.saved.order + bh * in.N, *offsets = a.saved.offsets + bh * (in.clusters + 1);
   sort_tokens(labels, in.N, in.clusters, order, offsets);
-  for (int64_t c = 0; c < in.clusters; c++)
-    mean_row<T>(in.query, b, h, order + offsets[c], offsets[c + 1] - offsets[c], in.D,
-                a.saved.centroids + (bh * in.clusters + c) * in.D);
+  for (int64_t c = 0; c < in.clusters; c++) {
+    const int64_t row = (bh * in.clusters + c) * in.D;
+    if (a.means) load_row(a.means + row, in.D, a.saved.centroids + row, in.D);
+    else mean_row<T>(in.query, b, h, order + offsets[c], offsets[c + 1] - offsets[c], in.D, a.saved.centroids + row);
+  }
   for (int64_t i = 0; i < in.N; i++) {
     if (labels[i] < in.clusters) continue;
     T *row = row_of<T>(a.out, b, h, i);
@@ -163,6 +165,10 @@ static void covariance_around(const TailForward &a, int64_t b, int64_t h, float 
   const TailInputs &in = a.inputs;
   const int64_t D = round_up(in.D, W), bh = b * in.H + h;
   const int32_t *order = a.saved.order + bh * in.N, *offsets = a.saved.offsets + bh * (in.clusters + 1);
+  if (a.around) {
+    for (int64_t d = 0; d < in.D; d++) load_row(a.around + (bh * in.D + d) * in.D, in.D, to + d * D, D);
+    return;
+  }
   zero(to, in.D * D);
   int64_t filled = 0;
   for (int64_t c = 0; c < in.clusters; c++) {

@@ -172,7 +172,7 @@ class Attached(nn.Module):
     def check_training(self) -> None:
         """Raise ValueError if training through this layer would leak the future."""
         method = self.bound.method
-        if self.causal and method.traits.by_halves:
+        if self.causal and method.traits.leaks_in_training:
             raise ValueError(f"layer {self.label}: {future_leak(method)}")
 
     def _keep(self, mask: Mask, valid: Tensor | None, N: int, M: int) -> Keep | None:

@@ -31,11 +31,14 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from subquad.kernels.attention.sums.op import group_sums
 from subquad.kernels.attention.tail.cells import attend_to_cells
 from subquad.kernels.attention.tail.op import attend_with_tail
+from subquad.kernels.attention.tail.reference import covariance_of_moments
 from subquad.kernels.selection.cells.op import key_cells
 from subquad.kernels.selection.clusters.op import query_clusters
 from subquad.kernels.selection.hashing.op import MAX_BITS
+from subquad.kernels.selection.nearest.op import nearest_clusters
 from subquad.kernels.tokens.positions import ValidPositions
 from subquad.methods.clustered import TOO_MANY_BITS
 from subquad.methods.core.halves import ByHalves, block_length, last_rows, queries_together
@@ -59,7 +62,9 @@ class ClusteredTail(ByHalves):
         seed: random seed of the hash planes.
         block: under a causal mask, tokens of a block on the diagonal, whose attention is exact.
         last: under a causal mask, queries at the end of each item that are exact.
-        queries: under a causal mask, which queries are taken together: of a whole "rectangle", or of each "block".
+        queries: under a causal mask, which queries are taken together: of a whole "rectangle", or of each "block"; or
+            "earlier": clusters are made of the queries beside a rectangle's keys. With last=0 too, it is strictly
+            causal, and can be trained.
 
     >>> import torch, subquad as sq
     >>> q, k, v = torch.randn(3, 2, 4, 300, 64)
@@ -76,7 +81,7 @@ class ClusteredTail(ByHalves):
     seed: int = whole(0)
     block: int = block_length()
     last: int = last_rows()
-    queries: str = queries_together()
+    queries: str = queries_together("earlier")
 
     name: ClassVar[str] = "clustered-tail"
     traits: ClassVar[Traits] = Traits(
@@ -101,12 +106,30 @@ class ClusteredTail(ByHalves):
 
         Errors of a decoder's layers add up from token to token, and more keys are the cheapest way to smaller ones.
         """
-        return replace(self, clusters=self.clusters or root(queries), topk=self.topk or root(32 * keys))
+        clustered = keys if self.queries == "earlier" else queries
+        return replace(self, clusters=self.clusters or root(clustered), topk=self.topk or root(32 * keys))
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Partial:
         """Cluster the queries, sort the keys into cells, and attend to top keys and cells in one softmax."""
         tensors, sizes = self._of_tail(query, key, value, call)
         return attend_with_tail(*tensors, **sizes)
+
+    def attend_by_earlier(self, query: Tensor, earlier: Tensor, key: Tensor, value: Tensor, call: Call) -> Partial:
+        """Cluster the earlier queries, let each query join the nearest cluster, and attend as `attend` does."""
+        M, line = key.shape[2], ValidPositions.from_mask(call.mask, query, key)
+        lengths = None if line.valid_keys is None else line.key_lengths
+        clusters, counts = by_length(self.clusters, 2, M, lengths)
+        topk, wanted = by_length(self.topk, 8, M, lengths)
+        of_earlier = self._clusters(earlier, key, line.valid_keys, line.valid_keys, clusters, counts, call)
+        sums, sizes = group_sums(earlier, of_earlier, clusters)
+        means = sums / sizes.clamp(min=1)[..., None]
+        with torch.no_grad():
+            labels = nearest_clusters(query, key, means, sizes, line.valid_queries, line.valid_keys)
+            around = covariance_of_moments(earlier, line.valid_keys, sums, means)
+            cell = key_cells(key, value, line.valid_keys, cells=self.cells, seed=call.seed)
+        options: dict[str, Any] = {"clusters": clusters, "topk": topk, "cells": self.cells, "wanted": wanted}
+        options |= {"means": means, "around": around, "scale": call.scale, "dropout_p": call.dropout_p}
+        return attend_with_tail(query, key, value, labels, cell, None, **options)
 
     def residual(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Residual:
         """The cells by themselves, and the top keys of each cluster."""
@@ -119,23 +142,28 @@ class ClusteredTail(ByHalves):
         N, M, line = query.shape[2], key.shape[2], ValidPositions.from_mask(call.mask, query, key)
         clusters, counts = by_length(self.clusters, 2, N, None if line.valid_queries is None else line.query_lengths)
         topk, wanted = by_length(self.topk, 8, M, None if line.valid_keys is None else line.key_lengths)
+        labels = self._clusters(query, key, line.valid_queries, line.valid_keys, clusters, counts, call)
         with torch.no_grad():
-            labels = query_clusters(
-                query,
-                key,
-                line.valid_queries,
-                line.valid_keys,
-                space="logits",
-                clusters=clusters,
-                bits=self.bits,
-                iterations=self.iterations,
-                refine=self.refine,
-                seed=call.seed,
-                counts=counts,
-            )
             cell = key_cells(key, value, line.valid_keys, cells=self.cells, seed=call.seed)
         sizes = {"clusters": clusters, "topk": topk, "cells": self.cells, "wanted": wanted}
         return (query, key, value, labels, cell, None), sizes | {"scale": call.scale, "dropout_p": call.dropout_p}
+
+    def _clusters(
+        self,
+        query: Tensor,
+        key: Tensor,
+        valid_queries: Tensor | None,
+        valid_keys: Tensor | None,
+        clusters: int,
+        counts: Tensor | None,
+        call: Call,
+    ) -> Tensor:
+        """The clusters of queries that attend alike to these keys."""
+        sizes = {"clusters": clusters, "bits": self.bits, "iterations": self.iterations, "refine": self.refine}
+        with torch.no_grad():
+            return query_clusters(
+                query, key, valid_queries, valid_keys, space="logits", counts=counts, seed=call.seed, **sizes
+            )
 
 
 def by_length(setting: int, factor: int, tokens: int, lengths: Tensor | None) -> tuple[int, Tensor | None]:

@@ -86,7 +86,7 @@ def prepare_sdpa(
             "position would depend on later ones"
         )
     mask, bias = mask_and_bias(method, query, key, attn_mask, is_causal)
-    if mask.is_causal and method.traits.by_halves and torch.is_grad_enabled() and query.requires_grad:
+    if mask.is_causal and method.traits.leaks_in_training and torch.is_grad_enabled() and query.requires_grad:
         raise ValueError(future_leak(method))
     if not (method.traits.cross or mask.is_causal):
         raise ValueError(

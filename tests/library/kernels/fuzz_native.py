@@ -256,7 +256,9 @@ def clusters(draw: Draw) -> list[Tensor]:
     rounds = draw.rng.randint(1, 63), draw.rng.randint(0, 3), draw.rng.randint(0, 3), draw.rng.randrange(9)
     space = draw.rng.choice(("logits", "queries"))
     labels = OPS.cluster_labels("cpu", q, k, *valid, counts, space, C, *rounds)
-    return [labels, OPS.cell_labels("cpu", k, v, valid[1], draw.size(M + 2), *rounds[:2], rounds[3])]
+    means, sizes = draw.normal(B, q.shape[1], C, q.shape[3]), draw.whole(0, 2, B, q.shape[1], C)
+    nearest = OPS.nearest_labels("cpu", q, k, means, sizes, *valid)
+    return [labels, nearest, OPS.cell_labels("cpu", k, v, valid[1], draw.size(M + 2), *rounds[:2], rounds[3])]
 
 
 def tails(draw: Draw) -> list[Tensor]:
@@ -270,7 +272,9 @@ def tails(draw: Draw) -> list[Tensor]:
     keys = draw.whole(-1, M, B, H, C, topk) if draw.maybe(0.3) else None
     wanted = draw.whole(-1, topk + 1, B) if draw.maybe(0.3) else None
     terms = draw.normal(B, H, M, 1)[..., 0] if draw.maybe(0.3) else None
-    settings = keys, wanted, terms, C, topk, X, 0.3
+    others = draw.maybe(0.3)
+    means, around = (draw.normal(B, H, C, D), draw.normal(B, H, D, D)) if others else (None, None)
+    settings = keys, wanted, terms, means, around, C, topk, X, 0.3
     with suppress(ValueError):
         OPS.tail_forward("cpu", *inputs, labels, cell, *settings)
     given = (*inputs, labels.clamp(0, C), cell.clamp(0, X), *settings)
@@ -287,7 +291,8 @@ def tails(draw: Draw) -> list[Tensor]:
         lists[at].flatten()[draw.rng.randrange(lists[at].numel())] = draw.rng.choice((-(2**31), -2, N, M, 2**31 - 1))
         with suppress(ValueError):
             OPS.tail_backward("cpu", *of_outputs, out, lse, *lists, *saved[5:], *given)
-    return [out, lse, *saved[5:], *OPS.tail_backward("cpu", *of_outputs, out, lse, *saved, *given)]
+    grads = OPS.tail_backward("cpu", *of_outputs, out, lse, *saved, *given)
+    return [out, lse, *saved[5:], *(grads if others else grads[:3])]
 
 
 def of_ranks(draw: Draw) -> list[Tensor]:

@@ -44,7 +44,9 @@ def main() -> None:
             ops.cluster_labels.default, ("cpu", q, k, query_valid, key_valid, None, "logits", 4, 31, 3, 2, 5)
         )
         torch.library.opcheck(ops.cell_labels.default, ("cpu", k, v, key_valid, 3, 31, 3, 5))
-        checked += 2
+        means, sizes = torch.randn(*q.shape[:2], 4, q.shape[3]), torch.ones(*q.shape[:2], 4, dtype=torch.int64)
+        torch.library.opcheck(ops.nearest_labels.default, ("cpu", q, k, means, sizes, query_valid, key_valid))
+        checked += 3
         query = qkv(20)[0]
         torch.library.opcheck(ops.hash_words.default, ("cpu", query, 31, 0, True, query_valid))
         torch.library.opcheck(
@@ -53,8 +55,9 @@ def main() -> None:
         )
         checked += 2
     labels, cell = torch.arange(20).expand(2, 2, -1) % 4, torch.arange(30).expand(2, 2, -1) % 3
-    for keys in (None, torch.arange(6).expand(2, 2, 4, -1)):
-        arguments = ("cpu", *tracked(*qkv(20, 30)), labels, cell, keys, None, None, 4, 6, 3, 0.3)
+    others = tracked(torch.randn(2, 2, 4, 8), torch.randn(2, 2, 8, 8))
+    for keys, means in ((None, (None, None)), (torch.arange(6).expand(2, 2, 4, -1), (None, None)), (None, others)):
+        arguments = ("cpu", *tracked(*qkv(20, 30)), labels, cell, keys, None, None, *means, 4, 6, 3, 0.3)
         torch.library.opcheck(ops.tail_forward.default, arguments)
         torch.library.opcheck(ops.tail_output.default, ("cpu", *qkv(20, 30), *arguments[4:]))
         checked += 2

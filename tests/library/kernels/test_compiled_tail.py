@@ -11,6 +11,7 @@ from subquad.kernels.attention.tail.op import attend_with_tail
 from subquad.kernels.native import interface
 from subquad.kernels.selection.cells.op import key_cells
 from subquad.kernels.selection.clusters.op import query_clusters
+from subquad.kernels.selection.nearest.op import nearest_clusters
 from subquad.testing.oracle import gradients, normal, qkv, tracked
 from subquad.tools.bench.calls import threads
 from tests.library.kernels.test_compiled_clustered import CLOSE, SHAPES, assert_equal, holes, run
@@ -75,19 +76,34 @@ def test_a_list_that_is_full_takes_no_key_twice(variant, keys):
     assert_equal(have, want, 1e-5)
 
 
-def with_lse(backend: str, q: Tensor, k: Tensor, v: Tensor, labels: Tensor, cell: Tensor, keys: Tensor | None, **sizes):
+def with_lse(
+    backend: str,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    labels: Tensor,
+    cell: Tensor,
+    keys: Tensor | None,
+    means: Tensor | None = None,
+    around: Tensor | None = None,
+    **sizes,
+):
     """Out, lse and the gradients of both."""
     q, k, v = inputs = tracked(q, k, v)
+    others = {}
+    if means is not None:
+        inputs, others = [*inputs, means.requires_grad_()], {"means": means, "around": around}
     with sq.use_backend(backend):
-        out, lse = attend_with_tail(q, k, v, labels, cell, keys, **sizes, scale=0.4)
+        out, lse = attend_with_tail(q, k, v, labels, cell, keys, **sizes, **others, scale=0.4)
         seen = lse.masked_fill(lse == -torch.inf, 0.0)
         return [out, seen, *torch.autograd.grad((out * normal(*out.shape, seed=8)).sum() + seen.square().sum(), inputs)]
 
 
 @pytest.mark.covering
+@pytest.mark.parametrize("of_others", [False, True], ids=["own means", "means of others"])
 @pytest.mark.parametrize("listed", [False, True], ids=["chosen", "listed"])
 @pytest.mark.parametrize("G", [1, 2])
-def test_log_sum_exps_and_listed_keys_equal_the_reference(variant, poisoned, listed, G):
+def test_log_sum_exps_and_listed_keys_equal_the_reference(variant, poisoned, listed, G, of_others):
     """Some queries and keys are in no cluster and no cell; a cell is empty, a cluster too, and slots of keys are."""
     q, k, v = qkv(50, 40, B=2, H=2, G=G, D=9, E=5)
     labels, cell = torch.arange(50).expand(2, 2, -1) % 6, (torch.arange(40).expand(2, G, -1) * 7) % 5
@@ -99,8 +115,13 @@ def test_log_sum_exps_and_listed_keys_equal_the_reference(variant, poisoned, lis
         keys = torch.where(of_key.gather(3, keys) == 4, 40, keys)
         keys[:, :, 3] = 40
     sizes = {"clusters": 5, "topk": 6, "cells": 4}
-    have, want = (with_lse(backend, q, k, v, labels, cell, keys, **sizes) for backend in ("cpu", "reference"))
+    others = {}
+    if of_others:
+        spread = normal(2, 2, 9, 9, seed=5)
+        others = {"means": normal(2, 2, 5, 9, seed=4), "around": spread @ spread.mT / 9}
+    have, want = (with_lse(backend, q, k, v, labels, cell, keys, **others, **sizes) for backend in ("cpu", "reference"))
     assert_equal(have, want, 5e-6)
+    assert len(have) == (6 if of_others else 5)
     assert (have[0][:, :, labels[0, 0] == 5] == 0).all()
 
 
@@ -121,6 +142,38 @@ def test_clusters_and_cells_equal_the_reference(variant, space, refine, padded):
     for have, want in zip(*both, strict=True):
         assert (have != want).float().mean() < 2e-3
         assert have.unique().numel() == want.unique().numel()
+
+
+@pytest.mark.covering
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("padded", [False, True], ids=["whole", "padded"])
+def test_nearest_clusters_equal_the_reference(variant, poisoned, padded, dtype):
+    """Some clusters have no members, one head has none at all; up to rounding, which may decide between equally near."""
+    q, k = (x.to(dtype) for x in qkv(300, 200, B=2, H=4, G=2, D=24, E=10)[:2])
+    mask = Mask.padding(queries=[300, 77], keys=[200, 9]) if padded else Mask()
+    sizes = (torch.arange(13) % 3).expand(2, 4, 13).clone()
+    sizes[1, 2] = 0
+    inputs = q, k, normal(2, 4, 13, 24, seed=6), sizes, mask.query_padding(300), mask.key_padding(200)
+    both = []
+    for backend in ("cpu", "reference"):
+        with sq.use_backend(backend):
+            both.append(nearest_clusters(*inputs))
+    have, want = both
+    assert (have != want).float().mean() < (2e-3 if dtype == torch.float32 else 1e-2)
+    assert (have[1, 2] == 13).all()
+    chosen = have[0, 0].unique()
+    assert len(chosen) > 4 and (sizes[0, 0][chosen] > 0).all()
+    if padded:
+        assert (have[1, :, 77:] == 13).all()
+
+
+def test_nearest_clusters_are_those_of_the_logits():
+    """The mean whose products with all keys, less what these have in common, are nearest."""
+    q, k, _ = qkv(50, 60, B=1, H=2, D=8)
+    means = normal(1, 2, 7, 8, seed=3)
+    apart = ((q[:, :, :, None] - means[:, :, None]) @ (k - k.mean(2, keepdim=True)).unsqueeze(2).mT).norm(dim=-1)
+    labels = nearest_clusters(q, k, means, torch.ones(1, 2, 7, dtype=torch.int64), None, None)
+    assert torch.equal(labels, apart.argmin(-1))
 
 
 @pytest.mark.parametrize("method", METHODS, ids=str)
@@ -199,7 +252,7 @@ def test_degenerate_inputs_equal_the_reference_and_what_is_exact_there(variant, 
 
 
 def forward(q: Tensor, k: Tensor, v: Tensor, labels: Tensor, cell: Tensor):
-    return torch.ops.subquad.tail_forward("cpu", q, k, v, labels, cell, None, None, None, 7, 5, 3, 0.3)
+    return torch.ops.subquad.tail_forward("cpu", q, k, v, labels, cell, *[None] * 5, 7, 5, 3, 0.3)
 
 
 def listed() -> tuple[list[Tensor], Tensor, Tensor]:
@@ -223,7 +276,7 @@ def test_labels_that_do_not_exist_are_refused(variant, which, number):
 def test_lists_that_the_forward_pass_did_not_make_are_refused(variant, spoil, number):
     inputs, labels, cell = listed()
     out, lse, *saved = forward(*inputs, labels, cell)
-    rest = labels, cell, None, None, None, 7, 5, 3, 0.3
+    rest = labels, cell, *[None] * 5, 7, 5, 3, 0.3
     grads = (out, *[None] * 11)
     torch.ops.subquad.tail_backward("cpu", *grads, out, lse, *saved, *inputs, *rest)
     broken = saved[SAVED.index(spoil)]
@@ -240,7 +293,7 @@ def test_saved_tensors_of_other_shapes_and_types_are_refused(at):
         lists = (*saved[:at], broken, *saved[at + 1 :])
         with pytest.raises(ValueError, match=r"tail_backward: `\w+` is \(.*, but the other tensors go with \("):
             torch.ops.subquad.tail_backward(
-                "cpu", out, *[None] * 11, out, lse, *lists, *inputs, labels, cell, None, None, None, 7, 5, 3, 0.3
+                "cpu", out, *[None] * 11, out, lse, *lists, *inputs, labels, cell, *[None] * 5, 7, 5, 3, 0.3
             )
 
 

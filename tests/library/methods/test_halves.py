@@ -16,6 +16,7 @@ AT_LIMIT = {
     "clustered": sq.Clustered(clusters=64, block=4, last=3),
     "i-clustered": sq.ImprovedClustered(clusters=64, block=4, last=3),
     "clustered-tail": sq.ClusteredTail(clusters=5, topk=64, block=4, last=3),
+    "earlier queries": sq.ClusteredTail(clusters=5, topk=64, block=4, last=3, queries="earlier"),
 }
 COARSE = sq.ClusteredTail(clusters=2, topk=2, cells=2, block=8, last=4)
 

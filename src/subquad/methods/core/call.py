@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from subquad.core.shapes import Sizes
+from subquad.kernels.tokens.rotary import Rotary
 from subquad.masks import Mask
 from subquad.methods.core.heads import Heads
 
@@ -34,6 +35,7 @@ class Call:
     parallel: Shard | None = None  # the sequence of whose tokens these are one rank's, until its ranks run the method
     heads: Heads | None = None  # which of the layer's heads these are; None: all
     item: Any = None  # a `places.Item`, where only some of each item's keys are at hand
+    rotary: Rotary | None = None  # by which angles positions turned queries and keys, where that is known
 
     @property
     def hidden_as_head(self) -> tuple[Tensor, ...]:

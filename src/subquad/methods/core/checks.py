@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from subquad.kernels.tokens.padding import cleared
+from subquad.kernels.tokens.rotary import Rotary
 from subquad.masks import Mask
 from subquad.methods.core.traits import Traits
 
@@ -99,6 +100,20 @@ def checked_hidden(method: Any, query: Tensor, hidden: Tensor | None, mask: Mask
     if hidden.device != query.device:
         raise ValueError(f"`hidden` is on {hidden.device} but `query` is on {query.device}; move them together")
     return cleared(as_autocast(hidden)[:, None], mask.query_padding(N))[:, 0]
+
+
+def checked_rotary(rotary: Rotary | None, query: Tensor) -> Rotary | None:
+    """The argument `rotary` of a call, on the device of its queries. Errors as in `subquad.attention`."""
+    if rotary is None:
+        return None
+    if not isinstance(rotary, Rotary):
+        raise TypeError(f"`rotary` is a {type(rotary).__name__}, but it must be a sq.Rotary")
+    pairs, width = len(rotary.frequencies), query.shape[3]
+    if 2 * pairs > width:
+        raise ValueError(
+            f"`rotary` turns {pairs} pairs of components, but `query` is {tuple(query.shape)}, {width} wide"
+        )
+    return rotary.to(query.device)
 
 
 def lacking(traits: Traits, mask: Mask, *, bias: bool, cross: bool, lse: bool, keep: bool) -> list[str]:

@@ -24,6 +24,11 @@ rectangle's keys by itself, and a prefix of whole blocks has the outputs that it
     [s+b, s+2b) [ method |  halves  ]
     …
 
+With `queries="earlier"` nothing depends on later tokens. A rectangle's clusters are made of the queries that stand
+beside its keys, all of them earlier, and each query of the rectangle joins the cluster to whose mean it is nearest.
+With rotary positions these earlier queries are turned as if they stood s tokens later, where the rectangle's queries
+are. Keys before the first query of a call have no queries beside them here: they are met exactly.
+
 Blocks begin at an item's first real token, so that padding changes nothing, wherever it stands. Queries that continue
 a cache of t tokens, as the mask's offset says, are a rectangle over these t keys, and halves of their own.
 """
@@ -48,7 +53,7 @@ from subquad.kernels.transforms import shapes_may_follow_data
 from subquad.masks import Mask
 from subquad.methods.core.call import Attend, Call
 from subquad.methods.core.exact import exact
-from subquad.methods.core.method import Method, Partial, choice, whole
+from subquad.methods.core.method import Method, Partial, Traits, choice, whole
 
 BLOCK, LAST = 1024, 128
 
@@ -63,16 +68,17 @@ def last_rows() -> Any:
     return whole(LAST)
 
 
-def queries_together() -> Any:
+def queries_together(*others: str) -> Any:
     """Declare the setting `queries` of a method that is causal by halves."""
-    return choice("rectangle", "block")
+    return choice("rectangle", "block", *others)
 
 
 def future_leak(method: Method) -> str:
     """Why a method that is causal by halves is refused under a causal mask in training, and what to do."""
     return (
         f"{method.label!r} has centroids of queries, later ones too, so training under a causal mask would leak the "
-        "future; run it under torch.no_grad(), or train with a method that is strictly causal, such as 'local'"
+        "future; run it under torch.no_grad(), or train with a method that is strictly causal, such as 'local' or "
+        "'clustered-tail:queries=earlier,last=0'"
     )
 
 
@@ -81,7 +87,8 @@ class ByHalves(Method):
 
     block: tokens of a block on the diagonal, whose attention is exact; where there is no other block, all of it is.
     last: queries at the end of each item that are exact over all keys.
-    queries: whose queries meet the keys of a rectangle together, all of the "rectangle" or those of each "block".
+    queries: whose queries meet the keys of a rectangle together, all of the "rectangle" or those of each "block"; or
+        "earlier": clusters are made of the queries beside these keys, for methods that have `attend_by_earlier`.
     """
 
     block: int
@@ -92,10 +99,19 @@ class ByHalves(Method):
         """The method for a rectangle of these numbers of queries and keys, or for what padding leaves of them."""
         return self
 
+    def attend_by_earlier(self, query: Tensor, earlier: Tensor, key: Tensor, value: Tensor, call: Call) -> Partial:
+        """Attention in which clusters are made of `earlier` queries (B,H,M,D), one for each key, and not of `query`."""
+        raise NotImplementedError(f"{type(self).__name__} makes no clusters of earlier queries")
+
+    def describe(self) -> Traits:
+        """The traits: strictly causal where neither later queries nor the end of an item change anything."""
+        traits = super().describe()
+        return replace(traits, causal="strict") if self.queries == "earlier" and self.last == 0 else traits
+
     def rectangles(self, tokens: int, start: int) -> list[Rectangles]:
         """Who meets whom in which part, where `tokens` queries come behind `start` keys."""
         parts = [rectangles for group in rectangles_of(tokens, start, self.block) for rectangles in group]
-        if self.queries == "rectangle":
+        if self.queries != "block":
             return parts
         return [rows for rectangles in parts for rows in rectangles.in_blocks(self.block)]
 
@@ -119,6 +135,8 @@ class ByHalves(Method):
         inner = replace(call, mask=Mask(), wants_lse=True)
         if start is not None:
             return self._on_line(TokenLine(query, key, value, queries, keys, start).with_a_key_for_each_query(), inner)
+        if self.queries == "earlier":  # which are not here, and of which each item would have other ones
+            return exact(query, key, value, call)
         # Items have their queries at different positions: each is put beside the key of its position.
         positions = call.mask.positions(torch.arange(N, device=query.device)[None]).expand(B, N)
         queries = torch.ones_like(positions, dtype=torch.bool) if queries is None else queries
@@ -160,8 +178,16 @@ class ByHalves(Method):
             mask = Mask() if keys is None else Mask.padding(keys=keys)
             mask = mask if queries is None else mask & Mask.padding(queries=queries)
             sizes = rectangles.queries, rectangles.keys
-            method = self.in_rectangle(*sizes).clamped_to(*sizes)
-            out, lse = method.attend(query, key, value, call.under(mask))
+            method, inner = self.in_rectangle(*sizes).clamped_to(*sizes), call.under(mask)
+            if self.queries != "earlier":
+                out, lse = method.attend(query, key, value, inner)
+            elif rectangles.key < line.start:
+                out, lse = exact(query, key, value, inner)
+            else:
+                earlier = _as_batch(rectangles.of_keys(F.pad(line.query, (0, 0, line.start, 0))))
+                if call.rotary is not None:
+                    earlier = call.rotary.turned(earlier, line.start + rectangles.query - rectangles.key)
+                out, lse = method.attend_by_earlier(query, earlier, key, value, inner)
         assert lse is not None
         return out, lse
 

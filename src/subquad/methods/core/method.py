@@ -13,6 +13,7 @@ from subquad.core.shapes import validate
 from subquad.kernels.precision import upcast
 from subquad.kernels.tokens.packing import take_apart
 from subquad.kernels.tokens.padding import cleared_inputs
+from subquad.kernels.tokens.rotary import Rotary
 from subquad.masks import Mask
 from subquad.methods.core.auxiliary import AuxiliaryLoss
 from subquad.methods.core.bound_method import Bindable, BoundMethod
@@ -21,6 +22,7 @@ from subquad.methods.core.checks import (
     as_autocast,
     check_options,
     checked_hidden,
+    checked_rotary,
     lacking,
     unsupported,
     without_autocast,
@@ -137,6 +139,7 @@ class Method(Settings, Bindable, AuxiliaryLoss, Recurrence):
         return_lse: bool = False,
         keep: Keep | None = None,
         parallel: object = None,
+        rotary: Rotary | None = None,
         learned: nn.Module | None = None,
         hidden: Tensor | None = None,
     ) -> tuple[Tensor, Tensor, Tensor, Call]:
@@ -169,7 +172,8 @@ class Method(Settings, Bindable, AuxiliaryLoss, Recurrence):
             kept = None
         scale = sizes.D**-0.5 if scale is None else scale
         hidden = checked_hidden(self, query, hidden, mask) if self.traits.needs_hidden else None
-        call = Call(mask, bias, scale, dropout_p, seed, learned, return_lse, hidden, kept)
+        rotary = checked_rotary(rotary, query)
+        call = Call(mask, bias, scale, dropout_p, seed, learned, return_lse, hidden, kept, rotary=rotary)
         if shard is not None:
             shard.check(self, query, key, value, call)
             call = replace(call, parallel=shard)

@@ -57,6 +57,11 @@ class Traits:
         """Whether without a causal mask the output of a query depends on the other queries."""
         return self.by_halves or self.causal == "no"
 
+    @property
+    def leaks_in_training(self) -> bool:
+        """Whether causal by halves with centroids of later queries too, so that a loss would see the future."""
+        return self.by_halves and self.causal != "strict"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Fit:

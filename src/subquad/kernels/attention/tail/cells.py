@@ -6,7 +6,13 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from subquad.kernels.attention.pairs.op import attend_pairs
-from subquad.kernels.attention.tail.reference import Tail, tail_of, terms_of_keys, top_keys
+from subquad.kernels.attention.tail.reference import (
+    Tail,
+    covariance_in_clusters,
+    tail_of,
+    terms_of_keys,
+    top_keys,
+)
 from subquad.kernels.precision import upcast
 from subquad.kernels.selection.blocks.op import by_bucket
 from subquad.kernels.selection.groups import broadcast, group_mean
@@ -41,7 +47,7 @@ def attend_to_cells(
     query, key, value = upcast(query, key, value)
     means = group_mean(query, labels, clusters)
     if keys is None:
-        terms = terms_of_keys(query, key, labels, cell, means, cells, scale)
+        terms = terms_of_keys(key, cell, covariance_in_clusters(query, labels, means), cells, scale)
         keys = top_keys(means, key, cell, topk, wanted, cells, scale, terms)
     tail = tail_of(means, key, value, keys, cell, cells, scale)
     queries, cluster = by_bucket(labels, clusters)

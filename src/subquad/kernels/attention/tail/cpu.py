@@ -48,13 +48,19 @@ def forward(outputs: tuple[Tensor | None, ...], x: Any) -> None:
     B, H = x.query.shape[:2]
     of_keys = x.keys, torch.int64, (B, H, x.clusters, x.topk)
     of_terms = x.terms, torch.float32, (B, H, x.key.shape[2])
+    of_means, of_around = (B, H, x.clusters, x.query.shape[3]), (B, H, x.query.shape[3], x.query.shape[3])
     interface.check("tail_forward", keys=of_keys, wanted=(x.wanted, torch.int64, (B,)), terms=of_terms)
+    interface.check(
+        "tail_forward", means=(x.means, torch.float32, of_means), around=(x.around, torch.float32, of_around)
+    )
     interface.run(
         "tail_forward",
         inputs=_inputs("tail_forward", x),
         keys=x.keys,
         wanted=x.wanted,
         terms=x.terms,
+        means=x.means,
+        around=x.around,
         out=out,
         lse=lse,
         saved=dict(zip(SAVED, saved, strict=True)),
@@ -68,8 +74,8 @@ def output(outputs: tuple[Tensor, Tensor], x: Any) -> None:
 
 
 @tail_backward.on("cpu")
-def backward(grads: tuple[Tensor, Tensor, Tensor], x: Any) -> None:
-    """Gradients of query, key and value.
+def backward(grads: tuple[Tensor, Tensor, Tensor, Tensor], x: Any) -> None:
+    """Gradients of query, key and value, and of means that are not those of the queries.
 
     Raises:
         ValueError: the lists hold numbers that the forward pass cannot have made.
@@ -88,6 +94,7 @@ def backward(grads: tuple[Tensor, Tensor, Tensor], x: Any) -> None:
     of_cells = {"cell_keys": of_keys, "cell_values": of_values, "cell_lse": of_lse}
     fitting |= {f"grad_{name}": (grad, *fitting[name][1:]) for name, grad in of_cells.items()}
     interface.check("tail_backward", grad_out=grad_of_out, grad_lse=(grad_lse, torch.float32, (B, H, N)), **fitting)
+    grad_means = None if x.means is None else torch.empty_like(x.means)
     interface.run(
         "tail_backward",
         inputs=inputs,
@@ -95,8 +102,11 @@ def backward(grads: tuple[Tensor, Tensor, Tensor], x: Any) -> None:
         grad_out=grad_out,
         grad_lse=grad_lse,
         **{f"grad_{name}": grad for name, grad in of_cells.items()},
-        **dict(zip(("grad_query", "grad_key", "grad_value"), grads, strict=True)),
+        **dict(zip(("grad_query", "grad_key", "grad_value"), grads[:3], strict=True)),
+        grad_means=grad_means,
     )
+    if grad_means is not None:
+        grads[3].copy_(grad_means)
 
 
 def _inputs(op: str, x: Any) -> dict[str, Any]:

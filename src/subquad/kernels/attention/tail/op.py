@@ -12,7 +12,7 @@ from subquad.kernels.tensors import differentiated, token_major
 
 attend_with_tail = Op(reference.attend_with_tail)
 
-INPUTS = "query", "key", "value", "labels", "cell", "keys", "wanted", "terms"
+INPUTS = "query", "key", "value", "labels", "cell", "keys", "wanted", "terms", "means", "around"
 SETTINGS = "clusters", "topk", "cells", "scale"
 
 
@@ -20,8 +20,10 @@ SETTINGS = "clusters", "topk", "cells", "scale"
 def run(backend: str, x: Any) -> tuple[Tensor, Tensor]:
     """Run on a compiled backend, where `topk` are at most all keys."""
     topk = torch.sym_min(x.topk, x.key.shape[2]) if x.keys is None else x.keys.shape[3]
-    inputs = x.query, x.key, x.value, x.labels, x.cell, x.keys, x.wanted, None
-    operator = tail_forward if differentiated(x.query, x.key, x.value) else tail_output
+    means, around = (None if y is None else y.float().contiguous() for y in (x.means, x.around))
+    inputs = x.query, x.key, x.value, x.labels, x.cell, x.keys, x.wanted, None, means, around
+    tensors = [y for y in (x.query, x.key, x.value, means) if y is not None]
+    operator = tail_forward if differentiated(*tensors) else tail_output
     out, lse, *_ = operator.run(backend, *inputs, x.clusters, topk, x.cells, x.scale)
     return out, lse
 
@@ -34,7 +36,7 @@ def tail_forward(
 
     The last output is the residual that rounding took from the cells' log-sum-exps.
 
-    The gradient flows through the cells too, not through the means. With `terms`, (B,H,M) in fp32, keys are chosen by
+    The gradient flows through the cells too, not through the output of the means. With `terms`, (B,H,M) in fp32, keys are chosen by
     these instead of those of `terms_of_choice`.
     """
     _check_counts("tail_forward", x)
@@ -68,7 +70,7 @@ def tail_output(x: Any) -> tuple[Tensor, Tensor]:
     return token_major(x.query, x.value.shape[3]), lse
 
 
-tail_backward = Gradient(tail_forward, "query", "key", "value", title="attention with a tail")
+tail_backward = Gradient(tail_forward, "query", "key", "value", "means", title="attention with a tail")
 
 
 @tail_output.flops

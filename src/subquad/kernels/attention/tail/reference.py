@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float, Int64
+from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
 from subquad.kernels.attention.pairs.op import attend_pairs
@@ -45,6 +45,8 @@ def attend_with_tail(
     cells: int,
     scale: float,
     wanted: Int64[Tensor, "B"] | None = None,
+    means: Float[Tensor, "B H C D"] | None = None,
+    around: Float[Tensor, "B H D D"] | None = None,
     dropout_p: float = 0.0,
 ) -> tuple[Float[Tensor, "B H N E"], Float[Tensor, "B H N"]]:
     """Each query's attention in one softmax over the exact keys of its cluster and a tail of cells: (out, lse).
@@ -63,13 +65,17 @@ def attend_with_tail(
         keys: T of each cluster; M where a slot is empty. None: the `topk` keys with the largest scale·q̄·k_j + t_j, the
             terms t_j being those of `terms_of_choice`: those which their cell would misplace the most weight of.
         wanted: how many of those each item takes, at most `topk`; None: all.
+        means: q̄ of each cluster, of other queries than these; None: of the cluster's queries. The expansion holds
+            around any vector; it is the closer, the nearer its queries are.
+        around: W of `terms_of_choice`, which goes with `means`; None: that of these queries.
 
     The gradient flows through the means q̄, the cells and the exact keys; labels, cells and T are constants.
     """
     query, key, value = upcast(query, key, value)
-    means = group_mean(query, labels, clusters)
+    means = group_mean(query, labels, clusters) if means is None else means.to(query.dtype)
     if keys is None:
-        terms = terms_of_keys(query, key, labels, cell, means, cells, scale)
+        around = covariance_in_clusters(query, labels, means) if around is None else around.to(query.dtype)
+        terms = terms_of_keys(key, cell, around, cells, scale)
         keys = top_keys(means, key, cell, topk, wanted, cells, scale, terms)
     tail = tail_of(means, key, value, keys, cell, cells, scale)
     return attend_to_keys_and_cells(query, key, value, keys, tail, labels, scale=scale, dropout_p=dropout_p)
@@ -130,18 +136,15 @@ def top_keys(
     return torch.where(present, top, M).sort(dim=-1).values
 
 
-@torch.no_grad()
 def terms_of_keys(
-    query: Float[Tensor, "B H N D"],
     key: Float[Tensor, "B G M D"],
-    labels: Int64[Tensor, "B H N"],
     cell: Int64[Tensor, "B G M"],
-    means: Float[Tensor, "B H C D"],
+    around: Float[Tensor, "B H D D"],
     cells: int,
     scale: float,
 ) -> Float[Tensor, "B H M"]:
-    """`terms_of_choice` of these queries and keys."""
-    around = covariance_in_clusters(query, labels, means)
+    """`terms_of_choice` of these keys, which are not differentiated."""
+    key, around = key.detach(), around.detach()
     return terms_of_choice(key, cell, group_mean(key, cell, cells), mean_of_keys(key, cell, cells), around, scale)
 
 
@@ -186,6 +189,22 @@ def covariance_in_clusters(
     inside = (labels < means.shape[2])[..., None]
     apart = (query - broadcast(means, labels)).masked_fill(~inside, 0.0)
     return apart.mT @ apart / inside.sum(2, keepdim=True).clamp(min=1)
+
+
+def covariance_of_moments(
+    query: Float[Tensor, "B H N D"],
+    valid: Bool[Tensor, "B N"] | None,
+    sums: Float[Tensor, "B H C D"],
+    means: Float[Tensor, "B H C D"],
+) -> Float[Tensor, "B H D D"]:
+    """`covariance_in_clusters` from what clusters add up to: Σ_i q_i q_iᵀ − Σ_c n_c q̄_c q̄_cᵀ, over all n.
+
+    Padded queries are 0, and are not counted.
+    """
+    (query,) = upcast(query)
+    query = query if valid is None else query.masked_fill(~valid[:, None, :, None], 0.0)
+    count = query.shape[2] if valid is None else valid.sum(1).clamp(min=1)[:, None, None, None]
+    return (query.mT @ query - sums.mT @ means) / count
 
 
 def spread_of(apart: Float[Tensor, "*any D"]) -> Float[Tensor, "*any"]:

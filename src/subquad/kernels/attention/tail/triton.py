@@ -69,7 +69,10 @@ def forward(outputs: tuple[Tensor, ...], x: Any) -> None:
     rank = torch.empty_like(key_order)
     queries.fill_order(order, offsets)
     keys.fill_order(key_order, cell_offsets, rank)
-    queries.fill_means(centroids, like=x.query)
+    if x.means is None:
+        queries.fill_means(centroids, like=x.query)
+    else:
+        centroids.copy_(x.means.to(x.query.dtype))
     if x.keys is None:
         _fill_top(x, centroids, keys, top)
     else:
@@ -96,18 +99,18 @@ def _fill_top(x: Any, centroids: Tensor, keys: Members, top: Tensor) -> None:
     terms = x.terms
     if terms is None:
         query, key = upcast(x.query, x.key)
-        around = covariance_in_clusters(query, x.labels, centroids)
+        around = covariance_in_clusters(query, x.labels, centroids) if x.around is None else x.around
         terms = weights_around(key - mean_of_keys(key, x.cell, x.cells), around, x.scale)
         terms = terms + repeat_heads(distances[:, :, None], query.shape[1])[:, :, 0]
     choose_top(centroids, x.key, terms.contiguous(), present, x.scale, top, x.wanted)
 
 
 @tail_backward.on("triton")
-def backward(grads: tuple[Tensor, Tensor, Tensor], x: Any) -> None:
-    """Gradients of query, key and value."""
+def backward(grads: tuple[Tensor, Tensor, Tensor, Tensor], x: Any) -> None:
+    """Gradients of query, key and value, and of means that are not those of the queries."""
     (out, lse, *lists), (grad_out, grad_lse, *_, from_keys, from_values, from_lse, _) = x.outputs, x.grads
     order, offsets, key_order, cell_offsets, top, centroids, cell_keys, cell_values, cell_lse, _ = lists
-    grad_query, grad_key, grad_value = grads
+    grad_query, grad_key, grad_value, grad_means = grads
     clusters = Clustering(order, offsets, centroids, top, (cell_keys, cell_values, cell_lse))
     grad_out = torch.zeros_like(out) if grad_out is None else grad_out
     rho = torch.linalg.vecdot(grad_out.float(), out.float())
@@ -132,6 +135,9 @@ def backward(grads: tuple[Tensor, Tensor, Tensor], x: Any) -> None:
         (grad_key, grad_value),
     )
     of_means = of_means - x.scale * (of_bias[..., None] * cell_keys).sum(3)
+    if x.means is not None:
+        grad_means.copy_(of_means)
+        of_means = torch.zeros_like(of_means)
     members_backward(x.query, x.key, x.value, clusters, x.scale, of_members, of_means, grad_query)
 
 

@@ -64,7 +64,7 @@ def run(backend: str, x: Any) -> VisibleTail:
     """Run on a compiled backend."""
     (B, H, C, _), M = x.query.shape, x.key.shape[2]
     labels = torch.arange(C, device=x.query.device).expand(B, H, C).contiguous()
-    inputs = x.query, x.key, x.value, labels, x.cell, None, None, x.terms.float().contiguous()
+    inputs = x.query, x.key, x.value, labels, x.cell, None, None, x.terms.float().contiguous(), None, None
     outputs = tail_forward.run(backend, *inputs, C, torch.sym_min(x.topk, M), x.cells, x.scale)
     _, _, _, _, key_order, _, top, _, keys, values, lse, _ = outputs
     return VisibleTail(keys, values, lse, _NUMBERS[backend](top, key_order, M))

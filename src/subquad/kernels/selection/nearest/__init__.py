@@ -1,0 +1,1 @@
+"""The nearest cluster of each query: the plain formula, the op, its backend."""
