@@ -21,13 +21,18 @@ def both(call: str, backend: str, q: Tensor, k: Tensor, v: Tensor, valid: tuple,
     """Output, lse and the gradients of a loss that reads both."""
     inputs = tracked(q, k, v)
     (B, H, N, _), (_, G, M, _) = q.shape, k.shape
-    labels = labelled(B, H, N, sizes["clusters"], call == "tail")
+    labels = labelled(B, H, N, sizes["clusters"], call != "clustered")
+    others = {}
+    if call == "tail of others":
+        spread = normal(B, H, q.shape[3], q.shape[3], seed=5)
+        others = {"means": normal(B, H, sizes["clusters"], q.shape[3], seed=4).to(q.dtype).float().requires_grad_()}
+        inputs, others["around"] = [*inputs, others["means"]], spread @ spread.mT / q.shape[3]
     with sq.use_backend(backend):
-        if call == "tail":
+        if call != "clustered":
             labels = labels if valid[0] is None else labels.masked_fill(~valid[0][:, None], sizes["clusters"])
             cell = labelled(B, G, M, sizes["cells"], True)
             cell = cell if valid[1] is None else cell.masked_fill(~valid[1][:, None], sizes["cells"])
-            out, lse = attend_with_tail(*inputs, labels, cell, None, **sizes, scale=0.4)
+            out, lse = attend_with_tail(*inputs[:3], labels, cell, None, **sizes, **others, scale=0.4)
         else:
             how = {"bits": 8, "iterations": 1, "scale": 0.4, "seed": 0, "wants_lse": True}
             out, lse = clustered_attention(*inputs, *valid, **sizes, **how, labels=labels)

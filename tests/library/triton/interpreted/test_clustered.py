@@ -27,6 +27,7 @@ CALLS = {
     "all keys": {"clusters": 3, "topk": 80},
     "tail": {"clusters": 4, "topk": 5, "cells": 3},
     "many cells": {"clusters": 3, "topk": 0, "cells": 19},
+    "tail of others": {"clusters": 4, "topk": 5, "cells": 3},
 }
 
 
@@ -63,7 +64,7 @@ def test_cells_of_neighbours_are_merged(poisoned, monkeypatch, call, padded):
 
 
 def kind(call: str) -> str:
-    return "tail" if "cells" in CALLS[call] else "clustered"
+    return call if call == "tail of others" else "tail" if "cells" in CALLS[call] else "clustered"
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")

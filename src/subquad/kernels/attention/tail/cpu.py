@@ -45,14 +45,12 @@ def forward(outputs: tuple[Tensor | None, ...], x: Any) -> None:
         ValueError: labels or cells that are none of those that there are.
     """
     out, lse, *saved = outputs
-    B, H = x.query.shape[:2]
+    B, H, _, D = x.query.shape
     of_keys = x.keys, torch.int64, (B, H, x.clusters, x.topk)
     of_terms = x.terms, torch.float32, (B, H, x.key.shape[2])
-    of_means, of_around = (B, H, x.clusters, x.query.shape[3]), (B, H, x.query.shape[3], x.query.shape[3])
+    of_means = x.means, torch.float32, (B, H, x.clusters, D)
     interface.check("tail_forward", keys=of_keys, wanted=(x.wanted, torch.int64, (B,)), terms=of_terms)
-    interface.check(
-        "tail_forward", means=(x.means, torch.float32, of_means), around=(x.around, torch.float32, of_around)
-    )
+    interface.check("tail_forward", means=of_means, around=(x.around, torch.float32, (B, H, D, D)))
     interface.run(
         "tail_forward",
         inputs=_inputs("tail_forward", x),

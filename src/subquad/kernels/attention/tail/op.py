@@ -36,8 +36,8 @@ def tail_forward(
 
     The last output is the residual that rounding took from the cells' log-sum-exps.
 
-    The gradient flows through the cells too, not through the output of the means. With `terms`, (B,H,M) in fp32, keys are chosen by
-    these instead of those of `terms_of_choice`.
+    The gradient flows through the cells too, not through the output of the means. With `terms`, (B,H,M) in fp32, keys
+    are chosen by these instead of those of `terms_of_choice`.
     """
     _check_counts("tail_forward", x)
     (B, H, N, D), E, C, X = x.query.shape, x.value.shape[3], x.clusters, x.cells
