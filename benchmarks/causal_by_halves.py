@@ -3,21 +3,25 @@
     python benchmarks/causal_by_halves.py demo-decoder book.txt --lengths 2048,4096,8192
 
 Each turn runs exact attention and every method once, in a new order; a speed-up is the median of the ratios within a
-turn.
+turn. With several passages, next tokens are those of all of them, and times and memory those of the first one. In
+another dtype than fp32, both exact attention and the methods run in it, and a second KL is the one of each of them to
+exact attention in fp32.
 """
 
 import argparse
+import copy
 import random
 import statistics
-import time
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from subquad import hf
-from subquad.tools.measure.timing import shuffled
-from subquad.tools.models.next_tokens import Prefill
+from subquad.tools.bench.calls import DTYPES
+from subquad.tools.measure.memory import peak_extra_mib
+from subquad.tools.measure.timing import shuffled, stopwatch
+from subquad.tools.models.next_tokens import NextTokens, Prefill, prefill, summed
 from subquad.tools.models.passages import read
 from subquad.tools.models.pretrained import Pretrained, load, running
 from subquad.tools.runs import machine
@@ -28,25 +32,72 @@ METHODS = (
     "clustered-tail:clusters=32,topk=96,queries=block",
     "i-clustered:clusters=64,topk=128",
 )
+EXACT, FP32 = "exact", "exact, fp32"
 
 
-def measured(pretrained: Pretrained, item: list[int], methods: list[str], turns: int) -> list[str]:
-    """A row of Markdown for each method."""
-    rows: dict[str, str | None] = {"exact": None, **{method: method for method in methods}}
-    seconds: dict[str, list[float]] = {name: [] for name in rows}
-    runs: dict[str, Prefill] = {}
-    for turn in range(turns):
-        for name, method in shuffled(rows, random.Random(turn)).items():
-            with running(pretrained.model, method):
-                start = time.perf_counter()
-                runs[name] = pretrained.prefill([item])
-                seconds[name].append(time.perf_counter() - start)
+def in_dtype(pretrained: Pretrained, dtype: torch.dtype) -> Pretrained:
+    """A copy of the model whose weights have another dtype; RoPE's frequencies, which are buffers, stay in fp32."""
+    model = copy.deepcopy(pretrained.model)
+    for parameter in model.parameters():
+        parameter.data = parameter.data.to(dtype)
+    return pretrained.with_model(model)
+
+
+def timing_round(
+    pretrained: Pretrained, item: list[int], methods: list[str], seed: int
+) -> dict[str, tuple[float, Prefill]]:
+    """Seconds and results of a prefill with exact attention and with every method, in random order."""
+    results = {}
+    for name in shuffled(dict.fromkeys([EXACT, *methods]), random.Random(seed)):
+        with running(pretrained.model, None if name == EXACT else name):
+            results[name] = stopwatch(partial(pretrained.prefill, [item]))
+    return results
+
+
+def next_tokens(
+    pretrained: Pretrained, item: list[int], runs: dict[str, Prefill], fp32: Pretrained | None
+) -> tuple[dict[str, NextTokens], dict[str, NextTokens]]:
+    """Next tokens of each run against exact attention in the same dtype, and, if a model is given for it, in fp32."""
+    same_dtype = pretrained.next_tokens([item], runs, EXACT)
+    if fp32 is None:
+        return same_dtype, {}
+    with torch.inference_mode():
+        logits = prefill(fp32.model, fp32.batch([item]), all_logits=True)
+    return same_dtype, pretrained.next_tokens([item], {FP32: logits, **runs}, FP32)
+
+
+def memory_of(pretrained: Pretrained, item: list[int], method: str) -> float:
+    """Peak MiB of a prefill above the loaded model."""
+    with running(pretrained.model, None if method == EXACT else method):
+        return peak_extra_mib(partial(pretrained.prefill, [item]))[0]
+
+
+def rows_of(
+    pretrained: Pretrained,
+    items: list[list[int]],
+    methods: list[str],
+    count: int,
+    memory: bool,
+    fp32: Pretrained | None,
+) -> list[str]:
+    """A row of Markdown for exact attention and one for each method, from some timing rounds on the first item."""
+    rounds = [timing_round(pretrained, items[0], methods, seed) for seed in range(count)]
+    results = [rounds[-1], *(timing_round(pretrained, item, methods, 0) for item in items[1:])]
+    tokens = [
+        next_tokens(pretrained, item, {name: run for name, (_, run) in result.items()}, fp32)
+        for item, result in zip(items, results, strict=True)
+    ]
     lines = []
-    for name, found in pretrained.next_tokens([item], runs, "exact").items():
-        speed = statistics.median(e / s for e, s in zip(seconds["exact"], seconds[name], strict=True))
-        figures: list[Any] = [f"{len(item):,}", f"`{name}`", f"{found.perplexity:.3f}", f"{found.mean_kl:.5f}"]
-        figures += [f"{found.last_kl / found.last_count:.5f}", f"{found.agreement:.4f}", f"{speed:.2f}×"]
-        lines.append(f"| {' | '.join(figures)} |")
+    for name in (EXACT, *methods):
+        total = summed([same_dtype[name] for same_dtype, _ in tokens])
+        speed = statistics.median(each[EXACT][0] / each[name][0] for each in rounds)
+        cells = [f"{len(items[0]):,}", f"`{name}`", f"{total.perplexity:.3f}", f"{total.mean_kl:.5f}"]
+        cells += [f"{max(total.last_kl / total.last_count, 0.0):.5f}", f"{total.agreement:.4f}", f"{speed:.2f}×"]
+        if fp32 is not None:
+            cells.append(f"{summed([beside_fp32[name] for _, beside_fp32 in tokens]).mean_kl:.5f}")
+        if memory:
+            cells.append(f"{memory_of(pretrained, items[0], name):,.0f}")
+        lines.append(f"| {' | '.join(cells)} |")
     return lines
 
 
@@ -58,19 +109,27 @@ def main() -> None:
     parser.add_argument("--lengths", default="2048,4096,8192")
     parser.add_argument("--methods", nargs="+", default=METHODS)
     parser.add_argument("--turns", type=int, default=3)
+    parser.add_argument("--dtype", choices=DTYPES, default="float32")
+    parser.add_argument("--passages", type=int, default=1, help="evenly spaced in the text; one is at its middle")
+    parser.add_argument("--memory", action="store_true", help="measure the peak memory of a prefill, too")
     arguments = parser.parse_args()
-    pretrained = load(arguments.model)
+    pretrained, fp32 = load(arguments.model), None
     text = read(pretrained, [arguments.text.read_text("utf-8")], 512, 1, 0)
+    if arguments.dtype != "float32":
+        pretrained, fp32 = in_dtype(pretrained, DTYPES[arguments.dtype]), pretrained
     for method in arguments.methods:  # what the first swap of a method does is not timed
         with running(pretrained.model, method):
             pass
-    hardware = machine.hardware("cpu")
-    print(f"{pretrained.name}, {torch.get_num_threads()} threads, {hardware}\n")
-    print("| tokens | method | perplexity | KL | KL, last quarter | same top token | prefill |")
-    print("| --- | --- | --- | --- | --- | --- | --- |")
+    passages = "one passage" if arguments.passages == 1 else f"{arguments.passages} passages"
+    about = f"{pretrained.name}, {arguments.dtype}, {passages}, {torch.get_num_threads()} threads"
+    print(f"{about}, {machine.hardware('cpu')}\n")
+    head = ["tokens", "method", "perplexity", "KL", "KL, last quarter", "same top token", "prefill"]
+    head += ["KL to exact fp32"] * (fp32 is not None) + ["memory, MiB"] * arguments.memory
+    print(f"| {' | '.join(head)} |\n| {' | '.join(['---'] * len(head))} |")
     for length in map(int, arguments.lengths.split(",")):
-        item = text.sequences(pretrained, length, 3)[1]
-        print("\n".join(measured(pretrained, item, list(arguments.methods), arguments.turns)), flush=True)
+        items = text.sequences(pretrained, length, arguments.passages + 2)[1:-1]  # without the preface and the licence
+        rows = rows_of(pretrained, items, list(arguments.methods), arguments.turns, arguments.memory, fp32)
+        print("\n".join(rows), flush=True)
     hf.restore(pretrained.model)
 
 

@@ -76,6 +76,18 @@ def test_memory_is_given_a_token_and_sdpa_only_where_it_is_asked_for(made, scrip
     assert (lines["SDPA"], lines["linear"], lines["linear, causal"]) == (["7", "–"], ["7", "7"], ["8", "8"])
 
 
+def test_causal_attention_is_compared_with_sdpa_and_long_calls_are_not_run(made):
+    shape = ["--heads", "4", "--key-heads", "2", "--head-dim", "16", "--turns", "1"]
+    spec = "clustered-tail:block=16,last=0,clusters=2,topk=2,cells=2"
+    words = [*shape, "--lengths", "48,96", "--methods", spec, "--dtypes", "bfloat16"]
+    lines = made("causal_attention", *words, "--passes", "forward+backward", "--limit", "0")
+    inputs, dtype, passes, method, _, speedup, error, sdpa_error = lines["48"]
+    assert (inputs, dtype, passes, method) == ("random", "bfloat16", "forward+backward", f"`{spec}`")
+    assert float(speedup.removesuffix("×")) > 0
+    assert 0 < float(sdpa_error) < 0.02 < float(error) < 1
+    assert lines["96"][4:] == ["not run", "not run", "–", "–"]
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="reads Linux's /proc")
 def test_a_process_of_its_own_counts_the_matrix_of_a_naive_softmax(script):

@@ -1,0 +1,197 @@
+"""Causal attention of one layer: methods by halves beside SDPA in the same dtype, forward and backward.
+
+    python benchmarks/causal_attention.py --lengths 2048,4096 --model demo-decoder --text book.txt [--out FILE.md]
+
+With a model and a text, the inputs are the query, key and value of one layer at the middle of the text, as far as the
+model's positions reach. Longer inputs, and all inputs without a model, are standard normal: attention is then almost
+uniform, which is not what a model's attention looks like.
+"""
+
+import argparse
+import random
+import statistics
+import sys
+from collections.abc import Callable, Sequence
+from functools import cache, partial
+from pathlib import Path
+from typing import NamedTuple
+
+import sheet
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import subquad as sq
+from subquad import hf
+from subquad.tools.bench.calls import DTYPES
+from subquad.tools.measure.capture import recorded
+from subquad.tools.measure.fidelity import relative_error
+from subquad.tools.measure.timing import by_name, one_round, ratios, shuffled
+from subquad.tools.models.passages import read
+from subquad.tools.models.pretrained import Pretrained, load
+
+SDPA = "SDPA"
+EXACT = "full, with lse"  # exact attention as methods by halves run it on the diagonal
+PASSES = ("forward", "forward+backward")
+NOT_RUN = "not run"
+HEAD = ("tokens", "inputs", "dtype", "pass", "method", "SDPA, ms", "speed-up", "error", "error of SDPA")
+
+ABOUT = """\
+One item, {heads} heads of {width} that share {key_heads} key heads, under a causal mask.
+Speed-up is the median of the ratios SDPA / method, and SDPA's time the median, over {turns} turns, each of which runs \
+SDPA and every method once in a new order; SDPA has the dtype of the method.
+Error is ‖out − exact‖ / ‖exact‖ of the forward pass, where exact is SDPA's output in fp32 on inputs that are not \
+rounded to the dtype.
+`full, with lse` is exact attention that returns its log-sum-exp, as methods by halves run it on the diagonal: its \
+speed-up is that of another kernel, not of an approximation.
+Inputs are {inputs}.
+Calls that are predicted to take more than {limit:g} s, from the length before, are not run."""
+
+
+class Inputs(NamedTuple):
+    """Query, key and value in fp32, and their source."""
+
+    source: str
+    tensors: tuple[Tensor, ...]
+
+
+def normal_inputs(length: int, heads: int, key_heads: int, width: int) -> Inputs:
+    """Standard normal query, key and value."""
+    generator = torch.Generator().manual_seed(0)
+    shapes = [(1, count, length, width) for count in (heads, key_heads, key_heads)]
+    return Inputs("random", tuple(torch.randn(shape, generator=generator) for shape in shapes))
+
+
+def layer_inputs(pretrained: Pretrained, text: str, layer: int, length: int) -> Inputs:
+    """Query, key and value of a layer, after RoPE, at the middle of a text."""
+    item = read(pretrained, [text], 512, 1, 0).sequences(pretrained, length, 3)[1]
+    with recorded(pretrained.model) as calls:
+        pretrained.prefill([item])
+    call = calls[layer]
+    # The model makes inference tensors, which autograd refuses; their copies keep the strides that the model uses.
+    return Inputs(f"layer {layer}", tuple(x.float().clone() for x in (call.query, call.key, call.value)))
+
+
+def call_of(attend: Callable[..., Tensor], inputs: Sequence[Tensor], gradient: Tensor | None) -> Callable[[], Tensor]:
+    """A forward pass, with the gradients of query, key and value if there is a gradient of the output."""
+    attend = partial(attend, is_causal=True, enable_gqa=True)
+
+    def forward() -> Tensor:
+        with torch.inference_mode():
+            return attend(*inputs)
+
+    def forward_and_backward() -> Tensor:
+        out = attend(*inputs)
+        torch.autograd.grad(out, inputs, gradient)
+        return out.detach()
+
+    return forward if gradient is None else forward_and_backward
+
+
+def exact_with_lse(*inputs: Tensor, **arguments: bool) -> Tensor:
+    """The output of exact attention that returns its log-sum-exp, too."""
+    return sq.attention(*inputs, method="full", return_lse=True, **arguments)[0]
+
+
+class Panel:
+    """One dtype and pass, measured at one length after the other: each length predicts the time at the next one."""
+
+    def __init__(self, dtype: str, passes: str, methods: Sequence[str], limit: float):
+        self.dtype, self.passes, self.limit = dtype, passes, limit
+        self.attends = {SDPA: F.scaled_dot_product_attention, EXACT: exact_with_lse}
+        self.attends |= {method: partial(sq.attention, method=sq.parse_method(method)) for method in methods}
+        self.seconds: dict[str, tuple[int, float]] = {}  # the last length that was run, and the median there
+
+    def predicted(self, name: str, length: int) -> float:
+        """Seconds at this length, if time grows with the square of the length; 0 before the first length."""
+        before, seconds = self.seconds.get(name, (length, 0.0))
+        return seconds * (length / before) ** 2
+
+    def rows(self, inputs: Inputs, exact: Callable[[], Tensor], rounds: int) -> list[list[str]]:
+        """A row of the table for each method."""
+        query, backward = inputs.tensors[0], PASSES.index(self.passes) == 1
+        length = query.shape[2]
+        generator = torch.Generator().manual_seed(1)
+        gradient = torch.randn(query.shape, generator=generator).to(DTYPES[self.dtype]) if backward else None
+        tensors = [x.to(DTYPES[self.dtype], copy=True).requires_grad_(backward) for x in inputs.tensors]
+        names = [name for name in self.attends if self.predicted(name, length) <= self.limit]
+        names = names if SDPA in names else []  # without SDPA's time there is no speed-up
+        calls = {name: call_of(self.attends[name], tensors, gradient) for name in names}
+        errors = {name: relative_error(call(), exact()) for name, call in calls.items()}  # these calls warm up, too
+        seconds = by_name([one_round(shuffled(calls, random.Random(number))) for number in range(rounds)])
+        self.seconds |= {name: (length, statistics.median(each)) for name, each in seconds.items()}
+        sdpa = f"{1e3 * self.seconds[SDPA][1]:,.1f}" if names else NOT_RUN
+        rows = []
+        for name in self.attends:
+            results = [sdpa, NOT_RUN, sheet.MISSING, sheet.MISSING]
+            if name in names:
+                speedup = statistics.median(ratios(seconds[name], seconds[SDPA]))
+                results = [sdpa, f"{speedup:.2f}×", f"{errors[name]:.4f}", f"{errors[SDPA]:.4f}"]
+            rows.append([f"{length:,}", inputs.source, self.dtype, self.passes, f"`{name}`", *results])
+        return rows[1:]  # without SDPA's own
+
+
+def options() -> argparse.ArgumentParser:
+    """The options of the command line."""
+
+    def words(text: str) -> list[str]:
+        return text.split(",")
+
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--lengths", type=words, default="2048,4096,8192,16384,32768")
+    parser.add_argument("--methods", nargs="+", default=["clustered-tail"])
+    parser.add_argument("--dtypes", type=words, default="float32")
+    parser.add_argument("--passes", type=words, default="forward", help=f"any of {', '.join(PASSES)}")
+    parser.add_argument("--model", help="whose layer gives the inputs, for example demo-decoder")
+    parser.add_argument("--text", type=Path, help="what the model reads")
+    parser.add_argument("--layer", type=int, default=15)
+    parser.add_argument("--heads", type=int, default=9, help="of random inputs; with a model, the model's")
+    parser.add_argument("--key-heads", type=int, default=3)
+    parser.add_argument("--head-dim", type=int, default=64)
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--turns", type=int, default=5)
+    parser.add_argument("--limit", type=float, default=30.0, help="seconds of a call at most, as predicted")
+    parser.add_argument("--out", type=Path)
+    return parser
+
+
+def main() -> None:
+    """Print a table, and write it to a file where one is named; its rows go to the standard error as they are made."""
+    parser = options()
+    arguments = parser.parse_args()
+    if arguments.model and not arguments.text:
+        parser.error("--model needs --text, which the model reads")
+    torch.set_num_threads(arguments.threads)
+    lengths, shape = sorted(map(int, arguments.lengths)), (arguments.heads, arguments.key_heads, arguments.head_dim)
+    pretrained, reach, kinds = None, 0, "standard normal"
+    if arguments.model:
+        pretrained, text = load(arguments.model), arguments.text.read_text("utf-8")
+        shape, reach = hf.head_counts(hf.find_layers(pretrained.model)[0]), pretrained.limit or lengths[-1]
+        kinds = f"those of layer {arguments.layer} of {pretrained.name}, after RoPE, at the middle of the text"
+        kinds += f" up to {reach:,} tokens, and standard normal beyond"
+    panels = [
+        Panel(dtype, passes, arguments.methods, arguments.limit)
+        for dtype in arguments.dtypes
+        for passes in arguments.passes
+    ]
+    rows = []
+    for length in lengths:
+        if pretrained is not None and length <= reach:
+            inputs = layer_inputs(pretrained, text, arguments.layer, length)
+        else:
+            inputs = normal_inputs(length, *shape)
+        exact = cache(call_of(F.scaled_dot_product_attention, inputs.tensors, None))
+        for panel in panels:
+            rows += panel.rows(inputs, exact, arguments.turns)
+            print(*rows[-len(panel.attends) + 1 :], sep="\n", file=sys.stderr, flush=True)
+    heads, key_heads, width = shape
+    about = ABOUT.format(
+        heads=heads, key_heads=key_heads, width=width, turns=arguments.turns, inputs=kinds, limit=arguments.limit
+    )
+    sheet.publish(
+        "Causal attention alone", [about, sheet.table(HEAD, rows)], arguments.out, ", ".join(arguments.dtypes)
+    )
+
+
+if __name__ == "__main__":
+    main()
