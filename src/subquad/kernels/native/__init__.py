@@ -68,6 +68,11 @@ def use_variant(name: str) -> Iterator[None]:
         library().subquad_use_variant(before.encode())
 
 
+def is_vectorised() -> bool:
+    """Whether there is a variant for this CPU's vector instructions, AVX2 or better."""
+    return _VECTORISED
+
+
 def has_openmp() -> bool:
     """Whether the library was built with OpenMP; without it, kernels run on one thread."""
     return bool(library().subquad_has_openmp())
@@ -120,4 +125,5 @@ def _compiler() -> str | None:
 
 # When this module is imported, not later: it costs about a millisecond, once, and torch.compile meets plain values.
 _LIBRARY, _REFUSAL = _find()
+_VECTORISED = _LIBRARY is not None and variants()[0] != "baseline"
 backends.register("cpu", refusal)

@@ -1,16 +1,19 @@
 """Exact attention of a call, for "full" and for the exact parts of other methods.
 
-SDPA does not return the log-sum-exp. On CPUs subquad's kernel does (`kernels.attention.exact`), and for gradients and
-other masks the one below SDPA (`kernels.attention.blockwise.partial`); elsewhere, with a bias or with dropout, the
-logits are computed once more, for some queries at a time.
+On CPUs with AVX2, subquad's kernel (`kernels.attention.exact`) is faster than SDPA, except for a few queries. It knows
+causal masks and padding; other masks, a bias and dropout are SDPA's. SDPA does not return the log-sum-exp: that is our
+kernel's too, or for other masks that of the one below SDPA (`kernels.attention.blockwise.partial`); elsewhere, with a
+bias or with dropout, the logits are computed once more, for some queries at a time.
 """
 
 from collections.abc import Iterator
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from subquad.kernels import native
 from subquad.kernels.attention.blockwise.partial import fused_partial, is_fused
 from subquad.kernels.attention.exact.op import exact_partial
 from subquad.kernels.attention.softmax import visible_logsumexp
@@ -19,6 +22,7 @@ from subquad.kernels.tokens.heads import repeat_heads
 from subquad.kernels.transforms import exact_attention
 from subquad.methods.core.call import Call, Partial
 
+QUERIES, PAIRS = 16, 2**12  # with fewer, a call of SDPA is cheaper (`benchmarks/exact_partials.py`)
 CHUNK = 2**22  # logits of a head that are in memory at a time
 
 
@@ -43,18 +47,31 @@ def sdpa(query: Tensor, key: Tensor, value: Tensor, call: Call) -> Tensor:
 
 def exact(query: Tensor, key: Tensor, value: Tensor, call: Call) -> Partial:
     """Exact attention, with its log-sum-exp where the call wants it."""
+    mask, plain = call.mask, call.bias is None and not call.dropout_p
+    if plain and mask.only_later_or_padded and (is_fused(query) if call.wants_lse else _pays(query, key)):
+        offset = mask.offset if isinstance(mask.offset, int) else 0
+        options: dict[str, Any] = {"causal": mask.is_causal, "offset": offset, "scale": call.scale}
+        tensors = query, key, value, mask.key_padding(key.shape[2])
+        if call.wants_lse or exact_partial.takes(*tensors, **options):
+            return exact_partial(*tensors, **options)
     if not call.wants_lse:
         return sdpa(query, key, value, call), None
-    if call.bias is None and not call.dropout_p and is_fused(query):
-        mask = call.mask
-        if mask.only_later_or_padded:
-            offset = mask.offset if isinstance(mask.offset, int) else 0
-            valid = mask.key_padding(key.shape[2])
-            return exact_partial(query, key, value, valid, causal=mask.is_causal, offset=offset, scale=call.scale)
+    if plain and is_fused(query):
         allowed = mask.visible(query.shape[2], key.shape[2], query.device)
         return fused_partial(query, key, value, allowed, scale=call.scale)
     parts = [visible_logsumexp(logits, visible) for logits, visible in logits_of(query, key, call)]
     return sdpa(query, key, value, call), torch.cat(parts, dim=2)
+
+
+def _pays(query: Tensor, key: Tensor) -> bool:
+    """Whether subquad's kernel, if it takes the call, is faster than SDPA: for more than a few queries and pairs.
+
+    Not where a graph is exported, which would need subquad then, nor by the plain instructions that nobody measured.
+    """
+    N, M = query.shape[2], key.shape[2]
+    if query.device.type != "cpu" or torch.compiler.is_exporting() or not native.is_vectorised():
+        return False
+    return bool(N >= QUERIES and N * M >= PAIRS)
 
 
 def logits_of(query: Tensor, key: Tensor, call: Call) -> Iterator[tuple[Tensor, Tensor | None]]:
