@@ -20,7 +20,7 @@ from subquad.core.spelling import listed
 from subquad.hf.adapters import Adapter, read_adapter, same_kind, save_adapter
 from subquad.hf.layers import Layer, head_counts
 from subquad.hf.unwrapping import AnyModel
-from subquad.methods import BoundMethod, ByLength, Method, from_dict
+from subquad.methods import BoundMethod, ByLength, Full, Method, from_dict
 from subquad.methods.by_length import Step
 from subquad.methods.core.plugins import record_of
 
@@ -100,7 +100,7 @@ class Plan:
         return [
             method
             for method in dict.fromkeys(step.method for layer_steps in steps for step in layer_steps)
-            if not method.is_exact
+            if method != Full()
         ]
 
     @property

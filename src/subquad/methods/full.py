@@ -1,10 +1,10 @@
-"""Full attention: exact, through `torch.nn.functional.scaled_dot_product_attention`.
+"""Full attention: exact, by `torch.nn.functional.scaled_dot_product_attention` or by this library's kernel.
 
     out_i = Σ_j softmax_j(a_ij + bias_ij) v_j
     a_ij  = q_i·k_j / √D                                        positions="none": Vaswani et al. 2017, equation 1
     a_ij  = ((q_i + u)·k_j + (q_i + v)·W_R r_{i−j}) / √D         positions="relative": Dai et al. 2019, section 3.3
 
-The baseline of everything here. SDPA runs its flash kernel where the mask is empty, causal or padding alone; windows,
+With SDPA it is the baseline of everything here, so that what `kernel="subquad"` gains shows beside it. SDPA runs its flash kernel where the mask is empty, causal or padding alone; windows,
 segments, dense masks and biases take a mask over queries and keys, as in any exact attention: `methods.core.exact`.
 
 Relative positions are those of "local", over all distances; their terms are handed to SDPA as a bias.
@@ -16,7 +16,7 @@ from typing import ClassVar
 from torch import Tensor, nn
 
 from subquad.kernels.attention.relative_positions import NOT_EXACT, RelativePositions, every_ahead
-from subquad.methods.core.exact import exact
+from subquad.methods.core.exact import exact, sdpa
 from subquad.methods.core.method import Call, Method, Partial, Traits, choice, upcast
 
 
@@ -32,9 +32,12 @@ def with_distances(query: Tensor, key: Tensor, call: Call) -> tuple[Tensor, Call
 
 @dataclass(frozen=True)
 class Full(Method):
-    """Exact attention (SDPA), or with learned terms of the distance in its logits.
+    """Exact attention, or with learned terms of the distance in its logits.
 
     Args:
+        kernel: "sdpa", torch's, or "subquad": on CPUs with AVX2 or better, this library's compiled kernel, which is
+            faster in fp32, bf16 and fp16. It knows causal masks and padding; SDPA runs what it does not take (other
+            masks, a bias, dropout, fp64, a few queries, other devices).
         positions: "none", or "relative": learned terms of the distance in the logits, as in Transformer-XL. With them
             it runs only as a bound method, and is not exact attention.
 
@@ -45,6 +48,7 @@ class Full(Method):
     """
 
     positions: str = choice("none", "relative")
+    kernel: str = choice("sdpa", "subquad")
 
     name: ClassVar[str] = "full"
     traits: ClassVar[Traits] = Traits(
@@ -70,7 +74,7 @@ class Full(Method):
     def describe(self) -> Traits:
         """The traits; with relative positions the method has learned parameters, and cross-attention no distances."""
         if self.positions == "none":
-            return type(self).traits
+            return replace(type(self).traits, quadratic_baseline=self.kernel == "sdpa")
         return replace(
             type(self).traits,
             cross=False,
@@ -90,7 +94,8 @@ class Full(Method):
     def attend(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Partial:
         """Exact attention, with the terms of the distances where there are positions."""
         if self.positions == "none":
-            return exact(query, key, value, call)
+            fast = self.kernel == "subquad" or call.wants_lse
+            return exact(query, key, value, call) if fast else (sdpa(query, key, value, call), None)
         query, key, value = upcast(query, key, value)
         query, call = with_distances(query, key, call)
         return exact(query, key, value, call)

@@ -45,8 +45,8 @@ class CompareRow:
 
     @property
     def is_exact(self) -> bool:
-        """Whether this is the baseline, exact attention."""
-        return self.method.is_exact and self.plan is None
+        """Whether this is the baseline, the model's own exact attention."""
+        return self.method == Full() and self.plan is None
 
     @property
     def swap(self) -> dict[int, Method | BoundMethod] | None:
@@ -135,7 +135,7 @@ def row_of_plan(pretrained: Pretrained, folder: Path) -> CompareRow:
         method_of_layer.method if isinstance(method_of_layer, BoundMethod) else method_of_layer
         for method_of_layer in planned.values()
     ]
-    most = Counter(method for method in methods if not method.is_exact).most_common(1)
+    most = Counter(method for method in methods if method != Full()).most_common(1)
     bounds = {
         number: method_of_layer
         for number, method_of_layer in planned.items()
@@ -157,7 +157,9 @@ def longest(bounds: Mapping[int, BoundMethod]) -> int | None:
 
 
 def exact_up_to(method: Method, causal: bool = False) -> float:
-    """The most tokens on which the settings make this method exact attention; 0: never, infinite: always."""
+    """The most tokens on which the settings make this method the baseline's attention; 0: never, infinite: always."""
+    if method.is_exact:  # by another kernel
+        return math.inf if method == Full() else 0.0
     if causal and method.traits.by_halves:  # one block on the diagonal
         return float(max(getattr(method, "block", 0), getattr(method, "last", 0)))
     limits = method.traits.exact_limit

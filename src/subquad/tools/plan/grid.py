@@ -4,6 +4,7 @@ import math
 from collections.abc import Sequence
 
 from subquad.methods import Method, parse_method
+from subquad.tools.runs.settings import FAST_EXACT
 
 LEAST = 8  # clusters
 
@@ -12,7 +13,7 @@ def grid(length: int) -> list[Method]:
     """Settings of methods that need no fitting, from cheap to close; clusters and top keys grow with the length.
 
     Around the defaults of `clustered-tail`, C = √(2N) clusters and k = √(8N) top keys, which keep its error about
-    constant. Crude methods are for layers that bear much: the last layer of an encoder is nearly free. Windows are
+    constant. Exact attention by subquad's kernel is for layers that bear nothing. Crude methods are for layers that bear much: the last layer of an encoder is nearly free. Windows are
     what causal layers take.
     """
     C, k = math.sqrt(2 * length), math.sqrt(8 * length)
@@ -26,6 +27,7 @@ def grid(length: int) -> list[Method]:
         (2.0, 1.4, 32),
     ]
     texts = [
+        FAST_EXACT,
         "clustered:clusters=25",
         "i-clustered:clusters=25,topk=32",
         f"i-clustered:clusters={_even(C)},topk={_even(k / 2)},space=logits,refine=1",

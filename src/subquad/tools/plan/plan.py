@@ -96,7 +96,7 @@ def candidates_for(
             if method not in refused:
                 refused[method] = split_refusals(layers, method, group) | hf.refusals(model, method)
             able = {n: method for n in numbers if n not in refused[method]}
-            if able and not method.is_exact:
+            if able and method != Full():
                 candidates.append(Candidate(str(method), dict(able)))
         return candidates + [
             Candidate(name, dict(bounds)) for name, bounds in fitted.items() if (longest(bounds) or length) >= length

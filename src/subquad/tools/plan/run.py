@@ -12,7 +12,7 @@ from subquad import hf
 from subquad.core.errors import InputError, as_input_error
 from subquad.hf.adapters import describe_model
 from subquad.hf.plans import Plan
-from subquad.methods import BoundMethod, Method, resolve
+from subquad.methods import BoundMethod, Full, Method, resolve
 from subquad.tools.measure.group import ALONE, MeasuringGroup
 from subquad.tools.models.pretrained import Pretrained, check_model
 from subquad.tools.models.rows import mark_of
@@ -236,13 +236,13 @@ def _check_methods(methods: Sequence[Method], model: Any, also: Mapping[str, Any
 
     `also` are candidates that are fitted.
     """
-    if not also and all(method.is_exact for method in methods):
+    if not also and all(method == Full() for method in methods):
         raise InputError("the methods name none but exact attention, so there is nothing to plan with")
     for method in methods:
         if method.traits.learned:
             remedy = "" if method.traits.fit is None else ": --calibrate TEXT fits them, or give an --adapter"
             raise InputError(f"{method} has learned parameters, and a plan takes only those that are fitted{remedy}")
-    refused = {method: hf.refusals(model, method) for method in methods if not method.is_exact}
+    refused = {method: hf.refusals(model, method) for method in methods if method != Full()}
     if refused and not also and all(len(reasons) == len(hf.find_layers(model)) for reasons in refused.values()):
         method, reasons = next(iter(refused.items()))
         raise InputError(f"no layer of the model can run {method}: {reasons[min(reasons)]}")

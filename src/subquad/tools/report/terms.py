@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterable, Sequence
 
-from subquad.methods import METHODS
+from subquad.methods import METHODS, parse_method
 from subquad.methods.core.names import name_of
 from subquad.methods.core.plugins import find_method
 
@@ -11,7 +11,8 @@ TERMS = {
     # Comparisons
     "adapter": "A folder with the learned parameters of a method, from subquad calibrate. Such a row is called "
     "method@folder.",
-    "baseline": "The row of exact attention (full, torch's SDPA), which all other rows are compared with.",
+    "baseline": "The row of the model's own exact attention (full, torch's SDPA), which all other rows are compared "
+    "with. full:kernel=subquad is exact too, by a kernel of subquad's.",
     "cosine mean": "Mean cosine between the embeddings with this method and those of the exact model.",
     "cosine p5": "5th percentile of the cosines to the exact model's embeddings: the least similar texts.",
     "exact attention": "Softmax attention of every query to every key, computed by torch's SDPA; the method full.",
@@ -97,8 +98,7 @@ def family_of(row: str) -> str:
 
 def is_reference(row: str) -> bool:
     """Whether a row's method computes all logits, as exact attention does."""
-    name = family_of(row)
-    return bool(name) and METHODS[name].traits.quadratic_baseline
+    return bool(family_of(row)) and parse_method(row.partition("@")[0]).traits.quadratic_baseline
 
 
 def anchor(word: str) -> str:

@@ -8,7 +8,9 @@ from subquad.core.errors import InputError
 from subquad.tools.runs.floor import MAX_KL, MIN_FIDELITY, check_floor
 from subquad.tools.runs.options import option
 
+FAST_EXACT = "full:kernel=subquad"
 COMPARED = (
+    FAST_EXACT,
     "clustered:clusters=25",
     "i-clustered:clusters=25,topk=32",
     "i-clustered:clusters=100,topk=32",
@@ -21,6 +23,7 @@ COMPARED = (
     "nystrom",
 )
 COMPARED_CAUSAL = (  # in a causal language model: what can work there without training
+    FAST_EXACT,
     "clustered-tail",
     "clustered-tail:clusters=48,topk=96",
     "i-clustered:clusters=64,topk=128",
@@ -109,7 +112,8 @@ class CompareSettings:
     data_dir: Path | None = option(None, **DATA)
     examples: int | None = option(None, "Number of the task's examples, chosen at random; default: all.")
     methods: tuple[str, ...] = option(
-        COMPARED, f"{METHODS} Default: ten settings of seven methods, or four in a causal language model."
+        COMPARED,
+        f"{METHODS} Default: exact attention by subquad's kernel and ten settings of seven methods, or four in a causal model.",
     )
     adapters: tuple[Path, ...] = option((), **ADAPTERS)
     plans: tuple[Path, ...] = option((), **PLANS)
