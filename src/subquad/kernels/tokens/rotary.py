@@ -23,7 +23,7 @@ class Rotary:
         ValueError: frequencies of another shape, or not finite.
     """
 
-    frequencies: Float[Tensor, "R"]
+    frequencies: Float[Tensor, " R"]
     interleaved: bool = False
 
     def __post_init__(self) -> None:
