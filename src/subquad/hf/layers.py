@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from subquad.hf.exact import attend_exactly
+from subquad.kernels.tokens.rotary import Rotary
 from subquad.masks import Mask
 from subquad.methods import BoundMethod, Method
 from subquad.methods.core.global_tokens import Keep
@@ -126,14 +127,24 @@ class Attached(nn.Module):
     """A bound method on one layer, with what the boundary must know of the layer at call time.
 
     `saved_before`: whether its learned parameters are those of an earlier layer too. `keep`: which tokens' attention is
-    exact, by their place among the real ones. `kept_now` is a bool (B,N) that says which, in place of it.
+    exact, by their place among the real ones. `kept_now` is a bool (B,N) that says which, in place of it. `rotary`: the
+    layer's rotary positions, for methods that move queries.
     """
 
-    def __init__(self, layer: Layer, bound: BoundMethod, *, saved_before: bool = False, keep: str | None = None):
+    def __init__(
+        self,
+        layer: Layer,
+        bound: BoundMethod,
+        *,
+        saved_before: bool = False,
+        keep: str | None = None,
+        rotary: Rotary | None = None,
+    ):
         super().__init__()
         self.keep: str | None = None if bound.method.is_exact else keep
         self.kept_now: Tensor | None = None
         self.split: Any = None  # the `split.Split` of a model whose tokens are split over ranks
+        self.rotary = rotary
         self.bound = bound
         if saved_before:  # by this transformers' `save_pretrained` knows that it is on purpose, and saves them once
             self._tied_weights_keys = {f"bound.{name}": name for name, _ in bound.named_parameters()}
@@ -166,6 +177,9 @@ class Attached(nn.Module):
                 )
             visible = mask if valid is None else mask & Mask.padding(keys=valid)
             return attend_exactly(query, key, value, visible, softcap=softcap, sinks=sinks, **options)
+        if self.rotary is not None:
+            self.rotary = self.rotary.to(query.device)
+            options["rotary"] = self.rotary
         options |= {"bias": bias, "keep": keep, "hidden": hidden, "parallel": parallel}
         return attend_all(self.bound, query, key, value, mask=mask, valid=valid, query_valid=query_valid, **options)
 

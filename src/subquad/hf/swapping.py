@@ -22,11 +22,13 @@ from subquad.hf.parts import give_back, separate
 from subquad.hf.positions import position_limit
 from subquad.hf.probe import find_layers
 from subquad.hf.records import Record
+from subquad.hf.rotary import find_rotary
 from subquad.hf.saved import asks_for_ours, mark, unmark
 from subquad.hf.split import ATTRIBUTE, Split, SplitFit, ranks_of, refuse_holder
 from subquad.hf.split_trial import fit_of
 from subquad.hf.trial import ORIGINAL, originals
 from subquad.hf.unwrapping import AnyModel, refuse_late_parameters, transformers_model
+from subquad.kernels.tokens.rotary import Rotary
 from subquad.methods import BoundMethod, Full, Method, resolve
 from subquad.methods.core.plugins import find_method
 
@@ -138,6 +140,7 @@ def swap(
         if reason:
             hint = "" if isinstance(method, Mapping) else "; pass a mapping to swap only the layers that can"
             raise ValueError(f"layer {layer.label} of {type(model).__name__}: {reason}{hint}")
+    rotaries = _rotaries(model, layers, methods)
     split = None if parallel is None else _tried_split(wrapped, model, layers, parallel, inputs, keep)
     bound = bind_all(layers, assigned, max_length or position_limit(model))
     refuse_late_parameters(wrapped, bound)
@@ -146,7 +149,8 @@ def swap(
     saved: set[nn.Module | None] = set()
     for layer in layers:
         learned = bound[layer.number].learned
-        attached = Attached(layer, bound[layer.number], saved_before=learned in saved, keep=keep)
+        rotary = rotaries.get(layer.module)
+        attached = Attached(layer, bound[layer.number], saved_before=learned in saved, keep=keep, rotary=rotary)
         layer.module.add_module(NAME, attached.train(layer.module.training))
         saved |= {learned} - {None}
     before = originals(model)
@@ -164,6 +168,22 @@ def swap(
             attached_here.split = made
     mark(model)
     return Swapped(tuple(layers), methods, keep, _cut_at(wrapped))
+
+
+def _rotaries(
+    model: PreTrainedModel, layers: list[Layer], methods: Mapping[int, Method]
+) -> dict[nn.Module, Rotary | None]:
+    """The rotary positions of the layers whose methods need them; the model runs only if there are such layers."""
+    turning = [layer for layer in layers if layer.causal and not layer.cross and _moves_queries(methods[layer.number])]
+    try:
+        return find_rotary(model, turning) if turning else {}
+    except ValueError as error:
+        raise ValueError(f"{error}; use queries=rectangle or queries=block") from None
+
+
+def _moves_queries(method: Method) -> bool:
+    """Whether a method, or a part of it, makes centroids of queries at earlier positions."""
+    return any(getattr(part.method, "queries", None) == "earlier" for part in method.parts)
 
 
 def _tried_split(

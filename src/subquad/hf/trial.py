@@ -59,13 +59,17 @@ class TrialTrace:
 
 @dataclass
 class CallRecord:
-    """One call of a layer's own attention. `allowed` (B|1,H|1,N,M) is who may see whom, `out` (B,N,H,E) the result."""
+    """One call of a layer's own attention. `allowed` (B|1,H|1,N,M) is who may see whom, `out` (B,N,H,E) the result.
+
+    `query` (B,H,N,D) is what the attention function got.
+    """
 
     module: nn.Module
     lengths: tuple[int, int]
     allowed: Tensor
     trace: TrialTrace
     out: Tensor
+    query: Tensor
 
     @property
     def defined(self) -> bool:
@@ -146,7 +150,8 @@ def _record_attention(
         beside_softmax=tuple(name for name, extra in extras.items() if extra is not None),
         reason=reason,
     )
-    recorder.calls.append(CallRecord(module, (N, M), allowed, trace, out.clone()))  # the model may write into its own
+    out_kept = out.clone()  # the model may write into its own
+    recorder.calls.append(CallRecord(module, (N, M), allowed, trace, out_kept, query))
     return out, weights
 
 

@@ -51,6 +51,7 @@ def attend_all(
     if parallel is not None:
         return out
     padded = padded_queries(query_valid, mask.is_causal) if query.shape[2] == key.shape[2] else None
+    options.pop("rotary", None)  # which is for the layer's method, not for the one that runs here
     return out if padded is None else out + attend_padded(query, key, value, valid, padded, **options)
 
 
