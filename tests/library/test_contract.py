@@ -33,6 +33,7 @@ VARIANTS = [  # settings that change what a method does, beside each method's ex
     "fixed:block=7,columns=2,sets=near",
     "logsparse:window=0",
     "full:positions=relative",
+    "full:kernel=subquad",
     "mixed-heads:methods=local:window=3+clustered:clusters=5;bits=15;iterations=3",
     "mixed-heads:methods=local:window=3;positions=relative+oracle-top:topk=4",
     "mixed-heads:methods=lha:buckets=0;bucket_size=8;hidden=8+local:window=5",

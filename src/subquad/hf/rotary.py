@@ -16,7 +16,7 @@ import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -80,6 +80,8 @@ def find_rotary(model: PreTrainedModel, layers: list[Layer]) -> dict[nn.Module, 
         ValueError: a layer is not reached, or its queries depend on positions in a way that is not known, or by
             frequencies that change with the length, or on several axes of positions; names the layer.
     """
+    if getattr(model, "declares_attention", False):  # its layers say their positions themselves
+        return {module: cast(Any, module).rotary for module in (layer.module for layer in layers)}
     candidates = _candidates(model)
     queries = _all_queries(model, {layer.module for layer in layers})
     rotaries: dict[nn.Module, Rotary | None] = {}

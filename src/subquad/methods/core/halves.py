@@ -187,6 +187,7 @@ class ByHalves(Method):
                 earlier = _as_batch(rectangles.of_keys(F.pad(line.query, (0, 0, line.start, 0))))
                 if call.rotary is not None:
                     earlier = call.rotary.turned(earlier, line.start + rectangles.query - rectangles.key)
+                assert isinstance(method, ByHalves)
                 out, lse = method.attend_by_earlier(query, earlier, key, value, inner)
         assert lse is not None
         return out, lse

@@ -13,8 +13,8 @@ def grid(length: int) -> list[Method]:
     """Settings of methods that need no fitting, from cheap to close; clusters and top keys grow with the length.
 
     Around the defaults of `clustered-tail`, C = √(2N) clusters and k = √(8N) top keys, which keep its error about
-    constant. Exact attention by subquad's kernel is for layers that bear nothing. Crude methods are for layers that bear much: the last layer of an encoder is nearly free. Windows are
-    what causal layers take.
+    constant. Exact attention by subquad's kernel is for layers that bear nothing. Crude methods are for layers that
+    bear much: the last layer of an encoder is nearly free. Windows are what causal layers take.
     """
     C, k = math.sqrt(2 * length), math.sqrt(8 * length)
     tails = [

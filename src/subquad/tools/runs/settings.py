@@ -113,7 +113,8 @@ class CompareSettings:
     examples: int | None = option(None, "Number of the task's examples, chosen at random; default: all.")
     methods: tuple[str, ...] = option(
         COMPARED,
-        f"{METHODS} Default: exact attention by subquad's kernel and ten settings of seven methods, or four in a causal model.",
+        f"{METHODS} Default: exact attention by subquad's kernel, and ten settings of seven methods, or four in a "
+        "causal language model.",
     )
     adapters: tuple[Path, ...] = option((), **ADAPTERS)
     plans: tuple[Path, ...] = option((), **PLANS)

@@ -25,10 +25,11 @@ from subquad.hf.records import read_record
 from subquad.hf.saved import asks_for_ours
 from subquad.hf.swapping import check_training
 from subquad.kernels.attention.projections import Projections
+from subquad.kernels.tokens.rotary import Rotary
 from subquad.methods.core.current_shard import in_use
 from subquad.research.training.models.configuration import AttentionConfig
 from subquad.research.training.models.memory import Memory
-from subquad.research.training.models.positions import rotate, sinusoid
+from subquad.research.training.models.positions import frequencies, rotate, sinusoid
 from subquad.research.training.models.splitting import ModelSplit
 
 
@@ -96,6 +97,11 @@ class SelfOrCrossAttention(nn.Module):
             options["hidden"] = hidden
         out, _ = attend(self, query, key, value, attention_mask, dropout=dropout, **options)
         return self.o_proj(out.flatten(2))
+
+    @property
+    def rotary(self) -> Rotary | None:
+        """The rotary positions of queries and keys, which `sq.hf.swap` reads where a method needs them."""
+        return Rotary(frequencies(self.head_dim)) if self.config.positions == "rotary" else None
 
     def _with_positions(self, x: Tensor, positions: Tensor) -> Tensor:
         """Queries or keys with their positions, in the heads that have no relative ones of their own."""

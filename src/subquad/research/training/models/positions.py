@@ -26,7 +26,12 @@ def rotate(x: Float[Tensor, "B H N D"], positions: Int[Tensor, "B N"]) -> Float[
     return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
 
 
-def _angles(positions: Tensor, width: int) -> Tensor:
+def frequencies(width: int, device: torch.device | str = "cpu") -> Float[Tensor, " R"]:
+    """ω of each pair of components, in radians a position."""
     half = (width + 1) // 2
-    frequencies = BASE ** (-torch.arange(half, device=positions.device, dtype=torch.float32) / half)
-    return positions[..., None].float() * frequencies
+    omega: Tensor = BASE ** (-torch.arange(half, device=device, dtype=torch.float32) / half)
+    return omega
+
+
+def _angles(positions: Tensor, width: int) -> Tensor:
+    return positions[..., None].float() * frequencies(width, positions.device)
