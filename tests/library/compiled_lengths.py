@@ -19,7 +19,7 @@ def check(method: sq.Method) -> None:
     """Grouped heads and padding; bound methods with their parameters, others as text; causal where that is strict."""
     causal = method.traits.causal == "strict"
     if method.traits.learned:
-        bound = method.bind(heads=4, kv_heads=2, head_dim=8, max_length=64).eval()  # sinkhorn draws noise in training
+        bound = method.bind(heads=4, kv_heads=2, head_dim=8, max_length=80).eval()  # sinkhorn draws noise in training
         call, more = bound, list(bound.parameters())
     else:
         text, more = str(method), []

@@ -237,7 +237,7 @@ class Mask:
     def only_later_or_padded(self) -> bool:
         """Whether it hides nothing but keys that are later than a query, by a known offset, and padded keys."""
         known = self.offset is None or isinstance(self.offset, int)
-        return known and self.span is None and not self.ids and not self.allowed
+        return known and self.span is None and len(self.ids) + len(self.allowed) == 0
 
     def visible(self, N: int, M: int, device: torch.device) -> Tensor | None:
         """Which keys each query may see, a bool that broadcasts to (B,H,N,M); None when all. (B,1,1,M) for padding."""

@@ -220,7 +220,7 @@ class Rectangles:
         """These pairs in rectangles of at most `block` queries, which begin where the blocks do."""
         if self.diagonal or self.queries <= block:
             return [self]
-        blocks, remaining = divmod(self.queries, block)
+        blocks, remaining = self.queries // block, self.queries % block
         parts = []
         for number in range(self.count):
             query, key = self.query + number * self.step, self.key + number * self.step
@@ -240,7 +240,7 @@ def rectangles_of(N: int, start: int, block: int) -> Iterator[list[Rectangles]]:
 
     Query i is beside the key start + i. The groups are the diagonal, the levels, and the keys before `start`.
     """
-    whole_blocks, remaining = divmod(N, block)
+    whole_blocks, remaining = N // block, N % block  # torch.compile knows no divmod of symbolic lengths
     diagonal = [Rectangles(0, start, block, block, block, whole_blocks, diagonal=True)] if whole_blocks else []
     if remaining:
         at = N - remaining
@@ -248,7 +248,7 @@ def rectangles_of(N: int, start: int, block: int) -> Iterator[list[Rectangles]]:
     yield diagonal
     size = block
     while size < N:
-        pairs, remaining = divmod(N, 2 * size)
+        pairs, remaining = N // (2 * size), N % (2 * size)
         level = [Rectangles(size, start, size, size, 2 * size, pairs)] if pairs else []
         if remaining > size:
             at = N - remaining
