@@ -160,10 +160,9 @@ class Op(Generic[P, R]):
         return run
 
     def takes(self, *args: P.args, **kwargs: P.kwargs) -> bool:
-        """Whether a compiled backend would run this call; never raises."""
-        x, forced = self._arguments(*args, **kwargs), _forced_now()
-        candidates = {name: refusal for name, refusal in self._refusals.items() if forced in (None, name)}
-        return any(_BACKENDS[name]() is None and refusal(x) is None for name, refusal in candidates.items())
+        """Whether a compiled backend runs here and takes this call; the one that is forced does not matter."""
+        x = self._arguments(*args, **kwargs)
+        return any(_BACKENDS[name]() is None and refusal(x) is None for name, refusal in self._refusals.items())
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Run on the backend that `choose` gives."""

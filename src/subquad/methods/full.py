@@ -17,7 +17,7 @@ from typing import ClassVar
 from torch import Tensor, nn
 
 from subquad.kernels.attention.relative_positions import NOT_EXACT, RelativePositions, every_ahead
-from subquad.methods.core.exact import exact, sdpa
+from subquad.methods.core.exact import exact, exact_by_sdpa
 from subquad.methods.core.method import Call, Method, Partial, Traits, choice, upcast
 
 
@@ -95,8 +95,8 @@ class Full(Method):
     def attend(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Partial:
         """Exact attention, with the terms of the distances where there are positions."""
         if self.positions == "none":
-            fast = self.kernel == "subquad" or call.wants_lse
-            return exact(query, key, value, call) if fast else (sdpa(query, key, value, call), None)
+            run = exact if self.kernel == "subquad" else exact_by_sdpa
+            return run(query, key, value, call)
         query, key, value = upcast(query, key, value)
         query, call = with_distances(query, key, call)
         return exact(query, key, value, call)

@@ -12,7 +12,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from subquad.kernels.tokens.heads import repeat_heads
-from subquad.methods.core.exact import exact
+from subquad.methods.core.exact import exact_by_sdpa
 from subquad.methods.core.method import Call, Method, Partial, Traits
 from subquad.methods.full import Full
 
@@ -38,4 +38,4 @@ class SharedFull(Method):
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Partial:
         """Exact attention of the queries with themselves."""
-        return exact(query, query, repeat_heads(value, query.shape[1]), call)
+        return exact_by_sdpa(query, query, repeat_heads(value, query.shape[1]), call)

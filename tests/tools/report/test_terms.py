@@ -57,8 +57,9 @@ def test_the_glossary_has_what_is_asked_for_in_order():
 
 def test_reference_methods_are_those_of_the_traits():
     for name, method in METHODS.items():
-        assert terms.is_reference(f"{name}:x=1") == method.traits.quadratic_baseline
+        assert terms.is_reference(name) == method.traits.quadratic_baseline
         assert ("reference method" in terms.description(name)) == (method.traits.quadratic_baseline and name != "full")
+    assert not terms.is_reference("full:kernel=subquad")
     assert terms.family_of("plan:folder") == ""
     assert not terms.is_reference("plan:folder")
     assert [name for name, _ in terms.described(["lha@folder", "lha", "plan:x", "local:window=2"])] == ["lha", "local"]

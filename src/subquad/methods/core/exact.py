@@ -22,7 +22,7 @@ from subquad.kernels.tokens.heads import repeat_heads
 from subquad.kernels.transforms import exact_attention
 from subquad.methods.core.call import Call, Partial
 
-QUERIES, PAIRS = 16, 2**12  # with fewer, a call of SDPA is cheaper (`benchmarks/exact_partials.py`)
+QUERIES, PAIRS = 16, 2**12  # with fewer, a call of SDPA is cheaper (`benchmarks/exact_kernel.py` times longer ones)
 CHUNK = 2**22  # logits of a head that are in memory at a time
 
 
@@ -61,6 +61,11 @@ def exact(query: Tensor, key: Tensor, value: Tensor, call: Call) -> Partial:
         return fused_partial(query, key, value, allowed, scale=call.scale)
     parts = [visible_logsumexp(logits, visible) for logits, visible in logits_of(query, key, call)]
     return sdpa(query, key, value, call), torch.cat(parts, dim=2)
+
+
+def exact_by_sdpa(query: Tensor, key: Tensor, value: Tensor, call: Call) -> Partial:
+    """Exact attention of a baseline: by SDPA, except where the call wants the log-sum-exp."""
+    return exact(query, key, value, call) if call.wants_lse else (sdpa(query, key, value, call), None)
 
 
 def _pays(query: Tensor, key: Tensor) -> bool:

@@ -30,7 +30,7 @@ def exact_partial(
     those that are not valid are finite.
     """
     N, M = query.shape[2], key.shape[2]
-    if causal and not value.isfinite().all():
+    if causal and not (key.isfinite().all() and value.isfinite().all()):
         return pair_by_pair(query, key, value, valid, offset=offset, scale=scale)
     if valid is None and (not causal or offset == 0):
         return fused_partial(query, key, value, None, causal=causal, scale=scale)
@@ -43,7 +43,7 @@ def exact_partial(
 def pair_by_pair(
     query: Tensor, key: Tensor, value: Tensor, valid: Tensor | None, *, offset: int, scale: float
 ) -> tuple[Tensor, Tensor]:
-    """`exact_partial` under a causal mask for values that are not finite, without products in which 0·∞ is NaN."""
+    """`exact_partial` under a causal mask for numbers that are not finite, without products in which 0·∞ is NaN."""
     H, N, M = query.shape[1], query.shape[2], key.shape[2]
     query, key, value = upcast(query, repeat_heads(key, H), repeat_heads(value, H))
     allowed = torch.ones(N, M, dtype=torch.bool, device=query.device).tril(offset)[None, None]
