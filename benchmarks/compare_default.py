@@ -32,6 +32,7 @@ PAGE, PLOT = "docs/results/speed-and-fidelity.md", "docs/results/quality-vs-spee
 FITTED = ("lha:buckets=4", "lha-tail")
 ROWS = {  # of the page's table, which has some of the report's: the method in the report, and its name in the table
     "full": "`full` (exact, SDPA)",
+    "full:kernel=subquad": "`full:kernel=subquad` (exact)",
     "clustered:clusters=25": "`clustered:clusters=25`",
     "i-clustered:clusters=25": "`i-clustered:clusters=25`",
     "i-clustered": "`i-clustered` (100 clusters)",
