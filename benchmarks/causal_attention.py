@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable, Sequence
 from functools import cache, partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import sheet
 import torch
@@ -23,6 +23,7 @@ from torch import Tensor
 
 import subquad as sq
 from subquad import hf
+from subquad.hf.rotary import find_rotary
 from subquad.tools.bench.calls import DTYPES
 from subquad.tools.measure.capture import recorded
 from subquad.tools.measure.fidelity import relative_error
@@ -49,10 +50,11 @@ Calls that are predicted to take more than {limit:g} s, from the length before, 
 
 
 class Inputs(NamedTuple):
-    """Query, key and value in fp32, and their source."""
+    """Query, key and value in fp32, their source, and the rotary positions by which they are turned."""
 
     source: str
     tensors: tuple[Tensor, ...]
+    rotary: sq.Rotary | None = None
 
 
 def normal_inputs(length: int, heads: int, key_heads: int, width: int) -> Inputs:
@@ -67,9 +69,10 @@ def layer_inputs(pretrained: Pretrained, text: str, layer: int, length: int) -> 
     item = read(pretrained, [text], 512, 1, 0).sequences(pretrained, length, 3)[1]
     with recorded(pretrained.model) as calls:
         pretrained.prefill([item])
-    call = calls[layer]
+    call, layers = calls[layer], hf.find_layers(pretrained.model)
+    rotary = find_rotary(pretrained.model, [layers[layer]])[layers[layer].module]
     # The model makes inference tensors, which autograd refuses; their copies keep the strides that the model uses.
-    return Inputs(f"layer {layer}", tuple(x.float().clone() for x in (call.query, call.key, call.value)))
+    return Inputs(f"layer {layer}", tuple(x.float().clone() for x in (call.query, call.key, call.value)), rotary)
 
 
 def call_of(attend: Callable[..., Tensor], inputs: Sequence[Tensor], gradient: Tensor | None) -> Callable[[], Tensor]:
@@ -88,7 +91,7 @@ def call_of(attend: Callable[..., Tensor], inputs: Sequence[Tensor], gradient: T
     return forward if gradient is None else forward_and_backward
 
 
-def exact_with_lse(*inputs: Tensor, **arguments: bool) -> Tensor:
+def exact_with_lse(*inputs: Tensor, **arguments: Any) -> Tensor:
     """The output of exact attention that returns its log-sum-exp, too."""
     return sq.attention(*inputs, method="full", return_lse=True, **arguments)[0]
 
@@ -116,7 +119,9 @@ class Panel:
         tensors = [x.to(DTYPES[self.dtype], copy=True).requires_grad_(backward) for x in inputs.tensors]
         names = [name for name in self.attends if self.predicted(name, length) <= self.limit]
         names = names if SDPA in names else []  # without SDPA's time there is no speed-up
-        calls = {name: call_of(self.attends[name], tensors, gradient) for name in names}
+        positions: dict[str, Any] = {"rotary": inputs.rotary}
+        attends = {name: partial(self.attends[name], **({} if name == SDPA else positions)) for name in names}
+        calls = {name: call_of(attends[name], tensors, gradient) for name in names}
         errors = {name: relative_error(call(), exact()) for name, call in calls.items()}  # these calls warm up, too
         seconds = by_name([one_round(shuffled(calls, random.Random(number))) for number in range(rounds)])
         self.seconds |= {name: (length, statistics.median(each)) for name, each in seconds.items()}

@@ -1,6 +1,7 @@
 """The benchmarks that make tables run at small sizes and say what they must."""
 
 import ast
+import copy
 import importlib
 import sys
 from pathlib import Path
@@ -103,8 +104,8 @@ def a_comparison(script) -> dict:
     """A report with the rows that the published table has."""
     report: dict = sample.encoder()
     names = list(script("compare_default").ROWS)
-    exact, *others = report["methods"][: len(names)]
-    named = zip([exact, *others], names, strict=True)
+    exact, *others = report["methods"][: len(names) - 1]
+    named = zip([exact, copy.deepcopy(exact), *others], names, strict=True)
     report["methods"] = [method | {"method": name} for method, name in named]
     return report
 
@@ -114,7 +115,7 @@ def published(script, tmp_path: Path) -> Path:
     """A folder with what a comparison publishes, in which one row has no figures at 4,096 tokens."""
     made = script("compare_default")
     report = a_comparison(script)
-    del report["methods"][2]["model"]["4096"], report["methods"][2]["fidelity"]["4096"]
+    del report["methods"][3]["model"]["4096"], report["methods"][3]["fidelity"]["4096"]
     for name in (made.README, made.PAGE, made.RESULT):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("before\n<!-- table:begin -->\nold\n<!-- table:end -->\nafter\n")
