@@ -20,13 +20,16 @@ class Rotary:
         interleaved: pair r is the components (2r, 2r+1), as in GPT-J; else (r, R+r), as in GPT-NeoX and Llama.
 
     Raises:
-        ValueError: frequencies of another shape, or not finite.
+        TypeError: frequencies that are no tensor.
+        ValueError: frequencies of another shape, or of whole numbers.
     """
 
     frequencies: Float[Tensor, " R"]
     interleaved: bool = False
 
     def __post_init__(self) -> None:
+        if not isinstance(self.frequencies, Tensor):
+            raise TypeError(f"the frequencies are a {type(self.frequencies).__name__}, but they must be a tensor (R,)")
         if self.frequencies.ndim != 1 or not self.frequencies.is_floating_point():
             raise ValueError(
                 f"the frequencies are {self.frequencies.dtype} {tuple(self.frequencies.shape)}, but they must be "
