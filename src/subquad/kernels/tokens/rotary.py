@@ -20,8 +20,8 @@ class Rotary:
         interleaved: pair r is the components (2r, 2r+1), as in GPT-J; else (r, R+r), as in GPT-NeoX and Llama.
 
     Raises:
-        TypeError: frequencies that are no tensor.
-        ValueError: frequencies of another shape, or of whole numbers.
+        TypeError: the frequencies are not a tensor.
+        ValueError: they have another shape, or are whole numbers.
     """
 
     frequencies: Float[Tensor, " R"]
