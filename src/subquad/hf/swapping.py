@@ -22,7 +22,7 @@ from subquad.hf.parts import give_back, separate
 from subquad.hf.positions import position_limit
 from subquad.hf.probe import find_layers
 from subquad.hf.records import Record
-from subquad.hf.rotary import find_rotary
+from subquad.hf.rotary import find_rotary, moves_queries
 from subquad.hf.saved import asks_for_ours, mark, unmark
 from subquad.hf.split import ATTRIBUTE, Split, SplitFit, ranks_of, refuse_holder
 from subquad.hf.split_trial import fit_of
@@ -174,16 +174,11 @@ def _rotaries(
     model: PreTrainedModel, layers: list[Layer], methods: Mapping[int, Method]
 ) -> dict[nn.Module, Rotary | None]:
     """The rotary positions of the layers whose methods need them; the model runs only if there are such layers."""
-    turning = [layer for layer in layers if layer.causal and not layer.cross and _moves_queries(methods[layer.number])]
+    turning = [layer for layer in layers if layer.causal and not layer.cross and moves_queries(methods[layer.number])]
     try:
         return find_rotary(model, turning) if turning else {}
     except ValueError as error:
         raise ValueError(f"{error}; use queries=rectangle or queries=block") from None
-
-
-def _moves_queries(method: Method) -> bool:
-    """Whether a method, or a part of it, makes centroids of queries at earlier positions."""
-    return any(getattr(part.method, "queries", None) == "earlier" for part in method.parts)
 
 
 def _tried_split(

@@ -5,7 +5,7 @@ import torch
 
 import subquad as sq
 from subquad.tools.measure.capture import recorded
-from tests.library.hf.models import build
+from tests.library.hf.models import VOCAB, build
 
 
 def test_every_layer_is_recorded_and_replays():
@@ -35,3 +35,20 @@ def test_what_is_not_finite_is_named_with_its_layer():
     with pytest.raises(ValueError, match=r"the value of attention layer 1 .* not finite"), recorded(case.model):
         case.output()
     assert not sq.hf.describe(case.model).methods
+
+
+@torch.no_grad()
+def test_a_recorded_call_has_the_positions_that_the_layer_has_when_swapped():
+    model, ids = build("llama").model, torch.randint(5, VOCAB, (1, 43))
+    method = sq.parse_method("clustered-tail:clusters=4,topk=3,cells=2,block=8,last=0,queries=earlier")
+    with recorded(model) as calls:
+        model(ids)
+    outs = []
+    sq.hf.swap(model, {0: method})
+    attached = next(module for name, module in model.named_modules() if name.endswith("self_attn.subquad"))
+    attached.register_forward_hook(lambda module, args, out: outs.append(out))
+    model(ids)
+    torch.testing.assert_close(calls[0].run(method), outs[0])
+    _, heads, _, width = calls[0].query.shape
+    bound = method.bind(heads=heads, kv_heads=calls[0].key.shape[1], head_dim=width)
+    torch.testing.assert_close(calls[0].run(bound), outs[0])

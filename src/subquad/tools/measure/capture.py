@@ -1,14 +1,17 @@
 """Record what every attention layer of a swapped model is given."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from subquad import hf
+from subquad.hf.rotary import find_rotary, moves_queries
+from subquad.kernels.tokens.rotary import Rotary
 from subquad.masks import Mask
 from subquad.methods import BoundMethod, Method
 from subquad.tools.measure.group import ALONE, MeasuringGroup
@@ -26,13 +29,17 @@ class LayerInputs:
     key: Tensor
     value: Tensor
     options: dict[str, Any]  # mask, bias, scale, dropout_p, parallel
+    rotary: Callable[[], Rotary | None] = lambda: None  # the layer's positions, for methods that need them
 
     def run(self, method: Method | BoundMethod) -> Tensor:
         """Run a method on the same inputs."""
+        options = self.options
+        if moves_queries(method.method if isinstance(method, BoundMethod) else method):
+            options = options | {"rotary": self.rotary()}
         if isinstance(method, BoundMethod):
-            return method(self.query, self.key, self.value, **self.options)
+            return method(self.query, self.key, self.value, **options)
         gqa = self.query.shape[1] != self.key.shape[1]
-        return method(self.query, self.key, self.value, enable_gqa=gqa, **self.options)
+        return method(self.query, self.key, self.value, enable_gqa=gqa, **options)
 
 
 def without_padded_queries(
@@ -62,14 +69,25 @@ def recorded(model: Any, group: MeasuringGroup = ALONE) -> Iterator[list[LayerIn
     handles = []
     for layer in hf.swap(model, "full", parallel=group.ranks).layers:
 
-        def hook(module: nn.Module, args: tuple[Tensor, ...], options: dict[str, Any], layer: hf.Layer = layer) -> None:
+        @cache
+        def rotary(layer: hf.Layer = layer) -> Rotary | None:
+            return find_rotary(hf.transformers_model(model), [layer])[layer.module] if layer.causal else None
+
+        def hook(
+            module: nn.Module,
+            args: tuple[Tensor, ...],
+            options: dict[str, Any],
+            layer: hf.Layer = layer,
+            rotary: Callable[[], Rotary | None] = rotary,
+        ) -> None:
             if any(options.get(name) is not None for name in EXACT_ALONE):
                 return
             for name, tensor in zip(("query", "key", "value"), args, strict=True):
                 if not torch.isfinite(tensor).all():
                     raise ValueError(f"the {name} of attention layer {layer.label} is not finite (NaN or infinity)")
             query, key, value = (a.detach() for a in args)
-            calls.append(LayerInputs(layer.number, layer.name, query, key, value, without_padded_queries(**options)))
+            options = without_padded_queries(**options)
+            calls.append(LayerInputs(layer.number, layer.name, query, key, value, options, rotary))
 
         attached = layer.module.get_submodule(hf.NAME)
         handles.append(attached.register_forward_pre_hook(hook, with_kwargs=True))

@@ -272,4 +272,4 @@ def _first_tokens(inputs: LayerInputs, length: int, group: MeasuringGroup) -> La
     query, key, value = (
         x[:, :, : group.local_tokens(length)].contiguous() for x in (inputs.query, inputs.key, inputs.value)
     )
-    return LayerInputs(inputs.number, inputs.name, query, key, value, options)
+    return LayerInputs(inputs.number, inputs.name, query, key, value, options, inputs.rotary)
