@@ -91,6 +91,8 @@ def test_frequencies_are_one_axis_of_floating_numbers():
 
 
 def test_more_pairs_than_components_are_refused():
+    with pytest.raises(ValueError, match="NaN or infinity"):
+        Rotary(torch.tensor([1.0, torch.nan]))
     with pytest.raises(TypeError, match="frequencies"):
         Rotary([1.0, 0.1])
     with pytest.raises(ValueError, match="8 frequencies turn 16 components, but the vectors have 12"):

@@ -83,6 +83,17 @@ def test_later_values_that_are_not_finite_reach_no_query():
     assert out[:, :, :100].isfinite().all()
 
 
+@pytest.mark.parametrize("scale", [0.0, -1.0, 0.5])
+@pytest.mark.parametrize("method", [FAST, "full"])
+def test_scales_that_are_not_positive_hide_later_keys_too(method: str, scale: float):
+    q, k, v = (x.detach() for x in inputs())
+    keys, values = (x.repeat_interleave(2, 1) for x in (k, v))
+    hidden = ~torch.ones(150, 150, dtype=torch.bool).tril()
+    want = (q @ keys.mT * scale).masked_fill(hidden, -torch.inf).softmax(-1) @ values
+    out = sq.attention(q, k, v, method=method, is_causal=True, scale=scale, enable_gqa=True)
+    torch.testing.assert_close(out, want, rtol=1e-4, atol=1e-5)
+
+
 def test_an_exported_graph_needs_no_subquad():
     class Layer(torch.nn.Module):
         def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:

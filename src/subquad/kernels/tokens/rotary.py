@@ -21,7 +21,7 @@ class Rotary:
 
     Raises:
         TypeError: the frequencies are not a tensor.
-        ValueError: they have another shape, or are whole numbers.
+        ValueError: they have another shape, are whole numbers, or are not finite.
     """
 
     frequencies: Float[Tensor, " R"]
@@ -35,6 +35,8 @@ class Rotary:
                 f"the frequencies are {self.frequencies.dtype} {tuple(self.frequencies.shape)}, but they must be "
                 "floating numbers, one for each pair of components"
             )
+        if self.frequencies.device.type != "meta" and not self.frequencies.isfinite().all():
+            raise ValueError("the frequencies hold NaN or infinity")
 
     def to(self, device: torch.device) -> Rotary:
         """These positions with their frequencies on a device."""

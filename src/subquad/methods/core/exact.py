@@ -28,9 +28,11 @@ CHUNK = 2**22  # logits of a head that are in memory at a time
 
 def sdpa(query: Tensor, key: Tensor, value: Tensor, call: Call) -> Tensor:
     """Exact attention by the cheapest SDPA call that expresses the mask. Queries that see no key get 0."""
-    mask, bias, gqa = call.mask, call.bias, bool(query.shape[1] != key.shape[1])
+    mask, bias, gqa = call.mask, call.bias, False
+    if query.shape[1] != key.shape[1]:  # a branch: where the number of heads is symbolic, SDPA takes no comparison
+        gqa = True
     exact = partial(exact_attention, scale=call.scale, dropout_p=call.dropout_p, enable_gqa=gqa)
-    if mask.only_causal and bias is None:
+    if mask.only_causal and bias is None and call.scale > 0:  # torch hides keys before it scales: −∞·0 is NaN
         return exact(query, key, value, is_causal=True)
     visible = mask.visible(query.shape[2], key.shape[2], query.device)
     if visible is None:

@@ -29,8 +29,9 @@ beside its keys, all of them earlier, and each query of the rectangle joins the 
 With rotary positions these earlier queries are turned as if they stood s tokens later, where the rectangle's queries
 are. Keys before the first query of a call have no queries beside them here: they are met exactly.
 
-Blocks begin at an item's first real token, so that padding changes nothing, wherever it stands. Queries that continue
-a cache of t tokens, as the mask's offset says, are a rectangle over these t keys, and halves of their own.
+Blocks begin at an item's first real token, so that padding of queries and keys changes nothing, wherever it stands.
+Queries that continue a cache of t tokens, as the mask's offset says, are a rectangle over these t keys, and halves of
+their own.
 """
 
 from __future__ import annotations
