@@ -253,7 +253,7 @@ def test_a_method_of_earlier_queries_gets_the_rotary_of_its_layer(log):
 
 @pytest.mark.parametrize("options", [{}, {"dtype": torch.bfloat16}, {"attn_implementation": "sdpa"}])
 def test_a_saved_model_is_loaded_with_the_rotary_of_its_layers(options, tmp_path, monkeypatch):
-    monkeypatch.setattr("subquad.hf.swapping._moves_queries", lambda method: True)  # also the methods of the package
+    monkeypatch.setattr("subquad.hf.swapping.moves_queries", lambda method: True)  # also the methods of the package
     model = made("llama-yarn")
     sq.hf.swap(model, "clustered-tail:block=8")
     model.save_pretrained(tmp_path)
