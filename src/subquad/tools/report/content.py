@@ -1,5 +1,6 @@
 """What a report says, as plain tables and facts: the terminal, Markdown and the page only lay them out."""
 
+import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
@@ -331,7 +332,7 @@ def use(report: Report) -> str | None:
     if choice == "full":
         return None
     adapter = next((m.get("adapter") for m in report["methods"] if m["method"] == choice), None)
-    return f"sq.hf.swap(model, {choice!r})" if adapter is None else f"sq.hf.load_adapter(model, {adapter!r})"
+    return f'sq.hf.swap(model, "{choice}")' if adapter is None else f"sq.hf.load_adapter(model, {json.dumps(adapter)})"
 
 
 def legend(report: Report) -> str:
