@@ -43,6 +43,11 @@ bool avx512() {
 bool avx512vpopcnt() {
   return avx512() && __builtin_cpu_supports("avx512vpopcntdq") && __builtin_cpu_supports("avx512ifma");
 }
+// Not among those names either.
+bool avx512bf16() {
+  unsigned eax, ebx, ecx, edx;
+  return avx512vpopcnt() && __get_cpuid_count(7, 1, &eax, &ebx, &ecx, &edx) && (eax & bit_AVX512BF16);
+}
 #endif
 bool baseline() { return true; }
 

@@ -16,52 +16,87 @@ static int64_t slice_of(const ExactInputs &in) {
   return even > least ? even : least;
 }
 
+template <class T>
 struct ExactGradScratch {
-  float *rows, *queries;          // (Q',D') the queries times the scale, and transposed (D,Q')
-  float *grads, *grads_across;    // (Q',E') the gradients of their outputs, and transposed (E,Q')
-  float *lse, *residual, *delta;  // (Q')
-  float *weights, *slopes;        // (EXACT_KEYS,Q') p and s
-  float *keys, *values;           // (EXACT_KEYS,D'), (EXACT_KEYS,E') where the caller's cannot be read in place
-  float *of_queries;              // (Q',D')
-  float *of_keys, *of_values;     // (slice,D'), (slice,E')
+  Number<T> *rows;                        // (Q',D' or E') before they are turned
+  Number<T> *queries, *queries_across;    // (Q',D'), (D,Q'): over queries, and over their components
+  Number<T> *grads, *grads_across;        // (Q',E'), (E,Q') the gradients of their outputs
+  float *lse, *residual, *delta;          // (Q')
+  float *weights, *slopes;                // (EXACT_KEYS,Q') p and s
+  Number<T> *of_lanes, *slopes_of_lanes;  // (EXACT_KEYS,Q') p and s where the depth runs over queries
+  Number<T> *slopes_of_keys;              // (EXACT_KEYS,Q') s where it runs over keys
+  Number<T> *keys, *key_steps, *values;   // (EXACT_KEYS,D' or E') where the caller's cannot be read in place
+  float *row;                             // (D' or E')
+  float *of_queries;                      // (Q',D')
+  float *of_keys, *of_values;             // (slice,D'), (slice,E')
 
   ExactGradScratch(Arena &arena, const ExactInputs &in) {
-    const int64_t D = round_up(in.D, W), E = round_up(in.E, W), Q = EXACT_QUERIES, slice = slice_of(in);
-    rows = arena.take<float>(Q * D);
-    queries = arena.take<float>(D * Q);
-    grads = arena.take<float>(Q * E);
-    grads_across = arena.take<float>(E * Q);
+    const int64_t D = round_up(in.D, W), E = round_up(in.E, W), most = D > E ? D : E, Q = EXACT_QUERIES;
+    const int64_t tile = EXACT_KEYS * Q, paired = Factor<T>::PAIRED ? tile / 2 : 0;
+    rows = arena.take<Number<T>>(Q * most);
+    queries = arena.take<Number<T>>(Q * D);
+    queries_across = arena.take<Number<T>>(D * Q);
+    grads = arena.take<Number<T>>(Q * E);
+    grads_across = arena.take<Number<T>>(E * Q);
     lse = arena.take<float>(Q);
     residual = arena.take<float>(Q);
     delta = arena.take<float>(Q);
-    weights = arena.take<float>(EXACT_KEYS * Q);
-    slopes = arena.take<float>(EXACT_KEYS * Q);
-    keys = arena.take<float>(EXACT_KEYS * D);
-    values = arena.take<float>(EXACT_KEYS * E);
+    weights = arena.take<float>(tile);
+    slopes = arena.take<float>(tile);
+    of_lanes = arena.take<Number<T>>(paired);
+    slopes_of_lanes = arena.take<Number<T>>(paired);
+    slopes_of_keys = arena.take<Number<T>>(paired);
+    keys = arena.take<Number<T>>(EXACT_KEYS * D);
+    key_steps = arena.take<Number<T>>(EXACT_KEYS * D);
+    values = arena.take<Number<T>>(EXACT_KEYS * E);
+    row = arena.take<float>(most);
     of_queries = arena.take<float>(Q * D);
-    of_keys = arena.take<float>(slice * D);
-    of_values = arena.take<float>(slice * E);
+    of_keys = arena.take<float>(slice_of(in) * D);
+    of_values = arena.take<float>(slice_of(in) * E);
+    if constexpr (!Factor<T>::PAIRED) {
+      of_lanes = weights;
+      slopes_of_lanes = slopes_of_keys = slopes;
+    }
   }
 };
 
+// Queries of a tile, filled up: pairs of neighbours are made of two vectors.
+template <class T>
+static int64_t grad_lanes(int64_t queries) {
+  return round_up(queries, Factor<T>::PAIRED ? 2 * W : W);
+}
+
 // Keys of one tile, as a task meets them.
+template <class T>
 struct KeyTile {
-  int64_t first, count;  // among the valid keys
-  TileRows keys, values;
+  int64_t b, g, first, count;  // among the valid keys
+  TileRows<Number<T>> keys, steps, values;
   float *of_keys, *of_values;
 };
 
-// A tile of queries: `lanes` are `queries` filled up with zeros.
+// Rows of a tile for products over their components and over the rows; `lanes` are filled up with zeros.
+template <class T>
+static void pack_both_ways(const Rows &from, int64_t b, int64_t h, int64_t first, int64_t count, int64_t lanes,
+                           int64_t width, Number<T> *steps, Number<T> *across, const ExactGradScratch<T> &own) {
+  const int64_t wide = round_up(width, W), depth = Factor<T>::steps(width), padded = round_up(depth, W);
+  pack_factor_rows<T>(from, b, h, nullptr, first, count, width, own.rows, padded);
+  for (int64_t i = count * padded; i < lanes * padded; i++) own.rows[i] = {};
+  pack_factors_across(own.rows, lanes, depth, padded, across, lanes);
+  pack_factor_steps<T>(from, b, h, nullptr, first, count, width, steps, wide);
+  for (int64_t i = Factor<T>::steps(count) * wide; i < Factor<T>::steps(lanes) * wide; i++) steps[i] = {};
+}
+
 template <class T>
 static void pack_query_tile(const ExactBackward &a, int64_t b, int64_t h, int64_t first, int64_t queries, int64_t lanes,
-                            const Positions &keys, const ExactGradScratch &own) {
+                            const Positions &keys, const ExactGradScratch<T> &own) {
   const ExactInputs &in = a.inputs;
-  const int64_t D = round_up(in.D, W), E = round_up(in.E, W), row = (b * in.H + h) * in.N + first;
-  pack_rows<T>(in.query, b, h, nullptr, first, queries, in.D, own.rows, D);
-  zero(own.rows + queries * D, (lanes - queries) * D);
-  for (int64_t i = 0; i < queries * D; i += W) store(own.rows + i, load(own.rows + i) * in.scale);
-  pack_transposed(own.rows, lanes, in.D, D, own.queries, lanes);
-  zero(own.grads, lanes * E);
+  const int64_t E = round_up(in.E, W), row = (b * in.H + h) * in.N + first;
+  pack_both_ways<T>(in.query, b, h, first, queries, lanes, in.D, own.queries, own.queries_across, own);
+  if (a.grad_out.data) {
+    pack_both_ways<T>(a.grad_out, b, h, first, queries, lanes, in.E, own.grads, own.grads_across, own);
+  } else {
+    for (int64_t i = 0; i < lanes * E; i++) own.grads[i] = own.grads_across[i] = {};
+  }
   for (int64_t i = 0; i < lanes; i++) {
     const bool none = i >= queries || seen_keys(in, keys, first + i) == 0;
     own.lse[i] = none ? __builtin_inff() : a.lse[row + i];  // weights of 0
@@ -69,16 +104,15 @@ static void pack_query_tile(const ExactBackward &a, int64_t b, int64_t h, int64_
     own.delta[i] = none || !a.grad_lse ? 0 : -a.grad_lse[row + i];
     if (none || !a.grad_out.data) continue;
     const T *grad = row_of<T>(a.grad_out, b, h, first + i), *out = row_of<T>(a.out, b, h, first + i);
-    load_row(grad, in.E, own.grads + i * E, E);
     float total = 0;
     for (int64_t e = 0; e < in.E; e++) total += widen(grad[e]) * widen(out[e]);
     own.delta[i] += total;
   }
-  pack_transposed(own.grads, lanes, in.E, E, own.grads_across, lanes);
 }
 
 // Weights and slopes of a tile of pairs, from their logits and products g·v.
-static void weigh_pairs(int64_t count, int64_t lanes, const ExactGradScratch &own) {
+template <class T>
+static void weigh_pairs(int64_t count, int64_t lanes, const ExactGradScratch<T> &own) {
   for (int64_t v = 0; v < lanes; v += W) {
     const vf lse = load(own.lse + v), residual = load(own.residual + v), delta = load(own.delta + v);
     for (int64_t j = 0; j < count; j++) {
@@ -88,45 +122,83 @@ static void weigh_pairs(int64_t count, int64_t lanes, const ExactGradScratch &ow
       store(slope, p * (load(slope) - delta));
     }
   }
+  if constexpr (Factor<T>::PAIRED) {
+    for (int64_t j = 0; j < count; j++)
+      for (int64_t v = 0; v < lanes; v += 2 * W) {
+        store(own.of_lanes + (j * lanes + v) / 2, paired_neighbours(own.weights + j * lanes + v));
+        store(own.slopes_of_lanes + (j * lanes + v) / 2, paired_neighbours(own.slopes + j * lanes + v));
+      }
+    for (int64_t j = 0; j < count; j += 2)
+      for (int64_t v = 0; v < lanes; v += W) {
+        const float *slope = own.slopes + j * lanes + v;
+        store(own.slopes_of_keys + j / 2 * lanes + v, paired(load(slope), j + 1 < count ? load(slope + lanes) : vf{}));
+      }
+  }
 }
 
-static bool rows_are_finite(const float *rows, int64_t row, int64_t count, int64_t width) {
+template <class T>
+static bool rows_are_finite(const Rows &rows, int64_t b, int64_t h, const int32_t *positions, int64_t first,
+                            int64_t count, int64_t width, float *row) {
   bool finite = true;
-  for (int64_t i = 0; i < count; i++) finite &= is_finite(rows + i * row, width);
+  for (int64_t i = first; i < first + count; i++) {
+    load_row(row_of<T>(rows, b, h, positions ? positions[i] : i), width, row, round_up(width, W));
+    finite &= is_finite(row, width);
+  }
+  return finite;
+}
+
+// Whether the products may go over pairs that do not meet, whose weights and slopes are 0.
+template <class T>
+static bool all_finite(const ExactBackward &a, const Positions &keys, int64_t h, int64_t first_query, int64_t queries,
+                       int64_t lanes, const KeyTile<T> &tile, const ExactGradScratch<T> &own) {
+  const ExactInputs &in = a.inputs;
+  auto of_queries = [&](const Rows &rows, int64_t width) {
+    return !rows.data || rows_are_finite<T>(rows, tile.b, h, nullptr, first_query, queries, width, own.row);
+  };
+  bool finite = of_queries(in.query, in.D) && of_queries(a.grad_out, in.E) &&
+                rows_are_finite<T>(in.key, tile.b, tile.g, keys.at, tile.first, tile.count, in.D, own.row);
+  for (int64_t j = 0; j < tile.count; j++) finite &= is_finite(own.slopes + j * lanes, lanes);
   return finite;
 }
 
 // The pairs of a tile one by one, those alone that meet: what is not finite may not reach others as 0·∞.
-static void add_pairs(const ExactInputs &in, const Positions &keys, int64_t first_query, int64_t queries, int64_t lanes,
-                      const KeyTile &tile, const ExactGradScratch &own) {
+template <class T>
+static void add_pairs(const ExactBackward &a, const Positions &keys, int64_t h, int64_t first_query, int64_t queries,
+                      int64_t lanes, const KeyTile<T> &tile, const ExactGradScratch<T> &own) {
+  const ExactInputs &in = a.inputs;
   const int64_t D = round_up(in.D, W), E = round_up(in.E, W);
   for (int64_t j = 0; j < tile.count; j++) {
-    const float *key = tile.keys.first + j * tile.keys.row;
+    const T *key = row_of<T>(in.key, tile.b, tile.g, keys[tile.first + j]);
     for (int64_t q = hidden_lanes(in, keys, tile.first + j, first_query); q < queries; q++) {
       const float weight = own.weights[j * lanes + q], slope = own.slopes[j * lanes + q];
-      for (int64_t d = 0; d < in.D; d++) tile.of_keys[j * D + d] += slope * own.rows[q * D + d];
-      for (int64_t d = 0; d < in.D; d++) own.of_queries[q * D + d] += slope * key[d];
-      for (int64_t e = 0; e < in.E; e++) tile.of_values[j * E + e] += weight * own.grads[q * E + e];
+      const T *query = row_of<T>(in.query, tile.b, h, first_query + q);
+      const T *grad = a.grad_out.data ? row_of<T>(a.grad_out, tile.b, h, first_query + q) : nullptr;
+      for (int64_t d = 0; d < in.D; d++) tile.of_keys[j * D + d] += slope * widen(query[d]);
+      for (int64_t d = 0; d < in.D; d++) own.of_queries[q * D + d] += slope * widen(key[d]);
+      for (int64_t e = 0; grad && e < in.E; e++) tile.of_values[j * E + e] += weight * widen(grad[e]);
     }
   }
 }
 
 // A tile of queries and a tile of keys: what both give each other.
-static void add_tile(const ExactInputs &in, const Positions &keys, int64_t first_query, int64_t queries, int64_t lanes,
-                     const KeyTile &tile, const ExactGradScratch &own) {
-  const int64_t D = round_up(in.D, W), E = round_up(in.E, W), count = tile.count;
-  gemm(count, lanes, in.D, tile.keys.first, tile.keys.row, 1, own.queries, lanes, own.weights, lanes, false);
-  gemm(count, lanes, in.E, tile.values.first, tile.values.row, 1, own.grads_across, lanes, own.slopes, lanes, false);
+template <class T>
+static void add_tile(const ExactBackward &a, const Positions &keys, int64_t h, int64_t first_query, int64_t queries,
+                     int64_t lanes, const KeyTile<T> &tile, const ExactGradScratch<T> &own) {
+  const ExactInputs &in = a.inputs;
+  const int64_t D = round_up(in.D, W), E = round_up(in.E, W), count = tile.count, over = Factor<T>::steps(lanes);
+  gemm(count, lanes, Factor<T>::steps(in.D), tile.keys.first, tile.keys.row, 1, own.queries_across, lanes, own.weights,
+       lanes, false, in.scale);
+  gemm(count, lanes, Factor<T>::steps(in.E), tile.values.first, tile.values.row, 1, own.grads_across, lanes,
+       own.slopes, lanes, false);
   const bool partly = tile.first + count > seen_keys(in, keys, first_query);
   if (partly) hide_later(in, keys, tile.first, count, first_query, lanes, own.weights);
   weigh_pairs(count, lanes, own);
-  if (partly && !(rows_are_finite(own.rows, D, queries, D) && rows_are_finite(own.grads, E, queries, E) &&
-                  rows_are_finite(tile.keys.first, tile.keys.row, count, D) &&
-                  rows_are_finite(own.slopes, lanes, count, lanes)))
-    return add_pairs(in, keys, first_query, queries, lanes, tile, own);
-  gemm(count, E, lanes, own.weights, lanes, 1, own.grads, E, tile.of_values, E, true);
-  gemm(count, D, lanes, own.slopes, lanes, 1, own.rows, D, tile.of_keys, D, true);
-  gemm(queries, D, count, own.slopes, 1, lanes, tile.keys.first, tile.keys.row, own.of_queries, D, true);
+  if (partly && !all_finite(a, keys, h, first_query, queries, lanes, tile, own))
+    return add_pairs(a, keys, h, first_query, queries, lanes, tile, own);
+  gemm(count, E, over, own.of_lanes, over, 1, own.grads, E, tile.of_values, E, true);
+  gemm(count, D, over, own.slopes_of_lanes, over, 1, own.queries, D, tile.of_keys, D, true);
+  gemm(queries, D, Factor<T>::steps(count), own.slopes_of_keys, 1, lanes, tile.steps.first, tile.steps.row,
+       own.of_queries, D, true);
 }
 
 // Where what a query gets from a slice of keys is kept until all are there: (slices,B·H,N,D').
@@ -141,7 +213,7 @@ struct QueryShares {
 
 template <class T>
 static void slice_gradients(const ExactBackward &a, int64_t b, int64_t g, int64_t slice, const Positions &keys,
-                            const QueryShares &shares, const ExactGradScratch &own) {
+                            const QueryShares &shares, const ExactGradScratch<T> &own) {
   const ExactInputs &in = a.inputs;
   const int64_t D = round_up(in.D, W), E = round_up(in.E, W), length = slice_of(in), from = slice * length;
   const int64_t to = from + length < keys.count ? from + length : keys.count, group = in.H / in.G;
@@ -149,22 +221,25 @@ static void slice_gradients(const ExactBackward &a, int64_t b, int64_t g, int64_
   zero(own.of_values, length * E);
   for (int64_t h = g * group; h < (g + 1) * group; h++)
     for (int64_t first = 0; first < in.N; first += EXACT_QUERIES) {
-      const int64_t queries = in.N - first < EXACT_QUERIES ? in.N - first : EXACT_QUERIES, lanes = round_up(queries, W);
+      const int64_t queries = in.N - first < EXACT_QUERIES ? in.N - first : EXACT_QUERIES;
+      const int64_t lanes = grad_lanes<T>(queries);
       int64_t end = seen_keys(in, keys, first + queries - 1);
       end = end < to ? end : to;
       zero(own.of_queries, queries * D);
       if (from < end) pack_query_tile<T>(a, b, h, first, queries, lanes, keys, own);
       for (int64_t at = from; at < end; at += EXACT_KEYS) {
         const int64_t count = end - at < EXACT_KEYS ? end - at : EXACT_KEYS;
-        const KeyTile tile = {at, count, tile_rows<T>(in.key, b, g, keys, at, count, in.D, in.D == D, own.keys),
-                              tile_rows<T>(in.value, b, g, keys, at, count, in.E, true, own.values),
-                              own.of_keys + (at - from) * D, own.of_values + (at - from) * E};
-        add_tile(in, keys, first, queries, lanes, tile, own);
+        const KeyTile<T> tile = {b, g, at, count, key_tile<T>(in.key, b, g, keys, at, count, in.D, own.keys),
+                                 value_tile<T>(in.key, b, g, keys, at, count, in.D, own.key_steps),
+                                 key_tile<T>(in.value, b, g, keys, at, count, in.E, own.values),
+                                 own.of_keys + (at - from) * D, own.of_values + (at - from) * E};
+        add_tile(a, keys, h, first, queries, lanes, tile, own);
       }
       for (int64_t i = 0; i < queries * D; i += W)
         store(shares.of(in, slice, b * in.H + h, first) + i, load(own.of_queries + i) * in.scale);
     }
   for (int64_t j = from; j < to; j++) {
+    scale_row(own.of_keys + (j - from) * D, D, in.scale);
     store_row(own.of_keys + (j - from) * D, in.D, row_of<T>(a.grad_key, b, g, keys[j]));
     store_row(own.of_values + (j - from) * E, in.E, row_of<T>(a.grad_value, b, g, keys[j]));
   }
@@ -175,7 +250,7 @@ static int64_t exact_backward_of(const ExactBackward &a, void *workspace) {
   const ExactInputs &in = a.inputs;
   Arena arena{(char *)workspace};
   const Masks valid(arena, in.key_valid, in.B, in.M);
-  const PerThread<ExactGradScratch> scratch(arena, in.threads, in);
+  const PerThread<ExactGradScratch<T>> scratch(arena, in.threads, in);
   const int64_t slices = (in.M + slice_of(in) - 1) / slice_of(in), D = round_up(in.D, W);
   const QueryShares shares = {arena.take<float>(slices * in.B * in.H * in.N * D), slices};
   if (!arena.base) return arena.used;

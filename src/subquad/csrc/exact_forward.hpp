@@ -13,42 +13,31 @@
 constexpr int64_t EXACT_QUERIES = 64;
 constexpr int64_t EXACT_KEYS = 96;  // whole blocks of a product
 
+template <class T>
 struct ExactScratch {
-  float *rows, *queries;             // (Q',D') the queries times the scale, and transposed (D,Q')
-  float *logits;                     // (EXACT_KEYS,Q')
-  float *keys, *values;              // (EXACT_KEYS,D'), (EXACT_KEYS,E') where the caller's cannot be read in place
+  Number<T> *rows, *queries;         // (Q',D') the queries, and transposed (D,Q')
+  float *logits;                     // (EXACT_KEYS,Q'), and the weights
+  Number<T> *keys, *values;          // (EXACT_KEYS,D'), (EXACT_KEYS,E') where the caller's cannot be read in place
+  float *value;                      // (E')
   float *out;                        // (Q',E')
   float *highest, *total, *shrink;   // (Q')
 
   ExactScratch(Arena &arena, const ExactInputs &in) {
-    const int64_t D = round_up(in.D, W), E = round_up(in.E, W), Q = EXACT_QUERIES;
-    rows = arena.take<float>(Q * D);
-    queries = arena.take<float>(D * Q);
+    const int64_t D = round_up(Factor<T>::steps(in.D), W), E = round_up(in.E, W), Q = EXACT_QUERIES;
+    rows = arena.take<Number<T>>(Q * D);
+    queries = arena.take<Number<T>>(D * Q);
     logits = arena.take<float>(EXACT_KEYS * Q);
-    keys = arena.take<float>(EXACT_KEYS * D);
-    values = arena.take<float>(EXACT_KEYS * E);
+    keys = arena.take<Number<T>>(EXACT_KEYS * D);
+    values = arena.take<Number<T>>(Factor<T>::steps(EXACT_KEYS) * E);
+    value = arena.take<float>(E);
     out = arena.take<float>(Q * E);
     highest = arena.take<float>(Q);
     total = arena.take<float>(Q);
     shrink = arena.take<float>(Q);
   }
-};
 
-// Packed rows, or the caller's where these are floats of whole vectors (`whole`) without padding between them.
-struct TileRows {
-  const float *first;
-  int64_t row;
+  Number<T> *weights() const { return (Number<T> *)logits; }
 };
-
-template <class T>
-static TileRows tile_rows(const Rows &rows, int64_t b, int64_t g, const Positions &keys, int64_t first, int64_t count,
-                          int64_t width, bool whole, float *packed) {
-  if constexpr (__is_same(T, float))
-    if (!keys.at && whole) return {row_of<float>(rows, b, g, first), rows.token};
-  const int64_t padded = round_up(width, W);
-  pack_rows<T>(rows, b, g, keys.at, first, count, width, packed, padded);
-  return {packed, padded};
-}
 
 // How many of the keys, in ascending order, a query at this position sees.
 static int64_t seen_keys(const ExactInputs &in, const Positions &keys, int64_t query) {
@@ -85,18 +74,28 @@ static void hide_later(const ExactInputs &in, const Positions &keys, int64_t fir
 }
 
 // Logits to weights, and what the sums of earlier tiles shrink by. Whether any of them shrinks.
-static bool weigh_tile(int64_t count, int64_t lanes, const ExactScratch &own) {
+template <class T>
+static bool weigh_tile(int64_t count, int64_t lanes, const ExactScratch<T> &own) {
   bool shrinks = false;
   for (int64_t v = 0; v < lanes; v += W) {
-    float *column = own.logits + v;
+    const float *column = own.logits + v;
+    Number<T> *to = own.weights() + v;  // in the logits' place, which have been read
     const vf before = load(own.highest + v);
     vf high = before, sums = {};
     for (int64_t j = 0; j < count; j++) high = maximum(load(column + j * lanes), high);
     const vf base = select(high == splat(-__builtin_inff()), vf{}, high);
-    for (int64_t j = 0; j < count; j++) {
+    auto weight = [&](int64_t j) {
       const vf p = exp_nonpositive<SHRUNK>(load(column + j * lanes) - base);
       sums += p;
-      store(column + j * lanes, p);
+      return p;
+    };
+    if constexpr (Factor<T>::PAIRED) {
+      for (int64_t j = 0; j < count; j += 2, to += lanes) {
+        const vf p = weight(j);
+        store(to, paired(p, j + 1 < count ? weight(j + 1) : vf{}));
+      }
+    } else {
+      for (int64_t j = 0; j < count; j++) store(to + j * lanes, weight(j));
     }
     const vf shrink = select(before == high, splat(1), exp_nonpositive(before - base));
     store(own.highest + v, high);
@@ -107,43 +106,50 @@ static bool weigh_tile(int64_t count, int64_t lanes, const ExactScratch &own) {
   return shrinks;
 }
 
-static bool is_finite(const float *row, int64_t width) {
-  vf zeros = {};
-  for (int64_t e = 0; e < width; e += W) zeros += load(row + e) * 0.0f;  // 0·∞ is NaN
-  return all_set(zeros == vf{});
+// The number of row `j` in one lane of rows over which a product's depth runs; and such a row set to 0.
+static float number_at(const float *rows, int64_t j, int64_t wide, int64_t lane) { return rows[j * wide + lane]; }
+static float number_at(const Pair *rows, int64_t j, int64_t wide, int64_t lane) {
+  const uint32_t bits = rows[j / 2 * wide + lane].bits;
+  return as_float(j % 2 ? bits & 0xffff0000 : bits << 16);
+}
+static void zero_row(float *rows, int64_t j, int64_t wide) { zero(rows + j * wide, wide); }
+static void zero_row(Pair *rows, int64_t j, int64_t wide) {
+  for (int64_t e = 0; e < wide; e++) rows[j / 2 * wide + e].bits &= j % 2 ? 0x0000ffff : 0xffff0000;
 }
 
 // Values of keys that some queries do not see, where these are not finite: 0·∞ is NaN, and may not reach those queries.
 // They are set to 0 in a copy for the product, and added to the queries that see them one by one.
-static TileRows add_apart(const ExactInputs &in, const Positions &keys, int64_t first, int64_t count,
-                          int64_t first_query, int64_t queries, int64_t lanes, TileRows values,
-                          const ExactScratch &own) {
+template <class T>
+static TileRows<Number<T>> add_apart(const ExactInputs &in, int64_t b, int64_t g, const Positions &keys, int64_t first,
+                                     int64_t count, int64_t first_query, int64_t queries, int64_t lanes,
+                                     TileRows<Number<T>> values, const ExactScratch<T> &own) {
   const int64_t E = round_up(in.E, W);
   for (int64_t j = 0; j < count; j++) {
     const int64_t hidden = hidden_lanes(in, keys, first + j, first_query);
-    if (hidden == 0 || is_finite(values.first + j * values.row, E)) continue;
+    if (hidden == 0) continue;
+    load_row(row_of<T>(in.value, b, g, keys[first + j]), in.E, own.value, E);
+    if (is_finite(own.value, E)) continue;
     if (values.first != own.values) {
-      for (int64_t i = 0; i < count; i++) load_row(values.first + i * values.row, E, own.values + i * E, E);
+      pack_factor_steps<T>(in.value, b, g, keys.at, first, count, in.E, own.values, E);
       values = {own.values, E};
     }
-    float *row = own.values + j * E;
     for (int64_t q = hidden; q < queries; q++)
-      for (int64_t e = 0; e < E; e++) own.out[q * E + e] += own.logits[j * lanes + q] * row[e];
-    zero(row, E);
+      for (int64_t e = 0; e < E; e++) own.out[q * E + e] += number_at(own.weights(), j, lanes, q) * own.value[e];
+    zero_row(own.values, j, E);
   }
   return values;
 }
 
 template <class T>
 static void attend_exactly(const ExactForward &a, int64_t b, int64_t h, int64_t first_query, const Positions &keys,
-                           const ExactScratch &own) {
+                           const ExactScratch<T> &own) {
   const ExactInputs &in = a.inputs;
-  const int64_t g = h / (in.H / in.G), left = in.N - first_query, E = round_up(in.E, W), D = round_up(in.D, W);
+  const int64_t g = h / (in.H / in.G), left = in.N - first_query, E = round_up(in.E, W);
+  const int64_t steps = Factor<T>::steps(in.D), D = round_up(steps, W);
   const int64_t queries = left < EXACT_QUERIES ? left : EXACT_QUERIES, lanes = round_up(queries, W);
-  pack_rows<T>(in.query, b, h, nullptr, first_query, queries, in.D, own.rows, D);
-  zero(own.rows + queries * D, (lanes - queries) * D);
-  for (int64_t i = 0; i < queries * D; i += W) store(own.rows + i, load(own.rows + i) * in.scale);
-  pack_transposed(own.rows, lanes, in.D, D, own.queries, lanes);
+  pack_factor_rows<T>(in.query, b, h, nullptr, first_query, queries, in.D, own.rows, D);
+  for (int64_t i = queries * D; i < lanes * D; i++) own.rows[i] = {};
+  pack_factors_across(own.rows, lanes, steps, D, own.queries, lanes);
   for (int64_t i = 0; i < lanes; i++) {
     own.highest[i] = -__builtin_inff();
     own.total[i] = 0;
@@ -152,16 +158,16 @@ static void attend_exactly(const ExactForward &a, int64_t b, int64_t h, int64_t 
   const int64_t seen = seen_keys(in, keys, first_query + queries - 1), by_all = seen_keys(in, keys, first_query);
   for (int64_t first = 0; first < seen; first += EXACT_KEYS) {
     const int64_t count = seen - first < EXACT_KEYS ? seen - first : EXACT_KEYS;
-    const TileRows key = tile_rows<T>(in.key, b, g, keys, first, count, in.D, true, own.keys);
-    TileRows value = tile_rows<T>(in.value, b, g, keys, first, count, in.E, in.E == E, own.values);
-    gemm(count, lanes, in.D, key.first, key.row, 1, own.queries, lanes, own.logits, lanes, false);
+    const auto key = key_tile<T>(in.key, b, g, keys, first, count, in.D, own.keys);
+    auto value = value_tile<T>(in.value, b, g, keys, first, count, in.E, own.values);
+    gemm(count, lanes, steps, key.first, key.row, 1, own.queries, lanes, own.logits, lanes, false, in.scale);
     const bool partly = first + count > by_all;
     if (partly) hide_later(in, keys, first, count, first_query, lanes, own.logits);
     if (weigh_tile(count, lanes, own) && first > 0)
       for (int64_t i = 0; i < queries; i++)
         for (int64_t e = 0; e < E; e += W) store(own.out + i * E + e, load(own.out + i * E + e) * own.shrink[i]);
-    if (partly) value = add_apart(in, keys, first, count, first_query, queries, lanes, value, own);
-    gemm(queries, E, count, own.logits, 1, lanes, value.first, value.row, own.out, E, true);
+    if (partly) value = add_apart(in, b, g, keys, first, count, first_query, queries, lanes, value, own);
+    gemm(queries, E, Factor<T>::steps(count), own.weights(), 1, lanes, value.first, value.row, own.out, E, true);
   }
   for (int64_t i = 0; i < queries; i++) {
     const float total = own.total[i], log_total = __builtin_logf(total * GROWN);
@@ -180,7 +186,7 @@ static int64_t exact_forward_of(const ExactForward &a, void *workspace) {
   const ExactInputs &in = a.inputs;
   Arena arena{(char *)workspace};
   const Masks keys(arena, in.key_valid, in.B, in.M);
-  const PerThread<ExactScratch> scratch(arena, in.threads, in);
+  const PerThread<ExactScratch<T>> scratch(arena, in.threads, in);
   if (!arena.base) return arena.used;
   const int64_t tiles = (in.N + EXACT_QUERIES - 1) / EXACT_QUERIES;
   parallel_for(in.threads, in.B * in.H * tiles, [&](int64_t task, int thread) {

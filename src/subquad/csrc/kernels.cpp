@@ -32,6 +32,7 @@ constexpr int64_t BAD_LIST = -1;  // returned instead of the workspace's bytes: 
 #include "arena.hpp"
 #include "parallel.hpp"
 #include "positions.hpp"
+#include "pairs.hpp"
 #include "select.hpp"
 #include "hash.hpp"
 #include "kmeans.hpp"

@@ -126,6 +126,23 @@ static void zero(float *x, int64_t n) {
   for (int64_t i = 0; i < n; i++) x[i] = 0;
 }
 
+// Multiplies whole vectors; whether what they held was finite.
+static bool scale_row(float *row, int64_t wide, float by) {
+  vf zeros = {};
+  for (int64_t d = 0; d < wide; d += W) {
+    const vf x = load(row + d);
+    zeros += x * 0.0f;  // 0·∞ is NaN
+    store(row + d, x * by);
+  }
+  return all_set(zeros == vf{});
+}
+
+static bool is_finite(const float *row, int64_t width) {
+  vf zeros = {};
+  for (int64_t e = 0; e < width; e += W) zeros += load(row + e) * 0.0f;  // 0·∞ is NaN
+  return all_set(zeros == vf{});
+}
+
 // The products one after the other, each added as `gemm` adds it, so that equal rows give equal bits: fused where the
 // compiler fuses the vectors of `gemm`. It may vectorise and not fuse a loop of scalars that leaves it the choice.
 static inline float dot(const float *a, const float *b, int64_t n, float start = 0) {

@@ -17,10 +17,26 @@ typedef int32_t vi __attribute__((vector_size(W * 4), may_alias));
 typedef uint32_t vu __attribute__((vector_size(W * 4), may_alias));  // wraps where vi must not
 typedef float vf_anywhere __attribute__((vector_size(W * 4), aligned(4), may_alias));
 typedef int32_t vi_anywhere __attribute__((vector_size(W * 4), aligned(4), may_alias));
+typedef uint32_t vu_anywhere __attribute__((vector_size(W * 4), aligned(4), may_alias));
 
 static inline vf load(const float *p) { return *(const vf_anywhere *)p; }
 static inline void store(float *p, vf v) { *(vf_anywhere *)p = v; }
 static inline vf splat(float x) { return x - vf{}; }  // x − 0 is x, for −0 and NaN too
+
+// Two bf16 numbers, the first in the low half: two steps of the depth of a product, which such variants take at once.
+struct __attribute__((may_alias)) Pair {
+  uint32_t bits;
+};
+static inline vu load(const Pair *p) { return *(const vu_anywhere *)p; }
+static inline void store(Pair *p, vu v) { *(vu_anywhere *)p = v; }
+static inline vu splat(Pair x) { return vu{} + x.bits; }
+
+static inline vf multiply_add(vf x, vf y, vf to) { return to + x * y; }
+#if defined(__AVX512BF16__)
+static inline vf multiply_add(vu x, vu y, vf to) {
+  return (vf)_mm512_dpbf16_ps((__m512)to, (__m512bh)x, (__m512bh)y);
+}
+#endif
 // A comparison's lanes are −1 (all bits set) where it holds, else 0.
 static inline vf select(vi mask, vf yes, vf no) { return mask ? yes : no; }
 static inline vi select(vi mask, vi yes, vi no) { return mask ? yes : no; }

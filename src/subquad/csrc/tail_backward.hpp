@@ -102,7 +102,7 @@ static void met_tile_backward(int64_t count, int64_t L, int64_t width, int64_t v
   for (int64_t i = 0; i < count; i++) scale_row(own.weights + i * lanes, lanes, own.norms[i]);
   gemm(count, lanes, value_width, own.grads, E, 1, own.values, lanes, own.products, lanes, false);
   tail_softmax_gradient(own.weights, own.products, own.bias, count, lanes, own.lse);
-  gemm_with(count, D, L, own.products, lanes, 1, ListedRows{own.met.key_rows}, to, D, false);
+  gemm_with(count, D, L, own.products, lanes, 1, ListedRows{own.met.key_rows}, Product{to, D, false});
   gemm(L, D, count, own.products, 1, lanes, own.queries, D, own.of_keys, D, true);
   gemm(L, E, count, own.weights, 1, lanes, own.grads, E, own.of_values, E, true);
 }

@@ -354,17 +354,6 @@ static void sum_met(const TailForward &a, const float *rows, int64_t from, int64
   }
 }
 
-// Multiplies whole vectors; whether what they held was finite.
-static bool scale_row(float *row, int64_t wide, float by) {
-  vf zeros = {};
-  for (int64_t d = 0; d < wide; d += W) {
-    const vf x = load(row + d);
-    zeros += x * 0.0f;  // 0·∞ is NaN
-    store(row + d, x * by);
-  }
-  return all_set(zeros == vf{});
-}
-
 // One cell, keys [from, to) in the order of the cells, as the means of the block's clusters see it.
 static void sum_cell(const TailForward &a, const float *keys, const float *values, int64_t from, int64_t to, int64_t x,
                      int64_t first_row, int64_t C, int64_t lanes, const BlockScratch &own, const CellRows &cells) {
@@ -559,7 +548,7 @@ static void attend_met(int64_t count, int64_t L, int64_t width, int64_t value_wi
   const int64_t lanes = round_up(L, W), E = round_up(value_width, W);
   gemm(count, lanes, width, own.queries, width, 1, own.met.keys, lanes, own.weights, lanes, false);
   exp_rows(own.weights, count, lanes, scale, own.met.bias, own.lse, own.norms);
-  gemm_with(count, E, L, own.weights, lanes, 1, ListedRows{own.met.value_rows}, own.out, E, false);
+  gemm_with(count, E, L, own.weights, lanes, 1, ListedRows{own.met.value_rows}, Product{own.out, E, false});
 }
 
 template <class T>

@@ -1,0 +1,140 @@
+// What products of rows of T multiply: floats; or pairs of bf16 (`Pair`), where T is bf16 and the variant multiplies those.
+// A product's sums are floats in both. Numbers that are no inputs, as weights and means, are rounded to bf16 for it.
+
+template <class T>
+struct Factor {
+  using Number = float;
+  static constexpr bool PAIRED = false;
+  static int64_t steps(int64_t depth) { return depth; }
+};
+template <class T>
+using Number = typename Factor<T>::Number;
+
+template <class Number>
+struct TileRows {
+  const Number *first;
+  int64_t row;
+};
+
+vu paired(vf low, vf high);               // lane by lane the pair of both
+vu paired_neighbours(const float *row);   // of 2·W numbers in a row the pairs of neighbours
+
+#if defined(__AVX512BF16__)
+template <>
+struct Factor<bf16> {
+  using Number = Pair;
+  static constexpr bool PAIRED = true;
+  static int64_t steps(int64_t depth) { return (depth + 1) / 2; }
+};
+
+inline vu paired(vf low, vf high) {
+  const __m512i turn = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22, 6, 21, 5,
+                                        20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
+  return (vu)_mm512_permutexvar_epi16(turn, (__m512i)_mm512_cvtne2ps_pbh((__m512)high, (__m512)low));
+}
+inline vu paired_neighbours(const float *row) {
+  return (vu)_mm512_cvtne2ps_pbh((__m512)load(row + W), (__m512)load(row));
+}
+// Of W numbers of two rows the pairs of those above each other.
+static inline vu paired_rows(const bf16 *low, const bf16 *high) {
+  const __m512i under = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)low));
+  const __m512i upper = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)high));
+  return (vu)_mm512_or_si512(under, _mm512_slli_epi32(upper, 16));
+}
+#endif
+
+static inline Pair pair_of(uint32_t low, uint32_t high) { return {low | high << 16}; }
+
+// A row's numbers in pairs of neighbours, then zeros up to `padded` pairs.
+static inline void load_pairs(const bf16 *from, int64_t width, Pair *to, int64_t padded) {
+  int64_t d = 0;
+  for (; d + 2 <= width; d += 2) to[d / 2] = pair_of(from[d].bits, from[d + 1].bits);
+  if (d < width) to[d / 2] = pair_of(from[d].bits, 0);
+  for (int64_t i = (width + 1) / 2; i < padded; i++) to[i].bits = 0;
+}
+
+// Two rows in pairs of what is above each other, then zeros up to `padded` pairs; `high` null: one row, and zeros.
+static inline void load_rows_paired(const bf16 *low, const bf16 *high, int64_t width, Pair *to, int64_t padded) {
+  int64_t d = 0;
+#if defined(__AVX512BF16__)
+  for (; high && d + W <= width; d += W) store(to + d, paired_rows(low + d, high + d));
+#endif
+  for (; d < width; d++) to[d] = pair_of(low[d].bits, high ? high[d].bits : 0);
+  for (; d < padded; d++) to[d].bits = 0;
+}
+
+// As `load_rows_paired`, of numbers that are rounded.
+static inline void round_rows_paired(const float *low, const float *high, int64_t width, Pair *to, int64_t padded) {
+  for (int64_t d = 0; d < width; d++) {
+    bf16 under, upper = {0};
+    narrow(low[d], &under);
+    if (high) narrow(high[d], &upper);
+    to[d] = pair_of(under.bits, upper.bits);
+  }
+  for (int64_t d = width; d < padded; d++) to[d].bits = 0;
+}
+
+// Rows, as `pack_rows`, whose depth runs along them: `padded` numbers each.
+template <class T>
+static void pack_factor_rows(const Rows &rows, int64_t b, int64_t h, const int32_t *positions, int64_t first,
+                             int64_t count, int64_t width, Number<T> *to, int64_t padded) {
+  if constexpr (!Factor<T>::PAIRED) {
+    pack_rows<T>(rows, b, h, positions, first, count, width, to, padded);
+  } else {
+    for (int64_t i = 0; i < count; i++) {
+      if (positions && i + AHEAD < count)
+        ask_for(row_of<T>(rows, b, h, positions[first + i + AHEAD]), width * (int64_t)sizeof(T));
+      load_pairs(row_of<T>(rows, b, h, positions ? positions[first + i] : first + i), width, to + i * padded, padded);
+    }
+  }
+}
+
+// Rows over which the depth of a product runs: a row of `padded` numbers for each of its steps.
+template <class T>
+static void pack_factor_steps(const Rows &rows, int64_t b, int64_t h, const int32_t *positions, int64_t first,
+                              int64_t count, int64_t width, Number<T> *to, int64_t padded) {
+  if constexpr (!Factor<T>::PAIRED) {
+    pack_rows<T>(rows, b, h, positions, first, count, width, to, padded);
+  } else {
+    auto at = [&](int64_t i) { return row_of<T>(rows, b, h, positions ? positions[first + i] : first + i); };
+    for (int64_t i = 0; i < count; i += 2, to += padded)
+      load_rows_paired(at(i), i + 1 < count ? at(i + 1) : nullptr, width, to, padded);
+  }
+}
+
+// Packed rows of numbers to as many rows as they are long: `to_row` numbers each, a multiple of W.
+static void pack_factors_across(const float *from, int64_t count, int64_t width, int64_t from_row, float *to,
+                                int64_t to_row) {
+  pack_transposed(from, count, width, from_row, to, to_row);
+}
+static void pack_factors_across(const Pair *from, int64_t count, int64_t width, int64_t from_row, Pair *to,
+                                int64_t to_row) {
+  pack_transposed((const float *)from, count, width, from_row, (float *)to, to_row);  // moves bits alone
+}
+
+// The rows of keys whose depth runs along them, where the caller has them if a product can read them there.
+template <class T>
+static TileRows<Number<T>> key_tile(const Rows &rows, int64_t b, int64_t g, const Positions &keys, int64_t first,
+                                    int64_t count, int64_t width, Number<T> *packed) {
+  if constexpr (__is_same(T, float))
+    if (!keys.at) return {row_of<float>(rows, b, g, first), rows.token};
+  if constexpr (Factor<T>::PAIRED) {
+    const bf16 *row = row_of<T>(rows, b, g, first);
+    if (!keys.at && width % 2 == 0 && rows.token % 2 == 0 && (uintptr_t)row % alignof(Pair) == 0)
+      return {(const Pair *)row, rows.token / 2};
+  }
+  const int64_t padded = round_up(Factor<T>::steps(width), W);
+  pack_factor_rows<T>(rows, b, g, keys.at, first, count, width, packed, padded);
+  return {packed, padded};
+}
+
+// The rows of values, over which the depth runs; where the caller has them if these are floats of whole vectors.
+template <class T>
+static TileRows<Number<T>> value_tile(const Rows &rows, int64_t b, int64_t g, const Positions &keys, int64_t first,
+                                      int64_t count, int64_t width, Number<T> *packed) {
+  const int64_t padded = round_up(width, W);
+  if constexpr (__is_same(T, float))
+    if (!keys.at && width == padded) return {row_of<float>(rows, b, g, first), rows.token};
+  pack_factor_steps<T>(rows, b, g, keys.at, first, count, width, packed, padded);
+  return {packed, padded};
+}
