@@ -70,7 +70,7 @@ def test_an_adapter_is_a_row_of_its_own(settings, adapter, tmp_path):
     assert 0 < fitted["weights_l1"] < 2
     assert f"--adapter {adapter}" in report["command"]
     report["recommendation"]["choice"] = f"{LHA}@mine"
-    assert use(report) == f"sq.hf.load_adapter(model, {str(adapter)!r})"
+    assert use(report) == f'sq.hf.load_adapter(model, "{adapter}")'
 
 
 @pytest.mark.parametrize("name", ["linformer:k=5", "mixed-heads:methods=local:window=4+linformer:k=5"])
