@@ -106,17 +106,6 @@ static bool weigh_tile(int64_t count, int64_t lanes, const ExactScratch<T> &own)
   return shrinks;
 }
 
-// The number of row `j` in one lane of rows over which a product's depth runs; and such a row set to 0.
-static float number_at(const float *rows, int64_t j, int64_t wide, int64_t lane) { return rows[j * wide + lane]; }
-static float number_at(const Pair *rows, int64_t j, int64_t wide, int64_t lane) {
-  const uint32_t bits = rows[j / 2 * wide + lane].bits;
-  return as_float(j % 2 ? bits & 0xffff0000 : bits << 16);
-}
-static void zero_row(float *rows, int64_t j, int64_t wide) { zero(rows + j * wide, wide); }
-static void zero_row(Pair *rows, int64_t j, int64_t wide) {
-  for (int64_t e = 0; e < wide; e++) rows[j / 2 * wide + e].bits &= j % 2 ? 0x0000ffff : 0xffff0000;
-}
-
 // Values of keys that some queries do not see, where these are not finite: 0·∞ is NaN, and may not reach those queries.
 // They are set to 0 in a copy for the product, and added to the queries that see them one by one.
 template <class T>

@@ -1,5 +1,6 @@
 // All kernels, compiled once for each instruction-set variant, each in a namespace of its own.
 #include <cstdint>
+#include <type_traits>
 #include <utility>
 #if defined(_OPENMP)
 #include <omp.h>

@@ -71,7 +71,7 @@ static void zero_members(const ListedHeads &heads, const ListedInputs &in, const
 }
 
 static void listed_members(const ListedForward &a, const ListedHeads &heads, int64_t bh, int64_t c, int32_t *numbers,
-                           const TailMemberScratch &own) {
+                           const TailMemberScratch<float> &own) {
   const ListedInputs &in = a.inputs;
   const int32_t *order = heads.order[bh], *bounds = heads.offsets[bh] + c;
   const int64_t b = bh / in.H, h = bh % in.H, E = round_up(in.E, W);
@@ -107,7 +107,7 @@ static int64_t listed_forward(const ListedForward &a, void *workspace) {
   const TailInputs sizes = sizes_of(in);
   Arena arena{(char *)workspace};
   const ListedHeads heads(arena, in);
-  const PerThread<TailMemberScratch> scratch(arena, in.threads, sizes);
+  const PerThread<TailMemberScratch<float>> scratch(arena, in.threads, sizes);
   const Pieces<int32_t> numbers = arena.take_each<int32_t>(in.threads, in.slots);
   if (!arena.base) return arena.used;
   over_listed(

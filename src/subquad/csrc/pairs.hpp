@@ -43,6 +43,12 @@ static inline vu paired_rows(const bf16 *low, const bf16 *high) {
 }
 #endif
 
+// How many numbers of a product's depth stand for so many of the inputs.
+template <class Number>
+static int64_t steps_of(int64_t depth) {
+  return __is_same(Number, Pair) ? (depth + 1) / 2 : depth;
+}
+
 static inline Pair pair_of(uint32_t low, uint32_t high) { return {low | high << 16}; }
 
 // A row's numbers in pairs of neighbours, then zeros up to `padded` pairs.
@@ -63,15 +69,50 @@ static inline void load_rows_paired(const bf16 *low, const bf16 *high, int64_t w
   for (; d < padded; d++) to[d].bits = 0;
 }
 
-// As `load_rows_paired`, of numbers that are rounded.
-static inline void round_rows_paired(const float *low, const float *high, int64_t width, Pair *to, int64_t padded) {
-  for (int64_t d = 0; d < width; d++) {
-    bf16 under, upper = {0};
-    narrow(low[d], &under);
-    if (high) narrow(high[d], &upper);
-    to[d] = pair_of(under.bits, upper.bits);
+// A packed row in floats, `padded` of them and whole vectors: in its place, or in `spare`.
+static inline const float *as_floats(const float *row, int64_t, float *) { return row; }
+static inline const float *as_floats(const Pair *row, int64_t padded, float *spare) {
+  constexpr auto lanes = std::make_integer_sequence<int, W>{};
+  for (int64_t d = 0; d < padded; d += 2 * W) {
+    const vu pairs = load(row + d / 2);
+    const vf low = (vf)(pairs << 16), high = (vf)(pairs & 0xffff0000);
+    store(spare + d, interleave<0>(low, high, lanes));
+    if (d + W < padded) store(spare + d + W, interleave<W / 2>(low, high, lanes));
   }
-  for (int64_t d = width; d < padded; d++) to[d].bits = 0;
+  return spare;
+}
+
+// A row of numbers, for products along it: as it is, or rounded to pairs, which go back into it.
+static inline void round_row(const float *from, int64_t width, float *to, int64_t padded) {
+  load_row(from, width, to, padded);
+}
+static inline void round_row(const float *from, int64_t width, Pair *to, int64_t padded) {
+  int64_t d = 0;
+#if defined(__AVX512BF16__)
+  for (; 2 * (d + W) <= width; d += W) store(to + d, paired_neighbours(from + 2 * d));
+#endif
+  for (; d < padded; d++) {
+    bf16 low = {0}, high = {0};
+    if (2 * d < width) narrow(from[2 * d], &low);
+    if (2 * d + 1 < width) narrow(from[2 * d + 1], &high);
+    to[d] = pair_of(low.bits, high.bits);
+  }
+}
+
+// Two packed rows in steps of a product that runs over rows, `high` null: one row.
+static inline void pair_rows(const Pair *low, const Pair *high, int64_t width, Pair *to, int64_t padded) {
+  load_rows_paired((const bf16 *)low, (const bf16 *)high, width, to, padded);
+}
+
+// The number of row `j` in one lane of rows over which a product's depth runs; and such a row set to 0.
+static float number_at(const float *rows, int64_t j, int64_t wide, int64_t lane) { return rows[j * wide + lane]; }
+static float number_at(const Pair *rows, int64_t j, int64_t wide, int64_t lane) {
+  const uint32_t bits = rows[j / 2 * wide + lane].bits;
+  return as_float(j % 2 ? bits & 0xffff0000 : bits << 16);
+}
+static void zero_row(float *rows, int64_t j, int64_t wide) { zero(rows + j * wide, wide); }
+static void zero_row(Pair *rows, int64_t j, int64_t wide) {
+  for (int64_t e = 0; e < wide; e++) rows[j / 2 * wide + e].bits &= j % 2 ? 0x0000ffff : 0xffff0000;
 }
 
 // Rows, as `pack_rows`, whose depth runs along them: `padded` numbers each.

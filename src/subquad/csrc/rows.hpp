@@ -1,6 +1,6 @@
 // Rows in the caller's dtype to packed rows of fp32, and back.
 
-struct bf16 {
+struct __attribute__((may_alias)) bf16 {  // `Pair`s are two of them
   uint16_t bits;
 };
 struct f16 {

@@ -19,7 +19,7 @@ struct TailHeadGradients {
   float *queries;                    // (N,D') in the order of the clusters: from the members
   float *means;                      // (C,D') −db k̄, summed over the cells
   float *of_cells;                   // (X,C,D') Σ_j dS_j K_j
-  float *centroids, *centroids_scaled;  // (C',D') times the scale, and transposed (D',C')
+  float *centroids, *centroids_across;  // (C',D') times the scale, and transposed (D',C') as they are
 
   TailHeadGradients(Arena &arena, const TailInputs &in) {
     const int64_t C = round_up(in.clusters, W), D = round_up(in.D, W), E = round_up(in.E, W), X = in.cells;
@@ -35,7 +35,7 @@ struct TailHeadGradients {
     means = arena.take<float>(in.clusters * D);
     of_cells = arena.take<float>(X * in.clusters * D);
     centroids = arena.take<float>(C * D);
-    centroids_scaled = arena.take<float>(D * C);
+    centroids_across = arena.take<float>(D * C);
   }
 };
 
@@ -109,7 +109,7 @@ static void met_tile_backward(int64_t count, int64_t L, int64_t width, int64_t v
 
 // What the members of cluster c give.
 template <class T>
-static void tail_members_backward(const TailBackward &a, const SortedKeys &sorted, int64_t at, int64_t bh, int64_t c,
+static void tail_members_backward(const TailBackward &a, const SortedKeys<float> &sorted, int64_t at, int64_t bh, int64_t c,
                                   const TailHeadGradients &to, const TailGradScratch &own) {
   const TailInputs &in = a.inputs;
   const int64_t b = bh / in.H, h = bh % in.H, bg = b * in.G + h / (in.H / in.G), row = bh * in.clusters + c;
@@ -199,8 +199,9 @@ static void prepare_means(const TailBackward &a, int64_t bh, const TailHeadGradi
   for (int64_t c = 0; c < C; c++)
     for (int64_t d = 0; d < D; d++)
       to.centroids[c * D + d] =
-          c < in.clusters && d < in.D ? a.saved.centroids[(bh * in.clusters + c) * in.D + d] * in.scale : 0;
-  pack_transposed(to.centroids, C, in.D, D, to.centroids_scaled, C);
+          c < in.clusters && d < in.D ? a.saved.centroids[(bh * in.clusters + c) * in.D + d] : 0;
+  pack_transposed(to.centroids, C, in.D, D, to.centroids_across, C);
+  for (int64_t i = 0; i < C * D; i++) to.centroids[i] *= in.scale;
   for (int64_t x = 0; x < in.cells; x++)
     for (int64_t c = in.clusters; c < C; c++) {
       zero(to.cell_keys + (x * C + c) * D, D);
@@ -216,7 +217,7 @@ static void cell_tile_backward(const TailBackward &a, const float *keys, const f
   const TailInputs &in = a.inputs;
   const int64_t C = round_up(in.clusters, W), D = round_up(in.D, W), E = round_up(in.E, W);
   const int32_t *top = a.saved.top + bh * in.clusters * in.topk;
-  gemm(count, C, in.D, keys, D, 1, of.centroids_scaled, C, own.weights_t, C, false);
+  gemm(count, C, in.D, keys, D, 1, of.centroids_across, C, own.weights_t, C, false, in.scale);
   gemm(count, C, in.D, keys, D, 1, own.cell_keys_t, C, own.products_t, C, false);
   gemm(count, C, in.E, values, E, 1, own.cell_values_t, C, own.products_t, C, true);
   for (int64_t v = 0; v < C; v += W) {
@@ -342,7 +343,7 @@ static int64_t tail_backward_of(const TailBackward &a, void *workspace) {
   const TailInputs &in = a.inputs;
   const int64_t group = in.H / in.G, all = in.B * in.G, wave = wave_of(in);
   Arena arena{(char *)workspace};
-  const SortedKeys sorted(arena, in, wave);
+  const SortedKeys<float> sorted(arena, in, wave);
   TailHeadGradients *heads = arena.take<TailHeadGradients>(wave * group);
   for (int64_t i = 0; i < wave * group; i++) {
     const TailHeadGradients head(arena, in);
@@ -363,7 +364,7 @@ static int64_t tail_backward_of(const TailBackward &a, void *workspace) {
     };
     const Stage packed = {now, [&](int64_t i, int) {
       const int64_t bg = first + i, b = bg / in.G, g = bg % in.G;
-      pack_keys<T>(in, a.saved.key_order + bg * in.M, a.saved.cell_offsets[bg * (in.cells + 1) + in.cells], bg, i, sorted);
+      pack_keys<T>(in, a.saved.key_order + bg * in.M, a.saved.cell_offsets + bg * (in.cells + 1), bg, i, sorted);
       zero_unlabelled<T>(a.grad_key, in.cell + bg * in.M, in.cells, b, g, in.M, in.D);
       zero_unlabelled<T>(a.grad_value, in.cell + bg * in.M, in.cells, b, g, in.M, in.E);
     }};

@@ -25,26 +25,37 @@ constexpr float NEAREST = 1e-37f, FARTHEST = 3e38f;  // of squared distances to 
 constexpr float MOST_AROUND = 8;                     // of scale²·(k − k̄)ᵀW(k − k̄) / 2
 constexpr int64_t LOGITS = 1 << 18;  // of a block of means, which should stay in the cache
 
-// Keys and values of the key heads of a wave in fp32, in the order of the cells: (M,D'), (M,E'). Waves of key heads go one
-// after the other, so that what is packed is still in the cache when it is read.
+// Keys and values of the key heads of a wave in the order of the cells, as products take them (`pairs.hpp`): floats, or
+// pairs of bf16. Waves of key heads go one after the other, so that what is packed is still in the cache when it is read.
+template <class Number>
 struct SortedKeys {
-  Pieces<float> keys, values;
+  static constexpr bool PAIRED = __is_same(Number, Pair);
+  Pieces<Number> keys, values;              // (M,D'), (M,E'), for products along the rows
+  Pieces<Number> key_steps, value_steps;    // the same for products over the rows of a cell, which begins a step
   Pieces<int32_t> place;  // (M) where each key stands in that order; −1 for one in no cell
   Pieces<float> spread;   // (M) ln of each key's distance to the mean of its cell
   Pieces<float> mean;     // (D') of the keys
   Pieces<float> around;   // of a query head: (D,D') the covariance of its queries inside their clusters
   Pieces<float> terms;    // of a query head: (M) what is added to the logits to choose top keys
+  int64_t D, E;           // numbers of a row along which a product runs
 
   SortedKeys(Arena &arena, const TailInputs &in, int64_t heads) {
-    const int64_t group = in.H / in.G;
-    keys = arena.take_each<float>(heads, in.M * round_up(in.D, W));
-    values = arena.take_each<float>(heads, in.M * round_up(in.E, W));
+    const int64_t group = in.H / in.G, steps = (in.M + in.cells) / 2;
+    D = round_up(steps_of<Number>(in.D), W);
+    E = round_up(steps_of<Number>(in.E), W);
+    keys = arena.take_each<Number>(heads, in.M * D);
+    values = arena.take_each<Number>(heads, in.M * E);
+    key_steps = PAIRED ? arena.take_each<Number>(heads, steps * round_up(in.D, W)) : keys;
+    value_steps = PAIRED ? arena.take_each<Number>(heads, steps * round_up(in.E, W)) : values;
     place = arena.take_each<int32_t>(heads, in.M);
     spread = arena.take_each<float>(heads, in.M);
     mean = arena.take_each<float>(heads, round_up(in.D, W));
     around = arena.take_each<float>(heads * group, in.D * round_up(in.D, W));
     terms = arena.take_each<float>(heads * group, in.M);
   }
+
+  // The step with which cell x begins, where keys [from, …) are its.
+  static int64_t step_at(int64_t from, int64_t x) { return PAIRED ? (from + x) / 2 : from; }
 };
 
 // How many means a block has: whole vectors, fewer where there are many keys.
@@ -85,9 +96,11 @@ struct CellRows {
   int64_t at(const TailInputs &in, int64_t row, int64_t x) const { return (row - first) * in.cells + x; }
 };
 
+template <class Number>
 struct BlockScratch {
-  float *rows, *queries;   // (lanes,D') the means times the scale, and transposed
-  float *logits;           // (M,lanes)
+  float *rows, *apart;     // (lanes,D') scratch of rows
+  Number *means, *queries; // (lanes,D') the means, and transposed
+  float *logits;           // (M,lanes), and the weights
   float *highest, *total;  // (lanes)
   float *out;              // (lanes,max(D',E'))
   uint8_t *marks;          // (M)
@@ -98,7 +111,9 @@ struct BlockScratch {
       : best(arena, lanes, in.topk < in.M ? in.topk : in.M) {
     const int64_t D = round_up(in.D, W), E = round_up(in.E, W);
     rows = arena.take<float>(lanes * D);
-    queries = arena.take<float>(lanes * D);
+    apart = arena.take<float>(lanes * D);
+    means = arena.take<Number>(lanes * D);
+    queries = arena.take<Number>(lanes * D);
     logits = arena.take<float>(in.M * lanes);
     highest = arena.take<float>(lanes);
     total = arena.take<float>(lanes);
@@ -130,12 +145,28 @@ static bool labels_hold(const TailInputs &in) {
   return hold;
 }
 
-template <class T>
-static void pack_keys(const TailInputs &in, const int32_t *order, int64_t count, int64_t bg, int64_t at,
-                      const SortedKeys &to) {
-  const int64_t D = round_up(in.D, W), E = round_up(in.E, W), b = bg / in.G, g = bg % in.G;
-  pack_rows<T>(in.key, b, g, order, 0, count, in.D, to.keys[at], D);
-  pack_rows<T>(in.value, b, g, order, 0, count, in.E, to.values[at], E);
+// The keys and values of a key head, `count` of which are in cells that start at `cells`.
+template <class T, class Number>
+static void pack_keys(const TailInputs &in, const int32_t *order, const int32_t *cells, int64_t bg, int64_t at,
+                      const SortedKeys<Number> &to) {
+  const int64_t b = bg / in.G, g = bg % in.G, count = cells[in.cells];
+  if constexpr (!SortedKeys<Number>::PAIRED) {
+    pack_rows<T>(in.key, b, g, order, 0, count, in.D, to.keys[at], to.D);
+    pack_rows<T>(in.value, b, g, order, 0, count, in.E, to.values[at], to.E);
+  } else {
+    pack_factor_rows<T>(in.key, b, g, order, 0, count, in.D, to.keys[at], to.D);
+    pack_factor_rows<T>(in.value, b, g, order, 0, count, in.E, to.values[at], to.E);
+    auto pair = [&](const Pair *rows, int64_t row, int64_t width, Pair *steps) {
+      const int64_t wide = round_up(width, W);
+      for (int64_t x = 0; x < in.cells; x++) {
+        Pair *step = steps + to.step_at(cells[x], x) * wide;
+        for (int64_t i = cells[x]; i < cells[x + 1]; i += 2, step += wide)
+          pair_rows(rows + i * row, i + 1 < cells[x + 1] ? rows + (i + 1) * row : nullptr, width, step, wide);
+      }
+    };
+    pair(to.keys[at], to.D, in.D, to.key_steps[at]);
+    pair(to.values[at], to.E, in.E, to.value_steps[at]);
+  }
 }
 
 // A head's queries by cluster, the means of the clusters where they are not known, and nothing for queries in none.
@@ -150,6 +181,12 @@ static void sort_queries(const TailForward &a, int64_t b, int64_t h) {
     const int64_t row = (bh * in.clusters + c) * in.D;
     if (a.means) load_row(a.means + row, in.D, a.saved.centroids + row, in.D);
     else mean_row<T>(in.query, b, h, order + offsets[c], offsets[c + 1] - offsets[c], in.D, a.saved.centroids + row);
+    // The expansion holds around any vector: around one that products take as it is.
+    for (int64_t d = 0; Factor<T>::PAIRED && d < in.D; d++) {
+      bf16 rounded;
+      narrow(a.saved.centroids[row + d], &rounded);
+      a.saved.centroids[row + d] = widen(rounded);
+    }
   }
   for (int64_t i = 0; i < in.N; i++) {
     if (labels[i] < in.clusters) continue;
@@ -190,11 +227,12 @@ static void covariance_around(const TailForward &a, int64_t b, int64_t h, float 
 
 // What is added to the logits of a head's means, in the order of the keys. `tile` and `apart` are scratch of `rows`
 // times D'.
-static void terms_of_head(const TailForward &a, const SortedKeys &sorted, int64_t at, int64_t head, int64_t bh,
+template <class Number>
+static void terms_of_head(const TailForward &a, const SortedKeys<Number> &sorted, int64_t at, int64_t head, int64_t bh,
                           int64_t count, float *tile, float *apart, int64_t rows) {
   const TailInputs &in = a.inputs;
   const int64_t D = round_up(in.D, W);
-  const float *keys = sorted.keys[at], *mean = sorted.mean[at], half = in.scale * in.scale / 2;
+  const float *mean = sorted.mean[at], half = in.scale * in.scale / 2;
   float *terms = sorted.terms[head];
   if (a.terms) {
     for (int64_t j = 0; j < in.M; j++)
@@ -203,9 +241,10 @@ static void terms_of_head(const TailForward &a, const SortedKeys &sorted, int64_
   }
   for (int64_t first = 0; first < count; first += rows) {
     const int64_t now = count - first < rows ? count - first : rows;
-    for (int64_t i = 0; i < now; i++)
-      for (int64_t d = 0; d < D; d += W)
-        store(apart + i * D + d, load(keys + (first + i) * D + d) - load(mean + d));
+    for (int64_t i = 0; i < now; i++) {
+      const float *key = as_floats(sorted.keys[at] + (first + i) * sorted.D, D, apart + i * D);
+      for (int64_t d = 0; d < D; d += W) store(apart + i * D + d, load(key + d) - load(mean + d));
+    }
     gemm(now, D, in.D, apart, D, 1, sorted.around[head], D, tile, D, false);
     for (int64_t i = 0; i < now; i++) {
       vf products = {};
@@ -216,18 +255,23 @@ static void terms_of_head(const TailForward &a, const SortedKeys &sorted, int64_
   }
 }
 
-// ln ‖k − mean of its cell‖ of each key, in their order. `mean` is scratch of D'.
-static void spread_of_cells(const TailInputs &in, const float *keys, const int32_t *cells, float *mean, float *spread) {
+// ln ‖k − mean of its cell‖ of each key, in their order. `mean` and `spare` are scratch of D'.
+template <class Number>
+static void spread_of_cells(const TailInputs &in, const Number *keys, int64_t row, const int32_t *cells, float *mean,
+                            float *spare, float *spread) {
   const int64_t D = round_up(in.D, W);
   for (int64_t x = 0; x < in.cells; x++) {
     const float norm = 1 / (float)(cells[x + 1] - cells[x]);
     zero(mean, D);
-    for (int64_t i = cells[x]; i < cells[x + 1]; i++)
-      for (int64_t d = 0; d < D; d += W) store(mean + d, load(mean + d) + load(keys + i * D + d));
     for (int64_t i = cells[x]; i < cells[x + 1]; i++) {
+      const float *key = as_floats(keys + i * row, D, spare);
+      for (int64_t d = 0; d < D; d += W) store(mean + d, load(mean + d) + load(key + d));
+    }
+    for (int64_t i = cells[x]; i < cells[x + 1]; i++) {
+      const float *key = as_floats(keys + i * row, D, spare);
       vf squares = {};
       for (int64_t d = 0; d < D; d += W) {
-        const vf apart = load(keys + i * D + d) - load(mean + d) * norm;
+        const vf apart = load(key + d) - load(mean + d) * norm;
         squares += apart * apart;
       }
       const float square = sum(squares);
@@ -237,11 +281,14 @@ static void spread_of_cells(const TailInputs &in, const float *keys, const int32
   }
 }
 
-static void mean_of_keys(const float *keys, int64_t count, int64_t D, float *mean) {
+template <class Number>
+static void mean_of_keys(const Number *keys, int64_t row, int64_t count, int64_t D, float *spare, float *mean) {
   const float norm = count > 0 ? 1 / (float)count : 0;
   zero(mean, D);
-  for (int64_t i = 0; i < count; i++)
-    for (int64_t d = 0; d < D; d += W) store(mean + d, load(mean + d) + load(keys + i * D + d));
+  for (int64_t i = 0; i < count; i++) {
+    const float *key = as_floats(keys + i * row, D, spare);
+    for (int64_t d = 0; d < D; d += W) store(mean + d, load(mean + d) + load(key + d));
+  }
   for (int64_t d = 0; d < D; d += W) store(mean + d, load(mean + d) * norm);
 }
 
@@ -250,6 +297,33 @@ static int64_t wanted_of(const TailForward &a, int64_t b) {
   return wanted < 0 ? 0 : wanted < topk ? wanted : topk;
 }
 
+#if defined(__AVX512F__)
+// Rows whose logit plus term exceeds a lane's bound join its candidates: tiles are turned, so that a lane's numbers are
+// one vector, from which one instruction takes those that exceed. No branch depends on the data.
+static void take_rows(const LaneCandidates &best, const float *logits, const float *terms, int64_t lanes, int64_t count,
+                      int64_t K) {
+  const __m512i ramp = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+  for (int64_t first = 0; first < count; first += W) {
+    const int64_t rows = count - first < W ? count - first : W;
+    const __m512i ranks = _mm512_add_epi32(ramp, _mm512_set1_epi32((int32_t)first));
+    for (int64_t v = 0; v < lanes; v += W) {
+      vf tile[W];
+      UNROLL for (int i = 0; i < W; i++)
+        tile[i] = i < rows ? load(logits + (first + i) * lanes + v) + terms[first + i] : splat(-__builtin_inff());
+      transpose(tile);
+      UNROLL for (int lane = 0; lane < W; lane++) {
+        const int64_t c = v + lane;
+        const __mmask16 better = _mm512_cmp_ps_mask((__m512)tile[lane], _mm512_set1_ps(best.bound[c]), _CMP_GT_OQ);
+        _mm512_storeu_ps(best.logits[c] + best.found[c], _mm512_maskz_compress_ps(better, (__m512)tile[lane]));
+        _mm512_storeu_si512(best.ranks[c] + best.found[c], _mm512_maskz_compress_epi32(better, ranks));
+        best.found[c] += __builtin_popcount(better);
+      }
+      for (int64_t c = v; c < v + W; c++)
+        if (best.found[c] + 2 * W > best.room) prune(best, c, K);
+    }
+  }
+}
+#else
 // Rows whose logit plus term exceeds a lane's bound join its candidates. A word for each lane collects which of 32 rows
 // do, so that the branches that nobody can predict come once a candidate and lane, not once a row:
 //
@@ -286,10 +360,12 @@ static void take_rows(const LaneCandidates &best, const float *logits, const flo
     }
   }
 }
+#endif
 
 // The `K` rows with the largest logit plus term in each of `C` lanes, as candidates in ascending order. A bound from
 // evenly spaced rows lets somewhat more pass; a lane in which too few pass it starts again without one.
-static void choose_top(const BlockScratch &own, const float *terms, int64_t C, int64_t lanes, int64_t count, int64_t K) {
+template <class Number>
+static void choose_top(const BlockScratch<Number> &own, const float *terms, int64_t C, int64_t lanes, int64_t count, int64_t K) {
   const LaneCandidates &best = own.best;
   const int64_t sample = count < best.room ? count : best.room, step = count / sample;
   const float expected = (float)(K * sample) / (float)count;  // top keys among the sample, give or take its root
@@ -342,51 +418,71 @@ static void save_top(const TailForward &a, int64_t row, int64_t K, int64_t count
   for (; kept < in.topk; kept++) top[kept] = -1;
 }
 
-// The sum of one mean's cell again, key by key: a key that is exact has no part in it, but 0·∞ is NaN.
-static void sum_met(const TailForward &a, const float *rows, int64_t from, int64_t to, int64_t row, const float *weights,
-                    int64_t lanes, int64_t wide, float *out) {
+// The sum of one mean's cell again, key by key: a key that is exact has no part in it, but 0·∞ is NaN. `spare` is scratch
+// of a row.
+template <class Number>
+static void sum_met(const TailForward &a, const Number *rows, int64_t along, int64_t from, int64_t to, int64_t row,
+                    const Number *weights, int64_t lanes, int64_t lane, int64_t wide, float *spare, float *out) {
   const int32_t *top = a.saved.top + row * a.inputs.topk;
   zero(out, wide);
   for (int64_t i = from, k = 0; i < to; i++) {
     while (k < a.inputs.topk && top[k] >= 0 && top[k] < i) k++;
     if (k < a.inputs.topk && top[k] == i) continue;
-    for (int64_t d = 0; d < wide; d++) out[d] += weights[(i - from) * lanes] * rows[(i - from) * wide + d];
+    const float *x = as_floats(rows + (i - from) * along, wide, spare), weight = number_at(weights, i - from, lanes, lane);
+    for (int64_t d = 0; d < wide; d++) out[d] += weight * x[d];
   }
 }
 
-// One cell, keys [from, to) in the order of the cells, as the means of the block's clusters see it.
-static void sum_cell(const TailForward &a, const float *keys, const float *values, int64_t from, int64_t to, int64_t x,
-                     int64_t first_row, int64_t C, int64_t lanes, const BlockScratch &own, const CellRows &cells) {
-  const TailInputs &in = a.inputs;
-  const int64_t D = round_up(in.D, W), E = round_up(in.E, W), count = to - from;
-  float *logits = own.logits + from * lanes;
+// A cell's logits to weights, in their place.
+template <class Number>
+static void weigh_cell(int64_t count, int64_t lanes, float *logits, const BlockScratch<Number> &own) {
   for (int64_t v = 0; v < lanes; v += W) {
     vf high = splat(LOWEST), total = {};
     for (int64_t i = 0; i < count; i++) high = maximum(load(logits + i * lanes + v), high);
-    for (int64_t i = 0; i < count; i++) {
+    auto weight = [&](int64_t i) {
       const vf p = exp_nonpositive<SHRUNK>(load(logits + i * lanes + v) - high);
       total += p;
-      store(logits + i * lanes + v, p);
+      return p;
+    };
+    if constexpr (__is_same(Number, Pair)) {
+      for (int64_t i = 0; i < count; i += 2) {
+        const vf p = weight(i);
+        store((Pair *)logits + i / 2 * lanes + v, paired(p, i + 1 < count ? weight(i + 1) : vf{}));
+      }
+    } else {
+      for (int64_t i = 0; i < count; i++) store(logits + i * lanes + v, weight(i));
     }
     store(own.highest + v, high);
     store(own.total + v, total);
   }
+}
+
+// One cell, keys [from, to) in the order of the cells, as the means of the block's clusters see it.
+template <class Number>
+static void sum_cell(const TailForward &a, const SortedKeys<Number> &sorted, int64_t at, int64_t from, int64_t to,
+                     int64_t x, int64_t first_row, int64_t C, int64_t lanes, const BlockScratch<Number> &own,
+                     const CellRows &cells) {
+  const TailInputs &in = a.inputs;
+  const int64_t count = to - from, step = sorted.step_at(from, x);
+  weigh_cell(count, lanes, own.logits + from * lanes, own);
+  const Number *weights = (const Number *)(own.logits + from * lanes);
   // The sums are divided by the total, not the weights: there are fewer of them. SHRUNK keeps them finite.
-  auto save = [&](const float *rows, int64_t width, int64_t wide, float *saved) {
+  auto save = [&](const Number *rows, int64_t along, const Number *steps, int64_t width, float *saved) {
+    const int64_t wide = round_up(width, W);
     for (int64_t c = 0; c < C; c++) ask_for(saved + cells.at(in, first_row + c, x) * width, width * 4);
-    gemm(C, wide, count, logits, 1, lanes, rows, wide, own.out, wide, false);
+    gemm(C, wide, steps_of<Number>(count), weights, 1, lanes, steps + step * wide, wide, own.out, wide, false);
     for (int64_t c = 0; c < C; c++) {
       float *out = own.out + c * wide;
       const float norm = own.total[c] == 0 ? 0 : 1 / own.total[c];
       if (!scale_row(out, wide, norm)) {
-        sum_met(a, rows, from, to, first_row + c, logits + c, lanes, wide, out);
+        sum_met(a, rows + from * along, along, from, to, first_row + c, weights, lanes, c, wide, own.apart, out);
         scale_row(out, wide, norm);
       }
       store_row(out, width, saved + cells.at(in, first_row + c, x) * width);
     }
   };
-  save(keys + from * D, in.D, D, cells.keys);
-  save(values + from * E, in.E, E, cells.values);
+  save(sorted.keys[at], sorted.D, sorted.key_steps[at], in.D, cells.keys);
+  save(sorted.values[at], sorted.E, sorted.value_steps[at], in.E, cells.values);
   for (int64_t c = 0; c < C; c++) {
     const int64_t at = cells.at(in, first_row + c, x);
     const float total = own.total[c] * GROWN, log_total = __builtin_logf(total);
@@ -401,17 +497,18 @@ static bool chooses_keys(const TailForward &a, int64_t b, int64_t count) {
 }
 
 // Clusters [first, last) of one head: their top keys, and all cells.
-static void attend_block(const TailForward &a, const SortedKeys &sorted, const float *terms, int64_t at, int64_t bh,
-                         int64_t first, int64_t last, int64_t lanes, const BlockScratch &own, const CellRows &to) {
+template <class Number>
+static void attend_block(const TailForward &a, const SortedKeys<Number> &sorted, const float *terms, int64_t at,
+                         int64_t bh, int64_t first, int64_t last, const BlockScratch<Number> &own, const CellRows &to) {
   const TailInputs &in = a.inputs;
-  const int64_t b = bh / in.H, bg = b * in.G + bh % in.H / (in.H / in.G), C = last - first, D = round_up(in.D, W);
-  const int64_t row = bh * in.clusters + first;
+  const int64_t b = bh / in.H, bg = b * in.G + bh % in.H / (in.H / in.G), C = last - first, D = sorted.D;
+  const int64_t row = bh * in.clusters + first, columns = round_up(C, W), steps = steps_of<Number>(in.D);
   const int32_t *cells = a.saved.cell_offsets + bg * (in.cells + 1);
   const int64_t count = cells[in.cells];
-  zero(own.rows, lanes * D);
-  pack_centroids(a.saved.centroids + row * in.D, C, in.D, in.scale, own.rows, own.queries);
-  const int64_t columns = round_up(C, W);
-  gemm(count, columns, in.D, sorted.keys[at], D, 1, own.queries, columns, own.logits, columns, false);
+  for (int64_t c = 0; c < C; c++) round_row(a.saved.centroids + (row + c) * in.D, in.D, own.means + c * D, D);
+  for (int64_t i = C * D; i < columns * D; i++) own.means[i] = {};
+  pack_factors_across(own.means, columns, steps, D, own.queries, columns);
+  gemm(count, columns, steps, sorted.keys[at], D, 1, own.queries, columns, own.logits, columns, false, in.scale);
   const int64_t K = wanted_of(a, b);
   if (chooses_keys(a, b, count)) choose_top(own, terms, C, columns, count, K);
   for (int64_t c = 0; c < C; c++) {
@@ -420,7 +517,7 @@ static void attend_block(const TailForward &a, const SortedKeys &sorted, const f
     for (int64_t k = 0; k < in.topk && top[k] >= 0; k++) own.logits[top[k] * columns + c] = -__builtin_inff();
   }
   for (int64_t x = 0; x < in.cells; x++)
-    sum_cell(a, sorted.keys[at], sorted.values[at], cells[x], cells[x + 1], x, row, C, columns, own, to);
+    sum_cell(a, sorted, at, cells[x], cells[x + 1], x, row, C, columns, own, to);
 }
 
 // What a cluster's members meet: top keys, then cells, filled up to whole vectors. For the products the keys are packed
@@ -502,8 +599,67 @@ static int64_t pack_met(const TailInputs &in, const TailSaved &saved, const Cell
   return K;
 }
 
+// The same in pairs of bf16; values are packed too, over the rows.
+struct PairedMet {
+  const Pair **key_rows, **value_rows;  // (L') where each row is
+  Pair *cell_keys, *cell_values;        // (X,D'), (X,E') the cells, rounded
+  Pair *nothing;                        // (D' or E') zeros
+  Pair *keys, *values;                  // (D',L'), (L',E')
+  float *bias, *row;                    // (L'), (D')
+
+  static int64_t lanes_of(const TailInputs &in) { return round_up(in.topk + in.cells, 2 * W); }
+
+  PairedMet(Arena &arena, const TailInputs &in) {
+    const int64_t L = lanes_of(in), D = round_up(in.D, 2 * W) / 2, E = round_up(in.E, 2 * W) / 2, most = D > E ? D : E;
+    key_rows = arena.take<const Pair *>(L);
+    value_rows = arena.take<const Pair *>(L);
+    cell_keys = arena.take<Pair>(in.cells * D);
+    cell_values = arena.take<Pair>(in.cells * E);
+    nothing = arena.take<Pair>(most);
+    keys = arena.take<Pair>(D * L);
+    values = arena.take<Pair>(L / 2 * round_up(in.E, W));
+    bias = arena.take<float>(L);
+    row = arena.take<float>(2 * D);
+    for (int64_t d = 0; arena.base && d < most; d++) nothing[d] = {};
+  }
+};
+
+static int64_t pack_met(const TailInputs &in, const TailSaved &saved, const CellRows &cells, const Pair *keys,
+                        const Pair *values, int64_t row, const PairedMet &to) {
+  const int64_t D = round_up(in.D, 2 * W) / 2, E = round_up(in.E, 2 * W) / 2, X = in.cells, wide = round_up(in.E, W);
+  const int32_t *top = saved.top + row * in.topk;
+  int64_t K = 0;
+  for (; K < in.topk && top[K] >= 0; K++) {
+    if (K + AHEAD < in.topk && top[K + AHEAD] >= 0) ask_for(keys + top[K + AHEAD] * D, D * 4);
+    ask_for(values + top[K] * E, E * 4);
+    to.key_rows[K] = keys + top[K] * D;
+    to.value_rows[K] = values + top[K] * E;
+    to.bias[K] = 0;
+  }
+  for (int64_t x = 0; x < X; x++) {
+    const int64_t at = cells.at(in, row, x);
+    Pair *key = to.cell_keys + x * D, *value = to.cell_values + x * E;
+    round_row(cells.keys + at * in.D, in.D, key, D);
+    round_row(cells.values + at * in.E, in.E, value, E);
+    to.key_rows[K + x] = key;
+    to.value_rows[K + x] = value;
+    const float *rounded = as_floats(key, 2 * D, to.row);  // the bias is of the key that the products have
+    to.bias[K + x] = cells.lse[at] - inner(rounded, saved.centroids + row * in.D, in.D) * in.scale;
+  }
+  const int64_t lanes = round_up(K + X, 2 * W);
+  for (int64_t i = K + X; i < lanes; i++) {
+    to.key_rows[i] = to.value_rows[i] = to.nothing;
+    to.bias[i] = -__builtin_inff();
+  }
+  pack_across(lanes, steps_of<Pair>(in.D), (float *)to.keys, lanes, [&](int64_t i) { return (const float *)to.key_rows[i]; });
+  for (int64_t i = 0; i < lanes; i += 2)
+    pair_rows(to.value_rows[i], to.value_rows[i + 1], in.E, to.values + i / 2 * wide, wide);
+  return K;
+}
+
 // Rows of products to 2^−SHRUNK e^{logit − highest}, with logits scale·product + bias. `lse` gets each row's
-// log-sum-exp, `norms` what makes a softmax of it.
+// log-sum-exp, `norms` what makes a softmax of it. Weights are written over the products; as pairs, half of them.
+template <class Number = float>
 static void exp_rows(float *rows, int64_t count, int64_t lanes, float scale, const float *bias, float *lse,
                      float *norms) {
   for (int64_t i = 0; i < count; i++) {
@@ -520,6 +676,9 @@ static void exp_rows(float *rows, int64_t count, int64_t lanes, float scale, con
       total += p;
       store(row + j, p);
     }
+    if constexpr (__is_same(Number, Pair))
+      for (int64_t j = 0; j < lanes; j += 2 * W)
+        store((Pair *)rows + (i * lanes + j) / 2, paired_neighbours(row + j));
     const float all = sum(total);
     norms[i] = 1 / all;
     lse[i] = top + __builtin_logf(all * GROWN);
@@ -528,14 +687,17 @@ static void exp_rows(float *rows, int64_t count, int64_t lanes, float scale, con
 
 constexpr int64_t TAIL_TILE = 30;  // queries of a product, whole blocks of it: their weights stay in the first cache
 
+template <class Number>
 struct TailMemberScratch {
-  MetScratch met;
-  float *queries, *weights, *out;  // (TAIL_TILE,D), (TAIL_TILE,L'), (TAIL_TILE,E')
-  float *lse, *norms;              // (TAIL_TILE)
+  using Met = std::conditional_t<__is_same(Number, Pair), PairedMet, MetScratch>;
+  Met met;
+  Number *queries;        // (TAIL_TILE,D)
+  float *weights, *out;   // (TAIL_TILE,L'), (TAIL_TILE,E')
+  float *lse, *norms;     // (TAIL_TILE)
 
   TailMemberScratch(Arena &arena, const TailInputs &in) : met(arena, in) {
-    queries = arena.take<float>(TAIL_TILE * in.D);
-    weights = arena.take<float>(TAIL_TILE * MetScratch::lanes_of(in));
+    queries = arena.take<Number>(TAIL_TILE * steps_of<Number>(in.D));
+    weights = arena.take<float>(TAIL_TILE * Met::lanes_of(in));
     out = arena.take<float>(TAIL_TILE * round_up(in.E, W));
     lse = arena.take<float>(TAIL_TILE);
     norms = arena.take<float>(TAIL_TILE);
@@ -544,16 +706,26 @@ struct TailMemberScratch {
 
 // A tile of members, whose queries are packed, to what their cluster meets: `lse`, and rows that `norms` still divides.
 static void attend_met(int64_t count, int64_t L, int64_t width, int64_t value_width, float scale,
-                       const TailMemberScratch &own) {
+                       const TailMemberScratch<float> &own) {
   const int64_t lanes = round_up(L, W), E = round_up(value_width, W);
   gemm(count, lanes, width, own.queries, width, 1, own.met.keys, lanes, own.weights, lanes, false);
   exp_rows(own.weights, count, lanes, scale, own.met.bias, own.lse, own.norms);
   gemm_with(count, E, L, own.weights, lanes, 1, ListedRows{own.met.value_rows}, Product{own.out, E, false});
 }
 
+// The same in pairs, for variants that multiply them: the argument's type is a template's only to compile nowhere else.
+template <class Number>
+static void attend_met(int64_t count, int64_t L, int64_t width, int64_t value_width, float scale,
+                       const TailMemberScratch<Number> &own) {
+  const int64_t lanes = round_up(L, 2 * W), E = round_up(value_width, W), steps = steps_of<Number>(width);
+  gemm(count, lanes, steps, own.queries, steps, 1, own.met.keys, lanes, own.weights, lanes, false);
+  exp_rows<Number>(own.weights, count, lanes, scale, own.met.bias, own.lse, own.norms);
+  gemm(count, E, steps_of<Number>(L), (const Number *)own.weights, lanes / 2, 1, own.met.values, E, own.out, E, false);
+}
+
 template <class T>
-static void attend_tail_members(const TailForward &a, const SortedKeys &sorted, const CellRows &cells, int64_t at,
-                                int64_t bh, int64_t c, const TailMemberScratch &own) {
+static void attend_tail_members(const TailForward &a, const SortedKeys<Number<T>> &sorted, const CellRows &cells,
+                                int64_t at, int64_t bh, int64_t c, const TailMemberScratch<Number<T>> &own) {
   const TailInputs &in = a.inputs;
   const int64_t b = bh / in.H, h = bh % in.H, bg = b * in.G + h / (in.H / in.G), width = round_up(in.E, W);
   const int32_t *order = a.saved.order + bh * in.N, *bounds = a.saved.offsets + bh * (in.clusters + 1) + c;
@@ -572,7 +744,7 @@ static void attend_tail_members(const TailForward &a, const SortedKeys &sorted, 
         own.norms[i] = 0;
       }
     } else {
-      pack_rows<T>(in.query, b, h, order, first, count, in.D, own.queries, in.D);
+      pack_factor_rows<T>(in.query, b, h, order, first, count, in.D, own.queries, Factor<T>::steps(in.D));
       attend_met(count, K + in.cells, in.D, in.E, in.scale, own);
     }
     for (int64_t i = 0; i < count; i++) {
@@ -594,11 +766,11 @@ static int64_t tail_forward_of(const TailForward &a, void *workspace) {
   const TailInputs &in = a.inputs;
   Arena arena{(char *)workspace};
   const int64_t lanes = lanes_of(in), blocks = (in.clusters + lanes - 1) / lanes, wave = wave_of(in);
-  const SortedKeys sorted(arena, in, wave);
+  const SortedKeys<Number<T>> sorted(arena, in, wave);
   const bool saves = a.saved.cell_keys;
   const CellRows saved = CellRows::saved(a.saved);
-  const PerThread<BlockScratch> centroids(arena, in.threads, in, lanes, saves);
-  const PerThread<TailMemberScratch> members(arena, in.threads, in);
+  const PerThread<BlockScratch<Number<T>>> centroids(arena, in.threads, in, lanes, saves);
+  const PerThread<TailMemberScratch<Number<T>>> members(arena, in.threads, in);
   const int64_t all = in.B * in.G, waves = (all + wave - 1) / wave;
   Progress *progress = arena.take<Progress>(4 * waves);
   if (!arena.base) return arena.used;
@@ -620,26 +792,27 @@ static int64_t tail_forward_of(const TailForward &a, void *workspace) {
     sort_tokens(in.cell + bg * in.M, in.M, in.cells, order, offsets);
     for (int64_t i = 0; i < in.M; i++) sorted.place[task][i] = -1;
     for (int64_t i = 0; i < offsets[in.cells]; i++) sorted.place[task][order[i]] = (int32_t)i;
-    pack_keys<T>(in, order, offsets[in.cells], bg, task, sorted);
-    spread_of_cells(in, sorted.keys[task], offsets, tile, sorted.spread[task]);
-    mean_of_keys(sorted.keys[task], offsets[in.cells], round_up(in.D, W), sorted.mean[task]);
+    float *spare = centroids.of[thread].apart;
+    pack_keys<T>(in, order, offsets, bg, task, sorted);
+    spread_of_cells(in, sorted.keys[task], sorted.D, offsets, tile, spare, sorted.spread[task]);
+    mean_of_keys(sorted.keys[task], sorted.D, offsets[in.cells], round_up(in.D, W), spare, sorted.mean[task]);
   }};
   const Stage terms = {heads, [&](int64_t round, int64_t head, int thread) {
     const int64_t bh = round * heads + head, bg = bh / group;
     if (bh >= all * group) return;
     const int64_t count = a.saved.cell_offsets[bg * (in.cells + 1) + in.cells];
     if (chooses_keys(a, bg / in.G, count))
-      terms_of_head(a, sorted, head / group, head, bh, count, centroids.of[thread].rows, centroids.of[thread].queries,
+      terms_of_head(a, sorted, head / group, head, bh, count, centroids.of[thread].rows, centroids.of[thread].apart,
                     lanes);
   }};
   const Stage over_blocks = {heads * blocks, [&](int64_t round, int64_t task, int thread) {
     const int64_t first = task % blocks * lanes, last = first + lanes < in.clusters ? first + lanes : in.clusters;
     const int64_t head = task / blocks, bh = round * heads + head;
     if (bh >= all * group) return;
-    const BlockScratch &own = centroids.of[thread];
+    const BlockScratch<Number<T>> &own = centroids.of[thread];
     CellRows cells = saves ? saved : own.cells;
     cells.first = saves ? 0 : bh * in.clusters + first;
-    attend_block(a, sorted, sorted.terms[head], head / group, bh, first, last, lanes, own, cells);
+    attend_block(a, sorted, sorted.terms[head], head / group, bh, first, last, own, cells);
     for (int64_t c = first; !saves && c < last; c++)
       attend_tail_members<T>(a, sorted, cells, head / group, bh, c, members.of[thread]);
   }};
