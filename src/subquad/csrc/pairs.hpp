@@ -1,5 +1,5 @@
 // What products of rows of T multiply: floats; or pairs of bf16 (`Pair`), where T is bf16 and the variant multiplies those.
-// A product's sums are floats in both. Numbers that are no inputs, as weights and means, are rounded to bf16 for it.
+// A product's sums are floats in both. Weights, means and cells, which are computed in fp32, are rounded to bf16 for it.
 
 template <class T>
 struct Factor {

@@ -1,0 +1,124 @@
+"""Attention of the demo encoder on a speech, alone and in the whole encoder, in fp32 and bf16, beside SDPA.
+
+    python benchmarks/encoder_attention.py [FOLDER] --lengths 2048 4096 --threads 2 [--out FILE.md]
+
+FOLDER holds state_union/state_union.zip; the default is the environment variable SUBQUAD_DATA. Longer inputs than a
+speech are not run.
+"""
+
+import os
+import random
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+
+import sheet
+import speeches
+import torch
+import torch.nn.functional as F
+from causal_by_halves import in_dtype
+from torch import Tensor
+
+import subquad as sq
+from subquad.tools.bench.calls import DTYPES, threads
+from subquad.tools.measure.capture import LayerInputs
+from subquad.tools.measure.fidelity import cosine, relative_error
+from subquad.tools.measure.timing import by_name, one_round, ratios, shuffled
+from subquad.tools.models.pretrained import Pretrained, running
+
+SDPA = "SDPA"
+METHODS = (
+    "full:kernel=subquad",
+    "clustered-tail",
+    "clustered-tail:clusters=64,topk=96",
+    "i-clustered",
+    "clustered:clusters=25",
+)
+HEAD = ("tokens", "dtype", "what", "method", "SDPA, ms", "speed-up", "fidelity")
+
+ABOUT = """\
+Speed-up is the median of the ratios SDPA / method over {turns} turns, each of which runs SDPA and every method once in \
+a new order; SDPA, or the encoder with it, has the dtype of the method.
+The calls of one layer are its query, key and value: 12 heads of 32; times are sums over the six layers.
+Fidelity of a layer's output is its relative error ‖out − exact‖ / ‖exact‖, the mean of the layers; of the whole \
+encoder it is the cosine of the speech's embedding. Exact is SDPA in fp32, also for bf16."""
+
+
+def median_ratios(calls: Mapping[str, Callable[[], object]], turns: int) -> tuple[float, dict[str, float]]:
+    """SDPA's milliseconds, and the median of each call's speed-ups over it."""
+    seconds = by_name([one_round(shuffled(calls, random.Random(turn))) for turn in range(turns)])
+    speedups = {name: statistics.median(ratios(each, seconds[SDPA])) for name, each in seconds.items() if name != SDPA}
+    return 1e3 * statistics.median(seconds[SDPA]), speedups
+
+
+def attend(layers: Sequence[Sequence[Tensor]], method: str, gradient: bool) -> list[Tensor]:
+    """The outputs of all layers, with the gradients of their inputs if these are wanted."""
+    run = F.scaled_dot_product_attention if method == SDPA else partial(sq.attention, method=method)
+    outs = []
+    with torch.set_grad_enabled(gradient):
+        for inputs in layers:
+            out = run(*inputs)
+            if gradient:
+                torch.autograd.grad(out, inputs, torch.ones_like(out))
+            outs.append(out.detach())
+    return outs
+
+
+def of_layers(calls: Sequence[LayerInputs], dtype: str, methods: Sequence[str], turns: int) -> list[list[str]]:
+    """Rows of the attention alone: forward, and forward and backward."""
+    exact = attend([(c.query, c.key, c.value) for c in calls], SDPA, False)
+    rows = []
+    for what, gradient in (("forward", False), ("forward and backward", True)):
+        layers = [
+            tuple(x.to(DTYPES[dtype], copy=True).requires_grad_(gradient) for x in (c.query, c.key, c.value))
+            for c in calls
+        ]
+        runs = {name: partial(attend, layers, name, gradient) for name in (SDPA, *methods)}
+        outs = {name: run() for name, run in runs.items()}
+        time, speedups = median_ratios(runs, turns)
+        for name, speedup in speedups.items():
+            pairs = zip(outs[name], exact, strict=True)
+            error = statistics.mean(relative_error(out.float(), wanted) for out, wanted in pairs)
+            rows.append([what, f"`{name}`", f"{time:,.1f}", f"{speedup:.2f}×", f"error {error:.4f}"])
+    return rows
+
+
+def of_encoder(fp32: Pretrained, item: list[int], dtype: str, methods: Sequence[str], turns: int) -> list[list[str]]:
+    """Rows of the whole encoder."""
+    model = fp32 if dtype == "float32" else in_dtype(fp32, DTYPES[dtype])
+
+    def embedding(name: str) -> Tensor:
+        with running(model.model, None if name == SDPA else name):
+            return model.embed([item])
+
+    exact = fp32.embed([item])
+    runs = {name: partial(embedding, name) for name in (SDPA, *methods)}
+    cosines = {name: float(cosine(run(), exact).mean()) for name, run in runs.items()}
+    time, speedups = median_ratios(runs, turns)
+    return [
+        ["whole encoder", f"`{name}`", f"{time:,.1f}", f"{speedup:.2f}×", f"cosine {cosines[name]:.4f}"]
+        for name, speedup in speedups.items()
+    ]
+
+
+def main() -> None:
+    """Measure, and print or write the table."""
+    parser = sheet.arguments(__doc__, (2048, 4096), dtypes=("float32", "bfloat16"), methods=METHODS, turns=7)
+    parser.add_argument("folder", nargs="?", type=Path, default=Path(os.environ.get("SUBQUAD_DATA", "")))
+    options = parser.parse_args()
+    rows = []
+    with threads(options.threads):
+        for length in options.lengths:
+            passages = speeches.passages(options.folder, length, 1)
+            calls = passages.inputs()
+            for dtype in options.dtypes:
+                arguments = dtype, options.methods, options.turns
+                found = of_layers(calls, *arguments) + of_encoder(passages.model, passages.items[0], *arguments)
+                rows += [[f"{length:,}", dtype, *row] for row in found]
+    about = ABOUT.format(turns=options.turns)
+    sheet.publish("Attention of the demo encoder", [about, sheet.table(HEAD, rows)], options.out, "fp32 and bf16")
+
+
+if __name__ == "__main__":
+    main()
