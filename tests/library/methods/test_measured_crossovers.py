@@ -172,3 +172,12 @@ def test_a_user_without_a_home_is_told_what_to_set(monkeypatch):
     monkeypatch.setattr(Path, "home", missing)
     with pytest.raises(ValueError, match="no home folder; set SUBQUAD_CACHE"):
         ByLength("0:full+measured:clustered")
+
+
+def test_a_file_that_cannot_be_read_is_refused(cache, monkeypatch):
+    cache.mkdir(parents=True)
+    with pytest.raises(ValueError, match=r"crossovers\.json is damaged: it cannot be read"):
+        ByLength("0:full+measured:clustered")
+    monkeypatch.setenv("SUBQUAD_CACHE", "x" * 300)  # longer than a name may be, so that the system refuses to look
+    with pytest.raises(ValueError, match=r"crossovers\.json cannot be read: File name too long"):
+        ByLength("0:full+measured:clustered")

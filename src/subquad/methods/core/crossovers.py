@@ -15,6 +15,7 @@ import torch
 from subquad.core import checksums, files
 from subquad.core.environment import hardware, versions
 from subquad.core.errors import InputError
+from subquad.core.reading import exists
 from subquad.core.spelling import listed
 from subquad.kernels import native
 
@@ -78,7 +79,7 @@ def read_all() -> list[MeasuredCrossover]:
         Damaged: the file is not what `store` wrote, or another version of subquad wrote it.
     """
     file = path()
-    if not file.exists():
+    if not exists(file):
         return []
     content = checksums.read_json(file, _REMEDY)
     try:
