@@ -9,15 +9,17 @@ method. What reads it is what the commands read it with.
 
 import argparse
 import json
+import os
 import random
 import tempfile
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 import transformers
@@ -27,6 +29,8 @@ from subquad.core import checksums as seals
 from subquad.core.environment import hardware, versions
 from subquad.core.errors import InputError
 from subquad.hf.plans import joined
+from subquad.methods.core.crossovers import MeasuredCrossover, machine, read_all
+from subquad.methods.core.crossovers import store as store_crossovers
 from subquad.research.papers.run import cells_in
 from subquad.research.training import checkpoints, same_data
 from subquad.research.training.run import train
@@ -189,6 +193,13 @@ def swapped(at: Path) -> Iterator[Target]:
     yield Target(at / "config.json", read, "subquad")
 
 
+def crossovers(at: Path) -> Iterator[Target]:
+    """The measured crossovers of this machine."""
+    measured = MeasuredCrossover(machine(), "clustered", "float32", 12, 64, False, "at", 811.5, 128, 2048)
+    with patch.dict(os.environ, SUBQUAD_CACHE=str(at)):
+        yield Target(store_crossovers([measured]), lambda: [asdict(each) for each in read_all()])
+
+
 SETS = {
     "adapter": adapter,
     "swapped": swapped,
@@ -197,6 +208,7 @@ SETS = {
     "train": training,
     "compare": store,
     "reproduce": cell,
+    "doctor": crossovers,
 }
 
 

@@ -70,6 +70,20 @@ def make_folder(folder: Path) -> None:
         raise CannotWrite(folder, error) from error
 
 
+def cache_folder() -> Path:
+    """The folder for what can be made again: $SUBQUAD_CACHE, or the folder `subquad` of the user's cache.
+
+    Raises:
+        InputError: the user has no home folder.
+    """
+    if folder := os.environ.get("SUBQUAD_CACHE"):
+        return Path(folder)
+    try:
+        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "subquad"
+    except RuntimeError:
+        raise InputError("the user has no home folder; set SUBQUAD_CACHE to a folder for caches") from None
+
+
 @contextmanager
 def whole_folder(folder: Path) -> Iterator[Path]:
     """A temporary folder to fill, for libraries that write files by themselves; it then takes the folder's place."""

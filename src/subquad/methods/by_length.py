@@ -4,7 +4,8 @@
     n_i   = number of real keys that query i may see: all of its item, or under a causal mask those up to itself
 
 Exact attention is the fastest up to some hundred tokens, and which settings pay beyond depends on the length.
-`subquad plan` finds the steps.
+`subquad plan` finds the steps. For one method, `subquad doctor --measure` measures from which length on it is faster
+than exact attention on this machine, and the start `measured` is that length.
 
 The longest item of a batch does not decide for the others: each item runs what it would run alone. Under a causal mask
 each query does, so that later tokens change nothing: the first queries run the method of a short input, whatever
@@ -19,9 +20,11 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from subquad.core.errors import InputError
 from subquad.masks import Mask
 from subquad.masks.sdpa import can_be_read
-from subquad.methods.core.grammar import A_LENGTH, as_term, joined, terms
+from subquad.methods.core.crossovers import measured_start
+from subquad.methods.core.grammar import A_LENGTH, MEASURED, as_term, joined, terms
 from subquad.methods.core.method import Call, Method, Part, Partial, Traits
 from subquad.methods.core.mixture import combined, common_seed, is_mixture, refusal, trait_values
 from subquad.methods.core.names import parse_method, resolve
@@ -67,12 +70,13 @@ def read(text: str) -> list[Step]:
 
 def _read_step(text: str) -> Step:
     start, colon, name = text.strip().partition(":")
-    if not colon or not start.strip().isdecimal():
+    start = start.strip()
+    if not colon or not (start.isdecimal() or start == MEASURED):
         raise ValueError(f"{text.strip()!r} is not a number of keys, a ':' and a method")
     method = parse_method(name)
     if is_mixture(method):
         raise ValueError(f"{method.name!r} is a mixture itself")
-    return Step(int(start), method)
+    return Step(measured_start(str(method)) if start == MEASURED else int(start), method)
 
 
 @dataclass(frozen=True)
@@ -81,8 +85,9 @@ class ByLength(Method):
 
     Args:
         steps: the methods with `+` between them, their settings separated by `;`, each after the number of keys from
-            which on it runs and a `:`. The first number is 0. In Python also a mapping:
-            `ByLength({0: "full", 700: "i-clustered:clusters=25"})`.
+            which on it runs and a `:`. The first number is 0. `measured` in place of a number is the largest crossover
+            that `subquad doctor --measure` measured for that method on this machine; the method that is made has the
+            number. In Python also a mapping: `ByLength({0: "full", 700: "i-clustered:clusters=25"})`.
 
     The length is that of each item, counted in real keys; of each query, under a causal mask. Windows and dense masks
     do not count. Where a mask cannot be read without waiting for the device, or while compiling, every method that may
@@ -90,7 +95,8 @@ class ByLength(Method):
 
     Raises:
         ValueError: a text that names no methods, steps that do not start at 0 or do not grow, a mixture inside, or
-            methods of different seeds.
+            methods of different seeds; for `measured`, a method that was not measured on this machine or was not
+            faster there. The message names the command that measures it.
 
     >>> import torch, subquad as sq
     >>> q, k, v = torch.randn(3, 1, 4, 50, 8)
@@ -116,6 +122,8 @@ class ByLength(Method):
                 listed = written(sorted(of_mapping, key=lambda step: step.start))
             text = written(read(listed))
             steps = read(text)
+        except InputError as error:  # of a measured start
+            raise InputError(f"{self.name!r}: steps={self.steps!r}: {error}") from None
         except (TypeError, ValueError) as error:
             raise ValueError(
                 f"{self.name!r}: steps={self.steps!r}, but it must be methods with '+' between them, each after the "
@@ -261,6 +269,8 @@ def _call_of_step(call: Call, number: int) -> Call:
 
 
 def _step_of(start: Any, method: Any) -> Step:
+    if start == MEASURED:
+        return Step(measured_start(str(resolve(method))), resolve(method))
     if isinstance(start, bool) or not isinstance(start, int) or start < 0:
         raise ValueError(f"{start!r} is not a whole number of keys")
     return Step(start, resolve(method))

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import subquad as sq
+from subquad.core import files
 from subquad.core.errors import InputError
 from subquad.tools.models import demo
 from subquad.tools.models.pretrained import load, model_location
@@ -23,9 +24,9 @@ def test_without_its_extra_the_decoder_is_refused_with_the_remedy(monkeypatch):
 def test_the_cache_is_where_the_environment_says(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.delenv("SUBQUAD_CACHE", raising=False)
-    assert demo.cache_folder() == tmp_path / "subquad"
+    assert files.cache_folder() == tmp_path / "subquad"
     monkeypatch.setenv("SUBQUAD_CACHE", str(tmp_path / "other"))
-    assert demo.cache_folder() == tmp_path / "other"
+    assert files.cache_folder() == tmp_path / "other"
 
 
 def test_weights_are_converted_once(monkeypatch, tmp_path):

@@ -4,7 +4,7 @@
     term   = text without a `+`, its settings also separated by `;` | ( text )
 
 `+` between methods adds them (`sum`); inside the settings of `mixed-heads` and `by-length` it divides the heads or the
-lengths, where each term begins with its share (`3*`) or with its first length (`700:`).
+lengths, where each term begins with its share (`3*`) or with its first length (`700:` or `measured:`).
 """
 
 import re
@@ -13,7 +13,8 @@ from collections.abc import Iterable
 A_METHOD = r"[A-Za-z(]"  # how a term begins; and not the plus of a number, as in 1e+20
 A_SHARE = rf"(?:\d+\s*\*\s*)?{A_METHOD}"
 MISSING = "a method is missing beside a '+', which stands between two methods"
-A_LENGTH = r"\d+\s*:"
+MEASURED = "measured"  # in place of a length: the crossover that was measured on this machine
+A_LENGTH = rf"(?:\d+|{MEASURED})\s*:"
 
 
 def terms(text: str, begin: str = A_METHOD) -> list[str]:

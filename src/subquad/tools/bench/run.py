@@ -21,11 +21,11 @@ from typing import Any
 
 import torch
 
-from subquad.core.errors import InputError, as_input_error, check_device
-from subquad.core.spelling import instead
+from subquad.core.errors import as_input_error
 from subquad.kernels.dispatch import choose
 from subquad.methods import Full, Method, parse_method
-from subquad.tools.bench.calls import DTYPES, Calls, Load, hindrance, in_words, loads_of, out_of_memory, threads
+from subquad.tools.bench.calls import Calls, Load, hindrance, in_words, loads_of, out_of_memory, threads
+from subquad.tools.bench.checks import check_sizes
 from subquad.tools.bench.memory import extra_memory
 from subquad.tools.bench.plans import resolved
 from subquad.tools.bench.schema import EXACT
@@ -36,7 +36,7 @@ from subquad.tools.runs import machine
 from subquad.tools.runs.executors import LOCAL, Executor
 from subquad.tools.runs.jobs import Job, JobKey, JobKind, Progress, silent
 from subquad.tools.runs.runner import JobRun
-from subquad.tools.runs.settings import PASSES, BenchSettings
+from subquad.tools.runs.settings import BenchSettings
 
 VISITS = 3
 JOBS_VERSION = 2  # changes with what the results of jobs hold, so that a run of another version is not resumed
@@ -45,54 +45,13 @@ BRIEF = Effort(seconds=0.2, least=2, enough=3, precision=0.03)
 PROBE = 2048  # tokens: a first length above it is predicted from a call of this length
 
 
-MOST_NUMBERS = 2**50  # of a tensor: a thousand times the memory of the largest machines
-MOST_THREADS = 4096
-
-
 def check(settings: BenchSettings) -> None:
     """Raise InputError for what is wrong in the settings: in methods, plans, or what does not go together."""
     settings = resolved(settings)
-    _check_sizes(settings)
+    check_sizes(settings)
     with as_input_error():
         for method in settings.methods:
             parse_method(method)
-
-
-def _check_sizes(s: BenchSettings) -> None:
-    """Raise InputError if settings do not work together; the message names both sides."""
-    assert s.heads is not None  # `resolved`
-    assert s.head_dim is not None
-    for option, values in (("methods", s.methods), ("lengths", s.lengths)):
-        if not values:
-            raise InputError(f"nothing to measure: --{option} names none")
-    for option, values, known in (("pass", s.passes, PASSES), ("dtype", s.dtypes, tuple(DTYPES))):
-        if not values:
-            raise InputError(f"nothing to measure: no {option} is named; there are {', '.join(known)}")
-        for name in values:
-            if name not in known:
-                raise InputError(f"no {option} {name!r}{instead(name, known, '')}")
-    sizes = [("length", n) for n in s.lengths] + [("batch", s.batch), ("heads", s.heads)]
-    sizes += [("head-dim", s.head_dim)] + ([] if s.threads is None else [("threads", s.threads)])
-    for what, size in sizes:
-        if size < 1:
-            raise InputError(f"{what} {size} must be at least 1")
-    numbers = s.batch * s.heads * max(s.lengths) * s.head_dim
-    if numbers > MOST_NUMBERS:
-        raise InputError(
-            f"batch {s.batch}, heads {s.heads}, length {max(s.lengths)} and head-dim {s.head_dim} make "
-            f"{numbers:,} numbers; no memory holds more than {MOST_NUMBERS:,}"
-        )
-    if s.threads is not None and s.threads > MOST_THREADS:
-        raise InputError(f"threads {s.threads} must be at most {MOST_THREADS:,}")
-    if not s.call_limit > 0:
-        raise InputError(f"call-limit {s.call_limit:g} must be above 0 seconds")
-    if s.seed < 0:
-        raise InputError(f"seed {s.seed} must be at least 0")
-    if s.seed >= 2**63:
-        raise InputError(f"seed {s.seed} must be less than 2⁶³")
-    if s.device.partition(":")[0] not in ("cpu", "cuda"):
-        raise InputError(f"cannot time device {s.device!r}: only cpu and cuda devices are waited for")
-    check_device(s.device)
 
 
 def measure(
@@ -107,7 +66,7 @@ def measure(
         InputError: something in the settings does not work; the message has the remedy.
     """
     settings = resolved(settings)
-    _check_sizes(settings)
+    check_sizes(settings)
     average = machine.load_average()
     with as_input_error(), threads(settings.threads):
         bench = Bench(settings, list(dict.fromkeys([Full(), *map(parse_method, settings.methods)])))

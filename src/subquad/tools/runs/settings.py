@@ -1,4 +1,4 @@
-"""The settings of compare, bench, inspect, needle and calibrate, with their options on the command line."""
+"""The settings of compare, bench, inspect, needle, calibrate and doctor, with their options on the command line."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -47,6 +47,8 @@ INSPECTED = (  # "{buckets}" is what --buckets says
     "lha:buckets={buckets}",
 )
 BENCHED = ("clustered", "i-clustered")
+CROSSING = ("clustered-tail", "i-clustered", "clustered")  # whose crossovers doctor measures
+MASKS = ("none", "causal")
 NEEDLE_METHODS = ("clustered-tail", "local:window=512+keep")
 NEEDLE_TASKS = ("passkey", "keys", "variables", "frequent")
 NEEDLE_LENGTHS = (2048, 4096, 8192)
@@ -211,6 +213,28 @@ class BenchSettings:
     causal: bool = option(False, "Causal attention, relative to causal SDPA; methods that cannot be causal are named.")
     call_limit: float = option(10.0, "Time limit in seconds; a call that is predicted to take longer is not run.")
     quick: bool = option(False, "Three lengths, forward passes only, few rounds, no memory.")
+
+
+@dataclass(frozen=True)
+class CrossoverSettings:
+    """Which crossovers `subquad doctor --measure` measures."""
+
+    methods: tuple[str, ...] = option(CROSSING, f"{METHODS} Default: {' '.join(CROSSING)}.")
+    lengths: tuple[int, ...] = option(
+        tuple(round(128 * 2 ** (half / 2)) for half in range(13)),
+        "Lengths in tokens, separated by commas; default: 128 to 8192 in steps of √2.",
+        read=_lengths,
+    )
+    dtypes: tuple[str, ...] = option(
+        ("float32", "bfloat16"),
+        "float32, bfloat16, float16, float64; separated by commas.",
+        read=_listed,
+        shown="float32,bfloat16",
+    )
+    masks: tuple[str, ...] = option(MASKS, "none, causal, or both separated by a comma; default: both.", read=_listed)
+    heads: int = option(12, "Number of heads.")
+    head_dim: int = option(64, "Width of each head.")
+    device: str = option("cpu", DEVICE)
 
 
 @dataclass(frozen=True)

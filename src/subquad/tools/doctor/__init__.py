@@ -1,0 +1,1 @@
+"""`subquad doctor`."""

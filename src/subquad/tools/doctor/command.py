@@ -1,0 +1,112 @@
+"""`subquad doctor`."""
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from subquad.methods.core.crossovers import MeasuredCrossover, read_local, store
+from subquad.methods.core.grammar import as_term
+from subquad.tools.cli.about import pairs
+from subquad.tools.cli.common import user_errors
+from subquad.tools.cli.options import AsJson, with_options
+from subquad.tools.cli.output import say, show
+from subquad.tools.cli.plugins import Command
+from subquad.tools.cli.progress import progress_bar
+from subquad.tools.report.terminal import ruled
+from subquad.tools.runs.options import options
+from subquad.tools.runs.settings import CrossoverSettings
+
+NOT_MEASURED = "none measured on this machine with these threads and versions; `subquad doctor --measure` measures them"
+LEGEND = (
+    "Tokens from which on a method is faster than the fastest exact attention, SDPA or full:kernel=subquad, in forward "
+    "passes. ≤: the crossover is at this measured length or below."
+)
+
+
+@with_options(CrossoverSettings)
+def doctor(
+    settings: CrossoverSettings,
+    measure: Annotated[
+        bool,
+        typer.Option(
+            "--measure",
+            help="Measure and store from how many tokens on methods are faster than exact attention here; the other "
+            "options say which methods and inputs.",
+        ),
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Show versions, hardware, measured crossovers, and which backends can run here, or why not.
+
+    With --measure, measure from how many tokens on methods are faster than exact attention here, in about half a
+    minute; by-length can start its steps there.
+    """
+    with user_errors(again="the same command begins again"):
+        if measure:
+            _measure(settings, as_json)
+        else:
+            _show(settings, as_json)
+
+
+def _measure(settings: CrossoverSettings, as_json: bool) -> None:
+    """Measure crossovers, store and print them."""
+    from subquad.tools.doctor.measure import measure
+
+    with progress_bar() as progress:
+        measured = measure(settings, progress)
+    file = store(measured)
+    record = {"crossovers": [asdict(each) for each in measured], "file": str(file)}
+    if not show(record, lambda: _table(measured), as_json):
+        say(f"Stored: {file}, for by-length:steps=0:full:kernel=subquad+measured:{as_term(measured[0].method)}")
+
+
+def _show(settings: CrossoverSettings, as_json: bool) -> None:
+    """Print what is known of this machine."""
+    import torch
+
+    from subquad.core.errors import InputError
+    from subquad.tools.runs import machine
+
+    for name, each in options(CrossoverSettings).items():
+        if getattr(settings, name) != each.default:
+            raise InputError(f"{each.label} is an option of --measure; give both or none of them")
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    environment = machine.versions() | machine.hardware(device) | machine.backends()
+    crossovers: list[MeasuredCrossover] = []
+    message = NOT_MEASURED
+    try:
+        crossovers = read_local()
+    except InputError as error:  # of a damaged file
+        message = str(error)
+    record = {**environment, "crossovers": [asdict(each) for each in crossovers]}
+    record |= {} if crossovers else {"no crossovers": message}
+    shown = environment if crossovers else environment | {"crossovers": message}
+    show(record, lambda: Group(pairs(shown), *([Text(), _table(crossovers)] if crossovers else [])), as_json)
+
+
+def _table(crossovers: Sequence[MeasuredCrossover]) -> RenderableType:
+    """Crossovers by method and dtype, without and with a causal mask."""
+    table = ruled()
+    for head in ("method", "dtype", "heads", "no mask", "causal"):
+        table.add_column(head, justify="right" if head in ("no mask", "causal") else "left", overflow="fold")
+    rows: dict[tuple[str, str, str], dict[bool, str]] = {}
+    for each in crossovers:
+        device = each.machine["device"]
+        key = (each.method, each.dtype + f" on {device}" * (device != "cpu"), f"{each.heads} of {each.head_dim}")
+        rows.setdefault(key, {})[each.causal] = _in_words(each)
+    for key, cells in rows.items():
+        table.add_row(*map(Text, key), *(cells.get(causal, "–") for causal in (False, True)))
+    return Group(table, Text(LEGEND, "dim"))
+
+
+def _in_words(crossover: MeasuredCrossover) -> str:
+    if crossover.start is None:
+        return f"not up to {crossover.longest:,}"
+    return f"{'≤' * (crossover.state != 'at')}{crossover.start:,}"
+
+
+COMMAND = Command(doctor, position=10)
