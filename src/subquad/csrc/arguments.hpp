@@ -376,9 +376,10 @@ struct ExactInputs {
   float scale;
   Dtype dtype;
   Rows query, key, value;
-  const uint8_t *key_valid;  // (B,M), or null
+  const uint8_t *query_valid, *key_valid;  // (B,N) and (B,M), or null
 };
-DESCRIBE(ExactInputs, B, H, G, N, M, D, E, causal, offset, threads, scale, dtype, query, key, value, key_valid)
+DESCRIBE(ExactInputs, B, H, G, N, M, D, E, causal, offset, threads, scale, dtype, query, key, value, query_valid,
+         key_valid)
 
 struct ExactForward {
   ExactInputs inputs;

@@ -98,7 +98,7 @@ static void pack_query_tile(const ExactBackward &a, int64_t b, int64_t h, int64_
     for (int64_t i = 0; i < lanes * E; i++) own.grads[i] = own.grads_across[i] = {};
   }
   for (int64_t i = 0; i < lanes; i++) {
-    const bool none = i >= queries || seen_keys(in, keys, first + i) == 0;
+    const bool none = i >= queries || !meets_keys(in, b, keys, first + i);
     own.lse[i] = none ? __builtin_inff() : a.lse[row + i];  // weights of 0
     own.residual[i] = none ? 0 : a.residual[row + i];
     own.delta[i] = none || !a.grad_lse ? 0 : -a.grad_lse[row + i];
@@ -224,7 +224,7 @@ static void slice_gradients(const ExactBackward &a, int64_t b, int64_t g, int64_
       const int64_t queries = in.N - first < EXACT_QUERIES ? in.N - first : EXACT_QUERIES;
       const int64_t lanes = grad_lanes<T>(queries);
       int64_t end = seen_keys(in, keys, first + queries - 1);
-      end = end < to ? end : to;
+      end = is_padding(in, b, first, queries) ? 0 : end < to ? end : to;
       zero(own.of_queries, queries * D);
       if (from < end) pack_query_tile<T>(a, b, h, first, queries, lanes, keys, own);
       for (int64_t at = from; at < end; at += EXACT_KEYS) {

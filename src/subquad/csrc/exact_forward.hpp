@@ -8,7 +8,7 @@
 //               └────────────────┘
 //
 // Weights are 2^−SHRUNK of what they are, as in buckets. A query that sees keys, all with logits of −∞, has an output of
-// NaN, as softmax does; one that sees none has 0.
+// NaN, as softmax does; one that sees none, or is padding, has 0. Tiles of padding alone are left out.
 
 constexpr int64_t EXACT_QUERIES = 64;
 constexpr int64_t EXACT_KEYS = 96;  // whole blocks of a product
@@ -51,6 +51,18 @@ static int64_t seen_keys(const ExactInputs &in, const Positions &keys, int64_t q
     else high = middle;
   }
   return low;
+}
+
+// Whether there is such a query, and sees a key.
+static bool meets_keys(const ExactInputs &in, int64_t b, const Positions &keys, int64_t query) {
+  return !(in.query_valid && !in.query_valid[b * in.N + query]) && seen_keys(in, keys, query) > 0;
+}
+
+// Whether all of these queries are padding.
+static bool is_padding(const ExactInputs &in, int64_t b, int64_t first, int64_t count) {
+  bool any = !in.query_valid;
+  for (int64_t i = first; !any && i < first + count; i++) any = in.query_valid[b * in.N + i] != 0;
+  return !any;
 }
 
 // How many of the first lanes do not see this key.
@@ -144,7 +156,8 @@ static void attend_exactly(const ExactForward &a, int64_t b, int64_t h, int64_t 
     own.total[i] = 0;
   }
   zero(own.out, lanes * E);
-  const int64_t seen = seen_keys(in, keys, first_query + queries - 1), by_all = seen_keys(in, keys, first_query);
+  const bool padding = is_padding(in, b, first_query, queries);
+  const int64_t seen = padding ? 0 : seen_keys(in, keys, first_query + queries - 1), by_all = seen_keys(in, keys, first_query);
   for (int64_t first = 0; first < seen; first += EXACT_KEYS) {
     const int64_t count = seen - first < EXACT_KEYS ? seen - first : EXACT_KEYS;
     const auto key = key_tile<T>(in.key, b, g, keys, first, count, in.D, own.keys);
@@ -160,7 +173,7 @@ static void attend_exactly(const ExactForward &a, int64_t b, int64_t h, int64_t 
   }
   for (int64_t i = 0; i < queries; i++) {
     const float total = own.total[i], log_total = __builtin_logf(total * GROWN);
-    const bool none = seen_keys(in, keys, first_query + i) == 0;
+    const bool none = !meets_keys(in, b, keys, first_query + i);
     float *row = own.out + i * E;
     for (int64_t e = 0; e < E; e += W) store(row + e, none ? vf{} : load(row + e) / total);
     store_row(row, in.E, row_of<T>(a.out, b, h, first_query + i));

@@ -43,7 +43,7 @@ static inline vu paired_rows(const bf16 *low, const bf16 *high) {
 }
 #endif
 
-// How many numbers of a product's depth stand for so many of the inputs.
+// How many numbers a product's depth has where the inputs have `depth`.
 template <class Number>
 static int64_t steps_of(int64_t depth) {
   return __is_same(Number, Pair) ? (depth + 1) / 2 : depth;

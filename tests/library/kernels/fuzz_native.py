@@ -333,7 +333,7 @@ def exactly(draw: Draw) -> list[Tensor]:
     N, M, dtype = draw.size(200), 2500 if long else draw.size(250), draw.rng.choice(tuple(interface.DTYPES))
     D, E = draw.size(3 if long else 40), draw.size(3 if long else 40)
     inputs = tracked(*(draw.normal(*shape, dtype=dtype) for shape in ((B, H, N, D), (B, G, M, D), (B, G, M, E))))
-    pattern = draw.valid(B, M), draw.maybe(), draw.rng.choice((0, M - N, -7, 2**40))
+    pattern = draw.valid(B, M), draw.valid(B, N), draw.maybe(), draw.rng.choice((0, M - N, -7, 2**40))
     out, lse, residual = OPS.exact_forward("cpu", *inputs, *pattern, 0.3)
     grads = backward(draw, [[out], [lse], [out, lse]][draw.rng.randrange(3)], inputs)
     return [out.detach(), lse.detach(), residual.detach(), *grads]

@@ -16,7 +16,7 @@ from subquad.tools.bench.calls import threads
 
 pytestmark = pytest.mark.skipif(native.refusal() is not None, reason=f"no compiled kernels: {native.refusal()}")
 
-MASKS = ["none", "causal", "behind", "before", "padded", "padded causal"]
+MASKS = ["none", "causal", "behind", "before", "padded", "padded causal", "padded queries"]
 VARIANTS = native.variants() if native.refusal() is None else []
 
 
@@ -26,16 +26,28 @@ def inputs_of(N: int, M: int, *, H: int = 4, G: int = 2, D: int = 20, E: int = 1
 
 
 def options_of(mask: str, N: int, M: int) -> dict[str, object]:
-    """In "before", the first queries see no key; in "padded" one item has no key."""
-    valid = None
+    """In "before", the first queries see no key; in "padded" one item has no key; whole tiles of queries are padding."""
+    valid = valid_queries = None
     if mask.startswith("padded"):
         valid = torch.rand(2, M, generator=torch.Generator().manual_seed(1)) < 0.7
-        valid[1] = mask == "padded causal"
+        valid[1] = mask != "padded"
+    if mask == "padded queries":
+        valid_queries = torch.arange(N) >= torch.tensor([[70], [3]])
     offset = {"behind": M - N, "before": -7}.get(mask, 0)
-    return {"valid": valid, "causal": mask not in ("none", "padded"), "offset": offset, "scale": 0.3}
+    causal = mask not in ("none", "padded", "padded queries")
+    return {"valid": valid, "causal": causal, "offset": offset, "scale": 0.3, "valid_queries": valid_queries}
 
 
-def plain(query: Tensor, key: Tensor, value: Tensor, valid: Tensor | None, causal: bool, offset: int, scale: float):
+def plain(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    valid: Tensor | None,
+    causal: bool,
+    offset: int,
+    scale: float,
+    valid_queries: Tensor | None,
+):
     """By the formula, from all logits, in fp64."""
     query, key, value = (x.double() for x in (query, key, value))
     group = query.shape[1] // key.shape[1]
@@ -43,6 +55,7 @@ def plain(query: Tensor, key: Tensor, value: Tensor, valid: Tensor | None, causa
     allowed = torch.ones(1, 1, query.shape[2], key.shape[2], dtype=torch.bool)
     allowed = allowed.tril(offset) if causal else allowed
     allowed = allowed if valid is None else allowed & valid[:, None, None]
+    allowed = allowed if valid_queries is None else allowed & valid_queries[:, None, :, None]
     none = ~allowed.any(-1)
     logits = hide(query @ key.mT * scale, allowed)
     out = (logits.softmax(-1) @ value).masked_fill(none[..., None], 0.0)

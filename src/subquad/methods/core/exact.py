@@ -53,6 +53,7 @@ def exact(query: Tensor, key: Tensor, value: Tensor, call: Call) -> Partial:
     if plain and mask.only_later_or_padded and (is_fused(query) if call.wants_lse else _pays(query, key)):
         offset = mask.offset if isinstance(mask.offset, int) else 0
         options: dict[str, Any] = {"causal": mask.is_causal, "offset": offset, "scale": call.scale}
+        options |= {"valid_queries": mask.query_padding(query.shape[2])}
         tensors = query, key, value, mask.key_padding(key.shape[2])
         if call.wants_lse or exact_partial.takes(*tensors, **options):
             return exact_partial(*tensors, **options)

@@ -48,9 +48,10 @@ def _inputs(op: str, x: Any) -> dict[str, Any]:
         key=(x.key, dtype, (B, G, M, D)),
         value=(x.value, dtype, (B, G, M, E)),
         valid=(x.valid, torch.bool, (B, M)),
+        valid_queries=(x.valid_queries, torch.bool, (B, N)),
     )
     return (
         {"B": B, "H": H, "G": G, "N": N, "M": M, "D": D, "E": E, "dtype": dtype, "scale": x.scale}
         | {"threads": interface.threads(B * H * N * M * (D + E)), "causal": x.causal, "offset": x.offset}
-        | {"query": x.query, "key": x.key, "value": x.value, "key_valid": x.valid}
+        | {"query": x.query, "key": x.key, "value": x.value, "key_valid": x.valid, "query_valid": x.valid_queries}
     )

@@ -16,11 +16,12 @@ exact_partial = Op(reference.exact_partial)
 @exact_partial.compiled
 def run(backend: str, x: Any) -> tuple[Tensor, Tensor]:
     """Run on a compiled backend."""
-    out, lse, _ = exact_forward.run(backend, *x)
+    inputs = x.query, x.key, x.value, x.valid, x.valid_queries
+    out, lse, _ = exact_forward.run(backend, *inputs, x.causal, x.offset, x.scale)
     return out, lse
 
 
-@exact_partial.operator("query", "key", "value", "valid", "causal", "offset", "scale")
+@exact_partial.operator("query", "key", "value", "valid", "valid_queries", "causal", "offset", "scale")
 def exact_forward(x: Any) -> tuple[Tensor, Tensor, Tensor]:
     """Allocate out, lse, and the residual that rounding took from lse, which the backward pass reads."""
     lse, residual = (x.query.new_empty(x.query.shape[:3], dtype=torch.float32) for _ in range(2))

@@ -19,17 +19,23 @@ def exact_partial(
     causal: bool,
     offset: int,
     scale: float,
+    valid_queries: Bool[Tensor, "B N"] | None = None,
 ) -> tuple[Float[Tensor, "B H N E"], Float[Tensor, "B H N"]]:
     """Exact attention and its log-sum-exp in fp32 (fp64 for fp64 inputs): out_i = Σ_j e^{scale·q_i·k_j − lse_i} v_j.
 
     Args:
         valid: the keys that there are; None: all.
         causal: query i meets the keys up to i + `offset`.
+        valid_queries: the queries that there are; None: all. Others meet no key.
 
     A query that meets no key has out 0 and lse −∞. The keys and values that a query does not meet change nothing, if
     those that are not valid are finite.
     """
     N, M = query.shape[2], key.shape[2]
+    if valid_queries is not None:
+        present = valid_queries[:, None]
+        out, lse = exact_partial(query, key, value, valid, causal=causal, offset=offset, scale=scale)
+        return out.masked_fill(~present[..., None], 0.0), lse.masked_fill(~present, -torch.inf)
     if causal and not (key.isfinite().all() and value.isfinite().all()):
         return pair_by_pair(query, key, value, valid, offset=offset, scale=scale)
     if valid is None and (not causal or offset == 0):
