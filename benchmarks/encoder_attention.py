@@ -38,8 +38,8 @@ METHODS = (
 HEAD = ("tokens", "dtype", "what", "method", "SDPA, ms", "speed-up", "fidelity")
 
 ABOUT = """\
-Speed-up is the median of the ratios SDPA / method over {turns} turns, each of which runs SDPA and every method once in \
-a new order; SDPA, or the encoder with it, has the dtype of the method.
+Speed-up is the median of the ratios SDPA / method over {turns} turns, each of which runs SDPA and every method once \
+in a new order; SDPA, or the encoder with it, has the dtype of the method.
 The calls of one layer are its query, key and value: 12 heads of 32; times are sums over the six layers.
 Fidelity of a layer's output is its relative error ‖out − exact‖ / ‖exact‖, the mean of the layers; of the whole \
 encoder it is the cosine of the speech's embedding. Exact is SDPA in fp32, also for bf16."""

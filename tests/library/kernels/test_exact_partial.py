@@ -26,7 +26,7 @@ def inputs_of(N: int, M: int, *, H: int = 4, G: int = 2, D: int = 20, E: int = 1
 
 
 def options_of(mask: str, N: int, M: int) -> dict[str, object]:
-    """In "before", the first queries see no key; in "padded" one item has no key; whole tiles of queries are padding."""
+    """In "before", the first queries see no key; in "padded" one item has no key; a tile of queries is padding."""
     valid = valid_queries = None
     if mask.startswith("padded"):
         valid = torch.rand(2, M, generator=torch.Generator().manual_seed(1)) < 0.7
