@@ -9,7 +9,6 @@ exact attention in fp32.
 """
 
 import argparse
-import copy
 import random
 import statistics
 from functools import partial
@@ -33,14 +32,6 @@ METHODS = (
     "i-clustered:clusters=64,topk=128",
 )
 EXACT, FP32 = "exact", "exact, fp32"
-
-
-def in_dtype(pretrained: Pretrained, dtype: torch.dtype) -> Pretrained:
-    """A copy of the model whose weights have another dtype; RoPE's frequencies, which are buffers, stay in fp32."""
-    model = copy.deepcopy(pretrained.model)
-    for parameter in model.parameters():
-        parameter.data = parameter.data.to(dtype)
-    return pretrained.with_model(model)
 
 
 def timing_round(
@@ -116,7 +107,7 @@ def main() -> None:
     pretrained, fp32 = load(arguments.model), None
     text = read(pretrained, [arguments.text.read_text("utf-8")], 512, 1, 0)
     if arguments.dtype != "float32":
-        pretrained, fp32 = in_dtype(pretrained, DTYPES[arguments.dtype]), pretrained
+        pretrained, fp32 = pretrained.in_dtype(DTYPES[arguments.dtype]), pretrained
     for method in arguments.methods:  # what the first swap of a method does is not timed
         with running(pretrained.model, method):
             pass

@@ -17,7 +17,6 @@ import sheet
 import speeches
 import torch
 import torch.nn.functional as F
-from causal_by_halves import in_dtype
 from torch import Tensor
 
 import subquad as sq
@@ -86,7 +85,7 @@ def of_layers(calls: Sequence[LayerInputs], dtype: str, methods: Sequence[str], 
 
 def of_encoder(fp32: Pretrained, item: list[int], dtype: str, methods: Sequence[str], turns: int) -> list[list[str]]:
     """Rows of the whole encoder."""
-    model = fp32 if dtype == "float32" else in_dtype(fp32, DTYPES[dtype])
+    model = fp32 if dtype == "float32" else fp32.in_dtype(DTYPES[dtype])
 
     def embedding(name: str) -> Tensor:
         with running(model.model, None if name == SDPA else name):

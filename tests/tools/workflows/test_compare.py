@@ -439,3 +439,29 @@ def test_plans_of_other_models_and_folders_without_one_are_refused(settings, pla
         prepare(settings("modernbert", plans=(plan,)))
     with pytest.raises(InputError, match=r"no plan at .*: there is no such folder"):
         prepare(settings("bert", plans=(tmp_path / "nowhere",)))
+
+
+def test_a_dtype_is_that_of_exact_attention_too(settings, measured, tmp_path):
+    other = settings("bert", dtype="bfloat16", methods=("clustered:clusters=4", "i-clustered:clusters=4,topk=200"))
+    report = report_of(measure(other, tmp_path))
+    assert report["model"]["dtype"] == "bfloat16"
+    assert report["recommendation"]["next"].endswith("--dtype bfloat16")
+    _, clustered, everything = (method["quality"]["48"].get("layer_error") for method in report["methods"])
+    for layer, error in everything.items():
+        assert 1e-5 < error < 0.02 < clustered[layer]  # of rounding alone, where all keys are exact
+    fp32 = {method["method"]: method["quality"]["48"] for method in report_of(measured("bert"))["methods"]}
+    assert max(fp32["i-clustered:clusters=4,topk=200"]["layer_error"].values()) < 1e-5
+
+
+def test_figures_of_one_dtype_are_not_taken_for_those_of_another(settings, tmp_path):
+    short = {"methods": ("clustered:clusters=4",), "lengths": (), "op_lengths": (32,)}
+    qualities = []
+    for folder, dtype in (("first", None), ("first", "bfloat16"), ("second", "bfloat16")):
+        report = report_of(measure(settings("bert", dtype=dtype, **short), tmp_path / folder))
+        qualities.append(report["methods"][1]["quality"])
+    assert qualities[0] != qualities[1] == qualities[2]
+
+
+def test_an_unknown_dtype_is_refused():
+    with pytest.raises(InputError, match="--dtype 'float8' is none of float32, bfloat16, float16"):
+        CompareSettings(dtype="float8")

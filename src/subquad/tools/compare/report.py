@@ -123,7 +123,7 @@ def _recommendation(
 def _plan_command(s: CompareSettings, lengths: Sequence[int], tokens: int, ranks: int) -> str | None:
     """The command that plans for the same model, text and lengths; None where the text is too short for a plan."""
     lengths = tuple(length for length in lengths if FEWEST_PASSAGES * length <= tokens)
-    shared = ("model", "text", "column", *OPTIONS.values(), "adapters", "calibrate", "device", "seed")
+    shared = ("model", "text", "column", *OPTIONS.values(), "adapters", "calibrate", "device", "dtype", "seed")
     options = {name: getattr(s, name) for name in shared}
     return as_command("plan", PlanSettings(lengths=lengths, **options), ranks) if lengths else None
 

@@ -84,7 +84,7 @@ def prepare(
     methods, documents, task = _parse_inputs(settings)
     check_not_fitted(settings.calibrate, group)
     report_folders(progress, settings.text)
-    pretrained = load(settings.model, settings.device, group)
+    pretrained = load(settings.model, settings.device, group, settings.dtype)
     if pretrained.is_causal_lm and settings.methods == COMPARED:
         learned = [method for method in methods if str(method) in COMPARED_LEARNED]
         methods = [Full(), *map(parse_method, COMPARED_CAUSAL), *learned]

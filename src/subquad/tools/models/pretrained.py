@@ -70,6 +70,14 @@ class Pretrained:
         """A copy with another model and the same tokenizer and pooling."""
         return replace(self, model=model)
 
+    def in_dtype(self, dtype: torch.dtype) -> "Pretrained":
+        """A copy whose floating-point weights have another dtype; buffers, as RoPE's frequencies, stay as they are."""
+        model = copy.deepcopy(self.model)
+        for parameter in model.parameters():
+            if parameter.is_floating_point():
+                parameter.data = parameter.data.to(dtype)
+        return self.with_model(model)
+
     def reaching(self, length: int) -> "Pretrained":
         """The model if its positions reach this length, otherwise a copy whose positions are extended."""
         if self.limit is None or length <= self.limit:
@@ -135,7 +143,7 @@ class Pretrained:
         """What tells this model from another one: name, config, some of its weights."""
         config = without_marks(self.model.config.to_dict())
         weights = sum(float(p.detach().flatten()[:64].double().sum()) for p in self.model.parameters())
-        return [self.name, repr(sorted(config.items(), key=str)), weights]
+        return [self.name, repr(sorted(config.items(), key=str)), str(self.model.dtype), weights]
 
     # ------------------------------------------------------------------ reading
 
@@ -203,10 +211,11 @@ class Pretrained:
         return self.embed(items) if self.kind == "embedding" else self.losses(items)
 
 
-def load(name: str | None, device: str = "cpu", group: MeasuringGroup = ALONE) -> Pretrained:
+def load(name: str | None, device: str = "cpu", group: MeasuringGroup = ALONE, dtype: str | None = None) -> Pretrained:
     """Load a model by hub id or folder; None and "demo-decoder" are the models of the extras `demo` and `demo-decoder`.
 
-    Each process of a group loads the whole model.
+    With a dtype, its weights are converted; otherwise they keep their own. Each process of a group loads the whole
+    model.
 
     Raises:
         InputError: nothing loads under this name, no tokenizer, weights that are not the model's, or a model that reads
@@ -247,8 +256,10 @@ def load(name: str | None, device: str = "cpu", group: MeasuringGroup = ALONE) -
     for note in notes:
         logger.warning("%s: %s", where, note)
     pretrained = replace(pretrained, notes=tuple(notes), group=group)
+    if dtype is not None and model.dtype != getattr(torch, dtype):
+        pretrained = pretrained.in_dtype(getattr(torch, dtype))
     if group.count > 1:
-        with as_input_error(f"{where}: "), running(model, None, group):
+        with as_input_error(f"{where}: "), running(pretrained.model, None, group):
             pass
     return pretrained
 

@@ -53,7 +53,7 @@ def prepare(settings: PlanSettings, out: Path, progress: Progress, group: Measur
     methods, documents = parse_inputs(settings)
     check_not_fitted(settings.calibrate, group)
     report_folders(progress, settings.text)
-    pretrained = load(settings.model, settings.device, group)
+    pretrained = load(settings.model, settings.device, group, settings.dtype)
     adapters = _adapters(settings.adapters, pretrained)
     loads, metadata = of_text(pretrained, documents or standard_library(), settings)
     # As compare does: those that are named, or its own.

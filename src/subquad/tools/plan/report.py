@@ -53,7 +53,7 @@ def compare_command(made: Made, settings: PlanSettings, out: Path) -> str | None
     """
     if all(planned.verified is None for planned in made.planning.lengths):
         return None
-    shared = ("model", "text", "column", *OPTIONS.values(), "device", "seed")
+    shared = ("model", "text", "column", *OPTIONS.values(), "device", "dtype", "seed")
     shortest, limit = min(settings.lengths), made.metadata["position_limit"]
     length = shortest if limit is None or shortest <= limit else None
     options = {name: getattr(settings, name) for name in shared}

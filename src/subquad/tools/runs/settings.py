@@ -76,6 +76,8 @@ FLOORS = {
     "agreement": "In place of --max-kl, the least share of exact top tokens.",
 }
 DEVICE = "Device: cpu, cuda, cuda:1."
+DTYPES = ("float32", "bfloat16", "float16")
+DTYPE = "Run the model in float32, bfloat16 or float16, exact attention too; default: the dtype of its weights."
 DATA = {"help": "Folder of real data, with one folder per task.", "envvar": "SUBQUAD_DATA"}
 
 
@@ -101,6 +103,16 @@ def _depths(text: str) -> tuple[float, ...]:
         return tuple(map(float, _listed(text)))
     except ValueError:
         raise InputError(f"--depths {text!r} are not numbers; depths are written as 0,0.5,1") from None
+
+
+def check_dtype(name: str | None) -> None:
+    """Check that a model can be run in this dtype.
+
+    Raises:
+        InputError: it is none of `DTYPES`.
+    """
+    if name is not None and name not in DTYPES:
+        raise InputError(f"--dtype {name!r} is none of {', '.join(DTYPES)}")
 
 
 @dataclass(frozen=True)
@@ -130,6 +142,7 @@ class CompareSettings:
     max_kl: float | None = option(None, FLOORS["kl"], reading=True)
     min_agreement: float | None = option(None, FLOORS["agreement"], reading=True)
     device: str = option("cpu", DEVICE)
+    dtype: str | None = option(None, DTYPE)
     lengths: tuple[int, ...] | None = None  # beyond the main one; default: LENGTHS up to the maximum
     op_lengths: tuple[int, ...] | None = None  # of one layer's attention alone; default: OP_LENGTHS up to the maximum
     passages: int = 32
@@ -137,6 +150,7 @@ class CompareSettings:
 
     def __post_init__(self) -> None:
         check_floor(self)
+        check_dtype(self.dtype)
 
     @property
     def as_used(self) -> "CompareSettings":
@@ -184,7 +198,11 @@ class PlanSettings:
     )
     minutes: float = option(10.0, "Time limit in minutes, --calibrate aside.")
     device: str = option("cpu", DEVICE)
+    dtype: str | None = option(None, DTYPE)
     seed: int = option(0, "Random seed for the passages.")
+
+    def __post_init__(self) -> None:
+        check_dtype(self.dtype)
 
 
 @dataclass(frozen=True)

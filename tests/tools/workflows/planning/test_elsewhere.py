@@ -1,7 +1,11 @@
 """Losses of single layers from workers are those of this process."""
 
-import pytest
+from dataclasses import replace
 
+import pytest
+import torch
+
+from subquad.core.errors import InputError
 from subquad.tools.plan import run as running
 from subquad.tools.plan.measure import single_losses
 from subquad.tools.plan.plan import candidates_for
@@ -57,3 +61,10 @@ def test_a_plan_from_workers_is_that_of_one_process(settings, tmp_path, monkeypa
     assert [len(each) for each in workers.ran[:-1]] == [3] * (len(workers.ran) - 1)
     assert "Losses of single layers were measured by 3 processes." in spread.notes
     assert not any("measured by" in note for note in alone.notes)
+
+
+def test_the_inputs_of_a_dtype_have_a_model_in_it(settings, tmp_path):
+    own, other = (prepare(replace(settings, dtype=dtype), tmp_path, silent) for dtype in (None, "bfloat16"))
+    assert [found.loads[0].model.dtype for found in (own, other)] == [torch.float32, torch.bfloat16]
+    with pytest.raises(InputError, match="--dtype 'half' is none of"):
+        replace(settings, dtype="half")
