@@ -78,12 +78,12 @@ struct KeyTile {
 template <class T>
 static void pack_both_ways(const Rows &from, int64_t b, int64_t h, int64_t first, int64_t count, int64_t lanes,
                            int64_t width, Number<T> *steps, Number<T> *across, const ExactGradScratch<T> &own) {
-  const int64_t wide = round_up(width, W), depth = Factor<T>::steps(width), padded = round_up(depth, W);
+  const int64_t wide = round_up(width, W), depth = steps_of<Number<T>>(width), padded = round_up(depth, W);
   pack_factor_rows<T>(from, b, h, nullptr, first, count, width, own.rows, padded);
   for (int64_t i = count * padded; i < lanes * padded; i++) own.rows[i] = {};
   pack_factors_across(own.rows, lanes, depth, padded, across, lanes);
   pack_factor_steps<T>(from, b, h, nullptr, first, count, width, steps, wide);
-  for (int64_t i = Factor<T>::steps(count) * wide; i < Factor<T>::steps(lanes) * wide; i++) steps[i] = {};
+  for (int64_t i = steps_of<Number<T>>(count) * wide; i < steps_of<Number<T>>(lanes) * wide; i++) steps[i] = {};
 }
 
 template <class T>
@@ -185,10 +185,10 @@ template <class T>
 static void add_tile(const ExactBackward &a, const Positions &keys, int64_t h, int64_t first_query, int64_t queries,
                      int64_t lanes, const KeyTile<T> &tile, const ExactGradScratch<T> &own) {
   const ExactInputs &in = a.inputs;
-  const int64_t D = round_up(in.D, W), E = round_up(in.E, W), count = tile.count, over = Factor<T>::steps(lanes);
-  gemm(count, lanes, Factor<T>::steps(in.D), tile.keys.first, tile.keys.row, 1, own.queries_across, lanes, own.weights,
+  const int64_t D = round_up(in.D, W), E = round_up(in.E, W), count = tile.count, over = steps_of<Number<T>>(lanes);
+  gemm(count, lanes, steps_of<Number<T>>(in.D), tile.keys.first, tile.keys.row, 1, own.queries_across, lanes, own.weights,
        lanes, false, in.scale);
-  gemm(count, lanes, Factor<T>::steps(in.E), tile.values.first, tile.values.row, 1, own.grads_across, lanes,
+  gemm(count, lanes, steps_of<Number<T>>(in.E), tile.values.first, tile.values.row, 1, own.grads_across, lanes,
        own.slopes, lanes, false);
   const bool partly = tile.first + count > seen_keys(in, keys, first_query);
   if (partly) hide_later(in, keys, tile.first, count, first_query, lanes, own.weights);
@@ -197,7 +197,7 @@ static void add_tile(const ExactBackward &a, const Positions &keys, int64_t h, i
     return add_pairs(a, keys, h, first_query, queries, lanes, tile, own);
   gemm(count, E, over, own.of_lanes, over, 1, own.grads, E, tile.of_values, E, true);
   gemm(count, D, over, own.slopes_of_lanes, over, 1, own.queries, D, tile.of_keys, D, true);
-  gemm(queries, D, Factor<T>::steps(count), own.slopes_of_keys, 1, lanes, tile.steps.first, tile.steps.row,
+  gemm(queries, D, steps_of<Number<T>>(count), own.slopes_of_keys, 1, lanes, tile.steps.first, tile.steps.row,
        own.of_queries, D, true);
 }
 

@@ -23,12 +23,12 @@ struct ExactScratch {
   float *highest, *total, *shrink;   // (Q')
 
   ExactScratch(Arena &arena, const ExactInputs &in) {
-    const int64_t D = round_up(Factor<T>::steps(in.D), W), E = round_up(in.E, W), Q = EXACT_QUERIES;
+    const int64_t D = round_up(steps_of<Number<T>>(in.D), W), E = round_up(in.E, W), Q = EXACT_QUERIES;
     rows = arena.take<Number<T>>(Q * D);
     queries = arena.take<Number<T>>(D * Q);
     logits = arena.take<float>(EXACT_KEYS * Q);
     keys = arena.take<Number<T>>(EXACT_KEYS * D);
-    values = arena.take<Number<T>>(Factor<T>::steps(EXACT_KEYS) * E);
+    values = arena.take<Number<T>>(steps_of<Number<T>>(EXACT_KEYS) * E);
     value = arena.take<float>(E);
     out = arena.take<float>(Q * E);
     highest = arena.take<float>(Q);
@@ -146,7 +146,7 @@ static void attend_exactly(const ExactForward &a, int64_t b, int64_t h, int64_t 
                            const ExactScratch<T> &own) {
   const ExactInputs &in = a.inputs;
   const int64_t g = h / (in.H / in.G), left = in.N - first_query, E = round_up(in.E, W);
-  const int64_t steps = Factor<T>::steps(in.D), D = round_up(steps, W);
+  const int64_t steps = steps_of<Number<T>>(in.D), D = round_up(steps, W);
   const int64_t queries = left < EXACT_QUERIES ? left : EXACT_QUERIES, lanes = round_up(queries, W);
   pack_factor_rows<T>(in.query, b, h, nullptr, first_query, queries, in.D, own.rows, D);
   for (int64_t i = queries * D; i < lanes * D; i++) own.rows[i] = {};
@@ -157,7 +157,8 @@ static void attend_exactly(const ExactForward &a, int64_t b, int64_t h, int64_t 
   }
   zero(own.out, lanes * E);
   const bool padding = is_padding(in, b, first_query, queries);
-  const int64_t seen = padding ? 0 : seen_keys(in, keys, first_query + queries - 1), by_all = seen_keys(in, keys, first_query);
+  const int64_t seen = padding ? 0 : seen_keys(in, keys, first_query + queries - 1);
+  const int64_t by_all = seen_keys(in, keys, first_query);
   for (int64_t first = 0; first < seen; first += EXACT_KEYS) {
     const int64_t count = seen - first < EXACT_KEYS ? seen - first : EXACT_KEYS;
     const auto key = key_tile<T>(in.key, b, g, keys, first, count, in.D, own.keys);
@@ -169,7 +170,7 @@ static void attend_exactly(const ExactForward &a, int64_t b, int64_t h, int64_t 
       for (int64_t i = 0; i < queries; i++)
         for (int64_t e = 0; e < E; e += W) store(own.out + i * E + e, load(own.out + i * E + e) * own.shrink[i]);
     if (partly) value = add_apart(in, b, g, keys, first, count, first_query, queries, lanes, value, own);
-    gemm(queries, E, Factor<T>::steps(count), own.weights(), 1, lanes, value.first, value.row, own.out, E, true);
+    gemm(queries, E, steps_of<Number<T>>(count), own.weights(), 1, lanes, value.first, value.row, own.out, E, true);
   }
   for (int64_t i = 0; i < queries; i++) {
     const float total = own.total[i], log_total = __builtin_logf(total * GROWN);

@@ -5,7 +5,6 @@ template <class T>
 struct Factor {
   using Number = float;
   static constexpr bool PAIRED = false;
-  static int64_t steps(int64_t depth) { return depth; }
 };
 template <class T>
 using Number = typename Factor<T>::Number;
@@ -24,7 +23,6 @@ template <>
 struct Factor<bf16> {
   using Number = Pair;
   static constexpr bool PAIRED = true;
-  static int64_t steps(int64_t depth) { return (depth + 1) / 2; }
 };
 
 inline vu paired(vf low, vf high) {
@@ -164,7 +162,7 @@ static TileRows<Number<T>> key_tile(const Rows &rows, int64_t b, int64_t g, cons
     if (!keys.at && width % 2 == 0 && rows.token % 2 == 0 && (uintptr_t)row % alignof(Pair) == 0)
       return {(const Pair *)row, rows.token / 2};
   }
-  const int64_t padded = round_up(Factor<T>::steps(width), W);
+  const int64_t padded = round_up(steps_of<Number<T>>(width), W);
   pack_factor_rows<T>(rows, b, g, keys.at, first, count, width, packed, padded);
   return {packed, padded};
 }

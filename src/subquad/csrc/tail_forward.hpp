@@ -365,7 +365,8 @@ static void take_rows(const LaneCandidates &best, const float *logits, const flo
 // The `K` rows with the largest logit plus term in each of `C` lanes, as candidates in ascending order. A bound from
 // evenly spaced rows lets somewhat more pass; a lane in which too few pass it starts again without one.
 template <class Number>
-static void choose_top(const BlockScratch<Number> &own, const float *terms, int64_t C, int64_t lanes, int64_t count, int64_t K) {
+static void choose_top(const BlockScratch<Number> &own, const float *terms, int64_t C, int64_t lanes, int64_t count,
+                       int64_t K) {
   const LaneCandidates &best = own.best;
   const int64_t sample = count < best.room ? count : best.room, step = count / sample;
   const float expected = (float)(K * sample) / (float)count;  // top keys among the sample, give or take its root
@@ -651,7 +652,8 @@ static int64_t pack_met(const TailInputs &in, const TailSaved &saved, const Cell
     to.key_rows[i] = to.value_rows[i] = to.nothing;
     to.bias[i] = -__builtin_inff();
   }
-  pack_across(lanes, steps_of<Pair>(in.D), (float *)to.keys, lanes, [&](int64_t i) { return (const float *)to.key_rows[i]; });
+  pack_across(lanes, steps_of<Pair>(in.D), (float *)to.keys, lanes,
+              [&](int64_t i) { return (const float *)to.key_rows[i]; });
   for (int64_t i = 0; i < lanes; i += 2)
     pair_rows(to.value_rows[i], to.value_rows[i + 1], in.E, to.values + i / 2 * wide, wide);
   return K;
@@ -713,7 +715,7 @@ static void attend_met(int64_t count, int64_t L, int64_t width, int64_t value_wi
   gemm_with(count, E, L, own.weights, lanes, 1, ListedRows{own.met.value_rows}, Product{own.out, E, false});
 }
 
-// The same in pairs, for variants that multiply them: the argument's type is a template's only to compile nowhere else.
+// The same in pairs. A template, so that variants which do not multiply them need not compile it.
 template <class Number>
 static void attend_met(int64_t count, int64_t L, int64_t width, int64_t value_width, float scale,
                        const TailMemberScratch<Number> &own) {
@@ -744,7 +746,7 @@ static void attend_tail_members(const TailForward &a, const SortedKeys<Number<T>
         own.norms[i] = 0;
       }
     } else {
-      pack_factor_rows<T>(in.query, b, h, order, first, count, in.D, own.queries, Factor<T>::steps(in.D));
+      pack_factor_rows<T>(in.query, b, h, order, first, count, in.D, own.queries, steps_of<Number<T>>(in.D));
       attend_met(count, K + in.cells, in.D, in.E, in.scale, own);
     }
     for (int64_t i = 0; i < count; i++) {
