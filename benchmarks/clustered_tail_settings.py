@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 import subquad as sq
-from subquad.kernels.attention.tail.reference import covariance_in_clusters, terms_of_keys
+from subquad.kernels.attention.tail.choice import covariance_in_clusters, terms_of_keys
 from subquad.kernels.selection.blocks.op import by_bucket
 from subquad.kernels.selection.cells.op import key_cells
 from subquad.kernels.selection.cells.reference import BITS as CELL_BITS

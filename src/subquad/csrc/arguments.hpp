@@ -234,14 +234,16 @@ DESCRIBE(KeyCells, B, G, M, D, E, cells, bits, iterations, threads, dtype, key, 
 
 // Attention to a cluster's exact keys and a tail of cells.
 struct TailInputs {
-  int64_t B, H, G, N, M, D, E, clusters, topk, cells, threads;
+  int64_t B, H, G, N, M, D, E, clusters, topk, cells, window, threads;  // window 0: no near keys
   float scale;
   Dtype dtype;
   Rows query, key, value;
   const int64_t *labels;  // (B,H,N) the cluster of each query; `clusters` for none
   const int64_t *cell;    // (B,G,M) the cell of each key; `cells` for none
+  const int64_t *start;   // (B) where the first query stands among the keys; null: at the first one
 };
-DESCRIBE(TailInputs, B, H, G, N, M, D, E, clusters, topk, cells, threads, scale, dtype, query, key, value, labels, cell)
+DESCRIBE(TailInputs, B, H, G, N, M, D, E, clusters, topk, cells, window, threads, scale, dtype, query, key, value, labels,
+         cell, start)
 
 struct TailSaved {
   int32_t *order;         // (B,H,N) positions of the queries that are in a cluster, sorted by it
@@ -254,9 +256,13 @@ struct TailSaved {
   float *cell_values;     // (B,H,clusters,cells,E) v̄
   float *cell_lse;        // (B,H,clusters,cells) ln Σ e^{scale·q̄·k}; −∞ for a cell without keys that are not exact
   float *cell_residual;   // (B,H,clusters,cells) what rounding took from `cell_lse`
+  // With a window; null where nobody wants them.
+  float *shifts;    // (B,H,N,cells) scale·(q − q̄)·k̄
+  float *kept;      // (B,H,N) 0 where the cells are left out, since all of their keys are near; 1 elsewhere
+  float *residual;  // (B,H,N) what rounding took from a query's log-sum-exp
 };
 DESCRIBE(TailSaved, order, offsets, key_order, cell_offsets, top, centroids, cell_keys, cell_values, cell_lse,
-         cell_residual)
+         cell_residual, shifts, kept, residual)
 
 struct TailForward {
   TailInputs inputs;
@@ -274,6 +280,8 @@ DESCRIBE(TailForward, inputs, keys, wanted, terms, means, around, out, lse, save
 struct TailBackward {
   TailInputs inputs;
   TailSaved saved;
+  Rows out;          // with a window what the forward pass gave
+  const float *lse;  // (B,H,N) likewise
   Rows grad_out;          // null where nobody reads `out`
   const float *grad_lse;  // (B,H,N); null where nobody reads `lse`
   // As `cell_keys`, `cell_values` and `cell_lse`; null where nobody else reads these.
@@ -281,7 +289,7 @@ struct TailBackward {
   RowsOut grad_query, grad_key, grad_value;
   float *grad_means;  // (B,H,clusters,D); null where the means are those of the queries, which share their gradient
 };
-DESCRIBE(TailBackward, inputs, saved, grad_out, grad_lse, grad_cell_keys, grad_cell_values, grad_cell_lse, grad_query,
+DESCRIBE(TailBackward, inputs, saved, out, lse, grad_out, grad_lse, grad_cell_keys, grad_cell_values, grad_cell_lse, grad_query,
          grad_key, grad_value, grad_means)
 
 // What follows serves clusters that hold tokens of several ranks; see `ranks.hpp`.

@@ -140,7 +140,8 @@ static void listed_members_backward(const ListedBackward &a, const ListedHeads &
     if (a.grad_out.data) pack_rows<float>(a.grad_out, b, h, order, first, count, in.E, own.grads, E);
     else zero(own.grads, count * E);
     for (int64_t i = 0; i < count; i++) own.lse[i] = a.grad_lse ? a.grad_lse[bh * in.N + order[first + i]] : 0;
-    met_tile_backward(count, K, in.D, in.E, in.scale, own, of_queries);
+    met_tile_backward(count, K, in.D, in.E, own, of_queries,
+                      [&](int64_t lanes) { tail_softmax_gradient(count, lanes, in.scale, own); });
     for (int64_t i = 0; i < count; i++) {
       for (int64_t d = 0; d < D; d++) of_queries[i * D + d] *= in.scale;
       store_row(of_queries + i * D, in.D, row_of<float>(a.grad_query, b, h, order[first + i]));

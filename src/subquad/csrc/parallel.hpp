@@ -93,16 +93,18 @@ static inline bool heads_side_by_side(int64_t heads, int64_t threads) {
   return heads % threads == 0 || heads >= 4 * threads;
 }
 
-// A scratch of each thread's own, made from the same sizes.
+// Equal pieces of scratch, made from the same sizes: one for each head, or each thread.
 template <class Scratch>
-struct PerThread {
+struct Each {
   Scratch *of;
   template <class... Sizes>
-  PerThread(Arena &arena, int64_t threads, const Sizes &...sizes) {
-    of = arena.take<Scratch>(threads);
-    for (int64_t t = 0; t < threads; t++) {
+  Each(Arena &arena, int64_t pieces, const Sizes &...sizes) {
+    of = arena.take<Scratch>(pieces);
+    for (int64_t i = 0; i < pieces; i++) {
       Scratch scratch(arena, sizes...);
-      if (arena.base) of[t] = scratch;
+      if (arena.base) of[i] = scratch;
     }
   }
 };
+template <class Scratch>
+using PerThread = Each<Scratch>;

@@ -116,6 +116,22 @@ static inline bool all_set(vi mask) {
 #endif
 }
 
+// The numbers at these places of a table of `size`, which has `table_of(size)` numbers' room; any at the place `size`.
+static inline int64_t table_of(int64_t size) { return size <= 31 ? 32 : size + 1; }
+static inline vf look_up(const float *table, int64_t size, vi at) {
+#if defined(__AVX512F__)
+  if (size <= 32)
+    return (vf)_mm512_permutex2var_ps(_mm512_loadu_ps(table), (__m512i)at, _mm512_loadu_ps(table + 16));
+  return (vf)_mm512_i32gather_ps((__m512i)at, table, 4);
+#elif defined(__AVX2__)
+  return (vf)_mm256_i32gather_ps(table, (__m256i)at, 4);
+#else
+  vf found;
+  for (int lane = 0; lane < W; lane++) found[lane] = table[at[lane]];
+  return found;
+#endif
+}
+
 // 2^−shrunk · eˣ for x ≤ 0, to 2 ulp: 2ⁿ · eʳ with r = x − n ln 2. 0 where fp32 ends, below −87 without shrinking; NaN
 // stays NaN.
 template <int shrunk = 0>

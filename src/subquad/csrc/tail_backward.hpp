@@ -45,6 +45,7 @@ struct TailGradScratch {
   float *queries, *grads;       // (MEMBER_TILE,D'), (MEMBER_TILE,E')
   float *weights, *products;    // (MEMBER_TILE,L')
   float *lse, *norms, *bias;    // (MEMBER_TILE), (MEMBER_TILE), (L') db
+  float *of_shifts;             // (X) with a window the sums of du
   float *of_keys, *of_values;   // (L',D'), (L',E')
   float *grad_keys, *grad_values;    // a tile of keys: (KEY_TILE,D'), (KEY_TILE,E')
   float *weights_t, *products_t;     // (KEY_TILE,C')
@@ -62,6 +63,7 @@ struct TailGradScratch {
     lse = arena.take<float>(MEMBER_TILE);
     norms = arena.take<float>(MEMBER_TILE);
     bias = arena.take<float>(L);
+    of_shifts = arena.take<float>(in.cells);
     of_keys = arena.take<float>(L * D);
     of_values = arena.take<float>(L * E);
     grad_keys = arena.take<float>(KEY_TILE * D);
@@ -74,34 +76,61 @@ struct TailGradScratch {
   }
 };
 
-// Products dO·V become ds = w (dO·V − δ + dlse), and `bias` gains their sums over the members.
-static void tail_softmax_gradient(const float *weights, float *products, float *bias, int64_t count, int64_t lanes,
-                                  const float *grad_lse) {
+// A tile's products with keys and with values to its weights and ds = w (dO·V − δ + dlse), in their places; `bias` gains
+// the sums of ds over the members.
+static void tail_softmax_gradient(int64_t count, int64_t lanes, float scale, const TailGradScratch &own) {
+  float highest[MEMBER_TILE];  // their log-sum-exps, which nobody reads
+  exp_rows(own.weights, count, lanes, scale, own.met.bias, highest, own.norms);
   for (int64_t i = 0; i < count; i++) {
-    const float *w = weights + i * lanes;
-    float *p = products + i * lanes;
+    float *w = own.weights + i * lanes, *p = own.products + i * lanes;
+    scale_row(w, lanes, own.norms[i]);
     vf weighted = {};
     for (int64_t j = 0; j < lanes; j += W) weighted += load(w + j) * load(p + j);
-    const float shift = sum(weighted) - grad_lse[i];
+    const float shift = sum(weighted) - own.lse[i];
     for (int64_t j = 0; j < lanes; j += W) {
       const vf ds = load(w + j) * (load(p + j) - shift);
       store(p + j, ds);
-      store(bias + j, load(bias + j) + ds);
+      store(own.bias + j, load(own.bias + j) + ds);
+    }
+  }
+}
+
+// The same where near keys have a part in lse and δ. The cells' products gain du too, whose sums over the
+// members go to `of_shifts`.
+static void apart_softmax_gradient(const TailBackward &a, const NearHeadGradients &near, int64_t bh, const int32_t *order,
+                                   int64_t count, int64_t K, int64_t lanes, const TailGradScratch &own) {
+  const TailInputs &in = a.inputs;
+  for (int64_t i = 0; i < count; i++) {
+    const int64_t query = order[i], at = bh * in.N + query;
+    float *w = own.weights + i * lanes, *p = own.products + i * lanes;
+    const float *shift = near.shifts + query * in.cells;
+    const float lse = a.lse[at] == -__builtin_inff() ? __builtin_inff() : a.lse[at], residual = a.saved.residual[at];
+    for (int64_t j = 0; j < lanes; j += W) {
+      const vf logits = load(w + j) * in.scale + load(own.met.bias + j);
+      store(w + j, exp_nonpositive((logits - lse) - residual));
+    }
+    for (int64_t x = 0; a.saved.kept[at] == 0 && x < in.cells; x++) w[K + x] = 0;
+    for (int64_t j = 0; j < lanes; j += W) {
+      const vf ds = load(w + j) * (load(p + j) - near.delta[query]);
+      store(p + j, ds);
+      store(own.bias + j, load(own.bias + j) + ds);
+    }
+    for (int64_t x = 0; x < in.cells; x++) {
+      p[K + x] += shift[x];
+      own.of_shifts[x] += shift[x];
     }
   }
 }
 
 // A tile of members, whose queries and gradients are packed: adds to the gradients of what they meet, and gives their own,
-// which are still to be multiplied by the scale.
-static void met_tile_backward(int64_t count, int64_t L, int64_t width, int64_t value_width, float scale,
-                              const TailGradScratch &own, float *to) {
+// which are still to be multiplied by the scale. `to_slopes` makes weights and ds of the products.
+template <class ToSlopes>
+static void met_tile_backward(int64_t count, int64_t L, int64_t width, int64_t value_width, const TailGradScratch &own,
+                              float *to, ToSlopes &&to_slopes) {
   const int64_t lanes = round_up(L, W), D = round_up(width, W), E = round_up(value_width, W);
   gemm(count, lanes, width, own.queries, D, 1, own.met.keys, lanes, own.weights, lanes, false);
-  float *highest = own.products;  // their log-sum-exps, which nobody reads, where the products come next
-  exp_rows(own.weights, count, lanes, scale, own.met.bias, highest, own.norms);
-  for (int64_t i = 0; i < count; i++) scale_row(own.weights + i * lanes, lanes, own.norms[i]);
   gemm(count, lanes, value_width, own.grads, E, 1, own.values, lanes, own.products, lanes, false);
-  tail_softmax_gradient(own.weights, own.products, own.bias, count, lanes, own.lse);
+  to_slopes(lanes);
   gemm_with(count, D, L, own.products, lanes, 1, ListedRows{own.met.key_rows}, Product{to, D, false});
   gemm(L, D, count, own.products, 1, lanes, own.queries, D, own.of_keys, D, true);
   gemm(L, E, count, own.weights, 1, lanes, own.grads, E, own.of_values, E, true);
@@ -110,7 +139,8 @@ static void met_tile_backward(int64_t count, int64_t L, int64_t width, int64_t v
 // What the members of cluster c give.
 template <class T>
 static void tail_members_backward(const TailBackward &a, const SortedKeys<float> &sorted, int64_t at, int64_t bh, int64_t c,
-                                  const TailHeadGradients &to, const TailGradScratch &own) {
+                                  const NearHeadGradients &near, const TailHeadGradients &to,
+                                  const TailGradScratch &own) {
   const TailInputs &in = a.inputs;
   const int64_t b = bh / in.H, h = bh % in.H, bg = b * in.G + h / (in.H / in.G), row = bh * in.clusters + c;
   const int64_t C = round_up(in.clusters, W), D = round_up(in.D, W), E = round_up(in.E, W), X = in.cells;
@@ -132,6 +162,7 @@ static void tail_members_backward(const TailBackward &a, const SortedKeys<float>
   const int64_t L = K + X, lanes = round_up(L, W);
   pack_across(lanes, in.E, own.values, lanes, [&](int64_t i) { return own.met.value_rows[i]; });
   zero(own.bias, lanes);
+  zero(own.of_shifts, X);
   zero(own.of_keys, L * D);
   zero(own.of_values, L * E);
   for (int64_t first = bounds[0]; first < bounds[1]; first += MEMBER_TILE) {
@@ -140,21 +171,24 @@ static void tail_members_backward(const TailBackward &a, const SortedKeys<float>
     if (a.grad_out.data) pack_rows<T>(a.grad_out, b, h, order, first, count, in.E, own.grads, E);
     else zero(own.grads, count * E);
     for (int64_t i = 0; i < count; i++) own.lse[i] = a.grad_lse ? a.grad_lse[bh * in.N + order[first + i]] : 0;
-    met_tile_backward(count, L, in.D, in.E, in.scale, own, to.queries + first * D);
+    met_tile_backward(count, L, in.D, in.E, own, to.queries + first * D, [&](int64_t lanes) {
+      if (in.window == 0) tail_softmax_gradient(count, lanes, in.scale, own);
+      else apart_softmax_gradient(a, near, bh, order + first, count, K, lanes, own);
+    });
   }
   for (int64_t k = 0; k < K; k++)
     for (int64_t d = 0; d < D; d++) to.keys[(c * in.topk + k) * D + d] = own.of_keys[k * D + d] * in.scale;
   for (int64_t k = 0; k < K; k++) load_row(own.of_values + k * E, E, to.values + (c * in.topk + k) * E, E);
   for (int64_t x = 0; x < X; x++) {
-    const float lse = a.saved.cell_lse[row * X + x], db = own.bias[K + x];
+    const float lse = a.saved.cell_lse[row * X + x], db = own.bias[K + x], moved = db + own.of_shifts[x];
     if (lse == -__builtin_inff()) continue;
     const float *key = own.met.key_rows[K + x];
     const float *mean = a.saved.centroids + row * in.D, *of_key = own.of_keys + (K + x) * D;
     const float *of_value = own.of_values + (K + x) * E;
     float *dk = to.cell_keys + (x * C + c) * D, *dv = to.cell_values + (x * C + c) * E;
     for (int64_t d = 0; d < in.D; d++) {
-      dk[d] = (of_key[d] - db * mean[d]) * in.scale;
-      means[d] -= db * key[d];
+      dk[d] = (of_key[d] - moved * mean[d]) * in.scale;
+      means[d] -= moved * key[d];
     }
     for (int64_t e = 0; e < in.E; e++) dv[e] = of_value[e];
     to.of_lse[x * C + c] = db;
@@ -246,7 +280,7 @@ static void cell_tile_backward(const TailBackward &a, const float *keys, const f
 // All keys of one cell: their gradients, and the cell's part of those of the means of all heads that read them.
 template <class T>
 static void cell_backward(const TailBackward &a, const float *keys, const float *values, int64_t bg, int64_t x,
-                          const TailHeadGradients *heads, const TailGradScratch &own) {
+                          const NearKeyGradients &near, const TailHeadGradients *heads, const TailGradScratch &own) {
   const TailInputs &in = a.inputs;
   const int64_t group = in.H / in.G, b = bg / in.G, g = bg % in.G;
   const int64_t C = round_up(in.clusters, W), D = round_up(in.D, W), E = round_up(in.E, W);
@@ -262,8 +296,17 @@ static void cell_backward(const TailBackward &a, const float *keys, const float 
   }
   for (int64_t at = bounds[0]; at < bounds[1]; at += KEY_TILE) {
     const int64_t count = bounds[1] - at < KEY_TILE ? bounds[1] - at : KEY_TILE;
-    zero(own.grad_keys, count * D);
-    zero(own.grad_values, count * E);
+    for (int64_t i = 0; i < count; i++) {
+      float *of_key = own.grad_keys + i * D, *of_value = own.grad_values + i * E;
+      if (in.window == 0) {
+        zero(of_key, D);
+        zero(of_value, E);
+      } else {
+        load_row(near.keys + order[at + i] * D, D, of_key, D);
+        scale_row(of_key, D, in.scale);
+        load_row(near.values + order[at + i] * E, E, of_value, E);
+      }
+    }
     for (int64_t i = 0; i < group; i++) {
       if (group > 1 || at == bounds[0]) {
         pack_transposed(heads[i].cell_keys + x * C * D, C, in.D, D, own.cell_keys_t, C);
@@ -281,13 +324,19 @@ static void cell_backward(const TailBackward &a, const float *keys, const float 
 
 // The members of cluster c: what came from their own products, and their share of the gradient of the mean, if it is theirs.
 template <class T>
-static void tail_queries_backward(const TailBackward &a, int64_t bh, int64_t c, const TailHeadGradients &of, float *row) {
+static void tail_queries_backward(const TailBackward &a, int64_t bh, int64_t c, const NearHeadGradients &near,
+                                  const TailHeadGradients &of, float *row) {
   const TailInputs &in = a.inputs;
   const int64_t D = round_up(in.D, W);
   const int32_t *bounds = a.saved.offsets + bh * (in.clusters + 1) + c, *order = a.saved.order + bh * in.N;
   float *shared = of.means + c * D;
   for (int64_t x = 0; x < in.cells; x++)
     for (int64_t d = 0; d < D; d++) shared[d] += of.of_cells[(x * in.clusters + c) * D + d];
+  for (int64_t i = bounds[0]; in.window > 0 && i < bounds[1]; i++)
+    for (int64_t d = 0; d < D; d++) {
+      shared[d] += near.means[order[i] * D + d];
+      of.queries[i * D + d] += near.queries[order[i] * D + d];
+    }
   if (a.grad_means) {
     float *to = a.grad_means + (bh * in.clusters + c) * in.D;
     for (int64_t d = 0; d < in.D; d++) to[d] = shared[d] * in.scale;
@@ -344,15 +393,17 @@ static int64_t tail_backward_of(const TailBackward &a, void *workspace) {
   const int64_t group = in.H / in.G, all = in.B * in.G, wave = wave_of(in);
   Arena arena{(char *)workspace};
   const SortedKeys<float> sorted(arena, in, wave);
-  TailHeadGradients *heads = arena.take<TailHeadGradients>(wave * group);
-  for (int64_t i = 0; i < wave * group; i++) {
-    const TailHeadGradients head(arena, in);
-    if (arena.base) heads[i] = head;
-  }
+  const Each<TailHeadGradients> gradients(arena, wave * group, in);
   const PerThread<TailGradScratch> scratch(arena, in.threads, in);
+  const NearKeys near_keys(arena, in, wave, true);
+  const Each<NearHeadGradients> near_heads(arena, wave * group, in);
+  const Each<NearKeyGradients> near_grads(arena, wave, in);
+  const PerThread<NearGradScratch> near_scratch(arena, in.threads, in);
   if (!arena.base) return arena.used;
   if (!tail_lists_hold(a)) return BAD_LIST;
 
+  const TailHeadGradients *heads = gradients.of;
+  const NearHeadGradients *near = near_heads.of;
   const int64_t step = in.clusters / 16 + 1, steps = (in.clusters + step - 1) / step;
   for (int64_t first = 0; first < all; first += wave) {
     const int64_t now = all - first < wave ? all - first : wave;
@@ -367,10 +418,14 @@ static int64_t tail_backward_of(const TailBackward &a, void *workspace) {
       pack_keys<T>(in, a.saved.key_order + bg * in.M, a.saved.cell_offsets + bg * (in.cells + 1), bg, i, sorted);
       zero_unlabelled<T>(a.grad_key, in.cell + bg * in.M, in.cells, b, g, in.M, in.D);
       zero_unlabelled<T>(a.grad_value, in.cell + bg * in.M, in.cells, b, g, in.M, in.E);
+      if (in.window > 0) pack_near_keys<T>(in, b, g, i, near_keys, true);
+    }};
+    const Stage of_near = {in.window > 0 ? now : 0, [&](int64_t i, int thread) {
+      near_backward<T>(a, near_keys, i, first + i, near + i * group, near_grads.of[i], near_scratch.of[thread]);
     }};
     const Stage members = {now * group * steps, [&](int64_t task, int thread) {
       over_clusters(task, [&](int64_t head, int64_t bh, int64_t c) {
-        tail_members_backward<T>(a, sorted, head / group, bh, c, heads[head], scratch.of[thread]);
+        tail_members_backward<T>(a, sorted, head / group, bh, c, near[head], heads[head], scratch.of[thread]);
         if (a.grad_cell_keys || a.grad_cell_values || a.grad_cell_lse) add_given_gradients(a, bh, c, heads[head]);
         shift_cells(a, bh, c, heads[head]);
       });
@@ -378,17 +433,17 @@ static int64_t tail_backward_of(const TailBackward &a, void *workspace) {
     const Stage means = {now * group, [&](int64_t i, int) { prepare_means(a, head_of(i), heads[i]); }};
     const Stage cells = {now * in.cells, [&](int64_t task, int thread) {
       const int64_t i = task / in.cells;
-      cell_backward<T>(a, sorted.keys[i], sorted.values[i], first + i, task % in.cells, heads + i * group,
-                       scratch.of[thread]);
+      cell_backward<T>(a, sorted.keys[i], sorted.values[i], first + i, task % in.cells, near_grads.of[i],
+                       heads + i * group, scratch.of[thread]);
     }};
     const Stage queries = {now * group * steps, [&](int64_t task, int thread) {
       over_clusters(task, [&](int64_t head, int64_t bh, int64_t c) {
         const int64_t b = bh / in.H, h = bh % in.H;
         if (c == 0) zero_unlabelled<T>(a.grad_query, in.labels + bh * in.N, in.clusters, b, h, in.N, in.D);
-        tail_queries_backward<T>(a, bh, c, heads[head], scratch.of[thread].queries);
+        tail_queries_backward<T>(a, bh, c, near[head], heads[head], scratch.of[thread].queries);
       });
     }};
-    parallel_stages(in.threads, packed, members, means, cells, queries);
+    parallel_stages(in.threads, packed, of_near, members, means, cells, queries);
   }
   return arena.used;
 }

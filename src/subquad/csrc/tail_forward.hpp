@@ -531,6 +531,7 @@ struct MetScratch {
   float *bias;     // (L') 0 for a key, ln Σ e^{scale·q̄·k} − scale·q̄·k̄ for a cell, −∞ for the filling
 
   static int64_t lanes_of(const TailInputs &in) { return round_up(in.topk + in.cells, W); }
+  static int64_t cells_at(int64_t K) { return K; }  // where the cells begin, behind K keys
 
   MetScratch(Arena &arena, const TailInputs &in) {
     const int64_t L = lanes_of(in), D = round_up(in.D, W), E = round_up(in.E, W), most = D > E ? D : E;
@@ -608,7 +609,8 @@ struct PairedMet {
   Pair *keys, *values;                  // (D',L'), (L',E')
   float *bias, *row;                    // (L'), (D')
 
-  static int64_t lanes_of(const TailInputs &in) { return round_up(in.topk + in.cells, 2 * W); }
+  static int64_t lanes_of(const TailInputs &in) { return round_up(cells_at(in.topk) + in.cells, 2 * W); }
+  static int64_t cells_at(int64_t K) { return round_up(K, 2); }  // with a step of a product
 
   PairedMet(Arena &arena, const TailInputs &in) {
     const int64_t L = lanes_of(in), D = round_up(in.D, 2 * W) / 2, E = round_up(in.E, 2 * W) / 2, most = D > E ? D : E;
@@ -638,20 +640,22 @@ static int64_t pack_met(const TailInputs &in, const TailSaved &saved, const Cell
     to.bias[K] = 0;
   }
   for (int64_t x = 0; x < X; x++) {
-    const int64_t at = cells.at(in, row, x);
+    const int64_t at = cells.at(in, row, x), i = to.cells_at(K) + x;
     Pair *key = to.cell_keys + x * D, *value = to.cell_values + x * E;
     round_row(cells.keys + at * in.D, in.D, key, D);
     round_row(cells.values + at * in.E, in.E, value, E);
-    to.key_rows[K + x] = key;
-    to.value_rows[K + x] = value;
+    to.key_rows[i] = key;
+    to.value_rows[i] = value;
     const float *rounded = as_floats(key, 2 * D, to.row);  // the bias is of the key that the products have
-    to.bias[K + x] = cells.lse[at] - inner(rounded, saved.centroids + row * in.D, in.D) * in.scale;
+    to.bias[i] = cells.lse[at] - inner(rounded, saved.centroids + row * in.D, in.D) * in.scale;
   }
-  const int64_t lanes = round_up(K + X, 2 * W);
-  for (int64_t i = K + X; i < lanes; i++) {
+  const int64_t all = to.cells_at(K) + X, lanes = round_up(all, 2 * W);
+  auto fill = [&](int64_t i) {
     to.key_rows[i] = to.value_rows[i] = to.nothing;
     to.bias[i] = -__builtin_inff();
-  }
+  };
+  if (K < to.cells_at(K)) fill(K);
+  for (int64_t i = all; i < lanes; i++) fill(i);
   pack_across(lanes, steps_of<Pair>(in.D), (float *)to.keys, lanes,
               [&](int64_t i) { return (const float *)to.key_rows[i]; });
   for (int64_t i = 0; i < lanes; i += 2)
@@ -695,12 +699,14 @@ struct TailMemberScratch {
   Met met;
   Number *queries;        // (TAIL_TILE,D)
   float *weights, *out;   // (TAIL_TILE,L'), (TAIL_TILE,E')
+  float *apart;           // (TAIL_TILE,E') with a window the cells' part
   float *lse, *norms;     // (TAIL_TILE)
 
   TailMemberScratch(Arena &arena, const TailInputs &in) : met(arena, in) {
     queries = arena.take<Number>(TAIL_TILE * steps_of<Number>(in.D));
     weights = arena.take<float>(TAIL_TILE * Met::lanes_of(in));
     out = arena.take<float>(TAIL_TILE * round_up(in.E, W));
+    apart = arena.take<float>(in.window > 0 ? TAIL_TILE * round_up(in.E, W) : 0);
     lse = arena.take<float>(TAIL_TILE);
     norms = arena.take<float>(TAIL_TILE);
   }
@@ -725,6 +731,65 @@ static void attend_met(int64_t count, int64_t L, int64_t width, int64_t value_wi
   gemm(count, E, steps_of<Number>(L), (const Number *)own.weights, lanes / 2, 1, own.met.values, E, own.out, E, false);
 }
 
+// The products of a tile of members with what their cluster meets, and with the values of its top keys and of its cells,
+// the one sum and the other: `own.out` and `own.apart`.
+template <class Number>
+static void attend_met_apart(int64_t count, int64_t K, const TailInputs &in, const float *cell_lse,
+                             const float *cell_residual, const int32_t *order, float *shifts, const NearHead &to,
+                             const TailMemberScratch<Number> &own) {
+  constexpr int64_t unit = __is_same(Number, Pair) ? 2 * W : W;
+  const int64_t first = own.met.cells_at(K), lanes = round_up(first + in.cells, unit), E = round_up(in.E, W);
+  const int64_t steps = steps_of<Number>(in.D);
+  gemm(count, lanes, steps, own.queries, steps, 1, own.met.keys, lanes, own.weights, lanes, false);
+  exp_rows_apart<Number>(own.weights, count, lanes, in.scale, own.met.bias, first, in.cells, cell_lse, cell_residual,
+                         order, shifts, to);
+  if constexpr (__is_same(Number, Pair)) {
+    const Number *weights = (const Number *)own.weights;
+    gemm(count, E, first / 2, weights, lanes / 2, 1, own.met.values, E, own.out, E, false);
+    gemm(count, E, steps_of<Number>(in.cells), weights + first / 2, lanes / 2, 1, own.met.values + first / 2 * E, E,
+         own.apart, E, false);
+  } else {
+    gemm_with(count, E, first, own.weights, lanes, 1, ListedRows{own.met.value_rows}, Product{own.out, E, false});
+    gemm_with(count, E, in.cells, own.weights + first, lanes, 1, ListedRows{own.met.value_rows + first},
+              Product{own.apart, E, false});
+  }
+}
+
+// The members of a cluster leave what they met for those who look near them.
+template <class T>
+static void leave_tail_members(const TailForward &a, const SortedKeys<Number<T>> &sorted, const CellRows &cells, int64_t at,
+                               int64_t bh, int64_t c, float *shifts, const NearHead &to,
+                               const TailMemberScratch<Number<T>> &own) {
+  const TailInputs &in = a.inputs;
+  const int64_t b = bh / in.H, h = bh % in.H, bg = b * in.G + h / (in.H / in.G), E = round_up(in.E, W);
+  const int32_t *order = a.saved.order + bh * in.N, *bounds = a.saved.offsets + bh * (in.clusters + 1) + c;
+  if (bounds[0] == bounds[1]) return;
+  list_top(in, a.saved, bh, c, to.listed, to.words);
+  const bool no_keys = a.saved.cell_offsets[bg * (in.cells + 1) + in.cells] == 0;
+  const int64_t row = bh * in.clusters + c, cell = cells.at(in, row, 0);
+  const int64_t K = no_keys ? 0 : pack_met(in, a.saved, cells, sorted.keys[at], sorted.values[at], row, own.met);
+  for (int64_t first = bounds[0]; first < bounds[1]; first += TAIL_TILE) {
+    const int64_t count = bounds[1] - first < TAIL_TILE ? bounds[1] - first : TAIL_TILE;
+    if (!no_keys) {
+      pack_factor_rows<T>(in.query, b, h, order, first, count, in.D, own.queries, steps_of<Number<T>>(in.D));
+      attend_met_apart(count, K, in, cells.lse + cell, cells.residual + cell, order + first, shifts, to, own);
+    }
+    for (int64_t i = 0; i < count; i++) {
+      const int64_t query = order[first + i];
+      if (no_keys) {
+        to.highest[query] = -__builtin_inff();
+        to.of_top[query] = to.of_cells[query] = 0;
+        zero(shifts + query * in.cells, in.cells);
+        zero(to.top_values + query * E, E);
+        zero(to.cell_values + query * E, E);
+      } else {
+        load_row(own.out + i * E, E, to.top_values + query * E, E);
+        load_row(own.apart + i * E, E, to.cell_values + query * E, E);
+      }
+    }
+  }
+}
+
 template <class T>
 static void attend_tail_members(const TailForward &a, const SortedKeys<Number<T>> &sorted, const CellRows &cells,
                                 int64_t at, int64_t bh, int64_t c, const TailMemberScratch<Number<T>> &own) {
@@ -747,7 +812,7 @@ static void attend_tail_members(const TailForward &a, const SortedKeys<Number<T>
       }
     } else {
       pack_factor_rows<T>(in.query, b, h, order, first, count, in.D, own.queries, steps_of<Number<T>>(in.D));
-      attend_met(count, K + in.cells, in.D, in.E, in.scale, own);
+      attend_met(count, own.met.cells_at(K) + in.cells, in.D, in.E, in.scale, own);
     }
     for (int64_t i = 0; i < count; i++) {
       float *row = own.out + i * width;
@@ -773,8 +838,11 @@ static int64_t tail_forward_of(const TailForward &a, void *workspace) {
   const CellRows saved = CellRows::saved(a.saved);
   const PerThread<BlockScratch<Number<T>>> centroids(arena, in.threads, in, lanes, saves);
   const PerThread<TailMemberScratch<Number<T>>> members(arena, in.threads, in);
+  const NearKeys near_keys(arena, in, wave, false);
+  const Each<NearHead> near(arena, wave * (in.H / in.G), in, !a.saved.shifts);
+  const PerThread<NearScratch> near_scratch(arena, in.threads, in);
   const int64_t all = in.B * in.G, waves = (all + wave - 1) / wave;
-  Progress *progress = arena.take<Progress>(4 * waves);
+  Progress *progress = arena.take<Progress>(5 * waves);
   if (!arena.base) return arena.used;
   if (!labels_hold(in)) return BAD_LIST;
 
@@ -796,6 +864,7 @@ static int64_t tail_forward_of(const TailForward &a, void *workspace) {
     for (int64_t i = 0; i < offsets[in.cells]; i++) sorted.place[task][order[i]] = (int32_t)i;
     float *spare = centroids.of[thread].apart;
     pack_keys<T>(in, order, offsets, bg, task, sorted);
+    if (in.window > 0) pack_near_keys<T>(in, bg / in.G, bg % in.G, task, near_keys, false);
     spread_of_cells(in, sorted.keys[task], sorted.D, offsets, tile, spare, sorted.spread[task]);
     mean_of_keys(sorted.keys[task], sorted.D, offsets[in.cells], round_up(in.D, W), spare, sorted.mean[task]);
   }};
@@ -807,6 +876,13 @@ static int64_t tail_forward_of(const TailForward &a, void *workspace) {
       terms_of_head(a, sorted, head / group, head, bh, count, centroids.of[thread].rows, centroids.of[thread].apart,
                     lanes);
   }};
+  auto shifts_of = [&](int64_t head, int64_t bh) {
+    return a.saved.shifts ? a.saved.shifts + bh * in.N * in.cells : near.of[head].shifts;
+  };
+  auto members_of = [&](const CellRows &cells, int64_t head, int64_t bh, int64_t c, int thread) {
+    if (in.window == 0) return attend_tail_members<T>(a, sorted, cells, head / group, bh, c, members.of[thread]);
+    leave_tail_members<T>(a, sorted, cells, head / group, bh, c, shifts_of(head, bh), near.of[head], members.of[thread]);
+  };
   const Stage over_blocks = {heads * blocks, [&](int64_t round, int64_t task, int thread) {
     const int64_t first = task % blocks * lanes, last = first + lanes < in.clusters ? first + lanes : in.clusters;
     const int64_t head = task / blocks, bh = round * heads + head;
@@ -815,15 +891,23 @@ static int64_t tail_forward_of(const TailForward &a, void *workspace) {
     CellRows cells = saves ? saved : own.cells;
     cells.first = saves ? 0 : bh * in.clusters + first;
     attend_block(a, sorted, sorted.terms[head], head / group, bh, first, last, own, cells);
-    for (int64_t c = first; !saves && c < last; c++)
-      attend_tail_members<T>(a, sorted, cells, head / group, bh, c, members.of[thread]);
+    for (int64_t c = first; !saves && c < last; c++) members_of(cells, head, bh, c, thread);
   }};
-  const Stage members_of = {saves ? heads * steps : 0, [&](int64_t round, int64_t task, int thread) {
+  const Stage over_members = {saves ? heads * steps : 0, [&](int64_t round, int64_t task, int thread) {
     const int64_t first = task % steps * step, head = task / steps, bh = round * heads + head;
     for (int64_t c = first; bh < all * group && c < first + step && c < in.clusters; c++)
-      attend_tail_members<T>(a, sorted, saved, head / group, bh, c, members.of[thread]);
+      members_of(saved, head, bh, c, thread);
   }};
-  parallel_rounds(in.threads, waves, progress, lists, terms, over_blocks, members_of);
+  const int64_t runs = (in.N + NEAR_RUN - 1) / NEAR_RUN;
+  const Stage over_near = {in.window > 0 ? heads * runs : 0, [&](int64_t round, int64_t task, int thread) {
+    const int64_t head = task / runs, bh = round * heads + head, end = (task % runs + 1) * NEAR_RUN;
+    for (int64_t first = end - NEAR_RUN; bh < all * group && first < end && first < in.N; first += NEAR_QUERIES) {
+      const int64_t count = in.N - first < NEAR_QUERIES ? in.N - first : NEAR_QUERIES;
+      attend_near<T>(a, near_keys, head / group, bh, shifts_of(head, bh), near.of[head], first, count,
+                     near_scratch.of[thread]);
+    }
+  }};
+  parallel_rounds(in.threads, waves, progress, lists, terms, over_blocks, over_members, over_near);
   return arena.used;
 }
 

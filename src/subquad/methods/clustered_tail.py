@@ -12,6 +12,9 @@ What "i-clustered" (Vyas et al. 2020) loses is three things, each with a cure th
     out_i  = softmax over T_j with logits q_i·k_l/√D and over the cells with (q_i − q̄_j)·k̄_x/√D + ln Σ e^{q̄_j·k_l/√D}
              instead of one rest that all members share, and a mass on the top keys that is fixed for the cluster
 
+With a window, keys near a query are exact for it beside T_j, in the same softmax, and the cells lose what they counted
+them as: e^{q̄_j·k_l/√D + (q_i − q̄_j)·k̄_x/√D} for a key l of cell x.
+
 ==========  ==================
 symbol      here
 ==========  ==================
@@ -32,9 +35,9 @@ import torch
 from torch import Tensor
 
 from subquad.kernels.attention.sums.op import group_sums
-from subquad.kernels.attention.tail.cells import attend_to_cells
+from subquad.kernels.attention.tail.choice import covariance_of_moments
 from subquad.kernels.attention.tail.op import attend_with_tail
-from subquad.kernels.attention.tail.reference import covariance_of_moments
+from subquad.kernels.attention.tail.reference import cells_and_exact_pairs
 from subquad.kernels.selection.cells.op import key_cells
 from subquad.kernels.selection.clusters.op import query_clusters
 from subquad.kernels.selection.hashing.op import MAX_BITS
@@ -56,6 +59,8 @@ class ClusteredTail(ByHalves):
         topk: k, the keys of each cluster that its members attend to exactly; more than there are uses all: exact. 0:
             √(8m), rounded up, for an item of m keys.
         cells: X, how many centroids stand for the other keys; a query attends to k + X in all. As many as keys: exact.
+        window: keys at most so many tokens from a query, to each side, are exact for it too; 0: none. Where each query
+            of a cluster attends to its own neighbours, as in speech, the cluster's top keys cannot be those of all.
         bits: length of the hash from which k-means starts, 1 to 63.
         iterations: iterations of k-means on the hashes.
         refine: rounds of k-means on the vectors themselves, after that.
@@ -75,6 +80,7 @@ class ClusteredTail(ByHalves):
     clusters: int = whole(0)
     topk: int = whole(0)
     cells: int = whole(32, least=1, clamped=True)
+    window: int = whole(0)
     bits: int = whole(63, least=1, most=MAX_BITS, beyond=TOO_MANY_BITS)
     iterations: int = whole(1, most=MOST_REPEATS)
     refine: int = whole(2, most=MOST_REPEATS)
@@ -112,7 +118,7 @@ class ClusteredTail(ByHalves):
     def attend(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Partial:
         """Cluster the queries, sort the keys into cells, and attend to top keys and cells in one softmax."""
         tensors, sizes = self._of_tail(query, key, value, call)
-        return attend_with_tail(*tensors, **sizes)
+        return attend_with_tail(*tensors, **sizes, **self._near(query, call))
 
     def attend_by_earlier(self, query: Tensor, earlier: Tensor, key: Tensor, value: Tensor, call: Call) -> Partial:
         """Cluster the earlier queries, let each query join the nearest cluster, and attend as `attend` does."""
@@ -129,13 +135,27 @@ class ClusteredTail(ByHalves):
             cell = key_cells(key, value, line.valid_keys, cells=self.cells, seed=call.seed)
         options: dict[str, Any] = {"clusters": clusters, "topk": topk, "cells": self.cells, "wanted": wanted}
         options |= {"means": means, "around": around, "scale": call.scale, "dropout_p": call.dropout_p}
+        options |= self._near(query, call)
         return attend_with_tail(query, key, value, labels, cell, None, **options)
 
     def residual(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Residual:
         """The cells by themselves, and the top keys of each cluster."""
         tensors, sizes = self._of_tail(query, key, value, call)
-        partial, exact, of_query, of_key = attend_to_cells(*tensors, **sizes)
-        return Residual(partial, of_query, of_key, by_features=False, exact=(exact,))
+        rest, exact = cells_and_exact_pairs(*tensors, **sizes)
+        return Residual(rest.partial, rest.of_query, rest.of_key, by_features=False, exact=(exact,))
+
+    @property
+    def keeps_residual(self) -> str | None:
+        """The setting with which it counts no near keys; None where that is so."""
+        return "window=0" if self.window else None
+
+    def _near(self, query: Tensor, call: Call) -> dict[str, Any]:
+        """The window, and where the first query of each item stands."""
+        offset = call.mask.offset
+        if not self.window or offset is None:
+            return {"window": self.window}
+        first = torch.zeros(len(query), dtype=torch.int64, device=query.device)
+        return {"window": self.window, "start": first + torch.as_tensor(offset, device=query.device).reshape(-1)}
 
     def _of_tail(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The arguments of `attend_with_tail`: clusters of queries and cells of keys."""

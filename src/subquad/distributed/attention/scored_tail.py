@@ -22,7 +22,8 @@ from subquad.distributed.selection.moments import Tokens, moments_as_rows, whole
 from subquad.distributed.selection.top import candidates, choosing, taken
 from subquad.distributed.token_split import TokenSplit
 from subquad.kernels.attention.merging import as_partial
-from subquad.kernels.attention.tail.reference import as_tail, attend_to_keys_and_cells, visible_cells
+from subquad.kernels.attention.tail.cells import as_tail, visible_cells
+from subquad.kernels.attention.tail.reference import attend_to_keys_and_cells
 from subquad.kernels.precision import upcast
 from subquad.kernels.selection.cells.op import ITERATIONS_OF_KEYS
 from subquad.kernels.selection.cells.reference import BITS

@@ -30,7 +30,7 @@ from subquad.distributed.with_rows import WholeAndRows
 from subquad.kernels.attention.listed.op import attend_in_clusters
 from subquad.kernels.attention.merging import as_partial
 from subquad.kernels.attention.sums.op import group_sums
-from subquad.kernels.attention.tail.reference import terms_of_choice
+from subquad.kernels.attention.tail.choice import terms_of_choice
 from subquad.kernels.attention.tail.visible import VisibleTail, visible_key_cells
 from subquad.kernels.precision import upcast
 from subquad.kernels.tokens.padding import cleared

@@ -54,7 +54,7 @@ register(
     Strategy(
         kind="partials",
         attend=attend_with_tail,
-        fits=lambda method: method.clusters > 0 and method.topk > 0,
-        needs="numbers for `clusters` and `topk`, which 0 lets grow with the length",
+        fits=lambda method: method.clusters > 0 and method.topk > 0 and method.window == 0,
+        needs="numbers for `clusters` and `topk`, which 0 lets grow with the length, and window=0",
     ),
 )

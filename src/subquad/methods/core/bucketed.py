@@ -9,8 +9,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from subquad.kernels.attention.pairs.op import attend_pairs
-from subquad.kernels.attention.tail.cells import attend_to_cells
 from subquad.kernels.attention.tail.op import attend_with_tail
+from subquad.kernels.attention.tail.reference import cells_and_exact_pairs
 from subquad.kernels.selection.balanced import balanced_buckets, fixed_size, same_label_buckets
 from subquad.kernels.selection.cells.op import cells_of_keys
 from subquad.kernels.selection.hash_functions import Hashed, HashFunctions, hashed
@@ -38,8 +38,8 @@ def attend_with_cells(
 def residual_in_cells(query: Tensor, key: Tensor, value: Tensor, buckets: Buckets, cells: int, call: Call) -> Residual:
     """The two parts of `attend_with_cells`, for a sum."""
     tail = _of_tail(query, key, value, buckets, cells, call)
-    partial, exact, of_query, of_key = attend_to_cells(*tail, **_sizes(buckets, cells, call))
-    return Residual(partial, of_query, of_key, by_features=False, exact=(exact,))
+    rest, exact = cells_and_exact_pairs(*tail, **_sizes(buckets, cells, call))
+    return Residual(rest.partial, rest.of_query, rest.of_key, by_features=False, exact=(exact,))
 
 
 def _of_tail(query: Tensor, key: Tensor, value: Tensor, buckets: Buckets, cells: int, call: Call) -> tuple[Tensor, ...]:

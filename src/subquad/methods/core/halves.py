@@ -176,7 +176,8 @@ class ByHalves(Method):
             mask = Mask.causal() & Mask.padding(keys=keys) if hidden else Mask.causal()
             out, lse = exact(query, key, value, call.under(mask))
         else:
-            mask = Mask() if keys is None else Mask.padding(keys=keys)
+            mask = Mask(offset=line.start + rectangles.query - rectangles.key)
+            mask = mask if keys is None else mask & Mask.padding(keys=keys)
             mask = mask if queries is None else mask & Mask.padding(queries=queries)
             sizes = rectangles.queries, rectangles.keys
             method, inner = self.in_rectangle(*sizes).clamped_to(*sizes), call.under(mask)

@@ -12,6 +12,7 @@ from subquad.kernels.native import interface
 # What the forward pass gives beside `out` and `lse`, in its order.
 LISTS = ("order", "offsets", "key_order", "cell_offsets", "top")
 SAVED = (*LISTS, "centroids", "cell_keys", "cell_values", "cell_lse", "cell_residual")
+NEAR = ("shifts", "kept", "residual")
 
 
 @attend_with_tail.refusal("cpu")
@@ -51,6 +52,7 @@ def forward(outputs: tuple[Tensor | None, ...], x: Any) -> None:
     of_means = x.means, torch.float32, (B, H, x.clusters, D)
     interface.check("tail_forward", keys=of_keys, wanted=(x.wanted, torch.int64, (B,)), terms=of_terms)
     interface.check("tail_forward", means=of_means, around=(x.around, torch.float32, (B, H, D, D)))
+    near = saved[len(SAVED) :] if x.window else [None] * len(NEAR)
     interface.run(
         "tail_forward",
         inputs=_inputs("tail_forward", x),
@@ -61,14 +63,14 @@ def forward(outputs: tuple[Tensor | None, ...], x: Any) -> None:
         around=x.around,
         out=out,
         lse=lse,
-        saved=dict(zip(SAVED, saved, strict=True)),
+        saved=dict(zip((*SAVED, *NEAR), (*saved[: len(SAVED)], *near), strict=True)),
     )
 
 
 @tail_output.on("cpu")
 def output(outputs: tuple[Tensor, Tensor], x: Any) -> None:
     """The output and its log-sum-exp alone: the cells stay in the cache."""
-    forward((*outputs, *new_lists(x), None, None, None, None), x)
+    forward((*outputs, *new_lists(x), *[None] * 7), x)
 
 
 @tail_backward.on("cpu")
@@ -78,16 +80,16 @@ def backward(grads: tuple[Tensor, Tensor, Tensor, Tensor], x: Any) -> None:
     Raises:
         ValueError: the lists hold numbers that the forward pass cannot have made.
     """
-    inputs, (_, _, *saved), (grad_out, grad_lse, *_, of_keys, of_values, of_lse, _) = (
-        _inputs("tail_backward", x),
-        x.outputs,
-        x.grads,
-    )
+    inputs, (out, lse, *saved) = _inputs("tail_backward", x), x.outputs
+    grad_out, grad_lse, *_, of_keys, of_values, of_lse, _, _, _, _ = x.grads
     (B, H, N, D), (_, G, M, E), C, X = x.query.shape, x.value.shape, x.clusters, x.cells
     lists = (B, H, N), (B, H, C + 1), (B, G, M), (B, G, X + 1), (B, H, C, x.topk)
     numbers = (B, H, C, D), (B, H, C, X, D), (B, H, C, X, E), (B, H, C, X), (B, H, C, X)
-    wanted = [(torch.int32, shape) for shape in lists] + [(torch.float32, shape) for shape in numbers]
-    fitting = {name: (each, *expected) for name, each, expected in zip(SAVED, saved, wanted, strict=True)}
+    near = [(B, H, N, X), (B, H, N), (B, H, N)] if x.window else [(0,)] * 3
+    wanted = [(torch.int32, shape) for shape in lists] + [(torch.float32, shape) for shape in (*numbers, *near)]
+    names = (*SAVED, *NEAR)
+    fitting = {name: (each, *expected) for name, each, expected in zip(names, saved, wanted, strict=True)}
+    fitting |= {"out": (out, x.query.dtype, (B, H, N, E)), "lse": (lse, torch.float32, (B, H, N))}
     grad_of_out = (grad_out, x.query.dtype, (B, H, N, E))
     of_cells = {"cell_keys": of_keys, "cell_values": of_values, "cell_lse": of_lse}
     fitting |= {f"grad_{name}": (grad, *fitting[name][1:]) for name, grad in of_cells.items()}
@@ -96,7 +98,12 @@ def backward(grads: tuple[Tensor, Tensor, Tensor, Tensor], x: Any) -> None:
     interface.run(
         "tail_backward",
         inputs=inputs,
-        saved={name: each.contiguous() for name, each in zip(SAVED, saved, strict=True)},
+        saved={
+            name: each.contiguous() if x.window or name not in NEAR else None
+            for name, each in zip(names, saved, strict=True)
+        },
+        out=out,
+        lse=lse.contiguous(),
         grad_out=grad_out,
         grad_lse=grad_lse,
         **{f"grad_{name}": grad for name, grad in of_cells.items()},
@@ -116,10 +123,12 @@ def _inputs(op: str, x: Any) -> dict[str, Any]:
         value=(x.value, dtype, (B, G, M, E)),
         labels=(x.labels, torch.int64, (B, H, N)),
         cell=(x.cell, torch.int64, (B, G, M)),
+        start=(x.start, torch.int64, (B,)),
     )
-    cost = B * H * (x.clusters * M + N * (x.topk + x.cells)) * (D + E)
+    cost = B * H * (x.clusters * M + N * (x.topk + x.cells + 2 * x.window)) * (D + E)
     return (
         {"B": B, "H": H, "G": G, "N": N, "M": M, "D": D, "E": E, "threads": interface.threads(cost), "dtype": dtype}
         | {"clusters": x.clusters, "topk": x.topk, "cells": x.cells, "scale": x.scale}
+        | {"window": x.window, "start": x.start}
         | {"query": x.query, "key": x.key, "value": x.value, "labels": x.labels, "cell": x.cell}
     )

@@ -12,8 +12,11 @@ from subquad.kernels.tensors import differentiated, token_major
 
 attend_with_tail = Op(reference.attend_with_tail)
 
-INPUTS = "query", "key", "value", "labels", "cell", "keys", "wanted", "terms", "means", "around"
-SETTINGS = "clusters", "topk", "cells", "scale"
+T = Tensor
+Saved = tuple[T, T, T, T, T, T, T, T, T, T, T, T, T, T, T]
+
+INPUTS = "query", "key", "value", "labels", "cell", "keys", "wanted", "terms", "means", "around", "start"
+SETTINGS = "clusters", "topk", "cells", "scale", "window"
 
 
 @attend_with_tail.compiled
@@ -21,20 +24,19 @@ def run(backend: str, x: Any) -> tuple[Tensor, Tensor]:
     """Run on a compiled backend, where `topk` are at most all keys."""
     topk = torch.sym_min(x.topk, x.key.shape[2]) if x.keys is None else x.keys.shape[3]
     means, around = (None if y is None else y.float().contiguous() for y in (x.means, x.around))
-    inputs = x.query, x.key, x.value, x.labels, x.cell, x.keys, x.wanted, None, means, around
+    inputs = x.query, x.key, x.value, x.labels, x.cell, x.keys, x.wanted, None, means, around, x.start
     tensors = [y for y in (x.query, x.key, x.value, means) if y is not None]
     operator = tail_forward if differentiated(*tensors) else tail_output
-    out, lse, *_ = operator.run(backend, *inputs, x.clusters, topk, x.cells, x.scale)
+    out, lse, *_ = operator.run(backend, *inputs, x.clusters, topk, x.cells, x.scale, x.window)
     return out, lse
 
 
 @attend_with_tail.operator(*INPUTS, *SETTINGS, terms=Tensor | None)
-def tail_forward(
-    x: Any,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+def tail_forward(x: Any) -> Saved:
     """Allocate (out, lse), and what the backward pass needs: lists of tokens, means, and the cells as they see them.
 
-    The last output is the residual that rounding took from the cells' log-sum-exps.
+    Behind the cells' log-sum-exps comes what rounding took from them. The last three are for a window: each query's
+    logits of the cells less those of the mean, whether its cells count, and what rounding took from its log-sum-exp.
 
     The gradient flows through the cells too, not through the output of the means. With `terms`, (B,H,M) in fp32, keys
     are chosen by these instead of those of `terms_of_choice`.
@@ -44,7 +46,9 @@ def tail_forward(
     of_cells = (B, H, C, X, D), (B, H, C, X, E), (B, H, C, X), (B, H, C, X)
     cell_keys, cell_values, cell_lse, residual = (x.query.new_empty(shape, dtype=torch.float32) for shape in of_cells)
     lse = x.query.new_empty(B, H, N, dtype=torch.float32)
-    return token_major(x.query, E), lse, *new_lists(x), cell_keys, cell_values, cell_lse, residual
+    near = [(B, H, N, X), (B, H, N), (B, H, N)] if x.window else [(0,)] * 3
+    of_near = [x.query.new_empty(shape, dtype=torch.float32) for shape in near]
+    return token_major(x.query, E), lse, *new_lists(x), cell_keys, cell_values, cell_lse, residual, *of_near
 
 
 def new_lists(x: Any) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
@@ -56,9 +60,10 @@ def new_lists(x: Any) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
 
 
 def _check_counts(op: str, x: Any) -> None:
-    if x.clusters < 1 or x.cells < 1 or x.topk < 0:
+    if x.clusters < 1 or x.cells < 1 or x.topk < 0 or x.window < 0:
         raise ValueError(
-            f"{op}: clusters={x.clusters}, cells={x.cells} and topk={x.topk}, but there must be 1, 1 and 0 at least"
+            f"{op}: clusters={x.clusters}, cells={x.cells}, topk={x.topk} and window={x.window}, but there must be 1, "
+            "1, 0 and 0 at least"
         )
 
 
@@ -76,10 +81,10 @@ tail_backward = Gradient(tail_forward, "query", "key", "value", "means", title="
 @tail_output.flops
 @tail_forward.flops
 def forward_flops(x: Any) -> int:
-    """Operations of the products: of means with all keys, of queries with exact keys and cells."""
+    """Operations of the products: of means with all keys, of queries with exact keys, near ones and cells."""
     (B, H, N, D), E = x.query, x.value[3]
     of_cells = x.clusters * x.value[2] * (2 * D + E)
-    return 2 * B * H * (of_cells + N * (x.topk + x.cells) * (D + E))
+    return 2 * B * H * (of_cells + N * ((x.topk + x.cells) * (D + E) + _near(x) * (2 * D + E)))
 
 
 @tail_backward.flops
@@ -87,4 +92,9 @@ def backward_flops(x: Any) -> int:
     """The logits again, the gradients of both sides of all products."""
     (B, H, N, D), E = x.query, x.value[3]
     of_cells = x.clusters * x.value[2] * (5 * D + 2 * E)
-    return 2 * B * H * (of_cells + N * (x.topk + x.cells) * (3 * D + 2 * E))
+    return 2 * B * H * (of_cells + N * ((x.topk + x.cells) * (3 * D + 2 * E) + _near(x) * (6 * D + 2 * E)))
+
+
+def _near(x: Any) -> int:
+    """Keys near a query, at most."""
+    return min(2 * x.window + 1, x.value[2]) if x.window else 0

@@ -15,14 +15,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from subquad.kernels.attention.tail.op import attend_with_tail, tail_backward, tail_forward, tail_output
-from subquad.kernels.attention.tail.reference import (
+from subquad.kernels.attention.tail.choice import (
     FARTHEST,
     NEAREST,
     covariance_in_clusters,
     mean_of_keys,
     weights_around,
 )
+from subquad.kernels.attention.tail.op import attend_with_tail, tail_backward, tail_forward, tail_output
 from subquad.kernels.attention.tail.visible import lists_of, visible_key_cells
 from subquad.kernels.precision import upcast
 from subquad.kernels.tokens.heads import repeat_heads
@@ -45,6 +45,8 @@ def refusal(x: Any) -> str | None:
     """Why the kernels cannot take this call; None where they can."""
     if x.dropout_p > 0:
         return f"dropout_p={x.dropout_p}, and the kernels have no dropout"
+    if x.window > 0:
+        return f"window={x.window}, and the kernels have no near keys"
     return refusal_of(x.query, x.key, x.value)
 
 
@@ -64,7 +66,7 @@ def numbers(top: Tensor, key_order: Tensor, keys: int) -> Tensor:
 def forward(outputs: tuple[Tensor, ...], x: Any) -> None:
     """The output, its log-sum-exp, and what the backward pass needs."""
     out, lse, *saved = outputs
-    order, offsets, key_order, cell_offsets, top, centroids, cell_keys, cell_values, cell_lse, _ = saved
+    order, offsets, key_order, cell_offsets, top, centroids, cell_keys, cell_values, cell_lse, *_ = saved
     queries, keys = Members.from_labels(x.labels, x.clusters, x.query), Members.from_labels(x.cell, x.cells, x.key)
     rank = torch.empty_like(key_order)
     queries.fill_order(order, offsets)
@@ -108,8 +110,8 @@ def _fill_top(x: Any, centroids: Tensor, keys: Members, top: Tensor) -> None:
 @tail_backward.on("triton")
 def backward(grads: tuple[Tensor, Tensor, Tensor, Tensor], x: Any) -> None:
     """Gradients of query, key and value, and of means that are not those of the queries."""
-    (out, lse, *lists), (grad_out, grad_lse, *_, from_keys, from_values, from_lse, _) = x.outputs, x.grads
-    order, offsets, key_order, cell_offsets, top, centroids, cell_keys, cell_values, cell_lse, _ = lists
+    (out, lse, *lists), (grad_out, grad_lse, *_, from_keys, from_values, from_lse, _, _, _, _) = x.outputs, x.grads
+    order, offsets, key_order, cell_offsets, top, centroids, cell_keys, cell_values, cell_lse, *_ = lists
     grad_query, grad_key, grad_value, grad_means = grads
     clusters = Clustering(order, offsets, centroids, top, (cell_keys, cell_values, cell_lse))
     grad_out = torch.zeros_like(out) if grad_out is None else grad_out

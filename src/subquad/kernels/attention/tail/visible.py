@@ -7,7 +7,8 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
-from subquad.kernels.attention.tail import reference
+from subquad.kernels.attention.tail.cells import tail_of
+from subquad.kernels.attention.tail.choice import top_keys
 from subquad.kernels.attention.tail.op import tail_forward
 from subquad.kernels.dispatch import Op
 
@@ -53,8 +54,8 @@ def visible_key_cells(
     `top` are the `topk` keys with the largest scale·q·k_j + t_j, with t the `terms`, which are not of these keys and
     queries alone where they are of one rank. The gradient flows through key, value and lse.
     """
-    top = reference.top_keys(query.detach(), key.detach(), cell, topk, None, cells, scale, terms)
-    tail = reference.tail_of(query, key, value, top, cell, cells, scale)
+    top = top_keys(query.detach(), key.detach(), cell, topk, None, cells, scale, terms)
+    tail = tail_of(query, key, value, top, cell, cells, scale)
     lse = tail.bias + (tail.key * query.unsqueeze(2)).sum(-1) * scale
     return VisibleTail(tail.key.transpose(2, 3), tail.value.transpose(2, 3), lse.transpose(2, 3), top)
 
@@ -64,7 +65,7 @@ def run(backend: str, x: Any) -> VisibleTail:
     """Run on a compiled backend."""
     (B, H, C, _), M = x.query.shape, x.key.shape[2]
     labels = torch.arange(C, device=x.query.device).expand(B, H, C).contiguous()
-    inputs = x.query, x.key, x.value, labels, x.cell, None, None, x.terms.float().contiguous(), None, None
-    outputs = tail_forward.run(backend, *inputs, C, torch.sym_min(x.topk, M), x.cells, x.scale)
-    _, _, _, _, key_order, _, top, _, keys, values, lse, _ = outputs
+    inputs = x.query, x.key, x.value, labels, x.cell, None, None, x.terms.float().contiguous(), None, None, None
+    outputs = tail_forward.run(backend, *inputs, C, torch.sym_min(x.topk, M), x.cells, x.scale, 0)
+    _, _, _, _, key_order, _, top, _, keys, values, lse, *_ = outputs
     return VisibleTail(keys, values, lse, _NUMBERS[backend](top, key_order, M))
