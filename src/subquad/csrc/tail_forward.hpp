@@ -193,6 +193,9 @@ static void sort_queries(const TailForward &a, int64_t b, int64_t h) {
     T *row = row_of<T>(a.out, b, h, i);
     for (int64_t e = 0; e < in.E; e++) narrow(0.0f, row + e);
     a.lse[bh * in.N + i] = -__builtin_inff();
+    if (!a.saved.shifts) continue;
+    zero(a.saved.shifts + (bh * in.N + i) * in.cells, in.cells);
+    a.saved.kept[bh * in.N + i] = a.saved.residual[bh * in.N + i] = 0;
   }
 }
 

@@ -274,7 +274,9 @@ def tails(draw: Draw) -> list[Tensor]:
     terms = draw.normal(B, H, M, 1)[..., 0] if draw.maybe(0.3) else None
     others = draw.maybe(0.3)
     means, around = (draw.normal(B, H, C, D), draw.normal(B, H, D, D)) if others else (None, None)
-    settings = keys, wanted, terms, means, around, C, topk, X, 0.3
+    window = draw.rng.choice((1, draw.size(40), draw.size(300))) if draw.maybe(0.4) else 0
+    start = draw.whole(-M, M, B) if draw.maybe(0.3) else None
+    settings = keys, wanted, terms, means, around, start, C, topk, X, 0.3, window
     with suppress(ValueError):
         OPS.tail_forward("cpu", *inputs, labels, cell, *settings)
     given = (*inputs, labels.clamp(0, C), cell.clamp(0, X), *settings)
@@ -284,7 +286,7 @@ def tails(draw: Draw) -> list[Tensor]:
     of_lse = draw.normal(B, H, N, 1)[..., 0] if draw.maybe() else None
     of_cells = [draw.normal(B, H, C * X, x.shape[4]).view_as(x) for x in saved[6:8]] if draw.maybe(0.3) else [None] * 2
     of_cells += draw.normal(B, H, C, X) if draw.maybe(0.3) else None, None
-    of_outputs = draw.normal(*out.shape, dtype=dtype) if draw.maybe(0.9) else None, of_lse, *[None] * 6, *of_cells
+    of_outputs = draw.normal(*out.shape, dtype=dtype) if draw.maybe(0.9) else None, of_lse, *[None] * 6, *of_cells, *[None] * 3
     spoil, at = draw.maybe(0.1), draw.rng.randrange(5)
     lists = [x.clone() for x in saved[:5]]
     if spoil and draw.poisoned and lists[at].numel() > 0:
@@ -292,7 +294,7 @@ def tails(draw: Draw) -> list[Tensor]:
         with suppress(ValueError):
             OPS.tail_backward("cpu", *of_outputs, out, lse, *lists, *saved[5:], *given)
     grads = OPS.tail_backward("cpu", *of_outputs, out, lse, *saved, *given)
-    return [out, lse, *saved[5:], *(grads if others else grads[:3])]
+    return [out, lse, *saved[5 : 13 if window else 10], *(grads if others else grads[:3])]
 
 
 def of_ranks(draw: Draw) -> list[Tensor]:

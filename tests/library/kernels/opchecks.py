@@ -56,8 +56,10 @@ def main() -> None:
         checked += 2
     labels, cell = torch.arange(20).expand(2, 2, -1) % 4, torch.arange(30).expand(2, 2, -1) % 3
     others = tracked(torch.randn(2, 2, 4, 8), torch.randn(2, 2, 8, 8))
-    for keys, means in ((None, (None, None)), (torch.arange(6).expand(2, 2, 4, -1), (None, None)), (None, others)):
-        arguments = ("cpu", *tracked(*qkv(20, 30)), labels, cell, keys, None, None, *means, 4, 6, 3, 0.3)
+    listed = torch.arange(6).expand(2, 2, 4, -1)
+    for keys, means, window in ((None, (None, None), 0), (listed, (None, None), 3), (None, others, 0)):
+        start = torch.tensor([0, 4]) if window else None
+        arguments = ("cpu", *tracked(*qkv(20, 30)), labels, cell, keys, None, None, *means, start, 4, 6, 3, 0.3, window)
         torch.library.opcheck(ops.tail_forward.default, arguments)
         torch.library.opcheck(ops.tail_output.default, ("cpu", *qkv(20, 30), *arguments[4:]))
         checked += 2

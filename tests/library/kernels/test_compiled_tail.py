@@ -17,9 +17,13 @@ from subquad.tools.bench.calls import threads
 from tests.library.kernels.test_compiled_clustered import CLOSE, SHAPES, assert_equal, holes, run
 
 pytestmark = pytest.mark.skipif(native.refusal() is not None, reason=f"no compiled kernels: {native.refusal()}")
-METHODS = [ClusteredTail(clusters=7, topk=9, cells=3), ClusteredTail(clusters=30, topk=1, cells=1)]
+METHODS = [
+    ClusteredTail(clusters=7, topk=9, cells=3),
+    ClusteredTail(clusters=30, topk=1, cells=1),
+    ClusteredTail(clusters=7, topk=9, cells=3, window=5),
+]
 LISTS = ("order", "offsets", "key_order", "cell_offsets", "top")
-SAVED = (*LISTS, "means", "cell_keys", "cell_values", "cell_lse", "cell_residual")
+SAVED = (*LISTS, "means", "cell_keys", "cell_values", "cell_lse", "cell_residual", "shifts", "kept", "residual")
 
 
 @pytest.mark.covering
@@ -35,9 +39,10 @@ def test_equals_the_reference(variant, poisoned, method, shape, padded):
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_half_precision_equals_the_reference(variant, poisoned, dtype):
     inputs = qkv(70, 90, D=20, E=12, dtype=dtype)
-    have, want = run(METHODS[0], inputs), run(METHODS[0], inputs, "reference")
-    assert have[0].dtype == dtype
-    assert_equal(have, want, CLOSE[dtype])
+    for method in METHODS:
+        have, want = run(method, inputs), run(method, inputs, "reference")
+        assert have[0].dtype == dtype
+        assert_equal(have, want, CLOSE[dtype])
 
 
 @pytest.mark.parametrize(
@@ -45,15 +50,17 @@ def test_half_precision_equals_the_reference(variant, poisoned, dtype):
 )
 def test_any_number_of_top_keys_and_cells(variant, topk, cells):
     inputs = qkv(40, 300, B=1, D=8, E=6)
-    method = ClusteredTail(clusters=3, topk=topk, cells=cells)
-    assert_equal(run(method, inputs), run(method, inputs, "reference"), 1e-5)
+    for window in (0, 7):
+        method = ClusteredTail(clusters=3, topk=topk, cells=cells, window=window)
+        assert_equal(run(method, inputs), run(method, inputs, "reference"), 1e-5)
 
 
 def test_long_sequences_cross_every_block():
     """More queries than a block of either direction, more keys than a block of logits, more means than its lanes."""
     inputs = qkv(2500, 9000, B=1, H=1, D=4, E=3)
-    method = ClusteredTail(clusters=150, topk=20, cells=5)
-    assert_equal(run(method, inputs), run(method, inputs, "reference"), 2e-5)
+    for window in (0, 300):
+        method = ClusteredTail(clusters=150, topk=20, cells=5, window=window)
+        assert_equal(run(method, inputs), run(method, inputs, "reference"), 2e-5)
 
 
 @pytest.mark.parametrize("keys", range(2048, 2304, 32))
@@ -86,13 +93,14 @@ def with_lse(
     keys: Tensor | None,
     means: Tensor | None = None,
     around: Tensor | None = None,
+    start: Tensor | None = None,
     **sizes,
 ):
     """Out, lse and the gradients of both."""
     q, k, v = inputs = tracked(q, k, v)
-    others = {}
+    others = {"start": start}
     if means is not None:
-        inputs, others = [*inputs, means.requires_grad_()], {"means": means, "around": around}
+        inputs, others = [*inputs, means.requires_grad_()], {"means": means, "around": around, "start": start}
     with sq.use_backend(backend):
         out, lse = attend_with_tail(q, k, v, labels, cell, keys, **sizes, **others, scale=0.4)
         seen = lse.masked_fill(lse == -torch.inf, 0.0)
@@ -103,7 +111,8 @@ def with_lse(
 @pytest.mark.parametrize("of_others", [False, True], ids=["own means", "means of others"])
 @pytest.mark.parametrize("listed", [False, True], ids=["chosen", "listed"])
 @pytest.mark.parametrize("G", [1, 2])
-def test_log_sum_exps_and_listed_keys_equal_the_reference(variant, poisoned, listed, G, of_others):
+@pytest.mark.parametrize(("window", "start"), [(0, None), (6, None), (100, None), (6, [-9, 25]), (4, [-(2**62), 2**62])])
+def test_log_sum_exps_and_listed_keys_equal_the_reference(variant, poisoned, listed, G, of_others, window, start):
     """Some queries and keys are in no cluster and no cell; a cell is empty, a cluster too, and slots of keys are."""
     q, k, v = qkv(50, 40, B=2, H=2, G=G, D=9, E=5)
     labels, cell = torch.arange(50).expand(2, 2, -1) % 6, (torch.arange(40).expand(2, G, -1) * 7) % 5
@@ -114,13 +123,13 @@ def test_log_sum_exps_and_listed_keys_equal_the_reference(variant, poisoned, lis
         of_key = cell.repeat_interleave(2 // G, 1)[:, :, None].expand(2, 2, 5, 40)
         keys = torch.where(of_key.gather(3, keys) == 4, 40, keys)
         keys[:, :, 3] = 40
-    sizes = {"clusters": 5, "topk": 6, "cells": 4}
-    others = {}
+    sizes = {"clusters": 5, "topk": 6, "cells": 4, "window": window}
+    others = {} if start is None else {"start": torch.tensor(start)}
     if of_others:
         spread = normal(2, 2, 9, 9, seed=5)
-        others = {"means": normal(2, 2, 5, 9, seed=4), "around": spread @ spread.mT / 9}
+        others |= {"means": normal(2, 2, 5, 9, seed=4), "around": spread @ spread.mT / 9}
     have, want = (with_lse(backend, q, k, v, labels, cell, keys, **others, **sizes) for backend in ("cpu", "reference"))
-    assert_equal(have, want, 5e-6)
+    assert_equal(have, want, 1e-5)
     assert len(have) == (6 if of_others else 5)
     assert (have[0][:, :, labels[0, 0] == 5] == 0).all()
 
@@ -202,27 +211,30 @@ def test_any_layout_of_the_inputs():
 @pytest.mark.covering
 @pytest.mark.parametrize("side", ["query", "key", "value"])
 @pytest.mark.parametrize("poison", [torch.nan, torch.inf, -torch.inf])
-def test_nan_stays_with_its_head_and_pads_may_hold_it(variant, side, poison):
+@pytest.mark.parametrize("window", [False, True], ids=["", "window"])
+def test_nan_stays_with_its_head_and_pads_may_hold_it(variant, side, poison, window):
     inputs = dict(zip(("query", "key", "value"), qkv(30, 300), strict=True))
-    clean = run(METHODS[0], inputs.values())[0]
+    method = METHODS[2] if window else METHODS[0]
+    clean = run(method, inputs.values())[0]
     inputs[side] = inputs[side].clone()
     inputs[side][0, 0, 7] = poison
-    out = run(METHODS[0], inputs.values())[0]
+    out = run(method, inputs.values())[0]
     assert not out[0, 0].isfinite().all()
     assert torch.equal(out[0, 1:], clean[0, 1:])
     assert torch.equal(out[1], clean[1])
     pads = {"queries" if side == "query" else "keys": torch.arange(30 if side == "query" else 300).expand(2, -1) != 7}
-    assert all(x.isfinite().all() for x in run(METHODS[0], inputs.values(), mask=Mask.padding(**pads)))
+    assert all(x.isfinite().all() for x in run(method, inputs.values(), mask=Mask.padding(**pads)))
 
 
 @pytest.mark.parametrize("topk", [1, 8, 64, 300])
 def test_values_near_the_end_of_fp32_stay_finite(variant, topk):
     q, k, v = qkv(60, 300, B=1)
     v = torch.full_like(v, 3e38) * torch.where(normal(*v.shape[:3], 1) < 0.8, 1, -1)
-    method = ClusteredTail(clusters=5, topk=topk, cells=3)
-    have, want = (run(method, (q, k, v), backend)[0] / 1e38 for backend in ("cpu", "reference"))
-    assert want.isfinite().all()
-    torch.testing.assert_close(have, want, atol=3e-5, rtol=3e-5)
+    for window in (0, 20):
+        method = ClusteredTail(clusters=5, topk=topk, cells=3, window=window)
+        have, want = (run(method, (q, k, v), backend)[0] / 1e38 for backend in ("cpu", "reference"))
+        assert want.isfinite().all()
+        torch.testing.assert_close(have, want, atol=3e-5, rtol=3e-5)
 
 
 DEGENERATE = {
@@ -237,10 +249,12 @@ DEGENERATE = {
 @pytest.mark.covering
 @pytest.mark.parametrize("case", DEGENERATE.values(), ids=DEGENERATE)
 @pytest.mark.parametrize("M", [1, 3, 40])
-def test_degenerate_inputs_equal_the_reference_and_what_is_exact_there(variant, case, M):
+@pytest.mark.parametrize("window", [False, True], ids=["", "window"])
+def test_degenerate_inputs_equal_the_reference_and_what_is_exact_there(variant, case, M, window):
     """One key, fewer keys than components, a covariance of zero: a number everywhere, and the right one."""
     q, k, v = case(*qkv(30, M, D=8, E=5))
-    have, want = (run(METHODS[0], (q, k, v), backend) for backend in ("cpu", "reference"))
+    method = METHODS[2] if window else METHODS[0]
+    have, want = (run(method, (q, k, v), backend) for backend in ("cpu", "reference"))
     assert all(x.isfinite().all() for x in have)
     torch.testing.assert_close(have[0], want[0], atol=1e-5, rtol=1e-5)
     if case in (
@@ -252,8 +266,11 @@ def test_degenerate_inputs_equal_the_reference_and_what_is_exact_there(variant, 
         torch.testing.assert_close(have[0], sq.attention(q, k, v, method="full"), atol=2e-5, rtol=1e-4)
 
 
+SETTINGS = 7, 5, 3, 0.3, 4  # clusters, topk, cells, scale, window
+
+
 def forward(q: Tensor, k: Tensor, v: Tensor, labels: Tensor, cell: Tensor):
-    return torch.ops.subquad.tail_forward("cpu", q, k, v, labels, cell, *[None] * 5, 7, 5, 3, 0.3)
+    return torch.ops.subquad.tail_forward("cpu", q, k, v, labels, cell, *[None] * 6, *SETTINGS)
 
 
 def listed() -> tuple[list[Tensor], Tensor, Tensor]:
@@ -277,8 +294,8 @@ def test_labels_that_do_not_exist_are_refused(variant, which, number):
 def test_lists_that_the_forward_pass_did_not_make_are_refused(variant, spoil, number):
     inputs, labels, cell = listed()
     out, lse, *saved = forward(*inputs, labels, cell)
-    rest = labels, cell, *[None] * 5, 7, 5, 3, 0.3
-    grads = (out, *[None] * 11)
+    rest = labels, cell, *[None] * 6, *SETTINGS
+    grads = (out, *[None] * 14)
     torch.ops.subquad.tail_backward("cpu", *grads, out, lse, *saved, *inputs, *rest)
     broken = saved[SAVED.index(spoil)]
     broken[0, 1].flatten()[-1 if "offsets" in spoil else 3] = number + (number == 30 and "offsets" in spoil)
@@ -286,7 +303,7 @@ def test_lists_that_the_forward_pass_did_not_make_are_refused(variant, spoil, nu
         torch.ops.subquad.tail_backward("cpu", *grads, out, lse, *saved, *inputs, *rest)
 
 
-@pytest.mark.parametrize("at", range(10), ids=SAVED)
+@pytest.mark.parametrize("at", range(13), ids=SAVED)
 def test_saved_tensors_of_other_shapes_and_types_are_refused(at):
     inputs, labels, cell = listed()
     out, lse, *saved = forward(*inputs, labels, cell)
@@ -294,7 +311,7 @@ def test_saved_tensors_of_other_shapes_and_types_are_refused(at):
         lists = (*saved[:at], broken, *saved[at + 1 :])
         with pytest.raises(ValueError, match=r"tail_backward: `\w+` is \(.*, but the other tensors go with \("):
             torch.ops.subquad.tail_backward(
-                "cpu", out, *[None] * 11, out, lse, *lists, *inputs, labels, cell, *[None] * 5, 7, 5, 3, 0.3
+                "cpu", out, *[None] * 14, out, lse, *lists, *inputs, labels, cell, *[None] * 6, *SETTINGS
             )
 
 

@@ -36,9 +36,9 @@ def bucketed(scored, mask: Mask, keys: int):
     return buckets, label, members(buckets.keys, M).mT
 
 
-def attend_with_tail(query, key, value, buckets, cell, cells: int):
+def attend_with_tail(query, key, value, buckets, cell, cells: int, **near):
     """The op, with the exact keys of these buckets."""
-    sizes = {"clusters": buckets.keys.shape[2], "topk": buckets.keys.shape[3], "cells": cells}
+    sizes = {"clusters": buckets.keys.shape[2], "topk": buckets.keys.shape[3], "cells": cells, **near}
     labels = buckets.labels(query.shape[2])
     return op.attend_with_tail(query, key, value, labels, cell, buckets.keys, **sizes, scale=SCALE)
 
@@ -61,6 +61,38 @@ def test_equals_its_formula_bucket_by_bucket(G, mask, keys, cells):
     torch.testing.assert_close(out, wanted)
     assert (out != 0).any(-1).sum() == (label >= 0).sum()
     torch.testing.assert_close(gradients(out, *inputs), gradients(wanted, *inputs))
+
+
+@pytest.mark.parametrize("start", [0, -4, 9])
+@pytest.mark.parametrize("mask", [Mask(), Mask.padding(keys=[14, 5], queries=[4, 9])], ids=["whole", "padded"])
+@pytest.mark.parametrize(("keys", "cells"), [(1, 1), (4, 3), (13, 2)])
+@pytest.mark.parametrize("window", [1, 3, 20])
+def test_near_keys_are_exact_and_their_cells_do_not_count_them(window, keys, cells, mask, start):
+    inputs = made(G=1)
+    buckets, label, chosen = bucketed(scores(), mask, keys)
+    cell = cells_of(2, 1, 14, cells, mask)
+    out, _ = attend_with_tail(*inputs, buckets, cell, cells, window=window, start=torch.full((2,), start))
+    wanted = with_tail(*inputs, label, chosen, torch.where(cell < cells, cell, -1), SCALE, window, start)
+    torch.testing.assert_close(out, wanted)
+    torch.testing.assert_close(gradients(out, *inputs), gradients(wanted, *inputs))
+
+
+def test_a_window_over_all_keys_is_exact():
+    inputs = made(N=14)
+    buckets, *_ = bucketed(scores(N=14), Mask(), 2)
+    out, lse = attend_with_tail(*inputs, buckets, cells_of(2, 2, 14, 3, Mask()), 3, window=13)
+    torch.testing.assert_close(out, naive(*inputs, scale=SCALE))
+    torch.testing.assert_close(lse, (inputs[0] @ inputs[1].mT * SCALE).logsumexp(-1))
+
+
+def test_each_item_has_its_own_place_among_the_keys():
+    inputs = [x.detach() for x in made()]
+    buckets, *_ = bucketed(scores(), Mask(), 2)
+    cell = cells_of(2, 2, 14, 3, Mask())
+    both = attend_with_tail(*inputs, buckets, cell, 3, window=2, start=torch.tensor([1, 5]))[0]
+    for item, start in enumerate((1, 5)):
+        alone = attend_with_tail(*inputs, buckets, cell, 3, window=2, start=torch.full((2,), start))[0]
+        torch.testing.assert_close(both[item], alone[item])
 
 
 def test_gradients_in_fp64():

@@ -71,11 +71,21 @@ def oracle(bucketed: Bucketed, query: Tensor, key: Tensor, value: Tensor, call: 
 
 
 def with_tail(
-    query: Tensor, key: Tensor, value: Tensor, label: Tensor, chosen: Tensor, cell: Tensor, scale: float
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    label: Tensor,
+    chosen: Tensor,
+    cell: Tensor,
+    scale: float,
+    window: int = 0,
+    start: int = 0,
 ) -> Tensor:
     """The keys `chosen` (B,H,C,M) of each query's bucket `label` (B,H,N), and a centroid for each cell of the others.
 
     `cell` is (B,H,M); a key whose cell is negative, and a query whose label is, is padding. Bucket by bucket.
+    With a window, query i is at i + start, and near keys are exact: a cell's other keys are then listed one by one,
+    each with the weight that the cell counts it with.
     """
     B, H, N, _ = query.shape
     key, value, cell = (x.repeat_interleave(H // x.shape[1], dim=1) for x in (key, value, cell))
@@ -88,15 +98,23 @@ def with_tail(
             mine = (labels == bucket).nonzero()[:, 0].tolist()
             mean = q[mine].sum(0) / len(mine)
             keys = [(k[j], v[j], 0.0) for j in inside[bucket].nonzero()[:, 0].tolist() if cells[j] >= 0]
+            counted = []
             for number in cells[cells >= 0].unique().tolist():
                 others = (cells == number) & (inside[bucket] == 0)
                 if others.any():
                     logits = scale * k[others] @ mean
                     weights = logits.exp() / logits.exp().sum()
                     centroid = weights @ k[others]
-                    keys.append((centroid, weights @ v[others], logits.exp().sum().log() - scale * mean @ centroid))
+                    bias = logits.exp().sum().log() - scale * mean @ centroid
+                    if window == 0:
+                        keys.append((centroid, weights @ v[others], bias))
+                    counted += [(j, centroid, scale * (k[j] - centroid) @ mean) for j in others.nonzero()[:, 0].tolist()]
             for i in mine:
-                logits = torch.stack([scale * q[i] @ each + bias for each, _, bias in keys]) if keys else q.new_zeros(0)
-                head[i] = sum((w * each for w, (_, each, _) in zip(logits.softmax(0), keys, strict=True)), head[i])
+                met = list(keys)
+                for j, centroid, bias in counted if window else ():
+                    near = abs(i + start - j) <= window
+                    met.append((k[j], v[j], 0.0) if near else (centroid, v[j], bias))
+                logits = torch.stack([scale * q[i] @ each + bias for each, _, bias in met]) if met else q.new_zeros(0)
+                head[i] = sum((w * each for w, (_, each, _) in zip(logits.softmax(0), met, strict=True)), head[i])
         out.append(torch.stack(head))
     return torch.stack(out).unflatten(0, (B, H))
