@@ -44,6 +44,8 @@ VARIANTS = [  # settings that change what a method does, beside each method's ex
     "local:window=3+lha:buckets=3,hidden=8",
     "lsh:buckets=3+smyrf:cluster_size=7+clustered-tail:clusters=5,topk=4,cells=3",
     "clustered-tail:clusters=5,topk=4,cells=3,bits=15,iterations=3,block=4,last=0,queries=earlier",
+    "clustered-tail:clusters=5,topk=4,cells=3,window=3,bits=15,iterations=3,block=4,last=3",
+    "clustered-tail:clusters=5,topk=4,cells=3,window=2,bits=15,iterations=3,block=4,last=0,queries=earlier",
     "smyrf:cluster_size=7,rounds=1",
     "reformer:rounds=1,chunk=3,buckets=6",
     "routing:clusters=5,cluster_size=4",

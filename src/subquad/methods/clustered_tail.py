@@ -59,8 +59,8 @@ class ClusteredTail(ByHalves):
         topk: k, the keys of each cluster that its members attend to exactly; more than there are uses all: exact. 0:
             √(8m), rounded up, for an item of m keys.
         cells: X, how many centroids stand for the other keys; a query attends to k + X in all. As many as keys: exact.
-        window: keys at most so many tokens from a query, to each side, are exact for it too; 0: none. Where each query
-            of a cluster attends to its own neighbours, as in speech, the cluster's top keys cannot be those of all.
+        window: keys at most `window` tokens from a query, to each side, are exact for it too; 0: none. In speech, where
+            queries of one cluster attend to neighbours that differ, top keys of the cluster are not enough.
         bits: length of the hash from which k-means starts, 1 to 63.
         iterations: iterations of k-means on the hashes.
         refine: rounds of k-means on the vectors themselves, after that.
@@ -118,7 +118,8 @@ class ClusteredTail(ByHalves):
     def attend(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Partial:
         """Cluster the queries, sort the keys into cells, and attend to top keys and cells in one softmax."""
         tensors, sizes = self._of_tail(query, key, value, call)
-        return attend_with_tail(*tensors, **sizes, **self._near(query, call))
+        sizes |= self._near(query, call)
+        return attend_with_tail(*tensors, **sizes)
 
     def attend_by_earlier(self, query: Tensor, earlier: Tensor, key: Tensor, value: Tensor, call: Call) -> Partial:
         """Cluster the earlier queries, let each query join the nearest cluster, and attend as `attend` does."""
@@ -141,8 +142,8 @@ class ClusteredTail(ByHalves):
     def residual(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Residual:
         """The cells by themselves, and the top keys of each cluster."""
         tensors, sizes = self._of_tail(query, key, value, call)
-        rest, exact = cells_and_exact_pairs(*tensors, **sizes)
-        return Residual(rest.partial, rest.of_query, rest.of_key, by_features=False, exact=(exact,))
+        of_cells, exact = cells_and_exact_pairs(*tensors, **sizes)
+        return Residual(of_cells.partial, of_cells.of_query, of_cells.of_key, by_features=False, exact=(exact,))
 
     @property
     def keeps_residual(self) -> str | None:

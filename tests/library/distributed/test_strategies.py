@@ -62,6 +62,7 @@ def test_the_methods_of_this_package_have_theirs_by_their_settings():
         "strided:sets=near": "halo",
         "clustered-tail": None,
         "clustered-tail:clusters=4,topk=4": "partials",
+        "clustered-tail:clusters=4,topk=4,window=2": None,
         "lsh": None,
         "lsh:bucket_size=8": "partials",
         "sinkhorn": None,

@@ -286,7 +286,13 @@ def tails(draw: Draw) -> list[Tensor]:
     of_lse = draw.normal(B, H, N, 1)[..., 0] if draw.maybe() else None
     of_cells = [draw.normal(B, H, C * X, x.shape[4]).view_as(x) for x in saved[6:8]] if draw.maybe(0.3) else [None] * 2
     of_cells += draw.normal(B, H, C, X) if draw.maybe(0.3) else None, None
-    of_outputs = draw.normal(*out.shape, dtype=dtype) if draw.maybe(0.9) else None, of_lse, *[None] * 6, *of_cells, *[None] * 3
+    of_outputs = (
+        draw.normal(*out.shape, dtype=dtype) if draw.maybe(0.9) else None,
+        of_lse,
+        *[None] * 6,
+        *of_cells,
+        *[None] * 3,
+    )
     spoil, at = draw.maybe(0.1), draw.rng.randrange(5)
     lists = [x.clone() for x in saved[:5]]
     if spoil and draw.poisoned and lists[at].numel() > 0:

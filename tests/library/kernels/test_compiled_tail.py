@@ -111,7 +111,9 @@ def with_lse(
 @pytest.mark.parametrize("of_others", [False, True], ids=["own means", "means of others"])
 @pytest.mark.parametrize("listed", [False, True], ids=["chosen", "listed"])
 @pytest.mark.parametrize("G", [1, 2])
-@pytest.mark.parametrize(("window", "start"), [(0, None), (6, None), (100, None), (6, [-9, 25]), (4, [-(2**62), 2**62])])
+@pytest.mark.parametrize(
+    ("window", "start"), [(0, None), (6, None), (100, None), (6, [-9, 25]), (4, [-(2**62), 2**62])]
+)
 def test_log_sum_exps_and_listed_keys_equal_the_reference(variant, poisoned, listed, G, of_others, window, start):
     """Some queries and keys are in no cluster and no cell; a cell is empty, a cluster too, and slots of keys are."""
     q, k, v = qkv(50, 40, B=2, H=2, G=G, D=9, E=5)

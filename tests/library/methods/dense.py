@@ -108,7 +108,9 @@ def with_tail(
                     bias = logits.exp().sum().log() - scale * mean @ centroid
                     if window == 0:
                         keys.append((centroid, weights @ v[others], bias))
-                    counted += [(j, centroid, scale * (k[j] - centroid) @ mean) for j in others.nonzero()[:, 0].tolist()]
+                    counted += [
+                        (j, centroid, scale * (k[j] - centroid) @ mean) for j in others.nonzero()[:, 0].tolist()
+                    ]
             for i in mine:
                 met = list(keys)
                 for j, centroid, bias in counted if window else ():

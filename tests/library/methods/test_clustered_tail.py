@@ -45,6 +45,53 @@ def test_exact_limits(exact):
     assert error(f"clustered-tail:{exact}", *qkv(70, 90)) < 1e-6
 
 
+@pytest.mark.parametrize("padded", [False, True], ids=["whole", "padded"])
+@pytest.mark.parametrize("backend", [name for name, state in sq.backends().items() if state == "available"])
+def test_a_window_is_that_of_a_sum_with_local(backend, padded):
+    """The same keys, each once, and the same weights: the sum goes through other code."""
+    q, k, v = qkv(150, B=3, H=4, D=8, E=6)
+    mask = Mask.padding([150, 61, 9]) if padded else None
+    settings = "clusters=9,topk=12,cells=6"
+    for window in (1, 7, 200):
+        with sq.use_backend(backend):
+            inside = sq.attention(q, k, v, method=f"clustered-tail:{settings},window={window}", mask=mask)
+        beside = sq.attention(q, k, v, method=f"local:window={window}+clustered-tail:{settings}", mask=mask)
+        torch.testing.assert_close(inside, beside, atol=1e-5, rtol=1e-5)
+        assert (window < 200) == (error(f"clustered-tail:{settings},window={window}", q, k, v) > 1e-5)
+
+
+def test_a_window_of_zero_is_none():
+    q, k, v = qkv(80)
+    plain = sq.attention(q, k, v, method="clustered-tail:clusters=5,topk=6")
+    assert torch.equal(plain, sq.attention(q, k, v, method="clustered-tail:clusters=5,topk=6,window=0"))
+    assert not torch.equal(plain, sq.attention(q, k, v, method="clustered-tail:clusters=5,topk=6,window=1"))
+
+
+@pytest.mark.parametrize("queries", ["rectangle", "earlier"])
+def test_a_window_reaches_over_the_edge_of_a_block(queries):
+    """Under a causal mask the first query of a block meets the keys before it exactly, wherever padding stands."""
+    q, k, v = qkv(64, B=2, D=8)
+    lengths = [64, 37]
+    left = torch.arange(64) >= 64 - torch.tensor(lengths)[:, None]
+    settings = f"clusters=2,topk=1,cells=1,block=16,last=0,queries={queries}"
+    mask = Mask.causal() & Mask.padding(lengths)
+    exact = sq.attention(q, k, v, method="full", mask=mask)
+    wide = sq.attention(q, k, v, method=f"clustered-tail:{settings},window=64", mask=mask)
+    torch.testing.assert_close(wide, exact, atol=1e-5, rtol=1e-5)
+    near = sq.attention(q, k, v, method=f"clustered-tail:{settings},window=5", mask=mask)
+    assert (
+        1e-3
+        < float((near - exact).norm())
+        < float((sq.attention(q, k, v, method=f"clustered-tail:{settings}", mask=mask) - exact).norm())
+    )
+    rolled = [torch.stack([x[i].roll(64 - n, 1) for i, n in enumerate(lengths)]) for x in (q, k, v)]
+    shifted = sq.attention(
+        *rolled, method=f"clustered-tail:{settings},window=5", mask=Mask.causal() & Mask.padding(left)
+    )
+    for item, n in enumerate(lengths):
+        torch.testing.assert_close(shifted[item, :, 64 - n :], near[item, :, :n], atol=1e-5, rtol=1e-5)
+
+
 def test_each_cure_brings_it_nearer():
     """On queries and keys of few directions, as trained models have them, some of which all keys share."""
     basis, shared = normal(24, 32, seed=1), 4 * normal(1, 1, 1, 32, seed=2)

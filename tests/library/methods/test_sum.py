@@ -225,6 +225,10 @@ def test_sums_stand_inside_mixed_heads_and_by_length():
     ("local+learned-feature-map", "'learned-feature-map' counts near keys itself, .* give it window=0,sinks=0"),
     ("local+(by-length:steps=0:full+9:linear)", "'by-length' divides the heads or the lengths; write the sum inside"),
     ("keep+linformer:sharing=layerwise", "one module for all layers"),
+    (
+        "local+clustered-tail:window=3",
+        "'clustered-tail:window=3' counts near keys itself, of which 'local' counts some; give it window=0",
+    ),
     ("lsh:seed=1+clustered:seed=2", "the seeds 1 and 2"),
 ])  # fmt: skip
 def test_a_bad_text_says_what_is_wrong(text, message):

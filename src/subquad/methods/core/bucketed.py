@@ -38,8 +38,8 @@ def attend_with_cells(
 def residual_in_cells(query: Tensor, key: Tensor, value: Tensor, buckets: Buckets, cells: int, call: Call) -> Residual:
     """The two parts of `attend_with_cells`, for a sum."""
     tail = _of_tail(query, key, value, buckets, cells, call)
-    rest, exact = cells_and_exact_pairs(*tail, **_sizes(buckets, cells, call))
-    return Residual(rest.partial, rest.of_query, rest.of_key, by_features=False, exact=(exact,))
+    of_cells, exact = cells_and_exact_pairs(*tail, **_sizes(buckets, cells, call))
+    return Residual(of_cells.partial, of_cells.of_query, of_cells.of_key, by_features=False, exact=(exact,))
 
 
 def _of_tail(query: Tensor, key: Tensor, value: Tensor, buckets: Buckets, cells: int, call: Call) -> tuple[Tensor, ...]:

@@ -14,7 +14,8 @@ def grid(length: int) -> list[Method]:
 
     Around the defaults of `clustered-tail`, C = √(2N) clusters and k = √(8N) top keys, which keep its error about
     constant. Exact attention by subquad's kernel is for layers that bear nothing. Crude methods are for layers that
-    bear much: the last layer of an encoder is nearly free. Windows are what causal layers take.
+    bear much: the last layer of an encoder is nearly free. Windows are what causal layers take, and, beside clusters,
+    layers that attend to neighbours, as in speech.
     """
     C, k = math.sqrt(2 * length), math.sqrt(8 * length)
     tails = [
@@ -32,6 +33,7 @@ def grid(length: int) -> list[Method]:
         "i-clustered:clusters=25,topk=32",
         f"i-clustered:clusters={_even(C)},topk={_even(k / 2)},space=logits,refine=1",
         *(f"clustered-tail:clusters={_even(a * C)},topk={_even(b * k)},cells={x}" for a, b, x in tails),
+        f"clustered-tail:clusters={_even(C)},topk={_even(k)},window=16",
         "local:window=64",
         f"local:window={_even(k)}",
         f"local:window={_even(length / 8)}",

@@ -113,7 +113,7 @@ def cells_and_exact_pairs(
     wanted: Int64[Tensor, "B"] | None = None,
     dropout_p: float = 0.0,
 ) -> tuple[CellAttention, Buckets]:
-    """The two parts of `attend_with_tail`, with its arguments: attention to the cells, and who meets which exact keys."""
+    """The parts of `attend_with_tail`, with its arguments: attention to the cells, and who meets which exact keys."""
     query, key, value = upcast(query, key, value)
     means, keys, tail = exact_keys_and_cells(
         query, key, value, labels, cell, keys, clusters, topk, cells, scale, wanted
@@ -161,9 +161,7 @@ def with_near_keys(
     return merge_with_residual(merge_partials([of_top, of_near]), of_cells.partial, of_counted)
 
 
-def _present(
-    slots: Int64[Tensor, "B H T S"], present: Bool[Tensor, "B H N"], tokens: int
-) -> Int64[Tensor, "B H T S"]:
+def _present(slots: Int64[Tensor, "B H T S"], present: Bool[Tensor, "B H N"], tokens: int) -> Int64[Tensor, "B H T S"]:
     """The slots, empty where their token is not present."""
     inside = F.pad(present, (0, 1)).gather(2, slots.flatten(2)).view_as(slots)
     return torch.where(inside, slots, tokens)
