@@ -148,15 +148,9 @@ static inline vf exp_nonpositive(vf x) {
   p = p * r + 1.6666665459e-1f;
   p = p * r + 5.0000001201e-1f;
   p = p * r * r + r + 1.0f;
-  const vf least = splat(-87.0f + shrunk * 0.6931472f);
-#if defined(__AVX512F__)
-  return (vf)_mm512_maskz_scalef_ps(_mm512_cmp_ps_mask((__m512)x, (__m512)least, _CMP_NLT_UQ), (__m512)p,
-                                    (__m512)(n - (float)shrunk));
-#else
   // 2ⁿ: the low bits of `shifted` are n, and the shift moves them to the exponent's place.
   vf power = (vf)(((vu)shifted << 23) + ((127u - shrunk) << 23));
-  return select(x < least, vf{}, p * power);
-#endif
+  return select(x < splat(-87.0f + shrunk * 0.6931472f), vf{}, p * power);
 }
 
 // The lower (half = 0) or upper (half = W / 2) halves of two vectors, interleaved.
