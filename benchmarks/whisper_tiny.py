@@ -81,20 +81,20 @@ def load() -> tuple[WhisperForConditionalGeneration, Tokenizer]:
     return model.eval(), Tokenizer.from_file(str(at / "tokenizer.json"))
 
 
-def _state(given: dict[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
+def _state(weights: dict[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
     """The weights under the names of transformers."""
 
     def linear(to: str, name: str) -> Iterator[tuple[str, Tensor]]:
-        yield f"{to}.weight", given[f"{name}/weight"]
-        yield f"{to}.bias", given[f"{name}/bias"]
+        yield f"{to}.weight", weights[f"{name}/weight"]
+        yield f"{to}.bias", weights[f"{name}/bias"]
 
     def norm(to: str, name: str) -> Iterator[tuple[str, Tensor]]:
-        yield f"{to}.weight", given[f"{name}/gamma"]
-        yield f"{to}.bias", given[f"{name}/beta"]
+        yield f"{to}.weight", weights[f"{name}/gamma"]
+        yield f"{to}.bias", weights[f"{name}/beta"]
 
     def stacked(to: str, letters: str, name: str) -> Iterator[tuple[str, Tensor]]:
         for part in ("weight", "bias"):
-            for letter, each in zip(letters, given[f"{name}/{part}"].chunk(len(letters)), strict=True):
+            for letter, each in zip(letters, weights[f"{name}/{part}"].chunk(len(letters)), strict=True):
                 if (letter, part) != ("k", "bias"):  # 0 there
                     yield f"{to}.{letter}_proj.{part}", each
 
@@ -113,8 +113,8 @@ def _state(given: dict[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
             yield from linear(f"{to}.fc2", f"{name}/ffn/linear_1")
             yield from norm(f"{to}.final_layer_norm", f"{name}/ffn/layer_norm")
         yield from norm(f"model.{side}.layer_norm", f"{side}/layer_norm")
-        yield f"model.{side}.embed_positions.weight", given[f"{side}/position_encodings/encodings"]
+        yield f"model.{side}.embed_positions.weight", weights[f"{side}/position_encodings/encodings"]
     for convolution in ("conv1", "conv2"):
         yield from linear(f"model.encoder.{convolution}", f"encoder/{convolution}")
-    yield "model.decoder.embed_tokens.weight", given["decoder/embeddings/weight"]
-    yield "proj_out.weight", given["decoder/embeddings/weight"]
+    yield "model.decoder.embed_tokens.weight", weights["decoder/embeddings/weight"]
+    yield "proj_out.weight", weights["decoder/embeddings/weight"]

@@ -280,8 +280,8 @@ DESCRIBE(TailForward, inputs, keys, wanted, terms, means, around, out, lse, save
 struct TailBackward {
   TailInputs inputs;
   TailSaved saved;
-  Rows out;          // with a window what the forward pass gave
-  const float *lse;  // (B,H,N) likewise
+  Rows out;               // with a window what the forward pass gave
+  const float *lse;       // (B,H,N) likewise
   Rows grad_out;          // null where nobody reads `out`
   const float *grad_lse;  // (B,H,N); null where nobody reads `lse`
   // As `cell_keys`, `cell_values` and `cell_lse`; null where nobody else reads these.
@@ -289,8 +289,8 @@ struct TailBackward {
   RowsOut grad_query, grad_key, grad_value;
   float *grad_means;  // (B,H,clusters,D); null where the means are those of the queries, which share their gradient
 };
-DESCRIBE(TailBackward, inputs, saved, out, lse, grad_out, grad_lse, grad_cell_keys, grad_cell_values, grad_cell_lse, grad_query,
-         grad_key, grad_value, grad_means)
+DESCRIBE(TailBackward, inputs, saved, out, lse, grad_out, grad_lse, grad_cell_keys, grad_cell_values, grad_cell_lse,
+         grad_query, grad_key, grad_value, grad_means)
 
 // What follows serves clusters that hold tokens of several ranks; see `ranks.hpp`.
 struct Moments {

@@ -95,8 +95,8 @@ static void tail_softmax_gradient(int64_t count, int64_t lanes, float scale, con
   }
 }
 
-// The same where near keys have a part in lse and δ. The cells' products gain du too, whose sums over the
-// members go to `of_shifts`.
+// The same where near keys have a part in lse and δ. The cells' products gain du too, whose sums over
+// the members go to `of_shifts`.
 static void apart_softmax_gradient(const TailBackward &a, const NearHeadGradients &near, int64_t bh, const int32_t *order,
                                    int64_t count, int64_t K, int64_t lanes, const TailGradScratch &own) {
   const TailInputs &in = a.inputs;

@@ -767,7 +767,7 @@ static void leave_tail_members(const TailForward &a, const SortedKeys<Number<T>>
   const int64_t b = bh / in.H, h = bh % in.H, bg = b * in.G + h / (in.H / in.G), E = round_up(in.E, W);
   const int32_t *order = a.saved.order + bh * in.N, *bounds = a.saved.offsets + bh * (in.clusters + 1) + c;
   if (bounds[0] == bounds[1]) return;
-  list_top(in, a.saved, bh, c, to.listed, to.words);
+  list_top(in, a.saved, bh, c, to.listed);
   const bool no_keys = a.saved.cell_offsets[bg * (in.cells + 1) + in.cells] == 0;
   const int64_t row = bh * in.clusters + c, cell = cells.at(in, row, 0);
   const int64_t K = no_keys ? 0 : pack_met(in, a.saved, cells, sorted.keys[at], sorted.values[at], row, own.met);

@@ -17,8 +17,8 @@
 //
 // Where all keys of the cells are near, ρ_i − Σ r_ij is the rounding of a 0: then the cells are left out.
 
-constexpr int64_t NEAR_QUERIES = 30;        // of a tile: whole blocks of a product
-constexpr int64_t NEAR_RUN = 8 * NEAR_QUERIES;  // of a task
+constexpr int64_t NEAR_QUERIES = 30;                 // of a tile: whole blocks of a product
+constexpr int64_t NEAR_RUN = 8 * NEAR_QUERIES;       // of a task
 constexpr float NEAR_ROUNDING = 64 * 1.1920929e-7f;  // of ρ: what is left of it that is no more than this is rounding
 
 // The keys of a wave's key heads where they stand, and values; 0 for a key in no cell.
@@ -39,24 +39,25 @@ struct NearKeys {
   }
 };
 
+// Words of a bit for each key, and one more, so that a vector's bits may begin at any key.
+static int64_t words_of(const TailInputs &in) { return in.M / 64 + 2; }
+
 // What the members of one head leave, in the order of the queries.
 struct NearHead {
-  float *shifts;                    // (N,X) u
-  float *highest, *of_top, *of_cells;    // (N) the largest logit, and t, ρ in units of its exponential
-  float *top_values, *cell_values;       // (N,E') T and R, likewise
-  uint64_t *listed;                 // (C,words) a bit for each top key of a cluster
-  int64_t words;
+  float *shifts;                       // (N,X) u
+  float *highest, *of_top, *of_cells;  // (N) the largest logit, and t, ρ in units of its exponential
+  float *top_values, *cell_values;     // (N,E') T and R, likewise
+  uint64_t *listed;                    // (C,words) a bit for each top key of a cluster
 
   NearHead(Arena &arena, const TailInputs &in, bool keeps_shifts) {
     const int64_t N = in.window > 0 ? in.N : 0, E = round_up(in.E, W);
-    words = in.M / 64 + 2;
     shifts = arena.take<float>(keeps_shifts ? N * in.cells : 0);
     highest = arena.take<float>(N);
     of_top = arena.take<float>(N);
     of_cells = arena.take<float>(N);
     top_values = arena.take<float>(N * E);
     cell_values = arena.take<float>(N * E);
-    listed = arena.take<uint64_t>(in.window > 0 ? in.clusters * words : 0);
+    listed = arena.take<uint64_t>(in.window > 0 ? in.clusters * words_of(in) : 0);
   }
 };
 
@@ -130,11 +131,11 @@ static void pack_near_keys(const TailInputs &in, int64_t b, int64_t g, int64_t a
 }
 
 // The top keys of cluster c as bits, by where they stand.
-static void list_top(const TailInputs &in, const TailSaved &saved, int64_t bh, int64_t c, uint64_t *listed, int64_t words) {
+static void list_top(const TailInputs &in, const TailSaved &saved, int64_t bh, int64_t c, uint64_t *listed) {
   const int64_t bg = bh / in.H * in.G + bh % in.H / (in.H / in.G);
   const int32_t *top = saved.top + (bh * in.clusters + c) * in.topk, *order = saved.key_order + bg * in.M;
-  uint64_t *bits = listed + c * words;
-  for (int64_t i = 0; i < words; i++) bits[i] = 0;
+  uint64_t *bits = listed + c * words_of(in);
+  for (int64_t i = 0; i < words_of(in); i++) bits[i] = 0;
   for (int64_t k = 0; k < in.topk && top[k] >= 0; k++) bits[order[top[k]] / 64] |= 1ull << (order[top[k]] % 64);
 }
 
@@ -164,7 +165,7 @@ static void pack_near_queries(const TailInputs &in, const TailSaved &saved, int6
 
 // The logits of w and r of a packed tile, −∞ for pairs that are not near.
 static void near_logits(const TailInputs &in, const NearKeys &keys, int64_t at, int64_t bh, const float *shifts,
-                        const uint64_t *listed, int64_t words, const NearTile &tile, const NearScratch &own) {
+                        const uint64_t *listed, const NearTile &tile, const NearScratch &own) {
   const int64_t D = round_up(in.D, W), lanes = tile.lanes(), window = NearScratch::window_of(in);
   const float *across = keys.across[at] + tile.from;
   gemm(tile.count, lanes, in.D, own.queries, D, 1, across, keys.lanes, own.exact, lanes, false, in.scale);
@@ -187,7 +188,7 @@ static void near_logits(const TailInputs &in, const NearKeys &keys, int64_t at, 
         continue;
       }
       const vi cell = *(const vi_anywhere *)(keys.cell[at] + tile.from + v), place = ramp + (int32_t)v;
-      const vi top = (bit & (int32_t)bits_at(listed + c * words, tile.from + v)) != 0;
+      const vi top = (bit & (int32_t)bits_at(listed + c * words_of(in), tile.from + v)) != 0;
       const vi met = (place >= low) & (place < (int32_t)end) & (cell < (int32_t)in.cells) & ~top;
       store(exact, select(met, load(exact), none));
       store(counted, select(met, load(counted) + look_up(own.table, in.cells, cell), none));
@@ -239,7 +240,7 @@ static void attend_near(const TailForward &a, const NearKeys &keys, int64_t at, 
   const NearTile tile = near_tile(in, b, first, count);
   const int64_t lanes = tile.lanes();
   pack_near_queries<T>(in, a.saved, bh, tile, own);
-  near_logits(in, keys, at, bh, shifts, head.listed, head.words, tile, own);
+  near_logits(in, keys, at, bh, shifts, head.listed, tile, own);
   float base[NEAR_QUERIES], total[NEAR_QUERIES], shrink[NEAR_QUERIES], kept[NEAR_QUERIES];
   for (int64_t i = 0; i < count; i++) {
     if (in.labels[bh * in.N + first + i] == in.clusters) continue;

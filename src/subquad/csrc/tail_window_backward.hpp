@@ -13,16 +13,14 @@ struct NearHeadGradients {
   float *shifts;           // (N,X) du
   float *delta;            // (N) δ
   uint64_t *listed;        // as in NearHead
-  int64_t words;
 
   NearHeadGradients(Arena &arena, const TailInputs &in) {
     const int64_t N = in.window > 0 ? in.N : 0, D = round_up(in.D, W);
-    words = in.M / 64 + 2;
     queries = arena.take<float>(N * D);
     means = arena.take<float>(N * D);
     shifts = arena.take<float>(N * in.cells);
     delta = arena.take<float>(N);
-    listed = arena.take<uint64_t>(in.window > 0 ? in.clusters * words : 0);
+    listed = arena.take<uint64_t>(in.window > 0 ? in.clusters * words_of(in) : 0);
   }
 };
 
@@ -86,6 +84,8 @@ static void near_slopes(const TailBackward &a, const int32_t *cell, int64_t bh, 
     const float lse = a.lse[at], residual = a.saved.residual[at], kept = a.saved.kept[at], delta = to.delta[query];
     for (int64_t v = 0; v < lanes; v += W) {
       const vf p = exp_nonpositive((load(exact + v) - lse) - residual);
+      // May exceed 1, as weights of cells in `apart_softmax_gradient`: near keys took from the sum what cells counted too
+      // much. While cells are kept, it is e^12 at most, for which `exp_nonpositive` holds too.
       const vf r = kept == 0 ? vf{} : exp_nonpositive((load(counted + v) - lse) - residual);
       const vf slope = load(products + v) - delta;
       store(exact + v, p * slope);
@@ -107,14 +107,14 @@ static void near_backward(const TailBackward &a, const NearKeys &keys, int64_t a
   for (int64_t i = 0; i < group; i++) {
     const NearHeadGradients &head = heads[i];
     const int64_t bh = b * in.H + bg % in.G * group + i;
-    for (int64_t c = 0; c < in.clusters; c++) list_top(in, a.saved, bh, c, head.listed, head.words);
+    for (int64_t c = 0; c < in.clusters; c++) list_top(in, a.saved, bh, c, head.listed);
     near_deltas<T>(a, bh, head);
     for (int64_t first = 0; first < in.N; first += NEAR_QUERIES) {
       const int64_t count = in.N - first < NEAR_QUERIES ? in.N - first : NEAR_QUERIES;
       const NearTile tile = near_tile(in, b, first, count);
       const int64_t lanes = tile.lanes(), n = tile.keys();
       pack_near_queries<T>(in, a.saved, bh, tile, own.tile);
-      near_logits(in, keys, at, bh, a.saved.shifts + bh * in.N * in.cells, head.listed, head.words, tile, own.tile);
+      near_logits(in, keys, at, bh, a.saved.shifts + bh * in.N * in.cells, head.listed, tile, own.tile);
       for (int64_t q = 0; q < count; q++) {
         if (!a.grad_out.data || in.labels[bh * in.N + first + q] == in.clusters) zero(own.grads + q * E, E);
         else load_row(row_of<T>(a.grad_out, b, bh % in.H, first + q), in.E, own.grads + q * E, E);

@@ -12,8 +12,8 @@ What "i-clustered" (Vyas et al. 2020) loses is three things, each with a cure th
     out_i  = softmax over T_j with logits q_i·k_l/√D and over the cells with (q_i − q̄_j)·k̄_x/√D + ln Σ e^{q̄_j·k_l/√D}
              instead of one rest that all members share, and a mass on the top keys that is fixed for the cluster
 
-With a window, keys near a query are exact for it beside T_j, in the same softmax, and the cells lose what they counted
-them as: e^{q̄_j·k_l/√D + (q_i − q̄_j)·k̄_x/√D} for a key l of cell x.
+With a window, keys near a query are exact for it beside T_j, in the same softmax. The cells lose the weights with which
+they counted these keys: e^{q̄_j·k_l/√D + (q_i − q̄_j)·k̄_x/√D} for a key l of cell x.
 
 ==========  ==================
 symbol      here

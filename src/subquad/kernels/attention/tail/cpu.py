@@ -5,7 +5,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from subquad.kernels.attention.tail.op import attend_with_tail, new_lists, tail_backward, tail_forward, tail_output
+from subquad.kernels.attention.tail.op import (
+    attend_with_tail,
+    near_shapes,
+    new_lists,
+    tail_backward,
+    tail_forward,
+    tail_output,
+)
 from subquad.kernels.attention.tail.visible import lists_of, visible_key_cells
 from subquad.kernels.native import interface
 
@@ -85,8 +92,9 @@ def backward(grads: tuple[Tensor, Tensor, Tensor, Tensor], x: Any) -> None:
     (B, H, N, D), (_, G, M, E), C, X = x.query.shape, x.value.shape, x.clusters, x.cells
     lists = (B, H, N), (B, H, C + 1), (B, G, M), (B, G, X + 1), (B, H, C, x.topk)
     numbers = (B, H, C, D), (B, H, C, X, D), (B, H, C, X, E), (B, H, C, X), (B, H, C, X)
-    near = [(B, H, N, X), (B, H, N), (B, H, N)] if x.window else [(0,)] * 3
-    wanted = [(torch.int32, shape) for shape in lists] + [(torch.float32, shape) for shape in (*numbers, *near)]
+    wanted = [(torch.int32, shape) for shape in lists] + [
+        (torch.float32, shape) for shape in (*numbers, *near_shapes(x))
+    ]
     names = (*SAVED, *NEAR)
     fitting = {name: (each, *expected) for name, each, expected in zip(names, saved, wanted, strict=True)}
     fitting |= {"out": (out, x.query.dtype, (B, H, N, E)), "lse": (lse, torch.float32, (B, H, N))}

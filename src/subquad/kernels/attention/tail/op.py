@@ -13,7 +13,7 @@ from subquad.kernels.tensors import differentiated, token_major
 attend_with_tail = Op(reference.attend_with_tail)
 
 T = Tensor
-Saved = tuple[T, T, T, T, T, T, T, T, T, T, T, T, T, T, T]
+Saved = tuple[T, T, T, T, T, T, T, T, T, T, T, T, T, T, T]  # the outputs of `tail_forward`
 
 INPUTS = "query", "key", "value", "labels", "cell", "keys", "wanted", "terms", "means", "around", "start"
 SETTINGS = "clusters", "topk", "cells", "scale", "window"
@@ -46,9 +46,14 @@ def tail_forward(x: Any) -> Saved:
     of_cells = (B, H, C, X, D), (B, H, C, X, E), (B, H, C, X), (B, H, C, X)
     cell_keys, cell_values, cell_lse, residual = (x.query.new_empty(shape, dtype=torch.float32) for shape in of_cells)
     lse = x.query.new_empty(B, H, N, dtype=torch.float32)
-    near = [(B, H, N, X), (B, H, N), (B, H, N)] if x.window else [(0,)] * 3
-    of_near = [x.query.new_empty(shape, dtype=torch.float32) for shape in near]
+    of_near = [x.query.new_empty(shape, dtype=torch.float32) for shape in near_shapes(x)]
     return token_major(x.query, E), lse, *new_lists(x), cell_keys, cell_values, cell_lse, residual, *of_near
+
+
+def near_shapes(x: Any) -> list[tuple[int, ...]]:
+    """The shapes of the last three outputs; empty without a window."""
+    (B, H, N, _), X = x.query.shape, x.cells
+    return [(B, H, N, X), (B, H, N), (B, H, N)] if x.window else [(0,)] * 3
 
 
 def new_lists(x: Any) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:

@@ -71,7 +71,7 @@ def attend_with_tail(
         return attend_to_keys_and_cells(query, key, value, keys, tail, labels, scale=scale, dropout_p=dropout_p)
     options = {"scale": scale, "dropout_p": dropout_p}
     of_cells = attend_to_cells(query, key, means, tail, labels, cell, **options)
-    return with_near_keys(query, key, value, keys, of_cells, labels, cell, clusters, cells, window, start, **options)
+    return with_near_keys(query, key, value, keys, of_cells, labels, cell, cells, window, start, **options)
 
 
 def exact_keys_and_cells(
@@ -131,7 +131,6 @@ def with_near_keys(
     of_cells: CellAttention,
     labels: Int64[Tensor, "B H N"],
     cell: Int64[Tensor, "B G M"],
-    clusters: int,
     cells: int,
     window: int,
     start: Int64[Tensor, "B"] | None,
@@ -144,7 +143,7 @@ def with_near_keys(
     A near key that is not an exact one of the query's cluster has its own weight, and that which its cell gives it is
     taken from the cells.
     """
-    (H, N), M = query.shape[1:3], key.shape[2]
+    (H, N), M, clusters = query.shape[1:3], key.shape[2], keys.shape[2]
     queries, cluster = by_bucket(labels, clusters)
     exact = Buckets(queries, keys, cluster)
     mask = Mask(offset=start)
