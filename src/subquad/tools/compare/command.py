@@ -54,10 +54,13 @@ def compare(
             report: Any = results.finished
             if report is None:
                 with ranks.progress() as progress:
+                    lengths: list[int] = []
 
                     def refresh(comparison: Any) -> None:
                         results.refreshed(report_of(comparison), write_report)
-                        note(progress, f"first figures: {out / COMPARE.page}")
+                        if lengths != comparison.lengths_done:
+                            lengths[:] = comparison.lengths_done
+                            note(progress, f"figures at {lengths[-1]:,} tokens: {out / COMPARE.page}")
 
                     report = report_of(measure(settings, out, progress, group, refresh))
             result: Any = results.written(read_anew(report, settings), write_report)

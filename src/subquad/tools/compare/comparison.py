@@ -21,11 +21,13 @@ from subquad import hf
 from subquad.core.errors import InputError
 from subquad.methods import Full
 from subquad.tools.compare.jobs import (
+    EAGER,
     LAYERS,
     OP,
     QUALITY,
     SEQUENCE,
     TASK,
+    EagerPass,
     Embeddings,
     LayerErrors,
     Losses,
@@ -41,6 +43,7 @@ from subquad.tools.measure.group import MeasuringGroup
 from subquad.tools.measure.memory import peak_extra_mib
 from subquad.tools.measure.noise import AGAIN
 from subquad.tools.measure.timing import by_name, one_round, predicted, shuffled, stopwatch
+from subquad.tools.models.dtypes import FP32, TORCH
 from subquad.tools.models.passages import TokenizedText
 from subquad.tools.models.pretrained import BATCH, Pretrained, running
 from subquad.tools.models.rows import CompareRow, mark_of
@@ -51,11 +54,14 @@ from subquad.tools.runs.runner import JobRun
 from subquad.tools.runs.settings import CompareSettings
 
 EXACT = "full"
-JOBS_VERSION = 3  # changes with what the results of jobs hold, so that a run of another version is not resumed
+JOBS_VERSION = 4  # changes with what the results of jobs hold, so that a run of another version is not resumed
 LAYER_PASSAGES, LAYER_TOKENS = 4, 2048  # on which layers are measured one by one, at most
 WEIGHTS_UP_TO = 1024  # tokens: rows of attention weights take as many columns of values
-CAUSAL_SEQUENCES = 3  # each position of one is a measurement of its next token
-LAYERS_WITHIN = 480.0  # seconds: a causal language model that took longer goes without errors of single layers
+CAUSAL_SEQUENCES = 5  # each position of one is a measurement of its next token
+MOST_POSITIONS = 1024  # of a sequence, whose next tokens are compared: logits of all would take longer than the model
+GROWTH = 1.7  # the exponent of the length in the prediction of a whole turn's time
+OVERHEAD = 1.4  # of a turn: what follows its passes, as next-token distributions do
+EAGER_SHARE = 4.0  # the time of eager attention that is predicted, as a multiple of SDPA's
 TOO_SLOW = 2.0  # seconds per call: a method that is predicted to exceed it is left out, and the report says so
 
 
@@ -71,8 +77,9 @@ class Comparison(JobRun):
     task: LabelledTask | None
     length: int
     floor: Floor
-    models: dict[int, Pretrained] = field(default_factory=dict)  # with extended positions, by length
+    models: dict[tuple[int, str], Pretrained] = field(default_factory=dict)  # by length, 0 up to the own, and dtype
     begun: float = field(default_factory=time.perf_counter)
+    ended: bool = False  # whether nothing more will be measured, finished or not
 
     @property
     def group(self) -> MeasuringGroup:
@@ -87,6 +94,11 @@ class Comparison(JobRun):
         return [self.length, *(n for n in self.settings.model_lengths if self.length < n <= stop)]
 
     @property
+    def dtypes(self) -> list[str]:
+        """The dtypes in which the model runs, fp32 first."""
+        return list(dict.fromkeys(row.dtype for row in self.rows))
+
+    @property
     def call_lengths(self) -> list[int]:
         """The lengths at which one layer's attention is run alone; by default up to a causal model's positions."""
         lengths, limit = list(self.settings.call_lengths), self.pretrained.limit
@@ -96,13 +108,18 @@ class Comparison(JobRun):
 
     @property
     def lengths_done(self) -> list[int]:
-        """Those of `lengths` at which all sequences were run."""
-        return [n for n in self.lengths if all(SEQUENCE(n, i) in self.results for i in range(self.sequence_count(n)))]
+        """Those of `lengths` at which a batch was run."""
+        return [n for n in self.lengths if SEQUENCE(n, 0) in self.results]
 
     @property
     def call_lengths_done(self) -> list[int]:
         """Those of `call_lengths` that were timed."""
         return [n for n in self.call_lengths if OP(n) in self.results]
+
+    @property
+    def has_passages(self) -> bool:
+        """Whether the passages were read with every row, so that quality at the model's own length is theirs."""
+        return not self.pretrained.is_causal_lm and all(QUALITY(row.name) in self.results for row in self.rows)
 
     @property
     def is_finished(self) -> bool:
@@ -117,6 +134,7 @@ class Comparison(JobRun):
             "text": [self.reading.passages, self.reading.queries, len(self.reading.tokens)],
             "task": None if self.task is None else [self.task.name, self.task.texts],
             "lengths": [self.lengths, self.call_lengths],
+            "batch": self.settings.batch,
             "seed": self.settings.seed,
             "machine": [machine.versions(), machine.hardware(self.settings.device)],
             "units": JOBS_VERSION,
@@ -131,40 +149,97 @@ class Comparison(JobRun):
     # ------------------------------------------------------------------ units
 
     def jobs(self) -> Iterator[Job[Any]]:
-        """The units with what makes them; `stretch` and `op` read the records of shorter lengths.
+        """The units with what makes them, the most telling first; `stretch` and `op` read those of shorter lengths.
 
-        Quality and speed come first, and errors of single layers last.
+        Each length gets two batches before any length gets a third one.
         """
+        first, *longer = self.lengths
+        yield from self._turns(first, 0, 2)
         for row in [] if self.pretrained.is_causal_lm else self.rows:  # the sequences of a causal one say it all
             yield QUALITY.job(row.name, run=partial(self.quality, row))
         for row in self.rows if self.task else []:
             yield TASK.job(row.name, run=partial(self.task_score, row))
-        for length in self.lengths:
-            for i in range(self.sequence_count(length)):
-                yield SEQUENCE.job(length, i, run=partial(self.sequence_round, length, i))
+        for length in longer:
+            yield from self._turns(length, 0, 2)
+        for i in range(2, max(map(self.sequence_count, self.lengths))):
+            for length in self.lengths:
+                yield from self._turns(length, i, i + 1)
+        for length in self.lengths if self.has_eager else []:
+            yield EAGER.job(length, run=partial(self.eager, length))
         for length in self.call_lengths:
             yield OP.job(length, run=partial(self.op, length))
-        for row in self.rows:
-            yield LAYERS.job(row.name, run=partial(self.layer_errors, row))
+        for row in self.rows if self.settings.layers else []:
+            if row.dtype == FP32 and not row.is_exact:
+                yield LAYERS.job(row.name, run=partial(self.layer_errors, row))
+
+    def _turns(self, length: int, start: int, stop: int) -> Iterator[Job[Any]]:
+        for i in range(start, min(stop, self.sequence_count(length))):
+            yield SEQUENCE.job(length, i, run=partial(self.sequence_round, length, i))
 
     def cost(self, key: str) -> float:
         """About how many tokens go through the model."""
         kind, _, arguments = key.partition("/")
         if kind in (SEQUENCE.name, OP.name):
-            share = 1.0 if kind == SEQUENCE.name else 0.5  # one layer, in more rounds
+            share = self.settings.batch if kind == SEQUENCE.name else 0.5  # one layer, in more rounds
             return share * len(self.rows) * int(arguments.partition("/")[0])
+        if kind == EAGER.name:
+            return float(3 * self.settings.batch * int(arguments))
         if kind == TASK.name and self.task is not None:
             return len(self.task.texts) * self.length / 4  # its texts are seldom as long as the model allows
         return float(self.length * len(self._layer_passages if kind == LAYERS.name else self.reading.passages))
 
+    # ------------------------------------------------------------------ time
+
+    def has_time(self, key: str) -> bool:
+        """Whether a job is predicted to end within the time limit.
+
+        The first two batches at the model's own length run in any case, and so does what an option asks for: the task,
+        and the errors of layers.
+        """
+        kind, _, arguments = key.partition("/")
+        if kind in (TASK.name, LAYERS.name) or key in (SEQUENCE(self.length, 0), SEQUENCE(self.length, 1)):
+            return True
+        if kind == QUALITY.name:
+            return self._has_time_for_quality
+        return self.group.broadcast_from_main(lambda: self._predicted(kind, arguments) <= self._seconds_left)
+
+    @property
+    def _seconds_left(self) -> float:
+        return 60 * self.settings.minutes - (time.perf_counter() - self.begun)
+
+    @cached_property
+    def _has_time_for_quality(self) -> bool:
+        """Decided once: cosines over all passages and over the sequences do not belong into one table."""
+        passages = len(self.reading.passages) / self.settings.batch
+        seconds = passages * self._round_seconds(self.length)
+        return self.group.broadcast_from_main(lambda: seconds <= self._seconds_left)
+
+    def _predicted(self, kind: str, arguments: str) -> float:
+        """Seconds that a job may take: those of the last turn at this length, or of a shorter one, grown in between."""
+        length = int(arguments.partition("/")[0])
+        if kind == OP.name:
+            shorter = [n for n in self.call_lengths_done if n < length]
+            if not shorter:
+                return 0.0
+            timed = self.results[OP(shorter[-1])].rows.values()
+            return sum(map(sum, (call.seconds for call in timed))) * (length / shorter[-1]) ** GROWTH
+        if kind == EAGER.name and length not in self.lengths_done:
+            return math.inf
+        measured = [n for n in self.lengths_done if n <= length][-1]
+        growth = (length / measured) ** GROWTH
+        if kind == EAGER.name:
+            return EAGER_SHARE * self.seconds(measured)[EXACT][0] * growth
+        return self._round_seconds(measured) * growth
+
+    def _round_seconds(self, length: int) -> float:
+        """Seconds of a turn through all rows, with what follows its passes."""
+        return OVERHEAD * sum(row.seconds for row in self.rounds_at(length)[-1].values())
+
+    # ------------------------------------------------------------------ measurements
+
     @torch.no_grad()
     def layer_errors(self, row: CompareRow) -> LayerErrors:
-        """On the exact model's own q, k and v of a few passages: output errors, and L1 distances of weights.
-
-        Empty where a causal language model has no time left for them.
-        """
-        if row.is_exact or (self.pretrained.is_causal_lm and self._is_late()):
-            return LayerErrors()
+        """On the exact model's own q, k and v of a few passages: output errors, and L1 distances of weights."""
         errors: dict[str, list[float]] = {}
         distances = []
         for inputs, exact in self._exact_layers:
@@ -176,9 +251,6 @@ class Comparison(JobRun):
                     distances.append(weights_l1(method, inputs.query, inputs.key, inputs.value, **inputs.options))
         means = {number: sum(e) / len(e) for number, e in errors.items()}
         return LayerErrors(means, sum(distances) / len(distances) if distances else None)
-
-    def _is_late(self) -> bool:
-        return self.group.broadcast_from_main(lambda: time.perf_counter() - self.begun > LAYERS_WITHIN)
 
     @property
     def _layer_passages(self) -> list[list[int]]:
@@ -193,19 +265,21 @@ class Comparison(JobRun):
 
     def quality(self, row: CompareRow) -> Embeddings | Losses:
         """The passages and queries read with this method: embeddings, or losses."""
-        with running(self.pretrained.model, row.swap, self.group):
-            if self.pretrained.kind != "embedding":
-                return self._losses(self.reading.passages)
+        model = self._model_for(self.length, row.dtype)
+        with running(model.model, row.swap, self.group):
+            if model.kind != "embedding":
+                return self._losses(model, self.reading.passages)
             texts = (self.reading.passages, self.reading.queries)
-            return Embeddings(*(_rounded(self.pretrained.embed_all(items)) for items in texts))
+            return Embeddings(*(_rounded(model.embed_all(items)) for items in texts))
 
     def task_score(self, row: CompareRow) -> dict[str, float]:
         """The labelled task with this method in the model, and the cosine of its embeddings to the exact ones."""
         assert self.task is not None
         if row.is_exact:
             return self.task.score(self._exact_task) | {"cosine": 1.0}
-        with running(self.pretrained.model, row.swap, self.group):
-            vectors = self.pretrained.embed_all(self._task_items)
+        model = self._model_for(self.length, row.dtype)
+        with running(model.model, row.swap, self.group):
+            vectors = model.embed_all(self._task_items)
         return self.task.score(vectors) | {"cosine": float(cosine(vectors, self._exact_task).mean())}
 
     @cached_property
@@ -219,44 +293,92 @@ class Comparison(JobRun):
             return self.pretrained.embed_all(self._task_items)
 
     def sequence_round(self, length: int, i: int) -> SequenceRound:
-        """The i-th sequence of this length through every row in turn. The first one warms up: memory, no times."""
-        model = self._model_for(length)
-        item = self.reading.sequences(model, length, self.sequence_count(length))[i]
-        forward, measure_it = partial(model.forward, [item]), peak_extra_mib if i == 0 else stopwatch
-        swaps = {row.name: row.swap for row in self._fast_enough(length)} | ({AGAIN: None} if i > 0 else {})
+        """The i-th batch of this length through every row in turn. The first one warms up, and measures memory."""
+        items = self._batches(length)[i]
         outputs: dict[str, Any] = {}
-        costs: dict[str, float] = {}
+        passes: dict[str, tuple[float, float | None]] = {}
+        before = self.rounds_at(length)
+        rows = {row.name: row for row in (self.rows if before else self._fast_enough(length))}
+        if before:
+            rows = {name: row for name, row in rows.items() if name in before[0]}
+        timed = rows | ({AGAIN: rows[EXACT]} if i > 0 else {})
         with machine.watched(self.group.count) as use:
-            for name, swap in shuffled(swaps, random.Random(i)).items():
-                with running(model.model, swap, self.group):
-                    costs[name], outputs[name] = measure_it(forward, model.device, self.group)
-        if model.is_causal_lm:
+            for name, row in shuffled(timed, random.Random(i)).items():
+                model = self._model_for(length, row.dtype)
+                forward = partial(model.forward, items)
+                with running(model.model, row.swap, self.group):
+                    if i == 0:
+                        seconds, (mib, outputs[name]) = stopwatch(
+                            partial(peak_extra_mib, forward, model.device, self.group), model.device, self.group
+                        )
+                        passes[name] = seconds, mib
+                    else:
+                        seconds, outputs[name] = stopwatch(forward, model.device, self.group)
+                        passes[name] = seconds, None
+        outputs.pop(AGAIN, None)
+        if self.pretrained.is_causal_lm:
+            model = self._model_for(length, FP32)
             with running(model.model, None, self.group):
-                outputs = {name: each.sums() for name, each in model.next_tokens([item], outputs, EXACT).items()}
-        measured = "extra_mib" if i == 0 else "seconds"
-        passes = {name: SequencePass(_plain(output), **{measured: costs[name]}) for name, output in outputs.items()}
-        return SequenceRound(passes, use)
+                outputs = model.next_tokens(items, outputs, EXACT, MOST_POSITIONS)
+                outputs = {name: each.sums() for name, each in outputs.items()}
+        made = {name: SequencePass(_plain(outputs.get(name, ())), *costs) for name, costs in passes.items()}
+        return SequenceRound(made, use, sum(map(len, items)))
+
+    @property
+    def has_eager(self) -> bool:
+        """Whether the model has eager attention beside SDPA's, which many models still run."""
+        return self.group.count == 1 and self.pretrained.model.config._attn_implementation == "sdpa"
+
+    def eager(self, length: int) -> EagerPass:
+        """The first batch of this length through the model in fp32 with its own attention as eager code."""
+        model = self._model_for(length, FP32)
+        model.model.set_attn_implementation("eager")
+        try:
+            forward = partial(model.forward, self._batches(length)[0])
+            seconds, (mib, _) = stopwatch(partial(peak_extra_mib, forward, model.device), model.device)
+        finally:
+            model.model.set_attn_implementation("sdpa")
+        return EagerPass(seconds, mib)
+
+    def _batches(self, length: int) -> list[list[list[int]]]:
+        """The batches that are run at a length."""
+        model, count = self._model_for(length, FP32), self.sequence_count(length)
+        if self.settings.batch > 1:
+            return self.reading.batches(model, length, count, self.settings.batch, self.settings.seed)
+        return [[item] for item in self.reading.sequences(model, length, count)]
 
     def sequence_count(self, length: int) -> int:
-        """How many sequences of a length are run, the first one as a warm-up; fewer through a causal language model."""
+        """How many batches of a length are run at most, the first one as a warm-up."""
         if self.pretrained.is_causal_lm:
             return CAUSAL_SEQUENCES
         return 10 if length <= 512 else 5 if length <= 2048 else 4
 
     def rounds_at(self, length: int) -> list[dict[str, SequencePass]]:
-        """What the rows did with each sequence of a length, the first of which has no times."""
-        return [self.results[SEQUENCE(length, i)].rows for i in range(self.sequence_count(length))]
+        """What the rows did with each batch of a length so far."""
+        turns = (SEQUENCE(length, i) for i in range(self.sequence_count(length)))
+        return [self.results[turn].rows for turn in turns if turn in self.results]
 
     def seconds(self, length: int) -> dict[str, list[float]]:
-        """Seconds of each row, sequence by sequence."""
-        rounds_at = self.rounds_at(length)[1:]
-        return {name: [round_[name].seconds or 0.0 for round_ in rounds_at] for name in rounds_at[0]}
+        """Seconds of each row, batch by batch; those of the warm-up as long as there are no others."""
+        rounds_at = self.rounds_at(length)
+        rounds_at = rounds_at[1:] or rounds_at
+        return {name: [round_[name].seconds for round_ in rounds_at] for name in rounds_at[0]}
 
-    def _model_for(self, length: int) -> Pretrained:
-        """The model that reaches this length; of those with extended positions the last one is kept."""
-        if length not in self.models:
-            self.models = {length: self.pretrained.reaching(length)}
-        return self.models[length]
+    def tokens(self, length: int) -> float:
+        """Mean number of tokens of a timed batch, without padding."""
+        turns = [SEQUENCE(length, i) for i in range(self.sequence_count(length))]
+        counts = [self.results[turn].tokens for turn in turns if turn in self.results]
+        return statistics.fmean(counts[1:] or counts)
+
+    def _model_for(self, length: int, dtype: str) -> Pretrained:
+        """The model that reaches this length, in this dtype; of those with extended positions the last is kept."""
+        limit = self.pretrained.limit
+        reach = 0 if limit is None or length <= limit else length
+        if (reach, FP32) not in self.models:
+            self.models = {(reach, FP32): self.pretrained.reaching(length)}
+        if (reach, dtype) not in self.models:
+            self.models[reach, dtype] = self.models[reach, FP32].in_dtype(TORCH[dtype])
+        return self.models[reach, dtype]
 
     def _fast_enough(self, length: int) -> list[CompareRow]:
         """Rows that take this length, and whose time at the one before says that they are worth their time at it."""
@@ -272,7 +394,8 @@ class Comparison(JobRun):
         A row whose parameters are for shorter inputs is left out: the model could not run it at this length. So are
         plans, which have several methods.
         """
-        model, rows = self.pretrained.model, [row for row in self.rows if row.plan is None]
+        model = self.pretrained.model
+        rows = [row for row in self.rows if row.plan is None and row.dtype == FP32]
         layer = hf.find_layers(model)[0]
         heads, kv_heads, width = hf.head_counts(layer)
         sequence = None if self.group.ranks is None else self.group.ranks.even(length)
@@ -297,10 +420,10 @@ class Comparison(JobRun):
         seconds_by_name = by_name(rounds)
         return OpRounds({name: OpTiming(seconds_by_name[name], memory.get(name)) for name in timed}, use)
 
-    def _losses(self, items: Sequence[Sequence[int]]) -> Losses:
+    def _losses(self, model: Pretrained, items: Sequence[Sequence[int]]) -> Losses:
         nll, count = 0.0, 0
         for at in range(0, len(items), BATCH):
-            more, counted = self.pretrained.losses(items[at : at + BATCH], seed=self.settings.seed + at)
+            more, counted = model.losses(items[at : at + BATCH], seed=self.settings.seed + at)
             nll, count = nll + more, count + counted
         if count == 0:
             raise InputError("the text is too short to compute a perplexity")

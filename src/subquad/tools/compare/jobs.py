@@ -1,10 +1,11 @@
 """The jobs of a comparison, and the result of each.
 
-layers/<method>          error of every layer's output, distance of attention weights
+stretch/<length>/<i>     one batch of that length through all rows in turn: time, outputs; memory once
 quality/<method>         the text read at the model's own length
-stretch/<length>/<i>     one sequence of that length through all rows in turn: time, outputs; memory once
-op/<length>              one layer's attention alone, all rows in turn
 task/<method>            the labelled task
+eager/<length>           time and memory of the model's own attention as eager code, which forms the whole matrix
+op/<length>              one layer's attention alone, all rows in turn
+layers/<method>          error of every layer's output, distance of attention weights
 """
 
 from dataclasses import dataclass
@@ -40,19 +41,28 @@ class Losses:
 
 @dataclass
 class SequencePass:
-    """One sequence through the model with one row. Output: [embedding], [nll, count], or the sums of `NextTokens`."""
+    """One batch through the model with one row. Output: embeddings, [nll, count], or the sums of `NextTokens`."""
 
     output: list[Any]
-    seconds: float | None = None  # of all sequences but the first
-    extra_mib: float | None = None  # of the first
+    seconds: float  # of the first batch, with the record of its memory and without a warm-up
+    extra_mib: float | None = None  # of the first batch
 
 
 @dataclass
 class SequenceRound:
-    """One sequence through all rows."""
+    """One batch through all rows."""
 
     rows: dict[str, SequencePass]
     use: machine.Use
+    tokens: int  # without padding
+
+
+@dataclass
+class EagerPass:
+    """One batch through the model with its own attention as eager code."""
+
+    seconds: float
+    extra_mib: float
 
 
 @dataclass
@@ -77,8 +87,9 @@ TASK: JobKind[dict[str, float]] = JobKind("task", dict[str, float], "scoring the
 SEQUENCE: JobKind[SequenceRound] = JobKind(
     "stretch",
     SequenceRound,
-    lambda length, i: f"timing the model with each method at {length:,} tokens, sequence {i + 1}",
+    lambda length, i: f"timing the model with each method at {length:,} tokens, turn {i + 1}",
 )
+EAGER: JobKind[EagerPass] = JobKind("eager", EagerPass, "eager attention at {0:,} tokens".format)
 OP: JobKind[OpRounds] = JobKind(
     "op", OpRounds, "timing the attention of one layer with each method at {0:,} tokens".format
 )

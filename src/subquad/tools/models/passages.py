@@ -4,6 +4,7 @@ import random
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,12 @@ class TokenizedText:
     passages: list[list[int]]
     queries: list[list[int]]
     tokens: list[int]  # of all documents, one after the other, without special tokens
-    documents: int
+    document_lengths: list[int]
+
+    @property
+    def documents(self) -> int:
+        """How many documents there are."""
+        return len(self.document_lengths)
 
     def sequences(self, pretrained: Pretrained, length: int, count: int) -> list[list[int]]:
         """`count` items of exactly `length` tokens, evenly spread over the text (which repeats where it is short)."""
@@ -30,6 +36,24 @@ class TokenizedText:
         last = len(tokens) - content
         starts = [last * i // max(count - 1, 1) for i in range(count)]
         return [pretrained.wrap(tokens[start : start + content], length) for start in starts]
+
+    def batches(self, pretrained: Pretrained, length: int, count: int, size: int, seed: int) -> list[list[list[int]]]:
+        """`count` batches of `size` items of at most `length` tokens, with the lengths that the documents have.
+
+        Documents are cut every `length` tokens, and the items of a batch are drawn from the pieces by the seed.
+
+        Raises:
+            InputError: there are fewer pieces than a batch has items.
+        """
+        ends = list(accumulate(self.document_lengths))
+        documents = [self.tokens[end - n : end] for n, end in zip(self.document_lengths, ends, strict=True)]
+        pieces = _pieces(documents, length - len(pretrained.wrap([], length)))
+        if len(pieces) < size:
+            raise InputError(
+                f"--batch {size} is more than the {len(pieces)} pieces of at most {length:,} tokens that the text makes"
+            )
+        draw = random.Random(seed)
+        return [[pretrained.wrap(piece, length) for piece in draw.sample(pieces, size)] for _ in range(count)]
 
     def metadata(self, paths: Sequence[Path]) -> dict[str, Any]:
         """What a report says of the text, which came from these paths, or from the standard library."""
@@ -55,9 +79,7 @@ def read(pretrained: Pretrained, documents: Sequence[str], length: int, passages
             f"a length of {length} leaves {room} beside the special ones; passages have {SHORTEST} or more"
         )
     ids = [pretrained.content_ids(document) for document in documents]
-    chunks = [
-        chunk for doc in ids for at in range(0, len(doc), content) if len(chunk := doc[at : at + content]) >= SHORTEST
-    ]
+    chunks = _pieces(ids, content)
     if not chunks:
         raise InputError(f"the text is too short: no document has the {SHORTEST} tokens of a passage")
     draw = random.Random(seed)
@@ -67,8 +89,14 @@ def read(pretrained: Pretrained, documents: Sequence[str], length: int, passages
         passages=[pretrained.wrap(chunk, length) for chunk in chosen],
         queries=[pretrained.wrap(query, length) for query in queries],
         tokens=[token for doc in ids for token in doc],
-        documents=len(documents),
+        document_lengths=[len(doc) for doc in ids],
     )
+
+
+def _pieces(documents: Sequence[list[int]], content: int) -> list[list[int]]:
+    """Documents cut every `content` tokens, without pieces that are too short."""
+    pieces = [doc[at : at + content] for doc in documents for at in range(0, len(doc), content)]
+    return [piece for piece in pieces if len(piece) >= SHORTEST]
 
 
 def _queries(pretrained: Pretrained, chunk: list[int], draw: random.Random) -> list[list[int]]:

@@ -18,6 +18,7 @@ from subquad.hf.saved import without_marks
 from subquad.hf.weights import check_weights
 from subquad.tools.measure.group import ALONE, MeasuringGroup
 from subquad.tools.models import demo, next_tokens
+from subquad.tools.models.dtypes import TORCH
 from subquad.tools.models.model_types import registered
 
 Kind = Literal["embedding", "masked-lm", "causal-lm"]
@@ -177,10 +178,17 @@ class Pretrained:
         return next_tokens.prefill(self.model, self._cut(self.batch(items)), all_logits=split)
 
     def next_tokens(
-        self, items: Sequence[Sequence[int]], runs: dict[str, next_tokens.Prefill], exact: str
+        self, items: Sequence[Sequence[int]], runs: dict[str, next_tokens.Prefill], exact: str, most: int | None = None
     ) -> dict[str, next_tokens.NextTokens]:
-        """The next-token distributions of some prefills of these items against those of the run named `exact`."""
-        return next_tokens.differences(self.model, runs, exact, *next_tokens.next_of(self.batch(items)), self.group)
+        """The next-token distributions of some prefills of these items against those of the run named `exact`.
+
+        They are those of all positions, or of at most `most` in each item, evenly spaced, where tokens are not split.
+        """
+        tokens, counted = next_tokens.next_of(self.batch(items))
+        step = 1 if most is None or self.group.count > 1 else -(-tokens.shape[1] // most)
+        runs = {name: run.every(step) for name, run in runs.items()}
+        tokens, counted = (next_tokens.one_of_each(step, each) for each in (tokens, counted))
+        return next_tokens.differences(runs, exact, tokens, counted, self.group)
 
     @torch.inference_mode()
     def losses(self, items: Sequence[Sequence[int]], seed: int = 0) -> tuple[float, int]:
@@ -212,10 +220,10 @@ class Pretrained:
 
 
 def load(name: str | None, device: str = "cpu", group: MeasuringGroup = ALONE, dtype: str | None = None) -> Pretrained:
-    """Load a model by hub id or folder; None and "demo-decoder" are the models of the extras `demo` and `demo-decoder`.
+    """Load a model by hub id or folder; "demo-encoder" (or None) and "demo-decoder" are those of the extra `demo`.
 
-    With a dtype, its weights are converted; otherwise they keep their own. Each process of a group loads the whole
-    model.
+    With a dtype ("fp32", "bf16", "fp16"), its weights are converted; otherwise they keep their own. Each process of a
+    group loads the whole model.
 
     Raises:
         InputError: nothing loads under this name, no tokenizer, weights that are not the model's, or a model that reads
@@ -245,7 +253,7 @@ def load(name: str | None, device: str = "cpu", group: MeasuringGroup = ALONE, d
         raise InputError(f"{where}: a masked language model whose tokenizer has no mask token")
     limit = hf.position_limit(model) or getattr(config, "max_position_embeddings", None)
     pooling = _pooling(config, where) if kind == "embedding" else "mean"
-    pretrained = Pretrained(demo.NAMES.get(name) or str(name), model, tokenizer, kind, pooling, limit)
+    pretrained = Pretrained(demo.NAMES.get(name or demo.ENCODER) or str(name), model, tokenizer, kind, pooling, limit)
     try:
         pretrained.probe()
     except Exception as error:  # of the model's own code, with settings that nothing checked before
@@ -256,8 +264,8 @@ def load(name: str | None, device: str = "cpu", group: MeasuringGroup = ALONE, d
     for note in notes:
         logger.warning("%s: %s", where, note)
     pretrained = replace(pretrained, notes=tuple(notes), group=group)
-    if dtype is not None and model.dtype != getattr(torch, dtype):
-        pretrained = pretrained.in_dtype(getattr(torch, dtype))
+    if dtype is not None and model.dtype != TORCH[dtype]:
+        pretrained = pretrained.in_dtype(TORCH[dtype])
     if group.count > 1:
         with as_input_error(f"{where}: "), running(pretrained.model, None, group):
             pass
@@ -275,10 +283,10 @@ def check_model(name: str | None, device: str) -> None:
 
 
 def model_location(name: str | None) -> str:
-    """The folder or hub id of a model; None and "demo-decoder" are those of the extras `demo` and `demo-decoder`."""
+    """The folder or hub id of a model; "demo-encoder" (or None) and "demo-decoder" are those of the extra `demo`."""
     if name == demo.DECODER:
         return demo.decoder()
-    return demo.encoder() if name is None else name
+    return demo.encoder() if name in (None, demo.ENCODER) else name
 
 
 def _kind(config: Any, where: str) -> Kind:

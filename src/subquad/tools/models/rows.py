@@ -1,9 +1,10 @@
 """The rows of a comparison: a method in a model, where it runs or why it cannot, and where its parameters come from."""
 
+import copy
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,8 +16,10 @@ from subquad.core.errors import InputError, as_input_error
 from subquad.distributed import Sequence
 from subquad.hf.plans import load_plan
 from subquad.methods import BoundMethod, Full, Method
+from subquad.tools.models.dtypes import FP32, TORCH
 from subquad.tools.models.pretrained import Pretrained
 
+IN = " in "  # between the name of a row and its dtype: "clustered-tail in bf16"
 NOT_CALIBRATED = "not calibrated: its learned parameters are those that it starts with"
 
 
@@ -32,26 +35,34 @@ class CompareRow:
     plan: str | None = None  # the folder of a plan, whose layers run what `planned` says
     planned: dict[int, Method | BoundMethod] = field(default_factory=dict)
     modes: tuple[str, ...] = ()  # what ranks send each other, where tokens are split: "summary", "heads", "ring"
+    dtype: str = FP32  # of the model's weights
 
     @property
     def name(self) -> str:
         """The method as the command line writes it; `@` and the adapter's name where parameters come from one.
 
-        Of a plan, `plan:` and the name of its folder.
+        Of a plan, `plan:` and the name of its folder. The dtype is added where it is not fp32.
         """
         if self.plan is not None:
-            return f"plan:{Path(self.plan).resolve().name}"
-        return str(self.method) if self.adapter is None else f"{self.method}@{Path(self.adapter).name}"
+            name = f"plan:{Path(self.plan).resolve().name}"
+        else:
+            name = str(self.method) if self.adapter is None else f"{self.method}@{Path(self.adapter).name}"
+        return name if self.dtype == FP32 else f"{name}{IN}{self.dtype}"
 
     @property
     def is_exact(self) -> bool:
-        """Whether this is the baseline, the model's own exact attention."""
+        """Whether this is the baseline, the model's own exact attention in fp32."""
+        return self.is_own_attention and self.dtype == FP32
+
+    @property
+    def is_own_attention(self) -> bool:
+        """Whether the model's own exact attention runs, in any dtype."""
         return self.method == Full() and self.plan is None
 
     @property
     def swap(self) -> dict[int, Method | BoundMethod] | None:
         """What `hf.swap` is given; None = the model's own attention."""
-        return None if self.is_exact else {number: self.at(number) for number in self.layers}
+        return None if self.is_own_attention else {number: self.at(number) for number in self.layers}
 
     @property
     def note(self) -> str | None:
@@ -71,6 +82,15 @@ class CompareRow:
     def takes(self, length: int) -> bool:
         """Whether its learned parameters fit inputs of `length` tokens."""
         return self.longest is None or length <= self.longest
+
+    def in_dtype(self, dtype: str) -> "CompareRow":
+        """The same row in a model whose weights have this dtype, and with its learned parameters in it."""
+        bounds = {number: copy.deepcopy(bound).to(TORCH[dtype]) for number, bound in self.bounds.items()}
+        planned = {
+            number: copy.deepcopy(each).to(TORCH[dtype]) if isinstance(each, BoundMethod) else each
+            for number, each in self.planned.items()
+        }
+        return replace(self, bounds=bounds, planned=planned, dtype=dtype)
 
     def at(self, layer: int) -> Method | BoundMethod:
         """What runs in a layer."""

@@ -86,7 +86,7 @@ def chosen_by_comparison(settings: CompareSettings, report: Report, out: Path) -
     start = 0 if whole else min(length, from_crossover)
     name = f"{row.name} from {start:,} tokens on and exact attention below" if start else row.name
     lines = [f"{n:,} tokens: {describe_performance(report_of_method, str(n), c.floor)}." for n in pays]
-    measured = Measured(lines, report["command"], report["hardware"], str(report["model"]["dtype"]))
+    measured = Measured(lines, report["command"], report["hardware"], row.dtype)
     return Chosen(name, _from(start, row, c.pretrained.model), max(pays), measured)
 
 

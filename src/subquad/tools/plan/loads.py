@@ -103,7 +103,7 @@ def next_token_loss(pretrained: Pretrained, length: int, figure: Figure) -> Loss
         runs = {"this": output.every(step), "exact": exact.every(step)}
         tokens = torch.zeros(1, -(-length // step), dtype=torch.long)
         counted = torch.ones_like(tokens, dtype=torch.bool)
-        mine = differences(pretrained.model, runs, "exact", tokens, counted, pretrained.group)["this"]
+        mine = differences(runs, "exact", tokens, counted, pretrained.group)["this"]
         return 1.0 - mine.agreement if figure == "agreement" else -math.expm1(-mine.mean_kl)
 
     return loss

@@ -41,6 +41,7 @@ PLOTS = {
         "have no fidelity.",
     ),
 }
+TORCH_NAMES = {"bf16": "bfloat16", "fp16": "float16"}
 NEXT = "Next, search settings layer by layer, for this model and text."
 OP_NOTE = "One layer's attention alone, on random inputs; these times have no fidelity."
 
@@ -154,8 +155,9 @@ def speed_table(report: Report) -> ReportTable:
     """Fidelity and speed-up of the methods at each length, and memory."""
     makers: list[Maker] = []
     for length in model_lengths(report):
-        makers += [_fidelity(length, min_fidelity(report)), _speed(length)]
-    return _table(report, [*makers, _memory(report, model_length(report))])
+        makers += [_fidelity(length, min_fidelity(report)), _speed(length), _over_fp32(length)]
+        makers.append(_memory(report, length, group=tokens(length)))
+    return _table(report, makers)
 
 
 def main_table(report: Report) -> ReportTable:
@@ -174,9 +176,8 @@ def model_table(report: Report) -> ReportTable:
     makers: list[Maker] = []
     for length in model_lengths(report):
         makers += [_nearness(report, length, tokens(length)), *_spread_of_nearness(length, tokens(length))]
-        makers += [_time(report, "model", length), _range(report, "model", length), _speed(length)]
-        if report["model"].get("kind") == "causal-lm":
-            makers.append(_rate(length))
+        makers += [_time(report, "model", length), _range(report, "model", length), _speed(length), _over_fp32(length)]
+        makers.append(_rate(report, length))
         makers.append(_memory(report, length, group=tokens(length)))
     return _table(report, [(replace(column, group=f"{column.group} tokens"), make) for column, make in makers])
 
@@ -276,12 +277,23 @@ def _time(report: Report, part: Part, length: str) -> Maker:
     return Column("ms", tokens(length)), lambda m: size(cost(m, part, length).get("ms"), digits)
 
 
-def _rate(length: str) -> Maker:
-    """Tokens of a prompt that are read in a second."""
+def _over_fp32(length: str) -> Maker:
+    """The speed-up of a row in 16 bits over exact attention in fp32."""
+
+    def make(method: MethodReport) -> Cell:
+        costs = cost(method, "model", length)
+        return speedup(costs.get("speedup_fp32"), costs.get("verdict_fp32"))
+
+    return Column("over fp32", tokens(length), short="fp32"), make
+
+
+def _rate(report: Report, length: str) -> Maker:
+    """Tokens, without padding, that are read in a second."""
+    in_batch = (report["settings"].get("batch_tokens") or {}).get(length, int(length))
 
     def rate(method: MethodReport) -> Cell:
         ms = known(cost(method, "model", length).get("ms"))
-        return size(1e3 * int(length) / ms if ms else None, 0)
+        return size(1e3 * in_batch / ms if ms else None, 0)
 
     return Column("tokens/s", tokens(length)), rate
 
@@ -331,8 +343,14 @@ def use(report: Report) -> str | None:
     choice = report["recommendation"]["choice"]
     if choice == "full":
         return None
-    adapter = next((m.get("adapter") for m in report["methods"] if m["method"] == choice), None)
-    return f'sq.hf.swap(model, "{choice}")' if adapter is None else f"sq.hf.load_adapter(model, {json.dumps(adapter)})"
+    row: Mapping[str, Any] = next((m for m in report["methods"] if m["method"] == choice), {})
+    dtype = TORCH_NAMES.get(row.get("dtype", ""), "")
+    loaded = f"model = AutoModel.from_pretrained(name, dtype=torch.{dtype})" if dtype else ""
+    method, adapter = choice.partition(" in ")[0], row.get("adapter")
+    attached = (
+        f'sq.hf.swap(model, "{method}")' if adapter is None else f"sq.hf.load_adapter(model, {json.dumps(adapter)})"
+    )
+    return "\n".join(filter(None, (loaded, "" if method == "full" else attached)))
 
 
 def legend(report: Report) -> str:
@@ -343,8 +361,9 @@ def legend(report: Report) -> str:
         "measured; lengths in tokens.",
         _samples(report),
         f"Minimum fidelity: {least:.5g}." if least is not None else "",
-        f"Extra memory and quality figures without a length are for {tokens(length)} tokens." if length else "",
+        f"Quality figures without a length are for {tokens(length)} tokens." if length else "",
         _exact_times(report),
+        _eager(report),
     ]
     return " ".join(filter(None, lines))
 
@@ -369,6 +388,15 @@ def _exact_times(report: Report) -> str:
     times = {n: size(cost(exact, "model", n).get("ms")) for n in model_lengths(report)} if exact else {}
     listed = [f"{time.text} ms at {tokens(n)}" for n, time in times.items() if time.tone != "missing"]
     return f"A forward pass with exact attention: {', '.join(listed)}." if listed else ""
+
+
+def _eager(report: Report) -> str:
+    """Time and memory of exact attention as eager code."""
+    listed = [
+        f"{size(eager['ms']).text} ms and {size(eager['extra_mib']).text} extra MiB at {tokens(length)}"
+        for length, eager in (report.get("eager") or {}).items()
+    ]
+    return f"With eager attention: {', '.join(listed)}." if listed else ""
 
 
 def summary_sections(report: Report) -> list[tuple[str, list[tuple[str, str]]]]:

@@ -9,7 +9,7 @@ from typing import Any, Literal, NotRequired, TypedDict
 from subquad.tools.measure.noise import Noise
 from subquad.tools.measure.timing import Cost
 
-__all__ = ["Cost", "MethodReport", "Quality", "Recommendation", "Report", "RunNoise"]
+__all__ = ["Cost", "EagerCost", "MethodReport", "Quality", "Recommendation", "Report", "RunNoise"]
 
 
 class Quality(TypedDict):
@@ -36,6 +36,7 @@ class MethodReport(TypedDict):
     status: Literal["exact", "measured", "refused"]
     reason: NotRequired[str]  # why it was refused, or which layers stay exact
     remarks: NotRequired[list[str]]  # what a reader must know of it: where it is exact, where it cannot run
+    dtype: NotRequired[str]  # "fp32", "bf16" or "fp16"
     layers: NotRequired[list[int]]  # the layers that run it
     fidelity: NotRequired[dict[str, float]]  # length -> fidelity in [0, 1], what --min-fidelity is compared with
     quality: NotRequired[dict[str, Quality]]  # length -> quality; the model's own length has the fullest entry
@@ -46,6 +47,14 @@ class MethodReport(TypedDict):
     adapter: NotRequired[str]  # the folder that its learned parameters come from
     unfitted: NotRequired[bool]  # its learned parameters are those that it starts with
     task: NotRequired[dict[str, float]]  # metric name -> score
+
+
+class EagerCost(TypedDict):
+    """One batch with the model's own attention as eager code, beside the same batch with SDPA."""
+
+    ms: float
+    speedup: float
+    extra_mib: float
 
 
 class RunNoise(Noise):
@@ -79,6 +88,7 @@ class Report(TypedDict):
     text: dict[str, Any]  # source, documents, passages, queries, tokens
     task: NotRequired[dict[str, Any]]  # name, metric, examples, baseline figures
     methods: list[MethodReport]
+    eager: NotRequired[dict[str, EagerCost]]  # by length
     noise: NotRequired[RunNoise]
     recommendation: Recommendation
     notes: list[str]  # what a reader must know: what was skipped and why, how a figure was taken

@@ -46,9 +46,11 @@ TERMS = {
     "approximation can reach, it is not faster, and it is never recommended.",
     "refused": "The method cannot run in this model; the reason is beside it.",
     "some layers": "The method runs in these layers only; the others keep exact attention.",
-    "speed-up": "Exact attention's time / this one's, the median of the ratios within a turn; above 1 is faster.",
+    "speed-up": "Exact attention's time in the same dtype / this one's, the median of the ratios within a turn; above 1 "
+    "is faster.",
+    "over fp32": "The time of exact attention in fp32 / this one's, the median of the ratios within a turn.",
     "task score": "The score of the labelled task (--task) with this method; the head of the column is its metric.",
-    "tokens/s": "Tokens of a prompt that a prefill reads in a second: the length / the median time.",
+    "tokens/s": "Tokens, without padding, that a forward pass reads in a second.",
     "top-1": "Share of queries whose best passage is the exact model's best passage.",
     "weights L1": "Mean ‖A − exact A‖₁ of rows of the attention weights, from 0 (equal) to 2 (disjoint).",
     "within the noise": "The speed-up differs from 1 by no more than exact attention, timed twice, differs from "
@@ -98,7 +100,8 @@ def family_of(row: str) -> str:
 
 def is_reference(row: str) -> bool:
     """Whether a row's method computes all logits, as exact attention does."""
-    return bool(family_of(row)) and parse_method(row.partition("@")[0]).traits.quadratic_baseline
+    name = row.partition(" in ")[0].partition("@")[0]
+    return bool(family_of(row)) and name != "full" and parse_method(name).traits.quadratic_baseline
 
 
 def anchor(word: str) -> str:

@@ -17,11 +17,16 @@ from subquad.tools.runs.jobs import Job, JobProgress, JobResults, Progress
 
 
 def run_jobs(
-    jobs: Iterable[Job[Any]], cache: JobCache, progress: Progress, executor: Executor = LOCAL
+    jobs: Iterable[Job[Any]],
+    cache: JobCache,
+    progress: Progress,
+    executor: Executor = LOCAL,
+    has_time: Callable[[str], bool] = lambda key: True,
 ) -> Iterator[tuple[Job[Any], CachedResult[Any]]]:
     """Give every job with its result as it is finished, those first that the cache holds.
 
-    Jobs from the cache are not reported: how long the others take is estimated from those that run.
+    Jobs from the cache are not reported: how long the others take is estimated from those that run. `has_time` is asked
+    before each job whether it is to run; if not, it is left out.
     """
     by_key = {job.key: job for job in jobs}
     finished = [key for key in by_key if cache.has(key)]
@@ -33,7 +38,15 @@ def run_jobs(
         replace(job, run=partial(cache.compute, job), after=tuple(key for key in job.after if key not in finished))
         for job in missing
     ]
-    for job, result in executor.run(pending, reports):
+
+    def due() -> Iterator[Job[Any]]:
+        for job in pending:
+            if has_time(job.key):
+                yield job
+            else:
+                reports.done += 1
+
+    for job, result in executor.run(due(), reports):
         yield by_key[job.key], result
         reports.done += 1
     progress("done", len(by_key), len(by_key))
@@ -70,13 +83,17 @@ class JobRun(ABC):
         cache, jobs = run_cache(out, self.fingerprint(), group), list(self.jobs())
         self.resumed = cache.resumed
         expect(progress, [self.cost(job.key) for job in jobs])
-        for job, cached in run_jobs(jobs, cache, progress, executor):
+        for job, cached in run_jobs(jobs, cache, progress, executor, self.has_time):
             self.results[job.key] = cached.result
             after(job.key)
 
     def cost(self, key: str) -> float:
         """The work of a job in proportion to the others; for the estimate of the time that is left."""
         return 1.0
+
+    def has_time(self, key: str) -> bool:
+        """Whether a job is to run; a run with a time limit leaves out those that would exceed it."""
+        return True
 
     @property
     def resumed_note(self) -> list[str]:

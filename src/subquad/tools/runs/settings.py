@@ -1,5 +1,6 @@
 """The settings of compare, bench, inspect, needle, calibrate and doctor, with their options on the command line."""
 
+import math
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,8 @@ COMPARED_CAUSAL = (  # in a causal language model: what can work there without t
     "i-clustered:clusters=64,topk=128",
     "local:window=512+keep",
 )
+COMPARED_16_BITS = (FAST_EXACT, "clustered-tail", "clustered-tail:clusters=64,topk=96")  # by default, in 16 bits too
+COMPARED_16_BITS_CAUSAL = (FAST_EXACT, "clustered-tail", "clustered-tail:clusters=48,topk=96")
 COMPARED_LEARNED = (  # beside those, where there is text to calibrate them on
     "lha:buckets=4",
     "lha-tail",
@@ -59,7 +62,7 @@ QUICK = {"lengths": (256, 1024, 4096), "passes": PASSES[:1]}  # of a quick bench
 
 # Options that several commands have.
 MODEL: dict[str, Any] = {
-    "help": "Hub id or folder, or demo-decoder; default: the encoder of the demo extra.",
+    "help": "Hub id or folder, or demo-decoder; default: demo-encoder, the encoder of the demo extra.",
     "argument": True,
 }
 TEXT = "Text to read: file, folder, .jsonl, .csv; repeatable. Default: Python's own documentation."
@@ -76,8 +79,9 @@ FLOORS = {
     "agreement": "In place of --max-kl, the least share of exact top tokens.",
 }
 DEVICE = "Device: cpu, cuda, cuda:1."
-DTYPES = ("float32", "bfloat16", "float16")
-DTYPE = "Run the model in float32, bfloat16 or float16, exact attention too; default: the dtype of its weights."
+DTYPES = ("fp32", "bf16", "fp16")
+DTYPE = "Run the model in fp32, bf16 or fp16, exact attention too; default: the dtype of its weights."
+AUTO = "auto"
 DATA = {"help": "Folder of real data, with one folder per task.", "envvar": "SUBQUAD_DATA"}
 
 
@@ -105,21 +109,23 @@ def _depths(text: str) -> tuple[float, ...]:
         raise InputError(f"--depths {text!r} are not numbers; depths are written as 0,0.5,1") from None
 
 
-def check_dtype(name: str | None) -> None:
+def check_dtype(name: str | None, others: tuple[str, ...] = ()) -> None:
     """Check that a model can be run in this dtype.
 
     Raises:
-        InputError: it is none of `DTYPES`.
+        InputError: it is none of `DTYPES`, nor of the `others` that a command takes.
     """
-    if name is not None and name not in DTYPES:
-        raise InputError(f"--dtype {name!r} is none of {', '.join(DTYPES)}")
+    if name is not None and name not in DTYPES + others:
+        raise InputError(f"--dtype {name!r} is none of {', '.join(DTYPES + others)}")
 
 
 @dataclass(frozen=True)
 class CompareSettings:
     """What to compare, and how much work to spend."""
 
-    model: str | None = option(None, **MODEL)
+    model: str | None = option(
+        "demo-decoder", **(MODEL | {"help": "Hub id or folder, or one of the demo extra: demo-decoder, demo-encoder."})
+    )
     text: tuple[Path, ...] = option((), TEXT)
     column: str = option("text", COLUMN)
     task: str | None = option(None, "Also score a labelled task: banking77, movie-reviews, sts, labelled or retrieval.")
@@ -128,7 +134,7 @@ class CompareSettings:
     methods: tuple[str, ...] = option(
         COMPARED,
         f"{METHODS} Default: exact attention by subquad's kernel, and ten settings of seven methods, or four in a "
-        "causal language model.",
+        "causal language model; in 16 bits, those of them that are closest.",
     )
     adapters: tuple[Path, ...] = option((), **ADAPTERS)
     plans: tuple[Path, ...] = option((), **PLANS)
@@ -138,19 +144,40 @@ class CompareSettings:
     max_length: int | None = option(
         None, "Longest input in tokens; default: the model's positions, at most 512, and longer ones up to 16,384."
     )
+    lengths: tuple[int, ...] | None = option(
+        None,
+        "Lengths in tokens at which the whole model is run, separated by commas; default: the model's own length, at "
+        "most 512, or 2048 in a causal language model, and 2048 and 4096 up to --max-length.",
+        read=_lengths,
+    )
+    batch: int = option(1, "Texts per forward pass; more than one are padded, with the lengths that they have.")
+    passages: int = option(32, "Number of passages on which quality is measured at the model's own length.")
+    minutes: float = option(
+        5.0, "Time limit in minutes, --calibrate aside. Each length gets its first figures as early as possible."
+    )
+    layers: bool = option(False, "Also measure the error of each layer's attention.")
     min_fidelity: float | None = option(None, FLOORS["fidelity"], reading=True)
     max_kl: float | None = option(None, FLOORS["kl"], reading=True)
     min_agreement: float | None = option(None, FLOORS["agreement"], reading=True)
     device: str = option("cpu", DEVICE)
-    dtype: str | None = option(None, DTYPE)
-    lengths: tuple[int, ...] | None = None  # beyond the main one; default: LENGTHS up to the maximum
+    dtype: str = option(
+        AUTO,
+        "Run the model in fp32, bf16 or fp16; auto: in fp32, and in bf16 too if the processor has 16-bit products. "
+        "Fidelity is always to exact attention in fp32.",
+    )
     op_lengths: tuple[int, ...] | None = None  # of one layer's attention alone; default: OP_LENGTHS up to the maximum
-    passages: int = 32
     seed: int = 0
 
     def __post_init__(self) -> None:
         check_floor(self)
-        check_dtype(self.dtype)
+        check_dtype(self.dtype, (AUTO,))
+        for name, least in (("batch", 1), ("passages", 1)):
+            if getattr(self, name) < least:
+                raise InputError(f"--{name} {getattr(self, name)} must be at least {least}")
+        if not 0.0 < self.minutes < math.inf:
+            raise InputError(f"--minutes {self.minutes:g} must be above 0 and finite")
+        if self.lengths is not None and min(self.lengths, default=0) < 1:
+            raise InputError(f"--lengths {','.join(map(str, self.lengths))}: a length must be at least 1")
 
     @property
     def as_used(self) -> "CompareSettings":

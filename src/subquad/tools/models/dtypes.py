@@ -1,0 +1,21 @@
+"""The dtypes that a model is run in, by the short names of the command line."""
+
+import torch
+
+FP32 = "fp32"
+TORCH = {FP32: torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+def has_products(device: str, dtype: str) -> bool:
+    """Whether the device multiplies matrices of this dtype faster than fp32.
+
+    A GPU does. A CPU does with instructions for it, as those of AVX512-BF16, AVX512-FP16, AMX, or Arm's extensions.
+    """
+    if dtype == FP32 or not device.startswith("cpu"):
+        return True
+    return any(dtype in name and able is True for name, able in torch.cpu.get_capabilities().items())
+
+
+def short_name(dtype: torch.dtype) -> str:
+    """The short name of a dtype, or torch's own where it has none."""
+    return next((name for name, each in TORCH.items() if each == dtype), str(dtype).removeprefix("torch."))
