@@ -432,7 +432,7 @@ class Comparison(JobRun):
 
 def _worth(row: CompareRow, seconds: Mapping[str, float], growth: float) -> bool:
     """Whether a method's time at a shorter length predicts no more than TOO_SLOW, or than exact attention's does."""
-    if row.is_exact:
+    if row.is_own_attention:
         return True
     if row.name not in seconds:
         return False

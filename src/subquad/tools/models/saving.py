@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from subquad import hf
 from subquad.core import files
 from subquad.core.errors import InputError, as_input_error
@@ -25,6 +27,7 @@ from subquad.methods import BoundMethod, Full, Method
 from subquad.methods.core.mixture import is_mixture
 from subquad.tools.compare import run as compare
 from subquad.tools.compare.recommend import describe_performance, fastest
+from subquad.tools.models.dtypes import FP32, TORCH
 from subquad.tools.models.model_types import class_of
 from subquad.tools.models.pretrained import architecture_of, config_of, load, model_location
 from subquad.tools.models.rows import CompareRow
@@ -44,6 +47,7 @@ class Chosen:
     methods: Mapping[int, Method | BoundMethod]
     tokens: int
     measured: Measured
+    dtype: torch.dtype | None = None  # of the weights; None: as they are
 
 
 def check(folder: Path | None, out: Path, model: str | None) -> None:
@@ -87,7 +91,8 @@ def chosen_by_comparison(settings: CompareSettings, report: Report, out: Path) -
     name = f"{row.name} from {start:,} tokens on and exact attention below" if start else row.name
     lines = [f"{n:,} tokens: {describe_performance(report_of_method, str(n), c.floor)}." for n in pays]
     measured = Measured(lines, report["command"], report["hardware"], row.dtype)
-    return Chosen(name, _from(start, row, c.pretrained.model), max(pays), measured)
+    dtype = None if row.dtype == FP32 else TORCH[row.dtype]
+    return Chosen(name, _from(start, row, c.pretrained.model), max(pays), measured, dtype)
 
 
 def chosen_by_plan(settings: PlanSettings, out: Path) -> Chosen | None:
@@ -124,6 +129,7 @@ def save(chosen: Chosen | None, model: str | None, folder: Path | None) -> None:
     _check_empty(folder)
     where = model_location(model)
     loaded, tokenizer = _loaded(where)
+    loaded = loaded if chosen.dtype is None else loaded.to(chosen.dtype)
     methods = {
         n: copy.deepcopy(each).cpu() if isinstance(each, BoundMethod) else each for n, each in chosen.methods.items()
     }

@@ -347,9 +347,7 @@ def use(report: Report) -> str | None:
     dtype = TORCH_NAMES.get(row.get("dtype", ""), "")
     loaded = f"model = AutoModel.from_pretrained(name, dtype=torch.{dtype})" if dtype else ""
     method, adapter = choice.partition(" in ")[0], row.get("adapter")
-    attached = (
-        f'sq.hf.swap(model, "{method}")' if adapter is None else f"sq.hf.load_adapter(model, {json.dumps(adapter)})"
-    )
+    attached = f"sq.hf.load_adapter(model, {json.dumps(adapter)})" if adapter else f'sq.hf.swap(model, "{method}")'
     return "\n".join(filter(None, (loaded, "" if method == "full" else attached)))
 
 

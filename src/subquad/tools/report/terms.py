@@ -46,8 +46,8 @@ TERMS = {
     "approximation can reach, it is not faster, and it is never recommended.",
     "refused": "The method cannot run in this model; the reason is beside it.",
     "some layers": "The method runs in these layers only; the others keep exact attention.",
-    "speed-up": "Exact attention's time in the same dtype / this one's, the median of the ratios within a turn; above 1 "
-    "is faster.",
+    "speed-up": "Exact attention's time in the same dtype / this one's, the median of the ratios within a turn; above "
+    "1 is faster.",
     "over fp32": "The time of exact attention in fp32 / this one's, the median of the ratios within a turn.",
     "task score": "The score of the labelled task (--task) with this method; the head of the column is its metric.",
     "tokens/s": "Tokens, without padding, that a forward pass reads in a second.",
