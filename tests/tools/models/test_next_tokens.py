@@ -34,7 +34,7 @@ def whole(model, batch):
 def test_the_logits_of_a_prefill_are_those_of_the_whole_forward_pass(model, batch):
     run, logits = prefill(model, batch), whole(model, batch)
     for positions in (slice(0, 40), slice(7, 9), slice(39, 80)):
-        torch.testing.assert_close(logits_of(model, run, positions), logits[:, positions])
+        torch.testing.assert_close(logits_of(run, positions), logits[:, positions])
     torch.testing.assert_close(whole(model, batch), logits)  # the model is as it was
 
 
@@ -43,7 +43,7 @@ def test_the_logits_of_a_prefill_are_those_of_the_whole_forward_pass(model, batc
 def test_some_positions_of_a_prefill_have_their_logits(model, batch, step):
     some = prefill(model, batch).every(step)
     wanted = whole(model, batch).flip(1)[:, ::step].flip(1)
-    torch.testing.assert_close(logits_of(model, some, slice(None)), wanted)
+    torch.testing.assert_close(logits_of(some, slice(None)), wanted)
 
 
 @torch.no_grad()
@@ -51,7 +51,7 @@ def test_a_model_that_gives_all_logits_is_read_by_them(model, batch, monkeypatch
     monkeypatch.setattr("subquad.tools.models.next_tokens._has_states", lambda _: False)
     run = prefill(model, batch)
     assert run.output is None
-    torch.testing.assert_close(logits_of(model, run, slice(3, 5)), whole(model, batch)[:, 3:5])
+    torch.testing.assert_close(logits_of(run, slice(3, 5)), whole(model, batch)[:, 3:5])
 
 
 @torch.no_grad()
@@ -61,7 +61,7 @@ def test_differences_are_those_of_all_logits_at_once(model, batch, monkeypatch):
     sq.hf.swap(model, HALVES)
     runs, other = {"full": run, HALVES: prefill(model, batch)}, whole(model, batch)
     sq.hf.restore(model)
-    found = differences(model, runs, "full", *next_of(batch))
+    found = differences(runs, "full", *next_of(batch))
     counted = batch["attention_mask"][:, 1:].bool()
     p, q = (x[:, :-1].double().log_softmax(-1)[counted] for x in (exact, other))
     wanted = batch["input_ids"][:, 1:][counted]

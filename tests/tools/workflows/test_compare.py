@@ -22,8 +22,9 @@ from subquad.tools.compare.run import measure, prepare
 from subquad.tools.compare.tables import markdown, rich_table
 from subquad.tools.compare.write import write_report
 from subquad.tools.measure.noise import AGAIN
-from subquad.tools.report.content import legend, op_table
-from subquad.tools.runs.settings import CompareSettings
+from subquad.tools.models import saving
+from subquad.tools.report.content import legend, op_table, use
+from subquad.tools.runs.settings import CompareSettings, PlanSettings
 
 METHODS = (
     "clustered:clusters=4",
@@ -44,6 +45,8 @@ def settings(model, text):
             lengths=(96,),
             op_lengths=(32, 64),
             passages=6,
+            dtype="fp32",
+            layers=True,
         )
         return replace(small, **changed)
 
@@ -297,12 +300,14 @@ def test_methods_are_counted_rather_than_called_all(measured):
 def test_the_next_command_plans_for_the_same_model_and_text(measured, text):
     comparison = measured("bert")
     model = comparison.settings.model
-    assert report_of(comparison)["recommendation"]["next"] == f"subquad plan {model} --text {text} --lengths 48,96"
+    shown = f"subquad plan {model} --text {text} --lengths 48,96 --dtype fp32"
+    assert report_of(comparison)["recommendation"]["next"] == shown
     given = {"min_fidelity": 0.9, "column": "body", "adapters": (Path("my adapter"),)}
     comparison.settings = replace(comparison.settings, **given)
     report = report_of(comparison)
     shown = (
-        f"subquad plan {model} --text {text} --column body --min-fidelity 0.9 --lengths 48,96 --adapter 'my adapter'"
+        f"subquad plan {model} --text {text} --column body --min-fidelity 0.9 --lengths 48,96 --adapter 'my adapter' "
+        "--dtype fp32"
     )
     assert report["recommendation"]["next"] == shown
     assert shown in markdown(report)
@@ -326,7 +331,7 @@ class Stop(Exception):
 
 def test_an_interrupted_run_resumes(settings, tmp_path, monkeypatch):
     def stop_at_the_stretches(what, done, total):
-        if what.startswith("timing the model with each method at 96 tokens, sequence 1"):
+        if what.startswith("timing the model with each method at 96 tokens, turn 1"):
             raise Stop
 
     with pytest.raises(Stop):
@@ -334,7 +339,7 @@ def test_an_interrupted_run_resumes(settings, tmp_path, monkeypatch):
     assert not (tmp_path / "report.json").exists()
     monkeypatch.setattr(Comparison, "quality", lambda *_: pytest.fail("done before"))
     comparison = measure(settings("bert"), tmp_path)
-    assert comparison.resumed == 5 + 10
+    assert comparison.resumed == 5 + 2  # what was read, and the first two batches at the model's own length
     assert any("interrupted run" in note for note in report_of(comparison)["notes"])
 
 
@@ -352,21 +357,75 @@ def test_the_report_is_there_after_each_length_and_layers_come_last(settings, tm
         assert all(not row["op"] and "layer_error" not in row["quality"]["48"] for row in each["methods"])
         assert write_report(each, tmp_path / "shown")
     kinds = [what.partition(" ")[0] for what in under_way if what not in ("loading", "done")]
-    assert kinds == sorted(kinds, key=["timing", "errors"].index)
+    assert kinds[0] == "timing"
+    assert kinds[-1] == "errors"
+    assert "errors" not in kinds[: kinds.index("eager")]
     whole = report_of(comparison)
     assert not any("Unfinished" in note for note in whole["notes"])
     assert all(row["quality"]["48"]["layer_error"] for row in whole["methods"] if row["status"] == "measured")
 
 
-@pytest.mark.parametrize(("within", "measured_layers"), [(1e9, True), (0.0, False)])
-def test_errors_of_single_layers_are_left_out_of_a_long_run(within, measured_layers, settings, tmp_path, monkeypatch):
-    for module in ("comparison", "report"):
-        monkeypatch.setattr(f"subquad.tools.compare.{module}.LAYERS_WITHIN", within)
-    report = report_of(measure(settings("gpt2", methods=("local:window=4",)), tmp_path))
-    errors = by_method(report)["local:window=4"]["quality"]["48"].get("layer_error")
-    assert bool(errors) == measured_layers
-    said = any(note.startswith("Errors of single layers were not measured") for note in report["notes"])
-    assert said != measured_layers
+def test_errors_of_single_layers_are_measured_on_request(settings, measured, tmp_path):
+    short = {"methods": ("local:window=4",), "lengths": (), "op_lengths": (32,)}
+    for layers in (False, True):
+        report = report_of(measure(settings("gpt2", layers=layers, **short), tmp_path / str(layers)))
+        assert ("layer_error" in by_method(report)["local:window=4"]["quality"]["48"]) == layers
+        assert any(note.startswith("Layer errors") for note in report["notes"]) == layers
+
+
+def test_a_time_limit_leaves_out_what_is_predicted_to_exceed_it(settings, tmp_path):
+    """Two batches at the model's own length run in any case."""
+    asked = settings("bert", minutes=1e-4, layers=False)
+    done = measure(asked, tmp_path)
+    report = report_of(done)
+    assert set(done.results._by_key) == {"stretch/48/0", "stretch/48/1"}
+    row = by_method(report)["clustered:clusters=4"]
+    assert list(row["model"]) == ["48"]
+    assert 0 < row["fidelity"]["48"] < 1
+    assert row["op"] == {}
+    assert report["notes"][0] == (
+        "Left out for lack of time (--minutes 0.0001): 8 of 10 batches of 48 tokens; 10 of 10 batches of 96 tokens; "
+        "6 passages; eager attention at 48 and 96 tokens; one attention call at 32 and 64 tokens."
+    )
+    assert write_report(report, tmp_path / "shown")
+    assert not any(
+        note.startswith("Left out for") for note in report_of(measure(replace(asked, minutes=5), tmp_path))["notes"]
+    )
+
+
+def test_a_batch_has_the_lengths_of_the_text(settings, tmp_path):
+    report = report_of(measure(settings("bert", batch=4, methods=METHODS[:1], op_lengths=(32,)), tmp_path))
+    counted = report["settings"]["batch_tokens"]
+    assert 0 < counted["48"] <= 4 * 48 < counted["96"] < 4 * 96
+    assert report["settings"]["sequences"] == {"96": 40}
+    alone = report_of(measure(settings("bert", methods=METHODS[:1], op_lengths=(32,)), tmp_path / "alone"))
+    memory = [by_method(each)["full"]["model"]["96"]["extra_mib"] for each in (alone, report)]
+    assert memory[1] > 2 * memory[0]
+    assert any("batches of 4 padded texts" in note for note in report["notes"])
+
+
+def test_a_batch_beyond_the_text_is_refused(settings, tmp_path):
+    asked = settings("bert", batch=4000)
+    with pytest.raises(InputError, match=r"--batch 4000 is more than the \d+ pieces of at most 48 tokens"):
+        measure(asked, tmp_path)
+
+
+def test_eager_attention_takes_more_memory(measured):
+    report = report_of(measured("bert"))
+    for length, eager in report["eager"].items():
+        assert eager["extra_mib"] > by_method(report)["full"]["model"][length]["extra_mib"]
+    assert "With eager attention: " in legend(report)
+
+
+@pytest.mark.parametrize(("changed", "message"), [
+    ({"batch": 0}, "--batch 0 must be at least 1"),
+    ({"passages": 0}, "--passages 0 must be at least 1"),
+    ({"minutes": 0.0}, "--minutes 0 must be above 0 and finite"),
+    ({"lengths": (64, 0)}, "--lengths 64,0: a length must be at least 1"),
+])  # fmt: skip
+def test_settings_that_cannot_be_are_refused(changed, message):
+    with pytest.raises(InputError, match=re.escape(message)):
+        CompareSettings(**changed)
 
 
 def test_one_layer_of_a_causal_model_is_timed_up_to_its_positions(settings):
@@ -441,27 +500,90 @@ def test_plans_of_other_models_and_folders_without_one_are_refused(settings, pla
         prepare(settings("bert", plans=(tmp_path / "nowhere",)))
 
 
-def test_a_dtype_is_that_of_exact_attention_too(settings, measured, tmp_path):
-    other = settings("bert", dtype="bfloat16", methods=("clustered:clusters=4", "i-clustered:clusters=4,topk=200"))
-    report = report_of(measure(other, tmp_path))
-    assert report["model"]["dtype"] == "bfloat16"
-    assert report["recommendation"]["next"].endswith("--dtype bfloat16")
-    _, clustered, everything = (method["quality"]["48"].get("layer_error") for method in report["methods"])
-    for layer, error in everything.items():
-        assert 1e-5 < error < 0.02 < clustered[layer]  # of rounding alone, where all keys are exact
-    fp32 = {method["method"]: method["quality"]["48"] for method in report_of(measured("bert"))["methods"]}
-    assert max(fp32["i-clustered:clusters=4,topk=200"]["layer_error"].values()) < 1e-5
+EVERYTHING = "i-clustered:clusters=4,topk=200"
+
+
+def test_fidelity_in_16_bits_is_to_exact_attention_in_fp32(settings, tmp_path):
+    report = report_of(measure(settings("bert", dtype="bf16", methods=("clustered:clusters=4", EVERYTHING)), tmp_path))
+    rows = by_method(report)
+    assert list(rows) == ["full", "full in bf16", "clustered:clusters=4 in bf16", f"{EVERYTHING} in bf16"]
+    assert [row["dtype"] for row in rows.values()] == ["fp32", *["bf16"] * 3]
+    rounding, all_keys, approximate = (1 - rows[name]["fidelity"]["48"] for name in list(rows)[1:2] + list(rows)[:1:-1])
+    assert 1e-7 < rounding < 0.01
+    assert 1e-7 < all_keys < 0.01
+    assert approximate > 2 * all_keys
+    for name, row in rows.items():
+        costs = row["model"]["48"]
+        assert ("speedup_fp32" in costs) == (name != "full")
+        if name != "full":
+            over = rows["full in bf16"]["model"]["48"]["speedup_fp32"]
+            assert costs["speedup_fp32"] == pytest.approx(costs["speedup"] * over, rel=0.8)
+        assert bool(row["op"]) == (name == "full")
+    assert rows["full in bf16"]["model"]["48"]["speedup"] == 1.0
+    assert any(note.startswith("In bf16, weights and activations have 16 bits") for note in report["notes"])
+    for text in (markdown(report), html(report, {})):
+        assert "over fp32" in text
+    assert write_report(report, tmp_path / "shown")
+
+
+@pytest.mark.parametrize(("products", "expected"), [
+    (True, ["full", METHODS[0], "full in bf16", f"{METHODS[0]} in bf16"]),
+    (False, ["full", METHODS[0]]),
+])  # fmt: skip
+def test_auto_adds_bf16_if_the_processor_has_its_products(settings, monkeypatch, products, expected):
+    monkeypatch.setattr("subquad.tools.compare.run.has_products", lambda device, dtype: products)
+    rows = prepare(settings("bert", dtype="auto", methods=METHODS[:1])).rows
+    assert [row.name for row in rows] == expected
+
+
+def test_a_dtype_without_products_is_said(settings, tmp_path, monkeypatch):
+    monkeypatch.setattr("subquad.tools.compare.report.has_products", lambda device, dtype: dtype == "fp32")
+    asked = settings("bert", dtype="bf16", methods=METHODS[:1], lengths=(), op_lengths=(32,))
+    assert any("has no products in bf16" in note for note in report_of(measure(asked, tmp_path))["notes"])
+
+
+def test_exact_attention_in_16_bits_can_be_recommended(made_up):
+    report = made_up(
+        lambda i: 1.0, lambda i: 0.5, lambda i: 1.0, methods=(EVERYTHING,), dtype="bf16", min_fidelity=0.9, layers=False
+    )
+    advice = report["recommendation"]
+    assert advice["choice"] in ("full in bf16", f"{EVERYTHING} in bf16")
+    assert "2.00× the speed of exact attention in fp32" in advice["headline"]
+    assert advice["next"].endswith("--dtype bf16")
+    assert "dtype=torch.bfloat16" in use(report)
+
+
+def test_the_headline_may_name_the_dtype_of_a_saved_model(settings, tmp_path):
+    """The weights are saved in the dtype that is recommended."""
+    import torch
+
+    asked = settings("bert", dtype="bf16", methods=(EVERYTHING,), lengths=(), op_lengths=(32,), layers=False)
+    done = measure(asked, tmp_path / "out")
+    row = next(row for row in done.rows if row.name == "full in bf16")
+    chosen = saving.Chosen("full in bf16", saving._from(0, row, done.pretrained.model), 48,
+                           saving.Measured([], "", {}, "bf16"), torch.bfloat16)  # fmt: skip
+    saving.save(chosen, asked.model, tmp_path / "saved")
+    from transformers import AutoModel
+
+    assert AutoModel.from_pretrained(tmp_path / "saved").dtype == torch.bfloat16
 
 
 def test_figures_of_one_dtype_are_not_taken_for_those_of_another(settings, tmp_path):
     short = {"methods": ("clustered:clusters=4",), "lengths": (), "op_lengths": (32,)}
     qualities = []
-    for folder, dtype in (("first", None), ("first", "bfloat16"), ("second", "bfloat16")):
+    for folder, dtype in (("first", "fp32"), ("first", "bf16"), ("second", "bf16")):
         report = report_of(measure(settings("bert", dtype=dtype, **short), tmp_path / folder))
-        qualities.append(report["methods"][1]["quality"])
+        qualities.append(report["methods"][-1]["quality"])
     assert qualities[0] != qualities[1] == qualities[2]
 
 
 def test_an_unknown_dtype_is_refused():
-    with pytest.raises(InputError, match="--dtype 'float8' is none of float32, bfloat16, float16"):
+    with pytest.raises(InputError, match="--dtype 'float8' is none of fp32, bf16, fp16, auto"):
         CompareSettings(dtype="float8")
+    with pytest.raises(InputError, match="--dtype 'auto' is none of fp32, bf16, fp16"):
+        PlanSettings(dtype="auto")
+
+
+def test_the_shortest_of_some_lengths_is_the_main_one(settings):
+    for lengths, own in (((96, 40), [40, 96]), ((96,), [64, 96])):  # its positions are 64
+        assert prepare(settings("bert", max_length=None, lengths=lengths)).lengths == own

@@ -181,7 +181,7 @@ class Comparison(JobRun):
         kind, _, arguments = key.partition("/")
         if kind in (SEQUENCE.name, OP.name):
             share = self.settings.batch if kind == SEQUENCE.name else 0.5  # one layer, in more rounds
-            return share * len(self.rows) * int(arguments.partition("/")[0])
+            return float(share * len(self.rows) * int(arguments.partition("/")[0]))
         if kind == EAGER.name:
             return float(3 * self.settings.batch * int(arguments))
         if kind == TASK.name and self.task is not None:

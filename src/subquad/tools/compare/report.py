@@ -426,7 +426,7 @@ def _row_notes(row: CompareRow, length: int, causal: bool) -> list[str]:
     notes, most = [], exact_up_to(row.method, causal)
     if row.modes:
         notes.append(what_is_sent(row.modes))
-    if not row.is_exact and most >= length:
+    if not row.is_own_attention and most >= length:
         where = f"on at most {most:,.0f} tokens" if math.isfinite(most) else "with these settings"
         notes.append(f"is exact attention {where}; a speed-up there is due to chance")
     if row.longest is not None:

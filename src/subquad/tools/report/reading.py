@@ -97,11 +97,12 @@ def marks(report: Report, method: MethodReport) -> list[str]:
     layers = report["model"].get("layers")
     total = len(layers) if isinstance(layers, Sequence) else layers
     some = method.get("layers")
+    is_full = method["settings"].get("name") == "full"  # in another dtype
     partial = method["status"] == "measured" and bool(some) and isinstance(total, int) and len(some or []) < total
     explanations = {
         "baseline": method["status"] == "exact",
         _recommended(report, method["method"]): True,
-        "reference": method["status"] == "measured" and is_reference(method["method"]),
+        "reference": method["status"] == "measured" and not is_full and is_reference(method["method"]),
         f"{len(some or [])} of {total} layers": partial,
         "not calibrated": method.get("unfitted", False),
     }

@@ -101,7 +101,7 @@ def family_of(row: str) -> str:
 def is_reference(row: str) -> bool:
     """Whether a row's method computes all logits, as exact attention does."""
     name = row.partition(" in ")[0].partition("@")[0]
-    return bool(family_of(row)) and name != "full" and parse_method(name).traits.quadratic_baseline
+    return bool(family_of(row)) and parse_method(name).traits.quadratic_baseline
 
 
 def anchor(word: str) -> str:

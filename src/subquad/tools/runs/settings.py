@@ -176,7 +176,7 @@ class CompareSettings:
                 raise InputError(f"--{name} {getattr(self, name)} must be at least {least}")
         if not 0.0 < self.minutes < math.inf:
             raise InputError(f"--minutes {self.minutes:g} must be above 0 and finite")
-        if self.lengths is not None and min(self.lengths, default=0) < 1:
+        if self.lengths is not None and min(self.lengths, default=1) < 1:
             raise InputError(f"--lengths {','.join(map(str, self.lengths))}: a length must be at least 1")
 
     @property

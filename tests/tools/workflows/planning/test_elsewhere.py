@@ -64,7 +64,7 @@ def test_a_plan_from_workers_is_that_of_one_process(settings, tmp_path, monkeypa
 
 
 def test_the_inputs_of_a_dtype_have_a_model_in_it(settings, tmp_path):
-    own, other = (prepare(replace(settings, dtype=dtype), tmp_path, silent) for dtype in (None, "bfloat16"))
+    own, other = (prepare(replace(settings, dtype=dtype), tmp_path, silent) for dtype in (None, "bf16"))
     assert [found.loads[0].model.dtype for found in (own, other)] == [torch.float32, torch.bfloat16]
     with pytest.raises(InputError, match="--dtype 'half' is none of"):
         replace(settings, dtype="half")
