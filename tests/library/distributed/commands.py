@@ -25,8 +25,17 @@ from tests.tools.workflows import tiny
 from tests.tools.workflows.planning.steady import make_steady
 
 MODELS = "bert", "gpt2"
-COMPARED = ["compare", "bert", "--methods", "clustered:clusters=4 lsh linformer", "--max-length", "30"]
-CAUSAL = ["compare", "gpt2", "--methods", "linear", "--max-length", "30"]
+COMPARED = [
+    "compare",
+    "bert",
+    "--methods",
+    "clustered:clusters=4 lsh linformer",
+    "--max-length",
+    "30",
+    "--dtype",
+    "fp32",
+]
+CAUSAL = ["compare", "gpt2", "--methods", "linear", "--max-length", "30", "--dtype", "fp32"]
 PLANNED = [
     "plan",
     "bert",

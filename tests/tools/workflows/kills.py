@@ -92,6 +92,7 @@ COMMANDS = {
     "compare": Command(
         lambda at, out: [
             *("compare", str(at / "bert"), "--text", str(at / "text"), "--max-length", "48", "--out", str(out)),
+            *("--dtype", "fp32", "--layers"),
             *("--methods", "clustered:clusters=4 local:window=8", "--methods", "lha:buckets=3,hidden=8"),
             *("--calibrate", str(at / "other")),
         ],

@@ -35,6 +35,7 @@ def settings(model, text):
         lengths=(96,),
         op_lengths=(32,),
         passages=4,
+        layers=True,
     )
 
 

@@ -161,7 +161,7 @@ def test_a_model_keeps_its_head_its_tokenizer_and_its_card(model, text, tmp_path
     assert f"64 tokens: {figures['model']['64']['speedup']:.2f}× the speed of exact attention" in card
     assert f"fidelity {figures['fidelity']['64']:.3f}." in card
     assert f"```sh\n{report['command']}\n```" in card
-    assert "dtype float32" in card
+    assert "dtype fp32" in card
     assert {str(method) for method in sq.hf.describe(again).methods.values()} == {METHOD}
     assert torch.equal(again.classifier.weight, whole.classifier.weight)
     tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "saved")
@@ -210,7 +210,8 @@ def test_a_plan_is_saved_with_the_model_that_it_is_for(sentences, text, tmp_path
     assert "Saved" in result.output
     report = json.loads((tmp_path / "out" / "report.json").read_text())
     assert report["next"] == (
-        f"subquad compare {sentences} --text {text} --plan {tmp_path / 'out'} --max-length 32 --min-fidelity 0.2"
+        f"subquad compare {sentences} --text {text} --plan {tmp_path / 'out'} --max-length 32 --min-fidelity 0.2 "
+        "--dtype fp32"
     )
     assert report["next"] in result.output.replace("\n", "")
     assert "at confidence 0.95" in card_of(tmp_path / "saved")[0]

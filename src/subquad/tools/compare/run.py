@@ -112,9 +112,10 @@ def prepare(
     saved += [row_of_plan(pretrained, folder) for folder in settings.plans]
     made, _ = calibrated(settings.calibrate, settings.text, settings.column, methods, pretrained, length, out, progress)
     rows = [made.get(method) or row_of(pretrained, method) for method in methods] + saved
-    rows = [split(row, pretrained) for row in _in_dtypes(settings, rows, pretrained.is_causal_lm)]
+    rows = [split(row, pretrained) for row in rows]
     for line in _unfitted(rows):
         note(progress, line)
+    rows = _in_dtypes(settings, rows, pretrained.is_causal_lm)
     reading = read(pretrained, documents or standard_library(), length, settings.passages, settings.seed)
     return Comparison(
         settings=settings,

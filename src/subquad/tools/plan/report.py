@@ -5,6 +5,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from subquad.core.spelling import listed
+from subquad.tools.models.dtypes import FP32
 from subquad.tools.models.split import split_note
 from subquad.tools.plan import choice
 from subquad.tools.plan.measure import EXACT
@@ -53,10 +54,10 @@ def compare_command(made: Made, settings: PlanSettings, out: Path) -> str | None
     """
     if all(planned.verified is None for planned in made.planning.lengths):
         return None
-    shared = ("model", "text", "column", *OPTIONS.values(), "device", "dtype", "seed")
+    shared = ("model", "text", "column", *OPTIONS.values(), "device", "seed")
     shortest, limit = min(settings.lengths), made.metadata["position_limit"]
     length = shortest if limit is None or shortest <= limit else None
-    options = {name: getattr(settings, name) for name in shared}
+    options = {name: getattr(settings, name) for name in shared} | {"dtype": settings.dtype or FP32}
     ranks = made.planning.loads[0].group.count
     return as_command("compare", CompareSettings(plans=(out,), max_length=length, **options), ranks)
 

@@ -54,7 +54,7 @@ def exact(model, tmp_path):
 @pytest.mark.usefixtures("short")
 def test_compare_has_a_row_of_the_plan(plan, model, text, tmp_path):
     words = ["compare", model("bert"), "--text", str(text), "--methods", "local:window=7", "--plan", str(plan)]
-    done = run(app, [*words, "--max-length", "48", "--out", str(tmp_path / "out"), "--json"])
+    done = run(app, [*words, "--max-length", "48", "--layers", "--out", str(tmp_path / "out"), "--json"])
     assert done.exit_code == 0, done.output
     report = json.loads(done.stdout)
     row = report["methods"][-1]
