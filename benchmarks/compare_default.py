@@ -1,12 +1,12 @@
-"""The published figures of `subquad compare`, from one run with its default rows.
+"""The published figures of `subquad compare`, from its default run and from one in the demo encoder.
 
     python benchmarks/compare_default.py [NOVEL.txt …]
 
-compares the default rows on the default text, and with texts also `lha:buckets=4` and `lha-tail` fitted on them. It
-writes the report to `benchmarks/results/compare-default.md`, the table of all rows and the plot of fidelity against
-speed to `docs/results/`, and the table of the fastest rows to README.md; tables stand between marks. Run it alone on
-the machine: if the report says that the machine was busy, nothing is written unless `--busy` is given. An interrupted
-run resumes.
+compares the default rows in the demo decoder and, in fp32, in the demo encoder, on the default text, and with texts in the
+encoder also `lha:buckets=4` and `lha-tail` fitted on them. It writes the reports to `benchmarks/results/`, the plots
+of fidelity against speed to `docs/results/`, and the table of the encoder's rows to the page there, between marks. Run
+it alone on the machine: if a report says that the machine was busy, it is not written unless `--busy` is given. An
+interrupted run resumes.
 """
 
 import argparse
@@ -20,15 +20,17 @@ from pathlib import Path
 from typing import Any
 
 from subquad.tools.compare.plots import plots
-from subquad.tools.compare.recommend import fastest
 from subquad.tools.compare.tables import markdown
 from subquad.tools.report import cells
-from subquad.tools.runs.floor import Floor
 from subquad.tools.runs.settings import COMPARED
 
 ROOT = Path(__file__).parents[1]
-README, RESULT = "README.md", "benchmarks/results/compare-default.md"
-PAGE, PLOT = "docs/results/speed-and-fidelity.md", "docs/results/quality-vs-speed.png"
+PAGE = "docs/results/speed-and-fidelity.md"
+RESULTS = {  # by model: the report and the plot
+    "demo-decoder": ("benchmarks/results/compare-default.md", "docs/results/quality-vs-speed.png"),
+    "demo-encoder": ("benchmarks/results/compare-encoder.md", "docs/results/quality-vs-speed-encoder.png"),
+}
+PLOT = "quality-vs-speed.png"
 FITTED = ("lha:buckets=4", "lha-tail")
 ROWS = {  # of the page's table, which has some of the report's: the method in the report, and its name in the table
     "full": "`full` (exact, SDPA)",
@@ -43,20 +45,6 @@ ROWS = {  # of the page's table, which has some of the report's: the method in t
     "smyrf:cluster_size=64": "`smyrf:cluster_size=64`",
 }
 TABLE = re.compile(r"(?<=<!-- table:begin -->\n).*?(?=\n<!-- table:end -->)", re.DOTALL)
-
-
-def summary(report: Mapping[str, Any]) -> str:
-    """README's table: the fastest row at each length that keeps the report's minimum fidelity, in Markdown."""
-    settings = report["settings"]
-    floor = Floor("fidelity", settings["min_fidelity"])
-    found = fastest(report["methods"], settings["lengths"], floor, report["text"]["tokens"])
-    lines = [["tokens", "fastest method", "cosine to exact", "speed of the whole model"], ["---"] * 4]
-    for length, method in found.items():
-        if method is None:
-            lines.append([f"{length:,}", "exact attention", "1.000", "1.00×"])
-        else:
-            lines.append([f"{length:,}", f"`{method['method']}`", *_figures(method, [str(length)])])
-    return _markdown(lines)
 
 
 def table(report: Mapping[str, Any]) -> str:
@@ -82,41 +70,48 @@ def _figures(method: Mapping[str, Any], lengths: Sequence[str]) -> list[str]:
     return shown
 
 
-def measured(texts: Sequence[Path], work: Path) -> dict[str, Any]:
+def measured(model: str, texts: Sequence[Path], work: Path) -> dict[str, Any]:
     """The report of the run in the folder `work`, where the texts have names without their folders."""
-    for text in texts:
-        link = work / text.name
-        link.unlink(missing_ok=True)
-        link.symlink_to(text.resolve())
-    words = ["compare", "--methods", " ".join([*COMPARED, *(FITTED if texts else ())]), "--out", "subquad-compare"]
-    words += [word for text in texts for word in ("--calibrate", text.name)]
+    out, words = f"subquad-compare-{model}", []
+    if model == "demo-encoder":
+        words = ["--dtype", "fp32", "--minutes", "15"]
+        words += ["--methods", " ".join([*COMPARED, *(FITTED if texts else ())])]
+        for text in texts:
+            link = work / text.name
+            link.unlink(missing_ok=True)
+            link.symlink_to(text.resolve())
+            words += ["--calibrate", text.name]
     path = os.pathsep.join([str(ROOT / "src"), *filter(None, [os.environ.get("PYTHONPATH")])])
-    command = [sys.executable, "-c", "from subquad.tools.cli.main import main; main()", *words]
+    command = [sys.executable, "-c", "from subquad.tools.cli.main import main; main()", "compare"]
+    command += [*([] if model == "demo-decoder" else [model]), *words, "--out", out]
     subprocess.run(command, cwd=work, check=True, env=os.environ | {"PYTHONPATH": path})
-    report: dict[str, Any] = json.loads((work / "subquad-compare" / "report.json").read_text("utf-8"))
+    report: dict[str, Any] = json.loads((work / out / "report.json").read_text("utf-8"))
     return report
 
 
-def publish(report: Any, root: Path = ROOT) -> None:
-    """Write the report, the plot and both tables under `root`."""
-    (root / RESULT).write_text(markdown(report), encoding="utf-8")
-    (root / PLOT).write_bytes(plots(report)[Path(PLOT).name])
-    for name, made in {README: summary(report), PAGE: table(report)}.items():
-        text = (root / name).read_text("utf-8")
-        (root / name).write_text(TABLE.sub(lambda _, made=made: made, text), encoding="utf-8")
+def publish(model: str, report: Any, root: Path = ROOT) -> None:
+    """Write the report and the plot under `root`, and the encoder's table."""
+    result, plot = RESULTS[model]
+    (root / result).write_text(markdown(report), encoding="utf-8")
+    (root / plot).write_bytes(plots(report)[PLOT])
+    if model == "demo-encoder":
+        text = (root / PAGE).read_text("utf-8")
+        (root / PAGE).write_text(TABLE.sub(lambda _: table(report), text), encoding="utf-8")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("texts", nargs="*", type=Path, help="to fit learned parameters on")
-    parser.add_argument("--work", type=Path, default=Path("subquad-compare"), help="folder of the run")
+    parser.add_argument("--models", nargs="+", choices=RESULTS, default=list(RESULTS))
+    parser.add_argument("--work", type=Path, default=Path("subquad-compare"), help="folder of the runs")
     parser.add_argument("--busy", action="store_true", help="write the files even if the machine was busy")
     given = parser.parse_args()
     given.work.mkdir(parents=True, exist_ok=True)
-    report = measured(given.texts, given.work)
-    if report["noise"]["busy"] and not given.busy:
-        sys.exit(f"Nothing is written. {report['noise']['says']}")
-    publish(report)
+    for model in given.models:
+        report = measured(model, given.texts, given.work)
+        if report["noise"]["busy"] and not given.busy:
+            sys.exit(f"{model}: nothing is written. {report['noise']['says']}")
+        publish(model, report)
 
 
 if __name__ == "__main__":

@@ -116,10 +116,11 @@ def published(script, tmp_path: Path) -> Path:
     made = script("compare_default")
     report = a_comparison(script)
     del report["methods"][3]["model"]["4096"], report["methods"][3]["fidelity"]["4096"]
-    for name in (made.README, made.PAGE, made.RESULT):
+    for name in (made.PAGE, *(name for names in made.RESULTS.values() for name in names)):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("before\n<!-- table:begin -->\nold\n<!-- table:end -->\nafter\n")
-    made.publish(report, tmp_path)
+    made.publish("demo-encoder", report, tmp_path)
+    made.publish("demo-decoder", sample.causal(), tmp_path)
     return tmp_path
 
 
@@ -140,64 +141,36 @@ def test_the_published_table_has_a_cosine_at_every_length_that_has_a_speed(scrip
     assert cells["`full` (exact, SDPA)"] == ["1.000", "1.00×"] * 3
     assert cells["`clustered:clusters=25`"] == ["0.712", "≈0.99×", "0.650", "≈1.00×", "0.601", "≈1.00×"]
     assert cells["`i-clustered:clusters=25`"][4:] == ["–", "–"]
-    assert "## Whole forward passes" in (published / made.RESULT).read_text("utf-8")
-    assert (published / made.PLOT).read_bytes().startswith(b"\x89PNG")
-
-
-def test_readmes_table_has_the_fastest_row_that_keeps_the_fidelity(script, published: Path):
-    made = script("compare_default")
-    head, _, *rows = rows_of(published / made.README)
-    assert head == "| tokens | fastest method | cosine to exact | speed of the whole model |"
-    assert rows == [
-        "| 512 | exact attention | 1.000 | 1.00× |",
-        "| 2,048 | `smyrf:cluster_size=64` | 0.992 | 1.13× |",
-        "| 4,096 | `smyrf:cluster_size=64` | 0.990 | 1.34× |",
-    ]
+    for result, plot in made.RESULTS.values():
+        assert "## Whole forward passes" in (published / result).read_text("utf-8")
+        assert (published / plot).read_bytes().startswith(b"\x89PNG")
 
 
 @pytest.mark.parametrize("words", [(), ("--busy",)])
-def test_a_busy_machine_makes_no_table_of_readme(script, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, words):
+def test_a_busy_machine_makes_no_published_figures(script, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, words):
     made, report, published = script("compare_default"), a_comparison(script), []
     report["noise"] = report["noise"] | {"busy": True, "says": "The machine was busy."}
-    monkeypatch.setattr(made, "measured", lambda texts, work: report)
-    monkeypatch.setattr(made, "publish", published.append)
+    monkeypatch.setattr(made, "measured", lambda model, texts, work: report)
+    monkeypatch.setattr(made, "publish", lambda model, report: published.append(model))
     monkeypatch.setattr(sys, "argv", ["compare_default.py", "novel.txt", "--work", str(tmp_path / "work"), *words])
     if words:
         made.main()
     else:
-        with pytest.raises(SystemExit, match="Nothing is written"):
+        with pytest.raises(SystemExit, match="nothing is written"):
             made.main()
-    assert published == ([report] if words else [])
+    assert published == (list(made.RESULTS) if words else [])
 
 
 def measured_rows(made: ModuleType) -> dict[str, dict[str, str]]:
-    """The rows of "Whole forward passes" in benchmarks/results/compare-default.md, by method."""
-    text = (made.ROOT / made.RESULT).read_text("utf-8").partition("## Whole forward passes")[2].partition("##")[0]
+    """The rows of "Whole forward passes" in benchmarks/results/compare-encoder.md, by method."""
+    result, _ = made.RESULTS["demo-encoder"]
+    text = (made.ROOT / result).read_text("utf-8").partition("## Whole forward passes")[2].partition("##")[0]
     head, _, *lines = [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.strip().splitlines()]
     return {line[0].partition(" (")[0].partition("@")[0]: dict(zip(head, line, strict=True)) for line in lines}
 
 
-def test_readmes_table_is_that_of_the_result_file(script):
-    made = script("compare_default")
-    rows = measured_rows(made)
-    _, _, *shown = made.TABLE.search((made.ROOT / made.README).read_text("utf-8"))[0].splitlines()
-    assert [line.split("|")[1].strip() for line in shown] == ["512", "2,048", "4,096"]
-    for line in shown:
-        length, method, cosine, speed = (cell.strip().strip("`") for cell in line.split("|")[1:-1])
-        row = rows["full" if method == "exact attention" else method]
-        assert float(cosine) == pytest.approx(float(row[f"{length} tokens: cosine mean"]), abs=6e-4)
-        assert speed == row[f"{length} tokens: speed-up"]
-        reaching = {name for name, other in rows.items() if float(other[f"{length} tokens: cosine mean"]) >= 0.99}
-        clear = {
-            float(rows[name][f"{length} tokens: speed-up"].strip("≈↓×"))
-            for name in reaching
-            if "≈" not in rows[name][f"{length} tokens: speed-up"]
-        }
-        assert float(speed.strip("×")) == max(clear)
-
-
 def test_the_published_table_is_that_of_the_result_file(script):
-    """Every figure of the page's table is in the row of its method in benchmarks/results/compare-default.md."""
+    """Every figure of the page's table is in the row of its method in benchmarks/results/compare-encoder.md."""
     made = script("compare_default")
     rows = measured_rows(made)
     _, _, *shown = made.TABLE.search((made.ROOT / made.PAGE).read_text("utf-8"))[0].splitlines()

@@ -33,7 +33,7 @@ def needle(
     as_json: AsJson = False,
 ) -> None:
     """Measure whether a decoder retrieves facts from long prompts, with exact attention and with methods."""
-    with user_errors(), needs("demo-decoder"):
+    with user_errors(), needs("demo"):
         from subquad.tools.cli.finished import Claim
         from subquad.tools.cli.results import results_in
         from subquad.tools.needle.report import report_of
