@@ -2,11 +2,11 @@
 
     python benchmarks/compare_default.py [NOVEL.txt …]
 
-compares the default rows in the demo decoder and, in fp32, in the demo encoder, on the default text, and with texts in the
-encoder also `lha:buckets=4` and `lha-tail` fitted on them. It writes the reports to `benchmarks/results/`, the plots
-of fidelity against speed to `docs/results/`, and the table of the encoder's rows to the page there, between marks. Run
-it alone on the machine: if a report says that the machine was busy, it is not written unless `--busy` is given. An
-interrupted run resumes.
+compares the default rows in the demo decoder and, in fp32, in the demo encoder, on the default text. With texts, rows
+of the encoder are also `lha:buckets=4` and `lha-tail` fitted on them. It writes the reports to `benchmarks/results/`,
+the plots of fidelity against speed to `docs/results/`, and the table of the encoder's rows to the page there, between
+marks. Run it alone on the machine: if a report says that the machine was busy, it is not written unless `--busy` is
+given. An interrupted run resumes.
 """
 
 import argparse

@@ -154,16 +154,16 @@ class Comparison(JobRun):
         Each length gets two batches before any length gets a third one.
         """
         first, *longer = self.lengths
-        yield from self._turns(first, 0, 2)
+        yield from self._rounds(first, 0, 2)
         for row in [] if self.pretrained.is_causal_lm else self.rows:  # the sequences of a causal one say it all
             yield QUALITY.job(row.name, run=partial(self.quality, row))
         for row in self.rows if self.task else []:
             yield TASK.job(row.name, run=partial(self.task_score, row))
         for length in longer:
-            yield from self._turns(length, 0, 2)
+            yield from self._rounds(length, 0, 2)
         for i in range(2, max(map(self.sequence_count, self.lengths))):
             for length in self.lengths:
-                yield from self._turns(length, i, i + 1)
+                yield from self._rounds(length, i, i + 1)
         for length in self.lengths if self.has_eager else []:
             yield EAGER.job(length, run=partial(self.eager, length))
         for length in self.call_lengths:
@@ -172,7 +172,7 @@ class Comparison(JobRun):
             if row.dtype == FP32 and not row.is_exact:
                 yield LAYERS.job(row.name, run=partial(self.layer_errors, row))
 
-    def _turns(self, length: int, start: int, stop: int) -> Iterator[Job[Any]]:
+    def _rounds(self, length: int, start: int, stop: int) -> Iterator[Job[Any]]:
         for i in range(start, min(stop, self.sequence_count(length))):
             yield SEQUENCE.job(length, i, run=partial(self.sequence_round, length, i))
 
@@ -355,8 +355,11 @@ class Comparison(JobRun):
 
     def rounds_at(self, length: int) -> list[dict[str, SequencePass]]:
         """What the rows did with each batch of a length so far."""
-        turns = (SEQUENCE(length, i) for i in range(self.sequence_count(length)))
-        return [self.results[turn].rows for turn in turns if turn in self.results]
+        return [each.rows for each in self._batch_results(length)]
+
+    def _batch_results(self, length: int) -> list[SequenceRound]:
+        keys = (SEQUENCE(length, i) for i in range(self.sequence_count(length)))
+        return [self.results[key] for key in keys if key in self.results]
 
     def seconds(self, length: int) -> dict[str, list[float]]:
         """Seconds of each row, batch by batch; those of the warm-up as long as there are no others."""
@@ -366,8 +369,7 @@ class Comparison(JobRun):
 
     def tokens(self, length: int) -> float:
         """Mean number of tokens of a timed batch, without padding."""
-        turns = [SEQUENCE(length, i) for i in range(self.sequence_count(length))]
-        counts = [self.results[turn].tokens for turn in turns if turn in self.results]
+        counts = [each.tokens for each in self._batch_results(length)]
         return statistics.fmean(counts[1:] or counts)
 
     def _model_for(self, length: int, dtype: str) -> Pretrained:
@@ -432,7 +434,7 @@ class Comparison(JobRun):
 
 def _worth(row: CompareRow, seconds: Mapping[str, float], growth: float) -> bool:
     """Whether a method's time at a shorter length predicts no more than TOO_SLOW, or than exact attention's does."""
-    if row.is_own_attention:
+    if row.is_full:
         return True
     if row.name not in seconds:
         return False

@@ -281,7 +281,7 @@ def _model_cost(c: Comparison, row: CompareRow, length: int, noise: float) -> Co
     seconds, ran = c.seconds(length), c.rounds_at(length)[0]
     if row.dtype == FP32 or row.name not in ran:
         return _cost(row, seconds, ran, noise)
-    exact = next(each.name for each in c.rows if each.is_own_attention and each.dtype == row.dtype)
+    exact = next(each.name for each in c.rows if each.is_full and each.dtype == row.dtype)
     over_fp32 = cost(seconds[row.name], seconds[EXACT], ran[row.name].extra_mib, noise)
     result = over_fp32 if row.name == exact else cost(seconds[row.name], seconds[exact], over_fp32["extra_mib"], noise)
     result = {**result, "speedup_fp32": over_fp32["speedup"], "verdict_fp32": over_fp32["verdict"]}
@@ -394,11 +394,11 @@ def _out_of_time(c: Comparison) -> list[str]:
         return []
     if not c.ended:
         return ["Unfinished: the run goes on, and writes this report again from time to time."]
-    turns = {n: (c.sequence_count(n) - len(c.rounds_at(n)), c.sequence_count(n)) for n in c.lengths}
+    batches = {n: (c.sequence_count(n) - len(c.rounds_at(n)), c.sequence_count(n)) for n in c.lengths}
     calls = [f"{n:,}" for n in c.call_lengths if OP(n) not in c.results]
     eager = [f"{n:,}" for n in c.lengths if c.has_eager and EAGER(n) not in c.results]
     left_out = [
-        *(f"{missing} of {most} batches of {n:,} tokens" for n, (missing, most) in turns.items() if missing),
+        *(f"{missing} of {most} batches of {n:,} tokens" for n, (missing, most) in batches.items() if missing),
         *([] if c.has_passages or c.pretrained.is_causal_lm else [f"{len(c.reading.passages)} passages"]),
         *([f"eager attention at {listed(eager)} tokens"] if eager else []),
         *([f"one attention call at {listed(calls)} tokens"] if calls else []),
@@ -426,7 +426,7 @@ def _row_notes(row: CompareRow, length: int, causal: bool) -> list[str]:
     notes, most = [], exact_up_to(row.method, causal)
     if row.modes:
         notes.append(what_is_sent(row.modes))
-    if not row.is_own_attention and most >= length:
+    if not row.is_full and most >= length:
         where = f"on at most {most:,.0f} tokens" if math.isfinite(most) else "with these settings"
         notes.append(f"is exact attention {where}; a speed-up there is due to chance")
     if row.longest is not None:

@@ -52,17 +52,17 @@ class CompareRow:
     @property
     def is_exact(self) -> bool:
         """Whether this is the baseline, the model's own exact attention in fp32."""
-        return self.is_own_attention and self.dtype == FP32
+        return self.is_full and self.dtype == FP32
 
     @property
-    def is_own_attention(self) -> bool:
+    def is_full(self) -> bool:
         """Whether the model's own exact attention runs, in any dtype."""
         return self.method == Full() and self.plan is None
 
     @property
     def swap(self) -> dict[int, Method | BoundMethod] | None:
         """What `hf.swap` is given; None = the model's own attention."""
-        return None if self.is_own_attention else {number: self.at(number) for number in self.layers}
+        return None if self.is_full else {number: self.at(number) for number in self.layers}
 
     @property
     def note(self) -> str | None:
@@ -84,7 +84,7 @@ class CompareRow:
         return self.longest is None or length <= self.longest
 
     def in_dtype(self, dtype: str) -> "CompareRow":
-        """The same row in a model whose weights have this dtype, and with its learned parameters in it."""
+        """The row in a model whose weights have this dtype, and with its learned parameters in it."""
         bounds = {number: copy.deepcopy(bound).to(TORCH[dtype]) for number, bound in self.bounds.items()}
         planned = {
             number: copy.deepcopy(each).to(TORCH[dtype]) if isinstance(each, BoundMethod) else each
