@@ -72,6 +72,7 @@ def report_of(comparison: Comparison) -> Report:
         "noise": noise,
         "recommendation": _recommendation(s, c.floor, methods, c.lengths_done, len(c.reading.tokens), c.group.count),
         "notes": _notes(c, methods),
+        "left_out": _out_of_time(c),
     }
     if c.task:
         report["task"] = {

@@ -91,4 +91,5 @@ class Report(TypedDict):
     eager: NotRequired[dict[str, EagerCost]]  # by length
     noise: NotRequired[RunNoise]
     recommendation: Recommendation
+    left_out: NotRequired[list[str]]  # those of the notes on what the time limit left out, or on what is still to come
     notes: list[str]  # what a reader must know: what was skipped and why, how a figure was taken
