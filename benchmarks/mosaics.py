@@ -1,4 +1,4 @@
-"""Pages of pictures of Fashion-MNIST, and a vision transformer that learns which kinds of clothing a page shows."""
+"""Pages of pictures of Fashion-MNIST, and a vision transformer that learns which kind of clothing most of them show."""
 
 import math
 import random
@@ -19,7 +19,6 @@ from subquad.research.papers.tasks.image import LABELS
 
 SIDE, PATCH = 28, 2  # pixels of a picture and of a patch
 GRID = 4  # pictures a side of a page
-KINDS = 5  # of the ten, on a page
 TEST = 600  # pictures that no page of the training shows
 POSITIONS = "vit.embeddings.position_embeddings"
 
@@ -41,10 +40,10 @@ class Pictures(NamedTuple):
 
 
 class Pages(NamedTuple):
-    """Pages with grey levels from -1 to 1, and whether each shows a kind."""
+    """Pages with grey levels from -1 to 1, and the kind that half of the pictures on each show."""
 
     pixels: Float[Tensor, "pages 1 height width"]
-    shown: Float[Tensor, "pages kinds"]
+    kinds: Int[Tensor, " pages"]
 
 
 def read(folder: Path) -> tuple[Pictures, Pictures]:
@@ -57,19 +56,24 @@ def read(folder: Path) -> tuple[Pictures, Pictures]:
 
 
 def pages(pictures: Pictures, grid: int, count: int, draw: random.Random) -> Pages:
-    """Random pages: each has pictures of at most KINDS kinds, and each picture may be mirrored."""
+    """Random pages of grid × grid pictures, which may be mirrored."""
     of_kind = [(pictures.labels == kind).nonzero().flatten().tolist() for kind in range(len(LABELS))]
     pixels = torch.empty(count, grid, SIDE, grid, SIDE)
-    shown = torch.zeros(count, len(LABELS))
-    for page in range(count):
-        kinds = draw.sample(range(len(LABELS)), KINDS)
-        for row in range(grid):
-            for column in range(grid):
-                kind = draw.choice(kinds)
-                image = pictures.images[draw.choice(of_kind[kind])]
-                pixels[page, row, :, column] = image.flip(1) if draw.random() < 0.5 else image
-                shown[page, kind] = 1.0
-    return Pages(pixels.view(count, 1, grid * SIDE, grid * SIDE) / 127.5 - 1, shown)
+    wanted = [draw.randrange(len(LABELS)) for _ in range(count)]
+    for page, kind in enumerate(wanted):
+        for place, each in enumerate(kinds_of(kind, grid**2, draw)):
+            image = pictures.images[draw.choice(of_kind[each])]
+            pixels[page, place // grid, :, place % grid] = image.flip(1) if draw.random() < 0.5 else image
+    return Pages(pixels.view(count, 1, grid * SIDE, grid * SIDE) / 127.5 - 1, torch.tensor(wanted))
+
+
+def kinds_of(kind: int, places: int, draw: random.Random) -> list[int]:
+    """What the pictures of a page show, in random order: half of them this kind, and each other at most a quarter."""
+    others = [other for other in range(len(LABELS)) if other != kind] * max(places // 4, 1)
+    half = max(places // 2, 1)
+    shown = [kind] * half + draw.sample(others, places - half)
+    draw.shuffle(shown)
+    return shown
 
 
 def new_model(width: int, layers: int, heads: int) -> ViTForImageClassification:
@@ -77,7 +81,6 @@ def new_model(width: int, layers: int, heads: int) -> ViTForImageClassification:
     config = ViTConfig(
         hidden_size=width, num_hidden_layers=layers, num_attention_heads=heads, intermediate_size=2 * width,
         image_size=GRID * SIDE, patch_size=PATCH, num_channels=1, num_labels=len(LABELS),
-        problem_type="multi_label_classification",
     )  # fmt: skip
     model = ViTForImageClassification(config)
     with torch.no_grad():
@@ -121,12 +124,12 @@ def train(
         schedule = torch.optim.lr_scheduler.OneCycleLR(
             optimiser, stage.learning_rate, total_steps=stage.steps, pct_start=0.1
         )
-        running = math.log(2)
+        running = math.log(len(LABELS))
         for step in range(1, stage.steps + 1):
             batch = pages(pictures, stage.grid, stage.batch, draw)
             corner = (draw.randint(0, GRID - stage.grid) for _ in range(2))
             part = {POSITIONS: window(model.get_parameter(POSITIONS), stage.grid, *corner)}
-            options = {"labels": batch.shown, "interpolate_pos_encoding": True}
+            options = {"labels": batch.kinds, "interpolate_pos_encoding": True}
             loss = functional_call(model, part, (batch.pixels,), options).loss
             optimiser.zero_grad()
             loss.backward()

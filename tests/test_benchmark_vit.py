@@ -26,15 +26,18 @@ def mosaics(vit: ModuleType) -> ModuleType:
     return vit.mosaics
 
 
-def test_a_page_shows_what_its_labels_say(mosaics):
+def test_half_of_a_page_shows_its_kind_and_no_other_shows_as_much(mosaics):
     labels = torch.arange(10).repeat(3)
     images = labels[:, None, None].expand(-1, 28, 28).mul(20).to(torch.uint8)  # each kind has a grey of its own
-    found = mosaics.pages(mosaics.Pictures(images, labels), 4, 5, random.Random(0))
-    assert found.pixels.shape == (5, 1, 112, 112)
-    for page, shown in zip(found.pixels, found.shown, strict=True):
-        greys = ((page[0, ::28, ::28] + 1) * 127.5 / 20).round().long()
-        assert sorted({*greys.flatten().tolist()}) == shown.nonzero().flatten().tolist()
-        assert 1 <= shown.sum() <= mosaics.KINDS
+    for grid, half, quarter in ((1, 1, 0), (2, 2, 1), (4, 8, 4)):
+        found = mosaics.pages(mosaics.Pictures(images, labels), grid, 20, random.Random(0))
+        assert found.pixels.shape == (20, 1, 28 * grid, 28 * grid)
+        for page, kind in zip(found.pixels, found.kinds, strict=True):
+            greys = ((page[0, ::28, ::28] + 1) * 127.5 / 20).round().long().flatten()
+            counts = greys.bincount(minlength=10)
+            assert counts[kind] == half
+            counts[kind] = 0
+            assert counts.max() <= quarter
 
 
 def test_a_window_has_the_positions_of_its_part_of_the_page(mosaics):
