@@ -4,6 +4,7 @@ import math
 import random
 import time
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 from typing import NamedTuple
 
@@ -11,6 +12,7 @@ import torch
 from jaxtyping import Float, Int, UInt8
 from torch import Tensor, nn
 from torch.func import functional_call
+from torch.nn import functional as F
 from transformers import ViTConfig, ViTForImageClassification
 
 import subquad as sq
@@ -20,7 +22,7 @@ from subquad.research.papers.tasks.image import LABELS
 SIDE, PATCH = 28, 2  # pixels of a picture and of a patch
 GRID = 4  # pictures a side of a page
 TEST = 600  # pictures that no page of the training shows
-POSITIONS = "vit.embeddings.position_embeddings"
+POSITIONS = "embeddings.position_embeddings"
 
 
 class Stage(NamedTuple):
@@ -40,10 +42,17 @@ class Pictures(NamedTuple):
 
 
 class Pages(NamedTuple):
-    """Pages with grey levels from -1 to 1, and the kind that half of the pictures on each show."""
+    """Pages with grey levels from -1 to 1, the kind that half of the pictures on each show, and all pictures' kinds."""
 
     pixels: Float[Tensor, "pages 1 height width"]
     kinds: Int[Tensor, " pages"]
+    each: Int[Tensor, "pages row column"]
+
+    @property
+    def patches(self) -> Int[Tensor, "pages patches"]:
+        """The kind that each patch is a part of."""
+        side = SIDE // PATCH
+        return self.each.repeat_interleave(side, 1).repeat_interleave(side, 2).flatten(1)
 
 
 def read(folder: Path) -> tuple[Pictures, Pictures]:
@@ -60,11 +69,11 @@ def pages(pictures: Pictures, grid: int, count: int, draw: random.Random) -> Pag
     of_kind = [(pictures.labels == kind).nonzero().flatten().tolist() for kind in range(len(LABELS))]
     pixels = torch.empty(count, grid, SIDE, grid, SIDE)
     wanted = [draw.randrange(len(LABELS)) for _ in range(count)]
-    for page, kind in enumerate(wanted):
-        for place, each in enumerate(kinds_of(kind, grid**2, draw)):
-            image = pictures.images[draw.choice(of_kind[each])]
-            pixels[page, place // grid, :, place % grid] = image.flip(1) if draw.random() < 0.5 else image
-    return Pages(pixels.view(count, 1, grid * SIDE, grid * SIDE) / 127.5 - 1, torch.tensor(wanted))
+    each = torch.tensor([kinds_of(kind, grid**2, draw) for kind in wanted]).view(count, grid, grid)
+    for page, row, column in product(range(count), range(grid), range(grid)):
+        image = pictures.images[draw.choice(of_kind[int(each[page, row, column])])]
+        pixels[page, row, :, column] = image.flip(1) if draw.random() < 0.5 else image
+    return Pages(pixels.view(count, 1, grid * SIDE, grid * SIDE) / 127.5 - 1, torch.tensor(wanted), each)
 
 
 def kinds_of(kind: int, places: int, draw: random.Random) -> list[int]:
@@ -113,7 +122,11 @@ def window(positions: Float[Tensor, "1 N D"], grid: int, row: int = 0, column: i
 def train(
     model: ViTForImageClassification, pictures: Pictures, stages: tuple[Stage, ...], said: Callable[[str], None]
 ) -> None:
-    """Train with exact attention, by subquad's kernel, which is faster than SDPA's forward and backward."""
+    """Train with exact attention, by subquad's kernel, which is faster than SDPA's forward and backward.
+
+    The loss is the cross-entropy of the page's kind at the class token, and of its picture's kind at every patch (Jiang
+    et al. 2021, "All Tokens Matter: Token Labeling for Training Better Vision Transformers").
+    """
     draw = random.Random(0)
     torch.manual_seed(0)
     sq.hf.swap(model, "full:kernel=subquad")
@@ -128,15 +141,17 @@ def train(
         for step in range(1, stage.steps + 1):
             batch = pages(pictures, stage.grid, stage.batch, draw)
             corner = (draw.randint(0, GRID - stage.grid) for _ in range(2))
-            part = {POSITIONS: window(model.get_parameter(POSITIONS), stage.grid, *corner)}
-            options = {"labels": batch.kinds, "interpolate_pos_encoding": True}
-            loss = functional_call(model, part, (batch.pixels,), options).loss
+            part = {POSITIONS: window(model.vit.get_parameter(POSITIONS), stage.grid, *corner)}
+            states = functional_call(model.vit, part, (batch.pixels,), {"interpolate_pos_encoding": True})
+            logits = model.classifier(states.last_hidden_state)
+            loss = F.cross_entropy(logits[:, 0], batch.kinds)
+            running += 0.05 * (loss.item() - running)
+            loss = loss + F.cross_entropy(logits[:, 1:].flatten(0, 1), batch.patches.flatten())
             optimiser.zero_grad()
             loss.backward()
             nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimiser.step()
             schedule.step()
-            running += 0.02 * (loss.item() - running)
             if step % max(stage.steps // 10, 1) == 0:
                 seconds = time.monotonic() - started
                 said(f"{stage.grid} × {stage.grid}: step {step}, loss {running:.3f}, {seconds:.0f} s")

@@ -76,7 +76,7 @@ class Scale(NamedTuple):
 
 # From single pictures to whole pages: a page costs a hundred times a picture, and shapes are learned from pictures.
 SCALES = {
-    "small": Scale(64, 4, 2, (Stage(1, 1200, 32, 2e-3), Stage(2, 200, 16, 1e-3), Stage(4, 60, 8, 5e-4))),
+    "small": Scale(64, 4, 2, (Stage(1, 1000, 32, 2e-3), Stage(2, 200, 16, 1e-3), Stage(4, 60, 8, 1e-3))),
     "smoke": Scale(32, 1, 1, (Stage(1, 2, 2, 1e-3), Stage(2, 1, 1, 1e-3), Stage(4, 1, 1, 1e-3))),
 }
 

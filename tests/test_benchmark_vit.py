@@ -32,12 +32,21 @@ def test_half_of_a_page_shows_its_kind_and_no_other_shows_as_much(mosaics):
     for grid, half, quarter in ((1, 1, 0), (2, 2, 1), (4, 8, 4)):
         found = mosaics.pages(mosaics.Pictures(images, labels), grid, 20, random.Random(0))
         assert found.pixels.shape == (20, 1, 28 * grid, 28 * grid)
-        for page, kind in zip(found.pixels, found.kinds, strict=True):
+        for page, kind, each in zip(*found, strict=True):
             greys = ((page[0, ::28, ::28] + 1) * 127.5 / 20).round().long().flatten()
             counts = greys.bincount(minlength=10)
+            assert torch.equal(greys, each.flatten())
             assert counts[kind] == half
             counts[kind] = 0
             assert counts.max() <= quarter
+
+
+def test_every_patch_has_the_kind_of_its_picture(mosaics):
+    page = mosaics.Pages(torch.zeros(1, 1, 56, 56), torch.tensor([3]), torch.tensor([[[3, 1], [2, 3]]]))
+    patches = page.patches.view(28, 28)
+    assert patches[:14, :14].unique().tolist() == patches[14:, 14:].unique().tolist() == [3]
+    assert patches[:14, 14:].unique().tolist() == [1]
+    assert patches[14:, :14].unique().tolist() == [2]
 
 
 def test_a_window_has_the_positions_of_its_part_of_the_page(mosaics):
