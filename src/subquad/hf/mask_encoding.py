@@ -8,7 +8,7 @@ The dtype says the pattern, because it is known without reading a tensor, also w
     int8    causal            1 = a real key, 0 = padding
     int16   causal            the same for a static cache, where −1 is a slot that is not filled yet
     int32   causal, packed    the segment of each token, 0 = padding
-    uint32  packed            the same, bidirectional: encoders that build their mask from a decoder's, as EmbeddingGemma
+    uint32  packed            the same, bidirectional: encoders that mask as decoders do, such as EmbeddingGemma
 
 A last axis of size 0 says that no key is hidden. Some models make (B,1,1,M) padding masks of their own, bool or
 additive; they are read in the same way. A model's own mask over queries and keys, (B,H,N,M), is compared with what
