@@ -73,7 +73,7 @@ def make_mask(
     if causal and (isinstance(q_offset, Tensor) or kv_length != q_offset + q_length - kv_offset):
         filled = torch.arange(kv_length, device=device) < q_offset + q_length - kv_offset
     elif attention_mask is None and q_length == kv_length > 1 and (causal or not torch.compiler.is_compiling()):
-        # Else there is no packing. A packed bidirectional mask cannot be read while compiling, and is refused (`_pattern`).
+        # Else there is no packing; packed bidirectional masks cannot be read while compiling (`_pattern` refuses them).
         segments = _segments(mask_function, batch_size, q_length, device)
     now = NOW.value
     if now is not None and segments is not None:
