@@ -72,7 +72,8 @@ def make_mask(
     valid, filled, segments = _valid_keys(attention_mask, kv_length, kv_offset), None, None
     if causal and (isinstance(q_offset, Tensor) or kv_length != q_offset + q_length - kv_offset):
         filled = torch.arange(kv_length, device=device) < q_offset + q_length - kv_offset
-    elif causal and attention_mask is None and q_length == kv_length > 1:  # else there is no packing
+    elif attention_mask is None and q_length == kv_length > 1 and (causal or not torch.compiler.is_compiling()):
+        # Else there is no packing; packed bidirectional masks cannot be read while compiling (`_pattern` refuses them).
         segments = _segments(mask_function, batch_size, q_length, device)
     now = NOW.value
     if now is not None and segments is not None:

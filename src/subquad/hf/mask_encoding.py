@@ -8,6 +8,7 @@ The dtype says the pattern, because it is known without reading a tensor, also w
     int8    causal            1 = a real key, 0 = padding
     int16   causal            the same for a static cache, where −1 is a slot that is not filled yet
     int32   causal, packed    the segment of each token, 0 = padding
+    uint32  packed            the same, bidirectional: encoders that mask as decoders do, such as EmbeddingGemma
 
 A last axis of size 0 says that no key is hidden. Some models make (B,1,1,M) padding masks of their own, bool or
 additive; they are read in the same way. A model's own mask over queries and keys, (B,H,N,M), is compared with what
@@ -52,7 +53,7 @@ def encode(*, causal: bool, valid: Tensor | None, filled: Tensor | None, segment
         marks = torch.ones(1, len(filled), dtype=torch.int16, device=device) if valid is None else valid.to(torch.int16)
         hidden = torch.where(filled, marks, -1).to(torch.int16)
     elif segments is not None:
-        hidden = (segments if valid is None else segments * valid).int()
+        hidden = (segments if valid is None else segments * valid).to(torch.int32 if causal else torch.uint32)
     elif valid is None:
         return torch.empty(1, 1, 1, 0, dtype=torch.int8 if causal else torch.bool, device=device)
     else:
@@ -87,8 +88,8 @@ def decode(mask: Tensor | None, N: int, M: int, *, causal: bool, label: str, bat
         return DecodedMask(False, flat)
     if mask.is_floating_point():
         return DecodedMask(False, _valid_of_additive(flat, label))
-    if mask.dtype == torch.int32:
-        return DecodedMask(True, segments=flat - 1)
+    if mask.dtype in (torch.int32, torch.uint32):
+        return DecodedMask(mask.dtype == torch.int32, segments=flat.int() - 1)
     if mask.dtype == torch.int16:
         return DecodedMask(True, flat > 0, offset=(flat[0] >= 0).sum() - N)
     if mask.dtype != torch.int8:

@@ -28,13 +28,16 @@ def test_padding_comes_back(causal, valid):
     assert decoded.offset == 0
 
 
-def test_segments_and_slots_come_back():
+@pytest.mark.parametrize("causal", [True, False])
+def test_segments_come_back(causal):
     segments = torch.tensor([[1, 1, 2, 2]])
-    packed = decode(
-        encode(causal=True, valid=None, filled=None, segments=segments, batch=1), 4, 4, causal=False, label=""
-    )
-    assert packed.causal
+    given = encode(causal=causal, valid=None, filled=None, segments=segments, batch=1)
+    packed = decode(given, 4, 4, causal=not causal, label="")
+    assert packed.causal == causal
     assert torch.equal(packed.segments, segments - 1)
+
+
+def test_slots_come_back():
     filled = torch.tensor([True, True, True, False, False, False])
     valid = torch.tensor([[False, True, True, False, False, False]])
     static = decode(

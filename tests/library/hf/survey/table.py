@@ -20,7 +20,8 @@ WORDS = {
 }
 HEAD = """# Architectures
 
-This page says for every model type that transformers {version} knows whether `full` can be swapped into it.
+This is the appendix of [the page on models](models.md), which has the models that users ask for, with advice.
+It says for every model type that transformers {version} knows whether `full` can be swapped into it.
 It is written by `python -m tests.library.hf.survey --out results.json --table`.
 For each type, a small model runs on its own attention and then on `sq.hf.swap(model, "full")`.
 Its weights are random and three times as large as usual, so that errors are visible.
