@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from subquad.audits import Controlled, audit
     from subquad.hf.plans import Plan, load_plan
     from subquad.nn.interception import intercept
+    from subquad.tools.modules.compare import compare
+    from subquad.tools.modules.plan import plan_module
     from subquad.tools.plan.run import plan
 
 __version__ = "0.1.0"
@@ -26,12 +28,14 @@ __all__ = [
     "attention",
     "audit",
     "backends",
+    "compare",
     "distributed",
     "hf",
     "intercept",
     "load_plan",
     "nn",
     "plan",
+    "plan_module",
     "use_backend",
     *_methods,
 ]
@@ -42,7 +46,9 @@ _ELSEWHERE = {
     "intercept": "nn.interception",
     "Plan": "hf.plans",
     "load_plan": "hf.plans",
+    "compare": "tools.modules.compare",
     "plan": "tools.plan.run",
+    "plan_module": "tools.modules.plan",
 }
 
 
