@@ -65,7 +65,7 @@ class AttentionSites(ABC):
         """Collect an `AttentionCall` for every call of attention inside a `with` block."""
 
     def __str__(self) -> str:
-        return f"{self.function} ({self.count} {self.kind})"
+        return f"{self.function} ({self.count} {self.kind if self.count > 1 else self.kind[:-1]})"
 
 
 class TransformersLayers(AttentionSites):
@@ -205,6 +205,23 @@ def attention_sites(module: nn.Module, call: ModuleCall) -> AttentionSites:
             "of these, or with sq.nn.MultiheadAttention"
         )
     return SdpaCallSites(module, count)
+
+
+def outside(sites: AttentionSites, call: ModuleCall) -> str | None:
+    """How many calls of attention no method reaches, in a sentence; None if it reaches all that can be seen."""
+    if isinstance(sites, SdpaCallSites):
+        return None
+    with sites.observed() as observed:
+        call.run(sites.module)
+    with intercept("full") as log:
+        run_exactly(call, sites.module)
+    total = log.replaced + log.exact
+    if total <= len(observed):
+        return None
+    return (
+        f"{total - len(observed)} of {total} calls of attention are outside of the layers that {sites.function} reaches, "
+        "and stay exact."
+    )
 
 
 def after_pass(log: InterceptionLog | None) -> tuple[str | None, tuple[str, ...]]:

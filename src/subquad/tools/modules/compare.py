@@ -17,7 +17,7 @@ from subquad.methods import Full, Method, resolve
 from subquad.tools.measure.memory import peak_extra_mib
 from subquad.tools.measure.noise import AGAIN, against_itself, noise_of
 from subquad.tools.measure.timing import cost, exact_cost, ratios, shuffled, stopwatch
-from subquad.tools.modules.attention import AttentionSites, Fitted, after_pass, attention_sites
+from subquad.tools.modules.attention import AttentionSites, Fitted, after_pass, attention_sites, outside
 from subquad.tools.modules.calls import ModuleCall, as_calls, device_of, run_exactly, spread_order
 from subquad.tools.modules.comparison import ModuleComparison
 from subquad.tools.modules.metrics import Judge, Metric, Score, judge_of
@@ -101,12 +101,13 @@ def compare(
         run_exactly(calls[0], module)
         sites = attention_sites(module, calls[0])
         by_length, is_causal = grouped(sites, calls, OBSERVING * 60 * minutes)
+        not_reached = outside(sites, calls[0])
         if tried is None:
             causal_model = is_causal and sites.function == "sq.hf.swap"
             tried = [resolve(text) for text in (COMPARED_CAUSAL if causal_model else COMPARED)]
         measurement = Measurement(sites, judge, exact or module, by_length, [EntryRow(m, sites.fit(m)) for m in tried])
         measurement.run(end, progress)
-    notes = measurement.notes(len(calls))
+    notes = [*([not_reached] if not_reached else []), *measurement.notes(len(calls))]
     noise = noise_of(machine.load(average, [use]), list(measurement.noise.values()))
     return ModuleComparison(
         type(module).__name__,
@@ -353,6 +354,7 @@ class Measurement:
         shapes = {call.shapes for group in self.groups.values() for call in group.calls}
         if len(self.groups) == 1 and len(shapes) > LENGTHS:
             notes.append(
-                f"The inputs have more than {LENGTHS} lengths, of at most {max(self.groups):,} tokens, and are one group."
+                f"The inputs have more than {LENGTHS} lengths; they are one group, under the longest of "
+                f"{max(self.groups):,} tokens."
             )
         return notes

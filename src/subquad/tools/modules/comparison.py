@@ -1,10 +1,11 @@
 """The result of `sq.compare`."""
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from subquad.core.spelling import listed
 from subquad.methods import Method, from_dict
 from subquad.tools.compare.recommend import recommend
 from subquad.tools.modules.tables import Columns, as_markdown, as_terminal
@@ -129,9 +130,20 @@ class ModuleComparison:
 
     @property
     def _sentences(self) -> list[str]:
-        refused = [f"Not run: {row['method']}: {row['reason']}" for row in self.rows if row["status"] == "refused"]
-        notes = [f"{row['method']}: {note}" for row in self.rows for note in row.get("remarks", [])]
-        return [self.recommendation.headline, *notes, *refused, *self.notes]
+        refused = _by_reason((row["method"], row["reason"]) for row in self.rows if row["status"] == "refused")
+        notes = _by_reason((row["method"], note) for row in self.rows for note in row.get("remarks", []))
+        lines = [self.recommendation.headline]
+        lines += [f"{listed(names)}: {note}" for note, names in notes.items()]
+        lines += [f"Not run: {listed(names)}: {reason}" for reason, names in refused.items()]
+        return [*lines, *self.notes]
+
+
+def _by_reason(pairs: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
+    """The names of the methods with each reason."""
+    names: dict[str, list[str]] = {}
+    for name, reason in pairs:
+        names.setdefault(reason, []).append(name)
+    return names
 
 
 def _method_of(rows: Sequence[MethodReport], name: str) -> Method | None:

@@ -125,7 +125,8 @@ def one_minus_relative_error(output: Any, exact: Any) -> float:
 def exp_of_kl(output: Any, exact: Any) -> float:
     """e^{−KL}, with the mean KL(exact ‖ this) in nats of the softmax along the last axis of the logits."""
     mine, reference = (logits.log_softmax(-1) for logits in _pair(output, exact, prefer="logits"))
-    return math.exp(-float((reference.exp() * (reference - mine)).nan_to_num(0.0, nan=math.nan).sum(-1).mean()))
+    terms = (reference.exp() * (reference - mine)).masked_fill(reference == -math.inf, 0.0)
+    return math.exp(-float(terms.sum(-1).mean()))
 
 
 METRICS: dict[str, Metric] = {

@@ -358,7 +358,10 @@ class ModulePlanning:
             )
         best = max(holding, key=lambda verified: verified.cost["speedup"])
         if best.cost["speedup"] < FASTER or best.cost.get("verdict") != "faster":
-            return best, f"the best choice has {best.cost['speedup']:.2f}× its speed, which is not clearly faster"
+            return (
+                best,
+                f"the best choice has {best.cost['speedup']:.2f}× the speed of exact attention, which is not clearly faster",
+            )
         return best, None
 
     def verifications(

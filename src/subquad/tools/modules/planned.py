@@ -109,4 +109,6 @@ class ModulePlan:
             result = f"The plan has {self.verified}."
         else:
             result = f"Stay with exact attention: {self.why_exact}."
+            if self.verified is not None:
+                result += f" That choice has {self.verified}."
         return [f"{self.module}; fidelity: {self.metric}, at least {self.min_fidelity:g}", result, *self.notes]
