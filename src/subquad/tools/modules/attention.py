@@ -219,8 +219,8 @@ def outside(sites: AttentionSites, call: ModuleCall) -> str | None:
     if total <= len(observed):
         return None
     return (
-        f"{total - len(observed)} of {total} calls of attention are outside of the layers that {sites.function} reaches, "
-        "and stay exact."
+        f"{total - len(observed)} of {total} calls of attention are outside of the layers that {sites.function} "
+        "reaches, and stay exact."
     )
 
 

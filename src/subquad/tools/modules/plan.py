@@ -4,7 +4,7 @@ import math
 import random
 import statistics
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -37,6 +37,7 @@ GAIN = 0.97  # a candidate that takes more of exact attention's time in a layer 
 FASTER = 1.02  # a plan that is not so much faster is exact attention
 SCREENING, MEASURING = 0.25, 0.5  # shares of the time: until layers are screened, and of the remaining time for losses
 CALL_SECONDS = 0.3  # share of the rounds of a call of a layer
+LEAST_VERIFIED = 2  # held-out inputs, however long they take
 VERIFYING_ROUNDS = 9  # timings of a choice, if time allows
 
 
@@ -126,12 +127,11 @@ class LayerCall:
 
     args: tuple[Tensor, ...]
     options: dict[str, Any]
-    sizes: dict[str, int]
+    sizes: dict[str, Any]
 
-    def run(self, method: Method) -> Tensor:
-        """A method on it."""
-        result: Tensor = method.bind(**self.sizes).eval()(*self.args, **self.options)
-        return result
+    def bound(self, method: Method) -> Callable[[], Tensor]:
+        """A call of a method on it."""
+        return partial(method.bind(**self.sizes).eval(), *self.args, **self.options)
 
     @property
     def shape(self) -> tuple[Any, ...]:
@@ -167,12 +167,13 @@ class ModulePlanning:
         items, held_out = _split([call for calls in by_length.values() for call in calls])
         references = [self.judge.reference(run_exactly(call, self.sites.module), call) for call in items]
         accepted = self.judge.accepted_loss(references)
-        longest = next(call for call in by_length[max(by_length)])
+        longest = by_length[max(by_length)][0]
         seconds = self.screen(longest, methods)
         losses = self.losses(items, seconds)
         verified, why_exact = self.verify(seconds, losses, held_out, accepted)
-        if len(items) + len(held_out) < inputs:
-            self.notes.append(f"The time sufficed for {len(items) + len(held_out)} of {inputs} inputs.")
+        used = len(items) + (len(held_out) if verified is None else len(verified.losses))
+        if used < inputs:
+            self.notes.append(f"The time sufficed for {used} of {inputs} inputs; more minutes measure more.")
         return self._plan(verified, why_exact, losses)
 
     def screen(self, call: ModuleCall, methods: Sequence[Method]) -> dict[int, dict[str, float]]:
@@ -184,7 +185,11 @@ class ModulePlanning:
         self.names = list(layer_calls)
         timed: dict[Any, dict[str, float]] = {}
         seconds: dict[int, dict[str, float]] = {}
-        able = {name: self._able(name, layer_calls[name], methods) for name in self.names}
+        fitted = {method: self.sites.fit(method).methods or () for method in methods}
+        able = {
+            name: self._able(layer_calls[name], [method for method in methods if name in fitted[method]])
+            for name in self.names
+        }
         deadline = self.begun + SCREENING * (self.end - self.begun)
         for number, name in enumerate(self.names):
             self.progress("timing methods in layers", number, len(self.names))
@@ -214,7 +219,7 @@ class ModulePlanning:
                     args: tuple[Tensor, ...],
                     options: dict[str, Any],
                     name: str = name,
-                    sizes: dict[str, int] = sizes,
+                    sizes: dict[str, Any] = sizes,
                 ) -> None:
                     calls.setdefault(name, LayerCall(args, dict(options), sizes))
 
@@ -223,15 +228,12 @@ class ModulePlanning:
         return {name: calls[name] for name in self.sites.exact_able if name in calls}
 
     @torch.no_grad()
-    def _able(self, name: str, layer_call: LayerCall, methods: Sequence[Method]) -> dict[str, tuple[Method, float]]:
+    def _able(self, layer_call: LayerCall, methods: Sequence[Method]) -> dict[str, tuple[Method, float]]:
         """The methods that run in a layer, with the relative errors of their outputs."""
-        exact, able = layer_call.run(Full()), dict[str, tuple[Method, float]]()
+        exact, able = layer_call.bound(Full())(), dict[str, tuple[Method, float]]()
         for method in methods:
-            fitted = self.sites.fit(method)
-            if fitted.methods is None or name not in fitted.methods:
-                continue
             try:
-                error = relative_error(layer_call.run(method), exact)
+                error = relative_error(layer_call.bound(method)(), exact)
             except (ValueError, TypeError):  # a mask that it does not take
                 continue
             if math.isfinite(error):
@@ -243,8 +245,8 @@ class ModulePlanning:
         self, layer_call: LayerCall, able: Mapping[str, tuple[Method, float]], deadline: float
     ) -> dict[str, float]:
         """Seconds of exact attention, and of each method by its ratio to that in the same rounds."""
-        calls: dict[str, Any] = {EXACT: partial(layer_call.run, Full())}
-        calls |= {each: partial(layer_call.run, method) for each, (method, _) in able.items()}
+        calls: dict[str, Any] = {EXACT: layer_call.bound(Full())}
+        calls |= {each: layer_call.bound(method) for each, (method, _) in able.items()}
         left = max(deadline - time.perf_counter(), 0.0)
         effort = Effort(seconds=min(CALL_SECONDS, left / len(calls)), least=3, enough=7, most=25)
         rounds = until_steady(calls, effort, self.device)
@@ -358,10 +360,7 @@ class ModulePlanning:
             )
         best = max(holding, key=lambda verified: verified.cost["speedup"])
         if best.cost["speedup"] < FASTER or best.cost.get("verdict") != "faster":
-            return (
-                best,
-                f"the best choice has {best.cost['speedup']:.2f}× the speed of exact attention, which is not clearly faster",
-            )
+            return best, f"{best.cost['speedup']:.2f}× the speed of the module's own attention is not clearly faster"
         return best, None
 
     def verifications(
@@ -374,8 +373,9 @@ class ModulePlanning:
         values: dict[str, list[float]] = {name: [] for name in choices}
         references: list[float] = []
         draw, begun = random.Random(0), time.perf_counter()
-        rounds = max(len(held_out), VERIFYING_ROUNDS)
-        for number in range(rounds):
+        for number in range(max(len(held_out), VERIFYING_ROUNDS)):
+            if number >= LEAST_VERIFIED and time.perf_counter() > begun + (self.end - begun) / 2:
+                break
             call, outputs = held_out[number % len(held_out)], dict[str, Any]()
             for name, mapping in shuffled(runs, draw).items():
                 with self.sites.running(mapping):
@@ -385,8 +385,6 @@ class ModulePlanning:
                 references.append(self.judge.reference(outputs[EXACT], call))
                 for name in choices:
                     values[name].append(self.judge.value(outputs[name], outputs[EXACT], call))
-            elif time.perf_counter() > begun + (self.end - begun) / 2:
-                break
         noise = against_itself(ratios(seconds[AGAIN], seconds[EXACT]))
         verified = {}
         for name, chosen in choices.items():
