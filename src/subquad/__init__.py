@@ -16,13 +16,17 @@ if TYPE_CHECKING:
     from subquad.hf.plans import Plan, load_plan
     from subquad.nn.interception import intercept
     from subquad.tools.modules.compare import compare
+    from subquad.tools.modules.comparison import ModuleComparison
     from subquad.tools.modules.plan import plan_module
+    from subquad.tools.modules.planned import ModulePlan
     from subquad.tools.plan.run import plan
 
 __version__ = "0.1.0"
 __all__ = [
     "Controlled",
     "Mask",
+    "ModuleComparison",
+    "ModulePlan",
     "Plan",
     "Rotary",
     "attention",
@@ -46,6 +50,8 @@ _ELSEWHERE = {
     "intercept": "nn.interception",
     "Plan": "hf.plans",
     "load_plan": "hf.plans",
+    "ModuleComparison": "tools.modules.comparison",
+    "ModulePlan": "tools.modules.planned",
     "compare": "tools.modules.compare",
     "plan": "tools.plan.run",
     "plan_module": "tools.modules.plan",

@@ -47,7 +47,7 @@ def uneven():
 
 def test_a_layer_that_bears_nothing_gets_the_cheap_method(clock):
     module, items = uneven(), inputs(*[60] * 8)
-    plan = sq.plan_module(module, items, methods=[CRUDE, CLOSE], min_fidelity=0.9999, minutes=0.5)
+    plan = sq.plan_module(module, items, methods=[CRUDE, CLOSE], min_fidelity=0.9999, minutes=9.0)
     assert plan.why_exact is None
     assert plan.layers == {"1.attention": sq.methods.resolve(CRUDE)}
     assert plan.verified.cost["speedup"] == pytest.approx(3.0 / 2.2)
@@ -100,6 +100,15 @@ def test_losses_that_only_held_out_inputs_have_are_seen(clock):
     assert plan.verified.fidelity == 0.0
     assert "a mean loss of 1.0000" in plan.why_exact
     assert "on 6 held-out inputs" in plan.why_exact
+
+
+def test_a_held_out_input_that_a_method_refuses_is_named(clock, monkeypatch):
+    module = nn.TransformerEncoder(nn.TransformerEncoderLayer(32, 4, 64, batch_first=True), 1)
+    monkeypatch.setitem(IN_A_LAYER, "nystrom", 0.1)
+    dense = torch.zeros(40, 40).bernoulli(0.5).bool().fill_diagonal_(False)
+    items = [(x, dense if number in (1, 2) else None) for number, x in enumerate(inputs(*[40] * 6))]
+    with pytest.raises(ValueError, match=r"nystrom did not run on input [12], which is held out"):
+        sq.plan_module(module, items, methods="nystrom", min_fidelity=0.1, minutes=9.0)
 
 
 def test_the_plan_prints_and_is_plain_data(clock):

@@ -4,8 +4,8 @@ import math
 import random
 import statistics
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from subquad.core.errors import InputError
+from subquad.core.spelling import listed
 from subquad.methods import Full, Method
 from subquad.nn import describe
 from subquad.nn.swapping import NAME
@@ -378,7 +379,7 @@ class ModulePlanning:
                 break
             call, outputs = held_out[number % len(held_out)], dict[str, Any]()
             for name, mapping in shuffled(runs, draw).items():
-                with self.sites.running(mapping):
+                with self.sites.running(mapping), _named_refusal(call, mapping):
                     taken, outputs[name] = stopwatch(partial(call.run, self.sites.module), self.device)
                 seconds[name].append(taken)
             if number < len(held_out):
@@ -419,6 +420,19 @@ class ModulePlanning:
             why_exact,
             tuple(self.notes),
         )
+
+
+@contextmanager
+def _named_refusal(call: ModuleCall, methods: Mapping[str, Method]) -> Iterator[None]:
+    """InputError with the input where a method that took the measured inputs refuses a held-out one."""
+    try:
+        yield
+    except (ValueError, TypeError) as error:
+        named = listed(list(dict.fromkeys(map(str, methods.values())))) or "exact attention"
+        raise InputError(
+            f"{named} did not run on input {call.number}, which is held out: {error}; leave it out of methods, or plan "
+            "for such inputs apart"
+        ) from error
 
 
 def _split(calls: Sequence[ModuleCall]) -> tuple[list[ModuleCall], list[ModuleCall]]:
