@@ -12,7 +12,6 @@ import subquad.hf
 import subquad.methods
 import subquad.nn
 
-
 PLANNING = ("compare", "ModuleComparison", "plan_module", "ModulePlan", "plan", "Plan", "load_plan")
 
 

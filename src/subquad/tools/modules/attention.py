@@ -29,7 +29,7 @@ class AttentionCall(NamedTuple):
     is_causal: bool
 
 
-class Fitted(NamedTuple):
+class Assigned(NamedTuple):
     """A method as a module runs it: what `running` takes, or None with the reason; and what a reader must know."""
 
     methods: Any
@@ -53,12 +53,12 @@ class AttentionSites(ABC):
     kind: ClassVar[str] = "layers"
 
     @abstractmethod
-    def fit(self, method: Method) -> Fitted:
+    def assign(self, method: Method) -> Assigned:
         """Where a method can run, as far as that is known before a pass."""
 
     @abstractmethod
     def running(self, methods: Any) -> Any:
-        """Run what `fit` returned in the module, inside a `with` block; gives a log of the calls, or None."""
+        """Run what `assign` returned in the module, inside a `with` block; gives a log of the calls, or None."""
 
     @abstractmethod
     def observed(self) -> Any:
@@ -73,12 +73,12 @@ class TransformersLayers(AttentionSites):
 
     function = "sq.hf.swap"
 
-    def fit(self, method: Method) -> Fitted:
+    def assign(self, method: Method) -> Assigned:
         """The layers that can run the method, by number."""
         from subquad import hf
 
         numbers = [layer.number for layer in hf.find_layers(self.module)]
-        return _fitted(dict.fromkeys(numbers, method), hf.refusals(self.module, method), method)
+        return _assigned(dict.fromkeys(numbers, method), hf.refusals(self.module, method), method)
 
     @contextmanager
     def running(self, methods: Mapping[int, Method]) -> Iterator[None]:
@@ -114,9 +114,9 @@ class ModuleLayers(AttentionSites):
         """The names of the layers."""
         return list(layers_of_modules.describe(self.module).layers)
 
-    def fit(self, method: Method) -> Fitted:
+    def assign(self, method: Method) -> Assigned:
         """The layers that can run the method, by name."""
-        return _fitted(dict.fromkeys(self.names, method), layers_of_modules.refusals(self.module, method), method)
+        return _assigned(dict.fromkeys(self.names, method), layers_of_modules.refusals(self.module, method), method)
 
     @contextmanager
     def running(self, methods: Mapping[str, Method]) -> Iterator[None]:
@@ -150,13 +150,13 @@ class SdpaCallSites(AttentionSites):
     function = "sq.intercept"
     kind = "calls"
 
-    def fit(self, method: Method) -> Fitted:
+    def assign(self, method: Method) -> Assigned:
         """Every call; those that cannot run the method show in the log of a pass."""
         try:
             with intercept(method):
-                return Fitted(method)
+                return Assigned(method)
         except ValueError as error:
-            return Fitted(None, str(error))
+            return Assigned(None, str(error))
 
     def running(self, methods: Method) -> Any:
         """Run the method in the calls; gives the log."""
@@ -245,15 +245,15 @@ def holds_transformers_model(module: Any) -> bool:
     return any(isinstance(part, PreTrainedModel) for part in module.modules())
 
 
-def _fitted(methods: dict[Any, Method], refused: Mapping[Any, str], method: Method) -> Fitted:
+def _assigned(methods: dict[Any, Method], refused: Mapping[Any, str], method: Method) -> Assigned:
     able = {layer: each for layer, each in methods.items() if layer not in refused}
     reason = next(iter(refused.values()), None)
     if not able:
-        return Fitted(None, reason)
+        return Assigned(None, reason)
     notes = [NOT_CALIBRATED] if method.traits.learned else []
     if refused:
         notes.append(f"{len(refused)} of {len(methods)} layers stay exact: {reason}")
-    return Fitted(able, None, tuple(notes))
+    return Assigned(able, None, tuple(notes))
 
 
 def _swapped(module: nn.Module, name: str) -> list[nn.Module]:

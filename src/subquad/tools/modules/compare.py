@@ -17,7 +17,7 @@ from subquad.methods import Full, Method, resolve
 from subquad.tools.measure.memory import peak_extra_mib
 from subquad.tools.measure.noise import AGAIN, against_itself, noise_of
 from subquad.tools.measure.timing import cost, exact_cost, ratios, shuffled, stopwatch
-from subquad.tools.modules.attention import AttentionSites, Fitted, after_pass, attention_sites, outside
+from subquad.tools.modules.attention import Assigned, AttentionSites, after_pass, attention_sites, outside
 from subquad.tools.modules.calls import ModuleCall, as_calls, device_of, run_exactly, spread_order
 from subquad.tools.modules.comparison import ModuleComparison
 from subquad.tools.modules.metrics import Judge, Metric, Score, judge_of
@@ -105,7 +105,9 @@ def compare(
         if tried is None:
             causal_model = is_causal and sites.function == "sq.hf.swap"
             tried = [resolve(text) for text in (COMPARED_CAUSAL if causal_model else COMPARED)]
-        measurement = Measurement(sites, judge, exact or module, by_length, [EntryRow(m, sites.fit(m)) for m in tried])
+        measurement = Measurement(
+            sites, judge, exact or module, by_length, [EntryRow(m, sites.assign(m)) for m in tried]
+        )
         measurement.run(end, progress)
     notes = [*([not_reached] if not_reached else []), *measurement.notes(len(calls))]
     noise = noise_of(machine.load(average, [use]), list(measurement.noise.values()))
@@ -194,14 +196,14 @@ class EntryRow:
     """A method in the comparison."""
 
     method: Method
-    fitted: Fitted
+    assigned: Assigned
     reason: str | None = None  # why it was refused in a pass
     notes: tuple[str, ...] = ()
 
     @property
     def refusal(self) -> str | None:
         """Why it does not run; None where it does."""
-        return self.fitted.reason or self.reason
+        return self.assigned.reason or self.reason
 
 
 @dataclass
@@ -290,7 +292,7 @@ class Measurement:
             except Exception:
                 run_exactly(call, self.sites.module)  # raises with the number of the input
                 raise
-        with self.sites.running(row.fitted.methods) as log:
+        with self.sites.running(row.assigned.methods) as log:
             figure, output = measure(forward, self.device)
         row.reason, row.notes = after_pass(log)
         if row.reason is not None:
@@ -326,7 +328,7 @@ class Measurement:
             settings = row.method.to_dict()
             return {"method": str(row.method), "settings": settings, "status": "refused", "reason": row.refusal}
         report = self._report(str(row.method), row.method, "measured")
-        if notes := list(dict.fromkeys((*row.fitted.notes, *row.notes))):
+        if notes := list(dict.fromkeys((*row.assigned.notes, *row.notes))):
             report["remarks"] = notes
         return report
 

@@ -13,7 +13,7 @@ from subquad.tools.report import cells
 from subquad.tools.report.schema import MethodReport
 from subquad.tools.runs.floor import Floor
 
-OWN_ATTENTION = "full (the module's own)"
+MODULE_ATTENTION = "full (the module's own)"
 
 
 @dataclass(frozen=True)
@@ -116,7 +116,7 @@ class ModuleComparison:
     def _line(self, row: MethodReport, length: int) -> list[str]:
         at = str(length)
         cost: Any = row.get("model", {}).get(at, {})
-        name = OWN_ATTENTION if row["status"] == "exact" else row["method"]
+        name = MODULE_ATTENTION if row["status"] == "exact" else row["method"]
         score = [cells.number(row["task"].get(at), 4).text] if "task" in row else []
         return [
             f"{length:,}",

@@ -186,9 +186,9 @@ class ModulePlanning:
         self.names = list(layer_calls)
         timed: dict[Any, dict[str, float]] = {}
         seconds: dict[int, dict[str, float]] = {}
-        fitted = {method: self.sites.fit(method).methods or () for method in methods}
+        assigned = {method: self.sites.assign(method).methods or () for method in methods}
         able = {
-            name: self._able(layer_calls[name], [method for method in methods if name in fitted[method]])
+            name: self._able(layer_calls[name], [method for method in methods if name in assigned[method]])
             for name in self.names
         }
         deadline = self.begun + SCREENING * (self.end - self.begun)
