@@ -82,9 +82,11 @@ def test_the_default_methods_are_those_of_the_command():
 
 def test_a_first_result_comes_whatever_the_minutes_are():
     result = sq.compare(encoder(), inputs(*[30] * 8), methods=CRUDE, minutes=1e-6)
-    assert result.lengths == {30: 2}
+    assert result.lengths == {30: 1}
     assert result.rows[1]["model"]["30"]["repeats"] == 1
-    assert any("2 of 8 inputs" in note for note in result.notes)
+    assert result.rows[1]["model"]["30"]["extra_mib"] is None
+    assert any("1 of 8 inputs" in note for note in result.notes)
+    assert "There was no time to measure memory at 30 tokens." in result.notes
 
 
 def test_inputs_are_tensors_tuples_or_mappings():
@@ -93,7 +95,7 @@ def test_inputs_are_tensors_tuples_or_mappings():
     padding = torch.arange(30)[None] >= 20
     items = [x, (x, None, padding), {"src": x, "src_key_padding_mask": padding}]
     values = []
-    sq.compare(module, items, methods=CRUDE, minutes=0.2, score=lambda output, item: values.append(item) or 1.0)
+    sq.compare(module, items, methods=CRUDE, minutes=0.5, score=lambda output, item: values.append(item) or 1.0)
     assert {id(value) for value in values} == {id(item) for item in items}
 
 
@@ -370,6 +372,14 @@ class Weighs(nn.Module):
         return self.attention(x, x, x)[0]
 
 
+class AddsKeys(LayerBlock):
+    """A layer that no method takes."""
+
+    def __init__(self):
+        super().__init__()
+        self.attention = nn.MultiheadAttention(32, 4, batch_first=True, add_zero_attn=True)
+
+
 class Counts(nn.Module):
     """A module whose output has no floating-point tensor."""
 
@@ -401,6 +411,7 @@ class Counts(nn.Module):
         (SdpaBlock(), inputs(30), {"metric": "kl", "score": max}, ValueError, "give one of them"),
         (SdpaBlock(), inputs(30), {"score": "accuracy"}, TypeError, "score must be a function"),
         (Counts(), inputs(30), {}, ValueError, "without a floating-point tensor that has an axis"),
+        (AddsKeys(), inputs(30), {}, ValueError, "no layer of this AddsKeys can run a method: it adds keys of its own"),
         (Weighs(), inputs(30), {}, ValueError, "no method can run in this Weighs: need_weights=True"),
         (SdpaBlock(), inputs(30), {"methods": "clusterd"}, ValueError, "did you mean 'clustered'"),
         (SdpaBlock(), inputs(30), {"methods": "full"}, ValueError, "nothing to compare"),
@@ -415,7 +426,7 @@ class Counts(nn.Module):
 )
 def test_bad_input(unchecked, module, items, options, error, message):
     with pytest.raises(error, match=message):
-        sq.compare(module, items, **{"methods": CRUDE, "minutes": 0.01} | options)
+        sq.compare(module, items, **{"methods": CRUDE, "minutes": 0.5} | options)
 
 
 def test_a_method_whose_metric_is_not_finite_is_a_row_with_the_reason():

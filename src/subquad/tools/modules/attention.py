@@ -182,7 +182,7 @@ def attention_sites(module: nn.Module, call: ModuleCall) -> AttentionSites:
     Raises:
         TypeError: it is not a module, or holds several transformers models.
         ValueError: a transformers model whose attention cannot be replaced.
-        InputError: nothing in it can be replaced.
+        InputError: nothing in it can be replaced, or all of its layers refuse every method.
     """
     if holds_transformers_model(module):
         from subquad import hf
@@ -193,6 +193,9 @@ def attention_sites(module: nn.Module, call: ModuleCall) -> AttentionSites:
     except ValueError:  # none of these layers
         names = []
     if names:
+        refused = layers_of_modules.refusals(module, FULL)
+        if len(refused) == len(names):
+            raise InputError(f"no layer of this {type(module).__name__} can run a method: {refused[names[0]]}")
         return ModuleLayers(module, len(names))
     with intercept("full") as log:
         run_exactly(call, module)

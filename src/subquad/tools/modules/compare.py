@@ -13,6 +13,7 @@ from typing import Any
 from torch import nn
 
 from subquad.core.errors import InputError
+from subquad.core.spelling import listed
 from subquad.methods import Full, Method, resolve
 from subquad.tools.measure.memory import peak_extra_mib
 from subquad.tools.measure.noise import AGAIN, against_itself, noise_of
@@ -69,7 +70,7 @@ def compare(
             The fidelity is then 1 − (mean score of exact attention − mean score).
         exact: a module whose outputs are the exact ones, such as this one in fp32; by default the module itself.
         min_fidelity: what the recommended method keeps, in the units of the metric.
-        minutes: how long it may take. A round of each length is always finished.
+        minutes: how long it may take. One round of each length is always run.
         progress: called with what is under way, and how much of it is done.
 
     Returns:
@@ -215,13 +216,19 @@ class LengthGroup:
     values: dict[str, list[float]] = field(default_factory=dict)
     seconds: dict[str, list[float]] = field(default_factory=dict)
     memory: dict[str, float] = field(default_factory=dict)
-    rounds: int = 0  # the first one warms up
+    rounds: int = 0
+    with_memory: bool = True  # the first round counts memory in place of time
     spent: float = 0.0
+
+    @property
+    def is_timed(self) -> bool:
+        """Whether every row was timed at least once."""
+        return self.rounds > self.with_memory
 
     @property
     def is_done(self) -> bool:
         """Whether every input was run, and times stand."""
-        timed = self.rounds - 1
+        timed = self.rounds - self.with_memory
         steady = timed >= MOST_ROUNDS or (timed >= LEAST_ROUNDS and self.spent >= SECONDS)
         return steady and len(self.references) == len(self.calls)
 
@@ -243,32 +250,39 @@ class Measurement:
         self._draw = random.Random(0)
 
     def run(self, end: float, progress: Progress) -> None:
-        """Rounds at every length, the shortest first, until times stand or the end is near; at least two each."""
+        """Rounds at every length, the shortest first, until times stand or the end is near; at least one each."""
         total = sum(max(len(group.calls), LEAST_ROUNDS + 1) for group in self.groups.values())
-        while pending := [group for group in self.groups.values() if group.rounds < 2 or self._has_time(group, end)]:
+        for number, group in enumerate(self.groups.values()):
+            self._choose_effort(group, (end - time.perf_counter()) / (len(self.groups) - number))
+        while pending := [group for group in self.groups.values() if not group.is_timed or self._has_time(group, end)]:
             for group in pending:
                 done = sum(group.rounds for group in self.groups.values())
                 progress("comparing methods", min(done, total), total)
                 self._round(group)
         progress("comparing methods", total, total)
 
+    def _choose_effort(self, group: LengthGroup, seconds: float) -> None:
+        """Warm up, and leave memory out if a round for it and one for times are predicted to take longer than this."""
+        exact = partial(run_exactly, group.calls[0], self.sites.module)
+        group.with_memory = 2 * (len(self.rows) + 2) * stopwatch(exact, self.device)[0] <= seconds
+
     def _has_time(self, group: LengthGroup, end: float) -> bool:
         """Whether another round is wanted, and is predicted to be over by then."""
         return not group.is_done and time.perf_counter() + group.spent / group.rounds < end
 
     def _round(self, group: LengthGroup) -> None:
-        """Run every row on the next input; the first round counts memory, the others time."""
+        """Run every row on the next input, and count memory or time."""
         begun, call = time.perf_counter(), group.calls[group.rounds % len(group.calls)]
-        is_first = group.rounds == 0
+        counts_memory = group.rounds == 0 and group.with_memory
         rows = [row for row in self.rows if row.refusal is None]
         runs: dict[str, EntryRow | None] = {EXACT: None} | {str(row.method): row for row in rows}
-        if not is_first:
+        if not counts_memory:
             runs[AGAIN] = None
         outputs: dict[str, Any] = {}
         costs: dict[str, float] = {}
         for name, row in shuffled(runs, self._draw).items():
             try:
-                costs[name], outputs[name] = self._measured(call, row, is_first)
+                costs[name], outputs[name] = self._measured(call, row, counts_memory)
             except (ValueError, TypeError) as error:
                 if row is None:
                     raise
@@ -276,16 +290,16 @@ class Measurement:
         if group.rounds < len(group.calls):
             self._judge(group, call, outputs)
         for name in outputs:
-            if is_first:
+            if counts_memory:
                 group.memory[name] = costs[name]
             else:
                 group.seconds.setdefault(name, []).append(costs[name])
         group.rounds += 1
         group.spent += time.perf_counter() - begun
 
-    def _measured(self, call: ModuleCall, row: EntryRow | None, is_first: bool) -> tuple[float, Any]:
+    def _measured(self, call: ModuleCall, row: EntryRow | None, counts_memory: bool) -> tuple[float, Any]:
         """MiB or seconds of a pass, and its output."""
-        measure, forward = peak_extra_mib if is_first else stopwatch, partial(call.run, self.sites.module)
+        measure, forward = peak_extra_mib if counts_memory else stopwatch, partial(call.run, self.sites.module)
         if row is None:
             try:
                 return measure(forward, self.device)
@@ -353,6 +367,9 @@ class Measurement:
         notes = []
         if measured < inputs:
             notes.append(f"The time sufficed for {measured} of {inputs} inputs; more minutes measure more.")
+        without = [f"{length:,}" for length, group in self.groups.items() if not group.with_memory]
+        if without:
+            notes.append(f"There was no time to measure memory at {listed(without)} tokens.")
         shapes = {call.shapes for group in self.groups.values() for call in group.calls}
         if len(self.groups) == 1 and len(shapes) > LENGTHS:
             notes.append(

@@ -48,7 +48,8 @@ class ModuleComparison:
         min_fidelity: what the recommended method keeps.
         lengths: number of inputs measured at each length in tokens.
         rows: a row for each method, exact attention first, as `report.json` of `subquad compare` has them:
-            `fidelity` and `model` (time, speed-up, peak memory) by length, `reason` where the method was refused.
+            `fidelity` and `model` (time, speed-up, peak memory) by length, `reason` where the method was refused. With
+            a score, `task` has its mean by length.
         noise: by length, how far exact attention differs from itself, as a factor.
         notes: what a reader must know.
     """

@@ -23,6 +23,7 @@ def unchanged(module: nn.Module) -> Iterator[None]:
     """
     holders = [vars(each) for each in [*module.modules(), *_configs(module)]]
     before = [(attributes, _copies(attributes)) for attributes in holders]
+    modes = [(part, part.training) for part in module.modules()]
     buffers = [(buffer, buffer.detach().clone()) for buffer in module.buffers()]
     try:
         restore_layers(module)
@@ -35,6 +36,9 @@ def unchanged(module: nn.Module) -> Iterator[None]:
     finally:
         for attributes, copies in before:
             _put_back(attributes, copies)
+        for part, training in modes:
+            if part.training != training:  # of scripted modules, which have no such attribute in Python
+                part.training = training
         with torch.no_grad():
             for buffer, values in buffers:
                 if not buffer.is_meta and not torch.equal(buffer, values):
