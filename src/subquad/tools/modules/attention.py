@@ -241,7 +241,7 @@ def holds_transformers_model(module: Any) -> bool:
     """Whether a transformers model is in a module. transformers is not imported for this: it is if there is one."""
     if not isinstance(module, nn.Module):
         raise TypeError(f"expected a torch.nn.Module, got {type(module).__name__}")
-    if "transformers" not in sys.modules:
+    if sys.modules.get("transformers") is None:
         return False
     from transformers import PreTrainedModel
 
