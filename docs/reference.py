@@ -12,6 +12,8 @@ import subquad.hf
 import subquad.methods
 import subquad.nn
 
+PLANNING = ("compare", "ModuleComparison", "plan_module", "ModulePlan", "plan", "Plan", "load_plan")
+
 
 def public(module: ModuleType) -> dict[str, Any]:
     """The public classes and functions of a module, by name; an alias of another one is left out."""
@@ -42,7 +44,7 @@ def pages() -> dict[str, str]:
     """The entries of each page of the reference."""
     audits, methods = public(subquad.audits), public(subquad.methods)
     classes = {method.__name__: method for method in sq.METHODS.values()}
-    planning = {name: getattr(sq, name) for name in ("plan", "Plan", "load_plan")}
+    planning = {name: getattr(sq, name) for name in PLANNING}
     return {
         "attention": entries(without(public(sq), audits, methods, planning), "sq"),
         "methods": f"{entries(without(methods, classes), 'sq')}\n\n{entries(classes, 'sq', members=False)}",

@@ -15,23 +15,31 @@ if TYPE_CHECKING:
     from subquad.audits import Controlled, audit
     from subquad.hf.plans import Plan, load_plan
     from subquad.nn.interception import intercept
+    from subquad.tools.modules.compare import compare
+    from subquad.tools.modules.comparison import ModuleComparison
+    from subquad.tools.modules.plan import plan_module
+    from subquad.tools.modules.planned import ModulePlan
     from subquad.tools.plan.run import plan
 
 __version__ = "0.1.0"
 __all__ = [
     "Controlled",
     "Mask",
+    "ModuleComparison",
+    "ModulePlan",
     "Plan",
     "Rotary",
     "attention",
     "audit",
     "backends",
+    "compare",
     "distributed",
     "hf",
     "intercept",
     "load_plan",
     "nn",
     "plan",
+    "plan_module",
     "use_backend",
     *_methods,
 ]
@@ -42,7 +50,11 @@ _ELSEWHERE = {
     "intercept": "nn.interception",
     "Plan": "hf.plans",
     "load_plan": "hf.plans",
+    "ModuleComparison": "tools.modules.comparison",
+    "ModulePlan": "tools.modules.planned",
+    "compare": "tools.modules.compare",
     "plan": "tools.plan.run",
+    "plan_module": "tools.modules.plan",
 }
 
 

@@ -4,7 +4,7 @@ from subquad.nn.attention import MultiheadAttention
 from subquad.nn.auxiliary import auxiliary_loss, has_auxiliary_loss, with_auxiliary_loss
 from subquad.nn.memory import remember
 from subquad.nn.sets import InducedSetAttention, PoolingByAttention, SetAttention, SetTransformer
-from subquad.nn.swapping import SwappedModule, describe, restore, swap
+from subquad.nn.swapping import SwappedModule, describe, refusals, restore, swap
 
 __all__ = [
     "InducedSetAttention",
@@ -16,6 +16,7 @@ __all__ = [
     "auxiliary_loss",
     "describe",
     "has_auxiliary_loss",
+    "refusals",
     "remember",
     "restore",
     "swap",

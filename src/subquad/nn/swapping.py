@@ -113,6 +113,19 @@ def describe(module: nn.Module) -> SwappedModule:
     return SwappedModule(methods, {name: type(layer).__name__ for name, layer in layers.items()})
 
 
+def refusals(module: nn.Module, method: str | Method) -> dict[str, str]:
+    """Which layers cannot run this method, and why: {layer name: reason}. Empty if all can.
+
+    Masks are known at a call alone, so a layer that is not here may still refuse one in the forward pass.
+
+    Raises:
+        ValueError: there is no such layer in the module; an unknown method.
+    """
+    wanted = resolve(method)
+    reasons = {name: _refusal(module, name, layer, wanted) for name, layer in _find(module).items()}
+    return {name: reason for name, reason in reasons.items() if reason is not None}
+
+
 class _Absent:
     """In place of an attribute that a module did not have of its own. The class itself, which copies keep."""
 

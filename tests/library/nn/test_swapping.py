@@ -273,3 +273,13 @@ def test_timms_attention_without_sdpa_is_refused():
     model.blocks[0].attn.fused_attn = False
     with pytest.raises(ValueError, match="called no scaled_dot_product_attention"):
         model(x)
+
+
+def test_refusals_are_by_layer_name():
+    decoder = nn.TransformerDecoder(nn.TransformerDecoderLayer(16, 2, batch_first=True), 2)
+    reasons = sq.nn.refusals(decoder, "clustered")
+    assert list(reasons) == ["layers.0.multihead_attn", "layers.1.multihead_attn"]
+    assert all("mixes queries" in reason for reason in reasons.values())
+    assert sq.nn.refusals(decoder, "performer") == {}
+    with pytest.raises(ValueError, match=r"no torch\.nn\.MultiheadAttention"):
+        sq.nn.refusals(nn.Linear(2, 2), "clustered")

@@ -15,9 +15,9 @@ from subquad.tools.calibrate import run as fitting
 from subquad.tools.compare import comparison
 from subquad.tools.compare.report import report_of
 from subquad.tools.compare.run import measure, prepare
+from subquad.tools.measure.exact_limits import exact_up_to
 from subquad.tools.measure.fidelity import relative_error
 from subquad.tools.models.pretrained import load
-from subquad.tools.models.rows import exact_up_to
 from subquad.tools.report.content import use
 from subquad.tools.report.reading import marks, notes
 from subquad.tools.runs.settings import CompareSettings

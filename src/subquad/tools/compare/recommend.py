@@ -4,9 +4,9 @@ from collections.abc import Mapping, Sequence
 
 from subquad.core.spelling import listed
 from subquad.methods import Full, from_dict
+from subquad.tools.measure.exact_limits import exact_up_to
 from subquad.tools.measure.noise import Verdict
 from subquad.tools.models.dtypes import FP32
-from subquad.tools.models.rows import exact_up_to
 from subquad.tools.report.schema import MethodReport, Recommendation
 from subquad.tools.runs.floor import Floor
 

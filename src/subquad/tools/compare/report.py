@@ -22,12 +22,13 @@ from subquad.tools.compare.jobs import (
     SequencePass,
 )
 from subquad.tools.compare.recommend import recommend
+from subquad.tools.measure.exact_limits import exact_up_to
 from subquad.tools.measure.fidelity import cosine, crossover, percentile, retrieval_agreement
 from subquad.tools.measure.noise import AGAIN, ASSUMED_NOISE, TIE, against_itself, at_least_typical, noise_of
 from subquad.tools.measure.timing import cost, exact_cost, ratios
 from subquad.tools.models.dtypes import FP32, has_products
 from subquad.tools.models.next_tokens import NextTokens, summed
-from subquad.tools.models.rows import NOT_CALIBRATED, CompareRow, exact_up_to
+from subquad.tools.models.rows import NOT_CALIBRATED, CompareRow
 from subquad.tools.models.split import split_note, what_is_sent
 from subquad.tools.plan.loads import FEWEST_PASSAGES
 from subquad.tools.report.schema import Cost, EagerCost, MethodReport, Quality, Recommendation, Report, RunNoise

@@ -1,7 +1,6 @@
 """The rows of a comparison: a method in a model, where it runs or why it cannot, and where its parameters come from."""
 
 import copy
-import math
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -174,21 +173,6 @@ def longest(bounds: Mapping[int, BoundMethod]) -> int | None:
     parts = [part for bound in bounds.values() if bound.learned is not None for part in bound.learned.modules()]
     limits = [limit for part in parts if isinstance(limit := getattr(part, "max_length", None), int)]
     return min(limits, default=None)
-
-
-def exact_up_to(method: Method, causal: bool = False) -> float:
-    """The most tokens on which the settings make this method the baseline's attention; 0: never, infinite: always."""
-    if method.is_exact:  # by another kernel
-        return math.inf if method == Full() else 0.0
-    if causal and method.traits.by_halves:  # one block on the diagonal
-        return float(max(getattr(method, "block", 0), getattr(method, "last", 0)))
-    limits = method.traits.exact_limit
-    if isinstance(limits, str):
-        return 0.0
-    settings = {name: getattr(method, name) for name in limits}
-    if any(settings[name] != limit for name, limit in limits.items() if not isinstance(limit, str)):
-        return 0.0
-    return float(min((settings[name] for name, limit in limits.items() if isinstance(limit, str)), default=math.inf))
 
 
 def mark_of(bounds: dict[int, BoundMethod]) -> float:

@@ -4,7 +4,8 @@ import math
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 
-from subquad.tools.models.rows import CompareRow, exact_up_to
+from subquad.tools.measure.exact_limits import exact_up_to
+from subquad.tools.models.rows import CompareRow
 from subquad.tools.needle.run import ORACLE, NeedleRun, Spot
 from subquad.tools.needle.schema import KIND, SCHEMA, NeedleCell, NeedleMethod, NeedleReport
 from subquad.tools.needle.tasks import TASKS

@@ -8,6 +8,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from torch import nn
+
 from subquad import hf
 from subquad.core.errors import InputError, as_input_error
 from subquad.hf.adapters import describe_model
@@ -16,6 +18,7 @@ from subquad.methods import BoundMethod, Full, Method, resolve
 from subquad.tools.measure.group import ALONE, MeasuringGroup
 from subquad.tools.models.pretrained import Pretrained, check_model
 from subquad.tools.models.rows import mark_of
+from subquad.tools.modules.attention import holds_transformers_model
 from subquad.tools.plan.arguments import (
     as_inputs,
     check_functions,
@@ -133,6 +136,8 @@ def plan(
         TypeError: no model that `swap` takes, inputs that are neither mappings nor texts, or an argument of another
             type than it must have.
     """
+    if isinstance(model, nn.Module) and not holds_transformers_model(model):
+        raise TypeError(f"{type(model).__name__} holds no transformers model; use sq.plan_module(module, inputs)")
     settings = settings_from(min_fidelity, shift, lengths, minutes, seed)
     check_settings(settings)
     methods = [methods] if isinstance(methods, str | Method) else methods

@@ -1,0 +1,12 @@
+"""`sq.compare` and `sq.plan_module`: any PyTorch module, inputs for it, and a function of its output.
+
+calls.py      what the module is called with
+metrics.py    how close an output is to the exact one
+attention.py  where methods go: `sq.hf.swap`, `sq.nn.swap` or `sq.intercept`
+unchanged.py  the module is afterwards what it was before
+compare.py    every method in the module: fidelity, speed, memory
+comparison.py the result of that
+plan.py       a method for each layer
+planned.py    the result of that
+tables.py     both results as text and as Markdown
+"""

@@ -1,0 +1,379 @@
+"""`sq.compare`: methods in any module, on the user's inputs, judged by a function of its output."""
+
+import math
+import random
+import time
+from collections.abc import Iterable, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from functools import partial
+from numbers import Real
+from typing import Any
+
+from torch import nn
+
+from subquad.core.errors import InputError
+from subquad.core.spelling import listed
+from subquad.methods import Full, Method, resolve
+from subquad.tools.measure.memory import peak_extra_mib
+from subquad.tools.measure.noise import AGAIN, against_itself, noise_of
+from subquad.tools.measure.timing import cost, exact_cost, ratios, shuffled, stopwatch
+from subquad.tools.modules.attention import Assigned, AttentionSites, after_pass, attention_sites, outside
+from subquad.tools.modules.calls import ModuleCall, as_calls, device_of, run_exactly, spread_order
+from subquad.tools.modules.comparison import ModuleComparison
+from subquad.tools.modules.metrics import Judge, Metric, Score, judge_of
+from subquad.tools.modules.unchanged import unchanged
+from subquad.tools.report.schema import MethodReport
+from subquad.tools.runs import machine
+from subquad.tools.runs.jobs import Progress, silent
+from subquad.tools.runs.settings import COMPARED, COMPARED_CAUSAL
+
+EXACT = "full"
+LENGTHS = 4  # that are told apart; inputs of more lengths are one group
+LEAST_ROUNDS, MOST_ROUNDS = 9, 60  # of timings at a length, if time allows
+SECONDS = 2.0  # of the rounds at a length, from which on `LEAST_ROUNDS` suffice
+OBSERVING = 0.1  # share of the time in which the lengths of inputs are counted
+
+
+def compare(
+    module: nn.Module,
+    inputs: Iterable[Any],
+    *,
+    methods: str | Method | Sequence[str | Method] | None = None,
+    metric: str | Metric | None = None,
+    score: Score | None = None,
+    exact: nn.Module | None = None,
+    min_fidelity: float = 0.99,
+    minutes: float = 2.0,
+    progress: Progress = silent,
+) -> ModuleComparison:
+    """Compare attention methods in any PyTorch module: fidelity of its output, speed and memory.
+
+    Methods go into a transformers model by `sq.hf.swap`; into `nn.MultiheadAttention` and timm's `Attention` by
+    `sq.nn.swap`; and, where a module has none of these, into its calls of `scaled_dot_product_attention` by
+    `sq.intercept`. The result says which. The module runs in eval mode without gradients, and is afterwards exactly
+    what it was, also if an error is raised.
+
+    Every round runs all methods on one input in random order, and the module's own attention twice: speeds are ratios
+    to that in the same round, and a method is faster only beyond the noise.
+
+    Args:
+        module: any module.
+        inputs: what the module is called with, one item per call: a tensor, a tuple of positional arguments, or a
+            mapping of keyword arguments. Lengths may differ: up to four are told apart.
+        methods: what to try, one or several; by default the rows of `subquad compare`.
+        metric: from the output and the exact output, larger where they are closer. Or a name: "cosine", the mean
+            cosine along the last axis of the first floating-point tensor in the output (the default; padded positions
+            count, unless they are 0 in both outputs); "relative-error", 1 − ‖out − exact‖ / ‖exact‖ of that tensor;
+            "kl", e^{−KL(exact ‖ out)} of logits.
+        score: instead of a metric, from the output and its input, larger is better, such as 1.0 where a class is right.
+            The fidelity is then 1 − (mean score of exact attention − mean score).
+        exact: a module whose outputs are the exact ones, such as this one in fp32; by default the module itself.
+        min_fidelity: what the recommended method keeps, in the units of the metric.
+        minutes: how long it may take. One round of each length is always run.
+        progress: called with what is under way, and how much of it is done.
+
+    Returns:
+        A `ModuleComparison`. It prints as a table; `recommendation` has the fastest method that keeps `min_fidelity`.
+
+    Raises:
+        ValueError: no inputs; an input that the module does not take, with the module's message; no attention that a
+            method can replace; an output without a floating-point tensor, for a named metric; an unknown metric or
+            method; a metric that is not finite for the exact output. A method that cannot run is not an error but a
+            row with the reason.
+        TypeError: `module` is not a module, an input has another type, or the metric does not return a number.
+
+    >>> import torch, subquad as sq
+    >>> layer = torch.nn.TransformerEncoderLayer(32, 4, 64, batch_first=True)
+    >>> inputs = [torch.randn(1, 100, 32) for _ in range(3)]
+    >>> result = sq.compare(torch.nn.TransformerEncoder(layer, 2), inputs, methods="i-clustered:clusters=8")
+    >>> result.attention
+    'sq.nn.swap (2 layers)'
+    """
+    check_module(module)
+    judge, calls = judge_of(metric, score, min_fidelity), as_calls(inputs)
+    tried = None if methods is None else methods_of(methods)
+    check_minutes(minutes)
+    if exact is not None and not isinstance(exact, nn.Module):
+        raise TypeError(f"exact must be a torch.nn.Module, got {type(exact).__name__}")
+    end = time.perf_counter() + 60 * minutes
+    average = machine.load_average()
+    with unchanged(module), nullcontext() if exact is None else unchanged(exact), machine.watched() as use:
+        run_exactly(calls[0], module)
+        sites = attention_sites(module, calls[0])
+        by_length, is_causal = grouped(sites, calls, OBSERVING * 60 * minutes)
+        not_reached = outside(sites, calls[0])
+        if tried is None:
+            causal_model = is_causal and sites.function == "sq.hf.swap"
+            tried = [resolve(text) for text in (COMPARED_CAUSAL if causal_model else COMPARED)]
+        measurement = Measurement(
+            sites, judge, exact or module, by_length, [EntryRow(m, sites.assign(m)) for m in tried]
+        )
+        measurement.run(end, progress)
+    notes = [*([not_reached] if not_reached else []), *measurement.notes(len(calls))]
+    noise = noise_of(machine.load(average, [use]), list(measurement.noise.values()))
+    return ModuleComparison(
+        type(module).__name__,
+        str(sites),
+        judge.name,
+        judge.min_fidelity,
+        {length: len(group.references) for length, group in measurement.groups.items()},
+        (measurement.exact_report(), *map(measurement.report, measurement.rows)),
+        measurement.noise,
+        (*notes, noise["says"]),
+    )
+
+
+def check_module(module: Any) -> None:
+    """TypeError where it is not a module."""
+    if not isinstance(module, nn.Module):
+        raise TypeError(f"expected a torch.nn.Module, got {type(module).__name__}")
+
+
+def check_minutes(minutes: float) -> None:
+    """Raise TypeError where it is not a number, InputError where it is not above 0."""
+    if isinstance(minutes, bool) or not isinstance(minutes, Real):
+        raise TypeError(f"minutes must be a number, got {minutes!r}")
+    if not minutes > 0:
+        raise InputError(f"minutes {minutes:g} must be above 0")
+
+
+def methods_of(methods: str | Method | Sequence[str | Method]) -> list[Method]:
+    """The methods that are named, each once, exact attention aside.
+
+    Raises:
+        ValueError: an unknown method.
+        InputError: none is named.
+    """
+    named = [methods] if isinstance(methods, str | Method) else list(methods)
+    tried = [method for method in dict.fromkeys(map(resolve, named)) if method != Full()]
+    if not tried:
+        raise InputError("the methods name none but exact attention, so there is nothing to compare it with")
+    return tried
+
+
+def grouped(
+    sites: AttentionSites, calls: Sequence[ModuleCall], seconds: float
+) -> tuple[dict[int, list[ModuleCall]], bool]:
+    """The calls by their number of tokens, and whether all attention is causal.
+
+    Tokens are the queries of the first call of attention. Calls of more than `LENGTHS` lengths are one group, under the
+    longest. After these seconds, calls of shapes that were not counted yet are left out.
+
+    Raises:
+        InputError: a call that the module does not take, or in which no attention is called.
+    """
+    end, tokens, causal = time.perf_counter() + seconds, dict[Any, int](), True
+    for call in spread_order(list(calls)):
+        if call.shapes in tokens or (tokens and time.perf_counter() > end):
+            continue
+        tokens[call.shapes], all_causal = _observed(sites, call)
+        causal = causal and all_causal
+    groups: dict[int, list[ModuleCall]] = {}
+    for call in spread_order(list(calls)):
+        if call.shapes in tokens:
+            groups.setdefault(tokens[call.shapes], []).append(call)
+    if len(groups) > LENGTHS:
+        groups = {max(groups): [call for call in spread_order(list(calls)) if call.shapes in tokens]}
+    return dict(sorted(groups.items())), causal
+
+
+def _observed(sites: AttentionSites, call: ModuleCall) -> tuple[int, bool]:
+    """The tokens of a call, and whether all of its attention is causal."""
+    try:
+        with sites.observed() as observed:
+            call.run(sites.module)
+    except Exception as error:
+        run_exactly(call, sites.module)  # raises if the module itself does not take the input
+        message = " ".join(str(error).split())
+        raise InputError(f"no method can run in this {type(sites.module).__name__}: {message}") from error
+    if not observed:
+        raise InputError(f"no attention that a method can replace was called for input {call.number}")
+    return observed[0].tokens, all(each.is_causal for each in observed)
+
+
+@dataclass
+class EntryRow:
+    """A method in the comparison."""
+
+    method: Method
+    assigned: Assigned
+    reason: str | None = None  # why it was refused in a pass
+    notes: tuple[str, ...] = ()
+
+    @property
+    def refusal(self) -> str | None:
+        """Why it does not run; None where it does."""
+        return self.assigned.reason or self.reason
+
+
+@dataclass
+class LengthGroup:
+    """What was measured at a length: values of the judge and seconds by row, and memory."""
+
+    calls: list[ModuleCall]
+    references: list[float] = field(default_factory=list)  # of exact outputs
+    values: dict[str, list[float]] = field(default_factory=dict)
+    seconds: dict[str, list[float]] = field(default_factory=dict)
+    memory: dict[str, float] = field(default_factory=dict)
+    rounds: int = 0
+    with_memory: bool = True  # the first round counts memory in place of time
+    spent: float = 0.0
+
+    @property
+    def is_timed(self) -> bool:
+        """Whether every row was timed at least once."""
+        return self.rounds > self.with_memory
+
+    @property
+    def is_done(self) -> bool:
+        """Whether every input was run, and times stand."""
+        timed = self.rounds - self.with_memory
+        steady = timed >= MOST_ROUNDS or (timed >= LEAST_ROUNDS and self.spent >= SECONDS)
+        return steady and len(self.references) == len(self.calls)
+
+
+class Measurement:
+    """Rounds of all rows on one input at a time."""
+
+    def __init__(
+        self,
+        sites: AttentionSites,
+        judge: Judge,
+        exact: nn.Module,
+        by_length: dict[int, list[ModuleCall]],
+        rows: Sequence[EntryRow],
+    ):
+        self.sites, self.judge, self.exact, self.rows = sites, judge, exact, list(rows)
+        self.groups = {length: LengthGroup(calls) for length, calls in by_length.items()}
+        self.device = device_of(sites.module)
+        self._draw = random.Random(0)
+
+    def run(self, end: float, progress: Progress) -> None:
+        """Rounds at every length, the shortest first, until times stand or the end is near; at least one each."""
+        total = sum(max(len(group.calls), LEAST_ROUNDS + 1) for group in self.groups.values())
+        for number, group in enumerate(self.groups.values()):
+            self._choose_effort(group, (end - time.perf_counter()) / (len(self.groups) - number))
+        while pending := [group for group in self.groups.values() if not group.is_timed or self._has_time(group, end)]:
+            for group in pending:
+                done = sum(group.rounds for group in self.groups.values())
+                progress("comparing methods", min(done, total), total)
+                self._round(group)
+        progress("comparing methods", total, total)
+
+    def _choose_effort(self, group: LengthGroup, seconds: float) -> None:
+        """Warm up, and leave memory out if a round for it and one for times are predicted to take longer than this."""
+        exact = partial(run_exactly, group.calls[0], self.sites.module)
+        group.with_memory = 2 * (len(self.rows) + 2) * stopwatch(exact, self.device)[0] <= seconds
+
+    def _has_time(self, group: LengthGroup, end: float) -> bool:
+        """Whether another round is wanted, and is predicted to be over by then."""
+        return not group.is_done and time.perf_counter() + group.spent / group.rounds < end
+
+    def _round(self, group: LengthGroup) -> None:
+        """Run every row on the next input, and count memory or time."""
+        begun, call = time.perf_counter(), group.calls[group.rounds % len(group.calls)]
+        counts_memory = group.rounds == 0 and group.with_memory
+        rows = [row for row in self.rows if row.refusal is None]
+        runs: dict[str, EntryRow | None] = {EXACT: None} | {str(row.method): row for row in rows}
+        if not counts_memory:
+            runs[AGAIN] = None
+        outputs: dict[str, Any] = {}
+        costs: dict[str, float] = {}
+        for name, row in shuffled(runs, self._draw).items():
+            try:
+                costs[name], outputs[name] = self._measured(call, row, counts_memory)
+            except (ValueError, TypeError) as error:
+                if row is None:
+                    raise
+                row.reason = f"input {call.number}: {' '.join(str(error).split())}"
+        if group.rounds < len(group.calls):
+            self._judge(group, call, outputs)
+        for name in outputs:
+            if counts_memory:
+                group.memory[name] = costs[name]
+            else:
+                group.seconds.setdefault(name, []).append(costs[name])
+        group.rounds += 1
+        group.spent += time.perf_counter() - begun
+
+    def _measured(self, call: ModuleCall, row: EntryRow | None, counts_memory: bool) -> tuple[float, Any]:
+        """MiB or seconds of a pass, and its output."""
+        measure, forward = peak_extra_mib if counts_memory else stopwatch, partial(call.run, self.sites.module)
+        if row is None:
+            try:
+                return measure(forward, self.device)
+            except Exception:
+                run_exactly(call, self.sites.module)  # raises with the number of the input
+                raise
+        with self.sites.running(row.assigned.methods) as log:
+            figure, output = measure(forward, self.device)
+        row.reason, row.notes = after_pass(log)
+        if row.reason is not None:
+            raise ValueError(row.reason)
+        return figure, output
+
+    def _judge(self, group: LengthGroup, call: ModuleCall, outputs: dict[str, Any]) -> None:
+        exact = outputs[EXACT] if self.exact is self.sites.module else run_exactly(call, self.exact)
+        group.references.append(self.judge.reference(exact, call))
+        for name, output in outputs.items():
+            if name != AGAIN:
+                group.values.setdefault(name, []).append(self.judge.value(output, exact, call))
+        for row in self.rows:
+            values = group.values.get(str(row.method), [])
+            if row.refusal is None and values and not math.isfinite(values[-1]):
+                row.reason = f"input {call.number}: its {self.judge.name} is {values[-1]}"
+
+    @property
+    def noise(self) -> dict[int, float]:
+        """By length, how far exact attention differs from itself."""
+        return {
+            length: against_itself(ratios(group.seconds[AGAIN], group.seconds[EXACT]))
+            for length, group in self.groups.items()
+        }
+
+    def exact_report(self) -> MethodReport:
+        """The row of the module's own attention."""
+        return self._report(EXACT, Full(), "exact")
+
+    def report(self, row: EntryRow) -> MethodReport:
+        """The row of a method."""
+        if row.refusal is not None:
+            settings = row.method.to_dict()
+            return {"method": str(row.method), "settings": settings, "status": "refused", "reason": row.refusal}
+        report = self._report(str(row.method), row.method, "measured")
+        if notes := list(dict.fromkeys((*row.assigned.notes, *row.notes))):
+            report["remarks"] = notes
+        return report
+
+    def _report(self, name: str, method: Method, status: Any) -> MethodReport:
+        report: MethodReport = {"method": name, "settings": method.to_dict(), "status": status}
+        noise = self.noise
+        report["fidelity"], report["model"] = {}, {}
+        for length, group in self.groups.items():
+            at, exact, mib = str(length), group.seconds[EXACT], group.memory.get(name)
+            report["fidelity"][at] = self.judge.fidelity(group.values[name], group.references)
+            report["model"][at] = (
+                exact_cost(exact, mib) if status == "exact" else cost(group.seconds[name], exact, mib, noise[length])
+            )
+            if self.judge.is_score:
+                values = group.values[name]
+                report.setdefault("task", {})[at] = sum(values) / len(values)
+        return report
+
+    def notes(self, inputs: int) -> list[str]:
+        """What a reader must know of how it was measured."""
+        measured = sum(len(group.references) for group in self.groups.values())
+        notes = []
+        if measured < inputs:
+            notes.append(f"The time sufficed for {measured} of {inputs} inputs; more minutes measure more.")
+        without = [f"{length:,}" for length, group in self.groups.items() if not group.with_memory]
+        if without:
+            notes.append(f"There was no time to measure memory at {listed(without)} tokens.")
+        shapes = {call.shapes for group in self.groups.values() for call in group.calls}
+        if len(self.groups) == 1 and len(shapes) > LENGTHS:
+            notes.append(
+                f"The inputs have more than {LENGTHS} lengths; they are one group, under the longest of "
+                f"{max(self.groups):,} tokens."
+            )
+        return notes

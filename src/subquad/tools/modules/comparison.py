@@ -1,0 +1,152 @@
+"""The result of `sq.compare`."""
+
+import copy
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from subquad.core.spelling import listed
+from subquad.methods import Method, from_dict
+from subquad.tools.compare.recommend import recommend
+from subquad.tools.modules.tables import Columns, as_markdown, as_terminal
+from subquad.tools.report import cells
+from subquad.tools.report.schema import MethodReport
+from subquad.tools.runs.floor import Floor
+
+MODULE_ATTENTION = "full (the module's own)"
+
+
+@dataclass(frozen=True)
+class ModuleRecommendation:
+    """The method to use, and why.
+
+    Attributes:
+        method: at the shortest length; None: stay with exact attention.
+        by_length: the method at each length in tokens; None: stay with exact attention.
+        headline: what to do, in a sentence.
+        reasons: a sentence for each length, and what was tried.
+    """
+
+    method: Method | None
+    by_length: dict[int, Method | None]
+    headline: str
+    reasons: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return self.headline
+
+
+@dataclass(frozen=True)
+class ModuleComparison:
+    """Methods in a module: fidelity, speed and memory. Prints as a table.
+
+    Attributes:
+        module: the class of the module.
+        attention: where the methods ran: "sq.hf.swap", "sq.nn.swap" or "sq.intercept", with the number of layers or
+            calls.
+        metric: by what outputs were judged.
+        min_fidelity: what the recommended method keeps.
+        lengths: number of inputs measured at each length in tokens.
+        rows: a row for each method, exact attention first, as `report.json` of `subquad compare` has them:
+            `fidelity` and `model` (time, speed-up, peak memory) by length, `reason` where the method was refused. With
+            a score, `task` has its mean by length.
+        noise: by length, how far exact attention differs from itself, as a factor.
+        notes: what a reader must know.
+    """
+
+    module: str
+    attention: str
+    metric: str
+    min_fidelity: float
+    lengths: dict[int, int]
+    rows: tuple[MethodReport, ...]
+    noise: dict[int, float]
+    notes: tuple[str, ...]
+
+    @property
+    def recommendation(self) -> ModuleRecommendation:
+        """The fastest row at each length that keeps `min_fidelity` and is clearly faster than exact attention."""
+        result = recommend(self.rows, list(self.lengths), Floor("fidelity", self.min_fidelity), max(self.lengths))
+        by_length = {int(length): _method_of(self.rows, name) for length, name in result["by_length"].items()}
+        shortest = min(self.lengths)
+        return ModuleRecommendation(by_length[shortest], by_length, result["headline"], tuple(result["reasons"]))
+
+    def to_dict(self) -> dict[str, Any]:
+        """The result as plain data, which can be written as JSON."""
+        recommendation = self.recommendation
+        return {
+            "module": self.module,
+            "attention": self.attention,
+            "metric": self.metric,
+            "min_fidelity": self.min_fidelity,
+            "lengths": {str(length): count for length, count in self.lengths.items()},
+            "rows": copy.deepcopy(list(self.rows)),
+            "noise": {str(length): factor for length, factor in self.noise.items()},
+            "notes": list(self.notes),
+            "recommendation": {
+                "method": None if recommendation.method is None else str(recommendation.method),
+                "by_length": {
+                    str(length): None if method is None else str(method)
+                    for length, method in recommendation.by_length.items()
+                },
+                "headline": recommendation.headline,
+                "reasons": list(recommendation.reasons),
+            },
+        }
+
+    def __str__(self) -> str:
+        return as_terminal(self._columns, self._lines, [self._head, *self._sentences])
+
+    def _repr_markdown_(self) -> str:
+        return as_markdown(self._columns, self._lines, [self._head, *self._sentences])
+
+    @property
+    def _head(self) -> str:
+        return f"{self.module}, by {self.attention}; fidelity: {self.metric}"
+
+    @property
+    def _columns(self) -> Columns:
+        scored = any("task" in row for row in self.rows)
+        titles = ["tokens", "method", *(["score"] if scored else []), "fidelity", "ms", "speed", "extra MiB"]
+        return [(title, title not in ("method",)) for title in titles]
+
+    @property
+    def _lines(self) -> list[list[str]]:
+        return [self._line(row, length) for length in self.lengths for row in self.rows if row["status"] != "refused"]
+
+    def _line(self, row: MethodReport, length: int) -> list[str]:
+        at = str(length)
+        cost: Any = row.get("model", {}).get(at, {})
+        name = MODULE_ATTENTION if row["status"] == "exact" else row["method"]
+        score = [cells.number(row["task"].get(at), 4).text] if "task" in row else []
+        return [
+            f"{length:,}",
+            name,
+            *score,
+            cells.number(row.get("fidelity", {}).get(at), 4).text,
+            cells.size(cost.get("ms")).text,
+            cells.speedup(cost.get("speedup"), cost.get("verdict")).text,
+            cells.size(cost.get("extra_mib")).text,
+        ]
+
+    @property
+    def _sentences(self) -> list[str]:
+        refused = _by_reason((row["method"], row["reason"]) for row in self.rows if row["status"] == "refused")
+        notes = _by_reason((row["method"], note) for row in self.rows for note in row.get("remarks", []))
+        lines = [self.recommendation.headline]
+        lines += [f"{listed(names)}: {note}" for note, names in notes.items()]
+        lines += [f"Not run: {listed(names)}: {reason}" for reason, names in refused.items()]
+        return [*lines, *self.notes]
+
+
+def _by_reason(pairs: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
+    """The names of the methods with each reason."""
+    names: dict[str, list[str]] = {}
+    for name, reason in pairs:
+        names.setdefault(reason, []).append(name)
+    return names
+
+
+def _method_of(rows: Sequence[MethodReport], name: str) -> Method | None:
+    row = next(row for row in rows if row["method"] == name)
+    return None if row["status"] == "exact" else from_dict(row["settings"])
