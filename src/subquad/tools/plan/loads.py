@@ -23,6 +23,7 @@ Loss = Callable[[Any, Any], float]  # of an output, and of the exact model's; 0 
 TOKENS = 12_288  # of the passages on which losses are measured
 FEWEST, MOST = 3, 16  # passages for losses
 FEWEST_PASSAGES = 5  # of a length: two for losses, and three to verify on
+SAMPLED_POSITIONS = 128  # of a passage, whose next tokens the losses of single layers compare
 HELD_OUT = 8  # passages to verify on, at least; and at least twice as many as for losses
 
 
@@ -37,6 +38,17 @@ class PlanInputs:
     items: Sequence[Any]  # on which losses are measured
     held_out: Sequence[Any]  # on which the plan is verified
     group: MeasuringGroup = ALONE  # whose processes split the tokens of an input
+    sampled_loss: Loss | None = None  # a cheaper estimate of the loss, for single layers
+
+    @property
+    def single_loss(self) -> Loss:
+        """The loss of outputs with a method in single layers."""
+        return self.sampled_loss or self.loss
+
+    @property
+    def losses(self) -> tuple[Loss, Loss]:
+        """The loss, and that of single layers."""
+        return self.loss, self.single_loss
 
 
 def text_load(pretrained: Pretrained, reading: TokenizedText, length: int, figure: Figure = "fidelity") -> PlanInputs:
@@ -65,6 +77,7 @@ def text_load(pretrained: Pretrained, reading: TokenizedText, length: int, figur
         items=items,
         held_out=held_out,
         group=pretrained.group,
+        sampled_loss=next_token_loss(model, length, figure, SAMPLED_POSITIONS) if model.is_causal_lm else None,
     )
 
 
@@ -92,12 +105,12 @@ def loss_of(pretrained: Pretrained, length: int, figure: Figure) -> Loss:
     return cosine_loss if pretrained.kind == "embedding" else perplexity_loss
 
 
-def next_token_loss(pretrained: Pretrained, length: int, figure: Figure) -> Loss:
+def next_token_loss(pretrained: Pretrained, length: int, figure: Figure, positions: int = POSITIONS) -> Loss:
     """1 − e^{−KL} of next-token distributions, or under the figure "agreement" the share of other top tokens.
 
-    Of at most `POSITIONS`, evenly spaced: the logits of all of them would take longer than the layers do.
+    At most `positions` are compared, evenly spaced: the logits of all of them would take longer than the layers do.
     """
-    step = -(-length // POSITIONS) if pretrained.group.count == 1 else 1  # of split tokens, a process has its own
+    step = -(-length // positions) if pretrained.group.count == 1 else 1  # of split tokens, a process has its own
 
     def loss(output: Prefill, exact: Prefill) -> float:
         runs = {"this": output.every(step), "exact": exact.every(step)}
@@ -129,9 +142,13 @@ def input_loads(
         kind = next(type(item).__name__ for item in inputs if not isinstance(item, Mapping))
         raise TypeError(f"an input is a mapping of the model's keywords to tensors, got {kind}")
     run = partial(_run, model, metric)
+    tokens: dict[Any, int] = {}  # by the shapes of an input: counting them takes a pass
     groups: dict[int, list[Any]] = {}
     for item in inputs:
-        groups.setdefault(_tokens(model, item), []).append(item)
+        shapes = tuple((name, value.shape if isinstance(value, Tensor) else None) for name, value in item.items())
+        if shapes not in tokens:
+            tokens[shapes] = _tokens(model, item)
+        groups.setdefault(tokens[shapes], []).append(item)
     for length, items in groups.items():
         if len(items) < FEWEST_PASSAGES:
             raise ValueError(
