@@ -128,10 +128,10 @@ class Length:
         """The loss that is accepted on the text that is planned on."""
         return (1.0 - self.floor) / self.shift
 
-    def passes(self) -> PassTimes:
+    def passes(self, deadline: Deadline) -> PassTimes:
         """Times of exact passes and of losses."""
         self.progress(f"timing exact passes at {self.length:,} tokens", 0, 1)
-        return self.cache.get(PASS.job(self.length, run=partial(pass_times, self.load)))
+        return self.cache.get(PASS.job(self.length, run=partial(pass_times, self.load, deadline.left)))
 
     def without_time(self, pass_seconds: float, left: float) -> Planned:
         """Exact attention, because an exact pass takes at least so many seconds, and so many are left."""
@@ -139,7 +139,7 @@ class Length:
 
     def plan(self, deadline: Deadline) -> Planned:
         """Measure, choose and verify."""
-        passes = self.passes()
+        passes = self.passes(deadline)
         least = least_seconds(passes.seconds, passes.loss_seconds)
         if not self.cache.has(SCREEN(self.length)) and not deadline.allows(least):
             return _undecided(Planned(self.length, passes), least, deadline.left)
@@ -463,7 +463,8 @@ class Length:
 
     def usual_errors(self, methods: Mapping[int, Any], items: Sequence[Any]) -> dict[str, Any]:
         """The baseline of an audit of every call on some passages."""
-        with running(self.load.model, methods), audit(self.load.model, tolerance=1e9, every=1) as audited:
+        inside = hf.transformers_model(self.load.model).base_model  # without a head, whose output would be audited too
+        with running(self.load.model, methods), audit(inside, tolerance=1e9, every=1) as audited:
             for item in items:
                 self.load.run(item)
             return audited.baseline()

@@ -39,6 +39,7 @@ class PlanInputs:
     held_out: Sequence[Any]  # on which the plan is verified
     group: MeasuringGroup = ALONE  # whose processes split the tokens of an input
     sampled_loss: Loss | None = None  # a cheaper estimate of the loss, for single layers
+    pooling: str | None = None  # of the embeddings whose cosine the loss is of; None of other losses
 
     @property
     def single_loss(self) -> Loss:
@@ -78,6 +79,7 @@ def text_load(pretrained: Pretrained, reading: TokenizedText, length: int, figur
         held_out=held_out,
         group=pretrained.group,
         sampled_loss=next_token_loss(model, length, figure, SAMPLED_POSITIONS) if model.is_causal_lm else None,
+        pooling=pretrained.pooling if pretrained.kind == "embedding" else None,
     )
 
 
@@ -156,10 +158,11 @@ def input_loads(
                 "and three to verify on"
             )
     measure = metric_loss if metric is not None else output_loss if loss is None else partial(_loss_of, loss)
+    pooling = "mean" if measure is output_loss and not _has_logits(model) else None
     loads = []
     for length, items in sorted(groups.items()):
         few, held_out = divided(items, MOST)
-        loads.append(PlanInputs(length, model, run, measure, few, held_out))
+        loads.append(PlanInputs(length, model, run, measure, few, held_out, pooling=pooling))
     return loads
 
 
@@ -209,6 +212,12 @@ def output_loss(read: Any, exact: Any) -> float:
 def metric_loss(value: float, exact: float) -> float:
     """The loss of a metric of which more is better."""
     return exact - value
+
+
+def _has_logits(model: Any) -> bool:
+    """Whether a model has a head, so that its output is compared by its logits."""
+    inner = hf.transformers_model(model)
+    return inner.base_model is not inner
 
 
 def _tokens(model: Any, item: Mapping[str, Any]) -> int:

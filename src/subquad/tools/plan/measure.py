@@ -25,7 +25,7 @@ from subquad.tools.plan.loads import Loss, PlanInputs
 
 EXACT = "full"
 ROUNDS = Effort(seconds=0.8, least=3, enough=7, most=25)  # of the calls of one layer
-PASSES, PASSES_SECONDS = 3, 2.0  # timed exact passes, and seconds after which no further one begins
+PASSES, MOST_PASSES, PASSES_SECONDS = 2, 4, 2.0  # timed exact passes; more than two of fast models only
 SLOW = 3.0  # a candidate whose first call takes so many times exact attention's is not timed any further
 SCREENED = 3  # layers whose errors are measured, however long they take
 SAME = 1e-6  # a loss below this is rounding: passes whose first blocks were skipped give the same output
@@ -77,15 +77,20 @@ def _shape(inputs: LayerInputs) -> tuple[Any, ...]:
 
 
 @torch.inference_mode()
-def pass_times(load: PlanInputs) -> PassTimes:
-    """Time exact passes of the first input, the median of several unless they are slow, and losses of its output."""
+def pass_times(load: PlanInputs, allowed: float = math.inf) -> PassTimes:
+    """Time exact passes of the first input, and losses of its output.
+
+    The first pass, which may read the weights from the disk, does not count, unless there is no time for another one.
+    """
     passes: list[float] = []
     with running(load.model, None, load.group):
-        while len(passes) < PASSES and sum(passes) < PASSES_SECONDS:
+        while len(passes) < PASSES or (sum(passes) < PASSES_SECONDS and len(passes) < MOST_PASSES):
+            if passes and sum(passes) + passes[-1] > allowed:
+                break
             seconds, output = stopwatch(lambda: load.run(load.items[0]), group=load.group)
             passes.append(seconds)
     losses = [stopwatch(partial(_judge, load, loss, output), group=load.group)[0] for loss in load.losses]
-    return PassTimes(statistics.median(passes), *losses)
+    return PassTimes(statistics.median(passes[1:] or passes), *losses)
 
 
 def _judge(load: PlanInputs, loss: Loss, output: Any) -> None:

@@ -91,7 +91,7 @@ class Planning:
         """
         if len(lengths) == 1:
             return 1
-        per_token = lengths[0].passes().seconds / lengths[0].length
+        per_token = lengths[0].passes(self.deadline).seconds / lengths[0].length
         for count in range(len(lengths), 1, -1):
             if sum(least_seconds(per_token * each.length) for each in lengths[:count]) <= self.deadline.left:
                 return count
@@ -177,12 +177,20 @@ def plan_of(planning: Planning, made_on: dict[str, Any]) -> Plan:
         layers[number], bound = joined(hf.find_layers(model)[number], steps)
         bounds |= {} if bound is None else {number: bound}
     lengths = tuple(planned.length for planned in planning.lengths)
-    verified = {str(planned.length): _verified(planned, planning) for planned in planning.lengths}
+    verified = {
+        str(planned.length): _verified(planned, planning, load.pooling)
+        for planned, load in zip(planning.lengths, planning.loads, strict=True)
+    }
     return Plan(describe_model(model), lengths, layers, verified, made_on, bounds)
 
 
-def _verified(planned: Planned, planning: Planning) -> dict[str, Any]:
+def _verified(planned: Planned, planning: Planning, pooling: str | None) -> dict[str, Any]:
     verified, floor = planned.verified, planning.floor
+    output: dict[str, Any] | None = None
+    if floor.of_next_tokens:
+        output = {floor.option: floor.bound}
+    elif pooling is not None:
+        output = {floor.option: floor.bound, "pooling": pooling}
     if verified is None:
         return {
             "floor": planning.floor.least,
@@ -205,5 +213,5 @@ def _verified(planned: Planned, planning: Planning) -> dict[str, Any]:
         "predicted_loss": verified.predicted,
         "loss": verified.loss,
         "baseline": planned.baseline,
-        **({"next_tokens": {floor.option: floor.bound}} if floor.of_next_tokens else {}),
+        **({} if output is None else {"output": output}),
     }

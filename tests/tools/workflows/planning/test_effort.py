@@ -166,7 +166,7 @@ WINDOW = {"min_fidelity": 0.3, "methods": ["local:window=2"]}
 
 @pytest.mark.slow
 def test_a_plan_without_time_for_anything_is_an_error_with_the_minutes_that_are_needed(clock):
-    with pytest.raises(InputError, match="minutes 0.1 is too little to decide anything: an exact pass at 20") as error:
+    with pytest.raises(InputError, match=r"minutes 0\.1 is too little to decide anything: an exact pass at 20") as error:
         sq.plan(sharp("bert"), inputs(18), minutes=0.1, **WINDOW)
     assert clock[0] <= 0.1 * 60 * 1.2
     (needed,) = re.findall(r"give --minutes ([\d.]+) or more", str(error.value))
@@ -212,10 +212,6 @@ def test_a_machine_that_becomes_slow_still_verifies_in_time(clock, monkeypatch):
 
     monkeypatch.setattr(SingleLosses, "loss", slow)
     monkeypatch.setattr(planning, "held_out_pass", slow_pass)
-    try:
-        plan = sq.plan(sharp("bert"), inputs(30), minutes=3.0, **WINDOW)
-    except InputError as error:
-        assert "is too little to decide anything" in str(error)
-    else:
-        assert plan.verified["20"]["passages"] >= 3 or plan.verified["20"]["exact_because"]
+    found = sq.plan(sharp("bert"), inputs(30), minutes=3.0, **WINDOW).verified["20"]
+    assert found["passages"] >= 3 or found["exact_because"].startswith("nothing was decided")
     assert clock[0] <= 1.2 * 180

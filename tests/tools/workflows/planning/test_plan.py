@@ -227,6 +227,35 @@ def test_audits_start_from_what_the_plan_had_when_it_was_made():
 
 
 @pytest.mark.usefixtures("timed")
+def test_an_audit_of_a_planned_model_speaks_the_units_of_its_floor(tmp_path, caplog):
+    model = sharp("bert")
+    plan = sq.plan(model, inputs(18), min_fidelity=0.97, methods=METHODS, out=tmp_path)
+    assert plan.floor == {"min_fidelity": 0.97, "pooling": "mean"}
+    assert sq.load_plan(tmp_path).floor == plan.floor
+
+    def reports(items):
+        with sq.audit(model, every=1) as audit, torch.no_grad():
+            for item in items:
+                model(**item)
+        return audit.report()
+
+    sq.hf.swap(model, plan)
+    healthy = reports(inputs(60)[20:])  # not those that it was planned on
+    assert healthy.alarm is False
+    assert healthy.overall.largest > 0.5  # a tolerance of rows would have raised an alarm
+    assert not caplog.records
+    for name, parameter in model.named_parameters():
+        if "query" in name:
+            parameter.data.mul_(20.0)  # far sharper attention than the plan was verified for
+    broken = reports(inputs(120))
+    assert broken.alarm is True
+    assert broken.embeddings.fidelity < 0.97
+    assert [record.message for record in caplog.records if "embeddings have a mean cosine of" in record.message]
+    own = sq.plan(model, inputs(12), min_fidelity=0.01, loss=first_loss, methods=METHODS)
+    assert own.floor is None  # an audit does not know the loss
+
+
+@pytest.mark.usefixtures("timed")
 def test_a_metric_and_a_loss_is_input_errors():
     model, items = sharp("bert"), inputs(18)
 
