@@ -1,4 +1,4 @@
-"""How far a method is from exact attention while the model runs: audits, and attention whose error is controlled.
+"""How far a model is from exact attention while it runs: audits, and attention whose error is controlled.
 
 Three words have different meanings, in names and in text:
 

@@ -110,10 +110,10 @@ class EmbeddingReport:
         counts = f"embeddings: {self.audited:,} of {self.inputs:,} inputs, {self.items:,} items"
         if not self.audited:
             return counts
-        figures = (
+        metrics = (
             f"fidelity {_number(self.fidelity, 4)} (≥ {_number(self.fidelity_bound)}), lowest {_number(self.lowest, 4)}"
         )
-        return f"{counts}: {figures}; {self.floor}: {'alarm' if self.alarm else 'no alarm'} ({self.evidence:.3g})"
+        return f"{counts}: {metrics}; {self.floor}: {'alarm' if self.alarm else 'no alarm'} ({self.evidence:.3g})"
 
 
 @dataclass(frozen=True)

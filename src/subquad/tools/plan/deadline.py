@@ -24,7 +24,7 @@ class Deadline:
         return self._group.broadcast_from_main(lambda: self._end - time.perf_counter())
 
     def allows(self, seconds: float, reserve: float = 0.0) -> bool:
-        """Whether a step of so many seconds leaves the reserve."""
+        """Whether a step that takes this many seconds leaves the reserve."""
         return self.left >= seconds + reserve
 
     def allows_late(self, seconds: float) -> bool:

@@ -134,7 +134,7 @@ class Length:
         return self.cache.get(PASS.job(self.length, run=partial(pass_times, self.load, deadline.left)))
 
     def without_time(self, pass_seconds: float, left: float) -> Planned:
-        """Exact attention, because an exact pass takes at least so many seconds, and so many are left."""
+        """Exact attention, because an exact pass takes at least `pass_seconds`, and `left` are left."""
         return _undecided(Planned(self.length), least_seconds(pass_seconds), left)
 
     def plan(self, deadline: Deadline) -> Planned:
@@ -516,7 +516,7 @@ def swap_of(chosen: Mapping[int, str], by_name: Mapping[str, Candidate]) -> dict
 
 
 def _undecided(planned: Planned, seconds: float, left: float) -> Planned:
-    """Exact attention, because the least that decides anything takes so many seconds, and so many were left."""
+    """Exact attention, because the least that decides anything takes these seconds, of which `left` were left."""
     planned.least_seconds = seconds
     planned.why_exact = (
         f"nothing was decided: measuring and verifying takes about {seconds:.3g} s at least, of which "

@@ -26,7 +26,7 @@ from subquad.tools.plan.loads import Loss, PlanInputs
 EXACT = "full"
 ROUNDS = Effort(seconds=0.8, least=3, enough=7, most=25)  # of the calls of one layer
 PASSES, MOST_PASSES, PASSES_SECONDS = 2, 4, 2.0  # timed exact passes; more than two of fast models only
-SLOW = 3.0  # a candidate whose first call takes so many times exact attention's is not timed any further
+SLOW = 3.0  # times exact attention's first call, from which on a candidate's is not repeated
 SCREENED = 3  # layers whose errors are measured, however long they take
 SAME = 1e-6  # a loss below this is rounding: passes whose first blocks were skipped give the same output
 

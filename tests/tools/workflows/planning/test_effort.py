@@ -166,7 +166,9 @@ WINDOW = {"min_fidelity": 0.3, "methods": ["local:window=2"]}
 
 @pytest.mark.slow
 def test_a_plan_without_time_for_anything_is_an_error_with_the_minutes_that_are_needed(clock):
-    with pytest.raises(InputError, match=r"minutes 0\.1 is too little to decide anything: an exact pass at 20") as error:
+    with pytest.raises(
+        InputError, match=r"minutes 0\.1 is too little to decide anything: an exact pass at 20"
+    ) as error:
         sq.plan(sharp("bert"), inputs(18), minutes=0.1, **WINDOW)
     assert clock[0] <= 0.1 * 60 * 1.2
     (needed,) = re.findall(r"give --minutes ([\d.]+) or more", str(error.value))
