@@ -168,7 +168,7 @@ def test_bad_floors_are_named(options, message):
 def test_a_floor_of_embeddings_needs_a_model_that_has_them():
     model = build("llama").model
     sq.hf.swap(model, "full")
-    with pytest.raises(ValueError, match="fidelity ≥ 0.9 is a floor of embeddings, but .* is a causal language model"):
+    with pytest.raises(ValueError, match=r"fidelity ≥ 0\.9 is a floor of embeddings, but .* is a causal language model"):
         sq.audit(model, min_fidelity=0.9)
-    with pytest.raises(ValueError, match="is not a transformers model"):
+    with pytest.raises(ValueError, match=r"is not a transformers model"):
         sq.audit(sq.nn.MultiheadAttention(64, 4, method="full"), min_fidelity=0.9)
