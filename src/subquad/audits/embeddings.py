@@ -7,10 +7,13 @@ This is the figure of which a plan for embeddings keeps a floor. Pooling is the 
 
 from __future__ import annotations
 
+import inspect
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from types import MethodType
 from typing import Any
 
+import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
@@ -22,6 +25,26 @@ from subquad.audits.statistics import RunningMoments, mean_upper
 POOLINGS = ("mean", "cls")
 
 
+class WatchedForward:
+    """The forward method of a model, before which a function is given its arguments.
+
+    A copy of the model has its own forward method, and is not watched.
+    """
+
+    def __init__(self, model: nn.Module, before: Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], None]):
+        self._model, self._forward, self._before = model, type(model).forward, before
+        self.__signature__ = inspect.signature(model.forward)
+
+    @torch.compiler.disable(reason="an audited model is not compiled: it counts inputs, and reads some again")  # type: ignore[untyped-decorator]
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the forward method."""
+        self._before(self._model, args, kwargs)
+        return self._forward(self._model, *args, **kwargs)
+
+    def __deepcopy__(self, copies: dict[int, Any]) -> Any:
+        return MethodType(self._forward, copies[id(self._model)])
+
+
 class EmbeddingWatch(OutputWatch):
     """Compares embeddings with a floor of their mean cosine."""
 
@@ -29,6 +52,16 @@ class EmbeddingWatch(OutputWatch):
         super().__init__(model, accepted=1.0 - min_fidelity, **options)
         self._floor, self._pooling = min_fidelity, pooling
         self.losses, self.lowest, self.undefined = RunningMoments(), math.inf, 0
+
+    def start(self) -> None:
+        """Watch the model's calls. SentenceTransformers call `forward` itself, for which torch runs no hooks."""
+        vars(self._model)["forward"] = WatchedForward(self._model, self._before)
+
+    def stop(self) -> None:
+        """Leave the model alone."""
+        watched = vars(self._model).get("forward")
+        if isinstance(watched, WatchedForward):
+            del vars(self._model)["forward"]
 
     def report(self, delta: float) -> EmbeddingReport:
         """The results so far, with a bound at confidence 1 − δ."""

@@ -1,5 +1,6 @@
 """Audits of the embeddings of an encoder, in the units of its plan's floor."""
 
+import copy
 import json
 import logging
 
@@ -124,6 +125,26 @@ def test_nothing_is_changed_or_counted_by_the_passes_of_an_audit():
     assert audit.report().embeddings.skipped == 1
 
 
+def test_calls_of_forward_are_seen_and_copies_and_compiled_models_run():
+    model, ids = sharp(), batches(1)[0]
+    sq.hf.swap(model, BAD)
+    wanted = embedded(model, ids, "mean")
+    with sq.audit(model, min_fidelity=0.5, every=1) as audit, torch.no_grad():
+        model.forward(ids)  # as a SentenceTransformer calls it
+        assert audit.report().embeddings.inputs == 1
+        for part in model.modules():  # of the layers' own watches, a copy has none
+            vars(part).pop("watch", None)
+        copied = copy.deepcopy(model)
+        copied.embeddings.word_embeddings.weight.zero_()
+        assert not torch.allclose(embedded(copied, ids, "mean"), wanted)
+        assert torch.equal(embedded(model, ids, "mean"), wanted)
+        assert audit.report().embeddings.inputs == 2
+        compiled = torch.compile(model, backend="eager")
+        assert torch.allclose(compiled(ids).last_hidden_state.mean(1), wanted, atol=1e-5)
+        assert audit.report().embeddings.inputs == 3
+    assert "forward" not in vars(model)
+
+
 def test_embeddings_that_are_not_finite_count_as_wrong():
     model = sharp()
     sq.hf.swap(model, "full")
@@ -168,7 +189,7 @@ def test_bad_floors_are_named(options, message):
 def test_a_floor_of_embeddings_needs_a_model_that_has_them():
     model = build("llama").model
     sq.hf.swap(model, "full")
-    with pytest.raises(ValueError, match=r"fidelity ≥ 0\.9 is a floor of embeddings, but .* is a causal language model"):
+    with pytest.raises(ValueError, match=r"is a floor of embeddings, but .* is a causal language model"):
         sq.audit(model, min_fidelity=0.9)
     with pytest.raises(ValueError, match=r"is not a transformers model"):
         sq.audit(sq.nn.MultiheadAttention(64, 4, method="full"), min_fidelity=0.9)
