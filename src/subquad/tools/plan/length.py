@@ -258,7 +258,11 @@ class Length:
 
         Also how many times longer than predicted the last ones took.
         """
-        passes, executor = SingleLosses(self.load), self.workers.executor
+        passes, width = SingleLosses(self.load), self.workers.executor.width
+        ended = LOSSES(self.length, self.minutes)
+        is_ended = self.cache.has(ended)
+        if is_ended:
+            wanted = wanted[: self.cache.read(ended, int).result]
         jobs = [
             LOSS.job(
                 *(self.length, each.item, "+".join(map(str, each.layers)), each.candidate),
@@ -266,30 +270,29 @@ class Length:
             )
             for each in wanted
         ]
-        ended = LOSSES(self.length, self.minutes)
-        count = self.cache.read(ended, int).result if self.cache.has(ended) else None
         left = deadline.left
         reserve, paces = left - cost.for_losses(left), [1.0]
         measured: list[tuple[SingleLoss, float]] = []
-        for begin in range(0, len(jobs) if count is None else count, executor.width):
-            chosen, batch = wanted[begin : begin + executor.width], jobs[begin : begin + executor.width]
-            if count is None and not all(self.cache.has(job.key) for job in batch):
-                before = deadline.left
+        for begin in range(0, len(jobs), width):
+            chosen, batch = wanted[begin : begin + width], jobs[begin : begin + width]
+            is_new = begin == 0 or any(each.item != wanted[begin - 1].item for each in chosen)
+            step = max(cost.of_single(each.position) for each in chosen)
+            before = deadline.left
+            is_measured = not is_ended and not all(self.cache.has(job.key) for job in batch)
+            if is_measured:
                 pace = statistics.median(paces[-RECENT:])
-                step = max(cost.of_single(each.position) for each in chosen)
-                if begin >= first and wanted[begin - 1].item != chosen[0].item:
-                    step = effort.seconds / executor.width  # of a whole passage
-                elif begin == 0 or wanted[begin - 1].item != chosen[-1].item:
-                    step += cost.seconds + cost.single_loss_seconds  # exact attention
-                if not deadline.allows(pace * step, max(reserve, pace * cost.reserve)):
+                predicted = step
+                if is_new and begin >= first:
+                    predicted = effort.seconds / width  # of a whole passage
+                elif is_new:
+                    predicted += cost.seconds + cost.single_loss_seconds  # exact attention
+                if not deadline.allows(pace * predicted, max(reserve, pace * cost.reserve)):
                     break
-            else:
-                before = None
             measured += zip(chosen, self._run(batch, begin, len(jobs)), strict=True)
-            if before is not None and begin and (wanted[begin - 1].item == chosen[-1].item):
-                predicted = max(cost.of_single(each.position) for each in chosen)
-                paces.append((before - deadline.left) / max(predicted, 1e-9))
-        self.cache.get(LOSSES.job(self.length, self.minutes, run=lambda: len(measured)))
+            if is_measured and not is_new:
+                paces.append((before - deadline.left) / max(step, 1e-9))
+        if measured:
+            self.cache.get(LOSSES.job(self.length, self.minutes, run=lambda: len(measured)))
         return measured, max(statistics.median(paces[-RECENT:]), 1.0)
 
     def _run(self, batch: Sequence[Job[float]], begin: int, total: int) -> list[float]:
