@@ -275,7 +275,7 @@ def audit(
         _check_baseline(baseline, layers)
     module = model if isinstance(model, nn.Module) else model.model
     chosen = {"max_kl": max_kl, "min_agreement": min_agreement, "min_fidelity": min_fidelity}
-    floor = {name: value for name, value in chosen.items() if value is not None}
+    floor: dict[str, Any] = {name: value for name, value in chosen.items() if value is not None}
     if floor:
         floor |= {"pooling": pooling} if min_fidelity is not None else {}
     else:
@@ -337,7 +337,7 @@ def _embedding_watch(module: nn.Module, floor: Mapping[str, Any], options: dict[
     check_floor(None, None, min_fidelity)
     if min_fidelity is None:
         return None
-    encoder = next((part for part in module.modules() if hasattr(part, "base_model") and hasattr(part, "config")), None)
+    encoder: Any = next((p for p in module.modules() if hasattr(p, "base_model") and hasattr(p, "config")), None)
     if encoder is None or causal_lm_in(module) is not None:
         raise ValueError(
             f"fidelity ≥ {min_fidelity:g} is a floor of embeddings, but {type(module).__name__} is "

@@ -432,7 +432,7 @@ class Length:
         )
         reserve = PASSAGES * cost.seconds if self.load.group.count == 1 else 0.0  # for the baseline
         left = min(deadline.left - reserve, JOB_SECONDS) - cost.seconds
-        rounds = next((rounds for rounds in CROSSOVER_ROUNDS if (rounds + 1) * a_round <= left), None)
+        rounds = next((rounds for rounds in CROSSOVER_ROUNDS if (rounds + 1) * a_round <= left), 0)
 
         def measured() -> dict[str, list[bool]]:
             with recorded(self.load.model, self.load.group) as calls:
@@ -445,7 +445,7 @@ class Length:
             return won
 
         job = CROSSOVER.job(self.length, run=measured)
-        if rounds is None and not self.cache.has(job.key):
+        if not rounds and not self.cache.has(job.key):
             planned.left_out.append("no timing of shorter inputs, which run exact attention")
             return {}
         self.progress(f"timing inputs shorter than {self.length:,} tokens", 0, 1)
