@@ -1,4 +1,4 @@
-"""How far a method is from exact attention while the model runs: audits, and attention whose error is controlled.
+"""How far a model is from exact attention while it runs: audits, and attention whose error is controlled.
 
 Three words have different meanings, in names and in text:
 
@@ -9,7 +9,7 @@ Three words have different meanings, in names and in text:
 
 from subquad.audits.auditing import Audit, Exceeded, audit
 from subquad.audits.controlled import Controlled, Spent
-from subquad.audits.report import AuditReport, LayerReport
+from subquad.audits.report import AuditReport, EmbeddingReport, LayerReport
 from subquad.audits.watch import AuditedCall
 
 __all__ = [
@@ -17,6 +17,7 @@ __all__ = [
     "AuditReport",
     "AuditedCall",
     "Controlled",
+    "EmbeddingReport",
     "Exceeded",
     "LayerReport",
     "Spent",

@@ -4,6 +4,8 @@ import math
 from numbers import Integral, Real
 from typing import TypeGuard
 
+from subquad.core.spelling import listed
+
 
 def check_whole(**numbers: object) -> None:
     """Each is a whole number of at least 1."""
@@ -31,14 +33,18 @@ def check_allowed(allowed: object) -> None:
         raise ValueError(f"allowed={allowed!r}, but it must be in [0, 1)")
 
 
-def check_floor(max_kl: object, min_agreement: object) -> None:
-    """At most one of them: a KL above 0 in nats, or a share above 0."""
-    if max_kl is not None and min_agreement is not None:
-        raise ValueError(f"max_kl={max_kl!r} and min_agreement={min_agreement!r} are both given; give one of them")
+def check_floor(max_kl: object, min_agreement: object, min_fidelity: object = None) -> None:
+    """At most one of them: a KL above 0 in nats, or a share or a cosine above 0."""
+    floors = {"max_kl": max_kl, "min_agreement": min_agreement, "min_fidelity": min_fidelity}
+    named = [f"{name}={value!r}" for name, value in floors.items() if value is not None]
+    if len(named) > 1:
+        raise ValueError(f"{listed(named)} are {'both' if len(named) == 2 else 'all'} given; give one of them")
     if max_kl is not None and not (_is_number(max_kl) and 0 < max_kl < math.inf):
         raise ValueError(f"max_kl={max_kl!r}, but it must be a finite number of nats above 0")
-    if min_agreement is not None and not (_is_number(min_agreement) and 0 < min_agreement <= 1):
-        raise ValueError(f"min_agreement={min_agreement!r}, but it must be above 0 and at most 1")
+    for name in ("min_agreement", "min_fidelity"):
+        value = floors[name]
+        if value is not None and not (_is_number(value) and 0 < value <= 1):
+            raise ValueError(f"{name}={value!r}, but it must be above 0 and at most 1")
 
 
 def _is_number(value: object) -> TypeGuard[float]:

@@ -11,6 +11,7 @@ from typing import Any
 from torch import nn
 
 from subquad.audits.arguments import check_allowed, check_floor, check_share, check_tolerance, check_whole
+from subquad.audits.embeddings import POOLINGS, EmbeddingWatch
 from subquad.audits.next_tokens import NextTokenFloor, PromptWatch, causal_lm_in
 from subquad.audits.report import AuditReport, summary
 from subquad.audits.statistics import Betting, usual
@@ -46,8 +47,9 @@ class Audit:
         seed: int,
         callback: Callable[[AuditedCall], None] | None,
         prompts: PromptWatch | None = None,
+        embeddings: EmbeddingWatch | None = None,
     ):
-        self._prompts = prompts
+        self._prompts, self._embeddings = prompts, embeddings
         self._model, self._bound = model, {name: bound for name, (bound, _) in layers.items()}
         self._confidence, self._callback = confidence, callback
         self._rules = AuditRules(**rules, report=self._tell, exceeded=self._error)
@@ -77,14 +79,16 @@ class Audit:
                 raise ValueError(f"layer {name} is audited already; stop that audit first: one model has one audit")
         for name, bound in self._bound.items():
             bound.watch = self._watches[name]
-        if self._prompts is not None:
-            self._prompts.start()
+        for watch in (self._prompts, self._embeddings):
+            if watch is not None:
+                watch.start()
         return self
 
     def stop(self) -> None:
         """Stop the audit and restore the model; the report stays."""
-        if self._prompts is not None:
-            self._prompts.stop()
+        for watch in (self._prompts, self._embeddings):
+            if watch is not None:
+                watch.stop()
         for name, bound in self._bound.items():
             if bound.watch is self._watches[name]:
                 del bound.watch
@@ -113,7 +117,9 @@ class Audit:
             any(layer.drifted for layer in layers) if peaks else None,
         )
         next_tokens = None if self._prompts is None else self._prompts.report(delta)
-        return AuditReport(tuple(layers), overall, self._rules.tolerance, self._confidence, next_tokens)
+        embeddings = None if self._embeddings is None else self._embeddings.report(delta)
+        tolerance = self._rules.tolerance if math.isfinite(self._rules.tolerance) else None
+        return AuditReport(tuple(layers), overall, tolerance, self._confidence, next_tokens, embeddings)
 
     def baseline(self) -> dict[str, Any]:
         """The baseline for drift tests of later audits, as plain data that JSON can hold.
@@ -156,6 +162,8 @@ class Audit:
             self._callback(audited)
 
     def _why(self, audited: AuditedCall) -> str:
+        if not math.isfinite(self._rules.tolerance):
+            return f"layer {audited.name}: {audited.above} of {len(audited.errors)} audited rows are not finite"
         finite = [error for error in audited.errors if error == error]
         return (
             f"layer {audited.name}: {audited.above} of {len(audited.errors)} audited rows have a relative error above "
@@ -170,7 +178,7 @@ class Audit:
 def audit(
     model: Any,
     *,
-    tolerance: float,
+    tolerance: float | None = None,
     rows: int = 32,
     every: int = 100,
     allowed: float = 0.0,
@@ -180,11 +188,13 @@ def audit(
     false_alarm: float = 0.05,
     max_kl: float | None = None,
     min_agreement: float | None = None,
+    min_fidelity: float | None = None,
+    pooling: str = "mean",
     positions: int = 32,
     seed: int = 0,
     callback: Callable[[AuditedCall], None] | None = None,
 ) -> Audit:
-    """Compare a few sampled rows of attention with exact ones while a model runs.
+    """Compare a few sampled rows of attention, and some outputs, with exact ones while a model runs.
 
         e_i = ‖out_i − exact_i‖ / ‖exact_i‖          exact_i = softmax(scale · q_i Kᵀ + bias_i) V
 
@@ -192,13 +202,16 @@ def audit(
     all heads and real queries, with replacement; exact rows see all keys that the call's mask lets them see, and cost
     O(rows·M·D). Other calls are only counted: nothing is computed on the device, and nothing waits for it.
 
-    A causal language model has its output audited too: one prompt of every `every` is read twice more, with its methods
-    and with exact attention, and the next-token distributions are compared at sampled positions and at the last one.
+    A model into which a plan was swapped has its output audited too, in the units of the plan's floor, which needs no
+    other argument: one input of every `every` is read twice more, with its methods and with exact attention. Embeddings
+    are compared by their cosine; next-token distributions of a causal language model, whether it has a plan or not, at
+    sampled positions and at the last one.
 
     Args:
         model: a swapped transformers model, what holds one, or any module with `sq.nn.MultiheadAttention` or bound
             methods in it.
-        tolerance: the e_i that is accepted.
+        tolerance: the e_i that is accepted. Default: any finite one, for a model with a floor of its output. An error
+            of rows is not one of the output: layers of a plan that keeps a fidelity of 0.99 have rows with e_i > 0.5.
         rows: how many rows of an audited call are compared.
         every: calls of a layer of which one is audited.
         allowed: the share of an audited call's rows that may be above the tolerance.
@@ -208,10 +221,14 @@ def audit(
         baseline: what `Audit.baseline` returned of an earlier audit; drift from it is then tested in each layer.
         false_alarm: how likely any layer is to report drift, ever, while the expected share of each audited call's rows
             above the usual error, given all earlier ones, stays in the baseline's interval; and, apart from that, how
-            likely an alarm of the next tokens is, ever, while each prompt's expected loss keeps the floor.
+            likely an alarm of the output is, ever, while each input's expected loss keeps the floor.
         max_kl: in a causal language model, the mean KL(exact ‖ method) in nats beyond which there is an alarm. Default:
-            the floor of the plan whose baseline is given; otherwise there is no alarm.
+            the floor of the plan that was swapped in, or whose baseline is given; otherwise there is no alarm.
         min_agreement: in its place, the least share of positions with the exact top token.
+        min_fidelity: in a model that gives hidden states, the mean cosine of the embeddings to the exact ones below
+            which there is an alarm. Default: the floor of the plan that was swapped in, or whose baseline is given.
+        pooling: how hidden states become an embedding: "mean", over real tokens, or "cls", the first one; for
+            `min_fidelity`, because a plan has its own.
         positions: how many positions of an audited prompt are compared, beside the last.
         seed: of the sampling. No global generator is read or moved.
         callback: called with an `AuditedCall` after each audited call.
@@ -220,8 +237,9 @@ def audit(
         An `Audit`: a context manager, or `start()` and `stop()` it; `report()` at any time.
 
     Raises:
-        ValueError: nothing in the model is swapped; an argument is out of its range; a baseline of another
-            model; a floor of next tokens for a model without them; on `start`, a layer that another audit watches.
+        ValueError: nothing in the model is swapped; an argument is out of its range; neither a tolerance, nor a floor,
+            nor a baseline; a baseline of another model; a floor of an output that the model does not have; on `start`,
+            a layer that another audit watches.
         TypeError: `model` is not a module and holds none.
 
     Not audited, and counted as skipped: calls with dropout, without a real query, and inside transforms of torch.func.
@@ -241,8 +259,11 @@ def audit(
     2
     """
     check_whole(rows=rows, every=every, positions=positions)
-    check_floor(max_kl, min_agreement)
-    check_tolerance(tolerance)
+    check_floor(max_kl, min_agreement, min_fidelity)
+    if pooling not in POOLINGS:
+        raise ValueError(f"pooling={pooling!r}, but it must be {' or '.join(map(repr, POOLINGS))}")
+    if tolerance is not None:
+        check_tolerance(tolerance)
     check_allowed(allowed)
     if on_exceed not in ON_EXCEED:
         raise ValueError(f"on_exceed={on_exceed!r}, but it must be {', '.join(map(repr, ON_EXCEED))}")
@@ -252,46 +273,79 @@ def audit(
     layers = layers_of(model)
     if baseline is not None:
         _check_baseline(baseline, layers)
+    module = model if isinstance(model, nn.Module) else model.model
+    chosen = {"max_kl": max_kl, "min_agreement": min_agreement, "min_fidelity": min_fidelity}
+    floor: dict[str, Any] = {name: value for name, value in chosen.items() if value is not None}
+    if floor:
+        floor |= {"pooling": pooling} if min_fidelity is not None else {}
+    else:
+        floor = (baseline or {}).get("floor") or _recorded_floor(module)
+    if tolerance is None and not floor and baseline is None:
+        raise ValueError(
+            f"nothing would raise an alarm: no plan with a floor was swapped into this {type(module).__name__}; give a "
+            "tolerance of rows, a floor (min_fidelity, max_kl or min_agreement) or a baseline"
+        )
+    watched = {"every": every, "false_alarm": false_alarm, "seed": seed}
     return Audit(
         model,
         layers,
-        {"rows": rows, "every": every, "tolerance": tolerance, "allowed": allowed, "on_exceed": on_exceed},
+        {
+            "rows": rows,
+            "every": every,
+            "tolerance": math.inf if tolerance is None else tolerance,
+            "allowed": allowed,
+            "on_exceed": on_exceed,
+        },
         confidence=confidence,
         baseline=baseline,
         false_alarm=false_alarm,
         seed=seed,
         callback=callback,
-        prompts=_prompt_watch(
-            model,
-            _floor_of(max_kl, min_agreement, baseline),
-            {"every": every, "positions": positions, "false_alarm": false_alarm, "seed": seed},
-        ),
+        prompts=_prompt_watch(module, floor, {**watched, "positions": positions}),
+        embeddings=_embedding_watch(module, floor, watched),
     )
 
 
-def _floor_of(
-    max_kl: float | None, min_agreement: float | None, baseline: Mapping[str, Any] | None
-) -> NextTokenFloor | None:
-    """The floor that is given, or else that of the plan whose baseline it is."""
-    if max_kl is None and min_agreement is None:
-        planned = (baseline or {}).get("floor") or {}
-        max_kl, min_agreement = planned.get("max_kl"), planned.get("min_agreement")
-        check_floor(max_kl, min_agreement)
-    return None if max_kl is None and min_agreement is None else NextTokenFloor(max_kl, min_agreement)
+def _recorded_floor(module: nn.Module) -> dict[str, Any]:
+    """The floor of the plan that was swapped in, which the config of the model records; empty where there is none."""
+    for part in module.modules():
+        record = getattr(getattr(part, "config", None), "subquad", None)
+        if isinstance(record, Mapping) and record.get("floor"):
+            return dict(record["floor"])
+    return {}
 
 
-def _prompt_watch(model: Any, floor: NextTokenFloor | None, options: dict[str, Any]) -> PromptWatch | None:
+def _prompt_watch(module: nn.Module, floor: Mapping[str, Any], options: dict[str, Any]) -> PromptWatch | None:
     """The watch of a causal language model's prompts; None of other models."""
-    module = model if isinstance(model, nn.Module) else model.model
+    max_kl, min_agreement = floor.get("max_kl"), floor.get("min_agreement")
+    check_floor(max_kl, min_agreement)
+    bounds = None if max_kl is None and min_agreement is None else NextTokenFloor(max_kl, min_agreement)
     decoder = causal_lm_in(module)
     if decoder is not None:
-        return PromptWatch(decoder, floor=floor, **options)
-    if floor is not None:
+        return PromptWatch(decoder, floor=bounds, **options)
+    if bounds is not None:
         raise ValueError(
-            f"{floor} is a floor of next tokens, but {type(module).__name__} is not a causal language model; leave out "
-            "max_kl and min_agreement"
+            f"{bounds} is a floor of next tokens, but {type(module).__name__} is not a causal language model; leave "
+            "out max_kl and min_agreement"
         )
     return None
+
+
+def _embedding_watch(module: nn.Module, floor: Mapping[str, Any], options: dict[str, Any]) -> EmbeddingWatch | None:
+    """The watch of a model's embeddings; None without a floor of them."""
+    min_fidelity = floor.get("min_fidelity")
+    check_floor(None, None, min_fidelity)
+    if min_fidelity is None:
+        return None
+    encoder: Any = next((p for p in module.modules() if hasattr(p, "base_model") and hasattr(p, "config")), None)
+    if encoder is None or causal_lm_in(module) is not None:
+        raise ValueError(
+            f"fidelity ≥ {min_fidelity:g} is a floor of embeddings, but {type(module).__name__} is "
+            f"{'not a transformers model' if encoder is None else 'a causal language model'}; leave out min_fidelity"
+        )
+    return EmbeddingWatch(
+        encoder.base_model, min_fidelity=min_fidelity, pooling=floor.get("pooling", "mean"), **options
+    )
 
 
 def layers_of(model: Any) -> dict[str, tuple[BoundMethod, bool]]:

@@ -85,17 +85,58 @@ class NextTokenReport:
 
 
 @dataclass(frozen=True)
+class EmbeddingReport:
+    """The embeddings of a model beside the exact model's.
+
+    `fidelity` is the mean cosine of the audited items, and `fidelity_bound` its empirical Bernstein bound from below at
+    confidence 1 − δ, which assumes cosines of at least 0 and is None otherwise; `lowest` is the smallest. `evidence` is
+    the largest capital that the test of the floor had so far. Items without a finite cosine are `undefined`, and count
+    as a cosine of 0.
+    """
+
+    inputs: int
+    audited: int
+    skipped: int
+    items: int
+    undefined: int
+    fidelity: float | None
+    fidelity_bound: float | None
+    lowest: float | None
+    floor: str
+    evidence: float | None
+    alarm: bool | None
+
+    def __str__(self) -> str:
+        counts = f"embeddings: {self.audited:,} of {self.inputs:,} inputs, {self.items:,} items"
+        if not self.audited:
+            return counts
+        metrics = (
+            f"fidelity {_number(self.fidelity, 4)} (≥ {_number(self.fidelity_bound)}), lowest {_number(self.lowest, 4)}"
+        )
+        return f"{counts}: {metrics}; {self.floor}: {'alarm' if self.alarm else 'no alarm'} ({self.evidence:.3g})"
+
+
+@dataclass(frozen=True)
 class AuditReport:
     """The results of an audit: one record per layer, in the model's order, and one of all rows together.
 
-    Of a causal language model, `next_tokens` is about its output.
+    `tolerance` is None if no row is too far off; rows without a finite result alone are above it then. `next_tokens` is
+    about the output of a causal language model, and `embeddings` about that of a model whose plan is for embeddings.
     """
 
     layers: tuple[LayerReport, ...]
     overall: LayerReport
-    tolerance: float
+    tolerance: float | None
     confidence: float
     next_tokens: NextTokenReport | None = None
+    embeddings: EmbeddingReport | None = None
+
+    @property
+    def alarm(self) -> bool | None:
+        """Whether the output does not keep its floor; None without a floor."""
+        outputs = [each for each in (self.next_tokens, self.embeddings) if each is not None]
+        alarms = [each.alarm for each in outputs if each.alarm is not None]
+        return any(alarms) if alarms else None
 
     def layer(self, name: str) -> LayerReport:
         """The record of the layer of this name."""
@@ -108,7 +149,15 @@ class AuditReport:
     def __str__(self) -> str:
         sure = f"{100 * self.confidence:g} %"
         head = ["layer", "method", "calls", "audited", "rows", "mean e²", f"≤ at {sure}"]
-        lines = [[*head, f"e > {self.tolerance:g}", f"≤ at {sure}", "drift", "overhead"]]
+        lines = [
+            [
+                *head,
+                "not finite" if self.tolerance is None else f"e > {self.tolerance:g}",
+                f"≤ at {sure}",
+                "drift",
+                "overhead",
+            ]
+        ]
         for layer in (*self.layers, self.overall):
             counts = [f"{layer.calls:,}", f"{layer.audited:,}", f"{layer.rows:,}"]
             squares = [_number(layer.mean_square), _number(layer.mean_square_bound)]
@@ -128,8 +177,8 @@ class AuditReport:
             )
             if count
         ]
-        next_tokens = [] if self.next_tokens is None else [str(self.next_tokens)]
-        return "\n".join([*(line.rstrip() for line in padded), *notes, *next_tokens])
+        outputs = [str(each) for each in (self.next_tokens, self.embeddings) if each is not None]
+        return "\n".join([*(line.rstrip() for line in padded), *notes, *outputs])
 
 
 def summary(
@@ -173,8 +222,8 @@ def summary(
     )
 
 
-def _number(value: float | None) -> str:
-    return "–" if value is None else f"{value:.3g}"
+def _number(value: float | None, digits: int = 3) -> str:
+    return "–" if value is None else f"{value:.{digits}g}"
 
 
 def _percent(value: float | None) -> str:

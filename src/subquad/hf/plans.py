@@ -37,8 +37,8 @@ class Plan:
 
     `layers` has a method for each layer, `by-length` where lengths differ. `lengths` are those that were planned.
     `verified` says for each of them, as text, what was measured on held-out passages: "fidelity" (mean), "bound" (its
-    lower bound at "confidence"), "floor", "passages", "speedup" of the whole model, "baseline" for `sq.audit`, and of a
-    causal language model the floor in its own unit, as "next_tokens".
+    lower bound at "confidence"), "floor", "passages", "speedup" of the whole model, and for `sq.audit` "baseline" and
+    "output", the floor in the unit of the model's output, where an audit can measure it.
     """
 
     model: dict[str, Any]  # as `describe_model` has it
@@ -75,8 +75,17 @@ class Plan:
                 f"the plan has no baseline for {length} tokens; {those}. Lengths have one where a verified plan runs "
                 "something else than exact attention"
             )
-        floor = self.verified[str(length)].get("next_tokens")
+        floor = self.verified[str(length)].get("output")
         return dict(recorded) if floor is None else {**recorded, "floor": floor}
+
+    @property
+    def floor(self) -> dict[str, Any] | None:
+        """The floor that the plan was verified for, in the unit of the model's output, which `sq.audit` then watches.
+
+        {"min_fidelity": 0.99, "pooling": "mean"} of embeddings, {"max_kl": 0.002} or {"min_agreement": 0.99} of next
+        tokens. None where nothing but exact attention runs, or the plan was made with a loss or a metric of one's own.
+        """
+        return next((entry["output"] for entry in self.verified.values() if entry.get("output")), None)
 
     def for_model(self, model: AnyModel) -> dict[int, Method | BoundMethod]:
         """The mapping for `swap` that puts the plan into this model.
@@ -194,6 +203,7 @@ def _is_verification(entry: Any) -> bool:
         isinstance(entry, dict)
         and all(type(entry.get(name)) in (int, float) and math.isfinite(entry[name]) for name in _METRICS)
         and isinstance(entry.get("baseline"), dict | None)
+        and isinstance(entry.get("output"), dict | None)
     )
 
 

@@ -10,7 +10,7 @@ from subquad.hf.layers import NAME
 from subquad.hf.probe import find_layers
 from subquad.hf.records import PARTS, PARTS_DIGEST, read_record, warn_of_edited_parts
 from subquad.hf.saved import asks_for_ours, configs_of, default_implementation, unmark_config
-from subquad.hf.swapping import Swapped, describe, restore, swap
+from subquad.hf.swapping import Swapped, describe, record_floor, restore, swap
 from subquad.hf.unwrapping import AnyModel, transformers_model
 from subquad.methods import BoundMethod, Method
 
@@ -78,7 +78,9 @@ def _reattach(wrapped: AnyModel, model: PreTrainedModel, plain: Any) -> Swapped:
     if record.layers != layers:
         raise ValueError(f"the config records a swap of {record.layers} layers but the model has {layers}")
     learned = {number: method for number, method in methods.items() if method.traits.learned}
-    return swap(wrapped, _with_parameters(model, methods) if learned else methods, keep=record.keep)
+    swapped = swap(wrapped, _with_parameters(model, methods) if learned else methods, keep=record.keep)
+    record_floor(model, record.floor)
+    return swapped
 
 
 def _with_parameters(model: PreTrainedModel, methods: dict[int, Method]) -> dict[int, BoundMethod]:

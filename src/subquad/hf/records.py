@@ -2,6 +2,8 @@
 
     "subquad": {"layers": 2, "methods": {"0": {…}, "1": {…}}, "keep": "first", "digests": {"layers": …, "layer 0": …}}
 
+`keep` and `floor` are left out where there is none.
+
 Each part has a digest of its own, so that a warning can name the parts that differ. Records of earlier versions have
 no digests, and are read without a warning: nothing says what they were.
 """
@@ -29,16 +31,21 @@ DIGITS = 16  # of each digest: they tell edits from what was saved, and protect 
 
 @dataclass(frozen=True)
 class Record:
-    """The swap that a config records: the number of layers, the method of each, and whose attention stays exact."""
+    """The swap that a config records: the number of layers, the method of each, and whose attention stays exact.
+
+    `floor` is that of the plan whose methods these are, for `sq.audit`: see `Plan.floor`.
+    """
 
     layers: int
     methods: dict[int, Method]
     keep: str | None = None
+    floor: dict[str, Any] | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """The record as plain data, with its digests."""
         methods = {str(number): record_of(method) for number, method in self.methods.items()}
-        plain = {"layers": self.layers, "methods": methods, **({} if self.keep is None else {"keep": self.keep})}
+        optional = {name: value for name in ("keep", "floor") if (value := getattr(self, name)) is not None}
+        plain = {"layers": self.layers, "methods": methods, **optional}
         return {**plain, DIGESTS: _digests(plain)}
 
 
@@ -53,9 +60,11 @@ def read_record(plain: Any, config: PreTrainedConfig) -> Record:
     """
     try:
         methods = {int(number): from_dict(method) for number, method in plain["methods"].items()}
-        record = Record(plain["layers"], methods, plain.get("keep"))  # records of earlier versions have no `keep`
+        record = Record(plain["layers"], methods, plain.get("keep"), plain.get("floor"))
         if record.keep is not None and record.keep not in list(KEEPS):
             raise ValueError(f"keep={record.keep!r}")
+        if not isinstance(record.floor, dict | None):
+            raise ValueError(f"floor={record.floor!r}")
     except UnknownMethod as error:
         raise UnknownMethod(f"the config records a swap that is not possible here: {error}") from None
     except (AttributeError, KeyError, TypeError, ValueError) as error:  # also settings of another version

@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator, Mapping
 from collections.abc import Sequence as Many
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import Any, Protocol, runtime_checkable
 
@@ -21,7 +21,7 @@ from subquad.hf.layers import KEEPS, NAME, Attached, Layer, attached_to, head_co
 from subquad.hf.parts import give_back, separate
 from subquad.hf.positions import position_limit
 from subquad.hf.probe import find_layers
-from subquad.hf.records import Record
+from subquad.hf.records import Record, read_record
 from subquad.hf.rotary import find_rotary, moves_queries
 from subquad.hf.saved import asks_for_ours, mark, unmark
 from subquad.hf.split import ATTRIBUTE, Split, SplitFit, ranks_of, refuse_holder
@@ -41,6 +41,10 @@ class HasMethods(Protocol):
 
     def for_model(self, model: AnyModel) -> Mapping[int, Method | BoundMethod]:
         """The method of each layer. ValueError where the model is another one."""
+
+    @property
+    def floor(self) -> dict[str, Any] | None:
+        """How far the model's output may be from exact, for `sq.audit`; None where no figure of it is known."""
 
 
 @dataclass(frozen=True)
@@ -123,8 +127,9 @@ def swap(
         TypeError: no transformers model, and not what holds one.
     """
     wrapped, model = model, transformers_model(model)
+    floor = None
     if isinstance(method, HasMethods):
-        method = method.for_model(model)
+        floor, method = method.floor, method.for_model(model)
     if max_length is not None and max_length < 1:
         raise ValueError(f"max_length={max_length}, but it must be at least 1")
     if keep is not None and keep not in list(KEEPS):
@@ -159,7 +164,7 @@ def swap(
             setattr(part, ORIGINAL, before)
     for config, _ in before:
         config._attn_implementation = NAME
-    model.config.subquad = Record(len(layers), methods, keep).to_dict()
+    model.config.subquad = Record(len(layers), methods, keep, floor).to_dict()
     if split is not None:
         made = Split(model, *split, NAME)
         setattr(model, ATTRIBUTE, made)
@@ -168,6 +173,13 @@ def swap(
             attached_here.split = made
     mark(model)
     return Swapped(tuple(layers), methods, keep, _cut_at(wrapped))
+
+
+def record_floor(model: AnyModel, floor: dict[str, Any] | None) -> None:
+    """Record the floor of the plan whose methods were swapped into a model, for `sq.audit`; it is saved with it."""
+    model = transformers_model(model)
+    record = read_record(model.config.subquad, model.config)
+    model.config.subquad = replace(record, floor=floor).to_dict()
 
 
 def _rotaries(

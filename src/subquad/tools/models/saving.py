@@ -23,6 +23,7 @@ from subquad.hf.model_files import (
 )
 from subquad.hf.plans import joined, load_plan
 from subquad.hf.reattaching import ADAPTER
+from subquad.hf.swapping import record_floor
 from subquad.methods import BoundMethod, Full, Method
 from subquad.methods.core.mixture import is_mixture
 from subquad.tools.compare import run as compare
@@ -48,6 +49,7 @@ class Chosen:
     tokens: int
     measured: Measured
     dtype: torch.dtype | None = None  # of the weights; None: as they are
+    floor: dict[str, Any] | None = None  # of a plan, for `sq.audit`
 
 
 def check(folder: Path | None, out: Path, model: str | None) -> None:
@@ -112,7 +114,7 @@ def chosen_by_plan(settings: PlanSettings, out: Path) -> Chosen | None:
         ]
         measured = Measured(lines, made["command"], made["hardware"], dtype)
         methods = plan.for_model(load(settings.model, settings.device).model)
-        return Chosen("the plan", methods, max(lengths), measured)
+        return Chosen("the plan", methods, max(lengths), measured, plan.floor)
 
 
 def save(chosen: Chosen | None, model: str | None, folder: Path | None) -> None:
@@ -136,6 +138,7 @@ def save(chosen: Chosen | None, model: str | None, folder: Path | None) -> None:
     with as_input_error():
         hf.extend_positions(loaded, chosen.tokens, tokenizer=tokenizer)
         hf.swap(loaded, methods, max_length=hf.position_limit(loaded) or chosen.tokens)
+        record_floor(loaded, chosen.floor)
     with files.whole_folder(folder) as part:
         loaded.save_pretrained(str(part))
         if tokenizer is not None:

@@ -2,12 +2,14 @@
 
 loads.py     what is run: inputs of one length, and how far an output is from the exact one
 grid.py      which methods are tried at a length
+deadline.py  the time limit, which every stage asks before each step
+effort.py    how much is measured in the time that there is
 measure.py   times and errors of layers, losses of single layers, and of all layers at once
 choice.py    the cheapest choice under a loss, and the bound that a verification gives
-figures.py   what is found at a length
+planned.py   what is found at a length
 length.py    one length: measure, choose, verify
 plan.py      all lengths, and the plan that comes of them
-given.py     checks and marks of what the user gives
+arguments.py checks and marks of what the user gives
 run.py       from what the user gives to a plan: the command, and `sq.plan`
 report.py    the record of it, for the report
 """

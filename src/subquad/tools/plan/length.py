@@ -1,22 +1,27 @@
-"""Planning one length, in units that are kept as soon as they are done.
+"""Planning one length, in jobs whose results are kept as soon as they are done.
 
-    screen/<length>                     times and errors of all candidates in all layers, on the first passage
-    losses/<length>/<mark>/<i>          the final loss with one candidate in one layer, on the i-th passage
-    verify/<length>/<round>/<mark>/<i>  what was chosen in a round on the i-th held-out passage, beside exact attention
-    crossover/<length>                  from which length on the chosen methods are faster than exact attention
-    baseline/<length>                   usual errors of the plan's layers on the held-out passages, for audits
+    pass/<length>                           seconds of an exact pass, and of losses
+    screen/<length>                         times and errors of all candidates in all layers, on the first passage
+    effort/<length>/<minutes>               how many candidates are measured, and how many layers at a time
+    loss/<length>/<i>/<layers>/<candidate>  the final loss with a candidate in some layers, on the i-th passage
+    losses/<length>/<minutes>               how many of these losses there was time for
+    held-out/<length>/<minutes>             how many held-out passages there is time for
+    verify/<length>/<round>/<mark>/<i>      what was chosen in a round on the i-th held-out passage, and exact attention
+    crossover/<length>                      from which length on the chosen methods are faster than exact attention
+    baseline/<length>                       usual errors of the plan's layers on the held-out passages, for audits
 
 Losses of single layers are added up; the plan is the cheapest choice whose sum is under the budget. The first budget is
 the accepted loss less room for the spread over passages. A verification on held-out passages gives a bound on the mean
 loss of the plan; where it is above the accepted loss the budget shrinks, and at last exact attention is what is left.
 
 How many candidates, passages and rounds there are follows from the time of a pass and the time there is (`effort`).
+Each step asks the deadline first, with its predicted time, and leaves time for the least verification. What the clock
+decided is kept like a result, so that a run that resumes chooses the same.
 """
 
 import math
 import statistics
-import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from hashlib import sha256
@@ -24,22 +29,26 @@ from typing import Any
 
 from subquad import hf
 from subquad.audits import audit
-from subquad.core.spelling import listed
 from subquad.methods import BoundMethod, Full, Method
 from subquad.tools.measure.capture import recorded
 from subquad.tools.measure.prefix import chain
 from subquad.tools.models.pretrained import running
 from subquad.tools.plan import choice
+from subquad.tools.plan.deadline import Deadline
 from subquad.tools.plan.effort import (
-    AFTERWARDS,
+    JOB_SECONDS,
     KEPT,
-    MEASURING,
+    LEAST_KEPT,
     PASSAGES,
     SCREENING,
+    VERIFIED,
     PassCost,
     PlanEffort,
+    VerifiedPassages,
     affordable,
-    verified_passages,
+    affordable_verification,
+    least_seconds,
+    spread_out,
 )
 from subquad.tools.plan.grid import pareto
 from subquad.tools.plan.loads import PlanInputs
@@ -47,19 +56,26 @@ from subquad.tools.plan.measure import (
     EXACT,
     Candidate,
     HeldOutPass,
+    PassTimes,
     Screen,
+    SingleLosses,
     faster_at,
     held_out_pass,
+    pass_times,
     screen,
 )
 from subquad.tools.plan.planned import Planned, Verified
 from subquad.tools.plan.workers import UNAIDED, Workers
 from subquad.tools.runs.cache import JobCache
-from subquad.tools.runs.jobs import JobKind, Progress
+from subquad.tools.runs.jobs import Job, JobKind, Progress
 from subquad.tools.runs.runner import run_jobs
 
+PASS: JobKind[PassTimes] = JobKind("pass", PassTimes)
 SCREEN: JobKind[Screen] = JobKind("screen", Screen)
-LOSSES: JobKind[dict[str, dict[str, float]]] = JobKind("losses", dict[str, dict[str, float]])
+EFFORT: JobKind[PlanEffort] = JobKind("effort", PlanEffort)
+LOSS: JobKind[float] = JobKind("loss", float)
+LOSSES: JobKind[int] = JobKind("losses", int)
+HELD_OUT: JobKind[VerifiedPassages] = JobKind("held-out", VerifiedPassages)
 VERIFY: JobKind[HeldOutPass] = JobKind("verify", HeldOutPass)
 BASELINE: JobKind[dict[str, Any]] = JobKind("baseline", dict[str, Any])
 CROSSOVER: JobKind[dict[str, list[bool]]] = JobKind("crossover", dict[str, list[bool]])
@@ -68,6 +84,22 @@ GAIN = 0.97  # a candidate that takes more of exact attention's time in a layer 
 FASTER = 1.02  # a plan whose whole model is not so much faster is exact attention
 FLOORS = (0.9, 0.95, 0.98, 0.99, 0.995, 0.999)  # of the table of what other floors would give
 FRACTIONS = (0.25, 0.4, 0.55, 0.7, 0.85)  # of a length, where the crossover is looked for
+CROSSOVER_ROUNDS = (7, 5, 3)  # of timing there: as many as there is time for
+RECENT = 8  # steps from which it is seen how much slower than predicted the machine is now
+
+
+@dataclass(frozen=True)
+class SingleLoss:
+    """What one loss is measured of: a candidate in neighbouring layers, the others exact, on a passage."""
+
+    item: int
+    layers: tuple[int, ...]
+    candidate: str
+    position: float  # of the first of these layers among all that have candidates, in [0, 1)
+
+
+class OutOfTime(Exception):
+    """The time ended before the least that a verification needs."""
 
 
 @dataclass
@@ -80,8 +112,7 @@ class Length:
     shift: float
     cache: JobCache
     progress: Progress
-    until: float  # when it should be done, on `time.perf_counter`
-    seconds: float  # that it may take: what is measured follows from it, so that a run that resumes measures the same
+    minutes: float  # of the whole run: what one with another limit decided by the clock is not taken from it
     workers: Workers = UNAIDED
 
     def __post_init__(self) -> None:
@@ -97,42 +128,61 @@ class Length:
         """The loss that is accepted on the text that is planned on."""
         return (1.0 - self.floor) / self.shift
 
-    def plan(self) -> Planned:
+    def passes(self, deadline: Deadline) -> PassTimes:
+        """Times of exact passes and of losses."""
+        self.progress(f"timing exact passes at {self.length:,} tokens", 0, 1)
+        return self.cache.get(PASS.job(self.length, run=partial(pass_times, self.load, deadline.left)))
+
+    def without_time(self, pass_seconds: float, left: float) -> Planned:
+        """Exact attention, because an exact pass takes at least `pass_seconds`, and `left` are left."""
+        return _undecided(Planned(self.length), least_seconds(pass_seconds), left)
+
+    def plan(self, deadline: Deadline) -> Planned:
         """Measure, choose and verify."""
+        passes = self.passes(deadline)
+        least = least_seconds(passes.seconds, passes.loss_seconds)
+        if not self.cache.has(SCREEN(self.length)) and not deadline.allows(least):
+            return _undecided(Planned(self.length, passes), least, deadline.left)
         self.progress(f"trying all candidates at {self.length:,} tokens", 0, 1)
-        run = partial(screen, self.load, self.candidates, SCREENING * self.seconds)
-        screened = self.cache.get(SCREEN.job(self.length, run=run))
-        front = self.kept(screened, KEPT)
-        planned = Planned(self.length, screened, {n: {} for n in front}, dict.fromkeys(front, EXACT), None, [], None)
+        allowed = min(SCREENING * deadline.left, JOB_SECONDS)
+        screened = self.cache.get(SCREEN.job(self.length, run=partial(screen, self.load, self.candidates, allowed)))
+        front = self.kept(screened, self.front(screened, KEPT))
+        planned = Planned(self.length, passes, screened, {n: {} for n in front}, dict.fromkeys(front, EXACT))
         if not any(front.values()):
             planned.why_exact = "no candidate is faster than exact attention in any layer"
             return planned
         blocks = chain(self.load.model, hf.find_layers(self.load.model))
-        layers = sum(map(bool, front.values()))
-        cost = PassCost(screened.model_seconds, screened.loss_seconds, layers, blocks is not None)
-        left = self.seconds - screened.spent
-        effort = affordable(cost, left)
+        times = passes.seconds, passes.loss_seconds, passes.single_loss_seconds
+        cost = PassCost(*times, layers=sum(map(bool, front.values())), chained=blocks is not None)
+        effort = self.effort(cost, deadline)
         if effort is None:
-            planned.why_exact = (
-                f"measuring and verifying takes about {cost.of_minimum:.3g} s at least, of which {max(left, 0):.3g} "
-                "were left; give more --minutes"
-            )
-            return planned
-        planned.losses = self.losses(self.kept(screened, effort.candidates), effort)
-        held_out = self.verify(planned, cost)
+            return _undecided(planned, least, deadline.left)
+        planned.losses, pace = self.losses(screened, effort, cost, deadline)
+        cost = cost.slower(pace)
+        if not any(planned.losses.values()):
+            return _undecided(planned, least, deadline.left)
+        try:
+            verified_on = self.verify(planned, cost, deadline)
+        except OutOfTime:
+            return _undecided(planned, least, deadline.left)
+        planned.left_out = self.left_out(planned, front, effort, verified_on)
         if planned.verified is not None:
-            planned.starts = self.starts(planned)
+            planned.starts = self.starts(planned, cost, deadline)
             if self.load.group.count == 1:  # an audit needs all tokens
-                planned.baseline = self.baseline(planned, cost, held_out)
+                planned.baseline = self.baseline(planned, cost, verified_on, deadline)
         planned.floors = self.floors(planned)
-        planned.left_out = self.left_out(planned, front, effort, held_out)
         return planned
 
-    def kept(self, screened: Screen, most: int) -> dict[int, list[Candidate]]:
-        """The candidates of each layer whose losses are measured: those that pay, at most `most` of the Pareto front.
+    def effort(self, cost: PassCost, deadline: Deadline) -> PlanEffort | None:
+        """What is measured, or what an interrupted run measured; None if the time does not suffice for anything."""
+        key = EFFORT(self.length, self.minutes)
+        if self.cache.has(key):
+            return self.cache.read(key, PlanEffort).result
+        effort = affordable(cost, deadline.left)
+        return effort and self.cache.get(EFFORT.job(self.length, self.minutes, run=lambda: effort))
 
-        Of a layer that was not screened, all that pay.
-        """
+    def front(self, screened: Screen, most: int) -> list[str]:
+        """At most `most` candidates of the Pareto front of error and time, from fast to close, of those that pay."""
         pays: dict[str, list[tuple[float, float]]] = {}
         for layer, errors in screened.errors.items():
             exact = screened.seconds[layer][EXACT]
@@ -141,76 +191,139 @@ class Length:
                     pays.setdefault(name, []).append((error, screened.seconds[layer][name] / exact))
         errors = {name: statistics.mean(error for error, _ in each) for name, each in pays.items()}
         seconds = {name: statistics.mean(share for _, share in each) for name, each in pays.items()}
-        names = pareto(errors, seconds, most)
+        return pareto(errors, seconds, most)
+
+    def kept(self, screened: Screen, names: Sequence[str]) -> dict[int, list[Candidate]]:
+        """The candidates of each layer with these names, where they pay; of a layer that was not screened, too."""
         return {
             int(layer): [
-                c
-                for c in self.candidates
-                if c.name in names
-                and int(layer) in c.by_layer
-                and screened.seconds[layer][c.name] < GAIN * screened.seconds[layer][EXACT]
+                self.by_name[name]
+                for name in names
+                if int(layer) in self.by_name[name].by_layer
+                and screened.seconds[layer][name] < GAIN * screened.seconds[layer][EXACT]
             ]
             for layer in screened.errors
         }
 
-    def losses(self, kept: Mapping[int, list[Candidate]], effort: PlanEffort) -> dict[int, dict[str, list[float]]]:
-        """Losses of single layers, passage by passage, on as many passages as time allows.
+    def losses(
+        self, screened: Screen, effort: PlanEffort, cost: PassCost, deadline: Deadline
+    ) -> tuple[dict[int, dict[str, list[float]]], float]:
+        """Losses of single layers, as many as time allows; and how many times longer than predicted they took.
 
-        These are two or more, unless the first one took all the time.
-
-        A candidate with a loss that is not finite is left out.
+        A few candidates are measured on two passages first, then the others, and then all on further passages. Only
+        passages that all candidates have count. A candidate with a loss that is not finite is left out.
         """
-        by_layer: dict[int, dict[str, list[float]]] = {n: {c.name: [] for c in tried} for n, tried in kept.items()}
-        begun = time.perf_counter()
-        end = begun + MEASURING * (self.until - begun)
-        mark = _mark([effort.together, *((n, [c.name for c in tried]) for n, tried in sorted(kept.items()))])
-        jobs = [
-            LOSSES.job(self.length, mark, i, run=self.workers.losses(self.load, i, kept, effort.together))
-            for i in range(len(self.load.items))
-        ]
-        results: list[dict[str, dict[str, float]]] = []
-        for begin in range(0, len(jobs), self.workers.executor.width):
-            batch = jobs[begin : begin + self.workers.executor.width]
-            late = self.past(end if begin < PASSAGES else end - effort.seconds)
-            if begin > 0 and late and not all(self.cache.has(job.key) for job in batch):
-                break
-            progress = partial(self._report, f"losses of single layers at {self.length:,} tokens", begin, len(jobs))
-            cached = {
-                job.key: each.result for job, each in run_jobs(batch, self.cache, progress, self.workers.executor)
-            }
-            results += [cached[job.key] for job in batch]
-        for result in results:
-            for layer, losses in result.items():
-                for name, loss in losses.items():
-                    by_layer[int(layer)][name].append(loss)
-        return {
-            n: {name: each for name, each in candidates.items() if all(map(math.isfinite, each))}
-            for n, candidates in by_layer.items()
+        names = self.front(screened, effort.candidates)
+        kept, order = self.kept(screened, names), [names[i] for i in spread_out(len(names))]
+        first = [*self.sweep(kept, effort, order[:LEAST_KEPT]), *self.sweep(kept, effort, order[LEAST_KEPT:])]
+        further = self.sweep(kept, effort, order, range(PASSAGES, len(self.load.items)))
+        measured, pace = self._measured([*first, *further], len(first), effort, cost, deadline)
+        both = {(each.layers, each.candidate) for each, _ in measured if each.item == PASSAGES - 1}
+        if both:
+            measured = [pair for pair in measured if (pair[0].layers, pair[0].candidate) in both]
+        counts = {item: sum(each.item == item for each, _ in measured) for item in range(len(self.load.items))}
+        whole = {item for item, count in counts.items() if count == counts[0]}
+        by_layer: dict[int, dict[str, list[float]]] = {number: {} for number in kept}
+        for each, loss in measured:
+            if each.item in whole:
+                for number in each.layers:
+                    by_layer[number].setdefault(each.candidate, []).append(loss / len(each.layers))
+        finite = {
+            number: {name: each for name, each in by_name.items() if all(map(math.isfinite, each))}
+            for number, by_name in by_layer.items()
         }
+        return finite, pace
 
-    def past(self, end: float) -> bool:
-        """Whether it is later, on the clock of the main process."""
-        return self.load.group.broadcast_from_main(lambda: time.perf_counter() > end)
+    def sweep(
+        self,
+        kept: Mapping[int, list[Candidate]],
+        effort: PlanEffort,
+        names: Sequence[str],
+        items: Sequence[int] = range(PASSAGES),
+    ) -> Iterator[SingleLoss]:
+        """The losses of these candidates in all layers, passage by passage."""
+        numbers = sorted(number for number, tried in kept.items() if tried)
+        for item in items:
+            for name in names:
+                for begin in range(0, len(numbers), effort.together):
+                    group = numbers[begin : begin + effort.together]
+                    able = tuple(number for number in group if self.by_name[name] in kept[number])
+                    if able:
+                        yield SingleLoss(item, able, name, begin / len(numbers))
+
+    def _measured(
+        self, wanted: Sequence[SingleLoss], first: int, effort: PlanEffort, cost: PassCost, deadline: Deadline
+    ) -> tuple[list[tuple[SingleLoss, float]], float]:
+        """The losses that there is time for, in order; of the passages after the first ones, only whole ones are begun.
+
+        Also how many times longer than predicted the last ones took.
+        """
+        passes, width = SingleLosses(self.load), self.workers.executor.width
+        ended = LOSSES(self.length, self.minutes)
+        is_ended = self.cache.has(ended)
+        if is_ended:
+            wanted = wanted[: self.cache.read(ended, int).result]
+        jobs = [
+            LOSS.job(
+                *(self.length, each.item, "+".join(map(str, each.layers)), each.candidate),
+                run=self.workers.single_loss(passes, each.item, self.by_name[each.candidate], each.layers),
+            )
+            for each in wanted
+        ]
+        left = deadline.left
+        reserve, paces = left - cost.for_losses(left), [1.0]
+        measured: list[tuple[SingleLoss, float]] = []
+        for begin in range(0, len(jobs), width):
+            chosen, batch = wanted[begin : begin + width], jobs[begin : begin + width]
+            is_new = begin == 0 or any(each.item != wanted[begin - 1].item for each in chosen)
+            step = max(cost.of_single(each.position) for each in chosen)
+            before = deadline.left
+            is_measured = not is_ended and not all(self.cache.has(job.key) for job in batch)
+            if is_measured:
+                pace = statistics.median(paces[-RECENT:])
+                predicted = step
+                if is_new and begin >= first:
+                    predicted = effort.seconds / width  # of a whole passage
+                elif is_new:
+                    predicted += cost.seconds + cost.single_loss_seconds  # exact attention
+                if not deadline.allows(pace * predicted, max(reserve, pace * cost.reserve)):
+                    break
+            measured += zip(chosen, self._run(batch, begin, len(jobs)), strict=True)
+            if is_measured and not is_new:
+                paces.append((before - deadline.left) / max(step, 1e-9))
+        if measured:
+            self.cache.get(LOSSES.job(self.length, self.minutes, run=lambda: len(measured)))
+        return measured, max(statistics.median(paces[-RECENT:]), 1.0)
+
+    def _run(self, batch: Sequence[Job[float]], begin: int, total: int) -> list[float]:
+        """The results of some jobs, in their order."""
+        progress = partial(self._report, f"losses of single layers at {self.length:,} tokens", begin, total)
+        results = {job.key: each.result for job, each in run_jobs(batch, self.cache, progress, self.workers.executor)}
+        return [results[job.key] for job in batch]
 
     def _report(self, what: str, begin: int, total: int, job: str, done: int, batch: int) -> None:
         """Report how many of all jobs are done, from how many of those that are under way are."""
         if done < batch:
             self.progress(what, begin + done, total)
 
-    def verify(self, planned: Planned, cost: PassCost) -> dict[int, Any]:
+    def verify(self, planned: Planned, cost: PassCost, deadline: Deadline) -> VerifiedPassages:
         """Choose and verify until a verification holds; of all choices that were verified the fastest is taken.
 
-        The best uniform choice is verified beside the first one. What is chosen when the time suffices for no further
-        round is far more exact. Exact attention is taken where nothing was verified, or is no slower.
+        The best uniform choice is verified beside the first one, if there is time. What is chosen when the time
+        suffices for no further round is far more exact. Exact attention is taken where nothing was verified, or is no
+        slower.
 
-        Returns:
-            The held-out passages that were used, by number.
+        Raises:
+            OutOfTime: the time ended before the first choice was verified.
         """
         accepted, confidence = self.accepted, choice.of_round()
-        held_out = self.held_out(cost)
-        budget = choice.with_room(planned.seconds, planned.losses, accepted, confidence, len(held_out))
+        job = HELD_OUT.job(
+            *(self.length, self.minutes),
+            run=lambda: affordable_verification(cost, deadline.left, len(self.load.held_out)),
+        )
+        on = self.cache.get(job)
+        budget = choice.with_room(planned.seconds, planned.losses, accepted, confidence, on.passages)
         planned.uniform = choice.best_uniform(planned.seconds, planned.mean_losses, accepted)
-        a_round = cost.of_verification(len(held_out), 2)
         for number in range(choice.ROUNDS):
             chosen = choice.cheapest(planned.seconds, planned.mean_losses, budget)
             if all(name == EXACT for name in chosen.values()):
@@ -219,30 +332,30 @@ class Length:
             if planned.predicted_speedup(chosen) < FASTER:
                 planned.why_exact = "what the floor allows is no faster than exact attention"
                 break
-            verification = self.verification(planned, chosen, number, confidence, held_out)
+            try:
+                verification = self.verification(planned, chosen, number, on, cost, deadline)
+            except OutOfTime:
+                if not planned.rounds:
+                    raise
+                planned.why_exact = f"{planned.why_exact}; there was no time for another choice"
+                break
             planned.rounds.append(verification)
             planned.why_exact = (
                 f"the last choice has a loss of {verification.loss:.4f} (at most {verification.bound:.4f} at "
-                f"confidence {confidence:.4f}) on {len(held_out)} held-out passages, and {accepted:.4f} is accepted"
+                f"confidence {confidence:.4f}) on {len(verification.losses)} held-out passages, and {accepted:.4f} is "
+                "accepted"
             )
             if verification.bound <= accepted:
                 break
-            end = self.until - AFTERWARDS * cost.seconds
-            if self.past(end - a_round):
-                planned.why_exact += "; there was no time for another choice"
-                break
-            last = self.past(end - 2 * a_round)
+            a_round = cost.of_verification(len(verification.losses), 2)
+            last = not deadline.allows(2 * a_round, cost.afterwards)
             budget = choice.next_budget(budget, accepted, verification.bound) * (0.5 if last else 1.0)
         self._take_best(planned)
-        return held_out
+        return on
 
-    def held_out(self, cost: PassCost) -> dict[int, Any]:
-        """The held-out passages that time allows, by number, evenly spread."""
-        items = self.load.held_out
-        left = self.load.group.broadcast_from_main(lambda: self.until - time.perf_counter())
-        count = verified_passages(cost, left, len(items))
-        numbers = [i * len(items) // count for i in range(count)]
-        return {i: items[i] for i in numbers}
+    def held_out(self, count: int) -> dict[int, Any]:
+        """Some held-out passages by number, of which the first few are spread over all."""
+        return {i: self.load.held_out[i] for i in spread_out(len(self.load.held_out))[:count]}
 
     def _take_best(self, planned: Planned) -> None:
         tried = [*planned.rounds, *([planned.uniform_verified] if planned.uniform_verified else [])]
@@ -256,18 +369,44 @@ class Length:
         planned.chosen, planned.verified, planned.why_exact = best.chosen, best, None
 
     def verification(
-        self, planned: Planned, chosen: dict[int, str], number: int, confidence: float, held_out: Mapping[int, Any]
+        self,
+        planned: Planned,
+        chosen: dict[int, str],
+        number: int,
+        on: VerifiedPassages,
+        cost: PassCost,
+        deadline: Deadline,
     ) -> Verified:
-        """The plan of a round on the held-out passages, and in the first round the best uniform choice beside it."""
+        """The plan of a round on the held-out passages, and in the first round the best uniform choice beside it.
+
+        A round that takes longer than predicted ends after three passages or more.
+
+        Raises:
+            OutOfTime: there is no time for three.
+        """
         mixes = {"plan": chosen}
-        if number == 0 and planned.uniform is not None:
+        if number == 0 and on.with_uniform and planned.uniform is not None:
             mixes["uniform"] = choice.uniform(planned.mean_losses, planned.uniform)
         choices: dict[str, Any] = {EXACT: None} | {name: swap_of(mix, self.by_name) for name, mix in mixes.items()}
         mark, passes = _mark(sorted((name, sorted(mix.items())) for name, mix in mixes.items())), []
-        for done, (i, item) in enumerate(held_out.items()):
-            self.progress(f"verifying the plan at {self.length:,} tokens", done, len(held_out))
-            run = partial(held_out_pass, self.load, item, choices, seed=i)
-            passes.append(self.cache.get(VERIFY.job(self.length, number, mark, i, run=run)))
+        step, least = cost.of_verification(1, len(choices)), min(VERIFIED, on.passages)
+        for done, (i, item) in enumerate(self.held_out(on.passages).items()):
+            self.progress(f"verifying the plan at {self.length:,} tokens", done, on.passages)
+            job = VERIFY.job(
+                *(self.length, number, mark, i), run=partial(held_out_pass, self.load, item, choices, seed=i)
+            )
+            if not self.cache.has(job.key):
+                if done >= least and not deadline.allows(step, cost.afterwards):
+                    break
+                before = deadline.left
+                needed = (least - done) * step if number and done < least else step
+                if done < least and not deadline.allows_late(needed):
+                    raise OutOfTime
+                passes.append(self.cache.get(job))
+                step = max(step, before - deadline.left)
+            else:
+                passes.append(self.cache.get(job))
+        confidence = choice.of_round()
         verified = {
             name: Verified(
                 chosen=mix,
@@ -281,15 +420,19 @@ class Length:
         planned.uniform_verified = verified.get("uniform", planned.uniform_verified)
         return verified["plan"]
 
-    def starts(self, planned: Planned) -> dict[str, int]:
+    def starts(self, planned: Planned, cost: PassCost, deadline: Deadline) -> dict[str, int]:
         """The length from which on each chosen method is faster than exact attention, at most this one.
 
-        This one where no time is left.
+        This one if there is no time to measure it.
         """
-        if self.past(self.until):
-            return {}
         layer_of = {name: layer for layer, name in planned.chosen.items() if name != EXACT}
         lengths = [max(int(part * self.length), self.load.group.count) for part in FRACTIONS]
+        a_round = sum(FRACTIONS) * sum(
+            planned.seconds[layer][EXACT] + planned.seconds[layer][name] for name, layer in layer_of.items()
+        )
+        reserve = PASSAGES * cost.seconds if self.load.group.count == 1 else 0.0  # for the baseline
+        left = min(deadline.left - reserve, JOB_SECONDS) - cost.seconds
+        rounds = next((rounds for rounds in CROSSOVER_ROUNDS if (rounds + 1) * a_round <= left), 0)
 
         def measured() -> dict[str, list[bool]]:
             with recorded(self.load.model, self.load.group) as calls:
@@ -298,46 +441,56 @@ class Length:
             won: dict[str, list[bool]] = {}
             for name, layer in layer_of.items():
                 tried = {name: self.by_name[name].by_layer[layer]}
-                won |= faster_at(inputs[layer], tried, lengths, group=self.load.group)
+                won |= faster_at(inputs[layer], tried, lengths, rounds, group=self.load.group)
             return won
 
+        job = CROSSOVER.job(self.length, run=measured)
+        if not rounds and not self.cache.has(job.key):
+            planned.left_out.append("no timing of shorter inputs, which run exact attention")
+            return {}
         self.progress(f"timing inputs shorter than {self.length:,} tokens", 0, 1)
-        won = self.cache.get(CROSSOVER.job(self.length, run=measured))
+        won = self.cache.get(job)
         return {name: choice.crossover(lengths, wins, self.length) for name, wins in won.items()}
 
-    def baseline(self, planned: Planned, cost: PassCost, held_out: Mapping[int, Any]) -> dict[str, Any]:
-        """The usual errors of the plan's layers on the held-out passages, or on two of them where no time is left."""
-        left = self.load.group.broadcast_from_main(lambda: self.until - time.perf_counter())
-        items = list(held_out.values())[: max(int(left / max(cost.seconds, 1e-9)), PASSAGES)]
-        run = partial(self.usual_errors, swap_of(planned.chosen, self.by_name), items)
-        return self.cache.get(BASELINE.job(self.length, run=run))
+    def baseline(
+        self, planned: Planned, cost: PassCost, on: VerifiedPassages, deadline: Deadline
+    ) -> dict[str, Any] | None:
+        """The usual errors of the plan's layers on the held-out passages that time allows; None if not even on two."""
+        passages = int(min(deadline.left, JOB_SECONDS) / max(cost.seconds, 1e-9))
+        items = list(self.held_out(min(max(passages, PASSAGES), on.passages)).values())
+        job = BASELINE.job(self.length, run=partial(self.usual_errors, swap_of(planned.chosen, self.by_name), items))
+        if not self.cache.has(job.key) and not deadline.allows_late(PASSAGES * cost.seconds):
+            planned.left_out.append("no baseline for audits")
+            return None
+        return self.cache.get(job)
 
     def usual_errors(self, methods: Mapping[int, Any], items: Sequence[Any]) -> dict[str, Any]:
         """The baseline of an audit of every call on some passages."""
-        with running(self.load.model, methods), audit(self.load.model, tolerance=1e9, every=1) as audited:
+        inside = hf.transformers_model(self.load.model).base_model  # without a head, whose output would be audited too
+        with running(self.load.model, methods), audit(inside, tolerance=1e9, every=1) as audited:
             for item in items:
                 self.load.run(item)
             return audited.baseline()
 
     def left_out(
-        self, planned: Planned, front: Mapping[int, list[Candidate]], effort: PlanEffort, held_out: Mapping[int, Any]
-    ) -> str | None:
-        """What the time did not suffice for, in a sentence; None where it sufficed."""
+        self, planned: Planned, front: Mapping[int, list[Candidate]], effort: PlanEffort, on: VerifiedPassages
+    ) -> list[str]:
+        """What the time sufficed for, where it is not all."""
         on_front = len({c.name for tried in front.values() for c in tried})
         measured = len({name for by_name in planned.losses.values() for name in by_name})
         screened = sum(map(bool, planned.screen.errors.values()))
         passages = max((len(each) for by_name in planned.losses.values() for each in by_name.values()), default=0)
+        verified = max((len(each.losses) for each in planned.rounds), default=on.passages)
         parts = [
             f"errors of {screened} of {len(planned.screen.errors)} layers" * (screened < len(front)),
-            f"losses of {measured} of {on_front} candidates" * (effort.candidates < on_front),
+            f"losses of {measured} of {on_front} candidates" * (measured < on_front),
             f"losses of {effort.together} layers at a time" * (effort.together > 1),
             "losses on one passage" * (passages < PASSAGES),
-            f"a verification on {len(held_out)} of {len(self.load.held_out)} held-out passages"
-            * (len(held_out) < len(self.load.held_out)),
+            f"a verification on {verified} of {len(self.load.held_out)} held-out passages"
+            * (verified < len(self.load.held_out)),
+            "no verification of the best single method" * (planned.uniform is not None and not on.with_uniform),
         ]
-        if not any(parts):
-            return None
-        return f"the time sufficed for {listed([part for part in parts if part])}; more --minutes measure more"
+        return [part for part in parts if part]
 
     def floors(self, planned: Planned) -> list[dict[str, Any]]:
         """What other floors would give, as predicted from the same figures."""
@@ -363,6 +516,16 @@ class Length:
 def swap_of(chosen: Mapping[int, str], by_name: Mapping[str, Candidate]) -> dict[int, Method | BoundMethod]:
     """What `hf.swap` is given for a choice."""
     return {layer: Full() if name == EXACT else by_name[name].by_layer[layer] for layer, name in chosen.items()}
+
+
+def _undecided(planned: Planned, seconds: float, left: float) -> Planned:
+    """Exact attention, because the least that decides anything takes these seconds, of which `left` were left."""
+    planned.least_seconds = seconds
+    planned.why_exact = (
+        f"nothing was decided: measuring and verifying takes about {seconds:.3g} s at least, of which "
+        f"{max(left, 0):.3g} were left; give more --minutes"
+    )
+    return planned
 
 
 def _mark(choices: Any) -> str:

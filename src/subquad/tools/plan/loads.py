@@ -23,6 +23,7 @@ Loss = Callable[[Any, Any], float]  # of an output, and of the exact model's; 0 
 TOKENS = 12_288  # of the passages on which losses are measured
 FEWEST, MOST = 3, 16  # passages for losses
 FEWEST_PASSAGES = 5  # of a length: two for losses, and three to verify on
+SAMPLED_POSITIONS = 128  # of a passage, whose next tokens the losses of single layers compare
 HELD_OUT = 8  # passages to verify on, at least; and at least twice as many as for losses
 
 
@@ -37,6 +38,18 @@ class PlanInputs:
     items: Sequence[Any]  # on which losses are measured
     held_out: Sequence[Any]  # on which the plan is verified
     group: MeasuringGroup = ALONE  # whose processes split the tokens of an input
+    sampled_loss: Loss | None = None  # a cheaper estimate of the loss, for single layers
+    pooling: str | None = None  # of the embeddings whose cosine the loss is of; None of other losses
+
+    @property
+    def single_loss(self) -> Loss:
+        """The loss of outputs with a method in single layers."""
+        return self.sampled_loss or self.loss
+
+    @property
+    def losses(self) -> tuple[Loss, Loss]:
+        """The loss, and that of single layers."""
+        return self.loss, self.single_loss
 
 
 def text_load(pretrained: Pretrained, reading: TokenizedText, length: int, figure: Figure = "fidelity") -> PlanInputs:
@@ -65,6 +78,8 @@ def text_load(pretrained: Pretrained, reading: TokenizedText, length: int, figur
         items=items,
         held_out=held_out,
         group=pretrained.group,
+        sampled_loss=next_token_loss(model, length, figure, SAMPLED_POSITIONS) if model.is_causal_lm else None,
+        pooling=pretrained.pooling if pretrained.kind == "embedding" else None,
     )
 
 
@@ -92,12 +107,12 @@ def loss_of(pretrained: Pretrained, length: int, figure: Figure) -> Loss:
     return cosine_loss if pretrained.kind == "embedding" else perplexity_loss
 
 
-def next_token_loss(pretrained: Pretrained, length: int, figure: Figure) -> Loss:
+def next_token_loss(pretrained: Pretrained, length: int, figure: Figure, positions: int = POSITIONS) -> Loss:
     """1 − e^{−KL} of next-token distributions, or under the figure "agreement" the share of other top tokens.
 
-    Of at most `POSITIONS`, evenly spaced: the logits of all of them would take longer than the layers do.
+    At most `positions` are compared, evenly spaced: the logits of all of them would take longer than the layers do.
     """
-    step = -(-length // POSITIONS) if pretrained.group.count == 1 else 1  # of split tokens, a process has its own
+    step = -(-length // positions) if pretrained.group.count == 1 else 1  # of split tokens, a process has its own
 
     def loss(output: Prefill, exact: Prefill) -> float:
         runs = {"this": output.every(step), "exact": exact.every(step)}
@@ -129,9 +144,13 @@ def input_loads(
         kind = next(type(item).__name__ for item in inputs if not isinstance(item, Mapping))
         raise TypeError(f"an input is a mapping of the model's keywords to tensors, got {kind}")
     run = partial(_run, model, metric)
+    tokens: dict[Any, int] = {}  # by the shapes of an input: counting them takes a pass
     groups: dict[int, list[Any]] = {}
     for item in inputs:
-        groups.setdefault(_tokens(model, item), []).append(item)
+        shapes = tuple((name, value.shape if isinstance(value, Tensor) else None) for name, value in item.items())
+        if shapes not in tokens:
+            tokens[shapes] = _tokens(model, item)
+        groups.setdefault(tokens[shapes], []).append(item)
     for length, items in groups.items():
         if len(items) < FEWEST_PASSAGES:
             raise ValueError(
@@ -139,10 +158,11 @@ def input_loads(
                 "and three to verify on"
             )
     measure = metric_loss if metric is not None else output_loss if loss is None else partial(_loss_of, loss)
+    pooling = "mean" if measure is output_loss and not _has_logits(model) else None
     loads = []
     for length, items in sorted(groups.items()):
         few, held_out = divided(items, MOST)
-        loads.append(PlanInputs(length, model, run, measure, few, held_out))
+        loads.append(PlanInputs(length, model, run, measure, few, held_out, pooling=pooling))
     return loads
 
 
@@ -192,6 +212,12 @@ def output_loss(read: Any, exact: Any) -> float:
 def metric_loss(value: float, exact: float) -> float:
     """The loss of a metric of which more is better."""
     return exact - value
+
+
+def _has_logits(model: Any) -> bool:
+    """Whether a model has a head, so that its output is compared by its logits."""
+    inner = hf.transformers_model(model)
+    return inner.base_model is not inner
 
 
 def _tokens(model: Any, item: Mapping[str, Any]) -> int:

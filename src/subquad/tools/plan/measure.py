@@ -4,9 +4,8 @@ import math
 import random
 import statistics
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -21,11 +20,13 @@ from subquad.tools.measure.group import ALONE, MeasuringGroup
 from subquad.tools.measure.prefix import Chain, chain, kept, skipping
 from subquad.tools.measure.timing import Effort, one_round, shuffled, stopwatch, until_steady
 from subquad.tools.models.pretrained import running
-from subquad.tools.plan.loads import PlanInputs
+from subquad.tools.plan.effort import spread_out
+from subquad.tools.plan.loads import Loss, PlanInputs
 
 EXACT = "full"
 ROUNDS = Effort(seconds=0.8, least=3, enough=7, most=25)  # of the calls of one layer
-PASSES, PASSES_SHARE = 3, 0.3  # timed exact passes, and of the screening's time that they take at most, but for one
+PASSES, MOST_PASSES, PASSES_SECONDS = 2, 4, 2.0  # timed exact passes; more than two of fast models only
+SLOW = 3.0  # times exact attention's first call, from which on a candidate's is not repeated
 SCREENED = 3  # layers whose errors are measured, however long they take
 SAME = 1e-6  # a loss below this is rounding: passes whose first blocks were skipped give the same output
 
@@ -44,15 +45,21 @@ class Candidate:
 
 
 @dataclass
+class PassTimes:
+    """Seconds of an exact pass, and of the losses of an output with putting methods in and out."""
+
+    seconds: float
+    loss_seconds: float
+    single_loss_seconds: float
+
+
+@dataclass
 class Screen:
     """Every candidate on the layers' own inputs."""
 
     seconds: dict[str, dict[str, float]]  # by layer and candidate: a call; exact attention's too
     errors: dict[str, dict[str, float]]  # by layer and candidate: relative error of the layer's output; some layers'
-    model_seconds: float  # a whole exact pass
     head_spread: dict[str, float] = field(default_factory=dict)  # by layer: largest head's error / the median head's
-    loss_seconds: float = 0.0  # of what a pass takes beside itself: the loss, and putting methods in and out
-    spent: float = 0.0  # seconds of all of this
 
 
 @dataclass
@@ -70,6 +77,29 @@ def _shape(inputs: LayerInputs) -> tuple[Any, ...]:
 
 
 @torch.inference_mode()
+def pass_times(load: PlanInputs, allowed: float = math.inf) -> PassTimes:
+    """Time exact passes of the first input, and losses of its output.
+
+    The first pass, which may read the weights from the disk, does not count, unless there is no time for another one.
+    """
+    passes: list[float] = []
+    with running(load.model, None, load.group):
+        while len(passes) < PASSES or (sum(passes) < PASSES_SECONDS and len(passes) < MOST_PASSES):
+            if passes and sum(passes) + passes[-1] > allowed:
+                break
+            seconds, output = stopwatch(lambda: load.run(load.items[0]), group=load.group)
+            passes.append(seconds)
+    losses = [stopwatch(partial(_judge, load, loss, output), group=load.group)[0] for loss in load.losses]
+    return PassTimes(statistics.median(passes[1:] or passes), *losses)
+
+
+def _judge(load: PlanInputs, loss: Loss, output: Any) -> None:
+    """What is done for a loss beside the pass."""
+    with running(load.model, EXACT, load.group):
+        loss(output, output)
+
+
+@torch.inference_mode()
 def screen(load: PlanInputs, candidates: Sequence[Candidate], allowed: float = math.inf) -> Screen:
     """Errors and times of all candidates on what the layers are given for the first input.
 
@@ -77,39 +107,25 @@ def screen(load: PlanInputs, candidates: Sequence[Candidate], allowed: float = m
     """
     begun, group = time.perf_counter(), load.group
 
-    def late(share: float = 1.0) -> bool:
-        return group.broadcast_from_main(lambda: time.perf_counter() - begun > share * allowed)
+    def left() -> float:
+        return group.broadcast_from_main(lambda: allowed - (time.perf_counter() - begun))
 
     with recorded(load.model, group) as calls:
         load.run(load.items[0])
     first = {inputs.number: inputs for inputs in reversed(calls)}  # of layers that run twice, the first call
-    with running(load.model, None, group):
-        seconds_of_pass, output = stopwatch(lambda: load.run(load.items[0]), group=group)
-        passes = [seconds_of_pass]
-        while len(passes) < PASSES and not late(PASSES_SHARE):
-            passes.append(stopwatch(lambda: load.run(load.items[0]), group=group)[0])
-    loss_seconds, _ = stopwatch(partial(_judge, load, output), group=group)
-    seconds = _layer_times(first, candidates, group)
+    seconds = _layer_times(first, candidates, max(left(), 0.0), group)
     errors: dict[str, dict[str, float]] = {str(number): {} for number in sorted(first)}
     spreads: dict[str, float] = {}
-    for count, (number, inputs) in enumerate(sorted(first.items(), key=lambda item: _spread_position(item[0]))):
-        if count >= SCREENED and late():
+    numbers = sorted(first)
+    for count, position in enumerate(spread_out(len(numbers))):
+        if count >= SCREENED and left() <= 0:
             break
-        errors[str(number)], spread = _layer_errors(inputs, candidates, group)
+        number = numbers[position]
+        of_layer = seconds[str(number)]
+        able = [c for c in candidates if c.name in of_layer and of_layer[c.name] < SLOW * of_layer[EXACT]]
+        errors[str(number)], spread = _layer_errors(first[number], able, group)
         spreads |= {} if spread is None else {str(number): spread}
-    spent = group.broadcast_from_main(lambda: time.perf_counter() - begun)
-    return Screen(seconds, errors, statistics.median(passes), spreads, loss_seconds, spent)
-
-
-def _judge(load: PlanInputs, output: Any) -> None:
-    """What is done for a loss beside the pass."""
-    with running(load.model, EXACT, load.group):
-        load.loss(output, output)
-
-
-def _spread_position(number: int) -> float:
-    """A place in [0, 1) for each number, so that the first few in the order of places are spread over all."""
-    return number * 0.6180339887 % 1.0  # the golden ratio's fractional part
+    return Screen(seconds, errors, spreads)
 
 
 def _layer_errors(
@@ -124,9 +140,12 @@ def _layer_errors(
 
 
 def _layer_times(
-    first: Mapping[int, LayerInputs], candidates: Sequence[Candidate], group: MeasuringGroup
+    first: Mapping[int, LayerInputs], candidates: Sequence[Candidate], allowed: float, group: MeasuringGroup
 ) -> dict[str, dict[str, float]]:
-    """Seconds of a call by layer and candidate; layers whose inputs are alike are timed together."""
+    """Seconds of a call by layer and candidate; layers whose inputs are alike are timed together.
+
+    Rounds take the `allowed` seconds together, or the time of the fewest.
+    """
     alike: dict[Any, list[int]] = {}
     for number, inputs in first.items():
         alike.setdefault(_shape(inputs), []).append(number)
@@ -136,10 +155,11 @@ def _layer_times(
         middle = numbers[len(numbers) // 2]
         # Learned parameters of another layer cost as much as the middle one's.
         methods = {c.name: [c.by_layer[n] for n in (middle, *numbers) if n in c.by_layer] for c in candidates}
-        timed = _times(first[middle], {name: each[0] for name, each in methods.items() if each}, group)
+        able = {name: each[0] for name, each in methods.items() if each}
+        timed = _times(first[middle], able, group, allowed / len(alike))
         for number in numbers:
-            able = {EXACT, *(c.name for c in candidates if number in c.by_layer)}
-            seconds[str(number)] = {name: s for name, s in timed.items() if name in able}
+            tried = {EXACT, *(c.name for c in candidates if number in c.by_layer)}
+            seconds[str(number)] = {name: s for name, s in timed.items() if name in tried}
     return seconds
 
 
@@ -148,47 +168,61 @@ def _of_heads(out: torch.Tensor, exact: torch.Tensor, group: MeasuringGroup) -> 
     return (wrong / size.clamp(min=1e-30)).tolist()
 
 
-def _times(inputs: LayerInputs, methods: Mapping[str, Method | BoundMethod], group: MeasuringGroup) -> dict[str, float]:
-    """Seconds of each method on these inputs, from its ratio to exact attention in the same rounds."""
+def _times(
+    inputs: LayerInputs, methods: Mapping[str, Method | BoundMethod], group: MeasuringGroup, allowed: float
+) -> dict[str, float]:
+    """Seconds of each method on these inputs, from its ratio to exact attention in the same rounds.
+
+    A candidate whose first call takes far longer than exact attention's is called only once.
+    """
     calls: dict[str, Any] = {EXACT: lambda: inputs.run(Full())}
     calls |= {name: lambda m=method: inputs.run(m) for name, method in methods.items()}
-    rounds = until_steady(calls, ROUNDS, inputs.query.device, group=group)
+    first = one_round({"first": calls[EXACT]} | calls, inputs.query.device, group=group)
+    timed = {name: call for name, call in calls.items() if name == EXACT or first[name] < SLOW * first[EXACT]}
+    effort = replace(ROUNDS, seconds=min(ROUNDS.seconds, allowed / len(timed)))
+    rounds = until_steady(timed, effort, inputs.query.device, group=group)
     exact = statistics.median(rounds[EXACT])
-    ratios = {
-        name: statistics.median(
-            seconds_of_method / its for seconds_of_method, its in zip(seconds, rounds[EXACT], strict=True)
-        )
+    ratios = {name: first[name] / first[EXACT] for name in calls} | {
+        name: statistics.median(mine / its for mine, its in zip(seconds, rounds[EXACT], strict=True))
         for name, seconds in rounds.items()
     }
     return {name: exact * ratio for name, ratio in ratios.items()}
 
 
-@torch.inference_mode()
-def single_losses(
-    load: PlanInputs, item: Any, candidates: Mapping[int, Sequence[Candidate]], together: int = 1
-) -> dict[str, dict[str, float]]:
-    """The loss of the output with one candidate in one layer, and exact attention in all others; by layer and name.
+class SingleLosses:
+    """Losses of outputs with a candidate in some layers, and exact attention in all others.
 
-    Of `together` neighbouring layers, each has an equal share of what they lose together. The blocks in front of a
-    layer are computed once, where they are a chain.
+    What exact attention gives is computed once for each passage, and kept for the last one alone. The blocks in front
+    of the first layer are not computed again, where they are a chain.
     """
-    losses: dict[str, dict[str, float]] = {str(number): {} for number in candidates}
-    layers = hf.find_layers(load.model)
-    blocks = chain(load.model, layers)
-    with running(load.model, EXACT, load.group), kept(blocks.blocks if blocks else ()) as outputs:
-        exact = load.run(item)
-    _check_finite(load.loss(exact, exact))
-    blocks = blocks if blocks and _same(load, item, exact, blocks, outputs) else None
-    numbers = sorted(candidates)
-    for begin in range(0, len(numbers), together):
-        group = numbers[begin : begin + together]
-        for candidate in dict.fromkeys(c.name for number in group for c in candidates[number]):
-            methods = {n: c.by_layer[n] for n in group for c in candidates[n] if c.name == candidate}
-            with _in_layers(load, methods, blocks, outputs):
-                loss = float(load.loss(load.run(item), exact)) / len(methods)
-            for number in methods:
-                losses[str(number)][candidate] = loss
-    return losses
+
+    def __init__(self, load: PlanInputs):
+        self.load = load
+        self._item: int | None = None
+        self._exact: Any = None
+        self._chain: Chain | None = None
+        self._outputs: list[Any] = []
+
+    @torch.inference_mode()
+    def loss(self, item: int, methods: Mapping[int, Method | BoundMethod]) -> float:
+        """The loss with these methods in their layers, on the passage of this number."""
+        load = self.load
+        if self._item != item:
+            self._read(item)
+        blocks = self._chain.before(min(methods)) if self._chain else ()
+        with running(load.model, methods, load.group), skipping(blocks, self._outputs):
+            return float(load.single_loss(load.run(load.items[item]), self._exact))
+
+    def _read(self, item: int) -> None:
+        """Run exact attention on a passage."""
+        load, blocks = self.load, chain(self.load.model, hf.find_layers(self.load.model))
+        self._item, self._exact, self._outputs = None, None, []  # free the memory of the passage before
+        with running(load.model, EXACT, load.group), kept(blocks.blocks if blocks else ()) as outputs:
+            exact = load.run(load.items[item])
+        _check_finite(load.single_loss(exact, exact))
+        is_chain = blocks is not None and _same(load, load.items[item], exact, blocks, outputs)
+        self._chain, self._outputs = (blocks, outputs) if is_chain else (None, [])
+        self._item, self._exact = item, exact
 
 
 def _check_finite(self_loss: float) -> None:
@@ -200,24 +234,13 @@ def _check_finite(self_loss: float) -> None:
         )
 
 
-@contextmanager
-def _in_layers(
-    load: PlanInputs, methods: Mapping[int, Method | BoundMethod], blocks: Chain | None, outputs: Sequence[Any]
-) -> Iterator[None]:
-    with (
-        running(load.model, methods, load.group),
-        skipping(blocks.before(min(methods)) if blocks else (), outputs),
-    ):
-        yield
-
-
 def _same(load: PlanInputs, item: Any, exact: Any, blocks: Chain, outputs: Sequence[Any]) -> bool:
     """Whether skipping all blocks but the last one gives the exact output: they are a chain, run once each."""
     if any(output is None for output in outputs):
         return False
     with running(load.model, EXACT, load.group), skipping(blocks.blocks[:-1], outputs):
         try:
-            return abs(load.loss(load.run(item), exact)) < SAME
+            return abs(load.single_loss(load.run(item), exact)) < SAME
         except (RuntimeError, TypeError, ValueError, IndexError):  # blocks that hand on what is not their output
             return False
 

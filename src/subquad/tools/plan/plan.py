@@ -1,11 +1,12 @@
 """The whole of planning, length by length, and the plan that comes of it."""
 
-import time
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from subquad import hf
+from subquad.core.errors import InputError
 from subquad.core.messages import expect
 from subquad.hf.adapters import describe_model
 from subquad.hf.plans import Plan, joined
@@ -14,6 +15,8 @@ from subquad.tools.measure.group import ALONE, MeasuringGroup
 from subquad.tools.models.rows import longest
 from subquad.tools.models.split import split_refusals
 from subquad.tools.plan import choice
+from subquad.tools.plan.deadline import Deadline
+from subquad.tools.plan.effort import least_seconds
 from subquad.tools.plan.grid import grid
 from subquad.tools.plan.length import Length
 from subquad.tools.plan.loads import PlanInputs
@@ -24,6 +27,9 @@ from subquad.tools.runs.cache import JobCache
 from subquad.tools.runs.floor import Floor
 from subquad.tools.runs.jobs import Progress
 
+ROOM = 1.1  # of the minutes that are said to be needed
+SHORT = 512  # tokens; shorter lengths are not recommended below this
+
 
 @dataclass
 class Planning:
@@ -32,25 +38,82 @@ class Planning:
     loads: Sequence[PlanInputs]
     candidates: Callable[[int], list[Candidate]]  # for a length
     floor: Floor
-    minutes: float
+    deadline: Deadline
     shift: float = 1.0  # how many times the losses of other text may be those of this one
     workers: Workers = UNAIDED
     lengths: list[Planned] = field(default_factory=list)
 
     def run(self, cache: JobCache, progress: Progress) -> None:
-        """Plan every length, the shortest first; finished jobs come from the cache."""
-        begun = time.perf_counter()
-        expect(progress, seconds=60 * self.minutes)
-        weights = [load.length for load in self.loads]
-        for number, load in enumerate(self.loads):
-            left = 60 * self.minutes - (time.perf_counter() - begun)
-            share = left * weights[number] / sum(weights[number:])
-            progress(f"planning at {load.length:,} tokens", number, len(self.loads))
-            until, tried = time.perf_counter() + max(share, 1.0), self.candidates(load.length)
-            seconds = 60 * self.minutes * weights[number] / sum(weights)
-            floor, shift = self.floor.least, self.shift
-            self.lengths.append(Length(load, tried, floor, shift, cache, progress, until, seconds, self.workers).plan())
-        progress("done", len(self.loads), len(self.loads))
+        """Plan every length, the shortest first; finished jobs come from the cache.
+
+        A length gets a share of the remaining time in proportion to its tokens. If the time does not suffice for all
+        lengths, the longest are left out.
+
+        Raises:
+            InputError: the time does not suffice to decide anything at any length.
+        """
+        expect(progress, seconds=self.deadline.left)
+        begun = self.deadline.left
+        lengths = [
+            Length(
+                load,
+                self.candidates(load.length),
+                self.floor.least,
+                self.shift,
+                cache,
+                progress,
+                self.deadline.seconds / 60,
+                self.workers,
+            )
+            for load in self.loads
+        ]
+        seconds: float | None = None  # of a pass of the length before, per token
+        count = self._affordable(lengths)
+        for number, length in enumerate(lengths):
+            progress(f"planning at {length.length:,} tokens", number, len(lengths))
+            if number >= count:
+                assert seconds is not None
+                self.lengths.append(length.without_time(seconds * length.length, self.deadline.left))
+                continue
+            share = length.length / sum(each.length for each in lengths[number:count])
+            planned = length.plan(self.deadline.part(share))
+            assert planned.passes is not None
+            seconds = planned.passes.seconds / length.length
+            self.lengths.append(planned)
+        progress("done", len(lengths), len(lengths))
+        if all(planned.undecided for planned in self.lengths):
+            raise self._too_short(begun)
+
+    def _affordable(self, lengths: Sequence[Length]) -> int:
+        """How many of the lengths, in order, there is time for: at least one.
+
+        The time of a pass of the shortest is measured; longer ones take at least as much time per token.
+        """
+        if len(lengths) == 1:
+            return 1
+        per_token = lengths[0].passes(self.deadline).seconds / lengths[0].length
+        for count in range(len(lengths), 1, -1):
+            if sum(least_seconds(per_token * each.length) for each in lengths[:count]) <= self.deadline.left:
+                return count
+        return 1
+
+    def _too_short(self, begun: float) -> InputError:
+        """The error that says how many minutes are needed; `begun` are the seconds that there were at first."""
+        weights = {planned.length: planned.length for planned in self.lengths}
+        first = self.lengths[0]
+        assert first.passes is not None
+        assert first.least_seconds is not None
+        loading = self.deadline.seconds - begun
+        needed = max(
+            (planned.least_seconds or 0.0) * sum(weights.values()) / weights[planned.length] for planned in self.lengths
+        )
+        minutes = math.ceil(10 * ROOM * (loading + needed) / 60) / 10
+        shorter = ", or shorter or fewer --lengths" if len(self.lengths) > 1 or first.length > SHORT else ""
+        return InputError(
+            f"--minutes {self.deadline.seconds / 60:g} is too little to decide anything: an exact pass at "
+            f"{first.length:,} tokens takes {first.passes.seconds:.2g} s, and the least that gives a verified plan "
+            f"takes about {first.least_seconds:.0f} s there; give --minutes {minutes:g} or more{shorter}"
+        )
 
     def steps(self) -> dict[int, dict[int, Method | BoundMethod]]:
         """The steps of every layer: exact below the crossover, then the methods of the next longer length."""
@@ -114,12 +177,20 @@ def plan_of(planning: Planning, made_on: dict[str, Any]) -> Plan:
         layers[number], bound = joined(hf.find_layers(model)[number], steps)
         bounds |= {} if bound is None else {number: bound}
     lengths = tuple(planned.length for planned in planning.lengths)
-    verified = {str(planned.length): _verified(planned, planning) for planned in planning.lengths}
+    verified = {
+        str(planned.length): _verified(planned, planning, load.pooling)
+        for planned, load in zip(planning.lengths, planning.loads, strict=True)
+    }
     return Plan(describe_model(model), lengths, layers, verified, made_on, bounds)
 
 
-def _verified(planned: Planned, planning: Planning) -> dict[str, Any]:
+def _verified(planned: Planned, planning: Planning, pooling: str | None) -> dict[str, Any]:
     verified, floor = planned.verified, planning.floor
+    output: dict[str, Any] | None = None
+    if floor.of_next_tokens:
+        output = {floor.option: floor.bound}
+    elif pooling is not None:
+        output = {floor.option: floor.bound, "pooling": pooling}
     if verified is None:
         return {
             "floor": planning.floor.least,
@@ -142,5 +213,5 @@ def _verified(planned: Planned, planning: Planning) -> dict[str, Any]:
         "predicted_loss": verified.predicted,
         "loss": verified.loss,
         "baseline": planned.baseline,
-        **({"next_tokens": {floor.option: floor.bound}} if floor.of_next_tokens else {}),
+        **({} if output is None else {"output": output}),
     }

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from subquad.tools.plan.measure import EXACT, Screen
+from subquad.tools.plan.measure import EXACT, PassTimes, Screen
 
 
 @dataclass
@@ -34,18 +34,25 @@ class Planned:
     """Everything that was found for one length."""
 
     length: int
-    screen: Screen
-    losses: dict[int, dict[str, list[float]]]  # by layer and candidate, passage by passage
-    chosen: dict[int, str]
-    uniform: str | None  # the best single candidate in all layers that have it
-    rounds: list[Verified]  # of the plan
-    verified: Verified | None  # of what was taken; None where it is exact attention
+    passes: PassTimes | None = None  # None where not even an exact pass was run
+    screen: Screen = field(default_factory=lambda: Screen({}, {}))
+    losses: dict[int, dict[str, list[float]]] = field(default_factory=dict)  # by layer and candidate and passage
+    chosen: dict[int, str] = field(default_factory=dict)
+    uniform: str | None = None  # the best single candidate in all layers that have it
+    rounds: list[Verified] = field(default_factory=list)  # of the plan
+    verified: Verified | None = None  # of what was taken; None where it is exact attention
     uniform_verified: Verified | None = None
     why_exact: str | None = None
+    least_seconds: float | None = None  # that deciding takes, where the time did not suffice for it
     starts: dict[str, int] = field(default_factory=dict)  # by candidate: the length from which on it runs
     floors: list[dict[str, Any]] = field(default_factory=list)
     baseline: dict[str, Any] | None = None
-    left_out: str | None = None  # what the time did not suffice for
+    left_out: list[str] = field(default_factory=list)  # what the time did not suffice for
+
+    @property
+    def undecided(self) -> bool:
+        """Whether exact attention runs because the time did not suffice to decide anything."""
+        return self.least_seconds is not None
 
     @property
     def seconds(self) -> dict[int, dict[str, float]]:
@@ -64,4 +71,5 @@ class Planned:
     def predicted_speedup(self, chosen: Mapping[int, str]) -> float:
         """The speed-up of the whole model, from the layers' times."""
         saved = sum(self.seconds[layer][EXACT] - self.seconds[layer][name] for layer, name in chosen.items())
-        return self.screen.model_seconds / max(self.screen.model_seconds - saved, 1e-9)
+        assert self.passes is not None
+        return self.passes.seconds / max(self.passes.seconds - saved, 1e-9)

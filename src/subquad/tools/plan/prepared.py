@@ -1,6 +1,7 @@
 """What `subquad plan` measures on: a model, its loads and candidates, from the settings alone; in a worker too."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from hashlib import sha256
@@ -17,8 +18,9 @@ from subquad.tools.models.passages import read
 from subquad.tools.models.pretrained import Pretrained, load
 from subquad.tools.models.split import check_not_fitted
 from subquad.tools.plan.arguments import check_settings
+from subquad.tools.plan.deadline import Deadline
 from subquad.tools.plan.loads import PlanInputs, text_load
-from subquad.tools.plan.measure import single_losses
+from subquad.tools.plan.measure import Candidate, SingleLosses
 from subquad.tools.plan.plan import candidates_for
 from subquad.tools.runs.floor import Floor
 from subquad.tools.runs.jobs import Progress, silent
@@ -44,8 +46,16 @@ class Prepared:
     notes: tuple[str, ...]
 
 
-def prepare(settings: PlanSettings, out: Path, progress: Progress, group: MeasuringGroup = ALONE) -> Prepared:
+def prepare(
+    settings: PlanSettings,
+    out: Path,
+    progress: Progress,
+    group: MeasuringGroup = ALONE,
+    deadline: Deadline | None = None,
+) -> Prepared:
     """Load the model and the text, and fit what is to be fitted; adapters that `out` holds are used again.
+
+    Fitting does not count for the deadline.
 
     Raises:
         InputError: something in the settings does not work; the message has the remedy.
@@ -59,24 +69,30 @@ def prepare(settings: PlanSettings, out: Path, progress: Progress, group: Measur
     # As compare does: those that are named, or its own.
     able = list(map(parse_method, COMPARED_LEARNED)) if methods is None else methods
     length = pretrained.length(None, "max-length")
-    rows, reasons = calibrated(
-        settings.calibrate, settings.text, settings.column, able, pretrained, length, out, progress
-    )
+    with nullcontext() if deadline is None else deadline.paused():
+        rows, reasons = calibrated(
+            settings.calibrate, settings.text, settings.column, able, pretrained, length, out, progress
+        )
     fitted = adapters | {str(method): row.bounds for method, row in rows.items()}
     others = None if methods is None else [method for method in methods if method not in rows | reasons]
     untried = (f"{method} was not tried: {reason}." for method, reason in reasons.items())
     return Prepared(loads, metadata, others, fitted, (*pretrained.notes, *untried))
 
 
-def losses_elsewhere(
-    settings: PlanSettings, out: Path, length: int, item: int, tried: Mapping[int, Sequence[str]], together: int = 1
-) -> dict[str, dict[str, float]]:
-    """What `single_losses` gives of an input, in a worker: candidates by name, in each layer."""
+def loss_elsewhere(
+    settings: PlanSettings, out: Path, length: int, item: int, candidate: str, layers: tuple[int, ...]
+) -> float:
+    """What `SingleLosses.loss` gives of a passage, in a worker: a candidate by its name, in some layers."""
+    losses, by_name = _losses_once(settings, out, length)
+    return losses.loss(item, {number: by_name[candidate].by_layer[number] for number in layers})
+
+
+@lru_cache(maxsize=1)
+def _losses_once(settings: PlanSettings, out: Path, length: int) -> tuple[SingleLosses, dict[str, Candidate]]:
     prepared = _prepared_once(settings, out)
     load = next(load for load in prepared.loads if load.length == length)
-    by_name = {c.name: c for c in candidates_for(load.model, prepared.methods, prepared.fitted)(length)}
-    candidates = {n: [by_name[name] for name in names] for n, names in tried.items()}
-    return single_losses(load, load.items[item], candidates, together)
+    candidates = candidates_for(load.model, prepared.methods, prepared.fitted)(length)
+    return SingleLosses(load), {candidate.name: candidate for candidate in candidates}
 
 
 @lru_cache(maxsize=1)

@@ -33,7 +33,7 @@ def report_of(made: Made, next_command: str | None = None) -> PlanReport:
         "settings": {
             "floor": planning.floor.least,
             "floor_text": str(planning.floor),
-            "minutes": planning.minutes,
+            "minutes": planning.deadline.seconds / 60,
             "shift": planning.shift,
             "confidence": choice.CONFIDENCE,
             "lengths": [planned.length for planned in planning.lengths],
@@ -70,11 +70,14 @@ def headline(lengths: list[PlannedLength], floor: Floor) -> str:
         for planned in lengths
         if "verified" in planned
     ]
-    exact = [f"{planned['length']:,}" for planned in lengths if "verified" not in planned]
+    undecided = [f"{planned['length']:,}" for planned in lengths if "least_seconds" in planned]
+    exact = [f"{p['length']:,}" for p in lengths if "verified" not in p and "least_seconds" not in p]
+    late = f" Nothing was decided at {listed(undecided)} tokens, for want of time." if undecided else ""
     if not gains:
-        return f"Stay with exact attention: at no length does a verified plan with {floor} pay."
+        where = f"at {listed(exact)} tokens no" if undecided else "at no length does a"
+        return f"Stay with exact attention: {where} verified plan with {floor} {'pays' if undecided else 'pay'}.{late}"
     others = f"; exact attention at {listed(exact)} tokens" if exact else ""
-    return f"With {floor}: {', '.join(gains)}{others}."
+    return f"With {floor}: {', '.join(gains)}{others}.{late}"
 
 
 def _length(planned: Planned) -> PlannedLength:
@@ -84,9 +87,12 @@ def _length(planned: Planned) -> PlannedLength:
         "rounds": [_verification(each) for each in planned.rounds],
         "floors": planned.floors,  # type: ignore[typeddict-item]
         "passages": max((len(each) for by_name in planned.losses.values() for each in by_name.values()), default=0),
-        "model_ms": 1e3 * planned.screen.model_seconds,
-        "tried": len({name for errors in planned.screen.errors.values() for name in errors}),
+        "tried": len({name for seconds in planned.screen.seconds.values() for name in seconds} - {EXACT}),
     }
+    if planned.passes is not None:
+        report["model_ms"] = 1e3 * planned.passes.seconds
+    if planned.least_seconds is not None:
+        report["least_seconds"] = planned.least_seconds
     if planned.verified is not None:
         report["verified"] = _verification(planned.verified)
     if planned.why_exact is not None:
@@ -140,7 +146,9 @@ def _notes(made: Made) -> list[str]:
         if planned.why_exact
     ]
     notes += [
-        f"{planned.length:,} tokens: {planned.left_out}." for planned in made.planning.lengths if planned.left_out
+        f"{planned.length:,} tokens: the time sufficed for {listed(planned.left_out)}; more --minutes measure more."
+        for planned in made.planning.lengths
+        if planned.left_out
     ]
     notes += [_accepted(1 - made.planning.floor.least, made.planning.shift)]
     notes.append(

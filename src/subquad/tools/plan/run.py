@@ -28,10 +28,11 @@ from subquad.tools.plan.arguments import (
     mark_of_inputs,
     settings_from,
 )
+from subquad.tools.plan.deadline import Deadline
 from subquad.tools.plan.loads import Loss, PlanInputs, input_loads
 from subquad.tools.plan.measure import Candidate
 from subquad.tools.plan.plan import Planning, candidates_for, plan_of
-from subquad.tools.plan.prepared import losses_elsewhere, of_text, parse_inputs, prepare
+from subquad.tools.plan.prepared import loss_elsewhere, of_text, parse_inputs, prepare
 from subquad.tools.plan.workers import UNAIDED, Workers
 from subquad.tools.runs import machine
 from subquad.tools.runs.cache import clear, run_cache
@@ -41,7 +42,7 @@ from subquad.tools.runs.jobs import Progress, silent
 from subquad.tools.runs.options import as_command
 from subquad.tools.runs.settings import PlanSettings
 
-JOBS_VERSION = 3  # changes with what the units hold, so that a run of another version is not resumed
+JOBS_VERSION = 4  # changes with what the units hold, so that a run of another version is not resumed
 
 
 @dataclass(frozen=True)
@@ -64,8 +65,9 @@ def make(
     Raises:
         InputError: something in the settings does not work; the message has the remedy.
     """
-    prepared = prepare(settings, out, progress, group)
-    elsewhere = partial(losses_elsewhere, settings, out.absolute()) if executor.description else None
+    deadline = Deadline(60 * settings.minutes, group)
+    prepared = prepare(settings, out, progress, group, deadline)
+    elsewhere = partial(loss_elsewhere, settings, out.absolute()) if executor.description else None
     workers = Workers(executor, elsewhere)
     made = plan_loads(
         prepared.loads,
@@ -77,6 +79,7 @@ def make(
         prepared.metadata,
         as_command("plan", settings, group.count),
         workers,
+        deadline,
     )
     return replace(made, notes=(*prepared.notes, *made.notes, *workers.note))
 
@@ -119,7 +122,7 @@ def plan(
         metric: in place of a loss, from the model's output and the input, of which more is better: such as 1.0 where
             the class is right. What is accepted is that its mean falls by at most 1 − `min_fidelity`.
         methods: what to try, one or several; by default settings of several methods that grow with the length.
-        minutes: how long it may take; how much is measured follows from it and the time of a pass.
+        minutes: how long it may take, within a fifth; how much is measured follows from it and the time of a pass.
         seed: of the passages that are drawn from texts.
         out: a folder from which an interrupted run with the same arguments resumes, and into which the plan is saved. A
             loss or metric is the same where its name and its code are; what it reads from elsewhere is not compared.
@@ -132,7 +135,7 @@ def plan(
     Raises:
         ValueError: too few inputs of a length, a floor outside (0, 1], a method that is unknown, or a model in training
             mode, where dropout makes outputs random; a loss or a metric for texts; methods that cannot be joined by
-            length.
+            length; too few minutes to decide anything, with the number that is needed.
         TypeError: no model that `swap` takes, inputs that are neither mappings nor texts, or an argument of another
             type than it must have.
     """
@@ -146,13 +149,14 @@ def plan(
     check_functions(inputs, loss=loss, metric=metric)
     if hf.transformers_model(model).training:
         raise InputError("the model is in training mode, where dropout makes outputs random: call model.eval() first")
+    deadline = Deadline(60 * settings.minutes)
     with TemporaryDirectory() as temporary, _swapped_out(model):
         folder = Path(out) if out is not None else Path(temporary)
         if inputs and all(isinstance(item, str) for item in inputs):
             loads, metadata = of_text(of_sentence_transformer(model), inputs, settings)
         else:
             loads, metadata = _of_inputs(model, inputs, loss, metric)
-        made = plan_loads(loads, settings, tried, {}, folder, progress, metadata, "sq.plan")
+        made = plan_loads(loads, settings, tried, {}, folder, progress, metadata, "sq.plan", deadline=deadline)
         if out is not None:
             made.plan.save(folder, model)
             clear(folder)
@@ -213,9 +217,17 @@ def plan_loads(
     metadata: dict[str, Any],
     command: str,
     workers: Workers = UNAIDED,
+    deadline: Deadline | None = None,
 ) -> Made:
-    """Plan for the inputs of some loads. `methods` are tried, and `fitted` parameters by name and layer beside them."""
+    """Plan for the inputs of some loads. `methods` are tried, and `fitted` parameters by name and layer beside them.
+
+    The deadline is by default that of the settings, from now on.
+
+    Raises:
+        InputError: a method cannot be tried, or the time does not suffice to decide anything.
+    """
     group = loads[0].group
+    deadline = deadline or Deadline(60 * settings.minutes, group)
     with as_input_error():
         if methods is not None:
             _check_methods(methods, loads[0].model, also=fitted)
@@ -223,7 +235,7 @@ def plan_loads(
         check_together({load.length: candidates(load.length) for load in loads})
         cache = run_cache(out, fingerprint(loads, candidates, settings, metadata), group)
         floor = Floor.for_model(settings, metadata["model"].get("kind", ""))
-        planning = Planning(loads, candidates, floor, settings.minutes, settings.shift, workers)
+        planning = Planning(loads, candidates, floor, deadline, settings.shift, workers)
         planning.run(cache, progress)
     made_on = {
         "command": command,

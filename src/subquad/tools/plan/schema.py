@@ -54,8 +54,9 @@ class PlannedLength(TypedDict):
     uniform: NotRequired[Uniform]
     floors: list[OtherFloor]
     passages: int  # on which single losses were measured
-    model_ms: float  # of an exact pass
+    model_ms: NotRequired[float]  # of an exact pass; missing where none was run
     tried: int  # candidates
+    least_seconds: NotRequired[float]  # that deciding takes, where the time did not suffice for it
 
 
 class PlanReport(TypedDict):

@@ -65,6 +65,12 @@ def tried(report: PlanReport) -> list[str]:
     sentences = []
     for planned in report["lengths"]:
         count, passages = planned["tried"], planned["passages"]
+        if "least_seconds" in planned:
+            sentences.append(
+                f"{planned['length']:,} tokens: nothing was decided, which takes about {planned['least_seconds']:,.0f} "
+                "seconds at least."
+            )
+            continue
         text = f"{planned['length']:,} tokens: {count} candidates were tried"
         text += f" on {passages} passages" if passages else ", and none was faster than exact attention"
         if "verified" in planned:

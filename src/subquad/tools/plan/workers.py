@@ -1,12 +1,10 @@
 """Where the losses of a plan are measured."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
-from subquad.tools.plan.loads import PlanInputs
-from subquad.tools.plan.measure import Candidate, single_losses
+from subquad.tools.plan.measure import Candidate, SingleLosses
 from subquad.tools.runs.executors import LOCAL, Executor
 
 
@@ -17,21 +15,20 @@ class Workers:
     Everything that measures time runs in this process.
 
     Attributes:
-        elsewhere: in a worker, the losses of an input, from the length, the input's number, the names of the
-            candidates in each layer, and the number of layers at a time.
+        elsewhere: in a worker, the loss of a passage, from the length, the passage's number, a candidate's name, and
+            the layers that have it.
     """
 
     executor: Executor = LOCAL
-    elsewhere: Callable[[int, int, dict[int, list[str]], int], dict[str, dict[str, float]]] | None = None
+    elsewhere: Callable[[int, int, str, tuple[int, ...]], float] | None = None
 
-    def losses(
-        self, load: PlanInputs, item: int, kept: Mapping[int, list[Candidate]], together: int
-    ) -> Callable[[], Any]:
-        """What makes the losses of an input."""
+    def single_loss(
+        self, losses: SingleLosses, item: int, candidate: Candidate, layers: Sequence[int]
+    ) -> Callable[[], float]:
+        """What makes the loss of a passage with a candidate in some layers."""
         if self.elsewhere is None:
-            return partial(single_losses, load, load.items[item], kept, together)
-        names = {number: [c.name for c in tried] for number, tried in kept.items()}
-        return partial(self.elsewhere, load.length, item, names, together)
+            return partial(losses.loss, item, {number: candidate.by_layer[number] for number in layers})
+        return partial(self.elsewhere, losses.load.length, item, candidate.name, tuple(layers))
 
     @property
     def note(self) -> tuple[str, ...]:

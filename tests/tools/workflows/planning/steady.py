@@ -25,8 +25,12 @@ def make_steady(put: Callable[[Any, str, Any], None]) -> None:
         found.seconds |= {"full": 1.0} | {n: 0.5 for n in found.seconds if n != "full"}
         return found
 
-    put(measure, "_times", lambda at, methods, group: {"full": 1.0} | {n: SPEED.get(n, 0.5) for n in methods})
+    put(measure, "_times", lambda at, methods, group, allowed: {"full": 1.0} | {n: SPEED.get(n, 0.5) for n in methods})
     put(measure, "stopwatch", lambda call, group: (1.0, call()))
     put(planning, "held_out_pass", faster)
-    put(planning, "faster_at", lambda at, methods, lengths, group: {n: [x >= 8 for x in lengths] for n in methods})
+    put(
+        planning,
+        "faster_at",
+        lambda at, methods, lengths, rounds, group: {n: [x >= 8 for x in lengths] for n in methods},
+    )
     put(planning, "FASTER", 1.0)

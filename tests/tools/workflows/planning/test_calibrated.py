@@ -12,6 +12,7 @@ from subquad.tools.cli.main import app
 from subquad.tools.models.pretrained import load
 from subquad.tools.plan import loads
 from subquad.tools.plan import run as running
+from subquad.tools.plan.deadline import Deadline
 from subquad.tools.plan.plan import Planning, candidates_for, plan_of
 from subquad.tools.runs.cache import run_cache
 from subquad.tools.runs.floor import Floor
@@ -136,7 +137,7 @@ def test_parameters_for_shorter_inputs_are_no_candidate_and_exact_attention_foll
     of = candidates_for(model, [], {"fitted": bounds})
     assert [[c.name for c in of(length)] for length in (20, 30, 31)] == [["fitted"], ["fitted"], []]
     given = loads.input_loads(model, inputs(12), None, None)
-    planning = Planning(given, of, Floor("fidelity", 0.01), 1.0)
+    planning = Planning(given, of, Floor("fidelity", 0.01), Deadline(60.0))
     planning.run(run_cache(tmp_path, {}), lambda what, done, total: None)
     for method in plan_of(planning, {}).layers.values():
         assert [step.start for step in method.at][-1] == 31

@@ -7,9 +7,9 @@ import torch
 
 from subquad.core.errors import InputError
 from subquad.tools.plan import run as running
-from subquad.tools.plan.measure import single_losses
+from subquad.tools.plan.measure import SingleLosses
 from subquad.tools.plan.plan import candidates_for
-from subquad.tools.plan.prepared import losses_elsewhere, prepare
+from subquad.tools.plan.prepared import loss_elsewhere, prepare
 from subquad.tools.runs.executors import LocalExecutor
 from subquad.tools.runs.settings import PlanSettings
 from tests.tools.workflows.planning.steady import make_steady
@@ -44,11 +44,12 @@ def test_a_worker_finds_the_same_from_the_settings_alone(settings, tmp_path):
     found = prepare(settings, tmp_path, silent)
     (load,) = found.loads
     candidates = candidates_for(load.model, found.methods, found.fitted)(64)
-    by_layer = {0: candidates, 1: candidates[:1]}
-    names = {number: [each.name for each in tried] for number, tried in by_layer.items()}
-    wanted = single_losses(load, load.items[1], by_layer)
-    assert losses_elsewhere(settings, tmp_path, 64, 1, names) == wanted
-    assert wanted["0"].keys() == set(METHODS)
+    assert {candidate.name for candidate in candidates} == set(METHODS)
+    losses = SingleLosses(load)
+    for candidate in candidates:
+        for layers in ((0,), (0, 1)):
+            wanted = losses.loss(1, {number: candidate.by_layer[number] for number in layers})
+            assert loss_elsewhere(settings, tmp_path, 64, 1, candidate.name, layers) == wanted
 
 
 def test_a_plan_from_workers_is_that_of_one_process(settings, tmp_path, monkeypatch):

@@ -1,5 +1,7 @@
 """Losses of single layers, by whole passes and by passes whose first blocks are skipped."""
 
+import time
+
 import pytest
 import torch
 import transformers
@@ -9,8 +11,9 @@ from subquad.tools.measure import prefix
 from subquad.tools.measure.prefix import chain, kept, skipping
 from subquad.tools.plan import measure
 from subquad.tools.plan.loads import input_loads, metric_loss, output_loss
-from subquad.tools.plan.measure import Candidate, screen, single_losses
+from subquad.tools.plan.measure import Candidate, SingleLosses, screen
 from tests.library.hf.models import build
+from tests.tools.workflows.planning.steady import make_steady
 from tests.tools.workflows.tiny import tokenizer
 
 
@@ -56,19 +59,18 @@ def test_layers_of_two_lists_are_no_chain():
 def test_single_losses_are_those_of_whole_passes(name, monkeypatch):
     model, method = sharp(name), sq.Local(window=3)
     load = input_loads(model, inputs(), None, None)[0]
-    tried = {n: [Candidate("window", {n: method})] for n in (0, 1)}
-    short = single_losses(load, load.items[0], tried)
+    losses = SingleLosses(load)
+    short = [losses.loss(0, {layer: method}) for layer in (0, 1)]
     with torch.no_grad():
         exact = load.run(load.items[0])
         for layer in (0, 1):
             sq.hf.swap(model, {layer: method})
             wanted = output_loss(load.run(load.items[0]), exact)
             sq.hf.restore(model)
-            assert short[str(layer)]["window"] == pytest.approx(wanted, rel=1e-4)
+            assert short[layer] == pytest.approx(wanted, rel=1e-4)
             assert wanted > 1e-4
     monkeypatch.setattr(measure, "chain", lambda *_: None)
-    whole = single_losses(load, load.items[0], tried)
-    assert whole["1"]["window"] == pytest.approx(short["1"]["window"], rel=1e-4)
+    assert SingleLosses(load).loss(0, {1: method}) == pytest.approx(short[1], rel=1e-4)
 
 
 def held(model, how):
@@ -87,8 +89,7 @@ def test_blocks_are_skipped_in_what_holds_a_model(how):
     load = input_loads(holder, inputs(), None, None)[0]
     for number, block in enumerate(model.encoder.layer):
         block.attention.register_forward_hook(lambda *_, number=number: ran.append(number))
-    found = single_losses(load, load.items[0], {1: [Candidate("window", {1: sq.Local(window=3)})]})
-    assert found["1"]["window"] > 1e-4
+    assert SingleLosses(load).loss(0, {1: sq.Local(window=3)}) > 1e-4
     assert ran == [0, 1, 1, 1]  # a whole pass, the trial of the chain, and the candidate
 
 
@@ -111,15 +112,32 @@ def test_a_list_of_blocks_that_is_no_chain_is_noticed(monkeypatch):
         return original(blocks, [torch.zeros_like(o) if isinstance(o, torch.Tensor) else o for o in outputs])
 
     monkeypatch.setattr(measure, "skipping", wrong)
-    tried = {1: [Candidate("window", {1: sq.Local(window=3)})]}
-    found = single_losses(load, load.items[0], tried)
+    methods = {1: sq.Local(window=3)}
+    found = SingleLosses(load).loss(0, methods)
     monkeypatch.setattr(measure, "chain", lambda *_: None)
-    assert found["1"]["window"] == pytest.approx(single_losses(load, load.items[0], tried)["1"]["window"], rel=1e-5)
+    assert found == pytest.approx(SingleLosses(load).loss(0, methods), rel=1e-5)
     assert used[0] == 1  # the trial
     assert used[1] == 0  # and whole passes from then on
 
 
-def test_screening_gives_errors_and_times_of_every_layer():
+def test_a_slow_candidate_is_called_once_and_its_errors_are_not_measured(monkeypatch):
+    load = input_loads(sharp("bert"), inputs(), None, None)[0]
+    calls = []
+
+    class Slow(sq.Local):
+        def attend(self, *args, **options):
+            calls.append(time.sleep(0.05))
+            return super().attend(*args, **options)
+
+    slow = Slow(window=3)
+    found = screen(load, [Candidate("slow", {0: slow, 1: slow}), Candidate("other", {1: sq.Local(window=3)})])
+    assert len(calls) == 1
+    assert found.seconds["0"]["slow"] > 3 * found.seconds["0"]["full"]
+    assert "slow" not in found.errors["0"]
+
+
+def test_screening_gives_errors_and_times_of_every_layer(monkeypatch):
+    make_steady(monkeypatch.setattr)
     model = sharp("bert")
     load = input_loads(model, inputs(), None, None)[0]
     candidates = [
@@ -131,7 +149,7 @@ def test_screening_gives_errors_and_times_of_every_layer():
     assert found.errors["1"]["exact-like"] < 1e-5 < found.errors["1"]["narrow"]
     assert found.seconds["1"].keys() == {"full", "exact-like", "narrow"}
     assert found.seconds["0"].keys() == {"full", "exact-like"}
-    assert found.model_seconds > 0
+    assert measure.pass_times(load).seconds > 0
     assert found.head_spread["1"] >= 1
 
 

@@ -11,8 +11,10 @@ from typer.testing import CliRunner
 import subquad as sq
 from subquad.tools.cli.main import app
 from subquad.tools.plan import length as planning
-from subquad.tools.plan import loads, workers
+from subquad.tools.plan import loads
 from subquad.tools.plan import run as running
+from subquad.tools.plan.measure import SingleLosses
+from subquad.tools.runs.cache import JobCache
 from tests.tools.workflows.planning.steady import SPEED, make_steady
 from tests.tools.workflows.planning.test_measure import inputs, sharp
 
@@ -97,28 +99,54 @@ def test_what_fails_its_verification_becomes_more_exact_and_never_stays(monkeypa
     assert times == sorted(times)
 
 
-@pytest.mark.usefixtures("timed")
-def test_an_interrupted_run_goes_on_and_ends_alike(tmp_path, monkeypatch):
-    model, items = sharp("bert"), inputs(18)
-    whole = sq.plan(model, items, min_fidelity=0.8, methods=METHODS)
-    single, calls = workers.single_losses, []
+def cut_after(monkeypatch, jobs):
+    """Count the jobs whose results are kept, and interrupt the run before the next one after so many."""
+    write, counted = JobCache._write, []
 
-    def cut(*args):
-        calls.append(1)
-        if len(calls) == 3:
+    def cut(self, *given):
+        if len(counted) == jobs:
             raise KeyboardInterrupt
-        return single(*args)
+        counted.append(given[0])
+        return write(self, *given)
 
-    monkeypatch.setattr(workers, "single_losses", cut)
-    with pytest.raises(KeyboardInterrupt):
-        sq.plan(model, items, min_fidelity=0.8, methods=METHODS, out=tmp_path)
+    monkeypatch.setattr(JobCache, "_write", cut)
+    return counted
+
+
+@pytest.mark.usefixtures("timed")
+@pytest.mark.parametrize("share", [0.1, 0.5, *(pytest.param(x, marks=pytest.mark.long) for x in (0.3, 0.7, 0.8, 0.95))])
+def test_a_run_that_is_interrupted_at_any_job_goes_on_and_ends_alike(share, tmp_path, monkeypatch):
+    asked = {"inputs": inputs(18), "min_fidelity": 0.8, "methods": METHODS}
+    model = sharp("bert")
+    with monkeypatch.context() as patch:
+        jobs = cut_after(patch, None)
+        whole = sq.plan(model, **asked, out=tmp_path / "whole")
+    first = int(share * len(jobs))
+    with monkeypatch.context() as patch:
+        cut_after(patch, first)
+        with pytest.raises(KeyboardInterrupt):
+            sq.plan(model, **asked, out=tmp_path / "cut")
     assert not sq.hf.bounds(model)
-    again = sq.plan(model, items, min_fidelity=0.8, methods=METHODS, out=tmp_path)
-    assert len(calls) == 3 + 4  # the first two units were kept
+    with monkeypatch.context() as patch:
+        others = cut_after(patch, None)
+        again = sq.plan(model, **asked, out=tmp_path / "cut")
+    assert others == jobs[first:]  # nothing is measured twice
     assert again.layers == whole.layers
-    assert again.made_on["resumed"] >= 3
-    assert sq.load_plan(tmp_path) == again
-    assert not (tmp_path / ".progress").exists()
+    assert again.verified == whole.verified
+    assert again.made_on["resumed"] == first
+    assert sq.load_plan(tmp_path / "cut") == again
+    assert not (tmp_path / "cut" / ".progress").exists()
+
+
+@pytest.mark.usefixtures("timed")
+def test_every_loss_of_a_single_layer_is_a_job_of_its_own(tmp_path, monkeypatch):
+    jobs = cut_after(monkeypatch, None)
+    sq.plan(sharp("bert"), inputs(12), min_fidelity=0.8, methods=METHODS, out=tmp_path)
+    losses = [key.split("/")[2:] for key in jobs if key.startswith("loss/")]
+    assert {layers for _, layers, _ in losses} == {"0", "1"}
+    assert {candidate for _, _, candidate in losses} <= set(METHODS)
+    assert [item for item, _, _ in losses] == sorted(item for item, _, _ in losses)
+    assert len(losses) == len({tuple(each) for each in losses})
 
 
 def first_loss(output, exact):
@@ -199,6 +227,35 @@ def test_audits_start_from_what_the_plan_had_when_it_was_made():
 
 
 @pytest.mark.usefixtures("timed")
+def test_an_audit_of_a_planned_model_speaks_the_units_of_its_floor(tmp_path, caplog):
+    model = sharp("bert")
+    plan = sq.plan(model, inputs(18), min_fidelity=0.97, methods=METHODS, out=tmp_path)
+    assert plan.floor == {"min_fidelity": 0.97, "pooling": "mean"}
+    assert sq.load_plan(tmp_path).floor == plan.floor
+
+    def reports(items):
+        with sq.audit(model, every=1) as audit, torch.no_grad():
+            for item in items:
+                model(**item)
+        return audit.report()
+
+    sq.hf.swap(model, plan)
+    healthy = reports(inputs(60)[20:])  # not those that it was planned on
+    assert healthy.alarm is False
+    assert healthy.overall.largest > 0.5  # a tolerance of rows would have raised an alarm
+    assert not caplog.records
+    for name, parameter in model.named_parameters():
+        if "query" in name:
+            parameter.data.mul_(20.0)  # far sharper attention than the plan was verified for
+    broken = reports(inputs(120))
+    assert broken.alarm is True
+    assert broken.embeddings.fidelity < 0.97
+    assert [record.message for record in caplog.records if "embeddings have a mean cosine of" in record.message]
+    own = sq.plan(model, inputs(12), min_fidelity=0.01, loss=first_loss, methods=METHODS)
+    assert own.floor is None  # an audit does not know the loss
+
+
+@pytest.mark.usefixtures("timed")
 def test_a_metric_and_a_loss_is_input_errors():
     model, items = sharp("bert"), inputs(18)
 
@@ -253,14 +310,13 @@ def test_figures_that_are_not_finite_are_named(what, value):
 def test_a_method_whose_loss_or_error_is_not_finite_is_never_taken(monkeypatch):
     model, items = sharp("bert"), inputs(18)
     assert "local:window=2" in str(sq.plan(model, items, min_fidelity=0.3, methods=METHODS))
-    single = workers.single_losses
+    single = SingleLosses.loss
 
-    def broken(*arguments):
-        found = single(*arguments)
-        return {n: of | ({"local:window=2": float("nan")} if "local:window=2" in of else {}) for n, of in found.items()}
+    def broken(self, item, methods):
+        return float("nan") if sq.Local(window=2) in methods.values() else single(self, item, methods)
 
     with monkeypatch.context() as patch:
-        patch.setattr(workers, "single_losses", broken)
+        patch.setattr(SingleLosses, "loss", broken)
         assert "local:window=2" not in str(sq.plan(model, items, min_fidelity=0.3, methods=METHODS))
     screened = planning.screen
 

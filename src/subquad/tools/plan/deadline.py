@@ -1,0 +1,45 @@
+"""The time limit of a plan, which every stage asks before each of its steps."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from subquad.tools.measure.group import ALONE, MeasuringGroup
+
+GRACE = 0.1  # share of a limit by which the least that a verification needs may exceed it
+
+
+class Deadline:
+    """A time limit that begins now, on the clock of the main process of a group."""
+
+    def __init__(self, seconds: float, group: MeasuringGroup = ALONE):
+        self.seconds, self._group = seconds, group
+        self._end = time.perf_counter() + seconds
+
+    @property
+    def left(self) -> float:
+        """Seconds until the limit; negative after it."""
+        return self._group.broadcast_from_main(lambda: self._end - time.perf_counter())
+
+    def allows(self, seconds: float, reserve: float = 0.0) -> bool:
+        """Whether a step that takes this many seconds leaves the reserve."""
+        return self.left >= seconds + reserve
+
+    def allows_late(self, seconds: float) -> bool:
+        """Whether a step that must not be missing ends within the limit and its grace."""
+        return self.allows(seconds, -GRACE * self.seconds)
+
+    def part(self, share: float) -> Deadline:
+        """The limit of a part of the work: a share of the seconds that are left."""
+        return Deadline(share * max(self.left, 0.0), self._group)
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Do not count the time inside."""
+        begun = time.perf_counter()
+        try:
+            yield
+        finally:
+            self._end += time.perf_counter() - begun

@@ -1,0 +1,195 @@
+"""Audits of the embeddings of an encoder, in the units of its plan's floor."""
+
+import copy
+import json
+import logging
+
+import pytest
+import torch
+
+import subquad as sq
+from subquad.hf.swapping import record_floor
+from tests.library.hf.models import build, padded_ids
+
+CLOSE = "local:window=40"
+BAD = "local:window=1"
+
+
+def batches(count=20, length=50):
+    return [torch.randint(5, 60, (2, length), generator=torch.Generator().manual_seed(i)) for i in range(count)]
+
+
+def sharp(factor=6.0):
+    model = build("bert").model.eval()
+    for parameter in model.parameters():
+        if parameter.ndim > 1:
+            parameter.data.mul_(factor)
+    return model
+
+
+def audited(method, ids=None, model=None, **options):
+    """The report on the embeddings, after a model read some batches."""
+    model = sharp() if model is None else model
+    sq.hf.swap(model, method)
+    with sq.audit(model, every=1, **options) as audit, torch.no_grad():
+        for each in batches() if ids is None else ids:
+            model(each)
+    return audit.report()
+
+
+def embedded(model, ids, pooling):
+    with torch.no_grad():
+        hidden = model(ids).last_hidden_state
+    return hidden[:, 0] if pooling == "cls" else hidden.mean(1)
+
+
+def test_exact_attention_has_a_fidelity_of_one():
+    report = audited("full", min_fidelity=0.9999)
+    found = report.embeddings
+    assert found.fidelity == pytest.approx(1.0)
+    assert found.lowest == pytest.approx(1.0)
+    assert (found.inputs, found.audited, found.skipped, found.items, found.undefined) == (20, 20, 0, 40, 0)
+    assert found.alarm is False
+    assert report.alarm is False
+    assert report.next_tokens is None
+    assert report.tolerance is None
+    json.dumps(report.to_dict(), allow_nan=False)
+    assert "fidelity ≥ 0.9999: no alarm" in str(report)
+    assert "not finite" in str(report).splitlines()[0]
+
+
+@pytest.mark.parametrize("pooling", ["mean", "cls"])
+def test_the_fidelity_is_the_mean_cosine_of_the_embeddings(pooling):
+    model, cosines = sharp(), []
+    for ids in batches(4):
+        exact = embedded(model, ids, pooling)
+        sq.hf.swap(model, BAD)
+        cosines += torch.cosine_similarity(embedded(model, ids, pooling), exact).tolist()
+        sq.hf.restore(model)
+    found = audited(BAD, batches(4), min_fidelity=0.5, pooling=pooling).embeddings
+    assert found.fidelity == pytest.approx(sum(cosines) / len(cosines), abs=1e-5)
+    assert found.lowest == pytest.approx(min(cosines), abs=1e-5)
+    assert found.lowest < 0.99
+
+
+def test_a_method_that_keeps_the_floor_raises_no_alarm_and_a_worse_one_does(caplog):
+    with caplog.at_level(logging.WARNING, logger="subquad.audit"):
+        healthy = audited(CLOSE, min_fidelity=0.97)
+    assert 0.97 < healthy.embeddings.fidelity < 1
+    assert healthy.embeddings.fidelity_bound < healthy.embeddings.fidelity
+    assert healthy.alarm is False
+    assert not caplog.records  # although rows have large errors
+    assert healthy.overall.largest > 0.3
+    with caplog.at_level(logging.WARNING, logger="subquad.audit"):
+        report = audited(BAD, batches(60), min_fidelity=0.97)
+    assert report.alarm is True
+    assert report.embeddings.fidelity < 0.97
+    (record,) = caplog.records  # once
+    assert "the embeddings have a mean cosine of 0." in record.message
+    assert "and the floor is 0.97; use closer methods" in record.message
+
+
+def test_sharper_attention_than_the_method_was_chosen_for_raises_an_alarm():
+    model = sharp()
+    for name, parameter in model.named_parameters():
+        if "query" in name:
+            parameter.data.mul_(8.0)
+    assert audited("clustered:clusters=8", model=sharp(1.0), min_fidelity=0.99).alarm is False
+    assert audited("clustered:clusters=8", model=model, min_fidelity=0.99).alarm is True
+
+
+def test_padding_has_no_part_in_an_embedding():
+    ids, mask = padded_ids((12, 5))
+    model = sharp()
+    sq.hf.swap(model, BAD)
+    found = []
+    for fill in (0, 1):  # another content of the padding
+        with sq.audit(model, min_fidelity=0.5, every=1) as audit, torch.no_grad():
+            model(input_ids=ids * mask.long() + fill * (1 - mask.long()), attention_mask=mask)
+        found.append(audit.report().embeddings)
+    assert found[0].items == 2
+    assert found[0].fidelity == pytest.approx(found[1].fidelity, abs=1e-6)
+
+
+def test_nothing_is_changed_or_counted_by_the_passes_of_an_audit():
+    model, ids = sharp(), batches(1)[0]
+    sq.hf.swap(model, BAD)
+    wanted = embedded(model, ids, "mean")
+    with sq.audit(model, min_fidelity=0.5, every=1) as audit:
+        assert torch.equal(embedded(model, ids, "mean"), wanted)
+    assert {layer.calls for layer in audit.report().layers} == {1}
+    embedded(model, ids, "mean")
+    assert audit.report().embeddings.inputs == 1  # it has stopped
+    with sq.audit(model, min_fidelity=0.5, every=1) as audit, torch.no_grad():
+        model.train()(ids)
+    assert audit.report().embeddings.skipped == 1
+
+
+def test_calls_of_forward_are_seen_and_copies_and_compiled_models_run():
+    model, ids = sharp(), batches(1)[0]
+    sq.hf.swap(model, BAD)
+    wanted = embedded(model, ids, "mean")
+    with sq.audit(model, min_fidelity=0.5, every=1) as audit, torch.no_grad():
+        model.forward(ids)  # as a SentenceTransformer calls it
+        assert audit.report().embeddings.inputs == 1
+        for part in model.modules():  # of the layers' own watches, a copy has none
+            vars(part).pop("watch", None)
+        copied = copy.deepcopy(model)
+        copied.embeddings.word_embeddings.weight.zero_()
+        assert not torch.allclose(embedded(copied, ids, "mean"), wanted)
+        assert torch.equal(embedded(model, ids, "mean"), wanted)
+        assert audit.report().embeddings.inputs == 2
+        compiled = torch.compile(model, backend="eager")
+        assert torch.allclose(compiled(ids).last_hidden_state.mean(1), wanted, atol=1e-5)
+        assert audit.report().embeddings.inputs == 3
+    assert "forward" not in vars(model)
+
+
+def test_embeddings_that_are_not_finite_count_as_wrong():
+    model = sharp()
+    sq.hf.swap(model, "full")
+    with torch.no_grad(), sq.audit(model, min_fidelity=0.9, every=1) as audit:
+        model(inputs_embeds=torch.full((1, 20, 32), float("nan")))
+    found = audit.report().embeddings
+    assert (found.items, found.undefined) == (1, 1)
+    assert found.fidelity is None
+    assert found.evidence > 1
+
+
+def test_a_recorded_floor_is_the_default_and_is_saved_with_the_model(tmp_path):
+    model = sharp()
+    sq.hf.swap(model, CLOSE)
+    with pytest.raises(ValueError, match="nothing would raise an alarm: no plan with a floor was swapped into this"):
+        sq.audit(model)
+    record_floor(model, {"min_fidelity": 0.97, "pooling": "mean"})
+    model.save_pretrained(tmp_path)
+    again = type(model).from_pretrained(tmp_path).eval()
+    for each in (model, again, torch.nn.ModuleDict({"inside": again})):
+        with sq.audit(each) as audit:
+            assert audit.report().embeddings.floor == "fidelity ≥ 0.97"
+    with sq.audit(again, min_fidelity=0.5) as audit:
+        assert audit.report().embeddings.floor == "fidelity ≥ 0.5"
+    sq.hf.swap(again, BAD)  # other methods: what was verified was not of them
+    with pytest.raises(ValueError, match="nothing would raise an alarm"):
+        sq.audit(again)
+
+
+@pytest.mark.parametrize(("options", "message"), [
+    ({"min_fidelity": 0.0}, "min_fidelity=0.0, but it must be above 0 and at most 1"),
+    ({"min_fidelity": 0.9, "max_kl": 0.1}, "max_kl=0.1 and min_fidelity=0.9 are both given"),
+    ({"min_fidelity": 0.9, "pooling": "max"}, "pooling='max', but it must be 'mean' or 'cls'"),
+])  # fmt: skip
+def test_bad_floors_are_named(options, message):
+    model = sharp()
+    sq.hf.swap(model, CLOSE)
+    with pytest.raises(ValueError, match=message):
+        sq.audit(model, **options)
+
+
+def test_a_floor_of_embeddings_needs_a_model_that_has_them():
+    model = build("llama").model
+    sq.hf.swap(model, "full")
+    with pytest.raises(ValueError, match=r"is a floor of embeddings, but .* is a causal language model"):
+        sq.audit(model, min_fidelity=0.9)
+    with pytest.raises(ValueError, match=r"is not a transformers model"):
+        sq.audit(sq.nn.MultiheadAttention(64, 4, method="full"), min_fidelity=0.9)
