@@ -173,9 +173,16 @@ def test_a_method_that_is_not_causal_is_refused_with_one_that_is():
 
 
 def test_an_architecture_outside_the_interface_is_refused_by_name():
-    model = hf.MPNetModel(hf.MPNetConfig(**(TEXT | {"pad_token_id": 1})))
-    with pytest.raises(ValueError, match="MPNetModel computes its attention itself"):
+    model = hf.NystromformerModel(hf.NystromformerConfig(**TEXT))
+    with pytest.raises(ValueError, match=r"NystromformerModel computes its attention itself.* swapped into it; archit"):
         sq.hf.swap(model, "clustered")
+
+
+@pytest.mark.parametrize("name", ["Deberta", "DebertaV2"])
+def test_attention_that_no_method_computes_is_refused_with_what_it_has(name):
+    config = getattr(hf, f"{name}Config")(**TEXT, relative_attention=True, pos_att_type=["p2c", "c2p"])
+    with pytest.raises(ValueError, match=rf"{name}Model computes its attention itself.*; its attention is disentangled"):
+        sq.hf.swap(getattr(hf, f"{name}Model")(config), "full")
 
 
 def test_not_a_transformers_model():
