@@ -249,8 +249,8 @@ def inspect_layers(model: PreTrainedModel) -> list[Layer]:
             why = f"; {OWN_TERMS[model_type]}" if model_type in OWN_TERMS else ""
             raise ValueError(
                 f"{type(part).__name__}{where} computes its attention itself, not through transformers' attention "
-                f"interface, so nothing can be swapped into it{why}; architectures that can: BERT, RoBERTa, DistilBERT, "
-                "ModernBERT, MPNet, ViT, wav2vec2, Whisper, T5, BART, Llama, GPT-2 and most others"
+                f"interface, so nothing can be swapped into it{why}; architectures that can: BERT, RoBERTa, "
+                "DistilBERT, ModernBERT, MPNet, ViT, wav2vec2, Whisper, T5, BART, Llama, GPT-2 and most others"
             )
     modules = [(name, module) for name, module in model.named_modules() if uses_interface(module)]
     if not modules:

@@ -91,7 +91,7 @@ def bad_inputs(model, text, folder):
         "no model at": ["/no/such/model"],
         "has no config.json": [str(folder / "hollow")],
         "config.json is not JSON": [str(folder / "damaged")],
-        "MPNetModel computes its attention itself": [model("mpnet")],
+        "DebertaModel computes its attention itself": [model("deberta")],
         "is an encoder-decoder": [model("t5")],
         "key of attention layer 1 (encoder.layer.1.attention.self) is not finite": [model("nan")],
         "no file or folder at": [bert, "--text", str(folder / "missing.txt")],

@@ -1,0 +1,218 @@
+"""What `clustered-tail` would lose if it took a bias of distance, as MPNet and T5 add one to their logits.
+
+    python benchmarks/distance_bias.py BOOK [--model FOLDER] [--lengths 512 2048] [--windows 0 16 32 64 128] [--out FILE]
+
+The model is all-mpnet-base-v2 by default, from PyPI (`mpnet_base.py`), whose positions are stretched beyond 512 tokens.
+Its queries, keys and values are those of one passage, with exact attention in every layer.
+
+In `clustered-tail` each query i gives each key j a weight: e^{s_ij} to an exact key, e^{r_ij} to a key of a cell, with
+s_ij = scale·q_i·k_j and r_ij = scale·q̄·k_j + scale·(q_i − q̄)·k̄_x. So all of it is a dense matrix of logits here, in
+plain PyTorch, to which a bias b(j − i) is added in several ways. Exact keys, and keys at most `window` from the query,
+have their own bias. Keys of cells have:
+
+    far     the bias of far keys, which is the same for all of them: softmax does not see it, and cells need nothing
+    mean    ln Σ e^{b(j − i)} / n over the n keys of the cell that are not near the query
+    own     their own, which no cell could know: the limit
+
+The figures are relative errors of a layer's output to that of exact attention with the same logits: ‖out − exact‖ /
+‖exact‖, as the mean over layers. "No bias" is `clustered-tail` as it is, to exact attention without a bias, of the same
+queries, keys and values.
+"""
+
+import argparse
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import mpnet_base
+import torch
+from torch import Tensor
+
+from subquad import hf
+from subquad.kernels.attention.tail.choice import covariance_in_clusters, terms_of_keys
+from subquad.kernels.attention.tail.reference import exact_keys_and_cells
+from subquad.kernels.selection.cells.op import key_cells
+from subquad.kernels.selection.clusters.op import query_clusters
+from subquad.kernels.selection.groups import broadcast, group_mean
+from subquad.methods.clustered_tail import ClusteredTail, root
+from subquad.tools.data.texts import read_documents
+from subquad.tools.measure.capture import LayerInputs, recorded
+from subquad.tools.models.pretrained import Pretrained, load
+from subquad.tools.runs import machine
+
+WAYS = ("far", "mean", "own")
+CHOICES = ("products", "products and bias")
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One way to add the bias. `way` None: no bias at all. `choice`: what top keys are chosen by."""
+
+    window: int
+    way: str | None
+    choice: str = "products"
+
+
+@dataclass(frozen=True)
+class Head:
+    """Queries, keys and values (N,D) of one head, its clusters, and the cells of its keys."""
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    labels: Tensor
+    cell: Tensor
+    clusters: int
+    cells: int
+    scale: float
+
+
+def of_distances(bias: Tensor) -> Tensor:
+    """The bias b_h(δ) of each distance δ = −(N−1), …, N−1 from a dense one (1,H,N,N); it depends on nothing else."""
+    table = torch.cat([bias[0, :, :, 0].flip(1), bias[0, :, 0, 1:]], dim=1)
+    if not torch.equal(dense(table, bias.shape[2]), bias[0]):
+        raise SystemExit("the model's bias is not one of distance")
+    return table
+
+
+def dense(table: Tensor, tokens: int) -> Tensor:
+    """b_h(j − i) as (H,N,N)."""
+    at = torch.arange(tokens)
+    return table[:, at - at[:, None] + table.shape[1] // 2]
+
+
+def heads_of(call: LayerInputs, method: ClusteredTail) -> Iterator[Head]:
+    """The heads of a layer, with the clusters and cells that `clustered-tail` makes."""
+    N, scale = call.query.shape[2], call.options["scale"]
+    clusters = method.clusters or root(2 * N)
+    labels = query_clusters(
+        call.query, call.key, None, None, space="logits", counts=None, seed=0,
+        clusters=clusters, bits=method.bits, iterations=method.iterations, refine=method.refine,
+    )  # fmt: skip
+    cell = key_cells(call.key, call.value, None, cells=method.cells, seed=0)
+    for h in range(call.query.shape[1]):
+        tensors = (call.query[0, h], call.key[0, h], call.value[0, h], labels[0, h], cell[0, h])
+        yield Head(*tensors, clusters, method.cells, scale)
+
+
+def chosen_keys(head: Head, topk: int, bias: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    """q̄ of each cluster, whether key j is exact for cluster c (C,M), and k̄ of each cell as cluster c sees it (X,C,D).
+
+    A bias (N,M) adds its mean over the cluster's queries to the scores.
+    """
+    query, key, labels, cell = (x[None, None] for x in (head.query, head.key, head.labels, head.cell))
+    means, top = group_mean(query, labels, head.clusters), None
+    if bias is not None:
+        terms = terms_of_keys(key, cell, covariance_in_clusters(query, labels, means), head.cells, head.scale)
+        scores = means @ key.mT * head.scale + terms[:, :, None] + group_mean(bias[None, None], labels, head.clusters)
+        top = scores.topk(topk).indices.sort(dim=-1).values
+    means, top, tail = exact_keys_and_cells(
+        query, key, head.value[None, None], labels, cell, top, head.clusters, topk, head.cells, head.scale, means=means
+    )
+    return means[0, 0], torch.zeros(head.clusters, len(head.key)).scatter(1, top[0, 0], 1).bool(), tail.key[0, 0]
+
+
+def logits_of(head: Head, topk: int, window: int, bias: Tensor | None) -> tuple[Tensor, Tensor]:
+    """The logits that `clustered-tail` gives each pair (N,M), and which pairs are exact; without the bias."""
+    means, exact, centroids = chosen_keys(head, topk, bias)
+    products = head.query @ head.key.T * head.scale
+    at = torch.arange(len(head.query))
+    is_exact = exact[head.labels] | ((at - at[:, None]).abs() <= window)
+    apart = head.query - broadcast(means[None, None], head.labels[None, None])[0, 0]
+    by_cell = (centroids[:, head.labels] * apart).sum(-1).T * head.scale  # (N,X)
+    cells = (means @ head.key.T * head.scale)[head.labels] + by_cell[:, head.cell]
+    return torch.where(is_exact, products, cells), is_exact
+
+
+def bias_of_cells(head: Head, bias: Tensor, window: int) -> Tensor:
+    """ln of the mean of e^b over the keys of each key's cell that are not near the query (N,M)."""
+    at = torch.arange(len(head.query))
+    far = ((at - at[:, None]).abs() > window).to(bias.dtype)
+    member = torch.nn.functional.one_hot(head.cell, head.cells).to(bias.dtype)
+    mean = (far * bias.exp()) @ member / (far @ member)
+    return mean.log()[:, head.cell]
+
+
+def error(head: Head, topk: int, setting: Setting, bias: Tensor) -> float:
+    """The relative error of a head's output, ‖out − exact‖² and ‖exact‖² as one ratio."""
+    products = head.query @ head.key.T * head.scale
+    if setting.way is None:
+        approximate, _ = logits_of(head, topk, setting.window, None)
+        exact = products
+    else:
+        seen = bias if setting.choice == "products and bias" else None
+        approximate, is_exact = logits_of(head, topk, setting.window, seen)
+        far = (bias[0, -1] + bias[-1, 0]) / 2  # of the first query's last key, and of the last one's first
+        in_cells = {"far": far, "mean": bias, "own": bias}[setting.way]
+        if setting.way == "mean":
+            in_cells = bias_of_cells(head, bias, setting.window)
+        approximate = approximate + torch.where(is_exact, bias, in_cells)
+        exact = products + bias
+    wanted = exact.softmax(-1) @ head.value
+    return float((approximate.softmax(-1) @ head.value - wanted).square().sum()), float(wanted.square().sum())
+
+
+def layer_errors(call: LayerInputs, settings: Sequence[Setting], method: ClusteredTail) -> Tensor:
+    """The relative error of each setting in one layer."""
+    bias = of_distances(call.options["bias"])
+    squares = torch.zeros(len(settings), 2, dtype=torch.float64)
+    N = call.query.shape[2]
+    for h, head in enumerate(heads_of(call, method)):
+        of_head = dense(bias[h : h + 1], N)[0]
+        topk = min(method.topk or root(8 * N), N)
+        squares += torch.tensor([error(head, topk, setting, of_head) for setting in settings], dtype=torch.float64)
+    return (squares[:, 0] / squares[:, 1]).sqrt()
+
+
+def settings_of(windows: Sequence[int]) -> list[Setting]:
+    """All rows: without a bias, and with one in each way."""
+    with_bias = [Setting(w, way, choice) for w in windows for choice in CHOICES for way in WAYS]
+    return [*(Setting(w, None) for w in windows), *with_bias]
+
+
+def table(title: str, settings: Sequence[Setting], errors: Tensor) -> str:
+    """The errors of one length in Markdown, with their ratio to the default without a bias."""
+    means, base = errors.mean(0), float(errors.mean(0)[0])
+    by_setting = dict(zip(settings, means.tolist(), strict=True))
+    columns = [(None, "products"), *((way, choice) for choice in CHOICES for way in WAYS)]
+    names = ["no bias", *(way + (", chosen with the bias" if choice != "products" else "") for way, choice in columns[1:])]
+    lines = [f"### {title}", "", "| window | " + " | ".join(names) + " |", "| --- |" + " --- |" * len(names)]
+    for window in sorted({setting.window for setting in settings}):
+        row = [by_setting[Setting(window, way, choice)] for way, choice in columns]
+        lines.append(f"| {window} | " + " | ".join(f"{e:.4f} ({e / base:.2f}×)" for e in row) + " |")
+    return "\n".join(lines)
+
+
+def passage(pretrained: Pretrained, book: Path, length: int, start: int) -> list[int]:
+    """`length` tokens of a text, special ones included, from a character on."""
+    document = read_documents([book])[0][start : start + 8 * length]
+    return pretrained.wrap(pretrained.content_ids(document), length)
+
+
+@torch.no_grad()
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("book", type=Path)
+    parser.add_argument("--model", help="a folder; default: all-mpnet-base-v2 as `mpnet_base.py` makes it")
+    parser.add_argument("--lengths", type=int, nargs="*", default=[512, 2048])
+    parser.add_argument("--windows", type=int, nargs="*", default=[0, 16, 32, 64, 128])
+    parser.add_argument("--start", type=int, default=20_000, help="first character of the passage")
+    parser.add_argument("--out", type=Path)
+    arguments = parser.parse_args()
+    if arguments.model is None:
+        arguments.model = str(mpnet_base.folder())
+    pretrained, settings, parts = load(arguments.model), settings_of(arguments.windows), []
+    for length in arguments.lengths:
+        if (hf.position_limit(pretrained.model) or length) < length:
+            hf.extend_positions(pretrained.model, length)
+        with recorded(pretrained.model) as calls:
+            pretrained.forward([passage(pretrained, arguments.book, length, arguments.start)])
+        errors = torch.stack([layer_errors(call, settings, ClusteredTail()) for call in calls])
+        parts.append(table(f"{length:,} tokens, {len(calls)} layers", settings, errors))
+        print(parts[-1], flush=True)
+    if arguments.out:
+        arguments.out.write_text(f"{machine.versions()}\n\n" + "\n\n".join(parts) + "\n")
+
+
+if __name__ == "__main__":
+    main()
