@@ -95,6 +95,21 @@ def test_the_folder_of_a_plan_is_no_method(tmp_path):
     assert case.model.config._attn_implementation == "eager"
 
 
+@pytest.mark.parametrize("side", ["right", "left"])
+@pytest.mark.parametrize("method", ["full", "full:kernel=subquad", "oracle-top:topk=64"])
+def test_the_encoder_of_t5_alone_takes_its_bias(method, side):
+    torch.manual_seed(0)
+    config = hf.T5Config(vocab_size=60, d_model=32, d_kv=8, d_ff=48, num_layers=2, num_heads=4)
+    model = hf.T5EncoderModel(config).eval()
+    for parameter in (p for p in model.parameters() if p.ndim > 1):
+        parameter.data.mul_(3.0)
+    ids, mask = padded_ids(side)
+    want = model(input_ids=ids, attention_mask=mask).last_hidden_state
+    assert {layer.kind for layer in sq.hf.swap(model, method).layers} == {"biased self-attention"}
+    have = model(input_ids=ids, attention_mask=mask).last_hidden_state
+    torch.testing.assert_close(have, want, atol=1e-5, rtol=1e-5)
+
+
 def test_t5_refuses_methods_without_bias():
     case = build("t5")
     with pytest.raises(ValueError, match=r"takes no additive bias .* position bias"):
