@@ -8,12 +8,13 @@ Its queries, keys and values are those of one passage, with exact attention in e
 
 In `clustered-tail` each query i gives each key j a weight: e^{s_ij} to an exact key, e^{r_ij} to a key of a cell, with
 s_ij = scale·q_i·k_j and r_ij = scale·q̄·k_j + scale·(q_i − q̄)·k̄_x. So all of it is a dense matrix of logits here, in
-plain PyTorch, to which a bias b(j − i) is added in several ways. Exact keys, and keys at most `window` from the query,
-have their own bias. Keys of cells have:
+plain PyTorch, to which a bias b(j − i) is added in several ways. Keys at most `window` from the query are exact, and
+have their own bias. The others:
 
-    far     the bias of far keys, which is the same for all of them: softmax does not see it, and cells need nothing
-    mean    ln Σ e^{b(j − i)} / n over the n keys of the cell that are not near the query
-    own     their own, which no cell could know: the limit
+    near    have all the same, that of far keys: softmax does not see it, and nothing but the window is new
+    top     the same, but the cluster's exact keys have their own
+    mean    exact keys have their own, and those of a cell ln Σ e^{b(j − i)} / n over its n keys that are not near
+    own     all have their own, which no cell could know: the limit
 
 The figures are relative errors of a layer's output to that of exact attention with the same logits: ‖out − exact‖ /
 ‖exact‖, as the mean over layers. "No bias" is `clustered-tail` as it is, to exact attention without a bias, of the same
@@ -30,28 +31,25 @@ import torch
 from torch import Tensor
 
 from subquad import hf
-from subquad.kernels.attention.tail.choice import covariance_in_clusters, terms_of_keys
 from subquad.kernels.attention.tail.reference import exact_keys_and_cells
 from subquad.kernels.selection.cells.op import key_cells
 from subquad.kernels.selection.clusters.op import query_clusters
-from subquad.kernels.selection.groups import broadcast, group_mean
+from subquad.kernels.selection.groups import broadcast
 from subquad.methods.clustered_tail import ClusteredTail, root
 from subquad.tools.data.texts import read_documents
 from subquad.tools.measure.capture import LayerInputs, recorded
 from subquad.tools.models.pretrained import Pretrained, load
 from subquad.tools.runs import machine
 
-WAYS = ("far", "mean", "own")
-CHOICES = ("products", "products and bias")
+WAYS = ("near", "top", "mean", "own")
 
 
 @dataclass(frozen=True)
 class Setting:
-    """One way to add the bias. `way` None: no bias at all. `choice`: what top keys are chosen by."""
+    """A window, and a way to add the bias; None: no bias at all."""
 
     window: int
     way: str | None
-    choice: str = "products"
 
 
 @dataclass(frozen=True)
@@ -96,35 +94,28 @@ def heads_of(call: LayerInputs, method: ClusteredTail) -> Iterator[Head]:
         yield Head(*tensors, clusters, method.cells, scale)
 
 
-def chosen_keys(head: Head, topk: int, bias: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-    """q̄ of each cluster, whether key j is exact for cluster c (C,M), and k̄ of each cell as cluster c sees it (X,C,D).
-
-    A bias (N,M) adds its mean over the cluster's queries to the scores.
-    """
-    query, key, labels, cell = (x[None, None] for x in (head.query, head.key, head.labels, head.cell))
-    means, top = group_mean(query, labels, head.clusters), None
-    if bias is not None:
-        terms = terms_of_keys(key, cell, covariance_in_clusters(query, labels, means), head.cells, head.scale)
-        scores = means @ key.mT * head.scale + terms[:, :, None] + group_mean(bias[None, None], labels, head.clusters)
-        top = scores.topk(topk).indices.sort(dim=-1).values
+def exact_keys(head: Head, topk: int) -> tuple[Tensor, Tensor, Tensor]:
+    """q̄ of each cluster, whether key j is exact for it (C,M), and k̄ of each cell as the cluster sees it (X,C,D)."""
+    query, key, value, labels, cell = (
+        x[None, None] for x in (head.query, head.key, head.value, head.labels, head.cell)
+    )
     means, top, tail = exact_keys_and_cells(
-        query, key, head.value[None, None], labels, cell, top, head.clusters, topk, head.cells, head.scale, means=means
+        query, key, value, labels, cell, None, head.clusters, topk, head.cells, head.scale
     )
     return means[0, 0], torch.zeros(head.clusters, len(head.key)).scatter(1, top[0, 0], 1).bool(), tail.key[0, 0]
 
 
 @dataclass(frozen=True)
 class Pairs:
-    """Logits of all pairs (N,M) of a head, without the bias: as exact keys, as keys of cells; and which keys are top."""
+    """Logits of a head's pairs (N,M) without the bias, as exact keys and as keys of cells; and which keys are top."""
 
     products: Tensor
     of_cells: Tensor
     top: Tensor
 
-    def seen(self, window: int) -> tuple[Tensor, Tensor]:
-        """The logits that the method gives each pair, and which pairs are exact."""
-        is_exact = self.top | near(len(self.products), window)
-        return torch.where(is_exact, self.products, self.of_cells), is_exact
+    def seen(self, window: int) -> Tensor:
+        """The logits that the method gives each pair."""
+        return torch.where(self.top | near(len(self.products), window), self.products, self.of_cells)
 
 
 def near(tokens: int, window: int) -> Tensor:
@@ -133,38 +124,42 @@ def near(tokens: int, window: int) -> Tensor:
     return (at - at[:, None]).abs() <= window
 
 
-def pairs_of(head: Head, topk: int, bias: Tensor | None = None) -> Pairs:
-    """The logits of a head; with a bias, top keys are chosen by it too."""
-    means, exact, centroids = chosen_keys(head, topk, bias)
+def pairs_of(head: Head, topk: int) -> Pairs:
+    """The logits of a head."""
+    means, exact, centroids = exact_keys(head, topk)
     apart = head.query - broadcast(means[None, None], head.labels[None, None])[0, 0]
     by_cell = (centroids[:, head.labels] * apart).sum(-1).T * head.scale  # (N,X)
     of_cells = (means @ head.key.T * head.scale)[head.labels] + by_cell[:, head.cell]
     return Pairs(head.query @ head.key.T * head.scale, of_cells, exact[head.labels])
 
 
-def bias_of_cells(head: Head, bias: Tensor, window: int) -> Tensor:
-    """ln of the mean of e^b over the keys of each key's cell that are not near the query (N,M)."""
-    far = (~near(len(head.query), window)).to(bias.dtype)
-    member = torch.nn.functional.one_hot(head.cell, head.cells).to(bias.dtype)
-    mean = (far * bias.exp()) @ member / (far @ member)
-    return mean.log()[:, head.cell]
+def bias_seen(head: Head, pairs: Pairs, setting: Setting, bias: Tensor) -> Tensor:
+    """The bias that each pair has in one of the ways (N,M)."""
+    close, far = near(len(bias), setting.window), (bias[0, -1] + bias[-1, 0]) / 2  # the mean of both sides' last
+    if setting.way == "near":
+        return torch.where(close, bias, far)
+    if setting.way == "top":
+        return torch.where(close | pairs.top, bias, far)
+    if setting.way == "mean":
+        return torch.where(close | pairs.top, bias, bias_of_cells(head, bias, ~close))
+    return bias
+
+
+def bias_of_cells(head: Head, bias: Tensor, far: Tensor) -> Tensor:
+    """ln of the mean of e^b over the keys of each key's cell that are far from the query (N,M)."""
+    member, counted = torch.nn.functional.one_hot(head.cell, head.cells).to(bias.dtype), far.to(bias.dtype)
+    return ((counted * bias.exp()) @ member / (counted @ member)).log()[:, head.cell]
 
 
 def squared_errors(head: Head, topk: int, settings: Sequence[Setting], bias: Tensor) -> Tensor:
     """‖out − exact‖² and ‖exact‖² of each setting, (settings, 2)."""
-    by_choice = dict(zip(CHOICES, (pairs_of(head, topk), pairs_of(head, topk, bias)), strict=True))
-    far = (bias[0, -1] + bias[-1, 0]) / 2  # of the first query's last key, and of the last query's first
-    in_cells = {"far": far, "own": bias}
-    means = {w: bias_of_cells(head, bias, w) for w in {s.window for s in settings if s.way == "mean"}}
+    pairs = pairs_of(head, topk)
+    plain, biased = ((pairs.products + b).softmax(-1) @ head.value for b in (0, bias))
     squares = []
     for setting in settings:
-        pairs = by_choice[setting.choice]
-        logits, is_exact = pairs.seen(setting.window)
-        exact = pairs.products
+        logits, wanted = pairs.seen(setting.window), plain if setting.way is None else biased
         if setting.way is not None:
-            of_cells = means[setting.window] if setting.way == "mean" else in_cells[setting.way]
-            logits, exact = logits + torch.where(is_exact, bias, of_cells), exact + bias
-        wanted = exact.softmax(-1) @ head.value
+            logits = logits + bias_seen(head, pairs, setting, bias)
         squares.append([float(x.square().sum()) for x in (logits.softmax(-1) @ head.value - wanted, wanted)])
     return torch.tensor(squares, dtype=torch.float64)
 
@@ -182,24 +177,19 @@ def layer_errors(call: LayerInputs, settings: Sequence[Setting], method: Cluster
 
 
 def settings_of(windows: Sequence[int]) -> list[Setting]:
-    """All rows: without a bias, and with one in each way."""
-    with_bias = [Setting(w, way, choice) for w in windows for choice in CHOICES for way in WAYS]
-    return [*(Setting(w, None) for w in windows), *with_bias]
+    """All columns of the table, window by window."""
+    return [Setting(window, way) for window in windows for way in (None, *WAYS)]
 
 
-def table(title: str, settings: Sequence[Setting], errors: Tensor) -> str:
-    """The errors of one length in Markdown, with their ratio to the default without a bias."""
-    means, base = errors.mean(0), float(errors.mean(0)[0])
-    by_setting = dict(zip(settings, means.tolist(), strict=True))
-    columns = [(None, "products"), *((way, choice) for choice in CHOICES for way in WAYS)]
-    names = [
-        "no bias",
-        *(way + (", chosen with the bias" if choice != "products" else "") for way, choice in columns[1:]),
-    ]
-    lines = [f"### {title}", "", "| window | " + " | ".join(names) + " |", "| --- |" + " --- |" * len(names)]
-    for window in sorted({setting.window for setting in settings}):
-        row = [by_setting[Setting(window, way, choice)] for way, choice in columns]
-        lines.append(f"| {window} | " + " | ".join(f"{e:.4f} ({e / base:.2f}×)" for e in row) + " |")
+def table(title: str, windows: Sequence[int], errors: Tensor) -> str:
+    """The errors (layers, settings) of one length in Markdown, with their ratio to the first one."""
+    means = errors.mean(0)
+    cells = [f"{error:.4f} ({error / means[0]:.2f}×)" for error in means.tolist()]
+    head = ["window", "no bias", *WAYS]
+    lines = [f"### {title}", "", f"| {' | '.join(head)} |", "| --- " * len(head) + "|"]
+    for number, window in enumerate(windows):
+        row = cells[number * (len(head) - 1) :][: len(head) - 1]
+        lines.append(f"| {window} | {' | '.join(row)} |")
     return "\n".join(lines)
 
 
@@ -228,7 +218,7 @@ def main() -> None:
         with recorded(pretrained.model) as calls:
             pretrained.forward([passage(pretrained, arguments.book, length, arguments.start)])
         errors = torch.stack([layer_errors(call, settings, ClusteredTail()) for call in calls])
-        parts.append(table(f"{length:,} tokens, {len(calls)} layers", settings, errors))
+        parts.append(table(f"{length:,} tokens, {len(calls)} layers", arguments.windows, errors))
         print(parts[-1], flush=True)
     if arguments.out:
         arguments.out.write_text(f"{machine.versions()}\n\n" + "\n\n".join(parts) + "\n")

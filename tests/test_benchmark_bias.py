@@ -40,7 +40,7 @@ def test_the_dense_form_is_the_method(script, model):
     method = sq.ClusteredTail(clusters=5, topk=6, cells=4, window=3)
     call = calls[1]
     heads = list(script.heads_of(call, method))
-    logits = torch.stack([script.pairs_of(head, 6).seen(3)[0] for head in heads])
+    logits = torch.stack([script.pairs_of(head, 6).seen(3) for head in heads])
     want = method(call.query, call.key, call.value, scale=call.options["scale"])[0]
     torch.testing.assert_close(logits.softmax(-1) @ call.value[0], want, atol=1e-5, rtol=1e-4)
 
@@ -49,13 +49,15 @@ def test_exact_keys_have_their_own_bias(script, model):
     with recorded(model) as calls, torch.no_grad():
         model(input_ids=torch.randint(5, 1000, (1, 60)))
     method = sq.ClusteredTail(clusters=5, topk=60, cells=4)
-    settings = [script.Setting(0, "far"), script.Setting(0, None)]
-    assert script.layer_errors(calls[0], settings, method).max() < 1e-5  # all keys are exact
+    settings = [script.Setting(0, way) for way in (None, "top", "mean", "own", "near")]
+    errors = script.layer_errors(calls[0], settings, method)
+    assert errors[:-1].max() < 1e-5  # all keys are exact
+    assert errors[-1] > 1e-3  # and have another bias than their own
     few = sq.ClusteredTail(clusters=5, topk=6, cells=4)
     settings = [script.Setting(window, way) for window in (0, 60) for way in script.WAYS]
     errors = script.layer_errors(calls[0], settings, few)
-    assert errors[:3].min() > 1e-3
-    assert errors[3:].max() < 1e-5
+    assert errors[:4].min() > 1e-3
+    assert errors[4:].max() < 1e-5
 
 
 def test_the_script_writes_a_table(script, model, tmp_path, monkeypatch):
@@ -70,7 +72,7 @@ def test_the_script_writes_a_table(script, model, tmp_path, monkeypatch):
     lines = (tmp_path / "out.md").read_text().splitlines()
     assert "### 40 tokens, 2 layers" in lines
     assert [line.split(" | ")[0] for line in lines[-2:]] == ["| 0", "| 8"]
-    assert len(lines[-1].split(" | ")) == 8
+    assert len(lines[-1].split(" | ")) == 6
 
 
 def test_a_bias_of_more_than_the_distance_is_refused(script):
