@@ -1,7 +1,7 @@
 """What `clustered-tail` would lose if it took a bias of distance, as MPNet and T5 add one to their logits.
 
     python benchmarks/distance_bias.py BOOK [--model FOLDER] [--lengths 512 2048] [--windows 0 16 32 64 128]
-                                       [--out FILE]
+                                       [--layers 2 6 10] [--out FILE]
 
 The model is all-mpnet-base-v2 by default, from PyPI (`mpnet_base.py`), whose positions are stretched beyond 512 tokens.
 Its queries, keys and values are those of one passage, with exact attention in every layer.
@@ -27,6 +27,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import mpnet_base
+import sheet
 import torch
 from torch import Tensor
 
@@ -39,8 +40,13 @@ from subquad.methods.clustered_tail import ClusteredTail, root
 from subquad.tools.data.texts import read_documents
 from subquad.tools.measure.capture import LayerInputs, recorded
 from subquad.tools.models.pretrained import Pretrained, load
-from subquad.tools.runs import machine
 
+ABOUT = """One passage of a novel in all-mpnet-base-v2; its positions are interpolated beyond 512 tokens.
+Relative error of the attention's output, mean of layers; in brackets, its ratio to that without a window and a bias.
+`near`: the bias of keys outside the window is constant.
+`top`: exact keys have their own bias.
+`mean`: a cell has the mean bias of its keys, too.
+`own`: each key has its own bias, which no cell can know."""
 WAYS = ("near", "top", "mean", "own")
 
 
@@ -181,16 +187,12 @@ def settings_of(windows: Sequence[int]) -> list[Setting]:
     return [Setting(window, way) for window in windows for way in (None, *WAYS)]
 
 
-def table(title: str, windows: Sequence[int], errors: Tensor) -> str:
+def table(windows: Sequence[int], errors: Tensor) -> str:
     """The errors (layers, settings) of one length in Markdown, with their ratio to the first one."""
-    means = errors.mean(0)
+    means, ways = errors.mean(0), 1 + len(WAYS)
     cells = [f"{error:.4f} ({error / means[0]:.2f}×)" for error in means.tolist()]
-    head = ["window", "no bias", *WAYS]
-    lines = [f"### {title}", "", f"| {' | '.join(head)} |", "| --- " * len(head) + "|"]
-    for number, window in enumerate(windows):
-        row = cells[number * (len(head) - 1) :][: len(head) - 1]
-        lines.append(f"| {window} | {' | '.join(row)} |")
-    return "\n".join(lines)
+    rows = [[str(window), *cells[n * ways : (n + 1) * ways]] for n, window in enumerate(windows)]
+    return sheet.table(["window", "no bias", *WAYS], rows)
 
 
 def passage(pretrained: Pretrained, book: Path, length: int, start: int) -> list[int]:
@@ -206,6 +208,7 @@ def main() -> None:
     parser.add_argument("--model", help="a folder; default: all-mpnet-base-v2 as `mpnet_base.py` makes it")
     parser.add_argument("--lengths", type=int, nargs="*", default=[512, 2048])
     parser.add_argument("--windows", type=int, nargs="*", default=[0, 16, 32, 64, 128])
+    parser.add_argument("--layers", type=int, nargs="*", help="layers that are measured; default: all")
     parser.add_argument("--start", type=int, default=20_000, help="first character of the passage")
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
@@ -217,11 +220,11 @@ def main() -> None:
             hf.extend_positions(pretrained.model, length)
         with recorded(pretrained.model) as calls:
             pretrained.forward([passage(pretrained, arguments.book, length, arguments.start)])
-        errors = torch.stack([layer_errors(call, settings, ClusteredTail()) for call in calls])
-        parts.append(table(f"{length:,} tokens, {len(calls)} layers", arguments.windows, errors))
-        print(parts[-1], flush=True)
-    if arguments.out:
-        arguments.out.write_text(f"{machine.versions()}\n\n" + "\n\n".join(parts) + "\n")
+        measured = [call for call in calls if arguments.layers is None or call.number in arguments.layers]
+        errors = torch.stack([layer_errors(call, settings, ClusteredTail()) for call in measured])
+        layers = ", ".join(str(call.number) for call in measured)
+        parts += [f"## {length:,} tokens", f"Layers {layers}.", table(arguments.windows, errors)]
+    sheet.publish("A bias of distance in clustered-tail", [ABOUT, *parts], arguments.out)
 
 
 if __name__ == "__main__":

@@ -65,14 +65,16 @@ def test_the_script_writes_a_table(script, model, tmp_path, monkeypatch):
     hf.AutoTokenizer.from_pretrained(str(get_model_path())).save_pretrained(tmp_path / "model")
     (tmp_path / "book.txt").write_text("A long river runs through the green valley. " * 60)
     options = ["--model", str(tmp_path / "model"), "--lengths", "40", "--windows", "0", "8", "--start", "0"]
-    monkeypatch.setattr(
-        sys, "argv", ["distance_bias.py", str(tmp_path / "book.txt"), *options, "--out", str(tmp_path / "out.md")]
-    )
-    script.main()
-    lines = (tmp_path / "out.md").read_text().splitlines()
-    assert "### 40 tokens, 2 layers" in lines
-    assert [line.split(" | ")[0] for line in lines[-2:]] == ["| 0", "| 8"]
-    assert len(lines[-1].split(" | ")) == 6
+    for layers, measured in (([], "Layers 0, 1."), (["--layers", "1"], "Layers 1.")):
+        arguments = [str(tmp_path / "book.txt"), *options, *layers, "--out", str(tmp_path / "out.md")]
+        monkeypatch.setattr(sys, "argv", ["distance_bias.py", *arguments])
+        script.main()
+        lines = (tmp_path / "out.md").read_text().splitlines()
+        assert "## 40 tokens" in lines
+        assert measured in lines
+        rows = [line.strip("| ").split(" | ") for line in lines if line.startswith(("| 0", "| 8"))]
+        assert [row[0] for row in rows] == ["0", "8"]
+        assert len(rows[1]) == 6
 
 
 def test_a_bias_of_more_than_the_distance_is_refused(script):
