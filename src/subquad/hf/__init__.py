@@ -13,6 +13,7 @@ sq.hf.extend_positions(model, 4096)                    # past the learned positi
 from subquad.hf.adapters import Adapter, load_adapter, read_adapter, save_adapter, weights_mark
 from subquad.hf.boundary import register
 from subquad.hf.layers import NAME, Layer, head_counts
+from subquad.hf.mpnet import join_interface
 from subquad.hf.positions import extend_positions, position_limit
 from subquad.hf.probe import find_layers
 from subquad.hf.reattaching import reattach
@@ -23,6 +24,7 @@ from subquad.hf.swapping import Swapped, bind, bounds, describe, keeping, refusa
 from subquad.hf.trial import register_trials
 from subquad.hf.unwrapping import transformers_model
 
+join_interface()
 register()
 register_trials()
 keep_swaps_in_files(reattach)

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from subquad.hf.exact import attend_exactly
+from subquad.hf.mpnet import give_configs
 from subquad.kernels.tokens.rotary import Rotary
 from subquad.masks import Mask
 from subquad.methods import BoundMethod, Method
@@ -24,6 +25,13 @@ KEEPS = {"first": "each item's first token", "ends": "each item's first and last
 NAME = "subquad"  # of our attention among transformers' own, and of the submodule that runs it
 
 STATE_MARK = "_subquad_state_layer"  # on keys that a `StateCache` handed out: the layer of it that did
+
+_DISENTANGLED = (
+    "its attention is disentangled: the logit of a query and a key has terms of each with an embedding of their "
+    "distance, q_i·r(j−i) and k_j·r(i−j), so it is not q_i·k_j and a bias of the distance alone"
+)
+# What attention of a model type has that no method here computes, in which case an adapter would not help.
+OWN_TERMS = {"deberta": _DISENTANGLED, "deberta-v2": _DISENTANGLED}
 
 _CROSS = re.compile(r"cross|encoder_attn|encdec|encoder_decoder", re.IGNORECASE)
 
@@ -98,7 +106,9 @@ class Layer:
         if self.window is not None and not traits.window:
             return f"{name!r} has no window and this layer attends to a window only (and is cheap already)"
         if self.biased and not traits.bias:
-            return f"{name!r} takes no additive bias and this layer adds a position bias to its logits"
+            return (
+                f"{name!r} takes no additive bias and this layer adds a position bias to its logits; 'full' takes one"
+            )
         if self.beside_softmax and not method.is_exact:
             return f"{name!r} knows no {' and no '.join(self.beside_softmax)}, which this layer has; 'full' does"
         return keep_refusal(method, cross=self.cross, window=self.window) if keep else None
@@ -233,13 +243,16 @@ def inspect_layers(model: PreTrainedModel) -> list[Layer]:
     Raises:
         ValueError: the model, or a part of it, computes attention in its own way; named.
     """
+    give_configs(model)
     for name, part in model.named_modules():
         if isinstance(part, PreTrainedModel) and not part._can_set_attn_implementation():
             where = f" (its part {name!r})" if name else ""
+            model_type = part.config.model_type
+            why = f"; {OWN_TERMS[model_type]}" if model_type in OWN_TERMS else ""
             raise ValueError(
                 f"{type(part).__name__}{where} computes its attention itself, not through transformers' attention "
-                "interface, so nothing can be swapped into it; architectures that can: BERT, RoBERTa, DistilBERT, "
-                "ModernBERT, ViT, wav2vec2, Whisper, T5, BART, Llama, GPT-2 and most others"
+                f"interface, so nothing can be swapped into it{why}; architectures that can: BERT, RoBERTa, "
+                "DistilBERT, ModernBERT, MPNet, ViT, wav2vec2, Whisper, T5, BART, Llama, GPT-2 and most others"
             )
     modules = [(name, module) for name, module in model.named_modules() if uses_interface(module)]
     if not modules:

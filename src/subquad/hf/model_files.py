@@ -14,7 +14,8 @@ Pooling = Literal["mean", "cls"]
 
 _READ_WHOLE = (".json", ".txt", ".model", ".jinja")  # by transformers; weights are mapped
 
-# What the config of sentence-transformers' pooling calls each way; several may be true, and are then joined.
+POOLING = "1_Pooling/config.json"  # of sentence-transformers
+# What it calls each way of pooling; several may be true, and are then joined.
 _MODES = "pooling_mode_"
 _MEAN, _CLS = "pooling_mode_mean_tokens", "pooling_mode_cls_token"
 
@@ -134,13 +135,18 @@ def is_sentence_transformer(where: str) -> bool:
     return True
 
 
+def says_pooling(where: str) -> bool:
+    """Whether the folder says how sentence-transformers makes an embedding of hidden states."""
+    return optional_file(where, POOLING) is not None
+
+
 def pooling_of(where: str) -> Pooling:
     """How sentence-transformers pools this model, where its folder says so; else the mean.
 
     Raises:
         InputError: a damaged file, or a way of pooling that is neither the mean nor the first token.
     """
-    file = optional_file(where, "1_Pooling/config.json")
+    file = optional_file(where, POOLING)
     if file is None:
         return "mean"
     config = read_json(file)

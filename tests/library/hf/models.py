@@ -120,6 +120,13 @@ def _t5() -> Case:
     return _seq2seq(hf.T5ForConditionalGeneration, config)
 
 
+def _mpnet() -> Case:
+    case = _text(hf.MPNetModel, hf.MPNetConfig(**TEXT | {"pad_token_id": 1}))
+    case.inputs["input_ids"][~case.inputs["attention_mask"].bool()] = 1
+    case.model.encoder.relative_attention_bias.weight.data.normal_()  # as large as in published models, trebled
+    return case
+
+
 def _bart() -> Case:
     config = hf.BartConfig(
         vocab_size=VOCAB, d_model=32, encoder_layers=2, decoder_layers=2, encoder_attention_heads=4,
@@ -182,6 +189,7 @@ BUILDERS: dict[str, Callable[[], Case]] = {
     "wav2vec2": _wav2vec2,
     "whisper": _whisper,
     "t5": _t5,
+    "mpnet": _mpnet,
     "bart": _bart,
     "llama": _llama,
     "mistral": _mistral,

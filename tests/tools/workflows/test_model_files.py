@@ -53,6 +53,18 @@ def test_another_way_of_pooling_is_refused(folder, content, message):
     assert "1_Pooling" in str(error.value)
 
 
+def test_an_embedding_model_may_name_the_language_model_that_it_was_made_from(model, tmp_path):
+    """As all-mpnet-base-v2 does, whose file has no weights of a language model's head."""
+    shutil.copytree(model("mpnet"), tmp_path / "model")
+    config = tmp_path / "model" / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"architectures": ["MPNetForMaskedLM"]}))
+    with pytest.raises(InputError, match=r"weights are not in the file and would be random \(lm_head"):
+        load(str(tmp_path / "model"))
+    (tmp_path / "model" / "1_Pooling").mkdir()
+    (tmp_path / "model" / "1_Pooling" / "config.json").write_text('{"pooling_mode_mean_tokens": true}')
+    assert load(str(tmp_path / "model")).kind == "embedding"
+
+
 def test_a_language_model_is_not_pooled(model, tmp_path):
     shutil.copytree(model("gpt2"), tmp_path / "model")
     (tmp_path / "model" / "1_Pooling").mkdir()

@@ -62,6 +62,7 @@ MAKERS = {
         )
     ),
     "mpnet": lambda: hf.MPNetModel(hf.MPNetConfig(**BERT | {"pad_token_id": 1})),
+    "deberta": lambda: hf.DebertaModel(hf.DebertaConfig(**BERT)),
     "qwen3": lambda: hf.Qwen3Model(hf.Qwen3Config(**BERT | {"pad_token_id": 1}, num_key_value_heads=2, head_dim=8)),
     "t5": lambda: hf.T5ForConditionalGeneration(hf.T5Config(vocab_size=200, d_model=32, d_kv=8, d_ff=48, num_layers=2)),
 }

@@ -11,6 +11,7 @@ from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
 import subquad as sq
+import subquad.hf  # puts MPNet on the interface
 from tests.library.hf.survey.checks import Check, checks_of, status_of, told
 from tests.library.hf.survey.long_prompts import by_halves
 from tests.library.hf.survey.outputs import TOLERANCE
