@@ -27,6 +27,7 @@ from subquad.tools.models.pretrained import Pretrained, load
 ENCODER = "encoder"
 OPSET = 23  # the first with an operator for attention, which ONNX Runtime has fused kernels for
 WITHOUT_MASK = "sdpa-without-mask"
+CHANGE_ATTENTION = ("sliding_window", "local_size", "softcap", "s_aux", "position_bias")
 
 Outputs = tuple[np.ndarray, ...]
 Run = Callable[[np.ndarray], Outputs]
@@ -98,13 +99,30 @@ def swapped(model: Pretrained, method: str | None) -> nn.Module:
 
 
 def attend_without_mask(
-    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: None, scaling: float | None = None, **_: Any
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    **others: Any,
 ) -> tuple[Tensor, None]:
-    """Exact attention without padding as one call of SDPA, so that no engine gets an N×N mask as data."""
+    """Exact attention without padding as one call of SDPA, so that no engine gets an N×N mask as data.
+
+    Raises:
+        InputError: the layer has a window, or anything else that needs more than this call.
+    """
+    changes = [name for name in CHANGE_ATTENTION if others.get(name) is not None]
+    if changes:
+        raise InputError(
+            f"attention with {changes[0]} is not converted; give a model whose layers attend to all tokens"
+        )
     groups = query.shape[1] // key.shape[1]
     if groups > 1:
         key, value = (x[:, :, None].expand(-1, -1, groups, -1, -1).flatten(1, 2) for x in (key, value))
-    out = F.scaled_dot_product_attention(query, key, value, scale=scaling, is_causal=module.is_causal)
+    causal = getattr(module, "is_causal", False)
+    out = F.scaled_dot_product_attention(query, key, value, scale=scaling, is_causal=causal)
     return out.transpose(1, 2).contiguous(), None
 
 

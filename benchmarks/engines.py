@@ -43,8 +43,8 @@ POSITIONS = 512  # of a prompt whose next tokens are compared, evenly spread
 ABOUT = """\
 Whole models, one item without padding, {threads} threads: an encoder's embedding, or a decoder's prefill with the \
 logits of the last token.
-Every engine has a process of its own and all get the same token ids; in every turn each row runs once, in a new order, \
-on a text of its own, while the other processes wait.
+Every engine has a process of its own and all get the same token ids.
+In every turn each row runs once, in a new order, while the other processes wait; each turn has a text of its own.
 One turn before them warms up.
 Times are medians with quartiles; the speed-up is the median of the ratios to PyTorch in fp32 within a turn.
 Fidelity is that to exact attention in PyTorch in fp32, over {texts}: the mean cosine of embeddings, or the KL \

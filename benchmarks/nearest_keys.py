@@ -36,8 +36,8 @@ TAIL = "clustered-tail"
 BOOKS = 2  # passages of the decoder
 
 ABOUT = """\
-The error ‖out − exact‖ / ‖exact‖ of the attention output, mean of layers, when each query attends to its own k keys of \
-largest logit and to nothing else.
+The error ‖out − exact‖ / ‖exact‖ of the attention output, mean of layers, when each query attends to its own k keys \
+of largest logit and to nothing else.
 IceFormer and every other attention that retrieves keys can reach at best this error with k keys.
 Only the approximation is compared: the nearest keys are found here from all logits, which takes quadratic time, so no \
 time is given.
