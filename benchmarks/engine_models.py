@@ -9,6 +9,7 @@ import hashlib
 import json
 import warnings
 from collections.abc import Callable
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,8 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
+from engine_sparse import THRESHOLDS, save_stateful, sparse_run
+from engine_workers import sparse_name
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
 
@@ -159,7 +162,7 @@ def example(length: int) -> Tensor:
 
 
 def openvino_runs(converted: Converted, model: Pretrained, threads: int) -> dict[str, Callable[[], Run]]:
-    """What compiles the model for OpenVINO, by number format."""
+    """What compiles the model for OpenVINO, by number format, or name of the sparse attention."""
     import openvino
 
     core = openvino.Core()
@@ -176,13 +179,17 @@ def openvino_runs(converted: Converted, model: Pretrained, threads: int) -> dict
         plain = core.read_model(converted.path("openvino", model, convert, "model.xml"))
         openvino.save_model(nncf.compress_weights(plain), path, compress_to_fp16=False)
 
-    def compiled(path: Path, precision: str) -> Run:
+    def network_of(made: Any, precision: str, **more: str) -> Any:
         wanted = {"f32": openvino.Type.f32, "bf16": openvino.Type.bf16}[precision]
         settings = {"INFERENCE_PRECISION_HINT": precision, "INFERENCE_NUM_THREADS": threads}
-        network = core.compile_model(path, "CPU", {**settings, "PERFORMANCE_HINT": "LATENCY"})
+        network = core.compile_model(made, "CPU", {**settings, "PERFORMANCE_HINT": "LATENCY", **more})
         used = network.get_property("INFERENCE_PRECISION_HINT")
         if used != wanted:
             raise InputError(f"OpenVINO computes in {used.to_string()} on this processor, not in {precision}")
+        return network
+
+    def compiled(path: Path, precision: str) -> Run:
+        network = network_of(path, precision)
 
         def run(ids: np.ndarray) -> Outputs:
             results = network(ids)
@@ -199,7 +206,12 @@ def openvino_runs(converted: Converted, model: Pretrained, threads: int) -> dict
     def int8() -> Run:
         return compiled(converted.path("openvino-int8", model, convert_int8, "model.xml"), fastest_precision())
 
-    return {"fp32": lambda: plain("f32"), "bf16": lambda: plain("bf16"), "int8 weights": int8}
+    def sparse(threshold: float) -> Run:
+        path = converted.path("openvino-stateful", model, partial(save_stateful, model), "model.xml")
+        return sparse_run(path, model, converted.length, threshold, partial(network_of, precision="bf16"))
+
+    runs = {"fp32": lambda: plain("f32"), "bf16": lambda: plain("bf16"), "int8 weights": int8}
+    return runs | {sparse_name(threshold): partial(sparse, threshold) for threshold in THRESHOLDS}
 
 
 def onnxruntime_runs(converted: Converted, model: Pretrained, threads: int) -> dict[str, Callable[[], Run]]:
@@ -218,7 +230,9 @@ def onnxruntime_runs(converted: Converted, model: Pretrained, threads: int) -> d
         from onnxruntime.quantization import QuantType, quantize_dynamic
 
         plain = converted.path("onnx", model, convert, "model.onnx")
-        quantize_dynamic(plain, path, weight_type=QuantType.QInt8, per_channel=True, use_external_data_format=True)
+        settings = {"weight_type": QuantType.QInt8, "per_channel": True, "use_external_data_format": True}
+        # Of linear layers: this function takes every operator named Attention for another one of that name.
+        quantize_dynamic(plain, path, op_types_to_quantize=["MatMul", "Gemm"], **settings)
 
     def session(path: Path) -> Run:
         options = onnxruntime.SessionOptions()

@@ -35,14 +35,15 @@ class Row:
 
     engine: str  # of PACKAGES
     numbers: str  # fp32, bf16, "int8 weights", "int8 dynamic"
-    method: str | None = None  # None: the model's own attention
+    method: str | None = None  # of subquad or the engine's sparse attention; None: the model's own
 
     @property
     def label(self) -> str:
         """The engine as a table names it."""
-        if self.method is not None:
-            return f"subquad `{self.method}`"
-        return {"torch": "PyTorch", "openvino": "OpenVINO", "onnxruntime": "ONNX Runtime"}[self.engine]
+        name = {"torch": "PyTorch", "openvino": "OpenVINO", "onnxruntime": "ONNX Runtime"}.get(self.engine, self.engine)
+        if self.method is None:
+            return name
+        return f"{name} `{self.method}`" if self.engine == "subquad" else f"{name} {self.method}"
 
     @property
     def is_exact(self) -> bool:
@@ -61,6 +62,11 @@ class Job(NamedTuple):
     length: int
     threads: int
     folder: Path
+
+
+def sparse_name(threshold: float) -> str:
+    """OpenVINO's sparse attention as a row's method."""
+    return f"XAttention, threshold {threshold}"
 
 
 class EngineError(RuntimeError):
@@ -156,7 +162,7 @@ def prepare(process: str, job: Job, rows: Sequence[Row]) -> dict[Row, Any]:
         loaders = makers[process](converted, model, job.threads)
 
         def load(row: Row) -> Any:
-            return loaders[row.numbers]()
+            return loaders[row.numbers if row.method is None else row.method]()
 
     return {row: attempt(load, row) for row in rows}
 

@@ -24,8 +24,9 @@ import numpy as np
 import sheet
 import torch
 from engine_models import ENCODER, Outputs, pretrained
-from engine_workers import PACKAGES, PROCESS, EngineError, Job, Row, Worker, missing
-from transformers.modeling_outputs import BaseModelOutput
+from engine_sparse import THRESHOLDS
+from engine_workers import PACKAGES, PROCESS, EngineError, Job, Row, Worker, missing, sparse_name
+from transformers.modeling_outputs import BaseModelOutputWithPast
 
 import subquad as sq
 from subquad.core.errors import InputError
@@ -52,7 +53,9 @@ divergence of next-token distributions in nats and the share of positions with t
 ({positions} positions of each prompt, the head of the fp32 model on each row's last hidden states).
 OpenVINO and ONNX Runtime run the model converted for this one length.
 OpenVINO's int8 weights are those of `nncf.compress_weights`, computed with bf16 on processors that have it; ONNX \
-Runtime's int8 is `quantize_dynamic` with a scale for each channel, which also rounds the inputs of products."""
+Runtime's int8 is `quantize_dynamic` with a scale for each channel, which also rounds the inputs of products.
+XAttention is OpenVINO's sparse prefill of decoders, with blocks of 64 and a stride of 8, from the package `openvino` \
+alone."""
 
 
 @dataclass(frozen=True)
@@ -70,8 +73,8 @@ class Figures:
         return ", ".join(f"{name} {text}" for name, text in self.fidelity.items())
 
 
-def rows_of(engines: Iterable[str], methods: Sequence[str]) -> list[Row]:
-    """The rows of some engines, PyTorch in fp32 first."""
+def rows_of(engines: Iterable[str], methods: Sequence[str], causal: bool) -> list[Row]:
+    """The rows of some engines, PyTorch in fp32 first; sparse prefill is for decoders alone."""
     rows = [EXACT]
     for engine in engines:
         if engine == "torch":
@@ -80,6 +83,8 @@ def rows_of(engines: Iterable[str], methods: Sequence[str]) -> list[Row]:
             rows += [Row("subquad", numbers, method) for method in methods for numbers in ("fp32", "bf16")]
         elif engine == "openvino":
             rows += [Row("openvino", numbers) for numbers in ("fp32", "bf16", "int8 weights")]
+            if causal:
+                rows += [Row("openvino", "bf16", sparse_name(threshold)) for threshold in THRESHOLDS]
         else:
             rows += [Row("onnxruntime", numbers) for numbers in ("fp32", "int8 dynamic")]
     return rows
@@ -123,7 +128,9 @@ def cosines(outputs: Mapping[Row, Outputs]) -> dict[Row, float]:
 def next_tokens(model: Pretrained, item: list[int], outputs: Mapping[Row, Outputs]) -> dict[Row, NextTokens]:
     """The next tokens of each row against the exact ones, at some positions."""
     step = -(-len(item) // POSITIONS)
-    runs = {str(row): Prefill(torch.from_numpy(out[0]), BaseModelOutput).every(step) for row, out in outputs.items()}
+    runs = {
+        str(row): Prefill(torch.from_numpy(out[0]), BaseModelOutputWithPast).every(step) for row, out in outputs.items()
+    }
     tokens, counted = (x[:, (len(item) - 1) % step :: step] for x in next_of(model.batch([item])))
     compared = differences(model.model, runs, str(EXACT), tokens, counted)
     return {row: compared[str(row)] for row in outputs}
@@ -266,12 +273,14 @@ def run(arguments: argparse.Namespace) -> None:
     for text in absent.values():
         print(text, file=sys.stderr)
     engines = [engine for engine in arguments.engines if engine not in absent]
-    rows = rows_of(engines, arguments.methods)
     documents = standard_library() if arguments.text is None else read_documents([arguments.text])
     sections, conclusions = [], []
     with ExitStack() as stack:
         folder = arguments.keep or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="engines-")))
-        workers = {process: Worker(process) for process in dict.fromkeys(PROCESS[row.engine] for row in rows)}
+        workers = {
+            process: Worker(process)
+            for process in dict.fromkeys(PROCESS[engine] for engine in (EXACT.engine, *engines))
+        }
         for worker in workers.values():
             stack.callback(worker.close)
         for name in arguments.models:
@@ -282,6 +291,7 @@ def run(arguments: argparse.Namespace) -> None:
                 else (arguments.lengths, arguments.turns)
             )
             text = read(own, documents, min(512, *lengths), 1, 0)
+            rows = rows_of(engines, arguments.methods, own.is_causal_lm)
             for length in lengths:
                 model = pretrained(name, length)
                 items = text.sequences(model, length, turns + 1)

@@ -102,8 +102,12 @@ def test_other_engines_give_what_pytorch_gives(engines, monkeypatch, tmp_path, n
         fidelity = rows[engine, "fp32"][2]
         assert fidelity == "1.0000" if name == "bert" else float(fidelity) < 1e-4
     assert ("ONNX Runtime", "int8 dynamic") in rows
+    sparse = [float(cells[2]) for (engine, _), cells in rows.items() if engine.startswith("OpenVINO XAttention")]
+    assert len(sparse) == (2 if name == "llama" else 0)
+    assert all(kl < 0.1 for kl in sparse)
     kept = {path: path.stat().st_mtime_ns for path in keep.rglob("*") if path.is_file()}
-    assert {path.parent.name.split("-40-")[0] for path in kept} == {"openvino", "openvino-int8", "onnx", "onnx-int8"}
+    stems = {"openvino", "openvino-int8", "onnx", "onnx-int8"} | ({"openvino-stateful"} if name == "llama" else set())
+    assert {path.parent.name.split("-40-")[0] for path in kept} == stems
     measure(engines, monkeypatch, tmp_path, name, *words)
     assert {path: path.stat().st_mtime_ns for path in keep.rglob("*") if path.is_file()} == kept  # not converted again
 
@@ -119,7 +123,7 @@ class Fake:
 
 
 def test_a_row_that_fails_is_listed_with_its_reason_and_the_others_go_on(engines, tmp_path):
-    rows = engines.rows_of(["torch", "openvino"], [])
+    rows = engines.rows_of(["torch", "openvino"], [], causal=False)
     fp32, bf16, *openvino = rows
 
     def broken(ids):
