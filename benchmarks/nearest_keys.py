@@ -109,7 +109,7 @@ def needed(row: Mapping[int, float], error: float) -> str:
 def main() -> None:
     """Print the table, and write it to a file if one is named."""
     data = os.environ.get("SUBQUAD_DATA", "data")
-    parser = sheet.arguments(__doc__ or "", (512, 2048, 4096), prompts=(2048,), keys=KEYS, data=data)
+    parser = sheet.arguments(__doc__ or "", (512, 2048), prompts=(2048,), keys=KEYS, data=data)
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     folder = Path(arguments.data)
