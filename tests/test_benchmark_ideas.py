@@ -101,3 +101,49 @@ def test_the_cheapest_setting_that_is_good_enough_and_the_rules(script):
     found = {line[1]: line[2:4] for line in settings.cheapest(rows)}
     assert found == {"0.99": ["50.0 %", "32, 64, 16"], "0.995": ["60.0 %", "64, 64, 16"], "0.998": ["–", "–"]}
     assert [line[3] for line in settings.by_rule(rows)] == ["64, 64, 16", "32, 64, 16"]
+
+
+def recorded_layers(head: list[torch.Tensor], mask: Mask) -> list[LayerInputs]:
+    options = {"mask": mask, "scale": SCALE, "bias": None, "dropout_p": 0.0}
+    return [LayerInputs(0, "layer", *(x[None, None] for x in head), options)]
+
+
+def test_nearest_keys_are_the_largest_logits_and_never_later_ones(script, head):
+    nearest = script("nearest_keys")
+    query, key, value = head
+    for causal in (False, True):
+        logits = SCALE * query @ key.T
+        if causal:
+            logits = logits.masked_fill(~torch.ones(24, 24, dtype=torch.bool).tril(), -torch.inf)
+        third = logits.sort(1, descending=True).values[:, 2:3]
+        expected = logits.masked_fill(logits < third, -torch.inf).softmax(1) @ value
+        want = logits.softmax(1) @ value
+        inputs = nearest.Inputs("layer", 24, causal, recorded_layers(head, Mask.causal() if causal else Mask()))
+        found = nearest.errors(inputs, {"3": sq.OracleTopK(topk=3), "24": sq.OracleTopK(topk=24)})
+        assert found["3"] == pytest.approx(float((expected - want).norm() / want.norm()), rel=1e-4)
+        assert found["24"] < 1e-6
+
+
+def test_exact_keys_of_the_default_tail_are_counted(script):
+    nearest = script("nearest_keys")
+    assert nearest.exact_keys(2048, False) == 128
+    first, second = 512.5 * 1024, 512.5 * 1024 + 1024 * 182  # the block itself; √(32·1024), rounded up, before it
+    last = sum(2048 - 128 + 1 + at for at in range(128)) - sum(896 + 1 + at + 182 for at in range(128))
+    assert nearest.exact_keys(2048, True) == pytest.approx((first + second + last) / 2048)
+
+
+def test_the_sheet_of_nearest_keys_says_how_many_are_needed(script, head, monkeypatch, tmp_path):
+    nearest = script("nearest_keys")
+    for read, mask, causal in (("encoder_inputs", Mask(), False), ("decoder_inputs", Mask.causal(), True)):
+        inputs = nearest.Inputs(read.partition("_")[0], 24, causal, recorded_layers(head, mask))
+        monkeypatch.setattr(nearest, read, lambda data, length, inputs=inputs: inputs)
+    words = ["--lengths", "24", "--prompts", "24", "--keys", "2", "24", "--threads", str(torch.get_num_threads())]
+    monkeypatch.setattr(sys, "argv", ["benchmarks/nearest_keys.py", *words, "--out", str(tmp_path / "out.md")])
+    nearest.main()
+    written = (tmp_path / "out.md").read_text("utf-8")
+    rows = [line.strip("| ").split(" | ") for line in written.splitlines() if line.startswith("|")]
+    assert [row[0] for row in rows[2:]] == ["encoder", "decoder"]
+    assert all(float(row[1]) > 0.1 and row[2] == "0.000" for row in rows[2:])
+    assert "- In the encoder, `clustered-tail` has an error of " in written
+    assert "24 nearest keys reach it." in written
+    assert nearest.needed({20: 0.5, 40: 0.2}, 0.1) == "more than 40 nearest keys are needed for it"

@@ -1,0 +1,316 @@
+"""Whole models in PyTorch, OpenVINO, ONNX Runtime and with subquad's methods: time and fidelity, on the same texts.
+
+    python benchmarks/engines.py --threads 2 --out benchmarks/results/engines.md
+    python benchmarks/engines.py --engines torch subquad openvino --models encoder --lengths 512 --turns 3
+
+Models are "encoder" (the `demo` extra), "demo-decoder" (the extra of that name), hub ids or folders. Encoders are
+measured at `--lengths`, and beyond their own positions with stretched ones; decoders over whole prompts of `--prompts`
+tokens. An engine that is not installed is named with the command that installs it, and the others are measured; PyTorch
+in fp32 always is, because everything is compared with it. `--keep FOLDER` keeps the converted models for the next run.
+"""
+
+import argparse
+import random
+import statistics
+import sys
+import tempfile
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+
+import numpy as np
+import sheet
+import torch
+from engine_models import ENCODER, Outputs, pretrained
+from engine_sparse import THRESHOLDS
+from engine_workers import PACKAGES, PROCESS, EngineError, Job, Row, Worker, missing, sparse_name
+from transformers.modeling_outputs import BaseModelOutputWithPast
+
+import subquad as sq
+from subquad.core.errors import InputError
+from subquad.tools.data.texts import read_documents, standard_library
+from subquad.tools.measure.fidelity import cosine
+from subquad.tools.measure.timing import ratios, shuffled, spread
+from subquad.tools.models.next_tokens import NextTokens, Prefill, differences, next_of, summed
+from subquad.tools.models.passages import read
+from subquad.tools.models.pretrained import Pretrained, load
+
+METHODS = ("full:kernel=subquad", "clustered-tail", "clustered-tail:clusters=64,topk=96")
+EXACT = Row("torch", "fp32")
+POSITIONS = 512  # of a prompt whose next tokens are compared, evenly spread
+
+ABOUT = """\
+Whole models, one item without padding, {threads} threads: an encoder's embedding, or a decoder's prefill with the \
+logits of the last token.
+Every engine has a process of its own and all get the same token ids.
+In every turn each row runs once, in a new order, while the other processes wait; each turn has a text of its own.
+One turn before them warms up.
+Times are medians with quartiles; the speed-up is the median of the ratios to PyTorch in fp32 within a turn.
+Fidelity is that to exact attention in PyTorch in fp32, over {texts}: the mean cosine of embeddings, or the KL \
+divergence of next-token distributions in nats and the share of positions with the same most likely token \
+({positions} positions of each prompt, the head of the fp32 model on each row's last hidden states).
+OpenVINO and ONNX Runtime run the model converted for this one length.
+OpenVINO's int8 weights are those of `nncf.compress_weights`, computed with bf16 on processors that have it; ONNX \
+Runtime's int8 is `quantize_dynamic` with a scale for each channel, which also rounds the inputs of products.
+XAttention is OpenVINO's sparse prefill of decoders, with blocks of 64 and a stride of 8, from the package `openvino` \
+alone."""
+
+
+@dataclass(frozen=True)
+class Figures:
+    """What was measured of a row."""
+
+    row: Row
+    ms: tuple[float, float, float]  # quartiles, the median in the middle
+    speedup: float  # over PyTorch in fp32
+    fidelity: Mapping[str, str]  # by the head of its column
+
+    @property
+    def summary(self) -> str:
+        """The fidelity in one line."""
+        return ", ".join(f"{name} {text}" for name, text in self.fidelity.items())
+
+
+def rows_of(engines: Iterable[str], methods: Sequence[str], causal: bool) -> list[Row]:
+    """The rows of some engines, PyTorch in fp32 first; sparse prefill is for decoders alone."""
+    rows = [EXACT]
+    for engine in engines:
+        if engine == "torch":
+            rows.append(Row("torch", "bf16"))
+        elif engine == "subquad":
+            rows += [Row("subquad", numbers, method) for method in methods for numbers in ("fp32", "bf16")]
+        elif engine == "openvino":
+            rows += [Row("openvino", numbers) for numbers in ("fp32", "bf16", "int8 weights")]
+            if causal:
+                rows += [Row("openvino", "bf16", sparse_name(threshold)) for threshold in THRESHOLDS]
+        else:
+            rows += [Row("onnxruntime", numbers) for numbers in ("fp32", "int8 dynamic")]
+    return rows
+
+
+# ---------------------------------------------------------------------- measurement
+
+
+def prepared(workers: Mapping[str, Worker], job: Job, rows: Sequence[Row]) -> dict[Row, str]:
+    """Have each process load its rows; the reasons of those that it cannot run."""
+    failed: dict[Row, str] = {}
+    for process, worker in workers.items():
+        mine = [row for row in rows if PROCESS[row.engine] == process]
+        try:
+            failed |= worker.ask("prepare", job, mine)
+        except EngineError as error:
+            failed |= dict.fromkeys(mine, str(error))
+    return failed
+
+
+def turn(
+    workers: Mapping[str, Worker], rows: Sequence[Row], ids: np.ndarray, seed: int
+) -> tuple[dict[Row, tuple[float, Outputs]], dict[Row, str]]:
+    """Seconds and outputs of each row on one text, in an order of its own; the reasons of those that fail."""
+    results, failed = {}, {}
+    for name, row in shuffled({str(row): row for row in rows}, random.Random(seed)).items():
+        print(f"  {name}", file=sys.stderr, flush=True)
+        try:
+            results[row] = workers[PROCESS[row.engine]].ask("run", row, ids)
+        except EngineError as error:
+            failed[row] = str(error)
+    return results, failed
+
+
+def cosines(outputs: Mapping[Row, Outputs]) -> dict[Row, float]:
+    """The cosine of each row's embedding to the exact one."""
+    exact = torch.from_numpy(outputs[EXACT][0])
+    return {row: float(cosine(torch.from_numpy(out[0]), exact).mean()) for row, out in outputs.items()}
+
+
+def next_tokens(model: Pretrained, item: list[int], outputs: Mapping[Row, Outputs]) -> dict[Row, NextTokens]:
+    """The next tokens of each row against the exact ones, at some positions."""
+    step = -(-len(item) // POSITIONS)
+    runs = {
+        str(row): Prefill(torch.from_numpy(out[0]), BaseModelOutputWithPast).every(step) for row, out in outputs.items()
+    }
+    tokens, counted = (x[:, (len(item) - 1) % step :: step] for x in next_of(model.batch([item])))
+    compared = differences(model.model, runs, str(EXACT), tokens, counted)
+    return {row: compared[str(row)] for row in outputs}
+
+
+def fidelities(
+    model: Pretrained, texts: Sequence[tuple[list[int], Mapping[Row, Outputs]]]
+) -> dict[Row, dict[str, str]]:
+    """What a table shows of each row's fidelity, over some texts with their outputs."""
+    if not model.is_causal_lm:
+        each = [cosines(outputs) for _, outputs in texts]
+        return {row: {"cosine": f"{statistics.fmean(of_text[row] for of_text in each):.4f}"} for row in each[0]}
+    sums = [next_tokens(model, item, outputs) for item, outputs in texts]
+    totals = {row: summed([of_text[row] for of_text in sums]) for row in sums[0]}
+    return {
+        row: {"KL": f"{total.mean_kl:.5f}", "same top token": f"{total.agreement:.4f}"} for row, total in totals.items()
+    }
+
+
+def measured(
+    workers: Mapping[str, Worker], model: Pretrained, job: Job, rows: Sequence[Row], items: Sequence[list[int]]
+) -> tuple[list[Figures], dict[Row, str]]:
+    """Figures of the rows that run, and the reasons of the others; the first item warms up."""
+    failed = prepared(workers, job, rows)
+    turns: list[dict[Row, tuple[float, Outputs]]] = []
+    for number, item in enumerate(items):
+        if EXACT in failed:
+            raise SystemExit(f"{EXACT} is what everything is compared with, and fails: {failed[EXACT]}")
+        print(f"{job.model}, {job.length:,} tokens, turn {number} of {len(items) - 1}", file=sys.stderr, flush=True)
+        results, failures = turn(workers, [row for row in rows if row not in failed], np.array([item]), number)
+        failed |= failures
+        turns.append(results)
+    running = [row for row in rows if row not in failed]
+    texts = [(item, {row: results[row][1] for row in running}) for item, results in zip(items, turns, strict=True)]
+    fidelity = fidelities(model, texts)
+    seconds = {row: [results[row][0] for results in turns[1:]] for row in running}
+    figures = []
+    for row in running:
+        times = spread([1e3 * each for each in seconds[row]])
+        speedup = statistics.median(ratios(seconds[row], seconds[EXACT]))
+        figures.append(Figures(row, (times.low, times.median, times.high), speedup, fidelity[row]))
+    return figures, failed
+
+
+# ---------------------------------------------------------------------- the sheet
+
+
+def table(figures: Sequence[Figures]) -> str:
+    """A row of Markdown for each engine, number format and method."""
+    heads = list(figures[0].fidelity)
+    lines = [
+        [
+            each.row.label,
+            each.row.numbers,
+            f"{each.ms[1]:,.1f} ({each.ms[0]:,.1f}–{each.ms[2]:,.1f})",
+            f"{each.speedup:.2f}×",
+            *each.fidelity.values(),
+        ]
+        for each in figures
+    ]
+    return sheet.table(["engine", "numbers", "ms (quartiles)", "speed-up", *heads], lines)
+
+
+def winners(title: str, figures: Sequence[Figures]) -> str:
+    """The fastest row with exact attention, the fastest of all, and subquad's fastest approximation."""
+    exact = min((each for each in figures if each.row.is_exact), key=lambda each: each.ms[1])
+    fastest = min(figures, key=lambda each: each.ms[1])
+    approximate = [each for each in figures if each.row.engine == "subquad" and not each.row.is_exact]
+    text = f"- {title}: with exact attention, {exact.row} is the fastest ({exact.ms[1]:,.0f} ms, {exact.summary})."
+    if fastest is exact:
+        text += " It is also the fastest of all rows."
+    else:
+        text += f" The fastest of all rows is {beside(fastest, exact)}."
+    if approximate:
+        ours = min(approximate, key=lambda each: each.ms[1])
+        if ours is not fastest:
+            text += f" The fastest approximation of subquad is {beside(ours, exact)}."
+    return text
+
+
+def beside(each: Figures, exact: Figures) -> str:
+    """A row with its speed next to that of the fastest exact one."""
+    ratio = exact.ms[1] / each.ms[1]
+    overlap = each.ms[0] <= exact.ms[2] and exact.ms[0] <= each.ms[2]
+    noise = "; the quartiles of the two overlap" if overlap else ""
+    return f"{each.row} ({each.ms[1]:,.0f} ms, {ratio:.2f}× as fast as that{noise}; {each.summary})"
+
+
+def versions_of(engines: Iterable[str]) -> str:
+    """The packages of the engines, with their versions."""
+    packages = [package for engine in engines for package in PACKAGES[engine]]
+    return ", ".join(f"{package} {version(package)}" for package in packages)
+
+
+def title_of(model: Pretrained, length: int, own_limit: int | None) -> str:
+    """The heading of a table."""
+    stretched = not model.is_causal_lm and own_limit is not None and length > own_limit
+    positions = f", positions stretched from {own_limit:,} by `sq.hf.extend_positions`" if stretched else ""
+    return f"{model.name}, {length:,} tokens{positions}"
+
+
+def options() -> argparse.ArgumentParser:
+    """The options of the command."""
+    parser = sheet.arguments(
+        __doc__ or "",
+        (512, 2048, 4096),
+        prompts=(2048, 4096),
+        models=(ENCODER, "demo-decoder"),
+        engines=tuple(PACKAGES),
+        methods=METHODS,
+        turns=5,
+    )
+    parser.add_argument("--prompt-turns", type=int, default=2, help="turns of decoders, which take seconds each")
+    parser.add_argument("--text", type=Path, help="a file or folder; default: the standard library's documentation")
+    parser.add_argument("--keep", type=Path, help="a folder for the converted models; default: a temporary one")
+    return parser
+
+
+def main() -> None:
+    """Measure, and print or write the tables."""
+    parser = options()
+    arguments = parser.parse_args()
+    unknown = sorted(set(arguments.engines) - set(PACKAGES))
+    if unknown:
+        parser.error(f"no engine {unknown[0]}; there are {', '.join(PACKAGES)}")
+    if min(arguments.turns, arguments.prompt_turns) < 1:
+        parser.error("--turns and --prompt-turns must be at least 1")
+    torch.set_num_threads(arguments.threads)
+    try:
+        for method in arguments.methods:
+            sq.parse_method(method)
+        run(arguments)
+    except (InputError, ValueError) as error:
+        parser.error(str(error))
+
+
+def run(arguments: argparse.Namespace) -> None:
+    """Measure every model at every length."""
+    absent = {engine: text for engine in arguments.engines if (text := missing(engine)) is not None}
+    for text in absent.values():
+        print(text, file=sys.stderr)
+    engines = [engine for engine in arguments.engines if engine not in absent]
+    documents = standard_library() if arguments.text is None else read_documents([arguments.text])
+    sections, conclusions = [], []
+    with ExitStack() as stack:
+        folder = arguments.keep or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="engines-")))
+        workers = {
+            process: Worker(process)
+            for process in dict.fromkeys(PROCESS[engine] for engine in (EXACT.engine, *engines))
+        }
+        for worker in workers.values():
+            stack.callback(worker.close)
+        for name in arguments.models:
+            own = load(None if name == ENCODER else name)
+            lengths, turns = (
+                (arguments.prompts, arguments.prompt_turns)
+                if own.is_causal_lm
+                else (arguments.lengths, arguments.turns)
+            )
+            text = read(own, documents, min(512, *lengths), 1, 0)
+            rows = rows_of(engines, arguments.methods, own.is_causal_lm)
+            for length in lengths:
+                model = pretrained(name, length)
+                items = text.sequences(model, length, turns + 1)
+                job = Job(name, length, arguments.threads, folder)
+                figures, failed = measured(workers, model, job, rows, items)
+                title = title_of(model, length, own.limit)
+                sections += [f"## {title}", table(figures)]
+                if failed:
+                    sections.append("\n".join(f"- {row}: not measured: {reason}" for row, reason in failed.items()))
+                conclusions.append(winners(title, figures))
+                print("\n\n".join(sections[-2:]), file=sys.stderr, flush=True)
+    texts = f"{arguments.turns + 1} texts of an encoder and {arguments.prompt_turns + 1} prompts of a decoder"
+    about = ABOUT.format(threads=arguments.threads, texts=texts, positions=POSITIONS)
+    parts = [about, "## Where each is the fastest", "\n".join(conclusions), *sections]
+    parts += [f"- {text}" for text in absent.values()]
+    packages = versions_of(engines)
+    parts += [f"Versions: {packages}."] if packages else []
+    sheet.publish("Whole models in several engines", parts, arguments.out, "fp32, bf16 and int8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,172 @@
+"""The benchmark of engines measures those that are installed, names the others, and says where each is the fastest."""
+
+import importlib
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+import torch
+
+from tests.tools.workflows import tiny
+
+BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
+METHOD = "clustered-tail:clusters=1,topk=1,cells=1,block=8,last=0"
+
+
+@pytest.fixture
+def script(monkeypatch: pytest.MonkeyPatch):
+    """One of the scripts, as a module."""
+    monkeypatch.syspath_prepend(BENCHMARKS)  # as for a script, and for the processes that it starts
+    return importlib.import_module
+
+
+@pytest.fixture
+def engines(script) -> ModuleType:
+    return script("engines")
+
+
+def measure(engines: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str, *words: str) -> str:
+    """The sheet of a small model, with one turn."""
+    folder, text = tiny.save(name, tmp_path / name), tmp_path / "text.txt"
+    text.write_text("\n".join(tiny.documents(4)), "utf-8")
+    options = ["--models", str(folder), "--text", str(text), "--lengths", "40", "--prompts", "40", "--turns", "1"]
+    options += ["--prompt-turns", "1", "--methods", "full:kernel=subquad", METHOD]
+    options += ["--threads", str(torch.get_num_threads()), "--out", str(tmp_path / "out.md"), *words]
+    monkeypatch.setattr(sys, "argv", ["benchmarks/engines.py", *options])
+    engines.main()
+    return (tmp_path / "out.md").read_text("utf-8")
+
+
+def rows_in(sheet: str) -> dict[tuple[str, str], list[str]]:
+    """The cells of each row by engine and numbers."""
+    lines = [[cell.strip() for cell in line.strip("|").split("|")] for line in sheet.splitlines() if line[:1] == "|"]
+    return {(line[0], line[1]): line[2:] for line in lines if not line[0].startswith((":", "engine"))}
+
+
+def test_an_encoder_in_pytorch_and_with_methods(engines, monkeypatch, tmp_path):
+    sheet = measure(engines, monkeypatch, tmp_path, "bert", "--engines", "torch", "subquad")
+    rows = rows_in(sheet)
+    assert list(rows) == [
+        ("PyTorch", "fp32"),
+        ("PyTorch", "bf16"),
+        ("subquad `full:kernel=subquad`", "fp32"),
+        ("subquad `full:kernel=subquad`", "bf16"),
+        (f"subquad `{METHOD}`", "fp32"),
+        (f"subquad `{METHOD}`", "bf16"),
+    ]
+    assert rows["PyTorch", "fp32"][1:] == ["1.00×", "1.0000"]
+    assert rows["subquad `full:kernel=subquad`", "fp32"][2] == "1.0000"
+    assert 0.5 < float(rows[f"subquad `{METHOD}`", "fp32"][2]) < 1.0
+    assert 0.99 < float(rows["PyTorch", "bf16"][2]) <= 1.0
+    assert "with exact attention, " in sheet
+
+
+def test_a_decoder_is_compared_by_its_next_tokens(engines, monkeypatch, tmp_path):
+    rows = rows_in(measure(engines, monkeypatch, tmp_path, "llama", "--engines", "torch", "subquad"))
+    assert rows["PyTorch", "fp32"][2:] == ["0.00000", "1.0000"]
+    assert float(rows["subquad `full:kernel=subquad`", "fp32"][2]) < 1e-4
+    assert float(rows["PyTorch", "bf16"][2]) > 0
+    assert float(rows[f"subquad `{METHOD}`", "fp32"][2]) > 1e-4
+
+
+def test_engines_that_are_not_installed_are_named_with_the_command_and_the_others_run(
+    engines, script, monkeypatch, tmp_path, capsys
+):
+    monkeypatch.setattr(script("engine_workers"), "find_spec", lambda package: None)
+    sheet = measure(engines, monkeypatch, tmp_path, "bert", "--engines", "torch", "openvino", "onnxruntime")
+    said = capsys.readouterr().err
+    for absent in ("openvino: openvino, nncf", "onnxruntime: onnxruntime, onnx, onnxscript"):
+        message = f"{absent} not installed: pip install -c constraints.txt -r benchmarks/engines-requirements.txt"
+        assert message in said
+        assert f"- {message}" in sheet
+    assert list(rows_in(sheet)) == [("PyTorch", "fp32"), ("PyTorch", "bf16")]
+
+
+def test_the_requirements_pin_every_package_of_the_engines(script):
+    lines = (BENCHMARKS / "engines-requirements.txt").read_text("utf-8").splitlines()
+    pinned = {line.partition("==")[0] for line in lines if "==" in line}
+    assert pinned == {package for packages in script("engine_workers").PACKAGES.values() for package in packages}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["bert", "llama"])
+def test_other_engines_give_what_pytorch_gives(engines, monkeypatch, tmp_path, name):
+    for package in ("openvino", "nncf", "onnxruntime", "onnxscript"):
+        pytest.importorskip(package)
+    keep = tmp_path / "kept"
+    words = ["--engines", "openvino", "onnxruntime", "--keep", str(keep)]
+    rows = rows_in(measure(engines, monkeypatch, tmp_path, name, *words))
+    for engine in ("OpenVINO", "ONNX Runtime"):
+        fidelity = rows[engine, "fp32"][2]
+        assert fidelity == "1.0000" if name == "bert" else float(fidelity) < 1e-4
+    assert ("ONNX Runtime", "int8 dynamic") in rows
+    sparse = [float(cells[2]) for (engine, _), cells in rows.items() if engine.startswith("OpenVINO XAttention")]
+    assert len(sparse) == (2 if name == "llama" else 0)
+    assert all(kl < 0.1 for kl in sparse)
+    kept = {path: path.stat().st_mtime_ns for path in keep.rglob("*") if path.is_file()}
+    stems = {"openvino", "openvino-int8", "onnx", "onnx-int8"} | ({"openvino-stateful"} if name == "llama" else set())
+    assert {path.parent.name.split("-40-")[0] for path in kept} == stems
+    measure(engines, monkeypatch, tmp_path, name, *words)
+    assert {path: path.stat().st_mtime_ns for path in keep.rglob("*") if path.is_file()} == kept  # not converted again
+
+
+class Fake:
+    """A worker whose rows are functions of the token ids."""
+
+    def __init__(self, runs, refused):
+        self.runs, self.refused = runs, refused
+
+    def ask(self, what, *arguments):
+        return self.refused if what == "prepare" else self.runs[arguments[0]](arguments[1])
+
+
+def test_a_row_that_fails_is_listed_with_its_reason_and_the_others_go_on(engines, tmp_path):
+    rows = engines.rows_of(["torch", "openvino"], [], causal=False)
+    fp32, bf16, *openvino = rows
+
+    def broken(ids):
+        raise engines.EngineError("RuntimeError: no kernel")
+
+    runs = {row: lambda ids: (0.5, (np.ones((1, 4), np.float32),)) for row in rows} | {bf16: broken}
+    workers = {"torch": Fake(runs, {}), "openvino": Fake(runs, {openvino[1]: "computes in f32"})}
+    model = type("Encoder", (), {"is_causal_lm": False})()
+    job = engines.Job("encoder", 3, 1, tmp_path)
+    figures, failed = engines.measured(workers, model, job, rows, [[1, 2, 3], [1, 2, 4]])
+    assert failed == {openvino[1]: "computes in f32", bf16: "RuntimeError: no kernel"}
+    assert [each.row for each in figures] == [fp32, openvino[0], openvino[2]]
+    assert figures[0].ms == (500, 500, 500)
+    assert figures[1].fidelity == {"cosine": "1.0000"}
+
+
+def test_the_winners_are_read_from_the_figures(engines):
+    def figures(row, ms, fidelity):
+        return engines.Figures(row, (ms - 1, ms, ms + 1), 100 / ms, {"cosine": fidelity})
+
+    measured = [
+        figures(engines.EXACT, 100, "1.0000"),
+        figures(engines.Row("openvino", "bf16"), 50, "0.9999"),
+        figures(engines.Row("onnxruntime", "int8 dynamic"), 40, "0.9800"),
+        figures(engines.Row("subquad", "bf16", "clustered-tail"), 51, "0.9950"),
+    ]
+    text = engines.winners("Model, 512 tokens", measured)
+    assert "with exact attention, OpenVINO, bf16 is the fastest (50 ms, cosine 0.9999)" in text
+    assert "fastest of all rows is ONNX Runtime, int8 dynamic (40 ms, 1.25× as fast as that; cosine 0.9800)" in text
+    assert "subquad `clustered-tail`, bf16 (51 ms, 0.98× as fast as that; the quartiles of the two overlap;" in text
+    assert "It is also the fastest of all rows" in engines.winners("Model", measured[:2])
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--engines", "tvm"], "no engine tvm; there are torch, subquad, openvino, onnxruntime"),
+        (["--turns", "0"], "--turns and --prompt-turns must be at least 1"),
+        (["--methods", "clustred"], "clustred"),
+    ],
+)
+def test_mistakes_end_in_a_message(engines, monkeypatch, capsys, words, message):
+    monkeypatch.setattr(sys, "argv", ["benchmarks/engines.py", *words])
+    with pytest.raises(SystemExit):
+        engines.main()
+    assert message in capsys.readouterr().err
