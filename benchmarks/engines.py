@@ -3,14 +3,16 @@
     python benchmarks/engines.py --threads 2 --out benchmarks/results/engines.md
     python benchmarks/engines.py --engines torch subquad openvino --models encoder --lengths 512 --turns 3
 
-Models are "encoder" (the `demo` extra), "demo-decoder" (the extra of that name), hub ids or folders. Encoders are
+Models are "encoder" (the `demo` extra), "demo-decoder", hub ids or folders. Encoders are
 measured at `--lengths`, and beyond their own positions with stretched ones; decoders over whole prompts of `--prompts`
 tokens. An engine that is not installed is named with the command that installs it, and the others are measured; PyTorch
 in fp32 always is, because everything is compared with it. `--keep FOLDER` keeps the converted models for the next run.
 """
 
 import argparse
+import math
 import random
+import re
 import statistics
 import sys
 import tempfile
@@ -36,7 +38,9 @@ from subquad.tools.measure.timing import ratios, shuffled, spread
 from subquad.tools.models.next_tokens import NextTokens, Prefill, differences, next_of, summed
 from subquad.tools.models.passages import read
 from subquad.tools.models.pretrained import Pretrained, load
+from subquad.tools.runs.floor import MAX_KL, MIN_FIDELITY
 
+TABLE = re.compile(r"(?<=<!-- table:begin -->\n).*?(?=\n<!-- table:end -->)", re.DOTALL)
 METHODS = ("full:kernel=subquad", "clustered-tail", "clustered-tail:clusters=64,topk=96")
 EXACT = Row("torch", "fp32")
 POSITIONS = 512  # of a prompt whose next tokens are compared, evenly spread
@@ -129,10 +133,11 @@ def next_tokens(model: Pretrained, item: list[int], outputs: Mapping[Row, Output
     """The next tokens of each row against the exact ones, at some positions."""
     step = -(-len(item) // POSITIONS)
     runs = {
-        str(row): Prefill(torch.from_numpy(out[0]), BaseModelOutputWithPast).every(step) for row, out in outputs.items()
+        str(row): Prefill(torch.from_numpy(out[0]), model.model, BaseModelOutputWithPast).every(step)
+        for row, out in outputs.items()
     }
     tokens, counted = (x[:, (len(item) - 1) % step :: step] for x in next_of(model.batch([item])))
-    compared = differences(model.model, runs, str(EXACT), tokens, counted)
+    compared = differences(runs, str(EXACT), tokens, counted)
     return {row: compared[str(row)] for row in outputs}
 
 
@@ -211,6 +216,43 @@ def winners(title: str, figures: Sequence[Figures]) -> str:
     return text
 
 
+def best_of_subquad(figures: Sequence[Figures]) -> Figures | None:
+    """The fastest row of subquad that keeps the default floor of `subquad compare`."""
+
+    def keeps(each: Figures) -> bool:
+        if "KL" in each.fidelity:
+            return float(each.fidelity["KL"]) <= MAX_KL
+        return float(each.fidelity["cosine"]) >= MIN_FIDELITY
+
+    rows = [each for each in figures if each.row.engine == "subquad" and keeps(each)]
+    return min(rows, key=lambda each: each.ms[1], default=None)
+
+
+def overview(measured: Sequence[tuple[str, Sequence[Figures]]]) -> str:
+    """README's table: PyTorch, the fastest other engine with exact attention, and subquad's best row."""
+    lines = []
+    for title, figures in measured:
+        exact, bf16 = (next((f for f in figures if f.row == Row("torch", n)), None) for n in ("fp32", "bf16"))
+        others = [each for each in figures if each.row.engine in ("openvino", "onnxruntime") and each.row.is_exact]
+        other, ours = min(others, key=lambda each: each.ms[1], default=None), best_of_subquad(figures)
+        fastest = min((each.ms[1] for each in (exact, bf16, other) if each is not None), default=math.inf)
+        lines.append([
+            title,
+            *("–" if each is None else f"{each.ms[1]:,.0f} ms" for each in (exact, bf16)),
+            "–" if other is None else f"{other.ms[1]:,.0f} ms ({other.row.label}, {other.row.numbers})",
+            "–" if ours is None else f"**{ours.ms[1]:,.0f} ms** (`{ours.row.method}`, {ours.row.numbers})",
+            "–" if ours is None else ", ".join(f"{name} {text}" for name, text in list(ours.fidelity.items())[:1]),
+            "–" if ours is None else f"{fastest / ours.ms[1]:.2f}×",
+        ])  # fmt: skip
+    heads = ["model, tokens", "PyTorch fp32", "PyTorch bf16", "fastest other engine", "subquad", "fidelity"]
+    return sheet.table([*heads, "over the fastest of them"], lines)
+
+
+def publish(readme: Path, made: str) -> None:
+    """Put the table between the marks of README."""
+    readme.write_text(TABLE.sub(lambda _: made, readme.read_text("utf-8")), "utf-8")
+
+
 def beside(each: Figures, exact: Figures) -> str:
     """A row with its speed next to that of the fastest exact one."""
     ratio = exact.ms[1] / each.ms[1]
@@ -245,6 +287,9 @@ def options() -> argparse.ArgumentParser:
     )
     parser.add_argument("--prompt-turns", type=int, default=2, help="turns of decoders, which take seconds each")
     parser.add_argument("--text", type=Path, help="a file or folder; default: the standard library's documentation")
+    parser.add_argument(
+        "--readme", type=Path, help="also put the table of the fastest rows between the marks of this file"
+    )
     parser.add_argument("--keep", type=Path, help="a folder for the converted models; default: a temporary one")
     return parser
 
@@ -274,7 +319,7 @@ def run(arguments: argparse.Namespace) -> None:
         print(text, file=sys.stderr)
     engines = [engine for engine in arguments.engines if engine not in absent]
     documents = standard_library() if arguments.text is None else read_documents([arguments.text])
-    sections, conclusions = [], []
+    sections, conclusions, rows_by_title = [], [], []
     with ExitStack() as stack:
         folder = arguments.keep or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="engines-")))
         workers = {
@@ -302,7 +347,10 @@ def run(arguments: argparse.Namespace) -> None:
                 if failed:
                     sections.append("\n".join(f"- {row}: not measured: {reason}" for row, reason in failed.items()))
                 conclusions.append(winners(title, figures))
+                rows_by_title.append((title, figures))
                 print("\n\n".join(sections[-2:]), file=sys.stderr, flush=True)
+    if arguments.readme is not None:
+        publish(arguments.readme, overview(rows_by_title))
     texts = f"{arguments.turns + 1} texts of an encoder and {arguments.prompt_turns + 1} prompts of a decoder"
     about = ABOUT.format(threads=arguments.threads, texts=texts, positions=POSITIONS)
     parts = [about, "## Where each is the fastest", "\n".join(conclusions), *sections]

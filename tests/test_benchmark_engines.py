@@ -170,3 +170,38 @@ def test_mistakes_end_in_a_message(engines, monkeypatch, capsys, words, message)
     with pytest.raises(SystemExit):
         engines.main()
     assert message in capsys.readouterr().err
+
+
+def test_the_table_of_readme_has_the_fastest_of_each_kind(engines, tmp_path):
+    """subquad's row keeps the floor of compare: a faster one beyond it is left out."""
+
+    def figures(engine, numbers, ms, kl, method=None):
+        return engines.Figures(
+            engines.Row(engine, numbers, method), (ms, ms, ms), 1.0, {"KL": kl, "same top token": "1"}
+        )
+
+    rows = [
+        figures("torch", "fp32", 4000.0, "0.00000"),
+        figures("torch", "bf16", 2000.0, "0.00100"),
+        figures("openvino", "fp32", 3500.0, "0.00000"),
+        figures("openvino", "bf16", 1800.0, "0.00100"),
+        figures("openvino", "int8 weights", 1500.0, "0.01000"),
+        figures("subquad", "fp32", 3000.0, "0.00010", "clustered-tail"),
+        figures("subquad", "bf16", 1200.0, "0.00190", "full:kernel=subquad"),
+        figures("subquad", "bf16", 900.0, "0.00210", "clustered-tail"),
+    ]
+    readme = tmp_path / "README.md"
+    readme.write_text("before\n<!-- table:begin -->\nold\n<!-- table:end -->\nafter\n")
+    engines.publish(readme, engines.overview([("A decoder, 2,048 tokens", rows), ("Another", rows[:1])]))
+    *_, full, alone, end, after = readme.read_text().splitlines()
+    assert [cell.strip() for cell in full.split("|")[1:-1]] == [
+        "A decoder, 2,048 tokens",
+        "4,000 ms",
+        "2,000 ms",
+        "1,800 ms (OpenVINO, bf16)",
+        "**1,200 ms** (`full:kernel=subquad`, bf16)",
+        "KL 0.00190",
+        "1.50×",
+    ]
+    assert [cell.strip() for cell in alone.split("|")[2:-1]] == ["4,000 ms", *"–" * 5]
+    assert (end, after) == ("<!-- table:end -->", "after")

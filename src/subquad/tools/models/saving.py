@@ -114,7 +114,7 @@ def chosen_by_plan(settings: PlanSettings, out: Path) -> Chosen | None:
         ]
         measured = Measured(lines, made["command"], made["hardware"], dtype)
         methods = plan.for_model(load(settings.model, settings.device).model)
-        return Chosen("the plan", methods, max(lengths), measured, plan.floor)
+        return Chosen("the plan", methods, max(lengths), measured, floor=plan.floor)
 
 
 def save(chosen: Chosen | None, model: str | None, folder: Path | None) -> None:
