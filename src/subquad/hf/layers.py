@@ -31,7 +31,7 @@ _DISENTANGLED = (
     "distance, q_i·r(j−i) and k_j·r(i−j), so it is not q_i·k_j and a bias of the distance alone"
 )
 # What attention of a model type has that no method here computes, in which case an adapter would not help.
-OWN_TERMS = {"deberta": _DISENTANGLED, "deberta-v2": _DISENTANGLED}
+UNSUPPORTED_TERMS = {"deberta": _DISENTANGLED, "deberta-v2": _DISENTANGLED}
 
 _CROSS = re.compile(r"cross|encoder_attn|encdec|encoder_decoder", re.IGNORECASE)
 
@@ -248,7 +248,7 @@ def inspect_layers(model: PreTrainedModel) -> list[Layer]:
         if isinstance(part, PreTrainedModel) and not part._can_set_attn_implementation():
             where = f" (its part {name!r})" if name else ""
             model_type = part.config.model_type
-            why = f"; {OWN_TERMS[model_type]}" if model_type in OWN_TERMS else ""
+            why = f"; {UNSUPPORTED_TERMS[model_type]}" if model_type in UNSUPPORTED_TERMS else ""
             raise ValueError(
                 f"{type(part).__name__}{where} computes its attention itself, not through transformers' attention "
                 f"interface, so nothing can be swapped into it{why}; architectures that can: BERT, RoBERTa, "

@@ -135,7 +135,7 @@ def is_sentence_transformer(where: str) -> bool:
     return True
 
 
-def says_pooling(where: str) -> bool:
+def has_pooling(where: str) -> bool:
     """Whether the folder says how sentence-transformers makes an embedding of hidden states."""
     return optional_file(where, POOLING) is not None
 

@@ -17,12 +17,12 @@ from transformers import PreTrainedModel
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.models.mpnet.modeling_mpnet import MPNetEncoder, MPNetPreTrainedModel, MPNetSelfAttention
 
-_own_init, _own_forward = MPNetSelfAttention.__init__, MPNetSelfAttention.forward
+_original_init, _original_forward = MPNetSelfAttention.__init__, MPNetSelfAttention.forward
 
 
-@functools.wraps(_own_init)
+@functools.wraps(_original_init)
 def _init(self: Any, config: Any) -> None:
-    _own_init(self, config)
+    _original_init(self, config)
     self.config = config
 
 
@@ -37,7 +37,7 @@ def _forward(
     """The layer's output (B,N,D), and its weights if they are asked for; not wrapped, because the code is looked at."""
     implementation = self.config._attn_implementation if hasattr(self, "config") else "eager"
     if implementation == "eager":
-        return _own_forward(self, hidden_states, attention_mask, position_bias, output_attentions, **kwargs)
+        return _original_forward(self, hidden_states, attention_mask, position_bias, output_attentions, **kwargs)
     shape = (*hidden_states.shape[:-1], -1, self.attention_head_size)
     query, key, value = (project(hidden_states).view(shape).transpose(1, 2) for project in (self.q, self.k, self.v))
     attend = ALL_ATTENTION_FUNCTIONS.get_interface(implementation, eager_attention_forward)

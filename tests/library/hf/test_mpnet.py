@@ -63,12 +63,12 @@ def test_a_trial_refuses_another_attention_than_the_models_own(monkeypatch):
     def twice(*args, **options):
         return (own_forward(*args, **options)[0] * 2,)
 
-    own_eager, own_forward = mpnet.eager_attention_forward, mpnet._own_forward
+    own_eager, own_forward = mpnet.eager_attention_forward, mpnet._original_forward
     monkeypatch.setattr(mpnet, "eager_attention_forward", without_bias)
     with pytest.raises(ValueError, match=r"layer 0 .*computes more than softmax attention"):
         sq.hf.swap(build("mpnet").model, "full")
     monkeypatch.setattr(mpnet, "eager_attention_forward", own_eager)
-    monkeypatch.setattr(mpnet, "_own_forward", twice)
+    monkeypatch.setattr(mpnet, "_original_forward", twice)
     with pytest.raises(ValueError, match="gives other outputs with its attention behind subquad's boundary"):
         sq.hf.swap(build("mpnet").model, "full")
 

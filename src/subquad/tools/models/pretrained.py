@@ -13,7 +13,7 @@ from torch import Tensor
 
 from subquad import hf
 from subquad.core.errors import InputError, as_input_error, check_device
-from subquad.hf.model_files import Pooling, pooling_of, read_config, read_model, read_tokenizer, says_pooling
+from subquad.hf.model_files import Pooling, has_pooling, pooling_of, read_config, read_model, read_tokenizer
 from subquad.hf.saved import without_marks
 from subquad.hf.weights import check_weights
 from subquad.tools.measure.group import ALONE, MeasuringGroup
@@ -297,7 +297,7 @@ def _kind(config: Any, where: str) -> Kind:
         )
     architecture = architecture_of(config)
     if architecture.endswith("ForMaskedLM"):  # which some embedding models still name, such as all-mpnet-base-v2
-        return "embedding" if says_pooling(where) else "masked-lm"
+        return "embedding" if has_pooling(where) else "masked-lm"
     if architecture.endswith(("ForCausalLM", "LMHeadModel", "CausalLanguageModel")):
         return "causal-lm"
     return "embedding"
