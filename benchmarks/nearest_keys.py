@@ -103,7 +103,9 @@ def top_keys(method: sq.ClusteredTail, block: int) -> int:
 def needed(row: Mapping[int, float], error: float) -> str:
     """How many nearest keys reach an error."""
     enough = [keys for keys, own in row.items() if own <= error]
-    return f"of the numbers measured, {min(enough)} nearest keys reach it" if enough else f"more than {max(row)} nearest keys are needed for it"
+    if not enough:
+        return f"more than {max(row)} nearest keys are needed for it"
+    return f"of the numbers measured, {min(enough)} nearest keys reach it"
 
 
 def main() -> None:
