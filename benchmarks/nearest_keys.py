@@ -1,4 +1,4 @@
-"""Exact attention to each query's k nearest keys, the limit of every retrieval attention, against "clustered-tail".
+"""Exact attention to each query's k nearest keys, which retrieval attentions approximate, against "clustered-tail".
 
     python benchmarks/nearest_keys.py [--data FOLDER] [--lengths 512 2048] [--prompts 2048] [--out FILE.md]
 
@@ -38,7 +38,7 @@ BOOKS = 2  # passages of the decoder
 ABOUT = """\
 The error ‖out − exact‖ / ‖exact‖ of the attention output, mean of layers, when each query attends to its own k keys \
 of largest logit and to nothing else.
-IceFormer and every other attention that retrieves keys can reach at best this error with k keys.
+IceFormer and other attentions that retrieve keys approximate this: what they find is at best these keys.
 Only the approximation is compared: the nearest keys are found here from all logits, which takes quadratic time, so no \
 time is given.
 The encoder is the demo encoder (all-MiniLM-L6-v2), all six layers, on a speech of the State of the Union; beyond 512 \
@@ -103,7 +103,9 @@ def top_keys(method: sq.ClusteredTail, block: int) -> int:
 def needed(row: Mapping[int, float], error: float) -> str:
     """How many nearest keys reach an error."""
     enough = [keys for keys, own in row.items() if own <= error]
-    return f"{min(enough)} nearest keys reach it" if enough else f"more than {max(row)} nearest keys are needed for it"
+    if not enough:
+        return f"more than {max(row)} nearest keys are needed for it"
+    return f"of the numbers measured, {min(enough)} nearest keys reach it"
 
 
 def main() -> None:

@@ -53,6 +53,7 @@ Beside its exact keys a query meets the means of all other blocks (PISA-like) or
 in all), or X cells (clustered-tail).
 SVG2-like and SVG-EAR-like have 100 clusters of queries.
 `lha-tail` is left out: it must be fitted first.
+Exact attention to each query's nearest keys, which IceFormer approximates, has [a table of its own](nearest-keys.md).
 
 Multiply-adds count products of matrices: hashes and k-means on vectors, choices, the query's own keys and centroids.
 They do not count comparisons, exponentials, sums, and k-means on hashes, which counts bits."""

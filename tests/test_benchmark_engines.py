@@ -112,6 +112,16 @@ def test_other_engines_give_what_pytorch_gives(engines, monkeypatch, tmp_path, n
     assert {path: path.stat().st_mtime_ns for path in keep.rglob("*") if path.is_file()} == kept  # not converted again
 
 
+def test_windows_are_refused_before_a_model_is_converted(script):
+    q, k, v = torch.randn(3, 1, 2, 8, 4)
+    attend = script("engine_models").attend_without_mask
+    layer = torch.nn.Module()
+    out, _ = attend(layer, q, k, v, None, scaling=0.5, sliding_window=None)
+    torch.testing.assert_close(out, ((0.5 * q @ k.mT).softmax(-1) @ v).transpose(1, 2))
+    with pytest.raises(ValueError, match="sliding_window"):
+        attend(layer, q, k, v, None, scaling=0.5, sliding_window=4)
+
+
 class Fake:
     """A worker whose rows are functions of the token ids."""
 
