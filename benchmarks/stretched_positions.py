@@ -117,9 +117,8 @@ def interval(values: Tensor, right: Tensor) -> tuple[float, float]:
 
 def measure(model: Pretrained, chosen: Sequence[LongDocument], length: int) -> list[dict[str, Any]]:
     """Recall of every way to read the documents, and its difference from interpolated positions."""
-    asked = normalize(
-        model.embed_all([model.wrap(model.content_ids(q), 512) for each in chosen for q in each.questions])
-    )
+    asked = [model.wrap(model.content_ids(question), 512) for each in chosen for question in each.questions]
+    vectors = normalize(model.embed_all(asked))
     right = torch.tensor([n for n, each in enumerate(chosen) for _ in each.questions])
     found = {way: ranks(scores(model, chosen, length, way, vectors), right) for way in WAYS}
     rows = []

@@ -16,7 +16,7 @@ them for the table.
 import inspect
 import threading
 from functools import cache, partial
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -27,7 +27,6 @@ from subquad.distributed import Ranks, Sequence
 from subquad.hf.passes import NOW
 from subquad.methods.core.current_shard import in_use
 
-Mode = Literal["interpolate", "tile"]
 MODES = ("interpolate", "tile")
 
 _NEVER = torch.iinfo(torch.int64).max  # the first position of an item without tokens
@@ -53,13 +52,9 @@ class PassInputs(NamedTuple):
     outer: "PassInputs | None"
 
 
-class _Running(threading.local):
-    """The forward pass that runs in this thread. Compiled code cannot read a `ContextVar`."""
-
-    inputs: PassInputs | None = None
-
-
-_RUNNING = _Running()
+# `inputs`: of the forward pass that runs in this thread. Compiled code cannot read a `ContextVar`, and would read a class
+# attribute in place of that of the thread.
+_RUNNING = threading.local()
 
 
 class ItemPositions(nn.Embedding):
@@ -72,7 +67,7 @@ class ItemPositions(nn.Embedding):
     """
 
     reach: int
-    mode: Mode
+    mode: str
     reserved: int
 
     @property
@@ -82,7 +77,7 @@ class ItemPositions(nn.Embedding):
 
     def forward(self, input: Tensor) -> Tensor:
         """The embeddings (B|1,N,E) of the positions (B|1,N), counted from `reserved`; (B,N,E) for padded batches."""
-        running, sequence = _RUNNING.inputs, _sequence()
+        running, sequence = _running(), _sequence()
         tokens = input.shape[-1] if sequence is None else sequence.tokens
         traced = torch.compiler.is_compiling() or torch.jit.is_tracing()
         if not traced and tokens <= self.rows and running is not None and not (running.past or running.numbered):
@@ -178,7 +173,7 @@ class ItemPositions(nn.Embedding):
         return _empty, (_plain_class(type(self)),), self.__dict__
 
 
-def extend_table(table: nn.Embedding, holder: PreTrainedModel, reserved: int, length: int, mode: Mode) -> None:
+def extend_table(table: nn.Embedding, holder: PreTrainedModel, reserved: int, length: int, mode: str) -> None:
     """Let a table read items of `length` positions, in place; its weight stays as it is.
 
     `holder` is the innermost model around it, which is given the mask.
@@ -202,14 +197,18 @@ def _enter(names: tuple[str, ...], module: nn.Module, args: tuple[Any, ...], kwa
         mask is not None and not readable,
         0 if cached is None else cached.get_seq_length(),
         inputs.get("position_ids") is not None,
-        _RUNNING.inputs,
+        _running(),
     )
 
 
 def _leave(module: nn.Module, args: Any, output: Any) -> None:
-    inputs = _RUNNING.inputs
+    inputs = _running()
     if inputs is not None and inputs.holder is module:  # another hook may have raised before ours ran
         _RUNNING.inputs = inputs.outer
+
+
+def _running() -> PassInputs | None:
+    return getattr(_RUNNING, "inputs", None)
 
 
 def _sequence() -> Sequence | None:

@@ -1,5 +1,6 @@
 """Longer inputs: extend learned absolute positions, and the limits of what reads the text."""
 
+import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -8,7 +9,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from subquad.hf.item_positions import MODES, ItemPositions, Mode, extend_table
+from subquad.hf.item_positions import MODES, ItemPositions, extend_table
 from subquad.hf.unwrapping import AnyModel, transformers_model
 
 _TABLES = ("position_embeddings", "embed_positions", "wpe", "position_embedding")
@@ -68,7 +69,7 @@ def reach_of(table: nn.Embedding) -> int:
     return table.reach + table.reserved if isinstance(table, ItemPositions) else table.num_embeddings
 
 
-def extend_positions(model: AnyModel, length: int, *, mode: Mode = "interpolate", tokenizer: Any = None) -> AnyModel:
+def extend_positions(model: AnyModel, length: int, *, mode: str = "interpolate", tokenizer: Any = None) -> AnyModel:
     """Let a model with learned absolute positions read `length` tokens, in place and without training.
 
         sq.hf.extend_positions(sentence_transformer, 4096)
@@ -100,7 +101,8 @@ def extend_positions(model: AnyModel, length: int, *, mode: Mode = "interpolate"
         tokenizer: the model's tokenizer, where `model` does not hold it.
 
     Raises:
-        ValueError: the model's length is fixed by something else (image patches, audio frames), or `mode` is unknown;
+        ValueError: the model's length is fixed by something else (image patches, audio frames; CLIP's text is as long
+            as its table), or `mode` is unknown;
             in the forward pass, for an item of more than `length` positions, a step on a cache under "interpolate", or
             a mask of long items that is not (batch, tokens).
         TypeError: `tokenizer` is not a tokenizer of transformers.
@@ -183,10 +185,15 @@ def _checked(record: Any) -> dict[str, dict[str, Any]]:
     return record  # type: ignore[no-any-return]
 
 
-def _extend(model: PreTrainedModel, each: LearnedTable, length: int, mode: Mode, grown: set[int]) -> None:
+def _extend(model: PreTrainedModel, each: LearnedTable, length: int, mode: str, grown: set[int]) -> None:
     """Extend one table, its buffers, and its configs that are not `grown` yet."""
     if length <= each.rows:
         return
+    if "weight" in inspect.unwrap(type(each.owner).forward).__code__.co_names:
+        raise ValueError(
+            f"{type(each.owner).__name__} takes no more tokens than its table has rows, {each.rows:,}, whatever the table "
+            "can read; give shorter inputs"
+        )
     before, reach = each.reach, max(length, each.reach)
     extend_table(each.table, each.holder, each.reserved, reach, mode)
     _grow_buffers(each.owner, reach + each.reserved)
