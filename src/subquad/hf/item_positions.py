@@ -52,8 +52,8 @@ class PassInputs(NamedTuple):
     outer: "PassInputs | None"
 
 
-# `inputs`: of the forward pass that runs in this thread. Compiled code cannot read a `ContextVar`, and would read a class
-# attribute in place of that of the thread.
+# `inputs`: of the forward pass that runs in this thread. Compiled code cannot read a `ContextVar`, and it would read a
+# class attribute in place of that of the thread.
 _RUNNING = threading.local()
 
 

@@ -191,8 +191,8 @@ def _extend(model: PreTrainedModel, each: LearnedTable, length: int, mode: str, 
         return
     if "weight" in inspect.unwrap(type(each.owner).forward).__code__.co_names:
         raise ValueError(
-            f"{type(each.owner).__name__} takes no more tokens than its table has rows, {each.rows:,}, whatever the table "
-            "can read; give shorter inputs"
+            f"{type(each.owner).__name__} takes no more tokens than its table has rows, {each.rows:,}, so that its "
+            "positions cannot be extended; give shorter inputs"
         )
     before, reach = each.reach, max(length, each.reach)
     extend_table(each.table, each.holder, each.reserved, reach, mode)
