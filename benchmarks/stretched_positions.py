@@ -16,7 +16,7 @@ Intervals are bootstrapped over documents. The encoder is that of the `demo` ext
 import copy
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -51,35 +51,38 @@ def texts(data: Path) -> list[str]:
 
 
 def documents(model: Pretrained, sources: Sequence[str], length: int, count: int, questions: int) -> list[LongDocument]:
-    """`count` documents of `length` tokens, special tokens included, in turn from each source and evenly spaced."""
+    """`count` documents of `length` tokens, special tokens included: as many of each source, evenly spaced in it."""
     content = length - len(model.wrap([], length))
     chosen = []
     for number, text in enumerate(sources):
         wanted = len(range(number, count, len(sources)))
-        sentences = re.split(r"(?<=[.!?])\s+", text)
-        for part in range(wanted):
-            start = len(sentences) * part // wanted
-            chosen.append(
-                _document(model, sentences[start : len(sentences) * (part + 1) // wanted], content, questions)
+        sentences = [" ".join(sentence.split()) for sentence in re.split(r"(?<=[.!?])\s+", text)]
+        parts = list(_parts(model, sentences, content + 2 * WORDS[1] * questions))
+        if len(parts) < wanted:
+            raise SystemExit(
+                f"a text makes {len(parts)} documents of {length:,} tokens, not {wanted}; give --documents"
             )
+        chosen += [_document(parts[len(parts) * i // wanted], content, questions) for i in range(wanted)]
     return chosen
 
 
-def _document(model: Pretrained, sentences: Sequence[str], content: int, questions: int) -> LongDocument:
-    """A document of the first sentences, without those that are asked for, which are evenly spaced."""
-    ids, total = [], 0
+def _parts(model: Pretrained, sentences: Sequence[str], tokens: int) -> Iterator[list[tuple[str, list[int]]]]:
+    """Consecutive sentences with their tokens, in parts of at least so many tokens."""
+    part: list[tuple[str, list[int]]] = []
     for sentence in sentences:
-        ids.append(model.content_ids(" ".join(sentence.split())))
-        total += len(ids[-1])
-        if total >= content + questions * WORDS[1] * 2:
-            break
-    able = [i for i in range(len(ids)) if WORDS[0] <= len(sentences[i].split()) <= WORDS[1]]
-    able = [i for i in able if sum(map(len, ids[: i + 1])) < content]
+        part.append((sentence, model.content_ids(sentence)))
+        if sum(len(ids) for _, ids in part) >= tokens:
+            yield part
+            part = []
+
+
+def _document(part: Sequence[tuple[str, list[int]]], content: int, questions: int) -> LongDocument:
+    """A document of consecutive sentences, without some of them, evenly spaced, that are the questions."""
+    able = [i for i, (sentence, _) in enumerate(part) if WORDS[0] <= len(sentence.split()) <= WORDS[1]]
+    able = [i for i in able if sum(len(ids) for _, ids in part[: i + 1]) < content]
     asked = {able[(2 * n + 1) * len(able) // (2 * questions)] for n in range(questions)}
-    tokens = [token for i, each in enumerate(ids) if i not in asked for token in each][:content]
-    if len(tokens) < content:
-        raise SystemExit(f"a part of the texts has {len(tokens):,} tokens, but a document has {content:,}")
-    return LongDocument(tokens, [" ".join(sentences[i].split()) for i in sorted(asked)])
+    tokens = [token for i, (_, ids) in enumerate(part) if i not in asked for token in ids]
+    return LongDocument(tokens[:content], [part[i][0] for i in sorted(asked)])
 
 
 def scores(model: Pretrained, chosen: Sequence[LongDocument], length: int, way: str, asked: Tensor) -> Tensor:
