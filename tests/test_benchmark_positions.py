@@ -11,24 +11,10 @@ import torch
 from subquad.tools.models.pretrained import load
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
-WORDS = [
-    "whale",
-    "ship",
-    "sea",
-    "captain",
-    "harpoon",
-    "rope",
-    "sail",
-    "storm",
-    "island",
-    "harbour",
-    "sailor",
-    "deck",
-    "mast",
-    "boat",
-    "oar",
-    "night",
-]
+WORDS = (
+    "whale", "ship", "sea", "captain", "harpoon", "rope", "sail", "storm",
+    "island", "harbour", "sailor", "deck", "mast", "boat", "oar", "night",
+)  # fmt: skip
 
 
 @pytest.fixture

@@ -190,11 +190,11 @@ def extend_table(table: nn.Embedding, holder: PreTrainedModel, reserved: int, le
 def _enter(names: tuple[str, ...], module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     inputs = {**dict(zip(names, args, strict=False)), **kwargs}
     mask, cached = inputs.get("attention_mask"), inputs.get("past_key_values")
-    readable = isinstance(mask, Tensor) and mask.ndim == 2
+    valid = mask.bool() if isinstance(mask, Tensor) and mask.ndim == 2 else None
     _RUNNING.inputs = PassInputs(
         module,
-        mask.bool() if readable else None,
-        mask is not None and not readable,
+        valid,
+        mask is not None and valid is None,
         0 if cached is None else cached.get_seq_length(),
         inputs.get("position_ids") is not None,
         _running(),
@@ -231,7 +231,7 @@ def _last_of_runs(position: Tensor, valid: Tensor) -> Tensor:
 
 
 @cache
-def _class_for(plain: type[nn.Embedding]) -> type[ItemPositions]:
+def _class_for(plain: Any) -> type[ItemPositions]:
     """The class of an extended table: `super().forward` of the plain one, where it adds an offset, is ours."""
     return ItemPositions if plain is nn.Embedding else type(f"Long{plain.__name__}", (plain, ItemPositions), {})
 

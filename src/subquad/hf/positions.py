@@ -175,6 +175,7 @@ def extend_as_recorded(model: PreTrainedModel) -> None:
 
 
 def _checked(record: Any) -> dict[str, dict[str, Any]]:
+    """The record of a config; ValueError where it is damaged."""
     entries = list(record.values()) if isinstance(record, dict) else [None]
     for entry in entries:
         if not isinstance(entry, dict) or type(entry.get("length")) is not int or entry.get("mode") not in MODES:
@@ -182,7 +183,7 @@ def _checked(record: Any) -> dict[str, dict[str, Any]]:
                 f"the config's record of longer positions, {RECORD!r}, is damaged: {str(record)[:80]!r} is not "
                 "{table: {'length': …, 'mode': …}}"
             )
-    return record  # type: ignore[no-any-return]
+    return record
 
 
 def _extend(model: PreTrainedModel, each: LearnedTable, length: int, mode: str, grown: set[int]) -> None:
