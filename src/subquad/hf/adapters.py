@@ -194,7 +194,7 @@ def same_kind(made_for: Mapping[str, Any], model: AnyModel, what: str) -> dict[s
 def weights_mark(model: AnyModel) -> str:
     """A fingerprint of a model's weights, 16 hexadecimal digits from the first numbers of each tensor.
 
-    Learned positions are left out, which `extend_positions` stretches, and so are swapped methods' parameters. PEFT
+    Learned positions are left out, which a lengthened table changes, and so are swapped methods' parameters. PEFT
     adapters count where they change the model: under a LoRA that is not trained yet the mark is the base model's.
     """
     digest = hashlib.sha256()

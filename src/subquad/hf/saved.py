@@ -20,6 +20,7 @@ from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from subquad.hf.layers import NAME, Attached, attached_to
+from subquad.hf.positions import extend_as_recorded, with_record
 from subquad.hf.records import record_with_parts
 
 Reattach = Callable[[PreTrainedModel], Any]
@@ -85,18 +86,20 @@ def default_implementation(owner: nn.Module, model: nn.Module) -> str:
 
 
 def keep_swaps_in_files(reattach: Reattach) -> None:
-    """Make transformers models save their swapped methods, and attach them when loaded."""
+    """Make transformers models save their swapped methods and longer positions, and have them when loaded."""
     load, save = PreTrainedModel.from_pretrained.__func__, PreTrainedModel.save_pretrained
 
     @functools.wraps(load)
     def from_pretrained(cls: type[PreTrainedModel], *args: Any, **kwargs: Any) -> Any:
         loaded = load(cls, *args, **kwargs)
-        _attach(loaded[0] if isinstance(loaded, tuple) else loaded, reattach)
+        model = loaded[0] if isinstance(loaded, tuple) else loaded
+        extend_as_recorded(model)  # first: learned parameters may depend on the longest input
+        _attach(model, reattach)
         return loaded
 
     @functools.wraps(save)
     def save_pretrained(self: PreTrainedModel, *args: Any, **kwargs: Any) -> Any:
-        with _saying_what_runs(self):
+        with _saying_what_runs(self), with_record(self):
             return save(self, *args, **kwargs)
 
     PreTrainedModel.from_pretrained, PreTrainedModel.save_pretrained = classmethod(from_pretrained), save_pretrained

@@ -115,6 +115,19 @@ def modernbert() -> hf.PreTrainedModel:
     return hf.ModernBertForMaskedLM(_modernbert().model.config)
 
 
+def longer(make: Callable[[], hf.PreTrainedModel], mode: str) -> Callable[[], hf.PreTrainedModel]:
+    """A model whose own positions end before the text, and were extended."""
+
+    def made() -> hf.PreTrainedModel:
+        model = make()
+        for table in (each for name, each in model.named_modules() if name.endswith(("position_embeddings", "wpe"))):
+            rows = table.weight[: 17 + (table.padding_idx is not None)]
+            table.weight, table.num_embeddings = torch.nn.Parameter(rows.detach().clone()), len(rows)
+        return sq.hf.extend_positions(model, 40, mode=mode)
+
+    return made
+
+
 def mean_of_hidden_states() -> float:
     """The recipe for what reads all tokens: here the mean over them, as sentence embeddings take it."""
     model, method = minilm().eval(), "i-clustered:clusters=5,topk=3"
@@ -162,6 +175,9 @@ MODELS = {
     "Llama checkpointed": lambda: of_model(llama, "linear", "right", checkpointing=True),
     "GPT-2": lambda: of_model(gpt2, "local:window=3", "right", uneven=True),
     "OPT": lambda: of_model(opt, "linear", "left"),
+    "BERT, longer positions": lambda: of_model(longer(bert, "interpolate"), "full", "left", uneven=True),
+    "RoBERTa, longer positions": lambda: of_model(longer(roberta, "interpolate"), "full", "right"),
+    "GPT-2, longer positions": lambda: of_model(longer(gpt2, "tile"), "linear", "left", labels=False),
     "mean of hidden states": mean_of_hidden_states,
     "two batches before backward": two_batches_before_backward,
     "two batches checkpointed": lambda: two_batches_before_backward(checkpointing=True),

@@ -107,7 +107,7 @@ def test_the_report_is_complete_and_serialisable(measured, tmp_path):
     assert "--max-length 48" in report["command"]
     names = {path.name for path in write_report(report, tmp_path)}
     assert {"report.json", "report.md", "report.html"} <= names
-    assert any("interpolated" in note for note in report["notes"])
+    assert any("For retrieval, do not embed longer inputs whole" in note for note in report["notes"])
 
 
 @pytest.mark.parametrize(("longest", "model_lengths", "call_lengths"), [

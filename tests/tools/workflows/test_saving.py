@@ -159,6 +159,7 @@ def test_a_model_keeps_its_head_its_tokenizer_and_its_card(model, text, tmp_path
     assert card.endswith("\n---\n\n# Whole\n\nIts own words.\n")
     assert f"- `{METHOD}` in layers 0, 1\n" in card
     assert f"64 tokens: {figures['model']['64']['speedup']:.2f}× the speed of exact attention" in card
+    assert "For retrieval" not in card  # the model's own positions are not exceeded
     assert f"fidelity {figures['fidelity']['64']:.3f}." in card
     assert f"```sh\n{report['command']}\n```" in card
     assert "dtype fp32" in card
@@ -214,7 +215,18 @@ def test_a_plan_is_saved_with_the_model_that_it_is_for(sentences, text, tmp_path
         "--dtype fp32"
     )
     assert report["next"] in result.output.replace("\n", "")
-    assert "at confidence 0.95" in card_of(tmp_path / "saved")[0]
+    card = card_of(tmp_path / "saved")[0]
+    assert "at confidence 0.95" in card
+    short = sq.load_plan(tmp_path / "out").made_on["short_texts"]
+    assert list(short) == ["16", "64"]
+    sentences_of_both = (
+        f"Fidelity on short texts to the original model, with its own positions and its exact attention: "
+        f"{short['16']['fidelity']:.4f} at 16 tokens and {short['64']['fidelity']:.4f} at 64 tokens",
+        "For retrieval, do not embed longer inputs whole",
+    )
+    for sentence in sentences_of_both:
+        assert sentence in card
+        assert any(sentence in note for note in report["notes"])
     wanted = SentenceTransformer(sentences, device="cpu")
     sq.hf.extend_positions(wanted, 80)
     sq.hf.swap(wanted, sq.load_plan(tmp_path / "out"))

@@ -27,6 +27,7 @@ from subquad.tools.measure.fidelity import cosine, crossover, percentile, retrie
 from subquad.tools.measure.noise import AGAIN, ASSUMED_NOISE, TIE, against_itself, at_least_typical, noise_of
 from subquad.tools.measure.timing import cost, exact_cost, ratios
 from subquad.tools.models.dtypes import FP32, has_products
+from subquad.tools.models.longer import longer_note
 from subquad.tools.models.next_tokens import NextTokens, summed
 from subquad.tools.models.rows import NOT_CALIBRATED, CompareRow
 from subquad.tools.models.split import split_note, what_is_sent
@@ -344,10 +345,7 @@ def _notes(c: Comparison, methods: Sequence[MethodReport]) -> list[str]:
     notes[:0] = _out_of_time(c)
     limit = c.pretrained.limit
     if limit is not None and c.lengths[-1] > limit:
-        notes.append(
-            f"The model's positions reach {limit:,} tokens; beyond that, they are interpolated without training. "
-            "Fidelity there compares with exact attention in the same extended model."
-        )
+        notes.append(longer_note(limit))
     if c.group.count > 1:
         notes.append(split_note(c.group.count) + " Distances of attention weights are not measured then.")
     notes += _not_measured(c.settings)

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from subquad.tools.models.longer import longer_note
 from subquad.tools.report.markup import bullets, escaped, fenced
 
 FRONT = "---\n"
@@ -13,16 +14,29 @@ NEW_FRONT = "---\ntags: [subquad]\n---\n"
 
 @dataclass(frozen=True)
 class Measured:
-    """What a command measured of the attention that it saved: a line for each length, and where they are from."""
+    """What a command measured of the attention that it saved.
+
+    Attributes:
+        lines: one for each length.
+        original: what was measured against the original model on short texts; empty if nothing was.
+    """
 
     lines: Sequence[str]
     command: str
     hardware: Mapping[str, Any]
     dtype: str
+    original: str = ""
 
 
 def saved_card(
-    folder: str, kind: type, name: str, tokens: int, methods: Mapping[int, object], measured: Measured, original: str
+    folder: str,
+    kind: type,
+    name: str,
+    tokens: int,
+    methods: Mapping[int, object],
+    measured: Measured,
+    original: str,
+    limit: int | None = None,
 ) -> str:
     """The README.md of a saved model: its front matter, our section, and the rest of the original card.
 
@@ -32,6 +46,7 @@ def saved_card(
         name: what runs in it, in words; `methods` are those of its layers.
         tokens: the longest inputs that it is for.
         original: the card of the model that it was made from; empty if it has none.
+        limit: the model's own positions, where they end before `tokens`.
     """
     front, body = _parted(original)
     machine = ", ".join(f"{key} {value}" for key, value in {**measured.hardware, "dtype": measured.dtype}.items())
@@ -44,6 +59,8 @@ def saved_card(
         "`subquad.hf.restore(model)` gives it its own exact attention again.",
         "Measured against exact attention (torch's SDPA) in the same run:",
         bullets(measured.lines),
+        *([escaped(measured.original)] if measured.original else []),
+        *([escaped(longer_note(limit))] if limit is not None else []),
         fenced(measured.command),
         escaped(machine),
         "---",

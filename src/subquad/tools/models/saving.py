@@ -29,6 +29,7 @@ from subquad.methods.core.mixture import is_mixture
 from subquad.tools.compare import run as compare
 from subquad.tools.compare.recommend import describe_performance, fastest
 from subquad.tools.models.dtypes import FP32, TORCH
+from subquad.tools.models.longer import short_note
 from subquad.tools.models.model_types import class_of
 from subquad.tools.models.pretrained import architecture_of, config_of, load, model_location
 from subquad.tools.models.rows import CompareRow
@@ -112,7 +113,8 @@ def chosen_by_plan(settings: PlanSettings, out: Path) -> Chosen | None:
         lines = [
             f"{n:,} tokens: {plan.description(n)}, on {plan.verified[str(n)]['passages']} passages." for n in lengths
         ]
-        measured = Measured(lines, made["command"], made["hardware"], dtype)
+        short = made.get("short_texts")
+        measured = Measured(lines, made["command"], made["hardware"], dtype, short_note(short) if short else "")
         methods = plan.for_model(load(settings.model, settings.device).model)
         return Chosen("the plan", methods, max(lengths), measured, floor=plan.floor)
 
@@ -136,6 +138,7 @@ def save(chosen: Chosen | None, model: str | None, folder: Path | None) -> None:
         n: copy.deepcopy(each).cpu() if isinstance(each, BoundMethod) else each for n, each in chosen.methods.items()
     }
     with as_input_error():
+        own = hf.position_limit(loaded)
         hf.extend_positions(loaded, chosen.tokens, tokenizer=tokenizer)
         hf.swap(loaded, methods, max_length=hf.position_limit(loaded) or chosen.tokens)
         record_floor(loaded, chosen.floor)
@@ -145,7 +148,8 @@ def save(chosen: Chosen | None, model: str | None, folder: Path | None) -> None:
             tokenizer.save_pretrained(str(part))
         if any(bound.learned is not None for bound in hf.bounds(loaded).values()):
             hf.save_adapter(loaded, part / ADAPTER)
-        _write_card(part / CARD, _card_of(where), folder.resolve().name, loaded, chosen)
+        limit = own if own is not None and own < chosen.tokens else None
+        _write_card(part / CARD, _card_of(where), folder.resolve().name, loaded, chosen, limit)
 
 
 def _card_of(where: str) -> str:
@@ -154,11 +158,11 @@ def _card_of(where: str) -> str:
     return "" if file is None else read_bytes(file).decode("utf-8", errors="replace")
 
 
-def _write_card(path: Path, original: str, folder: str, loaded: Any, chosen: Chosen) -> None:
+def _write_card(path: Path, original: str, folder: str, loaded: Any, chosen: Chosen, limit: int | None) -> None:
     """Our section above the card that the model's own library wrote, or above the original one."""
     original = path.read_text("utf-8") if path.exists() else original
     runs = hf.describe(loaded).methods
-    card = saved_card(folder, type(loaded), chosen.name, chosen.tokens, runs, chosen.measured, original)
+    card = saved_card(folder, type(loaded), chosen.name, chosen.tokens, runs, chosen.measured, original, limit)
     files.write(path, card)
 
 

@@ -32,6 +32,7 @@ class Prepared:
     """What is planned for, and with what.
 
     Attributes:
+        pretrained: the model, with its own positions.
         loads: inputs of each length.
         facts: of the model and the text.
         methods: to try; None for those of the grid.
@@ -39,6 +40,7 @@ class Prepared:
         notes: what a reader must know of the weights, and of methods that are not tried.
     """
 
+    pretrained: Pretrained
     loads: list[PlanInputs]
     metadata: dict[str, Any]
     methods: list[Method] | None
@@ -76,7 +78,7 @@ def prepare(
     fitted = adapters | {str(method): row.bounds for method, row in rows.items()}
     others = None if methods is None else [method for method in methods if method not in rows | reasons]
     untried = (f"{method} was not tried: {reason}." for method, reason in reasons.items())
-    return Prepared(loads, metadata, others, fitted, (*pretrained.notes, *untried))
+    return Prepared(pretrained, loads, metadata, others, fitted, (*pretrained.notes, *untried))
 
 
 def loss_elsewhere(

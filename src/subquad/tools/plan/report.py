@@ -6,6 +6,7 @@ from pathlib import Path
 
 from subquad.core.spelling import listed
 from subquad.tools.models.dtypes import FP32
+from subquad.tools.models.longer import longer_note, short_note
 from subquad.tools.models.split import split_note
 from subquad.tools.plan import choice
 from subquad.tools.plan.measure import EXACT
@@ -156,6 +157,10 @@ def _notes(made: Made) -> list[str]:
         "metric that is right or wrong, that each loss is −1, 0 or 1. It holds for text like the one that was planned "
         "on."
     )
+    if short := made.plan.made_on.get("short_texts"):
+        notes.append(short_note(short))
+    if (limit := made.metadata.get("position_limit")) is not None and made.plan.lengths[-1] > limit:
+        notes.append(longer_note(limit))
     notes.append("Lengths between those that were planned run the plan of the next longer one, and were not verified.")
     spreads = [spread for planned in made.planning.lengths for spread in planned.screen.head_spread.values()]
     if spreads and (spread := statistics.median(spreads)) >= 1:

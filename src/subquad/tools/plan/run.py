@@ -33,6 +33,7 @@ from subquad.tools.plan.loads import Loss, PlanInputs, input_loads
 from subquad.tools.plan.measure import Candidate
 from subquad.tools.plan.plan import Planning, candidates_for, plan_of
 from subquad.tools.plan.prepared import loss_elsewhere, of_text, parse_inputs, prepare
+from subquad.tools.plan.short import short_fidelities
 from subquad.tools.plan.workers import UNAIDED, Workers
 from subquad.tools.runs import machine
 from subquad.tools.runs.cache import clear, run_cache
@@ -81,7 +82,10 @@ def make(
         workers,
         deadline,
     )
-    return replace(made, notes=(*prepared.notes, *made.notes, *workers.note))
+    progress("short texts", 0, 1)
+    short = short_fidelities(prepared.pretrained, prepared.loads, made.plan, made.planning.floor)
+    plan = replace(made.plan, made_on={**made.plan.made_on, "short_texts": short})
+    return replace(made, plan=plan, notes=(*prepared.notes, *made.notes, *workers.note))
 
 
 def check(settings: PlanSettings) -> None:

@@ -21,6 +21,7 @@ from transformers.utils.generic import ModelOutput
 
 from subquad import hf
 from subquad.hf.layers import attached_to
+from subquad.hf.positions import reach_of
 from subquad.hf.records import read_record
 from subquad.hf.saved import asks_for_ours
 from subquad.hf.swapping import check_training
@@ -197,7 +198,7 @@ class InputPositions(nn.Module):
     def forward(self, x: Float[Tensor, "B N W"], positions: Int[Tensor, "B N"]) -> Float[Tensor, "B N W"]:
         """Add them."""
         if (table := self.position_embeddings) is not None:
-            sequence, longest = in_use(), table.num_embeddings
+            sequence, longest = in_use(), reach_of(table)
             tokens = positions.shape[1] if sequence is None else sequence.tokens
             if tokens > longest:
                 raise ValueError(f"the input has {tokens} positions, but the model has {longest} learned ones")

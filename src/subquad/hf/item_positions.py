@@ -1,0 +1,244 @@
+"""A table of learned positions that reads items longer than itself, each item by its own length.
+
+    p      position of a token in its item, 0, 1, …
+    R      rows of the table, which are the model's own positions
+    L      positions of the item: that of its last token, plus one
+
+    L ≤ R          row p, as the model reads it: bit for bit what it was before
+    "interpolate"  between the rows around p·(R − 1)/(L − 1), weighted by their distance
+    "tile"         row p mod R
+
+The table is given positions alone. Where an item begins and ends is read from what the model around it is given: the
+attention mask, `position_ids`, a cache, the tokens of other ranks. A hook before the forward pass of that model keeps
+them for the table.
+"""
+
+import inspect
+import threading
+from functools import cache, partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from transformers import PreTrainedModel
+
+from subquad.distributed import Ranks, Sequence
+from subquad.hf.passes import NOW
+from subquad.methods.core.current_shard import in_use
+
+MODES = ("interpolate", "tile")
+
+_NEVER = torch.iinfo(torch.int64).max  # the first position of an item without tokens
+
+
+class PassInputs(NamedTuple):
+    """What a model is given that says where items begin and end.
+
+    Attributes:
+        holder: the model.
+        mask: bool (B,P+N), which tokens are real; None: no mask is given, or one that is not (batch, tokens).
+        unread: a mask of another shape is given.
+        past: P, the tokens in the cache.
+        numbered: whether `position_ids` are given.
+        outer: those of the model whose forward pass this one is a part of.
+    """
+
+    holder: nn.Module
+    mask: Tensor | None
+    unread: bool
+    past: int
+    numbered: bool
+    outer: "PassInputs | None"
+
+
+# `inputs`: of the forward pass that runs in this thread. Compiled code cannot read a `ContextVar`, and it would read a
+# class attribute in place of that of the thread.
+_RUNNING = threading.local()
+
+
+class ItemPositions(nn.Embedding):
+    """A table of positions that reads items longer than itself, as the head of this file says.
+
+    Attributes:
+        reach: how many positions an item may have.
+        mode: how longer items are read.
+        reserved: rows at the front that no position uses.
+    """
+
+    reach: int
+    mode: str
+    reserved: int
+
+    @property
+    def rows(self) -> int:
+        """Positions that have a row of their own."""
+        return self.num_embeddings - self.reserved
+
+    def forward(self, input: Tensor) -> Tensor:
+        """The embeddings (B|1,N,E) of the positions (B|1,N), counted from `reserved`; (B,N,E) for padded batches."""
+        running, sequence = _running(), _sequence()
+        tokens = input.shape[-1] if sequence is None else sequence.tokens
+        traced = torch.compiler.is_compiling() or torch.jit.is_tracing()
+        if not traced and tokens <= self.rows and running is not None and not (running.past or running.numbered):
+            return super().forward(input)
+        if input.ndim != 2:
+            raise ValueError(
+                f"positions of shape {tuple(input.shape)} are read from a table that was extended, but items can be "
+                f"told apart only in (batch, tokens); give at most {self.rows:,} tokens"
+            )
+        position, last = self._in_items(input - self.reserved, running, sequence)
+        if not traced and int(last.max()) >= self.reach:
+            raise ValueError(
+                f"an item has {int(last.max()) + 1:,} positions, but the table was extended to {self.reach:,}; call "
+                "sq.hf.extend_positions with a larger length"
+            )
+        return self._read(input, position, last.clamp(min=self.rows - 1))
+
+    def _in_items(
+        self, position: Tensor, running: PassInputs | None, sequence: Sequence | None
+    ) -> tuple[Tensor, Tensor]:
+        """Each token's position in its item, and that of the item's last token."""
+        valid = self._valid(position, running, sequence)
+        numbered = running is None or running.numbered
+        if sequence is not None:
+            numbered = NOW.value is not None and NOW.value.positions is None and numbered
+            first, last = _span(position, valid)
+            group = Ranks(sequence.group)
+            first, last = group.gathered(first).amin(0), group.gathered(last).amax(0)
+        elif running is not None and running.past:
+            self._check_cached(position, valid, running)
+            return position, position
+        elif numbered:
+            return position, _last_of_runs(position, valid)
+        else:
+            first, last = _span(position, valid)
+        if numbered:
+            return position, last.expand_as(position)
+        # An item at the right end of a padded batch is read as it is alone, if the model could not read it there.
+        moved = last >= self.rows
+        first = first.where(moved, 0)
+        return position - first, last - first
+
+    def _valid(self, position: Tensor, running: PassInputs | None, sequence: Sequence | None) -> Tensor:
+        """Which tokens (B|1,N) are real."""
+        if running is None or running.mask is None:
+            if running is not None and running.unread and not (running.numbered or running.past):
+                raise ValueError(
+                    "the lengths of items that are longer than the model's own positions are read from an attention "
+                    "mask (batch, tokens), but one of another shape is given; give that, or position_ids"
+                )
+            return position >= 0
+        mask = running.mask[:, running.past :]
+        if sequence is not None and mask.shape[1] != position.shape[1]:
+            mask = sequence.shard(mask)
+        # Some models pad their tokens to a multiple of a block.
+        return F.pad(mask, (0, position.shape[1] - mask.shape[1]), value=False) & (position >= 0)
+
+    def _check_cached(self, position: Tensor, valid: Tensor, running: PassInputs) -> None:
+        """ValueError where the tokens in the cache were read at other positions than they would be now."""
+        if not bool((valid & (position >= self.rows)).any()):
+            return
+        if self.mode == "interpolate":
+            raise ValueError(
+                f"a token on a cache is past the model's own {self.rows:,} positions, and interpolated positions of "
+                "the tokens in the cache change with each new token; extend with mode='tile', or give use_cache=False"
+            )
+        if running.mask is None or running.numbered:
+            return
+        before = running.mask.long().argmax(1, keepdim=True)  # padding at the left
+        if bool((position[:, -1:] > running.mask.shape[1] - 1 - before).any() & before.any()):
+            raise ValueError(
+                f"the positions of a batch with padding at the left would change past the model's own {self.rows:,}; "
+                "give position_ids, as generate does"
+            )
+
+    def _read(self, input: Tensor, position: Tensor, last: Tensor) -> Tensor:
+        """The embeddings of positions in items whose last position, R − 1 or more, is `last`."""
+        position = position.clamp(min=0).minimum(last)  # of padding too
+        if self.mode == "tile":
+            return super().forward((position % self.rows + self.reserved).where(input >= self.reserved, input))
+        scaled, steps = position * (self.rows - 1), last.clamp(min=1)
+        low = scaled // steps
+        high = (low + 1).clamp(max=self.rows - 1)
+        below, above = (
+            super(ItemPositions, self).forward((row + self.reserved).where(input >= self.reserved, input))
+            for row in (low, high)
+        )
+        dtype = torch.promote_types(below.dtype, torch.float32)
+        share = (scaled % steps).to(dtype) / steps
+        return torch.lerp(below.to(dtype), above.to(dtype), share[..., None]).to(below.dtype)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:  # pickle cannot find a class that was made here
+        return _empty, (_plain_class(type(self)),), self.__dict__
+
+
+def extend_table(table: nn.Embedding, holder: PreTrainedModel, reserved: int, length: int, mode: str) -> None:
+    """Let a table read items of `length` positions, in place; its weight stays as it is.
+
+    `holder` is the innermost model around it, which is given the mask.
+    """
+    if not isinstance(table, ItemPositions):
+        table.__class__ = _class_for(type(table))
+    table.reach, table.mode, table.reserved = length, mode, reserved  # type: ignore[assignment]
+    if not any(getattr(hook, "func", None) is _enter for hook in holder._forward_pre_hooks.values()):
+        names = tuple(inspect.signature(holder.forward).parameters)
+        holder.register_forward_pre_hook(partial(_enter, names), with_kwargs=True)
+        holder.register_forward_hook(_leave, always_call=True)
+
+
+def _enter(names: tuple[str, ...], module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    inputs = {**dict(zip(names, args, strict=False)), **kwargs}
+    mask, cached = inputs.get("attention_mask"), inputs.get("past_key_values")
+    valid = mask.bool() if isinstance(mask, Tensor) and mask.ndim == 2 else None
+    _RUNNING.inputs = PassInputs(
+        module,
+        valid,
+        mask is not None and valid is None,
+        0 if cached is None else cached.get_seq_length(),
+        inputs.get("position_ids") is not None,
+        _running(),
+    )
+
+
+def _leave(module: nn.Module, args: Any, output: Any) -> None:
+    inputs = _running()
+    if inputs is not None and inputs.holder is module:  # another hook may have raised before ours ran
+        _RUNNING.inputs = inputs.outer
+
+
+def _running() -> PassInputs | None:
+    return getattr(_RUNNING, "inputs", None)
+
+
+def _sequence() -> Sequence | None:
+    """The sequence whose tokens are split over ranks, where this process has a part of them."""
+    return in_use() if NOW.value is None else NOW.value.sequence
+
+
+def _span(position: Tensor, valid: Tensor) -> tuple[Tensor, Tensor]:
+    """The first and the last position (B,1) of each item; −1 is the last of one without tokens."""
+    first = position.where(valid, _NEVER).amin(1, keepdim=True)
+    return first, position.where(valid, -1).amax(1, keepdim=True)
+
+
+def _last_of_runs(position: Tensor, valid: Tensor) -> Tensor:
+    """The last position of each token's item (B,N), where several may be packed: they begin where positions fall."""
+    falls = position[:, 1:] <= position[:, :-1]
+    item = F.pad(falls.long().cumsum(1), (1, 0)).expand_as(valid)
+    last = torch.full_like(item, -1).scatter_reduce(1, item, position.where(valid, -1), "amax")
+    return last.gather(1, item)
+
+
+@cache
+def _class_for(plain: Any) -> type[ItemPositions]:
+    """The class of an extended table: `super().forward` of the plain one, where it adds an offset, is ours."""
+    return ItemPositions if plain is nn.Embedding else type(f"Long{plain.__name__}", (plain, ItemPositions), {})
+
+
+def _plain_class(extended: type[ItemPositions]) -> type[nn.Embedding]:
+    return nn.Embedding if extended is ItemPositions else extended.__bases__[0]
+
+
+def _empty(plain: type[nn.Embedding]) -> ItemPositions:
+    return _class_for(plain).__new__(_class_for(plain))
