@@ -12,11 +12,14 @@ GRACE = 0.1  # share of a limit by which the least that a verification needs may
 
 
 class Deadline:
-    """A time limit that begins now, on the clock of the main process of a group."""
+    """A time limit that begins now, on the clock of the main process of a group.
 
-    def __init__(self, seconds: float, group: MeasuringGroup = ALONE):
+    `outside` are seconds of it for what no stage does: starting the command, and writing its report.
+    """
+
+    def __init__(self, seconds: float, group: MeasuringGroup = ALONE, outside: float = 0.0):
         self.seconds, self._group = seconds, group
-        self._end = time.perf_counter() + seconds
+        self._end = time.perf_counter() + seconds - outside
 
     @property
     def left(self) -> float:

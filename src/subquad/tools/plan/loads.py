@@ -115,10 +115,11 @@ def next_token_loss(pretrained: Pretrained, length: int, figure: Figure, positio
     step = -(-length // positions) if pretrained.group.count == 1 else 1  # of split tokens, a process has its own
 
     def loss(output: Prefill, exact: Prefill) -> float:
-        runs = {"this": output.every(step), "exact": exact.every(step)}
+        runs = {"exact": exact.every(step)} | ({} if output is exact else {"this": output.every(step)})
         tokens = torch.zeros(1, -(-length // step), dtype=torch.long)
         counted = torch.ones_like(tokens, dtype=torch.bool)
-        mine = differences(runs, "exact", tokens, counted, pretrained.group)["this"]
+        compared = differences(runs, "exact", tokens, counted, pretrained.group)
+        mine = compared.get("this", compared["exact"])
         return 1.0 - mine.agreement if figure == "agreement" else -math.expm1(-mine.mean_kl)
 
     return loss

@@ -43,6 +43,7 @@ from subquad.tools.runs.jobs import Progress, silent
 from subquad.tools.runs.options import as_command
 from subquad.tools.runs.settings import PlanSettings
 
+OUTSIDE, MOST_OUTSIDE = 0.15, 15.0  # share of the limit, and at most seconds, for starting and for the report
 JOBS_VERSION = 4  # changes with what the units hold, so that a run of another version is not resumed
 
 
@@ -66,7 +67,8 @@ def make(
     Raises:
         InputError: something in the settings does not work; the message has the remedy.
     """
-    deadline = Deadline(60 * settings.minutes, group)
+    seconds = 60 * settings.minutes
+    deadline = Deadline(seconds, group, outside=min(OUTSIDE * seconds, MOST_OUTSIDE))
     prepared = prepare(settings, out, progress, group, deadline)
     elsewhere = partial(loss_elsewhere, settings, out.absolute()) if executor.description else None
     workers = Workers(executor, elsewhere)

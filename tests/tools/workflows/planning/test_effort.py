@@ -104,6 +104,7 @@ def test_a_deadline_allows_what_fits_and_does_not_count_a_pause(monkeypatch):
     clock[0] += 50.0
     assert deadline.left == -10.0
     assert deadline.part(0.5).left == 0.0
+    assert Deadline(60.0, outside=5.0).left == 55.0
 
 
 def test_neighbouring_layers_share_what_they_lose_together():
