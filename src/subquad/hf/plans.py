@@ -83,7 +83,7 @@ class Plan:
         """The floor that the plan was verified for, in the unit of the model's output, which `sq.audit` then watches.
 
         {"min_fidelity": 0.99, "pooling": "mean"} of embeddings, {"max_kl": 0.002} or {"min_agreement": 0.99} of next
-        tokens. None where nothing but exact attention runs, or the plan was made with a loss or a metric of one's own.
+        tokens. None where the plan was made with a loss or a metric of one's own, or for a masked language model.
         """
         return next((entry["output"] for entry in self.verified.values() if entry.get("output")), None)
 

@@ -201,6 +201,7 @@ def _verified(planned: Planned, planning: Planning, pooling: str | None) -> dict
             "passages": 0,
             "speedup": 1.0,
             "exact_because": planned.why_exact or "",
+            **({} if output is None else {"output": output}),
         }
     return {
         "floor": planning.floor.least,

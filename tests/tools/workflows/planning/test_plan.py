@@ -253,6 +253,8 @@ def test_an_audit_of_a_planned_model_speaks_the_units_of_its_floor(tmp_path, cap
     assert [record.message for record in caplog.records if "embeddings have a mean cosine of" in record.message]
     own = sq.plan(model, inputs(12), min_fidelity=0.01, loss=first_loss, methods=METHODS)
     assert own.floor is None  # an audit does not know the loss
+    exact = sq.plan(sharp("bert"), inputs(12), min_fidelity=0.999999, methods=["local:window=2"])
+    assert exact.floor == {"min_fidelity": 0.999999, "pooling": "mean"}  # also of exact attention, which keeps it
 
 
 @pytest.mark.usefixtures("timed")
