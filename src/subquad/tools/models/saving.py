@@ -138,7 +138,7 @@ def save(chosen: Chosen | None, model: str | None, folder: Path | None) -> None:
         n: copy.deepcopy(each).cpu() if isinstance(each, BoundMethod) else each for n, each in chosen.methods.items()
     }
     with as_input_error():
-        own = hf.position_limit(loaded)
+        reach = hf.position_limit(loaded)
         hf.extend_positions(loaded, chosen.tokens, tokenizer=tokenizer)
         hf.swap(loaded, methods, max_length=hf.position_limit(loaded) or chosen.tokens)
         record_floor(loaded, chosen.floor)
@@ -148,7 +148,7 @@ def save(chosen: Chosen | None, model: str | None, folder: Path | None) -> None:
             tokenizer.save_pretrained(str(part))
         if any(bound.learned is not None for bound in hf.bounds(loaded).values()):
             hf.save_adapter(loaded, part / ADAPTER)
-        limit = own if own is not None and own < chosen.tokens else None
+        limit = reach if reach is not None and reach < chosen.tokens else None
         _write_card(part / CARD, _card_of(where), folder.resolve().name, loaded, chosen, limit)
 
 
