@@ -123,7 +123,7 @@ class Retrieval:
     @property
     def rows(self) -> list[str]:
         """Exact attention, what needs no longer positions if documents are longer than the model's, the methods."""
-        chunked = CHUNKED if self.length > own_length(self.pretrained) else ()
+        chunked = CHUNKED if self.length > model_length(self.pretrained) else ()
         return [EXACT, *chunked, *self.methods]
 
     def inputs(self) -> object:
@@ -139,16 +139,16 @@ class Retrieval:
     @cached_property
     def _queries(self) -> Tensor:
         """Unit vectors, document by document; of each, those of the sentences that it has are the first."""
-        own = own_length(self.pretrained)
+        limit = model_length(self.pretrained)
         sentences = [sentence for each in self.documents for sentence in (*each.kept, *each.removed)]
-        wrapped = [self.pretrained.wrap(self.pretrained.content_ids(sentence), own) for sentence in sentences]
+        wrapped = [self.pretrained.wrap(self.pretrained.content_ids(sentence), limit) for sentence in sentences]
         return F.normalize(self.pretrained.embed_all(wrapped), dim=-1)
 
     def _vectors(self, row: str, progress: Progress) -> Tensor:
         """Of each document one unit vector, or one for each chunk under `BEST`: (documents, chunks, width)."""
         if row in (MEAN, BEST):
             return self._chunks if row == BEST else F.normalize(self._chunks.mean(1, keepdim=True), dim=-1)
-        length = own_length(self.pretrained) if row == FIRST else self.length
+        length = model_length(self.pretrained) if row == FIRST else self.length
         stretched, vectors = self.pretrained.reaching(length), []
         with attention(stretched, EXACT if row == FIRST else row):
             for number, document in enumerate(self.documents):
@@ -168,7 +168,7 @@ class Retrieval:
             f"{len(self.documents[0].kept)} sentences that it has and {len(self.documents[0].removed)} that were taken "
             f"out of it, of {WORDS[0]} to {WORDS[-1]} words.",
             "A query's own document alone is relevant; resamples take documents with all their queries.",
-            *([CHUNKS] if self.length > own_length(self.pretrained) else []),
+            *([CHUNKS] if self.length > model_length(self.pretrained) else []),
             "Same top 10: of the ten documents that exact attention ranks first, the share that the row has too.",
         ]
         return "\n".join(lines)
@@ -197,7 +197,7 @@ class Retrieval:
 
     def metrics(self, scores: Cell, kind: str) -> Mapping[str, list[float]]:
         """Recall@1, recall@10 and nDCG@10 of each query of a kind; its document alone is relevant."""
-        ranks = torch.tensor([self._rank(scores, query) for query in self._of_kind(kind)])
+        ranks = torch.tensor([self._rank(scores, query) for query in self._numbers(kind)])
         gains = torch.where(ranks <= TOP, 1 / (ranks + 1).log2(), 0.0)
         return {
             "recall@1": (ranks == 1).double().tolist(),
@@ -211,13 +211,13 @@ class Retrieval:
 
     def _shared(self, scores: Cell, exact: Cell, kind: str) -> list[float]:
         """Of each query, the share of its ten best documents that are among the ten of exact attention."""
-        return [len(top(scores[at]) & top(exact[at])) / len(top(exact[at])) for at in self._of_kind(kind)]
+        return [len(top(scores[at]) & top(exact[at])) / len(top(exact[at])) for at in self._numbers(kind)]
 
     @property
     def _each(self) -> int:
         return len(self.documents[0].kept) + len(self.documents[0].removed)
 
-    def _of_kind(self, kind: str) -> list[int]:
+    def _numbers(self, kind: str) -> list[int]:
         """The numbers of the queries of a kind."""
         kept = len(self.documents[0].kept)
         total = self._each * len(self.documents)
@@ -229,7 +229,7 @@ def top(scores: Sequence[float]) -> set[int]:
     return set(torch.tensor(scores).topk(min(TOP, len(scores))).indices.tolist())
 
 
-def own_length(pretrained: Pretrained) -> int:
+def model_length(pretrained: Pretrained) -> int:
     """Tokens of an input in the model's own positions, at most 512."""
     return pretrained.length(None, "--lengths")
 
@@ -239,10 +239,10 @@ def chunk_vectors(pretrained: Pretrained, tokens: Sequence[int]) -> Tensor:
 
     They are equally long: a short one at the end would count as much as the others in their mean.
     """
-    own = own_length(pretrained)
-    count = -(-len(tokens) // (own - len(pretrained.wrap([], own))))
+    limit = model_length(pretrained)
+    count = -(-len(tokens) // (limit - len(pretrained.wrap([], limit))))
     edges = [len(tokens) * number // count for number in range(count + 1)]
-    chunks = [pretrained.wrap(tokens[start:end], own) for start, end in pairwise(edges)]
+    chunks = [pretrained.wrap(tokens[start:end], limit) for start, end in pairwise(edges)]
     return F.normalize(pretrained.embed_all(chunks), dim=-1)
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import sheet
 import torch
 from task_cells import EXACT, NOT_MEASURED, Cell, Cells, attention, difference, interval, percent, points
-from task_retrieval import CHUNKS, FIRST, MEAN, chunk_vectors, named, own_length
+from task_retrieval import CHUNKS, FIRST, MEAN, chunk_vectors, named, model_length
 
 from subquad.core.errors import InputError
 from subquad.tools.compare.tasks import Probe
@@ -51,7 +51,7 @@ def longest_reviews(pretrained: Pretrained, data: Path, count: int) -> list[Labe
 
 def longest_length(pretrained: Pretrained, reviews: Sequence[LabelledReview]) -> int:
     """Tokens of the longest review, special ones included."""
-    return max(len(review.tokens) for review in reviews) + len(pretrained.wrap([], own_length(pretrained)))
+    return max(len(review.tokens) for review in reviews) + len(pretrained.wrap([], model_length(pretrained)))
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class Classification:
     @property
     def rows(self) -> list[str]:
         """Exact attention, what needs no longer positions if reviews are longer than the model's, the methods."""
-        chunked = (FIRST, MEAN) if self.length > own_length(self.pretrained) else ()
+        chunked = (FIRST, MEAN) if self.length > model_length(self.pretrained) else ()
         return [EXACT, *chunked, *self.methods]
 
     def inputs(self) -> object:
@@ -76,7 +76,7 @@ class Classification:
 
     def measure(self, row: str, progress: Progress) -> Cell:
         """The embedding of each review."""
-        length = own_length(self.pretrained) if row in (FIRST, MEAN) else self.length
+        length = model_length(self.pretrained) if row in (FIRST, MEAN) else self.length
         stretched, vectors = self.pretrained.reaching(length), []
         with attention(stretched, EXACT if row in (FIRST, MEAN) else row):
             for number, review in enumerate(self.reviews):
@@ -94,14 +94,14 @@ class Classification:
     def about(self) -> str:
         """What the table is of, one sentence a line."""
         sizes = sorted(len(self.pretrained.wrap(each.tokens, self.length)) for each in self.reviews)
-        return (
+        lines = [
             f"The {len(self.reviews)} longest reviews, half of them positive, cut at {self.length:,} tokens: "
-            f"{sizes[0]:,} to {sizes[-1]:,} tokens, {sizes[len(sizes) // 2]:,} in the median.\n"
-            f"A logistic probe on frozen embeddings labels each of {FOLDS} parts after learning from the others.\n"
-            f"{CHUNKS}\n"
-            * (self.length > own_length(self.pretrained))
-            + "Same label: the share of reviews with the label that exact attention leads to."
-        )
+            f"{sizes[0]:,} to {sizes[-1]:,} tokens, {sizes[len(sizes) // 2]:,} in the median.",
+            f"A logistic probe on frozen embeddings labels each of {FOLDS} parts after learning from the others.",
+            *([CHUNKS] if self.length > model_length(self.pretrained) else []),
+            "Same label: the share of reviews with the label that exact attention leads to.",
+        ]
+        return "\n".join(lines)
 
     def table(self, cells: Cells) -> str:
         """Markdown: each row with intervals, and its paired difference to exact attention."""
