@@ -25,19 +25,22 @@ PERPLEXITY_HEAD = ("attention", "perplexity", "difference in nats per token")
 NEEDLE_HEAD = ("attention", "right answers", "difference", "nats per answer token", "difference")
 
 
-def novel_passages(pretrained: Pretrained, data: Path, length: int, count: int) -> list[Passage]:
-    """`count` passages of exactly `length` tokens.
+def novel_passages(pretrained: Pretrained, data: Path, length: int, total: int) -> list[Passage]:
+    """Passages of exactly `length` tokens, of `total` tokens at most.
 
     Raises:
-        InputError: there are fewer, or the novels are missing or too short.
+        InputError: there is none or there are fewer, or the novels are missing or too short.
     """
+    if total < length:
+        raise InputError(f"--tokens {total:,} is less than one passage of {length:,} tokens; give more, or --lengths")
     for book, file in BOOKS.items():
         tokens = len(pretrained.content_ids(read_text(data / "gutenberg" / file)))
         if tokens < length:
             raise InputError(f"{book} has {tokens:,} tokens, fewer than {length:,}; give shorter --lengths")
-    chosen = passages(pretrained, str(data), length, count)
-    if len(chosen) < count:
-        raise InputError(f"--passages {count}, but there are {len(chosen)}; give at most that many")
+    chosen = passages(pretrained, str(data), length, total // length)
+    if len(chosen) < total // length:
+        most = len(chosen) * length
+        raise InputError(f"--tokens {total:,} is more than the {most:,} that passages of {length:,} have; give those")
     return chosen
 
 
@@ -72,7 +75,7 @@ class Perplexity:
     def about(self) -> str:
         """What the table is of, one sentence a line."""
         return (
-            f"Passages of {self.length:,} tokens of {' and '.join(BOOKS)}: {len(self.passages)}.\n"
+            f"Passages of {self.length:,} tokens from {' and '.join(BOOKS)}: {len(self.passages)}.\n"
             "The model may have read these novels when it was trained.\n"
             f"Resamples take blocks of {BLOCK} positions."
         )

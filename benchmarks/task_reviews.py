@@ -11,7 +11,7 @@ from pathlib import Path
 import sheet
 import torch
 from task_cells import EXACT, NOT_MEASURED, Cell, Cells, attention, difference, interval, percent, points
-from task_retrieval import CHUNKS, FIRST, MEAN, chunk_vectors, named, model_length
+from task_retrieval import CHUNKS, FIRST, MEAN, chunk_vectors, model_length, named
 
 from subquad.core.errors import InputError
 from subquad.tools.compare.tasks import Probe

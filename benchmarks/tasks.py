@@ -88,7 +88,7 @@ def check(options: argparse.Namespace) -> None:
         raise InputError("no data: give --data FOLDER, or set the environment variable SUBQUAD_DATA to it")
     if not is_folder(Path(options.data)):
         raise InputError(f"--data {options.data} is not a folder")
-    for name in ("documents", "queries", "passages", "prompts"):
+    for name in ("documents", "queries", "prompts"):
         if getattr(options, name) < 1:
             raise InputError(f"--{name} {getattr(options, name)} must be at least 1")
     for length in options.lengths or ():
@@ -161,7 +161,7 @@ def perplexity(
     """The task `perplexity` at each length."""
     for length in lengths:
         pretrained.length(length, "--lengths")
-        chosen = novel_passages(pretrained, Path(options.data), length, options.passages)
+        chosen = novel_passages(pretrained, Path(options.data), length, options.tokens)
         yield Perplexity(pretrained, methods, length, chosen)
 
 
@@ -202,7 +202,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--documents", type=int, default=60, help="of retrieval, at each length")
     made.add_argument("--queries", type=int, default=4, help="of each kind and document")
     made.add_argument("--reviews", type=int, default=160, help="of classification, half of each class")
-    made.add_argument("--passages", type=int, default=4, help="of perplexity, at each length")
+    made.add_argument("--tokens", type=int, default=8192, help="of the passages of perplexity together, at each length")
     made.add_argument("--prompts", type=int, default=4, help="of each kind of needle, at each length")
     made.add_argument("--encoder", help="hub id or folder; default: the encoder of the demo extra")
     made.add_argument("--decoder", default="demo-decoder", help="hub id or folder; default: demo-decoder")

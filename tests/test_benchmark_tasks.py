@@ -15,7 +15,7 @@ from subquad.core.errors import InputError
 from subquad.tools.runs.jobs import silent
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
-SMALL = ["--documents", "3", "--queries", "1", "--reviews", "10", "--passages", "1", "--prompts", "1"]
+SMALL = ["--documents", "3", "--queries", "1", "--reviews", "10", "--tokens", "600", "--prompts", "1"]
 
 
 @pytest.fixture
@@ -268,13 +268,25 @@ def test_a_decoder_in_an_encoders_task_and_the_reverse(run, no_models, tmp_path:
 @pytest.mark.slow
 def test_texts_that_are_too_short_and_methods_that_need_fitting_are_refused(run):
     classification = ["--tasks", "classification", "--reviews", "10"]
-    assert "the longest review has 2," in refusal(run, *classification, "--lengths", "4096")
+    assert "the longest review has 3,253 tokens, fewer than 4,096" in refusal(run, *classification, "--lengths", "4096")
     assert "--reviews 4 is too few" in refusal(run, "--tasks", "classification", "--reviews", "4")
     few = refusal(run, "--tasks", "retrieval", "--lengths", "512", "--documents", "9000")
     assert "documents of 512 tokens" in few
     assert "9,000 are asked for" in few
     assert "lha-tail has parameters to fit first" in refusal(run, *classification, "--methods", "lha-tail")
     assert "no method 'clusterd'" in refusal(run, *classification, "--methods", "clusterd")
+
+
+@pytest.mark.data
+@pytest.mark.slow
+def test_passages_are_as_many_as_the_tokens_allow(run):
+    assert "--tokens 100 is less than one passage of 200 tokens" in refusal(
+        run, "--tasks", "perplexity", "--lengths", "200", "--tokens", "100"
+    )
+    assert "is more than the 2,000 that passages of 200 have" in refusal(
+        run, "--tasks", "perplexity", "--lengths", "200", "--tokens", "9000"
+    )
+    assert "is past the 8192 positions" in refusal(run, "--tasks", "perplexity", "--lengths", "9000")
 
 
 @pytest.mark.data
