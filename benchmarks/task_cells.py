@@ -156,10 +156,14 @@ def measured(
     kept = run_cache(folder, [task.name, task.pretrained.identity(), task.inputs(), code(), machine.hardware()])
     cells = {}
     for row in task.rows:
-        job = CELL.job(row, run=partial(task.measure, row, progress(row)))
+        job = CELL.job(row, run=partial(_measure, task, row, progress))
         if kept.has(job.key) or not late():
             cells[row] = kept.get(job)
     return cells
+
+
+def _measure(task: TaskAtLength, row: str, progress: Callable[[str], Progress]) -> Cell:
+    return task.measure(row, progress(row))
 
 
 @cache

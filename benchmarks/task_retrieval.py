@@ -46,6 +46,14 @@ HEAD = (
 
 
 @dataclass(frozen=True)
+class Source:
+    """A text as sentences, and the content tokens of each."""
+
+    sentences: list[str]
+    tokens: list[list[int]]
+
+
+@dataclass(frozen=True)
 class Document:
     """Content tokens of a document, and as many sentences that it has as were taken out of it."""
 
@@ -54,11 +62,18 @@ class Document:
     removed: list[str]
 
 
-def texts(data: Path) -> list[str]:
+def sources(pretrained: Pretrained, data: Path) -> list[Source]:
     """The novels and the speeches."""
     novels = [_plain(read_text(data / "gutenberg" / name)) for name in NOVELS]
     inner = [novel[int(MARGIN * len(novel)) : int((1 - MARGIN) * len(novel))] for novel in novels]
-    return [*inner, *map(_plain, read_archive(data / "state_union" / "state_union.zip").values())]
+    speeches = map(_plain, read_archive(data / "state_union" / "state_union.zip").values())
+    return [source_of(pretrained, text) for text in (*inner, *speeches)]
+
+
+def source_of(pretrained: Pretrained, text: str) -> Source:
+    """The sentences of a text without line breaks."""
+    sentences = [sentence for sentence in re.split(r"(?<=[.!?]) ", text) if sentence]
+    return Source(sentences, pretrained.tokenizer(sentences, add_special_tokens=False, verbose=False)["input_ids"])
 
 
 def _plain(text: str) -> str:
@@ -66,7 +81,7 @@ def _plain(text: str) -> str:
 
 
 def documents(
-    pretrained: Pretrained, sources: Sequence[str], length: int, count: int, queries: int, seed: int
+    pretrained: Pretrained, texts: Sequence[Source], length: int, count: int, queries: int, seed: int
 ) -> list[Document]:
     """`count` documents of `length` tokens, special ones included, with `queries` sentences of each kind.
 
@@ -75,7 +90,7 @@ def documents(
     """
     content = length - len(pretrained.wrap([], length))
     draw = random.Random(f"{seed}/{length}")
-    candidates = [document for text in sources for document in _cut(pretrained, text, content, queries, draw)]
+    candidates = [document for text in texts for document in _cut(text, content, queries, draw)]
     if len(candidates) < count:
         raise InputError(
             f"the texts have {len(candidates):,} documents of {length:,} tokens with {2 * queries} sentences for "
@@ -84,11 +99,9 @@ def documents(
     return draw.sample(candidates, count)
 
 
-def _cut(pretrained: Pretrained, text: str, content: int, queries: int, draw: random.Random) -> Iterator[Document]:
+def _cut(text: Source, content: int, queries: int, draw: random.Random) -> Iterator[Document]:
     """The documents of one text, one after the other."""
-    sentences = [sentence for sentence in re.split(r"(?<=[.!?]) ", text) if sentence]
-    ids = pretrained.tokenizer(sentences, add_special_tokens=False, verbose=False)["input_ids"]
-    start = 0
+    sentences, ids, start = text.sentences, text.tokens, 0
     while start < len(sentences):
         inside, size = start, 0  # sentences that the document has whole, even when none is taken out
         while inside < len(sentences) and size + len(ids[inside]) <= content:

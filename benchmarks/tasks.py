@@ -16,9 +16,9 @@ from pathlib import Path
 
 import sheet
 import torch
-from task_cells import CONFIDENCE, RESAMPLES, TaskAtLength, measured, swap_of
+from task_cells import CONFIDENCE, NOT_MEASURED, RESAMPLES, TaskAtLength, measured, swap_of
 from task_decoders import Needle, Perplexity, needle_prompts, novel_passages
-from task_retrieval import Retrieval, documents, texts
+from task_retrieval import Retrieval, documents, sources
 from task_reviews import Classification, longest_length, longest_reviews
 
 from subquad.core.errors import InputError
@@ -73,7 +73,7 @@ def run(options: argparse.Namespace) -> list[str]:
 
             cells = measured(task, options.cache, progress, late)
             done, missing = done + len(task.rows), missing + len(task.rows) - len(cells)
-            parts += [heading(task), task.table(cells)]
+            parts += [heading(task), task.table(cells) if cells else f"{NOT_MEASURED.capitalize()}."]
         if missing:
             report.note(f"{missing} of {total} cells are not measured; the same command resumes")
     return parts
@@ -134,9 +134,9 @@ def retrieval(
     pretrained: Pretrained, methods: Sequence[str], options: argparse.Namespace, lengths: Sequence[int]
 ) -> Iterator[TaskAtLength]:
     """The task `retrieval` at each length."""
-    sources = texts(Path(options.data))
+    texts = sources(pretrained, Path(options.data))
     for length in lengths:
-        chosen = documents(pretrained, sources, length, options.documents, options.queries, options.seed)
+        chosen = documents(pretrained, texts, length, options.documents, options.queries, options.seed)
         yield Retrieval(pretrained, methods, length, chosen)
 
 
