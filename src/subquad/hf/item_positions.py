@@ -79,7 +79,7 @@ class ItemPositions(nn.Embedding):
         """The embeddings (B|1,N,E) of the positions (B|1,N), counted from `reserved`; (B,N,E) for padded batches."""
         running, sequence = _running(), _sequence()
         tokens = input.shape[-1] if sequence is None else sequence.tokens
-        traced = torch.compiler.is_compiling() or torch.jit.is_tracing()
+        traced = torch.compiler.is_compiling() or torch.jit.is_tracing()  # type: ignore[attr-defined]
         if not traced and tokens <= self.rows and running is not None and not (running.past or running.numbered):
             return super().forward(input)
         if input.ndim != 2:
@@ -179,7 +179,8 @@ def extend_table(table: nn.Embedding, holder: PreTrainedModel, reserved: int, le
     `holder` is the innermost model around it, which is given the mask.
     """
     if not isinstance(table, ItemPositions):
-        table.__class__ = _class_for(type(table))
+        kind: Any = type(table)
+        table.__class__ = _class_for(kind)
     table.reach, table.mode, table.reserved = length, mode, reserved  # type: ignore[assignment]
     if not any(getattr(hook, "func", None) is _enter for hook in holder._forward_pre_hooks.values()):
         names = tuple(inspect.signature(holder.forward).parameters)
@@ -240,5 +241,6 @@ def _plain_class(extended: type[ItemPositions]) -> type[nn.Embedding]:
     return nn.Embedding if extended is ItemPositions else extended.__bases__[0]
 
 
-def _empty(plain: type[nn.Embedding]) -> ItemPositions:
-    return _class_for(plain).__new__(_class_for(plain))
+def _empty(plain: Any) -> ItemPositions:
+    extended = _class_for(plain)
+    return extended.__new__(extended)
