@@ -347,10 +347,12 @@ def run(arguments: argparse.Namespace) -> None:
                 if failed:
                     sections.append("\n".join(f"- {row}: not measured: {reason}" for row, reason in failed.items()))
                 conclusions.append(winners(title, figures))
-                rows_by_title.append((title, figures))
+                if own.limit is None or length <= own.limit:  # stretched positions show the speed of attention only
+                    rows_by_title.append((title, figures))
                 print("\n\n".join(sections[-2:]), file=sys.stderr, flush=True)
     if arguments.readme is not None:
-        publish(arguments.readme, overview(rows_by_title))
+        decoders_first = sorted(rows_by_title, key=lambda each: "KL" not in each[1][0].fidelity)
+        publish(arguments.readme, overview(decoders_first))
     texts = f"{arguments.turns + 1} texts of an encoder and {arguments.prompt_turns + 1} prompts of a decoder"
     about = ABOUT.format(threads=arguments.threads, texts=texts, positions=POSITIONS)
     parts = [about, "## Where each is the fastest", "\n".join(conclusions), *sections]

@@ -39,6 +39,7 @@ METHODS = (
     "full:kernel=subquad",
     "clustered-tail",
     "clustered-tail:clusters=64,topk=96",
+    "clustered-tail:topk=384,cells=64",
     "i-clustered",
     "local",
 )

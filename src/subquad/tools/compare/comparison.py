@@ -161,10 +161,12 @@ class Comparison(JobRun):
             yield TASK.job(row.name, run=partial(self.task_score, row))
         for length in longer:
             yield from self._rounds(length, 0, 2)
+        if self.has_eager:
+            yield EAGER.job(first, run=partial(self.eager, first))
         for i in range(2, max(map(self.sequence_count, self.lengths))):
             for length in self.lengths:
                 yield from self._rounds(length, i, i + 1)
-        for length in self.lengths if self.has_eager else []:
+        for length in longer if self.has_eager else []:
             yield EAGER.job(length, run=partial(self.eager, length))
         for length in self.call_lengths:
             yield OP.job(length, run=partial(self.op, length))

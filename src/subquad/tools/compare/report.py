@@ -74,7 +74,7 @@ def report_of(comparison: Comparison) -> Report:
         "noise": noise,
         "recommendation": _recommendation(s, c.floor, methods, c.lengths_done, len(c.reading.tokens), c.group.count),
         "notes": _notes(c, methods),
-        "left_out": _out_of_time(c),
+        "cautions": _cautions(c),
     }
     if c.task:
         report["task"] = {
@@ -342,10 +342,7 @@ def _notes(c: Comparison, methods: Sequence[MethodReport]) -> list[str]:
             "Eager attention is the model's own code that forms the whole matrix of weights, in fp32; it ran once at "
             "each length."
         )
-    notes[:0] = _out_of_time(c)
-    limit = c.pretrained.limit
-    if limit is not None and c.lengths[-1] > limit:
-        notes.append(longer_note(limit))
+    notes[:0] = _cautions(c)
     if c.group.count > 1:
         notes.append(split_note(c.group.count) + " Distances of attention weights are not measured then.")
     notes += _not_measured(c.settings)
@@ -386,6 +383,12 @@ def _of_dtypes(c: Comparison) -> list[str]:
     ]
     slow = [dtype for dtype in small if not has_products(c.settings.device, dtype)]
     return notes + [f"This processor has no products in {dtype}, which it computes in fp32 instead." for dtype in slow]
+
+
+def _cautions(c: Comparison) -> list[str]:
+    """What a reader must know before the figures: what is missing, and that positions were extended."""
+    limit = c.pretrained.limit
+    return _out_of_time(c) + ([longer_note(limit)] if limit is not None and c.lengths[-1] > limit else [])
 
 
 def _out_of_time(c: Comparison) -> list[str]:

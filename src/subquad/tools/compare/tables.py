@@ -64,7 +64,7 @@ class _CompareTerminal:
             yield _refusals(self.report)
         for line in (*reading.notes(self.report), content.legend(self.report)):
             yield Text(line, "dim")
-        for line in self.report.get("left_out", []):
+        for line in self.report.get("cautions", []):
             yield Text(line, "yellow")
         if noise := reading.noise(self.report):
             yield Text(noise[1], "yellow" if noise[0] else "dim")

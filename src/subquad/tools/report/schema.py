@@ -91,5 +91,5 @@ class Report(TypedDict):
     eager: NotRequired[dict[str, EagerCost]]  # by length
     noise: NotRequired[RunNoise]
     recommendation: Recommendation
-    left_out: NotRequired[list[str]]  # those of the notes on what the time limit left out, or on what is still to come
+    cautions: NotRequired[list[str]]  # the notes that the terminal shows too: what is missing, and extended positions
     notes: list[str]  # what a reader must know: what was skipped and why, how a figure was taken
