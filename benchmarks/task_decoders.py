@@ -99,7 +99,7 @@ def next_token_losses(pretrained: Pretrained, tokens: Sequence[int]) -> list[flo
     losses: list[float] = []
     for start in range(0, len(following), POSITIONS):
         at = slice(start, min(start + POSITIONS, len(following)))
-        likelihoods = logits_of(pretrained.model, run, at)[0].log_softmax(-1)
+        likelihoods = logits_of(run, at)[0].log_softmax(-1)
         losses += (-likelihoods.gather(-1, following[at, None])[:, 0]).tolist()
     return [round(loss, 6) for loss in losses]
 
