@@ -16,8 +16,8 @@ def longer_note(limit: int) -> str:
         "positions; those of longer inputs are interpolated without training, and fidelity there compares with exact "
         "attention in the same extended model. For retrieval, do not embed longer inputs whole: the best of the exact "
         f"embeddings of its chunks of {limit:,} tokens finds a document more often (with all-MiniLM-L6-v2 on documents "
-        "of 2,048 tokens, recall@1 is 0.353 for the best chunk, 0.280 for the mean of the chunks and 0.253 for the whole "
-        "document)."
+        "of 2,048 tokens, recall@1 is 0.353 for the best chunk, 0.280 for the mean of the chunks and 0.253 for the "
+        "whole document)."
     )
 
 
