@@ -281,7 +281,7 @@ def test_texts_that_are_too_short_and_methods_that_need_fitting_are_refused(run)
 
 
 @pytest.mark.data
-@pytest.mark.slow
+@pytest.mark.long
 def test_passages_are_as_many_as_the_tokens_allow(run):
     assert "--tokens 100 is less than one passage of 200 tokens" in refusal(
         run, "--tasks", "perplexity", "--lengths", "200", "--tokens", "100"
@@ -309,7 +309,7 @@ def test_tasks_of_encoders(run):
 
 
 @pytest.mark.data
-@pytest.mark.slow
+@pytest.mark.long
 def test_tasks_of_decoders_resume_after_their_minutes(run):
     size = ["--tasks", "perplexity,needle", "--lengths", "200", "--methods", "local:window=4", *SMALL]
     assert run(*size, "--minutes", "0").count("Not measured.") == 2

@@ -153,7 +153,7 @@ class CompareSettings:
     batch: int = option(1, "Texts per forward pass; more than one are padded, with the lengths that they have.")
     passages: int = option(32, "Number of passages on which quality is measured at the model's own length.")
     minutes: float = option(
-        5.0, "Time limit in minutes, --calibrate aside. Each length gets its first figures as early as possible."
+        4.0, "Time limit in minutes, --calibrate aside. Each length gets its first figures as early as possible."
     )
     layers: bool = option(False, "Also measure the error of each layer's attention.")
     min_fidelity: float | None = option(None, FLOORS["fidelity"], reading=True)
