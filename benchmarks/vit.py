@@ -144,10 +144,10 @@ def signed(share: float) -> str:
     return f"{round(share, 3) + 0.0:+.1%}"
 
 
-def row(tokens: int, method: str, own: Answers, exact: Answers, pages: Pages, speed: float) -> list[str]:
+def row(tokens: int, method: str, approximate: Answers, exact: Answers, pages: Pages, speed: float) -> list[str]:
     """A method's figures."""
-    right, exact_right = ((each.kinds == pages.kinds).double().numpy() for each in (own, exact))
-    cosines = [cosine(a, b) for a, b in zip(own.states, exact.states, strict=True)]
+    right, exact_right = ((each.kinds == pages.kinds).double().numpy() for each in (approximate, exact))
+    cosines = [cosine(a, b) for a, b in zip(approximate.states, exact.states, strict=True)]
     low, high = interval(right)
     difference = right - exact_right
     less, more = interval(difference)
@@ -156,7 +156,7 @@ def row(tokens: int, method: str, own: Answers, exact: Answers, pages: Pages, sp
         f"`{method}`",
         f"{statistics.mean(float(each.mean()) for each in cosines):.4f}",
         f"{statistics.mean(float(each[0]) for each in cosines):.4f}",
-        f"{float((own.kinds == exact.kinds).double().mean()):.1%}",
+        f"{float((approximate.kinds == exact.kinds).double().mean()):.1%}",
         f"{right.mean():.1%} ({low:.1%} to {high:.1%})",
         sheet.MISSING if method == EXACT else f"{signed(difference.mean())} ({signed(less)} to {signed(more)})",
         f"{speed:.2f}×",

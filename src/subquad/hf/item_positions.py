@@ -84,8 +84,8 @@ class ItemPositions(nn.Embedding):
             return super().forward(input)
         if input.ndim != 2:
             raise ValueError(
-                f"positions of shape {tuple(input.shape)} are read from a table that was extended, but items can be "
-                f"told apart only in (batch, tokens); give at most {self.rows:,} tokens"
+                f"positions of shape {tuple(input.shape)} are read from a table that was extended, but its items "
+                f"are known only in (batch, tokens); give at most {self.rows:,} tokens"
             )
         position, last = self._in_items(input - self.reserved, running, sequence)
         if not traced and int(last.max()) >= self.reach:

@@ -97,7 +97,7 @@ def _count(number: int, what: str) -> str:
 
 def _is_candidate(method: MethodReport) -> bool:
     """Reference methods compute every logit, so they are faster than exact attention only by chance."""
-    return is_full(method) or not from_dict(method["settings"]).traits.quadratic_baseline
+    return _is_full(method) or not from_dict(method["settings"]).traits.quadratic_baseline
 
 
 def _best(methods: Sequence[MethodReport], length: str, floor: Floor) -> MethodReport | None:
@@ -139,12 +139,12 @@ def describe_performance(method: MethodReport, length: str, floor: Floor) -> str
     cost = method["model"][length]
     baseline = "exact attention" if "speedup_fp32" not in cost else "exact attention in fp32"
     speed = f"{_speedup(method, length):.2f}× the speed of {baseline}{' (within the noise)' if tie else ''}"
-    if "speedup_fp32" in cost and not is_full(method):
+    if "speedup_fp32" in cost and not _is_full(method):
         speed += f" and {cost['speedup']:.2f}× that in {method['dtype']}"
     return f"{speed}, {floor.describe(method['fidelity'][length])}"
 
 
-def is_full(method: MethodReport) -> bool:
+def _is_full(method: MethodReport) -> bool:
     """Whether the row is the model's own exact attention, in whatever dtype."""
     return method["settings"] == Full().to_dict() and not method["method"].startswith("plan:")
 

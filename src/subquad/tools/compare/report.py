@@ -285,10 +285,10 @@ def _model_cost(c: Comparison, row: CompareRow, length: int, noise: float) -> Co
     if row.dtype == FP32 or row.name not in ran:
         return _cost(row, seconds, ran, noise)
     exact = next(each.name for each in c.rows if each.is_full and each.dtype == row.dtype)
-    over_fp32 = cost(seconds[row.name], seconds[EXACT], ran[row.name].extra_mib, noise)
-    result = over_fp32 if row.name == exact else cost(seconds[row.name], seconds[exact], over_fp32["extra_mib"], noise)
-    result = {**result, "speedup_fp32": over_fp32["speedup"], "verdict_fp32": over_fp32["verdict"]}
-    return {**result, **exact_cost(seconds[exact], over_fp32["extra_mib"])} if row.name == exact else result
+    taken, extra_mib = seconds[row.name], ran[row.name].extra_mib
+    in_dtype = exact_cost(taken, extra_mib) if row.is_full else cost(taken, seconds[exact], extra_mib, noise)
+    over_fp32 = cost(taken, seconds[EXACT], extra_mib, noise)
+    return {**in_dtype, "speedup_fp32": over_fp32["speedup"], "verdict_fp32": over_fp32["verdict"]}
 
 
 def _op_cost(c: Comparison, row: CompareRow, length: int, noise: float) -> Cost | None:

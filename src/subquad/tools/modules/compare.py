@@ -29,7 +29,7 @@ from subquad.tools.runs.jobs import Progress, silent
 from subquad.tools.runs.settings import COMPARED, COMPARED_CAUSAL
 
 EXACT = "full"
-LENGTHS = 4  # that are told apart; inputs of more lengths are one group
+LENGTHS = 4  # with figures of their own; inputs of more lengths are one group
 LEAST_ROUNDS, MOST_ROUNDS = 9, 60  # of timings at a length, if time allows
 SECONDS = 2.0  # of the rounds at a length, from which on `LEAST_ROUNDS` suffice
 OBSERVING = 0.1  # share of the time in which the lengths of inputs are counted
@@ -60,7 +60,7 @@ def compare(
     Args:
         module: any module.
         inputs: what the module is called with, one item per call: a tensor, a tuple of positional arguments, or a
-            mapping of keyword arguments. Lengths may differ: up to four are told apart.
+            mapping of keyword arguments. Lengths may differ: up to four have figures of their own.
         methods: what to try, one or several; by default the rows of `subquad compare`.
         metric: from the output and the exact output, larger where they are closer. Or a name: "cosine", the mean
             cosine along the last axis of the first floating-point tensor in the output (the default; padded positions
