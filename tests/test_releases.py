@@ -60,3 +60,28 @@ def test_nox_installs_the_floors_that_are_declared():
     assert {floor.partition("==")[0] for floor in floors} == set(names["WITH_FLOORS"])
     assert {floor.replace("==", ">=") for floor in floors} <= set(declared)
     assert PYPROJECT["project"]["requires-python"] == f">={names['PYTHONS'][0]}"
+
+
+def test_builds_are_dated_by_their_commit():
+    for job in ("wheel", "sdist"):
+        steps = yaml.safe_load((ROOT / ".github/workflows/wheels.yml").read_text("utf-8"))["jobs"][job]["steps"]
+        runs = [step["run"] for step in steps if "run" in step]
+        dated = next(i for i, run in enumerate(runs) if "SOURCE_DATE_EPOCH=$(git log -1 --format=%ct)" in run)
+        assert dated < next(i for i, run in enumerate(runs) if "cibuildwheel --" in run or "build --sdist" in run)
+    assert "SOURCE_DATE_EPOCH" in PYPROJECT["tool"]["cibuildwheel"]["linux"]["environment-pass"]
+
+
+def test_placeholder_addresses_are_in_one_place():
+    assert all(url.startswith("https://subquad.example/") for url in PYPROJECT["project"]["urls"].values())
+    tracked = [*ROOT.glob("*.*"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "src").rglob("*.py")]
+    files = {path.name for path in tracked if path.is_file() and "subquad.example" in path.read_text("utf-8")}
+    assert files == {"pyproject.toml", "releasing.md"}
+
+
+def test_the_files_of_a_public_repository_are_there():
+    templates = ROOT / ".github/ISSUE_TEMPLATE"
+    for path in templates.glob("*.yml"):
+        form = yaml.safe_load(path.read_text("utf-8"))
+        assert path.name == "config.yml" or {"name", "description", "body"} <= set(form), path.name
+    assert {path.stem for path in templates.glob("*.yml")} == {"bug", "config", "method", "model"}
+    assert (ROOT / "SECURITY.md").is_file()
