@@ -439,7 +439,7 @@ def _row_notes(row: CompareRow, length: int, causal: bool) -> list[str]:
 
 def _left_out(c: Comparison, row: CompareRow, method: MethodReport) -> str | None:
     """The length from which on a method was too slow, as a note."""
-    op_lengths = c.call_lengths_done if row.plan is None else []
+    op_lengths = c.call_lengths_done if row.plan is None and row.dtype == FP32 else []  # as `Comparison.op`
     wanted = ((c.lengths_done, method["model"]), (op_lengths, method["op"]))
     skipped = [n for lengths, have in wanted for n in lengths if str(n) not in have and row.takes(n)]
     if not skipped:
