@@ -44,6 +44,7 @@ def test_the_site_builds_and_asks_no_other_server_for_anything(tmp_path):
     nothing_comes_from_elsewhere(tmp_path)
     the_reference_shows_every_public_name(tmp_path)
     formulae_are_where_the_script_looks_for_them(tmp_path)
+    links_to_results_lead_to_their_pages(tmp_path)
 
 
 def nothing_comes_from_elsewhere(site: Path) -> None:
@@ -76,6 +77,27 @@ def the_reference_shows_every_public_name(site: Path) -> None:
 def formulae_are_where_the_script_looks_for_them(site: Path) -> None:
     assert '<div class="formula">\\mathrm{out}_i' in (site / "methods" / "full" / "index.html").read_text("utf-8")
     assert 'querySelectorAll(".formula")' in (site / "assets" / "formulae.js").read_text("utf-8")
+
+
+def links_to_results_lead_to_their_pages(site: Path) -> None:
+    results = site / "benchmarks" / "results"
+    assert "<table>" in (results / "engines" / "index.html").read_text("utf-8")
+    found = 0
+    for page in site.rglob("*.html"):
+        for target in re.findall(r"href=[\"']?([^\"' >#]*benchmarks/results/[^\"' >#]*)", page.read_text("utf-8")):
+            there = (page.parent / target).resolve()
+            assert (there / "index.html" if target.endswith("/") else there).is_file(), f"{page}: {target}"
+            assert results in (there, *there.parents), f"{page}: {target}"
+            found += 1
+    assert found > 10
+
+
+def test_links_to_results_are_those_of_the_site():
+    site_target = runpy.run_path(str(DOCS / "measurements.py"))["site_target"]
+    assert site_target("../../benchmarks/results/engines.md", "how-to/gpu.md") == "../benchmarks/results/engines.md"
+    assert site_target("../benchmarks/results/engines.md#a", "models.md") == "benchmarks/results/engines.md#a"
+    assert site_target("../limits.md", "how-to/gpu.md") == "../limits.md"
+    assert site_target("https://example.org/benchmarks/results/", "models.md") == "https://example.org/benchmarks/results/"
 
 
 def test_formulae_are_set_by_files_beside_the_pages():
