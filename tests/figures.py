@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from decimal import Decimal
-from functools import lru_cache
+from functools import cache
 from pathlib import Path
 
 MARKER = re.compile(r"<!-- figures: (?P<files>[^;]*?)(?:; not (?P<exempt>.*?))? -->")
@@ -94,7 +94,7 @@ def markers(text: str) -> Iterator[Marked]:
         yield Marked(index + 1, files, exempt, tuple(i + 1 for i in covered))
 
 
-@lru_cache(maxsize=None)
+@cache
 def numbers_of(path: Path) -> tuple[Figure, ...]:
     """Every number of a file of results."""
     return tuple(numbers(path.read_text("utf-8")))
@@ -138,8 +138,8 @@ def unmarked_lines(text: str) -> list[str]:
 
 def citations_without_link(text: str) -> list[str]:
     """Files of benchmarks/results that a page names in inline code without a link to them."""
-    code = re.compile(r"(?<!\[)`(?:benchmarks/results/)[^`]*`")
-    return [f"line {number}: link to {found[0]}" for number, line in _outside_code(text) for found in code.finditer(line)]
+    code = re.compile(r"(?<!\[)`benchmarks/results/[^`]*`")
+    return [f"line {number}: link to {found}" for number, line in _outside_code(text) for found in code.findall(line)]
 
 
 def _outside_code(text: str) -> Iterator[tuple[int, str]]:

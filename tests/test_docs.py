@@ -154,7 +154,7 @@ def test_relative_links_lead_somewhere():
             there = (path.parent / file).resolve() if file else path
             if not there.exists() or (there.is_dir() and DOCS in path.parents):
                 wrong.append(f"{name_of(path)}: {target} leads nowhere")
-            elif DOCS in path.parents and DOCS not in there.parents and RESULTS != there.parent:
+            elif DOCS in path.parents and DOCS not in there.parents and there.parent != RESULTS:
                 wrong.append(f"{name_of(path)}: {target} leaves the documentation")
             elif anchor and anchor not in anchors(there):
                 wrong.append(f"{name_of(path)}: {target}: no such heading")

@@ -97,7 +97,9 @@ def test_links_to_results_are_those_of_the_site():
     assert site_target("../../benchmarks/results/engines.md", "how-to/gpu.md") == "../benchmarks/results/engines.md"
     assert site_target("../benchmarks/results/engines.md#a", "models.md") == "benchmarks/results/engines.md#a"
     assert site_target("../limits.md", "how-to/gpu.md") == "../limits.md"
-    assert site_target("https://example.org/benchmarks/results/", "models.md") == "https://example.org/benchmarks/results/"
+    assert (
+        site_target("https://example.org/benchmarks/results/", "models.md") == "https://example.org/benchmarks/results/"
+    )
 
 
 def test_formulae_are_set_by_files_beside_the_pages():
