@@ -134,13 +134,14 @@ def test_troubleshooting_quotes_messages_of_the_library():
 
 def test_extras_that_messages_and_pages_name_exist():
     pages = [path.read_text("utf-8") for path in [*DOCS.rglob("*.md"), *ROOT.glob("*.md")]]
-    named = [extra for text in [*TEXTS, *pages] for extra in re.findall(r"(?:subquad|\'\.)\[([\w,]+)\]", text)]
+    named = [extra for text in [*TEXTS, *pages] for extra in re.findall(r"(?:subquad|\'\.|\.whl)\[([\w,]+)\]", text)]
     named += [
-        node.args[0].value  # `needs("train")` of the command line
+        node.args[-1].value  # `needs("train")` of the command line, `not_installed(package, "metrics")`
         for path in SOURCES
         for node in ast.walk(ast.parse(path.read_text("utf-8")))
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "needs"
-        if isinstance(node.args[0], ast.Constant)
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
+        if node.func.id in ("needs", "not_installed")
+        if isinstance(node.args[-1], ast.Constant)
     ]
     assert {"hf", "demo", "train", "metrics"} <= {extra for names in named for extra in names.split(",")}
     assert {extra for names in named for extra in names.split(",")} <= set(EXTRAS)
