@@ -4,9 +4,13 @@ import ast
 import re
 from collections.abc import Iterator, Sequence
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
+
+pytest.importorskip("transformers", reason="the extra hf brings transformers")
+pytest.importorskip("optuna", reason="the extra tune brings optuna")
 
 from tests.command_lines import Command, Wrong, arguments, check, commands, split
 from tests.test_prose import ROOT, name_of
@@ -84,9 +88,8 @@ def check_script(words: Sequence[str]) -> None:
 @cache
 def options_of(script: Path) -> frozenset[str]:
     """What may be an option of a script: texts that look like one, and names that argparse or typer make one from."""
-    nodes = [
-        node for path in (script, BENCHMARKS / "sheet.py") for node in ast.walk(ast.parse(path.read_text("utf-8")))
-    ]
+    trees = [ast.parse(path.read_text("utf-8")) for path in (script, BENCHMARKS / "sheet.py")]
+    nodes = [node for tree in trees for node in ast.walk(tree)]
     texts = {node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)}
     names = {text for text in texts if text.isidentifier()}
     names |= {node.arg for node in nodes if isinstance(node, ast.arg | ast.keyword) and node.arg}
@@ -102,7 +105,7 @@ def check_paths(words: Sequence[str]) -> None:
 
 def check_packages(words: Sequence[str]) -> None:
     """Files of requirements exist, and subquad is installed from a clone or a wheel: no index has it."""
-    for option, value in zip(words, words[1:], strict=False):
+    for option, value in pairwise(words):
         if option in ("-r", "-c") and not (ROOT / value).is_file():
             raise Wrong(f"there is no {value}")
     if any(re.match(r"subquad($|[\[=<>~!])", word) for word in words):
