@@ -21,7 +21,8 @@ FENCE = re.compile(r"\s*```")
 ITEM = re.compile(r"\s*([-*]|\d+\.) ")
 LABEL = re.compile(r"\s*(([-*]|\d+\.) )?\*\*[^*]+[.:]\*\* ")  # "- **Label.** ", which belongs to the sentence after it
 SHORT = r"(?<!\be\.g)(?<!\bi\.e)(?<!\bal)(?<!\bvs)"
-END = re.compile(SHORT + r"""[.!?][)"”*]*(?=\s+["“(\[*]*([A-Z0-9`‖§]|subquad\b|\Z))""")
+COMMENT = re.compile(r"[ \t]*<!--.*?-->")  # a marker at the end of a line, which belongs to the sentence before it
+END = re.compile(SHORT + rf"""[.!?][)"”*]*({COMMENT.pattern})*(?=\s+["“(\[*]*([A-Z0-9`‖§]|subquad\b|\Z))""")
 COMPLETE = re.compile(r"""[.!?:;…]["”)*`]*$""")
 
 
@@ -35,7 +36,7 @@ class Line:
 
 
 def markdown_lines(text: str) -> Iterator[Line]:
-    """The prose of a Markdown file, without code blocks, tables, headings and generated parts."""
+    """The prose of a Markdown file, without code blocks, tables, headings, comments and generated parts."""
     lines, fenced, listed, generated = text.splitlines(), False, False, False
     for number, line in enumerate(lines, 1):
         if mark := GENERATED.match(line):
@@ -50,7 +51,7 @@ def markdown_lines(text: str) -> Iterator[Line]:
             continue
         following = lines[number] if number < len(lines) else ""
         last = NO_PROSE.match(following) or ITEM.match(following) or FENCE.match(following)
-        yield Line(number, line, continues=not last)
+        yield Line(number, COMMENT.sub("", line), continues=not last)
 
 
 def sentences(line: str) -> list[str]:
@@ -110,7 +111,8 @@ def lines_of(path: Path) -> Iterator[Line]:
     if path.suffix == ".py":
         yield from python_lines(text)
     elif path.suffix == ".md":
-        tables = (Line(n, line) for n, line in enumerate(text.splitlines(), 1) if line.lstrip().startswith(("|", "#")))
+        lines = enumerate(text.splitlines(), 1)
+        tables = (Line(n, COMMENT.sub("", line)) for n, line in lines if line.lstrip().startswith(("|", "#")))
         yield from (Line(line.number, CODE.sub("`…`", line.text)) for line in (*markdown_lines(text), *tables))
     else:
         yield from (Line(number, line) for number, line in enumerate(text.splitlines(), 1))

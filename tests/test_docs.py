@@ -25,7 +25,9 @@ WITH_CODE = [
 ]
 HOW_TO = DOCS / "how-to"
 WITH_WHOLE_RUNS = [DOCS / "tutorial.md", HOW_TO / "plan.md", HOW_TO / "hugging-face.md", HOW_TO / "audit.md"]
-PAGES = [*sorted(ROOT.glob("*.md")), *sorted(DOCS.rglob("*.md"))]
+RESULTS = ROOT / "benchmarks" / "results"  # which docs/measurements.py makes a part of the site
+MEASURED = [ROOT / "benchmarks" / "README.md", *sorted(RESULTS.glob("*.md"))]
+PAGES = [*sorted(ROOT.glob("*.md")), *sorted(DOCS.rglob("*.md")), *MEASURED]
 BLOCK = re.compile(
     r"(?P<mark><!-- (?P<note>[^\n]*) -->\n)?^```(?P<language>\w+)\n(?P<code>.*?)^```$", re.DOTALL | re.MULTILINE
 )
@@ -150,9 +152,9 @@ def test_relative_links_lead_somewhere():
                 continue
             file, _, anchor = target.partition("#")
             there = (path.parent / file).resolve() if file else path
-            if not there.is_file():
+            if not there.exists() or (there.is_dir() and DOCS in path.parents):
                 wrong.append(f"{name_of(path)}: {target} leads nowhere")
-            elif DOCS in path.parents and DOCS not in there.parents:
+            elif DOCS in path.parents and DOCS not in there.parents and there.parent != RESULTS:
                 wrong.append(f"{name_of(path)}: {target} leaves the documentation")
             elif anchor and anchor not in anchors(there):
                 wrong.append(f"{name_of(path)}: {target}: no such heading")

@@ -173,6 +173,17 @@ def test_markdown_is_written_with_a_line_for_each_sentence():
     assert with_a_line_for_each_sentence(written) == written
 
 
+def test_a_comment_at_the_end_of_a_line_belongs_to_its_sentence():
+    text = "It is 1.75×. <!-- figures: a.md; not 2 --> Two\ngoes on. <!-- figures: b.md -->\n"
+    written = "It is 1.75×. <!-- figures: a.md; not 2 -->\nTwo goes on. <!-- figures: b.md -->\n"
+    assert with_a_line_for_each_sentence(text) == written
+    assert with_a_line_for_each_sentence(written) == written
+    assert [(line.text, line.continues) for line in markdown_lines(written)] == [
+        ("It is 1.75×.", True),
+        ("Two goes on.", False),
+    ]
+
+
 def test_prose_of_python():
     source = 'def f(x):\n    """A summary.\n\n    More."""\n    raise ValueError(f"{x} is foretold")  # why\n'
     assert [(line.number, line.text.strip()) for line in python_lines(source) if line.text.strip()] == [

@@ -44,6 +44,7 @@ def test_the_site_builds_and_asks_no_other_server_for_anything(tmp_path):
     nothing_comes_from_elsewhere(tmp_path)
     the_reference_shows_every_public_name(tmp_path)
     formulae_are_where_the_script_looks_for_them(tmp_path)
+    links_to_results_lead_to_their_pages(tmp_path)
 
 
 def nothing_comes_from_elsewhere(site: Path) -> None:
@@ -78,6 +79,29 @@ def formulae_are_where_the_script_looks_for_them(site: Path) -> None:
     assert 'querySelectorAll(".formula")' in (site / "assets" / "formulae.js").read_text("utf-8")
 
 
+def links_to_results_lead_to_their_pages(site: Path) -> None:
+    results = site / "benchmarks" / "results"
+    assert "<table>" in (results / "engines" / "index.html").read_text("utf-8")
+    found = 0
+    for page in site.rglob("*.html"):
+        for target in re.findall(r"href=[\"']?([^\"' >#]*benchmarks/results/[^\"' >#]*)", page.read_text("utf-8")):
+            there = (page.parent / target).resolve()
+            assert (there / "index.html" if target.endswith("/") else there).is_file(), f"{page}: {target}"
+            assert results in (there, *there.parents), f"{page}: {target}"
+            found += 1
+    assert found > 10
+
+
+def test_links_to_results_are_those_of_the_site():
+    site_target = runpy.run_path(str(DOCS / "measurements.py"))["site_target"]
+    assert site_target("../../benchmarks/results/engines.md", "how-to/gpu.md") == "../benchmarks/results/engines.md"
+    assert site_target("../benchmarks/results/engines.md#a", "models.md") == "benchmarks/results/engines.md#a"
+    assert site_target("../limits.md", "how-to/gpu.md") == "../limits.md"
+    assert (
+        site_target("https://example.org/benchmarks/results/", "models.md") == "https://example.org/benchmarks/results/"
+    )
+
+
 def test_formulae_are_set_by_files_beside_the_pages():
     config = (ROOT / "mkdocs.yml").read_text("utf-8")
     for line in re.findall(r"^extra_(?:css|javascript): \[(.*)\]$", config, re.MULTILINE):
@@ -110,13 +134,14 @@ def test_troubleshooting_quotes_messages_of_the_library():
 
 def test_extras_that_messages_and_pages_name_exist():
     pages = [path.read_text("utf-8") for path in [*DOCS.rglob("*.md"), *ROOT.glob("*.md")]]
-    named = [extra for text in [*TEXTS, *pages] for extra in re.findall(r"(?:subquad|\'\.)\[([\w,]+)\]", text)]
+    named = [extra for text in [*TEXTS, *pages] for extra in re.findall(r"(?:subquad|\'\.|\.whl)\[([\w,]+)\]", text)]
     named += [
-        node.args[0].value  # `needs("train")` of the command line
+        node.args[-1].value  # `needs("train")` of the command line, `not_installed(package, "metrics")`
         for path in SOURCES
         for node in ast.walk(ast.parse(path.read_text("utf-8")))
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "needs"
-        if isinstance(node.args[0], ast.Constant)
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
+        if node.func.id in ("needs", "not_installed")
+        if isinstance(node.args[-1], ast.Constant)
     ]
     assert {"hf", "demo", "train", "metrics"} <= {extra for names in named for extra in names.split(",")}
     assert {extra for names in named for extra in names.split(",")} <= set(EXTRAS)

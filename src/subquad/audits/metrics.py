@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 from subquad.audits.watch import AuditedCall
+from subquad.core.errors import not_installed
 
 BUCKETS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0)  # relative errors
 
@@ -30,7 +31,7 @@ def prometheus(registry: Any = None) -> Callable[[AuditedCall], None]:
     try:
         from prometheus_client import REGISTRY, Counter, Gauge, Histogram
     except ImportError:
-        raise ImportError("prometheus_client is not installed: pip install 'subquad[metrics]'") from None
+        raise ImportError(not_installed("prometheus_client", "metrics")) from None
     registry = REGISTRY if registry is None else registry
     counts = {name: Counter(name, text, ["layer"], registry=registry) for name, text in COUNTS.items()}
     error = Histogram(*ERROR, ["layer"], registry=registry, buckets=BUCKETS)
@@ -59,7 +60,7 @@ def opentelemetry(meter: Any = None) -> Callable[[AuditedCall], None]:
     try:
         from opentelemetry import metrics
     except ImportError:
-        raise ImportError("opentelemetry-api is not installed: pip install 'subquad[metrics]'") from None
+        raise ImportError(not_installed("opentelemetry-api", "metrics")) from None
     meter = metrics.get_meter("subquad") if meter is None else meter
     counts = {name: meter.create_counter(name, description=text) for name, text in COUNTS.items()}
     error = meter.create_histogram(ERROR[0], description=ERROR[1], explicit_bucket_boundaries_advisory=BUCKETS)

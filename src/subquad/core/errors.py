@@ -29,6 +29,14 @@ def as_input_error(prefix: str = "") -> Iterator[None]:
         raise InputError(prefix + " ".join(str(error).split())) from error
 
 
+def not_installed(package: str, extra: str) -> str:
+    """The message about a package that an extra brings."""
+    return (
+        f"{package} is not installed: pip install -c constraints.txt '.[{extra}]' in a clone of subquad, or "
+        f"pip install 'subquad-….whl[{extra}]'"
+    )
+
+
 def check_least(settings: object, **least: int) -> None:
     """ValueError where a setting is less than the least that it may be, each given by its name."""
     for name, minimum in least.items():

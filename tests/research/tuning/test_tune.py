@@ -17,7 +17,7 @@ from subquad.tools.cli.main import app
 from subquad.tools.runs.executors import ProcessExecutor
 from tests.research.training.small import QUICK, SIZES, Killed, read_overrides
 
-pytest.importorskip("optuna", reason="optuna is not installed: pip install 'subquad[tune]'")
+pytest.importorskip("optuna", reason="optuna is not installed: pip install -c constraints.txt '.[tune]'")
 GIVEN = (*SIZES, *QUICK, "training.steps=4", "training.batch=4", "training.every=2", "model.method=clustered")
 SEARCHES = ("training.learning_rate=1e-3:1e-1:log", "method.clusters=2,4")
 

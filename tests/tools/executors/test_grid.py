@@ -21,7 +21,9 @@ from subquad.tools.runs.executors.resources import JobResources
 from tests.tools.executors.grid import GRID
 
 pytestmark = pytest.mark.slow
-needs_ray = pytest.mark.skipif(find_spec("ray") is None, reason="ray is not installed: pip install 'subquad[ray]'")
+needs_ray = pytest.mark.skipif(
+    find_spec("ray") is None, reason="ray is not installed: pip install -c constraints.txt '.[ray]'"
+)
 IN_PROCESSES = pytest.param("processes", marks=pytest.mark.long)
 MARK = "SUBQUAD_TEST_MARK"  # in the environment of workers that a test may kill
 

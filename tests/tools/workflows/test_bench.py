@@ -398,7 +398,7 @@ def test_without_matplotlib_the_remedy_is_told(run, monkeypatch):
     monkeypatch.setitem(sys.modules, "subquad.tools.bench.write", None)
     done = run()
     assert done.exit_code == 2
-    assert "pip install 'subquad[report]'" in done.stderr
+    assert "pip install -c constraints.txt '.[report]'" in done.stderr
 
 
 def test_a_length_whose_inputs_do_not_fit_is_a_reason(run, written, monkeypatch):

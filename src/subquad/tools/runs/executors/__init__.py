@@ -2,7 +2,7 @@
 
 from importlib.util import find_spec
 
-from subquad.core.errors import InputError
+from subquad.core.errors import InputError, not_installed
 from subquad.core.spelling import instead
 from subquad.tools.runs.executors.base import Executor, WorkerError
 from subquad.tools.runs.executors.local import LocalExecutor
@@ -48,7 +48,7 @@ def make_executor(
     if name == "processes":
         return ProcessExecutor(workers, device)
     if find_spec("ray") is None:
-        raise InputError("ray is not installed, which --executor ray needs: pip install 'subquad[ray]'")
+        raise InputError(not_installed("ray", "ray"))
     from subquad.tools.runs.executors.on_ray import RayExecutor
 
     return RayExecutor(address, workers, read_resources(resources, device), device)
