@@ -1,4 +1,4 @@
-"""The tables of docs/methods-overview.md and docs/compatibility.md: from traits, ops and what the tests name."""
+"""The tables of docs/methods.md and docs/compatibility.md: from traits, ops and what the tests name."""
 
 from collections.abc import Callable, Iterable
 from unittest.mock import patch

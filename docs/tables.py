@@ -88,28 +88,6 @@ def methods_table() -> str:
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
-def traits_table(traits: sq.Traits) -> str:
-    """All traits of one method."""
-    why = f": {traits.exact_limit}" if isinstance(traits.exact_limit, str) else ""
-    rows = {
-        "causal": CAUSAL[traits.causal],
-        "cross-attention": cross(traits),
-        "other masks": masks(traits),
-        "decodes from a state of fixed size": yes(traits.recurrent),
-        "additive bias": yes(traits.bias),
-        "grouped-query heads": "yes",
-        "exact when": exact_when(traits) + why,
-        "depends on the seed": yes(traits.stochastic),
-        "permuted queries give permuted outputs": yes(traits.order_free),
-        "learned parameters": yes(traits.learned),
-        "can return (out, log-sum-exp)": yes(traits.lse),
-        "dropout drops": traits.dropout,
-        "cost": traits.complexity,
-        "source": traits.source,
-    }
-    return "\n".join(["| trait | |", "| --- | --- |", *(f"| {what} | {value} |" for what, value in rows.items())])
-
-
 def documented(kind: type) -> dict[str, str]:
     """The description of each field, from the "Attributes" of the docstrings of a dataclass and its bases."""
     said: dict[str, str] = {}
@@ -188,7 +166,7 @@ def training_pages() -> dict[Path, str]:
 def overviews() -> dict[Path, str]:
     """The overview of the methods, their compatibility and the reference."""
     parts = {
-        "methods-overview": {"chooser": compatibility.chooser(), "families": compatibility.families()},
+        "methods": {"chooser": compatibility.chooser(), "families": compatibility.families()},
         "compatibility": {"masks": compatibility.masks(), "programs": compatibility.programs()},
         **{f"reference/{name}": {"entries": entries} for name, entries in reference.pages().items()},
     }
@@ -216,11 +194,10 @@ def generated() -> dict[Path, str]:
     """Every file that holds a generated table, as it should be."""
     tables = {ROOT / "README.md": short_methods_table(), ROOT / "docs/index.md": methods_table()}
     files = {path: fill(path.read_text("utf-8"), "methods", table) for path, table in tables.items()}
-    for name, method in sq.METHODS.items():
+    for name in sq.METHODS:
         page = ROOT / "docs" / "methods" / f"{name}.md"
         if not page.exists():
             raise SystemExit(f"{page} is missing: write the page of {method.name!r} first")
-        files[page] = fill(page.read_text("utf-8"), "traits", traits_table(method.traits))
     return files | training_pages() | overviews()
 
 
