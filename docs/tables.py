@@ -1,4 +1,4 @@
-"""Write what is generated in README.md and docs/: tables of methods, tasks and settings, and lists of the reference.
+"""Write what is generated in docs/: tables of methods, tasks and settings, and lists of the reference.
 
     python docs/tables.py
 
@@ -22,92 +22,8 @@ from subquad.research.training.tasks import TASKS, Task
 ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "docs")]  # for `python docs/tables.py`, and for pytest
 
-import compatibility  # noqa: E402
+import all_methods  # noqa: E402
 import reference  # noqa: E402
-
-MASKS = {"window": "window", "dense_mask": "dense"}  # beside padding and segments, which all methods take
-CAUSAL = {"strict": "yes", "values-only": "values only", "no": "no"}
-
-
-def yes(flag: bool) -> str:
-    """A truth value in words."""
-    return "yes" if flag else "no"
-
-
-def masks(traits: sq.Traits) -> str:
-    """The masks that a method takes in addition to the causal one."""
-    return ", ".join(["padding", "segments"] + [word for trait, word in MASKS.items() if getattr(traits, trait)])
-
-
-def cross(traits: sq.Traits) -> str:
-    """Whether a method takes keys of tokens other than the queries' own."""
-    return "steps on a cache" if traits.cached and not traits.cross else yes(traits.cross)
-
-
-def causal(traits: sq.Traits) -> str:
-    """Whether a method is causal, and whether it then decodes from a state."""
-    return CAUSAL[traits.causal] + (", recurrent" if traits.recurrent else "")
-
-
-def settings(method: type[sq.Method]) -> str:
-    """Settings with their defaults."""
-    return ", ".join(f"`{field.name}={field.default}`" for field in fields(method)) or "none"
-
-
-def exact_when(traits: sq.Traits) -> str:
-    """The settings at which a method equals exact attention."""
-    if isinstance(traits.exact_limit, Mapping):
-        limits = traits.exact_limit.items()
-        return " and ".join(f"`{name}` {'=' if isinstance(n, int) else '≥'} {n}" for name, n in limits) or "always"
-    return "never"
-
-
-def when(page: str) -> str:
-    """The first line below "When to use it" of a method's page, which is one sentence without links."""
-    return page.partition("## When to use it\n\n")[2].partition("\n")[0]
-
-
-def short_methods_table() -> str:
-    """The table of README.md: one row per method with its use and whether it is causal."""
-    rows = [["method", "when to use it", "causal"], ["---"] * 3]
-    for name, method in sq.METHODS.items():
-        use = when((ROOT / "docs" / "methods" / f"{name}.md").read_text("utf-8"))
-        rows.append([f"[`{name}`](docs/methods/{name}.md)", use, causal(method.traits)])
-    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
-
-
-def methods_table() -> str:
-    """The table of docs/index.md: one row per method with its settings and traits."""
-    header = ["method", "settings", "causal", "cross-attention", "other masks", "bias", "exact when", "cost"]
-    rows = [header, ["---"] * len(header)]
-    for name, method in sq.METHODS.items():
-        t = method.traits
-        link = f"[`{name}`](methods/{name}.md)"
-        options = [causal(t), cross(t), masks(t), yes(t.bias)]
-        rows.append([link, settings(method), *options, exact_when(t), t.complexity])
-    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
-
-
-def traits_table(traits: sq.Traits) -> str:
-    """All traits of one method."""
-    why = f": {traits.exact_limit}" if isinstance(traits.exact_limit, str) else ""
-    rows = {
-        "causal": CAUSAL[traits.causal],
-        "cross-attention": cross(traits),
-        "other masks": masks(traits),
-        "decodes from a state of fixed size": yes(traits.recurrent),
-        "additive bias": yes(traits.bias),
-        "grouped-query heads": "yes",
-        "exact when": exact_when(traits) + why,
-        "depends on the seed": yes(traits.stochastic),
-        "permuted queries give permuted outputs": yes(traits.order_free),
-        "learned parameters": yes(traits.learned),
-        "can return (out, log-sum-exp)": yes(traits.lse),
-        "dropout drops": traits.dropout,
-        "cost": traits.complexity,
-        "source": traits.source,
-    }
-    return "\n".join(["| trait | |", "| --- | --- |", *(f"| {what} | {value} |" for what, value in rows.items())])
 
 
 def documented(kind: type) -> dict[str, str]:
@@ -186,10 +102,9 @@ def training_pages() -> dict[Path, str]:
 
 
 def overviews() -> dict[Path, str]:
-    """The overview of the methods, their compatibility and the reference."""
+    """The page of all methods and the reference."""
     parts = {
-        "methods-overview": {"chooser": compatibility.chooser(), "families": compatibility.families()},
-        "compatibility": {"masks": compatibility.masks(), "programs": compatibility.programs()},
+        "methods": {"uses": all_methods.uses(), "supports": all_methods.supports()},
         **{f"reference/{name}": {"entries": entries} for name, entries in reference.pages().items()},
     }
     return {(page := ROOT / f"docs/{name}.md"): filled(page, bodies) for name, bodies in parts.items()}
@@ -214,14 +129,11 @@ def fill(text: str, name: str, body: str) -> str:
 
 def generated() -> dict[Path, str]:
     """Every file that holds a generated table, as it should be."""
-    tables = {ROOT / "README.md": short_methods_table(), ROOT / "docs/index.md": methods_table()}
-    files = {path: fill(path.read_text("utf-8"), "methods", table) for path, table in tables.items()}
-    for name, method in sq.METHODS.items():
+    for name in sq.METHODS:
         page = ROOT / "docs" / "methods" / f"{name}.md"
         if not page.exists():
-            raise SystemExit(f"{page} is missing: write the page of {method.name!r} first")
-        files[page] = fill(page.read_text("utf-8"), "traits", traits_table(method.traits))
-    return files | training_pages() | overviews()
+            raise SystemExit(f"{page} is missing: write the page of {name!r} first")
+    return training_pages() | overviews()
 
 
 if __name__ == "__main__":

@@ -26,11 +26,6 @@ import subquad as sq
 
 out = sq.attention(*torch.randn(3, 2, 4, 10, 8), method="sigmoid")
 ```
-
-## Traits
-
-<!-- traits:begin -->
-<!-- traits:end -->
 """
 METHOD = """
 import json, sys, torch
@@ -179,15 +174,13 @@ def test_a_method_is_its_file_and_its_page(with_a_method):
     after = files(root)
     assert before.keys() == after.keys()
     assert {name for name in before if before[name] != after[name]} == {
-        "README.md",
-        "docs/compatibility.md",
-        "docs/index.md",
-        "docs/methods-overview.md",
-        "docs/methods/sigmoid.md",
+        "docs/methods.md",
         "docs/reference/methods.md",
     }  # of which the tables are generated
-    assert "| [`sigmoid`](docs/methods/sigmoid.md) | As an example. | yes |" in after["README.md"].decode()
-    assert "| causal | yes |" in after["docs/methods/sigmoid.md"].decode()
+    assert (
+        "| [`sigmoid`](methods/sigmoid.md) | exact | As an example. | yes | no | yes |"
+        in after["docs/methods.md"].decode()
+    )
     pages = json.loads(python(root, "-c", NAVIGATION))
     assert {"sigmoid": "methods/sigmoid.md"} in next(part["Methods"] for part in pages if "Methods" in part)
 

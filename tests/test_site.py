@@ -11,9 +11,6 @@ from pathlib import Path
 
 import pytest
 
-import subquad as sq
-from subquad.testing.oracle import qkv
-
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 SOURCES = sorted((ROOT / "src").rglob("*.py"))
@@ -153,22 +150,3 @@ def test_the_page_on_installation_lists_every_extra():
         name for row in re.findall(r"^\| (`.*?`) \|", table, re.MULTILINE) for name in re.findall(r"`([\w-]+)`", row)
     ]
     assert set(EXTRAS) <= set(listed)
-
-
-def test_the_table_of_masks_says_which_methods_take_steps_on_a_cache():
-    rows = re.findall(r"^\| (.*) \|$", (DOCS / "compatibility.md").read_text("utf-8"), re.MULTILINE)
-    column = next(row for row in rows if "cached steps" in row).split(" | ").index("cached steps")
-    said = {
-        name: next(row for row in rows if row.startswith(f"[`{name}`]")).split(" | ")[column] for name in sq.METHODS
-    }
-    assert said == {name: "✓" if takes_steps_on_a_cache(method) else "–" for name, method in sq.METHODS.items()}
-
-
-def takes_steps_on_a_cache(method: type[sq.Method]) -> bool:
-    layer = method.from_settings(dict(method.traits.example)).bind(heads=2, head_dim=8, max_length=64).eval()
-    query, key, value = qkv(50)
-    try:
-        layer(query[:, :, -3:], key, value, mask=sq.Mask.causal(offset=47))
-    except ValueError:
-        return False
-    return True
