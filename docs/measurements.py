@@ -22,9 +22,9 @@ def site_target(target: str, page: str) -> str:
 
 
 def index(folder: Path) -> str:
-    """A page that lists the sheets by their titles."""
-    titles = {path.name: path.read_text("utf-8").partition("\n")[0].removeprefix("# ") for path in folder.glob("*.md")}
-    items = (f"- [{title}]({name})" for name, title in sorted(titles.items(), key=lambda item: item[1].lower()))
+    """A page that lists the sheets with their titles."""
+    titles = {path.stem: path.read_text("utf-8").partition("\n")[0].removeprefix("# ") for path in folder.glob("*.md")}
+    items = (f"- [{name}]({name}.md): {title}" for name, title in sorted(titles.items()))
     return "# Results of the scripts\n\n" + "\n".join(items) + "\n"
 
 
