@@ -79,6 +79,7 @@ def formulae_are_where_the_script_looks_for_them(site: Path) -> None:
 def links_to_results_lead_to_their_pages(site: Path) -> None:
     results = site / "benchmarks" / "results"
     assert "<table>" in (results / "engines" / "index.html").read_text("utf-8")
+    assert 'href="engines/"' in (results / "index.html").read_text("utf-8")
     found = 0
     for page in site.rglob("*.html"):
         for target in re.findall(r"href=[\"']?([^\"' >#]*benchmarks/results/[^\"' >#]*)", page.read_text("utf-8")):
@@ -93,6 +94,7 @@ def test_links_to_results_are_those_of_the_site():
     site_target = runpy.run_path(str(DOCS / "measurements.py"))["site_target"]
     assert site_target("../../benchmarks/results/engines.md", "how-to/gpu.md") == "../benchmarks/results/engines.md"
     assert site_target("../benchmarks/results/engines.md#a", "models.md") == "benchmarks/results/engines.md#a"
+    assert site_target("../benchmarks/results/", "models.md") == "benchmarks/results/index.md"
     assert site_target("../limits.md", "how-to/gpu.md") == "../limits.md"
     assert (
         site_target("https://example.org/benchmarks/results/", "models.md") == "https://example.org/benchmarks/results/"
