@@ -34,8 +34,8 @@ def plan() -> str:
     left, top, width, height = 112, 48, 108, 76
     about = (
         "The method that subquad plan chose for each of six layers of the demo encoder at 512 to 4,096 tokens, with "
-        "the speed-up of the whole model and its fidelity. At 512 tokens three layers stay exact; the last layer always "
-        "runs the cheapest method."
+        "the speed-up of the whole model and its fidelity. At 512 tokens three layers stay exact; the last layer "
+        "always runs the cheapest method."
     )
     picture = Picture(
         left + width * len(layers) + 170, top + height * len(rows) + 44, "A plan by layer and length", about

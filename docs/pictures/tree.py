@@ -25,17 +25,17 @@ class Leaf:
 ENCODER = Question(
     ("A pretrained encoder:", "what matters most?"),
     (
-        ("closeness", Leaf("clustered-tail", "no fitting; speech: window=16")),
-        ("speed", Leaf("i-clustered", "no fitting, 25 to 100 clusters")),
-        ("linear cost", Leaf("tilted-pool", "some minutes of fitting")),
+        ("closeness", Leaf("clustered-tail", "no calibration; speech: window=8")),
+        ("speed", Leaf("i-clustered", "no calibration, 25 to 100 clusters")),
+        ("linear cost", Leaf("tilted-pool", "some minutes of calibration")),
     ),
 )
 DECODER = Question(
     ("A pretrained decoder:", "what is needed?"),
     (
-        ("long prompts", Leaf("clustered-tail", "no fitting; from about 8,192 tokens on")),
-        ("a state of fixed size", Leaf("learned-feature-map", "some minutes of fitting")),
-        ("nearby tokens suffice", Leaf("local", "no fitting")),
+        ("long prompts", Leaf("clustered-tail", "prefill; from about 8,192 tokens on")),
+        ("a state of fixed size", Leaf("learned-feature-map", "some minutes of calibration")),
+        ("nearby tokens suffice", Leaf("local", "no calibration")),
     ),
 )
 TRAINED = Question(
@@ -101,8 +101,8 @@ def tree() -> str:
     about = (
         "A decision tree. Short inputs, biases, dense masks and outputs that must not change: full with subquad's "
         "kernel. A pretrained encoder: clustered-tail, i-clustered or tilted-pool. A pretrained decoder: "
-        "clustered-tail, learned-feature-map or local. A model that you train: clustered-tail, linformer, longformer or "
-        "bigbird, linear, rfa or performer, mixed-heads, or strided."
+        "clustered-tail, learned-feature-map or local. A model that you train: clustered-tail, linformer, longformer "
+        "or bigbird, linear, rfa or performer, mixed-heads, or strided."
     )
     picture = Picture(950, 20 + STEP * count + 28, "Which method to use", about)
     draw(picture, TREE, 0, 10)
