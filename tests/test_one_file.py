@@ -1,6 +1,5 @@
 """What is to be one file is one: a method with its page, and a backend, are added to a copy and nothing is touched."""
 
-import json
 import os
 import re
 import shutil
@@ -181,8 +180,7 @@ def test_a_method_is_its_file_and_its_page(with_a_method):
         "| [`sigmoid`](methods/sigmoid.md) | exact | As an example. | yes | no | yes |"
         in after["docs/methods.md"].decode()
     )
-    pages = json.loads(python(root, "-c", NAVIGATION))
-    assert {"sigmoid": "methods/sigmoid.md"} in next(part["Methods"] for part in pages if "Methods" in part)
+    assert '{"sigmoid": "methods/sigmoid.md"}' in python(root, "-c", NAVIGATION)
 
 
 @pytest.mark.long
