@@ -11,11 +11,13 @@ import re
 import sys
 from collections.abc import Mapping
 from dataclasses import MISSING, fields
+from itertools import groupby
 from pathlib import Path
 
 import subquad as sq
 from subquad.core.files import write
 from subquad.research.papers import catalogue as _with_their_tasks  # noqa: F401
+from subquad.research.training.fine_tuning import PretrainedSettings
 from subquad.research.training.settings import ModelSettings, ParallelSettings, TrainingSettings
 from subquad.research.training.tasks import TASKS, Task
 
@@ -121,12 +123,14 @@ def documented(kind: type) -> dict[str, str]:
 
 
 def settings_table(kind: type) -> str:
-    """One row per setting of a dataclass: its default and its meaning."""
+    """One row per setting of a dataclass, or of settings that are described together: the default and the meaning."""
     said = documented(kind)
     rows = ["| setting | default | |", "| --- | --- | --- |"]
-    for field in fields(kind):
-        default = "" if field.default is MISSING else toml(field.default)
-        rows.append(f"| `{field.name}` | {default} | {escaped(said.get(field.name, ''))} |")
+    for text, together in groupby(fields(kind), lambda field: said.get(field.name, field.name)):
+        listed = list(together)
+        names = ", ".join(f"`{field.name}`" for field in listed)
+        defaults = ", ".join("" if field.default is MISSING else toml(field.default) for field in listed)
+        rows.append(f"| {names} | {defaults} | {escaped(text)} |")
     return "\n".join(rows)
 
 
@@ -162,8 +166,7 @@ def task_section(name: str, task: type[Task]) -> str:
     return "\n\n".join(
         [
             f"### {name}",
-            escaped(about),
-            escaped(baselines),
+            *(" ".join(escaped(paragraph).split()) for paragraph in (f"{about}\n\n{baselines}").split("\n\n")),
             settings_table(task),
             f"The task has these defaults of its own: {', '.join(start)}."
             if start
@@ -174,14 +177,18 @@ def task_section(name: str, task: type[Task]) -> str:
 
 def training_pages() -> dict[Path, str]:
     """The pages about training, with their tables filled."""
-    how_to, tasks = ROOT / "docs/how-to/train.md", ROOT / "docs/training/tasks.md"
-    text = fill(how_to.read_text("utf-8"), "model settings", settings_table(ModelSettings))
-    text = fill(text, "parallel settings", settings_table(ParallelSettings))
     sections = "\n\n".join(task_section(name, task) for name, task in TASKS.items())
-    listed = fill(tasks.read_text("utf-8"), "table", tasks_table())
+    kinds = {
+        "model": ModelSettings,
+        "pretrained": PretrainedSettings,
+        "training": TrainingSettings,
+        "parallel": ParallelSettings,
+    }
+    settings_page, tasks_page = ROOT / "docs/reference/training.md", ROOT / "docs/training/tasks.md"
+    tables = {f"{name} settings": settings_table(kind) for name, kind in kinds.items()}
     return {
-        how_to: fill(text, "training settings", settings_table(TrainingSettings)),
-        tasks: fill(listed, "tasks", sections),
+        settings_page: filled(settings_page, tables),
+        tasks_page: filled(tasks_page, {"table": tasks_table(), "tasks": sections}),
     }
 
 
