@@ -17,7 +17,6 @@ from pathlib import Path
 import subquad as sq
 from subquad.core.files import write
 from subquad.research.papers import catalogue as _with_their_tasks  # noqa: F401
-from subquad.research.training.fine_tuning import PretrainedSettings
 from subquad.research.training.settings import ModelSettings, ParallelSettings, TrainingSettings
 from subquad.research.training.tasks import TASKS, Task
 
@@ -161,29 +160,18 @@ def tasks_table() -> str:
 def task_section(name: str, task: type[Task]) -> str:
     """A task's description, baselines, settings, and its defaults for the other tables."""
     about = inspect.cleandoc(task.__doc__ or "").partition("Attributes:\n")[0].strip()
-    baselines = inspect.cleandoc(task.baselines.__doc__ or "")
+    first, *others = [" ".join(escaped(part).split()) for part in about.split("\n\n")]
+    baselines = " ".join(escaped(inspect.cleandoc(task.baselines.__doc__ or "")).split())
     start = [f"`{table}.{key}={value}`" for table, given in task.start.items() for key, value in given.items()]
-    return "\n\n".join(
-        [
-            f"### {name}",
-            *(" ".join(escaped(paragraph).split()) for paragraph in (f"{about}\n\n{baselines}").split("\n\n")),
-            settings_table(task),
-            f"The task has these defaults of its own: {', '.join(start)}."
-            if start
-            else "The task has no defaults of its own.",
-        ]
-    )
+    defaults = f"Defaults of other tables: {', '.join(start)}." if start else ""
+    parts = [f"## {name}", f"{first} {baselines}", *others, settings_table(task), defaults]
+    return "\n\n".join(filter(None, parts))
 
 
 def training_pages() -> dict[Path, str]:
     """The pages about training, with their tables filled."""
     sections = "\n\n".join(task_section(name, task) for name, task in TASKS.items())
-    kinds = {
-        "model": ModelSettings,
-        "pretrained": PretrainedSettings,
-        "training": TrainingSettings,
-        "parallel": ParallelSettings,
-    }
+    kinds = {"model": ModelSettings, "training": TrainingSettings, "parallel": ParallelSettings}
     settings_page, tasks_page = ROOT / "docs/reference/training.md", ROOT / "docs/training/tasks.md"
     tables = {f"{name} settings": settings_table(kind) for name, kind in kinds.items()}
     return {
