@@ -11,6 +11,7 @@ import re
 import sys
 from collections.abc import Mapping
 from dataclasses import MISSING, fields
+from itertools import groupby
 from pathlib import Path
 
 import subquad as sq
@@ -37,12 +38,14 @@ def documented(kind: type) -> dict[str, str]:
 
 
 def settings_table(kind: type) -> str:
-    """One row per setting of a dataclass: its default and its meaning."""
+    """One row per setting of a dataclass, or of settings that are described together: the default and the meaning."""
     said = documented(kind)
     rows = ["| setting | default | |", "| --- | --- | --- |"]
-    for field in fields(kind):
-        default = "" if field.default is MISSING else toml(field.default)
-        rows.append(f"| `{field.name}` | {default} | {escaped(said.get(field.name, ''))} |")
+    for text, together in groupby(fields(kind), lambda field: said.get(field.name, field.name)):
+        listed = list(together)
+        names = ", ".join(f"`{field.name}`" for field in listed)
+        defaults = ", ".join("" if field.default is MISSING else toml(field.default) for field in listed)
+        rows.append(f"| {names} | {defaults} | {escaped(text)} |")
     return "\n".join(rows)
 
 
@@ -73,31 +76,23 @@ def tasks_table() -> str:
 def task_section(name: str, task: type[Task]) -> str:
     """A task's description, baselines, settings, and its defaults for the other tables."""
     about = inspect.cleandoc(task.__doc__ or "").partition("Attributes:\n")[0].strip()
-    baselines = inspect.cleandoc(task.baselines.__doc__ or "")
+    first, *others = [" ".join(escaped(part).split()) for part in about.split("\n\n")]
+    baselines = " ".join(escaped(inspect.cleandoc(task.baselines.__doc__ or "")).split())
     start = [f"`{table}.{key}={value}`" for table, given in task.start.items() for key, value in given.items()]
-    return "\n\n".join(
-        [
-            f"### {name}",
-            escaped(about),
-            escaped(baselines),
-            settings_table(task),
-            f"The task has these defaults of its own: {', '.join(start)}."
-            if start
-            else "The task has no defaults of its own.",
-        ]
-    )
+    defaults = f"Defaults of other tables: {', '.join(start)}." if start else ""
+    parts = [f"## {name}", f"{first} {baselines}", *others, settings_table(task), defaults]
+    return "\n\n".join(filter(None, parts))
 
 
 def training_pages() -> dict[Path, str]:
     """The pages about training, with their tables filled."""
-    how_to, tasks = ROOT / "docs/how-to/train.md", ROOT / "docs/training/tasks.md"
-    text = fill(how_to.read_text("utf-8"), "model settings", settings_table(ModelSettings))
-    text = fill(text, "parallel settings", settings_table(ParallelSettings))
     sections = "\n\n".join(task_section(name, task) for name, task in TASKS.items())
-    listed = fill(tasks.read_text("utf-8"), "table", tasks_table())
+    kinds = {"model": ModelSettings, "training": TrainingSettings, "parallel": ParallelSettings}
+    settings_page, tasks_page = ROOT / "docs/reference/training.md", ROOT / "docs/training/tasks.md"
+    tables = {f"{name} settings": settings_table(kind) for name, kind in kinds.items()}
     return {
-        how_to: fill(text, "training settings", settings_table(TrainingSettings)),
-        tasks: fill(listed, "tasks", sections),
+        settings_page: filled(settings_page, tables),
+        tasks_page: filled(tasks_page, {"table": tasks_table(), "tasks": sections}),
     }
 
 

@@ -22,6 +22,7 @@ WITH_CODE = [
     *sorted(DOCS.glob("methods/*.md")),
     *sorted(DOCS.glob("how-to/*.md")),
     *sorted(DOCS.glob("training/*.md")),
+    *sorted(DOCS.glob("reference/*.md")),
 ]
 HOW_TO = DOCS / "how-to"
 WITH_WHOLE_RUNS = [DOCS / "tutorial.md", HOW_TO / "plan.md", HOW_TO / "hugging-face.md", HOW_TO / "audit.md"]

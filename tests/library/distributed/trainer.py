@@ -1,4 +1,4 @@
-"""The recipe of docs/how-to/parallel-hugging-face.md: Trainer on a decoder whose tokens are split over ranks.
+"""The recipe of docs/how-to/parallel.md: Trainer on a decoder whose tokens are split over ranks.
 
 torchrun --standalone --nproc-per-node 2 -m tests.library.distributed.trainer FOLDER
 """

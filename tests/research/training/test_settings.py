@@ -1,15 +1,28 @@
 """What is asked for: defaults, files, overrides, and one line for each mistake."""
 
+import re
 import tomllib
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
 import tomli_w
 
 from subquad.core.errors import InputError
+from subquad.core.spelling import FEW
 from subquad.research.papers import catalogue as _with_their_tasks  # noqa: F401
-from subquad.research.training.settings import read_overrides, read_toml, settings_of
+from subquad.research.training.settings import (
+    LISTED,
+    ModelSettings,
+    TrainingSettings,
+    read_overrides,
+    read_toml,
+    settings_of,
+)
+from subquad.research.training.tasks import TASKS
 from subquad.research.training.workflow import plain
+
+ROOT = Path(__file__).parents[3]
 
 
 def test_the_tasks_defaults_then_the_file_then_overrides(tmp_path: Path):
@@ -70,6 +83,23 @@ MISTAKES = {
     "task.masked=0.9": r"masked=0\.9, but",
     "task.name=text": "the settings are of the task 'text', but 'masked-copy' is to be trained",
 }
+
+
+@pytest.mark.parametrize(
+    ("table", "kind"),
+    [("task", TASKS["masked-copy"]), ("model", ModelSettings), ("training", TrainingSettings)],
+)
+def test_an_unknown_setting_names_the_page_that_lists_all(table: str, kind: type):
+    with pytest.raises(InputError) as raised:
+        settings_of("masked-copy", read_overrides([f"{table}.qqqq=3"]))
+    page = re.search(r"the page (docs/\S+\.md) lists all", str(raised.value).lower())
+    known = [field.name for field in fields(kind)]
+    if len(known) <= FEW:
+        assert all(name in str(raised.value) for name in known)
+    else:
+        assert page, str(raised.value)
+    text = (ROOT / LISTED[table]).read_text("utf-8")
+    assert all(re.search(rf"^\| .*`{name}`.* \|", text, re.MULTILINE) for name in known)
 
 
 @pytest.mark.parametrize("given", MISTAKES)

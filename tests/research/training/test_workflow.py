@@ -147,7 +147,7 @@ def test_the_help_shows_the_tables_by_their_names():
 def test_the_five_minutes_of_the_documentation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     page = (ROOT / "docs" / "how-to" / "train.md").read_text("utf-8")
     section = page.partition("## Five minutes")[2].partition("\n## ")[0]
-    (make, load, _), (line,) = (re.findall(rf"```{kind}\n(.*?)```", section, re.DOTALL) for kind in ("python", "sh"))
+    (make, load, _), (line, _) = (re.findall(rf"```{kind}\n(.*?)```", section, re.DOTALL) for kind in ("python", "sh"))
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("SUBQUAD_DATA", raising=False)
     exec(make, {})

@@ -32,10 +32,9 @@ __all__ = [
 ]
 
 
-# Where the settings of each table are listed.
-HOW_TO = "docs/how-to/train.md"
-LISTED = {"task": "docs/training/tasks.md", "model": "docs/training/models.md", "training": HOW_TO, "parallel": HOW_TO}
 TABLES = ("task", "model", "training", "parallel")
+# The page that lists the settings of each table.
+LISTED = {name: "docs/training/tasks.md" if name == "task" else "docs/reference/training.md" for name in TABLES}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -39,7 +39,7 @@ class Clusters(Task):
     """
 
     name: ClassVar[str] = "clusters"
-    summary: ClassVar[str] = "sets of points, to the mixture of Gaussians behind each; log-likelihood per point"
+    summary: ClassVar[str] = "the mixture of Gaussians that a set of points is drawn from; log-likelihood per point"
     metric: ClassVar[str] = "log_likelihood"
     greater_is_better: ClassVar[bool] = True
     start: ClassVar = {

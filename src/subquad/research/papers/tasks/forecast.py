@@ -53,7 +53,9 @@ class Forecast(Task):
     """
 
     name: ClassVar[str] = "forecast"
-    summary: ClassVar[str] = "hours or quarters to come of an electricity transformer; squared and absolute error"
+    summary: ClassVar[str] = (
+        "the next hours or quarters of an hour of an electricity transformer; squared and absolute error"
+    )
     metric: ClassVar[str] = "mse"
     greater_is_better: ClassVar[bool] = False
     needs: ClassVar[str | None] = "ett"

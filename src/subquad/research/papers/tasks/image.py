@@ -33,7 +33,7 @@ class Image(Classification):
     """
 
     name: ClassVar[str] = "image"
-    summary: ClassVar[str] = "grey levels of an image, pixel by pixel; accuracy of what it shows"
+    summary: ClassVar[str] = "grey levels of an image, pixel by pixel; accuracy of its class"
     needs: ClassVar[str | None] = "fashion_mnist"
     start: ClassVar = {
         "model": {"layers": 4, "heads": 4, "width": 128, "feed_forward": 256, "positions": "learned"},

@@ -30,7 +30,9 @@ class MaskedCopy(Task):
     """
 
     name: ClassVar[str] = "masked-copy"
-    summary: ClassVar[str] = "a sequence that stands twice, masked in different places; accuracy of the masked symbols"
+    summary: ClassVar[str] = (
+        "a sequence that is repeated once, masked at different positions; accuracy of the masked symbols"
+    )
     metric: ClassVar[str] = "accuracy"
     greater_is_better: ClassVar[bool] = True
     start: ClassVar = {

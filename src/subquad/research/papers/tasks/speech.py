@@ -47,7 +47,7 @@ class Speech(Task):
     """
 
     name: ClassVar[str] = "speech"
-    summary: ClassVar[str] = "connected spoken digits, filter banks to digits by CTC; edits a digit"
+    summary: ClassVar[str] = "connected spoken digits, filter banks to digits by CTC; errors per digit"
     metric: ClassVar[str] = "digit_error_rate"
     greater_is_better: ClassVar[bool] = False
     needs: ClassVar[str | None] = "fsdd"

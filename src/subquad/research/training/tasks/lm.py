@@ -40,7 +40,7 @@ class Lm(NextSymbol):
     text and the rest is the validation text.
 
     Each window starts with the last byte of the window before, so a model sees at least one byte and at most
-    `length` − 1 bytes before the one that it predicts. Where a corpus has words, as wikitext has, the perplexity per
+    `length` − 1 bytes before the one that it predicts. If a corpus has words, as wikitext has, the perplexity per
     word is 2^(bits of all bytes / words), and each end of a line counts as one more word. <unk> counts as five bytes.
 
     Attributes:

@@ -118,7 +118,7 @@ class LabelledTexts(OneClass):
     def baselines(self, splits: Splits, data: Path | None = None) -> dict[str, Metrics]:
         """The baselines are the most frequent label and a bag of words.
 
-        The bag of words reads what the model reads; where texts are cut off, a second one reads the whole texts.
+        The bag of words reads what the model reads; if texts are cut off, a second one reads the whole texts.
         """
         train, test = splits.train, splits.test
         assert isinstance(train, Texts)
