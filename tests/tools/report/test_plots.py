@@ -1,4 +1,5 @@
 import io
+from itertools import pairwise
 
 import matplotlib
 import numpy as np
@@ -119,6 +120,30 @@ def test_marks_within_the_noise_are_hollow_and_its_band_is_not_green():
     assert all(1 / sample.NOISE <= x <= sample.NOISE for x, *_ in hollow)
     green = axes.collections[0].get_paths()[0].vertices
     assert green[:, 0].min() == sample.NOISE
+
+
+def test_rows_in_16_bits_are_drawn_at_their_speed_over_exact_fp32():
+    report = sample.encoder()
+    length = str(sample.LENGTHS[0])
+    report["methods"][1]["model"][length] |= {"speedup_fp32": 3.5, "verdict_fp32": "faster"}
+    axes = drawn(quality_vs_speed, report).axes[0]
+    assert axes.get_xlabel() == "speed-up of a forward pass over exact fp32"
+    assert 3.5 in [x for x, *_ in marks_in(axes, 0.8) + marks_in(axes, 1.3)]
+    assert drawn(quality_vs_speed, sample.encoder()).axes[0].get_xlabel() == "speed-up of a forward pass"
+
+
+@pytest.mark.parametrize("name", ["full", "clustered-tail:clusters=48,topk=96,cells=16,refine=2 in bf16"])
+def test_the_legend_and_the_ticks_fit_into_the_figure(name):
+    report = sample.encoder()
+    report["methods"][2]["method"] = name
+    figure = drawn(quality_vs_speed, report)
+    (legend,) = figure.legends
+    assert figure.bbox.x0 <= legend.get_window_extent().x0
+    assert legend.get_window_extent().x1 <= figure.bbox.x1
+    axes = figure.axes[0]
+    labels = [label for label in axes.get_xticklabels() if label.get_text()]
+    boxes = sorted((label.get_window_extent() for label in labels), key=lambda box: box.x0)
+    assert all(left.x1 < right.x0 for left, right in pairwise(boxes))
 
 
 def test_a_tie_is_no_gain_on_the_front():

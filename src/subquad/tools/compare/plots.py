@@ -15,6 +15,7 @@ from subquad.tools.report.schema import MethodReport, Report
 
 RESOLUTION = 1e-3  # of the fidelity axis at 1
 NARROW = 4.0  # inches
+LEGEND_HANDLE, LEGEND_LETTER = 0.5, 0.07  # inches: of a marker with its gaps, and of a letter of its text
 
 
 def plots(report: Report) -> dict[str, bytes]:
@@ -67,11 +68,22 @@ def quality_vs_speed(report: Report, narrow: bool = False) -> Figure | None:
     for ax in axes[len(panels) :]:
         ax.set_visible(False)
     for ax in axes:
-        ax.set_xlabel("speed-up of a forward pass")
+        ax.set_xlabel("speed-up of a forward pass" + (" over exact fp32" if _is_over_fp32(report) else ""))
     for ax in axes[::columns]:
         ax.set_ylabel("fidelity to the exact model")
-    figure.legend(handles=handles, loc="outside lower center", ncols=1 if narrow else min(3, len(handles)))
+    figure.legend(handles=handles, loc="outside lower center", ncols=1 if narrow else _legend_columns(handles, size[0]))
     return figure
+
+
+def _legend_columns(handles: Sequence[Line2D], width: float) -> int:
+    """As many columns, at most three, as fit into the figure's width in inches; a legend is filled column by column."""
+    labels = [str(handle.get_label()) for handle in handles]
+    for columns in (3, 2):
+        height = math.ceil(len(labels) / columns)
+        longest = [max(map(len, labels[i : i + height])) for i in range(0, len(labels), height)]
+        if sum(LEGEND_HANDLE + LEGEND_LETTER * letters for letters in longest) <= width:
+            return columns
+    return 1
 
 
 def pareto(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
@@ -91,9 +103,24 @@ def _points(report: Report, length: str) -> dict[str, tuple[float, float]]:
 
 
 def _point(method: MethodReport, length: str) -> tuple[float, float] | None:
-    speed = cells.known(reading.cost(method, "model", length).get("speedup"))
+    speed = _speedup(method, length)[0]
     fidelity = reading.fidelity(method, length)
     return None if speed is None or speed <= 0 or fidelity is None else (speed, min(fidelity, 1.0))
+
+
+def _speedup(method: MethodReport, length: str) -> tuple[float | None, str | None]:
+    """A row's speed-up and its verdict: over exact attention in fp32 for rows in 16 bits, if that was timed too."""
+    cost = reading.cost(method, "model", length)
+    over_fp32 = cells.known(cost.get("speedup_fp32"))
+    if over_fp32 is not None:
+        return over_fp32, cost.get("verdict_fp32")
+    return cells.known(cost.get("speedup")), cost.get("verdict")
+
+
+def _is_over_fp32(report: Report) -> bool:
+    """Whether the report has rows in 16 bits whose speed-up is over exact attention in fp32."""
+    lengths = reading.model_lengths(report)
+    return any("speedup_fp32" in reading.cost(m, "model", n) for m in reading.ran(report) for n in lengths)
 
 
 def _panel(
@@ -124,7 +151,7 @@ def _panel(
 
 def _ties(report: Report, length: str) -> set[str]:
     """The methods whose speed-up is within the noise."""
-    verdicts = {m["method"]: reading.cost(m, "model", length).get("verdict") for m in reading.ran(report)}
+    verdicts = {m["method"]: _speedup(m, length)[1] for m in reading.ran(report)}
     return {name for name, verdict in verdicts.items() if verdict == "within the noise"}
 
 
@@ -158,8 +185,9 @@ def _gathered(position: Any) -> Any:
 
 def _guides(report: Report) -> list[Line2D]:
     least = reading.min_fidelity(report)
+    asked_for = f"minimum fidelity: {least:.4g}" if least is not None else ""
     front = Line2D([], [], color="#8a929a", linewidth=1.3, label="Pareto front")
-    asked = Line2D([], [], color="#5b636b", linewidth=1.2, linestyle=(0, (4, 3)), label=f"minimum fidelity: {least}")
+    asked = Line2D([], [], color="#5b636b", linewidth=1.2, linestyle=(0, (4, 3)), label=asked_for)
     hollow: dict[str, Any] = {"markerfacecolor": "none", "markeredgecolor": "#5b636b", "markeredgewidth": 1.3}
     tie = Line2D([], [], linestyle="", marker="o", markersize=7.5, label="hollow: within the noise", **hollow)
     return [front, asked, tie] if least is not None else [front, tie]

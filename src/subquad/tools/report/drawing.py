@@ -103,14 +103,14 @@ def log_lengths(ax: Any) -> None:
 def ticks_at(axis: Any, positions: Sequence[float], text: Callable[[float], str]) -> None:
     """Ticks of a logarithmic axis at these places, in order, as many as there is room for, written out."""
     if positions:
-        axis.set_major_locator(FixedLocator(_apart(positions)))
+        axis.set_major_locator(FixedLocator(_apart(positions, positions[-1] / positions[0])))
     axis.set_minor_locator(NullLocator())
     axis.set_major_formatter(FuncFormatter(lambda value, _: text(value)))
 
 
-def _apart(positions: Sequence[float]) -> list[float]:
-    """The places that are at least a tenth of their range apart, chosen from the largest down."""
-    least = (positions[-1] / positions[0]) ** 0.1
+def _apart(positions: Sequence[float], span: float) -> list[float]:
+    """The places that are at least a tenth of the axis apart, chosen from the largest down; `span` is a factor."""
+    least = span**0.1
     kept = [positions[-1]]
     for position in reversed(positions[:-1]):
         if kept[-1] / position >= least * (1 - 1e-9):
@@ -130,7 +130,8 @@ def ticks(axis: Any, limits: tuple[float, float], text: Callable[[float], str]) 
     if not positions:  # values that hardly differ: no number of two digits lies between the limits
         low, high = sorted((float(f"{low:.4g}"), float(f"{high:.4g}")))
         positions = sorted({low, high})
-    axis.set_major_locator(FixedLocator(_apart(positions[:: math.ceil(len(positions) / 7)])))  # of many decades, some
+    several = positions[:: math.ceil(len(positions) / 7)]  # of many decades, some
+    axis.set_major_locator(FixedLocator(_apart(several, high / low)))
     axis.set_minor_locator(NullLocator())
     axis.set_major_formatter(FuncFormatter(lambda value, _: text(float(f"{value:.6g}"))))
 
