@@ -19,8 +19,8 @@ waits where they are on a GPU. While a program is recorded (torch.compile, expor
 cannot follow numbers, and the window is that of z = S, with the same outputs.
 
 Deviations: the ramp begins at S for the largest span, so that z = S means that S tokens count fully; published code has
-no key farther away than S. z has a gradient where the optimiser has moved it out of [0, S], from the output alone, so
-that it comes back; published code moves it back after each step.
+no key farther away than S. If the optimiser has moved z out of [0, S], z has a gradient from the
+output alone, so that it can return; published code clips it after each step.
 """
 
 import math
@@ -59,7 +59,7 @@ class Spans(nn.Module):
         return (span + (span.clamp(0, 1) - span).detach()) * self.largest
 
     def reach(self) -> int:
-        """How far away a key may be that the head with the largest span sees."""
+        """The largest distance at which any head sees a key: that of the head with the largest span."""
         recorded = self.span.is_cuda and torch.cuda.is_current_stream_capturing()
         share = float(self.span.detach().max()) if can_be_read(self.span) and not recorded else 1.0
         share = min(max(share, 0.0), 1.0) if math.isfinite(share) else 1.0
@@ -75,14 +75,14 @@ class Spans(nn.Module):
 
 
 def mean_span(model: nn.Module) -> float | None:
-    """The mean span in tokens of the heads of a model that learn one; None where none does."""
+    """The mean learned span of a model's heads, in tokens; None if no head learns one."""
     spans = [module.tokens.detach() for module in model.modules() if isinstance(module, Spans)]
     return float(torch.cat(spans).mean()) if spans else None
 
 
 @dataclass(frozen=True)
 class AdaptiveSpan(Bucketed):
-    """Window attention whose span each head learns. Only as a bound method.
+    """Window attention in which each head learns its span. Only as a bound method.
 
     Args:
         span: the largest span, in tokens to each side; with a causal mask, to the past.
@@ -119,7 +119,7 @@ class AdaptiveSpan(Bucketed):
     )
 
     def check(self) -> None:
-        """Raise ValueError where spans start beyond the largest one."""
+        """Raise ValueError if spans start beyond the largest one."""
         if self.start > self.span:
             raise ValueError(
                 f"{self.name!r}: start={self.start} is beyond the largest span, span={self.span}; "

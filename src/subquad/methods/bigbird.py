@@ -1,4 +1,4 @@
-"""BigBird: blocks of tokens that see the blocks beside them, some at random, and the first and last ones.
+"""BigBird: blocks of tokens that see the adjacent blocks, some random blocks, and the first and last ones.
 
 Zaheer, Guruganesh, Dubey, Ainslie, Alberti, Ontanon, Pham, Ravula, Wang, Yang, Ahmed 2020, "Big Bird: Transformers for
 Longer Sequences", section 2 and appendix D (BigBird-ITC):
@@ -27,8 +27,8 @@ w           2 · window + 1, in blocks
 r           random, in blocks
 ==========  =============================================
 
-Under a causal mask block t sees what of G and W_t is not behind it, and R_t is drawn among the blocks before it. There
-the last blocks are not global, since a sequence that grows has none.
+Under a causal mask block t sees those blocks of G and W_t that are not after it, and R_t is drawn among the earlier
+ones. The last blocks are then not global, because a growing sequence has none.
 
 Blocks are counted in each item, from its first token to its last. Random blocks depend on the seed, the head, the
 block's number and how many there are to choose from, never on the batch or on padding.
@@ -54,9 +54,10 @@ NONE = -1  # in lists of blocks
 def draw(
     choices: Int64[Tensor, "#B T"], picks: int, head: Int64[Tensor, "H"], block: Tensor, seed: int
 ) -> Int64[Tensor, "#B H T R"]:
-    """For each head and block `picks` different numbers below `choices`, each set as likely; −1 where there are fewer.
+    """Sample `picks` distinct numbers below `choices` for each head and block; −1 where there are fewer.
 
-    Floyd's way: the k-th pick is uniform up to choices − picks + k, or that number itself where it is taken already.
+    Floyd's algorithm, in which each set is equally likely: the k-th pick is uniform up to choices − picks + k, or that
+    number itself if the pick is taken already.
     """
     head, block = head[:, None], block[:, None]
     picked = choices.new_full((len(choices), len(head), choices.shape[1], 0), NONE)
@@ -71,7 +72,7 @@ def draw(
 
 @dataclass(frozen=True)
 class BigBird(Pattern):
-    """Blocks of tokens: near ones, random ones, and global ones at both ends. Self-attention only.
+    """BigBird: each block of tokens sees adjacent, random and global blocks. Self-attention only.
 
     Args:
         block: tokens of a block.
@@ -105,12 +106,12 @@ class BigBird(Pattern):
     )
 
     def reach(self, tokens: int, mask: Mask) -> tuple[int, int]:
-        """How many tokens before and behind itself a query sees, beside the global ones."""
+        """How many tokens before and after itself a query sees, in addition to the global ones."""
         span = min((self.window + 1) * self.block, tokens)
         return span, 0 if mask.is_causal else span
 
     def globally_visible(self, item: Item, causal: bool) -> Tensor | None:
-        """The places of the tokens of global blocks."""
+        """The positions of the tokens of global blocks."""
         size = min(self.block, item.tokens)
         ends = self.global_blocks(-(-item.length // size), -(-item.tokens // size), causal)
         return tokens_of(ends[:, None, None], size)[:, 0, 0] if ends.shape[1] else None
@@ -172,5 +173,5 @@ class BigBird(Pattern):
 
 
 def tokens_of(blocks: Int64[Tensor, "#B H T C"], size: int) -> Int64[Tensor, "#B H T _"]:
-    """The places of the tokens in these blocks; below 0 for those of no block."""
+    """The positions of the tokens in these blocks; negative for slots without a block."""
     return (blocks[..., None] * size + torch.arange(size, device=blocks.device)).flatten(3)

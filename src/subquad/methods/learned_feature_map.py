@@ -1,4 +1,4 @@
-"""Learned feature map: attention by features that are learned, and the keys near a query exactly (Hedgehog and near).
+"""Learned feature map: linear attention by learned features (Hedgehog), in which keys near a query are exact.
 
     ln φ_q(q)_r = ln softmax_r([W_q q, −W_q q] + b_q) + λ·q         ln φ_k(k)_r likewise, with W_k, b_k and κ
     w_ij        = e^{scale·q_i·k_j}             for keys near i, and for the sinks
@@ -90,7 +90,7 @@ def log_features(
 
 @dataclass(frozen=True)
 class LearnedFeatureMap(Method):
-    """Near keys and sinks exactly, all others by learned features. Only as a bound method.
+    """Exact attention to near keys and sinks, and learned features for all others. Only as a bound method.
 
     Args:
         features: R; half of them are the negatives of the others.
@@ -147,7 +147,7 @@ class LearnedFeatureMap(Method):
 
     @property
     def keeps_residual(self) -> str | None:
-        """The settings with which the method counts no keys by themselves; None where it has them."""
+        """The settings with which the method has no exact keys; None if it has them already."""
         return "window=0,sinks=0" if self.window or self.sinks else None
 
     def residual(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Residual:
@@ -276,7 +276,7 @@ class LearnedFeatureMap(Method):
         kept: dict[str, Tensor],
         call: Call,
     ) -> tuple[Tensor, Tensor]:
-        """The near keys, and the sinks that are not near, which stand before the others."""
+        """The near keys, preceded by the sinks that are not near."""
         M, s = query.shape[2], self.sinks
         ranks = replace(ValidIndex.from_mask(None, len(base), M, query.device), lengths=line.lengths)
         near = near_keys(ranks, M // self.window, self.window, 0, is_causal=True)

@@ -65,7 +65,7 @@ def membership(scores: Float[Tensor, "B H N C"], valid: Tensor | None, balanced:
 
 @dataclass(frozen=True)
 class LearnedHash(LearnsHashes, HashedBuckets):
-    """Learning-to-hash attention, whose hash functions are learned. Only as a bound method.
+    """Attention inside the buckets of learned hash functions. Only as a bound method.
 
     Args:
         buckets: B. 0: as many as `bucket_size` asks for at the longest length that the layer is bound for.

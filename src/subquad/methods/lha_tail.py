@@ -47,12 +47,12 @@ FED = 8  # how many they are
 
 @dataclass(frozen=True)
 class LearnedHashTail(ByHalves, LearnsHashes):
-    """Learned buckets of keys, and centroids for the other keys. Only as a bound method.
+    """Exact attention to the keys of a learned bucket, and to centroids of all others. Only as a bound method.
 
     Args:
         buckets: B. Every query is in exactly one.
-        keys: exact keys of each bucket; more than there are keys uses all: exact.
-        cells: centroids that stand for the keys outside of a bucket; a query attends to keys + cells in all.
+        keys: exact keys of each bucket. If there are fewer keys, all are used, and the result is exact.
+        cells: centroids that represent the keys outside of a bucket; a query attends to keys + cells in total.
         hash: "mlp" or "linear".
         hidden: width of the perceptron's hidden layer.
         seed: random seed of the start of the hash functions, and of the cells' hash planes.
@@ -88,7 +88,7 @@ class LearnedHashTail(ByHalves, LearnsHashes):
         fit=Fit(metric="error"),
         exact_limit={"keys": "M"},
         example={"buckets": 4, "keys": 6, "cells": 3, "hidden": 8, "block": 4, "last": 3},
-        complexity="O(N·(B + K + X)·D + M·B·X·D) time for K keys and X cells, O(N + B·(K + X)·D) memory",
+        complexity="O(N·(B + K + X)·D + M·B·D) time for K keys and X cells, O((N + M)·B + B·(K + X·D)) memory",
         source="extends Sun et al. 2022",
         skips_padding=True,
     )
@@ -102,7 +102,7 @@ class LearnedHashTail(ByHalves, LearnsHashes):
 
     @property
     def summarises(self) -> bool:
-        """Whether the keys outside of a query's bucket count too: as centroids."""
+        """Whether the keys outside a query's bucket take part, as centroids."""
         return True
 
     def residual(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Residual:
@@ -132,7 +132,7 @@ class LearnedHashTail(ByHalves, LearnsHashes):
 
 
 def feeding(of_query: Float[Tensor, "B H N C"], visible: Tensor | None) -> Float[Tensor, "B H N C"]:
-    """r: whose attention each bucket's keys are to serve."""
+    """r: the queries whose attention each bucket's keys should cover."""
     best = F.one_hot(of_query.argmax(-1), of_query.shape[-1]).to(of_query.dtype)
     # Stable, so that among equal scores, as of queries that no hidden unit sees, padding decides nothing.
     top = hide(of_query, visible).sort(dim=2, descending=True, stable=True).indices[:, :, :FED]

@@ -1,11 +1,11 @@
-"""Longformer: a window for every token, and a few global tokens that all see and that see all.
+"""Longformer: a window for every token, and a few global tokens, which see and are seen by all tokens.
 
     N_i   = {j: |i − j| ≤ window · dilation, i − j a multiple of dilation}
     G     = the first tokens of the item
     out_i = Σ_{j ∈ N_i ∪ G} softmax_j(scale · q_i·k_j) v_j           for i not in G
     out_i = Σ_j softmax_j(scale · q_i·k_j) v_j                       for i in G, all keys
 
-Under a causal mask a query sees what of this is not behind it, so that a global token is one that all later tokens see.
+Under a causal mask a query sees those of these keys that are not after it: all later tokens see a global token.
 
 ==========  ==========================================================
 paper       here
@@ -37,7 +37,7 @@ from subquad.methods.core.pattern import Pattern
 
 @dataclass(frozen=True)
 class Longformer(Pattern):
-    """A window, and the first tokens of each item, which see all tokens and are seen by all. Self-attention only.
+    """Window attention with global tokens, the first ones of each item. Self-attention only.
 
     Args:
         window: tokens to each side that a query sees; with a causal mask, to the past.
@@ -66,12 +66,12 @@ class Longformer(Pattern):
     )
 
     def reach(self, tokens: int, mask: Mask) -> tuple[int, int]:
-        """How many tokens before and behind itself a query sees, beside the global ones."""
+        """How many tokens before and after itself a query sees, in addition to the global ones."""
         span = min(self.window * self.dilation, tokens)
         return span, 0 if mask.is_causal else span
 
     def globally_visible(self, item: Item, causal: bool) -> Tensor | None:
-        """The places of the global tokens."""
+        """The positions of the global tokens."""
         return torch.arange(min(self.first, item.tokens), device=item.first.device)[None] if self.first else None
 
     def meetings(self, query: Tensor, key: Tensor, call: Call) -> tuple[Buckets, ...]:

@@ -1,6 +1,6 @@
 """Nyström attention: the softmax matrix from a few landmarks (Xiong et al. 2021).
 
-    q̃, k̃   = means of the queries, and of the keys, of each of L segments of equal size
+    q̃, k̃   = means of the queries, and of the keys, of each of L pools of equal size
     out     = F Z B V,    F = softmax(scale · Q k̃ᵀ),   A = softmax(scale · q̃ k̃ᵀ),   B = softmax(scale · q̃ Kᵀ)
     Z_0     = Aᵀ / (largest row sum of A · largest column sum of A),   and Z ≈ A⁺ after `iterations` of
     Z       ← ¼ Z (13 I − A Z (15 I − A Z (7 I − A Z)))                             Razavi et al. 2014
@@ -16,8 +16,8 @@ Z*                    `pseudo_inverse`
 the skip connection   `Convolution`
 ====================  ============================
 
-Segments are those of each item's own real tokens, of queries and keys apart, so padding changes nothing. An item with
-no more keys than landmarks has a landmark for each key. For it F holds the weights of exact attention, so F V is exact
+Pools are cut from each item's own real tokens, for queries and keys separately, so padding changes nothing. An item
+with no more keys than landmarks has a landmark for each key. F then has the weights of exact attention, so F V is exact
 attention, and Z, which would only approach the same, is left out.
 
 Deviations: the published code divides by the largest column sum in the whole batch, so that items depend on each other;
@@ -50,7 +50,7 @@ TOO_MANY = f"it must be at most {MOST_ITERATIONS}: where A has no full rank, mor
 def landmarks_of(
     x: Float[Tensor, "B H M D"], valid: Bool[Tensor, "B M"] | None, count: int
 ) -> tuple[Float[Tensor, "B H L D"], Bool[Tensor, "#B L"]]:
-    """Mean of each segment, and which of them have a token."""
+    """Mean of each pool, and which of them have a token."""
     M = x.shape[2]
     tokens = M if valid is None else valid.sum(1, keepdim=True)
     label = pool_of(ranks(valid, M, x.device), tokens, count)

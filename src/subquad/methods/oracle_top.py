@@ -53,7 +53,7 @@ class OracleTopK(Method):
         Full.traits,
         exact_limit={"topk": "M"},
         example={"topk": 4},
-        complexity="O(N·M·D) time, O(M) memory a query in flight",
+        complexity="O(N·M·D) time, O(M) memory per query in flight",
         source="Vyas et al. 2020, section 4.1",
         skips_padding=False,
     )

@@ -99,7 +99,7 @@ class PerformerParameters(nn.Module):
 
 @dataclass(frozen=True)
 class Performer(Method):
-    """Random features of the softmax kernel.
+    """Attention by random features that estimate the softmax kernel.
 
     Args:
         features: R, rows drawn; the paper takes D·ln D, 266 at D = 64.

@@ -1,4 +1,4 @@
-"""ProbSparse attention of Informer: exact rows for the queries that stand out, the mean of the values for the others.
+"""ProbSparse attention of Informer: exact rows for queries with uneven weights, the mean of the values for others.
 
     M_i   = max_{j ∈ S} a_ij − mean_{j ∈ S} a_ij,   a_ij = scale · q_i·k_j,   S = U sampled keys
     T     = the u queries with the largest M_i
@@ -134,7 +134,7 @@ def mean_logsumexp(query: Tensor, key: Tensor, line: ValidPositions, scale: floa
 
 @dataclass(frozen=True)
 class ProbSparse(Method):
-    """Exact attention for the c·⌈ln N⌉ queries that stand out, the mean of the values for all others (Informer).
+    """Exact attention for the c·⌈ln N⌉ queries with the most uneven weights, the mean of the values for the others.
 
     Args:
         factor: c, for the sampled keys and for the exact queries alike.
@@ -196,7 +196,7 @@ class ProbSparse(Method):
     def _exact_rows(
         self, query: Tensor, key: Tensor, value: Tensor, top: Tensor, line: ValidPositions, call: Call
     ) -> Partial:
-        """Exact attention of the chosen queries; an empty slot computes some row, which nobody reads."""
+        """Exact attention of the chosen queries; an empty slot computes a row that is not used."""
         at = top.clamp(max=line.N - 1)
         chosen = query.gather(2, at[..., None].expand(-1, -1, -1, query.shape[3]))
         mask = Mask() if line.valid_keys is None else Mask.padding(keys=line.valid_keys)

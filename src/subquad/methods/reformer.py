@@ -96,7 +96,7 @@ class Reformer(Bucketed):
     )
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Partial:
-        """Hash, sort, attend to the own bucket in two chunks, merge; a query that found no other key takes itself."""
+        """Hash, sort, attend to the own bucket in two chunks, merge; a query that meets no other key sees itself."""
         query, value = upcast(query, repeat_heads(value, query.shape[1]))
         buckets, key = self.meetings(query, key, call), F.normalize(query, dim=-1)
         others = attend_inside(query, key, value, buckets, call, other_keys_only=True)
@@ -105,7 +105,7 @@ class Reformer(Bucketed):
         return merge_partials([others, attend_inside(query, key, value, alone, call)])
 
     def meetings(self, query: Tensor, key: Tensor, call: Call) -> tuple[Buckets, ...]:
-        """Which queries meet which keys in any round; themselves too, though they see themselves only where alone."""
+        """Which queries meet which keys in any round, including themselves, whom they see only if alone."""
         with torch.no_grad():
             line, D = ValidPositions.from_mask(call.mask, query, query), query.shape[3]
             valid = line.tokens(valid_as="either")

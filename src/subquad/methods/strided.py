@@ -41,7 +41,7 @@ from subquad.methods.core.pattern import SETS, Pattern, with_sets
 
 @dataclass(frozen=True)
 class Strided(Pattern):
-    """The keys near a query, and every `stride`-th one. Self-attention only.
+    """Attention to the keys near a query, and to every `stride`-th one. Self-attention only.
 
     Args:
         stride: l, how far a query sees to each side (with a causal mask, to the past), and from which to which distant
@@ -74,7 +74,7 @@ class Strided(Pattern):
         return with_sets(type(self).traits, self.sets, far={"stride": 1}, heads=why)
 
     def reach(self, tokens: int, mask: Mask) -> tuple[int, int]:
-        """How many tokens before and behind itself a query sees."""
+        """How many tokens before and after itself a query sees."""
         span = min(self.stride, tokens)
         return span, 0 if mask.is_causal else span
 

@@ -76,7 +76,7 @@ class Synthesised(nn.Module):
 
 @dataclass(frozen=True)
 class Synthesizer(Method):
-    """Attention by learned logits in place of products of queries and keys, or beside them. Only as a bound method.
+    """Attention by learned logits, with or without products of queries and keys. Only as a bound method.
 
     Args:
         logits: "random", "factorised-random", "dense" or "factorised-dense"; one of these with products, as in
@@ -119,7 +119,7 @@ class Synthesizer(Method):
         return self.logits.split(AND)
 
     def describe(self) -> Traits:
-        """Dense logits read the layer's input; random ones tell where a query stands."""
+        """Describe the traits: dense logits need the layer's input, and random ones depend on a query's position."""
         return replace(type(self).traits, needs_hidden="dense" in self.logits, order_free="random" not in self.logits)
 
     def make_learned(self, heads: int, kv_heads: int, head_dim: int, max_length: int | None) -> nn.Module:

@@ -220,7 +220,7 @@ def keys_of_blocks(layout: PoolLayout, pools: Pools | None, window: int, sinks: 
 
 @dataclass(frozen=True)
 class TiltedPool(Method):
-    """Near keys and sinks exactly, all others pooled with learned weights. Only as a bound method.
+    """Exact attention to near keys and sinks, and to learned pools of all others. Only as a bound method.
 
     Args:
         pools: pools of each item. 0: none; then it is the window and the sinks alone, and nothing is learned.
@@ -254,7 +254,7 @@ class TiltedPool(Method):
     )
 
     def check(self) -> None:
-        """Raise ValueError where there is neither a pool nor a window."""
+        """Raise ValueError if there is neither a pool nor a window."""
         if self.pools == self.window == 0:
             raise ValueError(f"{self.name!r}: pools=0 and window=0 leave a query nothing but the sinks; give one")
 
