@@ -108,7 +108,7 @@ def _point(method: MethodReport, length: str) -> tuple[float, float] | None:
     return None if speed is None or speed <= 0 or fidelity is None else (speed, min(fidelity, 1.0))
 
 
-def _speedup(method: MethodReport, length: str) -> tuple[float | None, str | None]:
+def _speedup(method: MethodReport, length: str) -> tuple[float | None, object]:
     """A row's speed-up and its verdict: over exact attention in fp32 for rows in 16 bits, if that was timed too."""
     cost = reading.cost(method, "model", length)
     over_fp32 = cells.known(cost.get("speedup_fp32"))
