@@ -158,7 +158,8 @@ class ByLength(Method):
 
     def number_at(self, keys: int) -> int:
         """The number of the step that runs for `keys` keys."""
-        return sum(bool(step.start <= keys) for step in self.at[1:])
+        # A filter, so that Dynamo guards on each comparison: their sum would be a symbolic number.
+        return len([step for step in self.at[1:] if step.start <= keys])
 
     def method_at(self, keys: int) -> Method:
         """The method that runs for `keys` keys."""

@@ -27,7 +27,6 @@ A query that is alone in its cluster has exact attention. Means and choices look
 sequence; causal attention is by halves (`methods.core.halves`).
 """
 
-import math
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -194,14 +193,12 @@ def by_length(setting: int, factor: int, tokens: int, lengths: Tensor | None) ->
     """
     if setting > 0:
         return torch.sym_min(setting, tokens), None
-    if lengths is None and isinstance(tokens, int):
-        return min(root(factor * tokens), tokens), None
-    most = torch.sym_min(torch.sym_int(torch.sym_sqrt(factor * tokens)) + 1, tokens)
     if lengths is None:
-        return most, None
+        return torch.sym_min(root(factor * tokens), tokens), None
+    most = torch.sym_min(torch.sym_int(torch.sym_sqrt(factor * tokens)) + 1, tokens)
     return most, (factor * lengths).double().sqrt().ceil().long().clamp(min=1)
 
 
 def root(n: int) -> int:
-    """√n, rounded up."""
-    return math.isqrt(n - 1) + 1
+    """√n, rounded up; n may be symbolic, as Dynamo's lengths are, which `math.isqrt` does not take."""
+    return torch.sym_int(torch.sym_sqrt(n - 1)) + 1
