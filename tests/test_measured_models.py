@@ -45,7 +45,7 @@ def figures(results: str, method: str, tokens: str) -> set[str]:
 @pytest.mark.parametrize("row", MEASURED, ids=lambda row: f"{row[0]}-{row[1]}")
 def test_every_figure_is_in_the_results(row):
     _, length, method, fidelity, task, speed, command, results = row
-    text = (RESULTS / results.strip("`")).read_text("utf-8")
+    text = (RESULTS / re.search(r"results/([\w-]+\.md)\)$", results)[1]).read_text("utf-8")
     tokens = re.findall(r"([\d,]+) (?:tokens|positions)", length)[-1]
     shown = [*FIGURE.findall(re.sub(r"recall@10|fp32", "", f"{fidelity} {task}")), *FIGURE.findall(speed)]
     assert len(shown) >= 2

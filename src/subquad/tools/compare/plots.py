@@ -76,7 +76,7 @@ def quality_vs_speed(report: Report, narrow: bool = False) -> Figure | None:
 
 
 def _legend_columns(handles: Sequence[Line2D], width: float) -> int:
-    """As many columns, at most three, as fit into the figure's width in inches; a legend is filled column by column."""
+    """The number of columns, at most three, that fit into the figure's width in inches; columns are filled in turn."""
     labels = [str(handle.get_label()) for handle in handles]
     for columns in (3, 2):
         height = math.ceil(len(labels) / columns)
