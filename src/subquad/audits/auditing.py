@@ -100,7 +100,7 @@ class Audit:
         self.stop()
 
     def report(self) -> AuditReport:
-        """The results so far. Each bound holds for one look; the test of drift is valid at any time."""
+        """The results so far. Each bound is valid for one evaluation; the test of drift is valid at any time."""
         delta, layers = 1 - self._confidence, []
         for name, watch in self._watches.items():
             evidence = None if watch.drift is None else watch.drift.peak
@@ -122,7 +122,7 @@ class Audit:
         return AuditReport(tuple(layers), overall, tolerance, self._confidence, next_tokens, embeddings)
 
     def baseline(self) -> dict[str, Any]:
-        """The baseline for drift tests of later audits, as plain data that JSON can hold.
+        """The baseline for drift tests of later audits, as plain data, which can be written as JSON.
 
         For each layer a usual error, which about half of the rows exceed, and an interval for the expected share of an
         audited call's rows that do. All intervals hold together at the audit's confidence, for calls that are
@@ -229,7 +229,7 @@ def audit(
             which there is an alarm. Default: the floor of the plan that was swapped in, or whose baseline is given.
         pooling: how hidden states become an embedding: "mean", over real tokens, or "cls", the first one; for
             `min_fidelity`, because a plan has its own.
-        positions: how many positions of an audited prompt are compared, beside the last.
+        positions: how many positions of an audited prompt are compared, in addition to the last.
         seed: of the sampling. No global generator is read or moved.
         callback: called with an `AuditedCall` after each audited call.
 

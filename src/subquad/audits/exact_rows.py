@@ -17,8 +17,8 @@ Rows = tuple[Int64[Tensor, "rows"], Int64[Tensor, "rows"], Int64[Tensor, "rows"]
 def sampled(query: Tensor, mask: Mask, valid: Tensor | None, rows: int, generator: torch.Generator) -> Rows | None:
     """`rows` rows, each uniformly at random among all heads and real queries, with replacement; None without any.
 
-    With replacement, so that how many have some property is binomial. `valid` (B,N) says which queries are real besides
-    what the mask says.
+    With replacement, so that how many have some property is binomial. `valid` (B,N) marks real queries, in addition
+    to the mask.
     """
     B, H, N, _ = query.shape
     padding = mask.query_padding(N)

@@ -117,7 +117,7 @@ def _status(path: Path) -> os.stat_result:
 
 
 def _stat_or_none(path: Path) -> os.stat_result | None:
-    """What the system says of a path, None where there is nothing; it refuses names that are too long, for example."""
+    """The system's record of a path, None if nothing is there; it refuses names that are too long, for example."""
     try:
         return path.stat()
     except (FileNotFoundError, NotADirectoryError):

@@ -240,7 +240,7 @@ struct TailInputs {
   Rows query, key, value;
   const int64_t *labels;  // (B,H,N) the cluster of each query; `clusters` for none
   const int64_t *cell;    // (B,G,M) the cell of each key; `cells` for none
-  const int64_t *start;   // (B) where the first query stands among the keys; null: at the first one
+  const int64_t *start;   // (B) position of the first query among the keys; null: at the first one
 };
 DESCRIBE(TailInputs, B, H, G, N, M, D, E, clusters, topk, cells, window, threads, scale, dtype, query, key, value, labels,
          cell, start)

@@ -1,4 +1,4 @@
-// Buckets as lists without gaps: the queries and keys of each, and of every token where it stands in them.
+// Buckets as lists without gaps: the queries and keys of each, and every token's places in them.
 //
 //     slots      bucket 0: 3 7 · 9      bucket 1: · 1 · 3        · is an empty slot
 //     tokens     3 7 9 1 3
@@ -10,7 +10,7 @@
 struct Listing {
   int32_t *tokens;  // (slots) of the buckets, one after the other
   int32_t *starts;  // (buckets + 1) of each bucket in `tokens`
-  int32_t *places;  // (slots) of the tokens, one after the other: where each stands in `tokens`, ascending
+  int32_t *places;  // (slots) of the tokens, one after the other: the indices of each in `tokens`, ascending
   int32_t *firsts;  // (positions + 1) of each token in `places`
 
   Listing(Arena &arena, int64_t slots, int64_t buckets, int64_t positions) {
@@ -87,7 +87,7 @@ static void list_queries(const List<BucketSet> &of, int64_t bh, int64_t N, int64
 }
 
 // Which keys a query sees by their numbers: low ≤ key ≤ high, not its own number where that is forbidden, and none that
-// is marked as hidden. Where query i stands among the keys:
+// is marked as hidden. The position of query i among the keys:
 //
 //     keys   0 ── low ────── i + offset ────── high ── M − 1
 //                  └── span ──┘ └── span ──┘                 under `causal`, high is i + offset

@@ -1,7 +1,7 @@
 // Attention by features in ranges of the sequence, so that a few heads keep all threads busy. How a sequence is cut depends
 // on the number of threads, and no result does:
 //
-// - Where every query sees every key, blocks of a size that depends on the length alone are summed, and their states are
+// - If every query sees every key, blocks of a size that depends on the length alone are summed, and their states are
 //   added in their order, by one thread or by several.
 // - Under an order, the state at the beginning of each range is that of the one scan over all tokens before it (of
 //   queries: behind it). Threads share that scan by features, which have nothing to do with each other.

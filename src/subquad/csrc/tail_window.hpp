@@ -1,4 +1,4 @@
-// Keys near a query, exactly, beside what its cluster meets. For query i of cluster c, which stands at i + start:
+// Exact attention to keys near a query, in addition to its cluster's keys. For query i of cluster c, at position i + start:
 //
 //     near keys     j with |i + start − j| ≤ window, less the top keys of c
 //     w_ij = e^{scale·q_i·k_j}                what such a key weighs
@@ -21,7 +21,7 @@ constexpr int64_t NEAR_QUERIES = 30;                 // of a tile: whole blocks 
 constexpr int64_t NEAR_RUN = 8 * NEAR_QUERIES;       // of a task
 constexpr float NEAR_ROUNDING = 64 * 1.1920929e-7f;  // of ρ: what is left of it that is no more than this is rounding
 
-// The keys of a wave's key heads where they stand, and values; 0 for a key in no cell.
+// The keys of a wave's key heads in place, and values; 0 for a key in no cell.
 struct NearKeys {
   Pieces<float> rows, across;            // (M,D'), and transposed (D,M')
   Pieces<float> values, values_across;   // (M,E'), (E,M'), the latter for the backward pass
@@ -130,7 +130,7 @@ static void pack_near_keys(const TailInputs &in, int64_t b, int64_t g, int64_t a
   for (int64_t e = 0; e < in.E; e++) zero(to.values_across[at] + e * to.lanes + M, to.lanes - M);
 }
 
-// The top keys of cluster c as bits, by where they stand.
+// The top keys of cluster c as bits, by position.
 static void list_top(const TailInputs &in, const TailSaved &saved, int64_t bh, int64_t c, uint64_t *listed) {
   const int64_t bg = bh / in.H * in.G + bh % in.H / (in.H / in.G);
   const int32_t *top = saved.top + (bh * in.clusters + c) * in.topk, *order = saved.key_order + bg * in.M;

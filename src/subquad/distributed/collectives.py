@@ -26,7 +26,7 @@ MANY = 1 << 18  # bytes
 
 @dataclass
 class Traffic:
-    """What this rank sent to others inside `traffic`, backward passes included.
+    """Bytes and messages that this rank sent to others inside `traffic`, backward passes included.
 
     Attributes:
         bytes: of tensors.

@@ -15,7 +15,7 @@ from subquad.methods.core.current_shard import refuse_in_use, using
 
 @contextmanager
 def use(sequence: Sequence | None) -> Iterator[None]:
-    """Inside the block, every call of attention that names no sequence runs on this one.
+    """Make this the sequence of every call of attention inside the block that does not name one.
 
         sq.nn.swap(model, "performer")
         with sq.distributed.use(sequence):

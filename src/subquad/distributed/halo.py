@@ -1,4 +1,4 @@
-"""Keys near the borders of a rank's tokens, from the ranks beside it."""
+"""Keys near the borders of a rank's tokens, from the neighbouring ranks."""
 
 from collections.abc import Sequence as Many
 from dataclasses import dataclass

@@ -39,7 +39,7 @@ class Rows(NamedTuple):
 def combine_together(several: Sequence[Rows], group: Any) -> list[Tensor]:
     """What this rank gets of each, (…, other width). Differentiable where rows and what is combined of them are floats.
 
-    Where all ranks get the same, they get the same bits.
+    If all ranks get the same result, they get the same bits.
     """
     ranks, rank = dist.get_world_size(group), dist.get_rank(group)
     rows = [x.local.flatten(0, -2) for x in several]

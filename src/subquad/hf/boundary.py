@@ -1,7 +1,7 @@
 """The two functions that transformers calls: one makes the mask of a forward pass, one runs a layer's attention.
 
 Both are registered under one name. The mask function passes on what `mask_encoding.encode` makes, at most (B,M)
-numbers. Who may attend to whom is what the model's own mask function says: causality travels with the mask, and
+numbers. Who may attend to whom is decided by the model's own mask function: causality travels with the mask, and
 windows, which do not change between calls, were read from the mask function when the method was swapped in (`probe`).
 """
 
@@ -34,7 +34,7 @@ _HARMLESS = {
     "position_ids",
     "return_dict",
     "shift_labels",
-    "sliding_window",  # the mask function says it
+    "sliding_window",  # the mask function decides it
     "use_cache",
 }
 _SINKS = ("s_aux", "sinks")  # logits of each head that take weight and give nothing
@@ -79,7 +79,7 @@ def make_mask(
     if now is not None and segments is not None:
         raise ValueError("packed sequences do not go with `parallel`; pad them, one in each item")
     look = not torch.compiler.is_compiling() and in_use() is None  # ranks must agree, whichever of them have padding
-    if now is not None:  # all ranks say alike whether there is padding
+    if now is not None:  # all ranks agree whether there is padding
         valid = valid if now.padded else None
     elif filled is None and valid is not None and look and bool(valid.all()):
         valid = None
@@ -208,7 +208,7 @@ def _sequence(layer: Attached, module: nn.Module, attention_mask: Tensor | None,
 
 
 def _pattern(mask_function: Callable[..., Any] | None, options: dict[str, Any]) -> LayerPattern:
-    """What the mask function shows. While compiling, a function's cells cannot be read; its keywords say as much."""
+    """What the mask function shows. While compiling, a function's cells cannot be read; its keywords show the same."""
     if mask_function is None or not torch.compiler.is_compiling():
         return read_pattern(mask_function)
     name = mask_function.__code__.co_qualname

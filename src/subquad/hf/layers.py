@@ -38,7 +38,7 @@ _CROSS = re.compile(r"cross|encoder_attn|encdec|encoder_decoder", re.IGNORECASE)
 
 @dataclass(frozen=True)
 class Layer:
-    """One attention layer of a model, before anything is attached.
+    """One attention layer of a model, before a method is attached.
 
     `sizes` is (query heads, key heads, width of queries and keys), `window` how far it sees, as `Mask.window` counts.
     """
@@ -137,7 +137,7 @@ class Attached(nn.Module):
     """A bound method on one layer, with what the boundary must know of the layer at call time.
 
     `saved_before`: whether its learned parameters are those of an earlier layer too. `keep`: which tokens' attention is
-    exact, by their place among the real ones. `kept_now` is a bool (B,N) that says which, in place of it. `rotary`: the
+    exact, by their place among the real ones. `kept_now` is a bool (B,N) of these tokens, in place of it. `rotary`: the
     layer's rotary positions, for methods that move queries.
     """
 

@@ -2,7 +2,7 @@
 
 transformers makes a mask once for each forward pass and hands it through the model's own code. Ours is a plain tensor
 of shape (B,1,1,M), never N×M: four axes, because transformers leaves such a mask alone where it prepares masks again.
-The dtype says the pattern, because it is known without reading a tensor, also while compiling:
+The dtype encodes the pattern, because it is known without reading a tensor, also while compiling:
 
     bool    bidirectional     True = a real key
     int8    causal            1 = a real key, 0 = padding
@@ -10,9 +10,9 @@ The dtype says the pattern, because it is known without reading a tensor, also w
     int32   causal, packed    the segment of each token, 0 = padding
     uint32  packed            the same, bidirectional: encoders that mask as decoders do, such as EmbeddingGemma
 
-A last axis of size 0 says that no key is hidden. Some models make (B,1,1,M) padding masks of their own, bool or
+A last axis of size 0 means that no key is hidden. Some models make (B,1,1,M) padding masks of their own, bool or
 additive; they are read in the same way. A model's own mask over queries and keys, (B,H,N,M), is compared with what
-`Mask` can say, element by element and in every call: N×M comparisons, for N×M numbers that the model has written.
+`Mask` can represent, element by element and in every call: N×M comparisons, for N×M numbers that the model has written.
 """
 
 import math
@@ -28,14 +28,14 @@ ALMOST_NOTHING = -1e4  # additive masks hide a key by at least so much
 
 @dataclass(frozen=True)
 class DecodedMask:
-    """A decoded mask. `offset` is where the first query stands among the keys."""
+    """A decoded mask. `offset` is the position of the first query among the keys."""
 
     causal: bool
     valid: Tensor | None = None  # bool (B,M), None: all keys are
     segments: Tensor | None = None  # int (B,M), negative = padding
     offset: int | Tensor = 0
     window: int | None = None  # as in `Mask.window`, where the model's own mask has one
-    read: bool = False  # from a model's own mask over queries and keys, beside which nothing else hides a key
+    read: bool = False  # from a model's own mask over queries and keys, and nothing else hides a key
 
     def queries(self, N: int) -> Tensor | None:
         """The real ones of the N queries, which are the last keys, or the keys before unfilled slots."""
@@ -47,7 +47,7 @@ class DecodedMask:
 
 
 def encode(*, causal: bool, valid: Tensor | None, filled: Tensor | None, segments: Tensor | None, batch: int) -> Tensor:
-    """The tensor to pass on: `valid` and `segments` are (B,M), `filled` is (M), None where there is nothing to say."""
+    """The tensor to pass on: `valid` and `segments` are (B,M), `filled` is (M), None if there is none."""
     device = next((x.device for x in (valid, filled, segments) if x is not None), None)
     if filled is not None:
         marks = torch.ones(1, len(filled), dtype=torch.int16, device=device) if valid is None else valid.to(torch.int16)
@@ -67,7 +67,7 @@ def decode(mask: Tensor | None, N: int, M: int, *, causal: bool, label: str, bat
     `batch` is the number of items, for a mask over queries and keys that is the same for all of them.
 
     Raises:
-        ValueError: the mask is nothing that `Mask` can say, or is of another length than the keys or queries.
+        ValueError: `Mask` cannot represent the mask, or its length differs from that of the keys or queries.
     """
     if mask is None:
         return DecodedMask(causal, offset=M - N if causal else 0)
@@ -125,7 +125,7 @@ def _decode_dense(mask: Tensor, N: int, M: int, label: str, batch: int | None) -
 
 
 def _read_dense(mask: Tensor, N: int, M: int) -> DecodedMask | None:
-    """What the mask says; None where `Mask` has no such pattern."""
+    """The pattern of the mask; None if `Mask` has no such pattern."""
     try:
         pattern = read_mask(mask)
     except IsNoPattern:

@@ -79,7 +79,7 @@ def check_metadata(every: list[PassMetadata], loss: str | None, labelled: bool) 
     _check_positions(every)
 
 
-_NONE = {"mask": 0, "positions": 0, "labels": -1}  # the number that says that there are none
+_NONE = {"mask": 0, "positions": 0, "labels": -1}  # the number that means that there are none
 
 
 def _check_positions(every: list[PassMetadata]) -> None:

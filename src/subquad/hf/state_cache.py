@@ -197,7 +197,7 @@ class StateCache(Cache):
         super().__init__(layers=held)
 
     def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
-        """Check the call, and return the sizes: transformers asks before the first layer runs."""
+        """Check the call, and return the mask sizes, which transformers requests before the first layer runs."""
         states = [layer for layer in self.layers if isinstance(layer, StateLayer)]
         for layer in states:
             layer.check()
@@ -227,7 +227,7 @@ class StateCache(Cache):
 
 
 def _layer_index(layer: Layer, held: list[object]) -> int:
-    """Where the cache keeps this layer."""
+    """The index of this layer in the cache."""
     index = getattr(layer.module, "layer_idx", None)
     if not isinstance(index, int) or index >= len(held) or type(held[index]) is not DynamicLayer:
         what = type(held[index]).__name__ if isinstance(index, int) and index < len(held) else "no layer"

@@ -49,9 +49,10 @@ class HasMethods(Protocol):
 
 @dataclass(frozen=True)
 class Swapped:
-    """Which layer runs what. Prints as a table; `methods` is {layer number: method}, without layers left alone.
+    """The methods of a swapped model, by layer. Prints as a table.
 
-    `keep` says whose attention is exact all the same, as in `swap`; `cut_at`, how many tokens of a text the model's
+    `methods` is {layer number: method}, without layers left alone.
+    `keep` lists the tokens whose attention is exact, as in `swap`; `cut_at`, how many tokens of a text the model's
     holder, such as a SentenceTransformer, reads at most.
     """
 
@@ -260,7 +261,7 @@ def keeping(model: AnyModel, tokens: Tensor) -> Iterator[None]:
 
 
 def restore(model: AnyModel) -> None:
-    """Give a model its own attention back, in place; nothing happens to a model that was not swapped.
+    """Restore a model's own attention, in place; a model that was not swapped is left alone.
 
     A model that was loaded from a folder that was saved while swapped gets what transformers gives it by default.
     """
@@ -283,7 +284,7 @@ def restore(model: AnyModel) -> None:
 
 
 def describe(model: AnyModel) -> Swapped:
-    """Which layer runs what, whether or not the model is swapped.
+    """List the attention layers of a model and their methods, whether or not it is swapped.
 
     A swapped layer whose attention was then set by other means (`model.set_attn_implementation`) runs the model's own.
     """
@@ -300,7 +301,7 @@ def refusals(model: AnyModel, method: AnyMethod) -> dict[int, str]:
 
 
 def bounds(model: AnyModel) -> dict[int, BoundMethod]:
-    """The bound methods that run in a swapped model: {layer number: bound}. Empty where nothing is swapped in."""
+    """The bound methods of a swapped model: {layer number: bound}. Empty if the model is not swapped."""
     return {number: attached.bound for number, attached in attached_layers(model).items()}
 
 
@@ -319,9 +320,9 @@ def check_training(model: AnyModel) -> None:
 def bind(
     layer: Layer, method: AnyMethod, max_length: int | None = None, *, shared: nn.Module | None = None
 ) -> BoundMethod:
-    """A method with its learned parameters for this layer; one that is bound already is checked.
+    """Return a method bound to this layer, with new learned parameters; a bound method is only checked.
 
-    `shared` is the learned parameters, where other layers have them too.
+    `shared` are learned parameters of another layer, if layers share them.
 
     Raises:
         ValueError: it was bound for other head counts or another width than the layer's.

@@ -28,14 +28,14 @@ _WRAPPED_TOO_EARLY = {
 
 
 def transformers_model(wrapped: AnyModel) -> PreTrainedModel:
-    """Return the transformers model in what is given, or what is given if it is one.
+    """Return the transformers model inside a wrapper; a transformers model is returned as it is.
 
     It is searched in modules of any kind (SentenceTransformer, CrossEncoder, PeftModel, DataParallel,
     DistributedDataParallel, modules of the user) and in transformers' pipelines.
 
     Raises:
         TypeError: there is no transformers model in it, there are several, or it was wrapped in what cannot be changed
-            any more; says what was given and what to give.
+            any more; the message states what was given and what to give.
     """
     if isinstance(wrapped, PreTrainedModel):
         return wrapped

@@ -23,7 +23,7 @@ def check_weights(
     """Check that a file gave a model all of its weights.
 
     Args:
-        info: what `from_pretrained(…, output_loading_info=True)` says of the file.
+        info: the loading info of `from_pretrained(…, output_loading_info=True)`.
         output: runs the model on a short input and gives what is read from it, for autograd to see which of the missing
             weights it depends on. None: it depends on all of them.
 

@@ -1,4 +1,4 @@
-"""BigBird: blocks of tokens that see the blocks beside them, some at random, and the first and last ones.
+"""BigBird: blocks of tokens that see the neighbouring blocks, some at random, and the first and last ones.
 
 Zaheer, Guruganesh, Dubey, Ainslie, Alberti, Ontanon, Pham, Ravula, Wang, Yang, Ahmed 2020, "Big Bird: Transformers for
 Longer Sequences", section 2 and appendix D (BigBird-ITC):
@@ -75,7 +75,7 @@ class BigBird(Pattern):
 
     Args:
         block: tokens of a block.
-        window: blocks to each side that a block sees, beside itself; with a causal mask, in the past.
+        window: blocks to each side that a block sees, in addition to itself; with a causal mask, in the past.
         random: further blocks that each block sees, drawn for each head.
         first: blocks at the start of an item that see all and that all see.
         last: such blocks at its end. They have no part under a causal mask.
@@ -105,12 +105,12 @@ class BigBird(Pattern):
     )
 
     def reach(self, tokens: int, mask: Mask) -> tuple[int, int]:
-        """How many tokens before and behind itself a query sees, beside the global ones."""
+        """How many tokens before and after itself a query sees, apart from the global ones."""
         span = min((self.window + 1) * self.block, tokens)
         return span, 0 if mask.is_causal else span
 
     def globally_visible(self, item: Item, causal: bool) -> Tensor | None:
-        """The places of the tokens of global blocks."""
+        """The positions of the tokens of global blocks."""
         size = min(self.block, item.tokens)
         ends = self.global_blocks(-(-item.length // size), -(-item.tokens // size), causal)
         return tokens_of(ends[:, None, None], size)[:, 0, 0] if ends.shape[1] else None
@@ -136,7 +136,7 @@ class BigBird(Pattern):
         return remaining, pattern.meet_all(pattern.queries(tokens_of(ends[:, None, None], size)))
 
     def global_blocks(self, count: Int64[Tensor, "#B 1"], most: int, causal: bool) -> Int64[Tensor, "#B S"]:
-        """The first blocks of each item of `count` blocks, and its last ones."""
+        """The numbers of an item's first and last global blocks, of `count` blocks."""
         first = torch.arange(torch.sym_min(self.first, most), device=count.device).expand(len(count), -1)
         if causal:
             return first
@@ -157,7 +157,7 @@ class BigBird(Pattern):
         causal, window = call.mask.is_causal, torch.sym_min(self.window, most)
         near = block[..., None] + torch.arange(-window, 1 if causal else window + 1, device=block.device)
         near = torch.where((near >= 0) & (causal | (near < count[..., None])), near, NONE)
-        # What may be drawn stands between the global blocks, before the near ones or behind them.
+        # Random blocks are between the global blocks, before the near ones or behind them.
         end = block if causal else count - self.last
         before = ((block - window).minimum(end) - self.first).clamp(min=0)
         behind = (block + window + 1).clamp(min=self.first)

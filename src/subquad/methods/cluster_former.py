@@ -63,7 +63,7 @@ def sorted_chunks(labels: Int64[Tensor, "B H N"], mask: Mask, valid: Tensor, chu
 
 @dataclass(frozen=True)
 class ClusterFormer(Bucketed):
-    """A window, and chunks of the tokens sorted by cluster, in one softmax. Self-attention only.
+    """Attention to a window and to chunks of the tokens sorted by cluster, in one softmax. Self-attention only.
 
     Args:
         window: tokens to each side that a query sees; with a causal mask, to the past.

@@ -42,7 +42,7 @@ NOWHERE = -1  # where there is no token
 
 @dataclass(frozen=True)
 class Fixed(Pattern):
-    """A query's own block, and the last columns of every block. Self-attention only.
+    """Attention to a query's own block and to the last columns of every block. Self-attention only.
 
     Args:
         block: l, tokens of a block. About √(columns · N) is cheapest.
@@ -84,7 +84,7 @@ class Fixed(Pattern):
         return with_sets(type(self).traits, self.sets, far={"block": 1, "columns": 1}, heads=why)
 
     def reach(self, tokens: int, mask: Mask) -> tuple[int, int]:
-        """How many tokens before and behind itself a query may see in its block."""
+        """How many tokens before and after itself a query may see in its block."""
         span = min(self.block, tokens)
         return span, 0 if mask.is_causal else span
 
@@ -120,5 +120,5 @@ class Fixed(Pattern):
         return (start + column).view(1, 1, 1, -1)
 
     def _in_no_column(self, pattern: PatternPositions) -> Tensor:
-        """Which queries stand beside a key that is in no column, (#B,N)."""
+        """Which queries have the position of a key that is in no column, (#B,N)."""
         return (pattern.valid_positions.positions - pattern.first) % self.block < self.block - self.columns

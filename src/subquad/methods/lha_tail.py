@@ -47,12 +47,12 @@ FED = 8  # how many they are
 
 @dataclass(frozen=True)
 class LearnedHashTail(ByHalves, LearnsHashes):
-    """Learned buckets of keys, and centroids for the other keys. Only as a bound method.
+    """Attention to learned buckets of keys, and to centroids of the other keys. Only as a bound method.
 
     Args:
         buckets: B. Every query is in exactly one.
-        keys: exact keys of each bucket; more than there are keys uses all: exact.
-        cells: centroids that stand for the keys outside of a bucket; a query attends to keys + cells in all.
+        keys: exact keys of each bucket. With `keys` ≥ number of keys the result is exact.
+        cells: centroids that represent the keys outside of a bucket; a query attends to keys + cells in all.
         hash: "mlp" or "linear".
         hidden: width of the perceptron's hidden layer.
         seed: random seed of the start of the hash functions, and of the cells' hash planes.

@@ -75,7 +75,7 @@ class Local(Pattern):
         return RelativePositions(heads, head_dim) if self.positions == "relative" else None
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Partial:
-        """Attend by blocks; within a segment its own tokens are counted."""
+        """Attend by blocks; positions count the tokens of each segment."""
         (buckets,), terms = self.meetings(query, key, call), None
         if self.positions == "relative":
             assert buckets.span is not None
@@ -84,7 +84,7 @@ class Local(Pattern):
         return attend_inside(query, key, value, buckets, call, of_distance=terms)
 
     def reach(self, tokens: int, mask: Mask) -> tuple[int, int]:
-        """How many tokens before and behind itself a query sees."""
+        """How many tokens before and after itself a query sees."""
         span = min(self.window if mask.span is None else min(self.window, mask.span), tokens)
         return span, 0 if mask.is_causal else span
 

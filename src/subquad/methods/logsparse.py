@@ -29,7 +29,7 @@ from subquad.methods.core.pattern import Pattern
 
 @dataclass(frozen=True)
 class LogSparse(Pattern):
-    """A window, and the keys that are 1, 2, 4, 8 and so on tokens away. Self-attention only.
+    """Attention to a window and to the keys 1, 2, 4, 8 and so on tokens away. Self-attention only.
 
     Args:
         window: tokens to each side that a query sees all of; with a causal mask, to the past. 0 is the query itself.

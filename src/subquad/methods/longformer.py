@@ -37,7 +37,7 @@ from subquad.methods.core.pattern import Pattern
 
 @dataclass(frozen=True)
 class Longformer(Pattern):
-    """A window, and the first tokens of each item, which see all tokens and are seen by all. Self-attention only.
+    """Attention to a window and to each item's first tokens, which attend to all tokens. Self-attention only.
 
     Args:
         window: tokens to each side that a query sees; with a causal mask, to the past.
@@ -66,12 +66,12 @@ class Longformer(Pattern):
     )
 
     def reach(self, tokens: int, mask: Mask) -> tuple[int, int]:
-        """How many tokens before and behind itself a query sees, beside the global ones."""
+        """How many tokens before and after itself a query sees, apart from the global ones."""
         span = min(self.window * self.dilation, tokens)
         return span, 0 if mask.is_causal else span
 
     def globally_visible(self, item: Item, causal: bool) -> Tensor | None:
-        """The places of the global tokens."""
+        """The positions of the global tokens."""
         return torch.arange(min(self.first, item.tokens), device=item.first.device)[None] if self.first else None
 
     def meetings(self, query: Tensor, key: Tensor, call: Call) -> tuple[Buckets, ...]:

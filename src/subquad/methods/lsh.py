@@ -45,7 +45,7 @@ def position_scores(
 ) -> Float[Tensor, "B H N C"]:
     """Random numbers by bucket and place among the item's real tokens; all heads have the same.
 
-    `before`, (B,): how many of them stand in front of these, where these are not all.
+    `before`, (B,): how many of them precede these, if these are not all.
     """
     B, H, N, _ = x.shape
     if before is not None:
@@ -68,7 +68,7 @@ class RandomHash(HashedBuckets):
         hash: "planes", x[R; −R], or "random", which does not look at the vectors.
         enlarge: factor on the bucket size; 1 for buckets of N/B.
         merge: how often a key counts that shares several buckets with a query: "multiplicity" or once, "union".
-        tail: how many centroids stand for the keys outside of a query's one bucket; 0 for the paper's buckets.
+        tail: how many centroids represent the keys outside of a query's one bucket; 0 for the paper's buckets.
         selection: "balanced" buckets of one size, or each token in its "argmax" bucket: strictly causal.
         seed: random seed of the directions, or of the random numbers.
 
@@ -139,7 +139,7 @@ class RandomHash(HashedBuckets):
     ) -> tuple[Tensor, Tensor]:
         """H_Q and H_K; −inf in buckets that an item has not. Causal or argmax: their sum for both, as in "lha".
 
-        `before`: how many real queries and keys of each item stand in front of these, where these are not all.
+        `before`: how many real queries and keys of each item precede these, if these are not all.
         """
         (query, key), line = upcast(query, key), ValidPositions.from_mask(call.mask, query, key)
         buckets = self.buckets or math.ceil(line.M / self.bucket_size)

@@ -1,4 +1,4 @@
-"""ProbSparse attention of Informer: exact rows for the queries that stand out, the mean of the values for the others.
+"""ProbSparse attention of Informer: exact rows for the queries with the sparsest attention, the mean value for others.
 
     M_i   = max_{j ∈ S} a_ij − mean_{j ∈ S} a_ij,   a_ij = scale · q_i·k_j,   S = U sampled keys
     T     = the u queries with the largest M_i
@@ -134,7 +134,7 @@ def mean_logsumexp(query: Tensor, key: Tensor, line: ValidPositions, scale: floa
 
 @dataclass(frozen=True)
 class ProbSparse(Method):
-    """Exact attention for the c·⌈ln N⌉ queries that stand out, the mean of the values for all others (Informer).
+    """Exact attention for the c·⌈ln N⌉ queries with the sparsest attention, the mean value for all others (Informer).
 
     Args:
         factor: c, for the sampled keys and for the exact queries alike.
@@ -174,7 +174,7 @@ class ProbSparse(Method):
         )
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Partial:
-        """Choose queries, compute their rows, and give all others the mean."""
+        """Choose queries, compute their rows, and use the mean of the values for all others."""
         query32, key32, value32 = upcast(query, key, value)
         (_, H, N, _), line = query.shape, ValidPositions.from_mask(call.mask, query, key)
         with torch.no_grad():

@@ -91,7 +91,7 @@ def send(
 
 @dataclass(frozen=True)
 class Sinkhorn(Method):
-    """Blocks that attend to themselves and to a softly permuted block. Only as a bound method.
+    """Attention of each block to itself and to a softly permuted block (Sinkhorn). Only as a bound method.
 
     Args:
         block: tokens of a block.

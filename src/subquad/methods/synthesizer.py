@@ -76,7 +76,7 @@ class Synthesised(nn.Module):
 
 @dataclass(frozen=True)
 class Synthesizer(Method):
-    """Attention by learned logits in place of products of queries and keys, or beside them. Only as a bound method.
+    """Attention by learned logits instead of or in addition to products of queries and keys. Only as a bound method.
 
     Args:
         logits: "random", "factorised-random", "dense" or "factorised-dense"; one of these with products, as in
@@ -109,7 +109,7 @@ class Synthesizer(Method):
         learned=True,
         exact_limit="its logits are learned: no setting makes them the products of queries and keys",
         example={"logits": "random-and-dot"},
-        complexity="O(N·M·E) time and O(N·M) memory beside those of its logits; O(L²) parameters for random logits",
+        complexity="O(N·M·E) time and O(N·M) memory besides those of its logits; O(L²) parameters for random logits",
         source="Tay et al. 2020",
     )
 
@@ -119,7 +119,7 @@ class Synthesizer(Method):
         return self.logits.split(AND)
 
     def describe(self) -> Traits:
-        """Dense logits read the layer's input; random ones tell where a query stands."""
+        """The traits: dense logits need the layer's input, and random ones depend on positions."""
         return replace(type(self).traits, needs_hidden="dense" in self.logits, order_free="random" not in self.logits)
 
     def make_learned(self, heads: int, kv_heads: int, head_dim: int, max_length: int | None) -> nn.Module:

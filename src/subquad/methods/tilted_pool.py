@@ -18,7 +18,7 @@ k̄, lse      `Pools.key`, `Pools.mass`
 v̄           `Pools.value`
 ==========  ====================================
 
-**Near** are the keys of a query's own block and of the two beside it. A block is a whole number of pools, of at
+**Near** are the keys of a query's own block and of the two next to it. A block is a whole number of pools, of at
 least `window` tokens; where pools are longer than the window, a pool is a whole number of blocks instead. What is near
 then cuts a pool, and what is left of it before and behind is pooled by itself. So each key counts exactly once.
 **Sinks** are the first and the last tokens of the item: exact for every query, and in no pool.
@@ -220,7 +220,7 @@ def keys_of_blocks(layout: PoolLayout, pools: Pools | None, window: int, sinks: 
 
 @dataclass(frozen=True)
 class TiltedPool(Method):
-    """Near keys and sinks exactly, all others pooled with learned weights. Only as a bound method.
+    """Exact attention to near keys and sinks, and to pools of all others with learned weights. Only as a bound method.
 
     Args:
         pools: pools of each item. 0: none; then it is the window and the sinks alone, and nothing is learned.
@@ -254,12 +254,12 @@ class TiltedPool(Method):
     )
 
     def check(self) -> None:
-        """Raise ValueError where there is neither a pool nor a window."""
+        """Raise ValueError if there is neither a pool nor a window."""
         if self.pools == self.window == 0:
             raise ValueError(f"{self.name!r}: pools=0 and window=0 leave a query nothing but the sinks; give one")
 
     def describe(self) -> Traits:
-        """Only pools are learned; without a window, queries may be other tokens than the keys."""
+        """The traits: only pools are learned, and cross-attention needs window=0."""
         traits = type(self).traits
         if self.pools == 0:
             return replace(traits, learned=False, fit=None)

@@ -52,7 +52,7 @@ def with_auxiliary_loss(task_loss: Float[Tensor, ""], model: nn.Module, weight: 
 
 
 def has_auxiliary_loss(model: nn.Module) -> bool:
-    """Whether any attention layer of a model runs a method with such a loss."""
+    """Whether any attention layer of a model has a method with an auxiliary loss."""
     return any(isinstance(module, BoundMethod) and module.method.has_auxiliary_loss for module in model.modules())
 
 

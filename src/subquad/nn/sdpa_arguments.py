@@ -48,7 +48,7 @@ def mask_and_bias(
 
 
 def _of_all_keys(attn_mask: Tensor | None, query: Tensor, key: Tensor) -> Tensor | None:
-    """The mask with all M keys, which SDPA lets a last axis of 1 stand for; ValueError where it does not broadcast."""
+    """The mask with all M keys, which SDPA broadcasts from a last axis of 1; ValueError if it does not broadcast."""
     if not isinstance(attn_mask, Tensor) or not 2 <= attn_mask.ndim <= 4 or not query.ndim == key.ndim == 4:
         return attn_mask  # None, or what others refuse
     sizes = (*query.shape[:3], key.shape[2])
@@ -90,8 +90,8 @@ def prepare_sdpa(
         raise ValueError(future_leak(method))
     if not (method.traits.cross or mask.is_causal):
         raise ValueError(
-            f"{method.name!r} is for self-attention, and a call of SDPA without a causal mask does not say whether it "
-            "is that; use sq.nn.swap(module, method) or sq.hf.swap(model, method)"
+            f"{method.name!r} is for self-attention, and a call of SDPA without a causal mask may be "
+            "cross-attention; use sq.nn.swap(module, method) or sq.hf.swap(model, method)"
         )
     return method.prepare(query, key, value, mask=mask, bias=bias, scale=scale, enable_gqa=enable_gqa)
 

@@ -101,7 +101,7 @@ def attend_as_torch(
 
     An empty batch, or one without queries, has empty outputs as in torch's layer.
 
-    Padded queries are computed, as torch does. `attn_mask` is what holds where `is_causal` is given beside it, as the
+    Padded queries are computed, as torch does. `attn_mask` takes precedence over `is_causal` if both are given, as the
     hint that it is; only where its numbers cannot be read does the hint tell. `lengths` is the padding of both sides.
     With `parallel`, the outputs of padded queries are those of `attend_all`.
 

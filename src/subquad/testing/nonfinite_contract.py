@@ -1,4 +1,4 @@
-"""The contract of NaN and infinity, which every method inherits: docs/how-to/nonfinite.md says it in words.
+"""The contract of NaN and infinity, which every method inherits: docs/how-to/nonfinite.md describes it.
 
 Numbers are poisoned in item 0 and head 0. 70 tokens are more than a tile of any kernel.
 """

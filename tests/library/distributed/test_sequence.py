@@ -91,7 +91,10 @@ def test_what_does_not_go_with_it_is_refused(alone: None):
         ({"bias": normal(1, 1, 21, 20)}, r"`bias` is \(1, 1, 21, 20\) but attention is"),
         ({"keep": [21]}, "`keep` has the index 21, but the query has 21 positions"),
         ({"keep": torch.ones(2, 20).bool()}, "`keep` has 20 columns but the query has 21 positions"),
-        ({"keep": [0], "mask": sq.Mask.causal(offset=3)}, "`keep` needs query i beside key i, .* first query at key 3"),
+        (
+            {"keep": [0], "mask": sq.Mask.causal(offset=3)},
+            "`keep` needs query i at .* first query at key 3",
+        ),
         ({"mask": sq.Mask.padding([21, 22])}, "padding has a length of 22, but there are 21 positions"),
         ({"mask": sq.Mask.dense(torch.ones(1, 1, 21, 20).bool())}, r"the dense mask is \(1, 1, 21, 20\)"),
     ):

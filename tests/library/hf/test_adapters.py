@@ -300,7 +300,7 @@ def test_format_1_is_read_with_a_warning_and_written_anew_as_format_2(model, fol
 def test_damage_does_not_turn_format_2_into_format_1(folder):
     file = folder / "adapter.json"
     file.write_text(file.read_text().replace('"format": 2', '"format": 1'))
-    with pytest.raises(ValueError, match="does not hold what was written"):
+    with pytest.raises(ValueError, match="contents differ from what was written"):
         sq.hf.read_adapter(folder)
 
 

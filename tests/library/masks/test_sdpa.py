@@ -140,7 +140,7 @@ def test_large_negative_numbers_hide_where_another_key_is_seen(hidden):
         (torch.tensor([[1, 0, 1], [1, 1, 0], [0, 1, 1]]).bool(), ValueError, "is not padding of the keys, causal"),
         (torch.ones(4, 3, 3, device="meta").bool(), ValueError, "cannot be read here"),
         (torch.zeros(3, 3, requires_grad=True), ValueError, "requires a gradient, so it is a bias"),
-        (torch.tensor([[True], [False]]), ValueError, r"\(2, 1\) has one column, which may stand for all keys"),
+        (torch.tensor([[True], [False]]), ValueError, r"\(2, 1\) has one column, which may represent all keys"),
     ],
 )
 def test_what_is_no_such_mask_is_refused(unchecked, attn_mask, kind, message):

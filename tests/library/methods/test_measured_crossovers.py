@@ -134,7 +134,7 @@ def test_a_measurement_replaces_all_earlier_ones_of_its_method_here():
 
 def damages():
     yield "truncated", lambda data: data[:-20], "it is not JSON"
-    yield "edited", lambda data: data.replace(b"811.3", b"100.5"), "it does not hold what was written"
+    yield "edited", lambda data: data.replace(b"811.3", b"100.5"), "its contents differ from what was written"
     yield "empty", lambda data: b"", "it is not JSON"
     yield "a list", lambda data: b"[]", "it is not a JSON object"
     yield "foreign", lambda data: b'{"crossovers": []}', "it holds no digest"

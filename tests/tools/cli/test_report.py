@@ -84,7 +84,7 @@ def test_open_shows_the_page_in_the_browser(put, monkeypatch):
     opened = []
     monkeypatch.setattr(webbrowser, "open", lambda address: opened.append(address) or True)
     folder = put("report.json", sample.encoder())
-    assert "there is no report.html beside" in refusal(folder, "--open")
+    assert "there is no report.html next to" in refusal(folder, "--open")
     put("report.html", "<p>")
     done = run(app, ["report", str(folder), "--open"])
     assert done.exit_code == 0

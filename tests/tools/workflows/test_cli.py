@@ -112,7 +112,7 @@ def bad_inputs(model, text, folder):
         "no text in the folder": [bert, "--text", str(folder / "hollow")],
         "has no column 'text'; it has body": [bert, "--text", str(folder / "rows.jsonl")],
         "line 1: not JSON": [bert, "--text", str(folder / "broken.jsonl")],
-        "leaves 8 tokens beside the special ones": [bert, "--max-length", "10"],
+        "leaves 8 tokens besides the special ones": [bert, "--max-length", "10"],
         "leaves 0 tokens": [bert, "--max-length", "0"],
         "text is too short": [bert, "--text", str(folder / "word.txt")],
         "--methods is empty": [bert, "--methods", ""],

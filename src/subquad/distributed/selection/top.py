@@ -114,7 +114,7 @@ def _ranks_in_slots(dtype: torch.dtype, K: int, every: Tensor) -> list[Int16[Ten
 
 
 def taken(slots: Int16[Tensor, "B H C K"], scores: Float[Tensor, "B H C k"], rank: int) -> Taken:
-    """What buckets take, of which `choosing` says whose it is; the scores are those of this rank's candidates."""
+    """The tokens of each bucket, by `choosing`; the scores are those of this rank's candidates."""
     of_rank, k = slots.long(), scores.shape[3]
     order = scores.detach().sort(dim=-1, descending=True, stable=True).indices
     here = of_rank == rank

@@ -1,4 +1,4 @@
-"""Where the tokens of one rank stand among the real tokens of their items on all ranks."""
+"""The positions of one rank's tokens among the real tokens of their items on all ranks."""
 
 from dataclasses import dataclass
 

@@ -101,7 +101,7 @@ class Neighbourhood:
         return table.scatter(1, slot, token)[:, : self.length]
 
     def line_positions(self) -> Int64[Tensor, "B N"]:
-        """Where this rank's tokens stand in its line; what is not real, at 0."""
+        """The positions of this rank's tokens in its line; 0 for padding."""
         position = self.side.index - self.begin[self.split.rank][:, None]
         return torch.where(self.side.valid, position, 0)
 
@@ -121,7 +121,7 @@ class Neighbourhood:
         """For each rank the sums of this rank's tokens that are not in its line; None where it may not see them.
 
         `summed` makes sums of the keys and values that a bool shows; `merged` makes one of several.
-        `valid` says which tokens are in sums; without it all that are real.
+        `valid` marks the tokens in sums; without it, all real tokens are.
         """
         valid = self.side.valid if valid is None else valid
         rank, counted = self.split.rank, self.side.counts[self.split.rank][:, None]

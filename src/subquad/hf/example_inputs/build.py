@@ -110,7 +110,7 @@ def _image_inputs(form: Form, special: Rules) -> dict[str, Tensor]:
         with torch.no_grad():
             placed = {k: v.to(form.model.device) for k, v in inputs.items()}
             features = _tower(form).get_image_features(**placed)
-    except Exception:  # whatever a tower says to an image that it does not take: text alone is valid
+    except Exception:  # whatever error a tower raises for an image that it does not accept: text alone is valid
         return {}
     count = _count(getattr(features, "pooler_output", features))
     if count is None or count % form.batch:

@@ -14,7 +14,7 @@ from subquad.masks import Mask
 class ValidPositions:
     """The queries and the keys of one call, on the line of the keys.
 
-    A token's *position* is its number in the tensor; query i stands beside the key at position i + offset, the mask's.
+    A token's *position* is its number in the tensor; query i has the position of key i + offset, the mask's offset.
     A token's *rank* is its number among its item's real tokens, which padding does not change.
     """
 
@@ -34,7 +34,7 @@ class ValidPositions:
 
     @property
     def aligned(self) -> bool:
-        """Whether query i stands beside key i, as far as can be seen without reading a tensor."""
+        """Whether query i is known to have the position of key i, without reading a tensor."""
         return bool(self.N == self.M and self.mask.aligned)
 
     @property
@@ -139,7 +139,7 @@ class KeyLine:
     """The tokens of each item that are real as a query or as a key, in their order from the front on.
 
     keys      · k k · k k k          the tensor, with padding (·)
-    queries       q q   q            beside keys, as the mask's offset says
+    queries       q q   q            aligned with keys by the mask's offset
     line      k k k k k              keys in the line
                 q q   q              queries in the line: 0 where a token is none
     """

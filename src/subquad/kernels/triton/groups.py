@@ -86,7 +86,7 @@ class Members:
         return {"sums": self.sums, "counts": self.counts, "C": self.groups, "runs": self.counts.shape[2]}
 
     def fill_order(self, order: Tensor, offsets: Tensor, rank: Tensor | None = None) -> None:
-        """Fill the tokens sorted by label, where each group begins, and where each token stands, all int32.
+        """Fill the tokens sorted by label, where each group begins, and the place of each token, all int32.
 
         Args:
             order: (B,H,N).
@@ -203,7 +203,7 @@ def members_of_run(
 
 @kernel
 def order_members(labels, counts, order, offsets, rank, N, C, length, runs, TOKENS: tl.constexpr, GROUPS: tl.constexpr):
-    """Where the members of a tile of groups stand, for those in one run of a head's tokens."""
+    """The places of the members of a tile of groups, for those in one run of a head's tokens."""
     head, run = tl.program_id(2).to(tl.int64), tl.program_id(1)
     counts += head * runs * (C + 1)
     before = tl.zeros((GROUPS,), tl.int32)

@@ -50,7 +50,7 @@ def _all(module: nn.Module, pick: Pick) -> nn.Module:
 
 
 def undeclared(module: nn.Module) -> str | None:
-    """The name of a parameter of which the modules do not say whose heads it is; None if there is none."""
+    """The name of a parameter without a declared axis of heads; None if there is none."""
     for name, _ in module.named_parameters():
         path = name.split(".")
         owners = [module.get_submodule(".".join(path[:depth])) for depth in range(len(path))]

@@ -27,14 +27,14 @@ class Traits:
     bias: bool = False
     dropout: str = "attention weights"  # what dropout_p > 0 drops
     lse: bool = True  # can return (out, lse), so that it composes with attention to other keys, such as kept tokens
-    multiplicity: int | str = 1  # how often each key counts at the exact limit, or the setting that says so
+    multiplicity: int | str = 1  # how often each key counts at the exact limit, or the setting that sets it
     stochastic: bool = False  # depends on the seed
     order_free: bool = True  # permuting the queries (and the keys with them, unless `positional`) permutes the outputs
     subquadratic: bool = True  # its work grows by less than N·M
-    positional: bool = False  # which keys a query meets depends on where they stand
+    positional: bool = False  # which keys a query meets depends on positions
     by_values: bool = False  # what its choices are made from includes the values: its outputs are not linear in them
-    cached: bool = False  # not `cross`, but steps on a cache: N ≠ M under a mask that says where the queries stand
-    relative: bool = False  # the logits hold learned terms of the distance, beside the products
+    cached: bool = False  # not `cross`, but steps on a cache: N ≠ M under a mask with the position of the queries
+    relative: bool = False  # the logits contain learned terms of the distance in addition to the products
     synthetic: bool = False  # some logits are not products of queries and keys; `scale` multiplies all of them
     needs_hidden: bool = False  # reads the layer's input, which layers of sq.nn hand on
     quadratic_baseline: bool = False  # computes all N·M logits: there to compare with, never recommended
@@ -54,12 +54,12 @@ class Traits:
 
     @property
     def mixes_queries(self) -> bool:
-        """Whether without a causal mask the output of a query depends on the other queries."""
+        """Whether the output of a query depends on the other queries if there is no causal mask."""
         return self.by_halves or self.causal == "no"
 
     @property
     def leaks_in_training(self) -> bool:
-        """Whether causal by halves with centroids of later queries too, so that a loss would see the future."""
+        """Whether causal by halves with centroids that include later queries, so that a loss would see the future."""
         return self.by_halves and self.causal != "strict"
 
 

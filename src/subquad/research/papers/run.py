@@ -38,7 +38,7 @@ def reproduce(
     progress: Progress = silent,
     executor: Executor = LOCAL,
 ) -> tuple[Header, Results, dict[str, Any]]:
-    """Run all cells that `out` does not hold, and say what came out: what it is, the results, what each cell gave.
+    """Run all cells that `out` lacks, and report: what the experiment is, its results, the results of each cell.
 
     `changes` are settings in place of those of the scale; `executor` runs the cells.
 
@@ -124,7 +124,7 @@ def _fitting(experiment: str, changes: Mapping[str, Any]) -> Iterator[None]:
 
 
 def cells_in(out: Path) -> JobCache:
-    """The results of the cells of the run in `out`, beside the folders in which they ran."""
+    """The results of the cells of the run in `out`, next to the folders in which they ran."""
     return JobCache(out / "cells", key_field="cell", file_name=slug, remedy="; --resume then runs the cell again")
 
 

@@ -76,7 +76,7 @@ def train(
 
 
 def _name_a_task(tasks: Iterable[str]) -> NoReturn:
-    """Options say how to train, but nothing says what."""
+    """These options configure a training run, but no task is given."""
     from subquad.core.errors import InputError
 
     raise InputError(f"no task is named; give subquad train TASK …, where `subquad train` lists all {len(list(tasks))}")
@@ -84,7 +84,7 @@ def _name_a_task(tasks: Iterable[str]) -> NoReturn:
 
 @contextmanager
 def _ends(out: Path) -> Iterator[None]:
-    """Every end in one line, said once; what happened to one of several processes, by that one."""
+    """Report every early end in one line, once; if one of several processes failed, that one reports it."""
     from subquad.core.errors import Ended, InputError
     from subquad.tools.runs import processes
 

@@ -98,7 +98,7 @@ class Layout:
         """Split the tokens of the models that run inside the block.
 
         Raises:
-            InputError: this model cannot run on a part of the tokens; says why.
+            InputError: this model cannot run on a part of the tokens; the message states why.
         """
         if not self.splits:
             yield

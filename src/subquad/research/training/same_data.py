@@ -54,7 +54,7 @@ def _read(path: Path) -> dict[str, Mark]:
     if seals.DIGEST in marks:  # earlier versions wrote none
         marks = seals.opened(marks, path, remedy)
     if not all(isinstance(mark, dict) for mark in marks.values()):
-        raise seals.Damaged(path, "it does not hold what was written", remedy)
+        raise seals.Damaged(path, "its contents differ from what was written", remedy)
     return marks
 
 

@@ -1,4 +1,4 @@
-"""`subquad train`: a run in a folder, with its settings, checkpoints, results and card beside the weights."""
+"""`subquad train`: a run in a folder, with its settings, checkpoints, results and card next to the weights."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def run(
     record = record_of(outcome, data, device)
     with files.whole_folder(out / "model") as folder:
         settings.task.save(outcome.model, folder)
-    # results.json says that the run is finished, so it comes last.
+    # results.json marks the run as finished, so it comes last.
     write_files({CARD: training_card(record, out.name).encode(), RESULTS: as_json(record)}, out)
     return record
 

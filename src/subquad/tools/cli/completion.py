@@ -68,7 +68,7 @@ def whole_words() -> Iterator[None]:
 
 
 def _after(ahead: str, line: str) -> str:
-    """The line without what stands before the break: the end of `ahead`, of which an option's name is the beginning."""
+    """The line without the text before the break: the end of `ahead`, of which an option's name is the beginning."""
     return next((line[len(ahead) - i :] for i in range(len(ahead)) if line.startswith(ahead[i:])), line)
 
 

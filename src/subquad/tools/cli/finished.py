@@ -14,8 +14,8 @@ from subquad.tools.cli.plugins import kinds
 from subquad.tools.runs.cache import begun_in
 from subquad.tools.runs.options import options
 
-ASKED = "asked"  # the key of a report under which the settings stand that the command was given
-RANKS = "ranks"  # beside them, where there were several
+ASKED = "asked"  # the key of a report with the settings that the command was given
+RANKS = "ranks"  # in addition, if there were several
 FEW = 5  # settings that a message names
 LONGEST = 60  # characters of a value in a message
 

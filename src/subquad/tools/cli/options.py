@@ -32,7 +32,7 @@ def with_options(
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """A command that is called with these settings and has their options in front of its own.
 
-    `standard` is what settings are, by what the command line got, where it does not say them.
+    `standard` is what settings are, by the command line's arguments, for those that it does not set.
     """
     known = sorted(options(settings).values(), key=lambda option: not option.argument)
 

@@ -51,9 +51,9 @@ class ResultsFolder:
 def results_in(
     claim: Claim, check: Callable[[], None], again: bool, group: MeasuringGroup = ALONE
 ) -> Iterator[ResultsFolder]:
-    """Hold the folder while a command works in it, and say so if it holds this run already.
+    """Lock the folder while a command works in it, and report if it contains this run already.
 
-    `check` raises for what is wrong in the settings, before anything is said against the folder. With `again`
+    `check` raises for what is wrong in the settings, before the folder is refused. With `again`
     the command measures again.
     """
 

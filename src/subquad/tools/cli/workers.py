@@ -1,4 +1,4 @@
-"""Options that say where the cells of a run are computed, for every command that has cells."""
+"""Options for where the cells of a run are computed, for every command that has cells."""
 
 import inspect
 from collections.abc import Callable
@@ -15,7 +15,7 @@ _OPTIONS: dict[str, tuple[Any, Any, str]] = {
     "executor": (
         str,
         "here",
-        "Where cells run: here, one after another; processes of this machine; or ray, a Ray cluster.",
+        "Executor of the cells: here, one after another; processes, on this machine; or ray, a Ray cluster.",
     ),
     "workers": (
         int | None,

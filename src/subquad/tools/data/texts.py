@@ -42,7 +42,7 @@ def report_folders(progress: Any, paths: Sequence[Path]) -> None:
 
 
 def folder_lines(paths: Sequence[Path]) -> list[str]:
-    """For each folder among the paths, a line that says which of its files `read_documents` reads and which not."""
+    """For each folder among the paths, a line about which of its files `read_documents` reads and which not."""
     lines = []
     for folder in filter(is_folder, paths):
         read = files_in(folder, SUFFIXES)

@@ -153,7 +153,7 @@ class Inspection(JobRun):
         settings = _fitted(settings, pretrained)
         assert settings.length is not None
         reading = read(pretrained, documents or standard_library(), settings.length, 1, settings.seed)
-        if settings.buckets > settings.length:  # said of a length that can be had: `read` refuses others
+        if settings.buckets > settings.length:  # reported for lengths that exist: `read` refuses others
             raise InputError(f"--buckets {settings.buckets} is more than the {settings.length} tokens of a sequence")
         with as_input_error():
             rows = [_row(method, pretrained, settings.length) for method in methods if method != Full()]

@@ -15,7 +15,7 @@ WIDTH = 0.34  # of a box; methods stand 1 apart
 
 
 def utility(report: InspectReport) -> Figure | None:
-    """A box of the layers for each method, with N/B keys and as given, beside the bound and random buckets."""
+    """A box of the layers for each method, with N/B keys and as given, next to the bound and random buckets."""
     shown = [method for method in report["methods"] if choices(method, "n_b")]
     if not shown:
         return None

@@ -31,7 +31,7 @@ class CompareRow:
     reason: str | None = None
     adapter: str | None = None  # the folder that its learned parameters come from
     bounds: dict[int, BoundMethod] = field(default_factory=dict)  # with learned parameters, by layer
-    plan: str | None = None  # the folder of a plan, whose layers run what `planned` says
+    plan: str | None = None  # the folder of a plan, whose layers run the methods in `planned`
     planned: dict[int, Method | BoundMethod] = field(default_factory=dict)
     modes: tuple[str, ...] = ()  # what ranks send each other, where tokens are split: "summary", "heads", "ring"
     dtype: str = FP32  # of the model's weights

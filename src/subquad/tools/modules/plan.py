@@ -53,7 +53,7 @@ def plan_module(
     minutes: float = 10.0,
     progress: Progress = silent,
 ) -> ModulePlan:
-    """Find a method for each attention layer of any module, for a loss of its output that is accepted.
+    """Choose a method for each attention layer of any module, within an accepted loss of its output.
 
         minimise Σ_l t(l, c_l)   subject to   Σ_l loss(l, c_l) ≤ budget            one method c_l in each layer l
 

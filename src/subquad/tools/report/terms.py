@@ -44,7 +44,7 @@ TERMS = {
     "fidelity and is faster than exact attention by at least 1.1× and by more than the noise.",
     "reference": "A reference method computes all logits, as exact attention does. It shows what a certain kind of "
     "approximation can reach, it is not faster, and it is never recommended.",
-    "refused": "The method cannot run in this model; the reason is beside it.",
+    "refused": "The method cannot run in this model; the reason is in the row.",
     "some layers": "The method runs in these layers only; the others keep exact attention.",
     "speed-up": "Exact attention's time in the same dtype / this one's, the median of the ratios within a turn; above "
     "1 is faster.",

@@ -27,7 +27,7 @@ def alone_in(folder: Path) -> Iterator[None]:
     was writing are removed.
 
     Raises:
-        InputError: another run works there; says which. Or the folder is a file, or cannot be written to.
+        InputError: another run works there; the message names it. Or the folder is a file, or cannot be written to.
     """
     if exists(folder) and not folder.is_dir():
         raise InputError(f"--out {folder} is a file; give a folder")

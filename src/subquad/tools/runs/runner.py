@@ -97,6 +97,6 @@ class JobRun(ABC):
 
     @property
     def resumed_note(self) -> list[str]:
-        """What a report says of an interruption."""
+        """The note in reports on an interruption."""
         note = f"{self.resumed} of {len(self.results)} units come from an earlier, interrupted run."
         return [note] if self.resumed else []

@@ -32,7 +32,7 @@ COMPARED_CAUSAL = (  # in a causal language model: what can work there without t
 )
 COMPARED_16_BITS = (FAST_EXACT, "clustered-tail", "clustered-tail:clusters=64,topk=96")  # by default, in 16 bits too
 COMPARED_16_BITS_CAUSAL = (FAST_EXACT, "clustered-tail", "clustered-tail:clusters=48,topk=96")
-COMPARED_LEARNED = (  # beside those, where there is text to calibrate them on
+COMPARED_LEARNED = (  # in addition, if there is text to calibrate them on
     "lha:buckets=4",
     "lha-tail",
     "tilted-pool",
@@ -40,9 +40,9 @@ COMPARED_LEARNED = (  # beside those, where there is text to calibrate them on
     "tilted-pool:pools=0",  # the window and the sinks that those two have, alone: nothing to fit
     "linformer",
 )
-LENGTHS = (2048, 4096)  # of inputs that compare runs beside those of the main length
+LENGTHS = (2048, 4096)  # of inputs that compare runs in addition to the main length
 OP_LENGTHS = (512, 1024, 2048, 4096, 8192, 16384)  # at which it runs one layer's attention alone
-INSPECTED = (  # "{buckets}" is what --buckets says
+INSPECTED = (  # "{buckets}" is the value of --buckets
     "clustered:clusters=25",
     "i-clustered:clusters=25,topk=32",
     "lsh:buckets={buckets}",
@@ -57,7 +57,7 @@ NEEDLE_TASKS = ("passkey", "keys", "variables", "frequent")
 NEEDLE_LENGTHS = (2048, 4096, 8192)
 BACKWARD = "forward+backward"
 PASSES = ("forward", BACKWARD)
-QUICK = {"lengths": (256, 1024, 4096), "passes": PASSES[:1]}  # of a quick benchmark where nothing else is said
+QUICK = {"lengths": (256, 1024, 4096), "passes": PASSES[:1]}  # of a quick benchmark, by default
 
 
 # Options that several commands have.
@@ -327,7 +327,7 @@ class NeedleSettings:
     )
     depths: tuple[float, ...] = option(
         (0.0, 0.25, 0.5, 0.75, 1.0),
-        "Where the fact stands: 0 at the beginning of the text, 1 at its end; separated by commas.",
+        "Position of the fact: 0 at the beginning of the text, 1 at its end; separated by commas.",
         read=_depths,
         shown="0,0.25,0.5,0.75,1",
     )

@@ -17,7 +17,7 @@ from subquad.research.training.settings import settings_of
 class Ablation(NamedTuple):
     """A row of the table: which heads and layers are not local, what hashes there, and the published perplexity.
 
-    Where nothing hashes, `hash` is "–" with the attention's name behind it.
+    If there is no hash, `hash` is "–" with the attention's name behind it.
     """
 
     name: str
@@ -199,7 +199,7 @@ def _fit(scale: LmAblationScale, row: Ablation, seed: int, context: Context) -> 
 
 
 def results(scale: LmAblationScale, records: JobResults) -> Results:
-    """The table with the published perplexities beside ours, the baselines, and one against the other."""
+    """The table of our and the published perplexities, the baselines, and the differences."""
     rows = rows_of(scale)
     lines = [_line(scale, row, records) for row in rows]
     columns = ["", "non-local heads", "layers", "hash", "size", "published PPL"]

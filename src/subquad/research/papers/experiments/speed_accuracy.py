@@ -105,7 +105,7 @@ def results(scale: SpeedAccuracyScale, records: JobResults) -> Results:
         plots=[
             Lines(
                 file="speed-accuracy",
-                title="digit error rate against the time of a forward pass; beside a point: layers, clusters or rounds",
+                title="digit error rate against the time of a forward pass, labelled by layers, clusters or rounds",
                 x=f"ms for {records[TIMES]['batch']} utterances",
                 y="digit error rate, %",
                 series=points,

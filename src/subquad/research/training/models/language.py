@@ -26,7 +26,7 @@ class LanguageConfig(AttentionConfig):
     """A causal language model; by default of bytes.
 
     Attributes:
-        vocab_size: symbols. By default the 256 bytes, what stands before the first byte, and padding.
+        vocab_size: symbols. By default the 256 bytes, the symbol before the first byte, and padding.
         tie_word_embeddings: whether the output reads the table of the input's embeddings.
         piece: tokens that are read at a time; 0 reads the whole input at once.
         memory: tokens before a piece whose hidden states every layer remembers, without a gradient (Transformer-XL).
@@ -58,7 +58,7 @@ class CausalLanguageModel(AttentionModel, GenerationMixin):
     """Say at each place what comes next. Methods must be strictly causal; `hf.swap` refuses others with the reason.
 
     `generate` takes transformers' caches where the methods take steps on one, and `sq.hf.StateCache(model)` where they
-    are recurrent. Padding may stand on either side: positions count real tokens.
+    are recurrent. Padding may be on either side: positions count real tokens.
 
     >>> import torch
     >>> from subquad.research.training.models import CausalLanguageModel, LanguageConfig
@@ -223,12 +223,12 @@ class CausalLanguageModel(AttentionModel, GenerationMixin):
 
 
 def shifted(labels: Int[Tensor, "B N"]) -> Int[Tensor, "B N"]:
-    """What each place is to say: the label of the next one; the last says nothing."""
+    """The target of each position: the label of the next one; the last has none."""
     return nn.functional.pad(labels[:, 1:], (0, 1), value=-100)
 
 
 def next_symbol_losses(
     logits: Float[Tensor, "B N V"], labels: Int[Tensor, "B N"]
 ) -> tuple[Float[Tensor, " B"], Int[Tensor, " B"]]:
-    """`item_losses` of the symbols after the first: what place i says is compared with label i + 1."""
+    """`item_losses` of the symbols after the first: the prediction at position i is compared with label i + 1."""
     return item_losses(logits[:, :-1], labels[:, 1:])

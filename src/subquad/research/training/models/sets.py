@@ -1,4 +1,4 @@
-"""Models of sets: a Set Transformer that says which mixture of Gaussians a set of points comes from."""
+"""Models of sets: a Set Transformer that predicts which mixture of Gaussians a set of points comes from."""
 
 from dataclasses import dataclass
 from typing import Any
