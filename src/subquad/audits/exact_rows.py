@@ -35,7 +35,7 @@ def sampled(query: Tensor, mask: Mask, valid: Tensor | None, rows: int, generato
 def exact_rows(query: Tensor, key: Tensor, value: Tensor, call: Call, chosen: Rows) -> Float[Tensor, "rows E"]:
     """softmax(scale · q_i Kᵀ + bias_i) V of the chosen rows, in fp32 or better, under the call's mask and kept tokens.
 
-    What stands in padding must be finite. A query that sees no key has 0.
+    Padding must be finite. A query that sees no key has 0.
     """
     query, key, value = query.detach(), key.detach(), value.detach()
     group = query.shape[1] // key.shape[1]

@@ -93,7 +93,7 @@ class OutputWatch(ABC):
         return mine, exact
 
     def _bet_on(self, loss: float) -> None:
-        """Count the loss of an input in [0, 1], and log an alarm once; the caller holds the lock."""
+        """Count the loss of an input in [0, 1], and log an alarm once; the caller has the lock."""
         self.audited += 1
         if self._bet is None:
             return

@@ -72,7 +72,7 @@ def parsed(path: Path, remedy: str) -> dict[str, Any]:
 def opened(content: Mapping[str, Any], path: Path, remedy: str) -> dict[str, Any]:
     """The members of a `sealed_json` object that was read from `path`, without the digest."""
     if DIGEST not in content:
-        raise Damaged(path, "it holds no digest (earlier versions wrote none)", remedy)
+        raise Damaged(path, "it has no digest (earlier versions wrote none)", remedy)
     plain = {name: value for name, value in content.items() if name != DIGEST}
     if content[DIGEST] != digest_of(plain):
         raise Damaged(path, "its contents differ from what was written", remedy)

@@ -83,7 +83,7 @@ def memory() -> int:
 
 
 def read_json(path: Path) -> Any:
-    """What a JSON file in UTF-8 holds."""
+    """The content of a JSON file in UTF-8."""
     content = read_bytes(path)
     try:
         return parse_json(content.decode("utf-8-sig"))

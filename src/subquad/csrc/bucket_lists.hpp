@@ -22,7 +22,7 @@ struct Listing {
 
   int64_t size(int64_t bucket) const { return starts[bucket + 1] - starts[bucket]; }
 
-  // A counting sort of the places by the token that stands there.
+  // A counting sort of the places by the token there.
   void find_places(int64_t buckets, int64_t positions) const {
     sort_by_label(tokens, Positions{nullptr, starts[buckets]}, positions, places, firsts);
   }
@@ -96,7 +96,7 @@ struct Seen {
   const uint8_t *hidden;
 };
 
-constexpr int32_t LAST_NUMBER = INT32_MAX - 1;  // INT32_MAX stands for the filling, which nobody sees
+constexpr int32_t LAST_NUMBER = INT32_MAX - 1;  // INT32_MAX is the filling, which nobody sees
 
 static inline int32_t as_number(int64_t x) {
   return x > LAST_NUMBER ? LAST_NUMBER : x < INT32_MIN ? INT32_MIN : (int32_t)x;
@@ -137,7 +137,7 @@ static inline vi visible_keys(const int32_t *numbers, const Seen &seen) {
   return visible;
 }
 
-// What a query's logits get by distance: the term of key j stands at j − start. Beyond the terms a query sees no key.
+// What a query's logits get by distance: the term of key j is at j − start. Beyond the terms a query sees no key.
 struct Terms {
   const float *of;
   int64_t start, count;

@@ -92,7 +92,7 @@ struct NearScratch {
   }
 };
 
-// Where the first query stands among the keys: as far away as it likes, but no farther than no window reaches.
+// The position of the first query among the keys, limited to the distance at which no window reaches any key.
 static int64_t start_of(const TailInputs &in, int64_t b) {
   const int64_t start = in.start ? in.start[b] : 0, far = 2 * (in.N + in.M) + 1;
   return start < -far ? -far : start > far ? far : start;

@@ -39,7 +39,7 @@ def use(sequence: Sequence | None) -> Iterator[None]:
         RuntimeError: where a backward pass computes attention again after the block.
     """
     if sequence is not None and not isinstance(sequence, Sequence):
-        raise TypeError(f"`use` got a {type(sequence).__name__}, but it takes a sq.distributed.Sequence or None")
+        raise TypeError(f"`use` got a {type(sequence).__name__}, but it needs a sq.distributed.Sequence or None")
     with using(sequence), _NoOtherAttention():
         yield
 

@@ -1,6 +1,6 @@
 """Rows of all ranks combined into one: sums, merged partials, and what is chosen among them.
 
-Each rank has a tensor of rows, and a function combines the rows of all ranks that stand at one place. Either each rank
+Each rank has a tensor of rows, and a function combines the rows of all ranks at one index. Either each rank
 sends all its rows to each other, or it combines a share of the rows for all:
 
                   exchanges   what a rank sends, of S bytes

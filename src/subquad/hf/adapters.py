@@ -82,7 +82,7 @@ def save_adapter(
 
     Args:
         model: whose layers they are.
-        path: the folder; made where it is not there, and what it holds of an adapter is replaced at once.
+        path: the folder; made if missing; an adapter in it is replaced at once.
         bounds: {layer number: bound method}; by default those that run in the model.
         record: of their training, as plain data.
         card: Markdown for readers.
@@ -220,11 +220,11 @@ def _load(bound: BoundMethod, tensors: dict[str, Tensor], where: str) -> None:
     learned = bound.learned or nn.Module()
     wanted = learned.state_dict()
     if wanted.keys() != tensors.keys():
-        raise ValueError(f"{where}: {bound.method} has {sorted(wanted)}, but the adapter holds {sorted(tensors)}")
+        raise ValueError(f"{where}: {bound.method} has {sorted(wanted)}, but the adapter contains {sorted(tensors)}")
     for name, tensor in wanted.items():
         have, want = tuple(tensors[name].shape), tuple(tensor.shape)
         if have != want:
-            raise ValueError(f"{where}: {name} of {bound.method} is {want}, but the adapter holds {have}")
+            raise ValueError(f"{where}: {name} of {bound.method} is {want}, but the adapter contains {have}")
     learned.load_state_dict(tensors)
 
 
@@ -277,7 +277,7 @@ def _wrong_parts(settings: Mapping[str, Any]) -> str:
 
 
 def _tensors(path: Path, digest: str) -> dict[str, Tensor]:
-    """What adapter.safetensors holds, if it has this digest."""
+    """The content of adapter.safetensors, if it has this digest."""
     data = seals.read_bytes(path, _REMEDY)
     if seals.digest(data) != digest:
         raise seals.Damaged(path, f"its digest is not the one in {SETTINGS}", _REMEDY)

@@ -152,8 +152,8 @@ def attend(
                 )
             if layer.keep is not None or layer.kept_now is not None:
                 raise ValueError(
-                    f"layer {layer.label} cannot keep tokens on a StateCache, which holds sums over all of them; swap "
-                    "without `keep`"
+                    f"layer {layer.label} cannot keep tokens on a StateCache, which contains sums over all of them; "
+                    "swap without `keep`"
                 )
             mask = _mask_of_new(layer, query.shape[2], encoded)
             return state.attend(layer.bound, query, key, value, mask, scaling).transpose(1, 2).contiguous(), None

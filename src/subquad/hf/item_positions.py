@@ -58,7 +58,7 @@ _RUNNING = threading.local()
 
 
 class ItemPositions(nn.Embedding):
-    """A table of positions that reads items longer than itself, as the head of this file says.
+    """A table of positions that reads items longer than itself, as described at the head of this file.
 
     Attributes:
         reach: how many positions an item may have.

@@ -200,7 +200,7 @@ class Attached(nn.Module):
             raise ValueError(f"layer {self.label}: {future_leak(method)}")
 
     def _keep(self, mask: Mask, valid: Tensor | None, N: int, M: int) -> Keep | None:
-        """Which tokens' attention is exact in this call, as methods take it."""
+        """The tokens whose attention is exact in this call, as an argument of methods."""
         if self.bound.method.is_exact:
             return None
         if self.kept_now is not None:

@@ -110,7 +110,7 @@ def _decode_dense(mask: Tensor, N: int, M: int, label: str, batch: int | None) -
     try:
         decoded = _read_dense(_without_rows_of_padding(mask), N, M)
     except IsBias as error:
-        raise ValueError(f"{what}, which is a bias on the logits and not a mask (it holds other numbers than 0 and "
+        raise ValueError(f"{what}, which is a bias on the logits and not a mask (it contains other numbers than 0 and "
                          f"−inf, or needs a gradient); {remedy}") from error  # fmt: skip
     except (TypeError, ValueError) as error:
         raise ValueError(f"{what}, which cannot be read ({str(error).partition(';')[0]}); {remedy}") from error
@@ -137,7 +137,7 @@ def _read_dense(mask: Tensor, N: int, M: int) -> DecodedMask | None:
         return DecodedMask(False, pattern.valid, read=True)
     if N == M and pattern.first == -pattern.last:
         return DecodedMask(False, pattern.valid, window=int(pattern.last), read=True)
-    if pattern.last != M - N:  # the queries do not stand at the end of the keys
+    if pattern.last != M - N:  # the queries are not at the end of the keys
         return None
     window = None if pattern.first == -math.inf else int(pattern.last - pattern.first)
     return DecodedMask(True, pattern.valid, offset=M - N, window=window, read=True)

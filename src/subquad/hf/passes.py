@@ -137,7 +137,7 @@ class Pass:
         of: the sequence.
         padded: whether any rank has padding.
         labels: how many labels this rank has, and all have.
-        positions: of this rank's tokens; None: the model takes none, or they are given.
+        positions: of this rank's tokens; None: the model has no such argument, or they are given.
         share: what this rank's mean loss is multiplied with; None: it is a sum over a number that is given.
     """
 

@@ -93,8 +93,8 @@ def extend_positions(model: AnyModel, length: int, *, mode: str = "interpolate",
     imported; elsewhere the folder loads as the original model.
 
     Args:
-        model: any text model, or what holds one; it is returned. Relative and rotary positions need nothing and are
-            left as they are.
+        model: any text model, or a wrapper around one; it is returned. Relative and rotary positions need nothing and
+            are left as they are.
         length: tokens that the model must take. Not more than its own positions changes nothing. A second call keeps
             the larger length, and has the mode of the second.
         mode: how items are read that are longer than the model's own positions.

@@ -8,7 +8,7 @@ shapes of its keys. So before anything is swapped in, the model runs three times
     trial       with "full" through subquad's boundary, each call held against the recorded one
 
 A model that does not come out equal is refused, with the first layer that differs or the model's own error. Padding on
-both sides, packed sequences and two generated tokens on a static cache are tried where the model takes them. Results
+both sides, packed sequences and two generated tokens on a static cache are tried if the model supports them. Results
 are kept for as long as the model lives.
 """
 
@@ -40,11 +40,11 @@ def find_layers(model: AnyModel, *, inputs: Inputs | None = None) -> list[Layer]
     """All attention layers of a model that go through transformers' attention interface, in the model's order.
 
     Args:
-        model: any transformers model, or what holds one.
+        model: any transformers model, or a wrapper around one.
         inputs: a small batch for the trial, where subquad cannot make one for this architecture.
 
     Raises:
-        TypeError: no transformers model, and not what holds one.
+        TypeError: not a transformers model, and not a wrapper around one.
         ValueError: the model, or a part of it, computes attention in its own way, or its attention is not the same
             through subquad's boundary; the message states where and why.
     """
@@ -187,7 +187,7 @@ def _generate(prompt: Inputs, model: PreTrainedModel) -> Any:
 
 
 def mark_of_trial(model: PreTrainedModel, layers: list[Layer]) -> str:
-    """What a trial's result holds for: these layers under this config."""
+    """The scope of a trial's result: these layers under this config."""
     config = without_marks(model.config.to_dict())
     return json.dumps([[layer.name for layer in layers], str(config)])
 

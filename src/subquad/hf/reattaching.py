@@ -84,7 +84,7 @@ def _reattach(wrapped: AnyModel, model: PreTrainedModel, plain: Any) -> Swapped:
 
 
 def _with_parameters(model: PreTrainedModel, methods: dict[int, Method]) -> dict[int, BoundMethod]:
-    """The methods with the learned parameters that the model's folder holds."""
+    """The methods with the learned parameters in the model's folder."""
     folder = Path(model.name_or_path) / ADAPTER
     if not folder.is_dir():
         number, method = next((number, method) for number, method in methods.items() if method.traits.learned)

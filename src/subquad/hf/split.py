@@ -35,7 +35,7 @@ class SplitFit:
     """How a model runs on a part of its tokens, as the trial found.
 
     Attributes:
-        positions: the rule of its positions; None: it takes none.
+        positions: the rule of its positions; None: it has no such argument.
         loss: "shifted" and "plain" losses are sums divided by a number that is given, the first of next tokens; "mean"
             is a mean over the labels that the model sees; None: labels are refused.
         dropped: outputs that have no axis of tokens.
@@ -205,7 +205,7 @@ def shard(model: AnyModel, batch: Mapping[str, Any], sequence: Sequence | None =
 
     Args:
         model: the swapped model.
-        batch: as the model takes it, the same on all ranks: (batch, tokens) of input_ids, attention_mask,
+        batch: the model's inputs, the same on all ranks: (batch, tokens) of input_ids, attention_mask,
             token_type_ids, position_ids, labels and shift_labels, inputs_embeds, and values that are not tensors.
         sequence: which tokens each rank has; None: an even split.
 

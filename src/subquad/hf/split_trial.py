@@ -171,7 +171,7 @@ class _Whole:
         for kind, counted_labels in (("shifted", shifted), ("plain", labels), ("mean", labels)):
             try:
                 shares = [self._share(rule, part, kind, labels, counted_labels) for part in self.parts]
-            except Exception:  # a loss that takes other arguments
+            except Exception:  # a loss with other arguments
                 continue
             if whole is not None and None not in shares and _near(sum(shares), whole):
                 return kind

@@ -83,7 +83,7 @@ class StateLayer(CacheLayerMixin):
             )
         if self._stopped_by is not None:
             raise ValueError(
-                f"an error stopped layer {self.label} at the last tokens of this cache, which holds them in part now; "
+                f"an error stopped layer {self.label} at the last tokens of this cache, which has them in part now; "
                 f"{_NEW}; the error was {self._stopped_by}"
             )
         if self._on_its_way:
@@ -167,7 +167,7 @@ class StateCache(Cache):
         model.generate(**inputs, past_key_values=sq.hf.StateCache(model))
 
     Memory and work of a token do not depend on how many were before. Layers that run another method ("full" in some
-    layers, say) keep their keys and values in the same cache. Outputs are those of an ordinary cache, to rounding.
+    layers, for example) keep keys and values in the same cache. Outputs are those of an ordinary cache to rounding.
 
     A cache is for one batch, like any other. Give `generate` the same one again to continue where it stopped.
 

@@ -94,7 +94,7 @@ def swap(
     """Put a method into a pretrained model, in place.
 
     Args:
-        model: any transformers model whose attention goes through the attention interface, or what holds one: a
+        model: any transformers model whose attention goes through the attention interface, or a wrapper around one: a
             SentenceTransformer, a CrossEncoder, a pipeline, a PeftModel, a DataParallel, a module of your own.
         method: one method for every layer, except that layers with a window which the method does not have run "full",
             exact attention inside their window; or a mapping from layer numbers (as `describe` counts them) or name
@@ -125,7 +125,7 @@ def swap(
             windows in a model whose layers all have one, an unknown method, a number or pattern that names no layer, a
             method whose parameters need a longest input in a model that sets none, or tokens to keep in
             cross-attention, in a windowed layer or by a method that cannot.
-        TypeError: no transformers model, and not what holds one.
+        TypeError: not a transformers model, and not a wrapper around one.
     """
     wrapped, model = model, transformers_model(model)
     floor = None
@@ -228,7 +228,7 @@ def keeping(model: AnyModel, tokens: Tensor) -> Iterator[None]:
             model(**inputs)
 
     Args:
-        model: a swapped model, or what holds one.
+        model: a swapped model, or a wrapper around one.
         tokens: bool (B,N) for inputs of that batch and length, True for tokens whose row and column are to be exact.
             Padding is never kept.
 

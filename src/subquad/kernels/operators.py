@@ -175,7 +175,7 @@ class Gradient(Operator):
         )
 
 
-_TENSOR = object()  # stands for a tensor that is saved
+_TENSOR = object()  # represents a tensor that is saved
 
 
 def _tensors(arg: Any) -> bool:

@@ -61,7 +61,7 @@ def read_mask(attn_mask: Tensor) -> Reading:
             return Reading(_unless_all(valid | _beyond(low, high, allowed)), low, high)
     raise IsNoPattern(
         f"this attn_mask of shape {tuple(attn_mask.shape)} is not padding of the keys, causal, a window, or these "
-        "together; give Mask.dense(…) to a method that takes it, or use method='full'"
+        "together; give Mask.dense(…) to a method that supports it, or use method='full'"
     )
 
 
@@ -114,8 +114,8 @@ def _as_allowed(mask: Tensor) -> Tensor:
     zero, hidden = mask == 0, mask <= HIDDEN
     if not bool((zero | hidden).all()):
         raise IsBias(
-            f"this float attn_mask holds other numbers than 0 and −inf (or {HIDDEN:g} and less), so it is a bias; give "
-            "it as bias= to a method whose trait `bias` is true"
+            f"this float attn_mask contains other numbers than 0 and −inf (or {HIDDEN:g} and less), so it is a bias; "
+            "give it as bias= to a method whose trait `bias` is true"
         )
     # A row of equal finite numbers hides nothing: softmax does not see what is added to all.
     if not bool((zero.any(-1) | (mask == -math.inf).all(-1)).all()):

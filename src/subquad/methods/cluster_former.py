@@ -1,4 +1,4 @@
-"""Cluster-Former: near keys, and keys of similar tokens wherever they stand, in one softmax.
+"""Cluster-Former: near keys, and keys of similar tokens at any distance, in one softmax.
 
 Wang, Zhou, Gan, Chen, Fang, Sun, Cheng, Liu 2020, "Cluster-Former: Clustering-based Sparse Transformer for Long-Range
 Dependency Encoding", section 3, as one attention:

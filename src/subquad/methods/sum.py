@@ -15,8 +15,8 @@ it gives the keys in P_i is subtracted (`kernels.attention.residual`): for featu
 keys r_ij is the weight of k_j for the cluster's mean query, moved to q_i to first order (`kernels.attention.tail`), and
 its exact keys belong to P_i.
 
-A part gives its choice of keys and nothing else: those of "reformer" or "routing", say, are then attended to by the
-products of queries and keys, as all others.
+A part gives its choice of keys and nothing else: those of "reformer" or "routing", for example, are then attended to by
+the products of queries and keys, as all others.
 """
 
 from collections.abc import Iterator, Sequence

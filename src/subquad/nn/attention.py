@@ -137,10 +137,10 @@ class MultiheadAttention(nn.Module):
             query: (B,N,embed_dim), or (N,B,embed_dim) without `batch_first`, or (N,embed_dim); or nested.
             key: (B,M,kdim) in the same order of axes.
             value: (B,M,vdim).
-            key_padding_mask: (B,M) as torch takes it: True, or −inf, hides a key. Padded queries are computed.
+            key_padding_mask: (B,M) as in torch: True, or −inf, hides a key. Padded queries are computed.
             need_weights: True is refused; False returns (out, None) as torch does; None returns the output alone.
-            attn_mask: (N,M) or (B·H,N,M) as torch takes it: True hides, floats are added; padding, causal or a window,
-                or anything else that the method takes (see `Mask.from_sdpa`).
+            attn_mask: (N,M) or (B·H,N,M) as in torch: True hides, floats are added; padding, causal or a window,
+                or anything else that the method supports (see `Mask.from_sdpa`).
             average_attn_weights: accepted for compatibility, ignored.
             is_causal: no key of the future. With `attn_mask`, the hint that it is causal.
             mask: a `Mask`, in place of torch's two. A padded query's attention is 0, so that its output is the bias of

@@ -42,7 +42,7 @@ def remember(
     True
     """
     if length < 0:
-        raise ValueError(f"length={length}, but a memory holds at least 0 hidden states")
+        raise ValueError(f"length={length}, but a memory has at least 0 hidden states")
     kept = (x if memory is None else preceded(x, memory)).detach()
     return kept[:, max(kept.shape[1] - length, 0) :]
 

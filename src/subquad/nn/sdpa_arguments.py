@@ -1,4 +1,4 @@
-"""What `scaled_dot_product_attention` was asked for, as a method takes it."""
+"""The arguments of `scaled_dot_product_attention`, as those of a method."""
 
 from typing import Any
 
@@ -24,7 +24,7 @@ def mask_and_bias(
 ) -> tuple[Mask, Tensor | None]:
     """`attn_mask` and `is_causal` as a mask and a bias: `Mask.from_sdpa` where it understands them.
 
-    Other patterns become a dense mask, and other numbers a bias, where the method takes such. Errors as `from_sdpa`,
+    Other patterns become a dense mask, and other numbers a bias, if the method supports them. Errors as `from_sdpa`,
     and ValueError for a mask that does not broadcast to the attention of this query (B,H,N,D) and key (B,G,M,D).
     Messages call the mask `named`, as the caller does.
     """
@@ -41,8 +41,8 @@ def mask_and_bias(
             return Mask(), whole
         if isinstance(error, IsBias):
             raise ValueError(
-                f"{named} holds floats that are added to the logits (other numbers than 0 and −inf, or a gradient is "
-                f"required), which {method.name!r} does not support; give a bool mask, or use method='full'"
+                f"{named} contains floats that are added to the logits (other numbers than 0 and −inf, or a gradient "
+                f"is required), which {method.name!r} does not support; give a bool mask, or use method='full'"
             ) from error
         raise
 

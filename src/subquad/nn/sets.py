@@ -97,7 +97,7 @@ class SetAttention(nn.Module):
         check_sets(self.attention.embed_dim, x, y)
         valid, visible = paddings(mask, x, x if y is None else y)
         x, y = cleared(x, valid), None if y is None else cleared(y, visible)
-        if y is not None and y.shape[1] == 0:  # methods take no keys at all, but one that is padding
+        if y is not None and y.shape[1] == 0:  # methods need a key, so one that is padding
             y, mask = y.new_zeros(len(y), 1, y.shape[2]), _hiding_all(x, valid)
         attended = self.attention(x, y, mask=mask, seed=seed)
         hidden = self.attention_norm(x + self.dropout(attended))
@@ -335,7 +335,7 @@ def check_sets(width: int, x: Tensor, y: Tensor | None = None) -> None:
         if each.ndim != 3 or each.shape[2] != width:
             raise ValueError(f"`{name}` is {tuple(each.shape)}, but it must be (batch, elements, {width})")
     if y is not None and len(x) != len(y):
-        raise ValueError(f"`x` holds {len(x)} sets but `y` holds {len(y)}; they must match")
+        raise ValueError(f"`x` contains {len(x)} sets but `y` contains {len(y)}; they must match")
 
 
 def paddings(mask: Mask | None, x: Tensor, y: Tensor) -> tuple[Bool[Tensor, "B N"] | None, Bool[Tensor, "B M"] | None]:
@@ -356,7 +356,7 @@ def paddings(mask: Mask | None, x: Tensor, y: Tensor) -> tuple[Bool[Tensor, "B N
 def elements(mask: Mask | None, x: Tensor) -> Bool[Tensor, "B N"] | None:
     """Which elements of one set are real; None: all are. Errors as `paddings`."""
     if mask is not None and (mask.keys or mask.queries):
-        raise ValueError(f"there is one set here, padded as Mask.padding(sizes) says, but the mask is {mask}")
+        raise ValueError(f"there is one set here, padded by Mask.padding(sizes), but the mask is {mask}")
     return paddings(mask, x, x)[0]
 
 

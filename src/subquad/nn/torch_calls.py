@@ -1,4 +1,4 @@
-"""The arguments of `torch.nn.MultiheadAttention.forward`, as methods take them."""
+"""The arguments of `torch.nn.MultiheadAttention.forward`, as those of methods."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -74,7 +74,7 @@ def as_batches(
 
 
 def empty_outputs(query: Tensor, key: Tensor, value: Tensor) -> Tensor | None:
-    """The outputs (B,H,N,D) of no items or no queries, which methods refuse and torch's layers take; None: there are.
+    """The outputs (B,H,N,D) of no items or no queries, which methods refuse and torch's layers accept; None: there are.
 
     They depend on all three, so that every projection gets its gradient, of zeros.
     """
@@ -143,7 +143,7 @@ def attend_as_torch(
 
 
 def _allowed(attn_mask: Tensor | None, B: int, H: int, N: int, M: int) -> Tensor | None:
-    """torch's mask (N,M) or (B·H,N,M) as SDPA takes it: True = may attend."""
+    """torch's mask (N,M) or (B·H,N,M) as SDPA's: True = may attend."""
     if attn_mask is None:
         return None
     if attn_mask.shape not in ((N, M), (B * H, N, M)):
@@ -153,7 +153,7 @@ def _allowed(attn_mask: Tensor | None, B: int, H: int, N: int, M: int) -> Tensor
 
 
 def _valid(key_padding_mask: Tensor, B: int, M: int) -> Tensor:
-    """torch's padding (B,M), or (M,) of an input without batch, as SDPA takes it: True = real."""
+    """torch's padding (B,M), or (M,) of an input without batch, as SDPA's: True = real."""
     padding = key_padding_mask[None] if key_padding_mask.ndim == 1 else key_padding_mask
     if padding.shape != (B, M):
         raise ValueError(f"`key_padding_mask` is {tuple(key_padding_mask.shape)}, but it must be {(B, M)}")

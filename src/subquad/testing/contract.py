@@ -132,7 +132,7 @@ def pad(items: list[tuple[Tensor, ...]], valid: Tensor, filler: float) -> list[T
 
 
 def supported_masks(method: Method, B: int, N: int) -> list[Mask]:
-    """One mask of each kind, and mixtures, out of those that the method takes."""
+    """One mask of each kind, and mixtures, out of those that the method supports."""
     keys = lengths_to_bool([N - 3, N // 2][:B], N, "left")
     ids = torch.arange(N).expand(B, N) % 4 - 1
     dense = normal(B, 1, N, N, seed=4) > 0

@@ -144,7 +144,7 @@ class DecodingContract(Contract):
         wrong = {
             "of 3 items, but the batch of this step is 2": bound.init_state(3, like=q, value_dim=6),
             r"make it with init_state\(…, value_dim=6\) of the layer": bound.init_state(2, like=q),
-            f"holds .*, but '{method.name}' with 2 heads": {"other": q},
+            f"contains .*, but '{method.name}' with 2 heads": {"other": q},
             "is on meta but `query` is on cpu": {**state, name: state[name].to("meta")},
             f"{name!r} is torch.float64, but that of a torch.float32": {**state, name: state[name].double()},
         }

@@ -314,7 +314,7 @@ def test_settings_are_the_same_however_they_are_laid_out(folder):
 
 def test_settings_that_do_not_fit_the_parameters_are_named(model, folder):
     edit_methods(folder, lambda methods: methods["1"].update(buckets=4))
-    with pytest.raises(ValueError, match=r"layer 1: .* of lha:buckets=4,hidden=8 is .* but the adapter holds"):
+    with pytest.raises(ValueError, match=r"layer 1: .* of lha:buckets=4,hidden=8 is .* but the adapter contains"):
         sq.hf.load_adapter(model, folder)
 
 
@@ -323,7 +323,7 @@ def test_parameters_that_are_not_there_are_named(model, folder):
     save_file({name: t for name, t in tensors.items() if not name.startswith("1.")}, folder / "adapter.safetensors")
     digest = seals.digest((folder / "adapter.safetensors").read_bytes())
     edit_settings(folder, lambda settings: settings.update(tensors=digest))
-    with pytest.raises(ValueError, match=r"layer 1: .* the adapter holds \[\]"):
+    with pytest.raises(ValueError, match=r"layer 1: .* the adapter contains \[\]"):
         sq.hf.load_adapter(model, folder)
 
 

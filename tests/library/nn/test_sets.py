@@ -266,7 +266,7 @@ def test_bad_sets_and_masks_are_refused(kind):
 @pytest.mark.usefixtures("unchecked")
 def test_two_sets_must_match():
     block = made("SetAttention")
-    with pytest.raises(ValueError, match="`x` holds 2 sets but `y` holds 3"):
+    with pytest.raises(ValueError, match="`x` contains 2 sets but `y` contains 3"):
         block(normal(2, 9, 12), normal(3, 9, 12))
     with pytest.raises(ValueError, match=r"one set here, .* the mask is Mask\.padding\(keys=…\)"):
         made("PoolingByAttention")(normal(2, 9, 12), mask=Mask.padding(keys=[3, 4]))

@@ -19,7 +19,7 @@ class GlobalIndex:
 
     Attributes:
         real: which of them are real.
-        index: how many real tokens of its item stand before each, on all ranks.
+        index: how many real tokens of its item precede each, on all ranks.
         counts: how many real tokens of each item each rank has.
     """
 

@@ -8,7 +8,7 @@ before them and the block behind:
     blocks of 4     0 0 0 0 1 1 1 1 2 2  2  2  3  3  3   3  4  4  4
     line of rank 1          [ block 1 | block 2 | block 3 | block 4 ]       begin = 4, end = 20
 
-What stands before a line and behind it is there in sums, which each rank makes for each other one.
+Tokens before and after a line are represented by sums, which each rank makes for each other one.
 """
 
 from collections.abc import Callable
@@ -106,7 +106,7 @@ class Neighbourhood:
         return torch.where(self.side.valid, position, 0)
 
     def numbers(self) -> Int64[Tensor, "B L"]:
-        """Which token of the item stands at each place of this rank's line."""
+        """The item's token at each place of this rank's line."""
         return self.begin[self.split.rank][:, None] + torch.arange(self.length, device=self.block.device)
 
     def sums_for_others(

@@ -31,7 +31,7 @@ def example_inputs(
     Args:
         model: any transformers model.
         batch: how many items.
-        length: how many tokens, or frames of sound; models that take one length only get that.
+        length: how many tokens, or frames of sound; models of a fixed length get that.
         padding: "right" or "left" shortens the last item, with an attention mask that is 0 on that side. Models
             without an attention mask know "none" only.
         seed: the same seed makes the same inputs.

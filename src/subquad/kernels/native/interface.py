@@ -1,4 +1,4 @@
-"""Calls into the native library: which tensors it takes, and how a kernel is run."""
+"""Calls into the native library: which tensors it accepts, and how a kernel is run."""
 
 from functools import cache
 from typing import Any

@@ -72,7 +72,7 @@ class PatternPositions:
         )
 
     def blocks(self, size: int) -> Int64[Tensor, "#B T"]:
-        """The numbers of the blocks of `size` places in which queries stand; block 0 begins at place 0."""
+        """The numbers of the blocks of `size` places with queries; block 0 begins at place 0."""
         line = self.valid_positions
         if line.aligned:
             return torch.arange(-(-line.N // size), device=line.device)[None]

@@ -20,7 +20,7 @@ def take_apart(
     is one item without real tokens.
 
     Raises:
-        ValueError: the mask has a window, and other tokens stand between those of one segment.
+        ValueError: the mask has a window, and other tokens are between those of one segment.
     """
     ids = _joint_ids(mask)
     B, N = ids.shape
@@ -62,7 +62,7 @@ def _check_window(mask: Mask, ids: Int[Tensor, "B N"], segments: int) -> None:
     if mask.span is not None and _runs(ids) > segments:
         raise ValueError(
             f"the mask's window of {mask.span} counts all tokens, but inside a segment only its own are counted; that "
-            "differs here, because other tokens stand between those of one segment; use adjacent ones, or no window"
+            "differs here, because other tokens are between those of one segment; use adjacent ones, or no window"
         )
 
 

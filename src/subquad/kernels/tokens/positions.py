@@ -83,7 +83,7 @@ def valid_lengths(
 
 
 def ranks(valid: Bool[Tensor, "B M"] | None, M: int, device: torch.device) -> Int64[Tensor, "#B M"]:
-    """How many real tokens of its item stand before each token."""
+    """How many real tokens of its item precede each token."""
     if valid is None:
         return torch.arange(M, device=device)[None]
     return valid.cumsum(1) - valid.long()
@@ -144,8 +144,8 @@ class KeyLine:
                 q q   q              queries in the line: 0 where a token is none
     """
 
-    order: Int64[Tensor, "B M"] | None  # where each one stood; None: all stay where they are
-    at: Int64[Tensor, "B N"] | None  # where the queries stood among the keys; None: where the keys did
+    order: Int64[Tensor, "B M"] | None  # where each one was; None: all stay where they are
+    at: Int64[Tensor, "B N"] | None  # positions of the queries among the keys; None: those of the keys
     line_positions: Int64[Tensor, "B N"] | None  # of the queries in the line; None: query i is token i
     valid: Bool[Tensor, "B M"]  # which of the line are real keys
     lengths: Int64[Tensor, "B"]

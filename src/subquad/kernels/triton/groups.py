@@ -3,7 +3,7 @@
 Each program looks at one run of a head's tokens and one tile of groups, by products with one-hot labels:
 
     members_of_run        counts[run, c] = Σ_i [label_i = c],   sums[run, c] = Σ_i [label_i = c]·x_i
-    order_members         a counting sort: a token of group c stands behind all tokens of lower groups, behind those of
+    order_members         a counting sort: a token of group c comes after all tokens of lower groups, after those of
                           c in earlier runs, and behind those of c before it in its run
     means_of_groups       Σ over the runs, first to last, divided by the number of members
 
@@ -90,7 +90,7 @@ class Members:
 
         Args:
             order: (B,H,N).
-            offsets: (B,H,C+1); the tokens in no group stand from the last offset on.
+            offsets: (B,H,C+1); the tokens in no group are from the last offset on.
             place: (B,H,N), or None.
         """
         (B, H, N), C, runs = self.labels.shape, self.groups, self.counts.shape[2]

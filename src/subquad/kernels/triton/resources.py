@@ -1,4 +1,4 @@
-"""What a compiled kernel takes of a GPU: registers, shared memory, spills. No GPU is needed to compile one."""
+"""The resources of a compiled GPU kernel: registers, shared memory, spills. No GPU is needed to compile one."""
 
 import os
 import re
@@ -47,7 +47,7 @@ CHIPS = {
 
 @dataclass(frozen=True)
 class Resources:
-    """What one kernel takes.
+    """The resources of one kernel.
 
     Attributes:
         registers: of a thread.

@@ -24,7 +24,7 @@ rectangle's keys by itself, and a prefix of whole blocks has the outputs that it
     [s+b, s+2b) [ method |  halves  ]
     …
 
-With `queries="earlier"` nothing depends on later tokens. A rectangle's clusters are made of the queries that stand
+With `queries="earlier"` nothing depends on later tokens. A rectangle's clusters are made of the queries
 at the positions of its keys, all of them earlier, and each query of the rectangle joins the nearest cluster.
 With rotary positions these earlier queries are rotated as if they were s tokens later, where the rectangle's queries
 are. Keys before the first query of a call have no queries at their positions here: attention to them is exact.

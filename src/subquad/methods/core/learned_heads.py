@@ -36,7 +36,7 @@ def _view(module: nn.Module, picks: Callable[[str], Pick | None], other: Callabl
     for kind in ("_parameters", "_buffers"):
         tensors = {name: (x, picks(name)) for name, x in getattr(module, kind).items()}
         chosen = {name: x if x is None or pick is None else pick(x) for name, (x, pick) in tensors.items()}
-        view.__dict__[kind] = chosen  # not by attributes, which take nothing but parameters
+        view.__dict__[kind] = chosen  # not by attributes, which accept parameters only
     children = {}
     for name, child in module._modules.items():
         pick = picks(name)

@@ -193,7 +193,7 @@ class Method(Settings, Bindable, AuxiliaryLoss, Recurrence):
     def attend_partial(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Partial:
         """(out, lse) of prepared inputs, as `attend` returns them, to compose attention from several parts.
 
-        Kept tokens have their exact rows and columns, and packed segments are taken one by one where the method takes
+        Kept tokens have their exact rows and columns, and packed segments are taken one by one if the method takes
         none. Padded queries are 0, with lse = −inf. lse is None unless `call.wants_lse`; out is not cast.
         """
         if call.kept is not None:

@@ -69,8 +69,8 @@ def check_state(
     if have != want:
         made = "init_state" if value_dim is None else f"init_state(…, value_dim={value_dim})"
         raise ValueError(
-            f"the state holds {have} for each item, but {method!r} with {heads} holds {want}; make it with {made} of "
-            "the layer that steps"
+            f"the state contains {have} for each item, but {method!r} with {heads} needs {want}; make it with {made} "
+            "of the layer that steps"
         )
     exact = torch.promote_types(query.dtype, torch.float32)
     for name, tensor in state.items():

@@ -145,23 +145,23 @@ def _check_data(experiment: Experiment, scale: str, settings: Any, data: Path | 
 
 
 def _claim(out: Path, run: dict[str, Any], resume: bool) -> None:
-    """Write down which run a folder holds; InputError where it holds another, or this one and is not to go on."""
+    """Record which run is in a folder; InputError if it is another, or this one without `resume`."""
     path = out / "run.json"
     run = json.loads(json.dumps(run))
     begun = any(file.is_file() and not files.is_part(file) for file in (out / "cells").rglob("*"))
     if begun and not path.exists():
         raise InputError(
-            f"{out} holds cells of a run but no {path.name} that says which; give another folder with --out"
+            f"{out} contains cells of a run but no {path.name} that says which; give another folder with --out"
         )
     if begun:
         earlier = seals.parsed(path, "give another folder with --out")
         if earlier != run:
-            raise InputError(f"{out} holds another run ({_difference(earlier, run)}); give another folder with --out")
+            raise InputError(f"{out} contains another run ({_difference(earlier, run)}); give another --out")
         if not resume:
-            raise InputError(f"{out} holds this run already: --resume continues it, --out FOLDER starts another")
+            raise InputError(f"{out} contains this run already: --resume continues it, --out FOLDER starts another")
         return
     if not files.empty_but_for(out, [path.name, "cells", *RUNNING]):
-        raise InputError(f"{out} is not empty and holds no run of this; give another folder with --out")
+        raise InputError(f"{out} is not empty and contains no run of this; give another folder with --out")
     files.write(path, json.dumps(run, indent=1))
 
 

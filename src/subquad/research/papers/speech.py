@@ -78,7 +78,7 @@ class Recipe:
     ) -> RunSettings:
         """The settings of a run with this method, which has the paper's name.
 
-        Layers 0: as the recipe says. `training`: what differs from the recipe's.
+        Layers 0: as in the recipe. `training`: what differs from the recipe's.
         """
         model = {**self.model, "method": method_of(method)} | ({"layers": layers} if layers else {})
         return _settings(self.task, model, {**self.training, **(training or {})}, seed)
@@ -276,7 +276,7 @@ class SpeechVariant:
     """A method in a model with a given number of layers."""
 
     method: str
-    layers: int = 0  # 0: as the recipe says
+    layers: int = 0  # 0: as in the recipe
 
     @property
     def label(self) -> str:

@@ -43,7 +43,7 @@ def markdown(header: Header, results: Results, images: list[str]) -> str:
 
 
 def as_record(header: Header, results: Results, cells: dict[str, Any]) -> dict[str, Any]:
-    """What results.json holds."""
+    """The content of results.json."""
     return {"experiment": asdict(header), "results": asdict(results), "cells": cells}
 
 

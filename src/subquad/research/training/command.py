@@ -63,7 +63,7 @@ def train(
         done = finished(settings, out)
         if done:
             if processes.number() == 0:
-                tell(f"{out} holds this run, finished; --out FOLDER starts another")
+                tell(f"{out} contains this run, finished; --out FOLDER starts another")
                 show(done, lambda: TRAIN.table(done), as_json)
             return
         # Several processes are one run: the first of them holds its folder.

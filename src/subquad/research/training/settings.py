@@ -223,7 +223,7 @@ def read_toml(path: Path) -> dict[str, dict[str, Any]]:
         tables["task"] = {"name": tables["task"]}
     for name, table in tables.items():
         if not isinstance(table, dict):
-            raise InputError(f"{path}: {name!r} stands outside the tables [task], [model], [training], [parallel]")
+            raise InputError(f"{path}: {name!r} is outside the tables [task], [model], [training], [parallel]")
     return tables
 
 

@@ -68,7 +68,7 @@ class Claim:
 
     def _refuse(self, report: Mapping[str, Any], difference: str) -> NoReturn:
         raise InputError(
-            f"{self.folder} holds the report of another run, made on {self.day(report)} {difference}; give another "
+            f"{self.folder} contains the report of another run, made on {self.day(report)} {difference}; give another "
             "folder with --out, or --again to replace it"
         )
 
@@ -96,7 +96,7 @@ class Claim:
         if other is None:
             raise InputError(f"{self.path} is not a report of subquad; remove it, or give another folder with --out")
         if other != self.kind:
-            raise InputError(f"{self.folder} holds a run of {other.command}; give another folder with --out")
+            raise InputError(f"{self.folder} contains a run of {other.command}; give another folder with --out")
         return dict(report)
 
     def _check_nobody_elses(self) -> None:
@@ -104,10 +104,10 @@ class Claim:
         for name in {kind.file for kind in kinds()} - {self.kind.file}:
             other = kind_of(_read(self.folder / name), kinds())
             if other is not None and other != self.kind:
-                raise InputError(f"{self.folder} holds a run of {other.command}; give another folder with --out")
+                raise InputError(f"{self.folder} contains a run of {other.command}; give another folder with --out")
         for name in MODELS:
             if (self.folder / name).is_file():
-                raise InputError(f"{self.folder} holds a model ({name}); give another folder with --out")
+                raise InputError(f"{self.folder} contains a model ({name}); give another folder with --out")
 
     @staticmethod
     def day(report: Mapping[str, Any]) -> str:

@@ -32,7 +32,7 @@ _OPTIONS: dict[str, tuple[Any, Any, str]] = {
 
 
 def with_workers(command: Callable[..., None]) -> Callable[..., None]:
-    """A command that takes an `executor` and has its options behind its own.
+    """A command with an `executor` and its options after its own.
 
     The command enters the executor itself, once it knows that there is something to run.
     """

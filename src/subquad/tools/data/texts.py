@@ -85,7 +85,7 @@ def _read(path: Path, column: str) -> list[str]:
     if is_folder(path):
         files = files_in(path, SUFFIXES)
         if not files:
-            raise InputError(f"no text in the folder {path}: it holds no {', '.join(SUFFIXES)} file")
+            raise InputError(f"no text in the folder {path}: it contains no {', '.join(SUFFIXES)} file")
         return [document for file in files for document in _read(file, column)]
     if path.suffix.lower() in TABLES:
         documents = [field_of(path, n, row, column) for n, row in read_rows(path)]
@@ -126,5 +126,5 @@ def field_of(path: Path, number: int, row: dict[str, object], column: str) -> st
         raise NoColumn(f"{where} has no column {column!r}{instead(column, map(str, row), '', 'it has')}")
     value = row[column]
     if isinstance(value, dict | list):
-        raise InputError(f"{path}, line {number}: {column!r} holds a {type(value).__name__}, not text")
+        raise InputError(f"{path}, line {number}: {column!r} contains a {type(value).__name__}, not text")
     return "" if value is None else str(value)

@@ -1,4 +1,4 @@
-"""`subquad inspect`: what the methods choose in this model, and how much of exact attention that holds.
+"""`subquad inspect`: what the methods choose in this model, and their share of exact attention.
 
 Attention utility, balance of buckets and attention maps, on the queries and keys of the model with exact attention. The
 work is cut into units whose results are kept until the report is written, so that an interrupted run resumes:

@@ -11,7 +11,7 @@ from subquad.tools.inspect.schema import InspectReport, Variant
 from subquad.tools.report import drawing
 
 BOUND, RANDOM = "#5b636b", "#9aa2aa"
-WIDTH = 0.34  # of a box; methods stand 1 apart
+WIDTH = 0.34  # of a box; methods are 1 apart
 
 
 def utility(report: InspectReport) -> Figure | None:

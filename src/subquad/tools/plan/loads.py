@@ -1,4 +1,4 @@
-"""What a plan is measured on: inputs of one length, the model that takes them, and how far outputs are from exact."""
+"""What a plan is measured on: inputs of one length, their model, and how far outputs are from exact."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence

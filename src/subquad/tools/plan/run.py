@@ -146,7 +146,7 @@ def plan(
             type than it must have.
     """
     if isinstance(model, nn.Module) and not holds_transformers_model(model):
-        raise TypeError(f"{type(model).__name__} holds no transformers model; use sq.plan_module(module, inputs)")
+        raise TypeError(f"{type(model).__name__} contains no transformers model; use sq.plan_module(module, inputs)")
     settings = settings_from(min_fidelity, shift, lengths, minutes, seed)
     check_settings(settings)
     methods = [methods] if isinstance(methods, str | Method) else methods

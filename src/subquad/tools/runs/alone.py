@@ -64,7 +64,7 @@ def _mine() -> dict[str, str | int]:
 
 
 def _holder(folder: Path) -> str:
-    """Who holds the lock, as far as it is known."""
+    """The process that has the lock, if known."""
     try:
         holder = json.loads((folder / HOLDER).read_text())
         return f"{holder['command']}, process {holder['process']} on {holder['computer']}, since {holder['since']}"

@@ -66,7 +66,7 @@ MODEL: dict[str, Any] = {
     "argument": True,
 }
 TEXT = "Text to read: file, folder, .jsonl, .csv; repeatable. Default: Python's own documentation."
-COLUMN = "The column of .jsonl, .csv and .tsv files that holds the text."
+COLUMN = "The column of .jsonl, .csv and .tsv files with the text."
 METHODS = 'Methods as "name:setting=value,…"; repeatable, or several separated by spaces.'
 ADAPTERS = {
     "help": "Folder of an adapter from subquad calibrate, compared as its own row; repeatable.",
@@ -113,7 +113,7 @@ def check_dtype(name: str | None, others: tuple[str, ...] = ()) -> None:
     """Check that a model can be run in this dtype.
 
     Raises:
-        InputError: it is none of `DTYPES`, nor of the `others` that a command takes.
+        InputError: it is none of `DTYPES`, nor of the `others` that a command accepts.
     """
     if name is not None and name not in DTYPES + others:
         raise InputError(f"--dtype {name!r} is none of {', '.join(DTYPES + others)}")

@@ -176,7 +176,7 @@ def test_train_runs_the_plan_s_method_in_each_layer(small, tmp_path):
     model = MaskedSymbolEncoder.from_pretrained(tmp_path / "run" / "model")
     assert list(map(str, sq.hf.describe(model).methods.values())) == methods
     again = trained(small, tmp_path / "run")
-    assert (again.exit_code, "holds this run, finished" in again.stderr) == (0, True)
+    assert (again.exit_code, "contains this run, finished" in again.stderr) == (0, True)
 
 
 @pytest.mark.parametrize(("words", "message"), [

@@ -82,7 +82,7 @@ def check_distances(inputs: int, masks: list[Mask]) -> None:
             raise ValueError("`of_distance` needs a window: its terms are those of the distances inside it")
         wanted = mask.span + 1 if mask.is_causal else 2 * mask.span + 1
         if inputs != wanted:
-            raise ValueError(f"`of_distance` holds {inputs} distances, but a window of {mask.span} has {wanted}")
+            raise ValueError(f"`of_distance` contains {inputs} distances, but a window of {mask.span} has {wanted}")
 
 
 def attend_set(

@@ -304,7 +304,7 @@ EXPERIMENT = Experiment(
         "average. The paper ranks the whole sequence to fill buckets of one size, so that later tokens decide which "
         "earlier ones a token sees: a model that is trained so reads the future, and cannot generate what it was "
         "trained on.",
-        "Bytes in place of words, without a vocabulary of 268k: a window holds a fifth as much text. Perplexity per "
+        "Bytes in place of words, without a vocabulary of 268k: a window has a fifth as much text. Perplexity per "
         "word is 2^(bits of all bytes / words), <unk> spelt as five bytes; it is comparable in kind only.",
         "WikiText-103 is not at hand: at `small` nine tenths of wikitext-2's valid.txt (1.0 MB) are learned from, "
         "the rest is the validation text, test.txt the test text, of both the first 50,000 bytes. They hold the "

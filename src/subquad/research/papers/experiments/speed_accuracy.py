@@ -18,7 +18,7 @@ class SpeedAccuracyScale:
     """What is trained.
 
     Attributes:
-        models: (method, layers); layers 0: as the recipe says.
+        models: (method, layers); layers 0: as in the recipe.
         tuned: (method, layers) whose models start from those of the same kind with 100 clusters.
         tuning: what differs in the training of these.
         effort: seconds for the times of each.

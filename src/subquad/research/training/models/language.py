@@ -57,8 +57,8 @@ class LanguageConfig(AttentionConfig):
 class CausalLanguageModel(AttentionModel, GenerationMixin):
     """Say at each place what comes next. Methods must be strictly causal; `hf.swap` refuses others with the reason.
 
-    `generate` takes transformers' caches where the methods take steps on one, and `sq.hf.StateCache(model)` where they
-    are recurrent. Padding may be on either side: positions count real tokens.
+    `generate` accepts transformers' caches if the methods support steps on one, and `sq.hf.StateCache(model)` if
+    they are recurrent. Padding may be on either side: positions count real tokens.
 
     >>> import torch
     >>> from subquad.research.training.models import CausalLanguageModel, LanguageConfig
@@ -101,8 +101,8 @@ class CausalLanguageModel(AttentionModel, GenerationMixin):
     ) -> CausalLMOutputWithPast:
         """Logits (B, N, symbols) of the next symbol, and the mean over items of their mean cross-entropy with labels.
 
-        `labels` are those of the places of `input_ids`, as transformers has them: what place i says is compared with
-        label i + 1; −100 is not a place. `attention_mask` (B, tokens before and new): which are real.
+        `labels` are those of the places of `input_ids`, as transformers has them: the prediction at position i
+        is compared with label i + 1; −100 is not a place. `attention_mask` (B, tokens before and new): which are real.
 
         With `config.piece` the input is read in pieces; each attends to the hidden states of the `config.memory`
         tokens before it, too. `memory` is a `Memory` of what was read in earlier calls, which this call adds to.
@@ -193,7 +193,7 @@ class CausalLanguageModel(AttentionModel, GenerationMixin):
                 raise ValueError("pieces and a memory count the tokens themselves; `position_ids` count them otherwise")
 
     def generate(self, *args: Any, **options: Any) -> Any:
-        """Generate tokens, without a cache where a method takes no steps on one, such as LHA.
+        """Generate tokens, without a cache if a method does not support steps on one, such as LHA.
 
         Tokens are the same with and without. Such a method reads the whole text again for each of them.
         """
@@ -203,7 +203,7 @@ class CausalLanguageModel(AttentionModel, GenerationMixin):
 
     @property
     def takes_steps(self) -> bool:
-        """Whether every layer's method takes steps on a key-value cache, which pieces do not."""
+        """Whether every layer's method supports steps on a key-value cache, which pieces do not."""
         if self.config.piece:
             return False
         traits = [bound.method.traits for bound in hf.bounds(self).values()]

@@ -115,7 +115,7 @@ class CTCEncoder(AttentionModel):
 def ctc_loss(
     logits: Float[Tensor, "B T V"], lengths: Int[Tensor, " B"], labels: Int[Tensor, "B L"]
 ) -> Float[Tensor, ""]:
-    """The mean over items of −ln p(labels) / number of labels; an item without labels counts −ln p(nothing is said).
+    """The mean over items of −ln p(labels) / number of labels; an item without labels counts −ln p(silence).
 
     Raises:
         ValueError: an item with more symbols, or repetitions of them (which a blank must part), than tokens.

@@ -47,7 +47,7 @@ class Lm(NextSymbol):
         corpus: folder of the data directory: wikitext-2, tinyshakespeare, gutenberg, …
         files: text files, .jsonl, .csv or .tsv, or folders, in place of a corpus.
         validation_files, test_files: files of the same kinds for validation and for the test figures.
-        column: the column of tables that holds the text.
+        column: the column of tables with the text.
         length: number of tokens in a window.
         held_out: share of the text that is held out.
         examples: number of windows in the training set; they are sampled as they are read.
