@@ -56,7 +56,8 @@ def transformers_model(wrapped: AnyModel) -> PreTrainedModel:
         names = ", ".join(repr(name) for name in list(candidates.values())[:5])
         raise TypeError(
             f"this {kind} contains {len(candidates)} transformers models "
-            f"({names}{', …' if len(candidates) > 5 else ''}): give them one by one, for example its .get_submodule({next(iter(candidates.values()))!r})"
+            f"({names}{', …' if len(candidates) > 5 else ''}): give them one by one, "
+            f"for example its .get_submodule({next(iter(candidates.values()))!r})"
         )
     return next(iter(candidates))
 

@@ -158,7 +158,7 @@ def test_a_masks_window_inside_segments():
 
 def test_a_masks_window_over_interleaved_segments_is_refused():
     ids = torch.arange(23).expand(2, 23) % 3
-    with pytest.raises(ValueError, match=r"window of 2 .* other tokens stand between those of one segment"):
+    with pytest.raises(ValueError, match=r"window of 2 .* other tokens are between those of one segment"):
         sq.attention(*qkv(23), method="local", mask=Mask.segments(ids) & Mask.window(2))
 
 

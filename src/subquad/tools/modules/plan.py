@@ -116,7 +116,7 @@ def plan_module(
 def _other_function(function: str, module: nn.Module) -> str:
     if function == "sq.hf.swap":
         return (
-            f"{type(module).__name__} is or has a transformers model; use sq.plan(model, inputs), which plans by length"
+            f"{type(module).__name__} contains a transformers model; use sq.plan(model, inputs), which plans by length"
         )
     return (
         f"{type(module).__name__} has no layers that sq.nn.swap takes: its attention is calls of "
