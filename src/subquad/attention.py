@@ -82,7 +82,7 @@ def attention(
     """
     if attn_mask is not None:
         raise TypeError(
-            "sq.attention takes no attn_mask: give mask=sq.Mask.from_sdpa(attn_mask) where it is padding, causal or a "
+            "sq.attention does not accept attn_mask: give mask=sq.Mask.from_sdpa(attn_mask) if it is padding, causal or a "
             "window, mask=sq.Mask.dense(…) for any other bool, or bias= for floats that are added to the logits"
         )
     parallel = in_use(parallel)

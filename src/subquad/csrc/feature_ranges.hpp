@@ -149,7 +149,7 @@ struct RangeStates {
   int64_t tasks() const { return groups * (visible.all() ? kept : slices.count); }
   const FeatureState &at(int64_t group, int64_t range) const { return of[group * kept + range]; }
 
-  // Where every query sees every key: a block's state, or those of all blocks of a group one after the other.
+  // For queries that all see every key: a block's state, or those of all blocks of a group one after the other.
   void sum_all(const FeatureInputs &in, const FeatureSide &side, const RangeStates *keys, int64_t task,
                const FeatureScratch &own) const {
     const int64_t group = task / kept, first = task % kept, last = kept == 1 ? ranges.count - 1 : first;

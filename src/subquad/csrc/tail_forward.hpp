@@ -8,7 +8,7 @@
 //                 left, one key, one value and the log-sum-exp
 //     members     per head and few clusters: each query's attention to its cluster's top keys and cells
 //
-// Where nobody wants a gradient, the cells of a block of means stay in the cache: the members of its clusters come next.
+// If no gradient is needed, the cells of a block of means stay in the cache: the members of its clusters come next.
 //
 // A block of means is as many lanes; keys are rows, sorted by cell, so that a cell is a run of rows:
 //

@@ -15,7 +15,7 @@
 //               │     ▒▒▒▒▒▒▒▒▒      │   lanes outside of a query's window are −∞
 //               └────────────────────┘
 //
-// Where all keys of the cells are near, ρ_i − Σ r_ij is the rounding of a 0: then the cells are left out.
+// If all keys of the cells are near, ρ_i − Σ r_ij is the rounding of a 0: then the cells are left out.
 
 constexpr int64_t NEAR_QUERIES = 30;                 // of a tile: whole blocks of a product
 constexpr int64_t NEAR_RUN = 8 * NEAR_QUERIES;       // of a task
@@ -197,7 +197,7 @@ static void near_logits(const TailInputs &in, const NearKeys &keys, int64_t at, 
 }
 
 // Rows of products of members, as `exp_rows`: weights in their place, with the sums of those before lane `cells` and of
-// those from there on, in units of e^{highest}. `shifts` gets row i's u, where `order` says.
+// those from there on, in units of e^{highest}. `shifts` gets row i's u, at its place in `order`.
 template <class Number>
 static void exp_rows_apart(float *rows, int64_t count, int64_t lanes, float scale, const float *bias, int64_t cells,
                            int64_t X, const float *cell_lse, const float *cell_residual, const int32_t *order,

@@ -136,7 +136,7 @@ def segments_rise(ids: Int64[Tensor, "B N"], split: TokenSplit) -> bool:
 
 
 def item_of_ranks(mask: Mask, N: int, split: TokenSplit, device: torch.device) -> Item:
-    """Where the items of all ranks' tokens begin and how long they are; one exchange where there is padding."""
+    """The starts and lengths of the items of all ranks' tokens; one exchange if there is padding."""
     sides = [valid for valid in (mask.key_padding(N), mask.query_padding(N)) if valid is not None]
     if not sides:
         first, length = (torch.full((1, 1), n, device=device) for n in (0, split.tokens))

@@ -146,7 +146,7 @@ def _runs(model: PreTrainedModel, *, images: bool = True) -> list[tuple[str, Run
     """
     if model.device.type == "meta":
         raise ValueError(
-            f"{type(model).__name__} is on the meta device; load its weights before swapping. Where accelerate "
+            f"{type(model).__name__} is on the meta device; load its weights before swapping. If accelerate "
             "offloads them (cpu_offload, a device_map with 'cpu' or 'disk'), swap first and offload the swapped model"
         )
     try:

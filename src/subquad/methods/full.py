@@ -5,7 +5,7 @@
     a_ij  = ((q_i + u)·k_j + (q_i + v)·W_R r_{i−j}) / √D         positions="relative": Dai et al. 2019, section 3.3
 
 With SDPA it is the baseline of everything here, so that the gain of `kernel="subquad"` is visible. SDPA runs its
-flash kernel where the mask is empty, causal or padding alone; windows, segments, dense masks and biases take a mask
+flash kernel where the mask is empty, causal or padding alone; windows, segments, dense masks and biases need a mask
 over queries and keys, as in any exact attention: `methods.core.exact`.
 
 Relative positions are those of "local", over all distances; their terms are handed to SDPA as a bias.

@@ -106,7 +106,7 @@ def attend_as_torch(
     With `parallel`, the outputs of padded queries are those of `attend_all`.
 
     Raises:
-        ValueError: the method cannot take the mask, or cross-attention; a mask of another shape.
+        ValueError: the method does not support the mask, or cross-attention; a mask of another shape.
     """
     (B, H, N, _), M, method = query.shape, key.shape[2], bound.method
     if (empty := empty_outputs(query, key, value)) is not None:

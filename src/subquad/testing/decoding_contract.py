@@ -169,7 +169,7 @@ class DecodingContract(Contract):
             Mask.causal(),
             Mask.padding(keys=[3, 3]),
         ):
-            with pytest.raises(ValueError, match="a step takes a mask of its new tokens' padding alone"):
+            with pytest.raises(ValueError, match="a step supports only a mask of its new tokens' padding"):
                 bound.step(q, k, v, state, mask=mask)
         with pytest.raises(TypeError, match="mask"):
             bound.step(q, k, v, state, mask=torch.ones(2, 3, dtype=torch.bool))

@@ -52,7 +52,7 @@ def test_other_methods_are_refused_with_the_reason():
     case = build("mpnet")
     reasons = sq.hf.refusals(case.model, "clustered-tail")
     assert list(reasons) == [0, 1]
-    assert "'clustered-tail' takes no additive bias and this layer adds a position bias" in reasons[0]
+    assert "'clustered-tail' supports no additive bias and this layer adds a position bias" in reasons[0]
     assert sq.hf.refusals(case.model, METHOD) == {}
 
 

@@ -159,7 +159,7 @@ def test_heads_that_are_alike_are_one():
 
 
 def test_sq_attention_says_what_to_do_with_an_attn_mask():
-    with pytest.raises(TypeError, match=r"takes no attn_mask: give mask=sq.Mask.from_sdpa\(attn_mask\)"):
+    with pytest.raises(TypeError, match=r"does not accept attn_mask: give mask=sq.Mask.from_sdpa\(attn_mask\)"):
         sq.attention(*qkv(), method="full", attn_mask=torch.ones(24, 24).bool())
 
 

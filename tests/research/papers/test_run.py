@@ -272,7 +272,7 @@ def test_a_cell_in_the_place_of_another_is_named(tmp_path):
 def test_cells_without_the_run_that_they_are_of_are_refused(tmp_path):
     reproduce(Bench().experiment, "small", tmp_path / "out")
     (tmp_path / "out" / "run.json").unlink()
-    with pytest.raises(InputError, match=r"contains cells of a run but no run\.json that says which"):
+    with pytest.raises(InputError, match=r"contains cells of a run but no run\.json about it"):
         reproduce(Bench(sizes=(1, 2)).experiment, "small", tmp_path / "out", resume=True)
 
 

@@ -72,7 +72,7 @@ def test_mpnet_runs_what_takes_its_bias_and_refuses_the_rest(model, text, short,
     assert done.exit_code == 0, done.output
     exact, few, many, refused = json.loads(done.stdout)["methods"]
     assert (exact["status"], refused["status"]) == ("exact", "refused")
-    assert "takes no additive bias and this layer adds a position bias" in refused["reason"]
+    assert "supports no additive bias and this layer adds a position bias" in refused["reason"]
     assert few["fidelity"]["62"] < 0.99
     assert many["fidelity"]["62"] > 0.9999  # all keys are exact
 

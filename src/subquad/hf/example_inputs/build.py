@@ -54,7 +54,7 @@ def example_inputs(
             if value is not None:
                 inputs[name] = value
     if padding != "none" and not any("mask" in name and bool((value == 0).any()) for name, value in inputs.items()):
-        raise form.missing(f"padding={padding!r}, but its forward pass takes no attention mask")
+        raise form.missing(f"padding={padding!r}, but its forward pass has no attention mask")
     return {
         name: value.to(model.device, model.dtype if value.is_floating_point() else None)
         for name, value in inputs.items()

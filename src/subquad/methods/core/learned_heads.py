@@ -1,7 +1,7 @@
 """The learned parameters of a layer as some of its heads have them.
 
-A module of learned parameters names what holds one row per head along its first axis, tensors or modules of tensors, in
-`by_query_head` and `by_key_head`. Every parameter is named; one with a single row is that of all heads. `counters` are
+A module of learned parameters lists the tensors, or modules of tensors, with one row per head along their first axis,
+in `by_query_head` and `by_key_head`. Every parameter is named; one with a single row is that of all heads. `counters` are
 buffers that count forward passes in training.
 """
 

@@ -150,9 +150,7 @@ def _claim(out: Path, run: dict[str, Any], resume: bool) -> None:
     run = json.loads(json.dumps(run))
     begun = any(file.is_file() and not files.is_part(file) for file in (out / "cells").rglob("*"))
     if begun and not path.exists():
-        raise InputError(
-            f"{out} contains cells of a run but no {path.name} that says which; give another folder with --out"
-        )
+        raise InputError(f"{out} contains cells of a run but no {path.name} about it; give another folder with --out")
     if begun:
         earlier = seals.parsed(path, "give another folder with --out")
         if earlier != run:

@@ -325,7 +325,7 @@ def _forward(model: CTCEncoder, batch: dict[str, torch.Tensor]) -> None:
 
 
 def baseline_table(records: JobResults) -> Table:
-    """Beside every model: what a guess is worth."""
+    """The baselines of every model: the accuracy of guesses."""
     rows = [[name, percent(row[RATE]), percent(row[HELD_OUT])] for name, row in records[BASELINES].items()]
     return Table(title="Without the sound", columns=["", "known speakers, %", "held-out speaker, %"], rows=rows)
 

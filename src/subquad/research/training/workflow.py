@@ -108,7 +108,7 @@ def claim(settings: RunSettings, out: Path, resume: bool) -> None:
     """Write down the settings of a new run, or of one that goes on.
 
     Raises:
-        InputError: the folder holds another run, or this one and it is finished, or it is to go on only by `resume`.
+        InputError: the folder contains another run, this one finished, or this one unfinished without `resume`.
     """
     tables, path = plain(settings.to_dict()), out / SETTINGS
     if not path.exists():
@@ -147,7 +147,7 @@ def _check_same(tables: Tables, earlier: Tables, out: Path) -> None:
 
 
 def _finished(out: Path, tables: Tables) -> bool:
-    """Whether the folder holds the results of a run with as many steps."""
+    """Whether the folder contains the results of a run with this number of steps."""
     if not (out / RESULTS).exists():
         return False
     remedy = f"remove this file; --resume then writes it again from the checkpoints in {out}"

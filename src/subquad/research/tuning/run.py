@@ -55,7 +55,7 @@ def tune(asked: Tuning, progress: Progress = silent, executor: Executor = LOCAL)
     """Run trials until the folder contains as many as requested; all of them, in their order.
 
     Raises:
-        InputError: the search cannot be, the folder holds another one, or all trials failed.
+        InputError: the search is invalid, the folder contains another one, or all trials failed.
     """
     searched = check(asked, executor)
     _claim(asked)

@@ -52,7 +52,7 @@ class Claim:
         There is none before the first run, after one that was cut off while its report was written, and `again`.
 
         Raises:
-            InputError: the folder holds a report of other settings (unless `again`), or of another command.
+            InputError: the folder contains a report of other settings (unless `again`), or of another command.
         """
         report = self.check_same_command()
         if report is None or again:
@@ -87,7 +87,7 @@ class Claim:
         return f"{', '.join(differing[:FEW])}{more}"
 
     def check_same_command(self) -> dict[str, Any] | None:
-        """The report that the folder holds, of any settings; InputError where something else has its name."""
+        """The report in the folder, of any settings; InputError if something else has its name."""
         if not self.path.exists():
             self._check_nobody_elses()
             return None
@@ -100,7 +100,7 @@ class Claim:
         return dict(report)
 
     def _check_nobody_elses(self) -> None:
-        """InputError where the folder holds a run of another command, or a model."""
+        """InputError if the folder contains a run of another command, or a model."""
         for name in {kind.file for kind in kinds()} - {self.kind.file}:
             other = kind_of(_read(self.folder / name), kinds())
             if other is not None and other != self.kind:
@@ -127,7 +127,7 @@ class Claim:
 
 
 def _read(path: Path) -> Any:
-    """What a JSON file holds; None where there is none, or none that can be read."""
+    """The content of a JSON file; None if there is none, or it cannot be read."""
     try:
         return read_json(path) if path.is_file() else None
     except InputError:

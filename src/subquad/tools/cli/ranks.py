@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 ALONE = ("calibrate", "inspect")  # commands that run in one process
 WAIT = timedelta(minutes=10)  # for a rank that does not answer
 FIRST = timedelta(seconds=3)  # in which the first rank reports what all have found
-REPORTED = "says why all end"  # a key of the store of the processes
+REPORTED = "reports why all end"  # a key of the store of the processes
 _runs = count_up()  # of commands in this process
 
 

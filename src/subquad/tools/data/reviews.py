@@ -1,4 +1,4 @@
-"""Movie reviews (Pang and Lee 2004) as NLTK's archive holds them: pos/cv000_….txt to neg/cv999_….txt."""
+"""Movie reviews (Pang and Lee 2004) as in NLTK's archive: pos/cv000_….txt to neg/cv999_….txt."""
 
 import re
 from dataclasses import dataclass

@@ -129,7 +129,7 @@ def row_of_adapter(pretrained: Pretrained, folder: Path) -> CompareRow:
     """The row of an adapter, whose layers all run one method.
 
     Raises:
-        InputError: the folder holds no adapter, a damaged one, or one for another model.
+        InputError: the folder contains no adapter, a damaged one, or one for another model.
     """
     with as_input_error():
         bounds = hf.read_adapter(folder).bounds(pretrained.model)
@@ -146,7 +146,7 @@ def row_of_plan(pretrained: Pretrained, folder: Path) -> CompareRow:
     """The row of a plan. Its `method` is the one that most layers run, exact attention aside.
 
     Raises:
-        InputError: the folder holds no plan, a damaged one, or one for another model.
+        InputError: the folder contains no plan, a damaged one, or one for another model.
     """
     with as_input_error():
         planned = load_plan(folder).for_model(pretrained.model)

@@ -10,7 +10,7 @@ import numpy as np
 from subquad.core.errors import InputError
 from subquad.core.reading import read_bytes
 
-UNSIGNED_BYTE = 0x08  # the only kind of number that these files hold here
+UNSIGNED_BYTE = 0x08  # the only kind of number in these files
 
 
 def read_idx(path: Path) -> np.ndarray:

@@ -35,7 +35,7 @@ class Recording:
 def read_spoken_digits(folder: Path) -> tuple[Recording, ...]:
     """All recordings of `fsdd/recordings.zip` in a data folder, by digit, speaker and take; kept in memory.
 
-    The archive holds files `{digit}_{speaker}_{take}.wav`: mono, 16 bits, 8,000 samples per second.
+    The archive contains files `{digit}_{speaker}_{take}.wav`: mono, 16 bits, 8,000 samples per second.
 
     Raises:
         InputError: the archive is missing, or is not a zip file, or a file of it has another name or format; named.

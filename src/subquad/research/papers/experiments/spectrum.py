@@ -222,7 +222,7 @@ EXPERIMENT = Experiment(
     deviations=(
         "In small all-MiniLM-L6-v2 (6 layers of 12 heads of 32), which the extra `demo` carries, in place of RoBERTa.",
         "WikiText-2 and movie reviews (Pang and Lee 2004) in place of WikiText-103 and IMDB.",
-        "Beside them the model with random weights, which the paper does not show.",
+        "In addition, the model with random weights, which the paper does not show.",
     ),
     scales=SCALES,
     cells=cells,

@@ -262,7 +262,7 @@ class AttentionModel(PreTrainedModel):
     def _init_weights(self, module: nn.Module) -> None:
         """Normal weights of `initializer_range`; a method's learned parameters start as the method defines.
 
-        transformers empties the buffers that no file holds and calls this to have them again.
+        transformers empties the buffers that are in no file, and calls this to restore them.
         """
         if isinstance(module, Projections):
             with torch.device(module.key.device):
