@@ -82,8 +82,8 @@ def attention(
     """
     if attn_mask is not None:
         raise TypeError(
-            "sq.attention does not accept attn_mask: give mask=sq.Mask.from_sdpa(attn_mask) if it is padding, causal or a "
-            "window, mask=sq.Mask.dense(…) for any other bool, or bias= for floats that are added to the logits"
+            "sq.attention does not accept attn_mask: give mask=sq.Mask.from_sdpa(attn_mask) for padding, causal masks or "
+            "windows, mask=sq.Mask.dense(…) for any other bool, or bias= for floats that are added to the logits"
         )
     parallel = in_use(parallel)
     options: dict[str, Any] = {

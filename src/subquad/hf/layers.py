@@ -106,8 +106,7 @@ class Layer:
         if self.window is not None and not traits.window:
             return f"{name!r} has no window and this layer attends to a window only (and is cheap already)"
         if self.biased and not traits.bias:
-            return f"{name!r} supports no additive bias and this layer adds a position bias to its logits; "
-                "'full' supports one"
+            return f"{name!r} supports no additive bias and this layer adds a position bias to its logits; 'full' does"
         if self.beside_softmax and not method.is_exact:
             return f"{name!r} knows no {' and no '.join(self.beside_softmax)}, which this layer has; 'full' does"
         return keep_refusal(method, cross=self.cross, window=self.window) if keep else None

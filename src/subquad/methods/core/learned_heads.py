@@ -1,8 +1,8 @@
 """The learned parameters of a layer as some of its heads have them.
 
 A module of learned parameters lists the tensors, or modules of tensors, with one row per head along their first axis,
-in `by_query_head` and `by_key_head`. Every parameter is named; one with a single row is that of all heads. `counters` are
-buffers that count forward passes in training.
+in `by_query_head` and `by_key_head`. Every parameter is named; one with a single row is that of all heads. `counters`
+are buffers that count forward passes in training.
 """
 
 from __future__ import annotations

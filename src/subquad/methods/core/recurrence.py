@@ -42,8 +42,8 @@ def check_step_mask(mask: Mask | None) -> None:
         )
     if mask is not None and (not mask.only_padding or mask.offset is not None or mask.keys or mask.queries):
         raise ValueError(
-            f"a step supports only a mask of its new tokens' padding, Mask.padding(bool (B,N)), but this is {mask}; the "
-            "new tokens are causal among themselves, and follow those in the state, without being told"
+            f"a step supports only a mask of its new tokens' padding, Mask.padding(bool (B,N)), but this is {mask}; "
+            "the new tokens are causal among themselves, and follow those in the state, without being told"
         )
 
 
