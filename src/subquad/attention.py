@@ -82,7 +82,7 @@ def attention(
     """
     if attn_mask is not None:
         raise TypeError(
-            "sq.attention does not accept attn_mask: give mask=sq.Mask.from_sdpa(attn_mask) for padding, causal masks or "
+            "sq.attention does not accept attn_mask: give mask=sq.Mask.from_sdpa(attn_mask) for padding, causality or "
             "windows, mask=sq.Mask.dense(…) for any other bool, or bias= for floats that are added to the logits"
         )
     parallel = in_use(parallel)
