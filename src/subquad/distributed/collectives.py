@@ -42,7 +42,7 @@ _counted: ContextVar[Traffic | None] = ContextVar("subquad_traffic", default=Non
 
 @contextmanager
 def traffic() -> Iterator[Traffic]:
-    """Count what this rank sends inside the block.
+    """Count the bytes and messages that this rank sends inside the block.
 
     A backward pass is counted where it runs in the thread of the block, as on CPUs.
     """

@@ -25,7 +25,7 @@ def always(method: Method) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class Strategy(Generic[M]):
-    """How ranks run the methods of one class on a sequence whose tokens they share.
+    """The way in which ranks run the methods of one class on a sequence whose tokens they share.
 
     Attributes:
         kind: what ranks send. "partials": a summary of their keys, by a function of the method's own. "halo": the keys

@@ -264,7 +264,7 @@ def serving_decoders(layers: list[Layer]) -> list[Layer]:
 
 
 def head_counts(layer: Layer | nn.Module) -> tuple[int, int, int]:
-    """(query heads, key/value heads, head width) of a layer; of a module, from its attributes or its config."""
+    """Return (query heads, key/value heads, head width) of a layer, or of a module by its attributes or config."""
     if isinstance(layer, Layer):
         return layer.sizes or head_counts(layer.module)
     config = getattr(layer, "config", None)

@@ -91,7 +91,7 @@ def swap(
     keep: str | None = None,
     parallel: Any = None,
 ) -> Swapped:
-    """Put a method into a pretrained model, in place.
+    """Replace the attention of a pretrained transformers model by a method, in place.
 
     Args:
         model: any transformers model whose attention goes through the attention interface, or a wrapper around one: a
@@ -222,7 +222,7 @@ def _cut_at(holder: Any) -> int | None:
 
 @contextmanager
 def keeping(model: AnyModel, tokens: Tensor) -> Iterator[None]:
-    """Keep these tokens in every swapped self-attention layer inside a block, in place of the `keep` of `swap`.
+    """Keep tokens exact in all swapped self-attention layers, inside a block; this replaces the `keep` of `swap`.
 
         with sq.hf.keeping(model, inputs["input_ids"] == tokenizer.sep_token_id):
             model(**inputs)
@@ -261,7 +261,7 @@ def keeping(model: AnyModel, tokens: Tensor) -> Iterator[None]:
 
 
 def restore(model: AnyModel) -> None:
-    """Restore a model's own attention, in place; a model that was not swapped is left alone.
+    """Restore a model's original attention, in place; a model that was not swapped is left alone.
 
     A model that was loaded from a folder that was saved while swapped gets what transformers gives it by default.
     """

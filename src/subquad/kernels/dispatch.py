@@ -31,7 +31,7 @@ def register(name: str, refusal: Callable[[], str | None]) -> None:
 
 
 def backends() -> dict[str, str]:
-    """Returns each backend with "available", or the reason why it cannot run here.
+    """Return each backend with "available", or the reason why it cannot run here.
 
     >>> backends()["reference"]
     'available'

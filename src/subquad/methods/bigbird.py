@@ -71,7 +71,7 @@ def draw(
 
 @dataclass(frozen=True)
 class BigBird(Pattern):
-    """Blocks of tokens: near ones, random ones, and global ones at both ends. Self-attention only.
+    """Attention between blocks: near ones, random ones, and global ones at both ends. Self-attention only.
 
     Args:
         block: tokens of a block.

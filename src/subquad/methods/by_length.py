@@ -81,7 +81,7 @@ def _read_step(text: str) -> Step:
 
 @dataclass(frozen=True)
 class ByLength(Method):
-    """A method for each range of lengths.
+    """A method that selects another method by the number of keys.
 
     Args:
         steps: the methods with `+` between them, their settings separated by `;`, each after the number of keys from

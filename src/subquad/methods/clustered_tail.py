@@ -51,7 +51,7 @@ from subquad.methods.core.residual import Residual
 
 @dataclass(frozen=True)
 class ClusteredTail(ByHalves):
-    """Clusters of queries with similar attention; a cluster's top keys exactly, all other keys as a few cells.
+    """Exact attention to the top keys of each cluster of queries, and to all other keys as a few centroids (cells).
 
     Args:
         clusters: C, clusters of queries for each head. An item with no more queries is computed exactly. 0: √(2n),

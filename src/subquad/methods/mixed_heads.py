@@ -74,7 +74,7 @@ def _read_part(text: str) -> Part:
 
 @dataclass(frozen=True)
 class MixedHeads(Method):
-    """A method for each group of heads.
+    """A method that runs a different method in each group of heads.
 
     Args:
         methods: the methods with `+` between them, their settings separated by `;`, each with a share of the heads

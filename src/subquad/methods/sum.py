@@ -117,7 +117,7 @@ def _check_part(method: Method) -> None:
 
 @dataclass(frozen=True)
 class Sum(Method):
-    """Several methods as one attention, in which each key counts once.
+    """A combination of several methods in one attention, in which each key counts once.
 
     Args:
         terms: the methods with `+` between them. Any number choose pairs, such as "local", "lha" or "smyrf", one may be

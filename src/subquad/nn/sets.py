@@ -221,7 +221,7 @@ class PoolingByAttention(nn.Module):
 
 
 class SetTransformer(nn.Module):
-    """A function of sets: attention blocks on the elements, pooling, attention blocks on what is pooled.
+    """A function of sets: attention blocks on the elements, pooling by attention, and blocks on the pooled vectors.
 
         out = W_O SAB(PMA_k(ISAB_m(… W_I x)))
 

@@ -86,7 +86,7 @@ def swap(
 
 
 def restore(module: nn.Module) -> None:
-    """Restore the own attention of every layer of a module, in place; other layers are left alone.
+    """Restore the original attention of a module's swapped layers, in place; other layers are left alone.
 
     Raises:
         ValueError: the forward pass of a swapped layer was wrapped since, as accelerate's hooks do.

@@ -12,7 +12,7 @@ FAMILIES: tuple[str, ...] = get_args(Family)  # in the order in which methods ar
 
 @dataclass(frozen=True, kw_only=True)
 class Traits:
-    """What a method can do, as data. The docs, the refusals and the contract suite are all read from this.
+    """The features of a method, as data, from which docs, refusals and conformance tests are derived.
 
     `exact_limit` is the settings at which the method equals exact attention, as {setting: "N", "M" or a number}, or the
     reason why there are none. `example` is settings that put every part of the method to work at some 50 tokens.
@@ -65,7 +65,7 @@ class Traits:
 
 @dataclass(frozen=True, kw_only=True)
 class Fit:
-    """How `subquad calibrate` fits a method's learned parameters on a frozen model: Adam on `Method.fit_loss`."""
+    """Settings of `subquad calibrate` for a method's learned parameters, fitted to a frozen model by `Method.fit_loss`."""
 
     metric: Literal["utility", "error"]  # what is watched on held-out text: attention utility, or the outputs' error
     learning_rate: float = 3e-3  # at the start; it falls along a half cosine to a tenth

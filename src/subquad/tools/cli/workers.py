@@ -20,13 +20,13 @@ _OPTIONS: dict[str, tuple[Any, Any, str]] = {
     "workers": (
         int | None,
         None,
-        "Most cells at once; default: one per core, or per GPU, and on a Ray cluster as many as have room.",
+        "Maximum number of cells at once; default: one per core, or per GPU, and on a Ray cluster as many as have room.",
     ),
     "address": (str | None, None, "The Ray cluster; default: RAY_ADDRESS, or one that is started on this machine."),
     "resources": (
         str | None,
         None,
-        "What a cell takes of a Ray cluster, as cpus=2,gpus=1,memory=8GB; default: one core.",
+        "Resources of a cell on a Ray cluster, as cpus=2,gpus=1,memory=8GB; default: one core.",
     ),
 }
 

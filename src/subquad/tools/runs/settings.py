@@ -74,9 +74,9 @@ ADAPTERS = {
 }
 PLANS = {"help": "Folder of a plan from subquad plan, as its own row; repeatable.", "name": "plan"}
 FLOORS = {
-    "fidelity": f"Least mean cosine (or ratio of pseudo-perplexities) to exact; default: {MIN_FIDELITY:g}.",
-    "kl": f"Of a causal language model, the largest mean KL to exact next tokens, in nats; default: {MAX_KL:g}.",
-    "agreement": "In place of --max-kl, the least share of exact top tokens.",
+    "fidelity": f"Lowest mean cosine (or ratio of pseudo-perplexities) to exact; default: {MIN_FIDELITY:g}.",
+    "kl": f"For causal language models: largest mean KL to exact next tokens, in nats; default: {MAX_KL:g}.",
+    "agreement": "Instead of --max-kl: lowest share of exact top tokens.",
 }
 DEVICE = "Device: cpu, cuda, cuda:1."
 DTYPES = ("fp32", "bf16", "fp16")
@@ -150,10 +150,10 @@ class CompareSettings:
         "most 512, or 2048 in a causal language model, and 2048 and 4096 up to --max-length.",
         read=_lengths,
     )
-    batch: int = option(1, "Texts per forward pass; more than one are padded, with the lengths that they have.")
+    batch: int = option(1, "Texts per forward pass; several are padded and keep their different lengths.")
     passages: int = option(32, "Number of passages on which quality is measured at the model's own length.")
     minutes: float = option(
-        4.0, "Time limit in minutes, --calibrate aside. Each length gets its first figures as early as possible."
+        4.0, "Time limit in minutes, without --calibrate. Each length gets its first figures as early as possible."
     )
     layers: bool = option(False, "Also measure the error of each layer's attention.")
     min_fidelity: float | None = option(None, FLOORS["fidelity"], reading=True)
@@ -211,7 +211,7 @@ class PlanSettings:
     max_kl: float | None = option(None, FLOORS["kl"])
     min_agreement: float | None = option(None, FLOORS["agreement"])
     shift: float = option(
-        1.6, "How many times larger than on the given text the loss may be on other text; 1: plan for this text."
+        1.6, "Safety factor for other text: the accepted loss on this text is divided by it; 1: plan for this text."
     )
     lengths: tuple[int, ...] = option(
         (512, 2048, 4096), "Lengths to plan for, in tokens, separated by commas.", read=_lengths, shown="512,2048,4096"
@@ -223,7 +223,7 @@ class PlanSettings:
     calibrate: tuple[Path, ...] = option(
         (), "Fit methods with learned parameters on this text first, as candidates; it must not be --text. Repeatable."
     )
-    minutes: float = option(10.0, "Time limit in minutes, --calibrate aside.")
+    minutes: float = option(10.0, "Time limit in minutes, without --calibrate.")
     device: str = option("cpu", DEVICE)
     dtype: str | None = option(None, DTYPE)
     seed: int = option(0, "Random seed for the passages.")
