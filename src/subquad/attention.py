@@ -126,12 +126,12 @@ def _first(lengths: Tensor) -> str:
 
 
 def _refuse_beside_nested(query: Tensor, key: Tensor, value: Tensor, **options: bool) -> None:
-    """Raise ValueError for what nested tensors do not go with."""
+    """Raise ValueError for what nested tensors are not supported with."""
     flat = [name for name, x in (("query", query), ("key", key), ("value", value)) if not x.is_nested]
     if flat:
         raise ValueError(f"`{flat[0]}` is not nested but others are; give all three alike")
     for name in (name for name, asked in options.items() if asked):
         raise ValueError(
-            f"`{name}` does not go with nested tensors; pad them, torch.nested.to_padded_tensor(x, 0.0), and give "
+            f"`{name}` is not supported with nested tensors; pad them, torch.nested.to_padded_tensor(x, 0.0), and give "
             "mask=sq.Mask.padding(lengths)"
         )

@@ -70,12 +70,12 @@ def check_split(method: Method, query: Tensor, key: Tensor, value: Tensor, call:
     """Raise ValueError if the ranks disagree, or the call cannot be split."""
     if call.dropout_p > 0:
         raise ValueError(
-            "`parallel` does not go with dropout, whose numbers follow torch's generator and would not be those of one "
-            "device; use dropout_p=0, and drop outputs instead of weights"
+            "`parallel` is not supported with dropout, whose numbers follow torch's generator and would not be those "
+            "of one device; use dropout_p=0, and drop outputs instead of weights"
         )
     if transform() is not None:
         raise ValueError(
-            "`parallel` does not go with vmap, torch.func or forward-mode AD; use autograd's backward pass"
+            "`parallel` is not supported with vmap, torch.func or forward-mode AD; use autograd's backward pass"
         )
     if call.bias is not None:
         check_bias(call.bias, query, sum(split.key_lengths))

@@ -76,7 +76,7 @@ class Layer:
             **dict.fromkeys(self.beside_softmax, True),
         }
         present_kinds = [kind for kind, present in kinds.items() if present]
-        return f"`parallel` does not go with {present_kinds[0]}, which this layer has" if present_kinds else None
+        return f"`parallel` is not supported with {present_kinds[0]}, which this layer has" if present_kinds else None
 
     def refusal(self, method: Method, *, keep: bool = False) -> str | None:
         """The reason why a method cannot run in this layer, or not with kept tokens; None if it can."""

@@ -75,8 +75,8 @@ def decode(mask: Tensor | None, N: int, M: int, *, causal: bool, label: str, bat
         return _decode_dense(mask, N, M, label, batch)
     if mask.ndim != 4:
         raise ValueError(
-            f"layer {label} was given an attention mask of shape {tuple(mask.shape)}; subquad takes 2-D padding masks "
-            "(batch, tokens), of which it makes (batch, 1, 1, keys), and 4-D masks (batch, 1, queries, keys)"
+            f"layer {label} was given an attention mask of shape {tuple(mask.shape)}; subquad accepts 2-D padding "
+            "masks (batch, tokens), of which it makes (batch, 1, 1, keys), and 4-D masks (batch, 1, queries, keys)"
         )
     ours = mask.dtype in (torch.int8, torch.int16, torch.int32)
     if mask.shape[-1] == 0:
@@ -93,7 +93,7 @@ def decode(mask: Tensor | None, N: int, M: int, *, causal: bool, label: str, bat
     if mask.dtype == torch.int16:
         return DecodedMask(True, flat > 0, offset=(flat[0] >= 0).sum() - N)
     if mask.dtype != torch.int8:
-        raise ValueError(f"layer {label} was given a mask of dtype {mask.dtype}, which subquad does not know")
+        raise ValueError(f"layer {label} was given a mask of dtype {mask.dtype}, which subquad does not support")
     return DecodedMask(True, flat > 0, offset=M - N)
 
 
@@ -160,6 +160,6 @@ def _valid_of_additive(bias: Tensor, label: str) -> Tensor:
     if not torch.compiler.is_compiling() and bool((valid & (bias != 0)).any()):
         raise ValueError(
             f"layer {label} was given an additive attention mask with values other than 0 and less than "
-            f"{ALMOST_NOTHING:g}; subquad takes padding only"
+            f"{ALMOST_NOTHING:g}; subquad accepts padding only"
         )
     return valid

@@ -114,19 +114,19 @@ def _kind_of_positions(ids: Tensor | None, mask: Tensor | None) -> tuple[int, in
 def _refuse_inputs(inputs: Mapping[str, Any]) -> None:
     if inputs.get("past_key_values") is not None or inputs.get("use_cache"):
         raise ValueError(
-            "a cache (generate, past_key_values, use_cache=True) does not go with `parallel`: a new token would be on "
-            "one rank and its keys on all; swap without `parallel` to generate"
+            "a cache (generate, past_key_values, use_cache=True) is not supported with `parallel`: a new token would "
+            "be on one rank and its keys on all; swap without `parallel` to generate"
         )
     for name, value in inputs.items():
         if name not in _PLAIN | OF_TOKENS and value is not None and not (isinstance(value, int) and value == 0):
-            raise ValueError(f"{name!r} does not go with `parallel`, which knows {', '.join(sorted(OF_TOKENS))}")
+            raise ValueError(f"{name!r} is not supported with `parallel`, which knows {', '.join(sorted(OF_TOKENS))}")
     shape = tuple(tokens_of(inputs).shape[:2])
     for name in sorted(OF_TOKENS & inputs.keys()):
         have = tuple(inputs[name].shape)
         if have[:2] != shape and not (name == "position_ids" and have == (1, shape[1])):
             raise ValueError(f"{name!r} is {have}, but this rank's tokens are {shape}; each rank gives its own part")
         if len(have) != 2 and name != "inputs_embeds":
-            raise ValueError(f"{name!r} is {have}, but `parallel` takes (batch, tokens)")
+            raise ValueError(f"{name!r} is {have}, but `parallel` accepts (batch, tokens)")
 
 
 @dataclass

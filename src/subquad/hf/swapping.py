@@ -206,7 +206,7 @@ def _tried_split(
     ranks, fixed = ranks_of(parallel)
     refuse_holder(wrapped, model)
     if keep is not None:
-        raise ValueError(f"`parallel` does not go with keep={keep!r}; swap without one of them")
+        raise ValueError(f"`parallel` is not supported with keep={keep!r}; swap without one of them")
     for layer in layers:
         reason = layer.split_refusal()
         if reason:

@@ -131,7 +131,7 @@ class Mask:
         if attn_mask is None:
             return Mask.causal(offset=0) if is_causal else Mask()
         if is_causal:
-            raise ValueError("both attn_mask and is_causal=True are given, but SDPA takes one of them")
+            raise ValueError("both attn_mask and is_causal=True are given, but SDPA accepts one of them")
         pattern = read_mask(attn_mask)
         N, M = attn_mask.shape[-2:]
         items_of_mask = attn_mask.shape[0] if attn_mask.ndim == 4 else 1

@@ -104,7 +104,7 @@ def _as_allowed(mask: Tensor) -> Tensor:
     if mask.dtype == torch.bool:
         return mask
     if not mask.is_floating_point():
-        raise TypeError(f"`attn_mask` is {mask.dtype}, but SDPA takes bool, or floats to add to the logits")
+        raise TypeError(f"`attn_mask` is {mask.dtype}, but SDPA accepts bool, or floats to add to the logits")
     if mask.requires_grad and torch.is_grad_enabled():
         raise IsBias(
             "this float attn_mask requires a gradient, so it is a bias whatever its numbers are; give it as bias= to a "

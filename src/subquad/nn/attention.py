@@ -152,7 +152,7 @@ class MultiheadAttention(nn.Module):
                 keeps them. They are keys and values, without a gradient to them. `mask` is then that of N queries and
                 R + N keys, or padding of the new tokens.
             parallel: as in `subquad.attention`: the inputs are this rank's tokens. `sq.distributed.use` sets it for all
-                layers of a model. `attn_mask`, a memory and nested tensors do not go with it.
+                layers of a model. `attn_mask`, a memory and nested tensors are not supported with it.
 
         Raises:
             ValueError: need_weights=True; both kinds of masks; what the method cannot take; a memory of another batch,
@@ -163,7 +163,7 @@ class MultiheadAttention(nn.Module):
         method = self.attention.method
         if memory is not None:
             if in_use(parallel) is not None:
-                raise ValueError("`memory` does not go with `parallel`; leave it out, or run the layer on one rank")
+                raise ValueError("`memory` is not supported with `parallel`; omit it, or run the layer on one rank")
             self._check_memory(query, key, value, key_padding_mask, attn_mask)
             axis = 1 if self.batch_first and query.ndim == 3 else 0
             key = preceded(query, memory, axis, "query")

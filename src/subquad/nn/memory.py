@@ -85,6 +85,6 @@ def refuse_without_memory(method: Method) -> None:
     """ValueError where a method needs as many queries as keys."""
     if not (method.traits.cross or method.traits.cached):
         raise ValueError(
-            f"{method.label!r} takes no memory: its keys are those of the queries; use another method, such as "
+            f"{method.label!r} supports no memory: its keys are those of the queries; use another method, such as "
             "'full:positions=relative' or 'local:positions=relative'"
         )

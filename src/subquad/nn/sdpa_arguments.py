@@ -79,7 +79,7 @@ def prepare_sdpa(
             "attention dropout to 0"
         )
     if query.is_nested or key.is_nested or value.is_nested:
-        raise ValueError("nested tensors: sq.attention takes them, but there is no padded form of a call of SDPA here")
+        raise ValueError("nested tensors: sq.attention accepts them, but a call of SDPA has no padded form here")
     if query.shape[2:3] != key.shape[2:3] and method.traits.mixes_queries:
         raise ValueError(
             f"{method.name!r} mixes queries, and those of cross-attention may be a causal decoder's: the output at one "

@@ -347,7 +347,7 @@ def paddings(mask: Mask | None, x: Tensor, y: Tensor) -> tuple[Bool[Tensor, "B N
     if mask is None:
         return None, None
     if not mask.only_padding:
-        raise ValueError(f"a set has no order and takes padding only, Mask.padding(sizes), but the mask is {mask}")
+        raise ValueError(f"a set has no order and accepts padding only, Mask.padding(sizes), but the mask is {mask}")
     (B, N, W), M = x.shape, y.shape[1]
     mask.check(Sizes(B=B, H=1, G=1, N=N, M=M, D=W, E=W), x.device)
     return mask.query_padding(N), mask.key_padding(M)

@@ -30,7 +30,9 @@ def refuse_weights(need_weights: bool | None) -> None:
 def refuse_nested(lengths: Tensor | None, parallel: Any) -> None:
     """Raise ValueError where nested inputs would be split over ranks."""
     if lengths is not None and parallel is not None:
-        raise ValueError("nested tensors do not go with `parallel`; pad them, and give a mask of this rank's tokens")
+        raise ValueError(
+            "nested tensors are not supported with `parallel`; pad them, and mask this rank's tokens"
+        )
 
 
 def as_batches(
@@ -116,8 +118,8 @@ def attend_as_torch(
     refuse_nested(lengths, parallel)
     if parallel is not None and attn_mask is not None:
         raise ValueError(
-            f"{MASK} does not go with `parallel`, where each rank has a part of both of its axes; give is_causal=True "
-            "alone for a causal mask (`is_causal` of torch's encoder, `tgt_is_causal` of its decoder)"
+            f"{MASK} is not supported with `parallel`, where each rank has a part of both of its axes; give "
+            "is_causal=True alone for a causal mask (`is_causal` of torch's encoder, `tgt_is_causal` of its decoder)"
         )
     options["parallel"] = parallel
     allowed = _allowed(attn_mask, B, H, N, M)

@@ -132,7 +132,7 @@ def test_large_negative_numbers_hide_where_another_key_is_seen(hidden):
         (torch.full((1, 1, 1, 3), -1e9), ValueError, "hides all keys of a query with finite numbers"),
         (torch.tensor([[0.0, -5.0]]), ValueError, "contains other numbers than 0 and −inf"),
         (torch.tensor([[0.0, math.nan]]), ValueError, "contains other numbers than 0 and −inf"),
-        (torch.ones(2, 3, dtype=torch.int64), TypeError, "torch.int64, but SDPA takes bool"),
+        (torch.ones(2, 3, dtype=torch.int64), TypeError, "torch.int64, but SDPA accepts bool"),
         ([[True]], TypeError, "is a list"),
         (torch.ones(3).bool(), ValueError, r"\(3,\), but it must broadcast"),
         (torch.ones(1, 0).bool(), ValueError, "empty"),

@@ -140,7 +140,7 @@ def damages():
     yield "foreign", lambda data: b'{"crossovers": []}', "it has no digest"
     for content in ({"crossovers": [{"method": "clustered"}]}, {"crossovers": 3}, {}):
         sealed = checksums.sealed_json(content)
-        yield json.dumps(content), lambda _, sealed=sealed: sealed, "not hold crossovers of this version of subquad"
+        yield json.dumps(content), lambda _, sealed=sealed: sealed, "not contain crossovers of this version of subquad"
 
 
 @pytest.mark.parametrize(("change", "reason"), [pytest.param(*rest, id=name) for name, *rest in damages()])

@@ -153,7 +153,7 @@ def test_what_a_memory_does_not_go_with(options, message):
 
 @pytest.mark.parametrize("method", ["shared-full", "reformer", "sinkhorn"])
 def test_methods_whose_keys_are_the_queries_are_refused_by_name(method):
-    with pytest.raises(ValueError, match=f"'{method}' takes no memory: its keys are those of the queries"):
+    with pytest.raises(ValueError, match=f"'{method}' supports no memory: its keys are those of the queries"):
         layer(method)(normal(2, 9, 12), memory=normal(2, 5, 12, seed=1))
 
 

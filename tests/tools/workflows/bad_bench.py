@@ -15,7 +15,7 @@ def damaged(tmp_path):
     }  # fmt: skip
     contents = {
         "is not JSON": "{oops",
-        "does not come from `subquad bench`": '{"methods": []}',
+        "is not from `subquad bench`": '{"methods": []}',
         "has schema 2 but this version reads 1": json.dumps(whole | {"schema": 2}),
         "its 'cells' is not of type list": json.dumps(whole | {"cells": {}}),
         "has heads 12 but this run 2; they must match": json.dumps(whole | {"settings": shape | {"heads": 12}}),

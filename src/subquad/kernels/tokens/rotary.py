@@ -36,7 +36,7 @@ class Rotary:
                 "floating numbers, one for each pair of components"
             )
         if self.frequencies.device.type != "meta" and not self.frequencies.isfinite().all():
-            raise ValueError("the frequencies hold NaN or infinity")
+            raise ValueError("the frequencies contain NaN or infinity")
 
     def to(self, device: torch.device) -> Rotary:
         """Move the frequencies to a device."""

@@ -47,8 +47,8 @@ class BoundMethod(nn.Module):
         query, key, value, call = self.prepare(query, key, value, **options)
         if self.watch is not None and call.parallel is not None:
             raise ValueError(
-                "sq.audit does not go with `parallel`: it would compute exact rows from this rank's keys alone; audit "
-                "the model on one rank"
+                "sq.audit is not supported with `parallel`: it would compute exact rows from this rank's keys alone; "
+                "audit the model on one rank"
             )
         if self.learned is not None and self.training and torch.is_grad_enabled():
             self._loss = self.method.run_auxiliary_loss(query, key, value, call)

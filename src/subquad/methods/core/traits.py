@@ -65,7 +65,7 @@ class Traits:
 
 @dataclass(frozen=True, kw_only=True)
 class Fit:
-    """Settings of `subquad calibrate` for a method's learned parameters, fitted to a frozen model by `Method.fit_loss`."""
+    """Settings of `subquad calibrate`, which fits learned parameters to a frozen model by `Method.fit_loss`."""
 
     metric: Literal["utility", "error"]  # what is watched on held-out text: attention utility, or the outputs' error
     learning_rate: float = 3e-3  # at the start; it falls along a half cosine to a tenth

@@ -123,9 +123,9 @@ class Layout:
         if isinstance(model, MixtureModel):
             return f"{what} is not for models of sets, whose elements are pooled by attention; leave it out"
         if config.attention_dropout:
-            return f"{what} does not go with model.attention_dropout={config.attention_dropout}; give 0"
+            return f"{what} is not supported with model.attention_dropout={config.attention_dropout}; give 0"
         if getattr(config, "piece", 0):
-            return f"{what} does not go with model.piece={config.piece}, which reads one piece after the other; give 0"
+            return f"{what} is not supported with model.piece={config.piece}, which reads pieces in turn; give 0"
         if has_auxiliary_loss(model):
             return f"{what} is not for methods with an auxiliary loss, which is one of all tokens; leave it out"
         return _refusal_of_methods(model, Sequence.even(self.settings.sequence, group, mode=self.settings.mode))

@@ -20,7 +20,7 @@ _OPTIONS: dict[str, tuple[Any, Any, str]] = {
     "workers": (
         int | None,
         None,
-        "Maximum number of cells at once; default: one per core, or per GPU, and on a Ray cluster as many as have room.",
+        "Maximum number of cells at once; default: one per core or GPU, and on a Ray cluster as many as have room.",
     ),
     "address": (str | None, None, "The Ray cluster; default: RAY_ADDRESS, or one that is started on this machine."),
     "resources": (

@@ -136,7 +136,7 @@ def row_of_adapter(pretrained: Pretrained, folder: Path) -> CompareRow:
     methods = {bound.method for bound in bounds.values()}
     if len(methods) != 1:
         listed = ", ".join(sorted(map(str, methods)))
-        raise InputError(f"the adapter {folder} mixes methods ({listed}); compare takes one method in all layers")
+        raise InputError(f"the adapter {folder} mixes methods ({listed}); compare accepts one method in all layers")
     everywhere = len(hf.find_layers(pretrained.model)) == len(bounds)
     reason = None if everywhere else f"only in layers {', '.join(map(str, sorted(bounds)))}; the others stay exact"
     return CompareRow(methods.pop(), sorted(bounds), reason, str(folder), bounds)

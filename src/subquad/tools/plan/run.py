@@ -264,7 +264,7 @@ def _check_methods(methods: Sequence[Method], model: Any, also: Mapping[str, Any
     for method in methods:
         if method.traits.learned:
             remedy = "" if method.traits.fit is None else ": --calibrate TEXT fits them, or give an --adapter"
-            raise InputError(f"{method} has learned parameters, and a plan takes only those that are fitted{remedy}")
+            raise InputError(f"{method} has learned parameters, and a plan accepts only those that are fitted{remedy}")
     refused = {method: hf.refusals(model, method) for method in methods if method != Full()}
     if refused and not also and all(len(reasons) == len(hf.find_layers(model)) for reasons in refused.values()):
         method, reasons = next(iter(refused.items()))

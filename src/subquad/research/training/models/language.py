@@ -173,7 +173,7 @@ class CausalLanguageModel(AttentionModel, GenerationMixin):
         caches: bool | None,
         memory: Memory | None,
     ) -> None:
-        """ValueError for what pieces and a memory do not go with."""
+        """ValueError for what pieces and a memory are not supported with."""
         if caches:
             raise ValueError("a model that reads pieces keeps a memory and no key-value cache: pass use_cache=False")
         if memory is not None:

@@ -82,6 +82,6 @@ def split(tokens: int, keys: int | None = None) -> ModelSplit:
 
 
 def refuse_when_split(what: str) -> None:
-    """ValueError for what does not go with split tokens, inside `over`."""
+    """ValueError for what is not supported with split tokens, inside `over`."""
     if _ranks.get() is not None:
-        raise ValueError(f"{what} does not go with tokens that are split over ranks; give parallel.sequence=1")
+        raise ValueError(f"{what} is not supported with tokens that are split over ranks; give parallel.sequence=1")
