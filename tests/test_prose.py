@@ -20,6 +20,14 @@ ROOT = Path(__file__).parents[1]
 MARKDOWN = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md")), ROOT / "benchmarks" / "README.md"]
 SOURCES = sorted((ROOT / "src").rglob("*.py"))
 OTHERS = [*sorted((ROOT / "src").rglob("*.j2")), *sorted((ROOT / "src").rglob("*.[ch]pp"))]
+# The pages to which [language] applies, too. `LANGUAGE = set(MARKDOWN)` applies it to all of them.
+LANGUAGE = {
+    *(ROOT / "docs" / "reference").glob("*.md"),
+    *(ROOT / "docs" / "design" / f"{name}.md" for name in ("overview", "contract", "glossary")),
+    *(ROOT / "docs" / f"{name}.md" for name in ("install", "releasing")),
+    ROOT / "benchmarks" / "README.md",
+    ROOT / "CONTRIBUTING.md",
+}
 WORDS = tomllib.loads((ROOT / "tests" / "words.toml").read_text("utf-8"))
 
 
@@ -45,6 +53,7 @@ def test_prose_uses_standard_terms():
     wrong = []
     for path in (*MARKDOWN, *SOURCES, *OTHERS):
         tables = ("everywhere", "markdown") if path.suffix == ".md" else ("everywhere",)
+        tables += ("language",) if path.suffix != ".md" or path in LANGUAGE else ()
         lines = found(lines_of(path), *tables)
         if path.suffix == ".py":
             lines += found(summaries(path.read_text("utf-8")), "docstrings")
@@ -115,7 +124,25 @@ IN_MARKDOWN = (
     "at 2048 tokens",
     "1.7 times as fast",
 )
+LANGUAGE_OF_RIDDLES = (
+    "Where fewer keys are visible, all are used.",
+    "The mask is read. Where it cannot be, it is refused.",
+    "The table says which keys a query meets.",
+    "`subquad doctor` says what is missing.",
+    "published figures beside ours",
+    "its memory and that of those of the others",
+    "what stands before a line",
+    "where the first query stands among the keys",
+    "Give every function what you hold.",
+    "the folder holds another run",
+    "SDPA takes a bool mask",
+    "a token's bucket is its own business",
+)
 ALLOWED = (
+    "Whether, where and when it runs: where does it end?",
+    "The paper says that this is exact.",
+    "The names take the place of numbers.",
+    "The message states which layers were refused.",
     "There is no checkpoint yet.",
     "It is no longer than that.",
     "A method is attached to a layer.",
@@ -128,7 +155,7 @@ ALLOWED = (
 )
 
 
-TABLES = {"everywhere": EVERYWHERE, "docstrings": DOCSTRINGS, "markdown": IN_MARKDOWN}
+TABLES = {"everywhere": EVERYWHERE, "docstrings": DOCSTRINGS, "markdown": IN_MARKDOWN, "language": LANGUAGE_OF_RIDDLES}
 
 
 def test_phrases_that_are_ruled_out_are_found():

@@ -58,7 +58,7 @@ _ELSEWHERE = {
 }
 
 
-_SUBMODULES = ("audits", "methods")  # public, beside those of `__all__`
+_SUBMODULES = ("audits", "methods")  # public, in addition to `__all__`
 
 
 def __getattr__(name: str) -> Any:

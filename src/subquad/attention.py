@@ -35,14 +35,14 @@ def attention(
     rotary: Rotary | None = None,
     attn_mask: Tensor | None = None,
 ) -> Any:
-    """Attention by any method, exact or not; layout, names and meanings as `scaled_dot_product_attention`.
+    """Compute attention with any method, with the arguments and the layout of `scaled_dot_product_attention`.
 
         out_i ≈ Σ_j softmax_j(scale · q_i·k_j + bias_ij) v_j
 
     Args:
         query: (B,H,N,D), float64, float32, bfloat16 or float16. Normalisers are at least fp32 inside. Nested tensors
-            (B,H,items' length,D) say their padding themselves, for which the call waits for their device; `bias`,
-            `keep` and `return_lse` do not go with them.
+            (B,H,items' length,D) carry their own lengths; reading them synchronises with the device. `bias`, `keep`
+            and `return_lse` are not supported with them.
         key: (B,G,M,D), with G = H, or H a multiple of G under `enable_gqa`.
         value: (B,G,M,E).
         method: a name ("i-clustered"), a name with settings ("i-clustered:clusters=25") or a method object.
@@ -51,19 +51,20 @@ def attention(
         bias: (B|1,H|1,N,M), added to the logits; for methods whose trait `bias` is true.
         scale: defaults to 1/√D.
         enable_gqa: let H/G query heads share each key head.
-        dropout_p: what it drops is each method's trait `dropout`; drawn from torch's own generator.
-        seed: of planes, features and starts; defaults to the method's own `seed` setting, 0.
+        dropout_p: rate of dropout, of the kind in the method's trait `dropout`; uses torch's own generator.
+        seed: random seed for projections, random features and k-means initialisation; defaults to the method's own
+            `seed` setting, 0.
         return_lse: return the log-sum-exp of the logits too; for methods whose trait `lse` is true.
         keep: tokens whose row and column are exact, in self-attention by methods whose trait `lse` is true: indices
             for all items ([0, -1]) or for each item, int (B,S), or a bool (B,N). Padding is never kept, and a window
-            does not restrict kept tokens; all other masks do. For a bool, the call waits for its device once.
+            does not restrict kept tokens; all other masks do. A bool synchronises with the device once.
         parallel: a `sq.distributed.Sequence`, of whose tokens query, key, value and the mask's tensors are this rank's
             part; by default that of `sq.distributed.use`, where the call is inside its block. Lengths of padded items,
             the mask's offset and indices in `keep` count all tokens; a bias and a dense mask hold the rows of this
-            rank's queries, for all keys. Dropout does not go with it.
+            rank's queries, for all keys. Dropout is not supported with it.
         rotary: a `sq.Rotary`, by which positions turned queries and keys (RoPE), for methods that compare queries of
             different positions: "clustered-tail:queries=earlier". Others do not read it.
-        attn_mask: not taken; `mask=sq.Mask.from_sdpa(attn_mask)` reads one, `bias=` is what floats add.
+        attn_mask: not accepted; use `mask=sq.Mask.from_sdpa(attn_mask)`, and `bias=` for floats that are added.
 
     Returns:
         out, (B,H,N,E) in the dtype of the inputs, nested where `query` is; with `return_lse`, (out, lse), where lse is
@@ -71,7 +72,7 @@ def attention(
         the whole.
 
     Raises:
-        ValueError: shapes, devices, mask or method do not fit, or the method cannot do what is asked; says why.
+        ValueError: shapes, devices, mask or method do not fit, or the method does not support the call.
         TypeError: an argument has the wrong type or dtype.
 
     >>> import torch, subquad as sq
@@ -81,8 +82,8 @@ def attention(
     """
     if attn_mask is not None:
         raise TypeError(
-            "sq.attention takes no attn_mask: give mask=sq.Mask.from_sdpa(attn_mask) where it is padding, causal or a "
-            "window, mask=sq.Mask.dense(…) for any other bool, or bias= for floats that are added to the logits"
+            "sq.attention does not accept attn_mask: give mask=sq.Mask.from_sdpa(attn_mask) for padding, causality or "
+            "windows, mask=sq.Mask.dense(…) for any other bool, or bias= for floats that are added to the logits"
         )
     parallel = in_use(parallel)
     options: dict[str, Any] = {
@@ -107,7 +108,7 @@ def attention(
 def _nested_attention(
     query: Tensor, key: Tensor, value: Tensor, method: Method, mask: Mask, options: dict[str, Any]
 ) -> Tensor:
-    """Attention on nested tensors: on padded ones, under a mask that says so."""
+    """Attention on nested tensors: on padded ones, under a mask of the padding."""
     queries, keys, values = (pad(x.transpose(1, 2)) for x in (query, key, value))
     if can_be_read(keys.lengths) and not torch.equal(keys.lengths, values.lengths):
         raise ValueError(
@@ -125,12 +126,12 @@ def _first(lengths: Tensor) -> str:
 
 
 def _refuse_beside_nested(query: Tensor, key: Tensor, value: Tensor, **options: bool) -> None:
-    """Raise ValueError for what nested tensors do not go with."""
+    """Raise ValueError for what nested tensors are not supported with."""
     flat = [name for name, x in (("query", query), ("key", key), ("value", value)) if not x.is_nested]
     if flat:
         raise ValueError(f"`{flat[0]}` is not nested but others are; give all three alike")
     for name in (name for name, asked in options.items() if asked):
         raise ValueError(
-            f"`{name}` does not go with nested tensors; pad them, torch.nested.to_padded_tensor(x, 0.0), and give "
+            f"`{name}` is not supported with nested tensors; pad them, torch.nested.to_padded_tensor(x, 0.0), and give "
             "mask=sq.Mask.padding(lengths)"
         )

@@ -1,4 +1,4 @@
-"""The walk of a call: the functions that a reader opens between `sq.attention` and the compiled kernel.
+"""The path of a call: the functions that a reader opens between `sq.attention` and the compiled kernel.
 
 The call stack at the moment when the kernel is entered is the chain. A stop is
 

@@ -60,7 +60,7 @@ def test_a_long_cell_in_tables_without_a_header(tmp_path):
     ("a.jsonl", b'{"text": ' + b"[" * 100_000 + b"]" * 100_000 + b"}\n", "nested too deeply"),
     ("a.jsonl", b'{"text": 1' + b"0" * 5_000 + b"}\n", "line 1: not JSON"),
     ("a.jsonl", b'{"text": "\\ud800"}\n', "lone surrogate"),
-    ("a.jsonl", b'{"text": {"a": 1}}\n', "'text' holds a dict, not text"),
+    ("a.jsonl", b'{"text": {"a": 1}}\n', "'text' contains a dict, not text"),
     ("a.jsonl", '{"text": "a"}'.encode("utf-16"), "not a text file in UTF-8"),
     ("a.csv", b"text,text\na,b\n", "two columns 'text'"),
     ("a.csv", b"\xef\xbb\xbf", "is empty"),

@@ -50,7 +50,7 @@ def test_heads_that_do_not_divide_are_refused_even_with_gqa():
     [
         (ONE, ONE.double(), ONE, "`query` is torch.float32 but `key` is torch.float64"),
         (ONE, ONE, ONE.half(), "`query` is torch.float32 but `value` is torch.float16"),
-        (ONE.int(), ONE, ONE, "`query` is torch.int32; attention takes float64"),
+        (ONE.int(), ONE, ONE, "`query` is torch.int32; attention supports float64"),
     ],
 )
 def test_dtypes_are_named(q, k, v, message):

@@ -1,4 +1,4 @@
-"""The walk of a call, as `docs/design/overview.md` lists it, is the one that a call takes."""
+"""A call passes through the functions that `docs/design/overview.md` lists under "Call paths"."""
 
 import re
 import types
@@ -17,8 +17,8 @@ MOST = {"sq.attention": 12, "sq.hf.swap": 16}
 
 
 def listed(title: str) -> list[Stop]:
-    """The stops below one heading of the section "The walk of a call"."""
-    section = OVERVIEW.read_text("utf-8").partition("\n## The walk of a call\n")[2].partition("\n## ")[0]
+    """The stops below one heading of the section "Call paths"."""
+    section = OVERVIEW.read_text("utf-8").partition("\n## Call paths\n")[2].partition("\n## ")[0]
     below = section.partition(f"\n### {title}\n")[2].partition("\n### ")[0]
     found = re.findall(r"^(\d+)\. `([\w/.]+)`: `([\w.]+)`", below, re.MULTILINE)
     assert [int(number) for number, *_ in found] == list(range(1, len(found) + 1))

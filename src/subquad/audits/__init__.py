@@ -2,7 +2,7 @@
 
 Three words have different meanings, in names and in text:
 
-    estimate      a mean over sampled rows; it says nothing about how far off it is
+    estimate      a mean over sampled rows, without an error bar
     bound         a number that the true one exceeds with probability at most δ: "at confidence 1 − δ"
     certificate   a number that the true one never exceeds; nothing here is a certificate
 """

@@ -1,4 +1,4 @@
-"""Checks of arguments that audits and controlled attention share: a ValueError says what an argument may be."""
+"""Checks of arguments that audits and controlled attention share: a ValueError states what an argument may be."""
 
 import math
 from numbers import Integral, Real

@@ -100,7 +100,7 @@ class Audit:
         self.stop()
 
     def report(self) -> AuditReport:
-        """The results so far. Each bound holds for one look; the test of drift is valid at any time."""
+        """The results so far. Each bound is valid for one evaluation; the test of drift is valid at any time."""
         delta, layers = 1 - self._confidence, []
         for name, watch in self._watches.items():
             evidence = None if watch.drift is None else watch.drift.peak
@@ -122,7 +122,7 @@ class Audit:
         return AuditReport(tuple(layers), overall, tolerance, self._confidence, next_tokens, embeddings)
 
     def baseline(self) -> dict[str, Any]:
-        """The baseline for drift tests of later audits, as plain data that JSON can hold.
+        """The baseline for drift tests of later audits, as plain data, which can be written as JSON.
 
         For each layer a usual error, which about half of the rows exceed, and an interval for the expected share of an
         audited call's rows that do. All intervals hold together at the audit's confidence, for calls that are
@@ -208,8 +208,8 @@ def audit(
     sampled positions and at the last one.
 
     Args:
-        model: a swapped transformers model, what holds one, or any module with `sq.nn.MultiheadAttention` or bound
-            methods in it.
+        model: a swapped transformers model, a wrapper around one, or any module with `sq.nn.MultiheadAttention` or
+            bound methods in it.
         tolerance: the e_i that is accepted. Default: any finite one, for a model with a floor of its output. An error
             of rows is not one of the output: layers of a plan that keeps a fidelity of 0.99 have rows with e_i > 0.5.
         rows: how many rows of an audited call are compared.
@@ -229,7 +229,7 @@ def audit(
             which there is an alarm. Default: the floor of the plan that was swapped in, or whose baseline is given.
         pooling: how hidden states become an embedding: "mean", over real tokens, or "cls", the first one; for
             `min_fidelity`, because a plan has its own.
-        positions: how many positions of an audited prompt are compared, beside the last.
+        positions: how many positions of an audited prompt are compared, in addition to the last.
         seed: of the sampling. No global generator is read or moved.
         callback: called with an `AuditedCall` after each audited call.
 
@@ -240,7 +240,7 @@ def audit(
         ValueError: nothing in the model is swapped; an argument is out of its range; neither a tolerance, nor a floor,
             nor a baseline; a baseline of another model; a floor of an output that the model does not have; on `start`,
             a layer that another audit watches.
-        TypeError: `model` is not a module and holds none.
+        TypeError: `model` is not a module and does not contain one.
 
     Not audited, and counted as skipped: calls with dropout, without a real query, and inside transforms of torch.func.
     Steps on a state of fixed size (`step`, `StateCache`) have no keys to compare with, and are not counted. Exact rows
@@ -351,10 +351,10 @@ def _embedding_watch(module: nn.Module, floor: Mapping[str, Any], options: dict[
 def layers_of(model: Any) -> dict[str, tuple[BoundMethod, bool]]:
     """The bound methods of a model by layer name, and whether padded keys are also padded queries there.
 
-    A swapped layer has the name that it has in its transformers model, whatever holds that.
+    A swapped layer has the name that it has in its transformers model, whatever its wrapper.
 
     Raises:
-        TypeError: no module, and not what holds one as its `model`.
+        TypeError: not a module, and not a wrapper with one as its `model`.
         ValueError: there is no bound method in it.
     """
     module = model if isinstance(model, nn.Module) else getattr(model, "model", None)  # a pipeline

@@ -23,9 +23,10 @@ from subquad.methods.core.call import Call
 class Spent:
     """The methods that one call of `Controlled` used, by head.
 
-    `stages` are the methods that were tried in order, and `stage` says which computed each head, (B,H). `largest` is
-    the largest relative error of each head's sampled rows there, NaN for an exact head. A head that is not exact has at
-    most the share `share_bound` of its rows above the tolerance, for each head at the confidence asked for.
+    `stages` are the methods that were tried in order, and `stage` (B,H) is the number of the one that computed each
+    head. `largest` is the largest relative error of each head's sampled rows there, NaN for an exact head. A head that
+    is not exact has at most the share `share_bound` of its rows above the tolerance, for each head at the chosen
+    confidence.
     """
 
     stages: tuple[str, ...]

@@ -17,8 +17,8 @@ Rows = tuple[Int64[Tensor, "rows"], Int64[Tensor, "rows"], Int64[Tensor, "rows"]
 def sampled(query: Tensor, mask: Mask, valid: Tensor | None, rows: int, generator: torch.Generator) -> Rows | None:
     """`rows` rows, each uniformly at random among all heads and real queries, with replacement; None without any.
 
-    With replacement, so that how many have some property is binomial. `valid` (B,N) says which queries are real besides
-    what the mask says.
+    With replacement, so that how many have some property is binomial. `valid` (B,N) marks real queries, in addition
+    to the mask.
     """
     B, H, N, _ = query.shape
     padding = mask.query_padding(N)
@@ -35,7 +35,7 @@ def sampled(query: Tensor, mask: Mask, valid: Tensor | None, rows: int, generato
 def exact_rows(query: Tensor, key: Tensor, value: Tensor, call: Call, chosen: Rows) -> Float[Tensor, "rows E"]:
     """softmax(scale · q_i Kᵀ + bias_i) V of the chosen rows, in fp32 or better, under the call's mask and kept tokens.
 
-    What stands in padding must be finite. A query that sees no key has 0.
+    Padding must be finite. A query that sees no key has 0.
     """
     query, key, value = query.detach(), key.detach(), value.detach()
     group = query.shape[1] // key.shape[1]

@@ -110,7 +110,7 @@ class PromptWatch(OutputWatch):
         return past is None or not int(past.get_seq_length())
 
     def _compare(self, inputs: Mapping[str, Any], valid: Bool[Tensor, "B N"]) -> None:
-        """Read a prompt again, twice, and add what the positions say; those of the last tokens come last."""
+        """Read a prompt again, twice, and add the results of its positions; those of the last tokens come last."""
         with self._lock:
             items, at = _sampled(valid, self._positions, self._generator)
         mine, exact = self._both(lambda: self._log_probabilities(inputs, items, at))

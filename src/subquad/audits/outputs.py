@@ -61,11 +61,11 @@ class OutputWatch(ABC):
 
     @abstractmethod
     def _compare(self, inputs: Mapping[str, Any], valid: Bool[Tensor, "B N"]) -> None:
-        """Read an input twice, and count what its outputs say."""
+        """Read an input twice, and compare its outputs."""
 
     @abstractmethod
     def _message(self) -> str:
-        """What the log says of an alarm."""
+        """The log message of an alarm."""
 
     @torch.compiler.disable(reason="an audited model is not compiled: it counts inputs, and reads some again")  # type: ignore[untyped-decorator]
     def _before(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -93,7 +93,7 @@ class OutputWatch(ABC):
         return mine, exact
 
     def _bet_on(self, loss: float) -> None:
-        """Count the loss of an input in [0, 1], and log an alarm once; the caller holds the lock."""
+        """Count the loss of an input in [0, 1], and log an alarm once; the caller has the lock."""
         self.audited += 1
         if self._bet is None:
             return
@@ -109,7 +109,7 @@ def token_input(inputs: Mapping[str, Any]) -> Tensor | None:
 
 
 def valid_tokens(inputs: Mapping[str, Any]) -> Bool[Tensor, "B N"] | None:
-    """The real tokens; None where a mask of another shape does not say it, or the call does not read tokens."""
+    """The real tokens; None if a mask of another shape does not show them, or the call does not read tokens."""
     tokens, mask = token_input(inputs), inputs.get("attention_mask")
     if tokens is None:
         return None

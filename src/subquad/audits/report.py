@@ -45,7 +45,7 @@ class LayerReport:
 
 @dataclass(frozen=True)
 class NextTokenReport:
-    """The next tokens of a causal language model beside the exact model's.
+    """Next tokens of an audited causal language model compared with those of exact attention.
 
     `kl` is an unbiased estimate of the mean KL(exact ‖ method) in nats over the real positions of the prompts, and
     `agreement` of the share with the exact top token. Their bounds are at confidence 1 − δ, for the audited prompts:
@@ -86,7 +86,7 @@ class NextTokenReport:
 
 @dataclass(frozen=True)
 class EmbeddingReport:
-    """The embeddings of a model beside the exact model's.
+    """Embeddings of an audited model compared with those of exact attention.
 
     `fidelity` is the mean cosine of the audited items, and `fidelity_bound` its empirical Bernstein bound from below at
     confidence 1 − δ, which assumes cosines of at least 0 and is None otherwise; `lowest` is the smallest. `evidence` is
@@ -133,7 +133,7 @@ class AuditReport:
 
     @property
     def alarm(self) -> bool | None:
-        """Whether the output does not keep its floor; None without a floor."""
+        """Whether the output violates its minimum fidelity; None if it has none."""
         outputs = [each for each in (self.next_tokens, self.embeddings) if each is not None]
         alarms = [each.alarm for each in outputs if each.alarm is not None]
         return any(alarms) if alarms else None

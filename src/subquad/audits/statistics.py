@@ -13,7 +13,7 @@ def share_upper(above: int, rows: int, delta: float) -> float:
 
         P(Binomial(rows, bound) ≤ above) = δ,  that is the 1 − δ quantile of Beta(above + 1, rows − above)
 
-    Assumes rows drawn independently, each above the tolerance with the same probability. Where the probability differs
+    Assumes rows drawn independently, each above the tolerance with the same probability. If the probability differs
     from row to row, the bound holds for its mean, unless nearly all rows are above (Hoeffding 1956, theorem 4: for
     counts at least one below their mean).
 

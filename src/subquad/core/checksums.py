@@ -24,7 +24,7 @@ _MARK = b"subquad sealed "
 
 
 class Damaged(InputError):
-    """A file does not hold what was written; the message names it and says what to do."""
+    """A file differs from what was written; the message names the file and the remedy."""
 
     def __init__(self, path: Path, what: str, remedy: str):
         super().__init__(f"{path} is damaged: {what}; {remedy}")
@@ -44,7 +44,7 @@ def load(path: Path, remedy: str, device: torch.device | None = None) -> Any:
     if not head.startswith(_MARK):
         raise Damaged(path, "it does not begin with a digest", remedy)
     if head != _MARK + digest(data).encode():
-        raise Damaged(path, "it does not hold what was written", remedy)
+        raise Damaged(path, "its contents differ from what was written", remedy)
     return torch.load(BytesIO(data), map_location=device, weights_only=True)
 
 
@@ -59,7 +59,7 @@ def read_json(path: Path, remedy: str) -> dict[str, Any]:
 
 
 def parsed(path: Path, remedy: str) -> dict[str, Any]:
-    """The members of a JSON object, whatever its digest says."""
+    """The members of a JSON object, without a check of its digest."""
     try:
         content = json.loads(read_bytes(path, remedy))
     except (ValueError, RecursionError) as error:
@@ -72,10 +72,10 @@ def parsed(path: Path, remedy: str) -> dict[str, Any]:
 def opened(content: Mapping[str, Any], path: Path, remedy: str) -> dict[str, Any]:
     """The members of a `sealed_json` object that was read from `path`, without the digest."""
     if DIGEST not in content:
-        raise Damaged(path, "it holds no digest (earlier versions wrote none)", remedy)
+        raise Damaged(path, "it has no digest (earlier versions wrote none)", remedy)
     plain = {name: value for name, value in content.items() if name != DIGEST}
     if content[DIGEST] != digest_of(plain):
-        raise Damaged(path, "it does not hold what was written", remedy)
+        raise Damaged(path, "its contents differ from what was written", remedy)
     return plain
 
 

@@ -51,7 +51,7 @@ def gpu_architecture() -> str:
 def differences(made_on: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
     """What decides about speed and is another here: {what: (there, here)}.
 
-    `made_on` has "versions" and "hardware", as the functions above give them. What it does not say does not differ.
+    `made_on` has "versions" and "hardware", as the functions above return them. Missing entries count as equal.
     """
     recorded: dict[str, Any] = {}
     for part in ("versions", "hardware"):

@@ -11,7 +11,7 @@ class InputError(ValueError):
 
 
 class Ended(InputError):
-    """Training ended before its time, in the process that says so; its checkpoints are kept."""
+    """Training ended early in the process that raises this; its checkpoints are kept."""
 
 
 class NothingToLearn(InputError):

@@ -148,7 +148,7 @@ def sync(path: Path) -> None:
 
 
 def empty_but_for(folder: Path, names: Iterable[str] = ()) -> bool:
-    """Whether a folder holds nothing other than these names and temporary files of ours; also if it is not there."""
+    """Whether a folder contains nothing other than these names and temporary files of ours; also if it is not there."""
     return not folder.is_dir() or all(is_part(path) or path.name in set(names) for path in folder.iterdir())
 
 

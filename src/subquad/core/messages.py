@@ -1,4 +1,4 @@
-"""What a run says beside its progress: the time that it takes, and lines for the user."""
+"""Messages of a run other than its progress: its duration, and lines for the user."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -83,7 +83,7 @@ def memory() -> int:
 
 
 def read_json(path: Path) -> Any:
-    """What a JSON file in UTF-8 holds."""
+    """The content of a JSON file in UTF-8."""
     content = read_bytes(path)
     try:
         return parse_json(content.decode("utf-8-sig"))
@@ -117,7 +117,7 @@ def _status(path: Path) -> os.stat_result:
 
 
 def _stat_or_none(path: Path) -> os.stat_result | None:
-    """What the system says of a path, None where there is nothing; it refuses names that are too long, for example."""
+    """The system's record of a path, None if nothing is there; it refuses names that are too long, for example."""
     try:
         return path.stat()
     except (FileNotFoundError, NotADirectoryError):

@@ -69,7 +69,7 @@ def _validate_tensor(name: str, tensor: Tensor) -> None:
     if not isinstance(tensor, Tensor):
         raise TypeError(f"`{name}` must be a tensor, got {type(tensor).__name__}")
     if tensor.dtype not in FLOATING:
-        raise TypeError(f"`{name}` is {tensor.dtype}; attention takes float64, float32, bfloat16 or float16")
+        raise TypeError(f"`{name}` is {tensor.dtype}; attention supports float64, float32, bfloat16 or float16")
     if tensor.ndim != 4:
         raise ValueError(f"`{name}` must be (batch, heads, positions, width), got {tensor.ndim} axes: {_show(tensor)}")
     for axis, size in enumerate(tensor.shape):

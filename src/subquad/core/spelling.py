@@ -1,4 +1,4 @@
-"""Names in sentences: lists of them, and what to say of one that is not known."""
+"""Names in sentences: lists of them, and messages about unknown ones."""
 
 import difflib
 from collections.abc import Iterable, Sequence
@@ -28,7 +28,7 @@ def nearest(word: str, known: Iterable[str]) -> str:
 def instead(word: str, known: Iterable[str], where: str, have: str = "there are") -> str:
     """Returns the end of a message about an unknown name: the nearest known name, and all of them or where they are.
 
-    Up to five names are listed. `where` is the beginning of a sentence that says where all are, such as
+    Up to five names are listed. `where` is the beginning of a sentence about where all are listed, such as
     "`subquad methods` lists"; without it, the first five are named.
 
     >>> f"no pass 'forwards'{instead('forwards', ['forward', 'backward'], '')}"

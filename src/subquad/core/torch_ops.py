@@ -33,7 +33,7 @@ def define(
     schema = infer_schema(fake, mutates_args=())
     skipped = first.count(",") + 1 if first else 0
     schema = f"({first}, {schema[1:]}" if first else schema
-    # The layout of what goes in may decide that of what comes out; the tag also says that compilers can trace it.
+    # The layout of the inputs may decide that of the outputs; the tag also declares that compilers can trace it.
     LIBRARY.define(name + schema, tags=(torch.Tag.needs_exact_strides, torch.Tag.pt2_compliant_tag))
     LIBRARY.impl(name, run, "CompositeExplicitAutograd")
     register_fake(f"subquad::{name}", traced or (lambda *args: fake(*args[skipped:])), lib=LIBRARY)

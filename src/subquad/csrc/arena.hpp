@@ -1,5 +1,5 @@
 // Hands out pieces of the workspace. A kernel takes its pieces in every call, also in the one without a workspace, which
-// only adds up how much is needed: the two cannot disagree. Under AddressSanitizer a fence stands on both sides of a piece:
+// only adds up how much is needed: the two cannot disagree. Under AddressSanitizer a fence is on both sides of a piece:
 //
 //     | fence | piece, up to a whole cache line | fence | fence | piece … | fence |
 

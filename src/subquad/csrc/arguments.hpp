@@ -88,7 +88,7 @@ struct BucketInputs {
   Rows query, key, value;
   const float *key_bias;  // (B,H,M), or null
   List<BucketSet> sets;
-  // Which keys a query sees by their numbers: query i stands at i + offset among them.
+  // Which keys a query sees by their numbers: query i is at i + offset among them.
   int64_t causal, other_keys_only, offset;
   const int64_t *offsets;  // (B), or null where all have `offset`
   const uint8_t *hidden;      // (B,H,hidden_rows,M), or null: query i does not see keys marked in row i mod hidden_rows
@@ -240,7 +240,7 @@ struct TailInputs {
   Rows query, key, value;
   const int64_t *labels;  // (B,H,N) the cluster of each query; `clusters` for none
   const int64_t *cell;    // (B,G,M) the cell of each key; `cells` for none
-  const int64_t *start;   // (B) where the first query stands among the keys; null: at the first one
+  const int64_t *start;   // (B) position of the first query among the keys; null: at the first one
 };
 DESCRIBE(TailInputs, B, H, G, N, M, D, E, clusters, topk, cells, window, threads, scale, dtype, query, key, value, labels,
          cell, start)

@@ -1,4 +1,4 @@
-// Buckets as lists without gaps: the queries and keys of each, and of every token where it stands in them.
+// Buckets as lists without gaps: the queries and keys of each, and every token's places in them.
 //
 //     slots      bucket 0: 3 7 · 9      bucket 1: · 1 · 3        · is an empty slot
 //     tokens     3 7 9 1 3
@@ -10,7 +10,7 @@
 struct Listing {
   int32_t *tokens;  // (slots) of the buckets, one after the other
   int32_t *starts;  // (buckets + 1) of each bucket in `tokens`
-  int32_t *places;  // (slots) of the tokens, one after the other: where each stands in `tokens`, ascending
+  int32_t *places;  // (slots) of the tokens, one after the other: the indices of each in `tokens`, ascending
   int32_t *firsts;  // (positions + 1) of each token in `places`
 
   Listing(Arena &arena, int64_t slots, int64_t buckets, int64_t positions) {
@@ -22,7 +22,7 @@ struct Listing {
 
   int64_t size(int64_t bucket) const { return starts[bucket + 1] - starts[bucket]; }
 
-  // A counting sort of the places by the token that stands there.
+  // A counting sort of the places by the token there.
   void find_places(int64_t buckets, int64_t positions) const {
     sort_by_label(tokens, Positions{nullptr, starts[buckets]}, positions, places, firsts);
   }
@@ -87,7 +87,7 @@ static void list_queries(const List<BucketSet> &of, int64_t bh, int64_t N, int64
 }
 
 // Which keys a query sees by their numbers: low ≤ key ≤ high, not its own number where that is forbidden, and none that
-// is marked as hidden. Where query i stands among the keys:
+// is marked as hidden. The position of query i among the keys:
 //
 //     keys   0 ── low ────── i + offset ────── high ── M − 1
 //                  └── span ──┘ └── span ──┘                 under `causal`, high is i + offset
@@ -96,7 +96,7 @@ struct Seen {
   const uint8_t *hidden;
 };
 
-constexpr int32_t LAST_NUMBER = INT32_MAX - 1;  // INT32_MAX stands for the filling, which nobody sees
+constexpr int32_t LAST_NUMBER = INT32_MAX - 1;  // INT32_MAX is the filling, which nobody sees
 
 static inline int32_t as_number(int64_t x) {
   return x > LAST_NUMBER ? LAST_NUMBER : x < INT32_MIN ? INT32_MIN : (int32_t)x;
@@ -137,7 +137,7 @@ static inline vi visible_keys(const int32_t *numbers, const Seen &seen) {
   return visible;
 }
 
-// What a query's logits get by distance: the term of key j stands at j − start. Beyond the terms a query sees no key.
+// What a query's logits get by distance: the term of key j is at j − start. Beyond the terms a query sees no key.
 struct Terms {
   const float *of;
   int64_t start, count;

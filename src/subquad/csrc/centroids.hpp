@@ -215,7 +215,7 @@ struct Merged {
   int64_t found;
 };
 
-// Where logits are NaN or −∞, fewer than K keys were found: the first of the other keys, with logit −∞, make up the number.
+// If logits are NaN or −∞, fewer than K keys were found: the first of the other keys, with logit −∞, make up the number.
 // Ranks stay ascending and distinct. Back to front, because a pair moves to its place or further back.
 static void make_up(float *logits, int32_t *ranks, int64_t found, int64_t K) {
   for (int64_t at = K - 1, i = found - 1; at >= 0; at--) {

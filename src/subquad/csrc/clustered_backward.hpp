@@ -11,7 +11,7 @@
 //     members    ds_il += w_il g_i                             dm −= Σ_i g_i / m
 //     without T  lse_i is the centroid's:                      dS_l += P_l Σ_i g_i
 //
-// Where nobody reads `out`, values are not read either: what they hold cannot reach a gradient.
+// If nobody reads `out`, values are not read either: they cannot reach a gradient.
 //
 // Memory stays O(N): groups of heads go one after the other, each with buffers for its own products only.
 
@@ -188,7 +188,7 @@ static void prepare_centroids(const ClusteredBackward &a, int64_t bh, const Head
 }
 
 // weights_t ← P = e^{S − lse}; products_t ← P (dP − shift + Σ g): the gradient of S, whose scale is in the centroids.
-// Where P is 1, dP − shift is exactly 0, to which Σ g is added afterwards.
+// If P is 1, dP − shift is exactly 0, to which Σ g is added afterwards.
 static void centroid_gradient(const GradScratch &own, const HeadGradients &of, int64_t count, int64_t columns) {
   for (int64_t v = 0; v < columns; v += W) {
     const vf lse = load(of.lse + v), residual = load(of.residual + v), shift = load(of.shift + v);

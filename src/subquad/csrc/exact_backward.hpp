@@ -201,7 +201,7 @@ static void add_tile(const ExactBackward &a, const Positions &keys, int64_t h, i
        own.of_queries, D, true);
 }
 
-// Where what a query gets from a slice of keys is kept until all are there: (slices,B·H,N,D').
+// Storage of each query's share from a slice of keys, until all are there: (slices,B·H,N,D').
 struct QueryShares {
   float *first;
   int64_t slices;

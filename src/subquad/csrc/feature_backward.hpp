@@ -166,7 +166,7 @@ struct KeyScan {
     }
   }
 
-  // Keys are weighed with the maxima d_r over all queries of the part, also those that do not see them. Where such an
+  // Keys are weighed with the maxima d_r over all queries of the part, also those that do not see them. If such an
   // e^{y + d} might overflow, or a query's exponents or Δ are not finite, it is taken in halves, the last first; into the
   // state that goes on, its queries come together, as in RangeStates::scan.
   void part(const FeatureState &state, int64_t at, int64_t first, int64_t count, bool whole) const {

@@ -1,7 +1,7 @@
 // Attention by features in ranges of the sequence, so that a few heads keep all threads busy. How a sequence is cut depends
 // on the number of threads, and no result does:
 //
-// - Where every query sees every key, blocks of a size that depends on the length alone are summed, and their states are
+// - If every query sees every key, blocks of a size that depends on the length alone are summed, and their states are
 //   added in their order, by one thread or by several.
 // - Under an order, the state at the beginning of each range is that of the one scan over all tokens before it (of
 //   queries: behind it). Threads share that scan by features, which have nothing to do with each other.
@@ -149,7 +149,7 @@ struct RangeStates {
   int64_t tasks() const { return groups * (visible.all() ? kept : slices.count); }
   const FeatureState &at(int64_t group, int64_t range) const { return of[group * kept + range]; }
 
-  // Where every query sees every key: a block's state, or those of all blocks of a group one after the other.
+  // For queries that all see every key: a block's state, or those of all blocks of a group one after the other.
   void sum_all(const FeatureInputs &in, const FeatureSide &side, const RangeStates *keys, int64_t task,
                const FeatureScratch &own) const {
     const int64_t group = task / kept, first = task % kept, last = kept == 1 ? ranges.count - 1 : first;

@@ -287,7 +287,7 @@ static void add_tile(const FeatureState &state, const float *features, int64_t c
                      const float *weight) {
   for (int64_t r = 0; r < state.features; r++) {
     vf total = {};
-    for (int64_t j = 0; j < count; j += W)  // behind `count` stands another head's weight, which may be NaN
+    for (int64_t j = 0; j < count; j += W)  // after `count` comes another head's weight, which may be NaN
       total += load(features + r * TILE + j) * lanes_before(count - j, load(weight + j), 0);
     state.totals[r] += sum(total);
   }

@@ -22,7 +22,7 @@ struct ListedHeads {
     offsets = arena.take_each<int32_t>(in.B * in.H, in.clusters + 1);
   }
 
-  // A stable counting sort, as `sort_tokens`, that takes any other label as none.
+  // A stable counting sort, as `sort_tokens`, that treats any other label as none.
   void sort(const ListedInputs &in, int64_t bh) const {
     const int64_t *labels = in.labels + bh * in.N, C = in.clusters;
     int32_t *to = order[bh], *starts = offsets[bh];

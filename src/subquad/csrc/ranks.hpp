@@ -40,7 +40,7 @@ struct CodingScratch {
   }
 };
 
-// The codes of vectors that stand in several tensors, side by side, each less its mean and times its factor.
+// The codes of vectors in several tensors, side by side, each less its mean and times its factor.
 template <class T>
 static int64_t centred_codes_of(const Coding &a, void *workspace) {
   Arena arena{(char *)workspace};

@@ -164,7 +164,7 @@ static inline float residual_of(float lse, float highest, float log_total) {
 
 static inline int64_t round_up(int64_t n, int64_t unit) { return (n + unit - 1) / unit * unit; }
 
-// run(x) with an x of the type that `dtype` stands for.
+// run(x) with an x of the type of `dtype`.
 template <class Run>
 static int64_t by_dtype(Dtype dtype, Run &&run) {
   switch (dtype) {

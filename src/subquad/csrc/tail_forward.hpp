@@ -8,7 +8,7 @@
 //                 left, one key, one value and the log-sum-exp
 //     members     per head and few clusters: each query's attention to its cluster's top keys and cells
 //
-// Where nobody wants a gradient, the cells of a block of means stay in the cache: the members of its clusters come next.
+// If no gradient is needed, the cells of a block of means stay in the cache: the members of its clusters come next.
 //
 // A block of means is as many lanes; keys are rows, sorted by cell, so that a cell is a run of rows:
 //
@@ -32,7 +32,7 @@ struct SortedKeys {
   static constexpr bool PAIRED = __is_same(Number, Pair);
   Pieces<Number> keys, values;              // (M,D'), (M,E'), for products along the rows
   Pieces<Number> key_steps, value_steps;    // the same for products over the rows of a cell, which begins a step
-  Pieces<int32_t> place;  // (M) where each key stands in that order; −1 for one in no cell
+  Pieces<int32_t> place;  // (M) place of each key in that order; −1 for one in no cell
   Pieces<float> spread;   // (M) ln of each key's distance to the mean of its cell
   Pieces<float> mean;     // (D') of the keys
   Pieces<float> around;   // of a query head: (D,D') the covariance of its queries inside their clusters
@@ -125,7 +125,7 @@ struct BlockScratch {
   }
 };
 
-// Stable counting sort of tokens by label; a label of `groups` is none. `offsets` (groups+1) says where each group starts.
+// Stable counting sort of tokens by label; a label of `groups` is none. `offsets` (groups+1) are the starts of the groups.
 static void sort_tokens(const int64_t *labels, int64_t tokens, int64_t groups, int32_t *order, int32_t *offsets) {
   for (int64_t c = 0; c <= groups; c++) offsets[c] = 0;
   for (int64_t i = 0; i < tokens; i++)

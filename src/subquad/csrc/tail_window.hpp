@@ -1,4 +1,4 @@
-// Keys near a query, exactly, beside what its cluster meets. For query i of cluster c, which stands at i + start:
+// Exact attention to keys near a query, in addition to its cluster's keys. For query i of cluster c, at position i + start:
 //
 //     near keys     j with |i + start − j| ≤ window, less the top keys of c
 //     w_ij = e^{scale·q_i·k_j}                what such a key weighs
@@ -15,13 +15,13 @@
 //               │     ▒▒▒▒▒▒▒▒▒      │   lanes outside of a query's window are −∞
 //               └────────────────────┘
 //
-// Where all keys of the cells are near, ρ_i − Σ r_ij is the rounding of a 0: then the cells are left out.
+// If all keys of the cells are near, ρ_i − Σ r_ij is the rounding of a 0: then the cells are left out.
 
 constexpr int64_t NEAR_QUERIES = 30;                 // of a tile: whole blocks of a product
 constexpr int64_t NEAR_RUN = 8 * NEAR_QUERIES;       // of a task
 constexpr float NEAR_ROUNDING = 64 * 1.1920929e-7f;  // of ρ: what is left of it that is no more than this is rounding
 
-// The keys of a wave's key heads where they stand, and values; 0 for a key in no cell.
+// The keys of a wave's key heads in place, and values; 0 for a key in no cell.
 struct NearKeys {
   Pieces<float> rows, across;            // (M,D'), and transposed (D,M')
   Pieces<float> values, values_across;   // (M,E'), (E,M'), the latter for the backward pass
@@ -92,7 +92,7 @@ struct NearScratch {
   }
 };
 
-// Where the first query stands among the keys: as far away as it likes, but no farther than no window reaches.
+// The position of the first query among the keys, limited to the distance at which no window reaches any key.
 static int64_t start_of(const TailInputs &in, int64_t b) {
   const int64_t start = in.start ? in.start[b] : 0, far = 2 * (in.N + in.M) + 1;
   return start < -far ? -far : start > far ? far : start;
@@ -130,7 +130,7 @@ static void pack_near_keys(const TailInputs &in, int64_t b, int64_t g, int64_t a
   for (int64_t e = 0; e < in.E; e++) zero(to.values_across[at] + e * to.lanes + M, to.lanes - M);
 }
 
-// The top keys of cluster c as bits, by where they stand.
+// The top keys of cluster c as bits, by position.
 static void list_top(const TailInputs &in, const TailSaved &saved, int64_t bh, int64_t c, uint64_t *listed) {
   const int64_t bg = bh / in.H * in.G + bh % in.H / (in.H / in.G);
   const int32_t *top = saved.top + (bh * in.clusters + c) * in.topk, *order = saved.key_order + bg * in.M;
@@ -197,7 +197,7 @@ static void near_logits(const TailInputs &in, const NearKeys &keys, int64_t at, 
 }
 
 // Rows of products of members, as `exp_rows`: weights in their place, with the sums of those before lane `cells` and of
-// those from there on, in units of e^{highest}. `shifts` gets row i's u, where `order` says.
+// those from there on, in units of e^{highest}. `shifts` gets row i's u, at its place in `order`.
 template <class Number>
 static void exp_rows_apart(float *rows, int64_t count, int64_t lanes, float scale, const float *bias, int64_t cells,
                            int64_t X, const float *cell_lse, const float *cell_residual, const int32_t *order,

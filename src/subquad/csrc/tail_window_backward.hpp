@@ -24,7 +24,7 @@ struct NearHeadGradients {
   }
 };
 
-// And the keys and values of one key head, where they stand.
+// The keys and values of one key head, in place.
 struct NearKeyGradients {
   float *keys, *values;  // (M,D'), (M,E')
 

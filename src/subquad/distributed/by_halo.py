@@ -1,6 +1,6 @@
 """Attention to near keys of a sequence that is split over ranks: each gets the keys around its own.
 
-Methods of the kind "halo" go by distances alone. Those of the kind "places" go by where tokens stand in their item too,
+Methods of the kind "halo" go by distances alone. Those of the kind "places" also use positions of tokens in their item,
 and some of its tokens may see all and be seen by all:
 
     keys of one item      [ g g . . . . | . . . . . . | . . . . . . ]        g: seen by all
@@ -45,7 +45,7 @@ GloballyVisible = Callable[[M, Item, bool], Tensor | None]  # places of tokens t
 
 
 def by_distance(reach: Reach[M], *, fits: Callable[[M], bool] = always, loss_reads_tokens: bool = True) -> Strategy[M]:
-    """The strategy of methods whose queries see the keys as near as `reach` says, by their distances alone."""
+    """The strategy of methods whose queries see the keys within `reach`, by their distances alone."""
     attend = partial(attend_near_keys, reach=reach, globally_visible=None)
     return Strategy(kind="halo", attend=attend, fits=fits, loss_reads_tokens=loss_reads_tokens)
 
@@ -53,7 +53,7 @@ def by_distance(reach: Reach[M], *, fits: Callable[[M], bool] = always, loss_rea
 def by_position(
     reach: Reach[M], globally_visible: GloballyVisible[M], *, fits: Callable[[M], bool] = always
 ) -> Strategy[M]:
-    """The strategy of methods that go by where tokens stand in their item, some of which all queries may see."""
+    """The strategy of methods that use the positions of tokens in their item, some of which all queries may see."""
     return Strategy(
         kind="places", attend=partial(attend_near_keys, reach=reach, globally_visible=globally_visible), fits=fits
     )
@@ -117,7 +117,7 @@ def _with_segments(
 def segments_rise(ids: Int64[Tensor, "B N"], split: TokenSplit) -> bool:
     """Whether the tokens of each segment are adjacent and the ids rise, on all ranks together.
 
-    Elsewhere near tokens of a segment may stand far apart.
+    Elsewhere near tokens of a segment may be far apart.
     """
     before = F.pad(ids, (1, 0), value=-1)
     most = before.cummax(1).values[:, :-1]
@@ -136,7 +136,7 @@ def segments_rise(ids: Int64[Tensor, "B N"], split: TokenSplit) -> bool:
 
 
 def item_of_ranks(mask: Mask, N: int, split: TokenSplit, device: torch.device) -> Item:
-    """Where the items of all ranks' tokens begin and how long they are; one exchange where there is padding."""
+    """The starts and lengths of the items of all ranks' tokens; one exchange if there is padding."""
     sides = [valid for valid in (mask.key_padding(N), mask.query_padding(N)) if valid is not None]
     if not sides:
         first, length = (torch.full((1, 1), n, device=device) for n in (0, split.tokens))

@@ -26,7 +26,7 @@ MANY = 1 << 18  # bytes
 
 @dataclass
 class Traffic:
-    """What this rank sent to others inside `traffic`, backward passes included.
+    """Bytes and messages that this rank sent to others inside `traffic`, backward passes included.
 
     Attributes:
         bytes: of tensors.
@@ -42,7 +42,7 @@ _counted: ContextVar[Traffic | None] = ContextVar("subquad_traffic", default=Non
 
 @contextmanager
 def traffic() -> Iterator[Traffic]:
-    """Count what this rank sends inside the block.
+    """Count the bytes and messages that this rank sends inside the block.
 
     A backward pass is counted where it runs in the thread of the block, as on CPUs.
     """

@@ -15,7 +15,7 @@ from subquad.methods.core.current_shard import refuse_in_use, using
 
 @contextmanager
 def use(sequence: Sequence | None) -> Iterator[None]:
-    """Inside the block, every call of attention that names no sequence runs on this one.
+    """Make this the sequence of every call of attention inside the block that does not name one.
 
         sq.nn.swap(model, "performer")
         with sq.distributed.use(sequence):
@@ -39,7 +39,7 @@ def use(sequence: Sequence | None) -> Iterator[None]:
         RuntimeError: where a backward pass computes attention again after the block.
     """
     if sequence is not None and not isinstance(sequence, Sequence):
-        raise TypeError(f"`use` got a {type(sequence).__name__}, but it takes a sq.distributed.Sequence or None")
+        raise TypeError(f"`use` got a {type(sequence).__name__}, but it needs a sq.distributed.Sequence or None")
     with using(sequence), _NoOtherAttention():
         yield
 

@@ -1,4 +1,4 @@
-"""What a rank says when another one does not answer."""
+"""The error of a rank when another one does not answer."""
 
 import time
 from collections.abc import Iterator
@@ -7,7 +7,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-PATIENCE = 2.0  # seconds in which others may say that they wait too
+PATIENCE = 2.0  # seconds in which others may report that they wait too
 
 
 class RankLost(RuntimeError):

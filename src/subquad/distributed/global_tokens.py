@@ -30,7 +30,7 @@ from subquad.methods.core.global_tokens import Kept, attend_as_kept, not_kept, o
 def run_with_kept(
     run: Callable[..., Partial], query: Tensor, key: Tensor, value: Tensor, call: Call, split: TokenSplit
 ) -> Partial:
-    """The partial over the keys of all ranks, by `run` for what is not kept; `call.kept` says what is, as a tensor.
+    """The partial over the keys of all ranks, by `run` for tokens that are not kept; `call.kept` marks the kept ones.
 
     It makes two exchanges in each direction, and two more to find out which tokens bools name.
     """

@@ -1,4 +1,4 @@
-"""Keys near the borders of a rank's tokens, from the ranks beside it."""
+"""Keys near the borders of a rank's tokens, from the neighbouring ranks."""
 
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
@@ -35,7 +35,7 @@ class Halo:
 
     @property
     def before(self) -> int:
-        """How many keys of other ranks stand before this rank's own."""
+        """How many keys of other ranks precede this rank's own."""
         return self.local[self.split.rank].start - self.needed[self.split.rank].start
 
     def exchange(

@@ -1,7 +1,7 @@
 """Attention to near keys where few of them are another rank's: those of the queries at the borders.
 
 All queries attend to the keys of their own rank, where these are. Those near a border do so again, to the keys around
-them, and these rows replace the others. So no rank copies all its keys to put a few beside them.
+them, and these rows replace the others. So no rank copies all its keys to put a few next to them.
 
     keys      [ before | own                         | behind ]
     queries            [ first |               | last ]

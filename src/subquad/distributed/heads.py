@@ -31,7 +31,7 @@ def head_shares(heads: int, ranks: int) -> list[slice]:
 def key_heads(queries: slice, share: int) -> list[int]:
     """The key head of each of these query heads, `share` of which have the same one; each once if they divide evenly.
 
-    Where a rank has part of the query heads of a key head, every query head has a copy of its own.
+    If a rank has part of the query heads of a key head, every query head has a copy of its own.
     """
     each = [head // share for head in range(queries.start, queries.stop)]
     distinct = list(dict.fromkeys(each))

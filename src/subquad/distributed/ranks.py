@@ -16,7 +16,7 @@ from subquad.distributed.shares import even_shares
 
 
 class Ranks:
-    """The ranks of a process group, over which sequences of any lengths are split: for models, whose batches differ.
+    """The ranks of a process group, over which a model's sequences are split, whatever their lengths.
 
     Args:
         group: a process group, or a one-dimensional `DeviceMesh` such as `mesh["sp"]`; None: all processes.
@@ -34,18 +34,18 @@ class Ranks:
         self._known: dict[Any, Sequence] = {}
 
     def sequence(self, lengths: Iterable[int], keys: Iterable[int] | None = None) -> Sequence:
-        """The sequence of these numbers of tokens, and of keys; the same object for the same numbers."""
+        """The sequence with these numbers of tokens and of keys per rank; the same object for the same numbers."""
         both = tuple(lengths), None if keys is None else tuple(keys)
         if both not in self._known:
             self._known[both] = Sequence(both[0], keys=both[1], group=self.group, mode=self.mode)
         return self._known[both]
 
     def even(self, tokens: int, keys: int | None = None) -> Sequence:
-        """An even split of this number of tokens, and of other keys for cross-attention."""
+        """An even split of this number of tokens, and of a number of keys for cross-attention."""
         return self.sequence(even_shares(tokens, self.ranks), None if keys is None else even_shares(keys, self.ranks))
 
     def gathered(self, numbers: Tensor) -> Tensor:
-        """The tensors of all ranks, of one shape, as (ranks, …). One exchange."""
+        """Gather a tensor from all ranks, of one shape, as (ranks, …), in one exchange."""
         return torch.stack(gather(numbers, [numbers.shape] * self.ranks, self.group))
 
     def __deepcopy__(self, memo: Any) -> Ranks:

@@ -1,6 +1,6 @@
 """Rows of all ranks combined into one: sums, merged partials, and what is chosen among them.
 
-Each rank has a tensor of rows, and a function combines the rows of all ranks that stand at one place. Either each rank
+Each rank has a tensor of rows, and a function combines the rows of all ranks at one index. Either each rank
 sends all its rows to each other, or it combines a share of the rows for all:
 
                   exchanges   what a rank sends, of S bytes
@@ -39,7 +39,7 @@ class Rows(NamedTuple):
 def combine_together(several: Sequence[Rows], group: Any) -> list[Tensor]:
     """What this rank gets of each, (…, other width). Differentiable where rows and what is combined of them are floats.
 
-    Where all ranks get the same, they get the same bits.
+    If all ranks get the same result, they get the same bits.
     """
     ranks, rank = dist.get_world_size(group), dist.get_rank(group)
     rows = [x.local.flatten(0, -2) for x in several]

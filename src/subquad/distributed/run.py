@@ -29,7 +29,7 @@ def mask_of_rank(mask: Mask, sizes: Sizes, split: TokenSplit, device: torch.devi
     """The mask for the tokens of this rank, whose sizes are given, and the sizes of the whole call.
 
     Raises:
-        ValueError: this rank has other tokens than the sequence says, or the mask does not fit them.
+        ValueError: this rank's tokens differ from the sequence's numbers, or the mask does not fit them.
     """
     split.check_part(sizes.N, "`query`")
     split.check_part(sizes.M, "`key`", keys=True)
@@ -55,7 +55,7 @@ def kept_of_rank(keep: Any, query: Tensor, mask: Mask, split: TokenSplit) -> Ten
 
     Raises:
         TypeError: it holds neither ints nor bools.
-        ValueError: it does not fit the tokens, or the keys are other tokens, or stand beside other queries.
+        ValueError: it does not fit the tokens, or the keys are other tokens, or are aligned with other queries.
     """
     if split.keys is not None:
         raise ValueError("`keep` is for self-attention, but the sequence has keys of its own; leave out one of the two")
@@ -70,12 +70,12 @@ def check_split(method: Method, query: Tensor, key: Tensor, value: Tensor, call:
     """Raise ValueError if the ranks disagree, or the call cannot be split."""
     if call.dropout_p > 0:
         raise ValueError(
-            "`parallel` does not go with dropout, whose numbers follow torch's generator and would not be those of one "
-            "device; use dropout_p=0, and drop outputs instead of weights"
+            "`parallel` is not supported with dropout, whose numbers follow torch's generator and would not be those "
+            "of one device; use dropout_p=0, and drop outputs instead of weights"
         )
     if transform() is not None:
         raise ValueError(
-            "`parallel` does not go with vmap, torch.func or forward-mode AD; use autograd's backward pass"
+            "`parallel` is not supported with vmap, torch.func or forward-mode AD; use autograd's backward pass"
         )
     if call.bias is not None:
         check_bias(call.bias, query, sum(split.key_lengths))
@@ -175,7 +175,7 @@ def needs_all_tokens(method: Method, call: Call, split: TokenSplit) -> list[str]
         "a causal mask, which it meets by halves": mask.is_causal and method.traits.by_halves,
         "a mask with an offset": not mask.aligned,
         "`bias`": call.bias is not None,
-        # A query stands beside no key of its own rank.
+        # A query is aligned with no key of its own rank.
         _IN_CROSS_ATTENTION: split.keys not in (None, split.lengths) and not mask.only_padding,
     }
     return [what for what, is_asked in asked.items() if is_asked]

@@ -29,7 +29,7 @@ class Sequence(TokenSplit, Shard):
         lengths: how many tokens each rank has, 1 or more.
         keys: how many keys each rank has, where these are other tokens (cross-attention).
         group: a process group, or a one-dimensional `DeviceMesh` such as `mesh["sp"]`; None: all processes.
-        mode: "summary": ranks send what stands for their keys, whose size does not grow with their number, and methods
+        mode: "summary": ranks send a summary of their keys, whose size does not depend on their number, and methods
             that cannot are refused; "heads": each rank receives all tokens of its share of the heads; "ring": exact
             attention, for which keys and values go from rank to rank; "auto": the first of "summary" and "heads" that
             the method can, and of exact attention a ring where there are fewer heads than ranks.
@@ -44,7 +44,7 @@ class Sequence(TokenSplit, Shard):
 
     @staticmethod
     def even(tokens: int, group: Any = None, *, keys: int | None = None, mode: str = "auto") -> Sequence:
-        """An even split: the first ranks have one token more where the number does not divide."""
+        """An even split: the first ranks have one token more if the number does not divide."""
         group = group_of(group, mode)
         ranks = dist.get_world_size(group)
         of_keys = None if keys is None else even_shares(keys, ranks)
@@ -52,7 +52,7 @@ class Sequence(TokenSplit, Shard):
 
     @property
     def of_queries(self) -> Sequence:
-        """The sequence without keys of its own: that of self-attention."""
+        """The sequence of the queries, for self-attention."""
         if self.keys is None:
             return self
         if self._of_queries is None:

@@ -1,4 +1,4 @@
-"""Numbers in parts, and where the parts stand."""
+"""Numbers in parts, and the positions of the parts."""
 
 from collections.abc import Iterable
 
@@ -9,7 +9,7 @@ def even_shares(number: int, parts: int) -> tuple[int, ...]:
 
 
 def spans(lengths: Iterable[int]) -> list[slice]:
-    """Where parts of these lengths stand one after the other."""
+    """The ranges of consecutive parts of these lengths."""
     slices, start = [], 0
     for length in lengths:
         slices.append(slice(start, start + length))

@@ -19,18 +19,18 @@ M = TypeVar("M", bound=Method)
 
 
 def always(method: Method) -> bool:
-    """Whether a strategy goes with a method's settings, if it goes with all of them."""
+    """Whether a strategy supports a method with these settings."""
     return True
 
 
 @dataclass(frozen=True, kw_only=True)
 class Strategy(Generic[M]):
-    """How ranks run the methods of one class on a sequence whose tokens they share.
+    """The way in which ranks run the methods of one class on a sequence whose tokens they share.
 
     Attributes:
         kind: what ranks send. "partials": a summary of their keys, by a function of the method's own. "halo": the keys
             near their borders; distances alone decide which key a query meets. "places": the same where it matters too
-            where a token stands in its item. "ring": all keys and values, in turn.
+            a token's position in its item. "ring": all keys and values, in turn.
         attend: the partial of this rank's queries over the keys of all ranks, which all ranks compute together. It gets
             the method for the sizes of the whole sequence, this rank's query, key and value, the call (whose mask is
             that of this rank's tokens) and the split. Padded queries may come out as anything finite.

@@ -81,7 +81,7 @@ class TokenSplit:
         return torch.cat(gather(x, shapes, self.group), dim=dim)
 
     def check_part(self, have: int, what: str, keys: bool = False) -> None:
-        """Raise ValueError if this rank's part has another length than the sequence says."""
+        """Raise ValueError if this rank's part has another length than in the sequence."""
         expected = (self.key_lengths if keys else self.lengths)[self.rank]
         if have != expected:
             raise ValueError(
@@ -104,7 +104,7 @@ class TokenSplit:
         self._agreed.add(key)
 
     def _gathered(self, what: Any) -> list[Any]:
-        """What each rank says."""
+        """The answer of each rank."""
         if torch.compiler.is_compiling():  # not a decorator, which would import the compiler with subquad
             return torch.compiler.disable(self._gathered)(what)
         answers: list[Any] = [None] * self.ranks

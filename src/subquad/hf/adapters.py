@@ -1,4 +1,4 @@
-"""Adapters: learned parameters of swapped attention, in a folder beside the model.
+"""Adapters: learned parameters of swapped attention, in a folder next to the model.
 
 adapter.safetensors    "<layer number>.<parameter>" → tensor
 adapter.json           the methods of the layers, the model that they belong to, the record of their training, and the
@@ -38,7 +38,7 @@ _OF_MODEL = {"class": str, "layers": list, "dtype": str, "weights": str, "max_le
 
 @dataclass(frozen=True)
 class Adapter:
-    """Learned parameters as read from a folder, checked against themselves but not yet against a model."""
+    """Learned parameters read from a folder, checked for consistency but not against a model."""
 
     path: Path
     methods: dict[int, Method]
@@ -82,7 +82,7 @@ def save_adapter(
 
     Args:
         model: whose layers they are.
-        path: the folder; made where it is not there, and what it holds of an adapter is replaced at once.
+        path: the folder; made if missing; an adapter in it is replaced at once.
         bounds: {layer number: bound method}; by default those that run in the model.
         record: of their training, as plain data.
         card: Markdown for readers.
@@ -119,7 +119,7 @@ def save_adapter(
 
 
 def read_adapter(path: str | Path) -> Adapter:
-    """Read an adapter folder.
+    """Read the learned parameters in an adapter folder.
 
     Raises:
         ValueError: there is none, or a file of it is missing or damaged; names the file.
@@ -192,7 +192,7 @@ def same_kind(made_for: Mapping[str, Any], model: AnyModel, what: str) -> dict[s
 
 
 def weights_mark(model: AnyModel) -> str:
-    """A fingerprint of a model's weights, 16 hexadecimal digits from the first numbers of each tensor.
+    """Return a fingerprint of a model's weights: 16 hexadecimal digits from the first numbers of each tensor.
 
     Learned positions are left out, which a lengthened table changes, and so are swapped methods' parameters. PEFT
     adapters count where they change the model: under a LoRA that is not trained yet the mark is the base model's.
@@ -206,7 +206,7 @@ def weights_mark(model: AnyModel) -> str:
 
 
 def _bound_length(bounds: Mapping[int, BoundMethod]) -> int | None:
-    """The longest length that the layers with learned parameters were bound for; None where none was said."""
+    """The longest length that the layers with learned parameters were bound for; None if none was given."""
     lengths = sorted({bound.max_length for bound in bounds.values() if bound.learned is not None and bound.max_length})
     if len(lengths) > 1:
         raise ValueError(
@@ -220,11 +220,11 @@ def _load(bound: BoundMethod, tensors: dict[str, Tensor], where: str) -> None:
     learned = bound.learned or nn.Module()
     wanted = learned.state_dict()
     if wanted.keys() != tensors.keys():
-        raise ValueError(f"{where}: {bound.method} has {sorted(wanted)}, but the adapter holds {sorted(tensors)}")
+        raise ValueError(f"{where}: {bound.method} has {sorted(wanted)}, but the adapter contains {sorted(tensors)}")
     for name, tensor in wanted.items():
         have, want = tuple(tensors[name].shape), tuple(tensor.shape)
         if have != want:
-            raise ValueError(f"{where}: {name} of {bound.method} is {want}, but the adapter holds {have}")
+            raise ValueError(f"{where}: {name} of {bound.method} is {want}, but the adapter contains {have}")
     learned.load_state_dict(tensors)
 
 
@@ -259,7 +259,7 @@ def _wrong(members: Mapping[str, Any], types: Mapping[str, Any]) -> str:
     """Which member is missing or of another type, or nothing."""
     for name, kind in types.items():
         if name not in members:
-            return f"it does not say {name!r}"
+            return f"it lacks {name!r}"
         if not isinstance(members[name], kind) or isinstance(members[name], bool):
             return f"{name!r} is {str(members[name])[:50]!r}, which is of another type"
     return ""
@@ -277,10 +277,10 @@ def _wrong_parts(settings: Mapping[str, Any]) -> str:
 
 
 def _tensors(path: Path, digest: str) -> dict[str, Tensor]:
-    """What adapter.safetensors holds, if it has this digest."""
+    """The content of adapter.safetensors, if it has this digest."""
     data = seals.read_bytes(path, _REMEDY)
     if seals.digest(data) != digest:
-        raise seals.Damaged(path, f"it does not hold what {SETTINGS} says", _REMEDY)
+        raise seals.Damaged(path, f"its digest is not the one in {SETTINGS}", _REMEDY)
     try:
         return safetensors.load(data)
     except SafetensorError as error:

@@ -1,7 +1,7 @@
 """The two functions that transformers calls: one makes the mask of a forward pass, one runs a layer's attention.
 
 Both are registered under one name. The mask function passes on what `mask_encoding.encode` makes, at most (B,M)
-numbers. Who may attend to whom is what the model's own mask function says: causality travels with the mask, and
+numbers. Who may attend to whom is decided by the model's own mask function: causality travels with the mask, and
 windows, which do not change between calls, were read from the mask function when the method was swapped in (`probe`).
 """
 
@@ -34,7 +34,7 @@ _HARMLESS = {
     "position_ids",
     "return_dict",
     "shift_labels",
-    "sliding_window",  # the mask function says it
+    "sliding_window",  # the mask function decides it
     "use_cache",
 }
 _SINKS = ("s_aux", "sinks")  # logits of each head that take weight and give nothing
@@ -63,7 +63,7 @@ def make_mask(
     causal = _pattern(mask_function, options).causal
     if attention_mask is not None:
         if attention_mask.ndim != 2:
-            raise ValueError(f"the attention mask is {tuple(attention_mask.shape)}, but subquad takes (batch, tokens)")
+            raise ValueError(f"the attention mask is {tuple(attention_mask.shape)}; subquad accepts (batch, tokens)")
         if causal and isinstance(q_offset, int) and attention_mask.shape[1] < q_offset + q_length:
             raise ValueError(
                 f"the attention mask has {attention_mask.shape[1]} positions, but the cache has seen {q_offset} tokens "
@@ -77,9 +77,9 @@ def make_mask(
         segments = _segments(mask_function, batch_size, q_length, device)
     now = NOW.value
     if now is not None and segments is not None:
-        raise ValueError("packed sequences do not go with `parallel`; pad them, one in each item")
+        raise ValueError("packed sequences are not supported with `parallel`; pad them, one in each item")
     look = not torch.compiler.is_compiling() and in_use() is None  # ranks must agree, whichever of them have padding
-    if now is not None:  # all ranks say alike whether there is padding
+    if now is not None:  # all ranks agree whether there is padding
         valid = valid if now.padded else None
     elif filled is None and valid is not None and look and bool(valid.all()):
         valid = None
@@ -131,7 +131,7 @@ def attend(
     softcap, sinks = kwargs.pop("softcap", None), _sinks_of(kwargs)
     for name, extra in kwargs.items():
         if name not in _HARMLESS and extra is not None and extra is not False:
-            raise ValueError(f"layer {layer.label} passes {name!r} to its attention, which subquad does not know; "
+            raise ValueError(f"layer {layer.label} passes {name!r} to its attention, which subquad does not support; "
                              f"it is refused because ignoring it could change the result")  # fmt: skip
     causal = layer.causal if is_causal is None else is_causal
     sequence = _sequence(layer, module, attention_mask, dropout)
@@ -152,8 +152,8 @@ def attend(
                 )
             if layer.keep is not None or layer.kept_now is not None:
                 raise ValueError(
-                    f"layer {layer.label} cannot keep tokens on a StateCache, which holds sums over all of them; swap "
-                    "without `keep`"
+                    f"layer {layer.label} cannot keep tokens on a StateCache, which contains sums over all of them; "
+                    "swap without `keep`"
                 )
             mask = _mask_of_new(layer, query.shape[2], encoded)
             return state.attend(layer.bound, query, key, value, mask, scaling).transpose(1, 2).contiguous(), None
@@ -161,7 +161,7 @@ def attend(
     if sequence is not None and encoded.read:
         raise ValueError(
             f"layer {layer.label} was given a mask over queries and keys of shape {tuple(attention_mask.shape)}, which "  # type: ignore[union-attr]
-            "does not go with `parallel`; pass 2-D padding masks (batch, tokens), or swap without `parallel`"
+            "is not supported with `parallel`; pass 2-D padding masks (batch, tokens), or swap without `parallel`"
         )
     mask, query_valid = _mask_of(layer, query.shape[2], key.shape[2], encoded)
     extras = {"bias": position_bias, "softcap": softcap, "sinks": sinks, "hidden": hidden, "parallel": sequence}
@@ -198,8 +198,8 @@ def _sequence(layer: Attached, module: nn.Module, attention_mask: Tensor | None,
         )
     if dropout:
         raise ValueError(
-            f"layer {layer.label} drops attention weights at a rate of {dropout:g}, which does not go with `parallel`; "
-            "set it to 0 in the config (attention_dropout, attention_probs_dropout_prob or attn_pdrop)"
+            f"layer {layer.label} drops attention weights at a rate of {dropout:g}, which is not supported with "
+            "`parallel`; set it to 0 in the config (attention_dropout, attention_probs_dropout_prob or attn_pdrop)"
         )
     return held
 
@@ -208,7 +208,7 @@ def _sequence(layer: Attached, module: nn.Module, attention_mask: Tensor | None,
 
 
 def _pattern(mask_function: Callable[..., Any] | None, options: dict[str, Any]) -> LayerPattern:
-    """What the mask function shows. While compiling, a function's cells cannot be read; its keywords say as much."""
+    """What the mask function shows. While compiling, a function's cells cannot be read; its keywords show the same."""
     if mask_function is None or not torch.compiler.is_compiling():
         return read_pattern(mask_function)
     name = mask_function.__code__.co_qualname

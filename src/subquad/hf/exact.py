@@ -29,7 +29,7 @@ def attend_exactly(
     """Exact attention with capped logits, sinks (H,), or both; 0 where a query sees no key. (B,H,N,D) in and out."""
     B, H, N, D = query.shape
     if sinks is not None and sinks.numel() != H:
-        raise ValueError(f"sinks are {tuple(sinks.shape)}, but there are {H} heads; subquad knows one sink per head")
+        raise ValueError(f"sinks are {tuple(sinks.shape)}, but there are {H} heads; subquad supports one sink per head")
     scale = D**-0.5 if scale is None else scale
     key, value = repeat_heads(key, H), repeat_heads(value, H)
     visible = mask.visible(N, key.shape[2], query.device)

@@ -8,7 +8,7 @@
     "interpolate"  between the rows around p·(R − 1)/(L − 1), weighted by their distance
     "tile"         row p mod R
 
-The table is given positions alone. Where an item begins and ends is read from what the model around it is given: the
+The table is given positions alone. The start and the end of an item are read from the surrounding model's inputs: the
 attention mask, `position_ids`, a cache, the tokens of other ranks. A hook before the forward pass of that model keeps
 them for the table.
 """
@@ -33,7 +33,7 @@ _NEVER = torch.iinfo(torch.int64).max  # the first position of an item without t
 
 
 class PassInputs(NamedTuple):
-    """What a model is given that says where items begin and end.
+    """The inputs of a model that show where items begin and end.
 
     Attributes:
         holder: the model.
@@ -58,7 +58,7 @@ _RUNNING = threading.local()
 
 
 class ItemPositions(nn.Embedding):
-    """A table of positions that reads items longer than itself, as the head of this file says.
+    """A table of positions that reads items longer than itself, as described at the head of this file.
 
     Attributes:
         reach: how many positions an item may have.

@@ -38,7 +38,7 @@ _CROSS = re.compile(r"cross|encoder_attn|encdec|encoder_decoder", re.IGNORECASE)
 
 @dataclass(frozen=True)
 class Layer:
-    """One attention layer of a model, before anything is attached.
+    """One attention layer of a model, before a method is attached.
 
     `sizes` is (query heads, key heads, width of queries and keys), `window` how far it sees, as `Mask.window` counts.
     """
@@ -76,7 +76,7 @@ class Layer:
             **dict.fromkeys(self.beside_softmax, True),
         }
         present_kinds = [kind for kind, present in kinds.items() if present]
-        return f"`parallel` does not go with {present_kinds[0]}, which this layer has" if present_kinds else None
+        return f"`parallel` is not supported with {present_kinds[0]}, which this layer has" if present_kinds else None
 
     def refusal(self, method: Method, *, keep: bool = False) -> str | None:
         """The reason why a method cannot run in this layer, or not with kept tokens; None if it can."""
@@ -106,9 +106,7 @@ class Layer:
         if self.window is not None and not traits.window:
             return f"{name!r} has no window and this layer attends to a window only (and is cheap already)"
         if self.biased and not traits.bias:
-            return (
-                f"{name!r} takes no additive bias and this layer adds a position bias to its logits; 'full' takes one"
-            )
+            return f"{name!r} supports no additive bias and this layer adds a position bias to its logits; 'full' does"
         if self.beside_softmax and not method.is_exact:
             return f"{name!r} knows no {' and no '.join(self.beside_softmax)}, which this layer has; 'full' does"
         return keep_refusal(method, cross=self.cross, window=self.window) if keep else None
@@ -137,7 +135,7 @@ class Attached(nn.Module):
     """A bound method on one layer, with what the boundary must know of the layer at call time.
 
     `saved_before`: whether its learned parameters are those of an earlier layer too. `keep`: which tokens' attention is
-    exact, by their place among the real ones. `kept_now` is a bool (B,N) that says which, in place of it. `rotary`: the
+    exact, by their place among the real ones. `kept_now` is a bool (B,N) of these tokens, in place of it. `rotary`: the
     layer's rotary positions, for methods that move queries.
     """
 
@@ -200,7 +198,7 @@ class Attached(nn.Module):
             raise ValueError(f"layer {self.label}: {future_leak(method)}")
 
     def _keep(self, mask: Mask, valid: Tensor | None, N: int, M: int) -> Keep | None:
-        """Which tokens' attention is exact in this call, as methods take it."""
+        """The tokens whose attention is exact in this call, as an argument of methods."""
         if self.bound.method.is_exact:
             return None
         if self.kept_now is not None:
@@ -266,7 +264,7 @@ def serving_decoders(layers: list[Layer]) -> list[Layer]:
 
 
 def head_counts(layer: Layer | nn.Module) -> tuple[int, int, int]:
-    """(query heads, key/value heads, head width) of a layer; of a module, from its attributes or its config."""
+    """Return (query heads, key/value heads, head width) of a layer, or of a module by its attributes or config."""
     if isinstance(layer, Layer):
         return layer.sizes or head_counts(layer.module)
     config = getattr(layer, "config", None)

@@ -2,7 +2,7 @@
 
 transformers makes a mask once for each forward pass and hands it through the model's own code. Ours is a plain tensor
 of shape (B,1,1,M), never N×M: four axes, because transformers leaves such a mask alone where it prepares masks again.
-The dtype says the pattern, because it is known without reading a tensor, also while compiling:
+The dtype encodes the pattern, because it is known without reading a tensor, also while compiling:
 
     bool    bidirectional     True = a real key
     int8    causal            1 = a real key, 0 = padding
@@ -10,9 +10,9 @@ The dtype says the pattern, because it is known without reading a tensor, also w
     int32   causal, packed    the segment of each token, 0 = padding
     uint32  packed            the same, bidirectional: encoders that mask as decoders do, such as EmbeddingGemma
 
-A last axis of size 0 says that no key is hidden. Some models make (B,1,1,M) padding masks of their own, bool or
+A last axis of size 0 means that no key is hidden. Some models make (B,1,1,M) padding masks of their own, bool or
 additive; they are read in the same way. A model's own mask over queries and keys, (B,H,N,M), is compared with what
-`Mask` can say, element by element and in every call: N×M comparisons, for N×M numbers that the model has written.
+`Mask` can represent, element by element and in every call: N×M comparisons, for N×M numbers that the model has written.
 """
 
 import math
@@ -28,14 +28,14 @@ ALMOST_NOTHING = -1e4  # additive masks hide a key by at least so much
 
 @dataclass(frozen=True)
 class DecodedMask:
-    """A decoded mask. `offset` is where the first query stands among the keys."""
+    """A decoded mask. `offset` is the position of the first query among the keys."""
 
     causal: bool
     valid: Tensor | None = None  # bool (B,M), None: all keys are
     segments: Tensor | None = None  # int (B,M), negative = padding
     offset: int | Tensor = 0
     window: int | None = None  # as in `Mask.window`, where the model's own mask has one
-    read: bool = False  # from a model's own mask over queries and keys, beside which nothing else hides a key
+    read: bool = False  # from a model's own mask over queries and keys, and nothing else hides a key
 
     def queries(self, N: int) -> Tensor | None:
         """The real ones of the N queries, which are the last keys, or the keys before unfilled slots."""
@@ -47,7 +47,7 @@ class DecodedMask:
 
 
 def encode(*, causal: bool, valid: Tensor | None, filled: Tensor | None, segments: Tensor | None, batch: int) -> Tensor:
-    """The tensor to pass on: `valid` and `segments` are (B,M), `filled` is (M), None where there is nothing to say."""
+    """The tensor to pass on: `valid` and `segments` are (B,M), `filled` is (M), None if there is none."""
     device = next((x.device for x in (valid, filled, segments) if x is not None), None)
     if filled is not None:
         marks = torch.ones(1, len(filled), dtype=torch.int16, device=device) if valid is None else valid.to(torch.int16)
@@ -67,7 +67,7 @@ def decode(mask: Tensor | None, N: int, M: int, *, causal: bool, label: str, bat
     `batch` is the number of items, for a mask over queries and keys that is the same for all of them.
 
     Raises:
-        ValueError: the mask is nothing that `Mask` can say, or is of another length than the keys or queries.
+        ValueError: `Mask` cannot represent the mask, or its length differs from that of the keys or queries.
     """
     if mask is None:
         return DecodedMask(causal, offset=M - N if causal else 0)
@@ -75,8 +75,8 @@ def decode(mask: Tensor | None, N: int, M: int, *, causal: bool, label: str, bat
         return _decode_dense(mask, N, M, label, batch)
     if mask.ndim != 4:
         raise ValueError(
-            f"layer {label} was given an attention mask of shape {tuple(mask.shape)}; subquad takes 2-D padding masks "
-            "(batch, tokens), of which it makes (batch, 1, 1, keys), and 4-D masks (batch, 1, queries, keys)"
+            f"layer {label} was given an attention mask of shape {tuple(mask.shape)}; subquad accepts 2-D padding "
+            "masks (batch, tokens), of which it makes (batch, 1, 1, keys), and 4-D masks (batch, 1, queries, keys)"
         )
     ours = mask.dtype in (torch.int8, torch.int16, torch.int32)
     if mask.shape[-1] == 0:
@@ -93,7 +93,7 @@ def decode(mask: Tensor | None, N: int, M: int, *, causal: bool, label: str, bat
     if mask.dtype == torch.int16:
         return DecodedMask(True, flat > 0, offset=(flat[0] >= 0).sum() - N)
     if mask.dtype != torch.int8:
-        raise ValueError(f"layer {label} was given a mask of dtype {mask.dtype}, which subquad does not know")
+        raise ValueError(f"layer {label} was given a mask of dtype {mask.dtype}, which subquad does not support")
     return DecodedMask(True, flat > 0, offset=M - N)
 
 
@@ -110,7 +110,7 @@ def _decode_dense(mask: Tensor, N: int, M: int, label: str, batch: int | None) -
     try:
         decoded = _read_dense(_without_rows_of_padding(mask), N, M)
     except IsBias as error:
-        raise ValueError(f"{what}, which is a bias on the logits and not a mask (it holds other numbers than 0 and "
+        raise ValueError(f"{what}, which is a bias on the logits and not a mask (it contains other numbers than 0 and "
                          f"−inf, or needs a gradient); {remedy}") from error  # fmt: skip
     except (TypeError, ValueError) as error:
         raise ValueError(f"{what}, which cannot be read ({str(error).partition(';')[0]}); {remedy}") from error
@@ -125,7 +125,7 @@ def _decode_dense(mask: Tensor, N: int, M: int, label: str, batch: int | None) -
 
 
 def _read_dense(mask: Tensor, N: int, M: int) -> DecodedMask | None:
-    """What the mask says; None where `Mask` has no such pattern."""
+    """The pattern of the mask; None if `Mask` has no such pattern."""
     try:
         pattern = read_mask(mask)
     except IsNoPattern:
@@ -137,7 +137,7 @@ def _read_dense(mask: Tensor, N: int, M: int) -> DecodedMask | None:
         return DecodedMask(False, pattern.valid, read=True)
     if N == M and pattern.first == -pattern.last:
         return DecodedMask(False, pattern.valid, window=int(pattern.last), read=True)
-    if pattern.last != M - N:  # the queries do not stand at the end of the keys
+    if pattern.last != M - N:  # the queries are not at the end of the keys
         return None
     window = None if pattern.first == -math.inf else int(pattern.last - pattern.first)
     return DecodedMask(True, pattern.valid, offset=M - N, window=window, read=True)
@@ -160,6 +160,6 @@ def _valid_of_additive(bias: Tensor, label: str) -> Tensor:
     if not torch.compiler.is_compiling() and bool((valid & (bias != 0)).any()):
         raise ValueError(
             f"layer {label} was given an additive attention mask with values other than 0 and less than "
-            f"{ALMOST_NOTHING:g}; subquad takes padding only"
+            f"{ALMOST_NOTHING:g}; subquad accepts padding only"
         )
     return valid

@@ -73,7 +73,7 @@ def read_tokenizer(where: str) -> Any:
 
 
 def read_model(auto: Any, where: str) -> tuple[Any, dict[str, Any]]:
-    """A model by one of transformers' auto classes, and which weights the file lacks, has beside, or has otherwise."""
+    """A model by one of transformers' auto classes, and its missing, unexpected and misshapen weights in the file."""
     return from_pretrained(
         auto,
         where,
@@ -136,12 +136,12 @@ def is_sentence_transformer(where: str) -> bool:
 
 
 def has_pooling(where: str) -> bool:
-    """Whether the folder says how sentence-transformers makes an embedding of hidden states."""
+    """Whether the folder configures sentence-transformers' pooling of hidden states."""
     return optional_file(where, POOLING) is not None
 
 
 def pooling_of(where: str) -> Pooling:
-    """How sentence-transformers pools this model, where its folder says so; else the mean.
+    """The pooling that the folder configures for sentence-transformers; otherwise the mean.
 
     Raises:
         InputError: a damaged file, or a way of pooling that is neither the mean nor the first token.

@@ -79,7 +79,7 @@ def check_metadata(every: list[PassMetadata], loss: str | None, labelled: bool) 
     _check_positions(every)
 
 
-_NONE = {"mask": 0, "positions": 0, "labels": -1}  # the number that says that there are none
+_NONE = {"mask": 0, "positions": 0, "labels": -1}  # the number that means that there are none
 
 
 def _check_positions(every: list[PassMetadata]) -> None:
@@ -114,19 +114,19 @@ def _kind_of_positions(ids: Tensor | None, mask: Tensor | None) -> tuple[int, in
 def _refuse_inputs(inputs: Mapping[str, Any]) -> None:
     if inputs.get("past_key_values") is not None or inputs.get("use_cache"):
         raise ValueError(
-            "a cache (generate, past_key_values, use_cache=True) does not go with `parallel`: a new token would be on "
-            "one rank and its keys on all; swap without `parallel` to generate"
+            "a cache (generate, past_key_values, use_cache=True) is not supported with `parallel`: a new token would "
+            "be on one rank and its keys on all; swap without `parallel` to generate"
         )
     for name, value in inputs.items():
         if name not in _PLAIN | OF_TOKENS and value is not None and not (isinstance(value, int) and value == 0):
-            raise ValueError(f"{name!r} does not go with `parallel`, which knows {', '.join(sorted(OF_TOKENS))}")
+            raise ValueError(f"{name!r} is not supported with `parallel`, which knows {', '.join(sorted(OF_TOKENS))}")
     shape = tuple(tokens_of(inputs).shape[:2])
     for name in sorted(OF_TOKENS & inputs.keys()):
         have = tuple(inputs[name].shape)
         if have[:2] != shape and not (name == "position_ids" and have == (1, shape[1])):
             raise ValueError(f"{name!r} is {have}, but this rank's tokens are {shape}; each rank gives its own part")
         if len(have) != 2 and name != "inputs_embeds":
-            raise ValueError(f"{name!r} is {have}, but `parallel` takes (batch, tokens)")
+            raise ValueError(f"{name!r} is {have}, but `parallel` accepts (batch, tokens)")
 
 
 @dataclass
@@ -137,7 +137,7 @@ class Pass:
         of: the sequence.
         padded: whether any rank has padding.
         labels: how many labels this rank has, and all have.
-        positions: of this rank's tokens; None: the model takes none, or they are given.
+        positions: of this rank's tokens; None: the model has no such argument, or they are given.
         share: what this rank's mean loss is multiplied with; None: it is a sum over a number that is given.
     """
 

@@ -68,7 +68,7 @@ def read_pattern(function: MaskFunction | None) -> LayerPattern:
     if not pattern.known:
         raise ValueError(
             f"this model lets a query see the keys at distances {pattern.first:g} to {pattern.last:g}, which is "
-            "neither causal nor the same to both sides; subquad does not know such a mask"
+            "neither causal nor the same to both sides; subquad does not support such a mask"
         )
     return pattern
 
@@ -102,7 +102,7 @@ def _read(function: MaskFunction) -> LayerPattern:
 
 def _unknown(name: str) -> ValueError:
     return ValueError(
-        f"this model masks attention by {name!r}, which subquad does not know; restore its own attention for that"
+        f"this model masks attention by {name!r}, which subquad does not support; restore its own attention for that"
     )
 
 

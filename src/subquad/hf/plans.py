@@ -1,7 +1,7 @@
 """Plans: which method runs in which layer at which length, in a folder that `subquad plan` wrote.
 
 plan.json              methods by length and layer, the model that they are for, what was verified, a digest of all this
-adapter.safetensors    beside adapter.json: learned parameters, where a method has some (see `adapters`)
+adapter.safetensors    next to adapter.json: learned parameters, where a method has some (see `adapters`)
 """
 
 import math
@@ -33,10 +33,10 @@ _MEMBERS = {"model": dict, "lengths": list, "layers": dict, "verified": dict, "m
 
 @dataclass(frozen=True)
 class Plan:
-    """Which method runs in which layer, by length: `sq.hf.swap(model, plan)` puts it into the model.
+    """A method for each layer and length; `sq.hf.swap(model, plan)` puts them into the model.
 
     `layers` has a method for each layer, `by-length` where lengths differ. `lengths` are those that were planned.
-    `verified` says for each of them, as text, what was measured on held-out passages: "fidelity" (mean), "bound" (its
+    `verified` maps each of them, as text, to measurements on held-out passages: "fidelity" (mean), "bound" (its
     lower bound at "confidence"), "floor", "passages", "speedup" of the whole model, and for `sq.audit` "baseline" and
     "output", the floor in the unit of the model's output, where an audit can measure it.
     """
@@ -54,7 +54,7 @@ class Plan:
         return "\n".join([*listed, *(f"{length} tokens: {self.description(int(length))}" for length in self.verified)])
 
     def description(self, length: int) -> str:
-        """What was verified at a planned length, in words."""
+        """A description in words of what was verified at a planned length."""
         measured = self.verified[str(length)]
         return (
             f"fidelity {measured['fidelity']:.4f}, at least {measured['bound']:.4f} at confidence "
@@ -62,7 +62,7 @@ class Plan:
         )
 
     def baseline(self, length: int) -> dict[str, Any]:
-        """The usual errors of the layers at a planned length: `sq.audit(model, baseline=plan.baseline(2048), …)`.
+        """The usual errors of the layers at a planned length, for `sq.audit(model, baseline=plan.baseline(2048), …)`.
 
         Raises:
             ValueError: the length was not planned, or exact attention runs there.
@@ -80,7 +80,7 @@ class Plan:
 
     @property
     def floor(self) -> dict[str, Any] | None:
-        """The floor that the plan was verified for, in the unit of the model's output, which `sq.audit` then watches.
+        """The minimum fidelity of the verified plan, in the unit of the model's output, which `sq.audit` monitors.
 
         {"min_fidelity": 0.99, "pooling": "mean"} of embeddings, {"max_kl": 0.002} or {"min_agreement": 0.99} of next
         tokens. None where the plan was made with a loss or a metric of one's own, or for a masked language model.
@@ -101,7 +101,7 @@ class Plan:
 
     @property
     def distinct(self) -> list[Method]:
-        """The methods of all layers and lengths, each once, exact attention aside."""
+        """The methods of all layers and lengths, each once, without exact attention."""
         steps = [
             method.at if isinstance(method, ByLength) else [Step(0, method)]
             for _, method in sorted(self.layers.items())
@@ -114,11 +114,11 @@ class Plan:
 
     @property
     def learned(self) -> dict[int, Method]:
-        """The methods with learned parameters."""
+        """The methods of the plan that have learned parameters."""
         return {number: method for number, method in self.layers.items() if method.traits.learned}
 
     def save(self, path: str | Path, model: AnyModel | None = None) -> Path:
-        """Write the plan into a folder, with an adapter beside it where methods have learned parameters.
+        """Write the plan into a folder, with an adapter next to it if methods have learned parameters.
 
         Raises:
             ValueError: it has learned parameters, and `model`, whose layers they are, is not given or is another one.
@@ -146,11 +146,11 @@ def load_plan(path: str | Path) -> Plan:
 
     Raises:
         ValueError: there is none, it is damaged or of another version, a method in it is unknown, or the learned
-            parameters of one are not in the adapter beside it; names the file.
+            parameters of one are not in the adapter next to it; names the file.
 
     Warns:
-        UserWarning: it was edited by hand since it was verified: what `verified` says is of another plan. Or it was
-            made on other hardware or versions: what it says of speed is of there.
+        UserWarning: it was edited by hand since it was verified, so `verified` is about another plan. Or it was
+            made on other hardware or versions, so its speeds are not those here.
     """
     folder = Path(path)
     folder = folder.parent if folder.name == FILE else folder
@@ -166,12 +166,10 @@ def load_plan(path: str | Path) -> Plan:
         if not isinstance(content.get(name), kind):
             raise seals.Damaged(file, f"its {name!r} is {str(content.get(name))[:50]!r}", _REMEDY)
     if content.get(seals.DIGEST) != seals.digest_of({k: v for k, v in content.items() if k != seals.DIGEST}):
-        warnings.warn(
-            f"{file} was edited since it was written: what it says was verified is of another plan", stacklevel=2
-        )
+        warnings.warn(f"{file} was edited since it was written: its verification is of another plan", stacklevel=2)
     model = content["model"]
     if not isinstance(model.get("class"), str) or not isinstance(model.get("layers"), list):
-        raise seals.Damaged(file, "it does not say what model it is for", _REMEDY)
+        raise seals.Damaged(file, "it does not name its model", _REMEDY)
     for number, shape in enumerate(model["layers"]):
         if not isinstance(shape, list) or [type(n) for n in shape] != [int] * 3 or min(shape) < 1:
             raise seals.Damaged(
@@ -219,7 +217,7 @@ def _say_where_it_was_made(file: Path, made_on: Mapping[str, Any]) -> None:
 
 
 def _adapter_of(plan: Plan, folder: Path) -> Adapter:
-    """The adapter beside a plan, which has the learned parameters of all its methods."""
+    """The adapter next to a plan, which has the learned parameters of all its methods."""
     try:
         adapter = read_adapter(folder)
     except ValueError as error:
@@ -228,7 +226,7 @@ def _adapter_of(plan: Plan, folder: Path) -> Adapter:
     for number, method in plan.learned.items():
         if adapter.methods.get(number) != method:
             raise ValueError(
-                f"{folder / FILE}: layer {number} runs {method}, but the adapter beside it has "
+                f"{folder / FILE}: layer {number} runs {method}, but the adapter next to it has "
                 f"{adapter.methods.get(number, 'nothing')} for it; {_REMEDY}"
             )
     return adapter

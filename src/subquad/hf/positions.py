@@ -55,12 +55,12 @@ class LearnedTable(NamedTuple):
         return reach_of(self.table) - self.reserved
 
     def configs(self, model: PreTrainedModel) -> list[PreTrainedConfig]:
-        """The configs that say how many positions there are."""
+        """The configs that set the number of positions."""
         return list({id(c): c for c in (getattr(self.owner, "config", model.config), model.config)}.values())
 
 
 def position_limit(model: AnyModel) -> int | None:
-    """How many tokens the learned positions of this model reach; None where positions set no limit."""
+    """The number of tokens that the learned positions of this model cover; None if there is no such limit."""
     return min((table.reach for table in _learned_tables(transformers_model(model))), default=None)
 
 
@@ -70,7 +70,7 @@ def reach_of(table: nn.Embedding) -> int:
 
 
 def extend_positions(model: AnyModel, length: int, *, mode: str = "interpolate", tokenizer: Any = None) -> AnyModel:
-    """Let a model with learned absolute positions read `length` tokens, in place and without training.
+    """Extend a model with learned absolute positions to `length` tokens, in place and without training.
 
         sq.hf.extend_positions(sentence_transformer, 4096)
         sq.hf.extend_positions(model, 4096, tokenizer=tokenizer)
@@ -93,8 +93,8 @@ def extend_positions(model: AnyModel, length: int, *, mode: str = "interpolate",
     imported; elsewhere the folder loads as the original model.
 
     Args:
-        model: any text model, or what holds one; it is returned. Relative and rotary positions need nothing and are
-            left as they are.
+        model: any text model, or a wrapper around one; it is returned. Relative and rotary positions need nothing and
+            are left as they are.
         length: tokens that the model must take. Not more than its own positions changes nothing. A second call keeps
             the larger length, and has the mode of the second.
         mode: how items are read that are longer than the model's own positions.
@@ -156,7 +156,7 @@ def with_record(model: PreTrainedModel) -> Iterator[None]:
 
 
 def extend_as_recorded(model: PreTrainedModel) -> None:
-    """Extend what the config of a loaded model says was extended, and take that out of the config.
+    """Extend the positions that the config of a loaded model records as extended, and delete the record.
 
     Names are compared by their ends, because a model may be loaded with another head, or without.
 

@@ -1,6 +1,6 @@
 """What each attention layer of a model does, found by a trial on a few random tokens.
 
-A model's code does not say who attends to whom: that is in the mask which it makes, in keywords of the call, in the
+A model's code does not declare who attends to whom: that is in the mask which it makes, in keywords of the call, in the
 shapes of its keys. So before anything is swapped in, the model runs three times on the same small inputs:
 
     own         with its own attention
@@ -8,7 +8,7 @@ shapes of its keys. So before anything is swapped in, the model runs three times
     trial       with "full" through subquad's boundary, each call held against the recorded one
 
 A model that does not come out equal is refused, with the first layer that differs or the model's own error. Padding on
-both sides, packed sequences and two generated tokens on a static cache are tried where the model takes them. Results
+both sides, packed sequences and two generated tokens on a static cache are tried if the model supports them. Results
 are kept for as long as the model lives.
 """
 
@@ -40,13 +40,13 @@ def find_layers(model: AnyModel, *, inputs: Inputs | None = None) -> list[Layer]
     """All attention layers of a model that go through transformers' attention interface, in the model's order.
 
     Args:
-        model: any transformers model, or what holds one.
+        model: any transformers model, or a wrapper around one.
         inputs: a small batch for the trial, where subquad cannot make one for this architecture.
 
     Raises:
-        TypeError: no transformers model, and not what holds one.
+        TypeError: not a transformers model, and not a wrapper around one.
         ValueError: the model, or a part of it, computes attention in its own way, or its attention is not the same
-            through subquad's boundary; says where and why.
+            through subquad's boundary; the message states where and why.
     """
     model = transformers_model(model)
     layers = inspect_layers(model)
@@ -95,7 +95,7 @@ def _try(model: PreTrainedModel, layers: list[Layer], inputs: Inputs | None) -> 
         if inputs is None:
             try:
                 return _try_runs(model, layers, _runs(model, images=False))
-            except _DoesNotRunError:  # what is said of the first inputs says more
+            except _DoesNotRunError:  # messages about the first inputs are clearer
                 pass
         raise ValueError(str(error)) from error.__cause__
 
@@ -123,7 +123,7 @@ def _try_runs(model: PreTrainedModel, layers: list[Layer], runs: list[tuple[str,
             for call in calls:
                 traces[call.module] = call.trace.after(traces.get(call.module), on_cache=description == _ON_CACHE)
             tried = [_as_traced(layer, traces.get(layer.module)) for layer in layers]
-            if any(layer.reason for layer in tried):  # said for each layer, when a method is put into it
+            if any(layer.reason for layer in tried):  # reported for each layer, when a method is put into it
                 continue
             outputs = trial_run(model, tried, run, calls)
         except Exception as error:
@@ -132,7 +132,7 @@ def _try_runs(model: PreTrainedModel, layers: list[Layer], runs: list[tuple[str,
             ) from error
         if all(call.defined for call in calls) and not same_outputs(unchanged, outputs, model.dtype):
             raise ValueError(
-                f"{name} gives other outputs with its attention behind subquad's boundary, though each layer's "
+                f"{name} gives other outputs with its attention routed through subquad, though each layer's "
                 "attention is the same: a part of it depends on the attention implementation"
             )
     return traces
@@ -146,7 +146,7 @@ def _runs(model: PreTrainedModel, *, images: bool = True) -> list[tuple[str, Run
     """
     if model.device.type == "meta":
         raise ValueError(
-            f"{type(model).__name__} is on the meta device; load its weights before swapping. Where accelerate "
+            f"{type(model).__name__} is on the meta device; load its weights before swapping. If accelerate "
             "offloads them (cpu_offload, a device_map with 'cpu' or 'disk'), swap first and offload the swapped model"
         )
     try:
@@ -187,7 +187,7 @@ def _generate(prompt: Inputs, model: PreTrainedModel) -> Any:
 
 
 def mark_of_trial(model: PreTrainedModel, layers: list[Layer]) -> str:
-    """What a trial's result holds for: these layers under this config."""
+    """The scope of a trial's result: these layers under this config."""
     config = without_marks(model.config.to_dict())
     return json.dumps([[layer.name for layer in layers], str(config)])
 

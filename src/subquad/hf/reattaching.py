@@ -18,7 +18,7 @@ ADAPTER = "subquad-adapter"  # the folder of learned parameters inside of the fo
 
 
 def reattach(model: AnyModel) -> Swapped:
-    """Swap in what `save_pretrained` recorded of an earlier swap.
+    """Swap in the methods that `save_pretrained` recorded.
 
     `from_pretrained` does this itself once `subquad.hf` is imported. It is for a model that was asked for with another
     attention, or that could not be attached when it was loaded:
@@ -34,7 +34,7 @@ def reattach(model: AnyModel) -> Swapped:
             learned parameters that are not in the model's folder; or the adapter there is damaged or another one.
 
     Warns:
-        UserWarning: the record was edited since the model was saved; names the layers. What it says now runs.
+        UserWarning: the record was edited since the model was saved; names the layers. The edited record runs.
     """
     wrapped, model = model, transformers_model(model)
     record = getattr(model.config, NAME, None)
@@ -46,7 +46,7 @@ def reattach(model: AnyModel) -> Swapped:
 
 
 def _reattach_parts(wrapped: AnyModel, model: PreTrainedModel, record: dict[str, Any]) -> Swapped:
-    """Swap in what the records of a model's parts say, and that of the whole model before, where there is one."""
+    """Swap in the records of a model's parts, after the record of the whole model, if there is one."""
     whole = {key: value for key, value in record.items() if key not in (PARTS, PARTS_DIGEST)}
     try:
         parts = {name: (model.get_submodule(name), of_part) for name, of_part in record[PARTS].items()}
@@ -71,7 +71,7 @@ def _reattach_parts(wrapped: AnyModel, model: PreTrainedModel, record: dict[str,
 
 
 def _reattach(wrapped: AnyModel, model: PreTrainedModel, plain: Any) -> Swapped:
-    """Swap in what one record says of one model."""
+    """Swap the methods of one record into one model."""
     record = read_record(plain, model.config)
     methods = record.methods
     layers = len(find_layers(model))
@@ -84,7 +84,7 @@ def _reattach(wrapped: AnyModel, model: PreTrainedModel, plain: Any) -> Swapped:
 
 
 def _with_parameters(model: PreTrainedModel, methods: dict[int, Method]) -> dict[int, BoundMethod]:
-    """The methods with the learned parameters that the model's folder holds."""
+    """The methods with the learned parameters in the model's folder."""
     folder = Path(model.name_or_path) / ADAPTER
     if not folder.is_dir():
         number, method = next((number, method) for number, method in methods.items() if method.traits.learned)

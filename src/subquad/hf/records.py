@@ -5,7 +5,7 @@
 `keep` and `floor` are left out where there is none.
 
 Each part has a digest of its own, so that a warning can name the parts that differ. Records of earlier versions have
-no digests, and are read without a warning: nothing says what they were.
+no digests, and are read without a warning: nothing shows what they were.
 """
 
 import warnings
@@ -94,7 +94,7 @@ def _warn(edits: list[str], config: PreTrainedConfig) -> None:
         named = edits if len(edits) <= MOST else [*edits[:MOST], f"{len(edits) - MOST} more"]
         where = Path(config.name_or_path) / "config.json" if config.name_or_path else f"the {type(config).__name__}"
         warnings.warn(
-            f"{where} was edited since the model was saved: {listed(named)}; this runs what it says now. If that is "
+            f"{where} was edited since the model was saved: {listed(named)}; the edited record runs. If that is "
             "meant, save the model again (save_pretrained); otherwise choose its methods anew (sq.hf.swap)",
             stacklevel=3,
         )

@@ -30,7 +30,7 @@ from subquad.kernels.tokens.rotary import Rotary
 from subquad.methods import Method
 
 _TOKENS = 16
-_OFFSETS = 61, 509  # of positions that a model is given, beside those that it counts itself
+_OFFSETS = 61, 509  # of positions that a model is given, in addition to those that it counts itself
 _SUFFIX = re.compile(r"_?(original_)?inv_freq$")
 _ROUNDING = 1e-3, 3e-2  # of fp32 and of 16-bit queries, relative to the size of a component
 
@@ -86,7 +86,7 @@ def find_rotary(model: PreTrainedModel, layers: list[Layer]) -> dict[nn.Module, 
         ValueError: a layer is not reached, or its queries depend on positions in a way that is not known, or by
             frequencies that change with the length, or on several axes of positions; names the layer.
     """
-    if getattr(model, "declares_attention", False):  # its layers say their positions themselves
+    if getattr(model, "declares_attention", False):  # its layers provide their positions
         return {module: cast(Any, module).rotary for module in (layer.module for layer in layers)}
     candidates = _candidates(model)
     queries = _all_queries(model, {layer.module for layer in layers})

@@ -1,6 +1,6 @@
 """Models that were saved while swapped, so that they never load with another attention silently.
 
-A swap writes `attn_implementation: SAVED_AS` into the model's config, which `save_pretrained` keeps beside the record
+A swap writes `attn_implementation: SAVED_AS` into the model's config, which `save_pretrained` keeps next to the record
 of the methods where a method runs in the model or in a part of it, and not where a swapped model was since set to
 another attention. Whatever loads the folder then asks transformers for the attention of that name:
 

@@ -35,7 +35,7 @@ class SplitFit:
     """How a model runs on a part of its tokens, as the trial found.
 
     Attributes:
-        positions: the rule of its positions; None: it takes none.
+        positions: the rule of its positions; None: it has no such argument.
         loss: "shifted" and "plain" losses are sums divided by a number that is given, the first of next tokens; "mean"
             is a mean over the labels that the model sees; None: labels are refused.
         dropped: outputs that have no axis of tokens.
@@ -70,8 +70,8 @@ class Split:
             return now.sequence
         if self._last is None or torch._C._current_graph_task_id() == -1:
             raise ValueError(
-                f"layer {label} runs outside of its model's forward pass, where nothing says which tokens this rank "
-                f"has; call the whole {type(self._root).__name__}, or swap without `parallel`"
+                f"layer {label} runs outside of its model's forward pass, where this rank's tokens are not "
+                f"known; call the whole {type(self._root).__name__}, or swap without `parallel`"
             )
         current: Sequence = getattr(mask, MARK, self._last)  # others may have run since
         return current
@@ -131,8 +131,8 @@ class Split:
             return None
         if not isinstance(output, ModelOutput):
             raise ValueError(
-                f"{type(module).__name__} returned a {type(output).__name__}, in which nothing says what is of this "
-                "rank's tokens; leave out return_dict=False"
+                f"{type(module).__name__} returned a {type(output).__name__}, which does not show what belongs to "
+                "this rank's tokens; leave out return_dict=False"
             )
         kept = {name: x for name, x in output.items() if name not in self.fit.dropped}
         if module is self._root and now.share is not None and "loss" in kept:
@@ -198,14 +198,14 @@ def refuse_holder(wrapped: AnyModel, model: PreTrainedModel) -> None:
 
 
 def shard(model: AnyModel, batch: Mapping[str, Any], sequence: Sequence | None = None) -> dict[str, Any]:
-    """This rank's part of a batch, for a model that was swapped with `parallel`. Nothing is sent.
+    """Return this rank's part of a batch, for a model swapped with `parallel`, without communication.
 
         part = sq.hf.shard(model, tokenizer(texts, return_tensors="pt", padding=True))
         loss = model(**part).loss
 
     Args:
         model: the swapped model.
-        batch: as the model takes it, the same on all ranks: (batch, tokens) of input_ids, attention_mask,
+        batch: the model's inputs, the same on all ranks: (batch, tokens) of input_ids, attention_mask,
             token_type_ids, position_ids, labels and shift_labels, inputs_embeds, and values that are not tensors.
         sequence: which tokens each rank has; None: an even split.
 

@@ -39,7 +39,7 @@ _REMEDY = "run it on one rank, or swap without `parallel`"
 
 @dataclass
 class _Call:
-    """What one layer was given and gave in one call; axes 2 are tokens. `valid` (B,N) says which keys are."""
+    """What one layer was given and gave in one call; axes 2 are tokens. `valid` (B,N) marks the keys that are."""
 
     inputs: tuple[Tensor, Tensor, Tensor]
     valid: Tensor
@@ -110,7 +110,7 @@ def _tried(model: PreTrainedModel, layers: list[Layer], inputs: Batch | None) ->
     for rule in rules:
         try:
             dropped = {name for whole in wholes for name in whole.dropped(rule)}
-        except (ValueError, RuntimeError) as error:  # also what the model's own code says to positions it does not take
+        except (ValueError, RuntimeError) as error:  # also those of the model's own code for unknown positions
             reasons.append(str(error))
             continue
         losses = {whole.loss(rule) for whole in wholes}
@@ -171,7 +171,7 @@ class _Whole:
         for kind, counted_labels in (("shifted", shifted), ("plain", labels), ("mean", labels)):
             try:
                 shares = [self._share(rule, part, kind, labels, counted_labels) for part in self.parts]
-            except Exception:  # a loss that takes other arguments
+            except Exception:  # a loss with other arguments
                 continue
             if whole is not None and None not in shares and _near(sum(shares), whole):
                 return kind

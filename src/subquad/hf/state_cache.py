@@ -83,7 +83,7 @@ class StateLayer(CacheLayerMixin):
             )
         if self._stopped_by is not None:
             raise ValueError(
-                f"an error stopped layer {self.label} at the last tokens of this cache, which holds them in part now; "
+                f"an error stopped layer {self.label} at the last tokens of this cache, which has them in part now; "
                 f"{_NEW}; the error was {self._stopped_by}"
             )
         if self._on_its_way:
@@ -167,7 +167,7 @@ class StateCache(Cache):
         model.generate(**inputs, past_key_values=sq.hf.StateCache(model))
 
     Memory and work of a token do not depend on how many were before. Layers that run another method ("full" in some
-    layers, say) keep their keys and values in the same cache. Outputs are those of an ordinary cache, to rounding.
+    layers, for example) keep keys and values in the same cache. Outputs are those of an ordinary cache to rounding.
 
     A cache is for one batch, like any other. Give `generate` the same one again to continue where it stopped.
 
@@ -197,7 +197,7 @@ class StateCache(Cache):
         super().__init__(layers=held)
 
     def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
-        """Check the call, and return the sizes: transformers asks before the first layer runs."""
+        """Check the call, and return the mask sizes, which transformers requests before the first layer runs."""
         states = [layer for layer in self.layers if isinstance(layer, StateLayer)]
         for layer in states:
             layer.check()
@@ -227,7 +227,7 @@ class StateCache(Cache):
 
 
 def _layer_index(layer: Layer, held: list[object]) -> int:
-    """Where the cache keeps this layer."""
+    """The index of this layer in the cache."""
     index = getattr(layer.module, "layer_idx", None)
     if not isinstance(index, int) or index >= len(held) or type(held[index]) is not DynamicLayer:
         what = type(held[index]).__name__ if isinstance(index, int) and index < len(held) else "no layer"

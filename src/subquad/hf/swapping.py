@@ -49,9 +49,10 @@ class HasMethods(Protocol):
 
 @dataclass(frozen=True)
 class Swapped:
-    """Which layer runs what. Prints as a table; `methods` is {layer number: method}, without layers left alone.
+    """The methods of a swapped model, by layer. Prints as a table.
 
-    `keep` says whose attention is exact all the same, as in `swap`; `cut_at`, how many tokens of a text the model's
+    `methods` is {layer number: method}, without layers left alone.
+    `keep` lists the tokens whose attention is exact, as in `swap`; `cut_at`, how many tokens of a text the model's
     holder, such as a SentenceTransformer, reads at most.
     """
 
@@ -90,10 +91,10 @@ def swap(
     keep: str | None = None,
     parallel: Any = None,
 ) -> Swapped:
-    """Put a method into a pretrained model, in place.
+    """Replace the attention of a pretrained transformers model by a method, in place.
 
     Args:
-        model: any transformers model whose attention goes through the attention interface, or what holds one: a
+        model: any transformers model whose attention goes through the attention interface, or a wrapper around one: a
             SentenceTransformer, a CrossEncoder, a pipeline, a PeftModel, a DataParallel, a module of your own.
         method: one method for every layer, except that layers with a window which the method does not have run "full",
             exact attention inside their window; or a mapping from layer numbers (as `describe` counts them) or name
@@ -124,7 +125,7 @@ def swap(
             windows in a model whose layers all have one, an unknown method, a number or pattern that names no layer, a
             method whose parameters need a longest input in a model that sets none, or tokens to keep in
             cross-attention, in a windowed layer or by a method that cannot.
-        TypeError: no transformers model, and not what holds one.
+        TypeError: not a transformers model, and not a wrapper around one.
     """
     wrapped, model = model, transformers_model(model)
     floor = None
@@ -205,7 +206,7 @@ def _tried_split(
     ranks, fixed = ranks_of(parallel)
     refuse_holder(wrapped, model)
     if keep is not None:
-        raise ValueError(f"`parallel` does not go with keep={keep!r}; swap without one of them")
+        raise ValueError(f"`parallel` is not supported with keep={keep!r}; swap without one of them")
     for layer in layers:
         reason = layer.split_refusal()
         if reason:
@@ -221,13 +222,13 @@ def _cut_at(holder: Any) -> int | None:
 
 @contextmanager
 def keeping(model: AnyModel, tokens: Tensor) -> Iterator[None]:
-    """Keep these tokens in every swapped self-attention layer inside a block, in place of the `keep` of `swap`.
+    """Keep tokens exact in all swapped self-attention layers, inside a block; this replaces the `keep` of `swap`.
 
         with sq.hf.keeping(model, inputs["input_ids"] == tokenizer.sep_token_id):
             model(**inputs)
 
     Args:
-        model: a swapped model, or what holds one.
+        model: a swapped model, or a wrapper around one.
         tokens: bool (B,N) for inputs of that batch and length, True for tokens whose row and column are to be exact.
             Padding is never kept.
 
@@ -260,7 +261,7 @@ def keeping(model: AnyModel, tokens: Tensor) -> Iterator[None]:
 
 
 def restore(model: AnyModel) -> None:
-    """Give a model its own attention back, in place; nothing happens to a model that was not swapped.
+    """Restore a model's original attention, in place; a model that was not swapped is left alone.
 
     A model that was loaded from a folder that was saved while swapped gets what transformers gives it by default.
     """
@@ -283,7 +284,7 @@ def restore(model: AnyModel) -> None:
 
 
 def describe(model: AnyModel) -> Swapped:
-    """Which layer runs what, whether or not the model is swapped.
+    """List the attention layers of a model and their methods, whether or not it is swapped.
 
     A swapped layer whose attention was then set by other means (`model.set_attn_implementation`) runs the model's own.
     """
@@ -300,7 +301,7 @@ def refusals(model: AnyModel, method: AnyMethod) -> dict[int, str]:
 
 
 def bounds(model: AnyModel) -> dict[int, BoundMethod]:
-    """The bound methods that run in a swapped model: {layer number: bound}. Empty where nothing is swapped in."""
+    """The bound methods of a swapped model: {layer number: bound}. Empty if the model is not swapped."""
     return {number: attached.bound for number, attached in attached_layers(model).items()}
 
 
@@ -319,9 +320,9 @@ def check_training(model: AnyModel) -> None:
 def bind(
     layer: Layer, method: AnyMethod, max_length: int | None = None, *, shared: nn.Module | None = None
 ) -> BoundMethod:
-    """A method with its learned parameters for this layer; one that is bound already is checked.
+    """Return a method bound to this layer, with new learned parameters; a bound method is only checked.
 
-    `shared` is the learned parameters, where other layers have them too.
+    `shared` are learned parameters of another layer, if layers share them.
 
     Raises:
         ValueError: it was bound for other head counts or another width than the layer's.

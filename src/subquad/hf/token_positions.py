@@ -37,7 +37,7 @@ def counted(rule: str, inputs: Inputs, config: Any) -> Tensor | None:
 
 
 def positions(rule: str, inputs: Inputs, start: int, before: Tensor | None, config: Any) -> Tensor:
-    """The positions (B|1,n) of tokens of which `start` stand before them, and `before`, (B,), of those that count."""
+    """The positions (B|1,n) of tokens after `start` others, of which `before`, (B,), count."""
     valid = counted(rule, inputs, config)
     if valid is None or before is None:
         tokens = tokens_of(inputs)

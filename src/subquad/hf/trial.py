@@ -114,7 +114,7 @@ def _record_mask(*args: Any, mask_function: Any = None, config: Any = None, **op
         pattern = read_pattern(mask_function)
     except ValueError as error:
         reason = str(error)
-    options["allow_is_causal_skip"] = False  # a mask that is left out would not say its pattern
+    options["allow_is_causal_skip"] = False  # a mask that is left out would not show its pattern
     if pattern != EVERYTHING:
         options["allow_is_bidirectional_skip"] = False
     make = eager_mask if recorder.originals.get(id(config), recorder.default) == "eager" else sdpa_mask
@@ -329,7 +329,7 @@ def originals(model: nn.Module) -> list[tuple[PreTrainedConfig, str]]:
 def undisturbed(model: nn.Module, implementation: str | None = None) -> Iterator[None]:
     """The model in eval mode on its own attention, or on this one; its modes and torch's random numbers come back.
 
-    What transformers would say to a user who runs the model on such inputs is not said.
+    Messages of transformers about such inputs are suppressed.
     """
     verbosity = transformers.logging.get_verbosity()
     modes = {module: module.training for module in model.modules()}

@@ -14,10 +14,10 @@ from transformers import PreTrainedModel
 
 from subquad.methods import BoundMethod
 
-AnyModel: TypeAlias = Any  # a PreTrainedModel, or what holds one: see `transformers_model`
+AnyModel: TypeAlias = Any  # a PreTrainedModel, or a wrapper around one: see `transformers_model`
 
 _EXPECTED = (
-    "expected a transformers PreTrainedModel or what holds one (a SentenceTransformer, CrossEncoder, pipeline, "
+    "expected a transformers PreTrainedModel or a wrapper around one (a SentenceTransformer, CrossEncoder, pipeline, "
     "PeftModel, DataParallel or other module)"
 )
 _WRAPPED_TOO_EARLY = {
@@ -28,14 +28,14 @@ _WRAPPED_TOO_EARLY = {
 
 
 def transformers_model(wrapped: AnyModel) -> PreTrainedModel:
-    """Return the transformers model in what is given, or what is given if it is one.
+    """Return the transformers model inside a wrapper; a transformers model is returned as it is.
 
     It is searched in modules of any kind (SentenceTransformer, CrossEncoder, PeftModel, DataParallel,
     DistributedDataParallel, modules of the user) and in transformers' pipelines.
 
     Raises:
         TypeError: there is no transformers model in it, there are several, or it was wrapped in what cannot be changed
-            any more; says what was given and what to give.
+            any more; the message states what was given and what to give.
     """
     if isinstance(wrapped, PreTrainedModel):
         return wrapped
@@ -55,8 +55,9 @@ def transformers_model(wrapped: AnyModel) -> PreTrainedModel:
     if len(candidates) > 1:
         names = ", ".join(repr(name) for name in list(candidates.values())[:5])
         raise TypeError(
-            f"this {kind} holds {len(candidates)} transformers models ({names}{', …' if len(candidates) > 5 else ''}): "
-            f"give them one by one, for example its .get_submodule({next(iter(candidates.values()))!r})"
+            f"this {kind} contains {len(candidates)} transformers models "
+            f"({names}{', …' if len(candidates) > 5 else ''}): give them one by one, "
+            f"for example its .get_submodule({next(iter(candidates.values()))!r})"
         )
     return next(iter(candidates))
 
@@ -126,7 +127,7 @@ def _named(value: Any, name: str) -> bool:
 
 
 def _hint(value: Any) -> str:
-    """What to do about something that holds no transformers model in PyTorch, where that can be told."""
+    """The remedy for an object without a transformers model in PyTorch, if known."""
     holders = [value, *(value.modules() if isinstance(value, nn.Module) else ())]
     held = [getattr(holder, name, holder) for holder in holders for name in ("auto_model", "model")]
     kinds = [type(part).__name__ for part in held]

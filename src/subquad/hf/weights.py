@@ -23,7 +23,7 @@ def check_weights(
     """Check that a file gave a model all of its weights.
 
     Args:
-        info: what `from_pretrained(…, output_loading_info=True)` says of the file.
+        info: the loading info of `from_pretrained(…, output_loading_info=True)`.
         output: runs the model on a short input and gives what is read from it, for autograd to see which of the missing
             weights it depends on. None: it depends on all of them.
 
@@ -39,7 +39,7 @@ def check_weights(
     if shapes:
         name, stored, wanted = shapes[0]
         raise InputError(
-            f"{where}: {len(shapes):,} of its weights have other shapes than its config.json says ({name} is "
+            f"{where}: {len(shapes):,} of its weights have other shapes than in its config.json ({name} is "
             f"{_sizes(stored)} in the file, but {_sizes(wanted)} in the model); the config and the weights must belong "
             "together"
         )
@@ -115,7 +115,7 @@ def _meant(missing: Sequence[str], unused: Sequence[str]) -> str:
 
 
 def _prefix(short: Sequence[str], long: Sequence[str]) -> str:
-    """What stands before most of the `short` names in `long`."""
+    """The prefix of most of the `short` names in `long`."""
     known = set(short)
     prefixes = Counter[str]()
     for name in long:

@@ -19,19 +19,19 @@ from subquad.kernels.operators import TRACED, Operator, parameter, record
 P = ParamSpec("P")
 R = TypeVar("R")
 
-# name -> says why the backend cannot run here, or None when it can
+# name -> returns why the backend cannot run here, or None if it can
 _BACKENDS: dict[str, Callable[[], str | None]] = {"reference": lambda: None}
 _forced: ContextVar[str | None] = ContextVar("subquad_backend", default=None)
 _open_blocks: list[str] = []  # of `use_backend`, in all threads: what torch.compile can read
 
 
 def register(name: str, refusal: Callable[[], str | None]) -> None:
-    """Add a compiled backend; `refusal` says why it cannot run on this machine, or returns None when it can."""
+    """Add a compiled backend; `refusal` returns why it cannot run on this machine, or None if it can."""
     _BACKENDS[name] = refusal
 
 
 def backends() -> dict[str, str]:
-    """Every backend with "available", or the reason why it cannot run here.
+    """Return each backend with "available", or the reason why it cannot run here.
 
     >>> backends()["reference"]
     'available'
@@ -136,7 +136,7 @@ class Op(Generic[P, R]):
         self._refusals: dict[str, Callable[[Any], str | None]] = {}
 
     def refusal(self, backend: str) -> Callable[[Callable[[Any], str | None]], Callable[[Any], str | None]]:
-        """Register that a backend has this op, with what says why it cannot take a call; None when it can."""
+        """Register that a backend has this op, with a function that returns why it refuses a call, or None."""
 
         def add(refusal: Callable[[Any], str | None]) -> Callable[[Any], str | None]:
             self._refusals[backend] = refusal

@@ -32,7 +32,7 @@ def record(name: str, parameters: Sequence[inspect.Parameter]) -> Any:
 
 
 def parameter(name: str, annotation: Any) -> inspect.Parameter:
-    """A parameter of an operator, whose annotation says what torch's schema must know."""
+    """A parameter of an operator, whose annotation contains what torch's schema needs."""
     return inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=_plain(annotation))
 
 
@@ -175,7 +175,7 @@ class Gradient(Operator):
         )
 
 
-_TENSOR = object()  # stands for a tensor that is saved
+_TENSOR = object()  # represents a tensor that is saved
 
 
 def _tensors(arg: Any) -> bool:

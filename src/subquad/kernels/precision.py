@@ -1,4 +1,4 @@
-"""Where 16-bit numbers are widened."""
+"""Conversion of 16-bit numbers to wider ones."""
 
 import torch
 from torch import Tensor

@@ -15,7 +15,7 @@ from subquad.masks.sdpa import can_be_read, read_mask
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Mask:
-    """Who may attend to whom, as a small immutable value. True = may attend. Combine with ``&``.
+    """A small immutable value: which queries may attend to which keys. True = may attend. Combine with ``&``.
 
     Build one with `Mask.causal`, `Mask.padding`, `Mask.segments`, `Mask.window` or `Mask.dense`, or from what another
     library takes with `Mask.from_sdpa` and `Mask.from_cu_seqlens`; the fields are for methods to read. A query that can
@@ -33,7 +33,7 @@ class Mask:
     """
 
     is_causal: bool = False
-    offset: int | Tensor | None = None  # where the first query stands among the keys
+    offset: int | Tensor | None = None  # position of the first query among the keys
     span: int | None = None
     both: tuple[Tensor, ...] = ()  # padding of self-attention, lengths (B,) or bool (B,N)
     keys: tuple[Tensor, ...] = ()  # bool (B,M) or lengths (B,)
@@ -45,15 +45,15 @@ class Mask:
 
     @staticmethod
     def causal(offset: int | Tensor | None = None) -> Mask:
-        """Query i sees the keys up to i + offset: none of the future.
+        """A causal mask: query i sees the keys up to i + offset.
 
-        `offset` is where the first query stands among the keys: 0 in self-attention, and t − 1 for a decode step
+        `offset` is the position of the first query among the keys: 0 in self-attention, and t − 1 for a decode step
         with one query and t cached keys. It may be a tensor, () or (B,), for caches of a static size. Without it
         N and M must be equal.
         """
         whole = isinstance(offset, int) and not isinstance(offset, bool) and offset >= 0
         if not (offset is None or isinstance(offset, Tensor) or whole):
-            raise ValueError(f"offset={offset!r}, but the first query stands at a whole number ≥ 0 among the keys")
+            raise ValueError(f"offset={offset!r}, but the position of the first query is a whole number ≥ 0")
         return Mask(is_causal=True, offset=offset)
 
     @staticmethod
@@ -63,7 +63,7 @@ class Mask:
         keys: Tensor | Sequence[int] | None = None,
         queries: Tensor | Sequence[int] | None = None,
     ) -> Mask:
-        """Only the real tokens take part: lengths (B,) of left-aligned items, or bool (B, positions), True = real.
+        """A padding mask, from lengths (B,) of left-aligned items or a bool (B, positions), True = real.
 
         `Mask.padding(lengths)` is for self-attention and pads both sides; cross-attention names its sides:
         `Mask.padding(keys=…, queries=…)`, each optional.
@@ -76,7 +76,7 @@ class Mask:
 
     @staticmethod
     def segments(ids: Tensor | Sequence[Sequence[int]]) -> Mask:
-        """Packed self-attention: tokens see their own segment only. `ids` is an int (B,N); negative = padding.
+        """A mask for packed self-attention: tokens see their own segment. `ids` is an int (B,N); negative = padding.
 
         Most methods take segments apart into a batch, for which they wait for the ids' device once, to read how many
         there are.
@@ -88,14 +88,14 @@ class Mask:
 
     @staticmethod
     def window(width: int) -> Mask:
-        """Query i sees the keys j with |i − j| ≤ width; with `Mask.causal()`, the last width + 1 keys."""
+        """A window: query i sees the keys j with |i − j| ≤ width; with `Mask.causal()`, the last width + 1 keys."""
         if not isinstance(width, int) or isinstance(width, bool) or width < 0:
             raise ValueError(f"a window reaches {width!r} keys to each side, but it must be a whole number ≥ 0")
         return Mask(span=width)
 
     @staticmethod
     def dense(allowed: Tensor) -> Mask:
-        """Any pattern, as a bool (B|1, H|1, N, M). Only methods that are quadratic anyway accept it."""
+        """A mask of any pattern, a bool (B|1, H|1, N, M). Only methods that are quadratic anyway accept it."""
         if allowed.ndim != 4 or allowed.dtype != torch.bool:
             raise ValueError(
                 f"a dense mask is a bool (B|1, H|1, N, M) with True = may attend, got {allowed.dtype} "
@@ -105,7 +105,7 @@ class Mask:
 
     @staticmethod
     def from_sdpa(attn_mask: Tensor | None, is_causal: bool = False, *, batch: int | None = None) -> Mask:
-        """What `attn_mask` and `is_causal` mean in `scaled_dot_product_attention`, or an error.
+        """The mask that SDPA's arguments `attn_mask` and `is_causal` mean; ValueError if there is none.
 
         A mask over keys alone, (B,1,1,M) or expanded from it, is padding of the keys. One over queries and keys is
         compared with padding, causality (from the first query on, or up to the last) and windows, element by element,
@@ -131,7 +131,7 @@ class Mask:
         if attn_mask is None:
             return Mask.causal(offset=0) if is_causal else Mask()
         if is_causal:
-            raise ValueError("both attn_mask and is_causal=True are given, but SDPA takes one of them")
+            raise ValueError("both attn_mask and is_causal=True are given, but SDPA accepts one of them")
         pattern = read_mask(attn_mask)
         N, M = attn_mask.shape[-2:]
         items_of_mask = attn_mask.shape[0] if attn_mask.ndim == 4 else 1
@@ -148,7 +148,7 @@ class Mask:
 
     @staticmethod
     def from_cu_seqlens(cu_seqlens: Tensor | Sequence[int], tokens: int | None = None) -> Mask:
-        """Packed self-attention of one row, as flash-attention's variable-length functions are told of it.
+        """A mask for one packed row, from the `cu_seqlens` of flash-attention's variable-length functions.
 
         Sequence s is the tokens cu_seqlens[s] to cu_seqlens[s + 1] − 1. Tensors of those functions, (tokens, heads,
         width), are `x.transpose(0, 1)[None]` here.
@@ -179,7 +179,7 @@ class Mask:
         return Mask.segments(torch.where(position < ends[-1], ids, -1)[None])
 
     def __and__(self, other: Mask) -> Mask:
-        """Both masks at once: what either forbids is forbidden. A window stands where a causal mask's offset says."""
+        """Both masks at once: what either forbids is forbidden. A window has the offset of a causal mask."""
         if not isinstance(other, Mask):
             return NotImplemented
         if self.is_causal and other.is_causal:
@@ -210,32 +210,32 @@ class Mask:
     # ------------------------------------------------------------------ readers
 
     def key_padding(self, M: int) -> Tensor | None:
-        """Bool (B,M), True where the key is real; None when every key is."""
+        """The padding mask of the keys, a bool (B,M), True for real keys; None if all are real."""
         return self._valid((*self.both, *self.keys), M)
 
     def query_padding(self, N: int) -> Tensor | None:
-        """Bool (B,N), True where the query is real; None when every query is."""
+        """The padding mask of the queries, a bool (B,N), True for real queries; None if all are real."""
         return self._valid((*self.both, *self.queries), N)
 
     @property
     def only_padding(self) -> bool:
-        """Whether each side's padding says it all: no pattern between queries and keys."""
+        """Whether the mask is padding only, without a pattern between queries and keys."""
         return not self.is_causal and self.span is None and len(self.ids) + len(self.allowed) == 0
 
     @property
     def aligned(self) -> bool:
-        """Whether the first query stands at the first key, as far as can be seen without reading a tensor."""
+        """Whether query i is known to be at key i, without reading a tensor."""
         return self.offset is None or (isinstance(self.offset, int) and self.offset == 0)
 
     @property
     def only_causal(self) -> bool:
-        """Whether this is the plain causal mask of self-attention, starts aligned, and nothing more about the keys."""
+        """Whether this is the plain causal mask of self-attention, with aligned starts and no condition on the keys."""
         others = len(self.both) + len(self.keys) + len(self.ids) + len(self.allowed)
         return self.is_causal and self.aligned and self.span is None and others == 0
 
     @property
     def only_later_or_padded(self) -> bool:
-        """Whether it hides nothing but keys that are later than a query, by a known offset, and padded keys."""
+        """Whether the mask hides only padded keys and keys later than a query, with a known offset."""
         known = self.offset is None or isinstance(self.offset, int)
         return known and self.span is None and len(self.ids) + len(self.allowed) == 0
 
@@ -260,7 +260,7 @@ class Mask:
         return dense
 
     def pattern(self, N: int, M: int, device: torch.device | None = None) -> Tensor:
-        """What is left of `to_dense` without padding: a bool (B|1, H|1, N, M)."""
+        """The mask without padding, as a bool (B|1, H|1, N, M)."""
         queries, keys = (torch.arange(n, device=device) for n in (N, M))
         dense = self.sees(queries[None, None, :, None], keys)
         for ids in self.ids:
@@ -270,7 +270,7 @@ class Mask:
         return dense
 
     def positions(self, queries: Tensor) -> Tensor:
-        """Where the queries of these numbers stand among the keys; the offset tells, by item along the first axis."""
+        """The positions of these queries among the keys, from the mask's offset, by item along the first axis."""
         if isinstance(self.offset, Tensor):
             return queries + self.offset.to(queries.device).reshape(-1, *[1] * (queries.ndim - 1))
         return queries if self.offset is None else queries + self.offset
@@ -284,7 +284,7 @@ class Mask:
         return allowed if self.span is None else allowed & (ahead.abs() <= self.span)
 
     def check(self, sizes: Sizes, device: torch.device) -> None:
-        """Raise ValueError where this mask does not fit attention of these sizes; the message names both sides."""
+        """Raise ValueError if this mask does not fit attention of these sizes; the message names both."""
         B, H, N, M = sizes.B, sizes.H, sizes.N, sizes.M
         for what, present in (("one padding for both sides", self.both), ("segments", self.ids)):
             if present and N != M:
@@ -294,7 +294,7 @@ class Mask:
                 )
         if (self.is_causal or self.span is not None) and self.offset is None and N != M:
             raise ValueError(
-                f"a causal or window mask over {N} queries and {M} keys must say where the first query stands: "
+                f"a causal or window mask over {N} queries and {M} keys must give the position of the first query: "
                 f"Mask.causal(offset={max(M - N, 0)}) continues a cached sequence, offset=0 aligns the starts"
             )
         if isinstance(self.offset, Tensor) and self.offset.shape not in ((), (1,), (B,)):

@@ -1,4 +1,4 @@
-"""What an `attn_mask` of `scaled_dot_product_attention` says, read from its shape where that tells and else from it.
+"""The meaning of an `attn_mask` of `scaled_dot_product_attention`, from its shape if possible, else from its values.
 
     allowed[b, h, i, j] = real[b, j] and first ≤ j − i ≤ last
 
@@ -40,7 +40,7 @@ def read_mask(attn_mask: Tensor) -> Reading:
 
     Raises:
         TypeError: it is not a tensor, or neither bool nor floats.
-        ValueError: it is not a pattern of this kind, or its numbers would have to be read and cannot be; says which.
+        ValueError: it is not a pattern of this kind, or its numbers would have to be read and cannot be.
     """
     allowed = _one_head(_as_allowed(_compact(attn_mask)))
     if allowed.shape[1] == 1:
@@ -51,7 +51,7 @@ def read_mask(attn_mask: Tensor) -> Reading:
         return Reading(_unless_all(valid))
     if allowed.shape[2] == 1:
         raise ValueError(
-            f"this attn_mask of shape {tuple(attn_mask.shape)} has one column, which may stand for all keys; expand it "
+            f"this attn_mask of shape {tuple(attn_mask.shape)} has one column, which may represent all keys; expand it "
             "to (…, N, M)"
         )
     first, last = _distances(allowed)
@@ -61,7 +61,7 @@ def read_mask(attn_mask: Tensor) -> Reading:
             return Reading(_unless_all(valid | _beyond(low, high, allowed)), low, high)
     raise IsNoPattern(
         f"this attn_mask of shape {tuple(attn_mask.shape)} is not padding of the keys, causal, a window, or these "
-        "together; give Mask.dense(…) to a method that takes it, or use method='full'"
+        "together; give Mask.dense(…) to a method that supports it, or use method='full'"
     )
 
 
@@ -104,7 +104,7 @@ def _as_allowed(mask: Tensor) -> Tensor:
     if mask.dtype == torch.bool:
         return mask
     if not mask.is_floating_point():
-        raise TypeError(f"`attn_mask` is {mask.dtype}, but SDPA takes bool, or floats to add to the logits")
+        raise TypeError(f"`attn_mask` is {mask.dtype}, but SDPA accepts bool, or floats to add to the logits")
     if mask.requires_grad and torch.is_grad_enabled():
         raise IsBias(
             "this float attn_mask requires a gradient, so it is a bias whatever its numbers are; give it as bias= to a "
@@ -114,8 +114,8 @@ def _as_allowed(mask: Tensor) -> Tensor:
     zero, hidden = mask == 0, mask <= HIDDEN
     if not bool((zero | hidden).all()):
         raise IsBias(
-            f"this float attn_mask holds other numbers than 0 and −inf (or {HIDDEN:g} and less), so it is a bias; give "
-            "it as bias= to a method whose trait `bias` is true"
+            f"this float attn_mask contains other numbers than 0 and −inf (or {HIDDEN:g} and less), so it is a bias; "
+            "give it as bias= to a method whose trait `bias` is true"
         )
     # A row of equal finite numbers hides nothing: softmax does not see what is added to all.
     if not bool((zero.any(-1) | (mask == -math.inf).all(-1)).all()):
@@ -146,7 +146,7 @@ def _distances(allowed: Bool[Tensor, "b n M"]) -> tuple[int, int]:
 
 
 def _is_known(first: int | float, last: int | float, N: int, M: int) -> bool:
-    """Whether `Mask` says this interval: causal from the start or to the end, or a window to both sides."""
+    """Whether `Mask` has this interval: causal from the start or to the end, or a window to both sides."""
     return (last >= 0 and last in (0, M - N)) or (N == M and first == -last)
 
 
@@ -174,7 +174,7 @@ def _unless_all(valid: Bool[Tensor, "b M"]) -> Tensor | None:
 def _require_readable(mask: Tensor) -> None:
     if not can_be_read(mask):
         raise ValueError(
-            f"an attn_mask of shape {tuple(mask.shape)} and {mask.dtype} says what it is by its numbers, which cannot "
+            f"an attn_mask of shape {tuple(mask.shape)} and {mask.dtype} has its pattern in its numbers, which cannot "
             "be read here (while compiling, under vmap or on the meta device); give is_causal=True or a bool "
             "(B, 1, 1, M), or a sq.Mask"
         )

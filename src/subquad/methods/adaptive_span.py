@@ -127,7 +127,7 @@ class AdaptiveSpan(Bucketed):
             )
 
     def make_learned(self, heads: int, kv_heads: int, head_dim: int, max_length: int | None) -> nn.Module:
-        """z of each head."""
+        """The initial z of each head."""
         return Spans(heads, self.span, self.ramp, self.start)
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Partial:
@@ -139,7 +139,7 @@ class AdaptiveSpan(Bucketed):
         return attend_inside(query, key, value, buckets, call, of_distance=terms[None, :, None])
 
     def reach(self, tokens: int, mask: Mask) -> tuple[int, int]:
-        """How many tokens before and behind itself a query may see at the largest span."""
+        """How many tokens before and after itself a query may see at the largest span."""
         span = min(self.span + self.ramp - 1, tokens)
         return span, 0 if mask.is_causal else span
 

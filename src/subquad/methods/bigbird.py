@@ -76,7 +76,7 @@ class BigBird(Pattern):
 
     Args:
         block: tokens of a block.
-        window: blocks to each side that a block sees, beside itself; with a causal mask, in the past.
+        window: blocks to each side that a block sees, in addition to itself; with a causal mask, in the past.
         random: further blocks that each block sees, drawn for each head.
         first: blocks at the start of an item that see all and that all see.
         last: such blocks at its end. They have no part under a causal mask.
@@ -137,7 +137,7 @@ class BigBird(Pattern):
         return remaining, pattern.meet_all(pattern.queries(tokens_of(ends[:, None, None], size)))
 
     def global_blocks(self, count: Int64[Tensor, "#B 1"], most: int, causal: bool) -> Int64[Tensor, "#B S"]:
-        """The first blocks of each item of `count` blocks, and its last ones."""
+        """The numbers of an item's first and last global blocks, of `count` blocks."""
         first = torch.arange(torch.sym_min(self.first, most), device=count.device).expand(len(count), -1)
         if causal:
             return first
@@ -158,7 +158,7 @@ class BigBird(Pattern):
         causal, window = call.mask.is_causal, torch.sym_min(self.window, most)
         near = block[..., None] + torch.arange(-window, 1 if causal else window + 1, device=block.device)
         near = torch.where((near >= 0) & (causal | (near < count[..., None])), near, NONE)
-        # What may be drawn stands between the global blocks, before the near ones or behind them.
+        # Random blocks are between the global blocks, before the near ones or behind them.
         end = block if causal else count - self.last
         before = ((block - window).minimum(end) - self.first).clamp(min=0)
         behind = (block + window + 1).clamp(min=self.first)

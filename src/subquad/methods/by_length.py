@@ -58,7 +58,7 @@ def written(steps: list[Step]) -> str:
 
 
 def read(text: str) -> list[Step]:
-    """The steps of a text like `0:full+700:i-clustered:clusters=25;topk=16`. ValueError says what is wrong with it."""
+    """The steps of a text like `0:full+700:i-clustered:clusters=25;topk=16`. ValueError states what is wrong."""
     steps = [_read_step(part) for part in terms(text, A_LENGTH)]
     starts = [step.start for step in steps]
     if starts[0] != 0 or any(a >= b for a, b in pairwise(starts)):
@@ -81,7 +81,7 @@ def _read_step(text: str) -> Step:
 
 @dataclass(frozen=True)
 class ByLength(Method):
-    """A method for each range of lengths.
+    """A method that selects another method by the number of keys.
 
     Args:
         steps: the methods with `+` between them, their settings separated by `;`, each after the number of keys from
@@ -90,7 +90,7 @@ class ByLength(Method):
             number. In Python also a mapping: `ByLength({0: "full", 700: "i-clustered:clusters=25"})`.
 
     The length is that of each item, counted in real keys; of each query, under a causal mask. Windows and dense masks
-    do not count. Where a mask cannot be read without waiting for the device, or while compiling, every method that may
+    do not count. If a mask cannot be read without waiting for the device, or while compiling, every method that may
     be needed runs on the whole batch, and each query takes its own.
 
     Raises:
@@ -139,7 +139,7 @@ class ByLength(Method):
 
     @property
     def at(self) -> tuple[Step, ...]:
-        """The steps in order."""
+        """The lengths and methods, in order."""
         return self.__dict__["_steps"]
 
     @property

@@ -1,4 +1,4 @@
-"""Cluster-Former: near keys, and keys of similar tokens wherever they stand, in one softmax.
+"""Cluster-Former: near keys, and keys of similar tokens at any distance, in one softmax.
 
 Wang, Zhou, Gan, Chen, Fang, Sun, Cheng, Liu 2020, "Cluster-Former: Clustering-based Sparse Transformer for Long-Range
 Dependency Encoding", section 3, as one attention:
@@ -63,7 +63,7 @@ def sorted_chunks(labels: Int64[Tensor, "B H N"], mask: Mask, valid: Tensor, chu
 
 @dataclass(frozen=True)
 class ClusterFormer(Bucketed):
-    """A window, and chunks of the tokens sorted by cluster, in one softmax. Self-attention only.
+    """Attention to a window and to chunks of the tokens sorted by cluster, in one softmax. Self-attention only.
 
     Args:
         window: tokens to each side that a query sees; with a causal mask, to the past.

@@ -70,7 +70,7 @@ class ClustersQueries(ByHalves):
     refine: int
 
     def top_keys(self) -> int:
-        """How many keys of its cluster each query meets by itself."""
+        """The number of its cluster's keys that each query attends to individually."""
         return 0
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, call: Call, labels: Tensor | None = None) -> Partial:
@@ -95,7 +95,7 @@ class ClustersQueries(ByHalves):
 
 @dataclass(frozen=True)
 class Clustered(ClustersQueries):
-    """Clustered attention.
+    """Clustered attention: queries of a cluster share the attention of their centroid.
 
     Args:
         clusters: C, clusters of queries for each head. An item with no more queries is computed exactly.

@@ -12,8 +12,8 @@ What "i-clustered" (Vyas et al. 2020) loses is three things, each with a cure th
     out_i  = softmax over T_j with logits q_i·k_l/√D and over the cells with (q_i − q̄_j)·k̄_x/√D + ln Σ e^{q̄_j·k_l/√D}
              instead of one rest that all members share, and a mass on the top keys that is fixed for the cluster
 
-With a window, keys near a query are exact for it beside T_j, in the same softmax. The cells lose the weights with which
-they counted these keys: e^{q̄_j·k_l/√D + (q_i − q̄_j)·k̄_x/√D} for a key l of cell x.
+With a window, keys near a query are exact for it in addition to T_j, in the same softmax. The cells lose the weights
+with which they counted these keys: e^{q̄_j·k_l/√D + (q_i − q̄_j)·k̄_x/√D} for a key l of cell x.
 
 ==========  ==================
 symbol      here
@@ -50,14 +50,14 @@ from subquad.methods.core.residual import Residual
 
 @dataclass(frozen=True)
 class ClusteredTail(ByHalves):
-    """Clusters of queries with similar attention; a cluster's top keys exactly, all other keys as a few cells.
+    """Exact attention to the top keys of each cluster of queries, and to all other keys as a few centroids (cells).
 
     Args:
         clusters: C, clusters of queries for each head. An item with no more queries is computed exactly. 0: √(2n),
             rounded up, for an item of n queries.
-        topk: k, the keys of each cluster that its members attend to exactly; more than there are uses all: exact. 0:
-            √(8m), rounded up, for an item of m keys.
-        cells: X, how many centroids stand for the other keys; a query attends to k + X in all. As many as keys: exact.
+        topk: k, the keys of each cluster that its members attend to exactly. With `topk` ≥ number of keys the result is
+            exact. 0: √(8m), rounded up, for an item of m keys.
+        cells: X, centroids that represent the other keys; a query attends to k + X in all. With X = M: exact.
         window: keys at most `window` tokens from a query, to each side, are exact for it too; 0: none. In speech, where
             queries of one cluster attend to neighbours that differ, top keys of the cluster are not enough.
         bits: length of the hash from which k-means starts, 1 to 63.
@@ -67,8 +67,8 @@ class ClusteredTail(ByHalves):
         block: under a causal mask, tokens of a block on the diagonal, whose attention is exact.
         last: under a causal mask, queries at the end of each item that are exact.
         queries: under a causal mask, which queries are taken together: of a whole "rectangle", or of each "block"; or
-            "earlier": clusters are made of the queries beside a rectangle's keys. With last=0 too, it is strictly
-            causal, and can be trained.
+            "earlier": clusters are made of the queries at the positions of a rectangle's keys. With last=0 too, it is
+            strictly causal, and can be trained.
 
     >>> import torch, subquad as sq
     >>> q, k, v = torch.randn(3, 2, 4, 300, 64)
@@ -107,7 +107,7 @@ class ClusteredTail(ByHalves):
     )
 
     def in_rectangle(self, queries: int, keys: int) -> "ClusteredTail":
-        """Clusters and keys as long as they are not set: √n and √(32m), twice the keys of an encoder.
+        """The defaults of clusters and top keys in a causal rectangle: √n and √(32m), twice the keys of an encoder.
 
         Errors of a decoder's layers add up from token to token, and more keys are the cheapest way to smaller ones.
         """
@@ -146,11 +146,11 @@ class ClusteredTail(ByHalves):
 
     @property
     def keeps_residual(self) -> str | None:
-        """The setting with which it counts no near keys; None where that is so."""
+        """The setting without near keys, as a remedy; None if there already are none."""
         return "window=0" if self.window else None
 
     def _near(self, query: Tensor, call: Call) -> dict[str, Any]:
-        """The window, and where the first query of each item stands."""
+        """The window, and the position of the first query of each item."""
         offset = call.mask.offset
         if not self.window or offset is None:
             return {"window": self.window}

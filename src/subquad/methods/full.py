@@ -4,8 +4,8 @@
     a_ij  = q_i·k_j / √D                                        positions="none": Vaswani et al. 2017, equation 1
     a_ij  = ((q_i + u)·k_j + (q_i + v)·W_R r_{i−j}) / √D         positions="relative": Dai et al. 2019, section 3.3
 
-With SDPA it is the baseline of everything here, so that what `kernel="subquad"` gains shows beside it. SDPA runs its
-flash kernel where the mask is empty, causal or padding alone; windows, segments, dense masks and biases take a mask
+With SDPA it is the baseline of everything here, so that the gain of `kernel="subquad"` is visible. SDPA runs its
+flash kernel where the mask is empty, causal or padding alone; windows, segments, dense masks and biases need a mask
 over queries and keys, as in any exact attention: `methods.core.exact`.
 
 Relative positions are those of "local", over all distances; their terms are handed to SDPA as a bias.
@@ -33,7 +33,7 @@ def with_distances(query: Tensor, key: Tensor, call: Call) -> tuple[Tensor, Call
 
 @dataclass(frozen=True)
 class Full(Method):
-    """Exact attention, or with learned terms of the distance in its logits.
+    """Exact attention, optionally with learned relative positions in its logits.
 
     Args:
         kernel: "sdpa", torch's, or "subquad": on CPUs with AVX2 or better, this library's compiled kernel, which is

@@ -21,7 +21,7 @@ The log-sum-exp of query i follows: that of its own logits with its top keys, le
 
 Queries are sorted by cluster into dense blocks, so that each block reads its cluster's keys once and all products are
 dense. Deviations from the published code, each on purpose: those of "clustered", and the gradient flows through m̂.
-Fewer visible keys than topk: those there are.
+If fewer than `topk` keys are visible, all are used.
 """
 
 from dataclasses import dataclass, replace
@@ -41,7 +41,8 @@ class ImprovedClustered(ClustersQueries):
         clusters: C, clusters of queries for each head. An item with no more queries is computed exactly.
         bits: length of the hash, 1 to 63.
         iterations: Lloyd iterations of k-means.
-        topk: k, the keys of each cluster that its members attend to exactly; more than there are uses all: exact.
+        topk: k, the keys of each cluster that its members attend to exactly. With `topk` ≥ number of keys the result is
+            exact.
         seed: random seed of the hash planes. The same seed gives "clustered" the same clusters.
         space: what is clustered: "queries", the paper's, or "logits", so that queries with alike q·Kᵀ are together.
         refine: rounds of k-means on the vectors themselves, after that on their hashes.
@@ -77,5 +78,5 @@ class ImprovedClustered(ClustersQueries):
     )
 
     def top_keys(self) -> int:
-        """How many keys of its cluster each query meets by itself."""
+        """The number of its cluster's keys that each query attends to individually."""
         return self.topk

@@ -75,7 +75,7 @@ def _absent(tokens: Int64[Tensor, "B S"] | None, count: int) -> Bool[Tensor, "B 
 
 @dataclass(frozen=True)
 class Keep(Bucketed):
-    """Attention to and from some tokens of each item: sinks or global tokens, by their rank.
+    """Attention to and from some tokens of each item, by their valid index: sinks or global tokens.
 
     Args:
         first: tokens at the start of each item.
@@ -113,12 +113,12 @@ class Keep(Bucketed):
     )
 
     def check(self) -> None:
-        """Raise ValueError where no token is kept."""
+        """Raise ValueError if no token is kept."""
         if self.first == self.last == self.every == 0:
             raise ValueError(f"{self.name!r}: first=0, last=0 and every=0 keep no token; give one")
 
     def describe(self) -> Traits:
-        """The traits: the last tokens are not known before the end, and every some-th are many."""
+        """The traits: `last` excludes strict causality, and `every` makes the time quadratic."""
         traits = replace(type(self).traits, subquadratic=self.every == 0)
         return replace(traits, causal="values-only") if self.last > 0 else traits
 
@@ -138,7 +138,7 @@ class Keep(Bucketed):
 
 
 def _as_queries(keys: Int64[Tensor, "B S"], line: ValidPositions) -> Int64[Tensor, "B S"]:
-    """The queries beside these keys; an empty slot where there is none, or it is padding."""
+    """The queries at the positions of these keys; an empty slot if there is none, or it is padding."""
     start = line.mask.positions(torch.zeros(1, 1, dtype=torch.int64, device=line.device))
     number = keys - start
     present = (keys < line.M) & (number >= 0) & (number < line.N)

@@ -21,8 +21,8 @@ block behind it too. Blocks count real tokens. The other keys come in as sums ov
 added up and never subtracted. **Sinks** are the first tokens of the item, and without a causal mask the last ones too.
 
 With window=0 and sinks=0 it is the paper's feature map. Deviations from it: λ, κ and g, without which the far part has
-no size of its own beside the near one; one softmax over both halves of the features, as in the paper's code; a start
-that rows of random directions complete where there are more features than 2·D.
+no size of its own in addition to the near one; one softmax over both halves of the features, as in the paper's code;
+a start that rows of random directions complete where there are more features than 2·D.
 """
 
 import math
@@ -141,7 +141,7 @@ class LearnedFeatureMap(Method):
         return FeatureMaps(heads, kv_heads, head_dim, self.features, self.seed)
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Partial:
-        """Near keys, sinks and the sums over the others, in one normalisation."""
+        """Attend to near keys, to sinks and to the sums over the others, with one normalisation."""
         query, key, value = upcast(query, key, value)
         return (self._with_near if self.window else self._without_near)(query, key, value, call)
 
@@ -158,7 +158,7 @@ class LearnedFeatureMap(Method):
 
     def _with_near(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Partial:
         B, M, is_causal = query.shape[0], key.shape[2], call.mask.is_causal
-        # Blocks count real tokens, so all are lined up without padding first, and each query beside its key. With
+        # Blocks count real tokens, so all are aligned without padding first, and each query with its key. With
         # window = 4, a query of block 2 meets its neighbours one by one, and the rest by features (`far`):
         #
         #     line     0 1 2 3 | 4 5 6 7 | 8 9 . . | . . . . | . . .
@@ -190,14 +190,14 @@ class LearnedFeatureMap(Method):
         return merge_partials([exact, attend_features(of_query, of_key, values, mask, key_bias=bias)])
 
     def maps(self, query: Tensor, key: Tensor, call: Call) -> tuple[Tensor, Tensor]:
-        """The exponents of the features of queries and keys."""
+        """The exponents of the features of the queries, and of the keys."""
         assert isinstance(call.learned, FeatureMaps)
         return call.learned(query, key, call.scale)
 
     def exact(
         self, query: Tensor, key: Tensor, value: Tensor, keys: Tensor, valid: Tensor | None, call: Call, mask: Mask
     ) -> tuple[Tensor, Tensor]:
-        """Blocks of queries as they follow each other, each with its keys."""
+        """The exact part: consecutive blocks of queries, each with its keys."""
         B, H, N, _ = query.shape
         size = self.window or BLOCK
         blocks = -(-N // size)

@@ -104,7 +104,7 @@ class LearnedHash(LearnsHashes, HashedBuckets):
     )
 
     def hashes(self, query: Tensor, key: Tensor, call: Call) -> tuple[Hashed, Hashed]:
-        """The logits of S_Q and S_K. Under a causal mask, and for argmax buckets, one score for both: equation 18."""
+        """The logits of S_Q and S_K; under a causal mask, and for argmax buckets, one score for both (equation 18)."""
         of_query, of_key = super().hashes(query, key, call)
         return (of_query + of_key,) * 2 if self.ties(call) else (of_query, of_key)
 

@@ -47,7 +47,7 @@ FEATURE_MAPS: dict[str, Callable[[Tensor], Tensor]] = {
 
 @dataclass(frozen=True)
 class LinearAttention(Method):
-    """Linear attention with a fixed feature map. For models that are trained with it.
+    """Linear attention with a fixed feature map, for models that are trained with it.
 
     Args:
         feature_map: "elu" (elu(x) + 1), "exp" or "softmax".
@@ -72,13 +72,13 @@ class LinearAttention(Method):
     )
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Partial:
-        """Map, sum over the keys, read."""
+        """Map queries and keys to features, sum over the keys, and read the sums."""
         return self.attend_by(attend_features, query, key, value, call)
 
     def attend_by(
         self, by_features: Callable[..., tuple[Tensor, Tensor]], query: Tensor, key: Tensor, value: Tensor, call: Call
     ) -> Partial:
-        """`attend` by any attention with the arguments of `attend_features`."""
+        """Attend by any function with the arguments of `attend_features`."""
         query, key, value = upcast(query, key, value)
         query, key = self._exponents(query, key, call.scale)
         return by_features(query, key, drop_rows(value, call.dropout_p), call.mask)
@@ -102,6 +102,6 @@ class LinearAttention(Method):
     def advance(
         self, query: Tensor, key: Tensor, value: Tensor, state: dict[str, Tensor], call: Call
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Read the sums, and add to them."""
+        """Attend to the sums of a state, and add the new tokens to them."""
         of_query, of_key = self._exponents(query, key, call.scale)
         return advanced(state, of_query, of_key, value, call.mask.key_padding(value.shape[2]))

@@ -28,7 +28,7 @@ Column i of E and F belongs to the token of rank i among its item's real tokens,
 with fewer than n tokens uses the first columns.
 
 Deviations: the factor, ln c_κ and `ends`, with which the first and the last token take part exactly, in the same
-softmax, and are in no sum. Under a causal mask the "last" token is the query's own. Where k does not divide n, segments
+softmax, and are in no sum. Under a causal mask the "last" token is the query's own. If k does not divide n, segments
 differ by 1 in size.
 """
 
@@ -176,7 +176,7 @@ def causal_linformer(
 
 @dataclass(frozen=True)
 class Linformer(Method):
-    """Attention to k projected keys, for inputs up to a longest length. Only as a bound method.
+    """Attention to k projected keys, for inputs up to a maximum length. Only as a bound method.
 
     Args:
         k: projected keys and values of each item.
@@ -251,7 +251,7 @@ class Linformer(Method):
         )
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Partial:
-        """Project, and attend to the projections."""
+        """Project keys and values, and attend to the projections."""
         if self.projection == "mean-pool" and key.shape[2] <= self.k:  # a segment for each token
             return exact(query, key, value, call)
         query, key, value = upcast(query, key, value)
@@ -267,7 +267,7 @@ class Linformer(Method):
     def advance(
         self, query: Tensor, key: Tensor, value: Tensor, state: dict[str, Tensor], call: Call
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Read the sums, and add to them. Waits for the device once, to check that there are not too many tokens."""
+        """Attend to a state's sums, and add the new tokens. Synchronises once, to check that there are not too many."""
         past, N, skip = Past(**state), key.shape[2], int(self.ends == "exact")
         before = 0 if torch.compiler.is_compiling() else int(past.tokens.max())
         learned = self.projections(call, N + before)
@@ -301,7 +301,7 @@ class Linformer(Method):
         learned, valid = self.projections(call, line.M), line.valid_keys
         if line.aligned:
             return causal_linformer(query, key, value, valid, call, learned, skip)[:2]
-        # Queries beside their keys; behind the last key, and (last of all) those that stand before the first.
+        # Queries aligned with keys; after the last key, and (last of all) those before the first.
         before, more = line.line_positions < 0, line.N + 1
         at = torch.where(before, line.M + line.N, line.line_positions)
         valid = torch.ones(line.B, line.M, dtype=torch.bool, device=key.device) if valid is None else valid

@@ -75,7 +75,7 @@ class Local(Pattern):
         return RelativePositions(heads, head_dim) if self.positions == "relative" else None
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Partial:
-        """Attend by blocks; within a segment its own tokens are counted."""
+        """Attend by blocks; positions count the tokens of each segment."""
         (buckets,), terms = self.meetings(query, key, call), None
         if self.positions == "relative":
             assert buckets.span is not None

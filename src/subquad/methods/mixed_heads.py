@@ -48,11 +48,11 @@ def written(parts: Sequence[Part]) -> str:
 
 
 def read(text: str) -> list[Part]:
-    """The parts of a text like `3*local:window=32+lha:buckets=8;hash=mlp`. ValueError says what is wrong with it."""
+    """The parts of a text like `3*local:window=32+lha:buckets=8;hash=mlp`. ValueError states what is wrong with it."""
     parts = [_read_part(part) for part in terms(text, A_SHARE)]
     for method, _ in parts:
         if isinstance(method, MixedHeads):
-            raise ValueError(f"{method.name!r} inside itself: write its parts beside the others")
+            raise ValueError(f"{method.name!r} inside itself: write its parts next to the others")
         if is_mixture(method):
             raise ValueError(f"{method.name!r} is a mixture itself")
         if method.traits.needs_hidden:
@@ -74,7 +74,7 @@ def _read_part(text: str) -> Part:
 
 @dataclass(frozen=True)
 class MixedHeads(Method):
-    """A method for each group of heads.
+    """A method that runs a different method in each group of heads.
 
     Args:
         methods: the methods with `+` between them, their settings separated by `;`, each with a share of the heads
@@ -119,7 +119,7 @@ class MixedHeads(Method):
 
     @classmethod
     def from_parts(cls, *parts: tuple[str | Method, int]) -> "MixedHeads":
-        """From methods and their shares of the heads.
+        """Make a mixture from methods and their shares of the heads.
 
         For example `MixedHeads.from_parts(("local:window=32", 3), (LearnedHash(), 1))`.
         """
@@ -136,7 +136,7 @@ class MixedHeads(Method):
         return common_seed(part.method for part in self.parts)
 
     def deal(self, heads: int, kv_heads: int) -> list[tuple[slice, slice]]:
-        """The query heads and the key heads of each part. ValueError names what does not divide."""
+        """Assign query heads and key heads to each part. ValueError names what does not divide."""
         shares = [part.share for part in self.parts]
         if heads % sum(shares):
             raise ValueError(

@@ -183,7 +183,7 @@ class Nystrom(Method):
         return Convolution(kv_heads, self.convolution) if self.convolution else None
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Partial:
-        """Attend through landmarks; within a segment its own tokens are counted."""
+        """Attend through landmarks, in which positions count the tokens of each segment."""
         query, key, value = upcast(query, key, value)
         if not torch.compiler.is_exporting() and key.shape[2] <= self.landmarks:
             out = sdpa(query, key, value, call)

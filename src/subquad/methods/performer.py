@@ -154,13 +154,13 @@ class Performer(Method):
         return PerformerParameters(kv_heads, head_dim, self.inputs == "learned") if self.traits.learned else None
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Partial:
-        """Map, sum over the keys, read."""
+        """Map queries and keys to features, sum over the keys, and read the sums."""
         return self.attend_by(attend_features, query, key, value, call)
 
     def attend_by(
         self, by_features: Callable[..., tuple[Tensor, Tensor]], query: Tensor, key: Tensor, value: Tensor, call: Call
     ) -> Partial:
-        """`attend` by any attention with the arguments of `attend_features`."""
+        """Attend by any function with the arguments of `attend_features`."""
         if isinstance(call.learned, PerformerParameters) and self.redraw > 0:
             call.learned.count()
         signed = self.kind == "trigonometric"
@@ -235,6 +235,6 @@ class Performer(Method):
     def advance(
         self, query: Tensor, key: Tensor, value: Tensor, state: dict[str, Tensor], call: Call
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Read the sums, and add to them."""
+        """Attend to the sums of a state, and add the new tokens to them."""
         query, key, maps = self._mapped(query, key, call)
         return advanced(state, *exponents(query, key, **maps), value, call.mask.key_padding(value.shape[2]))

@@ -174,7 +174,7 @@ class ProbSparse(Method):
         )
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Partial:
-        """Choose queries, compute their rows, and give all others the mean."""
+        """Choose queries, compute their rows, and use the mean of the values for all others."""
         query32, key32, value32 = upcast(query, key, value)
         (_, H, N, _), line = query.shape, ValidPositions.from_mask(call.mask, query, key)
         with torch.no_grad():

@@ -100,7 +100,7 @@ class RandomFeature(Method):
         return RfaParameters(kv_heads, head_dim, self.gates == "learned")
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Partial:
-        """Map; sum over the keys, or run along them; read."""
+        """Map queries and keys to features, sum over the keys (or recurrently, with gates), and read the sums."""
         line = ValidPositions.from_mask(call.mask, query, key)
         of_query, of_key, value, log_gate = self.mapped(query, key, value, call)
         if not call.mask.is_causal:
@@ -108,7 +108,7 @@ class RandomFeature(Method):
             return normalised(of_query @ repeat_heads(sums, query.shape[1])), None
         if line.aligned:
             return normalised(gated_product(of_query, of_key, value, log_gate)[0]), None
-        # Queries beside their keys; behind the last key there is room for those beyond it, and nothing is added there.
+        # Queries aligned with keys; after the last key there is room for those beyond it, and nothing is added there.
         at = line.line_positions
         of_key, value = (F.pad(x, (0, 0, 0, line.N)) for x in (of_key, value))
         beside = placed(of_query, at, line.M + line.N)
@@ -144,7 +144,7 @@ class RandomFeature(Method):
     def advance(
         self, query: Tensor, key: Tensor, value: Tensor, state: dict[str, Tensor], call: Call
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Continue from S and z."""
+        """Attend to the sums S and z of a state, and add the new tokens to them."""
         of_query, of_key, log_gate = self._mapped(query, key, call)
         valid = call.mask.key_padding(value.shape[2])
         of_key, value, log_gate = _without(valid, of_key, _with_ones(value, value), log_gate)

@@ -26,8 +26,8 @@ What the paper leaves open. A query in several clusters is merged by log-sum-exp
 a cluster. A query that no centroid takes attends to the keys of its nearest one; under a causal mask also to itself.
 
 The centroids are state of the bound layer, not parameters: they move once in each forward pass in training, after they
-were used, by the tokens that are real as queries and as keys. In evaluation they stand still. A forward pass that is
-computed again, by activation checkpointing, moves them again. Where torch.distributed is initialised, each process is
+were used, by the tokens that are real as queries and as keys. In evaluation they are constant. A forward pass that is
+computed again, by activation checkpointing, moves them again. If torch.distributed is initialised, each process is
 taken to have a part of the batch: they move by the tokens of all parts, so that they are equal everywhere. Causality
 concerns values only: w tokens of the whole sequence are taken.
 """

@@ -17,7 +17,7 @@ C           clusters, or N / cluster_size
 a           one direction a round, the same for all heads
 ==========  ==========================================
 
-Where the paper rounds (F·a + b)/r to a bucket, its clusters are then made equal by sorting; here sorting is all that is
+The paper rounds (F·a + b)/r to a bucket, and then makes its clusters equal by sorting; here sorting is all that is
 done, and b and r have no effect. Several rounds are merged by log-sum-exp: a key counts as often as it meets the query.
 
 Sizes are each item's own. n tokens that C does not divide make chunks of ⌊n/C⌋ and ⌈n/C⌉. Queries and keys that differ

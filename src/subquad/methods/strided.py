@@ -19,7 +19,7 @@ A^(2)       far
 p           sets: merged, by heads, or by layers
 ==========  ==============================================
 
-Where the paper interleaves the two sets from layer to layer, layers get sets="near" and sets="far" in turn. i and j
+If layers interleave the two sets, as in the paper, they get sets="near" and sets="far" in turn. i and j
 count all tokens of the tensor; since distances alone matter, padding on either side changes nothing.
 """
 
@@ -79,7 +79,7 @@ class Strided(Pattern):
         return span, 0 if mask.is_causal else span
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Partial:
-        """Attend to near and to distant keys; a query that both would give to itself counts among the near ones."""
+        """Attend to near and to distant keys; a query's own key counts as near."""
         sets = self.meetings(query, key, call)
         if self.sets != "merged" or not call.mask.aligned:
             return attend_inside(query, key, value, sets, call)
@@ -88,11 +88,11 @@ class Strided(Pattern):
         return merge_partials([attend_inside(query, key, value, near, call), others])
 
     def meetings(self, query: Tensor, key: Tensor, call: Call) -> tuple[Buckets, ...]:
-        """Which queries meet which keys: near ones and distant ones; merged, each query is in both, and counts once."""
+        """Which queries meet which keys: near and distant ones; each query's own key counts once."""
         (N, M), mask, merged = (query.shape[2], key.shape[2]), call.mask, self.sets == "merged"
         # Merged, the keys l tokens away are left to the distant ones.
         near = neighbours(query, key, self.stride - 1 if merged else self.stride, mask)
-        if merged and not mask.aligned:  # there a query does not have the number of the key that it stands beside
+        if merged and not mask.aligned:  # there a query's number differs from that of the key at its position
             distances = self.stride * torch.arange(1, farthest(N, M, mask) // self.stride + 1, device=query.device)
             distances = -distances if mask.is_causal else torch.cat([-distances, distances])
             return near, each_at(distances, mask, query, M)

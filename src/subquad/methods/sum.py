@@ -1,8 +1,8 @@
-"""Sums of methods: each part says which keys a query meets, and each key counts once.
+"""Sums of methods: each part chooses keys for a query, and each key counts once.
 
     K_i    = the kept tokens ("keep")                          columns, and rows of the kept tokens themselves
     P_i    = keys that one of the other parts chooses for query i, less K_i
-    R      = the part that stands for the rest: a summary of all keys, in which key j has the weight r_ij ≥ 0
+    R      = the residual: a summary of all keys, in which key j has the weight r_ij ≥ 0
 
     w_ij   = e^{scale·q_i·k_j}    for j in K_i or P_i
            = r_ij                 for all others; 0 without such a part
@@ -15,8 +15,8 @@ it gives the keys in P_i is subtracted (`kernels.attention.residual`): for featu
 keys r_ij is the weight of k_j for the cluster's mean query, moved to q_i to first order (`kernels.attention.tail`), and
 its exact keys belong to P_i.
 
-A part gives its choice of keys and nothing else: those of "reformer" or "routing", say, are then attended to by the
-products of queries and keys, as all others.
+A part gives its choice of keys and nothing else: those of "reformer" or "routing", for example, are then attended to by
+the products of queries and keys, as all others.
 """
 
 from collections.abc import Iterator, Sequence
@@ -52,7 +52,7 @@ def chooses(method: Method) -> bool:
 
 
 def of_sum(methods: Sequence[Method]) -> Traits:
-    """The combined traits of the parts of a sum. What is causal by halves is so beside kept tokens alone."""
+    """The combined traits of the parts of a sum. Parts that are causal by halves stay so with kept tokens only."""
     changes: dict[str, Any] = {"causal": "no"} if any(map(chooses, methods)) and _by_halves(methods) else {}
     return combined(
         methods,
@@ -69,7 +69,7 @@ def _by_halves(methods: Sequence[Method]) -> bool:
 
 
 def read(text: str) -> list[Method]:
-    """The parts of a text like `local:window=32+keep:first`, in their order. ValueError says what is wrong with it."""
+    """The parts of a text like `local:window=32+keep:first`, in their order. ValueError states what is wrong."""
     methods: list[Method] = []
     for term in terms(text):
         if not term:
@@ -91,7 +91,7 @@ def read(text: str) -> list[Method]:
     others = [method for method in methods if method not in kept and not chooses(method)]
     if len(others) > 1:
         raise ValueError(
-            f"{str(others[0])!r} and {str(others[1])!r} both stand for all keys, which would count twice; leave one out"
+            f"{str(others[0])!r} and {str(others[1])!r} both represent all keys, which would count twice; leave one out"
         )
     if pairs and others:
         refused = refusal_of_residual(others[0], pairs[0])
@@ -117,15 +117,15 @@ def _check_part(method: Method) -> None:
 
 @dataclass(frozen=True)
 class Sum(Method):
-    """Several methods as one attention, in which each key counts once.
+    """A combination of several methods in one attention, in which each key counts once.
 
     Args:
         terms: the methods with `+` between them. Any number choose pairs, such as "local", "lha" or "smyrf", one may be
-            "keep", and one may stand for the rest, such as "lha-tail", "clustered-tail" or "performer". In Python the
+            "keep", and one may be the residual, such as "lha-tail", "clustered-tail" or "performer". In Python the
             same is `sq.Local(window=32) + sq.Keep(first=1)`, or `Sum.from_methods`.
 
     Raises:
-        ValueError: a text that names no methods, one method only, one twice, two that stand for the rest, a method that
+        ValueError: a text that names no methods, one method only, one twice, two residuals, a method that
             cannot be a part, or methods of different seeds.
 
     >>> import torch, subquad as sq
@@ -165,7 +165,7 @@ class Sum(Method):
 
     @classmethod
     def from_methods(cls, *methods: str | Method) -> "Sum":
-        """From methods: `Sum.from_methods("local:window=32", sq.Keep(first=1))`."""
+        """Make a sum from methods: `Sum.from_methods("local:window=32", sq.Keep(first=1))`."""
         return cls(joined(map(as_term, methods)))
 
     def describe(self) -> Traits:
@@ -174,7 +174,7 @@ class Sum(Method):
 
     @property
     def addends(self) -> tuple[Method, ...]:
-        """The parts: those that choose pairs, the kept tokens, the rest."""
+        """The parts by kind: those that choose pairs, kept tokens, the residual."""
         return self.__dict__["_addends"]
 
     @property
@@ -203,7 +203,7 @@ class Sum(Method):
         return nn.ModuleDict(learned) if learned else None
 
     def only_bound(self) -> str:
-        """Why a sum with learned parameters takes no bare call, naming the part that has them."""
+        """The refusal of a call without a layer, naming the part with learned parameters."""
         learned = [part.name for part in self.addends if part.traits.learned]
         return (
             f"{self.name!r}: its part {learned[0]!r} has learned parameters, so it runs only as a bound method: in "
@@ -211,7 +211,7 @@ class Sum(Method):
         )
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Partial:
-        """Merge what the parts count: kept tokens, chosen pairs, the rest."""
+        """Merge the attention of the parts: kept tokens, chosen pairs, the residual."""
         kept, call = self._without_kept(query, key, call)
         cleared = cleared_inputs(query, key, value, call.mask) if kept else (query, key, value)
         ready = list(self._ready(call, query.shape[2], key.shape[2]))
@@ -255,7 +255,7 @@ class Sum(Method):
                 yield part.clamped_to(N, M), replace(call, learned=learned.get(str(number)))
 
     def meetings(self, query: Tensor, key: Tensor, call: Call) -> tuple[Buckets, ...]:
-        """Which queries meet which keys by themselves; a pair may be listed several times."""
+        """Which queries meet which keys individually; a pair may be listed several times."""
         kept, call = self._without_kept(query, key, call)
         ready = self._ready(call, query.shape[2], key.shape[2])
         return kept + sum(
@@ -269,7 +269,7 @@ class Sum(Method):
         return _sum_of([part.auxiliary_loss(query, key, value, part_call) for part, part_call in ready])
 
     def fit_loss(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Tensor | None:
-        """The auxiliary losses, and where a part learns from its output, the relative error of the sum's."""
+        """The auxiliary losses, and the relative error of the sum's output if a part learns from it."""
         losses = [self.run_auxiliary_loss(query, key, value, call)]
         if any(part.traits.fit is not None and not part.has_auxiliary_loss for part in self.addends):
             losses.append(output_error(self, query, key, value, call, of_mean=1.0))
@@ -288,7 +288,7 @@ def _attend_once(
 ) -> Partial:
     """Attention to the pairs that meet, less those of `first`, each once; with a rest, to all other keys too.
 
-    `alone` says that no pair meets twice.
+    `alone` means that no pair meets twice.
     """
     shown = None if alone else first_meetings(met, query.shape[2], key.shape[2], call.mask, first)
     partial = attend_inside(query, key, value, met, call, shown=shown)

@@ -18,7 +18,7 @@ k̄, lse      `Pools.key`, `Pools.mass`
 v̄           `Pools.value`
 ==========  ====================================
 
-**Near** are the keys of a query's own block and of the two beside it. A block is a whole number of pools, of at
+**Near** are the keys of a query's own block and of the two next to it. A block is a whole number of pools, of at
 least `window` tokens; where pools are longer than the window, a pool is a whole number of blocks instead. What is near
 then cuts a pool, and what is left of it before and behind is pooled by itself. So each key counts exactly once.
 **Sinks** are the first and the last tokens of the item: exact for every query, and in no pool.
@@ -259,7 +259,7 @@ class TiltedPool(Method):
             raise ValueError(f"{self.name!r}: pools=0 and window=0 leave a query nothing but the sinks; give one")
 
     def describe(self) -> Traits:
-        """Only pools are learned; without a window, queries may be other tokens than the keys."""
+        """The traits: only pools are learned, and cross-attention needs window=0."""
         traits = type(self).traits
         if self.pools == 0:
             return replace(traits, learned=False, fit=None)

@@ -17,7 +17,7 @@ from subquad.nn.torch_weights import rename_torch_weights
 
 
 class MultiheadAttention(nn.Module):
-    """Multi-head attention by any method; takes the place of `torch.nn.MultiheadAttention`.
+    """Multi-head attention with any method; a replacement for `torch.nn.MultiheadAttention`.
 
         out = concat_h(attention(x W_Q^h, y W_K^h, y W_V^h)) W_O
 
@@ -29,12 +29,12 @@ class MultiheadAttention(nn.Module):
         kdim: width of the key inputs; defaults to `embed_dim`.
         vdim: width of the value inputs; defaults to `kdim`.
         bias: whether the projections have biases.
-        dropout: in training, the rate of dropout as the method's trait `dropout` says.
+        dropout: in training, the rate of dropout, of the kind in the method's trait `dropout`.
         max_length: the longest input, for methods whose parameters depend on it.
         shared: the method's learned parameters of another layer, `other.attention.learned`, to be this layer's too.
         batch_first: whether inputs and outputs are (B, tokens, width), or (tokens, B, width).
         device: where the parameters are.
-        dtype: theirs.
+        dtype: dtype of the parameters.
         global_projections: whether the global tokens of `longformer`, and kept tokens, have projections of their own,
             `global_tokens`, as in published models. They start as copies of the others.
 
@@ -100,14 +100,14 @@ class MultiheadAttention(nn.Module):
 
     @property
     def in_proj_weight(self) -> Tensor | None:
-        """The weights of the three projections in one tensor, as torch's layer holds them; None: of other widths."""
+        """The weights of the three projections in one tensor, as in torch's layer; None if their widths differ."""
         if self.kdim != self.embed_dim or self.vdim != self.embed_dim:
             return None
         return torch.cat((self.q_proj.weight, self.k_proj.weight, self.v_proj.weight))
 
     @property
     def in_proj_bias(self) -> Tensor | None:
-        """The biases of the three projections one behind the other; None where they have none."""
+        """The biases of the three projections in one tensor; None if there are none."""
         biases: list[Any] = [project.bias for project in (self.q_proj, self.k_proj, self.v_proj)]
         return None if biases[0] is None else torch.cat(biases)
 
@@ -129,7 +129,7 @@ class MultiheadAttention(nn.Module):
         memory: Float[Tensor, "... _q"] | None = None,
         parallel: Any = None,
     ) -> Any:
-        """Attend from `query` to `key` and `value`; alone, self-attention; `value` defaults to `key`.
+        """Attend from `query` to `key` and `value`; by default to itself, and `value` defaults to `key`.
 
         An empty batch, or one without queries, has empty outputs, as in torch's layer.
 
@@ -137,12 +137,12 @@ class MultiheadAttention(nn.Module):
             query: (B,N,embed_dim), or (N,B,embed_dim) without `batch_first`, or (N,embed_dim); or nested.
             key: (B,M,kdim) in the same order of axes.
             value: (B,M,vdim).
-            key_padding_mask: (B,M) as torch takes it: True, or −inf, hides a key. Padded queries are computed.
+            key_padding_mask: (B,M) as in torch: True, or −inf, hides a key. Padded queries are computed.
             need_weights: True is refused; False returns (out, None) as torch does; None returns the output alone.
-            attn_mask: (N,M) or (B·H,N,M) as torch takes it: True hides, floats are added; padding, causal or a window,
-                or anything else that the method takes (see `Mask.from_sdpa`).
-            average_attn_weights: of torch's layer; says nothing here.
-            is_causal: no key of the future. Beside `attn_mask`, the hint that it says so.
+            attn_mask: (N,M) or (B·H,N,M) as in torch: True hides, floats are added; padding, causal or a window,
+                or anything else that the method supports (see `Mask.from_sdpa`).
+            average_attn_weights: accepted for compatibility, ignored.
+            is_causal: no key of the future. With `attn_mask`, the hint that it is causal.
             mask: a `Mask`, in place of torch's two. A padded query's attention is 0, so that its output is the bias of
                 the last projection.
             bias: (B|1,H|1,N,M), added to the logits.
@@ -152,18 +152,18 @@ class MultiheadAttention(nn.Module):
                 keeps them. They are keys and values, without a gradient to them. `mask` is then that of N queries and
                 R + N keys, or padding of the new tokens.
             parallel: as in `subquad.attention`: the inputs are this rank's tokens. `sq.distributed.use` sets it for all
-                layers of a model. `attn_mask`, a memory and nested tensors do not go with it.
+                layers of a model. `attn_mask`, a memory and nested tensors are not supported with it.
 
         Raises:
             ValueError: need_weights=True; both kinds of masks; what the method cannot take; a memory of another batch,
-                width or device, or beside `key` or torch's masks.
+                width or device, or with `key` or torch's masks.
             TypeError: a memory of another dtype.
         """
         refuse_weights(need_weights)
         method = self.attention.method
         if memory is not None:
             if in_use(parallel) is not None:
-                raise ValueError("`memory` does not go with `parallel`; leave it out, or run the layer on one rank")
+                raise ValueError("`memory` is not supported with `parallel`; omit it, or run the layer on one rank")
             self._check_memory(query, key, value, key_padding_mask, attn_mask)
             axis = 1 if self.batch_first and query.ndim == 3 else 0
             key = preceded(query, memory, axis, "query")
@@ -182,7 +182,7 @@ class MultiheadAttention(nn.Module):
         if key_padding_mask is not None or attn_mask is not None:
             if mask is not None or bias is not None or lengths is not None:
                 other = "nested inputs" if lengths is not None else "`mask` or `bias`"
-                raise ValueError(f"torch's masks are given together with {other}; say all of it in `mask`")
+                raise ValueError(f"torch's masks are given together with {other}; express all of it in `mask`")
             options |= {"key_padding_mask": key_padding_mask, "attn_mask": attn_mask, "self_attention": same}
             out = attend_as_torch(attention, query, key, value, is_causal=is_causal, **options)
         else:
@@ -202,7 +202,7 @@ class MultiheadAttention(nn.Module):
         return out if need_weights is None else (out, None)
 
     def _check_memory(self, query: Tensor, key: Tensor | None, value: Tensor | None, *torchs: Tensor | None) -> None:
-        """ValueError where a memory cannot be: in cross-attention, and beside torch's masks and nested tensors."""
+        """ValueError if a memory is not possible: in cross-attention, with torch's masks, and with nested tensors."""
         refuse_without_memory(self.attention.method)
         if query.is_nested or any(x is not None and x is not query for x in (key, value)):
             raise ValueError("`memory` is for self-attention to padded tokens: give `query` alone")
@@ -217,7 +217,7 @@ class MultiheadAttention(nn.Module):
             )
 
     def init_state(self, batch: int) -> dict[str, Tensor]:
-        """The state before the first token, for `step`; ValueError where the method has none.
+        """The state before the first token, for `step`; ValueError if the method has none.
 
         Tensors with the batch as their first axis, on the layer's device, in fp32 or better.
         """

@@ -9,7 +9,7 @@ from subquad.methods.core.plugins import all_methods
 
 
 def auxiliary_loss(model: nn.Module) -> Float[Tensor, ""]:
-    """The mean of the auxiliary losses of the model's layers, of their last forward pass in training; forgets them.
+    """Return and clear the mean auxiliary loss of a model's layers in their last forward pass in training.
 
     A layer is any attention in the model that runs a method with such a loss: in `MultiheadAttention`, or put into a
     transformers model by `sq.hf.swap`. The mean is over the layers that ran.
@@ -35,7 +35,7 @@ def auxiliary_loss(model: nn.Module) -> Float[Tensor, ""]:
 
 
 def with_auxiliary_loss(task_loss: Float[Tensor, ""], model: nn.Module, weight: float = 0.05) -> Float[Tensor, ""]:
-    """(1 − weight) · task_loss + weight · auxiliary_loss(model): Sun, Yang, Yoo 2022, equation 19, λ = 0.05.
+    """Combine losses: (1 − weight) · task_loss + weight · auxiliary_loss(model) (Sun, Yang, Yoo 2022, equation 19).
 
     Raises:
         ValueError: a weight that is not in [0, 1]; and as `auxiliary_loss`.
@@ -52,7 +52,7 @@ def with_auxiliary_loss(task_loss: Float[Tensor, ""], model: nn.Module, weight: 
 
 
 def has_auxiliary_loss(model: nn.Module) -> bool:
-    """Whether any attention layer of a model runs a method with such a loss."""
+    """Whether any attention layer of a model has a method with an auxiliary loss."""
     return any(isinstance(module, BoundMethod) and module.method.has_auxiliary_loss for module in model.modules())
 
 

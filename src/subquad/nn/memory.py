@@ -1,4 +1,4 @@
-"""A memory of hidden states that stand before the present ones, without a gradient: Dai et al. 2019, "Transformer-XL".
+"""A memory of the hidden states before the present ones, without a gradient: Dai et al. 2019, "Transformer-XL".
 
     h̃ = [SG(memory) ∘ x],  q, k, v = x W_Q, h̃ W_K, h̃ W_V          section 3.2
 
@@ -19,7 +19,7 @@ from subquad.methods import Method
 def remember(
     x: Float[Tensor, "B N W"], memory: Float[Tensor, "B R W"] | None = None, *, length: int
 ) -> Float[Tensor, "B S W"]:
-    """The last `length` hidden states of the memory and of the new ones behind it, without a gradient.
+    """Return the last `length` hidden states, of the memory followed by the new ones, without a gradient.
 
     Dai et al. 2019, "Transformer-XL", section 3.2. There are fewer of them where there were not as many.
 
@@ -42,7 +42,7 @@ def remember(
     True
     """
     if length < 0:
-        raise ValueError(f"length={length}, but a memory holds at least 0 hidden states")
+        raise ValueError(f"length={length}, but a memory has at least 0 hidden states")
     kept = (x if memory is None else preceded(x, memory)).detach()
     return kept[:, max(kept.shape[1] - length, 0) :]
 
@@ -66,14 +66,14 @@ def preceded(x: Tensor, memory: Tensor, axis: int = 1, name: str = "x") -> Tenso
 def mask_behind(remembered: int, mask: Mask | None, tokens: int, *, is_causal: bool) -> Mask:
     """The mask of new tokens among the keys of a memory and of themselves.
 
-    Padding of both sides is that of the new tokens; what is remembered is real unless the padding of keys says more.
+    Padding of both sides is that of the new tokens; remembered tokens are real unless the keys' padding covers them.
 
     Raises:
         ValueError: the mask places the queries itself.
     """
     mask = mask or Mask()
     if not mask.aligned:
-        raise ValueError(f"the memory says that {remembered} keys come before the first query, but the mask is {mask}")
+        raise ValueError(f"the memory puts {remembered} keys before the first query, but the mask is {mask}")
     valid = Mask(both=mask.both).query_padding(tokens)
     if valid is not None:
         keys = F.pad(valid, (remembered, 0), value=True)
@@ -85,6 +85,6 @@ def refuse_without_memory(method: Method) -> None:
     """ValueError where a method needs as many queries as keys."""
     if not (method.traits.cross or method.traits.cached):
         raise ValueError(
-            f"{method.label!r} takes no memory: its keys are those of the queries; use another method, such as "
+            f"{method.label!r} supports no memory: its keys are those of the queries; use another method, such as "
             "'full:positions=relative' or 'local:positions=relative'"
         )

@@ -37,7 +37,7 @@ def attend_all(
 ) -> Tensor:
     """Run a method for all queries, padded ones included.
 
-    `mask` holds no padding: `valid` (B,M) says which keys are not padding, `query_valid` (B,N) which
+    `mask` has no padding: `valid` (B,M) marks the keys that are not padding, `query_valid` (B,N) which
     queries; None: all, or not known.
     `hidden` is the layer's input. With `parallel`, padded queries of methods that group queries have attention 0: the
     exchanges of another clustering would buy outputs that no real token depends on.

@@ -1,4 +1,4 @@
-"""What `scaled_dot_product_attention` was asked for, as a method takes it."""
+"""The arguments of `scaled_dot_product_attention`, as those of a method."""
 
 from typing import Any
 
@@ -24,7 +24,7 @@ def mask_and_bias(
 ) -> tuple[Mask, Tensor | None]:
     """`attn_mask` and `is_causal` as a mask and a bias: `Mask.from_sdpa` where it understands them.
 
-    Other patterns become a dense mask, and other numbers a bias, where the method takes such. Errors as `from_sdpa`,
+    Other patterns become a dense mask, and other numbers a bias, if the method supports them. Errors as `from_sdpa`,
     and ValueError for a mask that does not broadcast to the attention of this query (B,H,N,D) and key (B,G,M,D).
     Messages call the mask `named`, as the caller does.
     """
@@ -41,14 +41,14 @@ def mask_and_bias(
             return Mask(), whole
         if isinstance(error, IsBias):
             raise ValueError(
-                f"{named} holds floats that are added to the logits (other numbers than 0 and −inf, or a gradient is "
-                f"required), which {method.name!r} does not support; give a bool mask, or use method='full'"
+                f"{named} contains floats that are added to the logits (other numbers than 0 and −inf, or a gradient "
+                f"is required), which {method.name!r} does not support; give a bool mask, or use method='full'"
             ) from error
         raise
 
 
 def _of_all_keys(attn_mask: Tensor | None, query: Tensor, key: Tensor) -> Tensor | None:
-    """The mask with all M keys, which SDPA lets a last axis of 1 stand for; ValueError where it does not broadcast."""
+    """The mask with all M keys, which SDPA broadcasts from a last axis of 1; ValueError if it does not broadcast."""
     if not isinstance(attn_mask, Tensor) or not 2 <= attn_mask.ndim <= 4 or not query.ndim == key.ndim == 4:
         return attn_mask  # None, or what others refuse
     sizes = (*query.shape[:3], key.shape[2])
@@ -79,7 +79,7 @@ def prepare_sdpa(
             "attention dropout to 0"
         )
     if query.is_nested or key.is_nested or value.is_nested:
-        raise ValueError("nested tensors: sq.attention takes them, but there is no padded form of a call of SDPA here")
+        raise ValueError("nested tensors: sq.attention accepts them, but a call of SDPA has no padded form here")
     if query.shape[2:3] != key.shape[2:3] and method.traits.mixes_queries:
         raise ValueError(
             f"{method.name!r} mixes queries, and those of cross-attention may be a causal decoder's: the output at one "
@@ -90,8 +90,8 @@ def prepare_sdpa(
         raise ValueError(future_leak(method))
     if not (method.traits.cross or mask.is_causal):
         raise ValueError(
-            f"{method.name!r} is for self-attention, and a call of SDPA without a causal mask does not say whether it "
-            "is that; use sq.nn.swap(module, method) or sq.hf.swap(model, method)"
+            f"{method.name!r} is for self-attention, and a call of SDPA without a causal mask may be "
+            "cross-attention; use sq.nn.swap(module, method) or sq.hf.swap(model, method)"
         )
     return method.prepare(query, key, value, mask=mask, bias=bias, scale=scale, enable_gqa=enable_gqa)
 

@@ -15,8 +15,8 @@ PMA         `PoolingByAttention`
 S           `seeds`
 ==========  =============================================
 
-Sets of different sizes are padded, and `Mask.padding(sizes)` says where; padding changes no output. An empty set
-attends to nothing, which is an attention of 0: what is pooled of it depends on the parameters alone.
+Sets of different sizes are padded, with `Mask.padding(sizes)` as the mask; padding changes no output. Attention to an
+empty set returns 0, so its pooled output depends on the parameters alone.
 """
 
 from typing import Any
@@ -38,7 +38,7 @@ class SetAttention(nn.Module):
         out = LayerNorm(H + rFF(H)),  H = LayerNorm(x + attention(x, y, y))
 
     Lee et al. 2019, "Set Transformer", equations 6 to 8. Permuted elements of `x` give permuted outputs, and the order
-    of `y` does not matter, exactly where the method's traits say `order_free` and not `positional`, as those of "full"
+    of `y` does not matter, exactly if the method's traits have `order_free` and not `positional`, as those of "full"
     do; otherwise approximately.
 
     Args:
@@ -82,7 +82,7 @@ class SetAttention(nn.Module):
         mask: Mask | None = None,
         seed: int | None = None,
     ) -> Float[Tensor, "B N W"]:
-        """The elements of `x` after attention to those of `y`, or to each other; 0 for padded ones.
+        """Attend from the elements of `x` to those of `y`, or to each other; padded ones are 0.
 
         Args:
             x: the set that attends.
@@ -91,13 +91,13 @@ class SetAttention(nn.Module):
             seed: as in `subquad.attention`.
 
         Raises:
-            ValueError: another width or batch, a mask that says more than padding, or `y` for a method without
+            ValueError: another width or batch, a mask that is not only padding, or `y` for a method without
                 cross-attention.
         """
         check_sets(self.attention.embed_dim, x, y)
         valid, visible = paddings(mask, x, x if y is None else y)
         x, y = cleared(x, valid), None if y is None else cleared(y, visible)
-        if y is not None and y.shape[1] == 0:  # methods take no keys at all, but one that is padding
+        if y is not None and y.shape[1] == 0:  # methods need a key, so one that is padding
             y, mask = y.new_zeros(len(y), 1, y.shape[2]), _hiding_all(x, valid)
         attended = self.attention(x, y, mask=mask, seed=seed)
         hidden = self.attention_norm(x + self.dropout(attended))
@@ -105,7 +105,7 @@ class SetAttention(nn.Module):
 
 
 class InducedSetAttention(nn.Module):
-    """Attention of a set to itself through a few learned points, in time that is linear in its size (ISAB).
+    """Self-attention of a set through a few learned points, in time linear in its size (ISAB).
 
         out = MAB(x, MAB(points, x))
 
@@ -150,10 +150,10 @@ class InducedSetAttention(nn.Module):
     def forward(
         self, x: Float[Tensor, "B N W"], *, mask: Mask | None = None, seed: int | None = None
     ) -> Float[Tensor, "B N W"]:
-        """The elements after attention to each other; 0 for padded ones. `mask` is `Mask.padding(sizes)`.
+        """Attend from the elements to each other; padded ones are 0. `mask` is `Mask.padding(sizes)`.
 
         Raises:
-            ValueError: another width, or a mask that says more than padding.
+            ValueError: another width, or a mask that is not only padding.
         """
         check_sets(self.points.shape[1], x)
         valid = elements(mask, x)
@@ -162,7 +162,7 @@ class InducedSetAttention(nn.Module):
 
 
 class PoolingByAttention(nn.Module):
-    """A fixed number of vectors of a set of any size: attention from learned seeds to the set (PMA).
+    """Pool a set of any size into a fixed number of vectors, by attention from learned seeds (PMA).
 
         out = MAB(seeds, rFF(x))
 
@@ -212,7 +212,7 @@ class PoolingByAttention(nn.Module):
         """The pooled vectors of each set. `mask` is `Mask.padding(sizes)`.
 
         Raises:
-            ValueError: another width, or a mask that says more than padding.
+            ValueError: another width, or a mask that is not only padding.
         """
         check_sets(self.seeds.shape[1], x)
         valid = elements(mask, x)
@@ -221,7 +221,7 @@ class PoolingByAttention(nn.Module):
 
 
 class SetTransformer(nn.Module):
-    """A function of sets: attention blocks on the elements, pooling, attention blocks on what is pooled.
+    """A function of sets: attention blocks on the elements, pooling by attention, and blocks on the pooled vectors.
 
         out = W_O SAB(PMA_k(ISAB_m(… W_I x)))
 
@@ -290,7 +290,7 @@ class SetTransformer(nn.Module):
         """The outputs of each set, `seeds` of them. `mask` is `Mask.padding(sizes)`.
 
         Raises:
-            ValueError: another width, or a mask that says more than padding.
+            ValueError: another width, or a mask that is not only padding.
         """
         check_sets(self.embed.in_features, x)
         valid = elements(mask, x)
@@ -335,19 +335,19 @@ def check_sets(width: int, x: Tensor, y: Tensor | None = None) -> None:
         if each.ndim != 3 or each.shape[2] != width:
             raise ValueError(f"`{name}` is {tuple(each.shape)}, but it must be (batch, elements, {width})")
     if y is not None and len(x) != len(y):
-        raise ValueError(f"`x` holds {len(x)} sets but `y` holds {len(y)}; they must match")
+        raise ValueError(f"`x` contains {len(x)} sets but `y` contains {len(y)}; they must match")
 
 
 def paddings(mask: Mask | None, x: Tensor, y: Tensor) -> tuple[Bool[Tensor, "B N"] | None, Bool[Tensor, "B M"] | None]:
     """Which elements of x, and which of y, are real; None: all are.
 
     Raises:
-        ValueError: the mask says more than padding, or is of other sizes.
+        ValueError: the mask is not only padding, or has other sizes.
     """
     if mask is None:
         return None, None
     if not mask.only_padding:
-        raise ValueError(f"a set has no order and takes padding only, Mask.padding(sizes), but the mask is {mask}")
+        raise ValueError(f"a set has no order and accepts padding only, Mask.padding(sizes), but the mask is {mask}")
     (B, N, W), M = x.shape, y.shape[1]
     mask.check(Sizes(B=B, H=1, G=1, N=N, M=M, D=W, E=W), x.device)
     return mask.query_padding(N), mask.key_padding(M)
@@ -356,7 +356,7 @@ def paddings(mask: Mask | None, x: Tensor, y: Tensor) -> tuple[Bool[Tensor, "B N
 def elements(mask: Mask | None, x: Tensor) -> Bool[Tensor, "B N"] | None:
     """Which elements of one set are real; None: all are. Errors as `paddings`."""
     if mask is not None and (mask.keys or mask.queries):
-        raise ValueError(f"there is one set here, padded as Mask.padding(sizes) says, but the mask is {mask}")
+        raise ValueError(f"there is one set here, padded by Mask.padding(sizes), but the mask is {mask}")
     return paddings(mask, x, x)[0]
 
 

@@ -1,4 +1,4 @@
-"""Put methods into the attention layers of any module, take them out, say what runs where."""
+"""Put methods into the attention layers of any module, remove them, and list what runs where."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _BEFORE = "_before_subquad"  # attributes of a module as they were
 
 @dataclass(frozen=True)
 class SwappedModule:
-    """Which layer runs what: {name: method}, None where the layer's own attention does. Prints as a table."""
+    """The methods of a module's layers: {name: method}, None for the layer's own attention. Prints as a table."""
 
     layers: Mapping[str, Method | None]
     kinds: Mapping[str, str]
@@ -86,7 +86,7 @@ def swap(
 
 
 def restore(module: nn.Module) -> None:
-    """Give every layer of a module its own attention back, in place; nothing happens to those without a method.
+    """Restore the original attention of a module's swapped layers, in place; other layers are left alone.
 
     Raises:
         ValueError: the forward pass of a swapped layer was wrapped since, as accelerate's hooks do.
@@ -107,7 +107,7 @@ def restore(module: nn.Module) -> None:
 
 
 def describe(module: nn.Module) -> SwappedModule:
-    """Which layers `swap` finds in a module, and what runs in each. ValueError where there is none."""
+    """List the layers that `swap` finds in a module, and their methods. ValueError if there are none."""
     layers = _find(module)
     methods = {name: layer.subquad.method if hasattr(layer, NAME) else None for name, layer in layers.items()}
     return SwappedModule(methods, {name: type(layer).__name__ for name, layer in layers.items()})

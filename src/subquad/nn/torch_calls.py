@@ -1,4 +1,4 @@
-"""The arguments of `torch.nn.MultiheadAttention.forward`, as methods take them."""
+"""The arguments of `torch.nn.MultiheadAttention.forward`, as those of methods."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -30,7 +30,9 @@ def refuse_weights(need_weights: bool | None) -> None:
 def refuse_nested(lengths: Tensor | None, parallel: Any) -> None:
     """Raise ValueError where nested inputs would be split over ranks."""
     if lengths is not None and parallel is not None:
-        raise ValueError("nested tensors do not go with `parallel`; pad them, and give a mask of this rank's tokens")
+        raise ValueError(
+            "nested tensors are not supported with `parallel`; pad them, and mask this rank's tokens"
+        )
 
 
 def as_batches(
@@ -74,7 +76,7 @@ def as_batches(
 
 
 def empty_outputs(query: Tensor, key: Tensor, value: Tensor) -> Tensor | None:
-    """The outputs (B,H,N,D) of no items or no queries, which methods refuse and torch's layers take; None: there are.
+    """The outputs (B,H,N,D) of no items or no queries, which methods refuse and torch's layers accept; None: there are.
 
     They depend on all three, so that every projection gets its gradient, of zeros.
     """
@@ -101,12 +103,12 @@ def attend_as_torch(
 
     An empty batch, or one without queries, has empty outputs as in torch's layer.
 
-    Padded queries are computed, as torch does. `attn_mask` is what holds where `is_causal` is given beside it, as the
+    Padded queries are computed, as torch does. `attn_mask` takes precedence over `is_causal` if both are given, as the
     hint that it is; only where its numbers cannot be read does the hint tell. `lengths` is the padding of both sides.
     With `parallel`, the outputs of padded queries are those of `attend_all`.
 
     Raises:
-        ValueError: the method cannot take the mask, or cross-attention; a mask of another shape.
+        ValueError: the method does not support the mask, or cross-attention; a mask of another shape.
     """
     (B, H, N, _), M, method = query.shape, key.shape[2], bound.method
     if (empty := empty_outputs(query, key, value)) is not None:
@@ -116,8 +118,8 @@ def attend_as_torch(
     refuse_nested(lengths, parallel)
     if parallel is not None and attn_mask is not None:
         raise ValueError(
-            f"{MASK} does not go with `parallel`, where each rank has a part of both of its axes; give is_causal=True "
-            "alone for a causal mask (`is_causal` of torch's encoder, `tgt_is_causal` of its decoder)"
+            f"{MASK} is not supported with `parallel`, where each rank has a part of both of its axes; give "
+            "is_causal=True alone for a causal mask (`is_causal` of torch's encoder, `tgt_is_causal` of its decoder)"
         )
     options["parallel"] = parallel
     allowed = _allowed(attn_mask, B, H, N, M)
@@ -143,7 +145,7 @@ def attend_as_torch(
 
 
 def _allowed(attn_mask: Tensor | None, B: int, H: int, N: int, M: int) -> Tensor | None:
-    """torch's mask (N,M) or (B·H,N,M) as SDPA takes it: True = may attend."""
+    """torch's mask (N,M) or (B·H,N,M) as SDPA's: True = may attend."""
     if attn_mask is None:
         return None
     if attn_mask.shape not in ((N, M), (B * H, N, M)):
@@ -153,7 +155,7 @@ def _allowed(attn_mask: Tensor | None, B: int, H: int, N: int, M: int) -> Tensor
 
 
 def _valid(key_padding_mask: Tensor, B: int, M: int) -> Tensor:
-    """torch's padding (B,M), or (M,) of an input without batch, as SDPA takes it: True = real."""
+    """torch's padding (B,M), or (M,) of an input without batch, as SDPA's: True = real."""
     padding = key_padding_mask[None] if key_padding_mask.ndim == 1 else key_padding_mask
     if padding.shape != (B, M):
         raise ValueError(f"`key_padding_mask` is {tuple(key_padding_mask.shape)}, but it must be {(B, M)}")

@@ -47,7 +47,7 @@ def forward(
     same = key is query
     inputs, lengths, back = as_batches(query, key, value, batch_first=layer.batch_first)
     if lengths is not None and (key_padding_mask is not None or attn_mask is not None):
-        raise ValueError("nested inputs say themselves what is padding; leave out key_padding_mask and attn_mask")
+        raise ValueError("nested inputs carry their own lengths; leave out key_padding_mask and attn_mask")
     if layer.in_proj_weight is None:
         weights = (layer.q_proj_weight, layer.k_proj_weight, layer.v_proj_weight)
     else:

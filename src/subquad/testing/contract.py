@@ -91,7 +91,7 @@ def another_value(method: Method, setting: Field) -> object:
 
 
 def changed(method: Method, setting: Field) -> Method | None:
-    """The method with another value of this setting; None where another setting rules that out, and says so."""
+    """The method with another value of this setting; None if another setting excludes it with an error."""
     try:
         return replace(method, **{setting.name: another_value(method, setting)})
     except ValueError as refusal:
@@ -132,7 +132,7 @@ def pad(items: list[tuple[Tensor, ...]], valid: Tensor, filler: float) -> list[T
 
 
 def supported_masks(method: Method, B: int, N: int) -> list[Mask]:
-    """One mask of each kind, and mixtures, out of those that the method takes."""
+    """One mask of each kind, and mixtures, out of those that the method supports."""
     keys = lengths_to_bool([N - 3, N // 2][:B], N, "left")
     ids = torch.arange(N).expand(B, N) % 4 - 1
     dense = normal(B, 1, N, N, seed=4) > 0
@@ -762,7 +762,7 @@ class CallContract(Contract):
         assert not failures, "\n".join(failures.values())
 
     def test_every_backend_that_runs_here_equals_the_reference(self, method: Method):
-        """Or says why it cannot take this call: never something else."""
+        """Or an error states why it refuses this call: never another result."""
 
         def results(backend: str, H: int, G: int, N: int) -> list[Tensor]:
             inputs = tracked(*qkv(N, H=H, G=G))
@@ -795,7 +795,7 @@ class CallContract(Contract):
         assert sq.parse_method(str(method)) == method
         assert sq.parse_method(method.name) == type(method)()
         plain = type(method)()
-        assert str(plain) == (plain.terms if isinstance(plain, sq.Sum) else method.name)  # a sum says its parts
+        assert str(plain) == (plain.terms if isinstance(plain, sq.Sum) else method.name)  # a sum lists its parts
 
     def test_equal_settings_are_equal_and_fixed(self, method: Method):
         assert hash(sq.from_dict(method.to_dict())) == hash(method)

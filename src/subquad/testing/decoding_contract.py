@@ -144,7 +144,7 @@ class DecodingContract(Contract):
         wrong = {
             "of 3 items, but the batch of this step is 2": bound.init_state(3, like=q, value_dim=6),
             r"make it with init_state\(…, value_dim=6\) of the layer": bound.init_state(2, like=q),
-            f"holds .*, but '{method.name}' with 2 heads": {"other": q},
+            f"contains .*, but '{method.name}' with 2 heads": {"other": q},
             "is on meta but `query` is on cpu": {**state, name: state[name].to("meta")},
             f"{name!r} is torch.float64, but that of a torch.float32": {**state, name: state[name].double()},
         }
@@ -169,7 +169,7 @@ class DecodingContract(Contract):
             Mask.causal(),
             Mask.padding(keys=[3, 3]),
         ):
-            with pytest.raises(ValueError, match="a step takes a mask of its new tokens' padding alone"):
+            with pytest.raises(ValueError, match="a step supports only a mask of its new tokens' padding"):
                 bound.step(q, k, v, state, mask=mask)
         with pytest.raises(TypeError, match="mask"):
             bound.step(q, k, v, state, mask=torch.ones(2, 3, dtype=torch.bool))

@@ -1,4 +1,4 @@
-"""The contract of NaN and infinity, which every method inherits: docs/how-to/nonfinite.md says it in words.
+"""The contract of NaN and infinity, which every method inherits: docs/how-to/nonfinite.md describes it.
 
 Numbers are poisoned in item 0 and head 0. 70 tokens are more than a tile of any kernel.
 """
@@ -27,7 +27,7 @@ on_each_backend = pytest.mark.parametrize("backend", ["reference", "fastest"])
 
 
 def masks_of(method: Method) -> Iterator[Mask]:
-    """No mask, a causal one and padding, as far as the method takes them."""
+    """No mask, a causal one and padding, if the method supports them."""
     for mask in (Mask(), Mask.causal(), Mask.padding([N, N // 2])):
         if method.refuses(mask) is None:
             yield mask

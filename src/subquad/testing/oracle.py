@@ -48,7 +48,7 @@ def qkv(
     E: int = 6,
     **kind: Any,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """A query, key and value; E ≠ D unless a test says otherwise."""
+    """A query, key and value; E ≠ D unless a test sets them equal."""
     M, G, seed = N if M is None else M, H if G is None else G, kind.pop("seed", 0)
     shapes = (B, H, N, D), (B, G, M, D), (B, G, M, E)
     query, key, value = (normal(*shape, seed=3 * seed + i, **kind) for i, shape in enumerate(shapes))

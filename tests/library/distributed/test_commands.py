@@ -86,7 +86,7 @@ def test_a_report_says_what_ranks_exchange(report: Any):
 
 def test_a_finished_run_is_read_again_and_other_ranks_do_not_overwrite_it(inputs: Path, said: Any, report: Any):
     assert [rank["again"]["code"] for rank in said] == [0, 0], said
-    assert "holds this run, finished on" in said[0]["again"]["err"]
+    assert "contains this run, finished on" in said[0]["again"]["err"]
     assert report("compare")["settings"]["min_fidelity"] == 0.5
     folder, _ = launch.ran("tests.library.distributed.commands", 2, str(inputs))
     other = commands.run(inputs, *commands.COMPARED, "--out", str(folder / "compare"))

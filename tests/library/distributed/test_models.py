@@ -25,7 +25,7 @@ def test_outputs_losses_and_gradients_are_those_of_one_process(ranks: int, name:
     ("name", "message"),
     [
         ("another group", "but the model over [0, 1, 2]; make it with the group that the model was swapped with"),
-        ("vmap", "`parallel` does not go with vmap"),
+        ("vmap", "`parallel` is not supported with vmap"),
         ("a device without a backend", "the process group has no backend for these tensors"),
         ("another batch", "rank 1 has 1 items but rank 0 has 2; they must match"),
         ("one rank without a mask", "rank 0 was given attention_mask but rank 1 was not; all ranks must make one call"),

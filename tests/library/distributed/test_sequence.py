@@ -55,7 +55,7 @@ def test_a_block_gives_calls_their_sequence(alone: None):
             sq.attention(q, k, v, method="linear")
         with pytest.raises(ValueError, match="share of the sequence is 20"):
             layer(normal(2, 21, 16))
-        with pytest.raises(ValueError, match="`parallel` does not go with nested tensors"):
+        with pytest.raises(ValueError, match="`parallel` is not supported with nested tensors"):
             sq.attention(*[nested(q)] * 3, method="linear")
         with pytest.raises(ValueError, match="decode on one rank"):
             layer.eval().step(normal(2, 20, 16), layer.init_state(2))
@@ -87,11 +87,14 @@ def test_what_does_not_go_with_it_is_refused(alone: None):
     q, k, v = qkv(21)
     of = sq.distributed.Sequence.even(21)
     for how, message in (
-        ({"dropout_p": 0.1}, "`parallel` does not go with dropout, .* use dropout_p=0"),
+        ({"dropout_p": 0.1}, "`parallel` is not supported with dropout, .* use dropout_p=0"),
         ({"bias": normal(1, 1, 21, 20)}, r"`bias` is \(1, 1, 21, 20\) but attention is"),
         ({"keep": [21]}, "`keep` has the index 21, but the query has 21 positions"),
         ({"keep": torch.ones(2, 20).bool()}, "`keep` has 20 columns but the query has 21 positions"),
-        ({"keep": [0], "mask": sq.Mask.causal(offset=3)}, "`keep` needs query i beside key i, .* first query at key 3"),
+        (
+            {"keep": [0], "mask": sq.Mask.causal(offset=3)},
+            "`keep` needs query i at .* first query at key 3",
+        ),
         ({"mask": sq.Mask.padding([21, 22])}, "padding has a length of 22, but there are 21 positions"),
         ({"mask": sq.Mask.dense(torch.ones(1, 1, 21, 20).bool())}, r"the dense mask is \(1, 1, 21, 20\)"),
     ):

@@ -300,7 +300,7 @@ def test_format_1_is_read_with_a_warning_and_written_anew_as_format_2(model, fol
 def test_damage_does_not_turn_format_2_into_format_1(folder):
     file = folder / "adapter.json"
     file.write_text(file.read_text().replace('"format": 2', '"format": 1'))
-    with pytest.raises(ValueError, match="does not hold what was written"):
+    with pytest.raises(ValueError, match="contents differ from what was written"):
         sq.hf.read_adapter(folder)
 
 
@@ -314,7 +314,7 @@ def test_settings_are_the_same_however_they_are_laid_out(folder):
 
 def test_settings_that_do_not_fit_the_parameters_are_named(model, folder):
     edit_methods(folder, lambda methods: methods["1"].update(buckets=4))
-    with pytest.raises(ValueError, match=r"layer 1: .* of lha:buckets=4,hidden=8 is .* but the adapter holds"):
+    with pytest.raises(ValueError, match=r"layer 1: .* of lha:buckets=4,hidden=8 is .* but the adapter contains"):
         sq.hf.load_adapter(model, folder)
 
 
@@ -323,7 +323,7 @@ def test_parameters_that_are_not_there_are_named(model, folder):
     save_file({name: t for name, t in tensors.items() if not name.startswith("1.")}, folder / "adapter.safetensors")
     digest = seals.digest((folder / "adapter.safetensors").read_bytes())
     edit_settings(folder, lambda settings: settings.update(tensors=digest))
-    with pytest.raises(ValueError, match=r"layer 1: .* the adapter holds \[\]"):
+    with pytest.raises(ValueError, match=r"layer 1: .* the adapter contains \[\]"):
         sq.hf.load_adapter(model, folder)
 
 

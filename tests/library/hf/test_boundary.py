@@ -257,7 +257,7 @@ def test_chunked_attention_is_refused():
         layer_types=["chunked_attention", "full_attention"],
     )  # fmt: skip
     model = hf.Llama4ForCausalLM(config)
-    with pytest.raises(ValueError, match=r"layer 0 .*chunked_overlay.* which subquad does not know"):
+    with pytest.raises(ValueError, match=r"layer 0 .*chunked_overlay.* which subquad does not support"):
         sq.hf.swap(model, "full")
 
 
@@ -268,7 +268,7 @@ def test_patterns_that_a_model_overlays_are_refused():
 
     embeds = torch.zeros(1, 5, 32)
     overlay = {"or_mask_function": lambda b, h, q, k: q == k}
-    with pytest.raises(ValueError, match=r"masks attention by .*lambda.*, which subquad does not know"):
+    with pytest.raises(ValueError, match=r"masks attention by .*lambda.*, which subquad does not support"):
         create_causal_mask(model.config, embeds, None, None, **overlay)
     blocks = {"block_sequence_ids": torch.zeros(1, 5, dtype=torch.long)}
     with pytest.raises(ValueError, match="masks attention by 'blockwise_overlay"):

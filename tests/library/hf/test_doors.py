@@ -341,7 +341,7 @@ WRONG = {
     "a path": (lambda: "my-model", r"got 'my-model': load it first, with transformers' AutoModel\.from_pretrained"),
     "a Path": (lambda: Path("my") / "model", r"got 'my/model': load it first"),
     "a class": (lambda: hf.BertModel, "got the class BertModel; give an instance"),
-    "nothing": (lambda: None, r"expected a transformers PreTrainedModel or what holds one .*, got NoneType$"),
+    "nothing": (lambda: None, r"expected a transformers PreTrainedModel or a wrapper around one .*, got NoneType$"),
     "a list": (lambda: [bert()], "got list$"),
     "another module": (lambda: nn.Linear(2, 2), "got Linear with no PreTrainedModel in it$"),
     "a trainer": (lambda: Trainer(bert()), r"got Trainer; give its \.model$"),
@@ -390,7 +390,7 @@ def test_what_holds_no_model_or_several_is_named(what, function):
 
 
 def test_many_models_are_not_all_listed():
-    with pytest.raises(TypeError, match=r"holds 7 transformers models \('0', '1', '2', '3', '4', …\)"):
+    with pytest.raises(TypeError, match=r"contains 7 transformers models \('0', '1', '2', '3', '4', …\)"):
         sq.hf.describe(nn.ModuleList(bert() for _ in range(7)))
 
 

@@ -71,9 +71,7 @@ def test_text_has_as_many_image_tokens_as_the_image_has_features(model_type):
 
 
 def test_what_cannot_be_made_is_said():
-    with pytest.raises(
-        ValueError, match=r"ViTModel \(vit\): padding='left', but its forward pass takes no attention m"
-    ):
+    with pytest.raises(ValueError, match=r"ViTModel \(vit\): padding='left', but its forward pass has no attention m"):
         example_inputs(build("vit").model, padding="left")
     with pytest.raises(ValueError, match="padding='both', but it must be one of none, right, left"):
         example_inputs(build("bert").model, padding="both")

@@ -70,7 +70,7 @@ def test_additive_padding_of_a_models_own_is_read(least):
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        (torch.zeros(2, 4), r"shape \(2, 4\); subquad takes 2-D padding masks"),
+        (torch.zeros(2, 4), r"shape \(2, 4\); subquad accepts 2-D padding masks"),
         (torch.ones(2, 4, 1, 4, dtype=torch.bool), r"\(2, 4, 1, 4\), but it has 4 queries and 4 keys"),
         (torch.ones(2, 1, 3, 4, dtype=torch.bool), r"\(2, 1, 3, 4\), but it has 4 queries and 4 keys"),
         (torch.ones(2, 1, 1, 3, dtype=torch.bool), "3 positions, but there are 4 keys"),

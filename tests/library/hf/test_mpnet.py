@@ -52,7 +52,7 @@ def test_other_methods_are_refused_with_the_reason():
     case = build("mpnet")
     reasons = sq.hf.refusals(case.model, "clustered-tail")
     assert list(reasons) == [0, 1]
-    assert "'clustered-tail' takes no additive bias and this layer adds a position bias" in reasons[0]
+    assert "'clustered-tail' supports no additive bias and this layer adds a position bias" in reasons[0]
     assert sq.hf.refusals(case.model, METHOD) == {}
 
 
@@ -69,7 +69,7 @@ def test_a_trial_refuses_another_attention_than_the_models_own(monkeypatch):
         sq.hf.swap(build("mpnet").model, "full")
     monkeypatch.setattr(mpnet, "eager_attention_forward", own_eager)
     monkeypatch.setattr(mpnet, "_original_forward", twice)
-    with pytest.raises(ValueError, match="gives other outputs with its attention behind subquad's boundary"):
+    with pytest.raises(ValueError, match="gives other outputs with its attention routed through subquad"):
         sq.hf.swap(build("mpnet").model, "full")
 
 

@@ -66,7 +66,7 @@ def test_packing_leaves_the_pattern_as_it_is():
     ],
 )
 def test_a_function_that_is_not_understood_is_named(function, name):
-    with pytest.raises(ValueError, match=f"masks attention by .*{name}.*, which subquad does not know"):
+    with pytest.raises(ValueError, match=f"masks attention by .*{name}.*, which subquad does not support"):
         read_pattern(function)
 
 

@@ -140,7 +140,7 @@ def test_what_parallel_may_be(alone: None, split: hf.PreTrainedModel):
     for given, kind, message in refused:
         with pytest.raises(kind, match=message):
             sq.hf.swap(model, "linear", parallel=given)
-    with pytest.raises(ValueError, match="`parallel` does not go with keep='first'"):
+    with pytest.raises(ValueError, match="`parallel` is not supported with keep='first'"):
         sq.hf.swap(model, "linear", parallel=mesh["sp"], keep="first")
     with pytest.raises(ValueError, match=r"a Holder reads the outputs of all tokens.*sq\.hf\.transformers_model"):
         sq.hf.swap(Holder(model), "linear", parallel=mesh["sp"])
@@ -167,16 +167,16 @@ def test_inputs_that_cannot_be_split_are_refused(split: hf.PreTrainedModel):
     batch = text("right")
     ids, mask = batch["input_ids"], batch["attention_mask"]
     refused: list[tuple[dict[str, Any], str]] = [
-        ({"use_cache": True}, "a cache .* does not go with `parallel`"),
-        ({"past_key_values": hf.DynamicCache()}, "a cache .* does not go with `parallel`"),
-        ({"logits_to_keep": 1}, "'logits_to_keep' does not go with `parallel`"),
+        ({"use_cache": True}, "a cache .* is not supported with `parallel`"),
+        ({"past_key_values": hf.DynamicCache()}, "a cache .* is not supported with `parallel`"),
+        ({"logits_to_keep": 1}, "'logits_to_keep' is not supported with `parallel`"),
         ({"attention_mask": mask[:, 1:]}, r"'attention_mask' is \(2, 22\), but this rank's tokens are \(2, 23\)"),
         ({"return_dict": False}, "leave out return_dict=False"),
     ]
     for change, message in refused:
         with pytest.raises(ValueError, match=message):
             split(**batch | change)
-    with pytest.raises(ValueError, match=r"a cache .* does not go with `parallel`"):
+    with pytest.raises(ValueError, match=r"a cache .* is not supported with `parallel`"):
         split.generate(ids, attention_mask=mask, max_new_tokens=2)
     with pytest.raises(ValueError, match="runs outside of its model's forward pass"):
         split.model.layers[0](torch.zeros(1, 3, 32), position_embeddings=split.model.rotary_emb(

@@ -112,7 +112,7 @@ def test_the_encoder_of_t5_alone_takes_its_bias(method, side):
 
 def test_t5_refuses_methods_without_bias():
     case = build("t5")
-    with pytest.raises(ValueError, match=r"takes no additive bias .* position bias"):
+    with pytest.raises(ValueError, match=r"supports no additive bias .* position bias"):
         sq.hf.swap(case.model, {"encoder.*": "clustered"})
 
 

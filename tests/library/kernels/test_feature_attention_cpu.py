@@ -277,7 +277,7 @@ def test_causal_products_have_gradients_of_gradients():
 def test_an_ordered_pattern_needs_as_many_queries_as_keys():
     q, k, v = qkv(20, 30, D=8, E=6)
     for pattern in ((1, 0), (8, 2), (-1, 0)):
-        with pytest.raises(ValueError, match=r"does not go with 20 queries and 30 keys"):
+        with pytest.raises(ValueError, match=r"is not supported with 20 queries and 30 keys"):
             torch.ops.subquad.features_forward("cpu", q, k, v, None, None, None, None, *pattern)
 
 

@@ -130,9 +130,9 @@ def test_large_negative_numbers_hide_where_another_key_is_seen(hidden):
     ("attn_mask", "kind", "message"),
     [
         (torch.full((1, 1, 1, 3), -1e9), ValueError, "hides all keys of a query with finite numbers"),
-        (torch.tensor([[0.0, -5.0]]), ValueError, "holds other numbers than 0 and −inf"),
-        (torch.tensor([[0.0, math.nan]]), ValueError, "holds other numbers than 0 and −inf"),
-        (torch.ones(2, 3, dtype=torch.int64), TypeError, "torch.int64, but SDPA takes bool"),
+        (torch.tensor([[0.0, -5.0]]), ValueError, "contains other numbers than 0 and −inf"),
+        (torch.tensor([[0.0, math.nan]]), ValueError, "contains other numbers than 0 and −inf"),
+        (torch.ones(2, 3, dtype=torch.int64), TypeError, "torch.int64, but SDPA accepts bool"),
         ([[True]], TypeError, "is a list"),
         (torch.ones(3).bool(), ValueError, r"\(3,\), but it must broadcast"),
         (torch.ones(1, 0).bool(), ValueError, "empty"),
@@ -140,7 +140,7 @@ def test_large_negative_numbers_hide_where_another_key_is_seen(hidden):
         (torch.tensor([[1, 0, 1], [1, 1, 0], [0, 1, 1]]).bool(), ValueError, "is not padding of the keys, causal"),
         (torch.ones(4, 3, 3, device="meta").bool(), ValueError, "cannot be read here"),
         (torch.zeros(3, 3, requires_grad=True), ValueError, "requires a gradient, so it is a bias"),
-        (torch.tensor([[True], [False]]), ValueError, r"\(2, 1\) has one column, which may stand for all keys"),
+        (torch.tensor([[True], [False]]), ValueError, r"\(2, 1\) has one column, which may represent all keys"),
     ],
 )
 def test_what_is_no_such_mask_is_refused(unchecked, attn_mask, kind, message):
@@ -159,7 +159,7 @@ def test_heads_that_are_alike_are_one():
 
 
 def test_sq_attention_says_what_to_do_with_an_attn_mask():
-    with pytest.raises(TypeError, match=r"takes no attn_mask: give mask=sq.Mask.from_sdpa\(attn_mask\)"):
+    with pytest.raises(TypeError, match=r"does not accept attn_mask: give mask=sq.Mask.from_sdpa\(attn_mask\)"):
         sq.attention(*qkv(), method="full", attn_mask=torch.ones(24, 24).bool())
 
 

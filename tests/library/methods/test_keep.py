@@ -398,7 +398,7 @@ def test_other_types_are_refused(alone, kind):
 def test_cross_attention_and_shifted_queries_are_refused():
     with pytest.raises(ValueError, match="`keep` is for self-attention, but there are 24 queries and 9 keys"):
         sq.attention(*qkv(N, 9), method="clustered", keep=[0])
-    with pytest.raises(ValueError, match="mask places the first query at key 3"):
+    with pytest.raises(ValueError, match="mask puts the first query at key 3"):
         sq.attention(*qkv(N), method="local", mask=Mask.causal(offset=3), keep=[0])
 
 

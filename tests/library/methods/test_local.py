@@ -158,7 +158,7 @@ def test_a_masks_window_inside_segments():
 
 def test_a_masks_window_over_interleaved_segments_is_refused():
     ids = torch.arange(23).expand(2, 23) % 3
-    with pytest.raises(ValueError, match=r"window of 2 .* other tokens stand between those of one segment"):
+    with pytest.raises(ValueError, match=r"window of 2 .* other tokens are between those of one segment"):
         sq.attention(*qkv(23), method="local", mask=Mask.segments(ids) & Mask.window(2))
 
 
@@ -186,7 +186,7 @@ def test_terms_of_another_window_are_refused():
     call = Call(mask=Mask(), bias=None, scale=1.0, dropout_p=0.0, seed=0)
     (buckets,) = sq.Local(window=4).meetings(q, k, call)
     terms = torch.zeros(2, 2, 23, 5)
-    with pytest.raises(ValueError, match="holds 5 distances, but a window of 4 has 9"):
+    with pytest.raises(ValueError, match="contains 5 distances, but a window of 4 has 9"):
         attend_pairs(q, k, v, buckets, Mask(), scale=1.0, of_distance=terms)
     attend_pairs(q, k, v, buckets, Mask.causal(), scale=1.0, of_distance=terms)
     with pytest.raises(ValueError, match="`of_distance` needs a window"):

@@ -134,13 +134,13 @@ def test_a_measurement_replaces_all_earlier_ones_of_its_method_here():
 
 def damages():
     yield "truncated", lambda data: data[:-20], "it is not JSON"
-    yield "edited", lambda data: data.replace(b"811.3", b"100.5"), "it does not hold what was written"
+    yield "edited", lambda data: data.replace(b"811.3", b"100.5"), "its contents differ from what was written"
     yield "empty", lambda data: b"", "it is not JSON"
     yield "a list", lambda data: b"[]", "it is not a JSON object"
-    yield "foreign", lambda data: b'{"crossovers": []}', "it holds no digest"
+    yield "foreign", lambda data: b'{"crossovers": []}', "it has no digest"
     for content in ({"crossovers": [{"method": "clustered"}]}, {"crossovers": 3}, {}):
         sealed = checksums.sealed_json(content)
-        yield json.dumps(content), lambda _, sealed=sealed: sealed, "not hold crossovers of this version of subquad"
+        yield json.dumps(content), lambda _, sealed=sealed: sealed, "not contain crossovers of this version of subquad"
 
 
 @pytest.mark.parametrize(("change", "reason"), [pytest.param(*rest, id=name) for name, *rest in damages()])

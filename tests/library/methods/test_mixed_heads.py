@@ -138,7 +138,7 @@ def test_of_takes_names_and_objects():
     ("local", "only 'local' is named"),
     ("local+2*local", "only 'local' is named"),
     ("", "no method ''"),
-    ("local+", "a method is missing beside a '\\+'"),
+    ("local+", "a method is missing next to a '\\+'"),
     ("0*local+full", "the share of 'local' is '0', not a whole number"),
     ("1.5*local+full", r"the share of 'local' is '1\.5'"),
     ("mixed-heads+full", "'mixed-heads' inside itself"),

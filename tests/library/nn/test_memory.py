@@ -137,7 +137,7 @@ def test_a_memory_of_other_sizes_is_refused(memory, error, message):
     [
         ({"key": normal(2, 9, 12, seed=3)}, "`memory` is for self-attention to padded tokens: give `query` alone"),
         ({"key_padding_mask": torch.zeros(2, 9, dtype=torch.bool)}, "not with torch's key_padding_mask"),
-        ({"mask": Mask.causal(offset=2)}, r"5 keys come before the first query, but the mask is .*offset=2"),
+        ({"mask": Mask.causal(offset=2)}, r"the memory puts 5 keys before the first query, but the mask is .*offset=2"),
         (
             {"mask": Mask.segments(torch.zeros(2, 9).int())},
             "the mask gives segments, but there are 9 queries and 14 keys",
@@ -153,7 +153,7 @@ def test_what_a_memory_does_not_go_with(options, message):
 
 @pytest.mark.parametrize("method", ["shared-full", "reformer", "sinkhorn"])
 def test_methods_whose_keys_are_the_queries_are_refused_by_name(method):
-    with pytest.raises(ValueError, match=f"'{method}' takes no memory: its keys are those of the queries"):
+    with pytest.raises(ValueError, match=f"'{method}' supports no memory: its keys are those of the queries"):
         layer(method)(normal(2, 9, 12), memory=normal(2, 5, 12, seed=1))
 
 
@@ -163,5 +163,5 @@ def test_a_layer_with_other_keys_takes_none():
 
 
 def test_a_negative_length():
-    with pytest.raises(ValueError, match="length=-1, but a memory holds at least 0 hidden states"):
+    with pytest.raises(ValueError, match="length=-1, but a memory has at least 0 hidden states"):
         sq.nn.remember(normal(2, 9, 12), length=-1)

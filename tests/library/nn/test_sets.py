@@ -255,7 +255,7 @@ def test_bad_sets_and_masks_are_refused(kind):
         layer(x[..., :5])
     with pytest.raises(ValueError, match=r"`x` is \(9, 12\), but it must be"):
         layer(x[0])
-    with pytest.raises(ValueError, match=r"takes padding only, .* the mask is Mask\.causal\(\)"):
+    with pytest.raises(ValueError, match=r"accepts padding only, .* the mask is Mask\.causal\(\)"):
         layer(x, mask=Mask.causal())
     with pytest.raises(ValueError, match="is for a batch of 3, but the batch is 2"):
         layer(x, mask=Mask.padding([3, 4, 5]))
@@ -266,7 +266,7 @@ def test_bad_sets_and_masks_are_refused(kind):
 @pytest.mark.usefixtures("unchecked")
 def test_two_sets_must_match():
     block = made("SetAttention")
-    with pytest.raises(ValueError, match="`x` holds 2 sets but `y` holds 3"):
+    with pytest.raises(ValueError, match="`x` contains 2 sets but `y` contains 3"):
         block(normal(2, 9, 12), normal(3, 9, 12))
     with pytest.raises(ValueError, match=r"one set here, .* the mask is Mask\.padding\(keys=…\)"):
         made("PoolingByAttention")(normal(2, 9, 12), mask=Mask.padding(keys=[3, 4]))

@@ -130,7 +130,7 @@ def test_padded_queries_do_not_change_the_others():
     ("masks", "message"),
     [
         ({"attn_mask": MASKS["of each head"]["attn_mask"]}, "differs between heads"),
-        ({"attn_mask": normal(9, 9)}, r"holds floats that are added to the logits \(other numbers than 0 and −inf"),
+        ({"attn_mask": normal(9, 9)}, r"contains floats that are added to the logits \(other numbers than 0 and −inf"),
         ({"attn_mask": FUTURE[:5]}, r"`attn_mask` is \(5, 9\), but it must be \(9, 9\) or \(8, 9, 9\)"),
         ({"key_padding_mask": VALID[:, :5]}, r"`key_padding_mask` is \(2, 5\), but it must be \(2, 9\)"),
         ({"key_padding_mask": ~VALID, "mask": sq.Mask()}, "torch's masks are given together with `mask` or `bias`"),

@@ -145,14 +145,14 @@ def test_a_result_is_the_same_whether_it_was_kept_or_not(tmp_path):
 
 def test_a_folder_that_holds_this_run_asks_for_resume(tmp_path):
     reproduce(Bench().experiment, "small", tmp_path / "out")
-    with pytest.raises(InputError, match=r"holds this run already: --resume continues it, --out FOLDER"):
+    with pytest.raises(InputError, match=r"contains this run already: --resume continues it, --out FOLDER"):
         reproduce(Bench().experiment, "small", tmp_path / "out")
 
 
 @pytest.mark.parametrize("resume", [True, False])
 def test_other_settings_or_another_scale_are_refused_by_name(tmp_path, resume):
     reproduce(Bench().experiment, "small", tmp_path / "out")
-    with pytest.raises(InputError, match=r"holds another run \(another sizes\)"):
+    with pytest.raises(InputError, match=r"contains another run \(another sizes\)"):
         reproduce(Bench(sizes=(1, 2)).experiment, "small", tmp_path / "out", resume=resume)
     with pytest.raises(InputError, match="scale small, not smoke"):
         reproduce(Bench().experiment, "smoke", tmp_path / "out", resume=resume)
@@ -160,7 +160,7 @@ def test_other_settings_or_another_scale_are_refused_by_name(tmp_path, resume):
 
 def test_a_folder_with_something_else_in_it_is_left_alone(tmp_path):
     (tmp_path / "thesis.txt").write_text("mine")
-    with pytest.raises(InputError, match="is not empty and holds no run"):
+    with pytest.raises(InputError, match="is not empty and contains no run"):
         reproduce(Bench().experiment, "small", tmp_path, resume=True)
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.txt"]
 
@@ -272,7 +272,7 @@ def test_a_cell_in_the_place_of_another_is_named(tmp_path):
 def test_cells_without_the_run_that_they_are_of_are_refused(tmp_path):
     reproduce(Bench().experiment, "small", tmp_path / "out")
     (tmp_path / "out" / "run.json").unlink()
-    with pytest.raises(InputError, match=r"holds cells of a run but no run\.json that says which"):
+    with pytest.raises(InputError, match=r"contains cells of a run but no run\.json about it"):
         reproduce(Bench(sizes=(1, 2)).experiment, "small", tmp_path / "out", resume=True)
 
 
@@ -280,5 +280,5 @@ def test_cells_without_the_run_that_they_are_of_are_refused(tmp_path):
 def test_a_damaged_claim_is_refused(tmp_path, content):
     reproduce(Bench().experiment, "small", tmp_path / "out")
     (tmp_path / "out" / "run.json").write_text(content)
-    with pytest.raises(InputError, match=r"run\.json is damaged|holds another run"):
+    with pytest.raises(InputError, match=r"run\.json is damaged|contains another run"):
         reproduce(Bench().experiment, "small", tmp_path / "out", resume=True)

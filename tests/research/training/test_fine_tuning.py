@@ -174,7 +174,7 @@ def test_a_language_model_without_padding_is_a_classifier_too(mine, tmp_path):
 
 
 @pytest.mark.parametrize(("task", "model", "message"), [
-    ("text", {"pretrained": "PATH", "width": 64}, r"model\.width=64 is given beside model\.pretrained='.*own sizes"),
+    ("text", {"pretrained": "PATH", "width": 64}, r"model\.width=64 is given together .*pretrained='.*own sizes"),
     ("text", {"pretrained": "PATH", "methods": "full"}, r"model has no setting 'methods'; did you mean 'method'"),
     ("text", {"pretrained": "PATH", "method": "clusterd"}, "did you mean 'clustered'"),
     ("text", {"pretrained": 3.5}, "model.pretrained=3.5"),

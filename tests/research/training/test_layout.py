@@ -107,13 +107,13 @@ def test_models_that_cannot_run_on_a_part_of_the_tokens_are_refused_before_the_f
 def test_calls_that_do_not_go_with_split_tokens_are_refused(alone: None, monkeypatch: pytest.MonkeyPatch):
     model, ids = CausalLanguageModel(LanguageConfig(**SMALL)), torch.zeros(1, 5, dtype=torch.long)
     with splitting.over(dist.group.WORLD):
-        with pytest.raises(ValueError, match="`position_ids` or a key-value cache does not go with"):
+        with pytest.raises(ValueError, match="`position_ids` or a key-value cache is not supported with"):
             model(ids, position_ids=torch.arange(5)[None])
-        with pytest.raises(ValueError, match="a key-value cache does not go with"):
+        with pytest.raises(ValueError, match="a key-value cache is not supported with"):
             model(ids, use_cache=True)
-        with pytest.raises(ValueError, match="reads pieces or has a memory does not go with"):
+        with pytest.raises(ValueError, match="reads pieces or has a memory is not supported with"):
             model(ids, memory=Memory(3))
-        with pytest.raises(ValueError, match="a model of sets does not go with"):
+        with pytest.raises(ValueError, match="a model of sets is not supported with"):
             MixtureModel(SetConfig(**SMALL))(torch.zeros(1, 5, 2))
     with splitting.over(dist.group.WORLD):
         monkeypatch.setattr(splitting._ranks.get(), "ranks", 3)

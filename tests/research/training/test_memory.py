@@ -126,7 +126,7 @@ def test_generation_and_saving(tmp_path):
         ({"piece": -1}, "piece=-1, but it must be at least 0"),
         (
             {"piece": 4, "memory": 4, "method": ["full", "lsh:selection=argmax,buckets=3"]},
-            "'lsh' takes no memory: its keys are those of the queries",
+            "'lsh' supports no memory: its keys are those of the queries",
         ),
     ],
 )
@@ -202,7 +202,7 @@ def test_relative_positions_are_those_of_every_method():
         (
             "lm",
             {"memory": 8, "piece": 8, "method": "routing"},
-            "'routing' takes no memory: its keys are those of the",
+            "'routing' supports no memory: its keys are those of the",
         ),
     ],
 )

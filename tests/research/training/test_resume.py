@@ -185,7 +185,7 @@ def test_checkpoints_of_another_program_are_refused_and_stay(tmp_path: Path):
     theirs = tmp_path / "checkpoint-500" / "model.safetensors"
     theirs.parent.mkdir()
     theirs.write_text("weights of a week")
-    with pytest.raises(InputError, match="holds checkpoints that subquad did not write; give another folder"):
+    with pytest.raises(InputError, match="contains checkpoints that subquad did not write; give another folder"):
         train(small(), tmp_path)
     assert theirs.read_text() == "weights of a week"
     assert [path.name for path in tmp_path.iterdir()] == ["checkpoint-500"]

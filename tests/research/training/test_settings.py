@@ -119,7 +119,7 @@ def test_an_unknown_task_is_told_the_nearest():
     [
         (b"[model\n", "is not TOML"),
         (b"\xff\xfe", "is not TOML"),
-        (b"steps = 3\n", "'steps' stands outside the tables"),
+        (b"steps = 3\n", "'steps' is outside the tables"),
         (None, "no settings at"),
     ],
 )

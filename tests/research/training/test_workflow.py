@@ -220,13 +220,13 @@ def test_a_folder_is_not_shared(finished: Path, tmp_path: Path):
     before = (finished / "results.json").stat().st_mtime_ns
     for words in (same, (*same, "--resume")):
         shown = command(*words, "--json")
-        assert (shown.exit_code, "holds this run, finished" in shown.stderr) == (0, True)
+        assert (shown.exit_code, "contains this run, finished" in shown.stderr) == (0, True)
         assert json.loads(shown.stdout) == json.loads((finished / "results.json").read_text())
     assert (finished / "results.json").stat().st_mtime_ns == before
     said = refusal("masked-copy", "--method", "linear", *options("task.masked=0.3"), "--out", finished, "--resume")
-    assert "holds a run with another task.masked, model.method" in said
+    assert "contains a run with another task.masked, model.method" in said
     (tmp_path / "notes.txt").write_text("mine")
-    assert "is not empty and holds no run" in refusal("masked-copy", *options(), "--out", tmp_path)
+    assert "is not empty and contains no run" in refusal("masked-copy", *options(), "--out", tmp_path)
     assert "is a file" in refusal("masked-copy", *options(), "--out", tmp_path / "notes.txt")
 
 
@@ -282,7 +282,7 @@ def test_an_interruption_says_how_to_go_on(tmp_path: Path, monkeypatch: pytest.M
             result = command(*args, "--resume")  # the first of them starts
         assert result.exit_code == 130
         assert result.stderr.splitlines()[-1].endswith(says)
-    assert "holds this run, unfinished: --resume continues it" in refusal(*args)
+    assert "contains this run, unfinished: --resume continues it" in refusal(*args)
     assert command(*args, "--resume").exit_code == 0
 
 
@@ -365,7 +365,7 @@ def test_a_longer_run_with_a_rate_that_falls_to_the_end_is_another(tmp_path: Pat
     said = refusal("masked-copy", *options(*given, "training.steps=8"), "--out", tmp_path / "run", "--resume")
     assert "whose learning rate (training.schedule='linear') falls towards that end" in said
     said = refusal("masked-copy", *options(*given, "training.steps=2"), "--out", tmp_path / "run", "--resume")
-    assert "holds a run with another training.steps" in said
+    assert "contains a run with another training.steps" in said
 
 
 @pytest.mark.slow

@@ -186,11 +186,11 @@ def test_pruning_needs_validations_on_the_way(asked):
 
 def test_another_search_in_the_folder_is_named(asked, made_up):
     tune(asked)
-    with pytest.raises(InputError, match="holds a search with another search, prune; give another --out"):
+    with pytest.raises(InputError, match="contains a search with another search, prune; give another --out"):
         tune(replace(asked, searches=SEARCHES[:1], prune=True))
     (asked.out.parent / "thesis").mkdir()
     (asked.out.parent / "thesis" / "mine.txt").touch()
-    with pytest.raises(InputError, match="is not empty and holds no search"):
+    with pytest.raises(InputError, match="is not empty and contains no search"):
         tune(replace(asked, out=asked.out.parent / "thesis"))
 
 

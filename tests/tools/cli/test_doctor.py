@@ -128,7 +128,7 @@ def test_each_dtype_and_mask_is_measured_for_the_methods_that_take_it(timed):
         ({"methods": ("clusterd",)}, "no method 'clusterd'"),
         ({"methods": ()}, "--methods names none"),
         ({"masks": ()}, "no mask is named; there are none, causal"),
-        ({"methods": ("smyrf", "sinkhorn"), "masks": ("causal",)}, "none of these methods takes a causal mask"),
+        ({"methods": ("smyrf", "sinkhorn"), "masks": ("causal",)}, "none of these methods supports a causal mask"),
         ({"lengths": (0,)}, "length 0 must be at least 1"),
         ({"device": "mps"}, "cannot time device 'mps'"),
     ],

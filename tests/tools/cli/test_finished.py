@@ -63,7 +63,7 @@ def test_a_run_that_an_earlier_commit_finished_is_shown_again(tmp_path):
     before = report.read_bytes()
     done = run(app, ["bench", "--quick", "--lengths", "64,128", "--out", str(tmp_path)])
     assert done.exit_code == 0, (done.output, done.exception)
-    assert "holds this run, finished on 2026-11-23" in done.output
+    assert "contains this run, finished on 2026-11-23" in done.output
     assert "i-clustered" in done.stdout
     assert report.read_bytes() == before
     assert "lengths" in refusal("bench", "--quick", "--lengths", "64,256", "--out", tmp_path)
@@ -83,7 +83,7 @@ def test_the_same_settings_show_the_report(command, finished):
     done = run(app, [command, "m", "--methods", "full local", "--out", str(folder)])
     assert done.exit_code == 0, (done.output, done.exception)
     assert OF[command][3] in done.stdout
-    assert done.stderr == f"{folder} holds this run, finished on 2026-03-14; --again measures it again\n"
+    assert done.stderr == f"{folder} contains this run, finished on 2026-03-14; --again measures it again\n"
     shown = run(app, [command, "m", "--methods", "full local", "--out", str(folder), "--json"])
     assert json.loads(shown.stdout) == json.loads(before)
     assert (folder / OF[command][0].file).read_bytes() == before
@@ -93,7 +93,7 @@ def test_the_same_settings_show_the_report(command, finished):
 def test_other_settings_are_refused_with_both_remedies(command, finished):
     folder = finished(command, model="m")
     said = refusal(command, "another", "--out", folder)
-    assert f"{folder} holds the report of another run, made on 2026-03-14 with model 'm' (now 'another')" in said
+    assert f"{folder} contains the report of another run, made on 2026-03-14 with model 'm' (now 'another')" in said
     assert said.endswith("; give another folder with --out, or --again to replace it")
     assert "measured again" in refusal(command, "another", "--out", folder, "--again")
     assert "measured again" in refusal(command, "m", "--out", folder, "--again")
@@ -150,9 +150,9 @@ def test_a_report_of_an_earlier_version_counts_as_another(put):
 @pytest.mark.parametrize("again", [[], ["--again"]])
 def test_reports_of_other_commands_and_other_files_are_never_replaced(again, put):
     plan = put("report.json", sample_plan.report(), "plan")
-    assert "holds a run of subquad plan; give another folder" in refusal("compare", "--out", plan, *again)
+    assert "contains a run of subquad plan; give another folder" in refusal("compare", "--out", plan, *again)
     train = put("results.json", {"task": {}, "test": {}}, "train")
-    assert "holds a run of subquad train; give another folder" in refusal("inspect", "--out", train, *again)
+    assert "contains a run of subquad train; give another folder" in refusal("inspect", "--out", train, *again)
     mine = put("report.json", {"mine": 1}, "mine")
     assert "report.json is not a report of subquad; remove it" in refusal("plan", "--out", mine, *again)
     assert "is not JSON" in refusal("plan", "--out", put("report.json", "{", "broken"), *again)
@@ -161,9 +161,9 @@ def test_reports_of_other_commands_and_other_files_are_never_replaced(again, put
 @pytest.mark.parametrize("again", [[], ["--again"]])
 def test_nothing_is_written_beside_a_run_of_another_command_or_a_model(again, put):
     train = put("results.json", {"task": {}, "test": {}}, "train")
-    assert "holds a run of subquad train; give another folder" in refusal("compare", "--out", train, *again)
+    assert "contains a run of subquad train; give another folder" in refusal("compare", "--out", train, *again)
     model = put("config.json", {"model_type": "bert"}, "model")
-    assert "holds a model (config.json); give another folder" in refusal("compare", "--out", model, *again)
+    assert "contains a model (config.json); give another folder" in refusal("compare", "--out", model, *again)
     assert [path.name for path in model.iterdir() if not path.name.startswith(".")] == ["config.json"]
     mine = put("bench.json", {"mine": 1}, "notes")  # nobody's report
     assert "measured again" in refusal("compare", "--out", mine, *again)

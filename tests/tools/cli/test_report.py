@@ -57,14 +57,14 @@ def test_json_of_an_adapter_is_the_record_that_calibrate_prints():
 def test_a_folder_with_several_runs_asks_for_the_file_of_one(put):
     put("report.json", sample.encoder())
     folder = put("bench.json", sample_bench.report())
-    assert "holds several runs, report.json (subquad compare) and bench.json (subquad bench)" in refusal(folder)
+    assert "contains several runs, report.json (subquad compare) and bench.json (subquad bench)" in refusal(folder)
     assert run(app, ["report", str(folder / "bench.json")]).exit_code == 0
 
 
 @pytest.mark.parametrize(("file", "content", "says"), [
-    ("notes.txt", "", "holds no finished run of subquad"),
-    ("report.json", {"mine": 1}, "holds no finished run of subquad"),
-    ("plan.json", {}, "it holds a plan alone, which sq.load_plan reads"),
+    ("notes.txt", "", "contains no finished run of subquad"),
+    ("report.json", {"mine": 1}, "contains no finished run of subquad"),
+    ("plan.json", {}, "it contains a plan alone, which sq.load_plan reads"),
     ("settings.toml", "", "the same command with --resume continues it"),
     ("report.json", "{", "is not JSON"),
     ("bench.json", {"kind": "subquad bench"}, "is damaged: it has no table to show"),
@@ -84,7 +84,7 @@ def test_open_shows_the_page_in_the_browser(put, monkeypatch):
     opened = []
     monkeypatch.setattr(webbrowser, "open", lambda address: opened.append(address) or True)
     folder = put("report.json", sample.encoder())
-    assert "there is no report.html beside" in refusal(folder, "--open")
+    assert "there is no report.html next to" in refusal(folder, "--open")
     put("report.html", "<p>")
     done = run(app, ["report", str(folder), "--open"])
     assert done.exit_code == 0

@@ -24,5 +24,5 @@ def test_archives_that_are_none(tmp_path):
         read_archive(tmp_path / "b.zip")
     with zipfile.ZipFile(tmp_path / "c.zip", "w") as files:
         files.writestr("README", "")
-    with pytest.raises(InputError, match=r"holds no \.txt file"):
+    with pytest.raises(InputError, match=r"contains no \.txt file"):
         read_archive(tmp_path / "c.zip")

@@ -43,7 +43,7 @@ def test_archives_that_are_not_it(tmp_path):
     (tmp_path / "text.zip").write_text("no zip")
     with pytest.raises(InputError, match="not a zip archive"):
         read_reviews(tmp_path / "text.zip")
-    with pytest.raises(InputError, match="does not hold the movie reviews"):
+    with pytest.raises(InputError, match="does not contain the movie reviews"):
         read_reviews(archive(tmp_path, ["m/pos/cv000_1.txt"]))
 
 

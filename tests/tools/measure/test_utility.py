@@ -186,7 +186,7 @@ def test_long_inputs_take_little_memory():
 
 
 @pytest.mark.parametrize(("method", "options", "message"), [
-    (sq.Clustered(), {}, "'clustered' does not say which keys a query meets"),
+    (sq.Clustered(), {}, "'clustered' does not declare which keys a query meets"),
     (sq.LearnedHash(), {}, "'lha' has learned parameters: give what method.bind"),
     (sq.LearnedHash().bind(heads=2, head_dim=4), {"mask": sq.Mask.window(2)}, "does not support a window"),
     (sq.LearnedHash().bind(heads=2, head_dim=4), {"mask": sq.Mask.segments([[0, 0, 1]])}, "packs segments"),

@@ -90,7 +90,7 @@ def test_other_prompts_are_another_run(settings):
         ({"depths": (float("nan"),)}, "--depths has nan"),
         ({"samples": 0}, "--samples 0 must be at least 1"),
         ({"oracle_length": -1}, "--oracle-length -1 must be 0 or more"),
-        ({"methods": ("full",)}, "no methods to measure beside exact attention"),
+        ({"methods": ("full",)}, "no methods to measure besides exact attention"),
         ({"methods": ("clusterd",)}, "did you mean 'clustered'"),
         ({"methods": ("smyrf",)}, "smyrf cannot run in .*causal.*take one that can, such as clustered-tail or local"),
         ({"lengths": (513,)}, "--lengths 513 is past the 512 positions"),

@@ -15,7 +15,7 @@ def damaged(tmp_path):
     }  # fmt: skip
     contents = {
         "is not JSON": "{oops",
-        "does not come from `subquad bench`": '{"methods": []}',
+        "is not from `subquad bench`": '{"methods": []}',
         "has schema 2 but this version reads 1": json.dumps(whole | {"schema": 2}),
         "its 'cells' is not of type list": json.dumps(whole | {"cells": {}}),
         "has heads 12 but this run 2; they must match": json.dumps(whole | {"settings": shape | {"heads": 12}}),
@@ -55,8 +55,8 @@ def bad_inputs(tmp_path):
     yield "heads 0 must be at least 1", ["--heads", "0"]
     yield "batch 0 must be at least 1", ["--batch", "0"]
     yield "head-dim -1 must be at least 1", ["--head-dim", "-1"]
-    yield "no memory holds more than", ["--batch", "9" * 25]
-    yield "no memory holds more than", ["--lengths", "16," + "9" * 25]
+    yield "no memory has room for more than", ["--batch", "9" * 25]
+    yield "no memory has room for more than", ["--lengths", "16," + "9" * 25]
     yield "threads 99999 must be at most 4,096", ["--threads", "99999"]
     yield "must be less than 2⁶³", ["--seed", "9" * 25]
     yield "threads 0 must be at least 1", ["--threads", "0"]

@@ -36,7 +36,7 @@ from tests.tools.workflows.planning.steady import make_steady
 
 CHANGES = ("fsync", "replace", "unlink", "rmdir", "mkdir")  # of os: what changes the disk
 TIMES = ("seconds", "runtime", "per_second", "preparation_time")
-ENDED = ("holds an adapter already",)  # killed after its last write
+ENDED = ("contains an adapter already",)  # killed after its last write
 
 
 def plain(data: Any) -> Any:

@@ -290,7 +290,7 @@ def test_what_lies_in_the_folder_is_not_replaced(command, model, tmp_path):
     before = (tmp_path / "made" / "adapter.safetensors").read_bytes()
     again = command(model("bert"), "-o", str(tmp_path / "made"), **{"--method": "lha:buckets=5"})
     assert again.exit_code == 2
-    assert "holds an adapter already" in " ".join(again.stderr.split())
+    assert "contains an adapter already" in " ".join(again.stderr.split())
     assert (tmp_path / "made" / "adapter.safetensors").read_bytes() == before
 
 

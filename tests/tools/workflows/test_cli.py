@@ -72,7 +72,7 @@ def test_mpnet_runs_what_takes_its_bias_and_refuses_the_rest(model, text, short,
     assert done.exit_code == 0, done.output
     exact, few, many, refused = json.loads(done.stdout)["methods"]
     assert (exact["status"], refused["status"]) == ("exact", "refused")
-    assert "takes no additive bias and this layer adds a position bias" in refused["reason"]
+    assert "supports no additive bias and this layer adds a position bias" in refused["reason"]
     assert few["fidelity"]["62"] < 0.99
     assert many["fidelity"]["62"] > 0.9999  # all keys are exact
 
@@ -112,7 +112,7 @@ def bad_inputs(model, text, folder):
         "no text in the folder": [bert, "--text", str(folder / "hollow")],
         "has no column 'text'; it has body": [bert, "--text", str(folder / "rows.jsonl")],
         "line 1: not JSON": [bert, "--text", str(folder / "broken.jsonl")],
-        "leaves 8 tokens beside the special ones": [bert, "--max-length", "10"],
+        "leaves 8 tokens besides the special ones": [bert, "--max-length", "10"],
         "leaves 0 tokens": [bert, "--max-length", "0"],
         "text is too short": [bert, "--text", str(folder / "word.txt")],
         "--methods is empty": [bert, "--methods", ""],

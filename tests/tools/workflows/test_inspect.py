@@ -207,7 +207,7 @@ def test_bad_input_is_one_line_and_exit_code_2(model, text, tmp_path):
     bad = {
         "--buckets 0 must be at least 1": ["--buckets", "0"],
         "--buckets 65 is more than the 64 tokens": ["--buckets", "65"],
-        "a length of 3 leaves 1 token beside the special ones; passages have 16 or more": ["--length", "3"],
+        "a length of 3 leaves 1 token besides the special ones; passages have 16 or more": ["--length", "3"],
         "a length of 1 leaves 0 tokens beside": ["--length", "1", "--spectrum"],
         "--sequences 0 must be at least 1": ["--sequences", "0"],
         "--tokens 0 must be at least 1": ["--tokens", "0"],

@@ -35,7 +35,7 @@ def test_the_command_writes_its_files_prints_a_table_and_shows_it_again(words, t
     assert [len(method["cells"]) for method in report["methods"]] == [14, 14, 14, 7]
     again = run(app, words("--oracle-length", "300"))
     assert again.exit_code == 0
-    assert "holds this run" in again.stderr
+    assert "contains this run" in again.stderr
     other = run(app, words("--oracle-length", "0"))
     assert other.exit_code == 2
     assert "--oracle-length '300' (now '0')" in other.stderr

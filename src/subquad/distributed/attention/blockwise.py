@@ -160,7 +160,7 @@ def _rows(query: Tensor, out: Tensor, lse: Tensor, of_out: Tensor, of_lse: Tenso
     g = torch.cat([of_out.to(query.dtype), torch.ones_like(query[..., :1])], dim=3)
     out = torch.cat([out, -of_lse.to(query.dtype).unsqueeze(-1)], dim=3)
     width = -(-max(query.shape[3], g.shape[3]) // 8) * 8
-    # Where a query sees no key all logits are −inf, and all weights 0 with any finite number in place of lse.
+    # If a query sees no key, all logits are −inf, and all weights 0 with any finite number in place of lse.
     g, query, out = widened(width, g, query, out)
     return _QueryRows(g, query, out, lse.masked_fill(torch.isneginf(lse), 0.0))
 

@@ -1,7 +1,7 @@
 """Clustered attention of queries and keys that are split over ranks.
 
 Clusters hold queries of all ranks, and their centroids attend to the keys of all ranks. What is sent has C rows, or
-C·k, beside what makes the clusters (`selection.clusters`):
+C·k, in addition to the exchanges of the clusters (`selection.clusters`):
 
     centroids    sums of the members of each rank, and how many there are           C·(D + 1)
     top keys     each rank's k largest logits, which decide                         C·k

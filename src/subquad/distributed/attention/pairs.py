@@ -2,7 +2,7 @@
 
 A bucket's queries stay where they are. Its keys are few, and travel:
 
-    scores    of each rank's candidates, as queries and as keys, say which of them a bucket takes     2·C·K
+    scores    of each rank's candidates, as queries and as keys, for the choice of each bucket      2·C·K
     rows      the keys and values that buckets take, added up over the ranks                      C·K·(D + E)
 
 A query meets the keys of its own rank where they are, and those of other ranks as the rows that came.

@@ -1,9 +1,9 @@
 """Attention with a tail over ranks, where scores choose each bucket's exact keys.
 
 A query is in the bucket that it scores highest; a bucket takes the K keys of all ranks that score highest in it.
-Queries stay where they are. What is sent, beside what makes the cells (`selection.clusters`):
+Queries stay where they are. These are sent, in addition to the exchanges of the cells (`selection.clusters`):
 
-    scores     of each rank's candidates say which of them a bucket takes                            C·K
+    scores     of each rank's candidates, for the choice of each bucket                             C·K
     means      sums of each rank's queries in a bucket, and how many there are                       C·(D + 1)
     cells      what the mean query sees of each cell of a rank's keys: partials, which merge         C·X·(D + E + 1)
     rows       the keys and values that buckets take, added up over the ranks                        C·K·(D + E)

@@ -1,7 +1,7 @@
 """Attention with a tail over the tokens of all ranks.
 
-Clusters hold queries of all ranks, cells hold keys of all ranks. Beside what makes these (`selection.clusters`)
-is sent, in rows of C, X, or C·k:
+Clusters hold queries of all ranks, cells hold keys of all ranks. In addition to the exchanges
+that make these (`selection.clusters`), ranks send, in rows of C, X, or C·k:
 
     means        sums of each cluster's queries and each cell's keys, and how many there are;
                  the queries' second moments                                                      (C + X)·(D + 1) + D²

@@ -1,4 +1,4 @@
-"""Learned feature maps of a split sequence: near keys from the ranks beside, sinks from all, the others in sums.
+"""Learned feature maps of a split sequence: near keys from the neighbouring ranks, sinks from all, the others in sums.
 
 One exchange: to each other rank a rank sends the keys and values at its border that may be near there, its share of
 the sinks, and R·(E + 1) sums over its keys that are in no block near that rank's queries (`tokens.neighbourhood`).
@@ -113,7 +113,7 @@ def _sides(query: Tensor, key: Tensor, call: Call, split: TokenSplit) -> tuple[G
 def _attend_sinks(
     query: Tensor, ends: Any, visible: Bool[Tensor, "B S"], number: Int64[Tensor, "#B N"] | None, scale: float
 ) -> Partial:
-    """Exact attention to the sinks; under a causal mask, which the numbers of the queries say, to the first ones."""
+    """Exact attention to the sinks; under a causal mask, given by the numbers of the queries, to the first ones."""
     key, value = (repeat_heads(x, query.shape[1]) for x in ends)
     allowed = visible[:, None, None, :]
     if number is not None:

@@ -17,7 +17,7 @@ from subquad.methods.linformer import Linformer, Past, attend_to_summary, causal
 
 
 def attend(method: Linformer, query: Tensor, key: Tensor, value: Tensor, call: Call, split: TokenSplit) -> Partial:
-    """Project, and attend to the projections."""
+    """Project keys and values, and attend to the projections."""
     query, key, value = upcast(query, key, value)
     return (attend_causal if call.mask.is_causal else attend_whole)(method, query, key, value, call, split)
 

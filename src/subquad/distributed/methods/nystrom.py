@@ -20,7 +20,7 @@ from subquad.methods.nystrom import Nystrom, inverse_core, keys_only, valid_valu
 
 
 def attend(method: Nystrom, query: Tensor, key: Tensor, value: Tensor, call: Call, split: TokenSplit) -> Partial:
-    """Attend through landmarks; the convolution takes the values near this rank's own from the ranks beside it."""
+    """Attend through landmarks; the convolution takes the values near this rank's own from the neighbouring ranks."""
     query, key, value = upcast(query, key, value)
     out = nystrom_of_ranks(query, key, value, call, method.landmarks, method.iterations, split)
     if call.learned is None:

@@ -15,7 +15,7 @@ from subquad.methods.rfa import RandomFeature, normalised
 
 
 def attend(method: RandomFeature, query: Tensor, key: Tensor, value: Tensor, call: Call, split: TokenSplit) -> Partial:
-    """Map; sum over the keys, or run along them; read."""
+    """Map queries and keys to features, sum over the keys (or recurrently, with gates), and read the sums."""
     of_query, of_key, value, log_gate = method.mapped(query, key, value, call)
     if not call.mask.is_causal:
         sums = add(of_key.mT @ value, split.group)

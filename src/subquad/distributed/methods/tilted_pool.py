@@ -1,4 +1,4 @@
-"""Tilted pools of a split sequence: near keys from the ranks beside, sinks from all, pools merged over ranks.
+"""Tilted pools of a split sequence: near keys from the neighbouring ranks, sinks from all, pools merged over ranks.
 
 With a window, one exchange: to each other rank a rank sends the keys and values at its border that may be near there,
 its share of the sinks, and what it has of the pools that is in no block near that rank's queries. Pools that a rank's

@@ -2,7 +2,7 @@
 
 A bucket takes a number K of tokens that does not grow with the length. So the best of all ranks are among the K best of
 each rank, which are found where they are, and their scores decide: no threshold is searched for. Each of the K slots of
-a bucket gets the number of a rank, from which this rank knows which of its candidates stands there, because it knows
+a bucket gets the number of a rank, from which this rank knows which of its candidates is there, because it knows
 the order of its own.
 
     rank 0    9.1  7.5  2.0          rank 1    8.8  3.1  3.0          K = 3
@@ -47,7 +47,7 @@ class Taken(NamedTuple):
     """What a bucket takes of the candidates of all ranks, in slots, the highest score first.
 
     Attributes:
-        rank: whose candidate stands in each slot; −1 in an empty one.
+        rank: whose candidate is in each slot; −1 in an empty one.
         candidate: which of this rank's candidates it is; k where it is none of them.
         mine: which of this rank's candidates are taken.
     """
@@ -114,7 +114,7 @@ def _ranks_in_slots(dtype: torch.dtype, K: int, every: Tensor) -> list[Int16[Ten
 
 
 def taken(slots: Int16[Tensor, "B H C K"], scores: Float[Tensor, "B H C k"], rank: int) -> Taken:
-    """What buckets take, of which `choosing` says whose it is; the scores are those of this rank's candidates."""
+    """The tokens of each bucket, by `choosing`; the scores are those of this rank's candidates."""
     of_rank, k = slots.long(), scores.shape[3]
     order = scores.detach().sort(dim=-1, descending=True, stable=True).indices
     here = of_rank == rank

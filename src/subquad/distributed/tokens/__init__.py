@@ -1,1 +1,1 @@
-"""Where the tokens of a rank stand among those of all ranks."""
+"""The positions of a rank's tokens among those of all ranks."""

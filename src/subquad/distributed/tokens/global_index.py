@@ -1,4 +1,4 @@
-"""Where the tokens of one rank stand among the real tokens of their items on all ranks."""
+"""The positions of one rank's tokens among the real tokens of their items on all ranks."""
 
 from dataclasses import dataclass
 
@@ -19,7 +19,7 @@ class GlobalIndex:
 
     Attributes:
         real: which of them are real.
-        index: how many real tokens of its item stand before each, on all ranks.
+        index: how many real tokens of its item precede each, on all ranks.
         counts: how many real tokens of each item each rank has.
     """
 

@@ -8,7 +8,7 @@ before them and the block behind:
     blocks of 4     0 0 0 0 1 1 1 1 2 2  2  2  3  3  3   3  4  4  4
     line of rank 1          [ block 1 | block 2 | block 3 | block 4 ]       begin = 4, end = 20
 
-What stands before a line and behind it is there in sums, which each rank makes for each other one.
+Tokens before and after a line are represented by sums, which each rank makes for each other one.
 """
 
 from collections.abc import Callable
@@ -101,12 +101,12 @@ class Neighbourhood:
         return table.scatter(1, slot, token)[:, : self.length]
 
     def line_positions(self) -> Int64[Tensor, "B N"]:
-        """Where this rank's tokens stand in its line; what is not real, at 0."""
+        """The positions of this rank's tokens in its line; 0 for padding."""
         position = self.side.index - self.begin[self.split.rank][:, None]
         return torch.where(self.side.valid, position, 0)
 
     def numbers(self) -> Int64[Tensor, "B L"]:
-        """Which token of the item stands at each place of this rank's line."""
+        """The item's token at each place of this rank's line."""
         return self.begin[self.split.rank][:, None] + torch.arange(self.length, device=self.block.device)
 
     def sums_for_others(
@@ -121,7 +121,7 @@ class Neighbourhood:
         """For each rank the sums of this rank's tokens that are not in its line; None where it may not see them.
 
         `summed` makes sums of the keys and values that a bool shows; `merged` makes one of several.
-        `valid` says which tokens are in sums; without it all that are real.
+        `valid` marks the tokens in sums; without it, all real tokens are.
         """
         valid = self.side.valid if valid is None else valid
         rank, counted = self.split.rank, self.side.counts[self.split.rank][:, None]

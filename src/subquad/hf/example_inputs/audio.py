@@ -56,7 +56,7 @@ def time_by_mel(form: Form, stacked: int = 1) -> Tensor:
 
 
 def stacked_frames(form: Form) -> Tensor:
-    """Spectra (B, length, stacked · bins), of which the config says how many frames are joined into one."""
+    """Spectra (B, length, stacked · bins), where the config sets how many frames are joined into one."""
     return form.floats(form.batch, form.length, form.number("num_stacked_frames") * bins(form))
 
 

@@ -31,7 +31,7 @@ def example_inputs(
     Args:
         model: any transformers model.
         batch: how many items.
-        length: how many tokens, or frames of sound; models that take one length only get that.
+        length: how many tokens, or frames of sound; models of a fixed length get that.
         padding: "right" or "left" shortens the last item, with an attention mask that is 0 on that side. Models
             without an attention mask know "none" only.
         seed: the same seed makes the same inputs.
@@ -54,7 +54,7 @@ def example_inputs(
             if value is not None:
                 inputs[name] = value
     if padding != "none" and not any("mask" in name and bool((value == 0).any()) for name, value in inputs.items()):
-        raise form.missing(f"padding={padding!r}, but its forward pass takes no attention mask")
+        raise form.missing(f"padding={padding!r}, but its forward pass has no attention mask")
     return {
         name: value.to(model.device, model.dtype if value.is_floating_point() else None)
         for name, value in inputs.items()
@@ -110,7 +110,7 @@ def _image_inputs(form: Form, special: Rules) -> dict[str, Tensor]:
         with torch.no_grad():
             placed = {k: v.to(form.model.device) for k, v in inputs.items()}
             features = _tower(form).get_image_features(**placed)
-    except Exception:  # whatever a tower says to an image that it does not take: text alone is valid
+    except Exception:  # whatever error a tower raises for an image that it does not accept: text alone is valid
         return {}
     count = _count(getattr(features, "pooler_output", features))
     if count is None or count % form.batch:

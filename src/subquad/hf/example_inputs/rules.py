@@ -81,7 +81,7 @@ BY_TYPE: dict[str, Rules] = {
     "kimi_k25_vision": {"pixel_values": vision.patch_images},
     "kosmos-2": {"pixel_values": vision.image, "image_embeds_position_mask": text.image_tokens},
     "molmo2_vision": {"pixel_values": vision.patch_rows},
-    "oneformer": {  # the text says which task it is given
+    "oneformer": {  # the text states its task
         "task_inputs": lambda form: form.ids(
             form.number("task_seq_len", "max_seq_len"), form.number("text_encoder_vocab_size", "vocab_size")
         ),

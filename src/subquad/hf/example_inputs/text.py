@@ -1,4 +1,4 @@
-"""Text: token ids, their masks, and what stands beside them."""
+"""Text: token ids, their masks, and accompanying inputs."""
 
 import torch
 from torch import Tensor
@@ -35,7 +35,7 @@ def every_mask(form: Form) -> Tensor:
 
 
 def token_kinds(form: Form) -> Tensor | None:
-    """1 where an image stands, 0 at text."""
+    """1 at an image, 0 at text."""
     if not form.image_tokens:
         return None
     return torch.cat([form.ones(form.image_tokens), 0 * form.ones(form.length)], dim=1)
@@ -63,7 +63,7 @@ def channel_ids(form: Form) -> Tensor:
 
 
 def boxes(form: Form) -> Tensor:
-    """Where each word stands on its page: (x0, y0, x1, y1)."""
+    """The box of each word on its page: (x0, y0, x1, y1)."""
     corner = form.integers(0, 20, form.batch, form.length, 2)
     return torch.cat([corner, corner + form.integers(1, 10, form.batch, form.length, 2)], dim=-1)
 

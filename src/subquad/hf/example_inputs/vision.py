@@ -8,7 +8,7 @@ from torch import Tensor
 
 from subquad.hf.example_inputs.form import Form, configs
 
-ANY_SIZE = 64  # for models that take images of every size
+ANY_SIZE = 64  # for models that accept images of every size
 SIDE = 4  # patches of an image that is given as rows of patches
 
 

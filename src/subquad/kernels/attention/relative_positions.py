@@ -45,14 +45,14 @@ class RelativePositions(nn.Module):
 
 
 def window_ahead(span: int, is_causal: bool, device: torch.device) -> Int64[Tensor, "1 P"]:
-    """−span, …, span, or up to 0: how far ahead the keys of a window stand, the nearest to the past first."""
+    """−span, …, span, or up to 0: how far ahead the keys of a window are, the nearest to the past first."""
     return torch.arange(-span, 1 if is_causal else span + 1, device=device)[None]
 
 
 def every_ahead(
     mask: Mask, N: int, M: int, device: torch.device
 ) -> tuple[Int64[Tensor, "#B P"], Int64[Tensor, "#B N M"]]:
-    """How far ahead of a query a key may stand, in order, and which of these distances each pair has.
+    """How far ahead of a query a key may be, in order, and which of these distances each pair has.
 
     In a packed segment its own tokens are counted. Under a causal mask, keys of the future have the last distance.
     """

@@ -14,7 +14,7 @@ def merge_with_residual(met: Partial, everything: Partial, of_met: Partial) -> P
         lse = ln (e^{lse_m} + e^{lse_e} − e^{lse_o})
         out = (e^{lse_m} out_m + e^{lse_e} out_e − e^{lse_o} out_o) / e^lse
 
-    Weights are subtracted once and divided by the sum of what remains. Where nothing remains of `everything` but
+    Weights are subtracted once and divided by the sum of what remains. If nothing remains of `everything` but
     rounding, as where all visible keys were met, it is left out, and the result is `met`.
     """
     outs, lses = zip(met, everything, of_met, strict=True)

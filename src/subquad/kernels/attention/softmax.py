@@ -51,7 +51,7 @@ def shares(lses: Float[Tensor, "P *row"]) -> tuple[Float[Tensor, "P *row"], Floa
     present = total != 0  # NaN is there
     total = torch.where(present, total, 1.0)
     # From sums of its own: the gradient of `out` in its own sums, whose parts cancel each other, may be so large that
-    # nothing is left of the log-sum-exp's beside it.
+    # the log-sum-exp's disappears in rounding.
     apart = (lses - largest).exp().sum(0)
     lse = torch.where(present, torch.where(present, apart, 1.0).log() + largest, -torch.inf)
     return weights / total, lse  # the sum of what is not divided yet might overflow

@@ -67,7 +67,7 @@ class Perceptron(nn.Module):
 
 
 class Dense(nn.Module):
-    """F(x_i): what a token is says which positions it attends to."""
+    """F(x_i): the content of a token decides which positions it attends to."""
 
     def __init__(self, heads: int, head_dim: int, length: int, generator: torch.Generator):
         super().__init__()

@@ -1,4 +1,4 @@
-"""Calls into the native library: which tensors it takes, and how a kernel is run."""
+"""Calls into the native library: which tensors it accepts, and how a kernel is run."""
 
 from functools import cache
 from typing import Any
@@ -32,7 +32,7 @@ def refusal(x: Tensor, *, any_dtype: bool = False) -> str | None:
 def run(kernel: str, **arguments: Any) -> None:
     """Run `kernel`, whose arguments are the fields of its structure in `csrc/arguments.hpp`, each by its name.
 
-    The kernel says how much workspace it needs, which torch allocates.
+    The kernel returns how much workspace it needs, which torch allocates.
 
     Tensors that the kernel reads may have any strides; those that it writes must be contiguous or have contiguous rows.
 
@@ -61,7 +61,7 @@ def check(op: str, **tensors: tuple[Tensor | None, torch.dtype, tuple[int, ...]]
     """Check what kernels rely on: that tensors have the dtype and the shape that go with each other.
 
     Raises:
-        ValueError: an op was called by hand with tensors that do not fit together; says which.
+        ValueError: an op was called by hand with tensors that do not fit together; the message names them.
     """
     for name, (x, dtype, shape) in tensors.items():
         if x is not None and (x.dtype != dtype or x.shape != shape):

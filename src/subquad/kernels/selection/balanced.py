@@ -90,7 +90,7 @@ def same_label_buckets(labels: Int64[Tensor, "B H N"], buckets: int, mask: Mask)
     """Every token meets all tokens of its label, however many those are; padded tokens none.
 
     Tokens are sorted by label into blocks. One part pairs each block with itself, the next with the block before it,
-    and so on; blocks after it are left out under a causal mask, which would hide them whole. Where nothing may be read
+    and so on; blocks after it are left out under a causal mask, which would hide them whole. If nothing may be read
     from the labels, there would be as many parts as blocks: there each label's list of keys is as long as all tokens.
     """
     N = labels.shape[2]

@@ -28,7 +28,7 @@ class Signature:
 
     @staticmethod
     def from_buckets(buckets: Buckets, N: int, M: int) -> "Signature":
-        """The signature of a set, in which a token stands once in a bucket."""
+        """The signature of a set, in which a token is once in a bucket."""
         C = buckets.keys.shape[2]
         number = torch.arange(C, device=buckets.keys.device).expand(buckets.keys.shape[:3])
         of_block = number if buckets.bucket is None else buckets.bucket

@@ -63,7 +63,7 @@ class HashFunctions(nn.Module):
 class Hashed:
     """Scores of vectors over buckets that are still to be computed: Σ_t H_t(√scale · x_t).
 
-    Where x_t has fewer heads than there are, several of them share one of its.
+    If x_t has fewer heads than the layer, several heads share one of x_t's.
     """
 
     terms: tuple[tuple[HashFunction, Float[Tensor, "B _ N D"]], ...]
@@ -78,7 +78,7 @@ class Hashed:
 
     @property
     def device(self) -> torch.device:
-        """Where the vectors are."""
+        """The device of the vectors."""
         return self.terms[0][1].device
 
     def scores(self) -> Float[Tensor, "B H N C"]:

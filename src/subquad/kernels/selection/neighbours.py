@@ -11,7 +11,7 @@ BLOCK = 16  # the fewest queries of a block: smaller ones would share too few ke
 
 
 def farthest(N: int, M: int, mask: Mask) -> int:
-    """How far a query and a key may be apart; where offsets are numbers on a device, queries stand beside keys."""
+    """How far a query and a key may be apart; if offsets are on a device, queries count as aligned with keys."""
     # torch's own minima and maxima, here and below: they can be traced where lengths are symbolic.
     return M + N if isinstance(mask.offset, Tensor) else torch.sym_max((mask.offset or 0) + N, M) - 1
 

@@ -1,4 +1,4 @@
-"""Places: where tokens stand in their own item, and what patterns cut and list there."""
+"""Positions of tokens in their own item, and the blocks and lists of patterns there."""
 
 from dataclasses import dataclass, replace
 
@@ -13,7 +13,7 @@ from subquad.masks import Mask
 
 @dataclass(frozen=True)
 class Item:
-    """Where each item begins among the keys and how many tokens it has, where only some of its keys are at hand.
+    """The start and the number of tokens of each item, if only some of its keys are available.
 
     Attributes:
         first: the position of its first real token, which may be below 0.
@@ -40,7 +40,7 @@ class PatternPositions:
         tensor     · · a b c · d · ·       · is padding
         places         0 1 2 3 4           of an item of length 5: padding inside of it has a place, and meets nobody
 
-    So the padding around an item moves none of its blocks. A query stands where the mask's offset says.
+    So the padding around an item moves none of its blocks. Queries are at the positions that the mask's offset gives.
     """
 
     valid_positions: ValidPositions
@@ -72,7 +72,7 @@ class PatternPositions:
         )
 
     def blocks(self, size: int) -> Int64[Tensor, "#B T"]:
-        """The numbers of the blocks of `size` places in which queries stand; block 0 begins at place 0."""
+        """The numbers of the blocks of `size` places with queries; block 0 begins at place 0."""
         line = self.valid_positions
         if line.aligned:
             return torch.arange(-(-line.N // size), device=line.device)[None]
@@ -119,7 +119,7 @@ class PatternPositions:
         return self.buckets(queries, keys, torch.zeros_like(queries[..., 0]))
 
     def meet_themselves(self, which: Bool[Tensor, "#B N"]) -> Buckets:
-        """Each of these queries alone with the key that it stands beside."""
+        """Each of these queries alone with the key at its position."""
         line = self.valid_positions
         position = line.positions
         keys = torch.where((position >= 0) & (position < line.M), position, line.M)

@@ -16,11 +16,11 @@ def take_apart(
     """Packed tensors as a batch of one segment each, their mask, and the way back, which fills the rest with 0.
 
     The number of segments and the longest one are read from the ids, so this waits for the device once. A segment is
-    all the positions of one batch item with one id, in order, be they adjacent or not. Where there is none, the batch
+    all the positions of one batch item with one id, in order, be they adjacent or not. If there is none, the batch
     is one item without real tokens.
 
     Raises:
-        ValueError: the mask has a window, and other tokens stand between those of one segment.
+        ValueError: the mask has a window, and other tokens are between those of one segment.
     """
     ids = _joint_ids(mask)
     B, N = ids.shape
@@ -51,7 +51,7 @@ def take_apart(
 
 
 def check_window(mask: Mask) -> None:
-    """Raise ValueError where `take_apart` does: the mask has a window, and other tokens stand inside a segment."""
+    """Raise ValueError where `take_apart` does: the mask has a window, and other tokens are inside a segment."""
     if mask.ids and mask.span is not None:
         ids = _joint_ids(mask)
         item = torch.arange(len(ids), device=ids.device)[:, None].expand_as(ids)
@@ -62,7 +62,7 @@ def _check_window(mask: Mask, ids: Int[Tensor, "B N"], segments: int) -> None:
     if mask.span is not None and _runs(ids) > segments:
         raise ValueError(
             f"the mask's window of {mask.span} counts all tokens, but inside a segment only its own are counted; that "
-            "differs here, because other tokens stand between those of one segment; use adjacent ones, or no window"
+            "differs here, because other tokens are between those of one segment; use adjacent ones, or no window"
         )
 
 

@@ -10,7 +10,7 @@ from subquad.kernels.selection.groups import group_mean, group_sizes
 def pool_of(rank: Int64[Tensor, "..."], tokens: Int64[Tensor, "..."] | int, pools: int) -> Int64[Tensor, "..."]:
     """The pool that holds the token of a rank, of `pools` pools of `tokens` tokens whose sizes differ by at most 1.
 
-    Where there are no more tokens than pools, each has its own.
+    If there are no more tokens than pools, each has its own.
 
     >>> pool_of(torch.arange(7), 7, 3)
     tensor([0, 0, 0, 1, 1, 2, 2])

@@ -14,7 +14,7 @@ from subquad.masks import Mask
 class ValidPositions:
     """The queries and the keys of one call, on the line of the keys.
 
-    A token's *position* is its number in the tensor; query i stands beside the key at position i + offset, the mask's.
+    A token's *position* is its number in the tensor; query i has the position of key i + offset, the mask's offset.
     A token's *rank* is its number among its item's real tokens, which padding does not change.
     """
 
@@ -34,7 +34,7 @@ class ValidPositions:
 
     @property
     def aligned(self) -> bool:
-        """Whether query i stands beside key i, as far as can be seen without reading a tensor."""
+        """Whether query i is known to have the position of key i, without reading a tensor."""
         return bool(self.N == self.M and self.mask.aligned)
 
     @property
@@ -83,7 +83,7 @@ def valid_lengths(
 
 
 def ranks(valid: Bool[Tensor, "B M"] | None, M: int, device: torch.device) -> Int64[Tensor, "#B M"]:
-    """How many real tokens of its item stand before each token."""
+    """How many real tokens of its item precede each token."""
     if valid is None:
         return torch.arange(M, device=device)[None]
     return valid.cumsum(1) - valid.long()
@@ -139,13 +139,13 @@ class KeyLine:
     """The tokens of each item that are real as a query or as a key, in their order from the front on.
 
     keys      · k k · k k k          the tensor, with padding (·)
-    queries       q q   q            beside keys, as the mask's offset says
+    queries       q q   q            aligned with keys by the mask's offset
     line      k k k k k              keys in the line
                 q q   q              queries in the line: 0 where a token is none
     """
 
-    order: Int64[Tensor, "B M"] | None  # where each one stood; None: all stay where they are
-    at: Int64[Tensor, "B N"] | None  # where the queries stood among the keys; None: where the keys did
+    order: Int64[Tensor, "B M"] | None  # where each one was; None: all stay where they are
+    at: Int64[Tensor, "B N"] | None  # positions of the queries among the keys; None: those of the keys
     line_positions: Int64[Tensor, "B N"] | None  # of the queries in the line; None: query i is token i
     valid: Bool[Tensor, "B M"]  # which of the line are real keys
     lengths: Int64[Tensor, "B"]

@@ -11,7 +11,7 @@ from torch import Tensor
 
 @dataclass(frozen=True, eq=False)
 class Rotary:
-    """Rotary positions, Su et al. 2021 (arXiv 2104.09864): position p turns the pair r of components by p·θ_r.
+    """Rotary positions (Su et al. 2021, arXiv 2104.09864): position p rotates the pair r of components by p·θ_r.
 
         (x, y) → (x cos pθ_r − y sin pθ_r,  x sin pθ_r + y cos pθ_r)
 
@@ -36,14 +36,14 @@ class Rotary:
                 "floating numbers, one for each pair of components"
             )
         if self.frequencies.device.type != "meta" and not self.frequencies.isfinite().all():
-            raise ValueError("the frequencies hold NaN or infinity")
+            raise ValueError("the frequencies contain NaN or infinity")
 
     def to(self, device: torch.device) -> Rotary:
-        """These positions with their frequencies on a device."""
+        """Move the frequencies to a device."""
         return self if self.frequencies.device == device else replace(self, frequencies=self.frequencies.to(device))
 
     def turned(self, x: Float[Tensor, "*any D"], positions: int) -> Float[Tensor, "*any D"]:
-        """Vectors as they would be that many positions later.
+        """Rotate vectors as if they were this many positions later.
 
         Raises:
             ValueError: there are more pairs than components.

@@ -1,7 +1,7 @@
 """The backend "triton": kernels for GPUs, written in Triton.
 
 An op's kernels are in the file `triton.py` of its folder. What they share is here: `launch` runs or records one,
-`groups` sorts tokens by label. This file imports neither Triton nor anything that does: it says what is missing.
+`groups` sorts tokens by label. This file imports neither Triton nor anything that does: it reports what is missing.
 
 Triton's interpreter runs the same kernels on CPU tensors, slowly: set TRITON_INTERPRET=1 before Python starts.
 """
@@ -19,7 +19,7 @@ from torch import Tensor
 from subquad.kernels import dispatch as backends
 from subquad.kernels.transforms import transform
 
-VERSION = "3.7.1"  # the one that torch 2.13 is built with, where torch does not say so itself
+VERSION = "3.7.1"  # the one that torch 2.13 is built with, if torch does not state it
 INTERPRETED = environ.get("TRITON_INTERPRET") == "1"
 DTYPES = torch.float32, torch.bfloat16, torch.float16
 WIDEST = 256  # of a key or a value: a kernel holds whole vectors

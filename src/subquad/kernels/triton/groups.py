@@ -3,7 +3,7 @@
 Each program looks at one run of a head's tokens and one tile of groups, by products with one-hot labels:
 
     members_of_run        counts[run, c] = Σ_i [label_i = c],   sums[run, c] = Σ_i [label_i = c]·x_i
-    order_members         a counting sort: a token of group c stands behind all tokens of lower groups, behind those of
+    order_members         a counting sort: a token of group c comes after all tokens of lower groups, after those of
                           c in earlier runs, and behind those of c before it in its run
     means_of_groups       Σ over the runs, first to last, divided by the number of members
 
@@ -86,11 +86,11 @@ class Members:
         return {"sums": self.sums, "counts": self.counts, "C": self.groups, "runs": self.counts.shape[2]}
 
     def fill_order(self, order: Tensor, offsets: Tensor, rank: Tensor | None = None) -> None:
-        """Fill the tokens sorted by label, where each group begins, and where each token stands, all int32.
+        """Fill the tokens sorted by label, where each group begins, and the place of each token, all int32.
 
         Args:
             order: (B,H,N).
-            offsets: (B,H,C+1); the tokens in no group stand from the last offset on.
+            offsets: (B,H,C+1); the tokens in no group are from the last offset on.
             place: (B,H,N), or None.
         """
         (B, H, N), C, runs = self.labels.shape, self.groups, self.counts.shape[2]
@@ -203,7 +203,7 @@ def members_of_run(
 
 @kernel
 def order_members(labels, counts, order, offsets, rank, N, C, length, runs, TOKENS: tl.constexpr, GROUPS: tl.constexpr):
-    """Where the members of a tile of groups stand, for those in one run of a head's tokens."""
+    """The places of the members of a tile of groups, for those in one run of a head's tokens."""
     head, run = tl.program_id(2).to(tl.int64), tl.program_id(1)
     counts += head * runs * (C + 1)
     before = tl.zeros((GROUPS,), tl.int32)

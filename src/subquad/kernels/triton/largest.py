@@ -43,7 +43,7 @@ def list_largest(
     Args:
         values: (B,H,C,n) fp32, contiguous, n ≥ K.
         listed: contiguous.
-        empty: what stands in slots for which there is no number.
+        empty: the value of slots without a number.
         wanted: (B,), how many of the largest an item takes; None: all K.
         finite: whether −∞ is never taken.
         of_blocks: (B,H,C,n/block), the numbers of the blocks that a row is made of: place p is then that of

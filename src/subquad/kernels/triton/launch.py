@@ -107,7 +107,7 @@ def strides(name: str, x: Tensor) -> dict[str, int]:
 
 @triton.jit
 def of_head(x, head, H, x_b, x_h):
-    """Where a head's vectors begin; heads of all items have numbers in a row."""
+    """The start of a head's vectors; heads of all items are numbered consecutively."""
     return x + head // H * x_b + head % H * x_h
 
 
@@ -119,7 +119,7 @@ def key_head(head, H, G):
 
 @triton.jit
 def load_ends(offsets, head, group, groups):
-    """Where a group begins and ends in the order of its head's tokens."""
+    """The beginning and the end of a group in the order of its head's tokens."""
     at = offsets + head * (groups + 1) + group
     return tl.load(at), tl.load(at + 1)
 

@@ -16,7 +16,7 @@ def inside_words(top: Tensor, order: Tensor, rank: Tensor | None = None) -> Tens
     """Bits of the keys that a cluster lists, by their place in `order`: (B,H,C,⌈M/32⌉) int32.
 
     `top` is (B,H,C,K), with M, or a number that no key has, where a slot is empty; `order` is (B,G,M), and so is
-    `rank`, where each key stands in it, if that is known.
+    `rank`, the place of each key in it, if known.
     """
     (B, H, C, K), (G, M) = top.shape, order.shape[1:]
     words = torch.empty(B, H, C, max(1, -(-M // WORD)), dtype=torch.int32, device=top.device)
@@ -50,7 +50,7 @@ def _inverse(order: Tensor) -> Tensor:
 def log_distances(x: Tensor, labels: Tensor, means: Tensor, least: float, most: float) -> tuple[Tensor, Tensor]:
     """ln ‖x_i − mean of its group‖ in fp32, of squares between `least` and `most`, and 1 for what is in a group.
 
-    Both are (B,H,N). A distance is 0 where it is NaN; a label that no group has stands for a mean of 0.
+    Both are (B,H,N). A distance is 0 where it is NaN; a label that no group has means a mean of 0.
     """
     x, (B, H, N, D), groups = rows(x), x.shape, means.shape[2]
     distances, grouped = x.new_empty(B, H, N, dtype=torch.float32), x.new_empty(B, H, N, dtype=torch.uint8)

@@ -113,7 +113,7 @@ def _type(value: Any) -> str:
 
 @dataclass(frozen=True)
 class OtherCall:
-    """One call of torch, beside our own kernels: an elementwise function, a sort, a product.
+    """One call of torch, apart from our own kernels: an elementwise function, a sort, a product.
 
     Attributes:
         name: the operator's.

@@ -1,4 +1,4 @@
-"""What a compiled kernel takes of a GPU: registers, shared memory, spills. No GPU is needed to compile one."""
+"""The resources of a compiled GPU kernel: registers, shared memory, spills. No GPU is needed to compile one."""
 
 import os
 import re
@@ -47,7 +47,7 @@ CHIPS = {
 
 @dataclass(frozen=True)
 class Resources:
-    """What one kernel takes.
+    """The resources of one kernel.
 
     Attributes:
         registers: of a thread.
@@ -113,7 +113,7 @@ def _assembled(made: Any, chip: Chip, threads: int) -> Resources:
     ptx = made.asm["ptx"]
     output = _output_of("cuobjdump", made.asm["cubin"], "--dump-resource-usage")
     stack, spills = _number(r"STACK:(\d+)", output), 0
-    if stack:  # what spills lies on the stack: the assembler says how much, and takes its time
+    if stack:  # spills are on the stack: the assembler reports how much, and is slow
         architecture = re.search(r"\.target (sm_\w+)", ptx)
         assert architecture is not None, "ptx without a target"
         assembler = "ptxas-blackwell" if chip.target.arch >= 100 else "ptxas"
@@ -131,7 +131,7 @@ def _assembled(made: Any, chip: Chip, threads: int) -> Resources:
 
 
 def _output_of(tool: str, code: bytes, *options: str) -> str:
-    """What a tool of Triton's wheel says about some code."""
+    """The output of a tool of Triton's wheel for some code."""
     path = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / tool
     with tempfile.NamedTemporaryFile() as file:
         file.write(code)
@@ -154,5 +154,5 @@ def _of_amd(made: Any, threads: int) -> Resources:
 
 def _number(pattern: str, text: str) -> int:
     match = re.search(pattern, text)
-    assert match is not None, f"no {pattern!r} in what the assembler said: {text[-500:]}"
+    assert match is not None, f"no {pattern!r} in the assembler's output: {text[-500:]}"
     return int(match[1])

@@ -2,9 +2,9 @@
 
 They are chosen by the bytes of a number and the wider of key and value. fp32 takes three products in TF32 each, whose
 parts need registers, so that its tiles are smaller, and inner products take rows in slices (`launch.inner`).
-`resources.compile_for` says what a choice takes.
+`resources.compile_for` reports the resources of a choice.
 
-Where tiles were measured on a GPU, `MEASURED` has those of its architecture, which go before the table of all. It is
+If tiles were measured on a GPU, `MEASURED` has those of its architecture, which override the table of all. It is
 empty: nobody has measured any. `subquad bench --device cuda --gpu-sheet` prints the entries to put there.
 """
 
@@ -116,7 +116,7 @@ _override: ContextVar[tuple[Entry, Tiles] | None] = ContextVar("subquad_tiles", 
 
 
 def entry(kernel: str, dtype: torch.dtype, width: int) -> Entry:
-    """Where the tiles of a kernel for vectors of this dtype, of at most `width` components, stand."""
+    """The key of the tiles of a kernel for vectors of this dtype, of at most `width` components."""
     return kernel, dtype.itemsize, max(64, padded(width))
 
 

@@ -17,7 +17,7 @@ from subquad.methods.core.recurrence import check_state, check_step_mask
 
 
 class BoundMethod(nn.Module):
-    """A method attached to one layer, called like the method; it knows the head counts that it was made for."""
+    """A method attached to one layer, called like the method, for the layer's numbers of heads."""
 
     watch: Any = None  # an audit of this layer, `audits.watch.LayerWatch`, which then runs the method
 
@@ -39,7 +39,7 @@ class BoundMethod(nn.Module):
         self._shapes: dict[int, dict[str, torch.Size]] = {}  # of the state of one item, by the values' width
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Any:
-        """Attention by this method, with the options of `subquad.attention`; in training, keep the auxiliary loss."""
+        """Attention by this method, with the options of `subquad.attention`; stores the auxiliary loss in training."""
         options["parallel"] = in_use(options.get("parallel"))
         if options["parallel"] is not None and torch.compiler.is_compiling():
             # Every exchange would break the graph: tens of small graphs, each compiled on its own, for minutes.
@@ -47,8 +47,8 @@ class BoundMethod(nn.Module):
         query, key, value, call = self.prepare(query, key, value, **options)
         if self.watch is not None and call.parallel is not None:
             raise ValueError(
-                "sq.audit does not go with `parallel`: it would compute exact rows from this rank's keys alone; audit "
-                "the model on one rank"
+                "sq.audit is not supported with `parallel`: it would compute exact rows from this rank's keys alone; "
+                "audit the model on one rank"
             )
         if self.learned is not None and self.training and torch.is_grad_enabled():
             self._loss = self.method.run_auxiliary_loss(query, key, value, call)
@@ -57,7 +57,7 @@ class BoundMethod(nn.Module):
         return self.method.run(query, key, value, call)
 
     def prepare(self, query: Tensor, key: Tensor, value: Tensor, **options: Any) -> tuple[Tensor, Tensor, Tensor, Call]:
-        """Prepare a call (`Method.prepare`) that holds the learned parameters."""
+        """Prepare a call (`Method.prepare`) with the learned parameters."""
         options["enable_gqa"] = bool(self.heads != self.kv_heads)
         query, key, value, call = self.method.prepare(query, key, value, learned=self.learned, **options)
         if query.shape[1:4:2] != (self.heads, self.head_dim) or key.shape[1] != self.kv_heads:

@@ -147,7 +147,7 @@ class HashedBuckets(Bucketed):
 
     @property
     def fixed_size(self) -> int:
-        """Tokens of a bucket where `bucket_size` says it, in an item that has enough."""
+        """Tokens of a bucket if `bucket_size` sets it, in an item that has enough."""
         return fixed_size(self.bucket_size, self.enlarge)
 
     def refuses(self, mask: Mask, *, cross: bool = False, **asked: bool) -> str | None:

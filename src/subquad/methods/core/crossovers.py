@@ -85,7 +85,7 @@ def read_all() -> list[MeasuredCrossover]:
     try:
         return [MeasuredCrossover(**entry) for entry in content["crossovers"]]
     except (KeyError, TypeError):
-        raise checksums.Damaged(file, "it does not hold crossovers of this version of subquad", _REMEDY) from None
+        raise checksums.Damaged(file, "it does not contain crossovers of this version of subquad", _REMEDY) from None
 
 
 def read_local() -> list[MeasuredCrossover]:

@@ -29,7 +29,7 @@ CHUNK = 2**22  # logits of a head that are in memory at a time
 def sdpa(query: Tensor, key: Tensor, value: Tensor, call: Call) -> Tensor:
     """Exact attention by the cheapest SDPA call that expresses the mask. Queries that see no key get 0."""
     mask, bias, gqa = call.mask, call.bias, False
-    if query.shape[1] != key.shape[1]:  # a branch: where the number of heads is symbolic, SDPA takes no comparison
+    if query.shape[1] != key.shape[1]:  # a branch: where the number of heads is symbolic, SDPA allows no comparison
         gqa = True
     exact = partial(exact_attention, scale=call.scale, dropout_p=call.dropout_p, enable_gqa=gqa)
     if mask.only_causal and bias is None and call.scale > 0:  # torch hides keys before it scales: −∞·0 is NaN
@@ -72,7 +72,7 @@ def exact_by_sdpa(query: Tensor, key: Tensor, value: Tensor, call: Call) -> Part
 
 
 def _pays(query: Tensor, key: Tensor) -> bool:
-    """Whether subquad's kernel, if it takes the call, is faster than SDPA: for more than a few queries and pairs.
+    """Whether subquad's kernel, if it supports the call, is faster than SDPA: for more than a few queries and pairs.
 
     Not where a graph is exported, which would need subquad then, nor by the plain instructions that nobody measured.
     """

@@ -91,11 +91,11 @@ def kept_tokens(keep: Keep, query: Tensor, key: Tensor, mask: Mask) -> Kept | No
 
 
 def check_aligned(mask: Mask) -> None:
-    """Raise ValueError if the mask places the queries beside other keys than their own."""
+    """Raise ValueError if the mask aligns the queries with other keys than their own."""
     if not mask.aligned:
         raise ValueError(
-            f"`keep` needs query i beside key i, but the mask places the first query at key {mask.offset}; leave out "
-            "the mask's offset, or `keep`"
+            f"`keep` needs query i at the position of key i, but the mask puts the first query at key {mask.offset}; "
+            "leave out the mask's offset, or `keep`"
         )
 
 

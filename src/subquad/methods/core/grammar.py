@@ -12,7 +12,7 @@ from collections.abc import Iterable
 
 A_METHOD = r"[A-Za-z(]"  # how a term begins; and not the plus of a number, as in 1e+20
 A_SHARE = rf"(?:\d+\s*\*\s*)?{A_METHOD}"
-MISSING = "a method is missing beside a '+', which stands between two methods"
+MISSING = "a method is missing next to a '+', which separates two methods"
 MEASURED = "measured"  # in place of a length: the crossover that was measured on this machine
 A_LENGTH = rf"(?:\d+|{MEASURED})\s*:"
 

@@ -11,7 +11,7 @@ log-sum-exp. Rectangles of one size, a *level* of 1, 2, 4, … blocks, are one b
 have fewer queries and is a call of its own. With a cost of O(n^1.5) for a rectangle of n tokens, all of them cost
 O(N^1.5). HyperAttention (Han et al. 2023, arXiv 2310.05869) has the recursion, with sampling inside the rectangles.
 
-The last queries of an item are exact over all keys: the question of a prompt stands there.
+The last queries of an item are exact over all keys: the question of a prompt is there.
 
 No key and no value of the future enters an output. But how a method divides the keys of the past, and what a centroid
 of queries is, depends on all queries of a rectangle, later ones too: the trait `causal` is "values-only". With
@@ -24,13 +24,13 @@ rectangle's keys by itself, and a prefix of whole blocks has the outputs that it
     [s+b, s+2b) [ method |  halves  ]
     …
 
-With `queries="earlier"` nothing depends on later tokens. A rectangle's clusters are made of the queries that stand
-beside its keys, all of them earlier, and each query of the rectangle joins the cluster to whose mean it is nearest.
-With rotary positions these earlier queries are turned as if they stood s tokens later, where the rectangle's queries
-are. Keys before the first query of a call have no queries beside them here: they are met exactly.
+With `queries="earlier"` nothing depends on later tokens. A rectangle's clusters are made of the queries
+at the positions of its keys, all of them earlier, and each query of the rectangle joins the nearest cluster.
+With rotary positions these earlier queries are rotated as if they were s tokens later, where the rectangle's queries
+are. Keys before the first query of a call have no queries at their positions here: attention to them is exact.
 
-Blocks begin at an item's first real token, so that padding of queries and keys changes nothing, wherever it stands.
-Queries that continue a cache of t tokens, as the mask's offset says, are a rectangle over these t keys, and halves of
+Blocks begin at an item's first real token, so that padding of queries and keys changes nothing, wherever it is.
+Queries that continue a cache of t tokens, by the mask's offset, are a rectangle over these t keys, and halves of
 their own.
 """
 
@@ -89,7 +89,7 @@ class ByHalves(Method):
     block: tokens of a block on the diagonal, whose attention is exact; where there is no other block, all of it is.
     last: queries at the end of each item that are exact over all keys.
     queries: whose queries meet the keys of a rectangle together, all of the "rectangle" or those of each "block"; or
-        "earlier": clusters are made of the queries beside these keys, for methods that have `attend_by_earlier`.
+        "earlier": clusters are made of the queries at these keys' positions, for methods that have `attend_by_earlier`.
     """
 
     block: int
@@ -138,7 +138,7 @@ class ByHalves(Method):
             return self._on_line(TokenLine(query, key, value, queries, keys, start).with_a_key_for_each_query(), inner)
         if self.queries == "earlier":  # which are not here, and of which each item would have other ones
             return exact(query, key, value, call)
-        # Items have their queries at different positions: each is put beside the key of its position.
+        # Items have their queries at different positions: each is aligned with the key of its position.
         positions = call.mask.positions(torch.arange(N, device=query.device)[None]).expand(B, N)
         queries = torch.ones_like(positions, dtype=torch.bool) if queries is None else queries
         present = torch.zeros(B, M + N, dtype=torch.bool, device=query.device).scatter(1, positions, queries)
@@ -240,7 +240,7 @@ class Rectangles:
 def rectangles_of(N: int, start: int, block: int) -> Iterator[list[Rectangles]]:
     """Who meets whom in which part, in groups: the queries of a group are in one part of it at most.
 
-    Query i is beside the key start + i. The groups are the diagonal, the levels, and the keys before `start`.
+    Query i has the position of key start + i. The groups are the diagonal, the levels, and the keys before `start`.
     """
     whole_blocks, remaining = N // block, N % block  # torch.compile knows no divmod of symbolic lengths
     diagonal = [Rectangles(0, start, block, block, block, whole_blocks, diagonal=True)] if whole_blocks else []
@@ -283,7 +283,7 @@ class TokenLine:
 
     @property
     def hides_only_padding(self) -> bool:
-        """Whether it is known that each hidden key is a padded query too, behind which no other query stands."""
+        """Whether it is known that each hidden key is a padded query too, after which there is no other query."""
         queries, keys = self.valid_queries, self.valid_keys
         if queries is None or keys is None or not shapes_may_follow_data(keys):
             return False
@@ -359,7 +359,7 @@ def _ending_with(x: Tensor, last: Tensor) -> Tensor:
 
 
 def first_position(mask: Mask) -> int | None:
-    """Where the first query stands among the keys; None where that differs between items, or cannot be read here."""
+    """The position of the first query among the keys; None if it differs between items, or cannot be read here."""
     offset = mask.offset
     if not isinstance(offset, Tensor):
         return offset or 0

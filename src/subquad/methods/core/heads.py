@@ -25,7 +25,7 @@ class Heads:
         return self.queries.stop - self.queries.start
 
     def within(self, queries: slice, keys: slice) -> tuple["Heads", slice, slice]:
-        """What of these heads is among some of the layer's: those, counted from 0, and where they stand here.
+        """What of these heads is among some of the layer's: those, counted from 0, and their indices here.
 
         The borders of `queries` do not divide the query heads of a key head.
         """

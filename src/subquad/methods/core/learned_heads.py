@@ -1,8 +1,8 @@
 """The learned parameters of a layer as some of its heads have them.
 
-A module of learned parameters names what holds one row per head along its first axis, tensors or modules of tensors, in
-`by_query_head` and `by_key_head`. Every parameter is named; one with a single row is that of all heads. `counters` are
-buffers that count forward passes in training.
+A module of learned parameters lists the tensors, or modules of tensors, with one row per head along their first axis,
+in `by_query_head` and `by_key_head`. Every parameter is named; one with a single row is that of all heads. `counters`
+are buffers that count forward passes in training.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def _view(module: nn.Module, picks: Callable[[str], Pick | None], other: Callabl
     for kind in ("_parameters", "_buffers"):
         tensors = {name: (x, picks(name)) for name, x in getattr(module, kind).items()}
         chosen = {name: x if x is None or pick is None else pick(x) for name, (x, pick) in tensors.items()}
-        view.__dict__[kind] = chosen  # not by attributes, which take nothing but parameters
+        view.__dict__[kind] = chosen  # not by attributes, which accept parameters only
     children = {}
     for name, child in module._modules.items():
         pick = picks(name)
@@ -50,7 +50,7 @@ def _all(module: nn.Module, pick: Pick) -> nn.Module:
 
 
 def undeclared(module: nn.Module) -> str | None:
-    """The name of a parameter of which the modules do not say whose heads it is; None if there is none."""
+    """The name of a parameter without a declared axis of heads; None if there is none."""
     for name, _ in module.named_parameters():
         path = name.split(".")
         owners = [module.get_submodule(".".join(path[:depth])) for depth in range(len(path))]

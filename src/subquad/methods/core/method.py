@@ -66,11 +66,11 @@ class Part(NamedTuple):
 
 @dataclass(frozen=True)
 class Method(Settings, Bindable, AuxiliaryLoss, Recurrence):
-    """One attention mechanism: a frozen dataclass that holds its hyper-parameters and nothing else.
+    """One attention mechanism: a frozen dataclass of its hyperparameters.
 
     A subclass gives `name`, `traits`, its settings as fields with defaults (see `methods.core.settings`), and `attend`;
     being defined in this folder puts it among the methods. `traits` are those of the default settings; where settings
-    change what the method can do, `describe` says how.
+    change what the method can do, `describe` returns how.
 
     A method with learned parameters also gives `make_learned`, and finds them in `call.learned`; it runs only as a
     bound method.
@@ -191,9 +191,9 @@ class Method(Settings, Bindable, AuxiliaryLoss, Recurrence):
         return (out.to(query.dtype), lse) if call.wants_lse else out.to(query.dtype)
 
     def attend_partial(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Partial:
-        """(out, lse) of prepared inputs, as `attend` gives them, for what composes attention out of several parts.
+        """(out, lse) of prepared inputs, as `attend` returns them, to compose attention from several parts.
 
-        Kept tokens have their exact rows and columns, and packed segments are taken one by one where the method takes
+        Kept tokens have their exact rows and columns, and packed segments are taken one by one if the method takes
         none. Padded queries are 0, with lse = −inf. lse is None unless `call.wants_lse`; out is not cast.
         """
         if call.kept is not None:
@@ -212,7 +212,7 @@ class Method(Settings, Bindable, AuxiliaryLoss, Recurrence):
         return self.without_padding((out, lse), call)
 
     def without_padding(self, partial: Partial, call: Call) -> Partial:
-        """A partial of `attend` in which padded queries are 0, with lse = −inf; without lse if the call wants none."""
+        """A partial of `attend` with padded queries set to 0 and lse = −inf; without lse if the call needs none."""
         out, lse = partial
         valid = call.mask.query_padding(out.shape[2])
         if valid is not None and not self.traits.zeroes_padding:
@@ -233,7 +233,7 @@ class Method(Settings, Bindable, AuxiliaryLoss, Recurrence):
         return (Part(self, 1),)
 
     def deal(self, heads: int, kv_heads: int) -> list[tuple[slice, slice]]:
-        """The query heads and the key heads of each part."""
+        """Assign query heads and key heads to each part."""
         return [(slice(0, heads), slice(0, kv_heads))]
 
     def refuses(

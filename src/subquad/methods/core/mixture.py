@@ -56,7 +56,7 @@ def refusal(mixture: Method, methods: Iterable[Method], mask: Mask, general: str
         mixture: whose parts are asked.
         methods: its parts.
         mask: of the call.
-        general: what the mixture's own traits say of the call.
+        general: the refusal by the mixture's own traits.
         asked: as in `Method.refuses`.
     """
     reasons = {str(method): method.refuses(mask, **asked) for method in methods}

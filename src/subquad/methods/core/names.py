@@ -11,7 +11,7 @@ from subquad.methods.core.plugins import PROVIDERS, UnknownMethod, all_methods, 
 
 
 def list_methods() -> list[str]:
-    """The names of all methods, by families; those of other packages are among them.
+    """The names of all methods, by family, including those of other packages.
 
     >>> list_methods()  # doctest: +NORMALIZE_WHITESPACE
     ['full', 'oracle-top', 'shared-full', 'synthesizer', 'clustered', 'clustered-tail', 'i-clustered',
@@ -23,7 +23,7 @@ def list_methods() -> list[str]:
 
 
 def resolve(method: str | Method) -> Method:
-    """A method object from a name or a method object. ValueError names the nearest known name."""
+    """The method object of a name; method objects are returned as they are. ValueError names the nearest known name."""
     if isinstance(method, Method):
         return method
     if not isinstance(method, str):
@@ -71,7 +71,7 @@ def name_of(text: str) -> str:
 
 
 def from_dict(data: Mapping[str, Any]) -> Method:
-    """The inverse of `Method.to_dict`.
+    """The method that a dict of `Method.to_dict` describes.
 
     >>> from_dict({"name": "clustered", "clusters": 25})
     Clustered(clusters=25, bits=63, iterations=10, seed=0, ..., block=1024, last=128, queries='rectangle')

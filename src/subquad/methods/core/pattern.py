@@ -1,4 +1,4 @@
-"""Methods whose queries meet keys by where they stand, whatever the tokens hold."""
+"""Methods whose queries meet keys by position, independent of content."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -36,7 +36,7 @@ class Pattern(Bucketed):
     def globally_visible(self, item: Item, causal: bool) -> Int64[Tensor, "#B S"] | None:
         """The places of each item's tokens that all queries see, and that see all keys unless the mask is causal.
 
-        None if the method has none; places outside of an item stand for none.
+        None if the method has none; places outside of an item mean none.
         """
         return None
 

@@ -32,9 +32,9 @@ class UnknownMethod(ValueError):
 
 
 def register(cls: M) -> M:
-    """Put a method of another package among the methods, as a decorator above `@dataclass(frozen=True)`.
+    """Register a method of another package, as a decorator above `@dataclass(frozen=True)`.
 
-    Its name then works wherever subquad takes one: `sq.attention`, `sq.hf.swap`, files and the command line.
+    Its name then works wherever subquad accepts one: `sq.attention`, `sq.hf.swap`, files and the command line.
 
     Raises:
         TypeError: it is not a frozen dataclass derived from `sq.Method` with `name` and `traits`.

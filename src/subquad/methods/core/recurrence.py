@@ -42,8 +42,8 @@ def check_step_mask(mask: Mask | None) -> None:
         )
     if mask is not None and (not mask.only_padding or mask.offset is not None or mask.keys or mask.queries):
         raise ValueError(
-            f"a step takes a mask of its new tokens' padding alone, Mask.padding(bool (B,N)), but this is {mask}; the "
-            "new tokens are causal among themselves, and follow those in the state, without being told"
+            f"a step supports only a mask of its new tokens' padding, Mask.padding(bool (B,N)), but this is {mask}; "
+            "the new tokens are causal among themselves, and follow those in the state, without being told"
         )
 
 
@@ -69,8 +69,8 @@ def check_state(
     if have != want:
         made = "init_state" if value_dim is None else f"init_state(…, value_dim={value_dim})"
         raise ValueError(
-            f"the state holds {have} for each item, but {method!r} with {heads} holds {want}; make it with {made} of "
-            "the layer that steps"
+            f"the state contains {have} for each item, but {method!r} with {heads} needs {want}; make it with {made} "
+            "of the layer that steps"
         )
     exact = torch.promote_types(query.dtype, torch.float32)
     for name, tensor in state.items():

@@ -1,4 +1,4 @@
-"""What a method that stands for all keys needs to give way to other parts of a sum: see `sum`.
+"""What a method that represents all keys needs to be the residual of a sum: see `sum`.
 
 Such a method defines
 
@@ -29,19 +29,19 @@ class Residual:
     of_query: Float[Tensor, "B H N F"]  # a
     of_key: Float[Tensor, "B G M F"]  # b
     by_features: bool
-    exact: tuple[Buckets, ...] = ()  # pairs that the method counts by themselves, beside this
+    exact: tuple[Buckets, ...] = ()  # pairs that the method counts individually, in addition to this
 
 
 @runtime_checkable
 class GivesWay(Protocol):
-    """A method that can stand for the keys that other parts of a sum leave."""
+    """A method that can be the residual of a sum, for the keys that other parts leave."""
 
     def residual(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Residual:
         """Its attention to all keys but its exact ones, on inputs that `attend` would take; the call wants lse."""
 
 
 def refusal_of_residual(method: Method, beside: Method) -> str | None:
-    """Why a method cannot stand for the keys that `beside` leaves; None where it can."""
+    """Why a method cannot represent the keys that `beside` leaves; None if it can."""
     if not isinstance(method, GivesWay):
         return (
             f"{method.name!r} cannot leave out the pairs that {str(beside)!r} counts; take 'clustered-tail', "

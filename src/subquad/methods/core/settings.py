@@ -31,10 +31,10 @@ def whole(
     Args:
         default: the setting where none is given.
         least: the smallest that it may be.
-        most: the largest, for settings that size parameters or say how often work is repeated.
-        beyond: why not more, where the message should say more than the number.
-        clamped: more than there are tokens means as many as there are.
-        counts: it says into how many parts the tokens go, so far more parts than tokens are refused.
+        most: the largest, for settings that size parameters or set how often work is repeated.
+        beyond: why not more, if the message should state more than the number.
+        clamped: a value above the number of tokens means that number.
+        counts: it is the number of parts of the tokens, so far more parts than tokens are refused.
         flag: 1 where a text names it without a value.
     """
     rule = {"least": least, "most": most, "beyond": beyond or f"it must be at most {most}"}
@@ -57,7 +57,7 @@ def text_of_methods(default: str, *, examples: tuple[str, ...]) -> Any:
 
 
 def explained(method: type) -> dict[str, str]:
-    """What the docstring of a method's class says of each setting, under `Args:`, each in one line.
+    """The description of each setting of a method, one line each, from the docstring of its class.
 
     >>> from subquad.methods import METHODS
     >>> explained(METHODS["linear"])
@@ -76,7 +76,7 @@ class Settings:
     """The settings of a method, under its name: checked when it is made, and turned into plain data and back."""
 
     name: ClassVar[str]
-    _ruled: ClassVar[Mapping[str, tuple[str, ...]]] = {}  # the settings whose fields say "clamped", "counts", …
+    _ruled: ClassVar[Mapping[str, tuple[str, ...]]] = {}  # the settings whose fields are marked "clamped", "counts", …
 
     def __init_subclass__(cls) -> None:
         # Kept by class, because torch.compile cannot trace `dataclasses.fields`.

@@ -12,7 +12,7 @@ FAMILIES: tuple[str, ...] = get_args(Family)  # in the order in which methods ar
 
 @dataclass(frozen=True, kw_only=True)
 class Traits:
-    """What a method can do, as data. The docs, the refusals and the contract suite are all read from this.
+    """The features of a method, as data, from which docs, refusals and conformance tests are derived.
 
     `exact_limit` is the settings at which the method equals exact attention, as {setting: "N", "M" or a number}, or the
     reason why there are none. `example` is settings that put every part of the method to work at some 50 tokens.
@@ -27,14 +27,14 @@ class Traits:
     bias: bool = False
     dropout: str = "attention weights"  # what dropout_p > 0 drops
     lse: bool = True  # can return (out, lse), so that it composes with attention to other keys, such as kept tokens
-    multiplicity: int | str = 1  # how often each key counts at the exact limit, or the setting that says so
+    multiplicity: int | str = 1  # how often each key counts at the exact limit, or the setting that sets it
     stochastic: bool = False  # depends on the seed
     order_free: bool = True  # permuting the queries (and the keys with them, unless `positional`) permutes the outputs
     subquadratic: bool = True  # its work grows by less than N·M
-    positional: bool = False  # which keys a query meets depends on where they stand
+    positional: bool = False  # which keys a query meets depends on positions
     by_values: bool = False  # what its choices are made from includes the values: its outputs are not linear in them
-    cached: bool = False  # not `cross`, but steps on a cache: N ≠ M under a mask that says where the queries stand
-    relative: bool = False  # the logits hold learned terms of the distance, beside the products
+    cached: bool = False  # not `cross`, but steps on a cache: N ≠ M under a mask with the position of the queries
+    relative: bool = False  # the logits contain learned terms of the distance in addition to the products
     synthetic: bool = False  # some logits are not products of queries and keys; `scale` multiplies all of them
     needs_hidden: bool = False  # reads the layer's input, which layers of sq.nn hand on
     quadratic_baseline: bool = False  # computes all N·M logits: there to compare with, never recommended
@@ -54,18 +54,18 @@ class Traits:
 
     @property
     def mixes_queries(self) -> bool:
-        """Whether without a causal mask the output of a query depends on the other queries."""
+        """Whether the output of a query depends on the other queries if there is no causal mask."""
         return self.by_halves or self.causal == "no"
 
     @property
     def leaks_in_training(self) -> bool:
-        """Whether causal by halves with centroids of later queries too, so that a loss would see the future."""
+        """Whether causal by halves with centroids that include later queries, so that a loss would see the future."""
         return self.by_halves and self.causal != "strict"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Fit:
-    """How `subquad calibrate` fits a method's learned parameters on a frozen model: Adam on `Method.fit_loss`."""
+    """Settings of `subquad calibrate`, which fits learned parameters to a frozen model by `Method.fit_loss`."""
 
     metric: Literal["utility", "error"]  # what is watched on held-out text: attention utility, or the outputs' error
     learning_rate: float = 3e-3  # at the start; it falls along a half cosine to a tenth

@@ -1,4 +1,4 @@
-"""Where a call of SDPA comes from, read from the Python stack."""
+"""The place in the code that calls SDPA, from the Python stack."""
 
 import sys
 from collections.abc import Iterator

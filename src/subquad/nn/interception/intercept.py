@@ -31,7 +31,7 @@ def intercept(method: str | Method, *, strict: bool = False) -> Iterator[Interce
     that the method cannot take runs exact attention, and `calls` has the reason: among others a mask that is not
     understood, dropout, nested tensors in a call of SDPA itself, attention weights that are asked for; for methods that
     mix queries, cross-attention, whose queries may be a causal decoder's; for methods of self-attention alone
-    (`local`, …), calls without a causal mask, which do not say whether they are that. subquad's own calls of SDPA are
+    (`local`, …), calls without a causal mask, which may be either. subquad's own calls of SDPA are
     left alone.
 
     Args:
@@ -134,6 +134,6 @@ def _refuse(method: Method) -> None:
     """Raise ValueError where a method belongs to one layer."""
     if method.traits.learned:
         raise ValueError(
-            f"{method.name!r} has learned parameters, which belong to one layer, and a call of SDPA does not say which "
-            "layer it is of; use sq.nn.swap(module, method), sq.hf.swap(model, method) or method.bind(…)"
+            f"{method.name!r} has learned parameters, which belong to one layer, and a call of SDPA does not show "
+            "its layer; use sq.nn.swap(module, method), sq.hf.swap(model, method) or method.bind(…)"
         )

@@ -14,7 +14,7 @@ from subquad.nn.interception.call_sites import Caller
 
 
 class InterceptedCalls(NamedTuple):
-    """Calls of one place that ran alike. `reason` says why they ran exactly; None where the method ran."""
+    """Calls of one place that ran alike. `reason` is why they ran exactly; None if the method ran."""
 
     where: str
     method: Method | None

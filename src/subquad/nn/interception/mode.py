@@ -21,7 +21,7 @@ _BACKWARD = frozenset({Tensor.backward, torch.autograd.backward, torch.autograd.
 
 
 class SdpaCalls(TorchFunctionMode):
-    """While entered, calls of SDPA in this thread go to `attend`, which takes SDPA's arguments.
+    """While entered, calls of SDPA in this thread go to `attend`, which has SDPA's arguments.
 
     Args:
         attend: called in place of SDPA; what it returns is the result.

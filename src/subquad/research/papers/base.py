@@ -17,14 +17,14 @@ from subquad.tools.runs.jobs import Job, Progress
 SCALES = ("smoke", "small", "paper")
 
 # What to do where a file that one cell left for others is damaged.
-AGAIN = "remove its folder and the .json file beside that, and --resume runs its cell again"
+AGAIN = "remove its folder and the .json file next to that, and --resume runs its cell again"
 
 JobResults = Mapping[str, dict[str, Any]]  # the result of each cell, by its key
 
 
 @dataclass(frozen=True)
 class Context:
-    """Where a cell runs."""
+    """The environment in which a cell runs."""
 
     folder: Path  # its own: what it leaves there is there when it is resumed, and for later cells (`beside`)
     data: Path | None  # the folder of real data
@@ -51,7 +51,7 @@ class Context:
 
 
 # A cell is a job that is called with a `Context` and whose result is plain data (JSON). Its `after` are the keys of the
-# cells whose folders it reads; they stand before it.
+# cells whose folders it reads; they come before it.
 Cell = Job[dict[str, Any]]
 
 
@@ -70,7 +70,7 @@ class Experiment:
     scales: Mapping[str, Any]
     cells: Callable[[Any], Sequence[Cell]]
     results: Callable[[Any, JobResults], Results]
-    # Folders of real data, at any scale but "smoke"; or what says them of the settings.
+    # Folders of real data, at any scale but "smoke"; or a function that returns them from the settings.
     needs: Sequence[str] | Callable[[Any], Sequence[str]] = ()
     smoke_needs: Sequence[str] = ()
 

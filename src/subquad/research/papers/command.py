@@ -47,7 +47,7 @@ def reproduce(
     data_dir: DataDir = None,
     device: Device = "cpu",
     out: Annotated[Path | None, typer.Option(help="Folder for the results; default: subquad-EXPERIMENT-SCALE.")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Resume the run that the folder holds.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Resume the run in the folder.")] = False,
     override: Annotated[
         list[str] | None, typer.Option("--set", help="Replace a setting of the scale, as setting=value; repeatable.")
     ] = None,

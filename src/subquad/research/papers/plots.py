@@ -153,7 +153,7 @@ def _bars(plot: Bars) -> Figure:
 
 
 def _beside_legend(width: float, entries: Sequence[str]) -> tuple[Figure, Any]:
-    """A figure with axes, high enough for a legend of these entries beside them."""
+    """A figure with axes, high enough for a legend of these entries next to them."""
     lines = sum(len(_entry(name).splitlines()) for name in entries)
     figure = Figure(figsize=(width, max(4.6, 0.9 + 0.15 * lines + 0.08 * len(entries))), layout="constrained")
     return figure, figure.subplots()

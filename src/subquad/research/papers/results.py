@@ -1,4 +1,4 @@
-"""What an experiment shows, as plain data: tables, plots, what to say of them."""
+"""The results of an experiment as plain data: tables, plots and comments on them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Lines:
     y: str
     series: Mapping[str, Sequence[tuple[float, float]]]
     bands: Mapping[str, Sequence[tuple[float, float]]] = field(default_factory=dict)
-    labels: Mapping[str, Sequence[str]] = field(default_factory=dict)  # of each point, written beside it
+    labels: Mapping[str, Sequence[str]] = field(default_factory=dict)  # of each point, written next to it
     levels: Mapping[str, float] = field(default_factory=dict)  # horizontal lines: baselines, published figures
     joined: bool = True
     log_x: bool = False
@@ -68,7 +68,7 @@ Plot = Lines | HeatMap | Bars
 
 @dataclass(frozen=True, kw_only=True)
 class Results:
-    """What came out: a sentence or two, tables with ours beside the published figures, plots."""
+    """The results: a sentence or two, tables of our and the published figures, plots."""
 
     summary: str
     tables: Sequence[Table]

@@ -38,7 +38,7 @@ def reproduce(
     progress: Progress = silent,
     executor: Executor = LOCAL,
 ) -> tuple[Header, Results, dict[str, Any]]:
-    """Run all cells that `out` does not hold, and say what came out: what it is, the results, what each cell gave.
+    """Run all cells that `out` lacks, and report: what the experiment is, its results, the results of each cell.
 
     `changes` are settings in place of those of the scale; `executor` runs the cells.
 
@@ -124,7 +124,7 @@ def _fitting(experiment: str, changes: Mapping[str, Any]) -> Iterator[None]:
 
 
 def cells_in(out: Path) -> JobCache:
-    """The results of the cells of the run in `out`, beside the folders in which they ran."""
+    """The results of the cells of the run in `out`, next to the folders in which they ran."""
     return JobCache(out / "cells", key_field="cell", file_name=slug, remedy="; --resume then runs the cell again")
 
 
@@ -145,23 +145,21 @@ def _check_data(experiment: Experiment, scale: str, settings: Any, data: Path | 
 
 
 def _claim(out: Path, run: dict[str, Any], resume: bool) -> None:
-    """Write down which run a folder holds; InputError where it holds another, or this one and is not to go on."""
+    """Record which run is in a folder; InputError if it is another, or this one without `resume`."""
     path = out / "run.json"
     run = json.loads(json.dumps(run))
     begun = any(file.is_file() and not files.is_part(file) for file in (out / "cells").rglob("*"))
     if begun and not path.exists():
-        raise InputError(
-            f"{out} holds cells of a run but no {path.name} that says which; give another folder with --out"
-        )
+        raise InputError(f"{out} contains cells of a run but no {path.name} about it; give another folder with --out")
     if begun:
         earlier = seals.parsed(path, "give another folder with --out")
         if earlier != run:
-            raise InputError(f"{out} holds another run ({_difference(earlier, run)}); give another folder with --out")
+            raise InputError(f"{out} contains another run ({_difference(earlier, run)}); give another --out")
         if not resume:
-            raise InputError(f"{out} holds this run already: --resume continues it, --out FOLDER starts another")
+            raise InputError(f"{out} contains this run already: --resume continues it, --out FOLDER starts another")
         return
     if not files.empty_but_for(out, [path.name, "cells", *RUNNING]):
-        raise InputError(f"{out} is not empty and holds no run of this; give another folder with --out")
+        raise InputError(f"{out} is not empty and contains no run of this; give another folder with --out")
     files.write(path, json.dumps(run, indent=1))
 
 

@@ -55,7 +55,7 @@ def _too_long(make: Callable[[int], ComparedCalls], length: int, name: str, limi
     calls = make(PROBE)
     call = calls.call_of(name)
     if hindrance(call) is not None:
-        return None  # it will say so itself
+        return None  # it reports this itself
     calls.clear()
     expected = stopwatch(call, torch.device(device))[0] * (length / PROBE) ** growth(name)
     return f"predicted {expected:,.0f} s per call" if expected > limit else None

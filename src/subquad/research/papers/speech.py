@@ -35,7 +35,7 @@ EPOCH = 1000  # utterances, of which a time is given
 
 DEVIATIONS = (
     "Data: connected digits made of the Free Spoken Digit Dataset's recordings, and their digit error rate, in place "
-    "of WSJ's phone error rate: WSJ is not free. The published figures stand beside ours for their order alone. Those "
+    "of WSJ's phone error rate: WSJ is not free. The published figures are shown for their ranking only. Those "
     "of table 1 and figure 1 are of the validation set; all of ours are of the test takes.",
     "The blocks normalise before each part and not after it, which learns without a long warm-up; the projected frames "
     "are multiplied by √width, as embeddings are in Vaswani et al. 2017.",
@@ -78,7 +78,7 @@ class Recipe:
     ) -> RunSettings:
         """The settings of a run with this method, which has the paper's name.
 
-        Layers 0: as the recipe says. `training`: what differs from the recipe's.
+        Layers 0: as in the recipe. `training`: what differs from the recipe's.
         """
         model = {**self.model, "method": method_of(method)} | ({"layers": layers} if layers else {})
         return _settings(self.task, model, {**self.training, **(training or {})}, seed)
@@ -184,7 +184,7 @@ def model_cells(recipe: Recipe, methods: Sequence[str], seed: int, layers: int =
 
 
 def fit(settings: RunSettings, first: str | None, context: Context) -> dict[str, Any]:
-    """Train, save the model beside the checkpoints, and say how it went."""
+    """Train, save the model next to the checkpoints, and return the results."""
     start = model_of(first, context) if first else None
     outcome = train(
         settings,
@@ -276,7 +276,7 @@ class SpeechVariant:
     """A method in a model with a given number of layers."""
 
     method: str
-    layers: int = 0  # 0: as the recipe says
+    layers: int = 0  # 0: as in the recipe
 
     @property
     def label(self) -> str:
@@ -325,7 +325,7 @@ def _forward(model: CTCEncoder, batch: dict[str, torch.Tensor]) -> None:
 
 
 def baseline_table(records: JobResults) -> Table:
-    """Beside every model: what a guess is worth."""
+    """The baselines of every model: the accuracy of guesses."""
     rows = [[name, percent(row[RATE]), percent(row[HELD_OUT])] for name, row in records[BASELINES].items()]
     return Table(title="Without the sound", columns=["", "known speakers, %", "held-out speaker, %"], rows=rows)
 
@@ -336,7 +336,7 @@ def percent(share: float) -> str:
 
 
 def times_table(records: JobResults, models: Mapping[str, Sequence[str]]) -> Table:
-    """Time of an update and of an epoch beside SDPA, updates and time to convergence, of {method: its cells}."""
+    """Time of an update and of an epoch next to SDPA, updates and time to convergence, of {method: its cells}."""
     times, rows = records[TIMES], []
     exact = times["seconds"]["full"]["update"][1]
     for method, keys in models.items():

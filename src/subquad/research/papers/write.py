@@ -38,12 +38,12 @@ def markdown(header: Header, results: Results, images: list[str]) -> str:
     if header.deviations:
         parts += ["## Deviations from the paper", "\n".join(f"- {line}" for line in header.deviations)]
     machine = ", ".join(f"{name} {value}" for name, value in header.machine.items())
-    parts += ["## Where and how long", f"{machine}; {header.seconds:,.0f} seconds for all cells."]
+    parts += ["## Machine and duration", f"{machine}; {header.seconds:,.0f} seconds for all cells."]
     return "\n\n".join(parts) + "\n"
 
 
 def as_record(header: Header, results: Results, cells: dict[str, Any]) -> dict[str, Any]:
-    """What results.json holds."""
+    """The content of results.json."""
     return {"experiment": asdict(header), "results": asdict(results), "cells": cells}
 
 

@@ -1,4 +1,4 @@
-"""A tokenizer of bytes, for the models that read them: saved beside such a model, it makes text its input."""
+"""A tokenizer of bytes, for the models that read them: saved next to such a model, it makes text its input."""
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
@@ -43,6 +43,6 @@ def byte_tokenizer(
 
 
 def _letters() -> list[str]:
-    """The letter that stands for each byte in the vocabulary of `tokenizers`' ByteLevel."""
+    """The letter that represents each byte in the vocabulary of `tokenizers`' ByteLevel."""
     hidden = [byte for byte in range(BYTES) if byte not in SHOWN]
     return [chr(byte) if byte in SHOWN else chr(BYTES + hidden.index(byte)) for byte in range(BYTES)]

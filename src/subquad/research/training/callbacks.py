@@ -1,4 +1,4 @@
-"""What happens beside the steps of a run: times, progress, checkpoints, curves, an early end."""
+"""Everything in a run except its steps: times, progress, checkpoints, curves, an early end."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SHOWN = 10  # steps between the lines of the log
 
 @dataclass(eq=False)
 class Carried(TrainerCallback, ExportableState):
-    """What a run that goes on must know beside Trainer's own state.
+    """State that a resumed run needs in addition to Trainer's own.
 
     Attributes:
         seconds: of training so far.
@@ -115,7 +115,7 @@ class Reporting(TrainerCallback):
 
 
 class Saving(TrainerCallback):
-    """A checkpoint when the last one is `minutes` old, beside those of the validations; and a seal on each."""
+    """Write a checkpoint when the last one is `minutes` old, in addition to those of the validations, and seal each."""
 
     def __init__(self, minutes: float):
         self.seconds = 60 * minutes

@@ -53,7 +53,7 @@ def _processes(count: int) -> str:
 
 
 def _use(record: Mapping[str, Any], name: str) -> str:
-    """Code that loads the model; where it reads text, with what it says of one."""
+    """Code that loads the model; if it reads text, with its output for an example."""
     pipeline = record["task"].get("pipeline")
     if pipeline is None:
         return (
@@ -77,7 +77,7 @@ def rich_record(record: Mapping[str, Any]) -> Group:
 
 
 def rich_metrics(record: Mapping[str, Any]) -> RenderableType:
-    """The test figures beside the baselines, as a terminal shows them."""
+    """The test figures next to the baselines, as a terminal shows them."""
     rows = _rows(record)
     if len(_names(record)) > 4:  # than which there are seldom more rows: figures below each other stay whole
         rows = [list(column) for column in zip(*rows, strict=True)]

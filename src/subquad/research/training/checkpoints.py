@@ -1,7 +1,7 @@
 """Checkpoints that are known to be whole: which one a run resumes from.
 
 A checkpoint gets a seal, the sizes and checksums of its files, once all of them are written. One without a seal was cut
-off while it was written, and is passed over. One whose files are not those that were sealed is damaged, which is said.
+off while it was written, and is passed over. One whose files differ from its seal is damaged, which is reported.
 """
 
 import hashlib
@@ -37,7 +37,7 @@ def newest(folder: Path) -> Path | None:
 
 
 def check(checkpoint: Path) -> None:
-    """InputError where the best checkpoint is not as it was sealed; says what is wrong."""
+    """InputError if the best checkpoint differs from its seal; the message states the difference."""
     if damaged := _damage(checkpoint):
         raise InputError(
             f"{checkpoint}, which has the best weights so far, is damaged ({damaged}); remove it and the later ones to "
@@ -78,7 +78,7 @@ def has_any(folder: Path) -> bool:
 
 
 def checkpoint_at(folder: Path, step: int) -> Path:
-    """Where the checkpoint of a step is."""
+    """The folder of a step's checkpoint."""
     return folder / f"checkpoint-{step}"
 
 
@@ -101,7 +101,7 @@ def _all_sealed(folder: Path) -> list[Path]:
 
 
 def _sealed(path: Path) -> dict[str, Any] | None:
-    """What a seal says, `_contents` when it was made; None where it is damaged."""
+    """The contents of a seal, `_contents` when it was made; None if it is damaged."""
     try:
         recorded = seals.parsed(path, "")
         if "files" not in recorded:  # as before seals had a digest of their own: each file has one in it

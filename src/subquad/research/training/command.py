@@ -63,7 +63,7 @@ def train(
         done = finished(settings, out)
         if done:
             if processes.number() == 0:
-                tell(f"{out} holds this run, finished; --out FOLDER starts another")
+                tell(f"{out} contains this run, finished; --out FOLDER starts another")
                 show(done, lambda: TRAIN.table(done), as_json)
             return
         # Several processes are one run: the first of them holds its folder.
@@ -76,7 +76,7 @@ def train(
 
 
 def _name_a_task(tasks: Iterable[str]) -> NoReturn:
-    """Options say how to train, but nothing says what."""
+    """These options configure a training run, but no task is given."""
     from subquad.core.errors import InputError
 
     raise InputError(f"no task is named; give subquad train TASK …, where `subquad train` lists all {len(list(tasks))}")
@@ -84,7 +84,7 @@ def _name_a_task(tasks: Iterable[str]) -> NoReturn:
 
 @contextmanager
 def _ends(out: Path) -> Iterator[None]:
-    """Every end in one line, said once; what happened to one of several processes, by that one."""
+    """Report every early end in one line, once; if one of several processes failed, that one reports it."""
     from subquad.core.errors import Ended, InputError
     from subquad.tools.runs import processes
 

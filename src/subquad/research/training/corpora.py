@@ -24,8 +24,8 @@ class CorpusParts(NamedTuple):
 def read_corpus(folder: Path, held_out: float, seed: int) -> CorpusParts:
     """The texts of a folder.
 
-    With valid.txt and test.txt these are the parts; train.txt is what to learn from. Where it is missing, valid.txt is
-    learned from, and its last `held_out` are what to choose by. Any other folder is cut as `cut` says.
+    With valid.txt and test.txt these are the parts; train.txt is what to learn from. If it is missing, valid.txt is
+    learned from, and its last `held_out` are what to choose by. Any other folder is cut by `cut`.
     """
     if not (exists(folder) and is_folder(folder)):
         raise InputError(f"no folder {folder}")

@@ -1,4 +1,4 @@
-"""How a run ends before its time: in one line that says why, and which process it was."""
+"""How a run ends early: with one line that states why, and in which process."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ def clear_ends(settings: RunSettings) -> Iterator[None]:
 
 
 def _end_without_others(timeout: float) -> NoReturn:
-    """The end of a process that has lost another one; the first of those that are left says which."""
+    """The end of a process that has lost another one; the first remaining process names it."""
     left = answering(ROLL_CALL)
     gone = sorted(set(range(processes.count())) - left)
     if processes.number() != min(left):
-        raise InputError("another process says why the run ends")
+        raise InputError("another process reports why the run ends")
     kept = "checkpoints are kept, and --resume continues from the newest"
     if not gone:
         raise Ended(f"the launcher or another process stopped the run; {kept}")

@@ -50,7 +50,7 @@ def check_not_swapped(where: str) -> None:
     if record:
         methods = list(dict.fromkeys(each["name"] for each in record["methods"].values()))
         raise InputError(
-            f"{where} was saved with {' and '.join(methods[:5])} in its layers; say what to train it with: --method "
+            f"{where} was saved with {' and '.join(methods[:5])} in its layers; choose what to train it with: --method "
             f"{methods[0]}, or --method full for exact attention"
         )
 
@@ -136,7 +136,7 @@ def _positions(where: str) -> int | None:
 
 
 def _without_head(model: Any, loading: dict[str, Any]) -> dict[str, Any]:
-    """What loading says, without the weights of the head and of what pools for it, which may be drawn."""
+    """The report of loading, without the weights of the head and of its pooling, which may be new."""
 
     def is_of_the_body(name: str) -> bool:
         return name.startswith(f"{model.base_model_prefix}.") and ".pooler." not in name

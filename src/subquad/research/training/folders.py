@@ -1,4 +1,4 @@
-"""Where real data lies: a folder that the user names, with a folder in it for each source."""
+"""The folders of real data: a folder that the user names, with a folder in it for each source."""
 
 from pathlib import Path
 
@@ -10,7 +10,7 @@ def find_data(data: Path | None, folder: str, file: str, whose: str) -> Path:
     """`data`/`folder`/`file`, or `data`/`file` where the user named the source's own folder.
 
     Args:
-        whose: who needs it, as the message says it, such as "the task 'text'".
+        whose: what needs it, as worded in the message, such as "the task 'text'".
 
     Raises:
         InputError: no data folder was given, or the file is not in it; names both places.

@@ -33,7 +33,7 @@ class ParallelSettings:
         sequence: number of processes that share the tokens of each input; processes beyond them have other items of the
             batch.
         mode: what these processes send each other: "summary", "heads", or "auto" for a summary if the method has one.
-        fsdp: whether each process holds only its share of the weights, gradients and optimizer states (FSDP2).
+        fsdp: whether each process stores only its share of the weights, gradients and optimizer states (FSDP2).
         timeout: number of seconds that a process waits for the others before the run ends.
     """
 
@@ -98,7 +98,7 @@ class Layout:
         """Split the tokens of the models that run inside the block.
 
         Raises:
-            InputError: this model cannot run on a part of the tokens; says why.
+            InputError: this model cannot run on a part of the tokens; the message states why.
         """
         if not self.splits:
             yield
@@ -123,9 +123,9 @@ class Layout:
         if isinstance(model, MixtureModel):
             return f"{what} is not for models of sets, whose elements are pooled by attention; leave it out"
         if config.attention_dropout:
-            return f"{what} does not go with model.attention_dropout={config.attention_dropout}; give 0"
+            return f"{what} is not supported with model.attention_dropout={config.attention_dropout}; give 0"
         if getattr(config, "piece", 0):
-            return f"{what} does not go with model.piece={config.piece}, which reads one piece after the other; give 0"
+            return f"{what} is not supported with model.piece={config.piece}, which reads pieces in turn; give 0"
         if has_auxiliary_loss(model):
             return f"{what} is not for methods with an auxiliary loss, which is one of all tokens; leave it out"
         return _refusal_of_methods(model, Sequence.even(self.settings.sequence, group, mode=self.settings.mode))

@@ -28,7 +28,7 @@ class ModelSettings:
         width: width of the hidden states.
         feed_forward: width inside the feed-forward layers; 0 means four times `width`.
         dropout: dropout rate of embeddings and of the output of each layer.
-        attention_dropout: dropout rate in attention; the method's page says what is dropped.
+        attention_dropout: dropout rate in attention; the method's page describes what is dropped.
         positions: "learned" or "sinusoidal" (added to the input), "layer-sinusoidal" (added to queries and keys),
             "rotary", "relative" (learned terms of the distance in every method, which must have them), or "none".
         piece: of the task lm: number of tokens that are read at a time; 0 means the whole input.

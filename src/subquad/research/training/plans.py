@@ -31,7 +31,7 @@ def with_plan(settings: Settings, folder: str, task: Task) -> Settings:
     if layers != wanted:
         raise InputError(
             f"the plan {folder} was made for {shape_of(wanted)}, but the model that is to be trained has "
-            f"{shape_of(layers)}; model.layers, model.heads, model.kv_heads and model.width say its sizes"
+            f"{shape_of(layers)}; model.layers, model.heads, model.kv_heads and model.width set its sizes"
         )
     return replace(settings, method=[_method(plan, number) for number in range(len(layers))])
 

@@ -120,7 +120,7 @@ def evaluate(
 
 
 def quiet() -> None:
-    """What transformers would print of itself is said by `progress` and by errors."""
+    """Messages that transformers would print are replaced by `progress` and by errors."""
     transformers.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
 
@@ -141,7 +141,7 @@ def begin_with(model: PreTrainedModel, folder: Path) -> None:
 def read_saved(kind: type[Saved], folder: Path) -> Saved:
     """A model that `save_pretrained` wrote; InputError where there is none, or with weights that are not its own."""
     try:
-        # Other shapes are refused by name, beside weights that are missing.
+        # Other shapes are refused by name, like missing weights.
         saved, loading = kind.from_pretrained(folder, output_loading_info=True, ignore_mismatched_sizes=True)
     except OSError as error:
         raise InputError(f"no saved model in {folder} ({str(error).splitlines()[0]})") from None
@@ -157,7 +157,7 @@ def _check_splits(splits: Splits) -> None:
 
 
 def _start(out: Path) -> Path | None:
-    """The checkpoint from which all processes resume, as process 0 says."""
+    """The checkpoint from which all processes resume, as process 0 decides."""
     checkpoint = None
     if processes.number() == 0:
         checkpoint = newest(out)

@@ -34,7 +34,7 @@ def check_same_data(splits: Splits, labels: Any, out: Path) -> None:
     marks["labels"] = {str(number): str(label) for number, label in dict(labels or {}).items()}
     path = out / DATA
     if has_any(out) and not newest_step(out) and not path.exists():
-        raise InputError(f"{out} holds checkpoints that subquad did not write; give another folder")
+        raise InputError(f"{out} contains checkpoints that subquad did not write; give another folder")
     if path.exists() and newest_step(out):
         before = _read(path)
         differs = [name for name in marks if not _alike(before.get(name, {}), marks[name])]
@@ -54,7 +54,7 @@ def _read(path: Path) -> dict[str, Mark]:
     if seals.DIGEST in marks:  # earlier versions wrote none
         marks = seals.opened(marks, path, remedy)
     if not all(isinstance(mark, dict) for mark in marks.values()):
-        raise seals.Damaged(path, "it does not hold what was written", remedy)
+        raise seals.Damaged(path, "its contents differ from what was written", remedy)
     return marks
 
 

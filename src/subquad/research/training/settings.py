@@ -130,7 +130,7 @@ def settings_of(task: str, *chosen: Mapping[str, Mapping[str, Any]]) -> RunSetti
     Later ones win.
 
     With `model.pretrained` the task is that of a pretrained model that is fine-tuned, with its own defaults.
-    `model.plan`, the folder of a plan, stands for `model.method` with the plan's method of each layer.
+    `model.plan`, the folder of a plan, replaces `model.method` by the plan's method of each layer.
 
     Raises:
         InputError: an unknown task, table or setting, a value that does not fit, or a plan for another model; named.
@@ -180,7 +180,7 @@ def _model_kind(table: Mapping[str, Any]) -> type[ModelSettings] | type[Pretrain
     for name in table:
         if name in sizes:
             raise InputError(
-                f"model.{name}={table[name]!r} is given beside model.pretrained={table['pretrained']!r}, but a "
+                f"model.{name}={table[name]!r} is given together with model.pretrained={table['pretrained']!r}, but a "
                 "pretrained model has its own sizes; give one of the two"
             )
     return PretrainedSettings
@@ -198,7 +198,7 @@ def _of_model(kind: type[Task], tables: Mapping[str, Mapping[str, Any]]) -> dict
 def _without_other(model: Mapping[str, Any], table: Mapping[str, Any]) -> dict[str, Any]:
     """The table "model" without its plan where a method is given, and without its method where a plan is."""
     if "method" in table and "plan" in table:
-        raise InputError("model.method and model.plan both say what runs in the layers; give one of them")
+        raise InputError("model.method and model.plan both set what runs in the layers; give one of them")
     gone = {other for name, other in (("method", "plan"), ("plan", "method")) if name in table}
     return {name: value for name, value in model.items() if name not in gone}
 
@@ -223,7 +223,7 @@ def read_toml(path: Path) -> dict[str, dict[str, Any]]:
         tables["task"] = {"name": tables["task"]}
     for name, table in tables.items():
         if not isinstance(table, dict):
-            raise InputError(f"{path}: {name!r} stands outside the tables [task], [model], [training], [parallel]")
+            raise InputError(f"{path}: {name!r} is outside the tables [task], [model], [training], [parallel]")
     return tables
 
 

@@ -1,6 +1,6 @@
-"""FSDP2: each process holds its share of the weights, gradients and optimizer states, and files hold all of them.
+"""FSDP2: each process stores its share of the weights, gradients and optimizer states, and files contain all of them.
 
-A checkpoint does not say how many processes wrote it: weights and optimizer states are gathered before they are
+A checkpoint does not depend on how many processes wrote it: weights and optimizer states are gathered before they are
 written, in the format of one process, and shared out after they are read.
 """
 

@@ -304,7 +304,7 @@ class MethodTrainer(Trainer):
         """Log like Trainer, with the seconds that the steps took, and without its closing summary.
 
         The loss is the mean per step since the log's last line with one, even where that was before an interruption.
-        Beside it stands the mean span of the heads that learn one.
+        The log also has the mean span of the heads that learn one.
         """
         if "train_runtime" in logs:
             return

@@ -1,4 +1,4 @@
-"""`subquad train`: a run in a folder, with its settings, checkpoints, results and card beside the weights."""
+"""`subquad train`: a run in a folder, with its settings, checkpoints, results and card next to the weights."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def run(
     """Train, test, save: `out` then holds model/, results.json, settings.toml, README.md and the checkpoints.
 
     Returns:
-        What results.json holds; in all processes but the first of several, nothing.
+        The content of results.json; in all processes but the first of several, nothing.
 
     Raises:
         InputError: `out` holds another run, a finished one, or one to be gone on with only by `resume`; and as `train`.
@@ -62,7 +62,7 @@ def run(
     record = record_of(outcome, data, device)
     with files.whole_folder(out / "model") as folder:
         settings.task.save(outcome.model, folder)
-    # results.json says that the run is finished, so it comes last.
+    # results.json marks the run as finished, so it comes last.
     write_files({CARD: training_card(record, out.name).encode(), RESULTS: as_json(record)}, out)
     return record
 
@@ -96,7 +96,7 @@ def record_of(outcome: Outcome, data: Path | None, device: str) -> dict[str, Any
 
 
 def finished(settings: RunSettings, out: Path) -> dict[str, Any] | None:
-    """The record of this run, where the folder holds it and it is finished."""
+    """The record of this run, if it is in the folder and finished."""
     tables, path = plain(settings.to_dict()), out / SETTINGS
     if not path.exists() or not _finished(out, tables):
         return None
@@ -108,18 +108,18 @@ def claim(settings: RunSettings, out: Path, resume: bool) -> None:
     """Write down the settings of a new run, or of one that goes on.
 
     Raises:
-        InputError: the folder holds another run, or this one and it is finished, or it is to go on only by `resume`.
+        InputError: the folder contains another run, this one finished, or this one unfinished without `resume`.
     """
     tables, path = plain(settings.to_dict()), out / SETTINGS
     if not path.exists():
         if not files.empty_but_for(out, RUNNING):
-            raise InputError(f"{out} is not empty and holds no run of subquad train; give another folder with --out")
+            raise InputError(f"{out} is not empty and contains no run of subquad train; give another folder with --out")
     else:
         _check_same(tables, read_toml(path), out)
         if _finished(out, tables):
-            raise InputError(f"{out} holds this run, finished: see {out / CARD}; --out FOLDER starts another")
+            raise InputError(f"{out} contains this run, finished: see {out / CARD}; --out FOLDER starts another")
         if not resume:
-            raise InputError(f"{out} holds this run, unfinished: --resume continues it, --out FOLDER starts another")
+            raise InputError(f"{out} contains this run, unfinished: --resume continues it, --out FOLDER starts another")
     write_files({SETTINGS: tomli_w.dumps(tables).encode()}, out)
 
 
@@ -139,15 +139,15 @@ def _check_same(tables: Tables, earlier: Tables, out: Path) -> None:
         if schedule in PREDICTABLE:
             return
         raise InputError(
-            f"{out} holds a run of {earlier['training']['steps']} steps, whose learning rate (training.schedule="
+            f"{out} contains a run of {earlier['training']['steps']} steps, whose learning rate (training.schedule="
             f"{schedule!r}) falls towards that end, so it cannot go on to {tables['training']['steps']}; give another "
             "folder with --out"
         )
-    raise InputError(f"{out} holds a run with another {', '.join(differs)}; give another folder with --out")
+    raise InputError(f"{out} contains a run with another {', '.join(differs)}; give another folder with --out")
 
 
 def _finished(out: Path, tables: Tables) -> bool:
-    """Whether the folder holds the results of a run with as many steps."""
+    """Whether the folder contains the results of a run with this number of steps."""
     if not (out / RESULTS).exists():
         return False
     remedy = f"remove this file; --resume then writes it again from the checkpoints in {out}"

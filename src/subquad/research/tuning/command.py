@@ -35,7 +35,7 @@ def tune(
             "task, model, training, or method for settings of the method; repeatable."
         ),
     ] = None,
-    trials: Annotated[int, typer.Option(help="How many trials the folder is to hold.")] = 20,
+    trials: Annotated[int, typer.Option(help="Total trials in the folder, earlier ones included.")] = 20,
     prune: Annotated[
         bool, typer.Option("--prune", help="End trials whose validations are worse than the median of the others.")
     ] = False,
@@ -45,9 +45,9 @@ def tune(
     override: Override = None,
     data_dir: DataDir = None,
     device: Device = "cpu",
-    out: Annotated[
-        Path, typer.Option("--out", "-o", help="Folder of the search; the same command goes on there.")
-    ] = Path("subquad-tune"),
+    out: Annotated[Path, typer.Option("--out", "-o", help="Folder of the search; rerun the command to resume.")] = Path(
+        "subquad-tune"
+    ),
     as_json: AsJson = False,
     *,
     executor: Executor,

@@ -17,7 +17,7 @@ ORDER = ("finished", "pruned", "failed")
 
 
 def record_of(asked: Tuning, rows: Sequence[TrialRow], words: Sequence[str], executor: str = "") -> TuneReport:
-    """Everything that is known of a search. `words` of a command line say what is trained where nothing is searched."""
+    """All data of a search. `words` are the command line of what is trained if nothing is searched."""
     searched = read_searches(asked.searches, asked.base)
     task = asked.base.at(rows[0].values).task
     sign = -1 if task.greater_is_better else 1

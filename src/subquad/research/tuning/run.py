@@ -52,10 +52,10 @@ class TrialRow:
 
 
 def tune(asked: Tuning, progress: Progress = silent, executor: Executor = LOCAL) -> list[TrialRow]:
-    """Run trials until the folder holds as many as are asked for; all of them, in their order.
+    """Run trials until the folder contains as many as requested; all of them, in their order.
 
     Raises:
-        InputError: the search cannot be, the folder holds another one, or all trials failed.
+        InputError: the search is invalid, the folder contains another one, or all trials failed.
     """
     searched = check(asked, executor)
     _claim(asked)
@@ -176,7 +176,7 @@ class _Search:
 
 
 def _claim(asked: Tuning) -> None:
-    """Write down which search a folder holds; InputError where it holds another, or something else."""
+    """Record which search is in a folder; InputError if it contains another, or something else."""
     search = {
         "task": asked.base.task,
         "settings": asked.base.fixed,
@@ -189,8 +189,8 @@ def _claim(asked: Tuning) -> None:
         earlier = seals.parsed(path, "give another folder with --out")
         differing = [name for name in search if earlier.get(name) != search[name]]
         if differing:
-            raise InputError(f"{asked.out} holds a search with another {', '.join(differing)}; give another --out")
+            raise InputError(f"{asked.out} contains a search with another {', '.join(differing)}; give another --out")
         return
     if not files.empty_but_for(asked.out, RUNNING):
-        raise InputError(f"{asked.out} is not empty and holds no search; give another folder with --out")
+        raise InputError(f"{asked.out} is not empty and contains no search; give another folder with --out")
     files.write(path, json.dumps(search, indent=1))

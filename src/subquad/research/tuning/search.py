@@ -190,7 +190,7 @@ def _choices(text: str, values: str) -> list[str]:
 
 
 def _check_not_fixed(one: Searched, base: Base) -> None:
-    """InputError where --set, --method or the file of settings says what is searched."""
+    """InputError if --set, --method or the file of settings sets what is searched."""
     table, _, name = ("model", "", METHOD) if one.name == METHOD else one.name.partition(".")
     for source in base.fixed:
         if table != METHOD and name in source.get(table, {}):

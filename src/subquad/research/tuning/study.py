@@ -70,7 +70,7 @@ class Study:
         self._study.tell(number, value if state == "finished" else None, STATES[state])
 
     def is_pruned(self, number: int, step: int, value: float) -> bool:
-        """Take note of a value on the way, and say whether the trial ends there."""
+        """Record a value on the way, and return whether the trial ends there."""
         trial = self.trials()[number]
         self._study._storage.set_trial_intermediate_value(trial._trial_id, step, value)
         return bool(self._study.pruner.prune(self._study, self.trials()[number]))

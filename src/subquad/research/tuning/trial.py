@@ -1,4 +1,4 @@
-"""One trial: a training run that reports its validations to the study, and ends early where the study says so."""
+"""One trial: a training run that reports its validations to the study, and ends early if the study asks for it."""
 
 from __future__ import annotations
 

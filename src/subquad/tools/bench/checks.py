@@ -31,7 +31,7 @@ def check_sizes(s: BenchSettings) -> None:
     if numbers > MOST_NUMBERS:
         raise InputError(
             f"batch {s.batch}, heads {s.heads}, length {max(s.lengths)} and head-dim {s.head_dim} make "
-            f"{numbers:,} numbers; no memory holds more than {MOST_NUMBERS:,}"
+            f"{numbers:,} numbers; no memory has room for more than {MOST_NUMBERS:,}"
         )
     if s.threads is not None and s.threads > MOST_THREADS:
         raise InputError(f"threads {s.threads} must be at most {MOST_THREADS:,}")

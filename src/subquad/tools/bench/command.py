@@ -45,7 +45,7 @@ def bench(
         bool,
         typer.Option(
             "--gpu-sheet",
-            help="Measure one GPU in ten minutes: methods beside SDPA and the cost model, and tiles of the kernels.",
+            help="Measure one GPU in ten minutes: methods, compared with SDPA and the cost model, and kernel tiles.",
         ),
     ] = False,
     again: Again = False,
@@ -85,7 +85,7 @@ def bench(
                 report = {**report, "changes": changes(old, report, str(compare))}
             outcome: Any = results.written(report, write_bench)
         if not show(outcome, lambda: BENCH.table(outcome), as_json):
-            say(f"Results: {out / BENCH.file}, {out / BENCH.page}, and the plots beside them")
+            say(f"Results: {out / BENCH.file}, {out / BENCH.page}, and the plots next to them")
 
 
 def _gpu_sheet(settings: BenchSettings, compare: Path | None, out: Path, as_json: bool, executor: Executor) -> None:

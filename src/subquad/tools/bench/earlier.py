@@ -25,7 +25,7 @@ def read_earlier(path: Path, settings: BenchSettings) -> BenchReport:
     path = path / "bench.json" if is_folder(path) else path
     report = read_json(path)
     if not isinstance(report, dict) or report.get("kind") != KIND:
-        raise InputError(f"{path} does not come from `subquad bench`; --compare takes the bench.json of an earlier run")
+        raise InputError(f"{path} is not from `subquad bench`; --compare accepts the bench.json of an earlier run")
     if report.get("schema") != SCHEMA:
         raise InputError(f"{path} has schema {report.get('schema')!r} but this version reads {SCHEMA}; measure again")
     for part, kind in PARTS.items():

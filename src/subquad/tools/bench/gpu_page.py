@@ -1,4 +1,4 @@
-"""The sheet of a GPU as Markdown, from its plain data: times beside the model's, and tiles that were tried."""
+"""The sheet of a GPU as Markdown, from its plain data: times with the model's predictions, and tried tiles."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any

@@ -1,7 +1,7 @@
 """`subquad bench --gpu-sheet`: what one GPU does, in ten minutes: methods against SDPA, and the tiles of kernels.
 
-Lengths that say most come first, so that what the time does not allow is the least missed. Beside each time stands
-what the cost model (`measure.gpu_model`) predicts for this GPU.
+The most informative lengths come first, so that the least important measurements are skipped if time runs out. Each
+time is printed next to the prediction of the cost model (`measure.gpu_model`) for this GPU.
 """
 
 import time
@@ -52,7 +52,7 @@ class SheetPlan:
     seed: int = 0
 
     def loads(self) -> Iterator[Load]:
-        """All loads, the ones that say most first."""
+        """All loads, the most informative first."""
         for length in self.lengths:
             for width in self.widths:
                 for passes in PASSES:
@@ -201,7 +201,7 @@ def _flash(call: Call) -> Call:
 
 
 def predict(cell: SheetCell, load: Load, gpu: Gpu) -> None:
-    """Put the cost model's times beside what was measured."""
+    """Add the cost model's times to the measured ones."""
     asked = model.GpuLoad(load.length, load.heads, load.head_dim, DTYPES[load.dtype])
     if cell.method == EXACT:
         cell.predicted_eager_ms = cell.predicted_graph_ms = 1e3 * model.exact(gpu, asked, load.passes)

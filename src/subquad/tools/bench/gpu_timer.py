@@ -27,7 +27,7 @@ class Timer(Protocol):
         """The time of the call as a CUDA graph. RuntimeError where it cannot be captured."""
 
     def peak_mib(self, call: Call) -> float:
-        """The memory that a call takes beside its inputs, at most."""
+        """The peak memory of a call in addition to its inputs."""
 
     def kernels(self, call: Call) -> dict[str, float]:
         """The time of each of our kernels in a call, all its launches together."""

@@ -6,7 +6,7 @@ from subquad.core.errors import InputError, as_input_error
 from subquad.hf.plans import load_plan
 from subquad.tools.runs.settings import BENCHED, BenchSettings
 
-HEADS, HEAD_DIM = 6, 64  # where neither the user nor a plan says them
+HEADS, HEAD_DIM = 6, 64  # if neither the user nor a plan sets them
 
 
 def resolved(settings: BenchSettings) -> BenchSettings:

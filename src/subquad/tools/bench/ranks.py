@@ -1,4 +1,4 @@
-"""`subquad bench` under torchrun: methods whose tokens are split over the ranks, beside exact attention split alike.
+"""`subquad bench` under torchrun: methods and exact attention with tokens split over the ranks.
 
 Every rank makes only its own tokens, so inputs may be longer than one of them holds. A time is that of the slowest
 rank. All ranks make the same calls in the same order: what they decide, they decide from numbers that all of them have.
@@ -35,7 +35,7 @@ from subquad.tools.runs.settings import BenchSettings
 
 Call = Callable[[], Tensor]
 MODES = tuple(mode for mode in ALL_MODES if mode != "auto")
-ROUNDS, FEW = 9, 3  # of a length, beside the one that warms up
+ROUNDS, FEW = 9, 3  # of a length, in addition to the warm-up
 JOBS_VERSION = 1  # changes with what the results of jobs hold, so that a run of another version is not resumed
 
 

@@ -22,7 +22,7 @@ def markdown(report: Mapping[str, Any]) -> str:
     parts = [
         f"# Attention on {report['ranks']} ranks",
         "The tokens of each input are split over the ranks. A time is the median over rounds of the slowest rank's. "
-        "In mode `summary`, ranks send what stands for their keys; in mode `heads`, all tokens to the rank that runs a "
+        "In mode `summary`, ranks send a summary of their keys; in mode `heads`, all tokens to the rank that runs a "
         "head. The relative error is that of the output to exact attention's, on standard normal inputs. `full` is "
         "exact attention on the same ranks.",
     ]

@@ -1,11 +1,11 @@
-"""`subquad bench`: time and memory of methods against length, beside SDPA in the same run.
+"""`subquad bench`: time and memory of methods against length, with SDPA in the same run.
 
 The work is cut into units whose results are kept until the report is written, so that an interrupted run resumes:
 
     time/<dtype>/<passes>/<length>/<visit>       all methods and SDPA in turn, round by round
     memory/<dtype>/<passes>/<length>/<method>    one call in a process of its own
 
-With an executor, units of memory are measured side by side, and units of time one at a time on a machine, panel beside
+With an executor, units of memory are measured side by side, and units of time one at a time on a machine, panel next to
 panel where there are several machines.
 
 Every length is visited several times, with all others between and new inputs each time: rounds that follow each other
@@ -220,7 +220,7 @@ def _reason(visits: list[Timed]) -> str | None:
 
 
 def _second_call(load: Load, method: Method) -> float:
-    """Seconds of a call after one that warms up; 0 where it cannot run, which says itself why."""
+    """Seconds of a call after one that warms up; 0 if it cannot run, for which it reports the reason itself."""
     calls = Calls(load)
     call = calls.call_of(str(method))
     if hindrance(call) is not None:

@@ -39,7 +39,7 @@ def rich_table(report: BenchReport) -> RenderableType:
 
 
 def markdown(report: BenchReport, plots: Sequence[str] = ()) -> str:
-    """All of a benchmark as Markdown. `plots` are the names of the plots that lie beside it."""
+    """All of a benchmark as Markdown. `plots` are the names of the plots that lie next to it."""
     parts = ["# Time and memory against length", noise_line(report), NO_FIDELITY]
     parts += [f"![{name}]({name})" for name in plots]
     for panel in panels(report["cells"]):
@@ -124,13 +124,13 @@ def _crossing(crossover: Crossover) -> str:
 
 
 def _ties(crossover: Crossover) -> str:
-    """Where the speed-up is within the noise."""
+    """The lengths at which the speed-up is within the noise."""
     lengths = ", ".join(f"{n:,}" for n in crossover.get("ties", []))
     return f"; within the noise at {lengths}" if lengths else ""
 
 
 def _shown(of_panel: Sequence[BenchCell], panel: Panel) -> list[str]:
-    """SDPA, and the methods with a figure; why the others have none is said below the table."""
+    """SDPA, and the methods with a figure; the reasons of the others are below the table."""
     return [name for name in names(of_panel) if name == EXACT or ran(of_panel, panel, name)]
 
 

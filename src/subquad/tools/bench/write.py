@@ -1,7 +1,7 @@
 """Write the files of a benchmark.
 
-All files are made before the first one is written, into a folder that is made if need be. The JSON file says that the
-report is whole, so it comes last.
+All files are made before the first one is written, into a folder that is made if need be. The JSON file marks the
+report as complete, so it comes last.
 """
 
 import csv

@@ -61,8 +61,8 @@ def _check_free(out: Path) -> None:
 
     if (out / "adapter.json").exists():
         raise InputError(
-            f"{out} holds an adapter already, which `subquad report` shows: use it, remove it, or give another folder "
-            "with --out"
+            f"{out} contains an adapter already, which `subquad report` shows: use it, remove it, or give another "
+            "folder with --out"
         )
     if (out / "README.md").exists() and not begun_in(out):  # else it is the card of a run that was cut off
         raise InputError(f"{out} has a README.md, which the adapter's card would replace; give another folder")

@@ -73,7 +73,7 @@ def _apart(text: Sequence[Path], apart_from: Sequence[Path], column: str) -> lis
     for mine in text:
         for its in apart_from:
             if mine.resolve() == its.resolve() or mine.resolve() in its.resolve().parents:
-                raise InputError(f"--calibrate {mine} holds the text of --text, {its}: {_WHY_APART}")
+                raise InputError(f"--calibrate {mine} contains the text of --text, {its}: {_WHY_APART}")
             if its.resolve() in mine.resolve().parents:
                 raise InputError(f"--calibrate {mine} is part of the text of --text, {its}: {_WHY_APART}")
     documents = read_documents(text, column)

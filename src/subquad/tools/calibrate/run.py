@@ -170,7 +170,7 @@ class Trainer:
         self.seconds = 0.0
         self.history: list[dict[str, Any]] = []
         self.best: dict[int, dict[str, Any]] = {}
-        # A method that does not say which keys it chooses has no utility; its outputs have an error.
+        # A method without declared keys has no utility; its outputs have an error.
         chooses_keys = all(isinstance(bound.method, ChoosesKeys) for bound in bounds.values())
         self.metric = recipe.metric if chooses_keys else "error"
 

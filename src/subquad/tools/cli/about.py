@@ -49,7 +49,7 @@ def _list() -> RenderableType:
         learned = "yes" if cls.traits.learned else "no"
         table.add_row(name, CAUSAL[cls.traits.causal], learned, Text(_summary(cls)))
     lines = (
-        "`subquad methods NAME` says what a method can do, and explains its settings.",
+        "`subquad methods NAME` describes a method and its settings.",
         "A bound method is one that is attached to a layer, by sq.hf.swap or sq.nn.MultiheadAttention.",
     )
     return Group(table, *(Text(line, "dim") for line in lines))
@@ -79,7 +79,7 @@ def _described(method: Method) -> RenderableType:
 
 
 def pairs(rows: Mapping[str, str]) -> Table:
-    """Names with texts beside them."""
+    """Names with texts next to them."""
     table = Table(box=None, show_header=False, padding=(0, 2, 0, 2))
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")

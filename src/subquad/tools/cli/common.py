@@ -86,7 +86,7 @@ def as_command(command: Command) -> Command:
 
 
 def _with_output_options(command: Command) -> Command:
-    """A command that can be told how much it says on standard error, where else that goes, and what to import."""
+    """A command with options for its output on standard error, its log file, and modules to import."""
     panel: dict[str, Any] = {"rich_help_panel": OUTPUT}
     more: dict[str, tuple[Any, Any, Any]] = {
         "quiet": (bool, False, typer.Option("--quiet", "-q", help="Print results and errors only.", **panel)),

@@ -11,7 +11,7 @@ BREAKS = (":", "=")  # where bash breaks a word, of which it then completes the 
 
 
 def method_texts(incomplete: str) -> list[str]:
-    """Methods as options take them: names, and after "name:" the settings that are not given yet."""
+    """Methods as in options: names, and after "name:" the settings that are not given yet."""
     *before, last = incomplete.split(" ")  # several methods in one word, separated by spaces
     ahead = " ".join([*before, ""])
     return [f"{ahead}{text}" for text in (_with_settings(last) if ":" in last else _names(last))]
@@ -68,7 +68,7 @@ def whole_words() -> Iterator[None]:
 
 
 def _after(ahead: str, line: str) -> str:
-    """The line without what stands before the break: the end of `ahead`, of which an option's name is the beginning."""
+    """The line without the text before the break: the end of `ahead`, of which an option's name is the beginning."""
     return next((line[len(ahead) - i :] for i in range(len(ahead)) if line.startswith(ahead[i:])), line)
 
 

@@ -14,8 +14,8 @@ from subquad.tools.cli.plugins import kinds
 from subquad.tools.runs.cache import begun_in
 from subquad.tools.runs.options import options
 
-ASKED = "asked"  # the key of a report under which the settings stand that the command was given
-RANKS = "ranks"  # beside them, where there were several
+ASKED = "asked"  # the key of a report with the settings that the command was given
+RANKS = "ranks"  # in addition, if there were several
 FEW = 5  # settings that a message names
 LONGEST = 60  # characters of a value in a message
 
@@ -52,7 +52,7 @@ class Claim:
         There is none before the first run, after one that was cut off while its report was written, and `again`.
 
         Raises:
-            InputError: the folder holds a report of other settings (unless `again`), or of another command.
+            InputError: the folder contains a report of other settings (unless `again`), or of another command.
         """
         report = self.check_same_command()
         if report is None or again:
@@ -68,7 +68,7 @@ class Claim:
 
     def _refuse(self, report: Mapping[str, Any], difference: str) -> NoReturn:
         raise InputError(
-            f"{self.folder} holds the report of another run, made on {self.day(report)} {difference}; give another "
+            f"{self.folder} contains the report of another run, made on {self.day(report)} {difference}; give another "
             "folder with --out, or --again to replace it"
         )
 
@@ -87,7 +87,7 @@ class Claim:
         return f"{', '.join(differing[:FEW])}{more}"
 
     def check_same_command(self) -> dict[str, Any] | None:
-        """The report that the folder holds, of any settings; InputError where something else has its name."""
+        """The report in the folder, of any settings; InputError if something else has its name."""
         if not self.path.exists():
             self._check_nobody_elses()
             return None
@@ -96,18 +96,18 @@ class Claim:
         if other is None:
             raise InputError(f"{self.path} is not a report of subquad; remove it, or give another folder with --out")
         if other != self.kind:
-            raise InputError(f"{self.folder} holds a run of {other.command}; give another folder with --out")
+            raise InputError(f"{self.folder} contains a run of {other.command}; give another folder with --out")
         return dict(report)
 
     def _check_nobody_elses(self) -> None:
-        """InputError where the folder holds a run of another command, or a model."""
+        """InputError if the folder contains a run of another command, or a model."""
         for name in {kind.file for kind in kinds()} - {self.kind.file}:
             other = kind_of(_read(self.folder / name), kinds())
             if other is not None and other != self.kind:
-                raise InputError(f"{self.folder} holds a run of {other.command}; give another folder with --out")
+                raise InputError(f"{self.folder} contains a run of {other.command}; give another folder with --out")
         for name in MODELS:
             if (self.folder / name).is_file():
-                raise InputError(f"{self.folder} holds a model ({name}); give another folder with --out")
+                raise InputError(f"{self.folder} contains a model ({name}); give another folder with --out")
 
     @staticmethod
     def day(report: Mapping[str, Any]) -> str:
@@ -127,7 +127,7 @@ class Claim:
 
 
 def _read(path: Path) -> Any:
-    """What a JSON file holds; None where there is none, or none that can be read."""
+    """The content of a JSON file; None if there is none, or it cannot be read."""
     try:
         return read_json(path) if path.is_file() else None
     except InputError:

@@ -29,7 +29,7 @@ class Kind:
 
 @dataclass(frozen=True)
 class FinishedReport:
-    """A record that a folder holds."""
+    """A record in a folder."""
 
     kind: Kind
     path: Path
@@ -67,7 +67,7 @@ def kind_of(content: Any, kinds: Sequence[Kind]) -> Kind | None:
 
 
 def read_finished(folder: Path, kinds: Sequence[Kind]) -> FinishedReport:
-    """The record that a folder, or a file, holds.
+    """The record in a folder or a file.
 
     Raises:
         InputError: there is none, or there are several; the message has the remedy.
@@ -81,9 +81,9 @@ def read_finished(folder: Path, kinds: Sequence[Kind]) -> FinishedReport:
     ]
     if len(reports) > 1:
         listed = " and ".join(f"{one.path.name} ({one.kind.command})" for one in reports)
-        raise InputError(f"{folder} holds several runs, {listed}; give the file of one of them")
+        raise InputError(f"{folder} contains several runs, {listed}; give the file of one of them")
     if not reports:
-        raise InputError(f"{folder} holds no finished run of subquad{_why(folder)}")
+        raise InputError(f"{folder} contains no finished run of subquad{_why(folder)}")
     check(reports[0].kind, reports[0].path, reports[0].record)
     return reports[0]
 
@@ -99,7 +99,7 @@ def check(kind: Kind, path: Path, record: Any) -> None:
 def _why(folder: Path) -> str:
     """What may have been meant, or what has to be done first."""
     if (folder / "plan.json").is_file():
-        return "; it holds a plan alone, which sq.load_plan reads"
+        return "; it contains a plan alone, which sq.load_plan reads"
     if (folder / ".progress" / "subquad.txt").is_file():
         return "; a run was interrupted there, and the same command resumes it"
     if (folder / "settings.toml").is_file() or (folder / "cells").is_dir():

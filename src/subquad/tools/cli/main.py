@@ -36,7 +36,7 @@ def subquad(
 ) -> None:
     """Transformer attention in sub-quadratic time, with measurements of what it costs in quality.
 
-    Exit codes: 0 done, 1 a mistake of subquad, 2 invalid input, 130 interrupted, 143 terminated. These, environment
+    Exit codes: 0 done, 1 internal error, 2 invalid input, 130 interrupted, 143 terminated. These, environment
     variables and the options of all commands are in docs/reference/command-line.md.
     """
 

@@ -17,7 +17,7 @@ from subquad.tools.runs.settings import DATA, DEVICE
 COMPLETED = {"methods": method_texts, "method": method_texts}  # options whose words a shell can complete
 Device = Annotated[str, typer.Option(help=DEVICE)]
 Again = Annotated[
-    bool, typer.Option("--again", help="Measure again where the folder holds a finished run, and replace its report.")
+    bool, typer.Option("--again", help="Measure again if the folder contains a finished run, and replace its report.")
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the results as JSON and nothing else.")]
 Save = Annotated[
@@ -32,7 +32,7 @@ def with_options(
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """A command that is called with these settings and has their options in front of its own.
 
-    `standard` is what settings are, by what the command line got, where it does not say them.
+    `standard` is what settings are, by the command line's arguments, for those that it does not set.
     """
     known = sorted(options(settings).values(), key=lambda option: not option.argument)
 

@@ -1,4 +1,4 @@
-"""Where commands print: results on standard output, everything else on standard error, and a log of the latter."""
+"""Output of commands: results on standard output, everything else on standard error, and a log of the latter."""
 
 import io
 import json
@@ -82,7 +82,7 @@ class Logged(io.TextIOBase):
 
 @dataclass(frozen=True)
 class Manner:
-    """How much a command says on standard error, and what keeps it."""
+    """How much a command prints on standard error, and its log file."""
 
     quiet: bool = False
     verbose: bool = False
@@ -93,13 +93,13 @@ _manner = Manner()  # of the command that runs
 
 
 def manner() -> Manner:
-    """How much the command that runs says."""
+    """How much the running command prints."""
     return _manner
 
 
 @contextmanager
 def speaking(quiet: bool, verbose: bool, log_file: Path | None) -> Iterator[None]:
-    """In the block, what is said is what these options ask for.
+    """In the block, messages are printed as these options ask.
 
     Raises:
         InputError: the options contradict each other, or the log file cannot be written to.
@@ -132,7 +132,7 @@ def speaking(quiet: bool, verbose: bool, log_file: Path | None) -> Iterator[None
 
 
 def results_console() -> Console:
-    """Where results go: lines are as long as the terminal or COLUMNS says, and in a file or a pipe as tables need."""
+    """Print results: lines are as long as the terminal or COLUMNS allows, and in a file or a pipe as tables need."""
     console = Console()
     if console.is_terminal or os.environ.get("COLUMNS", "").isdigit():
         return console
@@ -169,7 +169,7 @@ def show(record: Any, table: Callable[[], RenderableType], as_json: bool) -> boo
 
 
 def say_what_was_saved(chosen: Any, save: Path | None, as_json: bool) -> None:
-    """Say what `--save` did with what was chosen, a `workflows.saving.Chosen`; on standard error beside JSON."""
+    """Report what `--save` did with the chosen method (`workflows.saving.Chosen`); on standard error with JSON."""
     if save is None:
         return
     console = errors if as_json else None

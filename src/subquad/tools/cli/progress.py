@@ -49,7 +49,7 @@ class Estimate:
 
 
 def in_words(seconds: float) -> str:
-    """A time as one would say it.
+    """A time in words.
 
     >>> in_words(20.0), in_words(170.0), in_words(9000.0)
     ('1 min', '3 min', '2.5 h')
@@ -66,7 +66,7 @@ class Reported:
         self.counted = (-1, -1)  # units done and in all, in the last call
 
     def expect(self, costs: Sequence[float] = (), seconds: float | None = None) -> None:
-        """Take note of what a run knows of its length, and say it where it is a time."""
+        """Record a run's estimate of its length, and print it if it is a time."""
         self.estimate.expect(costs, seconds)
         if seconds is not None:
             tell(f"this takes at most about {in_words(seconds)}")

@@ -17,13 +17,13 @@ if TYPE_CHECKING:
 
 ALONE = ("calibrate", "inspect")  # commands that run in one process
 WAIT = timedelta(minutes=10)  # for a rank that does not answer
-FIRST = timedelta(seconds=3)  # in which the first rank says what all have found
-REPORTED = "says why all end"  # a key of the store of the processes
+FIRST = timedelta(seconds=3)  # in which the first rank reports what all have found
+REPORTED = "reports why all end"  # a key of the store of the processes
 _runs = count_up()  # of commands in this process
 
 
 def check(command: str) -> None:
-    """End a command that runs in one process where there are several; the first says so."""
+    """End a command that runs in one process where there are several; the first one reports it."""
     from subquad.core.errors import InputError
 
     if command in ALONE and count() > 1:
@@ -36,7 +36,7 @@ def check(command: str) -> None:
 
 @contextmanager
 def one_reports() -> Iterator[None]:
-    """Errors that all processes have alike are said by the first; the others end with the same exit code."""
+    """Errors that all processes have in common are printed by the first; the others end with the same exit code."""
     from subquad.core.errors import InputError
 
     try:
@@ -61,8 +61,8 @@ def progress() -> Iterator[Reported]:
 def group(device: str) -> Iterator["MeasuringGroup"]:
     """The processes that split the tokens of every input; this one alone where torchrun started no others.
 
-    Whatever ends one of them ends all, and one says why: the first where all have the same reason, otherwise the one
-    that has it.
+    An error that ends one of them ends all, and one reports why: the first if all have the same reason, otherwise
+    the one that has it.
     """
     from subquad.tools.measure.group import ALONE, MeasuringGroup
 
@@ -112,7 +112,7 @@ def _backend(device: str) -> str:
 
 
 def _another_reports(store: Any) -> bool:
-    """Whether another process says why all end, by their store. The first one is given a moment to do so."""
+    """Whether another process reports why all end, by their store. The first one is given a moment to do so."""
     import torch.distributed as dist
 
     with suppress(RuntimeError):  # it has ended with the process that had it
@@ -124,7 +124,7 @@ def _another_reports(store: Any) -> bool:
 
 
 def _say(error: Any) -> None:
-    """Raise what this process says of the end of all."""
+    """Raise this process's error about the end of all."""
     from subquad.core.errors import InputError
     from subquad.distributed.failures import RankLost
     from subquad.tools.runs.launcher import Stopped

@@ -29,6 +29,6 @@ def report(
             say(f"{finished.kind.command}: {finished.page or finished.path}")
         if open_page:
             if finished.page is None:
-                raise InputError(f"there is no {finished.kind.page} beside {finished.path}")
+                raise InputError(f"there is no {finished.kind.page} next to {finished.path}")
             if not webbrowser.open(finished.page.resolve().as_uri()):
                 raise InputError(f"no browser could be started; the page is {finished.page}")

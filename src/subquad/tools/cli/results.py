@@ -21,7 +21,7 @@ class ResultsFolder:
     Attributes:
         claim: the command with its settings, and the folder.
         group: the processes that measure; the first one writes.
-        finished: the report that the folder holds of this run; None: it is to be measured.
+        finished: the report of this run in the folder; None: it is to be measured.
     """
 
     claim: Claim
@@ -29,7 +29,7 @@ class ResultsFolder:
     finished: dict[str, Any] | None
 
     def written(self, report: Any, write: Callable[[Any, Path], list[Path]]) -> dict[str, Any]:
-        """The report, written with the settings that were asked for unless it is the one that the folder holds.
+        """The report, written with the settings that were asked for unless it is the one in the folder.
 
         Results of jobs that were kept meanwhile are forgotten then.
         """
@@ -51,9 +51,9 @@ class ResultsFolder:
 def results_in(
     claim: Claim, check: Callable[[], None], again: bool, group: MeasuringGroup = ALONE
 ) -> Iterator[ResultsFolder]:
-    """Hold the folder while a command works in it, and say so if it holds this run already.
+    """Lock the folder while a command works in it, and report if it contains this run already.
 
-    `check` raises for what is wrong in the settings, before anything is said against the folder. With `again`
+    `check` raises for what is wrong in the settings, before the folder is refused. With `again`
     the command measures again.
     """
 
@@ -67,7 +67,7 @@ def results_in(
     with alone_in(claim.folder) if group.is_main else nullcontext():
         finished = group.broadcast_from_main(finished_report)
         if finished is not None:
-            tell(f"{claim.folder} holds this run, finished on {claim.day(finished)}; --again measures it again")
+            tell(f"{claim.folder} contains this run, finished on {claim.day(finished)}; --again measures it again")
             for name in claim.changed_since() if group.is_main else ():
                 tell(f"warning: {name} has changed since that run")
         yield ResultsFolder(claim, group, finished)

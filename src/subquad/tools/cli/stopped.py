@@ -11,7 +11,7 @@ import typer
 
 
 class _Signals:
-    """Which signal stopped the command: Ray replaces our KeyboardInterrupt by its own, so its type cannot say."""
+    """Which signal stopped the command: Ray replaces our KeyboardInterrupt by its own, so its type does not tell."""
 
     terminated = False
 
@@ -23,9 +23,9 @@ def exit_message() -> tuple[str, int]:
 
 @contextmanager
 def terminable() -> Iterator[None]:
-    """In the block, the first SIGTERM acts like Ctrl-C, so that workers end and a line says how to resume.
+    """In the block, the first SIGTERM acts like Ctrl-C, so that workers end and a line explains how to resume.
 
-    Not under torchrun: it sends SIGTERM to all processes where one fails, and training says which one that was.
+    Not under torchrun: it sends SIGTERM to all processes where one fails, and training reports which one.
     """
     if "TORCHELASTIC_RUN_ID" in os.environ:
         yield

@@ -1,4 +1,4 @@
-"""Options that say where the cells of a run are computed, for every command that has cells."""
+"""Options for where the cells of a run are computed, for every command that has cells."""
 
 import inspect
 from collections.abc import Callable
@@ -15,24 +15,24 @@ _OPTIONS: dict[str, tuple[Any, Any, str]] = {
     "executor": (
         str,
         "here",
-        "Where cells run: here, one after another; processes of this machine; or ray, a Ray cluster.",
+        "Executor of the cells: here, one after another; processes, on this machine; or ray, a Ray cluster.",
     ),
     "workers": (
         int | None,
         None,
-        "Most cells at once; default: one per core, or per GPU, and on a Ray cluster as many as have room.",
+        "Maximum number of cells at once; default: one per core or GPU, and on a Ray cluster as many as have room.",
     ),
     "address": (str | None, None, "The Ray cluster; default: RAY_ADDRESS, or one that is started on this machine."),
     "resources": (
         str | None,
         None,
-        "What a cell takes of a Ray cluster, as cpus=2,gpus=1,memory=8GB; default: one core.",
+        "Resources of a cell on a Ray cluster, as cpus=2,gpus=1,memory=8GB; default: one core.",
     ),
 }
 
 
 def with_workers(command: Callable[..., None]) -> Callable[..., None]:
-    """A command that takes an `executor` and has its options behind its own.
+    """A command with an `executor` and its options after its own.
 
     The command enters the executor itself, once it knows that there is something to run.
     """

@@ -3,7 +3,7 @@
 An interrupted run resumes from the units that are done.
 
 Wherever rows are timed in turn, exact attention is timed twice, and the order is new in each turn: how far its
-two times differ is the noise. The units say also what other processes used of the processors meanwhile.
+two times differ is the noise. The units also record the other processes' share of the processors meanwhile.
 """
 
 import math
@@ -62,7 +62,7 @@ MOST_POSITIONS = 1024  # of a sequence, whose next tokens are compared: logits o
 GROWTH = 1.7  # the exponent of the length in the prediction of a whole turn's time
 OVERHEAD = 1.4  # of a turn: what follows its passes, as next-token distributions do
 EAGER_SHARE = 4.0  # the time of eager attention that is predicted, as a multiple of SDPA's
-TOO_SLOW = 2.0  # seconds per call: a method that is predicted to exceed it is left out, and the report says so
+TOO_SLOW = 2.0  # seconds per call: a method that is predicted to exceed it is left out, and the report states it
 
 
 @dataclass(kw_only=True)
@@ -155,7 +155,7 @@ class Comparison(JobRun):
         """
         first, *longer = self.lengths
         yield from self._rounds(first, 0, 2)
-        for row in [] if self.pretrained.is_causal_lm else self.rows:  # the sequences of a causal one say it all
+        for row in [] if self.pretrained.is_causal_lm else self.rows:  # a causal one is complete with its sequences
             yield QUALITY.job(row.name, run=partial(self.quality, row))
         for row in self.rows if self.task else []:
             yield TASK.job(row.name, run=partial(self.task_score, row))
@@ -328,7 +328,7 @@ class Comparison(JobRun):
 
     @property
     def has_eager(self) -> bool:
-        """Whether the model has eager attention beside SDPA's, which many models still run."""
+        """Whether the model has eager attention in addition to SDPA, which many models still run."""
         return self.group.count == 1 and self.pretrained.model.config._attn_implementation == "sdpa"
 
     def eager(self, length: int) -> EagerPass:
@@ -385,7 +385,7 @@ class Comparison(JobRun):
         return self.models[reach, dtype]
 
     def _fast_enough(self, length: int) -> list[CompareRow]:
-        """Rows that take this length, and whose time at the one before says that they are worth their time at it."""
+        """Rows that accept this length, and whose time at the one before predicts that they are worth measuring."""
         shorter = [n for n in self.lengths if n < length]
         if not shorter:
             return self.rows

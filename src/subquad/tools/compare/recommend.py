@@ -1,4 +1,4 @@
-"""Choose a method from the figures of a comparison, and say why."""
+"""Choose a method from the figures of a comparison, with reasons."""
 
 from collections.abc import Mapping, Sequence
 

@@ -242,7 +242,7 @@ def _of_passages(c: Comparison, row: CompareRow) -> Quality:
 
 
 def _next_tokens(c: Comparison, row: CompareRow, length: int) -> Quality:
-    """Perplexity of a causal language model, and its next tokens beside the exact model's."""
+    """Perplexity of a causal language model, and its next tokens compared with the exact model's."""
     totals = summed([NextTokens(*run[row.name].output) for run in c.rounds_at(length)])
     last = max(totals.last_count, 1.0)
     return {

@@ -21,7 +21,7 @@ def rich_table(report: Report) -> RenderableType:
 
 
 def markdown(report: Report, plot_names: Sequence[str] = ()) -> str:
-    """All of a report as Markdown. `figures` are the names of the plots that lie beside it."""
+    """All of a report as Markdown. `figures` are the names of the plots that lie next to it."""
     parts = [
         f"# {escaped(content.short_name(report))}: attention methods compared",
         _recommendation(report),
@@ -113,7 +113,7 @@ def _recommendation(report: Report) -> str:
 
 
 def noise_line(report: Mapping[str, Any]) -> str:
-    """What to say of the noise; bold where the machine was busy."""
+    """A note on the noise; bold if the machine was busy."""
     noise = reading.noise(report)
     if noise is None:
         return ""

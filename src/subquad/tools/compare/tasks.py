@@ -103,7 +103,7 @@ def _movie_reviews(data: Path, examples: int | None) -> LabelledTask:
     test = [(review.text, review.label) for review in reviews if review.number >= 800]
     if not train or not test:
         raise InputError(
-            f"{archive} holds {len(train)} reviews before cv800 and {len(test)} from it on; both are needed"
+            f"{archive} contains {len(train)} reviews before cv800 and {len(test)} from it on; both are needed"
         )
     return _probe("movie-reviews", "accuracy of a logistic probe on frozen embeddings", train, test, examples)
 

@@ -13,7 +13,7 @@ def read_archive(archive: Path, suffix: str = ".txt") -> dict[str, str]:
     """The files with this suffix in a zip archive, by their names, in the order of these; UTF-8, or else Latin-1."""
     contents = {name: _decoded(content) for name, content in sorted(members(archive, suffix))}
     if not contents:
-        raise InputError(f"{archive} holds no {suffix} file")
+        raise InputError(f"{archive} contains no {suffix} file")
     return contents
 
 

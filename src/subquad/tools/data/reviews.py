@@ -1,4 +1,4 @@
-"""Movie reviews (Pang and Lee 2004) as NLTK's archive holds them: pos/cv000_….txt to neg/cv999_….txt."""
+"""Movie reviews (Pang and Lee 2004) as in NLTK's archive: pos/cv000_….txt to neg/cv999_….txt."""
 
 import re
 from dataclasses import dataclass
@@ -24,5 +24,5 @@ def read_reviews(archive: Path) -> list[Review]:
     texts = read_archive(archive)
     matches = [match for name in texts if (match := _NAME.fullmatch(name))]
     if {match[1] for match in matches} != {"pos", "neg"}:
-        raise InputError(f"{archive} does not hold the movie reviews (pos/cv….txt, neg/cv….txt)")
+        raise InputError(f"{archive} does not contain the movie reviews (pos/cv….txt, neg/cv….txt)")
     return [Review(int(match[2]), match[1], texts[match[0]]) for match in matches]

@@ -43,7 +43,7 @@ def table_rows(path: Path, text: str) -> Iterator[tuple[int, dict[str, object]]]
         if len(fields) > len(header):
             raise InputError(
                 f"{path}, line {line}: {len(fields)} fields, but the header has {len(header)}; a text with the "
-                "delimiter in it must stand in quotes"
+                "delimiter in it must be in quotes"
             )
         yield line, dict.fromkeys(header, None) | dict(zip(header, fields, strict=False))
 

@@ -42,7 +42,7 @@ def report_folders(progress: Any, paths: Sequence[Path]) -> None:
 
 
 def folder_lines(paths: Sequence[Path]) -> list[str]:
-    """For each folder among the paths, a line that says which of its files `read_documents` reads and which not."""
+    """For each folder among the paths, a line about which of its files `read_documents` reads and which not."""
     lines = []
     for folder in filter(is_folder, paths):
         read = files_in(folder, SUFFIXES)
@@ -85,7 +85,7 @@ def _read(path: Path, column: str) -> list[str]:
     if is_folder(path):
         files = files_in(path, SUFFIXES)
         if not files:
-            raise InputError(f"no text in the folder {path}: it holds no {', '.join(SUFFIXES)} file")
+            raise InputError(f"no text in the folder {path}: it contains no {', '.join(SUFFIXES)} file")
         return [document for file in files for document in _read(file, column)]
     if path.suffix.lower() in TABLES:
         documents = [field_of(path, n, row, column) for n, row in read_rows(path)]
@@ -126,5 +126,5 @@ def field_of(path: Path, number: int, row: dict[str, object], column: str) -> st
         raise NoColumn(f"{where} has no column {column!r}{instead(column, map(str, row), '', 'it has')}")
     value = row[column]
     if isinstance(value, dict | list):
-        raise InputError(f"{path}, line {number}: {column!r} holds a {type(value).__name__}, not text")
+        raise InputError(f"{path}, line {number}: {column!r} contains a {type(value).__name__}, not text")
     return "" if value is None else str(value)

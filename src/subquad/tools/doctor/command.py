@@ -35,7 +35,7 @@ def doctor(
         typer.Option(
             "--measure",
             help="Measure and store from how many tokens on methods are faster than exact attention here; the other "
-            "options say which methods and inputs.",
+            "options select methods and inputs.",
         ),
     ] = False,
     as_json: AsJson = False,

@@ -32,7 +32,7 @@ DROPPED = 1.5  # how many times slower than the other one an exact kernel may be
 
 
 def measure(settings: CrossoverSettings, progress: Progress = silent) -> list[MeasuredCrossover]:
-    """Measure the crossovers of each method in each dtype, under each mask that the method takes.
+    """Measure the crossovers of each method in each dtype, under each mask that the method supports.
 
     Raises:
         InputError: something in the settings does not work; the message has the remedy.
@@ -49,7 +49,7 @@ def measure(settings: CrossoverSettings, progress: Progress = silent) -> list[Me
             able = [str(method) for method in methods if not causal or method.traits.causal != "no"]
             measured += _panel(settings, able, dtype, causal, _from(progress, number, len(panels)))
     if not measured:
-        raise InputError("nothing to measure: none of these methods takes a causal mask; add none to --masks")
+        raise InputError("nothing to measure: none of these methods supports a causal mask; add none to --masks")
     noise = noise_of(machine.load(average, [use]), [])
     if noise["busy"]:
         note(progress, noise["says"])

@@ -47,7 +47,7 @@ def inspect(
                     report = report_of(measure(settings, out, progress), settings)
             outcome = results.written(report, write_inspection)
         if not show(outcome, lambda: INSPECT.table(outcome), as_json):
-            say(f"Results: {out / INSPECT.file}, {out / INSPECT.page}, and the plots beside them")
+            say(f"Results: {out / INSPECT.file}, {out / INSPECT.page}, and the plots next to them")
 
 
 COMMAND = Command(inspect, position=5, kinds=(INSPECT,))

@@ -29,8 +29,8 @@ from subquad.tools.runs.options import as_command
 from subquad.tools.runs.settings import InspectSettings
 
 SHARP = (
-    "Spectrum: a curve that rises at once says that each matrix of weights is close to one of low rank. It does not "
-    "say that the same low rank serves the next input: whether a projection that does not look at the input "
+    "Spectrum: a curve that rises at once means that each matrix of weights is close to one of low rank. It does not "
+    "mean that the same low rank serves the next input: whether a projection that does not look at the input "
     "(linformer) finds it is another question, which subquad compare answers."
 )
 

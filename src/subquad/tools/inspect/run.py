@@ -1,4 +1,4 @@
-"""`subquad inspect`: what the methods choose in this model, and how much of exact attention that holds.
+"""`subquad inspect`: what the methods choose in this model, and their share of exact attention.
 
 Attention utility, balance of buckets and attention maps, on the queries and keys of the model with exact attention. The
 work is cut into units whose results are kept until the report is written, so that an interrupted run resumes:
@@ -153,7 +153,7 @@ class Inspection(JobRun):
         settings = _fitted(settings, pretrained)
         assert settings.length is not None
         reading = read(pretrained, documents or standard_library(), settings.length, 1, settings.seed)
-        if settings.buckets > settings.length:  # said of a length that can be had: `read` refuses others
+        if settings.buckets > settings.length:  # reported for lengths that exist: `read` refuses others
             raise InputError(f"--buckets {settings.buckets} is more than the {settings.length} tokens of a sequence")
         with as_input_error():
             rows = [_row(method, pretrained, settings.length) for method in methods if method != Full()]

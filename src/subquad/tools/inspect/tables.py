@@ -42,7 +42,7 @@ def rich_table(report: InspectReport) -> RenderableType:
 
 
 class _Terminal:
-    """Settings stand under the methods' names where the table would be too wide otherwise."""
+    """Settings are below the methods' names if the table would be too wide otherwise."""
 
     def __init__(self, report: InspectReport):
         self.report = report
@@ -60,7 +60,7 @@ class _Terminal:
 
 
 def markdown(report: InspectReport, plots: Sequence[str] = ()) -> str:
-    """All of an inspection as Markdown. `plots` are the names of the plots that lie beside it."""
+    """All of an inspection as Markdown. `plots` are the names of the plots that lie next to it."""
     shows = about(report)
     parts = [
         f"# {escaped(title(report))}",

@@ -11,11 +11,11 @@ from subquad.tools.inspect.schema import InspectReport, Variant
 from subquad.tools.report import drawing
 
 BOUND, RANDOM = "#5b636b", "#9aa2aa"
-WIDTH = 0.34  # of a box; methods stand 1 apart
+WIDTH = 0.34  # of a box; methods are 1 apart
 
 
 def utility(report: InspectReport) -> Figure | None:
-    """A box of the layers for each method, with N/B keys and as given, beside the bound and random buckets."""
+    """A box of the layers for each method, with N/B keys and as given, next to the bound and random buckets."""
     shown = [method for method in report["methods"] if choices(method, "n_b")]
     if not shown:
         return None

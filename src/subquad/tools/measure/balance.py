@@ -6,7 +6,7 @@ Sun, Yang, Yoo 2022, "Sparse Attention with Learning-to-Hash", section 3.2 and a
     size-imbalanced:  s_b > 2E or s_b < E/2
     ratio-imbalanced: #queries/#keys > 2 or < 1/2
 
-The paper does not say over which buckets its percentages run, and its histogram leaves out buckets without queries or
+The paper does not state which buckets its percentages cover, and its histogram leaves out buckets without queries or
 without keys, so both are here: over all B buckets, and over those that are not empty (sizes) or that have both queries
 and keys (ratios).
 """

@@ -16,7 +16,7 @@ from subquad.masks import Mask
 from subquad.methods import BoundMethod, Method
 from subquad.tools.measure.group import ALONE, MeasuringGroup
 
-EXACT_ALONE = ("softcap", "sinks")  # what no method takes: a call that has one is exact attention, and not recorded
+EXACT_ALONE = ("softcap", "sinks")  # unsupported by methods: a call that has one is exact attention, and not recorded
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class LayerInputs:
 def without_padded_queries(
     *, mask: Mask, valid: Tensor | None, query_valid: Tensor | None, **options: Any
 ) -> dict[str, Any]:
-    """The options of a layer's call as a method takes them; padded queries, which the layer computes, are left out."""
+    """The options of a layer's call as a method's arguments; padded queries, which the layer computes, are left out."""
     if valid is not None:
         mask = (
             mask & Mask.padding(keys=valid)

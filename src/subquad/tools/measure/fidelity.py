@@ -43,7 +43,7 @@ def attention_weights(
 ) -> Float[Tensor, "B H rows columns"]:
     """The attention matrix A that a method applies to its values, out = A·V; of some rows and columns only, if wanted.
 
-    Most methods are linear in their values, so V = I gives A. Where a method's trait `by_values` says that its choices
+    Most methods are linear in their values, so V = I gives A. If a method's trait `by_values` declares that its choices
     depend on the values, A is the derivative of out with respect to them, one backward pass a row. N×M memory for all.
     """
     plain = method.method if isinstance(method, BoundMethod) else method

@@ -1,4 +1,4 @@
-"""The time that a method takes on a GPU, predicted from the launches that it asks for. No GPU is needed.
+"""The time that a method takes on a GPU, predicted from its launches. No GPU is needed.
 
     time of a launch = max(2 · multiply-adds / (peak · 0.4), bytes / (bandwidth · 0.75), what a sort takes,
                            operations / (those of the multiprocessors' own lanes · 0.4)) / share

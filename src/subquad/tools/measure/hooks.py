@@ -94,10 +94,10 @@ def asked(
 
 @torch.no_grad()
 def meetings(method: Method | BoundMethod, query: Tensor, key: Tensor, **options: Any) -> tuple[Buckets, ...]:
-    """Which queries meet which keys in this method. ValueError where it does not say; others as in `asked`."""
+    """Which queries meet which keys in this method. ValueError if it does not declare them; others as in `asked`."""
     chooses = inner(method)
     if not isinstance(chooses, ChoosesKeys):
-        raise ValueError(f"{chooses.name!r} does not say which keys a query meets: it has no `meetings`")
+        raise ValueError(f"{chooses.name!r} does not declare which keys a query meets: it has no `meetings`")
     return chooses.meetings(*asked(method, query, key, **options))
 
 

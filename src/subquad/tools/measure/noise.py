@@ -31,7 +31,7 @@ class Interval(NamedTuple):
 class MachineLoad(TypedDict):
     """The load of the machine during a run."""
 
-    others: float | None  # share of all processors' time that other processes used; None where the system does not say
+    others: float | None  # share of all processors' time that other processes used; None if not reported
     average: float | None  # the load average of the minute before the run
     cores: int
 

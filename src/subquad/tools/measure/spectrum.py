@@ -5,8 +5,8 @@ P = softmax(scale·Q Kᵀ) of one head and σ_1 ≥ σ_2 ≥ … its singular va
 
     Y(j) = Σ_{i≤j} σ_i / Σ_i σ_i
 
-One that rises at once says that P is close to a matrix of low rank. The matrix that it is close to depends on the
-input; Y says nothing of whether a projection that does not look at the input, as Linformer's, finds it.
+One that rises at once means that P is close to a matrix of low rank. The matrix that it is close to depends on the
+input; Y does not show whether a projection that does not look at the input, as Linformer's, finds it.
 """
 
 from typing import Any

@@ -72,9 +72,9 @@ class Effort:
 
     seconds: float  # a call's share: the rounds of three calls may take three times as long
     least: int = 3  # rounds, however long they take
-    enough: int = 9  # rounds, if the medians stand
+    enough: int = 9  # rounds, if the medians are stable
     most: int = 500
-    precision: float = 0.01  # a median stands when its quartiles' distance / √rounds is below this share of it
+    precision: float = 0.01  # a median is stable when its quartiles' distance / √rounds is below this share of it
 
 
 def until_steady(

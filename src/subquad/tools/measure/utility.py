@@ -61,11 +61,11 @@ def utilities(
 
     Args:
         methods: that have `meetings`; those with learned parameters bound.
-        keys: of the bound, for all items or for each; more than there are count as all.
+        keys: of the bound, for all items or for each; larger numbers count as all keys.
         options: as in `subquad.attention`: `mask`, `scale`, `bias`. Padded queries are left out of the means.
 
     Raises:
-        ValueError: a method does not say which keys it chooses, or refuses the call; packed segments.
+        ValueError: a method does not declare its choice of keys, or refuses the call; packed segments.
     """
     chosen = {name: meetings(method, query, key, **options) for name, method in methods.items()}
     query, key, call = asked(Full(), query, key, **options)

@@ -1,4 +1,4 @@
-"""What a report and a card say of inputs that are longer than a model's own positions, and of those that are not."""
+"""Notes of reports and cards on inputs that are longer than a model's own positions, and on those that are not."""
 
 from collections.abc import Mapping
 from typing import Any

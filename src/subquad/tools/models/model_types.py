@@ -1,4 +1,4 @@
-"""Model classes beside those of transformers: modules that packages name in the entry points `subquad.models`.
+"""Model classes that are not in transformers: modules that packages name in the entry points `subquad.models`.
 
 Such a module registers its config classes with transformers' Auto classes when it is imported.
 """

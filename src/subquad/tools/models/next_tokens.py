@@ -1,4 +1,4 @@
-"""The next-token distributions of a causal language model, beside those of the exact model.
+"""The next-token distributions of a causal language model, compared with those of the exact model.
 
 A prefill, as `generate` runs it, computes the logits of the last token alone, and is timed so. The logits of all
 positions are made from its last hidden states afterwards, for some positions at a time: all at once would be N·V.

@@ -56,7 +56,7 @@ class TokenizedText:
         return [[pretrained.wrap(piece, length) for piece in draw.sample(pieces, size)] for _ in range(count)]
 
     def metadata(self, paths: Sequence[Path]) -> dict[str, Any]:
-        """What a report says of the text, which came from these paths, or from the standard library."""
+        """The description of the text in reports: from these paths, or from the standard library."""
         return {
             "source": ", ".join(map(str, paths)) or STANDARD_LIBRARY,
             "documents": self.documents,
@@ -76,7 +76,7 @@ def read(pretrained: Pretrained, documents: Sequence[str], length: int, passages
     if content < SHORTEST:
         room = "1 token" if content == 1 else f"{max(content, 0)} tokens"
         raise InputError(
-            f"a length of {length} leaves {room} beside the special ones; passages have {SHORTEST} or more"
+            f"a length of {length} leaves {room} besides the special ones; passages have {SHORTEST} or more"
         )
     ids = [pretrained.content_ids(document) for document in documents]
     chunks = _pieces(ids, content)

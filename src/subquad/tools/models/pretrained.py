@@ -25,7 +25,7 @@ Kind = Literal["embedding", "masked-lm", "causal-lm"]
 
 logger = logging.getLogger(__name__)
 
-MAIN_LENGTH = {"embedding": 512, "masked-lm": 512, "causal-lm": 2048}  # at most, where nothing else is said
+MAIN_LENGTH = {"embedding": 512, "masked-lm": 512, "causal-lm": 2048}  # at most, by default
 BATCH = 8  # items of the model's own length
 
 
@@ -47,7 +47,7 @@ class Pretrained:
 
     @property
     def device(self) -> torch.device:
-        """Where the model is."""
+        """The device of the model."""
         return self.model.device
 
     @property
@@ -123,7 +123,7 @@ class Pretrained:
         return {"input_ids": ids.to(self.device), "attention_mask": attention_mask.to(self.device)}
 
     def metadata(self) -> dict[str, Any]:
-        """What a report says of the model."""
+        """The description of the model in reports."""
         layers = hf.find_layers(self.model)
         heads, kv_heads, width = hf.head_counts(layers[0])
         return {
@@ -258,7 +258,7 @@ def load(name: str | None, device: str = "cpu", group: MeasuringGroup = ALONE, d
         pretrained.probe()
     except Exception as error:  # of the model's own code, with settings that nothing checked before
         reason = str(error).partition("\n")[0] or type(error).__name__
-        raise InputError(f"{where}: the model does not run with what its config.json says: {reason}") from error
+        raise InputError(f"{where}: the model does not run with its config.json: {reason}") from error
     with as_input_error(f"{where}: "):
         notes = check_weights(where, model, loading, pretrained.probe)
     for note in notes:
@@ -292,8 +292,8 @@ def model_location(name: str | None) -> str:
 def _kind(config: Any, where: str) -> Kind:
     if getattr(config, "is_encoder_decoder", False):
         raise InputError(
-            f"{where} is an encoder-decoder ({config.model_type}); compare takes encoders, masked and causal language "
-            "models. sq.hf.swap puts methods into encoder-decoders"
+            f"{where} is an encoder-decoder ({config.model_type}); compare accepts encoders, masked and causal "
+            "language models. sq.hf.swap puts methods into encoder-decoders"
         )
     architecture = architecture_of(config)
     if architecture.endswith("ForMaskedLM"):  # which some embedding models still name, such as all-mpnet-base-v2
@@ -310,12 +310,12 @@ def config_of(where: str) -> Any:
 
 
 def architecture_of(config: Any) -> str:
-    """The name of the class that was saved, where a config says it."""
+    """The name of the saved class, if a config has it."""
     return (getattr(config, "architectures", None) or [""])[0]
 
 
 def _pooling(config: Any, where: str) -> Pooling:
-    """How an embedding is made of hidden states: as a model of `subquad train` does, or as its folder says."""
+    """How an embedding is made of hidden states: as in a model of `subquad train`, or as its folder configures it."""
     if config.model_type == "subquad-encoder":
         return "cls" if config.pooling == "first" else "mean"
     return pooling_of(where)

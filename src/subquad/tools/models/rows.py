@@ -31,7 +31,7 @@ class CompareRow:
     reason: str | None = None
     adapter: str | None = None  # the folder that its learned parameters come from
     bounds: dict[int, BoundMethod] = field(default_factory=dict)  # with learned parameters, by layer
-    plan: str | None = None  # the folder of a plan, whose layers run what `planned` says
+    plan: str | None = None  # the folder of a plan, whose layers run the methods in `planned`
     planned: dict[int, Method | BoundMethod] = field(default_factory=dict)
     modes: tuple[str, ...] = ()  # what ranks send each other, where tokens are split: "summary", "heads", "ring"
     dtype: str = FP32  # of the model's weights
@@ -129,14 +129,14 @@ def row_of_adapter(pretrained: Pretrained, folder: Path) -> CompareRow:
     """The row of an adapter, whose layers all run one method.
 
     Raises:
-        InputError: the folder holds no adapter, a damaged one, or one for another model.
+        InputError: the folder contains no adapter, a damaged one, or one for another model.
     """
     with as_input_error():
         bounds = hf.read_adapter(folder).bounds(pretrained.model)
     methods = {bound.method for bound in bounds.values()}
     if len(methods) != 1:
         listed = ", ".join(sorted(map(str, methods)))
-        raise InputError(f"the adapter {folder} mixes methods ({listed}); compare takes one method in all layers")
+        raise InputError(f"the adapter {folder} mixes methods ({listed}); compare accepts one method in all layers")
     everywhere = len(hf.find_layers(pretrained.model)) == len(bounds)
     reason = None if everywhere else f"only in layers {', '.join(map(str, sorted(bounds)))}; the others stay exact"
     return CompareRow(methods.pop(), sorted(bounds), reason, str(folder), bounds)
@@ -146,7 +146,7 @@ def row_of_plan(pretrained: Pretrained, folder: Path) -> CompareRow:
     """The row of a plan. Its `method` is the one that most layers run, exact attention aside.
 
     Raises:
-        InputError: the folder holds no plan, a damaged one, or one for another model.
+        InputError: the folder contains no plan, a damaged one, or one for another model.
     """
     with as_input_error():
         planned = load_plan(folder).for_model(pretrained.model)

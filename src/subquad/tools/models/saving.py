@@ -57,7 +57,7 @@ def check(folder: Path | None, out: Path, model: str | None) -> None:
     """Refuse, before anything is measured, what could not be saved; without a folder nothing is to be saved.
 
     Raises:
-        InputError: the folder holds something or lies around `out`; no such model, or one that sentence-transformers,
+        InputError: the folder is not empty or contains `out`; no such model, or one that sentence-transformers,
             which is not installed, must save.
     """
     if folder is None:

@@ -1,4 +1,4 @@
-"""Where methods go in a module: into its transformers model, into its layers, or into its calls of SDPA."""
+"""Places for methods in a module: its transformers model, into its layers, or into its calls of SDPA."""
 
 import sys
 from abc import ABC, abstractmethod
@@ -54,7 +54,7 @@ class AttentionSites(ABC):
 
     @abstractmethod
     def assign(self, method: Method) -> Assigned:
-        """Where a method can run, as far as that is known before a pass."""
+        """The places where a method can run, as far as is known before a pass."""
 
     @abstractmethod
     def running(self, methods: Any) -> Any:
@@ -177,7 +177,7 @@ class SdpaCallSites(AttentionSites):
 
 
 def attention_sites(module: nn.Module, call: ModuleCall) -> AttentionSites:
-    """Where methods can go in a module, by a pass over one input where its modules do not tell.
+    """The places for methods in a module, from a pass over one input if its modules do not show them.
 
     Raises:
         TypeError: it is not a module, or holds several transformers models.
@@ -202,7 +202,7 @@ def attention_sites(module: nn.Module, call: ModuleCall) -> AttentionSites:
     count = log.replaced + log.exact
     if not count:
         raise InputError(
-            f"there is no attention in this {type(module).__name__} that a method can replace: it holds no "
+            f"there is no attention in this {type(module).__name__} that a method can replace: it contains no "
             "transformers model (sq.hf.swap), no torch.nn.MultiheadAttention or timm Attention (sq.nn.swap), and it "
             "calls no torch.nn.functional.scaled_dot_product_attention (sq.intercept); write its attention with one "
             "of these, or with sq.nn.MultiheadAttention"

@@ -41,7 +41,7 @@ class ModuleCall:
 
 
 def as_calls(inputs: Iterable[Any]) -> list[ModuleCall]:
-    """The calls that inputs stand for.
+    """The calls that inputs represent.
 
     Raises:
         TypeError: `inputs` is a single input, or one of them is neither a tensor, nor a tuple, nor a mapping.

@@ -51,7 +51,7 @@ def compare(
 
     Methods go into a transformers model by `sq.hf.swap`; into `nn.MultiheadAttention` and timm's `Attention` by
     `sq.nn.swap`; and, where a module has none of these, into its calls of `scaled_dot_product_attention` by
-    `sq.intercept`. The result says which. The module runs in eval mode without gradients, and is afterwards exactly
+    `sq.intercept`. The result names the way. The module runs in eval mode without gradients, and is afterwards exactly
     what it was, also if an error is raised.
 
     Every round runs all methods on one input in random order, and the module's own attention twice: speeds are ratios
@@ -227,7 +227,7 @@ class LengthGroup:
 
     @property
     def is_done(self) -> bool:
-        """Whether every input was run, and times stand."""
+        """Whether every input was run, and times are stable."""
         timed = self.rounds - self.with_memory
         steady = timed >= MOST_ROUNDS or (timed >= LEAST_ROUNDS and self.spent >= SECONDS)
         return steady and len(self.references) == len(self.calls)
@@ -250,7 +250,7 @@ class Measurement:
         self._draw = random.Random(0)
 
     def run(self, end: float, progress: Progress) -> None:
-        """Rounds at every length, the shortest first, until times stand or the end is near; at least one each."""
+        """Rounds at every length, the shortest first, until times are stable or the end is near; at least one each."""
         total = sum(max(len(group.calls), LEAST_ROUNDS + 1) for group in self.groups.values())
         for number, group in enumerate(self.groups.values()):
             self._choose_effort(group, (end - time.perf_counter()) / (len(self.groups) - number))

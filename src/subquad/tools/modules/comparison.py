@@ -38,7 +38,7 @@ class ModuleRecommendation:
 
 @dataclass(frozen=True)
 class ModuleComparison:
-    """Methods in a module: fidelity, speed and memory. Prints as a table.
+    """The result of `sq.compare`: fidelity, speed and memory of methods in a module. Prints as a table.
 
     Attributes:
         module: the class of the module.

@@ -53,7 +53,7 @@ def plan_module(
     minutes: float = 10.0,
     progress: Progress = silent,
 ) -> ModulePlan:
-    """Find a method for each attention layer of any module, for a loss of its output that is accepted.
+    """Choose a method for each attention layer of any module, within an accepted loss of its output.
 
         minimise Σ_l t(l, c_l)   subject to   Σ_l loss(l, c_l) ≤ budget            one method c_l in each layer l
 
@@ -115,7 +115,9 @@ def plan_module(
 
 def _other_function(function: str, module: nn.Module) -> str:
     if function == "sq.hf.swap":
-        return f"{type(module).__name__} holds a transformers model; use sq.plan(model, inputs), which plans by length"
+        return (
+            f"{type(module).__name__} contains a transformers model; use sq.plan(model, inputs), which plans by length"
+        )
     return (
         f"{type(module).__name__} has no layers that sq.nn.swap takes: its attention is calls of "
         "scaled_dot_product_attention, which sq.intercept runs by one method; use sq.compare to choose it"

@@ -36,7 +36,9 @@ class HeldOutResult:
 
 @dataclass(frozen=True)
 class ModulePlan:
-    """A method for each layer of a module. Prints as a table; `sq.nn.swap(module, plan.layers)` puts it in.
+    """The result of `sq.plan_module`: a method for each layer of a module. Prints as a table.
+
+    `sq.nn.swap(module, plan.layers)` puts the methods into the module.
 
     Attributes:
         module: the class of the module.

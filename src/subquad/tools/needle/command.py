@@ -47,7 +47,7 @@ def needle(
                     report = report_of(measure(settings, out, progress), settings)
             outcome = results.written(report, write_needle)
         if not show(outcome, lambda: NEEDLE.table(outcome), as_json):
-            say(f"Report: {out / NEEDLE.page}, with needle.png beside it")
+            say(f"Report: {out / NEEDLE.page}, with needle.png next to it")
 
 
 COMMAND = Command(needle, position=6, kinds=(NEEDLE,))

@@ -1,8 +1,8 @@
 """The oracle of a method that is causal by halves: each query's own best keys, as many as the method meets exactly.
 
 `oracle-top` gives every query the same number of keys, and a method by halves does not, so k is the mean over the
-queries of a prompt. A window beside the best keys is not possible: the sum of `oracle-top` and `local` would need the
-best keys outside of the window.
+queries of a prompt. A window in addition to the best keys is not possible: the sum of `oracle-top` and `local` would
+need the best keys outside of the window.
 """
 
 from collections.abc import Iterable

@@ -11,7 +11,7 @@ from subquad.tools.report import drawing
 # file name -> what it shows
 PLOTS = {
     "needle.png": "Log-likelihood of the answers minus that of exact attention, in nats per token: blue is as good as "
-    "exact or better, red is worse; empty: not measured. The share of right answers stands below each figure.",
+    "exact or better, red is worse; empty: not measured. The share of right answers is below each figure.",
 }
 CELL_WIDTH, CELL_HEIGHT = 0.85, 0.5  # inches of a cell
 LEAST = 0.1  # nats: the range of colours at least, so that noise is pale

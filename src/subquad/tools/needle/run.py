@@ -1,4 +1,4 @@
-"""`subquad needle`: whether a decoder still finds what stands far back in its prompt.
+"""`subquad needle`: whether a decoder retrieves facts from far back in its prompt.
 
 Each prompt through each method is a unit of its own, whose result is kept until the report is written, so that an
 interrupted run resumes:
@@ -93,7 +93,7 @@ def _parse_inputs(settings: NeedleSettings) -> tuple[list[Method], list[str] | N
     with as_input_error():
         methods = [method for method in dict.fromkeys(map(parse_method, settings.methods)) if not method.is_exact]
     if not methods:
-        raise InputError("no methods to measure beside exact attention: --methods names none")
+        raise InputError("no methods to measure besides exact attention: --methods names none")
     return methods, read_documents(settings.text, settings.column) if settings.text else None
 
 

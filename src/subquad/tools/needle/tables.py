@@ -30,7 +30,7 @@ def rich_table(report: NeedleReport) -> RenderableType:
 
 
 class _NeedleTerminal:
-    """Settings stand under the methods' names where the table would be too wide otherwise."""
+    """Settings are below the methods' names if the table would be too wide otherwise."""
 
     def __init__(self, report: NeedleReport):
         self.report = report
@@ -45,7 +45,7 @@ class _NeedleTerminal:
 
 
 def markdown(report: NeedleReport, plots: Sequence[str] = ()) -> str:
-    """All of a run as Markdown. `plots` are the names of the plots that lie beside it."""
+    """All of a run as Markdown. `plots` are the names of the plots that lie next to it."""
     parts = [
         f"# {escaped(title(report))}",
         table_of(summary(report)),

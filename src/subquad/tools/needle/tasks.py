@@ -19,7 +19,7 @@ NAMES = ("amber", "birch", "cobalt", "daisy", "ember", "fennel", "garnet", "haze
 class Puzzle:
     """Needles, the facts to find, with their depths; the question at the end of the prompt, and the answer after it.
 
-    A depth is where a fact stands in the text: 0 at its beginning, 1 at its end.
+    A depth is the position of a fact in the text: 0 at its beginning, 1 at its end.
     """
 
     needles: list[tuple[float, str]]

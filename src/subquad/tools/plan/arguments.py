@@ -81,7 +81,7 @@ def check_together(at: Mapping[int, Sequence[Candidate]]) -> None:
     for method in methods:
         if is_mixture(method):
             raise InputError(
-                f"{method} is a mixture, but a plan joins its methods by length and takes only single ones"
+                f"{method} is a mixture, but a plan joins its methods by length and accepts only single ones"
             )
     try:
         common_seed(methods if len(at) > 1 else [])

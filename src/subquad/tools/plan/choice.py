@@ -2,7 +2,7 @@
 
     minimise Σ_l t(l, c_l)   subject to   Σ_l loss(l, c_l) ≤ budget            one candidate c_l in each layer l
 
-Losses of single layers add up almost exactly (`benchmarks/plans.py` sets the sum beside what is measured), so that this
+Losses of single layers add up almost exactly (`benchmarks/plans.py` compares the sum with measurements), so that this
 multiple-choice knapsack chooses well; a verification corrects the rest.
 """
 

@@ -32,7 +32,7 @@ def plan(
     *,
     executor: Executor,
 ) -> None:
-    """Find which method runs in which layer at which length, for an error that you accept.
+    """Choose a method for each layer and length, within an error that you accept.
 
     Under torchrun, the tokens of every input are split over the ranks.
     """

@@ -14,7 +14,7 @@ def grid(length: int) -> list[Method]:
 
     Around the defaults of `clustered-tail`, C = √(2N) clusters and k = √(8N) top keys, which keep its error about
     constant. Exact attention by subquad's kernel is for layers that bear nothing. Crude methods are for layers that
-    bear much: the last layer of an encoder is nearly free. Windows are what causal layers take, and, beside clusters,
+    bear much: the last layer of an encoder is nearly free. Windows are for causal layers, and, in addition to clusters,
     layers that attend to neighbours, as in speech.
     """
     C, k = math.sqrt(2 * length), math.sqrt(8 * length)

@@ -309,7 +309,7 @@ class Length:
     def verify(self, planned: Planned, cost: PassCost, deadline: Deadline) -> VerifiedPassages:
         """Choose and verify until a verification holds; of all choices that were verified the fastest is taken.
 
-        The best uniform choice is verified beside the first one, if there is time. What is chosen when the time
+        The best uniform choice is verified together with the first one, if there is time. What is chosen when the time
         suffices for no further round is far more exact. Exact attention is taken where nothing was verified, or is no
         slower.
 
@@ -377,7 +377,7 @@ class Length:
         cost: PassCost,
         deadline: Deadline,
     ) -> Verified:
-        """The plan of a round on the held-out passages, and in the first round the best uniform choice beside it.
+        """The plan of a round on the held-out passages, and in the first round also the best uniform choice.
 
         A round that takes longer than predicted ends after three passages or more.
 

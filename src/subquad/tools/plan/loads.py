@@ -1,4 +1,4 @@
-"""What a plan is measured on: inputs of one length, the model that takes them, and how far outputs are from exact."""
+"""What a plan is measured on: inputs of one length, their model, and how far outputs are from exact."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -19,7 +19,7 @@ from subquad.tools.models.passages import TokenizedText
 from subquad.tools.models.pretrained import Pretrained
 from subquad.tools.runs.floor import Figure
 
-Loss = Callable[[Any, Any], float]  # of an output, and of the exact model's; 0 where they say the same
+Loss = Callable[[Any, Any], float]  # of an output, and of the exact model's; 0 if they are equal
 TOKENS = 12_288  # of the passages on which losses are measured
 FEWEST, MOST = 3, 16  # passages for losses
 FEWEST_PASSAGES = 5  # of a length: two for losses, and three to verify on
@@ -60,7 +60,7 @@ def text_load(pretrained: Pretrained, reading: TokenizedText, length: int, figur
     """
     content = length - len(pretrained.wrap([], length))
     if content < 1:
-        raise InputError(f"a length of {length} leaves no token beside the special ones")
+        raise InputError(f"a length of {length} leaves no token besides the special ones")
     few = min(max(TOKENS // length, FEWEST), MOST)
     count = min(few + max(2 * few, HELD_OUT), len(reading.tokens) // content)
     if count < FEWEST_PASSAGES:
@@ -169,7 +169,7 @@ def input_loads(
 
 @torch.inference_mode()
 def _run(model: Any, metric: Callable[[Any, Any], float] | None, item: Mapping[str, Any]) -> Any:
-    """What the model makes of an input: its output, with the input's mask beside it, or the metric's value of it."""
+    """What the model makes of an input: its output together with the input's mask, or the metric's value of it."""
     output = hf.transformers_model(model)(**item)
     return _Read(output, item.get("attention_mask")) if metric is None else _number("metric", metric(output, item))
 

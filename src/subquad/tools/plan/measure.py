@@ -95,7 +95,7 @@ def pass_times(load: PlanInputs, allowed: float = math.inf) -> PassTimes:
 
 
 def _judge(load: PlanInputs, loss: Loss, output: Any) -> None:
-    """What is done for a loss beside the pass."""
+    """The work for a loss in addition to the pass."""
     with running(load.model, EXACT, load.group):
         loss(copy(output), output)  # a copy: some losses take less time for the same object
 

@@ -27,7 +27,7 @@ from subquad.tools.runs.cache import JobCache
 from subquad.tools.runs.floor import Floor
 from subquad.tools.runs.jobs import Progress
 
-ROOM = 1.1  # of the minutes that are said to be needed
+ROOM = 1.1  # of the minutes that are reported as needed
 SHORT = 512  # tokens; shorter lengths are not recommended below this
 
 
@@ -98,7 +98,7 @@ class Planning:
         return 1
 
     def _too_short(self, begun: float) -> InputError:
-        """The error that says how many minutes are needed; `begun` are the seconds that there were at first."""
+        """The error with the number of minutes that are needed; `begun` are the seconds that there were at first."""
         weights = {planned.length: planned.length for planned in self.lengths}
         first = self.lengths[0]
         assert first.passes is not None

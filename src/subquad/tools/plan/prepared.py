@@ -55,7 +55,7 @@ def prepare(
     group: MeasuringGroup = ALONE,
     deadline: Deadline | None = None,
 ) -> Prepared:
-    """Load the model and the text, and fit what is to be fitted; adapters that `out` holds are used again.
+    """Load the model and the text, and fit what is to be fitted; adapters in `out` are used again.
 
     Fitting does not count for the deadline.
 

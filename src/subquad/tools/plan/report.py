@@ -154,8 +154,8 @@ def _notes(made: Made) -> list[str]:
     notes += [_accepted(1 - made.planning.floor.least, made.planning.shift)]
     notes.append(
         "A bound assumes that passages are independent and that their losses are about normally distributed, or, for a "
-        "metric that is right or wrong, that each loss is −1, 0 or 1. It holds for text like the one that was planned "
-        "on."
+        "metric that is right or wrong, that each loss is −1, 0 or 1. It is valid for text like the one that was "
+        "planned on."
     )
     if short := made.plan.made_on.get("short_texts"):
         notes.append(short_note(short))

@@ -111,7 +111,7 @@ def plan(
     out: str | Path | None = None,
     progress: Progress = silent,
 ) -> Plan:
-    """Find which method runs in which layer at which length, for an error of the final output that is accepted.
+    """Choose a method for each layer and length of a transformers model, within an accepted error of the final output.
 
     Args:
         model: what `sq.hf.swap` takes, in eval mode. Methods that are swapped into it run again afterwards; planning
@@ -135,8 +135,8 @@ def plan(
         progress: called with what is under way, and how much of it is done.
 
     Returns:
-        A plan: `sq.hf.swap(model, plan)`, `plan.save(folder)`, `sq.load_plan(folder)`. Its `verified` says what was
-        measured on held-out inputs. Where nothing met the floor it is exact attention at that length.
+        A plan: `sq.hf.swap(model, plan)`, `plan.save(folder)`, `sq.load_plan(folder)`. Its `verified` is what was
+        measured on held-out inputs. If nothing reached the minimum fidelity, it is exact attention at that length.
 
     Raises:
         ValueError: too few inputs of a length, a floor outside (0, 1], a method that is unknown, or a model in training
@@ -146,7 +146,7 @@ def plan(
             type than it must have.
     """
     if isinstance(model, nn.Module) and not holds_transformers_model(model):
-        raise TypeError(f"{type(model).__name__} holds no transformers model; use sq.plan_module(module, inputs)")
+        raise TypeError(f"{type(model).__name__} contains no transformers model; use sq.plan_module(module, inputs)")
     settings = settings_from(min_fidelity, shift, lengths, minutes, seed)
     check_settings(settings)
     methods = [methods] if isinstance(methods, str | Method) else methods
@@ -197,7 +197,7 @@ def of_sentence_transformer(model: Any) -> Pretrained:
     """What reads texts with a SentenceTransformer: its tokenizer and pooling around its transformers model.
 
     Raises:
-        TypeError: it is none, so that nothing says how texts are read.
+        TypeError: it is not one, so texts cannot be read.
     """
     inner, tokenizer = hf.transformers_model(model), getattr(model, "tokenizer", None)
     if tokenizer is None:
@@ -225,7 +225,7 @@ def plan_loads(
     workers: Workers = UNAIDED,
     deadline: Deadline | None = None,
 ) -> Made:
-    """Plan for the inputs of some loads. `methods` are tried, and `fitted` parameters by name and layer beside them.
+    """Plan for the inputs of some loads. `methods` are tried, and also `fitted` parameters by name and layer.
 
     The deadline is by default that of the settings, from now on.
 
@@ -264,7 +264,7 @@ def _check_methods(methods: Sequence[Method], model: Any, also: Mapping[str, Any
     for method in methods:
         if method.traits.learned:
             remedy = "" if method.traits.fit is None else ": --calibrate TEXT fits them, or give an --adapter"
-            raise InputError(f"{method} has learned parameters, and a plan takes only those that are fitted{remedy}")
+            raise InputError(f"{method} has learned parameters, and a plan accepts only those that are fitted{remedy}")
     refused = {method: hf.refusals(model, method) for method in methods if method != Full()}
     if refused and not also and all(len(reasons) == len(hf.find_layers(model)) for reasons in refused.values()):
         method, reasons = next(iter(refused.items()))

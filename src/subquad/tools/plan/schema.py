@@ -1,4 +1,4 @@
-"""What a report of `subquad plan` holds, as plain data."""
+"""The content of a report of `subquad plan`, as plain data."""
 
 from typing import Any, NotRequired, TypedDict
 

@@ -48,7 +48,7 @@ def rich_table(report: PlanReport) -> RenderableType:
 
 
 def markdown(report: PlanReport, plot_names: Sequence[str] = ()) -> str:
-    """All of a plan as Markdown. `figures` are the names of the plots that lie beside it."""
+    """All of a plan as Markdown. `figures` are the names of the plots that lie next to it."""
     parts = [f"# {escaped(title(report))}", f"**{escaped(report['headline'])}**", bullets(tried(report))]
     if "next" in report:
         parts += [NEXT, fenced(report["next"])]
@@ -80,7 +80,7 @@ def tried(report: PlanReport) -> list[str]:
 
 
 def tables(report: PlanReport) -> list[tuple[str, str, ReportTable]]:
-    """(heading, what it says, table) of all tables with lines."""
+    """(heading, description, table) of all tables with lines."""
     all_tables = [
         (
             "Lengths",
@@ -109,7 +109,7 @@ def metadata_of(report: PlanReport) -> list[tuple[str, list[tuple[str, str]]]]:
 
 
 def verified(report: PlanReport) -> ReportTable:
-    """A line for each length: fidelity, its bound, speed, and the best single method beside it."""
+    """A line for each length: fidelity, its bound, speed, and the best single method for comparison."""
     columns = [
         Column("fidelity", "plan"),
         Column("lower bound", "plan"),

@@ -1,4 +1,4 @@
-"""Where the losses of a plan are measured."""
+"""The workers that measure the losses of a plan."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -32,7 +32,7 @@ class Workers:
 
     @property
     def note(self) -> tuple[str, ...]:
-        """What a report says of it."""
+        """The description in reports."""
         return (
             (f"Losses of single layers were measured by {self.executor.description}.",)
             if self.executor.description

@@ -12,7 +12,7 @@ from subquad.tools.report.vector import Drawing
 
 
 def write_plan_report(report: PlanReport, folder: Path) -> list[Path]:
-    """Write report.json, report.md, report.html and the plots beside the plan; return their paths."""
+    """Write report.json, report.md, report.html and the plots next to the plan; return their paths."""
     drawn = plots(report)
     page = html(report, drawings(report), f'plan = sq.load_plan("{folder.name}")\nsq.hf.swap(model, plan)')
     contents = {

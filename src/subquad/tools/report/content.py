@@ -1,4 +1,4 @@
-"""What a report says, as plain tables and facts: the terminal, Markdown and the page only lay them out."""
+"""The contents of a report as plain tables and facts: the terminal, Markdown and the page only lay them out."""
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -55,14 +55,14 @@ def pieces(name: str) -> list[str]:
 class Column:
     """A column's head, the group that it belongs to (a length, mostly) and the term that explains it, if not its head.
 
-    `about` says what a column means that no page with a glossary has.
+    `about` explains a column that is not in a page's glossary.
     """
 
     head: str
     group: str = ""
     about: str = ""
     named: str = ""  # the term
-    short: str = ""  # of the head, where room is scarce; its words may stand below each other
+    short: str = ""  # of the head, for narrow tables; its words may be below each other
 
     @property
     def term(self) -> str:
@@ -71,7 +71,7 @@ class Column:
 
     @property
     def meaning(self) -> str:
-        """What the column says; empty if its head says it."""
+        """The description of the column; empty if its head suffices."""
         return self.about or TERMS.get(self.term, "")
 
     @property

@@ -166,7 +166,7 @@ def titled(figure: Figure, model: str, what: str) -> Figure:
 
 
 def png(figure: Figure) -> bytes:
-    """The figure as a PNG. A letter that the font does not have is drawn as a box, and nothing is said of it."""
+    """The figure as a PNG. A letter that the font does not have is drawn as a box, without a warning."""
     buffer = BytesIO()
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph")

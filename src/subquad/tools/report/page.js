@@ -1,5 +1,5 @@
 "use strict";
-// The page is whole without this script, which lets readers sort and filter tables, copy commands and see what a point
+// The page is complete without this script, which lets readers sort and filter tables, copy commands and see what a point
 // of a figure or a term means. It requests nothing.
 (() => {
   // -------------------------------------------------------------------- sorting

@@ -119,7 +119,7 @@ def _recommended(report: Report, name: str) -> str:
 
 
 def notes(report: Report) -> list[str]:
-    """What holds for single methods that ran: which layers stay exact, where it is exact, where it cannot run."""
+    """Notes on single methods that ran: which layers stay exact, where it is exact, where it cannot run."""
     listed = [(m["method"], [m.get("reason"), *m.get("remarks", [])]) for m in ran(report)]
     return [f"{name}: {note}" for name, each in listed for note in each if note]
 

@@ -1,6 +1,6 @@
 """The shape of `report.json`, which tables, plots and the page are drawn from.
 
-Times are in milliseconds (`measure.timing.Cost` says which), memory is in MiB, lengths are token counts as strings
+Times are in milliseconds (as defined by `measure.timing.Cost`), memory is in MiB, lengths are token counts as strings
 (JSON keys). A figure that was not measured is absent or None, never 0.
 """
 
@@ -50,7 +50,7 @@ class MethodReport(TypedDict):
 
 
 class EagerCost(TypedDict):
-    """One batch with the model's own attention as eager code, beside the same batch with SDPA."""
+    """One batch with the model's own attention as eager code, to compare with the same batch with SDPA."""
 
     ms: float
     speedup: float

@@ -12,7 +12,7 @@ TERMS = {
     "adapter": "A folder with the learned parameters of a method, from subquad calibrate. Such a row is called "
     "method@folder.",
     "baseline": "The row of the model's own exact attention (full, torch's SDPA), which all other rows are compared "
-    "with. full:kernel=subquad is exact too, by a kernel of subquad's.",
+    "with. full:kernel=subquad is exact too, with subquad's kernel.",
     "cosine mean": "Mean cosine between the embeddings with this method and those of the exact model.",
     "cosine p5": "5th percentile of the cosines to the exact model's embeddings: the least similar texts.",
     "exact attention": "Softmax attention of every query to every key, computed by torch's SDPA; the method full.",
@@ -22,11 +22,11 @@ TERMS = {
     "below it.",
     "fidelity": "How close the model's output is to the exact model's, from 0 to 1. For embedding models it is the "
     "mean cosine to the exact embeddings, for masked language models the exact perplexity / this one's, for causal "
-    "ones e^−KL, or the share of equal top tokens where --min-agreement is the floor.",
-    "KL": "Mean divergence KL(exact ‖ this) of the next-token distributions in nats; 0 where they are equal.",
+    "ones e^−KL, or the share of equal top tokens if --min-agreement is given.",
+    "KL": "Mean divergence KL(exact ‖ this) of the next-token distributions in nats; 0 if they are equal.",
     "KL, last quarter": "KL over the last quarter of each text, which has the most text before it.",
     "same top token": "Share of the positions at which the most likely next token is the exact model's.",
-    "same top token, last quarter": "The same over the last quarter of each text.",
+    "same top token, last quarter": "Share of equal top tokens in the last quarter of each text.",
     "layer": "An attention layer of the model, by its number in the model's order.",
     "layer error": "‖out − exact‖ / ‖exact‖ of a layer's attention output, on the exact model's own queries, keys and "
     "values; mean over layers.",
@@ -34,21 +34,20 @@ TERMS = {
     "minimum fidelity": "The fidelity that a recommended method must reach (--min-fidelity, --max-kl or "
     "--min-agreement).",
     "ms": "Exact attention's median time in milliseconds / the speed-up; of exact attention itself the median.",
-    "not calibrated": "The learned parameters of this method are those that it starts with; subquad calibrate fits "
-    "them.",
+    "not calibrated": "The learned parameters of this method have their initial values; subquad calibrate fits them.",
     "Pareto front": "The methods that no other method exceeds in both fidelity and speed.",
     "perplexity": "exp of the mean negative log-likelihood per token; lower is better.",
     "quartiles": "The time in milliseconds at the quartiles of the speed-up.",
     "recall@10": "Share of the exact model's ten best passages of a query that are among the ten best here.",
-    "recommended": "At the lengths that the mark names, the fastest of the settings tried that reaches the minimum "
+    "recommended": "At the marked lengths, the fastest of the settings tried that reaches the minimum "
     "fidelity and is faster than exact attention by at least 1.1× and by more than the noise.",
     "reference": "A reference method computes all logits, as exact attention does. It shows what a certain kind of "
     "approximation can reach, it is not faster, and it is never recommended.",
-    "refused": "The method cannot run in this model; the reason is beside it.",
+    "refused": "The method cannot run in this model; the reason is in the row.",
     "some layers": "The method runs in these layers only; the others keep exact attention.",
-    "speed-up": "Exact attention's time in the same dtype / this one's, the median of the ratios within a turn; above "
+    "speed-up": "Exact attention's time in the same dtype / this one's, the median of the ratios within a round; above "
     "1 is faster.",
-    "over fp32": "The time of exact attention in fp32 / this one's, the median of the ratios within a turn.",
+    "over fp32": "The time of exact attention in fp32 / this one's, the median of the ratios within a round.",
     "task score": "The score of the labelled task (--task) with this method; the head of the column is its metric.",
     "tokens/s": "Tokens, without padding, that a forward pass reads in a second.",
     "top-1": "Share of queries whose best passage is the exact model's best passage.",
@@ -56,18 +55,18 @@ TERMS = {
     "within the noise": "The speed-up differs from 1 by no more than exact attention, timed twice, differs from "
     "itself. It is marked with ≈ and is neither faster nor slower.",
     # Plans
-    "best single method": "The fastest method that, in all layers, has a predicted loss that is accepted.",
+    "best single method": "The fastest method with an accepted predicted loss if it runs in all layers.",
     "candidate": "A method that a plan may choose for a layer.",
     "floor": "The fidelity that the plan must keep (--min-fidelity, --max-kl or --min-agreement).",
-    "held-out passages": "Passages that the plan was not chosen on.",
+    "held-out passages": "Passages that were not used to choose the plan.",
     "length": "The number of tokens of an input.",
     "loss": "1 − fidelity. In the table of layers it is the model's loss with the method in this layer alone.",
     "lower bound": "At the confidence of the settings, the mean fidelity on such text is at least this.",
     "passages": "The number of held-out passages on which a choice was verified.",
-    "plan": "Which method runs in which layer at which length, so that the model's output keeps a floor.",
+    "plan": "A method for each layer and length, with which the model's output keeps a minimum fidelity.",
     "predicted loss": "The sum of the losses of single layers.",
     "round": "One choice of methods for all layers that was verified on held-out passages.",
-    "shift": "How many times larger the loss may be on other text than on this one (--shift).",
+    "shift": "The factor by which the loss may be larger on other text (--shift).",
     "upper bound": "At the confidence of the settings, the mean loss on such text is at most this.",
     "time": "Time of a layer's attention as a share of exact attention's.",
 }

@@ -27,7 +27,7 @@ def alone_in(folder: Path) -> Iterator[None]:
     was writing are removed.
 
     Raises:
-        InputError: another run works there; says which. Or the folder is a file, or cannot be written to.
+        InputError: another run works there; the message names it. Or the folder is a file, or cannot be written to.
     """
     if exists(folder) and not folder.is_dir():
         raise InputError(f"--out {folder} is a file; give a folder")
@@ -64,7 +64,7 @@ def _mine() -> dict[str, str | int]:
 
 
 def _holder(folder: Path) -> str:
-    """Who holds the lock, as far as it is known."""
+    """The process that has the lock, if known."""
     try:
         holder = json.loads((folder / HOLDER).read_text())
         return f"{holder['command']}, process {holder['process']} on {holder['computer']}, since {holder['since']}"

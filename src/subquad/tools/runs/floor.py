@@ -9,7 +9,7 @@ from subquad.core.errors import InputError
 Figure = Literal["fidelity", "kl", "agreement"]
 
 OPTIONS: dict[Figure, str] = {"fidelity": "min_fidelity", "kl": "max_kl", "agreement": "min_agreement"}
-MIN_FIDELITY, MAX_KL = 0.99, 0.002  # where nothing is said, of embeddings and masked tokens, and of next tokens
+MIN_FIDELITY, MAX_KL = 0.99, 0.002  # defaults, for embeddings and masked tokens, and for next tokens
 
 
 @runtime_checkable

@@ -14,7 +14,7 @@ class Stopped(BaseException):
 
 @contextmanager
 def stopped_by_launcher() -> Iterator[None]:
-    """Where there are several processes, SIGTERM raises `Stopped` inside the block, once."""
+    """If there are several processes, SIGTERM raises `Stopped` inside the block, once."""
     if not processes.joined() or threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -26,7 +26,7 @@ def stopped_by_launcher() -> Iterator[None]:
     before = signal.signal(signal.SIGTERM, stop)
     try:
         yield
-    except (RuntimeError, Stopped):  # to say why is short, and must not be cut off by the launcher, which ends all
+    except (RuntimeError, Stopped):  # reporting why is short, and must not be cut off by the launcher, which ends all
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         raise
     except BaseException:

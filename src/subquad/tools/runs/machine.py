@@ -15,7 +15,7 @@ from subquad.tools.measure.noise import MachineLoad
 
 __all__ = ["Use", "backends", "hardware", "load", "load_average", "versions", "watched"]
 
-# i-clustered, fp32, 512 to 4,096 tokens, 12 heads of 32, one thread of an AMD EPYC, beside `use_backend("reference")`:
+# i-clustered, fp32, 512 to 4,096 tokens, 12 heads of 32, one thread of an AMD EPYC, against `use_backend("reference")`:
 # 13 to 25 times with AVX-512 and VPOPCNTDQ, 8 with AVX2, 4 with the baseline.
 _COST = "clustered methods run as plain PyTorch: some 10 times slower, and slower than exact attention at short lengths"
 
@@ -24,7 +24,7 @@ _STAT = Path("/proc/stat")
 
 
 class Use(TypedDict):
-    """A while, and what others used of the processors in it, all in seconds; None where the system does not say."""
+    """A while, and what others used of the processors in it, all in seconds; None if the system does not report it."""
 
     elapsed: float
     others: float | None
@@ -34,7 +34,7 @@ class Use(TypedDict):
 def watched(processes: int = 1) -> Iterator[Use]:
     """What passes inside the block: the seconds, and the processor seconds of other processes.
 
-    Where several processes work together, those seconds are not known: each would take the others for strangers.
+    If several processes work together, those seconds are unknown: each would count the others as other work.
     From the system's count of busy time less this process' own; time that a hypervisor gave to other guests is busy.
     """
     use: Use = {"elapsed": 0.0, "others": None}

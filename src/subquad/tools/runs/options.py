@@ -1,4 +1,4 @@
-"""Options of a command, defined once: fields of its settings that say how the command line asks for them."""
+"""Options of a command, defined once: fields of its settings, with the form of their command-line options."""
 
 import shlex
 from collections.abc import Callable, Mapping

@@ -23,7 +23,7 @@ def run_jobs(
     executor: Executor = LOCAL,
     has_time: Callable[[str], bool] = lambda key: True,
 ) -> Iterator[tuple[Job[Any], CachedResult[Any]]]:
-    """Give every job with its result as it is finished, those first that the cache holds.
+    """Give every job with its result as it is finished, those in the cache first.
 
     Jobs from the cache are not reported: how long the others take is estimated from those that run. `has_time` is asked
     before each job whether it is to run; if not, it is left out.
@@ -97,6 +97,6 @@ class JobRun(ABC):
 
     @property
     def resumed_note(self) -> list[str]:
-        """What a report says of an interruption."""
+        """The note in reports on an interruption."""
         note = f"{self.resumed} of {len(self.results)} units come from an earlier, interrupted run."
         return [note] if self.resumed else []

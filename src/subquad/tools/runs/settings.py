@@ -32,7 +32,7 @@ COMPARED_CAUSAL = (  # in a causal language model: what can work there without t
 )
 COMPARED_16_BITS = (FAST_EXACT, "clustered-tail", "clustered-tail:clusters=64,topk=96")  # by default, in 16 bits too
 COMPARED_16_BITS_CAUSAL = (FAST_EXACT, "clustered-tail", "clustered-tail:clusters=48,topk=96")
-COMPARED_LEARNED = (  # beside those, where there is text to calibrate them on
+COMPARED_LEARNED = (  # in addition, if there is text to calibrate them on
     "lha:buckets=4",
     "lha-tail",
     "tilted-pool",
@@ -40,9 +40,9 @@ COMPARED_LEARNED = (  # beside those, where there is text to calibrate them on
     "tilted-pool:pools=0",  # the window and the sinks that those two have, alone: nothing to fit
     "linformer",
 )
-LENGTHS = (2048, 4096)  # of inputs that compare runs beside those of the main length
+LENGTHS = (2048, 4096)  # of inputs that compare runs in addition to the main length
 OP_LENGTHS = (512, 1024, 2048, 4096, 8192, 16384)  # at which it runs one layer's attention alone
-INSPECTED = (  # "{buckets}" is what --buckets says
+INSPECTED = (  # "{buckets}" is the value of --buckets
     "clustered:clusters=25",
     "i-clustered:clusters=25,topk=32",
     "lsh:buckets={buckets}",
@@ -57,7 +57,7 @@ NEEDLE_TASKS = ("passkey", "keys", "variables", "frequent")
 NEEDLE_LENGTHS = (2048, 4096, 8192)
 BACKWARD = "forward+backward"
 PASSES = ("forward", BACKWARD)
-QUICK = {"lengths": (256, 1024, 4096), "passes": PASSES[:1]}  # of a quick benchmark where nothing else is said
+QUICK = {"lengths": (256, 1024, 4096), "passes": PASSES[:1]}  # of a quick benchmark, by default
 
 
 # Options that several commands have.
@@ -66,7 +66,7 @@ MODEL: dict[str, Any] = {
     "argument": True,
 }
 TEXT = "Text to read: file, folder, .jsonl, .csv; repeatable. Default: Python's own documentation."
-COLUMN = "The column of .jsonl, .csv and .tsv files that holds the text."
+COLUMN = "The column of .jsonl, .csv and .tsv files with the text."
 METHODS = 'Methods as "name:setting=value,…"; repeatable, or several separated by spaces.'
 ADAPTERS = {
     "help": "Folder of an adapter from subquad calibrate, compared as its own row; repeatable.",
@@ -74,9 +74,9 @@ ADAPTERS = {
 }
 PLANS = {"help": "Folder of a plan from subquad plan, as its own row; repeatable.", "name": "plan"}
 FLOORS = {
-    "fidelity": f"Least mean cosine (or ratio of pseudo-perplexities) to exact; default: {MIN_FIDELITY:g}.",
-    "kl": f"Of a causal language model, the largest mean KL to exact next tokens, in nats; default: {MAX_KL:g}.",
-    "agreement": "In place of --max-kl, the least share of exact top tokens.",
+    "fidelity": f"Lowest mean cosine (or ratio of pseudo-perplexities) to exact; default: {MIN_FIDELITY:g}.",
+    "kl": f"For causal language models: largest mean KL to exact next tokens, in nats; default: {MAX_KL:g}.",
+    "agreement": "Instead of --max-kl: lowest share of exact top tokens.",
 }
 DEVICE = "Device: cpu, cuda, cuda:1."
 DTYPES = ("fp32", "bf16", "fp16")
@@ -113,7 +113,7 @@ def check_dtype(name: str | None, others: tuple[str, ...] = ()) -> None:
     """Check that a model can be run in this dtype.
 
     Raises:
-        InputError: it is none of `DTYPES`, nor of the `others` that a command takes.
+        InputError: it is none of `DTYPES`, nor of the `others` that a command accepts.
     """
     if name is not None and name not in DTYPES + others:
         raise InputError(f"--dtype {name!r} is none of {', '.join(DTYPES + others)}")
@@ -150,10 +150,10 @@ class CompareSettings:
         "most 512, or 2048 in a causal language model, and 2048 and 4096 up to --max-length.",
         read=_lengths,
     )
-    batch: int = option(1, "Texts per forward pass; more than one are padded, with the lengths that they have.")
+    batch: int = option(1, "Texts per forward pass; several are padded and keep their different lengths.")
     passages: int = option(32, "Number of passages on which quality is measured at the model's own length.")
     minutes: float = option(
-        4.0, "Time limit in minutes, --calibrate aside. Each length gets its first figures as early as possible."
+        4.0, "Time limit in minutes, without --calibrate. Each length gets its first figures as early as possible."
     )
     layers: bool = option(False, "Also measure the error of each layer's attention.")
     min_fidelity: float | None = option(None, FLOORS["fidelity"], reading=True)
@@ -211,7 +211,7 @@ class PlanSettings:
     max_kl: float | None = option(None, FLOORS["kl"])
     min_agreement: float | None = option(None, FLOORS["agreement"])
     shift: float = option(
-        1.6, "How many times larger than on the given text the loss may be on other text; 1: plan for this text."
+        1.6, "Safety factor for other text: the accepted loss on this text is divided by it; 1: plan for this text."
     )
     lengths: tuple[int, ...] = option(
         (512, 2048, 4096), "Lengths to plan for, in tokens, separated by commas.", read=_lengths, shown="512,2048,4096"
@@ -223,7 +223,7 @@ class PlanSettings:
     calibrate: tuple[Path, ...] = option(
         (), "Fit methods with learned parameters on this text first, as candidates; it must not be --text. Repeatable."
     )
-    minutes: float = option(10.0, "Time limit in minutes, --calibrate aside.")
+    minutes: float = option(10.0, "Time limit in minutes, without --calibrate.")
     device: str = option("cpu", DEVICE)
     dtype: str | None = option(None, DTYPE)
     seed: int = option(0, "Random seed for the passages.")
@@ -327,7 +327,7 @@ class NeedleSettings:
     )
     depths: tuple[float, ...] = option(
         (0.0, 0.25, 0.5, 0.75, 1.0),
-        "Where the fact stands: 0 at the beginning of the text, 1 at its end; separated by commas.",
+        "Position of the fact: 0 at the beginning of the text, 1 at its end; separated by commas.",
         read=_depths,
         shown="0,0.25,0.5,0.75,1",
     )

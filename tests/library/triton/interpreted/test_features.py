@@ -121,7 +121,7 @@ def test_strides_and_fences(pattern):
 
 def test_a_pattern_over_other_tokens_than_the_keys_is_refused():
     q, k, v = qkv(20, 30, D=8, E=6)
-    with pytest.raises(ValueError, match="does not go with 20 queries and 30 keys"):
+    with pytest.raises(ValueError, match="is not supported with 20 queries and 30 keys"):
         torch.ops.subquad.features_forward("triton", q, k, v, None, None, None, None, 1, 0)
 
 

@@ -32,8 +32,8 @@ def test_recordings_are_read_once(tmp_path: Path) -> None:
         ("7_theo_0.wav", wav(800, channels=2), "has 2 channels"),
         ("7_theo_0.wav", b"no sound", "'7_theo_0.wav' is no .wav file"),
         ("7_theo_0.wav", wav(800)[:20], "'7_theo_0.wav' is no .wav file"),
-        ("7_theo_0.wav", wav(0), "'7_theo_0.wav' holds no samples"),
-        ("readme.txt", b"text", "holds no .wav file"),
+        ("7_theo_0.wav", wav(0), "'7_theo_0.wav' contains no samples"),
+        ("readme.txt", b"text", "contains no .wav file"),
     ],
 )
 def test_a_malformed_file_is_named(tmp_path: Path, name: str, content: bytes, said: str) -> None:

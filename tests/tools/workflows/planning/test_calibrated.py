@@ -103,9 +103,9 @@ def test_what_a_causal_model_cannot_run_is_named(words, other_text, quick):
 
 
 @pytest.mark.parametrize(("options", "message"), [
-    (["--methods", LHA], f"{LHA} has learned parameters, and a plan takes only those that are fitted: --calibrate"),
+    (["--methods", LHA], f"{LHA} has learned parameters, and a plan accepts only those that are fitted: --calibrate"),
     (["--methods", "local", "--calibrate", "{other}"], "none of the methods has learned parameters to fit"),
-    (["--methods", LHA, "--calibrate", "{text}"], "holds the text of --text"),
+    (["--methods", LHA, "--calibrate", "{text}"], "contains the text of --text"),
     (["--methods", LHA, "--calibrate", "nowhere"], "nowhere"),
     (["--methods", "smyrf", "--model", "gpt2"], "no layer of the model can run smyrf: 'smyrf' is not causal"),
 ])  # fmt: skip

@@ -176,13 +176,13 @@ def test_train_runs_the_plan_s_method_in_each_layer(small, tmp_path):
     model = MaskedSymbolEncoder.from_pretrained(tmp_path / "run" / "model")
     assert list(map(str, sq.hf.describe(model).methods.values())) == methods
     again = trained(small, tmp_path / "run")
-    assert (again.exit_code, "holds this run, finished" in again.stderr) == (0, True)
+    assert (again.exit_code, "contains this run, finished" in again.stderr) == (0, True)
 
 
 @pytest.mark.parametrize(("words", "message"), [
     (["--set", "model.layers=3"], "the model that is to be trained has 3 attention layers of"),
     (["--set", "model.heads=1"], "the model that is to be trained has"),
-    (["--method", "local"], "model.method and model.plan both say what runs in the layers; give one of them"),
+    (["--method", "local"], "model.method and model.plan both set what runs in the layers; give one of them"),
 ])  # fmt: skip
 def test_a_plan_for_another_model_is_refused_in_one_line(words, message, small, tmp_path):
     done = trained(small, tmp_path / "run", *words)

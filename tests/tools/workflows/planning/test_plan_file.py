@@ -92,7 +92,7 @@ def test_a_plan_that_was_edited_says_so_and_works(tmp_path):
     ({"layers": []}, "its 'layers' is '[]'"),
     ({"format": 9}, "has format 9, but this version reads 1"),
     ({"lengths": [-3]}, "its lengths are [-3]"),
-    ({"model": {}}, "it does not say what model it is for"),
+    ({"model": {}}, "it does not name its model"),
     ({"model": {"class": "B", "layers": [[4, 4, 8], [4, 8]]}}, "the heads, key heads and width of layer 1 are [4, 8]"),
     ({"verified": {"20": {"fidelity": "high"}}}, "what it verified at 20 tokens is {'fidelity': 'high'}"),
     ({"verified": {"20": FOUND | {"fidelity": float("nan")}}}, "what it verified at 20 tokens is {'floor'"),
@@ -167,10 +167,10 @@ def test_what_is_edited_goes_before_the_adapter_and_what_it_lacks_is_refused(lea
     plan = sq.load_plan(edited(folder, layers={"0": {"name": "full"}, "1": {"name": "local", "window": 2}}))
     assert sq.hf.swap(model, plan).methods == {0: sq.Full(), 1: sq.Local(window=2)}
     with pytest.raises(
-        ValueError, match="layer 1 runs lha:buckets=5, but the adapter beside it has lha:buckets=2,hidden=4"
+        ValueError, match="layer 1 runs lha:buckets=5, but the adapter next to it has lha:buckets=2,hidden=4"
     ):
         sq.load_plan(edited(folder, layers={"1": {"name": "lha", "buckets": 5}}))
-    with pytest.raises(ValueError, match=r"layer 0 runs lha.*, but the adapter beside it has nothing for it"):
+    with pytest.raises(ValueError, match=r"layer 0 runs lha.*, but the adapter next to it has nothing for it"):
         sq.load_plan(edited(folder, layers={"0": {"name": "lha"}}))
 
 

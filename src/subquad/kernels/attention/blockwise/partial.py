@@ -38,7 +38,7 @@ def fused_partial(
 ) -> tuple[Float[Tensor, "B H N E"], Float[Tensor, "B H N"]]:
     """Exact attention and its log-sum-exp in fp32 (fp64 for fp64 inputs), in memory that is linear in N and M.
 
-    `allowed` says which pairs meet (None: all); `causal`: query i meets the keys up to key i. A query that meets none
+    `allowed` marks pairs that meet (None: all); `causal`: query i meets the keys up to key i. A query that meets none
     has out 0 and lse −∞. Differentiable; a second derivative computes all N·M logits.
     """
     if key.shape[2] < LANES:

@@ -32,7 +32,7 @@ def needs(mask: Mask, queries: slice, keys: slice) -> bool:
 
 @dataclass(frozen=True)
 class View:
-    """Attributes: how many queries and keys there are, and what the mask says of them.
+    """Attributes: how many queries and keys there are, and their masks.
 
     ahead: the position of the first key, less that of the first query.
     ids: the segments of the queries and of the keys.

@@ -58,7 +58,7 @@ def clustered_attention(
         topk: A^c on the topk largest keys of j is replaced by its mass there times each member's own softmax on them
 
     S are at most `clusters` clusters of the queries by their sign hashes (`hash_codes`, `hamming_kmeans`), or what
-    `labels` say: numbers in [0, clusters), read for queries that are not padding. Padded queries are in no cluster and
+    `labels` give: numbers in [0, clusters), read for queries that are not padding. Padded queries are in no cluster and
     get 0. lse_i = ln Σ_l e^{scale·Q^c_j·K_l}, or ln of the sum over its own top keys divided by their mass; None unless
     it is wanted. The gradient flows through the means, A^c and lse; the labels are constants. Compiled kernels never
     store the C×M weights of the centroids.

@@ -104,7 +104,7 @@ def check_pattern(x: Any) -> None:
     N, M = x.query.shape[2], x.key.shape[2]
     if x.block < 0 or x.lag < 0 or (x.block > 0 and N != M):
         pattern = (x.block, x.lag)
-        raise ValueError(f"feature_attention: a pattern of {pattern} does not go with {N} queries and {M} keys")
+        raise ValueError(f"feature_attention: a pattern of {pattern} is not supported with {N} queries and {M} keys")
 
 
 def products(x: Any) -> int:

@@ -1,4 +1,4 @@
-"""Attention by features one step after the other: a state of one size stands for all tokens so far."""
+"""Attention by features one step after the other: a state of constant size represents all tokens so far."""
 
 import torch
 from jaxtyping import Bool, Float

@@ -3,7 +3,7 @@
     f = f⁺ − f⁻:   φ(q)·φ(k) = (q⁺·k⁺ + q⁻·k⁻) − (q⁺·k⁻ + q⁻·k⁺)
 
 Each of the two sums has its output and log-sum-exp, exactly stabilised. What is left is one subtraction, whose result
-may be near 0 or below: weights of signed features are so. Where it is 0, the output is 0.
+may be near 0 or below: as signed features have such weights. If it is 0, the output is 0.
 """
 
 import torch

@@ -1,4 +1,4 @@
-"""Attention by features under a mask: padding, causality, and queries that stand somewhere among the keys."""
+"""Attention by features under a mask: padding, causality, and queries at an offset among the keys."""
 
 from typing import Any
 

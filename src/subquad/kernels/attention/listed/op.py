@@ -44,7 +44,7 @@ def attend_listed(
 ) -> tuple[Float[Tensor, "B H N E"], Float[Tensor, "B H N"]]:
     """The partial of each query over the rows that its cluster lists, with logits scale·q·k + bias: (out, lse).
 
-    A label of C is in no cluster, and a row of R is an empty slot; no row stands in two lists. A query without rows
+    A label of C is in no cluster, and a row of R is an empty slot; no row is in two lists. A query without rows
     has out = 0 and lse = −inf. The gradient flows to query, key, value and bias.
     """
     queries, cluster = by_bucket(labels, lists.shape[2])

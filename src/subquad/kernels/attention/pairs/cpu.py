@@ -90,7 +90,7 @@ def _sets(
 ) -> list[dict[str, Any]]:
     """The sets, checked. Buckets of the same keys are the same buckets, whose keys the kernel packs once."""
     sets: list[dict[str, Any]] = []
-    whole = {id(x): x.contiguous() for x in keys}  # a tensor that stands in several sets stays one
+    whole = {id(x): x.contiguous() for x in keys}  # a tensor that is in several sets stays one
     first_of: dict[tuple[int, torch.Size, int], int] = {}
     buckets = 0
     for of_queries, of_keys, named, span in zip(queries, keys, bucket, spans, strict=True):

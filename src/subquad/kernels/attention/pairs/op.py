@@ -1,7 +1,7 @@
 """The op `attend_pairs`.
 
 On compiled backends it is one torch operator a direction for all sets of buckets together. Sets travel as three lists,
-an empty tensor of `bucket` standing for none. The gradient is itself not differentiable.
+an empty tensor of `bucket` for none. The gradient is itself not differentiable.
 """
 
 from collections.abc import Sequence

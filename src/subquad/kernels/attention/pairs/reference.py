@@ -82,7 +82,7 @@ def check_distances(inputs: int, masks: list[Mask]) -> None:
             raise ValueError("`of_distance` needs a window: its terms are those of the distances inside it")
         wanted = mask.span + 1 if mask.is_causal else 2 * mask.span + 1
         if inputs != wanted:
-            raise ValueError(f"`of_distance` holds {inputs} distances, but a window of {mask.span} has {wanted}")
+            raise ValueError(f"`of_distance` contains {inputs} distances, but a window of {mask.span} has {wanted}")
 
 
 def attend_set(
@@ -190,7 +190,7 @@ def merge_blocks(
 ) -> tuple[Float[Tensor, "B H N E"], Float[Tensor, "B H N"]]:
     """Merge what each query got in its blocks: out = Σ_b e^{lse_b} out_b / Σ_b e^{lse_b}.
 
-    A block with lse = −inf is skipped. Where all have −inf, out is 0, or NaN where it is NaN in one of them:
+    A block with lse = −inf is skipped. If all have −inf, out is 0, or NaN where it is NaN in one of them:
     there the query saw keys, but with logits of −inf alone.
     """
     B, H, _, _, E = outs.shape
@@ -209,7 +209,7 @@ def merge_blocks(
     lost = (none & outs.isnan().any(-1)).to(weights.dtype)
     lost = (torch.zeros_like(largest).scatter_add(2, slot, lost) > 0) & ~reached
     # From sums of its own: the gradient of `out` in its own sums, whose parts cancel each other, may be so large that
-    # nothing is left of the log-sum-exp's beside it.
+    # the log-sum-exp's disappears in rounding.
     apart = torch.where(none, 0.0, (lses - largest.gather(2, slot)).exp())
     apart = apart.new_zeros(B, H, N + 1).scatter_add(2, slot, apart)
     lse = torch.where(reached, torch.where(reached, apart, 1.0).log() + largest, -torch.inf)

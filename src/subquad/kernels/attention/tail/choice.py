@@ -55,7 +55,7 @@ def terms_of_choice(
     around: Float[Tensor, "B H D D"],
     scale: float,
 ) -> Float[Tensor, "B H M"]:
-    """What the score of key j has beside its logit: t_j = ln ‖k_j − m_j‖ + min(scale²·(k_j − k̄)ᵀ W (k_j − k̄) / 2, 8).
+    """The score of key j minus its logit: t_j = ln ‖k_j − m_j‖ + min(scale²·(k_j − k̄)ᵀ W (k_j − k̄) / 2, 8).
 
     The first term is the distance to the mean key m_j of its cell, which the cell misplaces it by. With the second one,
     e^{scale·q̄·k_j + …} is the mean of the weights e^{scale·q·k_j} over the queries of a cluster, if these are normally

@@ -57,7 +57,7 @@ def near_shapes(x: Any) -> list[tuple[int, ...]]:
 
 
 def new_lists(x: Any) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Allocate what both passes read beside the cells: order, offsets, key_order, cell_offsets, top, and the means."""
+    """Allocate what both passes read, except the cells: order, offsets, key_order, cell_offsets, top, and the means."""
     (B, H, N, D), (_, G, M, _), C = x.query.shape, x.value.shape, x.clusters
     lists = (B, H, N), (B, H, C + 1), (B, G, M), (B, G, x.cells + 1), (B, H, C, x.topk)
     order, offsets, key_order, cell_offsets, top = (x.query.new_empty(shape, dtype=torch.int32) for shape in lists)
@@ -74,7 +74,7 @@ def _check_counts(op: str, x: Any) -> None:
 
 @attend_with_tail.operator(*INPUTS, *SETTINGS, terms=Tensor | None)
 def tail_output(x: Any) -> tuple[Tensor, Tensor]:
-    """Allocate (out, lse), those of `tail_forward`, where nobody wants a gradient."""
+    """Allocate (out, lse), those of `tail_forward`, if no gradient is needed."""
     _check_counts("tail_output", x)
     lse = x.query.new_empty(x.query.shape[:3], dtype=torch.float32)
     return token_major(x.query, x.value.shape[3]), lse

@@ -59,7 +59,7 @@ def attend_with_tail(
             around any vector; it is the closer, the nearer its queries are.
         around: W of `terms_of_choice`, which goes with `means`; None: that of these queries.
         window: keys at most so far from a query are exact for it too, and their cells do not count them; 0: none.
-        start: where the first query of each item stands among the keys, for the window; None: at the first key.
+        start: the position of the first query of each item among the keys, for the window; None: at the first key.
 
     The gradient flows through the means q̄, the cells and the exact keys; labels, cells and T are constants.
     """

@@ -17,7 +17,7 @@ def by_bucket(
 ) -> tuple[Int64[Tensor, "B H T S"], Int64[Tensor, "B H T"]]:
     """Sort tokens by bucket into blocks of `size` slots: (the tokens, the bucket of each block).
 
-    A label of `buckets` is in none. Where reading a number from the tensors does not wait for a device, the blocks that
+    A label of `buckets` is in none. If reading a number from the tensors does not wait for a device, the blocks that
     nobody uses are cut off.
     """
     tokens, bucket, used = sorted_blocks(labels, buckets, size)

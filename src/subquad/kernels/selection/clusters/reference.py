@@ -33,7 +33,7 @@ def query_clusters(
     `iterations` of Lloyd's algorithm on sign hashes of `bits` bits (`hash_codes`, `hamming_kmeans`), then `refine`
     rounds on the vectors themselves: means of the clusters, then each query to the nearest mean.
 
-    `space` says what is clustered: "queries" q − mean q, or "logits" (q − mean q) L with L Lᵀ = Σ + ε, where Σ is the
+    `space` is what is clustered: "queries" q − mean q, or "logits" (q − mean q) L with L Lᵀ = Σ + ε, where Σ is the
     covariance of the item's keys. Two queries attend alike where q·Kᵀ is alike, up to what all keys have in common,
     which softmax does not see; and for ε = 0 they differ in that by
 

@@ -59,7 +59,7 @@ class Projected:
         x, planes = rows(self.x), rows(self.planes)
         of_head, next_row, share = 0, planes.stride(-2), 1
         if planes.ndim == 4:  # from a head's directions to the next, those of other items too
-            # Not by strides, which say nothing of an axis of length 1.
+            # Not by strides, which are arbitrary for an axis of length 1.
             planes, of_head, next_row = planes.contiguous(), planes.shape[2:].numel(), planes.shape[3]
             share = x.shape[1] // planes.shape[1]  # heads that have the same ones
         inputs = {"planes": planes, "planes_h": of_head, "planes_n": next_row, "share": share}

@@ -9,7 +9,7 @@ of the reference, whatever the tiles:
 
 Bits that the codes do not use are 0 in all of them, which adds the same to every product.
 
-Where one tile holds all centroids a round is one launch: each program adds up the votes of all runs of tokens, which
+If one tile holds all centroids, a round is one launch: each program adds up the votes of all runs of tokens, which
 gives it the centroids, labels its own run and counts the votes of that. More centroids take three launches a round.
 """
 

@@ -21,8 +21,8 @@ def nearest_clusters(
 
         argmin_c ‖(q − q̄_c) L‖,   L Lᵀ = covariance of the item's keys
 
-    `sizes` says how many members each cluster has; one without any is nobody's nearest. The label is C for padding, and
-    where no cluster has members. Nothing is differentiated. Backends agree up to rounding.
+    `sizes` is the number of members of each cluster; an empty one is never the nearest. The label is C for padding, and
+    if no cluster has members. Nothing is differentiated. Backends agree up to rounding.
     """
     C = means.shape[2]
     query, means = upcast(query.detach(), means.detach())

@@ -57,7 +57,7 @@ def words(codes: Tensor, inputs: Any) -> None:
     """The CPU backend of `centred_codes`."""
     B, H, N, _ = inputs.xs[0].shape
     dtype, (bits, width) = inputs.xs[0].dtype, inputs.planes.shape[2:]
-    shared = inputs.planes.shape[:2].numel() == 1  # by all items and heads: one head alone says nothing of the items
+    shared = inputs.planes.shape[:2].numel() == 1  # by all items and heads: one head does not show the items
     terms = []
     for x, mean, factor in zip(inputs.xs, inputs.means, inputs.factors, strict=True):
         interface.check(

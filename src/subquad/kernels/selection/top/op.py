@@ -24,7 +24,7 @@ def top_and_best(
 
     They come in ascending order; of equal scores the lower token goes first. `most` is at least the largest of the
     sizes. A token whose score is −inf is never taken. With `odds`, scores are logits over the buckets, and tokens are
-    ranked by their softmax. Beside the slots comes, for each token, the bucket that it scores highest.
+    ranked by their softmax. Also returned is the bucket that each token scores highest.
 
     Scores that are still to be computed never lie in memory as a whole on a compiled backend.
     """

@@ -26,7 +26,7 @@ def cells_backward(
         x: key, value and scale.
         centroids: the means of the forward pass, and `order`, `offsets`, `inside` too.
         shift: λ, (B,H,C,X).
-        grads: dk̄ or None, dv̄, c, and what stands in the brackets for keys that are inside, (B,H,C); None: nothing.
+        grads: dk̄ or None, dv̄, c, and the brackets for keys that are inside, (B,H,C); None: nothing.
         slots: gradients of the listed keys, (B,H,C·K,D) and (B,H,C·K,E), the numbers of these rows sorted by key,
             (B,G,·), and where each key's begin, (B,G,M+1).
         outputs: gradients of key and value, in any layout.

@@ -14,7 +14,7 @@ from subquad.core.errors import InputError
 
 COLUMNS = ("HUFL", "HULL", "MUFL", "MULL", "LUFL", "LULL", "OT")  # the last is the oil temperature
 DATASETS = ("ETTh1", "ETTm1")
-CALENDAR = 5  # numbers that say when a row was taken
+CALENDAR = 5  # numbers for the time of a row
 MINUTES = 24 * 60
 
 Dates = Shaped[np.ndarray, " T"]  # datetime64 of seconds

@@ -12,7 +12,7 @@ FLOOR = 1e-5  # of an energy: that of a quiet room in a recording of full scale 
 def filter_banks(samples: Float[ndarray, " samples"], rate: int, bands: int = BANDS) -> Float[ndarray, "frames bands"]:
     """F[t, m] = ln max(Σ_f M[m, f] · |DFT(w · x[h·t : h·t + n])[f]|², 10⁻⁵), in fp32.
 
-    w: a Hann window of n samples (25 ms); h: a hop of 10 ms; M: triangles whose corners stand evenly on the mel scale,
+    w: a Hann window of n samples (25 ms); h: a hop of 10 ms; M: triangles with corners evenly spaced on the mel scale,
     mel(f) = 2595 · log₁₀(1 + f/700), from 0 to half the rate (Davis and Mermelstein 1980; O'Shaughnessy 1987). Samples
     range from −1 to 1; a recording shorter than a window is one frame.
     """

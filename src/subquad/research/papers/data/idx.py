@@ -10,14 +10,14 @@ import numpy as np
 from subquad.core.errors import InputError
 from subquad.core.reading import read_bytes
 
-UNSIGNED_BYTE = 0x08  # the only kind of number that these files hold here
+UNSIGNED_BYTE = 0x08  # the only kind of number in these files
 
 
 def read_idx(path: Path) -> np.ndarray:
-    """The array in a file, gzipped or not, as uint8 of the shape that its header says.
+    """The array in a file, gzipped or not, as uint8 of the shape in its header.
 
     Raises:
-        InputError: no such file, another format or kind of number, or another size than its header says; named.
+        InputError: no such file, another format or kind of number, or another size than in its header.
     """
     try:
         content = read_bytes(path)

@@ -28,7 +28,7 @@ AT_ONCE = (
     32,
     64,
 )  # trees drawn together: few at first, as short ones soon fit; then the last, again and again
-MOST = 20_000  # draws, before no tree is said to be of that size
+MOST = 20_000  # draws, before an error reports that no tree has that size
 
 Symbols = list[int]
 

@@ -23,7 +23,7 @@ _NAME = re.compile(r"(\d)_([a-z]+)_(\d+)\.wav", re.IGNORECASE)
 
 @dataclass(frozen=True, eq=False)
 class Recording:
-    """One digit, said once."""
+    """One spoken digit."""
 
     digit: int
     speaker: str
@@ -35,7 +35,7 @@ class Recording:
 def read_spoken_digits(folder: Path) -> tuple[Recording, ...]:
     """All recordings of `fsdd/recordings.zip` in a data folder, by digit, speaker and take; kept in memory.
 
-    The archive holds files `{digit}_{speaker}_{take}.wav`: mono, 16 bits, 8,000 samples per second.
+    The archive contains files `{digit}_{speaker}_{take}.wav`: mono, 16 bits, 8,000 samples per second.
 
     Raises:
         InputError: the archive is missing, or is not a zip file, or a file of it has another name or format; named.
@@ -48,7 +48,7 @@ def read_spoken_digits(folder: Path) -> tuple[Recording, ...]:
     recordings = [_read(path, name, content) for name, content in members(path, ".wav")]
     if not recordings:
         raise InputError(
-            f"{path} holds no .wav file; expected {{digit}}_{{speaker}}_{{take}}.wav, such as 7_theo_0.wav"
+            f"{path} contains no .wav file; expected {{digit}}_{{speaker}}_{{take}}.wav, such as 7_theo_0.wav"
         )
     return tuple(sorted(recordings, key=lambda r: (r.digit, r.speaker, r.take)))
 
@@ -73,5 +73,5 @@ def _samples(path: Path, name: str, content: bytes) -> Float[ndarray, " samples"
         described = "{} channels, {} bits, {} samples per second".format(*form)
         raise InputError(f"{path}: {name!r} has {described}, but 1 channel, 16 bits and {RATE} are read")
     if not samples:
-        raise InputError(f"{path}: {name!r} holds no samples")
+        raise InputError(f"{path}: {name!r} contains no samples")
     return np.frombuffer(samples, "<i2") / 32768.0

@@ -131,7 +131,7 @@ def _measure(scale: AttentionUtilityScale, i: int, context: Context) -> dict[str
 def _members(
     scale: AttentionUtilityScale, pretrained: Pretrained, context: Context
 ) -> dict[str, Mapping[int, Method | BoundMethod]]:
-    """{label: {layer: what runs there}}; labels of the same method differ in what stands after its seed."""
+    """{label: {layer: what runs there}}; labels of the same method differ in the text after its seed."""
     layers = hf.find_layers(pretrained.model)
     members: dict[str, Mapping[int, Method | BoundMethod]] = {}
     for seed in scale.seeds:
@@ -194,7 +194,7 @@ def by_head(runs: Sequence[Mapping[str, Sequence[float]]]) -> list[list[float]]:
 
 
 def results(scale: AttentionUtilityScale, records: JobResults) -> Results:
-    """Means and layers of every method, beside the bound."""
+    """Means and layers of every method, next to the bound."""
     read_ = [records[f"sequence {i}"] for i in range(scale.sequences)]
     groups = families(label for label in read_[0] if label != "own settings")
     heads = {name: by_head([one[label] for one in read_ for label in labels]) for name, labels in groups.items()}
@@ -283,7 +283,7 @@ EXPERIMENT = Experiment(
         "A query that no bucket took attends in the bucket that it scores highest, here as in the methods themselves; "
         "in the paper's definition every query is in one bucket.",
         "Routing is here too, with centroids that follow the queries of the same other text: its clusters are of "
-        "queries alone, and say nothing of where keys lie.",
+        "queries alone, whatever the keys are.",
     ),
     scales=SCALES,
     cells=cells,

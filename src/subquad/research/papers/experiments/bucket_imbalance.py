@@ -141,7 +141,7 @@ def ratio_histogram(sizes: BucketSizes) -> list[tuple[float, float]]:
 
 
 def results(scale: BucketImbalanceScale, records: JobResults) -> Results:
-    """Shares of unbalanced buckets beside the published ones, histograms, buckets of one layer."""
+    """Shares of unbalanced buckets next to the published ones, histograms, buckets of one layer."""
     read_ = [records[f"sequence {i}"] for i in range(scale.sequences)]
     rows = [
         _row(label, [together([one[label][seed] for one in read_]) for seed in seeds])
@@ -155,7 +155,7 @@ def results(scale: BucketImbalanceScale, records: JobResults) -> Results:
         note="Each token is in the bucket that it scores highest. Size: more than twice or less than half of the "
         f"expected {2 * scale.length // scale.buckets} queries and keys, of all buckets, and of those that are not "
         "empty. Ratio: more than 2 queries per key or keys per query, of all buckets (an empty one is not unbalanced), "
-        "and of those with both. The paper does not say which buckets its shares are of. ± over seeds.",
+        "and of those with both. The paper does not state which buckets its shares are of. ± over seeds.",
     )
     everything = {label: together([one[label][seed] for one in read_ for seed in one[label]]) for label in read_[0]}
     gains = [records[fit_key(label, scale.fit_seeds[0])] for label in LEARNED]

@@ -114,8 +114,8 @@ def _published() -> Table:
         title="Published",
         columns=["method", "error rate, %", "time an epoch", "hours to convergence"],
         rows=rows,
-        note="On a GTX 1080 Ti, beside a softmax over all N × N weights and not beside SDPA; full with a batch of 2, "
-        "the others with 6 to 14.",
+        note="On a GTX 1080 Ti, compared with a softmax over all N × N weights instead of SDPA; full with a batch of "
+        "2, the others with 6 to 14.",
     )
 
 

@@ -136,8 +136,8 @@ def results(scale: CopyHeatmapScale, records: JobResults) -> Results:
                 title="Accuracy of the masked symbols, %",
                 columns=["method", *columns, "paper"],
                 rows=accuracies,
-                note="The paper's figure 5 gives colours, no numbers; the last column has what its text says of them. "
-                "A guess is right in 10 %. Where there are at least as many clusters as queries, attention is exact.",
+                note="The paper's figure 5 gives colours, no numbers; the last column is its text's description. "
+                "A guess is right in 10 %. If there are at least as many clusters as queries, attention is exact.",
             ),
             Table(
                 title="Updates until the validation's figure was good enough, or all; seconds of training",

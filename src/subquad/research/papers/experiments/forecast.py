@@ -1,4 +1,4 @@
-"""Tables 4 and 5 of learning-to-hash attention: forecasts of the ETT series, beside linear and naive ones."""
+"""Tables 4 and 5 of learning-to-hash attention: forecasts of the ETT series, next to linear and naive ones."""
 
 from __future__ import annotations
 
@@ -303,7 +303,7 @@ EXPERIMENT = Experiment(
         "small: 32 wide, 48 rows read for every horizon, 300 steps; the paper: 512 wide, lengths chosen by horizon.",
         "No distilling between the encoder's layers, pre-norm blocks, and no causal mask in the decoder, which reads "
         "zeros in the place of the future; cross-attention is exact.",
-        "The paper does not say how wide its local heads are, nor how many buckets it has.",
+        "The paper does not state the width of its local heads or its number of buckets.",
     ),
     scales=SCALES,
     cells=cells,

@@ -222,7 +222,7 @@ EXPERIMENT = Experiment(
     deviations=(
         "A processor in place of an A100, in small; the method's own code in place of JAX.",
         "Lengths and attention sizes are ours: the figure's are not given as text.",
-        "Softmax attention is SDPA, and beside it a naive softmax, as the paper's was.",
+        "Softmax attention is SDPA, and additionally a naive softmax, as the paper's was.",
     ),
     scales=SCALES,
     cells=cells,

@@ -265,7 +265,7 @@ EXPERIMENT = Experiment(
         "Attention alone, where the paper runs whole models with layerwise sharing: other layers cost the same with "
         "both, so that its ratios are smaller.",
         "Memory saved is that of one batch, where the paper compares the largest batches that fit.",
-        "Beside the naive softmax, which the paper measures against, SDPA, which makes no N×N matrix.",
+        "In addition to the naive softmax, the paper's baseline: SDPA, which makes no N×N matrix.",
     ),
     scales=SCALES,
     cells=cells,

@@ -163,7 +163,7 @@ def published_name(scale: LinformerQualityScale, method: str) -> str:
 
 
 def results(scale: LinformerQualityScale, records: JobResults) -> Results:
-    """Ours beside the published accuracies."""
+    """Ours next to the published accuracies."""
     sizes, plain = records[BASELINES]["sizes"], records[BASELINES]["accuracy"]
     means = {m: _mean(scale, records, m) for m in methods(scale)}
     body: list[list[Value]] = [[name, None, f"{100 * accuracy:.1f}", *[None] * 7] for name, accuracy in plain.items()]

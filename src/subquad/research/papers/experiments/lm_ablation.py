@@ -17,7 +17,7 @@ from subquad.research.training.settings import settings_of
 class Ablation(NamedTuple):
     """A row of the table: which heads and layers are not local, what hashes there, and the published perplexity.
 
-    Where nothing hashes, `hash` is "–" with the attention's name behind it.
+    If there is no hash, `hash` is "–" with the attention's name behind it.
     """
 
     name: str
@@ -199,7 +199,7 @@ def _fit(scale: LmAblationScale, row: Ablation, seed: int, context: Context) -> 
 
 
 def results(scale: LmAblationScale, records: JobResults) -> Results:
-    """The table with the published perplexities beside ours, the baselines, and one against the other."""
+    """The table of our and the published perplexities, the baselines, and the differences."""
     rows = rows_of(scale)
     lines = [_line(scale, row, records) for row in rows]
     columns = ["", "non-local heads", "layers", "hash", "size", "published PPL"]
@@ -304,7 +304,7 @@ EXPERIMENT = Experiment(
         "average. The paper ranks the whole sequence to fill buckets of one size, so that later tokens decide which "
         "earlier ones a token sees: a model that is trained so reads the future, and cannot generate what it was "
         "trained on.",
-        "Bytes in place of words, without a vocabulary of 268k: a window holds a fifth as much text. Perplexity per "
+        "Bytes in place of words, without a vocabulary of 268k: a window has a fifth as much text. Perplexity per "
         "word is 2^(bits of all bytes / words), <unk> spelt as five bytes; it is comparable in kind only.",
         "WikiText-103 is not at hand: at `small` nine tenths of wikitext-2's valid.txt (1.0 MB) are learned from, "
         "the rest is the validation text, test.txt the test text, of both the first 50,000 bytes. They hold the "

@@ -55,7 +55,7 @@ ROWS = {
     "Sparse Transformer": "fixed:block=64,columns=8",
     "Sinkhorn Transformer": "sinkhorn:block=64",
     "BigBird": "bigbird",
-    "Synthesizer": "synthesizer:logits=dense",  # the table does not say which kind
+    "Synthesizer": "synthesizer:logits=dense",  # the table does not state the kind
     "Linear Transformer": "linear",
     "Performer": "performer:features=256",
     "RFA": "rfa",
@@ -203,7 +203,7 @@ def _step(scale: LraScale, method: str, length: int, device: torch.device) -> An
 
 
 def results(scale: LraScale, records: JobResults) -> Results:
-    """Accuracy with the baselines, ListOps' verdict, throughput; each beside the published figures."""
+    """Accuracy with the baselines, ListOps' verdict, throughput; each with the published figures."""
     tables = [_accuracy(scale, records)]
     if "listops" in scale.tasks:
         tables.append(_listops(scale, records))
@@ -266,10 +266,10 @@ def _listops(scale: LraScale, records: JobResults) -> Table:
         title="ListOps by outermost operator and by depth, %",
         columns=["model", "solves something", *(c.removeprefix("accuracy_").replace("_", " ") for c in columns)],
         rows=rows,
-        note=f'A model solves something only when it beats "{TO_BEAT}" by two standard errors: that baseline says the '
-        "value that is most frequent where the same operator stands outermost and makes the same of its own digits. At "
-        "LRA's lengths it reaches about 48 %, and all published figures (16 to 38 %) are below it: they are about what "
-        "the outermost operator alone says (36 to 37 %), or less.",
+        note=f'A model solves something only when it beats "{TO_BEAT}" by two standard errors: that baseline is '
+        "the most frequent value of expressions with the same outermost operator and the same result of its own "
+        "digits. At LRA's lengths it reaches about 48 %, and all published figures (16 to 38 %) are below it: they are "
+        "about the accuracy of the outermost operator alone (36 to 37 %), or less.",
     )
 
 
@@ -351,7 +351,7 @@ EXPERIMENT = Experiment(
         "Rotary positions where none are named, pre-norm blocks and the mean over tokens: the paper names none.",
         "Learning rates, dropout and heads: A.5 gives none; they are in the settings.",
         "i-clustered is not in the paper's table.",
-        "Sparse Transformer is its fixed pattern, both kinds in one softmax: the paper does not say which one it ran.",
+        "Sparse Transformer is its fixed pattern, both kinds in one softmax: the paper does not state which it ran.",
     ),
     scales=SCALES,
     cells=cells,

@@ -379,7 +379,7 @@ EXPERIMENT = Experiment(
         "In small 1,024 tokens in place of 4,096 for drawn queries and keys.",
         'The paper says of its inputs "appropriately normalized": here their entries are normal with the deviations '
         "that are stated, and q·k is divided by √D.",
-        "Beside the paper's kinds favor++, beside all of them mean pooling, and a pretrained encoder's own queries and "
+        "In addition to the paper's kinds: favor++, mean pooling, and a pretrained encoder's own queries and "
         "keys, all-MiniLM-L6-v2 in small, which the paper does not show.",
     ),
     scales=SCALES,

@@ -44,7 +44,7 @@ PUBLISHED = {
 SIZES = {8: 11, 16: 22, 32: 45}  # tokens of a bucket before the paper's √2, and with it: C
 LSH = tuple(f"lsh:buckets=0,bucket_size={size}" for size in SIZES)
 LHA = tuple(f"lha:buckets=0,bucket_size={size}" for size in SIZES)
-COUNTERPARTS = {  # our row -> the published one; "calibrated" says that the row is of learned parameters
+COUNTERPARTS = {  # our row -> the published one; "calibrated" means that the row has learned parameters
     "clustered:clusters=25": "clustered-25",
     "i-clustered:clusters=25,topk=32": "i-clustered-25",
     "smyrf:cluster_size=16": "SMYRF, 2 rounds, C=16",
@@ -349,7 +349,7 @@ EXPERIMENT = Experiment(
     title="A pretrained model with its attention replaced",
     source="Vyas et al. 2020, table 4; Sun, Yang, Yoo 2022, table 2",
     deviations=(
-        "Tasks at hand in place of GLUE and SQuAD, whose data is not: customer questions (banking77), most of them "
+        "GLUE and SQuAD were not available offline, so two other tasks are used: customer questions (banking77), most "
         "of at most 25 tokens, where clustered attention has a cluster for each query and is exact, and movie "
         "reviews cut at 512 tokens, four times the papers' length.",
         "A small encoder with a logistic probe on its frozen embeddings, in place of RoBERTa-base fine-tuned to each "

@@ -81,7 +81,7 @@ def _fit(scale: SetClusteringScale, model: str, seed: int, context: Context) -> 
 
 
 def results(scale: SetClusteringScale, records: JobResults) -> Results:
-    """Log-likelihoods beside the baselines, with the distance to the oracle."""
+    """Log-likelihoods next to the baselines, with the distance to the oracle."""
     oracle = records[BASELINES]["oracle"][FIGURE]
     rows: list[list[Value]] = [
         [name, metrics[FIGURE] - oracle, f"{metrics[FIGURE]:.3f}", None, None]
@@ -100,7 +100,7 @@ def results(scale: SetClusteringScale, records: JobResults) -> Results:
         "is fitted to the points on which it is measured, so it can exceed the oracle.",
     )
     return Results(
-        summary="How well a Set Transformer says, in one pass, which mixture of four Gaussians a set comes from.",
+        summary="How well a Set Transformer predicts, in one pass, which mixture of four Gaussians a set comes from.",
         tables=[table],
     )
 

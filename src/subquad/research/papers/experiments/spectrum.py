@@ -114,7 +114,7 @@ def layer_inputs(pretrained: Pretrained, item: Sequence[int]) -> list[LayerInput
 
 
 def results(scale: SpectrumScale, records: JobResults) -> Results:
-    """Curves, heat maps, and what the paper says of them."""
+    """Curves, heat maps, and the paper's statements about them."""
     by_source = {name(source): records[key(source)] for source in sources(scale)}
     index = heat_map_index(scale.length)
     lowest = min(min(map(min, at_index(eigenvalues, index))) for eigenvalues in by_source.values())
@@ -168,7 +168,7 @@ def _all(by_source: Mapping[str, Mapping[str, Any]], index: int) -> Table:
         note="The paper, of RoBERTa: a long tail of small singular values, most of the matrix in the first few; and "
         '"the spectrum distribution in higher layers is more skewed than in lower layers", so that the last column '
         "should be above the one before it. Attention of a model with random weights is nearly uniform and has a low "
-        "rank too: a low rank alone says nothing of what was learned.",
+        "rank too: a low rank alone does not prove learning.",
     )
 
 
@@ -222,7 +222,7 @@ EXPERIMENT = Experiment(
     deviations=(
         "In small all-MiniLM-L6-v2 (6 layers of 12 heads of 32), which the extra `demo` carries, in place of RoBERTa.",
         "WikiText-2 and movie reviews (Pang and Lee 2004) in place of WikiText-103 and IMDB.",
-        "Beside them the model with random weights, which the paper does not show.",
+        "In addition, the model with random weights, which the paper does not show.",
     ),
     scales=SCALES,
     cells=cells,

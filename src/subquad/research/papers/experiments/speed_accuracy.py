@@ -18,7 +18,7 @@ class SpeedAccuracyScale:
     """What is trained.
 
     Attributes:
-        models: (method, layers); layers 0: as the recipe says.
+        models: (method, layers); layers 0: as in the recipe.
         tuned: (method, layers) whose models start from those of the same kind with 100 clusters.
         tuning: what differs in the training of these.
         effort: seconds for the times of each.
@@ -105,7 +105,7 @@ def results(scale: SpeedAccuracyScale, records: JobResults) -> Results:
         plots=[
             Lines(
                 file="speed-accuracy",
-                title="digit error rate against the time of a forward pass; beside a point: layers, clusters or rounds",
+                title="digit error rate against the time of a forward pass, labelled by layers, clusters or rounds",
                 x=f"ms for {records[TIMES]['batch']} utterances",
                 y="digit error rate, %",
                 series=points,

@@ -157,7 +157,7 @@ class Costs:
 
 
 def results(scale: TimeMemoryScale, records: JobResults) -> Results:
-    """Times and memory a token, and the paper's statements beside ours."""
+    """Times and memory per token, and the paper's statements compared with ours."""
     costs = Costs.from_results(scale, records)
     heads = [f"N={n:,}" for n in scale.lengths]
     times = [[name, *(_time(costs.microseconds(name, n)) for n in scale.lengths)] for name in scale.methods]
@@ -193,7 +193,7 @@ def _note(costs: Costs) -> str:
 
 
 def _statements(costs: Costs) -> Table:
-    """What the paper says of its figure, and what came out here."""
+    """The paper's statements about its figure, and the results here."""
     published = {"clustered": "1,000", "i-clustered": "2,000"}
     rows = []
     for name in costs.scale.methods:
@@ -250,7 +250,7 @@ EXPERIMENT = Experiment(
         "Attention alone, without projections and the feed-forward layer, which cost the same with every method.",
         "A constant number of tokens per batch for all methods, where the paper takes each method's largest batch: on "
         "a processor there is no memory to fill.",
-        "Full attention is SDPA, and beside it a naive softmax, which is what the paper's full attention was.",
+        "Full attention is SDPA, and additionally a naive softmax, as in the paper.",
     ),
     scales=SCALES,
     cells=cells,

@@ -205,7 +205,7 @@ def results(scale: TrainingDynamicsScale, records: JobResults) -> Results:
     columns = ["membership in ψ", "figure", "start", "highest", "at step", "end", "share of intervals rising"]
     rows = [row for m in MEMBERSHIPS for row in _rows(MEMBERSHIPS[m], curves[m])]
     table = Table(
-        title="Where the curves start, turn and end",
+        title="Starts, turning points and ends of the curves",
         columns=columns,
         rows=rows,
         note="Published, as curves without numbers: the negative entropy rises consistently for queries and keys; the "

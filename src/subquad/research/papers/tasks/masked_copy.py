@@ -1,4 +1,4 @@
-"""Masked copy (Vyas et al. 2020, appendix C.2): w stands twice, masked in different places; say what is masked."""
+"""Masked copy (Vyas et al. 2020, appendix C.2): w occurs twice, differently masked; predict the masked symbols."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -137,7 +137,7 @@ class Pairs(Dataset[Item]):
         return pair[0], pair[1], same
 
     def _cuts(self, document: bytes, draw: np.random.Generator) -> tuple[int, int]:
-        """Where two passages of a document begin that do not overlap."""
+        """The starts of two passages of a document that do not overlap."""
         length = self.task.length
         free = np.sort(draw.integers(0, len(document) - 2 * length + 1, 2))
         return int(free[0]), int(free[1]) + length

@@ -215,7 +215,7 @@ class AttentionModel(PreTrainedModel):
     base_model_prefix = ""
     _supports_sdpa = True
     _supports_attention_backend = True
-    declares_attention = True  # each layer says itself whether it is causal or cross-attention: nothing to try
+    declares_attention = True  # each layer declares whether it is causal or cross-attention: nothing to try
     accepts_loss_kwargs = False  # losses are means over items, never over the tokens of several batches
 
     def finish(self) -> None:
@@ -260,9 +260,9 @@ class AttentionModel(PreTrainedModel):
         return copied
 
     def _init_weights(self, module: nn.Module) -> None:
-        """Normal weights of `initializer_range`; a method's learned parameters start as the method says.
+        """Normal weights of `initializer_range`; a method's learned parameters start as the method defines.
 
-        transformers empties the buffers that no file holds and calls this to have them again.
+        transformers empties the buffers that are in no file, and calls this to restore them.
         """
         if isinstance(module, Projections):
             with torch.device(module.key.device):

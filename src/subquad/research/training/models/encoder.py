@@ -139,7 +139,7 @@ class EncoderClassifier(AttentionModel):
 
 
 class MaskedSymbolEncoder(AttentionModel):
-    """Say which symbol stands in each place; the loss is over the places with a label that is not −100.
+    """Predict the symbol at each position; the loss is over the positions with a label that is not −100.
 
     Each item's places count the same, and then each item, so that a batch can be split among processes.
     """

@@ -21,7 +21,7 @@ class ForecastConfig(AttentionConfig):
     Attributes:
         channels: of the past.
         targets: the last channels, which are predicted.
-        time_features: numbers that say when a row was taken.
+        time_features: numbers for the time of a row.
         past: rows that are read.
         label: of these, the last that the decoder reads, too.
         horizon: rows that are predicted.
@@ -118,7 +118,7 @@ class EncoderDecoderForecaster(Forecaster):
     """Informer's frame (Zhou et al. 2021), without its distilling between the layers of the encoder.
 
     The decoder reads the last `label` rows of the past, then zeros with the times of the future in the place of the
-    rows to come, attends to itself and to the encoder's past, and says all of them at once.
+    rows to come, attends to itself and to the encoder's past, and predicts all of them at once.
 
     >>> import torch
     >>> from subquad.research.training.models import EncoderDecoderForecaster, ForecastConfig

@@ -26,7 +26,7 @@ class LanguageConfig(AttentionConfig):
     """A causal language model; by default of bytes.
 
     Attributes:
-        vocab_size: symbols. By default the 256 bytes, what stands before the first byte, and padding.
+        vocab_size: symbols. By default the 256 bytes, the symbol before the first byte, and padding.
         tie_word_embeddings: whether the output reads the table of the input's embeddings.
         piece: tokens that are read at a time; 0 reads the whole input at once.
         memory: tokens before a piece whose hidden states every layer remembers, without a gradient (Transformer-XL).
@@ -57,8 +57,8 @@ class LanguageConfig(AttentionConfig):
 class CausalLanguageModel(AttentionModel, GenerationMixin):
     """Say at each place what comes next. Methods must be strictly causal; `hf.swap` refuses others with the reason.
 
-    `generate` takes transformers' caches where the methods take steps on one, and `sq.hf.StateCache(model)` where they
-    are recurrent. Padding may stand on either side: positions count real tokens.
+    `generate` accepts transformers' caches if the methods support steps on one, and `sq.hf.StateCache(model)` if
+    they are recurrent. Padding may be on either side: positions count real tokens.
 
     >>> import torch
     >>> from subquad.research.training.models import CausalLanguageModel, LanguageConfig
@@ -101,8 +101,8 @@ class CausalLanguageModel(AttentionModel, GenerationMixin):
     ) -> CausalLMOutputWithPast:
         """Logits (B, N, symbols) of the next symbol, and the mean over items of their mean cross-entropy with labels.
 
-        `labels` are those of the places of `input_ids`, as transformers has them: what place i says is compared with
-        label i + 1; −100 is not a place. `attention_mask` (B, tokens before and new): which are real.
+        `labels` are those of the places of `input_ids`, as transformers has them: the prediction at position i
+        is compared with label i + 1; −100 is not a place. `attention_mask` (B, tokens before and new): which are real.
 
         With `config.piece` the input is read in pieces; each attends to the hidden states of the `config.memory`
         tokens before it, too. `memory` is a `Memory` of what was read in earlier calls, which this call adds to.
@@ -173,7 +173,7 @@ class CausalLanguageModel(AttentionModel, GenerationMixin):
         caches: bool | None,
         memory: Memory | None,
     ) -> None:
-        """ValueError for what pieces and a memory do not go with."""
+        """ValueError for what pieces and a memory are not supported with."""
         if caches:
             raise ValueError("a model that reads pieces keeps a memory and no key-value cache: pass use_cache=False")
         if memory is not None:
@@ -193,7 +193,7 @@ class CausalLanguageModel(AttentionModel, GenerationMixin):
                 raise ValueError("pieces and a memory count the tokens themselves; `position_ids` count them otherwise")
 
     def generate(self, *args: Any, **options: Any) -> Any:
-        """Generate tokens, without a cache where a method takes no steps on one, such as LHA.
+        """Generate tokens, without a cache if a method does not support steps on one, such as LHA.
 
         Tokens are the same with and without. Such a method reads the whole text again for each of them.
         """
@@ -203,7 +203,7 @@ class CausalLanguageModel(AttentionModel, GenerationMixin):
 
     @property
     def takes_steps(self) -> bool:
-        """Whether every layer's method takes steps on a key-value cache, which pieces do not."""
+        """Whether every layer's method supports steps on a key-value cache, which pieces do not."""
         if self.config.piece:
             return False
         traits = [bound.method.traits for bound in hf.bounds(self).values()]
@@ -223,12 +223,12 @@ class CausalLanguageModel(AttentionModel, GenerationMixin):
 
 
 def shifted(labels: Int[Tensor, "B N"]) -> Int[Tensor, "B N"]:
-    """What each place is to say: the label of the next one; the last says nothing."""
+    """The target of each position: the label of the next one; the last has none."""
     return nn.functional.pad(labels[:, 1:], (0, 1), value=-100)
 
 
 def next_symbol_losses(
     logits: Float[Tensor, "B N V"], labels: Int[Tensor, "B N"]
 ) -> tuple[Float[Tensor, " B"], Int[Tensor, " B"]]:
-    """`item_losses` of the symbols after the first: what place i says is compared with label i + 1."""
+    """`item_losses` of the symbols after the first: the prediction at position i is compared with label i + 1."""
     return item_losses(logits[:, :-1], labels[:, 1:])

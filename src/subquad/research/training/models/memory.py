@@ -25,7 +25,7 @@ class Memory:
     """
 
     def __init__(self, length: int):
-        self.length, self.count = length, 0  # how many tokens it holds at most, and how many it has seen
+        self.length, self.count = length, 0  # the largest number of tokens in it, and how many it has seen
         self.padded = False  # whether some of those may have been padding
         self.states: dict[int, Float[Tensor, "B R W"]] = {}  # by block
         self.positions: Int[Tensor, "B R"] | None = None  # the positions of the tokens in the memory
@@ -34,7 +34,7 @@ class Memory:
 
     @property
     def tokens(self) -> int:
-        """How many tokens it holds."""
+        """The number of tokens in the memory."""
         return 0 if self.positions is None else self.positions.shape[1]
 
     def placed(self, valid: Bool[Tensor, "B N"]) -> tuple[Int[Tensor, "B M"], Bool[Tensor, "B M"]]:

@@ -1,4 +1,4 @@
-"""Models of sets: a Set Transformer that says which mixture of Gaussians a set of points comes from."""
+"""Models of sets: a Set Transformer that predicts which mixture of Gaussians a set of points comes from."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -111,7 +111,7 @@ class MixtureModel(PreTrainedModel):
         return MixtureOutput(-likelihood.mean(), likelihood, logits[..., 0], means, deviations)
 
     def _init_weights(self, module: nn.Module) -> None:
-        """Keep what the layers start with; buffers that no file holds are computed again."""
+        """Keep the initial weights of the layers; buffers that are in no file are computed again."""
         if isinstance(module, Projections):
             with torch.device(module.key.device):
                 module.derive()

@@ -51,7 +51,7 @@ class Transcription(Prediction):
 
 
 class CTCEncoder(AttentionModel):
-    """Write what is said, without being told when (Graves et al. 2006).
+    """Transcribe speech without an alignment (Graves et al. 2006).
 
     >>> import torch
     >>> from subquad.research.training.models import CTCEncoder, SpeechConfig
@@ -80,7 +80,7 @@ class CTCEncoder(AttentionModel):
         """Logits of each token, and the mean over items of −ln p(labels) / number of labels.
 
         Args:
-            features: frames; those of an item stand first, its padding after them.
+            features: frames; those of an item come first, its padding after them.
             attention_mask: 1 for real frames; none: all are.
             labels: symbols 1, 2, …, then −100 as padding.
 
@@ -115,7 +115,7 @@ class CTCEncoder(AttentionModel):
 def ctc_loss(
     logits: Float[Tensor, "B T V"], lengths: Int[Tensor, " B"], labels: Int[Tensor, "B L"]
 ) -> Float[Tensor, ""]:
-    """The mean over items of −ln p(labels) / number of labels; an item without labels counts −ln p(nothing is said).
+    """The mean over items of −ln p(labels) / number of labels; an item without labels counts −ln p(silence).
 
     Raises:
         ValueError: an item with more symbols, or repetitions of them (which a blank must part), than tokens.

@@ -1,7 +1,7 @@
 """Tokens of a model's input that are split over ranks: `with splitting.over(group): model(**batch)`.
 
 Every rank of the group gives the model the same batch. The model takes its share of the tokens before it embeds them,
-and what it says of all tokens (what it pools, its loss) it adds up over the ranks. So each rank has the loss of the
+and results over all tokens (pooled states, the loss) are added up over the ranks. So each rank has the loss of the
 whole batch, and the mean of the ranks' gradients is the gradient on one process.
 """
 
@@ -82,6 +82,6 @@ def split(tokens: int, keys: int | None = None) -> ModelSplit:
 
 
 def refuse_when_split(what: str) -> None:
-    """ValueError for what does not go with split tokens, inside `over`."""
+    """ValueError for what is not supported with split tokens, inside `over`."""
     if _ranks.get() is not None:
-        raise ValueError(f"{what} does not go with tokens that are split over ranks; give parallel.sequence=1")
+        raise ValueError(f"{what} is not supported with tokens that are split over ranks; give parallel.sequence=1")

@@ -1,4 +1,4 @@
-"""What a task is: data, a model for it, a metric, and the baselines that a reader must see beside any model."""
+"""What a task is: data, a model for it, a metric, and the baselines to compare any model with."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Task(ABC):
     """
 
     name: ClassVar[str]
-    summary: ClassVar[str]  # one line: what is read, what is said, what is measured
+    summary: ClassVar[str]  # one line: what is read, what is predicted, what is measured
     summary_of_files: ClassVar[str] = ""  # the same of the user's own {files}, for a task that has `files`
     metric: ClassVar[str]  # of `figures`: what the best model is chosen by
     greater_is_better: ClassVar[bool]
@@ -78,7 +78,7 @@ class Task(ABC):
 
     @property
     def title(self) -> str:
-        """One line: what this run reads, says and measures; of the user's own files, it names them."""
+        """One line: what this run reads, predicts and measures; it names the user's own files."""
         chosen_files: Sequence[str] | str = getattr(self, "files", ())
         names = [
             Path(file).name for file in ([chosen_files] if isinstance(chosen_files, str) else chosen_files) if file

@@ -91,7 +91,7 @@ class FineTunedText(LabelledTexts):
         return np.asarray(self.tokenizer(text, truncation=True)["input_ids"], dtype=np.int64)
 
     def cut(self, text: str) -> str:
-        """The part of a text that the model reads; without offsets, as the tokens say it."""
+        """The part of a text that the model reads; without offsets, decoded from the tokens."""
         if not self.tokenizer.is_fast:
             return str(self.tokenizer.decode(self.ids(text), skip_special_tokens=True))
         offsets = self.tokenizer(text, truncation=True, return_offsets_mapping=True)["offset_mapping"]

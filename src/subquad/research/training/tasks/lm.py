@@ -47,7 +47,7 @@ class Lm(NextSymbol):
         corpus: folder of the data directory: wikitext-2, tinyshakespeare, gutenberg, …
         files: text files, .jsonl, .csv or .tsv, or folders, in place of a corpus.
         validation_files, test_files: files of the same kinds for validation and for the test figures.
-        column: the column of tables that holds the text.
+        column: the column of tables with the text.
         length: number of tokens in a window.
         held_out: share of the text that is held out.
         examples: number of windows in the training set; they are sampled as they are read.
@@ -114,7 +114,7 @@ class Lm(NextSymbol):
         return [bytes(i for i in row if i < self.predicted).decode(errors="replace") for row in ids.tolist()]
 
     def score(self, outputs: Any, batch: Batch) -> Tensor:
-        """The nats of what was said, how many bytes that was, and how many words ended with one of them."""
+        """The nats of the predicted bytes, their number, and how many words ended with one of them."""
         ids, labels = batch["input_ids"], batch["labels"]
         return torch.cat([super().score(outputs, batch), words_ended(ids, labels)[:, None]], dim=1)
 
@@ -173,7 +173,7 @@ class Lm(NextSymbol):
 
 
 def _paths(files: tuple[str, ...] | str) -> list[Path]:
-    """One file may stand without brackets."""
+    """A single file needs no brackets."""
     return [Path(file).expanduser() for file in ([files] if isinstance(files, str) else files)]
 
 
@@ -188,7 +188,7 @@ def _as_window(sequence: Symbols) -> tuple[Tensor, Tensor]:
 
 
 def words_ended(ids: Tensor, labels: Tensor) -> Tensor:
-    """How many words each item says the end of: spaces and ends of lines after another byte, and all ends of lines."""
+    """How many words end in each item: spaces and ends of lines after another byte, and all ends of lines."""
     before, after = ids[:, :-1], labels[:, 1:]
     inside = (before != SPACE) & (before != LINE) & (before < Lm.predicted)
     line = after == LINE

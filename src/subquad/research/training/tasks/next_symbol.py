@@ -1,4 +1,4 @@
-"""What tasks share in which a causal language model says the next symbol of long sequences."""
+"""Shared parts of tasks in which a causal language model predicts the next symbol of long sequences."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ class NextSymbol(Task):
     """Windows of sequences: drawn at random to learn from; to choose by and to report on, each symbol once."""
 
     greater_is_better: ClassVar[bool] = False
-    symbols: ClassVar[int]  # kinds; the number after them says where a sequence starts, the next is padding
+    symbols: ClassVar[int]  # kinds; the number after them marks the start of a sequence, the next is padding
     predicted: ClassVar[int]  # the number of symbols to predict, from the first on
 
     length: int = 512
@@ -50,6 +50,6 @@ class NextSymbol(Task):
         return batch_of(items, self.symbols + 1, self.predicted)
 
     def score(self, outputs: Any, batch: Batch) -> Tensor:
-        """The nats of what was said, and how many symbols that was."""
+        """The nats of the predicted symbols, and their number."""
         nats, count = next_symbol_losses(outputs.logits, batch["labels"])
         return torch.stack([nats, count], dim=1)

@@ -18,7 +18,7 @@ from subquad.research.training.tasks.windows import Symbols
 def ngram_bits(train: Sequence[Symbols], test: Sequence[Symbols], predicted: int, order: int) -> list[float]:
     """Bits a symbol of the test sequences, with contexts of 0, 1, …, `order` symbols.
 
-    The first of a sequence says where it starts, and is not counted; nor are symbols from `predicted` on.
+    The first of a sequence marks its start, and is not counted; nor are symbols from `predicted` on.
     """
     base = 1 + max(int(sequence.max()) for sequence in [*train, *test])
     assert base ** (order + 1) < 2**63
@@ -37,7 +37,7 @@ def ngram_bits(train: Sequence[Symbols], test: Sequence[Symbols], predicted: int
 
 
 def _codes(sequences: Sequence[Symbols], k: int, base: int, predicted: int) -> NDArray[np.int64]:
-    """Each counted symbol with the k before it, as one number; before the start stand more of the first symbol."""
+    """Each counted symbol with the k before it, as one number; more of the first symbol precede the start."""
     codes = []
     for sequence in sequences:
         padded = np.concatenate([np.repeat(sequence[:1], k), sequence]).astype(np.int64)

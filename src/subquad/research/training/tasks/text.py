@@ -69,7 +69,7 @@ class LabelledTexts(OneClass):
 
     @abstractmethod
     def ids(self, text: str) -> NDArray[np.int64]:
-        """A text as the tokens that a model takes."""
+        """A text as the tokens of a model's input."""
 
     @abstractmethod
     def cut(self, text: str) -> str:
@@ -99,7 +99,7 @@ class LabelledTexts(OneClass):
         ]
 
     def encode(self, texts: Sequence[str]) -> Batch:
-        """Texts as a trained model takes them: `model(**task.encode(texts)).logits`.
+        """Texts as the input of a trained model: `model(**task.encode(texts)).logits`.
 
         Raises:
             TypeError: a single text, not in a list.

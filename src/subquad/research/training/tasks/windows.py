@@ -15,10 +15,10 @@ Symbols = NDArray[np.int16]
 
 
 class Windows(Dataset[Item]):
-    """Windows of at most `length` symbols, one after the other, in each of which all but the first are to be said.
+    """Windows of at most `length` symbols, one after the other, in each of which all but the first are predicted.
 
-    The last symbol of a window is the first of the next, so that each symbol is said once, but for the first of a
-    sequence: that says where it starts.
+    The last symbol of a window is the first of the next, so that each symbol is predicted once, but for the first of a
+    sequence, which marks its start.
     """
 
     def __init__(self, sequences: Sequence[Symbols], length: int):
@@ -57,7 +57,7 @@ class DrawnWindows(Dataset[Item]):
 
 
 def with_start(symbols: NDArray[Any], start: int) -> Symbols:
-    """A sequence with the symbol before it that says where it starts."""
+    """A sequence after the symbol that marks its start."""
     return np.concatenate([[start], symbols]).astype(np.int16)
 
 

@@ -1,4 +1,4 @@
-"""Where the cells of a long run are computed: in this process, in processes of this machine, or on a Ray cluster."""
+"""Executors for the cells of a long run: in this process, in processes of this machine, or on a Ray cluster."""
 
 from importlib.util import find_spec
 

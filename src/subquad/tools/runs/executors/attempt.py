@@ -1,4 +1,4 @@
-"""What a worker does with a job: look whether it is where it should be, run it, and say how it ended."""
+"""The steps of a worker with a job: check that it is on the right machine, run it, and report how it ended."""
 
 from __future__ import annotations
 

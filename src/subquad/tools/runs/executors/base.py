@@ -27,7 +27,7 @@ class Executor(ABC):
     @property
     @abstractmethod
     def description(self) -> str:
-        """What a report says of it; an empty text for a run in this process."""
+        """The description in reports; empty for a run in this process."""
 
     @property
     @abstractmethod

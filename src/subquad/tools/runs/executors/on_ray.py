@@ -85,7 +85,7 @@ class RayExecutor(WorkerExecutor):
         self._remote = ray.remote(max_retries=0)(attempt)
         if not self.address.startswith("ray://"):
             self._head = _host_and_port(ray.get_runtime_context().gcs_address)
-        self._quiet.enter_context(redirect_stdout(sys.stderr))  # Ray speaks of lost workers, beside the results
+        self._quiet.enter_context(redirect_stdout(sys.stderr))  # Ray reports lost workers in addition to the results
         return self
 
     def _check_address(self) -> None:
@@ -110,7 +110,7 @@ class RayExecutor(WorkerExecutor):
 
     @property
     def description(self) -> str:
-        """What a report says of it."""
+        """The description in reports."""
         return f"Ray, {self.resources}"
 
     @property

@@ -53,7 +53,7 @@ class ProcessExecutor(WorkerExecutor):
 
     @property
     def description(self) -> str:
-        """What a report says of it."""
+        """The description in reports."""
         return f"{self._width} process{'es' * (self._width > 1)}"
 
     @property

@@ -35,7 +35,7 @@ class JobResources:
 
     @classmethod
     def of_machine(cls, has: Mapping[str, float]) -> JobResources:
-        """What a machine has, from what Ray says of it."""
+        """The resources of a machine, as Ray reports them."""
         return cls(has.get("CPU", 0.0), has.get("GPU", 0.0), int(has.get("memory", 0)))
 
     def __str__(self) -> str:
@@ -44,7 +44,7 @@ class JobResources:
 
 
 def read_resources(text: str | None, device: str) -> JobResources:
-    """Resources as "cpus=2,gpus=1,memory=8GB"; a job on a GPU takes one where nothing else is said.
+    """Resources as "cpus=2,gpus=1,memory=8GB"; a job on a GPU uses one by default.
 
     >>> str(read_resources("cpus=4,memory=500MB", "cuda"))
     'cpus=4,gpus=1,memory=0.5GB'

@@ -5,10 +5,10 @@
     s_ij = dO_i·v_j + a_i                         dx_ir = Σ_j e^{x_ir − lse_i + y_jr} s_ij,   dy_jr: the same over i
 
 A program takes a chunk of a head and walks through the features; the weights of the chunk's pairs, a square of tokens,
-grow on the way. `tiles` says how they are stabilised.
+grow on the way. `tiles` describes how they are stabilised.
 
 No number of a later token may reach an earlier one's results by a weight of 0, since 0·NaN is NaN. So factors that meet
-weights of 0 have 0 for what is not finite, which comes in beside them: for the pairs that see each other.
+weights of 0 have 0 for infinite numbers, which enter next to them: for the pairs that see each other.
 """
 
 from typing import Any

@@ -1,7 +1,7 @@
 """From slots to tokens: the partials of a query merged by log-sum-exp, and the gradients of a token's slots summed.
 
 A program takes a tile of tokens and goes through the slots of each in their order, so that results are the same in
-every run. Where tokens have different numbers of slots, it takes as many steps as the longest list has.
+every run. If tokens have different numbers of slots, it takes as many steps as the longest list has.
 """
 
 import triton

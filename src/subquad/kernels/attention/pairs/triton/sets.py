@@ -94,7 +94,7 @@ def end_of(slots: Tensor, tokens: int) -> Tensor:
 
 @dataclass(frozen=True)
 class SlotIndex:
-    """Where each number stands in a list: at `order[starts[i]]` to `order[starts[i + 1] − 1]`, in rising order.
+    """The places of each number in a list: `order[starts[i]]` to `order[starts[i + 1] − 1]`, in rising order.
 
     Attributes:
         order: (B,H,slots), the slots sorted by their number, stably; those that hold no number are in none.

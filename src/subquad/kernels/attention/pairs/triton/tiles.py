@@ -72,7 +72,7 @@ def load_block(queries, queries_end, keys_end, bucket, head, block, row, N, T, S
 
 @triton.jit
 def position_of(query, offset, offsets, item, M, span):
-    """Where the queries stand among the keys, in int32: beyond what any key sees, all positions are alike."""
+    """The positions of the queries among the keys, in int32: beyond what any key sees, all positions are alike."""
     if offsets is not None:
         offset += tl.load(offsets + item)
     position = query.to(tl.int64) + offset
