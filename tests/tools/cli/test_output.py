@@ -168,7 +168,7 @@ def test_methods_are_listed_in_a_line_each_and_one_is_described():
     lines = run(app, ["methods"]).stdout.splitlines()
     rows = {line.split()[0]: line for line in lines if line.split()[0] in sq.list_methods()}
     assert list(rows) == sq.list_methods()
-    assert re.match(r"lha +of values +yes +Learning-to-hash attention, ", rows["lha"])
+    assert re.match(r"lha +of values +yes +Attention inside the buckets of learned", rows["lha"])
     assert re.match(r"clustered +of values +no +Clustered attention: ", rows["clustered"])
     assert re.match(r"local +yes +no +Window attention", rows["local"])
     described = run(app, ["methods", "i-clustered"]).stdout
