@@ -13,6 +13,7 @@ from torch import nn
 from subquad.audits.arguments import check_allowed, check_floor, check_share, check_tolerance, check_whole
 from subquad.audits.embeddings import POOLINGS, EmbeddingWatch
 from subquad.audits.next_tokens import NextTokenFloor, PromptWatch, causal_lm_in
+from subquad.audits.recorded import DEFAULTS, record_audit
 from subquad.audits.report import AuditReport, summary
 from subquad.audits.statistics import Betting, usual
 from subquad.audits.watch import AuditedCall, AuditRules, LayerWatch
@@ -48,7 +49,9 @@ class Audit:
         callback: Callable[[AuditedCall], None] | None,
         prompts: PromptWatch | None = None,
         embeddings: EmbeddingWatch | None = None,
+        settings: Mapping[str, Any],
     ):
+        self._settings = settings
         self._prompts, self._embeddings = prompts, embeddings
         self._model, self._bound = model, {name: bound for name, (bound, _) in layers.items()}
         self._confidence, self._callback = confidence, callback
@@ -141,6 +144,17 @@ class Audit:
             layers[name] = usual(watch.tally.beyond, self._rules.rows, delta)
         return {"confidence": self._confidence, "layers": layers}
 
+    def record(self) -> None:
+        """Record the arguments of this audit in the model's config, so that they are saved and loaded with the model.
+
+        `sq.audit(model)` then starts with them, also of a loaded model; arguments that are given replace them. `seed`
+        and `callback` are not recorded.
+
+        Raises:
+            ValueError: the model is not a swapped transformers model, whose config has a record.
+        """
+        record_audit(self._model, self._settings)
+
     def _tell(self, audited: AuditedCall) -> None:
         """Log what matters in an audited call, and hand it to the callback."""
         undefined = sum(error != error for error in audited.errors)
@@ -179,18 +193,18 @@ def audit(
     model: Any,
     *,
     tolerance: float | None = None,
-    rows: int = 32,
-    every: int = 100,
-    allowed: float = 0.0,
-    on_exceed: str = "warn",
-    confidence: float = 0.95,
+    rows: int | None = None,
+    every: int | None = None,
+    allowed: float | None = None,
+    on_exceed: str | None = None,
+    confidence: float | None = None,
     baseline: Mapping[str, Any] | None = None,
-    false_alarm: float = 0.05,
+    false_alarm: float | None = None,
     max_kl: float | None = None,
     min_agreement: float | None = None,
     min_fidelity: float | None = None,
     pooling: str = "mean",
-    positions: int = 32,
+    positions: int | None = None,
     seed: int = 0,
     callback: Callable[[AuditedCall], None] | None = None,
 ) -> Audit:
@@ -207,21 +221,23 @@ def audit(
     are compared by their cosine; next-token distributions of a causal language model, whether it has a plan or not, at
     sampled positions and at the last one.
 
+    Arguments that are not given are those that `Audit.record` recorded with the model, or else the defaults below.
+
     Args:
         model: a swapped transformers model, a wrapper around one, or any module with `sq.nn.MultiheadAttention` or
             bound methods in it.
         tolerance: the e_i that is accepted. Default: any finite one, for a model with a floor of its output. An error
             of rows is not one of the output: layers of a plan that keeps a fidelity of 0.99 have rows with e_i > 0.5.
-        rows: how many rows of an audited call are compared.
-        every: calls of a layer of which one is audited.
-        allowed: the share of an audited call's rows that may be above the tolerance.
-        on_exceed: what happens to an audited call with more: "warn" logs it, "raise" raises `Exceeded`, "exact" logs it
-            and returns exact attention in its place.
-        confidence: 1 − δ, of each bound in the report.
+        rows: how many rows of an audited call are compared. Default: 32.
+        every: calls of a layer of which one is audited. Default: 100.
+        allowed: the share of an audited call's rows that may be above the tolerance. Default: 0.
+        on_exceed: what happens to an audited call with more: "warn" (the default) logs it, "raise" raises `Exceeded`,
+            "exact" logs it and returns exact attention in its place.
+        confidence: 1 − δ, of each bound in the report. Default: 0.95.
         baseline: what `Audit.baseline` returned of an earlier audit; drift from it is then tested in each layer.
         false_alarm: how likely any layer is to report drift, ever, while the expected share of each audited call's rows
             above the usual error, given all earlier ones, stays in the baseline's interval; and, apart from that, how
-            likely an alarm of the output is, ever, while each input's expected loss keeps the floor.
+            likely an alarm of the output is, ever, while each input's expected loss keeps the floor. Default: 0.05.
         max_kl: in a causal language model, the mean KL(exact ‖ method) in nats beyond which there is an alarm. Default:
             the floor of the plan that was swapped in, or whose baseline is given; otherwise there is no alarm.
         min_agreement: in its place, the least share of positions with the exact top token.
@@ -229,7 +245,7 @@ def audit(
             which there is an alarm. Default: the floor of the plan that was swapped in, or whose baseline is given.
         pooling: how hidden states become an embedding: "mean", over real tokens, or "cls", the first one; for
             `min_fidelity`, because a plan has its own.
-        positions: how many positions of an audited prompt are compared, in addition to the last.
+        positions: how many positions of an audited prompt are compared, in addition to the last. Default: 32.
         seed: of the sampling. No global generator is read or moved.
         callback: called with an `AuditedCall` after each audited call.
 
@@ -258,10 +274,19 @@ def audit(
     >>> audit.report().overall.audited
     2
     """
-    check_whole(rows=rows, every=every, positions=positions)
     check_floor(max_kl, min_agreement, min_fidelity)
     if pooling not in POOLINGS:
         raise ValueError(f"pooling={pooling!r}, but it must be {' or '.join(map(repr, POOLINGS))}")
+    layers = layers_of(model)
+    module = model if isinstance(model, nn.Module) else model.model
+    record = _record_of(module)
+    settings: dict[str, Any] = {**DEFAULTS, **(record.get("audit") or {})}
+    given = tolerance, rows, every, allowed, on_exceed, confidence, false_alarm, positions, baseline
+    settings |= {name: value for name, value in zip(DEFAULTS, given, strict=True) if value is not None}
+    tolerance, rows, every, allowed, on_exceed, confidence, false_alarm, positions, baseline = (
+        settings[name] for name in DEFAULTS
+    )
+    check_whole(rows=rows, every=every, positions=positions)
     if tolerance is not None:
         check_tolerance(tolerance)
     check_allowed(allowed)
@@ -270,16 +295,14 @@ def audit(
     check_share(confidence=confidence, false_alarm=false_alarm)
     if callback is not None and not callable(callback):
         raise TypeError(f"callback={callback!r}, but it must be a function of an AuditedCall")
-    layers = layers_of(model)
     if baseline is not None:
         _check_baseline(baseline, layers)
-    module = model if isinstance(model, nn.Module) else model.model
     chosen = {"max_kl": max_kl, "min_agreement": min_agreement, "min_fidelity": min_fidelity}
     floor: dict[str, Any] = {name: value for name, value in chosen.items() if value is not None}
     if floor:
         floor |= {"pooling": pooling} if min_fidelity is not None else {}
     else:
-        floor = (baseline or {}).get("floor") or _recorded_floor(module)
+        floor = (baseline or {}).get("floor") or dict(record.get("floor") or {})
     if tolerance is None and not floor and baseline is None:
         raise ValueError(
             f"nothing would raise an alarm: no plan with a floor was swapped into this {type(module).__name__}; give a "
@@ -303,15 +326,16 @@ def audit(
         callback=callback,
         prompts=_prompt_watch(module, floor, {**watched, "positions": positions}),
         embeddings=_embedding_watch(module, floor, watched),
+        settings={**settings, "floor": floor},
     )
 
 
-def _recorded_floor(module: nn.Module) -> dict[str, Any]:
-    """The floor of the plan that was swapped in, which the config of the model records; empty where there is none."""
+def _record_of(module: nn.Module) -> Mapping[str, Any]:
+    """The record of a swap in the config of a model or a part of it that has a floor or an audit; empty without one."""
     for part in module.modules():
         record = getattr(getattr(part, "config", None), "subquad", None)
-        if isinstance(record, Mapping) and record.get("floor"):
-            return dict(record["floor"])
+        if isinstance(record, Mapping) and (record.get("floor") or record.get("audit")):
+            return record
     return {}
 
 

@@ -1,8 +1,10 @@
-"""Callbacks for `subquad.audit` that export its figures to Prometheus or OpenTelemetry."""
+"""Export the figures of audits to Prometheus or OpenTelemetry."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
+from subquad.audits.auditing import Audit
+from subquad.audits.report import EmbeddingReport
 from subquad.audits.watch import AuditedCall
 from subquad.core.errors import not_installed
 
@@ -16,6 +18,14 @@ COUNTS = {
     "subquad_audit_seconds": "Time spent auditing.",
 }
 ERROR = "subquad_audit_error", "Relative error of audited rows."
+OUTPUT = {
+    "subquad_audit_inputs": "Inputs of the model while its output was audited.",
+    "subquad_audit_inputs_audited": "Inputs whose output was compared with exact attention's.",
+    "subquad_audit_fidelity": "Mean cosine of audited embeddings to the exact ones.",
+    "subquad_audit_kl": "Mean KL of audited next-token distributions to the exact ones, in nats.",
+    "subquad_audit_evidence": "Evidence that the output does not keep its floor.",
+    "subquad_audit_alarm": "1 if the output does not keep its floor or a layer has drifted, else 0.",
+}
 EVIDENCE = "subquad_audit_drift_evidence", "Evidence of drift from the baseline."
 
 
@@ -46,6 +56,46 @@ def prometheus(registry: Any = None) -> Callable[[AuditedCall], None]:
             evidence.labels(call.name).set(call.evidence)
 
     return callback
+
+
+def prometheus_output(audit: Audit, registry: Any = None) -> None:
+    """Register gauges of the audited output and of the alarm, which are read from the audit's report when scraped.
+
+    Args:
+        audit: what `sq.audit` returned.
+        registry: a `prometheus_client.CollectorRegistry`; by default the library's own.
+
+    Raises:
+        ImportError: prometheus_client is not installed.
+    """
+    try:
+        from prometheus_client import REGISTRY
+        from prometheus_client.core import GaugeMetricFamily
+        from prometheus_client.registry import Collector
+    except ImportError:
+        raise ImportError("prometheus_client is not installed: pip install 'subquad[metrics]'") from None
+
+    class Output(Collector):
+        def collect(self) -> Iterator[Any]:
+            for name, value in output_of(audit).items():
+                yield GaugeMetricFamily(name, OUTPUT[name], value=value)
+
+    (REGISTRY if registry is None else registry).register(Output())
+
+
+def output_of(audit: Audit) -> dict[str, float]:
+    """The figures of an audit's report that are about the output; those that it does not have are left out."""
+    report = audit.report()
+    figures: dict[str, float | None] = {"alarm": bool(report.alarm or report.overall.drifted)}
+    if report.embeddings is not None:
+        figures["fidelity"] = report.embeddings.fidelity
+    if report.next_tokens is not None:
+        figures["kl"] = report.next_tokens.kl
+    output = report.embeddings or report.next_tokens
+    if output is not None:
+        inputs = output.inputs if isinstance(output, EmbeddingReport) else output.prompts
+        figures |= {"inputs": inputs, "inputs_audited": output.audited, "evidence": output.evidence}
+    return {f"subquad_audit_{name}": float(value) for name, value in figures.items() if value is not None}
 
 
 def opentelemetry(meter: Any = None) -> Callable[[AuditedCall], None]:

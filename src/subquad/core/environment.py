@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 DECIDES = ("subquad", "torch", "transformers", "processor", "cores", "threads", "cpu_capability", "gpu")  # speed
+OUTPUT = ("subquad", "torch", "transformers")  # packages of which a minor version may change a model's output
 
 
 def versions() -> dict[str, str]:
@@ -63,6 +64,28 @@ def differences(made_on: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
         for what in DECIDES
         if what in recorded and str(recorded[what]) != here.get(what, "none")
     }
+
+
+def output_versions() -> dict[str, str]:
+    """Versions of the packages that decide the output of a model whose attention was swapped."""
+    return {package: number for package, number in versions().items() if package in OUTPUT}
+
+
+def changed_versions(recorded: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
+    """Packages that decide the output and have another major or minor version here: {package: (there, here)}.
+
+    Patch versions and builds ("2.13.1+cpu") do not count.
+    """
+    here = output_versions()
+    return {
+        package: (str(recorded[package]), here.get(package, "none"))
+        for package in OUTPUT
+        if package in recorded and _minor(str(recorded[package])) != _minor(here.get(package, "none"))
+    }
+
+
+def _minor(version_text: str) -> list[str]:
+    return version_text.partition("+")[0].split(".")[:2]
 
 
 def _processor() -> str:

@@ -20,7 +20,7 @@ from subquad.hf.reattaching import reattach
 from subquad.hf.saved import keep_swaps_in_files
 from subquad.hf.split import shard
 from subquad.hf.state_cache import StateCache
-from subquad.hf.swapping import Swapped, bind, bounds, describe, keeping, refusals, restore, swap
+from subquad.hf.swapping import Swapped, bind, bounds, describe, keeping, provenance, refusals, restore, swap
 from subquad.hf.trial import register_trials
 from subquad.hf.unwrapping import transformers_model
 
@@ -44,6 +44,7 @@ __all__ = [
     "keeping",
     "load_adapter",
     "position_limit",
+    "provenance",
     "read_adapter",
     "reattach",
     "refusals",

@@ -15,7 +15,7 @@ from torch import nn
 
 from subquad.core import checksums as seals
 from subquad.core import files
-from subquad.core.environment import differences
+from subquad.core.environment import OUTPUT, differences
 from subquad.core.spelling import listed
 from subquad.hf.adapters import Adapter, read_adapter, same_kind, save_adapter
 from subquad.hf.layers import Layer, head_counts
@@ -86,6 +86,15 @@ class Plan:
         tokens. None where the plan was made with a loss or a metric of one's own, or for a masked language model.
         """
         return next((entry["output"] for entry in self.verified.values() if entry.get("output")), None)
+
+    @property
+    def recorded(self) -> dict[str, Any]:
+        """What `swap` records with the model: the floor, what was verified, and the versions it was verified with."""
+        made_with = self.made_on.get("versions")
+        members: dict[str, Any] = {"floor": self.floor, "verified": self.verified}
+        if isinstance(made_with, dict):
+            members["versions"] = {package: made_with[package] for package in OUTPUT if package in made_with}
+        return members
 
     def for_model(self, model: AnyModel) -> dict[int, Method | BoundMethod]:
         """The mapping for `swap` that puts the plan into this model.

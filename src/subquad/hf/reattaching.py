@@ -8,9 +8,16 @@ from transformers import PreTrainedModel
 from subquad.hf.adapters import read_adapter
 from subquad.hf.layers import NAME
 from subquad.hf.probe import find_layers
-from subquad.hf.records import PARTS, PARTS_DIGEST, read_record, warn_of_edited_parts
+from subquad.hf.records import (
+    OPTIONAL,
+    PARTS,
+    PARTS_DIGEST,
+    read_record,
+    warn_of_edited_parts,
+    warn_of_other_versions,
+)
 from subquad.hf.saved import asks_for_ours, configs_of, default_implementation, unmark_config
-from subquad.hf.swapping import Swapped, describe, record_floor, restore, swap
+from subquad.hf.swapping import Swapped, describe, record, restore, swap
 from subquad.hf.unwrapping import AnyModel, transformers_model
 from subquad.methods import BoundMethod, Method
 
@@ -34,7 +41,8 @@ def reattach(model: AnyModel) -> Swapped:
             learned parameters that are not in the model's folder; or the adapter there is damaged or another one.
 
     Warns:
-        UserWarning: the record was edited since the model was saved; names the layers. The edited record runs.
+        UserWarning: the record was edited since the model was saved; names the layers. The edited record runs. Or the
+            methods were chosen with other minor versions of subquad, torch or transformers; names both.
     """
     wrapped, model = model, transformers_model(model)
     record = getattr(model.config, NAME, None)
@@ -72,14 +80,15 @@ def _reattach_parts(wrapped: AnyModel, model: PreTrainedModel, record: dict[str,
 
 def _reattach(wrapped: AnyModel, model: PreTrainedModel, plain: Any) -> Swapped:
     """Swap the methods of one record into one model."""
-    record = read_record(plain, model.config)
-    methods = record.methods
+    saved = read_record(plain, model.config)
+    methods = saved.methods
     layers = len(find_layers(model))
-    if record.layers != layers:
-        raise ValueError(f"the config records a swap of {record.layers} layers but the model has {layers}")
+    if saved.layers != layers:
+        raise ValueError(f"the config records a swap of {saved.layers} layers but the model has {layers}")
+    warn_of_other_versions(saved, model.config)
     learned = {number: method for number, method in methods.items() if method.traits.learned}
-    swapped = swap(wrapped, _with_parameters(model, methods) if learned else methods, keep=record.keep)
-    record_floor(model, record.floor)
+    swapped = swap(wrapped, _with_parameters(model, methods) if learned else methods, keep=saved.keep)
+    record(model, **{name: getattr(saved, name) for name in OPTIONAL})
     return swapped
 
 

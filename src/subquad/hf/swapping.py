@@ -43,8 +43,8 @@ class HasMethods(Protocol):
         """The method of each layer. ValueError where the model is another one."""
 
     @property
-    def floor(self) -> dict[str, Any] | None:
-        """How far the model's output may be from exact, for `sq.audit`; None where no figure of it is known."""
+    def recorded(self) -> dict[str, Any]:
+        """What is saved with the model beside its methods: members of a `records.Record`."""
 
 
 @dataclass(frozen=True)
@@ -128,9 +128,9 @@ def swap(
         TypeError: not a transformers model, and not a wrapper around one.
     """
     wrapped, model = model, transformers_model(model)
-    floor = None
+    recorded: dict[str, Any] = {}
     if isinstance(method, HasMethods):
-        floor, method = method.floor, method.for_model(model)
+        recorded, method = method.recorded, method.for_model(model)
     if max_length is not None and max_length < 1:
         raise ValueError(f"max_length={max_length}, but it must be at least 1")
     if keep is not None and keep not in list(KEEPS):
@@ -165,7 +165,7 @@ def swap(
             setattr(part, ORIGINAL, before)
     for config, _ in before:
         config._attn_implementation = NAME
-    model.config.subquad = Record(len(layers), methods, keep, floor).to_dict()
+    model.config.subquad = Record(len(layers), methods, keep, **recorded).to_dict()
     if split is not None:
         made = Split(model, *split, NAME)
         setattr(model, ATTRIBUTE, made)
@@ -176,11 +176,22 @@ def swap(
     return Swapped(tuple(layers), methods, keep, _cut_at(wrapped))
 
 
-def record_floor(model: AnyModel, floor: dict[str, Any] | None) -> None:
-    """Record the floor of the plan whose methods were swapped into a model, for `sq.audit`; it is saved with it."""
+def record(model: AnyModel, **members: Any) -> None:
+    """Change members of the record of a swapped model, which is saved with it: see `records.Record`."""
     model = transformers_model(model)
-    record = read_record(model.config.subquad, model.config)
-    model.config.subquad = replace(record, floor=floor).to_dict()
+    changed = replace(read_record(model.config.subquad, model.config), **members)
+    model.config.subquad = changed.to_dict()
+
+
+def provenance(model: AnyModel) -> dict[str, Any]:
+    """What is saved with a swapped model beside its methods, as plain data; empty where there is nothing.
+
+    "versions" of the packages that decide the output, when the methods were chosen. Of a plan also "floor", which its
+    output is to keep, and "verified", what was measured at each length ("fidelity", "bound", "speedup", …). "audit",
+    the arguments of `sq.audit` that were recorded: see `Audit.record`.
+    """
+    plain = getattr(transformers_model(model).config, NAME, None) or {}
+    return {name: plain[name] for name in ("versions", "floor", "verified", "audit") if name in plain}
 
 
 def _rotaries(

