@@ -1,7 +1,8 @@
 """Tables and plots of experiments: nothing is lost, cut off or unreadable."""
 
 import json
-from dataclasses import replace
+import re
+from dataclasses import asdict, replace
 from io import BytesIO
 from itertools import pairwise
 
@@ -13,9 +14,10 @@ from matplotlib.image import imread
 from matplotlib.text import Text
 from rich.console import Console
 
+from subquad.research.papers.catalogue import NAMES, load
 from subquad.research.papers.plots import drawn, plots
 from subquad.research.papers.results import Bars, Header, HeatMap, Lines, Results, Table
-from subquad.research.papers.write import markdown, rich_results, write_results
+from subquad.research.papers.write import markdown, rich_results, setting, write_results
 from subquad.tools.report.drawing import look
 
 LENGTHS = [2.0**power for power in range(9, 16)]
@@ -219,10 +221,39 @@ def test_a_page_says_all_that_a_reader_must_know():
     page = markdown(HEADER, Results(summary="What.", tables=[TABLE]), ["time.png"])
     for said in (
         "# Time and memory", "figure 4", "`subquad reproduce time-memory --scale small`", "What.", "A note.",
-        "![time](time.png)", "- lengths: 512, 1024", "- A processor.", "processor one; 1,234 seconds",
+        "![time](time.png)", "- lengths: 512, 1,024", "- model: none", "- A processor.", "processor one; 1,234 seconds",
     ):  # fmt: skip
         assert said in page
     assert "Deviations" not in markdown(replace(HEADER, deviations=()), Results(summary="", tables=[]), [])
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "line"),
+    [
+        ("model", "", "model: the encoder of the extra `demo`"),
+        ("head_dim", 64, "head dim: 64"),
+        ("lengths", (512, 4096), "lengths: 512, 4,096"),
+        ("training", {"learning_rate": 5e-05, "stop_at": 0.998}, "training: learning rate 5e-05, stop at 0.998"),
+        ("recipe", {"task": {"most": 40}, "effort": 10.0}, "recipe: task (most 40); effort 10"),
+        ("models", (("full", 2), ("lsh-4", 0)), "models: (full, 2); (lsh-4, 0)"),
+        ("methods", ["full", "i-clustered:clusters=8,topk=8"], "methods: full, `i-clustered:clusters=8,topk=8`"),
+        ("rows", ("local, wide", "local"), "rows: local, wide; local"),
+        ("variants", {"ours": {"subtract_last": False}}, "variants: ours (subtract last no)"),
+        ("seeds", (), "seeds: none"),
+    ],
+)
+def test_settings_are_readable(name, value, line):
+    assert setting(name, value) == line
+
+
+@pytest.mark.parametrize("experiment", NAMES)
+def test_settings_of_every_experiment_are_readable(experiment):
+    python = re.compile(r"[\[\]{}\"]|'\w+'|\b(None|True|False)\b")
+    for scale in load(experiment).scales.values():
+        lines = [setting(name, value) for name, value in asdict(scale).items()]
+        assert [
+            line for line in lines if python.search(re.sub("`[^`]*`", "", line)) or "_" in line.partition(":")[0]
+        ] == []
 
 
 def test_a_terminal_shows_brackets_as_they_are():

@@ -34,10 +34,10 @@ def markdown(header: Header, results: Results, images: list[str]) -> str:
         parts += [f"## {table.title}", table_of(table)]
         parts += [table.note] if table.note else []
     parts += [f"![{image.removesuffix('.png')}]({image})" for image in images]
-    parts += ["## Settings", "\n".join(f"- {name}: {_plain(value)}" for name, value in header.settings.items())]
+    parts += ["## Settings", "\n".join(f"- {setting(name, value)}" for name, value in header.settings.items())]
     if header.deviations:
         parts += ["## Deviations from the paper", "\n".join(f"- {line}" for line in header.deviations)]
-    machine = ", ".join(f"{name} {value}" for name, value in header.machine.items())
+    machine = ", ".join(f"{words(name)} {value}" for name, value in header.machine.items())
     parts += ["## Machine and duration", f"{machine}; {header.seconds:,.0f} seconds for all cells."]
     return "\n\n".join(parts) + "\n"
 
@@ -83,7 +83,40 @@ def shown(value: Value) -> str:
     return str(value)
 
 
-def _plain(value: object) -> str:
-    if isinstance(value, list | tuple):
-        return ", ".join(map(str, value))
-    return '""' if value == "" else str(value)
+def setting(name: str, value: object) -> str:
+    """A setting and its value as readable text."""
+    if name == "model" and value == "":
+        return "model: the encoder of the extra `demo`"
+    return f"{words(name)}: {readable(value)}"
+
+
+def words(name: str) -> str:
+    """A name of the code, with spaces."""
+    return name.replace("_", " ")
+
+
+def readable(value: object) -> str:
+    """The value of a setting as text: no braces and quotes, thousands with commas, methods as inline code."""
+    if isinstance(value, Mapping):
+        nested = any(isinstance(part, Mapping) for part in value.values())
+        parts = [f"{words(str(name))} {_inside(part)}" for name, part in value.items()]
+        return ("; " if nested else ", ").join(parts) or "none"
+    if isinstance(value, list | tuple) and not hasattr(value, "_fields"):
+        parts = [_inside(part) for part in value]
+        return ("; " if any(", " in part for part in parts) else ", ").join(parts) or "none"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int | float):
+        return f"{value:,}" if isinstance(value, int) else f"{value:g}"
+    text = "none" if value is None or value == "" else str(value)
+    return f"`{text}`" if _is_method(text) else text
+
+
+def _inside(value: object) -> str:
+    """A value inside of another."""
+    is_several = isinstance(value, Mapping | list | tuple) and not hasattr(value, "_fields")
+    return f"({readable(value)})" if is_several else readable(value)
+
+
+def _is_method(text: str) -> bool:
+    return "=" in text and " " not in text

@@ -47,8 +47,9 @@ class Variant(NamedTuple):
     seeds: int
 
     def __str__(self) -> str:
-        settings = " ".join(f"{name}={value}" for name, value in {**self.model, **self.task}.items())
-        return f"{self.name} ({settings}; {self.seeds} seed{'s' * (self.seeds > 1)})"
+        settings = {**self.model, **self.task}
+        listed = ", ".join(f"{name.replace('_', ' ')} `{value}`" for name, value in settings.items())
+        return f"{self.name} ({listed}; {self.seeds} seed{'s' * (self.seeds > 1)})"
 
 
 @dataclass(frozen=True, kw_only=True)
