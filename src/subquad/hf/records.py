@@ -89,7 +89,9 @@ def warn_of_other_versions(record: Record, config: PreTrainedConfig) -> None:
     """Warn if a record was made with versions whose outputs may differ from those here; names both."""
     changed = changed_versions(record.versions or {})
     if changed:
-        recorded, current = (listed([f"{package} {pair[side]}" for package, pair in changed.items()]) for side in (0, 1))
+        recorded, current = (
+            listed([f"{package} {pair[side]}" for package, pair in changed.items()]) for side in (0, 1)
+        )
         warnings.warn(
             f"the attention of {_where(config)} was chosen with {recorded}, but this is {current}: its output may differ, "
             "and what was measured was measured there. Install those versions, or choose the methods anew here "

@@ -30,9 +30,7 @@ def refuse_weights(need_weights: bool | None) -> None:
 def refuse_nested(lengths: Tensor | None, parallel: Any) -> None:
     """Raise ValueError where nested inputs would be split over ranks."""
     if lengths is not None and parallel is not None:
-        raise ValueError(
-            "nested tensors are not supported with `parallel`; pad them, and mask this rank's tokens"
-        )
+        raise ValueError("nested tensors are not supported with `parallel`; pad them, and mask this rank's tokens")
 
 
 def as_batches(

@@ -62,9 +62,7 @@ def in_use(parallel: Any = None, *, self_attention: bool = False) -> Any:
 def refuse_in_use(what: str, remedy: str) -> None:
     """Raise ValueError where a sequence is in use."""
     if _state.shard is not None and not _state.running:
-        raise ValueError(
-            f"{what} is not supported with sq.distributed.use: it would see one rank's tokens; {remedy}"
-        )
+        raise ValueError(f"{what} is not supported with sq.distributed.use: it would see one rank's tokens; {remedy}")
 
 
 @contextmanager
