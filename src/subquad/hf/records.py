@@ -93,8 +93,8 @@ def warn_of_other_versions(record: Record, config: PreTrainedConfig) -> None:
             listed([f"{package} {pair[side]}" for package, pair in changed.items()]) for side in (0, 1)
         )
         warnings.warn(
-            f"the attention of {_where(config)} was chosen with {recorded}, but this is {current}: its output may differ, "
-            "and what was measured was measured there. Install those versions, or choose the methods anew here "
+            f"the attention of {_where(config)} was chosen with {recorded}, but this is {current}: its output may "
+            "differ, and what was measured was measured there. Install those versions, or choose the methods anew here "
             "(subquad plan, or sq.hf.swap) and save the model again",
             stacklevel=3,
         )
@@ -120,8 +120,8 @@ def _warn(edits: list[str], config: PreTrainedConfig) -> None:
     if edits:
         named = edits if len(edits) <= MOST else [*edits[:MOST], f"{len(edits) - MOST} more"]
         warnings.warn(
-            f"{_where(config)} was edited since the model was saved: {listed(named)}; the edited record runs. If that is "
-            "meant, save the model again (save_pretrained); otherwise choose its methods anew (sq.hf.swap)",
+            f"{_where(config)} was edited since the model was saved: {listed(named)}; the edited record runs. If "
+            "that is meant, save the model again (save_pretrained); otherwise choose its methods anew (sq.hf.swap)",
             stacklevel=3,
         )
 

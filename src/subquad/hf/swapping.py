@@ -44,7 +44,7 @@ class HasMethods(Protocol):
 
     @property
     def recorded(self) -> dict[str, Any]:
-        """What is saved with the model beside its methods: members of a `records.Record`."""
+        """What is saved with the model in addition to its methods: members of a `records.Record`."""
 
 
 @dataclass(frozen=True)
@@ -184,7 +184,7 @@ def record(model: AnyModel, **members: Any) -> None:
 
 
 def provenance(model: AnyModel) -> dict[str, Any]:
-    """What is saved with a swapped model beside its methods, as plain data; empty where there is nothing.
+    """What is saved with a swapped model in addition to its methods, as plain data; empty where there is nothing.
 
     "versions" of the packages that decide the output, when the methods were chosen. Of a plan also "floor", which its
     output is to keep, and "verified", what was measured at each length ("fidelity", "bound", "speedup", …). "audit",
