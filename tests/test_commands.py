@@ -108,7 +108,8 @@ def check_packages(words: Sequence[str]) -> None:
     for option, value in pairwise(words):
         if option in ("-r", "-c") and not (ROOT / value).is_file():
             raise Wrong(f"there is no {value}")
-    if any(re.match(r"subquad($|[\[=<>~!])", word) for word in words):
+    installs = "freeze" not in words
+    if installs and any(re.match(r"subquad($|[\[=<>~!])", word) for word in words):
         raise Wrong("no package index has subquad; install it from a clone: pip install -c constraints.txt .")
 
 
