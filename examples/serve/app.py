@@ -31,7 +31,7 @@ from subquad.audits import metrics
 MODEL = os.environ.get("SERVE_MODEL", "served")
 REQUIRE = os.environ.get("SERVE_REQUIRE", "cpu")  # the backend without which the service does not start
 EXACT = os.environ.get("SERVE_EXACT") == "1"  # exact attention instead of the plan: what to set after an alarm
-BATCH_TOKENS = int(os.environ.get("SERVE_BATCH_TOKENS", "8192"))  # in a batch, padding included: bounds the memory
+BATCH_TOKENS = int(os.environ.get("SERVE_BATCH_TOKENS", "512"))  # in a batch, padding included
 WAIT = float(os.environ.get("SERVE_WAIT_MS", "5")) / 1000
 QUEUE = int(os.environ.get("SERVE_QUEUE", "1000"))  # texts that may wait; more are refused with 503
 CHARACTERS = 20  # per token; longer texts are refused without counting their tokens
