@@ -281,8 +281,8 @@ def audit(
     module = model if isinstance(model, nn.Module) else model.model
     record = _record_of(module)
     settings: dict[str, Any] = {**DEFAULTS, **(record.get("audit") or {})}
-    given = tolerance, rows, every, allowed, on_exceed, confidence, false_alarm, positions, baseline
-    settings |= {name: value for name, value in zip(DEFAULTS, given, strict=True) if value is not None}
+    values = tolerance, rows, every, allowed, on_exceed, confidence, false_alarm, positions, baseline
+    settings |= {name: value for name, value in zip(DEFAULTS, values, strict=True) if value is not None}
     tolerance, rows, every, allowed, on_exceed, confidence, false_alarm, positions, baseline = (
         settings[name] for name in DEFAULTS
     )

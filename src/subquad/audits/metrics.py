@@ -85,16 +85,16 @@ def prometheus_output(audit: Audit, registry: Any = None) -> None:
 def output_of(audit: Audit) -> dict[str, float]:
     """The figures of an audit's report that are about the output; those that it does not have are left out."""
     report = audit.report()
-    figures: dict[str, float | None] = {"alarm": bool(report.alarm or report.overall.drifted)}
+    metrics: dict[str, float | None] = {"alarm": bool(report.alarm or report.overall.drifted)}
     if report.embeddings is not None:
-        figures["fidelity"] = report.embeddings.fidelity
+        metrics["fidelity"] = report.embeddings.fidelity
     if report.next_tokens is not None:
-        figures["kl"] = report.next_tokens.kl
+        metrics["kl"] = report.next_tokens.kl
     output = report.embeddings or report.next_tokens
     if output is not None:
         inputs = output.inputs if isinstance(output, EmbeddingReport) else output.prompts
-        figures |= {"inputs": inputs, "inputs_audited": output.audited, "evidence": output.evidence}
-    return {f"subquad_audit_{name}": float(value) for name, value in figures.items() if value is not None}
+        metrics |= {"inputs": inputs, "inputs_audited": output.audited, "evidence": output.evidence}
+    return {f"subquad_audit_{name}": float(value) for name, value in metrics.items() if value is not None}
 
 
 def opentelemetry(meter: Any = None) -> Callable[[AuditedCall], None]:

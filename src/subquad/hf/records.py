@@ -89,11 +89,12 @@ def warn_of_other_versions(record: Record, config: PreTrainedConfig) -> None:
     """Warn if a record was made with versions whose outputs may differ from those here; names both."""
     changed = changed_versions(record.versions or {})
     if changed:
-        there, here = (listed([f"{package} {pair[side]}" for package, pair in changed.items()]) for side in (0, 1))
+        names = [[f"{package} {pair[side]}" for package, pair in changed.items()] for side in (0, 1)]
+        recorded, present = map(listed, names)
         warnings.warn(
-            f"the attention of {_where(config)} was chosen with {there}, but this is {here}: its output may differ, "
-            "and what was measured was measured there. Install those versions, or choose the methods anew here "
-            "(subquad plan, or sq.hf.swap) and save the model again",
+            f"the attention of {_where(config)} was chosen with {recorded}, but this is {present}: its output "
+            "may differ, and what was measured was measured there. Install those versions, or choose the methods anew "
+            "here (subquad plan, or sq.hf.swap) and save the model again",
             stacklevel=3,
         )
 
