@@ -321,8 +321,19 @@ def test_tasks_of_decoders_resume_after_their_minutes(run):
     assert run(*size, "--minutes", "0").splitlines()[:-1] == written.splitlines()[:-1]
 
 
-def test_the_page_has_the_tables_of_the_results():
-    results = (BENCHMARKS / "results" / "tasks.md").read_text("utf-8")
-    page = (BENCHMARKS.parent / "docs" / "results" / "tasks.md").read_text("utf-8")
-    measured = results[results.index("\n## ") : results.rindex("\n\n`python benchmarks/tasks.py")]
-    assert measured.strip() in page
+def test_the_page_has_the_rows_that_decide(script):
+    page = script("tasks_page")
+    assert f"\n\n{page.short_tables(page.RESULTS.read_text('utf-8'))}\n\n<!-- tables:end -->" in page.PAGE.read_text(
+        "utf-8"
+    )
+
+
+def test_a_short_table_has_the_value_of_exact_and_differences_of_the_others(script):
+    text = "\n## Part\n\n| attention | a | difference | b | difference |\n| :--- | ---: | ---: | ---: | ---: |\n"
+    text += "| exact | 1 | – | 2 | – |\n| `x` | 3 | +2 | 4 | +3 |\n"
+    page = script("tasks_page")
+    (rows,) = page.sections(text)["Part"]
+    assert page.short([("512", rows)], ("`x`", "absent"), "b", "b, difference").splitlines()[-2:] == [
+        "| exact | 2 |",
+        "| `x` | +3 |",
+    ]

@@ -23,7 +23,9 @@ def main() -> None:
     parser.add_argument("--types", help="model types, separated by commas; all by default")
     parser.add_argument("--again", action="store_true", help="run types that --out has, too")
     parser.add_argument("--processes", type=int, default=2)
-    parser.add_argument("--table", action="store_true", help="write docs/architectures.md from all that --out has")
+    parser.add_argument(
+        "--table", action="store_true", help="write docs/assets/architectures.csv from all that --out has"
+    )
     options = parser.parse_args()
     results: dict[str, Any] = json.loads(options.out.read_text()) if options.out.exists() else {}
     types = options.types.split(",") if options.types else model_types()

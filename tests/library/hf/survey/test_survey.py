@@ -1,6 +1,6 @@
-"""What docs/architectures.md says of each model type is so: a sample of them in CI, all of them with `-m survey`.
+"""What docs/assets/architectures.csv has of each model type is so: a sample in CI, all of them with `-m survey`.
 
-The page is written by `python -m tests.library.hf.survey --out results.json --table`.
+The table is written by `python -m tests.library.hf.survey --out results.json --table`.
 """
 
 import re
