@@ -20,8 +20,8 @@ ROOT = Path(__file__).parents[1]
 MARKDOWN = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md")), ROOT / "benchmarks" / "README.md"]
 SOURCES = sorted((ROOT / "src").rglob("*.py"))
 OTHERS = [*sorted((ROOT / "src").rglob("*.j2")), *sorted((ROOT / "src").rglob("*.[ch]pp"))]
-# The pages to which [language] applies: all but a table that quotes messages.
-LANGUAGE = set(MARKDOWN) - {ROOT / "docs" / "architectures.md"}
+# The pages to which [language] applies.
+LANGUAGE = set(MARKDOWN)
 WORDS = tomllib.loads((ROOT / "tests" / "words.toml").read_text("utf-8"))
 
 
