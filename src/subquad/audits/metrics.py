@@ -73,7 +73,7 @@ def prometheus_output(audit: Audit, registry: Any = None) -> None:
         from prometheus_client.core import GaugeMetricFamily
         from prometheus_client.registry import Collector
     except ImportError:
-        raise ImportError("prometheus_client is not installed: pip install 'subquad[metrics]'") from None
+        raise ImportError(not_installed("prometheus_client", "metrics")) from None
 
     class Output(Collector):
         def collect(self) -> Iterator[Any]:
