@@ -197,9 +197,9 @@ def layer(picture: Picture, left: float, inner: tuple[str, ...], fill: str, stro
     picture.text(middle, 419, "hidden states", size=11, anchor="middle", fill=FAINT)
 
 
-def bent(x: float, there: float) -> list[tuple[float, float]]:
+def bent(x: float, target: float) -> list[tuple[float, float]]:
     """The points of an arrow from a projection to the attention above it."""
-    return [(x, 318), (x, 298), (there, 298), (there, 276)]
+    return [(x, 318), (x, 298), (target, 298), (target, 276)]
 
 
 # path below docs/assets/pictures -> what draws it
