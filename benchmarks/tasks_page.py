@@ -53,7 +53,7 @@ def short_tables(results: str) -> str:
     shown = [
         f"### Retrieval: nDCG@10, and differences to exact\n\n{title}:\n\n"
         + short([(length, tables[kind]) for length, tables in retrieval], rows, "nDCG@10", "nDCG@10, difference")
-        for kind, title in enumerate(("Sentences that the document has", "Sentences that were taken out of it"))
+        for kind, title in enumerate(("Sentences that are in the document", "Sentences that were removed from it"))
     ]
     shown[1] = shown[1].partition("\n\n")[2]
     shown.append("### Classification: accuracy, and differences to exact")
