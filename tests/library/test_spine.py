@@ -22,7 +22,12 @@ def listed(title: str) -> list[Stop]:
     below = section.partition(f"\n### {title}\n")[2].partition("\n### ")[0]
     found = re.findall(r"^(\d+)\. `([\w/.]+)`: `([\w.]+)`", below, re.MULTILINE)
     assert [int(number) for number, *_ in found] == list(range(1, len(found) + 1))
-    return [Stop(file, function) for _, file, function in found]
+    stops = [Stop(file, function) for _, file, function in found]
+    if as_above := re.search(r"from here on as above, from step (\d+) to the end\.$", below.strip()):
+        above = listed("sq.attention")[int(as_above[1]) - 1 :]
+        assert stops[-1] == above[0]
+        stops += above[1:]
+    return stops
 
 
 @pytest.fixture(scope="module")
