@@ -34,8 +34,8 @@ class Lm(NextSymbol):
     held out: its first half is for validation, its second half for the test. With ten documents or more, whole
     documents are held out instead, chosen by the seed. You may also give validation and test files.
 
-    Without `files`, the text is the folder `corpus` of the data. Its files valid.txt and test.txt are the validation and
-    the test text. Without a train.txt, as in wikitext-2 here, the end of valid.txt, a share of `held_out`, is the
+    Without `files`, the text is the folder `corpus` of the data. Its files valid.txt and test.txt are the validation
+    and the test text. Without a train.txt, as in wikitext-2 here, the end of valid.txt, a share of `held_out`, is the
     validation text, and the rest of this file is the training text.
 
     Each window starts with the last byte of the window before, so a model sees at least one byte and at most
