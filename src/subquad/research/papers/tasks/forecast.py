@@ -34,7 +34,7 @@ class Forecast(Task):
 
     The first 12 months of 30 days are for training, the next 4 for validation and 4 more for the test; the rows
     that a window reads may be in the split before. Values are standardised with the mean and the standard deviation of
-    the training months, and errors are means of the standardised values over all windows, steps and channels.
+    the training months. The errors are computed on standardised values, as means over all windows, steps and channels.
     Informer's code drops the windows of the last incomplete batch; here, no window is dropped.
 
     Attributes:

@@ -111,7 +111,7 @@ class ListOps(Classification):
         return values
 
     def baselines(self, splits: Splits, data: Path | None = None) -> dict[str, Metrics]:
-        """The baselines guess the most frequent value: of all, for the outermost operator, or for it and its digits."""
+        """The baselines guess the most frequent value of all, of the same outermost operator, or of it with the same digits."""
         train, test = splits.train, splits.test
         assert isinstance(train, Expressions)
         assert isinstance(test, Expressions)

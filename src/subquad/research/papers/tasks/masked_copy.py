@@ -19,7 +19,7 @@ from subquad.research.training.tasks.base import Batch, Item, Metrics, Splits, T
 class MaskedCopy(Task):
     """Predict the masked symbols of 0w0w, where w has `length` symbols.
 
-    In each half, some symbols are masked whose copies in the other half are not, so every symbol can be copied.
+    Some symbols of each half are masked, but never both copies of a symbol, so every masked symbol can be copied.
 
     Attributes:
         length: number L of symbols in w; the input has 2L + 2 tokens. The paper uses 31, 63, 127 and 255.
