@@ -111,7 +111,7 @@ class ListOps(Classification):
         return values
 
     def baselines(self, splits: Splits, data: Path | None = None) -> dict[str, Metrics]:
-        """The baselines guess the most frequent value of all, of the same outermost operator, or of it with the same digits."""
+        """The baselines guess the most frequent value of all, for the same operator, or for it with the same digits."""
         train, test = splits.train, splits.test
         assert isinstance(train, Expressions)
         assert isinstance(test, Expressions)
