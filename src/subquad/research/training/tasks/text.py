@@ -43,8 +43,8 @@ class LabelledTexts(OneClass):
         length: how much of each text is read; the rest is cut off.
         files: your own tables.
         validation_files, test_files: further tables for validation and for the test figures.
-        held_out: share of `files` that is held out for validation, and the share for the test; 0 for one whose own
-            files are given.
+        held_out: share of `files` that is held out for validation, and again for the test, unless these have their own
+            files.
         text_column, label_column: the columns of the tables that hold the texts and the labels.
         seed: random seed of the rows that are held out.
     """
