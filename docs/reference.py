@@ -30,7 +30,7 @@ def entries(things: Mapping[str, Any], prefix: str, *, members: bool = True) -> 
     lines = []
     for name, what in sorted(things.items(), key=lambda thing: inspect.isclass(thing[1])):
         lines += [f"::: {what.__module__}.{what.__qualname__}", "    options:", f"      heading: {prefix}.{name}"]
-        lines += [f"      toc_label: {name}", *([] if members else ["      members: false"]), ""]
+        lines += ["" if members else "      members: false\n"]
     return "\n".join(lines).rstrip()
 
 

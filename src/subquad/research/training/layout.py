@@ -30,8 +30,7 @@ class ParallelSettings:
     """How several processes share a run.
 
     Attributes:
-        sequence: number of processes that share the tokens of each input; processes beyond them have other items of the
-            batch.
+        sequence: number of processes that share the tokens of each input; further processes share the batch's items.
         mode: what these processes send each other: "summary", "heads", or "auto" for a summary if the method has one.
         fsdp: whether each process stores only its share of the weights, gradients and optimizer states (FSDP2).
         timeout: number of seconds that a process waits for the others before the run ends.

@@ -51,16 +51,16 @@ class TrainingSettings:
         schedule: schedule of the learning rate after `warmup` updates; "halving" halves it after each epoch, "plateau"
             after two validations in a row without improvement.
         warmup: number of updates in which the learning rate rises from 0.
-        weight_decay: weight decay of the optimizer, without biases and norms.
+        weight_decay: weight decay of the optimizer; biases and norms have none.
         clip: the largest norm of the gradient; 0 means no clipping.
         auxiliary: λ, the weight of the methods' auxiliary losses, for methods that have one.
         every: updates between validations, each with a checkpoint; 0 means at the end only.
         patience: validations without improvement after which training ends; 0 means never before `steps`.
         stop_at: the validation figure at which training ends; none means never before `steps`.
-        keep: whether the best model of the validations or the last one is tested and saved.
+        keep: the model that is tested and saved: the "best" of the validations, or the "last".
         checkpoint_minutes: minutes between checkpoints in addition to those of the validations; 0 means none.
         precision: "fp32", or "bf16" for autocast.
-        workers: data-loading processes per training process; 0 means that it loads the data itself.
+        workers: data-loading processes per training process; 0 means that the training process loads the data.
         seed: random seed of the initial weights, the order of the examples and dropout.
     """
 

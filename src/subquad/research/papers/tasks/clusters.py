@@ -21,7 +21,7 @@ from subquad.research.training.tasks.base import Batch, Item, Metrics, Splits, T
 class Clusters(Task):
     """Predict the parameters of the mixture of Gaussians that the points of a set are drawn from.
 
-    The metric is the log-likelihood of the points in the predicted mixture, a mean per point, in nats. Shares are drawn
+    The metric is the mean log-likelihood of a point in the predicted mixture, in nats. Shares are drawn
     from a Dirichlet distribution with all parameters 1, and the centres evenly from a square.
 
     Attributes:
@@ -34,7 +34,7 @@ class Clusters(Task):
         points: learned points of each attention block on the points (ISAB); 0 means attention among all (SAB).
         decoder_layers: number of attention blocks on what is pooled.
         examples: number of training sets, which are made as they are read.
-        held_out: number of sets for validation, and of those for the test.
+        held_out: number of validation sets, and of test sets.
         seed: random seed of the sets.
     """
 
@@ -96,8 +96,8 @@ class Clusters(Task):
     def baselines(self, splits: Splits, data: Path | None = None) -> dict[str, Metrics]:
         """The baselines are the mixture that the points were drawn from (the oracle), EM, and a single Gaussian.
 
-        EM (expectation maximisation) begins with the centres of k-means. It is fitted to each test set itself, as is
-        the single Gaussian, so it can exceed the oracle.
+        EM (expectation maximisation) starts from the centres of k-means. EM and the single Gaussian are fitted to each
+        test set, so they can exceed the oracle.
         """
         test = [splits.test[number] for number in range(self.held_out)]
         rows = {

@@ -32,10 +32,10 @@ ENDS = (12 * MONTH, 16 * MONTH, 20 * MONTH)  # days, of training, validation and
 class Forecast(Task):
     """Predict `horizon` rows from the `seq_len` rows before them, at every row of the split.
 
-    The first 12 months of 30 days are for training, the next 4 for validation and 4 more for the test; the past of a
-    window may lie in the split before. Values are standardised with the mean and the standard deviation of the training
-    months. The errors are those of standardised values, as means over all windows, steps and channels. Informer's code
-    drops the windows of the last incomplete batch; here, no window is dropped.
+    The first 12 months of 30 days are for training, the next 4 for validation and 4 more for the test; the rows
+    that a window reads may be in the split before. Values are standardised with the mean and the standard deviation of
+    the training months. The errors are computed on standardised values, as means over all windows, steps and channels.
+    Informer's code drops the windows of the last incomplete batch; here, no window is dropped.
 
     Attributes:
         dataset: "ETTh1" (hours) or "ETTm1" (quarters of an hour) in the data folder's ett/; "waves" is a generated
@@ -47,7 +47,7 @@ class Forecast(Task):
         label_len: number of the last of these rows that the decoder reads too.
         architecture: "encoder-decoder", as Informer has it, or "encoder".
         decoder_layers: number of decoder layers; `model.layers` is the number of encoder layers.
-        cross_method: method of the decoder's cross-attention, where `model.method` is not a list.
+        cross_method: method of the decoder's cross-attention, unless `model.method` is a list.
         causal_decoder: whether the decoder's self-attention is causal, as in Informer.
         subtract_last: whether the last row is subtracted from the past and added to the prediction.
     """
@@ -153,7 +153,7 @@ class Forecast(Task):
         return {"mse": mse, "mae": mae}
 
     def baselines(self, splits: Splits, data: Path | None = None) -> dict[str, Metrics]:
-        """The baselines, on the same windows, are a linear forecast, the last row and the last day."""
+        """The baselines, on the same windows, are a linear forecast, and copies of the last row and of the last day."""
         train, validation, test = (
             cast(ForecastWindows, split) for split in (splits.train, splits.validation, splits.test)
         )

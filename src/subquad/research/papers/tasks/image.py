@@ -23,7 +23,7 @@ LABELS = ("T-shirt", "trouser", "pullover", "dress", "coat", "sandal", "shirt", 
 
 @dataclass(frozen=True, kw_only=True)
 class Image(Classification):
-    """Predict which of ten things an image shows from its 784 grey levels, row by row, each of which is a token.
+    """Predict which of ten things an image shows; its 784 grey levels, row by row, are the tokens.
 
     The first images of the file are for training, the next ones for validation and the others for the test.
 

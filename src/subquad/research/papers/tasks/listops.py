@@ -37,8 +37,8 @@ Solved = tuple[Symbols, int]
 class ListOps(Classification):
     """Predict the value, from 0 to 9, of an expression such as `[MAX 4 [MIN 2 3 ] 1 0 ]`.
 
-    A model has learned to read nested lists only if it is better than a guess from the outermost list, which is its
-    operator and its own digits. At LRA's lengths such a guess is good, so it is among the baselines.
+    A guess from the outermost list alone, which ignores the lists inside it, is already good at LRA's lengths. So a
+    model has learned to read nested lists only if it is better than this baseline.
 
     Attributes:
         shortest, longest: smallest and largest number of tokens. LRA has more than 500 and fewer than 2,000.
@@ -111,7 +111,7 @@ class ListOps(Classification):
         return values
 
     def baselines(self, splits: Splits, data: Path | None = None) -> dict[str, Metrics]:
-        """The baselines are the most frequent value of all, of the outermost operator, and of that with its digits."""
+        """The baselines guess the most frequent value of all, for the same operator, or for it with the same digits."""
         train, test = splits.train, splits.test
         assert isinstance(train, Expressions)
         assert isinstance(test, Expressions)

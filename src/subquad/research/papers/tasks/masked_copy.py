@@ -19,7 +19,7 @@ from subquad.research.training.tasks.base import Batch, Item, Metrics, Splits, T
 class MaskedCopy(Task):
     """Predict the masked symbols of 0w0w, where w has `length` symbols.
 
-    A share of each half is masked, in places where the other half is not masked, so every symbol can be copied.
+    Some symbols of each half are masked, but never both copies of a symbol, so every masked symbol can be copied.
 
     Attributes:
         length: number L of symbols in w; the input has 2L + 2 tokens. The paper uses 31, 63, 127 and 255.
@@ -90,7 +90,7 @@ class MaskedCopy(Task):
         return {"accuracy": right / asked}
 
     def baselines(self, splits: Splits, data: Path | None = None) -> dict[str, Metrics]:
-        """The baseline is a guess, which is right once in `symbols` times, because symbols are uniform."""
+        """The baseline is a random guess, whose accuracy is 1 / `symbols`."""
         return {"guess": {"accuracy": 1 / self.symbols}}
 
 

@@ -26,10 +26,10 @@ SHARES = (0.7, 0.15, 0.15)  # of the documents: to learn from, to choose by, to 
 
 @dataclass(frozen=True, kw_only=True)
 class Match(Classification):
-    """Predict whether two passages are from one document, as half of the pairs are, or from two.
+    """Predict whether two passages are from one document; half of the pairs are.
 
-    Passages do not overlap, and no document is in two of the three splits. Passages begin at random places, which are
-    sampled in the same way for both kinds of pairs. The classes of a pair are 0, "different", and 1, "same".
+    Passages begin at random places and do not overlap, and each document is in one split only. The classes of a pair
+    are 0, "different", and 1, "same".
 
     Attributes:
         source: "movie_reviews" (2,000 documents) or "state_union" (65 long speeches).
@@ -86,7 +86,7 @@ class Match(Classification):
         return {**first, "pair_ids": second["input_ids"], "labels": labels}
 
     def baselines(self, splits: Splits, data: Path | None = None) -> dict[str, Metrics]:
-        """The baselines are a guess, and the similarity of the two passages' bytes and of their words."""
+        """The baselines are a guess, and classifiers by the similarity of the passages' bytes and of their words."""
         from sklearn.feature_extraction.text import CountVectorizer, TfidfVectorizer
 
         train, test = splits.train, splits.test

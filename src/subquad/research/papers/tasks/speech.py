@@ -23,15 +23,14 @@ DIGITS = 10
 
 @dataclass(frozen=True, kw_only=True)
 class Speech(Task):
-    """Write the digits of an utterance, which is made of single recordings of the Free Spoken Digit Dataset (`fsdd`).
+    """Transcribe the digits of an utterance, made of single recordings of the Free Spoken Digit Dataset (`fsdd`).
 
-    The filter banks (`data/filter_banks.py`) of each recording (8 kHz) are computed once. An utterance joins those of
-    its digits, with a few frames of digital silence before, between and after them, and is then normalised to mean 0
-    and variance 1 in each band. Joining the waveforms instead would change the two frames at each seam and take a
-    transform for each item.
+    The filter banks (`data/filter_banks.py`) of each recording (8 kHz) are computed once. An utterance joins the filter
+    banks of its digits, with a few frames of digital silence before, between and after them, and is then normalised to
+    mean 0 and variance 1 in each band.
 
-    Takes 0 to 4 are for the test, takes 5 to 9 for validation and the others for training. The recordings of one
-    speaker are in none of these: they make the second half of the test examples, which has a figure of its own.
+    For all speakers but one, takes 0 to 4 are for the test, takes 5 to 9 for validation and the others for training.
+    The recordings of the held-out speaker are the second half of the test examples, which is reported separately.
 
     Attributes:
         fewest, most: smallest and largest number of digits in an utterance, as many as fit into `longest` frames.
@@ -143,7 +142,7 @@ class Speech(Task):
         return values
 
     def baselines(self, splits: Splits, data: Path | None) -> dict[str, Metrics]:
-        """The baselines, which do not hear, write nothing, or as many random digits as there are."""
+        """The baselines ignore the sound: one writes nothing, the other the right number of random digits."""
         draw = np.random.default_rng(self.seed)
         targets = [splits.test[i] for i in range(self.test_examples)]
         rows: dict[str, list[list[float]]] = {"nothing": [], "random digits of the right number": []}

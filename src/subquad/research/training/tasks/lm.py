@@ -30,18 +30,17 @@ WORDS = "wikitext"  # corpora with words between spaces, and one more for the en
 class Lm(NextSymbol):
     """Predict the next byte of text; the metric is bits per byte of held-out text, in which each byte counts once.
 
-    `files` names your own text: any text files, tables or folders. The last `held_out` of a single file is held out:
-    one half of it is the validation text, the other half the test text. The end of each of several documents is held
-    out in the same way; from ten documents on, whole documents are held out, chosen by the seed. You may give
-    validation and test files instead.
+    `files` names your own text: any text files, tables or folders. The end of each document, a share of `held_out`, is
+    held out: its first half is for validation, its second half for the test. With ten documents or more, whole
+    documents are held out instead, chosen by the seed. You may also give validation and test files.
 
-    Without `files`, the text is the folder `corpus` of the data. If it holds valid.txt and test.txt, these are the
-    validation and the test text; if it has no train.txt, as wikitext-2 here, nine tenths of valid.txt are the training
-    text and the rest is the validation text.
+    Without `files`, the text is the folder `corpus` of the data. Its files valid.txt and test.txt are the validation
+    and the test text. Without a train.txt, as in wikitext-2 here, the end of valid.txt, a share of `held_out`, is the
+    validation text, and the rest of this file is the training text.
 
     Each window starts with the last byte of the window before, so a model sees at least one byte and at most
-    `length` − 1 bytes before the one that it predicts. If a corpus has words, as wikitext has, the perplexity per
-    word is 2^(bits of all bytes / words), and each end of a line counts as one more word. <unk> counts as five bytes.
+    `length` − 1 bytes before the byte that it predicts. For a corpus of words, such as wikitext, the perplexity per
+    word is 2^(bits of all bytes / words); each end of a line counts as one more word, and <unk> as five bytes.
 
     Attributes:
         corpus: folder of the data directory: wikitext-2, tinyshakespeare, gutenberg, …
@@ -126,8 +125,8 @@ class Lm(NextSymbol):
     def baselines(self, splits: Splits, data: Path | None = None) -> dict[str, Metrics]:
         """The baselines are a uniform guess, n-grams of the training text, and lzma.
 
-        The figure of lzma is by how many bytes the test text lengthens the compressed training text. Of a training text
-        of more than 64 MiB, the baselines use the first 64 MiB.
+        For lzma, the test text is appended to the training text, and the bytes that this adds to the compressed file
+        are counted. The baselines read at most the first 64 MiB of the training text.
         """
         assert isinstance(splits.train, DrawnWindows)
         assert isinstance(splits.test, Windows)

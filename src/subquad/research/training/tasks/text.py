@@ -43,7 +43,8 @@ class LabelledTexts(OneClass):
         length: how much of each text is read; the rest is cut off.
         files: your own tables.
         validation_files, test_files: further tables for validation and for the test figures.
-        held_out: share of `files` that is held out for validation and for the test, for each whose files are not given.
+        held_out: share of `files` that is held out for validation, and again for the test, unless these have their own
+            files.
         text_column, label_column: the columns of the tables that hold the texts and the labels.
         seed: random seed of the rows that are held out.
     """
@@ -118,7 +119,8 @@ class LabelledTexts(OneClass):
     def baselines(self, splits: Splits, data: Path | None = None) -> dict[str, Metrics]:
         """The baselines are the most frequent label and a bag of words.
 
-        The bag of words reads what the model reads; if texts are cut off, a second one reads the whole texts.
+        The bag of words reads the same part of each text as the model; if texts are cut off, a second bag of words
+        reads the whole texts.
         """
         train, test = splits.train, splits.test
         assert isinstance(train, Texts)
@@ -152,7 +154,7 @@ class LabelledTexts(OneClass):
 class Text(LabelledTexts, Classification):
     """Predict the label of a text from its bytes.
 
-    Without `files`, the texts are movie reviews, which are positive or negative (Pang and Lee 2004). Of each class,
+    Without `files`, the texts are movie reviews, which are positive or negative (Pang and Lee 2004). For each class,
     reviews cv000 to cv699 are for training, cv700 to cv799 for validation and cv800 to cv999 for the test. With
     `files`, the texts are rows of .csv, .tsv or .jsonl files, with any labels.
 
