@@ -47,7 +47,7 @@ def faster_at(monkeypatch):
     """Let every method be faster than exact attention at these lengths, and at no other."""
 
     def put(*lengths: int) -> None:
-        monkeypatch.setattr(recommend, "_is_faster", lambda method, length: int(length) in lengths)
+        monkeypatch.setattr(recommend, "is_faster", lambda method, length: int(length) in lengths)
 
     return put
 
