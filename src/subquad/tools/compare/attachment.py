@@ -29,16 +29,22 @@ def attachment(
     floor: Floor,
     tokens: int,
     noise: Mapping[int, float],
+    limit: int | None,
 ) -> Attachment | None:
     """What runs in a model that follows the recommendation; None if exact attention in fp32 stays at all lengths.
 
     The dtype is that of the longest length with a recommendation. If exact attention in that dtype does not keep the
-    floor at a length without one, it is that of the next shorter. Arguments are those of `recommend`.
+    floor at a length without one, it is that of the next shorter. Lengths that exceed both the `limit` of the model's
+    own positions and the longest one with a recommendation count no more: the model will not accept them. The other
+    arguments are those of `recommend`.
     """
-    judged = (lengths, floor, tokens, noise)
-    best = fastest(methods, *judged)
-    longest_first = [row for _, row in sorted(best.items(), reverse=True) if row is not None]
-    for dtype in dict.fromkeys([*map(_dtype, longest_first), FP32] if longest_first else []):
+    best = fastest(methods, lengths, floor, tokens, noise)
+    recommended = {n: row for n, row in sorted(best.items(), reverse=True) if row is not None}
+    if not recommended:
+        return None
+    reach = math.inf if limit is None else max(limit, *recommended)
+    judged = ([n for n in lengths if n <= reach], floor, tokens, noise)
+    for dtype in dict.fromkeys([*map(_dtype, recommended.values()), FP32]):
         rows = [row for row in methods if row["status"] != "refused" and _dtype(row) == dtype]
         exact = next(row for row in rows if is_full(row))
         chosen = {n: row or exact for n, row in fastest(rows, *judged).items()}
@@ -82,7 +88,7 @@ def _dtype(row: MethodReport) -> str:
 def _steps(chosen: Rows, floor: Floor) -> dict[int, MethodReport] | None:
     """The rows by the number of tokens from which on they run; None if they cannot be joined and no row does alone."""
     if len({row["method"] for row in chosen.values()}) == 1 or _can_be_joined(chosen, floor):
-        return _joined(chosen)
+        return _joined(chosen, floor)
     for _, row in sorted(chosen.items(), reverse=True):
         if not is_full(row) and all(is_faithful(row, str(n), floor) for n in chosen):
             return {0: row}
@@ -101,11 +107,11 @@ def _can_be_joined(chosen: Rows, floor: Floor) -> bool:
     return True
 
 
-def _joined(chosen: Rows) -> dict[int, MethodReport]:
-    """One step for each change of the method.
+def _joined(chosen: Rows, floor: Floor) -> dict[int, MethodReport]:
+    """One step for each change of the method, which begins at the length where it is recommended, or before.
 
-    After exact attention, a method begins at its crossover, if that is known and between the two lengths. After another
-    method, exact attention begins above the length at which that one is recommended.
+    After exact attention, a method begins at its crossover, if that is known and between the two lengths. After a
+    method that does not keep the floor at the next length, exact attention begins right above the length before.
     """
     (before, first), *longer = sorted(chosen.items())
     steps = {0: first}
@@ -113,7 +119,7 @@ def _joined(chosen: Rows) -> dict[int, MethodReport]:
         previous = steps[max(steps)]
         if row["method"] != previous["method"]:
             start = length
-            if is_full(row):
+            if is_full(row) and not is_faithful(previous, str(length), floor):
                 start = before + 1
             elif is_full(previous):
                 start = min(length, max(before + 1, math.ceil(row.get("crossover") or length)))

@@ -156,7 +156,7 @@ def _recommendation(
     recommendation = recommend(methods, lengths, floor, tokens, factors, _REPEAT)
     if noise["busy"]:
         recommendation["warning"] = noise["says"]
-    attached = attachment(methods, lengths, floor, tokens, factors)
+    attached = attachment(methods, lengths, floor, tokens, factors, model["position_limit"])
     if attached is not None:
         recommendation["attachment"] = attached
         recommendation["code"] = code_of(attached, methods, model, settings.model)
