@@ -58,7 +58,7 @@ def test_each_length_runs_what_is_recommended_there():
     found = attached(EXACT_BF16, tail)
     assert found["steps"] == {"0": "full in bf16", "2048": "clustered-tail in bf16", "4096": "full in bf16"}
     assert (found["dtype"], found["lengths"]) == ("bf16", [512, 2048, 4096])
-    assert "remark" not in found
+    assert "note" not in found
     assert module.described(found) == (
         "full below 2,048 tokens, clustered-tail from 2,048 tokens on and full from 4,096 tokens on, in bf16"
     )
@@ -82,7 +82,7 @@ def test_a_model_has_one_dtype_and_it_is_said_where_another_one_was_recommended(
     kernel, tail = row("full:kernel=subquad", (2.2, 1.0, 1.0)), row("clustered-tail in bf16", (1.3, 2.7, 2.9))
     found = attached(kernel, EXACT_BF16, tail)
     assert found["steps"] == {"0": "full in bf16", "2048": "clustered-tail in bf16"}
-    assert found["remark"] == (
+    assert found["note"] == (
         "One model for all lengths runs full in bf16 at 512 tokens, because a model has one dtype."
     )
 
@@ -98,7 +98,7 @@ def test_in_a_causal_language_model_one_method_runs_at_all_lengths():
     found = attached(CLUSTERED, floor=NEXT_TOKENS, limit=8192)
     assert found["steps"] == {"0": "clustered"}
     assert found["lengths"] == [2048, 4096]
-    assert found["remark"] == (
+    assert found["note"] == (
         "One model for all lengths runs clustered at 512 tokens, because by-length would run both methods on a long "
         "prompt."
     )

@@ -69,7 +69,7 @@ def test_learned_parameters_of_one_length_come_from_what_is_saved():
                                                                | {"method": "plan:x"}])  # fmt: skip
 
 
-@pytest.mark.usefixtures("short")
+@pytest.mark.usefixtures("short", "undisturbed")
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 def test_a_causal_language_model(model, text, tmp_path, monkeypatch, dtype):
     """The class with the head, in the dtype that is recommended."""
@@ -77,7 +77,6 @@ def test_a_causal_language_model(model, text, tmp_path, monkeypatch, dtype):
     suffix = "" if dtype == "fp32" else f" in {dtype}"
     fast = (f"{method}{suffix}", "96")
     monkeypatch.setattr(recommend, "is_faster", lambda method, length: (method["method"], length) == fast)
-    monkeypatch.setattr(recommend, "TOO_NOISY", float("inf"))
     given = ("--text", text, "--methods", method, "--max-kl", "50", "--dtype", dtype, "--out", tmp_path / "out")
     result = CliRunner().invoke(app, ["compare", model("llama"), *map(str, given)])
     assert result.exit_code == 0, result.output

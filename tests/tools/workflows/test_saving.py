@@ -1,7 +1,6 @@
 """`--save`: what is recommended, in a folder that loads with it."""
 
 import json
-import math
 import re
 import subprocess
 import sys
@@ -44,12 +43,11 @@ def sentences(tmp_path_factory, model) -> str:
 
 
 @pytest.fixture
-def faster_at(monkeypatch):
+def faster_at(monkeypatch, undisturbed):
     """Let every method be faster than exact attention at these lengths, and at no other."""
 
     def put(*lengths: int) -> None:
         monkeypatch.setattr(recommend, "is_faster", lambda method, length: int(length) in lengths)
-        monkeypatch.setattr(recommend, "TOO_NOISY", math.inf)  # other work on the machine decides nothing
 
     return put
 
@@ -127,13 +125,12 @@ def test_a_method_for_the_main_length_runs_at_all_lengths(sentences, text, tmp_p
     assert again.max_seq_length == sq.hf.position_limit(again) == 64
 
 
-@pytest.mark.usefixtures("short")
+@pytest.mark.usefixtures("short", "undisturbed")
 def test_each_length_is_saved_with_what_is_recommended_there(model, text, tmp_path, monkeypatch):
     """The method of the longer length is saved too, and the terminal tells which runs where; so does the code."""
     longer = "local:window=9"
     fast = {(METHOD, "64"), (longer, "96")}
     monkeypatch.setattr(recommend, "is_faster", lambda method, length: (method["method"], length) in fast)
-    monkeypatch.setattr(recommend, "TOO_NOISY", math.inf)
     result = compared(model("bert"), text, tmp_path, "--methods", longer)
     shown = " ".join(result.output.split())
     assert f"with {METHOD} below 96 tokens and {longer} from 96 tokens on; recommended at 64 and 96 tokens" in shown

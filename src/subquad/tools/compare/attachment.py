@@ -60,8 +60,8 @@ def attachment(
             "steps": {str(start): row["method"] for start, row in steps.items()},
             "lengths": pays,
         }
-        remark = _remark(best, chosen, runs, floor)
-        return {**made, "remark": remark} if remark else made
+        note = _note(best, chosen, runs, floor)
+        return {**made, "note": note} if note else made
     return None
 
 
@@ -128,7 +128,7 @@ def _joined(chosen: Rows, floor: Floor) -> dict[int, MethodReport]:
     return steps
 
 
-def _remark(best: Mapping[int, MethodReport | None], chosen: Rows, runs: Rows, floor: Floor) -> str:
+def _note(best: Mapping[int, MethodReport | None], chosen: Rows, runs: Rows, floor: Floor) -> str:
     """The lengths at which something else runs than what is recommended there, and why; empty if there are none."""
     recommended = {n: "full" if row is None else row["method"] for n, row in best.items()}
     differing = [n for n, row in runs.items() if row["method"] != recommended[n]]

@@ -160,7 +160,7 @@ def _recommendation(
     if attached is not None:
         recommendation["attachment"] = attached
         recommendation["code"] = code_of(attached, methods, model, settings.model)
-        recommendation["reasons"] += [attached["remark"]] if "remark" in attached else []
+        recommendation["reasons"] += [attached["note"]] if "note" in attached else []
     choices = {recommendation["choice"], *recommendation["by_length"].values()} - {"full"}
     dtypes = [m.get("dtype", FP32) for m in methods if m["method"] in choices]
     command = _plan_command(settings, dtypes[0] if dtypes else FP32, lengths, tokens, ranks)

@@ -150,8 +150,8 @@ def save(chosen: Chosen | None, model: str | None, folder: Path | None) -> int |
             hf.save_adapter(loaded, part / ADAPTER)
         limit = reach if reach is not None and reach < chosen.tokens else None
         _write_card(part / CARD, _card_of(where), folder.resolve().name, loaded, chosen, limit)
-    own = getattr(hf.transformers_model(loaded).config, "max_position_embeddings", None)
-    accepted: int | None = getattr(loaded, "max_seq_length", None) or hf.position_limit(loaded) or own
+    positions = getattr(hf.transformers_model(loaded).config, "max_position_embeddings", None)
+    accepted: int | None = getattr(loaded, "max_seq_length", None) or hf.position_limit(loaded) or positions
     return accepted
 
 

@@ -71,7 +71,7 @@ class Attachment(TypedDict):
     dtype: str  # of its weights: "fp32", "bf16" or "fp16"
     steps: dict[str, str]  # number of tokens from which on it runs -> the row, as `methods` names it
     lengths: list[int]  # at which this is recommended
-    remark: NotRequired[str]  # where it differs from the choice of a length, and why
+    note: NotRequired[str]  # where it differs from the choice of a length, and why
 
 
 class Recommendation(TypedDict):
