@@ -11,8 +11,10 @@ import subquad.distributed
 import subquad.hf
 import subquad.methods
 import subquad.nn
+from subquad.tools.models import demo
 
 PLANNING = ("compare", "ModuleComparison", "plan_module", "ModulePlan", "plan", "Plan", "load_plan")
+DEMO = {"encoder": demo.encoder, "decoder": demo.decoder}
 
 
 def public(module: ModuleType) -> dict[str, Any]:
@@ -51,6 +53,6 @@ def pages() -> dict[str, str]:
         "nn": entries(public(subquad.nn), "sq.nn"),
         "parallel": entries(public(subquad.distributed), "sq.distributed"),
         "hf": entries(public(subquad.hf), "sq.hf"),
-        "planning": entries(planning, "sq"),
+        "planning": f"{entries(planning, 'sq')}\n\n{entries(DEMO, 'demo')}",
         "audits": entries(audits, "subquad.audits"),
     }

@@ -4,6 +4,7 @@ The repository has the report as Markdown, so its figures are read from there in
 """
 
 import io
+import math
 import re
 from html import escape
 from pathlib import Path
@@ -13,8 +14,13 @@ from rich.console import Console
 from rich.terminal_theme import TerminalTheme
 
 from pictures.svg import MONO
+from subquad.methods import parse_method
+from subquad.tools.compare.attachment import attachment
+from subquad.tools.compare.code import code_of
 from subquad.tools.compare.tables import rich_table
+from subquad.tools.models import demo
 from subquad.tools.report.schema import Report
+from subquad.tools.runs.floor import Floor
 
 REPORT = Path(__file__).parents[2] / "benchmarks" / "results" / "compare-default.md"
 COLUMNS = 120
@@ -89,7 +95,7 @@ def method_of(row: dict[str, str]) -> dict[str, Any]:
     plain, _, dtype = name.partition(" in ")
     method: dict[str, Any] = {
         "method": name,
-        "settings": {"name": plain.partition(":")[0]},
+        "settings": parse_method(plain).to_dict(),
         "status": "exact" if mark == "baseline)" else "measured",
         "dtype": dtype or "fp32",
         "fidelity": {},
@@ -100,10 +106,10 @@ def method_of(row: dict[str, str]) -> dict[str, Any]:
         length, _, column = head.replace(",", "", 1).partition(" tokens: ")
         if column == "fidelity":
             method["fidelity"][length] = figure(cell)
-        elif column in FIGURES:
+        elif column in FIGURES and (value := figure(cell)) is not None:
             part, key = FIGURES[column]
             entry = method[part].setdefault(length, {})
-            entry[key] = figure(cell)
+            entry[key] = value
             if key.startswith("speedup"):
                 entry[key.replace("speedup", "verdict")] = verdict(cell)
     return method
@@ -123,6 +129,12 @@ def report() -> Report:
     eager = re.search(r"With eager attention: ([\d,]+) ms and ([\d.,]+) extra MiB at ([\d,]+)", text)
     sequences = re.findall(r"(\d+) (\d+)", settings["sequences"])
     command = re.findall(r"```sh\n(.+?)\n```", text)
+    methods, model = [method_of(row) for row in rows], pairs(text, "Model")
+    floor = Floor("kl", -math.log(float(settings["min fidelity"])))
+    shown = {**model, "layers": list(range(int(model["layers"]))), "position_limit": None}
+    for method in methods:
+        method["layers"] = shown["layers"]
+    attached = attachment(methods, [int(n) for n in recommended], floor, 10**6, {}, None)
     return {  # type: ignore[typeddict-item, return-value]
         "settings": {
             "max_length": int(longest),
@@ -130,15 +142,16 @@ def report() -> Report:
             "floor": {"figure": re.search(r"figure (\w+)", settings["floor"])[1]},  # type: ignore[index]
             "sequences": dict(sequences),
         },
-        "model": {**pairs(text, "Model"), "layers": int(pairs(text, "Model")["layers"])},
-        "methods": [method_of(row) for row in rows],
+        "model": {**model, "layers": int(model["layers"])},
+        "methods": methods,
         "eager": {eager[3].replace(",", ""): {"ms": figure(eager[1]), "extra_mib": figure(eager[2])}} if eager else {},
         "noise": {"busy": False, "says": re.search(r"^Noise: .+$", text, re.MULTILINE)[0]},  # type: ignore[index]
         "recommendation": {
             "choice": recommended.get(longest, "full"),
             "by_length": recommended,
             "headline": re.search(r"^\*\*(.+)\*\*$", text, re.MULTILINE)[1],  # type: ignore[index]
-            "reasons": reasons,
+            "reasons": reasons + [attached["note"]] * ("note" in attached),
+            "code": code_of(attached, methods, shown, demo.DECODER),
             "next": command[0],
         },
         "cautions": re.findall(r"^- (Left out for lack of time.+)$", section(text, "Notes"), re.MULTILINE),

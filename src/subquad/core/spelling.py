@@ -15,13 +15,15 @@ def listed(words: Sequence[str]) -> str:
     return " and ".join(filter(None, (", ".join(words[:-1]), *words[-1:])))
 
 
-def nearest(word: str, known: Iterable[str]) -> str:
+def nearest(word: str, known: Iterable[str], similar: float = 0.5) -> str:
     """Returns a hint at the known word that is spelled most like `word`, or an empty text where none is close.
+
+    `similar` is the least similarity, from 0 to 1 (`difflib.SequenceMatcher.ratio`).
 
     >>> nearest("clusterd", ["full", "clustered"])
     "; did you mean 'clustered'?"
     """
-    match = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)
+    match = difflib.get_close_matches(word, list(known), n=1, cutoff=similar)
     return f"; did you mean {match[0]!r}?" if match else ""
 
 

@@ -46,6 +46,31 @@ def test_folders_say_what_is_read_and_what_is_not(tmp_path):
     ]
 
 
+def test_files_of_a_folder_that_are_not_text_are_skipped_and_named_once(tmp_path, caplog):
+    for name, content in {
+        "a.txt": b"caf\xe9",
+        "b.txt": "café".encode(),
+        "c.csv": b"text\n\xff\n",
+        "d.md": b" \n",
+    }.items():
+        (tmp_path / name).write_bytes(content)
+    for _ in range(2):  # a command reads its text before it loads the model, and again
+        assert read_documents([tmp_path]) == ["café"]
+    assert caplog.messages == [
+        f"{tmp_path}: 3 files (a.txt, c.csv, d.md) skipped, because empty or not text in UTF-8; convert to UTF-8, for "
+        "example with iconv -f latin1 -t utf-8"
+    ]
+    assert folder_lines([tmp_path]) == [f"{tmp_path}: 1 file (b.txt) read"]
+
+
+def test_a_folder_without_any_text_and_a_file_that_is_asked_for_are_errors(tmp_path):
+    (tmp_path / "a.txt").write_bytes(b"caf\xe9")
+    with pytest.raises(InputError, match=r"no text in the folder .*a\.txt is not a text file in UTF-8; .*iconv"):
+        read_documents([tmp_path])
+    with pytest.raises(InputError, match=r"a\.txt is not a text file in UTF-8; .* or a folder"):
+        read_documents([tmp_path / "a.txt"])
+
+
 @pytest.mark.parametrize(("name", "content", "message"), [
     ("a.txt", b"", "is empty"),
     ("a.txt", b"\xff\xfe\x00", "not a text file"),

@@ -32,6 +32,14 @@ def test_exact_attention_against_itself_is_a_factor_to_either_side():
     assert against_itself([0.9, 1.0, 1.3]) == pytest.approx(1.3)
 
 
+def test_a_whole_model_whose_noise_hides_a_small_gain_is_from_a_busy_machine():
+    """At one length of many, too, where the median over the lengths is small."""
+    factors = [1.02] * 6
+    assert not noise_of(QUIET, [*factors, 1.4])["busy"]  # one layer's attention
+    assert noise_of(QUIET, [*factors, 1.4], [1.02, 1.4])["busy"]
+    assert not noise_of(QUIET, [*factors, 1.1], [1.02, 1.1])["busy"]
+
+
 def test_rounds_that_agree_by_chance_take_the_noise_of_the_other_lengths():
     assert at_least_typical({512: 1.04, 2048: 1.001, 4096: 1.2}) == {512: 1.04, 2048: 1.04, 4096: 1.2}
     assert at_least_typical({}) == {}

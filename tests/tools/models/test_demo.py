@@ -23,6 +23,15 @@ def test_without_its_extra_the_decoder_is_refused_with_the_remedy(monkeypatch):
         model_location("demo-decoder")
 
 
+@pytest.mark.parametrize(("name", "meant"), [("demo-encodr", "demo-encoder"), ("Demo_decoder", "demo-decoder")])
+def test_a_mistyped_demo_model_is_answered_with_the_right_name(name, meant):
+    with pytest.raises(InputError, match=rf"no model '{name}': .*; did you mean '{meant}'\?$"):
+        load(name)
+    with pytest.raises(InputError) as error:
+        load("my-bert")
+    assert "did you mean" not in str(error.value)
+
+
 def test_the_cache_is_where_the_environment_says(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.delenv("SUBQUAD_CACHE", raising=False)

@@ -1,3 +1,4 @@
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -7,6 +8,7 @@ from markupsafe import Markup
 import tests.libraries  # noqa: F401
 from subquad.tools.calibrate import fitted as calibrated
 from subquad.tools.calibrate import run as fitting
+from subquad.tools.compare import recommend
 from subquad.tools.compare import run as compare
 from subquad.tools.report import drawing, vector
 from tests.tools.workflows import tiny
@@ -34,6 +36,12 @@ def unpainted(monkeypatch):
 def without_16_bit_products(monkeypatch):
     """Comparisons add no rows in bf16, on whatever processor the tests run, unless a test asks for them."""
     monkeypatch.setattr(compare, "has_products", lambda device, dtype: False)
+
+
+@pytest.fixture
+def undisturbed(monkeypatch):
+    """Other work on the machine that runs the tests leaves no length without a recommendation."""
+    monkeypatch.setattr(recommend, "TOO_NOISY", math.inf)
 
 
 @pytest.fixture

@@ -26,6 +26,8 @@ from subquad.tools.models import saving
 from subquad.tools.report.content import legend, op_table, use
 from subquad.tools.runs.settings import CompareSettings, PlanSettings
 
+pytestmark = pytest.mark.usefixtures("undisturbed")
+
 METHODS = (
     "clustered:clusters=4",
     "i-clustered:clusters=4,topk=4",
@@ -261,6 +263,7 @@ def test_a_busy_machine_is_measured_and_said(made_up, others, busy):
     report = made_up(lambda i: 1.0, lambda i: 0.5, lambda i: 1.0, others=others, methods=METHODS[:1])
     assert report["noise"]["busy"] is busy
     assert report["noise"]["load"]["others"] == pytest.approx(others)
+    assert report["recommendation"].get("warning", "").startswith("The machine was busy") is busy
     for text in (markdown(report), html(report, {})):
         assert ("Repeat the command on an idle machine" in text) is busy
         assert (
@@ -564,7 +567,7 @@ def test_the_headline_may_name_the_dtype_of_a_saved_model(settings, tmp_path):
     asked = settings("bert", dtype="bf16", methods=(EVERYTHING,), lengths=(), op_lengths=(32,), layers=False)
     done = measure(asked, tmp_path / "out")
     row = next(row for row in done.rows if row.name == "full in bf16")
-    chosen = saving.Chosen("full in bf16", saving._from(0, row, done.pretrained.model), 48,
+    chosen = saving.Chosen("full in bf16", saving._by_layer({0: row}, done.pretrained.model), [48],
                            saving.Measured([], "", {}, "bf16"), torch.bfloat16)  # fmt: skip
     saving.save(chosen, asked.model, tmp_path / "saved")
     from transformers import AutoModel

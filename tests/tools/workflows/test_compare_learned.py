@@ -3,6 +3,7 @@
 import math
 import shutil
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -13,14 +14,16 @@ from subquad.core.errors import InputError
 from subquad.methods import parse_method
 from subquad.tools.calibrate import run as fitting
 from subquad.tools.compare import comparison
+from subquad.tools.compare.code import code_of
 from subquad.tools.compare.report import report_of
 from subquad.tools.compare.run import measure, prepare
 from subquad.tools.measure.exact_limits import exact_up_to
 from subquad.tools.measure.fidelity import relative_error
 from subquad.tools.models.pretrained import load
-from subquad.tools.report.content import use
 from subquad.tools.report.reading import marks, notes
 from subquad.tools.runs.settings import CompareSettings
+
+pytestmark = pytest.mark.usefixtures("undisturbed")
 
 LHA = "lha:buckets=3,hidden=8"
 
@@ -70,8 +73,12 @@ def test_an_adapter_is_a_row_of_its_own(settings, adapter, tmp_path):
     assert plain["layer_error"] != fitted["layer_error"]
     assert 0 < fitted["weights_l1"] < 2
     assert f"--adapter {adapter}" in report["command"]
-    report["recommendation"]["choice"] = f"{LHA}@mine"
-    assert use(report) == f'sq.hf.load_adapter(model, "{adapter}")'
+    attached = {"dtype": "fp32", "steps": {"0": f"{LHA}@mine"}, "lengths": [48]}
+    code = code_of(attached, report["methods"], report["model"], settings.model)
+    made: dict[str, Any] = {}
+    exec(code, made)
+    assert code.endswith(f'sq.hf.load_adapter(model, "{adapter}")')
+    assert set(map(str, sq.hf.describe(made["model"]).methods.values())) == {LHA}
 
 
 @pytest.mark.parametrize("name", ["linformer:k=5", "mixed-heads:methods=local:window=4+linformer:k=5"])
@@ -129,7 +136,7 @@ def test_exact_by_its_settings_is_said_below_the_table_and_never_recommended(set
     name = "linformer:k=48,projection=mean-pool"
     report = report_of(measure(replace(settings, methods=(name,), min_fidelity=1e-6), tmp_path))
     assert notes(report) == [f"{name}: is exact attention on at most 48 tokens; a speed-up there is due to chance"]
-    at_own, longer, _ = report["recommendation"]["reasons"]
+    at_own, longer, *_ = report["recommendation"]["reasons"]
     assert name not in at_own
     assert name in longer
     larger = report_of(measure(replace(settings, methods=("lha:buckets=1", "local:window=47")), tmp_path / "more"))

@@ -6,8 +6,8 @@ from subquad.tools.compare import recommend as module
 from subquad.tools.runs.floor import Floor
 
 
-def recommend(methods, lengths, least, tokens=10_000):
-    return module.recommend(methods, lengths, Floor("fidelity", least), tokens)
+def recommend(methods, lengths, least, tokens=10_000, noise=None):
+    return module.recommend(methods, lengths, Floor("fidelity", least), tokens, noise or {})
 
 
 def row(method, fidelity, speedup, lengths=(512,), noise=1.02):
@@ -53,6 +53,34 @@ def test_noise_is_no_gain():
     assert advice["choice"] == "full"
     assert "the nearest is i-clustered: 1.30× the speed of exact attention (within the noise)" in advice["reasons"][0]
     assert recommend([EXACT, row("i-clustered", 1.0, 1.3, noise=1.2)], [512], 0.99)["choice"] == "i-clustered"
+
+
+def test_a_machine_that_was_too_busy_gives_no_recommendation_and_the_headline_is_about_that():
+    """As in a run in which exact attention took four times as long as itself, and a row of 1.07× had 4.49×."""
+    methods = [EXACT, row("i-clustered", 1.0, 4.49, noise=4.02)]
+    advice = recommend(methods, [512], 0.99, noise={512: 4.02})
+    assert (advice["choice"], advice["by_length"], advice["too_noisy"]) == ("full", {}, [512])
+    assert advice["headline"] == (
+        "No recommendation: the machine was too busy, and the speeds at 512 tokens are not reliable. "
+        "Measure again on an idle machine."
+    )
+    assert "differs by 302 %" in advice["reasons"][0]
+    for noise in (None, {512: module.TOO_NOISY}):
+        quiet = recommend(methods, [512], 0.99, noise=noise)
+        assert quiet["choice"] == "i-clustered"
+        assert "too_noisy" not in quiet
+
+
+@pytest.mark.parametrize(("noisy", "judged"), [(512, 2048), (2048, 512)])
+def test_a_length_that_was_too_noisy_does_not_take_the_others_with_it(noisy, judged):
+    methods = [EXACT, row("i-clustered", 1.0, 1.3, (512, 2048))]
+    advice = recommend(methods, [512, 2048], 0.99, noise={noisy: 1.51, judged: 1.05})
+    assert advice["by_length"] == {str(judged): "i-clustered"}
+    assert advice["headline"].startswith("Of the settings tried, use i-clustered: 1.30×")
+    assert f"at {judged:,} tokens" in advice["headline"]
+    assert advice["headline"].endswith(
+        f"At {noisy:,} tokens, the machine was too busy to compare speeds: measure again on an idle machine."
+    )
 
 
 def test_a_speedup_of_which_the_noise_is_not_known_is_no_gain():

@@ -43,11 +43,11 @@ def sentences(tmp_path_factory, model) -> str:
 
 
 @pytest.fixture
-def faster_at(monkeypatch):
+def faster_at(monkeypatch, undisturbed):
     """Let every method be faster than exact attention at these lengths, and at no other."""
 
     def put(*lengths: int) -> None:
-        monkeypatch.setattr(recommend, "_is_faster", lambda method, length: int(length) in lengths)
+        monkeypatch.setattr(recommend, "is_faster", lambda method, length: int(length) in lengths)
 
     return put
 
@@ -96,13 +96,13 @@ def encoded_elsewhere(folder: Path, texts: list[str]) -> torch.Tensor:
 def test_a_sentence_transformer_is_saved_whole_and_loads_in_another_process(sentences, text, tmp_path, faster_at):
     faster_at(96)
     result = compared(sentences, text, tmp_path)
-    assert "for inputs of at most 96 tokens" in result.output
+    assert "recommended at 96 tokens\nThe model accepts inputs of up to 96 tokens, and loads" in result.output
     wanted = SentenceTransformer(sentences, device="cpu")
     sq.hf.extend_positions(wanted, 96)
     steps = json.loads((tmp_path / "saved" / "config.json").read_text())["subquad"]["methods"]["0"]["steps"]
     start = int(steps.removeprefix("0:full+").partition(":")[0])
     assert 65 <= start <= 96
-    assert f"with {METHOD} from {start} tokens on and exact attention below" in result.output
+    assert f"with full below {start} tokens and {METHOD} from {start} tokens on;" in result.output
     sq.hf.swap(wanted, sq.ByLength({0: "full", start: METHOD}))
     found = encoded_elsewhere(tmp_path / "saved", texts())
     torch.testing.assert_close(found, wanted.encode(texts(), convert_to_tensor=True), atol=1e-6, rtol=1e-6)
@@ -123,6 +123,45 @@ def test_a_method_for_the_main_length_runs_at_all_lengths(sentences, text, tmp_p
     assert isinstance(again, SentenceTransformer)
     assert {str(method) for method in sq.hf.describe(again).methods.values()} == {METHOD}
     assert again.max_seq_length == sq.hf.position_limit(again) == 64
+
+
+@pytest.mark.usefixtures("short", "undisturbed")
+def test_each_length_is_saved_with_what_is_recommended_there(model, text, tmp_path, monkeypatch):
+    """The method of the longer length is saved too, and the terminal tells which runs where; so does the code."""
+    longer = "local:window=9"
+    fast = {(METHOD, "64"), (longer, "96")}
+    monkeypatch.setattr(recommend, "is_faster", lambda method, length: (method["method"], length) in fast)
+    result = compared(model("bert"), text, tmp_path, "--methods", longer)
+    shown = " ".join(result.output.split())
+    assert f"with {METHOD} below 96 tokens and {longer} from 96 tokens on; recommended at 64 and 96 tokens" in shown
+    advice = json.loads((tmp_path / "out" / "report.json").read_text())["recommendation"]
+    assert advice["by_length"] == {"64": METHOD, "96": longer}
+    again = transformers.AutoModel.from_pretrained(tmp_path / "saved")
+    steps = sq.ByLength({0: METHOD, 96: longer})
+    made: dict[str, Any] = {}
+    exec(advice["code"], made)
+    for either in (again, made["model"]):
+        assert set(sq.hf.describe(either).methods.values()) == {steps}
+        assert sq.hf.position_limit(either) == 96
+    ids = torch.arange(96)[None] % 60 + 5
+    with torch.inference_mode():
+        torch.testing.assert_close(made["model"](input_ids=ids)[0], again(input_ids=ids)[0], atol=1e-6, rtol=1e-6)
+    assert made["tokenizer"].model_max_length >= 96
+
+
+@pytest.mark.usefixtures("short")
+def test_nothing_is_saved_from_a_machine_that_was_too_busy(model, text, tmp_path, faster_at, monkeypatch):
+    faster_at(64, 96)
+    monkeypatch.setattr(recommend, "TOO_NOISY", 0.0)
+    result = compared(model("bert"), text, tmp_path)
+    shown = " ".join(result.output.replace("│", " ").split())
+    assert "No recommendation: the machine was too busy, and the speeds at 64 and 96 tokens are not reliable." in shown
+    assert "Nothing saved" in shown
+    assert "too busy to compare speeds at 64 and 96 tokens; repeat the command with --again" in shown
+    assert not (tmp_path / "saved").exists()
+    page = (tmp_path / "out" / "report.html").read_text()
+    box = page[page.index('class="advice"') : page.index("</section>")]
+    assert "No recommendation: the machine was too busy" in box
 
 
 @pytest.mark.usefixtures("short", "quick")

@@ -18,6 +18,8 @@ import typer
 from rich.console import Console, RenderableType
 from rich.text import Text
 
+from subquad.core.spelling import listed
+
 errors = Console(stderr=True)
 MOST_COLUMNS = 240  # columns of what goes to a file or a pipe
 _CONTROL = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]")
@@ -168,13 +170,18 @@ def show(record: Any, table: Callable[[], RenderableType], as_json: bool) -> boo
     return as_json
 
 
-def say_what_was_saved(chosen: Any, save: Path | None, as_json: bool) -> None:
-    """Report what `--save` did with the chosen method (`workflows.saving.Chosen`); on standard error with JSON."""
+def say_what_was_saved(chosen: Any, save: Path | None, accepted: int | None, as_json: bool, why_not: str = "") -> None:
+    """Report what `--save` did with the chosen methods (`models.saving.Chosen`); on standard error with JSON.
+
+    `accepted` is the number of tokens that the saved model accepts, and `why_not` why nothing was chosen.
+    """
     if save is None:
         return
     console = errors if as_json else None
     if chosen is None:
-        say(f"Nothing saved to {save}: exact attention is recommended.", console)
+        say(f"Nothing saved to {save}: {why_not or 'exact attention is recommended'}.", console)
         return
-    say(f"Saved: {save}, with {chosen.name}, for inputs of at most {chosen.tokens:,} tokens", console)
-    say("It loads with its attention wherever subquad.hf is imported.", console)
+    lengths = listed([f"{n:,}" for n in chosen.lengths])
+    say(f"Saved: {save}, with {chosen.name}; recommended at {lengths} tokens", console)
+    limit = "" if accepted is None else f"accepts inputs of up to {accepted:,} tokens, and "
+    say(f"The model {limit}loads with its attention wherever subquad.hf is imported.", console)

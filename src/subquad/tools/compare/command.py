@@ -41,7 +41,7 @@ def compare(
     with user_errors(), ranks.group(settings.device) as group, needs("demo"):
         from subquad.tools.cli.finished import Claim
         from subquad.tools.cli.results import results_in
-        from subquad.tools.compare.report import read_anew, report_of
+        from subquad.tools.compare.report import read_anew, report_of, why_not
         from subquad.tools.compare.run import check, measure
         from subquad.tools.compare.write import write_report
         from subquad.tools.models import saving
@@ -67,10 +67,10 @@ def compare(
         if not group.is_main:
             return
         chosen = saving.chosen_by_comparison(settings, result, out) if save else None
-        saving.save(chosen, settings.model, save)
+        accepted = saving.save(chosen, settings.model, save)
         if not show(result, lambda: COMPARE.table(result), as_json):
             say(f"Report: {out / COMPARE.page}")
-        say_what_was_saved(chosen, save, as_json)
+        say_what_was_saved(chosen, save, accepted, as_json, why_not(result))
 
 
 COMMAND = Command(compare, position=1, kinds=(COMPARE,))

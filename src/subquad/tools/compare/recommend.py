@@ -5,36 +5,67 @@ from collections.abc import Mapping, Sequence
 from subquad.core.spelling import listed
 from subquad.methods import Full, from_dict
 from subquad.tools.measure.exact_limits import exact_up_to
-from subquad.tools.measure.noise import Verdict
+from subquad.tools.measure.noise import Verdict, percent
 from subquad.tools.models.dtypes import FP32
 from subquad.tools.report.schema import MethodReport, Recommendation
 from subquad.tools.runs.floor import Floor
 
 MARGIN = 1.1  # a smaller speed-up is not worth a change
+# Exact attention against itself, as a factor, above which no speed is judged. Methods seldom gain more than this at the
+# usual lengths, and the fastest of a dozen rows is then the one that the other work on the machine hit least.
+TOO_NOISY = 1.5
+MEASURE_AGAIN = "measure again on an idle machine"
 
 
-def recommend(methods: Sequence[MethodReport], lengths: Sequence[int], floor: Floor, tokens: int) -> Recommendation:
+def recommend(
+    methods: Sequence[MethodReport],
+    lengths: Sequence[int],
+    floor: Floor,
+    tokens: int,
+    noise: Mapping[int, float],
+    remedy: str = MEASURE_AGAIN,
+) -> Recommendation:
     """The headline and the reason for each length, from the choices of `fastest`.
 
     The recommendation is about the settings that were tried; no others are searched. Lengths above the text's `tokens`
-    are not judged. `methods` and the result have the types of `report.schema`.
+    are not judged, and neither are those whose `noise` (how far exact attention differs from itself there, as a factor)
+    exceeds `TOO_NOISY`; `remedy` is what to do about that. `methods` and the result have the types of `report.schema`.
     """
     measured = [m for m in methods if m["status"] == "measured" and _is_candidate(m)]
-    best = fastest(methods, lengths, floor, tokens)
+    best = fastest(methods, lengths, floor, tokens, noise)
     judged, main_length = list(best), lengths[0]
+    noisy = {n: noise[n] for n in lengths if n <= tokens and n not in best}
     reasons = [_reason(_approximate_at(measured, length, floor), best[length], length, floor) for length in judged]
+    reasons += [
+        f"{n:,} tokens: not judged, because exact attention timed against itself differs by {percent(factor - 1)}, and "
+        f"more than {percent(TOO_NOISY - 1)} is too much to compare speeds."
+        for n, factor in noisy.items()
+    ]
     reasons += [
         f"{n:,} tokens: not judged, because the text has only {tokens:,} tokens." for n in lengths if n > tokens
     ]
     if measured:
         reasons.append(_tried(measured, judged))
     names = {length: "full" if method is None else method["method"] for length, method in best.items()}
-    return {
+    headline = _headline(best, min(best) if noisy and best and main_length in noisy else main_length, floor)
+    recommendation: Recommendation = {
         "choice": names.get(main_length, "full"),
         "by_length": {str(length): name for length, name in names.items()},
-        "headline": _headline(best, main_length, floor),
+        "headline": _with_noise(headline, list(noisy), bool(best), remedy) if noisy else headline,
         "reasons": reasons,
     }
+    return {**recommendation, "too_noisy": list(noisy)} if noisy else recommendation
+
+
+def _with_noise(headline: str, noisy: Sequence[int], is_any_judged: bool, remedy: str) -> str:
+    """The headline, or none, and that the machine was too busy at these lengths."""
+    where = f"{listed([f'{n:,}' for n in noisy])} tokens"
+    if is_any_judged:
+        return f"{headline} At {where}, the machine was too busy to compare speeds: {remedy}."
+    return (
+        f"No recommendation: the machine was too busy, and the speeds at {where} are not reliable. "
+        f"{remedy[0].upper()}{remedy[1:]}."
+    )
 
 
 def _headline(best: Mapping[int, MethodReport | None], main_length: int, floor: Floor) -> str:
@@ -61,16 +92,16 @@ def _headline(best: Mapping[int, MethodReport | None], main_length: int, floor: 
 
 
 def fastest(
-    methods: Sequence[MethodReport], lengths: Sequence[int], floor: Floor, tokens: int
+    methods: Sequence[MethodReport], lengths: Sequence[int], floor: Floor, tokens: int, noise: Mapping[int, float]
 ) -> dict[int, MethodReport | None]:
-    """For each length of at most `tokens`, the fastest row that keeps the floor; None if none is clearly faster.
+    """For each length that is judged, the fastest row that keeps the floor; None if none is clearly faster.
 
     A length above the text's `tokens` is not judged, because repeated text makes queries similar, which favours
-    clustering. A method is not a candidate at a length where its settings make it exact attention, because it is
-    faster there only by chance.
+    clustering, and neither is one whose `noise` exceeds `TOO_NOISY`. A method is not a candidate at a length where its
+    settings make it exact attention, because it is faster there only by chance.
     """
     measured = [m for m in methods if m["status"] == "measured" and _is_candidate(m)]
-    judged = [length for length in lengths if length <= tokens]
+    judged = [length for length in lengths if length <= tokens and noise.get(length, 1.0) <= TOO_NOISY]
     return {length: _best(_approximate_at(measured, length, floor), str(length), floor) for length in judged}
 
 
@@ -97,16 +128,21 @@ def _count(number: int, what: str) -> str:
 
 def _is_candidate(method: MethodReport) -> bool:
     """Reference methods compute every logit, so they are faster than exact attention only by chance."""
-    return _is_full(method) or not from_dict(method["settings"]).traits.quadratic_baseline
+    return is_full(method) or not from_dict(method["settings"]).traits.quadratic_baseline
 
 
 def _best(methods: Sequence[MethodReport], length: str, floor: Floor) -> MethodReport | None:
-    faithful = [m for m in methods if m.get("fidelity", {}).get(length, 0.0) >= floor.least]
-    faster = [m for m in faithful if _is_faster(m, length)]
+    faithful = [m for m in methods if is_faithful(m, length, floor)]
+    faster = [m for m in faithful if is_faster(m, length)]
     return max(faster, key=lambda m: _speedup(m, length), default=None)
 
 
-def _is_faster(method: MethodReport, length: str) -> bool:
+def is_faithful(method: MethodReport, length: str, floor: Floor) -> bool:
+    """Whether a row was measured at a length and keeps the floor there."""
+    return method.get("fidelity", {}).get(length, 0.0) >= floor.least
+
+
+def is_faster(method: MethodReport, length: str) -> bool:
     """Faster by the margin, and by more than the noise."""
     return _speedup(method, length) >= MARGIN and _verdict(method, length) == "faster"
 
@@ -139,12 +175,12 @@ def describe_performance(method: MethodReport, length: str, floor: Floor) -> str
     cost = method["model"][length]
     baseline = "exact attention" if "speedup_fp32" not in cost else "exact attention in fp32"
     speed = f"{_speedup(method, length):.2f}× the speed of {baseline}{' (within the noise)' if tie else ''}"
-    if "speedup_fp32" in cost and not _is_full(method):
+    if "speedup_fp32" in cost and not is_full(method):
         speed += f" and {cost['speedup']:.2f}× that in {method['dtype']}"
     return f"{speed}, {floor.describe(method['fidelity'][length])}"
 
 
-def _is_full(method: MethodReport) -> bool:
+def is_full(method: MethodReport) -> bool:
     """Whether the row is the model's own exact attention, in whatever dtype."""
     return method["settings"] == Full().to_dict() and not method["method"].startswith("plan:")
 

@@ -3,12 +3,15 @@
 import math
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
+from typing import Any
 
 import torch
 
 from subquad.core.errors import InputError
 from subquad.core.spelling import listed
 from subquad.methods import METHODS
+from subquad.tools.compare.attachment import attachment
+from subquad.tools.compare.code import code_of
 from subquad.tools.compare.comparison import EXACT, MOST_POSITIONS, TOO_SLOW, Comparison
 from subquad.tools.compare.jobs import (
     EAGER,
@@ -39,6 +42,7 @@ from subquad.tools.runs.options import as_command
 from subquad.tools.runs.records import to_plain
 from subquad.tools.runs.settings import COMPARED, LENGTHS, OP_LENGTHS, CompareSettings, PlanSettings
 
+_REPEAT = "repeat the command with --again on an idle machine"
 _INTERVAL = "95 % interval of the median of its ratios (by order statistics; the whole range of fewer than six turns)"
 
 
@@ -72,7 +76,9 @@ def report_of(comparison: Comparison) -> Report:
         "methods": methods,
         "eager": {str(n): _eager(c, n) for n in c.lengths if EAGER(n) in c.results},
         "noise": noise,
-        "recommendation": _recommendation(s, c.floor, methods, c.lengths_done, len(c.reading.tokens), c.group.count),
+        "recommendation": _recommendation(
+            s, c.floor, methods, c.lengths_done, len(c.reading.tokens), c.group.count, noise, c.pretrained.metadata()
+        ),
         "notes": _notes(c, methods),
         "cautions": _cautions(c),
     }
@@ -103,9 +109,27 @@ def read_anew(report: Report, settings: CompareSettings) -> Report:
         "command": as_command("compare", settings.as_used, ranks),
         "settings": {**previous, "min_fidelity": floor.least, "floor": floor.to_dict()},
         "recommendation": _recommendation(
-            settings, floor, methods, previous["lengths"], report["text"]["tokens"], ranks
+            settings,
+            floor,
+            methods,
+            previous["lengths"],
+            report["text"]["tokens"],
+            ranks,
+            report["noise"],
+            report["model"],
         ),
     }
+
+
+def why_not(report: Report) -> str:
+    """Why there is nothing to save; empty if exact attention is recommended."""
+    advice = report["recommendation"]
+    if any(name != EXACT for name in advice["by_length"].values()):
+        return "no one row keeps the floor at all lengths; --lengths with one of them saves the method for that length"
+    if "too_noisy" not in advice:
+        return ""
+    where = listed([f"{n:,}" for n in advice["too_noisy"]])
+    return f"the machine was too busy to compare speeds at {where} tokens; {_REPEAT}"
 
 
 def _judged_by(floor: Floor, method: MethodReport) -> MethodReport:
@@ -125,8 +149,18 @@ def _recommendation(
     lengths: Sequence[int],
     tokens: int,
     ranks: int,
+    noise: RunNoise,
+    model: Mapping[str, Any],
 ) -> Recommendation:
-    recommendation = recommend(methods, lengths, floor, tokens)
+    factors = {int(n): factor for n, factor in noise["model"].items()}
+    recommendation = recommend(methods, lengths, floor, tokens, factors, _REPEAT)
+    if noise["busy"]:
+        recommendation["warning"] = noise["says"]
+    attached = attachment(methods, lengths, floor, tokens, factors, model["position_limit"])
+    if attached is not None:
+        recommendation["attachment"] = attached
+        recommendation["code"] = code_of(attached, methods, model, settings.model)
+        recommendation["reasons"] += [attached["note"]] if "note" in attached else []
     choices = {recommendation["choice"], *recommendation["by_length"].values()} - {"full"}
     dtypes = [m.get("dtype", FP32) for m in methods if m["method"] in choices]
     command = _plan_command(settings, dtypes[0] if dtypes else FP32, lengths, tokens, ranks)
@@ -152,7 +186,7 @@ def _noise(c: Comparison) -> RunNoise:
     }
     uses = [unit.use for results in (c.results.all(SEQUENCE), c.results.all(OP)) for unit in results]
     factors = [factor for part in itself.values() for factor in part.values()]
-    noise = noise_of(machine.load(c.load_average, uses), factors)
+    noise = noise_of(machine.load(c.load_average, uses), factors, list(itself["model"].values()))
     return {**noise, "model": at_least_typical(itself["model"]), "op": at_least_typical(itself["op"])}
 
 
@@ -181,6 +215,8 @@ def _method_report(c: Comparison, row: CompareRow, noise: RunNoise) -> MethodRep
         report["parallel"] = list(row.modes)
     if row.adapter:
         report["adapter"] = row.adapter
+    if row.plan:
+        report["plan"] = row.plan
     if row.note == NOT_CALIBRATED:
         report["unfitted"] = True
     if row.reason:

@@ -28,7 +28,7 @@ def markdown(report: Report, plot_names: Sequence[str] = ()) -> str:
         "## Methods",
         table_of(content.main_table(report)),
         escaped(content.legend(report)),
-        noise_line(report),
+        noise_line(report) if not reading.warning(report) else "",
         bullets(f"Refused: {', '.join(names)}: {reason}" for reason, names in reading.refused(report).items()),
         bullets(reading.notes(report)),
         *(f"![{title}]({name})\n\n{about}" for name, (title, about) in content.PLOTS.items() if name in plot_names),
@@ -66,8 +66,9 @@ class _CompareTerminal:
             yield Text(line, "dim")
         for line in self.report.get("cautions", []):
             yield Text(line, "yellow")
-        if noise := reading.noise(self.report):
-            yield Text(noise[1], "yellow" if noise[0] else "dim")
+        noise = reading.noise(self.report)
+        if noise and not noise[0]:
+            yield Text(noise[1], "dim")
         yield _panel(self.report)
 
     def _layouts(self) -> list[list[Parts]]:
@@ -87,14 +88,16 @@ def _refusals(report: Report) -> RichTable:
 
 
 def _panel(report: Report) -> Panel:
-    advice = report["recommendation"]
-    lines = [Text(advice["headline"], "bold"), *(Text(f"• {reason}") for reason in advice["reasons"])]
+    advice, warning = report["recommendation"], reading.warning(report)
+    lines = [Text(warning, "yellow")] if warning else []
+    lines += [Text(advice["headline"], "bold"), *(Text(f"• {reason}") for reason in advice["reasons"])]
     code = content.use(report)
     if code:
         lines.append(Text(code, "cyan"))
     if "next" in advice:
         lines += [Text(content.NEXT), Text(advice["next"], "cyan")]
-    return Panel(Group(*lines), title="Recommendation", title_align="left", border_style="green" if code else "blue")
+    style = "yellow" if warning else "green" if code else "blue"
+    return Panel(Group(*lines), title="Recommendation", title_align="left", border_style=style)
 
 
 # ---------------------------------------------------------------------- Markdown
@@ -104,6 +107,7 @@ def _recommendation(report: Report) -> str:
     advice = report["recommendation"]
     code = content.use(report)
     lines = [
+        noise_line(report) if reading.warning(report) else "",
         f"**{escaped(advice['headline'])}**",
         bullets(advice["reasons"]),
         fenced(code, "python") if code else "",

@@ -1,13 +1,16 @@
 """Text to read: the standard library's documentation, files, folders, columns of tables.
 
-What is missing, empty, binary or lacks the column is an InputError that names it.
+What is missing, empty, binary or lacks the column is an InputError that names it; empty and binary files of a folder
+are skipped with a warning.
 """
 
 import ast
 import codecs
 import importlib.util
+import logging
 import sys
 from collections.abc import Iterator, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -20,15 +23,26 @@ from subquad.tools.data.tables import json_line, table_rows
 TABLES = (".jsonl", ".csv", ".tsv")
 SUFFIXES = (".txt", ".md", ".rst", *TABLES)
 FEW = 3  # names of files in a message
+UTF_8 = "convert to UTF-8, for example with iconv -f latin1 -t utf-8"
 STANDARD_LIBRARY = "the documentation of Python's standard library (docstrings, gathered from this installation)"
 
 
+logger = logging.getLogger(__name__)
+
+
 def read_documents(paths: Sequence[Path], column: str = "text") -> list[str]:
-    """The documents in files and folders: a text file is one, a row of .jsonl, .csv or .tsv is one."""
+    """The documents in files and folders: a text file is one, a row of .jsonl, .csv or .tsv is one.
+
+    Files of a folder that are empty or not text in UTF-8 are skipped, with a warning that names them.
+    """
     documents = [document for path in paths for document in _read(path, column)]
     if not documents:
         raise InputError(f"no text in {', '.join(map(str, paths))}")
     return documents
+
+
+class NoText(InputError):
+    """A file is empty, or is not text in UTF-8."""
 
 
 class NoColumn(InputError):
@@ -45,7 +59,7 @@ def folder_lines(paths: Sequence[Path]) -> list[str]:
     """For each folder among the paths, a line about which of its files `read_documents` reads and which not."""
     lines = []
     for folder in filter(is_folder, paths):
-        read = files_in(folder, SUFFIXES)
+        read = [path for path in files_in(folder, SUFFIXES) if _is_text(path)]  # `read_documents` names the others
         others = (path for path in files_in(folder, ("",)) if not path.name.lower().endswith(SUFFIXES))
         skipped = [path for path in others if not any(part.startswith(".") for part in path.relative_to(folder).parts)]
         line = f"{folder}: {_counted(read, folder)} read"
@@ -53,6 +67,14 @@ def folder_lines(paths: Sequence[Path]) -> list[str]:
             line += f"; {_counted(skipped, folder)} skipped, because the name does not end in {', '.join(SUFFIXES)}"
         lines.append(line)
     return lines
+
+
+def _is_text(path: Path) -> bool:
+    try:
+        read_text(path)
+    except NoText:
+        return False
+    return True
 
 
 def _counted(files: Sequence[Path], folder: Path) -> str:
@@ -86,7 +108,7 @@ def _read(path: Path, column: str) -> list[str]:
         files = files_in(path, SUFFIXES)
         if not files:
             raise InputError(f"no text in the folder {path}: it contains no {', '.join(SUFFIXES)} file")
-        return [document for file in files for document in _read(file, column)]
+        return _read_folder(path, files, column)
     if path.suffix.lower() in TABLES:
         documents = [field_of(path, n, row, column) for n, row in read_rows(path)]
     else:
@@ -94,8 +116,34 @@ def _read(path: Path, column: str) -> list[str]:
     return [document for document in documents if document.strip()]
 
 
+def _read_folder(folder: Path, files: Sequence[Path], column: str) -> list[str]:
+    documents, skipped, reason = [], [], ""
+    for file in files:
+        try:
+            documents += _read(file, column)
+        except NoText as error:
+            skipped.append(file)
+            reason = reason or str(error)
+    if len(skipped) == len(files):
+        raise InputError(f"no text in the folder {folder}: {reason}")
+    if skipped:
+        _warn(f"{folder}: {_counted(skipped, folder)} skipped, because empty or not text in UTF-8; {UTF_8}")
+    return documents
+
+
+@cache
+def _warn(line: str) -> None:
+    """Log a warning, once in a process: a command reads its text several times."""
+    logger.warning(line)
+
+
 def read_text(path: Path) -> str:
-    """A text file's content."""
+    """A text file's content.
+
+    Raises:
+        NoText: it is empty, or not text in UTF-8.
+        InputError: there is no such file, or it is not a regular one.
+    """
     decoder, parts = codecs.getincrementaldecoder("utf-8-sig")(), []
     try:
         for part in chunks(path):
@@ -104,9 +152,12 @@ def read_text(path: Path) -> str:
                 raise UnicodeError
         text = "".join([*parts, decoder.decode(b"", final=True)])
     except UnicodeError:
-        raise InputError(f"{path} is not a text file in UTF-8; give text, .jsonl, .csv or .tsv in UTF-8") from None
+        raise NoText(
+            f"{path} is not a text file in UTF-8; give text, .jsonl, .csv or .tsv in UTF-8, for example by iconv -f "
+            "latin1 -t utf-8, or a folder, of which such files are skipped"
+        ) from None
     if not text.strip():
-        raise InputError(f"{path} is empty")
+        raise NoText(f"{path} is empty")
     return text
 
 

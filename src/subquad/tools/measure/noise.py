@@ -18,6 +18,7 @@ AGAIN = "full, again"  # what exact attention's second timing goes by: no method
 TIE = 1.02  # a ratio nearer to 1 is a tie however steady it is: the next run lays out memory anew
 ASSUMED_NOISE = 1.25  # where exact attention was timed once only
 SPREAD = 1.05  # of exact attention against itself, from which on a machine is busy
+LARGE = 1.1  # the same in a whole model at any one length: as much as the smallest speed-up that is worth a change
 SHARE = 0.1  # of the processors' time that other processes use, from which on a machine is busy
 
 
@@ -88,12 +89,13 @@ def verdict(speedup: float, samples: Sequence[float], noise: float) -> Verdict:
     return "slower" if speedup < 1 / least and high < 1 else "within the noise"
 
 
-def noise_of(load: MachineLoad, factors: Sequence[float]) -> Noise:
+def noise_of(load: MachineLoad, factors: Sequence[float], models: Sequence[float] = ()) -> Noise:
     """Whether the machine was busy, with one or two sentences on what that means and what to do.
 
-    `factors` are those of `against_itself`, one for each length.
+    `factors` are those of `against_itself`, one for each length; `models` are those among them of whole models.
     """
     busy = (load["others"] or 0.0) > SHARE or (bool(factors) and statistics.median(factors) > SPREAD)
+    busy = busy or max(models, default=1.0) > LARGE
     if load["others"] is None and load["average"] is not None:
         busy = busy or load["average"] > SHARE * load["cores"]
     description = "; ".join(_describe_load(load, factors)) or "nothing is known of its load"
@@ -109,16 +111,17 @@ def noise_of(load: MachineLoad, factors: Sequence[float]) -> Noise:
 def _describe_load(load: MachineLoad, factors: Sequence[float]) -> list[str]:
     clauses = []
     if factors:
-        most = f"exact attention timed against itself differs by up to {_percent(max(factors) - 1)}"
-        median = f" (median over the lengths: {_percent(statistics.median(factors) - 1)})"
+        most = f"exact attention timed against itself differs by up to {percent(max(factors) - 1)}"
+        median = f" (median over the lengths: {percent(statistics.median(factors) - 1)})"
         clauses.append(most + (median if len(factors) > 1 else ""))
     if load["others"] is not None:
-        clauses.append(f"other processes used {_percent(load['others'])} of the processors' time")
+        clauses.append(f"other processes used {percent(load['others'])} of the processors' time")
     if load["average"] is not None:
         cores = f"{load['cores']} core{'' if load['cores'] == 1 else 's'}"
         clauses.append(f"the load average before the run was {load['average']:.1f} on {cores}")
     return clauses
 
 
-def _percent(share: float) -> str:
+def percent(share: float) -> str:
+    """A share as text, with one decimal if it is small."""
     return f"{100 * share:.1f} %" if share < 0.095 else f"{100 * share:,.0f} %"

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from subquad import hf
 from subquad.core.errors import InputError, as_input_error, check_device
+from subquad.core.spelling import nearest
 from subquad.hf.model_files import Pooling, has_pooling, pooling_of, read_config, read_model, read_tokenizer
 from subquad.hf.saved import without_marks
 from subquad.hf.weights import check_weights
@@ -304,9 +305,19 @@ def _kind(config: Any, where: str) -> Kind:
 
 
 def config_of(where: str) -> Any:
-    """The config of a model folder or hub id, of registered model types too."""
+    """The config of a model folder or hub id, of registered model types too.
+
+    Raises:
+        InputError: there is none; the message names the demo model that is spelled like that, if there is one.
+    """
     registered()
-    return read_config(where)
+    try:
+        return read_config(where)
+    except InputError as error:
+        hint = nearest(where, demo.NAMES, 0.75)
+        if not hint:
+            raise
+        raise InputError(f"{error}{hint}") from error
 
 
 def architecture_of(config: Any) -> str:

@@ -19,6 +19,7 @@ class Measured:
     Attributes:
         lines: one for each length.
         original: what was measured against the original model on short texts; empty if nothing was.
+        noise: how far exact attention differed from itself meanwhile; empty if that is not known.
     """
 
     lines: Sequence[str]
@@ -26,6 +27,7 @@ class Measured:
     hardware: Mapping[str, Any]
     dtype: str
     original: str = ""
+    noise: str = ""
 
 
 def saved_card(
@@ -44,7 +46,7 @@ def saved_card(
         folder: its name.
         kind: the class that loads it.
         name: what runs in it, in words; `methods` are those of its layers.
-        tokens: the longest inputs that it is for.
+        tokens: the longest inputs on which it was measured.
         original: the card of the model that it was made from; empty if it has none.
         limit: the model's own positions, where they end before `tokens`.
     """
@@ -52,14 +54,14 @@ def saved_card(
     machine = ", ".join(f"{key} {value}" for key, value in {**measured.hardware, "dtype": measured.dtype}.items())
     parts = [
         f"# {escaped(folder)}: a model with sub-quadratic attention",
-        f"The weights are those of the model whose card follows. It runs {escaped(name)}, for inputs of at most "
-        f"{tokens:,} tokens:",
+        f"The weights are those of the model whose card follows. It runs {escaped(name)}, which was measured on "
+        f"inputs of up to {tokens:,} tokens:",
         _by_method(methods),
         fenced(_load(folder, kind), "python"),
         "`subquad.hf.restore(model)` gives it its own exact attention again.",
         "Measured against exact attention (torch's SDPA) in the same run:",
         bullets(measured.lines),
-        *([escaped(measured.original)] if measured.original else []),
+        *(escaped(text) for text in (measured.noise, measured.original) if text),
         *([escaped(longer_note(limit))] if limit is not None else []),
         fenced(measured.command),
         escaped(machine),

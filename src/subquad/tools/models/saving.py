@@ -1,8 +1,7 @@
 """`--save`: the model with the attention that was chosen, in a folder that loads with it."""
 
 import copy
-import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,17 +17,16 @@ from subquad.hf.model_files import (
     from_pretrained,
     is_sentence_transformer,
     optional_file,
-    read_config,
     read_tokenizer,
 )
 from subquad.hf.plans import joined, load_plan
 from subquad.hf.reattaching import ADAPTER
 from subquad.hf.swapping import record
 from subquad.methods import BoundMethod, Full, Method
-from subquad.methods.core.mixture import is_mixture
 from subquad.tools.compare import run as compare
-from subquad.tools.compare.recommend import describe_performance, fastest
-from subquad.tools.models.dtypes import FP32, TORCH
+from subquad.tools.compare.attachment import described, running_at
+from subquad.tools.compare.recommend import describe_performance
+from subquad.tools.models.dtypes import TORCH
 from subquad.tools.models.longer import short_note
 from subquad.tools.models.model_types import class_of
 from subquad.tools.models.pretrained import architecture_of, config_of, load, model_location
@@ -43,14 +41,19 @@ EAGER = {"attn_implementation": "eager"}  # a swap that the folder records is no
 
 @dataclass(frozen=True)
 class Chosen:
-    """What is to run in the layers of a model, how many tokens it is to read, and what was measured of it."""
+    """What is to run in the layers of a model, at which lengths it is recommended, and what was measured of it."""
 
     name: str
     methods: Mapping[int, Method | BoundMethod]
-    tokens: int
+    lengths: Sequence[int]
     measured: Measured
     dtype: torch.dtype | None = None  # of the weights; None: as they are
     recorded: Mapping[str, Any] = field(default_factory=dict)  # of a plan: what `swap` records of it
+
+    @property
+    def tokens(self) -> int:
+        """The longest length at which it is recommended, which the model's positions are to reach."""
+        return max(self.lengths)
 
 
 def check(folder: Path | None, out: Path, model: str | None) -> None:
@@ -68,34 +71,30 @@ def check(folder: Path | None, out: Path, model: str | None) -> None:
     if out.resolve().is_relative_to(folder.resolve()):
         raise InputError(f"--save {folder} must not be the folder of --out ({out}) or one around it")
     where = model_location(model)
-    read_config(where)
+    config_of(where)
     if is_sentence_transformer(where):
         _sentence_transformer_class(where)
 
 
 def chosen_by_comparison(settings: CompareSettings, report: Report, out: Path) -> Chosen | None:
-    """The method that the headline of a comparison recommends; None where it is exact attention.
+    """The methods that a comparison recommends, each from its length on; None where exact attention in fp32 stays.
 
-    It runs in inputs of any length if it is recommended at the main one. Otherwise shorter inputs run exact attention,
-    up to the main length and to the length from which on the method's attention is faster. The model is to read the
-    longest inputs at which the method keeps the fidelity and is faster. A plan or a mixture of methods stays as it is.
+    The model is to read the longest inputs at which one is recommended.
     """
-    c = compare.prepare(settings, out)  # what was fitted is in the folder
-    tokens = len(c.reading.tokens)
-    best = fastest(report["methods"], c.lengths, c.floor, tokens)
-    length, report_of_method = next(((n, method) for n, method in best.items() if method is not None), (0, None))
-    if report_of_method is None:
+    attached = report["recommendation"].get("attachment")
+    if attached is None:
         return None
-    row = next(row for row in c.rows if row.name == report_of_method["method"])
-    pays = [n for n, same in fastest([report_of_method], c.lengths, c.floor, tokens).items() if same is not None]
-    from_crossover = max(c.length + 1, math.ceil(report_of_method.get("crossover") or length))
-    whole = length == c.length or row.plan is not None or is_mixture(row.method)  # at all lengths
-    start = 0 if whole else min(length, from_crossover)
-    name = f"{row.name} from {start:,} tokens on and exact attention below" if start else row.name
-    lines = [f"{n:,} tokens: {describe_performance(report_of_method, str(n), c.floor)}." for n in pays]
-    measured = Measured(lines, report["command"], report["hardware"], row.dtype)
-    dtype = None if row.dtype == FP32 else TORCH[row.dtype]
-    return Chosen(name, _from(start, row, c.pretrained.model), max(pays), measured, dtype)
+    c = compare.prepare(settings, out)  # what was fitted is in the folder
+    names = {int(start): name for start, name in attached["steps"].items()}
+    rows = {row.name: row for row in c.rows}
+    reports = {method["method"]: method for method in report["methods"]}
+    lines = [
+        f"{n:,} tokens: {describe_performance(reports[running_at(names, n)], str(n), c.floor)}."
+        for n in attached["lengths"]
+    ]
+    measured = Measured(lines, report["command"], report["hardware"], attached["dtype"], noise=report["noise"]["says"])
+    methods = _by_layer({start: rows[name] for start, name in names.items()}, c.pretrained.model)
+    return Chosen(described(attached), methods, attached["lengths"], measured, TORCH[attached["dtype"]])
 
 
 def chosen_by_plan(settings: PlanSettings, out: Path) -> Chosen | None:
@@ -116,20 +115,21 @@ def chosen_by_plan(settings: PlanSettings, out: Path) -> Chosen | None:
         short = made.get("short_texts")
         measured = Measured(lines, made["command"], made["hardware"], dtype, short_note(short) if short else "")
         methods = plan.for_model(load(settings.model, settings.device).model)
-        return Chosen("the plan", methods, max(lengths), measured, recorded=plan.recorded)
+        return Chosen("the plan", methods, lengths, measured, recorded=plan.recorded)
 
 
-def save(chosen: Chosen | None, model: str | None, folder: Path | None) -> None:
+def save(chosen: Chosen | None, model: str | None, folder: Path | None) -> int | None:
     """Write the model with the chosen methods, its positions long enough, as its own library does.
 
-    Nothing is written where nothing was chosen or no folder is given.
-    A SentenceTransformer stays one. Learned parameters are written as an adapter inside of the folder.
+    Returns how many tokens the saved model accepts; None if there is no limit. Nothing is written if nothing was chosen
+    or no folder is given. A SentenceTransformer stays one. Learned parameters are written as an adapter inside of the
+    folder.
 
     Raises:
         InputError: the folder was filled meanwhile, or a layer cannot run its method.
     """
     if chosen is None or folder is None:
-        return
+        return None
     _check_empty(folder)
     where = model_location(model)
     loaded, tokenizer = _loaded(where)
@@ -150,6 +150,9 @@ def save(chosen: Chosen | None, model: str | None, folder: Path | None) -> None:
             hf.save_adapter(loaded, part / ADAPTER)
         limit = reach if reach is not None and reach < chosen.tokens else None
         _write_card(part / CARD, _card_of(where), folder.resolve().name, loaded, chosen, limit)
+    positions = getattr(hf.transformers_model(loaded).config, "max_position_embeddings", None)
+    accepted: int | None = getattr(loaded, "max_seq_length", None) or hf.position_limit(loaded) or positions
+    return accepted
 
 
 def _card_of(where: str) -> str:
@@ -171,13 +174,18 @@ def _check_empty(folder: Path) -> None:
         raise InputError(f"--save {folder}: the folder is not empty; give a new or an empty one")
 
 
-def _from(start: int, row: CompareRow, model: Any) -> dict[int, Method | BoundMethod]:
-    """The row's method in each of its layers from this number of tokens on, and exact attention below."""
-    methods = {number: row.at(number) for number in row.layers}
-    if not start:
-        return methods
-    made = {n: joined(hf.find_layers(model)[n], {0: Full(), start: each}) for n, each in methods.items()}
-    return {n: method if bound is None else bound for n, (method, bound) in made.items()}
+def _by_layer(steps: Mapping[int, CompareRow], model: Any) -> dict[int, Method | BoundMethod]:
+    """The methods of each layer from their numbers of tokens on; a layer that a row leaves out is exact there."""
+    layers = {layer.number: layer for layer in hf.find_layers(model)}
+    numbers = sorted({number for row in steps.values() for number in row.layers})
+    if len(steps) == 1:
+        return {number: steps[0].at(number) for number in numbers}
+    methods: dict[int, Method | BoundMethod] = {}
+    for number in numbers:
+        each = {start: row.at(number) if number in row.layers else Full() for start, row in steps.items()}
+        method, bound = joined(layers[number], each)
+        methods[number] = method if bound is None else bound
+    return methods
 
 
 def _loaded(where: str) -> tuple[Any, Any]:

@@ -66,10 +66,11 @@ class ModuleComparison:
     @property
     def recommendation(self) -> ModuleRecommendation:
         """The fastest row at each length that keeps `min_fidelity` and is clearly faster than exact attention."""
-        result = recommend(self.rows, list(self.lengths), Floor("fidelity", self.min_fidelity), max(self.lengths))
-        by_length = {int(length): _method_of(self.rows, name) for length, name in result["by_length"].items()}
-        shortest = min(self.lengths)
-        return ModuleRecommendation(by_length[shortest], by_length, result["headline"], tuple(result["reasons"]))
+        floor, lengths = Floor("fidelity", self.min_fidelity), list(self.lengths)
+        result = recommend(self.rows, lengths, floor, max(lengths), self.noise)
+        chosen = result["by_length"]
+        by_length = {n: _method_of(self.rows, chosen.get(str(n), "full")) for n in lengths}
+        return ModuleRecommendation(by_length[min(lengths)], by_length, result["headline"], tuple(result["reasons"]))
 
     def to_dict(self) -> dict[str, Any]:
         """The result as plain data, which can be written as JSON."""

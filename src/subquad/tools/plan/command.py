@@ -59,11 +59,11 @@ def plan(
         if not group.is_main:
             return
         chosen = saving.chosen_by_plan(settings, out) if save else None
-        saving.save(chosen, settings.model, save)
+        accepted = saving.save(chosen, settings.model, save)
         if not show(result, lambda: PLAN.table(result), as_json):
             say(f"Plan: {out / 'plan.json'}")
             say(f"Report: {out / PLAN.page}")
-        say_what_was_saved(chosen, save, as_json)
+        say_what_was_saved(chosen, save, accepted, as_json)
 
 
 COMMAND = Command(plan, position=2, kinds=(PLAN,))

@@ -1,6 +1,5 @@
 """The contents of a report as plain tables and facts: the terminal, Markdown and the page only lay them out."""
 
-import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
@@ -41,7 +40,6 @@ PLOTS = {
         "have no fidelity.",
     ),
 }
-TORCH_NAMES = {"bf16": "bfloat16", "fp16": "float16"}
 NEXT = "Next, search settings layer by layer, for this model and text."
 OP_NOTE = "One layer's attention alone, on random inputs; these times have no fidelity."
 
@@ -339,16 +337,8 @@ def short_name(report: Report) -> str:
 
 
 def use(report: Report) -> str | None:
-    """The line of Python for the recommended method; None if exact attention is recommended."""
-    choice = report["recommendation"]["choice"]
-    if choice == "full":
-        return None
-    row: Mapping[str, Any] = next((m for m in report["methods"] if m["method"] == choice), {})
-    dtype = TORCH_NAMES.get(row.get("dtype", ""), "")
-    loaded = f"model = AutoModel.from_pretrained(name, dtype=torch.{dtype})" if dtype else ""
-    method, adapter = choice.partition(" in ")[0], row.get("adapter")
-    attached = f"sq.hf.load_adapter(model, {json.dumps(adapter)})" if adapter else f'sq.hf.swap(model, "{method}")'
-    return "\n".join(filter(None, (loaded, "" if method == "full" else attached)))
+    """Python that loads the model with the recommended methods; None if exact attention is recommended."""
+    return report["recommendation"].get("code")
 
 
 def legend(report: Report) -> str:

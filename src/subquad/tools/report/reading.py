@@ -86,6 +86,12 @@ def noise(report: Mapping[str, Any]) -> tuple[bool, str] | None:
     return (bool(measured.get("busy")), str(measured["says"])) if measured.get("says") else None
 
 
+def warning(report: Mapping[str, Any]) -> str:
+    """The sentences about the noise if the machine was busy, which belong to the recommendation; otherwise empty."""
+    measured = noise(report)
+    return measured[1] if measured and measured[0] else ""
+
+
 def noise_at(report: Report, part: Literal["model", "op"], length: str) -> float | None:
     """How far exact attention differs from itself at a length, as a factor."""
     measured: Mapping[str, Any] = report.get("noise") or {}

@@ -9,7 +9,7 @@ from typing import Any, Literal, NotRequired, TypedDict
 from subquad.tools.measure.noise import Noise
 from subquad.tools.measure.timing import Cost
 
-__all__ = ["Cost", "EagerCost", "MethodReport", "Quality", "Recommendation", "Report", "RunNoise"]
+__all__ = ["Attachment", "Cost", "EagerCost", "MethodReport", "Quality", "Recommendation", "Report", "RunNoise"]
 
 
 class Quality(TypedDict):
@@ -45,6 +45,7 @@ class MethodReport(TypedDict):
     crossover: NotRequired[float | None]  # tokens from which on the op is clearly faster than exact; None = not seen
     parallel: NotRequired[list[str]]  # where tokens are split, what its ranks send: "summary", "heads", "ring"
     adapter: NotRequired[str]  # the folder that its learned parameters come from
+    plan: NotRequired[str]  # the folder of the plan that it runs
     unfitted: NotRequired[bool]  # its learned parameters are those that it starts with
     task: NotRequired[dict[str, float]]  # metric name -> score
 
@@ -64,13 +65,26 @@ class RunNoise(Noise):
     op: dict[str, float]
 
 
+class Attachment(TypedDict):
+    """One model that follows the recommendation at every length: what `--save` saves and the printed code makes."""
+
+    dtype: str  # of its weights: "fp32", "bf16" or "fp16"
+    steps: dict[str, str]  # number of tokens from which on it runs -> the row, as `methods` names it
+    lengths: list[int]  # at which this is recommended
+    note: NotRequired[str]  # where it differs from the choice of a length, and why
+
+
 class Recommendation(TypedDict):
     """The recommended method and the reasons."""
 
     choice: str  # a method as the command line writes it; "full" = stay with exact attention
     by_length: NotRequired[dict[str, str]]  # length that was judged -> the choice there
+    too_noisy: NotRequired[list[int]]  # lengths that were not judged, because the machine was too busy
+    warning: NotRequired[str]  # that the machine was busy
     headline: str
     reasons: list[str]
+    attachment: NotRequired[Attachment]  # absent if exact attention stays everywhere
+    code: NotRequired[str]  # Python that loads the model and attaches it
     next: NotRequired[str]  # the command that searches further, for the same model and text
 
 
