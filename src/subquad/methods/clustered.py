@@ -125,6 +125,7 @@ class Clustered(ClustersQueries):
     queries: str = queries_together()
 
     name: ClassVar[str] = "clustered"
+    onnx: ClassVar[bool] = True
     traits: ClassVar[Traits] = Traits(
         family="clusters",
         causal="values-only",

@@ -89,6 +89,7 @@ class ClusteredTail(ByHalves):
     queries: str = queries_together("earlier")
 
     name: ClassVar[str] = "clustered-tail"
+    onnx: ClassVar[bool] = True
     traits: ClassVar[Traits] = Traits(
         family="clusters",
         causal="values-only",

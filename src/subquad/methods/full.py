@@ -52,6 +52,7 @@ class Full(Method):
     kernel: str = choice("sdpa", "subquad")
 
     name: ClassVar[str] = "full"
+    onnx: ClassVar[bool] = True
     traits: ClassVar[Traits] = Traits(
         family="exact",
         causal="strict",

@@ -68,6 +68,7 @@ class ImprovedClustered(ClustersQueries):
     queries: str = queries_together()
 
     name: ClassVar[str] = "i-clustered"
+    onnx: ClassVar[bool] = True
     traits: ClassVar[Traits] = replace(
         Clustered.traits,
         dropout="weights of the centroids on the other keys, one draw a cluster, and of each query on its top keys",

@@ -61,6 +61,7 @@ class LinearAttention(Method):
     feature_map: str = choice(*FEATURE_MAPS)
 
     name: ClassVar[str] = "linear"
+    onnx: ClassVar[bool] = True
     traits: ClassVar[Traits] = Traits(
         family="features",
         causal="strict",

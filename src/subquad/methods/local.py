@@ -58,6 +58,7 @@ class Local(Pattern):
     positions: str = choice("none", "relative")
 
     name: ClassVar[str] = "local"
+    onnx: ClassVar[bool] = True
     pairs_once: ClassVar[bool] = True
     traits: ClassVar[Traits] = replace(
         Pattern.shared_traits,

@@ -9,6 +9,7 @@ import transformers
 from typer.testing import CliRunner
 
 import subquad as sq
+from subquad.core.errors import InputError
 from subquad.tools.cli.main import app
 from subquad.tools.plan import length as planning
 from subquad.tools.plan import loads
@@ -456,6 +457,18 @@ def test_bad_input_is_one_line(options, message, model, text, tmp_path):
     said = " ".join(done.stderr.split())
     assert message in said
     assert not (tmp_path / "plan.json").exists()
+
+
+def test_without_a_model_the_first_line_names_the_one_that_is_planned(model, text, tmp_path, monkeypatch):
+    def make(settings, *_):
+        raise InputError(f"{settings.model} is not planned here")
+
+    monkeypatch.setattr(running, "make", make)
+    words = ["plan", "--text", str(text), "--out", str(tmp_path)]
+    said = run(app, words).stderr.splitlines()
+    assert " ".join(said[:2]).startswith("Planning for demo-encoder: no model was given, and its passes take")
+    assert "Planning for" not in run(app, [*words, "--quiet"]).stderr
+    assert "Planning for" not in run(app, [*words, model("bert")]).stderr
 
 
 @pytest.mark.usefixtures("timed")

@@ -52,7 +52,7 @@ def query_clusters(
         labels = hamming_kmeans(codes, query_valid, clusters, bits, iterations)
     else:
         labels = kmeans_of_counts(codes, query_valid, clusters, bits, iterations, counts)
-    if clusters >= query.shape[2]:  # each query is its own cluster
+    if not in_onnx_export() and clusters >= query.shape[2]:  # each query is its own cluster
         return labels
     few = clusters if counts is None else counts
     alone = _at_most(few, query_valid)
