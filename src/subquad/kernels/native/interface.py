@@ -8,7 +8,7 @@ from torch import Tensor
 
 from subquad.kernels.native import described, library
 from subquad.kernels.native.structures import DTYPES, Structure
-from subquad.kernels.transforms import in_onnx_export, transform
+from subquad.kernels.transforms import transform
 
 FLOAT32 = torch.empty(0, dtype=torch.float32, device="cpu")
 ALIGNMENT = 64  # of the workspace: a cache line
@@ -20,7 +20,8 @@ def refusal(x: Tensor, *, any_dtype: bool = False) -> str | None:
     """Why the compiled kernels cannot read this tensor; None where they can."""
     if x.device.type != "cpu":
         return f"the tensors are on {x.device}"
-    if in_onnx_export():
+    exporting = torch.compiler.is_exporting() and not torch.compiler.is_dynamo_compiling()
+    if exporting and torch.onnx.is_in_onnx_export():
         return "inside torch.onnx.export, and ONNX knows none of the custom ops"
     reason = transform()
     if reason is None and not any_dtype and x.dtype not in DTYPES:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from subquad.kernels import dispatch as backends
-from subquad.kernels.transforms import in_onnx_export, transform
+from subquad.kernels.transforms import transform
 
 VERSION = "3.7.1"  # the one that torch 2.13 is built with, if torch does not state it
 INTERPRETED = environ.get("TRITON_INTERPRET") == "1"
@@ -75,7 +75,8 @@ def refusal_of_any_dtype(x: Tensor) -> str | None:
     devices = ("cpu",) if INTERPRETED else ("cuda",)
     if x.device.type not in devices and not (x.device.type == "meta" and backends.is_tracing()):
         return f"the tensors are on {x.device}"
-    if in_onnx_export():
+    exporting = torch.compiler.is_exporting() and not torch.compiler.is_dynamo_compiling()
+    if exporting and torch.onnx.is_in_onnx_export():
         return "inside torch.onnx.export, and ONNX knows none of the custom ops"
     return transform()
 

@@ -32,7 +32,7 @@ from subquad.methods.core.global_tokens import Keep, completed, inputs_of_residu
 from subquad.methods.core.grammar import as_term
 from subquad.methods.core.heads import Heads
 from subquad.methods.core.learned_heads import some_heads
-from subquad.methods.core.onnx import refusal_in_onnx
+from subquad.methods.core.onnx import OnnxSupport, refusal_in_onnx
 from subquad.methods.core.recurrence import Recurrence
 from subquad.methods.core.registry import register
 from subquad.methods.core.settings import MOST_REPEATS, WIDEST, Settings, choice, number, whole
@@ -78,7 +78,8 @@ class Method(Settings, Bindable, AuxiliaryLoss, Recurrence):
     """
 
     traits: ClassVar[Traits]
-    onnx: ClassVar[bool] = False  # its ONNX programs of a dynamic length are right at every length
+    onnx: ClassVar[OnnxSupport] = "no"  # when its ONNX programs of a dynamic length are right at every length
+    following_length: ClassVar[tuple[str, ...]] = ()  # settings whose 0 is replaced by a root of the length
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
