@@ -202,3 +202,11 @@ for method in ("local:window=8", "clustered:clusters=5"):
 def test_programs_are_right_where_divisions_truncate_and_sums_are_in_fp64():
     done = subprocess.run([sys.executable, "-c", DIVIDED], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+def test_the_page_on_exports_says_which_methods_are_converted_to_onnx():
+    section = (ROOT / "docs" / "how-to" / "export.md").read_text().split("\n## ONNX\n")[1].split("\n## ")[0]
+    rows = re.findall(r"^\| (`.+) \| (exported|refused) \|", section, re.MULTILINE)
+    listed = {name: said for names, said in rows for name in re.findall(r"`([\w-]+)`", names) if name in METHODS}
+    support = {"always": "exported", "without causal masks": "refused"}
+    assert listed == {name: support[cls.onnx] for name, cls in sq.METHODS.items() if cls.onnx != "no"}
