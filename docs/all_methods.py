@@ -1,6 +1,7 @@
 """The tables of docs/methods.md: from the traits of the methods, their pages, and the ops that they run."""
 
 from collections.abc import Iterable, Mapping
+from dataclasses import fields
 from pathlib import Path
 from unittest.mock import patch
 
@@ -91,7 +92,7 @@ def supports() -> str:
     """What each method supports: other keys, masks, a bias, decoding; its exact limit; and its compiled ops."""
     header = "method", "cross-attention", "window", "dense mask", "bias", "cached steps", "fixed state", "`keep=`"
     rows = (
-        (page(name), *map(tick, flags(method.traits)), exact_when(method.traits), kernels(method))
+        (page(name), *map(tick, flags(method.traits)), exact_when(method), kernels(method))
         for name, method in sq.METHODS.items()
     )
     return table((*header, "exact when", "compiled on the CPU"), rows)
@@ -103,12 +104,23 @@ def flags(traits: sq.Traits) -> tuple[bool, ...]:
     return traits.cross, traits.window, traits.dense_mask, traits.bias, steps, traits.recurrent, traits.lse
 
 
-def exact_when(traits: sq.Traits) -> str:
+def exact_when(method: type[sq.Method]) -> str:
     """The settings at which a method equals exact attention."""
+    traits = method.traits
     if not isinstance(traits.exact_limit, Mapping):
         return "as its parts" if traits.family == "mixture" else "never"
     limits = traits.exact_limit.items()
-    return " and ".join(f"`{name}` {'=' if isinstance(n, int) else '≥'} {n}" for name, n in limits) or "always"
+    when = " and ".join(f"`{name}` {'=' if isinstance(n, int) else '≥'} {n}" for name, n in limits) or "always"
+    return f"{when}, unless `{never}`" if (never := never_exact(method)) else when
+
+
+def never_exact(method: type[sq.Method]) -> str | None:
+    """The setting with which a method that has an exact limit has none: learned terms of the distance."""
+    positions = next((field for field in fields(method) if field.name == "positions"), None)
+    if positions is None or "relative" not in positions.metadata["choices"]:
+        return None
+    assert isinstance(method.from_settings({"positions": "relative"}).traits.exact_limit, str)
+    return "positions=relative"
 
 
 def kernels(method: type[sq.Method]) -> str:

@@ -124,3 +124,12 @@ def test_the_filter_shows_the_methods_with_the_text_and_all_chosen_properties(te
     wanted = {n for n in wanted if all(word in " ".join(CELLS[n].values()).lower() for word in text.lower().split())}
     assert set(json.loads(done.stdout)) == wanted
     assert wanted
+
+
+def test_learned_distances_are_named_where_they_end_exactness():
+    supports = PAGE.partition("<!-- supports:begin -->")[2]
+    rows = {line.split("`")[1]: line for line in supports.splitlines() if line.startswith("| [`")}
+    ends = {name for name, row in rows.items() if "unless `positions=relative`" in row}
+    assert ends == {"full", "local"}
+    for name in ends:
+        assert isinstance(sq.METHODS[name](positions="relative").traits.exact_limit, str)

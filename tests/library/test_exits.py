@@ -63,7 +63,7 @@ def each(names: Iterable[str]) -> list:
     return [pytest.param([name for name in names if name in IN_CI], id="in CI"), *alone]
 
 
-def asked(module: str, methods: list[str]) -> list:
+def asked(module: str, methods: list) -> list:
     """What a process of its own says about these methods."""
     done = subprocess.run(
         [sys.executable, "-m", module], input=json.dumps(methods), capture_output=True, text=True, cwd=ROOT
@@ -116,3 +116,97 @@ def test_the_page_on_exports_says_which_lengths():
     rows = re.findall(r"^\| (`.+`) \| (.+) \|$", section, re.MULTILINE)
     listed = {name: why for names, why in rows for name in re.findall(r"`([\w-]+)`", names)}
     assert listed == {name: why for name, (_, why) in NOT_EVERY_LENGTH.items()}
+
+
+# ---------------------------------------------------------------------- ONNX
+
+CONVERTED = [
+    ("full", True),
+    ("local:window=8", False),
+    ("local:window=8", True),
+    ("linear", False),
+    ("clustered:clusters=5", False),
+    ("i-clustered:clusters=5,topk=6", False),
+    pytest.param("clustered", False, marks=pytest.mark.long),  # with more clusters than tokens where it is traced
+    pytest.param("clustered-tail:clusters=5,topk=6,cells=4", False, marks=pytest.mark.long),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("method", "causal"), CONVERTED)
+def test_onnx_programs_equal_eager_ones(method, causal):
+    for package in ("onnx", "onnxscript", "onnxruntime"):
+        pytest.importorskip(package)
+    (outcomes,) = asked("tests.library.converted", [(method, causal)])
+    assert isinstance(outcomes, dict), outcomes
+    assert max(outcomes.values()) < 1e-5, outcomes
+
+
+CHECKED = """
+import sys, torch, subquad as sq
+from unittest.mock import patch
+causal = sys.argv[2] == "causal"
+attend = type("Attend", (torch.nn.Module,), {
+    "forward": lambda self, x: sq.attention(x, x, x, method=sys.argv[1], is_causal=causal)
+})
+shapes = ({2: torch.export.Dim.DYNAMIC if sys.argv[3] == "dynamic" else None},)
+with patch("torch.onnx.is_in_onnx_export", lambda: True):
+    torch.export.export(attend(), (torch.randn(1, 2, 60, 16),), dynamic_shapes=shapes)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("method", "causal", "refused"), [
+    ("bigbird:block=4", "", True),
+    ("by-length:steps=0:full+50:clustered:clusters=5", "", True),
+    ("i-clustered:clusters=5", "causal", True),
+    ("i-clustered:clusters=5", "", False),
+])  # fmt: skip
+def test_onnx_programs_that_are_right_at_some_lengths_only_are_refused(method, causal, refused):
+    words = [sys.executable, "-c", CHECKED, method, causal or "not causal"]
+    dynamic, fixed = (subprocess.run([*words, what], capture_output=True, text=True) for what in ("dynamic", "fixed"))
+    assert fixed.returncode == 0, fixed.stderr
+    if refused:
+        assert "is not converted to ONNX with a dynamic length, because the program would be right" in dynamic.stderr
+    else:
+        assert dynamic.returncode == 0, dynamic.stderr
+
+
+DIVIDED = """
+import operator, torch, subquad as sq
+from unittest.mock import patch
+
+class Truncating(torch.fx.Interpreter):
+    "As ONNX Runtime computes: divisions of lengths are rounded towards zero, whole numbers are added up in fp64."
+
+    def call_function(self, target, args, kwargs):
+        if target is operator.floordiv:
+            return int(args[0] / args[1])
+        out = super().call_function(target, args, kwargs)
+        if target is torch.ops.aten.sum.dim_IntList and out.dtype == torch.int64:
+            return args[0].double().sum(*args[1:], **kwargs).long()
+        return out
+
+for method in ("local:window=8", "clustered:clusters=5"):
+    attend = type("Attend", (torch.nn.Module,), {"forward": lambda self, x: sq.attention(x, x, x, method=method)})()
+    x = torch.randn(1, 2, 60, 16)
+    with patch("torch.onnx.is_in_onnx_export", lambda: True):
+        program = torch.export.export(attend, (x,), dynamic_shapes=({2: torch.export.Dim.DYNAMIC},))
+    for length in (33, 60, 100):
+        x = torch.randn(1, 2, length, 16)
+        torch.testing.assert_close(Truncating(program.module()).run(x), attend(x), atol=1e-5, rtol=1e-4)
+"""
+
+
+@pytest.mark.slow
+def test_programs_are_right_where_divisions_truncate_and_sums_are_in_fp64():
+    done = subprocess.run([sys.executable, "-c", DIVIDED], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_page_on_exports_says_which_methods_are_converted_to_onnx():
+    section = (ROOT / "docs" / "how-to" / "export.md").read_text().split("\n## ONNX\n")[1].split("\n## ")[0]
+    rows = re.findall(r"^\| (`.+) \| (exported|refused) \|", section, re.MULTILINE)
+    listed = {name: said for names, said in rows for name in re.findall(r"`([\w-]+)`", names) if name in METHODS}
+    support = {"always": "exported", "without causal masks": "refused"}
+    assert listed == {name: support[cls.onnx] for name, cls in sq.METHODS.items() if cls.onnx != "no"}

@@ -18,6 +18,12 @@ def transform() -> str | None:
     return None
 
 
+def in_onnx_export() -> bool:
+    """Whether `torch.onnx.export` traces this; Dynamo, which must not see the question, traces for other programs."""
+    exporting = torch.compiler.is_exporting() and not torch.compiler.is_dynamo_compiling()
+    return exporting and torch.onnx.is_in_onnx_export()
+
+
 def shapes_may_follow_data(x: Tensor) -> bool:
     """Whether a number can be read from a tensor to size another: neither while compiling nor under vmap.
 

@@ -42,6 +42,7 @@ from jaxtyping import Int64
 from torch import Tensor
 
 from subquad.core.randomness import uniform
+from subquad.core.rounding import ceil_div
 from subquad.kernels.selection.pattern_positions import Item, PatternPositions
 from subquad.kernels.tokens.slots import Buckets, Slots
 from subquad.masks import Mask
@@ -113,22 +114,22 @@ class BigBird(Pattern):
     def globally_visible(self, item: Item, causal: bool) -> Tensor | None:
         """The positions of the tokens of global blocks."""
         size = min(self.block, item.tokens)
-        ends = self.global_blocks(-(-item.length // size), -(-item.tokens // size), causal)
+        ends = self.global_blocks(ceil_div(item.length, size), ceil_div(item.tokens, size), causal)
         return tokens_of(ends[:, None, None], size)[:, 0, 0] if ends.shape[1] else None
 
     def meetings(self, query: Tensor, key: Tensor, call: Call) -> tuple[Buckets, ...]:
         """Which queries meet which keys: those of the blocks that each block sees, and all for the global blocks."""
         pattern, causal = PatternPositions.from_mask(call.mask, query, key, call.item), call.mask.is_causal
         size = torch.sym_min(self.block, pattern.tokens)
-        most = -(-pattern.tokens // size)
-        query_blocks, ends = pattern.blocks(size), self.global_blocks(-(-pattern.length // size), most, causal)
+        most = ceil_div(pattern.tokens, size)
+        query_blocks, ends = pattern.blocks(size), self.global_blocks(ceil_div(pattern.length, size), most, causal)
         others = (
             query_blocks
             if causal
             else torch.where((query_blocks[..., None] == ends[:, None]).any(-1), NONE, query_blocks)
         )
         visible = self.visible_blocks(
-            query_blocks, ends, -(-pattern.length // size), most, call.head_numbers(query), call
+            query_blocks, ends, ceil_div(pattern.length, size), most, call.head_numbers(query), call
         )
         keys = pattern.keys(tokens_of(visible, size))
         remaining = pattern.buckets(pattern.queries(tokens_of(others[:, None, :, None], size)), keys)

@@ -41,6 +41,7 @@ from subquad.kernels.selection.groups import broadcast, group_mean
 from subquad.kernels.selection.hashing.op import MAX_BITS
 from subquad.methods.core.halves import ByHalves, block_length, last_rows, queries_together
 from subquad.methods.core.method import MOST_REPEATS, Call, Partial, Traits, choice, upcast, whole
+from subquad.methods.core.onnx import OnnxSupport
 from subquad.methods.core.residual import Residual
 
 SPACES = ("queries", "logits")  # of `query_clusters`; the first is the paper's
@@ -125,6 +126,7 @@ class Clustered(ClustersQueries):
     queries: str = queries_together()
 
     name: ClassVar[str] = "clustered"
+    onnx: ClassVar[OnnxSupport] = "without causal masks"
     traits: ClassVar[Traits] = Traits(
         family="clusters",
         causal="values-only",

@@ -45,6 +45,7 @@ from subquad.kernels.tokens.positions import ValidPositions
 from subquad.methods.clustered import TOO_MANY_BITS
 from subquad.methods.core.halves import ByHalves, block_length, last_rows, queries_together
 from subquad.methods.core.method import MOST_REPEATS, Call, Partial, Traits, whole
+from subquad.methods.core.onnx import OnnxSupport
 from subquad.methods.core.residual import Residual
 
 
@@ -89,6 +90,8 @@ class ClusteredTail(ByHalves):
     queries: str = queries_together("earlier")
 
     name: ClassVar[str] = "clustered-tail"
+    onnx: ClassVar[OnnxSupport] = "without causal masks"
+    following_length: ClassVar[tuple[str, ...]] = ("clusters", "topk")
     traits: ClassVar[Traits] = Traits(
         family="clusters",
         causal="values-only",

@@ -31,6 +31,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from subquad.core.rounding import ceil_div
 from subquad.kernels.selection.pattern_positions import PatternPositions, of_heads
 from subquad.kernels.tokens.slots import Buckets
 from subquad.masks import Mask
@@ -115,7 +116,7 @@ class Fixed(Pattern):
     def _columns(self, pattern: PatternPositions) -> Tensor:
         """The positions of all columns, (1,1,1,K)."""
         M = pattern.valid_positions.M
-        start = self.block * torch.arange(-(-M // self.block), device=pattern.first.device)[:, None]
+        start = self.block * torch.arange(ceil_div(M, self.block), device=pattern.first.device)[:, None]
         column = self.block - self.columns + torch.arange(torch.sym_min(self.columns, M), device=start.device)
         return (start + column).view(1, 1, 1, -1)
 

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from subquad.kernels.attention.relative_positions import NOT_EXACT, RelativePositions, every_ahead
 from subquad.methods.core.exact import exact, exact_by_sdpa
 from subquad.methods.core.method import Call, Method, Partial, Traits, choice, upcast
+from subquad.methods.core.onnx import OnnxSupport
 
 
 def with_distances(query: Tensor, key: Tensor, call: Call) -> tuple[Tensor, Call]:
@@ -52,6 +53,7 @@ class Full(Method):
     kernel: str = choice("sdpa", "subquad")
 
     name: ClassVar[str] = "full"
+    onnx: ClassVar[OnnxSupport] = "always"
     traits: ClassVar[Traits] = Traits(
         family="exact",
         causal="strict",

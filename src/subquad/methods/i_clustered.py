@@ -31,6 +31,7 @@ from subquad.kernels.selection.hashing.op import MAX_BITS
 from subquad.methods.clustered import SPACES, TOO_MANY_BITS, Clustered, ClustersQueries
 from subquad.methods.core.halves import block_length, last_rows, queries_together
 from subquad.methods.core.method import MOST_REPEATS, Traits, choice, whole
+from subquad.methods.core.onnx import OnnxSupport
 
 
 @dataclass(frozen=True)
@@ -68,6 +69,7 @@ class ImprovedClustered(ClustersQueries):
     queries: str = queries_together()
 
     name: ClassVar[str] = "i-clustered"
+    onnx: ClassVar[OnnxSupport] = "without causal masks"
     traits: ClassVar[Traits] = replace(
         Clustered.traits,
         dropout="weights of the centroids on the other keys, one draw a cluster, and of each query on its top keys",

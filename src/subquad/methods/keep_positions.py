@@ -19,6 +19,7 @@ import torch
 from jaxtyping import Bool, Int64
 from torch import Tensor
 
+from subquad.core.rounding import ceil_div
 from subquad.kernels.tokens.positions import ValidIndex, ValidPositions
 from subquad.kernels.tokens.slots import Buckets, valid_slots
 from subquad.masks import Mask
@@ -48,7 +49,7 @@ class KeptPositions:
     def meetings(self, heads: int) -> tuple[Buckets, ...]:
         """The columns of the kept tokens and their rows."""
         line = self.line
-        queries = torch.arange(-(-line.N // BLOCK) * BLOCK, device=line.device).clamp(max=line.N)
+        queries = torch.arange(ceil_div(line.N, BLOCK) * BLOCK, device=line.device).clamp(max=line.N)
         queries = queries.view(1, 1, -1, BLOCK).expand(line.B, 1, -1, -1)
         queries = valid_slots(valid_slots(queries, line.valid_queries), self.others()[1])
         sets = [Buckets(queries, self.keys[:, None, None], queries.new_zeros(queries.shape[:3]))]

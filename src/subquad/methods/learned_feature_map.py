@@ -35,6 +35,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from subquad.core.randomness import orthogonal
+from subquad.core.rounding import ceil_div
 from subquad.core.shapes import Sizes
 from subquad.kernels.attention.features.near import far, in_blocks, near_keys
 from subquad.kernels.attention.features.recurrent import no_tokens
@@ -60,7 +61,7 @@ class FeatureMaps(nn.Module):
 
     def __init__(self, heads: int, kv_heads: int, head_dim: int, features: int, seed: int):
         super().__init__()
-        rows = -(-features // 2)
+        rows = ceil_div(features, 2)
         more = orthogonal(seed, max(0, rows - head_dim), head_dim, like=torch.zeros(1))
         start = torch.cat([torch.eye(min(rows, head_dim), head_dim), more])
         self.of_query, self.of_key = (nn.Parameter(start.repeat(n, 1, 1)) for n in (heads, kv_heads))
@@ -200,7 +201,7 @@ class LearnedFeatureMap(Method):
         """The exact part: consecutive blocks of queries, each with its keys."""
         B, H, N, _ = query.shape
         size = self.window or BLOCK
-        blocks = -(-N // size)
+        blocks = ceil_div(N, size)
         queries = torch.arange(blocks * size, device=query.device).clamp(max=N).view(1, 1, blocks, size)
         keys = valid_slots(keys[:, None], valid).expand(B, H, -1, -1)
         bucket = None if self.window else torch.zeros(B, H, blocks, dtype=torch.int64, device=query.device)

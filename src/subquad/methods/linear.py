@@ -30,6 +30,7 @@ from subquad.core.shapes import Sizes
 from subquad.kernels.attention.features.recurrent import advanced, no_tokens
 from subquad.kernels.attention.features.visible import attend_features, drop_rows
 from subquad.methods.core.method import Call, Method, Partial, Traits, choice, upcast
+from subquad.methods.core.onnx import OnnxSupport
 from subquad.methods.core.residual import Residual
 
 
@@ -61,6 +62,7 @@ class LinearAttention(Method):
     feature_map: str = choice(*FEATURE_MAPS)
 
     name: ClassVar[str] = "linear"
+    onnx: ClassVar[OnnxSupport] = "without causal masks"
     traits: ClassVar[Traits] = Traits(
         family="features",
         causal="strict",

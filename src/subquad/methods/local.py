@@ -34,6 +34,7 @@ from subquad.kernels.tokens.slots import Buckets
 from subquad.masks import Mask
 from subquad.methods.core.bucketed import attend_inside
 from subquad.methods.core.method import Call, Partial, Traits, choice, upcast, whole
+from subquad.methods.core.onnx import OnnxSupport
 from subquad.methods.core.pattern import Pattern
 
 
@@ -58,6 +59,7 @@ class Local(Pattern):
     positions: str = choice("none", "relative")
 
     name: ClassVar[str] = "local"
+    onnx: ClassVar[OnnxSupport] = "always"
     pairs_once: ClassVar[bool] = True
     traits: ClassVar[Traits] = replace(
         Pattern.shared_traits,

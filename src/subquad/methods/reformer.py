@@ -37,6 +37,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from subquad.core.randomness import normal
+from subquad.core.rounding import ceil_div
 from subquad.kernels.attention.softmax import merge_partials
 from subquad.kernels.selection.chunks import runs_of_labels
 from subquad.kernels.tokens.heads import repeat_heads
@@ -109,8 +110,8 @@ class Reformer(Bucketed):
         with torch.no_grad():
             line, D = ValidPositions.from_mask(call.mask, query, query), query.shape[3]
             valid = line.tokens(valid_as="either")
-            most = torch.sym_min(-(-line.N // self.chunk), self.buckets // 2)
-            used = (-(-valid.sum(1) // self.chunk)).clamp(max=most)
+            most = torch.sym_min(ceil_div(line.N, self.chunk), self.buckets // 2)
+            used = ceil_div(valid.sum(1), self.chunk).clamp(max=most)
             used = torch.where(valid.sum(1) <= self.chunk, 0, used)
             directions = normal(call.seed, most, self.rounds * D, like=query).unflatten(1, (self.rounds, D))
             labels = (hash_labels(query, of_round, used) for of_round in directions.unbind(1))

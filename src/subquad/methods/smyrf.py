@@ -32,6 +32,7 @@ import torch
 from torch import Tensor
 
 from subquad.core.randomness import normal
+from subquad.core.rounding import ceil_div
 from subquad.kernels.selection.chunks import even_chunks, even_shared_chunks, sort_valid
 from subquad.kernels.tokens.heads import repeat_heads
 from subquad.kernels.tokens.positions import ValidPositions
@@ -102,9 +103,9 @@ class Smyrf(Bucketed):
             lengths = line.query_lengths, line.key_lengths
             counts, most = torch.full_like(lengths[0], self.clusters), self.clusters
             if self.cluster_size:
-                counts = (-(-lengths[0].maximum(lengths[1]) // self.cluster_size)).clamp(min=1)
-                most = -(-torch.sym_max(line.N, line.M) // self.cluster_size)
-            sizes = [self.cluster_size or -(-tokens // self.clusters) for tokens in (line.N, line.M)]
+                counts = ceil_div(lengths[0].maximum(lengths[1]), self.cluster_size).clamp(min=1)
+                most = ceil_div(torch.sym_max(line.N, line.M), self.cluster_size)
+            sizes = [self.cluster_size or ceil_div(tokens, self.clusters) for tokens in (line.N, line.M)]
             queries, keys = [], []
             for direction in normal(call.seed, self.rounds, f.shape[3], like=f):
                 ordered = sort_valid(f @ direction, line.valid_queries), sort_valid(g @ direction, line.valid_keys)
@@ -116,6 +117,6 @@ class Smyrf(Bucketed):
     def scores(self, query: Tensor, key: Tensor, call: Call) -> tuple[Tensor, Tensor]:
         """For diagnostics: [x R; −R] of F(q) and G(k), the hash that Sun et al. examine (figure 1, down)."""
         line = ValidPositions.from_mask(call.mask, query, key)
-        clusters = -(-max(line.N, line.M) // self.cluster_size) if self.cluster_size else self.clusters
+        clusters = ceil_div(max(line.N, line.M), self.cluster_size) if self.cluster_size else self.clusters
         f, g = asymmetric(query, key, line)
         return plane_scores(f, clusters, call.seed), plane_scores(g, clusters, call.seed)

@@ -23,6 +23,10 @@ def rows_of(result):
     return {row["method"]: row for row in result.rows}
 
 
+def measured(result):
+    return [row["method"] for row in result.rows if row["status"] in ("measured", "refused")]
+
+
 def tokens(count, length=40):
     generator = torch.Generator().manual_seed(0)
     return [{"input_ids": torch.randint(5, 60, (1, length), generator=generator)} for _ in range(count)]
@@ -77,7 +81,7 @@ def test_many_lengths_are_one_group_under_the_longest():
 
 def test_the_default_methods_are_those_of_the_command():
     result = sq.compare(encoder(1), inputs(20), minutes=0.01)
-    assert [row["method"] for row in result.rows[1:]] == [str(sq.methods.resolve(text)) for text in COMPARED]
+    assert measured(result) == [str(sq.methods.resolve(text)) for text in COMPARED]
 
 
 def test_a_first_result_comes_whatever_the_minutes_are():
@@ -128,7 +132,7 @@ def test_a_transformers_model_is_swapped_by_hf():
 def test_a_causal_language_model_is_compared_by_its_logits_and_default_rows():
     config = transformers.LlamaConfig(**BERT, max_position_embeddings=64)
     result = sq.compare(transformers.LlamaForCausalLM(config), tokens(1), metric="kl", minutes=0.01)
-    assert [row["method"] for row in result.rows[1:]] == [str(sq.methods.resolve(text)) for text in COMPARED_CAUSAL]
+    assert measured(result) == [str(sq.methods.resolve(text)) for text in COMPARED_CAUSAL]
     assert all(row["fidelity"]["40"] <= 1.0 + 1e-9 for row in result.rows if row["status"] != "refused")
 
 
@@ -136,7 +140,7 @@ def test_calls_of_sdpa_are_intercepted_and_those_that_stay_exact_are_counted():
     module = nn.Sequential(SdpaBlock(), SdpaBlock(is_causal=True))
     result = sq.compare(module, inputs(50), methods=["smyrf:clusters=2", CRUDE], minutes=0.05)
     assert result.attention == "sq.intercept (2 calls)"
-    smyrf, clustered = result.rows[1:]
+    smyrf, clustered, _ = result.rows[1:]
     assert any("1 of 2 calls stay exact: 'smyrf' does not support a causal mask" in note for note in smyrf["remarks"])
     assert "remarks" not in clustered
     assert clustered["fidelity"]["50"] < 0.999999
@@ -147,7 +151,7 @@ def test_a_method_that_no_layer_runs_is_a_row_with_the_reason():
     mask = nn.Transformer.generate_square_subsequent_mask(40)
     item = (*inputs(40, 30), mask)
     result = sq.compare(module, [item], methods=["nystrom", "performer", "clustered"], minutes=0.05)
-    assert [row["status"] for row in result.rows] == ["exact", "refused", "measured", "measured"]
+    assert [row["status"] for row in result.rows[:4]] == ["exact", "refused", "measured", "measured"]
     assert "input 0: 'nystrom' does not support a causal mask" in result.rows[1]["reason"]
     assert "1 of 2 layers stay exact: 'clustered' mixes queries" in result.rows[3]["remarks"][0]
     assert "Not run: nystrom: input 0" in str(result)
@@ -168,6 +172,45 @@ def test_attention_that_no_method_reaches_is_noted():
     result = sq.compare(module, inputs(40), methods=CRUDE, minutes=0.02)
     assert result.attention == "sq.nn.swap (1 layer)"
     assert result.notes[0].startswith("2 of 3 calls of attention are outside of the layers that sq.nn.swap reaches")
+
+
+# ---------------------------------------------------------------------- rows to compare with
+
+
+def test_exact_attention_by_the_path_of_the_methods_is_a_row():
+    result = sq.compare(encoder(1), inputs(30), methods=CRUDE, minutes=0.05)
+    row = rows_of(result)["full (by sq.nn.swap)"]
+    assert row["status"] == "reference"
+    assert row["fidelity"]["30"] == pytest.approx(1.0, abs=1e-6)
+    assert row["model"]["30"]["speedup"] != 1.0  # it was timed: torch's own encoder layers run by a fused kernel
+    calls = sq.compare(SdpaBlock(), inputs(30), methods=CRUDE, minutes=0.02)
+    assert [row["method"] for row in calls.rows] == ["full", CRUDE, "without attention"]
+
+
+@pytest.mark.parametrize("make", [LayerBlock, SdpaBlock])
+def test_the_least_fidelity_is_that_of_an_attention_of_zero(make):
+    module, items = make().eval(), inputs(30)
+    result = sq.compare(module, items, methods=CRUDE, minutes=0.02)
+    output = (module.out if make is SdpaBlock else module.attention.out_proj).bias  # of an attention of 0
+    with torch.no_grad():
+        expected = nn.functional.cosine_similarity(items[0] + output, module(items[0]), dim=-1).mean()
+    assert rows_of(result)["without attention"]["fidelity"]["30"] == pytest.approx(float(expected), 1e-5)
+    assert float(expected) < rows_of(result)[CRUDE]["fidelity"]["30"]
+
+
+def test_a_transformers_model_has_the_row_too():
+    model = transformers.BertModel(transformers.BertConfig(**BERT, initializer_range=0.5))
+    result = sq.compare(model, tokens(1), methods="local:window=4", minutes=0.02)
+    assert [row["method"] for row in result.rows] == ["full", "local:window=4", "without attention"]
+    assert result.rows[2]["fidelity"]["40"] < 0.999
+
+
+def test_a_scale_that_tells_nothing_apart_is_said():
+    alike, apart = (
+        str(sq.compare(LayerBlock(share), inputs(30, 60), methods=CRUDE, minutes=0.05)) for share in (1e-3, 2.0)
+    )
+    assert "Without attention the fidelity is still 1.0000 at 30 and 60 tokens, so min_fidelity=0.99 does not" in alike
+    assert "Without attention the fidelity" not in apart
 
 
 # ---------------------------------------------------------------------- metrics
@@ -200,8 +243,8 @@ def test_the_fidelity_of_a_score_is_one_less_what_is_lost():
         return torch.allclose(output, own[id(item)], atol=1e-5)
 
     result = sq.compare(module, items, methods=[CRUDE, "full:kernel=subquad"], score=equal, minutes=0.05)
-    assert [row["task"]["30"] for row in result.rows] == [1.0, 0.0, 1.0]
-    assert [row["fidelity"]["30"] for row in result.rows] == [1.0, 0.0, 1.0]
+    assert [row["task"]["30"] for row in result.rows] == [1.0, 0.0, 1.0, 1.0, 0.0]
+    assert [row["fidelity"]["30"] for row in result.rows] == [1.0, 0.0, 1.0, 1.0, 0.0]
     assert result.metric == "score equal"
     assert " score " in str(result).splitlines()[1]
 
@@ -241,13 +284,16 @@ def test_the_module_in_fp32_is_the_exact_one_of_bf16():
 def test_the_result_prints_and_is_plain_data():
     result = sq.compare(encoder(1), inputs(30), methods=[CRUDE, "nystrom"], minutes=0.05)
     text, markdown = str(result), result._repr_markdown_()
-    assert text.splitlines()[0] == "TransformerEncoder, by sq.nn.swap (1 layer); fidelity: cosine"
-    assert "full (the module's own)" in text
+    assert text.splitlines()[0] == (
+        "TransformerEncoder, by sq.nn.swap (1 layer); fidelity: cosine; speed: relative to full (the module's own)"
+    )
+    names = [line.strip().partition("  ")[2].partition("  ")[0].strip() for line in text.splitlines()[2:7]]
+    assert names == ["full (the module's own)", "full (by sq.nn.swap)", CRUDE, "nystrom", "without attention"]
     assert CRUDE in text
     assert "| tokens | method | fidelity | ms | speed | extra MiB |" in markdown
     assert result.recommendation.headline in text
     data = json.loads(json.dumps(result.to_dict()))
-    assert [row["method"] for row in data["rows"]] == ["full", CRUDE, "nystrom"]
+    assert [row["method"] for row in data["rows"]][:3] == ["full", CRUDE, "nystrom"]
     assert data["recommendation"]["headline"] == str(result.recommendation)
 
 
@@ -270,6 +316,13 @@ def test_the_fastest_row_that_keeps_the_fidelity_is_recommended():
     result = comparison(("clustered", 0.98, 4.0), ("i-clustered", 0.995, 2.0), ("clustered-tail", 0.999, 1.5))
     assert result.recommendation.by_length == {512: None, 2048: sq.methods.resolve("i-clustered")}
     assert result.recommendation.method is None
+
+
+def test_rows_to_compare_with_are_not_recommended():
+    result = comparison(("clustered", 0.98, 4.0), ("performer", 1.0, 9.0))
+    result.rows[2].update(method="without attention", status="reference")
+    assert result.recommendation.by_length == {512: None, 2048: None}
+    assert "1 setting of 1 method was tried" in result.recommendation.reasons[-1]
 
 
 def test_exact_attention_is_recommended_where_nothing_keeps_the_fidelity():

@@ -5,6 +5,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
+from subquad.core.rounding import ceil_div
 from subquad.kernels.tokens.slots import Buckets
 from subquad.kernels.transforms import shapes_may_follow_data
 
@@ -70,7 +71,7 @@ def runs_of_labels(labels: Int64[Tensor, "B H N"], groups: int, size: int) -> Bu
     begins = first | (rank % size == 0)
     label_start, run_start = (torch.where(at, rank, 0).cummax(-1).values for at in (first, begins))
 
-    runs = -(-N // size) + groups
+    runs = ceil_div(N, size) + groups
     run = torch.where(label == groups, runs, begins.cumsum(-1) - 1)
     nobody = torch.full((*labels.shape[:2], (runs + 1) * size), N, device=labels.device)
     queries = nobody.scatter(2, run * size + torch.where(label == groups, 0, rank - run_start), order)
@@ -88,6 +89,6 @@ def runs_of_labels(labels: Int64[Tensor, "B H N"], groups: int, size: int) -> Bu
 
 def chunks_of(order: Int64[Tensor, "B H N"], lengths: Int64[Tensor, "B"], size: int) -> Int64[Tensor, "B H T S"]:
     """Cut the first n tokens of an order into chunks of `size`; the last may be shorter."""
-    blocks = -(-order.shape[2] // size)
+    blocks = ceil_div(order.shape[2], size)
     ranks = torch.arange(blocks * size, device=order.device).view(1, 1, blocks, size)
     return tokens_at(order, ranks, ranks < lengths[:, None, None, None])

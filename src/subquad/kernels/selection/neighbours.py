@@ -4,6 +4,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from subquad.core.rounding import ceil_div
 from subquad.kernels.tokens.slots import Buckets
 from subquad.masks import Mask
 
@@ -36,12 +37,12 @@ def neighbours(
     (B, H, N, _), M, device = query.shape, key.shape[2], query.device
     span = reach(window * dilation, N, M, mask)
     steps = span // dilation
-    members = -(-N // dilation)
+    members = ceil_div(N, dilation)
     size = torch.sym_min(members, torch.sym_max(steps, BLOCK))
-    starts = size * dilation * torch.arange(-(-members // size), device=device)[:, None]
+    starts = size * dilation * torch.arange(ceil_div(members, size), device=device)[:, None]
     starts = (starts + torch.arange(torch.sym_min(dilation, N), device=device)).view(1, 1, -1, 1)
     queries = (starts + dilation * torch.arange(size, device=device)).clamp(max=N)
-    width = torch.sym_min(size + steps if mask.is_causal else size + 2 * steps, -(-M // dilation))
+    width = torch.sym_min(size + steps if mask.is_causal else size + 2 * steps, ceil_div(M, dilation))
     # Shifted to where there are keys: a run that begins before the first key, or ends behind the last, reads no less.
     first = mask.positions(starts) - dilation * steps
     least = first % dilation

@@ -6,6 +6,7 @@ import torch
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
+from subquad.core.rounding import ceil_div
 from subquad.kernels.tokens.positions import ValidPositions
 from subquad.kernels.tokens.slots import Buckets
 from subquad.masks import Mask
@@ -75,8 +76,8 @@ class PatternPositions:
         """The numbers of the blocks of `size` places with queries; block 0 begins at place 0."""
         line = self.valid_positions
         if line.aligned:
-            return torch.arange(-(-line.N // size), device=line.device)[None]
-        count = -(-(line.N - 1) // size) + 1  # as the queries may begin anywhere in a block
+            return torch.arange(ceil_div(line.N, size), device=line.device)[None]
+        count = ceil_div(line.N - 1, size) + 1  # as the queries may begin anywhere in a block
         return self.start.clamp(min=0) // size + torch.arange(count, device=line.device)
 
     def queries(self, positions: Int64[Tensor, "#B #H T S"]) -> Int64[Tensor, "#B #H T S"]:
@@ -111,7 +112,7 @@ class PatternPositions:
         """One block of queries that meet all keys."""
         M = self.valid_positions.M
         size = torch.sym_min(M, KEYS)
-        keys = torch.arange(-(-M // size) * size, device=queries.device).clamp(max=M).view(1, 1, -1, size)
+        keys = torch.arange(ceil_div(M, size) * size, device=queries.device).clamp(max=M).view(1, 1, -1, size)
         return self.buckets(queries.expand(-1, -1, keys.shape[2], -1), keys)
 
     def all_meet(self, queries: Int64[Tensor, "#B #H T S"], keys: Int64[Tensor, "#B #H 1 K"]) -> Buckets:

@@ -4,6 +4,7 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
+from subquad.core.rounding import ceil_div
 from subquad.kernels.selection.groups import group_mean, group_sizes
 
 
@@ -44,7 +45,7 @@ def pool_means(
     B, H, M, _ = x.shape
     sizes = group_sizes(labels[:, None], pools)[:, 0]
     if len(labels) < B or B == 1:  # rows that are moved whole, which costs a fraction of a sum by numbers
-        number = torch.arange(-(-M // pools), device=x.device)
+        number = torch.arange(ceil_div(M, pools), device=x.device)
         begin = (sizes.cumsum(1) - sizes)[0, :, None]
         present = number < sizes[0, :, None]
         tokens = labels[0].argsort(stable=True)[(begin + number).clamp(max=M - 1)]

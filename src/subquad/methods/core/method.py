@@ -32,6 +32,7 @@ from subquad.methods.core.global_tokens import Keep, completed, inputs_of_residu
 from subquad.methods.core.grammar import as_term
 from subquad.methods.core.heads import Heads
 from subquad.methods.core.learned_heads import some_heads
+from subquad.methods.core.onnx import OnnxSupport, refusal_in_onnx
 from subquad.methods.core.recurrence import Recurrence
 from subquad.methods.core.registry import register
 from subquad.methods.core.settings import MOST_REPEATS, WIDEST, Settings, choice, number, whole
@@ -77,6 +78,8 @@ class Method(Settings, Bindable, AuxiliaryLoss, Recurrence):
     """
 
     traits: ClassVar[Traits]
+    onnx: ClassVar[OnnxSupport] = "no"  # when its ONNX programs of a dynamic length are right at every length
+    following_length: ClassVar[tuple[str, ...]] = ()  # settings whose 0 is replaced by a root of the length
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
@@ -165,7 +168,7 @@ class Method(Settings, Bindable, AuxiliaryLoss, Recurrence):
         if keep is not None:
             kept = kept_tokens(keep, query, key, mask) if shard is None else shard.kept_of_rank(keep, query, mask)
         asked = {"bias": bias is not None, "cross": sizes.N != sizes.M, "lse": return_lse, "keep": keep is not None}
-        reason = self.refuses(mask, **asked)
+        reason = self.refuses(mask, **asked) or refusal_in_onnx(self, query, key, mask)
         if reason:
             raise ValueError(reason)
         if self.is_exact and mask.span is None:

@@ -8,7 +8,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from numbers import Real
-from typing import Any
+from typing import Any, Literal
 
 from torch import nn
 
@@ -22,6 +22,7 @@ from subquad.tools.modules.attention import Assigned, AttentionSites, after_pass
 from subquad.tools.modules.calls import ModuleCall, as_calls, device_of, run_exactly, spread_order
 from subquad.tools.modules.comparison import ModuleComparison
 from subquad.tools.modules.metrics import Judge, Metric, Score, judge_of
+from subquad.tools.modules.references import references
 from subquad.tools.modules.unchanged import unchanged
 from subquad.tools.report.schema import MethodReport
 from subquad.tools.runs import machine
@@ -55,7 +56,9 @@ def compare(
     what it was, also if an error is raised.
 
     Every round runs all methods on one input in random order, and the module's own attention twice: speeds are ratios
-    to that in the same round, and a method is faster only beyond the noise.
+    to that in the same round, and a method is faster only beyond the noise. Two rows are there to compare with: exact
+    attention swapped in by `sq.nn.swap`, because torch's own layers may run by fused kernels that no method can use;
+    and the module without attention, whose fidelity is the least of the scale.
 
     Args:
         module: any module.
@@ -106,9 +109,9 @@ def compare(
         if tried is None:
             causal_model = is_causal and sites.function == "sq.hf.swap"
             tried = [resolve(text) for text in (COMPARED_CAUSAL if causal_model else COMPARED)]
-        measurement = Measurement(
-            sites, judge, exact or module, by_length, [EntryRow(m, sites.assign(m)) for m in tried]
-        )
+        rows = [EntryRow(m, sites.assign(m), str(m)) for m in tried]
+        rows += [EntryRow(m, sites.assign(m), name, "reference") for name, m in references(sites).items()]
+        measurement = Measurement(sites, judge, exact or module, by_length, rows)
         measurement.run(end, progress)
     notes = [*([not_reached] if not_reached else []), *measurement.notes(len(calls))]
     noise = noise_of(machine.load(average, [use]), list(measurement.noise.values()))
@@ -198,6 +201,8 @@ class EntryRow:
 
     method: Method
     assigned: Assigned
+    name: str
+    status: Literal["measured", "reference"] = "measured"
     reason: str | None = None  # why it was refused in a pass
     notes: tuple[str, ...] = ()
 
@@ -275,7 +280,7 @@ class Measurement:
         begun, call = time.perf_counter(), group.calls[group.rounds % len(group.calls)]
         counts_memory = group.rounds == 0 and group.with_memory
         rows = [row for row in self.rows if row.refusal is None]
-        runs: dict[str, EntryRow | None] = {EXACT: None} | {str(row.method): row for row in rows}
+        runs: dict[str, EntryRow | None] = {EXACT: None} | {row.name: row for row in rows}
         if not counts_memory:
             runs[AGAIN] = None
         outputs: dict[str, Any] = {}
@@ -320,7 +325,7 @@ class Measurement:
             if name != AGAIN:
                 group.values.setdefault(name, []).append(self.judge.value(output, exact, call))
         for row in self.rows:
-            values = group.values.get(str(row.method), [])
+            values = group.values.get(row.name, [])
             if row.refusal is None and values and not math.isfinite(values[-1]):
                 row.reason = f"input {call.number}: its {self.judge.name} is {values[-1]}"
 
@@ -340,8 +345,8 @@ class Measurement:
         """The row of a method."""
         if row.refusal is not None:
             settings = row.method.to_dict()
-            return {"method": str(row.method), "settings": settings, "status": "refused", "reason": row.refusal}
-        report = self._report(str(row.method), row.method, "measured")
+            return {"method": row.name, "settings": settings, "status": "refused", "reason": row.refusal}
+        report = self._report(row.name, row.method, row.status)
         if notes := list(dict.fromkeys((*row.assigned.notes, *row.notes))):
             report["remarks"] = notes
         return report

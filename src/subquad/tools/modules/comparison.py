@@ -8,6 +8,7 @@ from typing import Any
 from subquad.core.spelling import listed
 from subquad.methods import Method, from_dict
 from subquad.tools.compare.recommend import recommend
+from subquad.tools.modules.references import WITHOUT
 from subquad.tools.modules.tables import Columns, as_markdown, as_terminal
 from subquad.tools.report import cells
 from subquad.tools.report.schema import MethodReport
@@ -49,7 +50,8 @@ class ModuleComparison:
         lengths: number of inputs measured at each length in tokens.
         rows: a row for each method, exact attention first, as `report.json` of `subquad compare` has them:
             `fidelity` and `model` (time, speed-up, peak memory) by length, `reason` where the method was refused. With
-            a score, `task` has its mean by length.
+            a score, `task` has its mean by length. The last rows have the status "reference": "full (by sq.nn.swap)",
+            if methods run there, and "without attention", in which the outputs of attention are 0.
         noise: by length, how far exact attention differs from itself, as a factor.
         notes: what a reader must know.
     """
@@ -103,7 +105,7 @@ class ModuleComparison:
 
     @property
     def _head(self) -> str:
-        return f"{self.module}, by {self.attention}; fidelity: {self.metric}"
+        return f"{self.module}, by {self.attention}; fidelity: {self.metric}; speed: relative to {MODULE_ATTENTION}"
 
     @property
     def _columns(self) -> Columns:
@@ -113,7 +115,8 @@ class ModuleComparison:
 
     @property
     def _lines(self) -> list[list[str]]:
-        return [self._line(row, length) for length in self.lengths for row in self.rows if row["status"] != "refused"]
+        rows = sorted((row for row in self.rows if row["status"] != "refused"), key=_order)
+        return [self._line(row, length) for length in self.lengths for row in rows]
 
     def _line(self, row: MethodReport, length: int) -> list[str]:
         at = str(length)
@@ -134,10 +137,32 @@ class ModuleComparison:
     def _sentences(self) -> list[str]:
         refused = _by_reason((row["method"], row["reason"]) for row in self.rows if row["status"] == "refused")
         notes = _by_reason((row["method"], note) for row in self.rows for note in row.get("remarks", []))
-        lines = [self.recommendation.headline]
+        lines = [self.recommendation.headline, *self._without_attention]
         lines += [f"{listed(names)}: {note}" for note, names in notes.items()]
         lines += [f"Not run: {listed(names)}: {reason}" for reason, names in refused.items()]
         return [*lines, *self.notes]
+
+    @property
+    def _without_attention(self) -> list[str]:
+        """At which lengths the fidelity does not tell methods apart, in a sentence."""
+        fidelity = next((row.get("fidelity", {}) for row in self.rows if row["method"] == WITHOUT), {})
+        kept = {f"{at:,}": fidelity[str(at)] for at in self.lengths if fidelity.get(str(at), -1.0) >= self.min_fidelity}
+        if not kept:
+            return []
+        return [
+            f"Without attention the fidelity is still {min(kept.values()):.4f} at {listed(list(kept))} tokens, so "
+            f"min_fidelity={self.min_fidelity:g} does not tell methods apart there; use a trained module, another "
+            "metric or a higher min_fidelity."
+        ]
+
+
+def _order(row: MethodReport) -> int:
+    """Both rows of exact attention first, and the row without attention last."""
+    if row["status"] == "exact":
+        return 0
+    if row["status"] == "reference":
+        return 3 if row["method"] == WITHOUT else 1
+    return 2
 
 
 def _by_reason(pairs: Iterable[tuple[str, str]]) -> dict[str, list[str]]:

@@ -37,7 +37,15 @@ class Judge:
         Raises:
             TypeError: it is not a number.
         """
-        value = self.function(output, call.value if self.is_score else exact)
+        return self.number(output, call.value if self.is_score else exact)
+
+    def number(self, output: Any, other: Any) -> float:
+        """What the function returns for an output and the exact output or, of a score, the input.
+
+        Raises:
+            TypeError: it is not a number.
+        """
+        value = self.function(output, other)
         if isinstance(value, Tensor) and value.numel() == 1 and not value.is_complex():
             return float(value)
         try:
@@ -74,7 +82,7 @@ class Judge:
 
 
 def judge_of(metric: str | Metric | None, score: Score | None, min_fidelity: float) -> Judge:
-    """The judge that the arguments of `sq.compare` name.
+    """The judge that the arguments of `sq.compare`, `sq.plan_module` and `sq.plan` name.
 
     Raises:
         InputError: both are given, no metric has that name, or `min_fidelity` is out of its range.

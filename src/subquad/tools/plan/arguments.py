@@ -1,4 +1,4 @@
-"""What the user gives to `sq.plan`: checks of it, and marks that tell the inputs and losses of one run from others."""
+"""What the user gives to `sq.plan`: checks of it, and marks that tell the inputs and metrics of one run from others."""
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -12,6 +12,7 @@ from torch import Tensor
 from subquad.core.errors import InputError
 from subquad.methods import BoundMethod
 from subquad.methods.core.mixture import common_seed, is_mixture
+from subquad.tools.modules.metrics import Judge, Metric, Score, judge_of
 from subquad.tools.plan.measure import Candidate
 from subquad.tools.runs.floor import check_floor
 from subquad.tools.runs.settings import PlanSettings
@@ -56,18 +57,21 @@ def as_inputs(inputs: Any) -> list[Any]:
     return list(inputs)
 
 
-def check_functions(inputs: Sequence[Any], **functions: Callable[..., float] | None) -> None:
-    """Raise where a loss or a metric is not a function, or there is nothing that it could be called with."""
-    for name, function in functions.items():
-        if function is None:
-            continue
-        if not callable(function):
-            raise TypeError(f"{name} must be a function, got {function!r}")
-        if inputs and all(isinstance(item, str) for item in inputs):
-            raise ValueError(
-                f"{name} is a function of what the model gives for an input, but texts are planned by the cosine of "
-                "their embeddings: give mappings of the model's keywords to tensors"
-            )
+def judge_for(inputs: Sequence[Any], metric: str | Metric | None, score: Score | None, floor: float) -> Judge | None:
+    """The judge of a metric or a score; None without one.
+
+    Raises:
+        InputError: both are given, no metric has that name, or the inputs are texts.
+        TypeError: a metric or a score that is not a function.
+    """
+    if metric is None and score is None:
+        return None
+    if inputs and all(isinstance(item, str) for item in inputs):
+        raise InputError(
+            f"{'score' if metric is None else 'metric'} judges what the model returns for an input, but texts are "
+            "planned by the cosine of their embeddings; give mappings of the model's keywords to tensors"
+        )
+    return judge_of(metric, score, floor)
 
 
 def check_together(at: Mapping[int, Sequence[Candidate]]) -> None:
@@ -113,10 +117,10 @@ def _raw_bytes(tensor: Tensor) -> bytes:
     return packed.view(torch.uint8).numpy().tobytes()
 
 
-def mark_of_function(function: Callable[..., float] | None) -> str | None:
+def mark_of_function(function: str | Callable[..., Any] | None) -> str | None:
     """A mark of a function: its name, code, numbers and texts; not what it reads from elsewhere."""
-    if function is None:
-        return None
+    if function is None or isinstance(function, str):
+        return function
     name = f"{function.__module__}.{getattr(function, '__qualname__', type(function).__qualname__)}"
     code = getattr(function, "__code__", None)
     if code is None:

@@ -10,13 +10,18 @@ from subquad.tools.cli import ranks
 from subquad.tools.cli.common import needs, user_errors
 from subquad.tools.cli.kinds import Kind, names_itself, table_in
 from subquad.tools.cli.options import Again, AsJson, Save, with_options
-from subquad.tools.cli.output import say, say_what_was_saved, show
+from subquad.tools.cli.output import say, say_what_was_saved, show, tell
 from subquad.tools.cli.plugins import Command
 from subquad.tools.cli.workers import with_workers
 from subquad.tools.runs.executors import Executor
 from subquad.tools.runs.settings import PlanSettings
 
 PLAN = Kind("subquad plan", "report.json", "report.html", names_itself("plan"), table_in("subquad.tools.plan.tables"))
+
+NO_MODEL = (
+    "Planning for demo-encoder: no model was given, and its passes take a fraction of the time of those of "
+    "demo-decoder, which subquad compare runs by default."
+)
 
 
 @with_workers
@@ -50,6 +55,8 @@ def plan(
         with results_in(claim, partial(check, settings), again, group) as results:
             report: Any = results.finished
             if report is None:
+                if settings.model is None and group.is_main:
+                    tell(NO_MODEL)
                 with ranks.progress() as progress, executor:
                     made = make(settings, out, progress, executor, group)
                 if group.is_main:

@@ -17,6 +17,7 @@ from subquad.tools.measure.group import ALONE, MeasuringGroup
 from subquad.tools.models.next_tokens import POSITIONS, Prefill, differences
 from subquad.tools.models.passages import TokenizedText
 from subquad.tools.models.pretrained import Pretrained
+from subquad.tools.modules.metrics import Judge
 from subquad.tools.runs.floor import Figure
 
 Loss = Callable[[Any, Any], float]  # of an output, and of the exact model's; 0 if they are equal
@@ -24,6 +25,7 @@ TOKENS = 12_288  # of the passages on which losses are measured
 FEWEST, MOST = 3, 16  # passages for losses
 FEWEST_PASSAGES = 5  # of a length: two for losses, and three to verify on
 SAMPLED_POSITIONS = 128  # of a passage, whose next tokens the losses of single layers compare
+ROUNDING = 1e-3  # of a metric that compares an output with itself
 HELD_OUT = 8  # passages to verify on, at least; and at least twice as many as for losses
 
 
@@ -128,23 +130,19 @@ def next_token_loss(pretrained: Pretrained, length: int, figure: Figure, positio
 # ---------------------------------------------------------------------- of a module of the user's
 
 
-def input_loads(
-    model: Any, inputs: Sequence[Any], loss: Loss | None, metric: Callable[[Any, Any], float] | None
-) -> list[PlanInputs]:
+def input_loads(model: Any, inputs: Sequence[Any], judge: Judge | None) -> list[PlanInputs]:
     """Loads of inputs that a module takes as keywords, grouped by the number of tokens that attention sees.
 
     Raises:
-        ValueError: there are fewer than five inputs of a length, or both a loss and a metric are given.
+        ValueError: there are fewer than five inputs of a length.
     """
-    if loss is not None and metric is not None:
-        raise ValueError("give a loss or a metric, not both")
     inputs = list(inputs)
     if not inputs:
         raise ValueError("there are no inputs to plan on; give five or more of each length")
     if not all(isinstance(item, Mapping) for item in inputs):
         kind = next(type(item).__name__ for item in inputs if not isinstance(item, Mapping))
         raise TypeError(f"an input is a mapping of the model's keywords to tensors, got {kind}")
-    run = partial(_run, model, metric)
+    run = partial(_run, model, judge)
     tokens: dict[Any, int] = {}  # by the shapes of an input: counting them takes a pass
     groups: dict[int, list[Any]] = {}
     for item in inputs:
@@ -158,7 +156,7 @@ def input_loads(
                 f"{len(items)} inputs have {length:,} tokens, but a plan needs five of each length: two to measure "
                 "and three to verify on"
             )
-    measure = metric_loss if metric is not None else output_loss if loss is None else partial(_loss_of, loss)
+    measure = output_loss if judge is None else score_loss if judge.is_score else partial(metric_loss, judge)
     pooling = "mean" if measure is output_loss and not _has_logits(model) else None
     loads = []
     for length, items in sorted(groups.items()):
@@ -168,10 +166,12 @@ def input_loads(
 
 
 @torch.inference_mode()
-def _run(model: Any, metric: Callable[[Any, Any], float] | None, item: Mapping[str, Any]) -> Any:
-    """What the model makes of an input: its output together with the input's mask, or the metric's value of it."""
+def _run(model: Any, judge: Judge | None, item: Mapping[str, Any]) -> Any:
+    """What the model makes of an input: its output together with the input's mask, or its score."""
     output = hf.transformers_model(model)(**item)
-    return _Read(output, item.get("attention_mask")) if metric is None else _number("metric", metric(output, item))
+    if judge is not None and judge.is_score:
+        return judge.number(output, item)
+    return _Read(output, item.get("attention_mask"))
 
 
 @dataclass(frozen=True)
@@ -180,18 +180,19 @@ class _Read:
     padding: Tensor | None
 
 
-def _loss_of(loss: Loss, read: _Read, exact: _Read) -> float:
-    """The user's loss of what the model gave."""
-    return _number("loss", loss(read.output, exact.output))
+def metric_loss(judge: Judge, read: _Read, exact: _Read) -> float:
+    """1 − the metric, less what rounding leaves of that for the exact output itself.
 
-
-def _number(what: str, value: Any) -> float:
-    """What a function of the user's gave, as a number. TypeError where it is none."""
-    try:
-        return float(value)
-    except (TypeError, ValueError, RuntimeError):
-        kind = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
-        raise TypeError(f"the {what} must give a number, but it gave {kind}") from None
+    Raises:
+        InputError: the metric is not 1 for the exact output.
+    """
+    most = judge.number(exact.output, exact.output)
+    if not abs(most - 1) < ROUNDING:
+        raise InputError(
+            f"{judge.name} is {most:g} for an exact output compared with itself, but a plan needs a metric that is 1 "
+            "there and smaller for outputs that are further away, such as 1 − error"
+        )
+    return most - judge.number(read.output, exact.output)
 
 
 def output_loss(read: Any, exact: Any) -> float:
@@ -210,8 +211,8 @@ def output_loss(read: Any, exact: Any) -> float:
     return cosine_loss(pooled[0], pooled[1])
 
 
-def metric_loss(value: float, exact: float) -> float:
-    """The loss of a metric of which more is better."""
+def score_loss(value: float, exact: float) -> float:
+    """The loss of a score, of which more is better."""
     return exact - value
 
 

@@ -19,17 +19,18 @@ from subquad.tools.measure.group import ALONE, MeasuringGroup
 from subquad.tools.models.pretrained import Pretrained, check_model
 from subquad.tools.models.rows import mark_of
 from subquad.tools.modules.attention import holds_transformers_model
+from subquad.tools.modules.metrics import Judge, Metric, Score
 from subquad.tools.plan.arguments import (
     as_inputs,
-    check_functions,
     check_settings,
     check_together,
+    judge_for,
     mark_of_function,
     mark_of_inputs,
     settings_from,
 )
 from subquad.tools.plan.deadline import Deadline
-from subquad.tools.plan.loads import Loss, PlanInputs, input_loads
+from subquad.tools.plan.loads import PlanInputs, input_loads
 from subquad.tools.plan.measure import Candidate
 from subquad.tools.plan.plan import Planning, candidates_for, plan_of
 from subquad.tools.plan.prepared import loss_elsewhere, of_text, parse_inputs, prepare
@@ -103,8 +104,8 @@ def plan(
     min_fidelity: float = 0.99,
     shift: float = 1.6,
     lengths: Sequence[int] = (512, 2048, 4096),
-    loss: Loss | None = None,
-    metric: Callable[[Any, Any], float] | None = None,
+    metric: str | Metric | None = None,
+    score: Score | None = None,
     methods: str | Method | Sequence[str | Method] | None = None,
     minutes: float = 10.0,
     seed: int = 0,
@@ -123,15 +124,17 @@ def plan(
         shift: how many times larger the loss may be on other inputs than on these. The plan keeps 1 − fidelity under
             (1 − `min_fidelity`) / `shift` here. 1 plans for inputs like these.
         lengths: of passages, in tokens, where inputs are texts.
-        loss: from the model's output and its exact output for one input, 0 where they are the same; by default 1 −
+        metric: as in `sq.compare`: a name, or a function of the model's output and its exact output for one input,
+            larger where they are closer and 1 for the exact output itself. The loss is 1 − metric, by default 1 −
             cosine of the mean last hidden state, or the divergence of the logits in nats.
-        metric: in place of a loss, from the model's output and the input, of which more is better: such as 1.0 where
-            the class is right. What is accepted is that its mean falls by at most 1 − `min_fidelity`.
+        score: as in `sq.compare`: instead of a metric, a function of the model's output and the input, larger is
+            better, such as 1.0 where the class is right. What is accepted is that its mean falls by at most
+            1 − `min_fidelity`.
         methods: what to try, one or several; by default settings of several methods that grow with the length.
         minutes: how long it may take, within a fifth; how much is measured follows from it and the time of a pass.
         seed: of the passages that are drawn from texts.
         out: a folder from which an interrupted run with the same arguments resumes, and into which the plan is saved. A
-            loss or metric is the same where its name and its code are; what it reads from elsewhere is not compared.
+            metric or score is the same where its name and its code are; what it reads from elsewhere is not compared.
         progress: called with what is under way, and how much of it is done.
 
     Returns:
@@ -140,7 +143,7 @@ def plan(
 
     Raises:
         ValueError: too few inputs of a length, a floor outside (0, 1], a method that is unknown, or a model in training
-            mode, where dropout makes outputs random; a loss or a metric for texts; methods that cannot be joined by
+            mode, where dropout makes outputs random; a metric or a score for texts; methods that cannot be joined by
             length; too few minutes to decide anything, with the number that is needed.
         TypeError: no model that `swap` takes, inputs that are neither mappings nor texts, or an argument of another
             type than it must have.
@@ -152,7 +155,7 @@ def plan(
     methods = [methods] if isinstance(methods, str | Method) else methods
     tried = None if methods is None else [resolve(method) for method in methods]
     inputs = as_inputs(inputs)
-    check_functions(inputs, loss=loss, metric=metric)
+    judge = judge_for(inputs, metric, score, min_fidelity)
     if hf.transformers_model(model).training:
         raise InputError("the model is in training mode, where dropout makes outputs random: call model.eval() first")
     deadline = Deadline(60 * settings.minutes)
@@ -161,7 +164,7 @@ def plan(
         if inputs and all(isinstance(item, str) for item in inputs):
             loads, metadata = of_text(of_sentence_transformer(model), inputs, settings)
         else:
-            loads, metadata = _of_inputs(model, inputs, loss, metric)
+            loads, metadata = _of_inputs(model, inputs, judge)
         made = plan_loads(loads, settings, tried, {}, folder, progress, metadata, "sq.plan", deadline=deadline)
         if out is not None:
             made.plan.save(folder, model)
@@ -169,13 +172,12 @@ def plan(
     return made.plan
 
 
-def _of_inputs(
-    model: Any, inputs: Sequence[Any], loss: Loss | None, metric: Callable[[Any, Any], float] | None
-) -> tuple[list[PlanInputs], dict[str, Any]]:
+def _of_inputs(model: Any, inputs: Sequence[Any], judge: Judge | None) -> tuple[list[PlanInputs], dict[str, Any]]:
     """The loads of the user's own inputs, and what tells them and how they are judged from others."""
-    loads, described = input_loads(model, inputs, loss, metric), describe_model(model)
+    loads, described = input_loads(model, inputs, judge), describe_model(model)
     text = {"inputs": len(inputs), "fingerprint": mark_of_inputs(inputs)}
-    judged = [mark_of_function(loss), mark_of_function(metric)]
+    mark = None if judge is None else mark_of_function(judge.function)
+    judged = [mark, judge is not None and judge.is_score]
     metadata = {"model": described, "text": text, "identity": described, "judged": judged}
     return loads, metadata
 

@@ -136,7 +136,7 @@ def test_parameters_for_shorter_inputs_are_no_candidate_and_exact_attention_foll
     bounds = {layer.number: sq.hf.bind(layer, "linformer:k=5", 30) for layer in sq.hf.find_layers(model)}
     of = candidates_for(model, [], {"fitted": bounds})
     assert [[c.name for c in of(length)] for length in (20, 30, 31)] == [["fitted"], ["fitted"], []]
-    given = loads.input_loads(model, inputs(12), None, None)
+    given = loads.input_loads(model, inputs(12), None)
     planning = Planning(given, of, Floor("fidelity", 0.01), Deadline(60.0))
     planning.run(run_cache(tmp_path, {}), lambda what, done, total: None)
     for method in plan_of(planning, {}).layers.values():

@@ -109,11 +109,11 @@ def test_a_deadline_allows_what_fits_and_does_not_count_a_pause(monkeypatch):
 
 def test_neighbouring_layers_share_what_they_lose_together():
     model = sharp("bert")
-    load = input_loads(model, inputs(), None, None)[0]
+    load = input_loads(model, inputs(), None)[0]
     losses, window = SingleLosses(load), sq.Local(window=3)
     alone, together = [losses.loss(0, {n: window}) for n in (0, 1)], losses.loss(0, {0: window, 1: window})
     assert alone[0] != alone[1]
-    whole = input_loads(model, inputs(), None, None)[0]
+    whole = input_loads(model, inputs(), None)[0]
     exact = whole.run(whole.items[0])
     sq.hf.swap(model, sq.Local(window=3))
     assert together == pytest.approx(whole.loss(whole.run(whole.items[0]), exact), rel=1e-4)
@@ -128,7 +128,7 @@ def test_layers_are_screened_as_long_as_there_is_time(allowed, screened, monkeyp
     config = transformers.BertConfig(
         vocab_size=60, hidden_size=16, num_hidden_layers=6, num_attention_heads=2, intermediate_size=16
     )
-    load = input_loads(transformers.BertModel(config).eval(), inputs(), None, None)[0]
+    load = input_loads(transformers.BertModel(config).eval(), inputs(), None)[0]
     found = screen(load, [Candidate("window", {n: sq.Local(window=3) for n in range(6)})], allowed)
     with_errors = [int(number) for number, errors in found.errors.items() if errors]
     assert len(with_errors) == screened

@@ -10,7 +10,7 @@ import subquad as sq
 from subquad.tools.measure import prefix
 from subquad.tools.measure.prefix import chain, kept, skipping
 from subquad.tools.plan import measure
-from subquad.tools.plan.loads import input_loads, metric_loss, output_loss
+from subquad.tools.plan.loads import input_loads, output_loss, score_loss
 from subquad.tools.plan.measure import Candidate, SingleLosses, screen
 from tests.library.hf.models import build
 from tests.tools.workflows.planning.steady import make_steady
@@ -58,7 +58,7 @@ def test_layers_of_two_lists_are_no_chain():
 @pytest.mark.parametrize("name", ["bert", "llama"])
 def test_single_losses_are_those_of_whole_passes(name, monkeypatch):
     model, method = sharp(name), sq.Local(window=3)
-    load = input_loads(model, inputs(), None, None)[0]
+    load = input_loads(model, inputs(), None)[0]
     losses = SingleLosses(load)
     short = [losses.loss(0, {layer: method}) for layer in (0, 1)]
     with torch.no_grad():
@@ -86,7 +86,7 @@ def held(model, how):
 def test_blocks_are_skipped_in_what_holds_a_model(how):
     model = sharp("bert")
     holder, ran = held(model, how), []
-    load = input_loads(holder, inputs(), None, None)[0]
+    load = input_loads(holder, inputs(), None)[0]
     for number, block in enumerate(model.encoder.layer):
         block.attention.register_forward_hook(lambda *_, number=number: ran.append(number))
     assert SingleLosses(load).loss(0, {1: sq.Local(window=3)}) > 1e-4
@@ -94,7 +94,7 @@ def test_blocks_are_skipped_in_what_holds_a_model(how):
 
 
 def test_a_candidate_that_is_not_in_the_middle_layer_has_its_times():
-    load = input_loads(sharp("bert"), inputs(), None, None)[0]
+    load = input_loads(sharp("bert"), inputs(), None)[0]
     found = screen(load, [Candidate("first", {0: sq.Local(window=3)})])
     assert found.seconds["0"].keys() == {"full", "first"}
     assert found.seconds["1"].keys() == {"full"}
@@ -103,7 +103,7 @@ def test_a_candidate_that_is_not_in_the_middle_layer_has_its_times():
 def test_a_list_of_blocks_that_is_no_chain_is_noticed(monkeypatch):
     """Blocks that add to what the model holds beside the chain: skipping them would lose that."""
     model = sharp("bert")
-    load = input_loads(model, inputs(), None, None)[0]
+    load = input_loads(model, inputs(), None)[0]
     used = []
     original = prefix.skipping
 
@@ -121,7 +121,7 @@ def test_a_list_of_blocks_that_is_no_chain_is_noticed(monkeypatch):
 
 
 def test_a_slow_candidate_is_called_once_and_its_errors_are_not_measured(monkeypatch):
-    load = input_loads(sharp("bert"), inputs(), None, None)[0]
+    load = input_loads(sharp("bert"), inputs(), None)[0]
     calls = []
 
     class Slow(sq.Local):
@@ -139,7 +139,7 @@ def test_a_slow_candidate_is_called_once_and_its_errors_are_not_measured(monkeyp
 def test_screening_gives_errors_and_times_of_every_layer(monkeypatch):
     make_steady(monkeypatch.setattr)
     model = sharp("bert")
-    load = input_loads(model, inputs(), None, None)[0]
+    load = input_loads(model, inputs(), None)[0]
     candidates = [
         Candidate("exact-like", {0: sq.Local(window=40), 1: sq.Local(window=40)}),
         Candidate("narrow", {1: sq.Local(window=2)}),
@@ -173,8 +173,8 @@ def test_padding_has_no_part_in_the_mean_state():
         "input_ids": torch.nn.functional.pad(item["input_ids"], (0, 8)),
         "attention_mask": torch.tensor([[1] * 20 + [0] * 8]),
     }
-    plain = input_loads(model, [item] * 6, None, None)[0]
-    with_pads = input_loads(model, [padded] * 6, None, None)[0]
+    plain = input_loads(model, [item] * 6, None)[0]
+    with_pads = input_loads(model, [padded] * 6, None)[0]
     sq.hf.swap(model, sq.Local(window=2))
     swapped = [load.run(load.items[0]) for load in (plain, with_pads)]
     sq.hf.restore(model)
@@ -183,8 +183,8 @@ def test_padding_has_no_part_in_the_mean_state():
     assert losses[0] == pytest.approx(losses[1], rel=1e-3)
 
 
-def test_a_metric_of_which_more_is_better():
-    assert metric_loss(0.5, 0.75) == 0.25
+def test_a_score_of_which_more_is_better():
+    assert score_loss(0.5, 0.75) == 0.25
 
 
 @pytest.mark.parametrize(("given", "message"), [
@@ -194,7 +194,7 @@ def test_a_metric_of_which_more_is_better():
 ])  # fmt: skip
 def test_too_few_inputs_are_refused(given, message):
     with pytest.raises(ValueError, match=message):
-        input_loads(sharp("bert"), given, None, None)
+        input_loads(sharp("bert"), given, None)
 
 
 def test_inputs_of_another_kind_are_refused():
@@ -202,12 +202,12 @@ def test_inputs_of_another_kind_are_refused():
         sq.plan(sharp("bert"), [torch.ones(3)])
     with pytest.raises(TypeError, match=r"texts as inputs need a SentenceTransformer.* BertModel has none"):
         sq.plan(sharp("bert"), ["a text"])
-    with pytest.raises(ValueError, match="a loss or a metric, not both"):
-        input_loads(sharp("bert"), inputs(), lambda a, b: 0.0, lambda a, b: 0.0)
+    with pytest.raises(ValueError, match="metric and score are both given; give one of them"):
+        sq.plan(sharp("bert"), inputs(), metric=lambda a, b: 0.0, score=lambda a, b: 0.0)
 
 
 def test_held_out_inputs_are_others():
-    load = input_loads(sharp("bert"), inputs(12), None, None)[0]
+    load = input_loads(sharp("bert"), inputs(12), None)[0]
     assert len(load.items) == 4
     assert len(load.held_out) == 8
     assert not {id(x) for x in load.items} & {id(x) for x in load.held_out}

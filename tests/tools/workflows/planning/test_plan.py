@@ -9,6 +9,7 @@ import transformers
 from typer.testing import CliRunner
 
 import subquad as sq
+from subquad.core.errors import InputError
 from subquad.tools.cli.main import app
 from subquad.tools.plan import length as planning
 from subquad.tools.plan import loads
@@ -33,7 +34,7 @@ def timed(monkeypatch):
 def losses_of(plan, model, items):
     out = []
     for item in items:
-        exact = running.input_loads(model, [item] * 5, None, None)[0]
+        exact = running.input_loads(model, [item] * 5, None)[0]
         before = exact.run(item)
         sq.hf.swap(model, plan)
         out.append(exact.loss(exact.run(item), before))
@@ -149,20 +150,21 @@ def test_every_loss_of_a_single_layer_is_a_job_of_its_own(tmp_path, monkeypatch)
     assert len(losses) == len({tuple(each) for each in losses})
 
 
-def first_loss(output, exact):
-    return 0.001 * float((output.last_hidden_state - exact.last_hidden_state).abs().mean())
+def near(output, exact):
+    return 1 - 0.001 * float((output.last_hidden_state - exact.last_hidden_state).abs().mean())
 
 
 @pytest.mark.usefixtures("timed")
 @pytest.mark.parametrize(("changed", "resumes"), [
     ({}, True),
     ({"inputs": [{"input_ids": item["input_ids"].roll(1)} for item in inputs(12)]}, False),
-    ({"loss": lambda output, exact: 0.002 * first_loss(output, exact)}, False),
-    pytest.param({"loss": None, "metric": lambda output, item: 1.0}, False, marks=pytest.mark.long),
+    ({"metric": lambda output, exact: 0.998 + 0.002 * near(output, exact)}, False),
+    ({"metric": "relative-error"}, False),
+    pytest.param({"metric": None, "score": lambda output, item: 1.0}, False, marks=pytest.mark.long),
     pytest.param({"min_fidelity": 0.5}, False, marks=pytest.mark.long),
 ])  # fmt: skip
-def test_a_run_resumes_only_with_the_same_inputs_and_the_same_loss(changed, resumes, tmp_path, monkeypatch):
-    model, asked = sharp("bert"), {"inputs": inputs(12), "loss": first_loss, "min_fidelity": 0.3, "methods": METHODS}
+def test_a_run_resumes_only_with_the_same_inputs_and_the_same_metric(changed, resumes, tmp_path, monkeypatch):
+    model, asked = sharp("bert"), {"inputs": inputs(12), "metric": near, "min_fidelity": 0.3, "methods": METHODS}
     held_out_pass = planning.held_out_pass
 
     def cut(*args, **options):
@@ -251,22 +253,22 @@ def test_an_audit_of_a_planned_model_speaks_the_units_of_its_floor(tmp_path, cap
     assert broken.alarm is True
     assert broken.embeddings.fidelity < 0.97
     assert [record.message for record in caplog.records if "embeddings have a mean cosine of" in record.message]
-    own = sq.plan(model, inputs(12), min_fidelity=0.01, loss=first_loss, methods=METHODS)
-    assert own.floor is None  # an audit does not know the loss
+    own = sq.plan(model, inputs(12), min_fidelity=0.01, metric=near, methods=METHODS)
+    assert own.floor is None  # an audit does not know the metric
     exact = sq.plan(sharp("bert"), inputs(12), min_fidelity=0.999999, methods=["local:window=2"])
     assert exact.floor == {"min_fidelity": 0.999999, "pooling": "mean"}  # also of exact attention, which keeps it
 
 
 @pytest.mark.usefixtures("timed")
-def test_a_metric_and_a_loss_is_input_errors():
+def test_a_score_and_a_metric():
     model, items = sharp("bert"), inputs(18)
 
     def first_positive(output, item):
         return float(output.last_hidden_state[0, 0, 0] > 0)
 
-    plan = sq.plan(model, items, min_fidelity=0.5, metric=first_positive, methods=["local:window=2"])
+    plan = sq.plan(model, items, min_fidelity=0.5, score=first_positive, methods=["local:window=2"])
     assert all("local" in str(method) for method in plan.layers.values())
-    none = sq.plan(model, items, min_fidelity=0.99, loss=lambda a, b: 1.0, methods=["local:window=2"])
+    none = sq.plan(model, items, min_fidelity=0.99, metric=lambda a, b: float(a is b), methods=["local:window=2"])
     assert set(none.layers.values()) == {sq.Full()}
     assert none.verified["20"]["exact_because"] == "no method in any layer keeps the floor"
 
@@ -277,7 +279,7 @@ def test_an_accuracy_needs_inputs_enough_for_its_bound():
     found = {}
     for count in (12, 60):  # 8 and 44 held out
         plan = sq.plan(
-            model, inputs(count), min_fidelity=0.8, shift=1, metric=lambda *_: 1.0, methods=["local:window=2"]
+            model, inputs(count), min_fidelity=0.8, shift=1, score=lambda *_: 1.0, methods=["local:window=2"]
         )
         found[count] = plan.verified["20"]
     assert found[12]["speedup"] == 1.0
@@ -286,24 +288,27 @@ def test_an_accuracy_needs_inputs_enough_for_its_bound():
 
 
 @pytest.mark.usefixtures("timed")
-def test_a_loss_is_given_what_the_model_gives():
+def test_a_metric_is_given_what_the_model_gives():
     seen = []
 
-    def loss(output, exact):
+    def metric(output, exact):
         seen.append((type(output).__name__, type(exact).__name__))
-        return float((output.last_hidden_state - exact.last_hidden_state).abs().mean())
+        return 1 - (output.last_hidden_state - exact.last_hidden_state).abs().mean()
 
-    plan = sq.plan(sharp("bert"), inputs(12), min_fidelity=0.01, shift=1, loss=loss, methods=["local:window=12"])
+    plan = sq.plan(sharp("bert"), inputs(12), min_fidelity=0.01, shift=1, metric=metric, methods=["local:window=12"])
     assert set(seen) == {("BaseModelOutputWithPoolingAndCrossAttentions",) * 2}
     assert 0 < plan.verified["20"]["loss"] < 1
 
 
 @pytest.mark.usefixtures("timed")
-@pytest.mark.parametrize("what", ["loss", "metric"])
+@pytest.mark.parametrize(("what", "message"), [
+    ("metric", r"metric <lambda> is {} for an exact output compared with itself, but a plan needs a metric that is 1"),
+    ("score", "an output of exact attention compared with itself has a loss of nan, but it must be"),
+])  # fmt: skip
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_figures_that_are_not_finite_are_named(what, value):
+def test_figures_that_are_not_finite_are_named(what, message, value):
     model = sharp("bert")
-    with pytest.raises(ValueError, match=r"compared with itself has a loss of (nan|inf), but it must be"):
+    with pytest.raises(ValueError, match=message.format(value)):
         sq.plan(model, inputs(12), methods=METHODS, **{what: lambda output, other: value})
     assert not sq.hf.bounds(model)
 
@@ -343,9 +348,11 @@ def test_a_method_whose_loss_or_error_is_not_finite_is_never_taken(monkeypatch):
     ({"methods": ["local", "by-length"]}, "by-length is a mixture, but a plan joins its methods by length"),
     ({"min_fidelity": float("nan")}, "min-fidelity nan must be above 0 and at most 1"),
     ({"shift": float("inf")}, "shift inf must be at least 1 and finite"),
-    ({"loss": lambda output, exact: None}, "the loss must give a number, but it gave NoneType"),
-    ({"metric": lambda output, item: output[0]}, r"the metric must give a number, .* of shape \(1, 20, 32\)"),
-    ({"inputs": ["a text"] * 9, "metric": lambda output, item: 1.0}, "texts are planned by the cosine of their embedd"),
+    ({"metric": lambda output, exact: None}, "metric <lambda> must return a number, but it returned NoneType"),
+    ({"metric": lambda output, exact: 0.0}, "metric <lambda> is 0 for an exact output compared with itself, but a pl"),
+    ({"metric": "cosin"}, "no metric 'cosin'; did you mean 'cosine'"),
+    ({"score": lambda output, item: output[0]}, r"score <lambda> must return a number, .* of shape \(1, 20, 32\)"),
+    ({"inputs": ["a text"] * 9, "score": lambda output, item: 1.0}, "score judges .* texts are planned by the cosine"),
 ])  # fmt: skip
 @pytest.mark.usefixtures("timed")
 def test_what_cannot_be_planned_is_said_in_one_line_and_the_model_is_as_it_was(arguments, message):
@@ -364,7 +371,8 @@ def test_what_cannot_be_planned_is_said_in_one_line_and_the_model_is_as_it_was(a
     ({"min_fidelity": "0.9"}, "min_fidelity must be a number, got '0.9'"),
     ({"lengths": 512}, "lengths must be a sequence of whole numbers, .* got 512"),
     ({"lengths": ["512"]}, "lengths must be whole numbers, got '512'"),
-    ({"loss": "cosine"}, "loss must be a function, got 'cosine'"),
+    ({"score": "accuracy"}, "score must be a function of the output and the input, got 'accuracy'"),
+    ({"metric": 3}, "metric must be a name or a function of the output and the exact output, got 3"),
 ])  # fmt: skip
 @pytest.mark.usefixtures("unchecked")  # the checks of annotations would say so first
 def test_an_argument_of_another_type_is_named(arguments, message):
@@ -400,12 +408,12 @@ def test_twelve_llama_layers(tmp_path):
         parameter.data.mul_(3.0 if parameter.ndim > 1 else 1.0)
     items = [item | {"labels": item["input_ids"]} for item in inputs(12, 32)]
 
-    def loss(output, exact):
-        return 1 - float((exact.loss - output.loss).exp())
+    def perplexity(output, exact):
+        return (exact.loss - output.loss).exp()
 
     def planned(floor):
         return sq.plan(
-            model, items, min_fidelity=floor, shift=1, loss=loss, methods=["local:window=12", "local:window=2"]
+            model, items, min_fidelity=floor, shift=1, metric=perplexity, methods=["local:window=12", "local:window=2"]
         )
 
     near, far = planned(0.9999), planned(0.5)
@@ -449,6 +457,18 @@ def test_bad_input_is_one_line(options, message, model, text, tmp_path):
     said = " ".join(done.stderr.split())
     assert message in said
     assert not (tmp_path / "plan.json").exists()
+
+
+def test_without_a_model_the_first_line_names_the_one_that_is_planned(model, text, tmp_path, monkeypatch):
+    def make(settings, *_):
+        raise InputError(f"{settings.model} is not planned here")
+
+    monkeypatch.setattr(running, "make", make)
+    words = ["plan", "--text", str(text), "--out", str(tmp_path)]
+    said = run(app, words).stderr.splitlines()
+    assert " ".join(said[:2]).startswith("Planning for demo-encoder: no model was given, and its passes take")
+    assert "Planning for" not in run(app, [*words, "--quiet"]).stderr
+    assert "Planning for" not in run(app, [*words, model("bert")]).stderr
 
 
 @pytest.mark.usefixtures("timed")

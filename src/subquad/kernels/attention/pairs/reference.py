@@ -165,7 +165,8 @@ def hidden_pairs(
 ) -> Bool[Tensor, "B H T S K"]:
     """For each pair of a block whether `hidden` parts it."""
     R, M = hidden.shape[2:]
-    pair = (queries % R * M)[..., :, None] + keys.clamp(max=M - 1)[..., None, :]
+    row = queries.remainder(queries.new_full((), R))  # of a tensor: ONNX has no remainder of a symbolic number
+    pair = (row * M)[..., :, None] + keys.clamp(max=M - 1)[..., None, :]
     return hidden.flatten(2).gather(2, pair.flatten(2)).view(pair.shape)
 
 

@@ -5,6 +5,7 @@ from typing import Any
 from jaxtyping import Int64
 from torch import Tensor
 
+from subquad.core.rounding import ceil_div
 from subquad.kernels.dispatch import Op
 from subquad.kernels.selection.blocks import reference
 from subquad.kernels.transforms import shapes_may_follow_data
@@ -42,5 +43,5 @@ def label_blocks(x: Any) -> tuple[Tensor, Tensor, Tensor]:
     if buckets < 1 or size < 1:
         raise ValueError(f"by_bucket: {buckets} buckets and blocks of {size}, but there must be 1 of each at least")
     B, H, N = labels.shape
-    blocks = -(-N // size) + buckets
+    blocks = ceil_div(N, size) + buckets
     return labels.new_empty(B, H, blocks, size), labels.new_empty(B, H, blocks), labels.new_empty(B, H)

@@ -6,6 +6,7 @@ import torch
 from jaxtyping import Int64, Shaped
 from torch import Tensor
 
+from subquad.core.rounding import ceil_div
 from subquad.kernels.selection.groups import broadcast, group_sizes
 
 
@@ -52,7 +53,7 @@ def sort_into_blocks(labels: Int64[Tensor, "B H N"], groups: int, size: int) -> 
     The shapes are static: ⌈N/size⌉ + groups blocks, enough for any labels.
     """
     N = labels.shape[2]
-    blocks = -(-N // size) + groups
+    blocks = ceil_div(N, size) + groups
     counts = group_sizes(labels, groups)
     used = (counts + size - 1) // size
     last_block = used.cumsum(-1)

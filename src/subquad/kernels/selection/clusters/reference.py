@@ -10,6 +10,7 @@ from subquad.kernels.selection.hashing.reference import centred
 from subquad.kernels.selection.kmeans.op import hamming_kmeans
 from subquad.kernels.selection.kmeans.reference import hamming_kmeans as kmeans_of_counts
 from subquad.kernels.tokens.heads import repeat_heads
+from subquad.kernels.transforms import in_onnx_export
 
 JITTER = 1e-4  # share of the mean variance that is added to each, so that the covariance has a Cholesky factor
 
@@ -51,7 +52,7 @@ def query_clusters(
         labels = hamming_kmeans(codes, query_valid, clusters, bits, iterations)
     else:
         labels = kmeans_of_counts(codes, query_valid, clusters, bits, iterations, counts)
-    if clusters >= query.shape[2]:  # each query is its own cluster
+    if not in_onnx_export() and clusters >= query.shape[2]:  # each query is its own cluster
         return labels
     few = clusters if counts is None else counts
     alone = _at_most(few, query_valid)
@@ -71,8 +72,20 @@ def logit_factor(key: Float[Tensor, "B G M D"], valid: Bool[Tensor, "B M"] | Non
     ones = torch.eye(key.shape[3], dtype=upcast.dtype, device=key.device)
     # Keys that are all equal have no covariance: any factor will do, because every query weighs them alike.
     jitter = torch.where(mean > 0, JITTER * mean, 1.0)[..., None, None] * ones
-    factor, _ = torch.linalg.cholesky_ex(covariance + jitter)
-    return factor.to(torch.promote_types(key.dtype, torch.float32))
+    return cholesky(covariance + jitter).to(torch.promote_types(key.dtype, torch.float32))
+
+
+def cholesky(matrix: Float[Tensor, "B G D D"]) -> Float[Tensor, "B G D D"]:
+    """The lower triangular L with L Lᵀ = `matrix`: torch's, or column by column for ONNX, which has no operator."""
+    if not in_onnx_export():
+        factor, _ = torch.linalg.cholesky_ex(matrix)
+        return factor
+    columns, rows = [], torch.arange(matrix.shape[-1], device=matrix.device)
+    for number in range(matrix.shape[-1]):
+        column = matrix[..., number] / matrix[..., number, number, None].sqrt()
+        columns.append(torch.where(rows < number, 0.0, column))  # what is left above the diagonal is rounding
+        matrix = matrix - columns[-1][..., :, None] * columns[-1][..., None, :]
+    return torch.stack(columns, dim=-1)
 
 
 def scaled(x: Float[Tensor, "B H N D"], valid: Bool[Tensor, "B N"] | None) -> Float[Tensor, "B H N D"]:

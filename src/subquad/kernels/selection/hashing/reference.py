@@ -1,10 +1,14 @@
 """Sign hashes in plain PyTorch."""
 
+from functools import reduce
+
 import torch
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
 from subquad.core.randomness import orthogonal
+
+HALF = 32  # bits of a word
 
 
 def hash_codes(
@@ -28,7 +32,8 @@ def hash_codes(
     planes = orthogonal(seed, bits, x.shape[-1], like=x)
     positive = x @ planes.T > 0
     weights = torch.bitwise_left_shift(1, torch.arange(bits, device=x.device))
-    codes = (positive * weights).sum(-1)
+    # In halves, each exact in fp64: ONNX Runtime adds up int64 in it, and would lose the last bits of a word.
+    codes = reduce(torch.add, [half.sum(-1) for half in (positive * weights).split(HALF, dim=-1)])
     return codes if valid is None else codes.where(valid[:, None], 0)
 
 
