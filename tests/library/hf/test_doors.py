@@ -120,6 +120,9 @@ def test_a_sentence_transformer_runs_what_is_swapped_into_it(st):
     swapped = sq.hf.swap(st, "i-clustered:clusters=10,topk=8")
     assert str(swapped).endswith("texts are cut to max_seq_length=256 tokens; sq.hf.extend_positions raises it")
     assert "max_seq_length" not in str(sq.hf.describe(st[0].auto_model))
+    longer = sq.hf.extend_positions(copy.deepcopy(st), 600)
+    described = str(sq.hf.describe(longer))
+    assert described.endswith("texts are cut to max_seq_length=600 tokens, to which the positions were extended")
     assert len(sq.hf.describe(st).methods) == 6
     mine = encoded(st)
     assert not torch.equal(mine, exact)
