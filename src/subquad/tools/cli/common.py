@@ -168,6 +168,6 @@ def needs(extra: str) -> Iterator[None]:
     try:
         yield
     except ModuleNotFoundError as error:
-        raise InputError(not_installed(str(error.name), extra)) from None
+        raise InputError(not_installed(str(error.name).partition(".")[0], extra)) from None
     except ImportError as error:
         raise InputError(" ".join(str(error).split())) from None
