@@ -33,8 +33,8 @@ def check_encoder_padding(encoder: nn.Module, args: tuple[Any, ...], kwargs: dic
     Raises:
         ValueError: the padding mask of a batch has another shape than the batch.
     """
-    given = dict(zip(("src", "mask", "src_key_padding_mask"), args, strict=False)) | kwargs
-    source, padding = given.get("src"), given.get("src_key_padding_mask")
+    inputs = dict(zip(("src", "mask", "src_key_padding_mask"), args, strict=False)) | kwargs
+    source, padding = inputs.get("src"), inputs.get("src_key_padding_mask")
     if torch.compiler.is_compiling() or not isinstance(source, Tensor) or not isinstance(padding, Tensor):
         return
     if source.is_nested or source.ndim != 3:

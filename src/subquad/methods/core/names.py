@@ -92,9 +92,9 @@ _KINDS = {int: "a whole number", float: "a number"}
 def _class(name: str) -> type[Method]:
     cls = find_method(name)
     if cls is None:
-        first, *rest = re.split("[ ,=]+", name, maxsplit=1)
-        if rest and find_method(first) is not None:
-            raise UnknownMethod(f"no method {name!r}; write settings after a colon, {first}:setting=value,…")
+        begin, *others = re.split("[ ,=]+", name, maxsplit=1)
+        if others and find_method(begin) is not None:
+            raise UnknownMethod(f"no method {name!r}; write settings after a colon, {begin}:setting=value,…")
         raise UnknownMethod(f"no method {name!r}{instead(name, all_methods(), '`subquad methods` lists')}")
     return cls
 
