@@ -71,11 +71,14 @@ def test_builds_are_dated_by_their_commit():
     assert "SOURCE_DATE_EPOCH" in PYPROJECT["tool"]["cibuildwheel"]["linux"]["environment-pass"]
 
 
-def test_placeholder_addresses_are_in_one_place():
+def test_placeholder_addresses_are_in_two_places():
     assert all(url.startswith("https://subquad.example/") for url in PYPROJECT["project"]["urls"].values())
     tracked = [*ROOT.glob("*.*"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "src").rglob("*.py")]
     files = {path.name for path in tracked if path.is_file() and "subquad.example" in path.read_text("utf-8")}
-    assert files == {"pyproject.toml", "releasing.md"}
+    assert files == {"pyproject.toml", "releasing.md", "README.md"}
+    readme = (ROOT / "README.md").read_text("utf-8")
+    assert readme.count("subquad.example") == 1
+    assert f"git clone {PYPROJECT['project']['urls']['Repository']} subquad && cd subquad" in readme
 
 
 def test_the_files_of_a_public_repository_are_there():

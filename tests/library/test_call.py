@@ -1,5 +1,7 @@
 """What a call is given, and how it says that it does not fit."""
 
+import inspect
+
 import pytest
 import torch
 
@@ -44,3 +46,14 @@ def test_shared_full_refuses_cross_attention_of_equal_lengths_in_a_layer():
     assert layer(x).shape == layer(x, x).shape == x.shape
     with pytest.raises(ValueError, match="does not support cross-attention"):
         layer(x, x * 2)
+
+
+@pytest.mark.parametrize("text", ["clustered clusters=5", "clustered,clusters=5"])
+def test_settings_without_a_colon_are_explained(text):
+    with pytest.raises(ValueError, match="write settings after a colon, clustered:setting=value"):
+        sq.parse_method(text)
+
+
+def test_a_class_in_place_of_a_method_is_named():
+    with pytest.raises(TypeError, match="got the class Clustered; give an instance"):
+        inspect.unwrap(sq.methods.resolve)(sq.Clustered)  # without the type checks of the tests

@@ -397,7 +397,7 @@ def layers_of(model: Any) -> dict[str, tuple[BoundMethod, bool]]:
     if not layers:
         raise ValueError(
             f"nothing in this {type(module).__name__} runs a subquad method, so there is nothing to audit; "
-            "swap a method in first: sq.hf.swap(model, method)"
+            "swap a method in first: sq.hf.swap(model, method) or sq.nn.swap(module, method)"
         )
     return layers
 

@@ -37,6 +37,14 @@ def not_installed(package: str, extra: str) -> str:
     )
 
 
+def too_old(package: str, installed: str, least: str, extra: str) -> str:
+    """The message about a package of an extra that is installed in a version that is too old."""
+    return (
+        f"{package} {installed} is installed, but subquad needs {least} or later: pip install -c constraints.txt "
+        f"'.[{extra}]' in a clone of subquad"
+    )
+
+
 def check_least(settings: object, **least: int) -> None:
     """ValueError where a setting is less than the least that it may be, each given by its name."""
     for name, minimum in least.items():

@@ -10,6 +10,7 @@ sq.hf.swap(model, "performer", parallel=mesh["sp"])     # tokens split over rank
 sq.hf.extend_positions(model, 4096)                    # past the learned positions
 """
 
+from subquad.hf import installed  # noqa: F401  (first: an error with the remedy where a package is missing)
 from subquad.hf.adapters import Adapter, load_adapter, read_adapter, save_adapter, weights_mark
 from subquad.hf.boundary import register
 from subquad.hf.layers import NAME, Layer, head_counts

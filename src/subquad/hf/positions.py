@@ -1,6 +1,7 @@
 """Longer inputs: extend learned absolute positions, and the limits of what reads the text."""
 
 import inspect
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -64,6 +65,11 @@ def position_limit(model: AnyModel) -> int | None:
     return min((table.reach for table in _learned_tables(transformers_model(model))), default=None)
 
 
+def holders_of_tables(model: PreTrainedModel) -> list[PreTrainedModel]:
+    """The innermost models around the learned positions of this model."""
+    return list(dict.fromkeys(table.holder for table in _learned_tables(model)))
+
+
 def reach_of(table: nn.Embedding) -> int:
     """Positions that a table of positions reads, those in front of the first token included."""
     return table.reach + table.reserved if isinstance(table, ItemPositions) else table.num_embeddings
@@ -95,8 +101,8 @@ def extend_positions(model: AnyModel, length: int, *, mode: str = "interpolate",
     Args:
         model: any text model, or a wrapper around one; it is returned. Relative and rotary positions need nothing and
             are left as they are.
-        length: tokens that the model must take. Not more than its own positions changes nothing. A second call keeps
-            the larger length, and has the mode of the second.
+        length: tokens that the model must take. Not more than its own positions changes nothing, and fewer raise a
+            warning. A second call keeps the larger length, and has the mode of the second.
         mode: how items are read that are longer than the model's own positions.
         tokenizer: the model's tokenizer, where `model` does not hold it.
 
@@ -120,9 +126,16 @@ def extend_positions(model: AnyModel, length: int, *, mode: str = "interpolate",
             "not by a table of token positions"
         )
     grown: set[int] = set()
-    for table in _learned_tables(model):
+    tables = _learned_tables(model)
+    for table in tables:
         _extend(model, table, length, mode, grown)
-    _raise_limits([tokenizer, *_readers(wrapped)], length)
+    raised = _raise_limits([tokenizer, *_readers(wrapped)], length)
+    if tables and not raised and length < min(table.rows for table in tables):
+        warnings.warn(
+            f"extend_positions changed nothing: length={length:,}, but {type(model).__name__} has "
+            f"{min(table.reach for table in tables):,} positions already",
+            stacklevel=2,
+        )
     return wrapped
 
 
@@ -211,13 +224,16 @@ def _readers(model: AnyModel) -> Iterator[Any]:
         yield from (module for module in model.modules() if not isinstance(module, PreTrainedModel))
 
 
-def _raise_limits(readers: list[Any], length: int) -> None:
-    """Raise each lower limit of tokens to `length`."""
+def _raise_limits(readers: list[Any], length: int) -> bool:
+    """Raise each lower limit of tokens to `length`; whether there was one."""
+    raised = False
     for reader in readers:
         for name in ("model_max_length", "max_seq_length"):
             limit = getattr(reader, name, None)
             if isinstance(limit, int | float) and limit < length:
                 setattr(reader, name, length)
+                raised = True
+    return raised
 
 
 def _learned_tables(model: PreTrainedModel) -> list[LearnedTable]:

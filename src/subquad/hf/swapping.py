@@ -18,8 +18,9 @@ from transformers import PreTrainedModel
 from subquad.core.plain_tables import as_text
 from subquad.distributed import Ranks, Sequence
 from subquad.hf.layers import KEEPS, NAME, Attached, Layer, attached_to, head_counts, keep_refusal
+from subquad.hf.long_inputs import explain_long_inputs, stop_explaining
 from subquad.hf.parts import give_back, separate
-from subquad.hf.positions import position_limit
+from subquad.hf.positions import extended_tables, position_limit
 from subquad.hf.probe import find_layers
 from subquad.hf.records import Record, read_record
 from subquad.hf.rotary import find_rotary, moves_queries
@@ -53,13 +54,15 @@ class Swapped:
 
     `methods` is {layer number: method}, without layers left alone.
     `keep` lists the tokens whose attention is exact, as in `swap`; `cut_at`, how many tokens of a text the model's
-    holder, such as a SentenceTransformer, reads at most.
+    holder, such as a SentenceTransformer, reads at most. `extended` is whether those are all the positions to which
+    `extend_positions` extended the model.
     """
 
     layers: tuple[Layer, ...]
     methods: dict[int, Method]
     keep: str | None = None
     cut_at: int | None = None
+    extended: bool = False
 
     def __str__(self) -> str:
         table = Table("layer", "name", "kind", "method", box=None)
@@ -73,9 +76,8 @@ class Swapped:
         if self.keep is not None:
             lines.append(f"exact in every layer: {KEEPS[self.keep]}")
         if self.cut_at is not None:
-            lines.append(
-                f"texts are still cut to max_seq_length={self.cut_at:,} tokens; sq.hf.extend_positions raises it"
-            )
+            hint = ", to which the positions were extended" if self.extended else "; sq.hf.extend_positions raises it"
+            lines.append(f"texts are cut to max_seq_length={self.cut_at:,} tokens{hint}")
         return "\n".join(lines)
 
     def _is_exact(self, layer: Layer) -> bool:
@@ -173,7 +175,8 @@ def swap(
             attached_here: Any = layer.module.get_submodule(NAME)
             attached_here.split = made
     mark(model)
-    return Swapped(tuple(layers), methods, keep, _cut_at(wrapped))
+    explain_long_inputs(model)
+    return Swapped(tuple(layers), methods, keep, _cut_at(wrapped), _is_extended_to(wrapped, model))
 
 
 def record(model: AnyModel, **members: Any) -> None:
@@ -229,6 +232,12 @@ def _cut_at(holder: Any) -> int | None:
     """The `max_seq_length` of a SentenceTransformer; None where there is none."""
     limit = getattr(holder, "max_seq_length", None)
     return limit if isinstance(limit, int) else None
+
+
+def _is_extended_to(holder: Any, model: PreTrainedModel) -> bool:
+    """Whether a holder's `max_seq_length` is all the positions to which `extend_positions` extended its model."""
+    cut_at, lengths = _cut_at(holder), [each["length"] for each in extended_tables(model).values()]
+    return cut_at is not None and bool(lengths) and cut_at >= min(lengths)
 
 
 @contextmanager
@@ -290,6 +299,7 @@ def restore(model: AnyModel) -> None:
         split = vars(module).pop(ATTRIBUTE, None)
         if split is not None:
             split.remove()
+    stop_explaining(model)
     unmark(model)
     give_back(model)
 
@@ -302,7 +312,8 @@ def describe(model: AnyModel) -> Swapped:
     attached = attached_layers(model)
     keep = next((each.keep for each in attached.values() if each.keep is not None), None)
     methods = {number: each.bound.method for number, each in attached.items()}
-    return Swapped(tuple(find_layers(model)), methods, keep, _cut_at(model))
+    extended = _is_extended_to(model, transformers_model(model))
+    return Swapped(tuple(find_layers(model)), methods, keep, _cut_at(model), extended)
 
 
 def refusals(model: AnyModel, method: AnyMethod) -> dict[int, str]:

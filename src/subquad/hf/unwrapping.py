@@ -138,7 +138,11 @@ def _hint(value: Any) -> str:
             f": {exported} runs an exported graph, whose attention cannot be replaced; load the model in PyTorch "
             "(backend='torch')"
         )
-    return "; give its .model" if any(isinstance(part, PreTrainedModel) for part in held) else ""
+    if any(isinstance(part, PreTrainedModel) for part in held):
+        return "; give its .model"
+    if any(isinstance(holder, nn.MultiheadAttention) for holder in holders):
+        return ": use sq.nn.swap(module, method) for modules with torch.nn.MultiheadAttention layers"
+    return ""
 
 
 def _adapters_that_act(layer: Any) -> set[str]:

@@ -238,7 +238,8 @@ class Linformer(Method):
         if max_length is None:
             raise ValueError(
                 f"{self.name!r} learns a projection of the sequence, so it must know the longest input: give "
-                "max_length=… to bind, sq.nn.MultiheadAttention or sq.hf.swap; projection='mean-pool' needs none"
+                "max_length=… to bind, sq.nn.MultiheadAttention, sq.nn.swap or sq.hf.swap; projection='mean-pool' "
+                "needs none"
             )
         return Projections(
             kv_heads if self.sharing == "none" else 1,

@@ -127,7 +127,7 @@ class Synthesizer(Method):
         if max_length is None:
             raise ValueError(
                 f"{self.name!r} learns a logit for each position, so it must know the longest input: give max_length=… "
-                "to bind, sq.nn.MultiheadAttention or sq.hf.swap"
+                "to bind, sq.nn.MultiheadAttention, sq.nn.swap or sq.hf.swap"
             )
         return Synthesised(self, heads, head_dim, max_length)
 

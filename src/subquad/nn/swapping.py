@@ -12,9 +12,11 @@ from typing import Any
 from rich.table import Table
 from torch import nn
 
+from subquad.core.hooks import add_pre_hook, remove_hooks
 from subquad.core.plain_tables import as_text
 from subquad.methods import Method, resolve
 from subquad.nn import timm_layers, torch_layers
+from subquad.nn.torch_calls import check_encoder_padding
 
 KINDS: tuple[ModuleType, ...] = (torch_layers, timm_layers)  # each: is_one, sizes, refusal, forward, CHANGED
 NAME = "subquad"  # of the bound method in a layer
@@ -82,6 +84,9 @@ def swap(
         weight = next(layer.parameters())
         layer.add_module(NAME, attached.to(weight.device, weight.dtype).train(layer.training))
         _change(layer, forward=partial(_kind(layer).forward, layer), **_kind(layer).CHANGED)
+    for part in module.modules():
+        if isinstance(part, nn.TransformerEncoder):
+            add_pre_hook(part, check_encoder_padding)
     return describe(module)
 
 
@@ -96,6 +101,7 @@ def restore(module: nn.Module) -> None:
             raise ValueError(
                 f"layer {name or type(part).__name__!r} was swapped, and {WRAPPED}; remove the wrapper first"
             )
+    remove_hooks(module, check_encoder_padding)
     for part in module.modules():
         for name, before in vars(part).pop(_BEFORE, {}).items():
             if before is _Absent:
@@ -145,7 +151,7 @@ def _is_wrapped(layer: nn.Module) -> bool:
 def _find(module: nn.Module) -> dict[str, Any]:
     """The layers that can run methods, by their names."""
     if not isinstance(module, nn.Module):
-        raise TypeError(f"expected a torch.nn.Module, got {type(module).__name__}")
+        raise TypeError(f"expected a torch.nn.Module, got {type(module).__name__}; call sq.nn.swap(module, method)")
     layers = {name: part for name, part in module.named_modules() if any(kind.is_one(part) for kind in KINDS)}
     if not layers:
         raise ValueError(

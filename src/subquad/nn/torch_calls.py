@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from subquad.kernels.tokens.nested import pad
 from subquad.masks import Mask
@@ -25,6 +25,32 @@ def refuse_weights(need_weights: bool | None) -> None:
             "need_weights=True, torch's default, asks for the N×M attention weights, which no method here computes; "
             "call the layer with need_weights=False"
         )
+
+
+def check_encoder_padding(encoder: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """A hook before the forward pass of torch's encoder, which would not name the shapes of a mask that does not fit.
+
+    Raises:
+        ValueError: the padding mask of a batch has another shape than the batch.
+    """
+    inputs = dict(zip(("src", "mask", "src_key_padding_mask"), args, strict=False)) | kwargs
+    source, padding = inputs.get("src"), inputs.get("src_key_padding_mask")
+    if torch.compiler.is_compiling() or not isinstance(source, Tensor) or not isinstance(padding, Tensor):
+        return
+    if source.is_nested or source.ndim != 3:
+        return
+    first, second = source.shape[:2]
+    wanted = (first, second) if _is_batch_first(encoder) else (second, first)
+    if padding.shape != wanted:
+        raise ValueError(
+            f"`src_key_padding_mask` is {tuple(padding.shape)}, but it must be {wanted}, the batch and the tokens of "
+            f"`src`, which is {tuple(source.shape)}"
+        )
+
+
+def _is_batch_first(encoder: Any) -> bool:
+    """Whether the batch is the first axis of the inputs of torch's encoder, which its layers decide."""
+    return all(bool(part.batch_first) for part in encoder.modules() if isinstance(part, nn.MultiheadAttention))
 
 
 def refuse_nested(lengths: Tensor | None, parallel: Any) -> None:

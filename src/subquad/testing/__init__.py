@@ -11,7 +11,12 @@ several settings. The parts of the contract can be used alone: `CallContract`, `
 `NonfiniteContract`. `oracle` has exact attention written out, and inputs.
 """
 
-import pytest
+try:
+    import pytest
+except ModuleNotFoundError:
+    from subquad.core.errors import not_installed
+
+    raise ModuleNotFoundError(not_installed("pytest", "test"), name="pytest") from None
 
 pytest.register_assert_rewrite(
     *(f"{__name__}.{name}" for name in ("contract", "decoding_contract", "nonfinite_contract", "oracle"))

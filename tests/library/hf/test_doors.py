@@ -118,8 +118,11 @@ def test_all_functions_take_what_is_around_a_model_in_place(door, tmp_path):
 def test_a_sentence_transformer_runs_what_is_swapped_into_it(st):
     exact = encoded(st)
     swapped = sq.hf.swap(st, "i-clustered:clusters=10,topk=8")
-    assert str(swapped).endswith("texts are still cut to max_seq_length=256 tokens; sq.hf.extend_positions raises it")
+    assert str(swapped).endswith("texts are cut to max_seq_length=256 tokens; sq.hf.extend_positions raises it")
     assert "max_seq_length" not in str(sq.hf.describe(st[0].auto_model))
+    longer = sq.hf.extend_positions(copy.deepcopy(st), 600)
+    described = str(sq.hf.describe(longer))
+    assert described.endswith("texts are cut to max_seq_length=600 tokens, to which the positions were extended")
     assert len(sq.hf.describe(st).methods) == 6
     mine = encoded(st)
     assert not torch.equal(mine, exact)
@@ -344,6 +347,10 @@ WRONG = {
     "nothing": (lambda: None, r"expected a transformers PreTrainedModel or a wrapper around one .*, got NoneType$"),
     "a list": (lambda: [bert()], "got list$"),
     "another module": (lambda: nn.Linear(2, 2), "got Linear with no PreTrainedModel in it$"),
+    "an encoder of torch": (
+        lambda: nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, batch_first=True), 1),
+        r"got TransformerEncoder with no PreTrainedModel in it: use sq\.nn\.swap\(module, method\) for modules with ",
+    ),
     "a trainer": (lambda: Trainer(bert()), r"got Trainer; give its \.model$"),
     "compiled": (lambda: torch.compile(bert()), "model in this OptimizedModule: it is compiled: swap before compiling"),
     "compiled inside": (

@@ -474,3 +474,49 @@ def test_lengths_fixed_by_images_or_audio_are_refused(name):
 def test_bad_arguments(options, message):
     with pytest.raises(ValueError, match=message):
         sq.hf.extend_positions(build("bert").model, **options)
+
+
+# ---------------------------------------------------------------------- inputs that are too long
+
+
+def notes_of(model: hf.PreTrainedModel, tokens: int) -> list[str]:
+    """The notes of the error that an input of so many tokens raises."""
+    with pytest.raises((RuntimeError, IndexError)) as error:
+        model(input_ids=torch.ones(1, tokens, dtype=torch.long))
+    return getattr(error.value, "__notes__", [])
+
+
+@pytest.mark.parametrize("name", ["bert", "roberta", "gpt2"])
+def test_an_input_that_is_too_long_is_explained_after_a_swap(name):
+    model = build(name).model
+    sq.hf.swap(model, "full")
+    limit = sq.hf.position_limit(model)
+    (note,) = notes_of(model, 70)
+    assert f"The input has 70 tokens, but {'GPT2Model' if name == 'gpt2' else type(model).__name__}" in note
+    assert f"has {limit} positions: call sq.hf.extend_positions(model, 70)" in note
+    sq.hf.swap(model, "full")  # once
+    assert len(notes_of(copy.deepcopy(model), 70)) == 1
+    sq.hf.restore(model)
+    assert notes_of(model, 70) == []
+    assert not any(part._forward_hooks or part._forward_hooks_with_kwargs for part in model.modules())
+
+
+def test_other_errors_of_a_swapped_model_are_not_explained():
+    model = build("bert").model
+    sq.hf.swap(model, "full")
+    with pytest.raises(IndexError) as error:
+        model(input_ids=torch.full((1, 8), VOCAB + 1))
+    assert not hasattr(error.value, "__notes__")
+
+
+def test_fewer_positions_than_there_are_change_nothing_with_a_warning():
+    model = build("bert").model
+    with pytest.warns(UserWarning, match="changed nothing: length=10, but BertModel has 64 positions already"):
+        sq.hf.extend_positions(model, 10)
+    assert sq.hf.position_limit(model) == 64
+
+
+def test_as_many_positions_as_there_are_are_no_warning(recwarn):
+    sq.hf.extend_positions(build("bert").model, 64)
+    sq.hf.extend_positions(build("llama").model, 10)
+    assert not recwarn.list

@@ -236,7 +236,7 @@ def test_sequence_parallelism_of_accelerate_is_refused(monkeypatch: pytest.Monke
 
 
 def test_what_accelerate_and_trainer_say_themselves(split: hf.PreTrainedModel):
-    """The messages in docs/how-to/parallel.md."""
+    """Their messages, which users of these libraries meet before ours."""
     config = SimpleNamespace(cp_enabled=True, cp_backend="torch")
     trainer = SimpleNamespace(accelerator=SimpleNamespace(parallelism_config=config))
     with pytest.raises(ValueError, match="Context parallelism is supported only with SDPA attention, you are using su"):

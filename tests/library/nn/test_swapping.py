@@ -283,3 +283,16 @@ def test_refusals_are_by_layer_name():
     assert sq.nn.refusals(decoder, "performer") == {}
     with pytest.raises(ValueError, match=r"no torch\.nn\.MultiheadAttention"):
         sq.nn.refusals(nn.Linear(2, 2), "clustered")
+
+
+@pytest.mark.parametrize("batch_first", [True, False])
+@pytest.mark.parametrize("train", [True, False])
+def test_padding_of_another_shape_is_refused_with_both_shapes(batch_first, train):
+    model = swapped(encoder(batch_first=batch_first), ROUGH).train(train)
+    x = torch.randn(2, 9, 12) if batch_first else torch.randn(9, 2, 12)
+    model(x, src_key_padding_mask=~VALID)
+    with pytest.raises(ValueError, match=r"`src_key_padding_mask` is \(2, 8\), but it must be \(2, 9\)"):
+        model(x, src_key_padding_mask=~VALID[:, :8])
+    sq.nn.restore(model)
+    assert not model._forward_pre_hooks
+    assert not model._forward_pre_hooks_with_kwargs

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 import subquad as sq
 from subquad.core.errors import InputError
-from subquad.kernels import dispatch
+from subquad.kernels import dispatch, triton
 from subquad.methods.core.crossovers import MeasuredCrossover, read_all
 from subquad.tools.cli.main import app
 from subquad.tools.doctor import measure as doctor
@@ -269,3 +269,27 @@ def test_the_measurement_needs_no_extra():
     code = f"import sys, subquad.tools.doctor.measure; print(sorted({heavy} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("amx", [True, False])
+def test_the_exact_kernel_is_not_recommended_on_amx(run, monkeypatch, amx):
+    monkeypatch.setattr("torch.cpu.get_capabilities", lambda: {"amx_bf16": True} if amx else {})
+    assert ("0.25 to 0.70 times" in " ".join(run().stdout.split())) == amx
+    assert ("full:kernel=subquad" in json.loads(run("--json").stdout)) == amx
+
+
+@pytest.mark.parametrize(
+    ("cuda", "gpu", "reason"),
+    [
+        (None, False, "this build of torch has no GPU support"),
+        ("13.0", False, "there is no GPU"),
+        ("13.0", True, "Triton is not installed: `pip install triton=="),
+    ],
+)
+def test_triton_is_asked_for_only_if_there_is_a_gpu(monkeypatch, cuda, gpu, reason):
+    monkeypatch.setattr(triton, "usable", lambda: False)
+    monkeypatch.setattr(triton, "INTERPRETED", False)
+    monkeypatch.setattr("torch.version.cuda", cuda)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: gpu)
+    assert triton.refusal().startswith(reason)
+    assert ("install" in triton.refusal()) == gpu

@@ -61,13 +61,12 @@ def load() -> None:
 
 def refusal() -> str | None:
     """Why the backend cannot run here; None where it can."""
-    if not usable():
-        return f"Triton is not installed: `pip install triton=={wanted_version()}`"
-    if INTERPRETED:
-        return None
-    if torch.version.cuda is None and torch.version.hip is None:
-        return "this build of torch has no GPU support; with TRITON_INTERPRET=1 the kernels run on the CPU, slowly"
-    return None if torch.cuda.is_available() else "there is no GPU"
+    if not INTERPRETED and torch.version.cuda is None and torch.version.hip is None:
+        slowly = "; with TRITON_INTERPRET=1 the kernels run on the CPU, slowly" if usable() else ""
+        return f"this build of torch has no GPU support{slowly}"
+    if not INTERPRETED and not torch.cuda.is_available():
+        return "there is no GPU"
+    return None if usable() else f"Triton is not installed: `pip install triton=={wanted_version()}`"
 
 
 def refusal_of_any_dtype(x: Tensor) -> str | None:

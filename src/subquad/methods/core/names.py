@@ -27,6 +27,8 @@ def resolve(method: str | Method) -> Method:
     if isinstance(method, Method):
         return method
     if not isinstance(method, str):
+        if isinstance(method, type):
+            raise TypeError(f"`method` is a name or a method object, got the class {method.__name__}; give an instance")
         raise TypeError(f"`method` is a name or a method object, got {type(method).__name__}")
     return parse_method(method)
 
@@ -90,6 +92,9 @@ _KINDS = {int: "a whole number", float: "a number"}
 def _class(name: str) -> type[Method]:
     cls = find_method(name)
     if cls is None:
+        begin, *others = re.split("[ ,=]+", name, maxsplit=1)
+        if others and find_method(begin) is not None:
+            raise UnknownMethod(f"no method {name!r}; write settings after a colon, {begin}:setting=value,…")
         raise UnknownMethod(f"no method {name!r}{instead(name, all_methods(), '`subquad methods` lists')}")
     return cls
 

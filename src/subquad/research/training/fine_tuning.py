@@ -93,7 +93,8 @@ def classifier(where: str, settings: PretrainedSettings, labels: Sequence[str], 
     model.config.pad_token_id = tokenizer_of(where, length).pad_token_id
     model.accepts_loss_kwargs = False  # its loss is a mean over the texts of a batch, whatever Trainer asks for
     reach = tokenizer_of(where, length).model_max_length
-    hf.extend_positions(model, reach)
+    if reach > (hf.position_limit(model) or reach):
+        hf.extend_positions(model, reach)
     hf.swap(model, _by_layer(settings.method, len(hf.find_layers(model))), max_length=reach)
     check_training(model)
     return model

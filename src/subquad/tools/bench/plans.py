@@ -1,10 +1,14 @@
 """What `subquad bench` measures where plans are given: their methods, at the shapes of the models they are for."""
 
 from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from subquad.core.errors import InputError, as_input_error
-from subquad.hf.plans import load_plan
 from subquad.tools.runs.settings import BENCHED, BenchSettings
+
+if TYPE_CHECKING:
+    from subquad.hf.plans import Plan
 
 HEADS, HEAD_DIM = 6, 64  # if neither the user nor a plan sets them
 
@@ -16,8 +20,7 @@ def resolved(settings: BenchSettings) -> BenchSettings:
         InputError: there is no such plan, it is exact attention everywhere, or the plans' models have several shapes
             and none is chosen.
     """
-    with as_input_error():
-        plans = {folder: load_plan(folder) for folder in settings.plans}
+    plans = _read(settings.plans) if settings.plans else {}
     for folder, plan in plans.items():
         if not plan.distinct:
             raise InputError(f"the plan {folder} is exact attention in every layer: there is nothing to measure")
@@ -35,3 +38,13 @@ def resolved(settings: BenchSettings) -> BenchSettings:
         heads=heads if settings.heads is None else settings.heads,
         head_dim=width if settings.head_dim is None else settings.head_dim,
     )
+
+
+def _read(folders: tuple[Path, ...]) -> "dict[Path, Plan]":
+    """The plans in these folders."""
+    try:
+        from subquad.hf.plans import load_plan
+    except ImportError as error:  # without plans, no transformers is needed
+        raise InputError(str(error)) from None
+    with as_input_error():
+        return {folder: load_plan(folder) for folder in folders}

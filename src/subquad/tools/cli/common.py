@@ -162,10 +162,12 @@ def with_lines_for_warnings(command: Command) -> Command:
 
 @contextmanager
 def needs(extra: str) -> Iterator[None]:
-    """A package that is not installed, in one line with the extra that brings it."""
+    """A package that is not installed, or of a version that does not fit, in one line with the remedy."""
     from subquad.core.errors import InputError, not_installed
 
     try:
         yield
+    except ModuleNotFoundError as error:
+        raise InputError(not_installed(str(error.name).partition(".")[0], extra)) from None
     except ImportError as error:
-        raise InputError(not_installed(str(error.name), extra)) from None
+        raise InputError(" ".join(str(error).split())) from None

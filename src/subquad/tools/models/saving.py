@@ -139,7 +139,8 @@ def save(chosen: Chosen | None, model: str | None, folder: Path | None) -> int |
     }
     with as_input_error():
         reach = hf.position_limit(loaded)
-        hf.extend_positions(loaded, chosen.tokens, tokenizer=tokenizer)
+        if reach is None or chosen.tokens > min(reach, getattr(tokenizer, "model_max_length", reach)):
+            hf.extend_positions(loaded, chosen.tokens, tokenizer=tokenizer)
         hf.swap(loaded, methods, max_length=hf.position_limit(loaded) or chosen.tokens)
         record(loaded, **chosen.recorded)
     with files.whole_folder(folder) as part:
