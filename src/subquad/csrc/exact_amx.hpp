@@ -11,9 +11,9 @@
 
 #if defined(SUBQUAD_AMX)
 
-constexpr int64_t AMX_KEYS = 128;      // of one softmax
-constexpr int64_t AMX_STEP = 2 * W;    // keys: the depth of a tile
-constexpr int64_t AMX_PACKED = 4 * AMX_STEP;  // keys of one task of packing
+constexpr int64_t AMX_QUERIES = 32, AMX_KEYS = 64;  // of one softmax: their logits and sums stay in the first-level cache
+constexpr int64_t AMX_STEP = 2 * W;                 // keys: the depth of a tile
+constexpr int64_t AMX_PACKED = 4 * AMX_STEP;        // keys of one task of packing
 
 // The keys and values of all heads.
 struct AmxKeys {
@@ -46,7 +46,7 @@ struct AmxScratch {
   float *base, *total, *shrink;     // (Q')
 
   AmxScratch(Arena &arena, const ExactInputs &in) {
-    const int64_t D = round_up(in.D, AMX_STEP) / 2, E = round_up(in.E, W), Q = EXACT_QUERIES;
+    const int64_t D = round_up(in.D, AMX_STEP) / 2, E = round_up(in.E, W), Q = AMX_QUERIES;
     rows = arena.take<Pair>(Q * D);
     queries = arena.take<Pair>(D * Q);
     logits = arena.take<float>(AMX_KEYS * Q);
@@ -187,7 +187,7 @@ static void attend_by_amx(const ExactForward &a, int64_t b, int64_t h, int64_t f
   const ExactInputs &in = a.inputs;
   const TilesInUse in_use;
   const int64_t g = h / (in.H / in.G), left = in.N - first_query, E = packed.width * W, D = packed.depth * W;
-  const int64_t queries = left < EXACT_QUERIES ? left : EXACT_QUERIES, lanes = round_up(queries, W);
+  const int64_t queries = left < AMX_QUERIES ? left : AMX_QUERIES, lanes = round_up(queries, W);
   const float scale = in.scale == 0 ? 1 : in.scale < 0 ? -in.scale : in.scale;
   pack_queries(in, b, h, first_query, queries, lanes, D, own);
   for (int64_t i = 0; i < lanes; i++) {
@@ -201,8 +201,7 @@ static void attend_by_amx(const ExactForward &a, int64_t b, int64_t h, int64_t f
     const int64_t count = seen - first < AMX_KEYS ? seen - first : AMX_KEYS, rows = round_up(count, AMX_STEP);
     const Tiles<const Pair> key = {packed.key_tiles(b * in.G + g, first), D * W, TILE_NUMBERS, W};
     const Tiles<float> logits = {own.logits, W * lanes, W, lanes};
-    zero(own.logits, rows * lanes);
-    add_tiles(rows / W, lanes / W, packed.depth, key, {own.queries, W * lanes, W, lanes}, logits);
+    multiply_tiles(rows / W, lanes / W, packed.depth, key, {own.queries, W * lanes, W, lanes}, logits, false);
     if (first + count > by_all) hide_later(in, keys, first, count, first_query, lanes, own.logits);
     if (weigh_keys(count, rows, lanes, scale, own) && first > 0)
       for (int64_t e = 0; e < E; e++)
@@ -211,8 +210,8 @@ static void attend_by_amx(const ExactForward &a, int64_t b, int64_t h, int64_t f
     const Pair *value = packed.value_tiles(b * in.G + g, first);
     if (first + rows > by_all)
       value = add_packed_apart(in, b, g, keys, first, rows, first_query, queries, lanes, packed, own);
-    add_tiles(packed.width, lanes / W, rows / AMX_STEP, {value, TILE_NUMBERS, E * W, W},
-              {own.weights(), W * lanes, W, lanes}, {own.out, W * lanes, W, lanes});
+    multiply_tiles(packed.width, lanes / W, rows / AMX_STEP, {value, TILE_NUMBERS, E * W, W},
+              {own.weights(), W * lanes, W, lanes}, {own.out, W * lanes, W, lanes}, true);
   }
   pack_transposed(own.out, E, lanes, lanes, own.out_rows, E);
   for (int64_t i = 0; i < queries; i++)
@@ -224,7 +223,7 @@ static int64_t exact_forward_by_amx(const ExactForward &a, Arena &arena, const M
   const AmxKeys packed(arena, in);
   const PerThread<AmxScratch> scratch(arena, in.threads, in);
   if (!arena.base) return arena.used;
-  const int64_t shares = (in.M + AMX_PACKED - 1) / AMX_PACKED, tiles = (in.N + EXACT_QUERIES - 1) / EXACT_QUERIES;
+  const int64_t shares = (in.M + AMX_PACKED - 1) / AMX_PACKED, tiles = (in.N + AMX_QUERIES - 1) / AMX_QUERIES;
   const Stage packing = {in.B * in.G * shares, [&](int64_t task, int thread) {
     const int64_t bg = task / shares, b = bg / in.G, from = task % shares * AMX_PACKED;
     const Positions of = keys.of(b);
@@ -233,7 +232,7 @@ static int64_t exact_forward_by_amx(const ExactForward &a, Arena &arena, const M
   }};
   const Stage attending = {in.B * in.H * tiles, [&](int64_t task, int thread) {
     const int64_t bh = task / tiles, tile = tiles - 1 - task % tiles;  // the last of a causal head take longest
-    attend_by_amx(a, bh / in.H, bh % in.H, tile * EXACT_QUERIES, keys.of(bh / in.H), packed, scratch.of[thread]);
+    attend_by_amx(a, bh / in.H, bh % in.H, tile * AMX_QUERIES, keys.of(bh / in.H), packed, scratch.of[thread]);
   }};
   parallel_stages(in.threads, packing, attending);
   return arena.used;

@@ -28,13 +28,13 @@ constexpr int MAX_THREADS = 1024;
 constexpr int64_t BAD_LIST = -1;  // returned instead of the workspace's bytes: a list names what is not there
 
 #include "simd.hpp"
+#include "amx.hpp"
 #include "gemm.hpp"
 #include "rows.hpp"
 #include "arena.hpp"
 #include "parallel.hpp"
 #include "positions.hpp"
 #include "pairs.hpp"
-#include "amx.hpp"
 #include "select.hpp"
 #include "hash.hpp"
 #include "kmeans.hpp"
