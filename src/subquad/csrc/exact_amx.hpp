@@ -63,8 +63,8 @@ struct AmxScratch {
 };
 
 static inline bool all_finite(const bf16 *row, int64_t width) {
-  int64_t others = 0;
-  for (int64_t e = 0; e < width; e++) others += (row[e].bits & 0x7f80) == 0x7f80;
+  uint16_t others = 0;  // as wide as the numbers, for the compiler's vectors
+  for (int64_t e = 0; e < width; e++) others |= (row[e].bits & 0x7f80) == 0x7f80;
   return others == 0;
 }
 
@@ -77,10 +77,8 @@ static void pack_step(const ExactInputs &in, int64_t b, int64_t g, const Positio
   for (int64_t i = 0; i < AMX_STEP; i++)
     for (int64_t d = 0; d < packed.depth; d++) {
       const int64_t left = i < count ? in.D - d * AMX_STEP : 0;
-      const bf16 *from = left > 0 ? row_of<bf16>(in.key, b, g, keys[first + i]) + d * AMX_STEP : nullptr;
-      Pair *row = to + (i / W * packed.depth + d) * TILE_NUMBERS + i % W * W;
-      if (left >= AMX_STEP) __builtin_memcpy(row, from, AMX_STEP * sizeof(bf16));
-      else load_pairs(from, left, row, W);
+      const bf16 *from = row_of<bf16>(in.key, b, g, left > 0 ? keys[first + i] : 0) + d * AMX_STEP;
+      load_pairs(from, left < AMX_STEP ? left : AMX_STEP, to + (i / W * packed.depth + d) * TILE_NUMBERS + i % W * W, W);
     }
   for (int64_t i = 0; i < AMX_STEP; i += 2) {
     const bf16 *low = i < count ? row_of<bf16>(in.value, b, g, keys[first + i]) : nullptr;
