@@ -53,7 +53,7 @@ bool avx512bf16() {
   return avx512vpopcnt() && __get_cpuid_count(7, 1, &eax, &ebx, &ecx, &edx) && (eax & bit_AVX512BF16);
 }
 // Linux lets a process use tiles once it has asked, and not if the kernel, or a small stack for signals, cannot save them.
-bool amx() {
+bool amxbf16() {
 #if defined(__linux__) && defined(SYS_arch_prctl)
   constexpr unsigned TILE = 1u << 24, BF16 = 1u << 22;  // of edx; compilers have several names for them
   constexpr long ARCH_REQ_XCOMP_PERM = 0x1023, XTILEDATA = 18;

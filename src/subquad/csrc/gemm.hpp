@@ -12,7 +12,7 @@
 // R and V fill the registers: R·V accumulators, V for B's row, one for A's number.
 
 // In variants with products of bf16, A and B may hold pairs (`Pair`): a step of the depth is two numbers then. In the
-// variant `amx`, tiles multiply them (`amx.hpp`).
+// variant `amxbf16`, tiles multiply them (`amx.hpp`).
 
 // The rows of B from some column on, packed or wherever they are.
 template <class Number>
