@@ -30,7 +30,7 @@ struct TilesInUse {
   TilesInUse(const TilesInUse &) = delete;
 };
 
-// Where the tiles of a matrix are: from one to the next, down and to the right, and from row to row inside.
+// The tiles of a matrix in memory: the distance from one to the next, down and to the right, and from row to row inside.
 template <class Number>
 struct Tiles {
   Number *first;
