@@ -87,10 +87,10 @@ static void multiply_tiles(int64_t rows, int64_t columns, int64_t steps, const T
 }
 
 constexpr int64_t PANEL = 8 * W;  // pairs of a row of A that are copied at once
-constexpr int64_t LEAST_FOR_TILES = 1 << 15;  // products; fewer are done before tiles are set up
+constexpr int64_t LEAST_FOR_TILES = 1 << 13;  // products; fewer are done before tiles are set up
 
 static bool tiles_pay(int64_t rows, int64_t columns, int64_t depth) {
-  return rows >= W / 2 && rows * columns * depth >= LEAST_FOR_TILES;
+  return rows >= 4 && rows * columns * depth >= LEAST_FOR_TILES;
 }
 
 // Up to two tiles down of rows of A, `deep` pairs of each, with zeros where rows and pairs do not fill tiles.
