@@ -6,6 +6,10 @@
 #if defined(__x86_64__)
 #include <cpuid.h>
 #endif
+#if defined(__linux__)
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
 
 #include "kernels.hpp"
 
@@ -47,6 +51,21 @@ bool avx512vpopcnt() {
 bool avx512bf16() {
   unsigned eax, ebx, ecx, edx;
   return avx512vpopcnt() && __get_cpuid_count(7, 1, &eax, &ebx, &ecx, &edx) && (eax & bit_AVX512BF16);
+}
+// Linux lets a process use tiles once it has asked, and not if the kernel, or a small stack for signals, cannot save them.
+bool amxbf16() {
+#if defined(__linux__) && defined(SYS_arch_prctl)
+  constexpr unsigned TILE = 1u << 24, BF16 = 1u << 22;  // of edx; compilers have several names for them
+  constexpr long ARCH_REQ_XCOMP_PERM = 0x1023, XTILEDATA = 18;
+  static const bool runs_here = [] {
+    unsigned eax, ebx, ecx, edx;
+    return avx512bf16() && __get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) && (edx & TILE) && (edx & BF16) &&
+           syscall(SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XTILEDATA) == 0;
+  }();
+  return runs_here;
+#else
+  return false;
+#endif
 }
 #endif
 bool baseline() { return true; }

@@ -10,7 +10,6 @@
 // Weights are 2^−SHRUNK of what they are, as in buckets. A query that sees keys, all with logits of −∞, has an output of
 // NaN, as softmax does; one that sees none, or is padding, has 0. Tiles of padding alone are left out.
 
-constexpr int64_t EXACT_QUERIES = 64;
 constexpr int64_t EXACT_KEYS = 96;  // whole blocks of a product
 
 template <class T>
@@ -38,52 +37,6 @@ struct ExactScratch {
 
   Number<T> *weights() const { return (Number<T> *)logits; }
 };
-
-// How many of the keys, in ascending order, a query at this position sees.
-static int64_t seen_keys(const ExactInputs &in, const Positions &keys, int64_t query) {
-  if (!in.causal) return keys.count;
-  const int64_t last = query + in.offset;
-  int64_t low = 0, high = keys.count;  // the first key behind `last` is in [low, high]
-  if (!keys.at) return last + 1 < 0 ? 0 : last + 1 < high ? last + 1 : high;
-  while (low < high) {
-    const int64_t middle = (low + high) / 2;
-    if (keys[middle] <= last) low = middle + 1;
-    else high = middle;
-  }
-  return low;
-}
-
-// Whether there is such a query, and sees a key.
-static bool meets_keys(const ExactInputs &in, int64_t b, const Positions &keys, int64_t query) {
-  return !(in.query_valid && !in.query_valid[b * in.N + query]) && seen_keys(in, keys, query) > 0;
-}
-
-// Whether all of these queries are padding.
-static bool is_padding(const ExactInputs &in, int64_t b, int64_t first, int64_t count) {
-  bool any = !in.query_valid;
-  for (int64_t i = first; !any && i < first + count; i++) any = in.query_valid[b * in.N + i] != 0;
-  return !any;
-}
-
-// How many of the first lanes do not see this key.
-static int64_t hidden_lanes(const ExactInputs &in, const Positions &keys, int64_t key, int64_t first_query) {
-  const int64_t before = keys[key] - in.offset - first_query;
-  return before < 0 ? 0 : before;
-}
-
-// Logits of keys that only the later queries see: −∞ for the others.
-static void hide_later(const ExactInputs &in, const Positions &keys, int64_t first, int64_t count, int64_t first_query,
-                       int64_t lanes, float *logits) {
-  vi ramp;
-  for (int lane = 0; lane < W; lane++) ramp[lane] = lane;
-  for (int64_t j = 0; j < count; j++) {
-    const int64_t hidden = hidden_lanes(in, keys, first + j, first_query);
-    for (int64_t v = 0; v < lanes && v < hidden; v += W) {
-      float *row = logits + j * lanes + v;
-      store(row, select(ramp + (int32_t)v < (int32_t)hidden, splat(-__builtin_inff()), load(row)));
-    }
-  }
-}
 
 // Logits to weights, and what the sums of earlier tiles shrink by. Whether any of them shrinks.
 template <class T>
@@ -172,16 +125,8 @@ static void attend_exactly(const ExactForward &a, int64_t b, int64_t h, int64_t 
     if (partly) value = add_apart(in, b, g, keys, first, count, first_query, queries, lanes, value, own);
     gemm(queries, E, steps_of<Number<T>>(count), own.weights(), 1, lanes, value.first, value.row, own.out, E, true);
   }
-  for (int64_t i = 0; i < queries; i++) {
-    const float total = own.total[i], log_total = __builtin_logf(total * GROWN);
-    const bool none = !meets_keys(in, b, keys, first_query + i);
-    float *row = own.out + i * E;
-    for (int64_t e = 0; e < E; e += W) store(row + e, none ? vf{} : load(row + e) / total);
-    store_row(row, in.E, row_of<T>(a.out, b, h, first_query + i));
-    const int64_t at = (b * in.H + h) * in.N + first_query + i;
-    a.lse[at] = none || total == 0 ? -__builtin_inff() : own.highest[i] + log_total;
-    a.residual[at] = residual_of(a.lse[at], own.highest[i], log_total);
-  }
+  for (int64_t i = 0; i < queries; i++)
+    write_query<T>(a, b, h, keys, first_query + i, own.highest[i], own.total[i], own.out + i * E);
 }
 
 template <class T>
@@ -189,6 +134,9 @@ static int64_t exact_forward_of(const ExactForward &a, void *workspace) {
   const ExactInputs &in = a.inputs;
   Arena arena{(char *)workspace};
   const Masks keys(arena, in.key_valid, in.B, in.M);
+#if defined(SUBQUAD_AMX)
+  if constexpr (Factor<T>::PAIRED) return exact_forward_by_amx(a, arena, keys);
+#endif
   const PerThread<ExactScratch<T>> scratch(arena, in.threads, in);
   if (!arena.base) return arena.used;
   const int64_t tiles = (in.N + EXACT_QUERIES - 1) / EXACT_QUERIES;

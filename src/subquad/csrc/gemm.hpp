@@ -11,7 +11,8 @@
 //
 // R and V fill the registers: R·V accumulators, V for B's row, one for A's number.
 
-// In variants with products of bf16, A and B may hold pairs (`Pair`): a step of the depth is two numbers then.
+// In variants with products of bf16, A and B may hold pairs (`Pair`): a step of the depth is two numbers then. In the
+// variant `amxbf16`, tiles multiply them (`amx.hpp`).
 
 // The rows of B from some column on, packed or wherever they are.
 template <class Number>
@@ -89,5 +90,10 @@ static void gemm_with(int64_t rows, int64_t columns, int64_t depth, const Number
 template <class Number>
 static void gemm(int64_t rows, int64_t columns, int64_t depth, const Number *a, int64_t a_row, int64_t a_step,
                  const Number *b, int64_t b_row, float *c, int64_t c_row, bool add, float times = 1) {
+#if defined(SUBQUAD_AMX)
+  if constexpr (__is_same(Number, Pair))
+    if (tiles_pay(rows, columns, depth))
+      return gemm_by_tiles(rows, columns, depth, a, a_row, a_step, b, b_row, c, c_row, add, times);
+#endif
   gemm_with(rows, columns, depth, a, a_row, a_step, PackedRows<Number>{b, b_row}, Product{c, c_row, add, times});
 }

@@ -28,6 +28,7 @@ constexpr int MAX_THREADS = 1024;
 constexpr int64_t BAD_LIST = -1;  // returned instead of the workspace's bytes: a list names what is not there
 
 #include "simd.hpp"
+#include "amx.hpp"
 #include "gemm.hpp"
 #include "rows.hpp"
 #include "arena.hpp"
@@ -64,6 +65,8 @@ constexpr int64_t BAD_LIST = -1;  // returned instead of the workspace's bytes: 
 #include "tail_backward.hpp"
 #include "ranks.hpp"
 #include "listed.hpp"
+#include "exact_masks.hpp"
+#include "exact_amx.hpp"
 #include "exact_forward.hpp"
 #include "exact_backward.hpp"
 #include "merging.hpp"

@@ -49,11 +49,11 @@ static int64_t steps_of(int64_t depth) {
 
 static inline Pair pair_of(uint32_t low, uint32_t high) { return {low | high << 16}; }
 
-// A row's numbers in pairs of neighbours, then zeros up to `padded` pairs.
+// A row's numbers in pairs of neighbours, then zeros up to `padded` pairs. A pair's low half comes first in memory, as in
+// all processors that multiply pairs.
 static inline void load_pairs(const bf16 *from, int64_t width, Pair *to, int64_t padded) {
-  int64_t d = 0;
-  for (; d + 2 <= width; d += 2) to[d / 2] = pair_of(from[d].bits, from[d + 1].bits);
-  if (d < width) to[d / 2] = pair_of(from[d].bits, 0);
+  __builtin_memcpy(to, from, width / 2 * sizeof(Pair));
+  if (width % 2) to[width / 2] = pair_of(from[width - 1].bits, 0);
   for (int64_t i = (width + 1) / 2; i < padded; i++) to[i].bits = 0;
 }
 

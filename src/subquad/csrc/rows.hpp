@@ -162,8 +162,6 @@ static inline float residual_of(float lse, float highest, float log_total) {
   return lse == -__builtin_inff() ? 0 : (highest - lse) + log_total;
 }
 
-static inline int64_t round_up(int64_t n, int64_t unit) { return (n + unit - 1) / unit * unit; }
-
 // run(x) with an x of the type of `dtype`.
 template <class Run>
 static int64_t by_dtype(Dtype dtype, Run &&run) {

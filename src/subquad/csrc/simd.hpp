@@ -12,6 +12,8 @@ constexpr int W = 4;
 constexpr int GEMM_ROWS = 6, GEMM_VECTORS = 2;
 #endif
 
+static inline int64_t round_up(int64_t n, int64_t unit) { return (n + unit - 1) / unit * unit; }
+
 typedef float vf __attribute__((vector_size(W * 4), may_alias));
 typedef int32_t vi __attribute__((vector_size(W * 4), may_alias));
 typedef uint32_t vu __attribute__((vector_size(W * 4), may_alias));  // wraps where vi must not

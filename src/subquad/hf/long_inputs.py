@@ -38,7 +38,9 @@ def _add_note(holder: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output
     if not isinstance(inputs, Tensor) or inputs.ndim < 2 or limit is None:
         return
     cached = kwargs.get("past_key_values")
-    tokens = inputs.shape[1] + (cached.get_seq_length() if hasattr(cached, "get_seq_length") else 0)
+    tokens = inputs.shape[1] + (
+        cached.get_seq_length() if cached is not None and hasattr(cached, "get_seq_length") else 0
+    )
     if tokens > limit:
         error.add_note(
             f"The input has {tokens:,} tokens, but {type(holder).__name__} has {limit:,} positions: call "

@@ -87,7 +87,10 @@ def test_outputs_and_gradients_are_those_of_the_formula(N, M, D, E, mask, varian
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize(("dtype", "limit"), [(torch.bfloat16, 2e-2), (torch.float16, 3e-3)])
 @pytest.mark.parametrize("mask", MASKS)
-@pytest.mark.parametrize(("N", "M", "D", "E"), [(1, 40, 8, 8), (71, 131, 21, 13), (130, 131, 64, 32), (200, 90, 3, 40)])
+@pytest.mark.parametrize(
+    ("N", "M", "D", "E"),
+    [(1, 40, 8, 8), (71, 131, 21, 13), (130, 131, 64, 32), (200, 90, 3, 40), (97, 70, 300, 290)],
+)
 def test_16_bit_inputs(N, M, D, E, mask, dtype, limit, variant):
     inputs = [x.to(dtype).requires_grad_() for x in inputs_of(N, M, D=D, E=E)]
     options = options_of(mask, N, M)
@@ -101,6 +104,34 @@ def test_16_bit_inputs(N, M, D, E, mask, dtype, limit, variant):
         assert torch.equal(have == -torch.inf, none)
         have, want = (x.detach().double().masked_fill(none, 0.0) for x in (have, want))
         assert (have - want).abs().max() < limit * max(1.0, float(want.abs().max()))
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("scale", [0.3, -0.3, 0.0])
+@pytest.mark.parametrize("step", [1.0, -1.0])
+def test_logits_that_rise_or_fall_along_the_keys(step, scale, variant):
+    """Sums of earlier keys shrink as far as e^-90 when a later key has a larger logit."""
+    query, key, value = (x.bfloat16() for x in inputs_of(70, 700, D=32, E=32))
+    query[..., 0], key[..., 0] = 10.0, step * torch.linspace(-15.0, 15.0, 700).bfloat16()
+    options = options_of("behind", 70, 700) | {"scale": scale}
+    with sq.use_backend("cpu"), native.use_variant(variant):
+        out, lse = exact_partial(query, key, value, **options)
+    want, want_lse = plain(query, key, value, **options)
+    torch.testing.assert_close(lse, want_lse.float(), atol=1e-3, rtol=1e-5)
+    assert (out.double() - want).abs().max() < 2e-2
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_products_of_torch_in_between_change_nothing(variant):
+    """Torch's products of bf16 may use the same registers, with settings of their own."""
+    inputs, other = [x.bfloat16() for x in inputs_of(200, 200, D=64, E=64)], normal(256, 256).bfloat16()
+    results, products = [], []
+    for _ in range(3):
+        with sq.use_backend("cpu"), native.use_variant(variant):
+            results.append(exact_partial(*inputs, **options_of("causal", 200, 200))[0])
+        products.append(other @ other)
+    assert all(torch.equal(results[0], each) for each in results)
+    assert all(torch.equal(products[0], each) for each in products)
 
 
 @pytest.mark.parametrize("variant", VARIANTS)

@@ -43,6 +43,16 @@ def test_torch_and_the_library_agree_on_the_cpu():
     assert ("avx512" in native.variants()) == (torch.backends.cpu.get_cpu_capability() == "AVX512")
 
 
+@here
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="Linux alone gives the tiles of AMX on request")
+def test_tiles_multiply_bf16_where_the_processor_has_them():
+    have = torch.cpu.get_capabilities()
+    if not all(have.get(name) for name in ("amx_tile", "amx_bf16")):
+        assert "amxbf16" not in native.variants()
+    else:
+        assert native.variants()[:2] == ["amxbf16", "avx512bf16"]
+
+
 # ---------------------------------------------------------------------- variants
 
 

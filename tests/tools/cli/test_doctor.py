@@ -271,13 +271,6 @@ def test_the_measurement_needs_no_extra():
     assert done.stdout.strip() == "[]"
 
 
-@pytest.mark.parametrize("amx", [True, False])
-def test_the_exact_kernel_is_not_recommended_on_amx(run, monkeypatch, amx):
-    monkeypatch.setattr("torch.cpu.get_capabilities", lambda: {"amx_bf16": True} if amx else {})
-    assert ("0.25 to 0.70 times" in " ".join(run().stdout.split())) == amx
-    assert ("full:kernel=subquad" in json.loads(run("--json").stdout)) == amx
-
-
 @pytest.mark.parametrize(
     ("cuda", "gpu", "reason"),
     [

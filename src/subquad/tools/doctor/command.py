@@ -101,14 +101,13 @@ def _show(settings: CrossoverSettings, as_json: bool) -> None:
     import torch
 
     from subquad.core.errors import InputError
-    from subquad.tools.doctor.exact_kernel import exact_kernel_on_amx
     from subquad.tools.runs import machine
 
     for name, each in options(CrossoverSettings).items():
         if getattr(settings, name) != each.default:
             raise InputError(f"{each.label} is an option of --measure; give both or none of them")
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    environment = machine.versions() | machine.hardware(device) | machine.backends() | exact_kernel_on_amx()
+    environment = machine.versions() | machine.hardware(device) | machine.backends()
     crossovers: list[MeasuredCrossover] = []
     message = NOT_MEASURED
     try:
