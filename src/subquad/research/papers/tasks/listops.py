@@ -111,7 +111,8 @@ class ListOps(Classification):
         return values
 
     def baselines(self, splits: Splits, data: Path | None = None) -> dict[str, Metrics]:
-        """The baselines guess the most frequent value of all, for the same operator, or for it with the same digits."""
+        """The baselines guess the most frequent value of all, for the same operator, or for it with the same result
+        on its own digits."""
         train, test = splits.train, splits.test
         assert isinstance(train, Expressions)
         assert isinstance(test, Expressions)
