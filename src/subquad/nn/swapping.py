@@ -85,7 +85,7 @@ def swap(
         layer.add_module(NAME, attached.to(weight.device, weight.dtype).train(layer.training))
         _change(layer, forward=partial(_kind(layer).forward, layer), **_kind(layer).CHANGED)
     for part in module.modules():
-        if isinstance(part, nn.TransformerEncoder):
+        if type(part).forward is nn.TransformerEncoder.forward:
             add_pre_hook(part, check_encoder_padding)
     return describe(module)
 

@@ -296,3 +296,18 @@ def test_padding_of_another_shape_is_refused_with_both_shapes(batch_first, train
     sq.nn.restore(model)
     assert not model._forward_pre_hooks
     assert not model._forward_pre_hooks_with_kwargs
+
+
+class EncoderOfLengths(nn.TransformerEncoder):
+    """An encoder that makes its padding mask itself, so its third argument is no mask."""
+
+    def forward(self, src, mask, lengths):
+        return super().forward(src, mask, torch.arange(src.shape[1])[None] >= lengths[:, None])
+
+
+def test_an_encoder_with_arguments_of_its_own_runs():
+    encoder = EncoderOfLengths(nn.TransformerEncoderLayer(16, 2, 32, batch_first=True), 1).eval()
+    inputs = torch.randn(2, 5, 16), None, torch.tensor([3, 5])
+    exact = encoder(*inputs)
+    sq.nn.swap(encoder, "full")
+    torch.testing.assert_close(encoder(*inputs)[1], exact[1])

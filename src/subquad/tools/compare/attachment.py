@@ -35,24 +35,28 @@ def attachment(
 
     The dtype is that of the longest length with a recommendation. If exact attention in that dtype does not keep the
     floor at a length without one, it is that of the next shorter. Lengths that exceed both the `limit` of the model's
-    own positions and the longest one with a recommendation count no more: the model will not accept them. The other
-    arguments are those of `recommend`.
+    own positions and the longest one with a recommendation count no more: the model will not accept them. At a length
+    whose speeds are too noisy, exact attention is chosen, and what runs there must keep the floor. The other arguments
+    are those of `recommend`.
     """
     best = fastest(methods, lengths, floor, tokens, noise)
     recommended = {n: row for n, row in sorted(best.items(), reverse=True) if row is not None}
     if not recommended:
         return None
     reach = math.inf if limit is None else max(limit, *recommended)
-    judged = ([n for n in lengths if n <= reach], floor, tokens, noise)
+    within = [n for n in lengths if n <= min(reach, tokens)]
+    judged = (within, floor, tokens, noise)
+    noisy = [n for n in within if n not in best]
     for dtype in dict.fromkeys([*map(_dtype, recommended.values()), FP32]):
         rows = [row for row in methods if row["status"] != "refused" and _dtype(row) == dtype]
         exact = next(row for row in rows if is_full(row))
-        chosen = {n: row or exact for n, row in fastest(rows, *judged).items()}
+        chosen = dict.fromkeys(noisy, exact) | {n: row or exact for n, row in fastest(rows, *judged).items()}
         steps = _steps(chosen, floor)
         if steps is None:
             continue
         runs = {n: running_at(steps, n) for n in chosen}
-        pays = [n for n, row in runs.items() if row["status"] != "exact" and recommend.is_faster(row, str(n))]
+        approximate = [(n, row) for n, row in runs.items() if n in best and row["status"] != "exact"]
+        pays = [n for n, row in approximate if recommend.is_faster(row, str(n))]
         if not pays or not all(is_faithful(row, str(n), floor) for n, row in runs.items()):
             continue
         made: Attachment = {
@@ -131,7 +135,7 @@ def _joined(chosen: Rows, floor: Floor) -> dict[int, MethodReport]:
 def _note(best: Mapping[int, MethodReport | None], chosen: Rows, runs: Rows, floor: Floor) -> str:
     """The lengths at which something else runs than what is recommended there, and why; empty if there are none."""
     recommended = {n: "full" if row is None else row["method"] for n, row in best.items()}
-    differing = [n for n, row in runs.items() if row["method"] != recommended[n]]
+    differing = [n for n, row in runs.items() if n in recommended and row["method"] != recommended[n]]
     if not differing:
         return ""
     reasons = []

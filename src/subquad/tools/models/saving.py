@@ -139,7 +139,8 @@ def save(chosen: Chosen | None, model: str | None, folder: Path | None) -> int |
     }
     with as_input_error():
         reach = hf.position_limit(loaded)
-        if reach is None or chosen.tokens > min(reach, getattr(tokenizer, "model_max_length", reach)):
+        read = [getattr(tokenizer, "model_max_length", None), getattr(loaded, "max_seq_length", None), reach]
+        if reach is None or chosen.tokens > min(limit for limit in read if limit is not None):
             hf.extend_positions(loaded, chosen.tokens, tokenizer=tokenizer)
         hf.swap(loaded, methods, max_length=hf.position_limit(loaded) or chosen.tokens)
         record(loaded, **chosen.recorded)

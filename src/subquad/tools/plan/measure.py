@@ -227,11 +227,11 @@ class SingleLosses:
 
 
 def _check_finite(self_loss: float) -> None:
-    """ValueError where exact attention itself has no loss: the model, the loss or the metric gives NaN or infinity."""
+    """ValueError where exact attention itself has no loss: the model, the metric or the score gives NaN or infinity."""
     if not math.isfinite(self_loss):
         raise ValueError(
             f"an output of exact attention compared with itself has a loss of {self_loss}, but it must be a finite "
-            "number: what the model, the loss or the metric gives there is not finite"
+            "number: what the model, the metric or the score gives there is not finite"
         )
 
 
