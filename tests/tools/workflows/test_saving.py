@@ -119,6 +119,7 @@ def test_a_sentence_transformer_is_saved_whole_and_loads_in_another_process(sent
 def test_a_method_for_the_main_length_runs_at_all_lengths(sentences, text, tmp_path, faster_at, monkeypatch):
     faster_at(64)
     compared(sentences, text, tmp_path)
+    assert SentenceTransformer(str(tmp_path / "saved"), device="cpu").max_seq_length == 64  # and not 40
     again = by_its_card(tmp_path / "saved", monkeypatch)
     assert isinstance(again, SentenceTransformer)
     assert {str(method) for method in sq.hf.describe(again).methods.values()} == {METHOD}
