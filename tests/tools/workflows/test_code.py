@@ -1,6 +1,7 @@
 """The lines of Python that a comparison prints are run."""
 
 import json
+import re
 from typing import Any
 
 import pytest
@@ -24,9 +25,7 @@ def run(code: str) -> dict[str, Any]:
 
 
 def row(method: str, layers: list[int], **more: Any) -> Any:
-    name = method.partition(":")[0].partition(" in ")[0]
-    return {"method": method, "settings": sq.Full().to_dict() if name == "full" else {"name": name},
-            "layers": layers, **more}  # fmt: skip
+    return {"method": method, "settings": {"name": re.split("[:@ ]", method)[0]}, "layers": layers, **more}
 
 
 def code(steps: dict[str, str], rows: list[Any], location: str | None = None, layers: int = 6, **more: Any) -> str:

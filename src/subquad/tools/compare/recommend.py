@@ -182,7 +182,7 @@ def describe_performance(method: MethodReport, length: str, floor: Floor) -> str
 
 def is_full(method: MethodReport) -> bool:
     """Whether the row is the model's own exact attention, in whatever dtype."""
-    return method["settings"] == Full().to_dict() and not method["method"].startswith("plan:")
+    return from_dict(method["settings"]) == Full() and not method["method"].startswith("plan:")
 
 
 def _speedup(method: MethodReport, length: str) -> float:

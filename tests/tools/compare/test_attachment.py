@@ -118,7 +118,7 @@ def test_a_plan_or_a_mixture_stays_as_it_is(change):
 @pytest.mark.parametrize("noisy", LENGTHS)
 def test_what_runs_at_a_length_that_was_too_noisy_keeps_the_floor(noisy):
     fidelities = [0.8 if length == noisy else 1.0 for length in LENGTHS]
-    found = attached(row("clustered", (2.0, 2.0, 2.0), fidelities), noise={noisy: 1.6})
+    found = attached(row("clustered", (2.0, 2.0, 2.0), fidelities), noise={noisy: 1.6}, limit=8192)
     steps = {int(start): name for start, name in found["steps"].items()}
     assert module.running_at(steps, noisy) == "full"
     assert found["lengths"] == [length for length in LENGTHS if length != noisy]
