@@ -155,8 +155,8 @@ class MultiheadAttention(nn.Module):
                 layers of a model. `attn_mask`, a memory and nested tensors are not supported with it.
 
         Raises:
-            ValueError: need_weights=True; both kinds of masks; what the method cannot take; a memory of another batch,
-                width or device, or with `key` or torch's masks.
+            ValueError: need_weights=True; inputs of another width; both kinds of masks; what the method cannot take; a
+                memory of another batch, width or device, or with `key` or torch's masks.
             TypeError: a memory of another dtype.
         """
         refuse_weights(need_weights)
@@ -259,7 +259,15 @@ class MultiheadAttention(nn.Module):
         )
 
     def _projected(self, by: Any, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The heads of queries, keys and values by the projections of this layer or of its global tokens."""
+        """The heads of queries, keys and values by the projections of this layer or of its global tokens.
+
+        Raises:
+            ValueError: the width of one is not that of this layer.
+        """
+        inputs = {"queries": (query, self.embed_dim), "keys": (key, self.kdim), "values": (value, self.vdim)}
+        for name, (x, width) in inputs.items():
+            if x.shape[-1] != width:
+                raise ValueError(f"the {name} are {x.shape[-1]} wide, but this layer takes {name} of width {width}")
         key, value = self._split(by.k_proj(key), self.kv_heads), self._split(by.v_proj(value), self.kv_heads)
         return self._split(by.q_proj(query), self.num_heads), key, value
 

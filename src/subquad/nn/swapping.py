@@ -85,7 +85,8 @@ def swap(
         layer.add_module(NAME, attached.to(weight.device, weight.dtype).train(layer.training))
         _change(layer, forward=partial(_kind(layer).forward, layer), **_kind(layer).CHANGED)
     for part in module.modules():
-        if type(part).forward is nn.TransformerEncoder.forward:
+        is_encoder = type(part).forward is nn.TransformerEncoder.forward
+        if is_encoder and any(hasattr(layer, NAME) for layer in part.modules()):
             add_pre_hook(part, check_encoder_padding)
     return describe(module)
 

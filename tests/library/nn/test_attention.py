@@ -154,6 +154,18 @@ def test_bad_arguments_are_refused(arguments, options, message):
         sq.nn.MultiheadAttention(*arguments, **options)
 
 
+def test_inputs_of_another_width_are_refused_with_both_widths():
+    attention = sq.nn.MultiheadAttention(12, 4, kdim=8, vdim=6)
+    x, keys, values = torch.randn(2, 5, 12), torch.randn(2, 7, 8), torch.randn(2, 7, 6)
+    assert attention(x, keys, values).shape == x.shape
+    with pytest.raises(ValueError, match="the queries are 10 wide, but this layer takes queries of width 12"):
+        attention(x[..., :10], keys, values)
+    with pytest.raises(ValueError, match="the keys are 12 wide, but this layer takes keys of width 8"):
+        attention(x)
+    with pytest.raises(ValueError, match="the values are 8 wide, but this layer takes values of width 6"):
+        attention(x, keys)
+
+
 RECURRENT = pytest.mark.parametrize("method", [method for method in METHODS if method.traits.recurrent], ids=str)
 
 

@@ -298,6 +298,13 @@ def test_padding_of_another_shape_is_refused_with_both_shapes(batch_first, train
     assert not model._forward_pre_hooks_with_kwargs
 
 
+def test_an_encoder_without_a_swapped_layer_is_left_as_it_is():
+    pair = nn.ModuleList([encoder(), encoder()])
+    sq.nn.swap(pair, {"1.layers.0.*": "local:window=2"})
+    assert not pair[0]._forward_pre_hooks
+    assert pair[1]._forward_pre_hooks
+
+
 class EncoderOfLengths(nn.TransformerEncoder):
     """An encoder that makes its padding mask itself, so its third argument is no mask."""
 

@@ -67,6 +67,7 @@ def test_a_folder_without_any_text_and_a_file_that_is_asked_for_are_errors(tmp_p
     (tmp_path / "a.txt").write_bytes(b"caf\xe9")
     with pytest.raises(InputError, match=r"no text in the folder .*a\.txt is not a text file in UTF-8; .*iconv"):
         read_documents([tmp_path])
+    assert folder_lines([tmp_path]) == [f"{tmp_path}: 0 files read"]
     with pytest.raises(InputError, match=r"a\.txt is not a text file in UTF-8; .* or a folder"):
         read_documents([tmp_path / "a.txt"])
 

@@ -1,5 +1,6 @@
 """The progress of a long run on standard error: a bar on a terminal, lines elsewhere, and how long it still takes."""
 
+import math
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -14,7 +15,7 @@ SILENT = 30.0  # seconds after which a line is printed in any case
 
 
 class Estimate:
-    """How long a run still takes: from the work that was done in this run, or from its limit where it has one."""
+    """How long a run still takes: from the work that was done in this run, from its limit, or from what is less."""
 
     def __init__(self) -> None:
         self.costs: Sequence[float] = ()
@@ -22,7 +23,7 @@ class Estimate:
         self.total, self.done, self.first, self.begun = 0, 0, 0, 0.0
 
     def expect(self, costs: Sequence[float] = (), seconds: float | None = None) -> None:
-        """Take note of how much work each unit is, in proportion, or of the time after which the run ends."""
+        """Take note of how much work each unit is, in proportion, and of the time after which the run ends."""
         self.costs, self.total = costs, 0
         self.until = None if seconds is None else time.monotonic() + seconds
 
@@ -34,15 +35,17 @@ class Estimate:
         now = time.monotonic()
         if done >= total:
             return ""
-        if self.until is not None:
-            return f"at most {in_words(max(self.until - now, 0.0))} left"
+        limit = math.inf if self.until is None else max(self.until - now, 0.0)
+        if self.until is not None and not self.costs:
+            return f"at most {in_words(limit)} left"
         if total != self.total or done < self.done:  # another part of the run
             self.total, self.first, self.begun = total, done, now
         self.done = done
         made, left_over = self._cost_between(self.first, done), self._cost_between(done, total)
-        if not made or now - self.begun < FEW:
-            return ""
-        return f"about {in_words((now - self.begun) * left_over / made)} left"
+        seconds = (now - self.begun) * left_over / made if made and now - self.begun >= FEW else math.inf
+        if limit < seconds:  # units that do not fit will be left out
+            return f"at most {in_words(limit)} left" if limit else ""
+        return f"about {in_words(seconds)} left" if seconds < math.inf else ""
 
     def _cost_between(self, begin: int, end: int) -> float:
         return sum(self.costs[begin:end], 0.0) if len(self.costs) == self.total else float(end - begin)

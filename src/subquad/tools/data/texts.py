@@ -81,7 +81,8 @@ def _counted(files: Sequence[Path], folder: Path) -> str:
     """How many files these are, with the names of the first ones."""
     names = ", ".join(str(path.relative_to(folder)) for path in files[:FEW])
     more = ", …" if len(files) > FEW else ""
-    return f"{len(files):,} file{'' if len(files) == 1 else 's'} ({names}{more})"
+    which = f" ({names}{more})" if files else ""
+    return f"{len(files):,} file{'' if len(files) == 1 else 's'}{which}"
 
 
 def standard_library(least: int = 3000) -> list[str]:

@@ -82,7 +82,7 @@ class JobRun(ABC):
         """
         cache, jobs = run_cache(out, self.fingerprint(), group), list(self.jobs())
         self.resumed = cache.resumed
-        expect(progress, [self.cost(job.key) for job in jobs])
+        expect(progress, [self.cost(job.key) for job in jobs], self.limit())
         for job, cached in run_jobs(jobs, cache, progress, executor, self.has_time):
             self.results[job.key] = cached.result
             after(job.key)
@@ -90,6 +90,10 @@ class JobRun(ABC):
     def cost(self, key: str) -> float:
         """The work of a job in proportion to the others; for the estimate of the time that is left."""
         return 1.0
+
+    def limit(self) -> float | None:
+        """After how many seconds the run ends, if it has a time limit."""
+        return None
 
     def has_time(self, key: str) -> bool:
         """Whether a job is to run; a run with a time limit leaves out those that would exceed it."""
