@@ -245,7 +245,7 @@ def overview(measured: Sequence[tuple[str, Sequence[Figures]]]) -> str:
             "–" if ours is None else f"{fastest / ours.ms[1]:.2f}×",
         ])  # fmt: skip
     heads = ["model, tokens", "PyTorch fp32", "PyTorch bf16", "fastest other engine", "subquad", "fidelity"]
-    return sheet.table([*heads, "over the fastest of them"], lines)
+    return sheet.table([*heads, "speed-up over the fastest other"], lines)
 
 
 def publish(readme: Path, made: str) -> None:

@@ -31,8 +31,8 @@ def entries(things: Mapping[str, Any], prefix: str, *, members: bool = True) -> 
     """One entry per class or function, headed by the name under which a user calls it; functions come first."""
     lines = []
     for name, what in sorted(things.items(), key=lambda thing: inspect.isclass(thing[1])):
-        lines += [f"::: {what.__module__}.{what.__qualname__}", "    options:", f"      heading: {prefix}.{name}"]
-        lines += ["" if members else "      members: false\n"]
+        options = f"heading: {prefix}.{name}" + ("" if members else ", members: false")
+        lines += [f"::: {what.__module__}.{what.__qualname__}", f"    options: {{{options}}}", ""]
     return "\n".join(lines).rstrip()
 
 

@@ -40,6 +40,6 @@ def test_a_notebook_runs(notebook: Path, tmp_path: Path):
 
 
 def test_the_page_lists_every_notebook():
-    page = (NOTEBOOKS[0].parents[1] / "notebooks.md").read_text("utf-8")
+    page = (NOTEBOOKS[0].parents[1] / "tutorial.md").read_text("utf-8")
     assert len(NOTEBOOKS) == 3
     assert all(f"(notebooks/{notebook.name})" in page for notebook in NOTEBOOKS)

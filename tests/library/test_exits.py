@@ -23,7 +23,10 @@ NOT_EVERY_LENGTH: dict[str, tuple[list[int] | None, str]] = {
     "bigbird": ([3], FEW),
     "fixed": ([3], FEW),
     "longformer": ([3, 17], FEW),
-    "strided": ([3, 100], "lengths on the same side of 16 · `stride` tokens as the traced length, but very short ones"),
+    "strided": (
+        [3, 100],
+        "all lengths on the same side of 16 · `stride` tokens as the traced length, except very short ones",
+    ),
     "logsparse": ([3, 17, 100], "lengths between the same two powers of two as the traced length"),
     "keep": ([3], FEW),
     "sum": ([3], FEW),
@@ -35,7 +38,8 @@ NOT_EVERY_LENGTH: dict[str, tuple[list[int] | None, str]] = {
     "sinkhorn": ([3], FEW),
     "learned-feature-map": (
         [3, 17, 33, 49],
-        "multiples of `window` if the traced length is a multiple: other lengths are padded, which is another program",
+        "only multiples of `window` if the traced length is a multiple of it, because other lengths are padded, which "
+        "is another program",
     ),
     "rfa": (
         [64, 100],

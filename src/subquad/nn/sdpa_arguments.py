@@ -82,8 +82,8 @@ def prepare_sdpa(
         raise ValueError("nested tensors: sq.attention accepts them, but a call of SDPA has no padded form here")
     if query.shape[2:3] != key.shape[2:3] and method.traits.mixes_queries:
         raise ValueError(
-            f"{method.name!r} mixes queries, and those of cross-attention may be a causal decoder's: the output at one "
-            "position would depend on later ones"
+            f"{method.name!r} mixes queries, and the queries of cross-attention may come from a causal decoder: the "
+            "output at one position would depend on later ones"
         )
     mask, bias = mask_and_bias(method, query, key, attn_mask, is_causal)
     if mask.is_causal and method.traits.leaks_in_training and torch.is_grad_enabled() and query.requires_grad:

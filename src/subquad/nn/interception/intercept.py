@@ -30,7 +30,7 @@ def intercept(method: str | Method, *, strict: bool = False) -> Iterator[Interce
     does in training, and nested tensors are padded, and nested again. Masks are read as `Mask.from_sdpa` does. A call
     that the method cannot take runs exact attention, and `calls` has the reason: among others a mask that is not
     understood, dropout, nested tensors in a call of SDPA itself, attention weights that are asked for; for methods that
-    mix queries, cross-attention, whose queries may be a causal decoder's; for methods of self-attention alone
+    mix queries, cross-attention, whose queries may come from a causal decoder; for methods of self-attention alone
     (`local`, …), calls without a causal mask, which may be either. subquad's own calls of SDPA are
     left alone.
 

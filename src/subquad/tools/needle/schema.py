@@ -16,7 +16,7 @@ class NeedleCell(TypedDict):
     samples: int
     log_likelihood: float | None  # of the answers, in nats per token: mean over the samples; None: not finite
     difference: float | None  # to exact attention on the same prompts; 0 for exact attention itself
-    right: float  # share of the answers that greedy decoding gives
+    right: float  # share of the prompts that greedy decoding answers correctly
 
 
 class NeedleMethod(TypedDict):

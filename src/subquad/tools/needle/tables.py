@@ -20,7 +20,7 @@ MARKS = {"exact": ["baseline"], "measured": [], "oracle": ["oracle"]}
 LEGEND = (
     "Log-likelihood of the answer's tokens, in nats per token, as a mean: of exact attention itself, of the other "
     "methods minus that of exact attention on the same prompts; 0 is as good as exact, below 0 is worse. "
-    "right: share of the answers that greedy decoding gives."
+    "right: share of the prompts that greedy decoding answers correctly."
 )
 
 

@@ -82,7 +82,7 @@ DEVICE = "Device: cpu, cuda, cuda:1."
 DTYPES = ("fp32", "bf16", "fp16")
 DTYPE = "Run the model in fp32, bf16 or fp16, exact attention too; default: the dtype of its weights."
 AUTO = "auto"
-DATA = {"help": "Folder of real data, with one folder per task.", "envvar": "SUBQUAD_DATA"}
+DATA = {"help": "Folder of real data, with one folder for each source.", "envvar": "SUBQUAD_DATA"}
 
 
 def _listed(text: str) -> tuple[str, ...]:

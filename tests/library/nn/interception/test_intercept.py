@@ -302,7 +302,7 @@ def test_torchs_decoder_and_layer():
         ("layers.0.self_attn (MultiheadAttention)", "'smyrf' does not support a causal mask"),
         (
             "layers.0.multihead_attn (MultiheadAttention)",
-            "'smyrf' mixes queries, and those of cross-attention may be a causal decoder's",
+            "'smyrf' mixes queries, and the queries of cross-attention may come from a causal decoder",
         ),
     ]
 

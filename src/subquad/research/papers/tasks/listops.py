@@ -42,7 +42,7 @@ class ListOps(Classification):
 
     Attributes:
         shortest, longest: smallest and largest number of tokens. LRA has more than 500 and fewer than 2,000.
-        depth: number of levels of nesting, with the level of the digits.
+        depth: number of levels of nesting, including the level of the digits.
         arguments: largest number of arguments of an operator; the smallest is 2.
         operators: probability of an operator in place of a digit.
         examples: number of training examples, which are made as they are read. LRA has 96,000.
@@ -111,8 +111,9 @@ class ListOps(Classification):
         return values
 
     def baselines(self, splits: Splits, data: Path | None = None) -> dict[str, Metrics]:
-        """The baselines guess the most frequent value of all, for the same operator, or for it with the same result
-        on its own digits."""
+        """Each of the three baselines guesses the value that is most frequent in training: of all expressions, of those
+        with the same outermost operator, or of those in which this operator also has the same result on the digits of
+        its own list."""
         train, test = splits.train, splits.test
         assert isinstance(train, Expressions)
         assert isinstance(test, Expressions)

@@ -33,7 +33,8 @@ class Speech(Task):
     The recordings of the held-out speaker are the second half of the test examples, which is reported separately.
 
     Attributes:
-        fewest, most: smallest and largest number of digits in an utterance, as many as fit into `longest` frames.
+        fewest, most: smallest and largest number of digits that are drawn for an utterance; those that do not fit into
+            `longest` frames are left out.
         longest: number of frames (of 10 ms) of the longest utterance. The paper's longest has 2,500.
         fewest_gap, most_gap: smallest and largest number of frames of silence.
         one_speaker: whether all digits of an utterance are spoken by one speaker.
