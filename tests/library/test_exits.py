@@ -38,8 +38,8 @@ NOT_EVERY_LENGTH: dict[str, tuple[list[int] | None, str]] = {
     "sinkhorn": ([3], FEW),
     "learned-feature-map": (
         [3, 17, 33, 49],
-        "only multiples of `window` if the traced length is a multiple of it, because other lengths are padded, which "
-        "is another program",
+        "if the traced length is a multiple of `window`, only multiples of `window`, because other lengths are padded, "
+        "which is another program",
     ),
     "rfa": (
         [64, 100],

@@ -30,7 +30,8 @@ class ModelSettings:
         dropout: dropout rate of embeddings and of the output of each layer.
         attention_dropout: dropout rate in attention; the method's page describes what is dropped.
         positions: "learned" or "sinusoidal" (added to the input), "layer-sinusoidal" (added to queries and keys),
-            "rotary", "relative" (learned terms of the distance, which every method must support), or "none".
+            "rotary", "relative" (learned terms of the distance, which each of the model's methods must support, as
+            `full` and `local` do), or "none".
         piece: for the task lm: number of tokens that are read at a time; 0 means the whole input.
         memory: for the task lm: number of tokens before a piece whose hidden states each layer remembers.
     """

@@ -111,9 +111,9 @@ class ListOps(Classification):
         return values
 
     def baselines(self, splits: Splits, data: Path | None = None) -> dict[str, Metrics]:
-        """Each of the three baselines guesses the value that is most frequent in training: of all expressions, of those
-        with the same outermost operator, or of those in which this operator also has the same result on the digits of
-        its own list."""
+        """Each of the three baselines guesses the value that is most frequent among some expressions in training. The
+        first counts all expressions, and the second those with the same outermost operator. The third counts those of
+        the second in which this operator also has the same result on the digits that are directly in its list."""
         train, test = splits.train, splits.test
         assert isinstance(train, Expressions)
         assert isinstance(test, Expressions)

@@ -35,8 +35,8 @@ class Lm(NextSymbol):
     documents are held out instead, chosen by the seed. You may also give validation and test files.
 
     Without `files`, the text is the folder `corpus` of the data. Its files valid.txt and test.txt are the validation
-    and the test text. Without a train.txt, as in wikitext-2 here, the end of valid.txt, a share of `held_out`, is the
-    validation text, and the rest of this file is the training text.
+    and the test text. If there is no train.txt, as in wikitext-2 here, valid.txt is divided: its end, a share of
+    `held_out`, is the validation text, and the rest is the training text.
 
     Each window starts with the last byte of the window before, so a model sees at least one byte and at most
     `length` − 1 bytes before the byte that it predicts. For a corpus of words, such as wikitext, the perplexity per
