@@ -2,7 +2,7 @@
 
     python benchmarks/gpu_model.py --out benchmarks/results/gpu-model.md
 
-What is recorded and what is assumed is in `subquad/tools/measure/gpu_model.py`; the peaks are in `gpu_chips.py` beside it.
+What is recorded and what is assumed is in `subquad/tools/measure/gpu_model.py`; `gpu_chips.py` beside it has the peaks.
 """
 
 import argparse
