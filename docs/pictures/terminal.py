@@ -150,7 +150,7 @@ def report() -> Report:
             "choice": recommended.get(longest, "full"),
             "by_length": recommended,
             "headline": re.search(r"^\*\*(.+)\*\*$", text, re.MULTILINE)[1],  # type: ignore[index]
-            "reasons": reasons + [attached["note"]] * ("note" in attached),
+            "reasons": reasons,
             "code": code_of(attached, methods, shown, demo.DECODER),
             "next": command[0],
         },
