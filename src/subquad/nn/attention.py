@@ -12,7 +12,14 @@ from subquad.methods.core.current_shard import in_use
 from subquad.methods.core.global_tokens import Keep
 from subquad.nn.global_tokens import GlobalTokens, WithRows
 from subquad.nn.memory import mask_behind, preceded, refuse_without_memory
-from subquad.nn.torch_calls import as_batches, attend_as_torch, empty_outputs, refuse_nested, refuse_weights
+from subquad.nn.torch_calls import (
+    as_batches,
+    attend_as_torch,
+    check_widths,
+    empty_outputs,
+    refuse_nested,
+    refuse_weights,
+)
 from subquad.nn.torch_weights import rename_torch_weights
 
 
@@ -264,10 +271,9 @@ class MultiheadAttention(nn.Module):
         Raises:
             ValueError: the width of one is not that of this layer.
         """
-        inputs = {"queries": (query, self.embed_dim), "keys": (key, self.kdim), "values": (value, self.vdim)}
-        for name, (x, width) in inputs.items():
-            if x.shape[-1] != width:
-                raise ValueError(f"the {name} are {x.shape[-1]} wide, but this layer takes {name} of width {width}")
+        projects = by.q_proj, by.k_proj, by.v_proj
+        if all(type(project) is nn.Linear and not project._forward_pre_hooks for project in projects):
+            check_widths((query, key, value), [project.in_features for project in projects])
         key, value = self._split(by.k_proj(key), self.kv_heads), self._split(by.v_proj(value), self.kv_heads)
         return self._split(by.q_proj(query), self.num_heads), key, value
 

@@ -1,6 +1,6 @@
 """The arguments of `torch.nn.MultiheadAttention.forward`, as those of methods."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -25,6 +25,13 @@ def refuse_weights(need_weights: bool | None) -> None:
             "need_weights=True, torch's default, asks for the N×M attention weights, which no method here computes; "
             "call the layer with need_weights=False"
         )
+
+
+def check_widths(inputs: Iterable[Tensor], widths: Iterable[int]) -> None:
+    """ValueError if queries, keys or values do not have the width that a layer projects."""
+    for name, x, width in zip(("queries", "keys", "values"), inputs, widths, strict=True):
+        if x.shape[-1] != width:
+            raise ValueError(f"the {name} are {x.shape[-1]} wide, but this layer takes {name} of width {width}")
 
 
 def check_encoder_padding(encoder: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from subquad.methods import Method
 from subquad.methods.core.current_shard import in_use
-from subquad.nn.torch_calls import as_batches, attend_as_torch, refuse_weights
+from subquad.nn.torch_calls import as_batches, attend_as_torch, check_widths, refuse_weights
 
 CHANGED = {"_qkv_same_embed_dim": False}  # else torch's encoder layers, in eval mode, would go around `forward`
 
@@ -52,6 +52,7 @@ def forward(
         weights = (layer.q_proj_weight, layer.k_proj_weight, layer.v_proj_weight)
     else:
         weights = layer.in_proj_weight.chunk(3)
+    check_widths(inputs, [weight.shape[-1] for weight in weights])
     biases = (None,) * 3 if layer.in_proj_bias is None else layer.in_proj_bias.chunk(3)
     projected = [F.linear(x, weight, bias) for x, weight, bias in zip(inputs, weights, biases, strict=True)]
     out = attend_as_torch(

@@ -164,6 +164,8 @@ def test_inputs_of_another_width_are_refused_with_both_widths():
         attention(x)
     with pytest.raises(ValueError, match="the values are 8 wide, but this layer takes values of width 6"):
         attention(x, keys)
+    attention.k_proj, attention.v_proj = torch.nn.Linear(16, 12), torch.nn.Linear(16, 12)  # other projections count
+    assert attention(x, torch.randn(2, 7, 16)).shape == x.shape
 
 
 RECURRENT = pytest.mark.parametrize("method", [method for method in METHODS if method.traits.recurrent], ids=str)

@@ -298,6 +298,14 @@ def test_padding_of_another_shape_is_refused_with_both_shapes(batch_first, train
     assert not model._forward_pre_hooks_with_kwargs
 
 
+def test_inputs_of_another_width_are_refused_with_both_widths():
+    layer = nn.MultiheadAttention(12, 4, batch_first=True)
+    sq.nn.swap(layer, "local:window=2")
+    x = torch.randn(2, 9, 12)
+    with pytest.raises(ValueError, match="the values are 11 wide, but this layer takes values of width 12"):
+        layer(x, x, x[..., :11], need_weights=False)
+
+
 def test_an_encoder_without_a_swapped_layer_is_left_as_it_is():
     pair = nn.ModuleList([encoder(), encoder()])
     sq.nn.swap(pair, {"1.layers.0.*": "local:window=2"})

@@ -67,11 +67,11 @@ def test_a_run_with_a_limit_says_the_limit(clock):
 
 
 def test_units_that_exceed_the_limit_are_not_counted(clock):
-    """A comparison leaves them out. Its first batches run also when the limit is over, and then nothing is known."""
+    """A comparison leaves most of them out, but some run though the limit is over, and then nothing is known."""
     estimate = Estimate()
     estimate.expect([1] * 20, seconds=300.0)
     assert left(estimate, clock, (0, 0, 20), (60, 1, 20), (90, 15, 20), (310, 16, 20)) == [
-        "at most 5 min left", "at most 4 min left", "about 1 min left", ""
+        "time limit in 5 min", "time limit in 4 min", "about 1 min left", ""
     ]  # fmt: skip
 
 

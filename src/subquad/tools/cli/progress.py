@@ -15,7 +15,7 @@ SILENT = 30.0  # seconds after which a line is printed in any case
 
 
 class Estimate:
-    """How long a run still takes: from the work that was done in this run, from its limit, or from what is less."""
+    """How long a run still takes: from the work that was done in this run, or from its time limit if that is less."""
 
     def __init__(self) -> None:
         self.costs: Sequence[float] = ()
@@ -43,8 +43,8 @@ class Estimate:
         self.done = done
         made, left_over = self._cost_between(self.first, done), self._cost_between(done, total)
         seconds = (now - self.begun) * left_over / made if made and now - self.begun >= FEW else math.inf
-        if limit < seconds:  # units that do not fit will be left out
-            return f"at most {in_words(limit)} left" if limit else ""
+        if limit < seconds:  # most units that do not fit are left out, but not all
+            return f"time limit in {in_words(limit)}" if limit else ""
         return f"about {in_words(seconds)} left" if seconds < math.inf else ""
 
     def _cost_between(self, begin: int, end: int) -> float:
@@ -69,9 +69,9 @@ class Reported:
         self.counted = (-1, -1)  # units done and in all, in the last call
 
     def expect(self, costs: Sequence[float] = (), seconds: float | None = None) -> None:
-        """Record a run's estimate of its length, and print it if it is a time."""
+        """Record a run's estimate of its length, and print it if it is a time alone."""
         self.estimate.expect(costs, seconds)
-        if seconds is not None:
+        if seconds is not None and not costs:
             tell(f"this takes at most about {in_words(seconds)}")
 
     def note(self, line: str) -> None:

@@ -193,8 +193,8 @@ class Comparison(JobRun):
     # ------------------------------------------------------------------ time
 
     def limit(self) -> float | None:
-        """What is left of the time limit; None if an option asks for work that exceeds it."""
-        return None if self.task is not None or self.settings.layers else self._seconds_left
+        """What is left of the time limit."""
+        return self._seconds_left
 
     def has_time(self, key: str) -> bool:
         """Whether a job is predicted to end within the time limit.

@@ -92,7 +92,7 @@ class JobRun(ABC):
         return 1.0
 
     def limit(self) -> float | None:
-        """After how many seconds the run ends, if it has a time limit."""
+        """In how many seconds the time limit is over, if there is one."""
         return None
 
     def has_time(self, key: str) -> bool:
