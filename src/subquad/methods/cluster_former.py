@@ -94,7 +94,7 @@ class ClusterFormer(Bucketed):
         positional=True,
         exact_limit={"window": "N", "chunk": "N"},
         example={"window": 2, "chunk": 5, "clusters": 4},
-        complexity="O(N·((W + m)·D + C·iterations)) time with a window of W and chunks of m",
+        complexity="O(N·((W + m)·D + C)) time with a window of W and chunks of m",
         source="Wang et al. 2020 (arXiv:2009.06097)",
     )
 

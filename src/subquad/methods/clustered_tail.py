@@ -103,7 +103,7 @@ class ClusteredTail(ByHalves):
         by_values=True,
         exact_limit={"topk": "M"},
         example={"clusters": 5, "topk": 4, "cells": 3, "bits": 15, "iterations": 3, "block": 4, "last": 3},
-        complexity="O(C·M·D + N·(C·refine + k + X)·D) time, O(N + C·(k + X·D)) memory; C and k grow with √N by default",
+        complexity="O(C·M·D + N·(C·refine + K + X)·D) time, O(N + C·(K + X·D)) memory; C and K grow with √N by default",
         source="extends Vyas et al. 2020",
         zeroes_padding=True,  # padded queries are in no cluster
         skips_padding=True,
