@@ -65,7 +65,10 @@ def escaped(text: str) -> str:
 
 def tasks_table() -> str:
     """One row per task."""
-    rows = ["| task | data and metric | best model by | data folder |", "| --- | --- | --- | --- |"]
+    rows = [
+        "| task | data and metric | metric of the best model, better if | data folder |",
+        "| --- | --- | --- | --- |",
+    ]
     for name, task in TASKS.items():
         better = "higher" if task.greater_is_better else "lower"
         data = f"`{task.needs}/`" if task.needs else "generated"

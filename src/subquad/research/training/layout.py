@@ -31,7 +31,8 @@ class ParallelSettings:
 
     Attributes:
         sequence: number of processes that share the tokens of each input; further processes share the batch's items.
-        mode: what these processes send each other: "summary", "heads", or "auto" for a summary if the method has one.
+        mode: what these processes send each other: "summary", "heads", or "auto", which is a summary if the method has
+            one, and otherwise heads (a ring for exact attention with fewer heads than processes).
         fsdp: whether each process stores only its share of the weights, gradients and optimizer states (FSDP2).
         timeout: number of seconds that a process waits for the others before the run ends.
     """

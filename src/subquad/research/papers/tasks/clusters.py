@@ -21,8 +21,9 @@ from subquad.research.training.tasks.base import Batch, Item, Metrics, Splits, T
 class Clusters(Task):
     """Predict the parameters of the mixture of Gaussians that the points of a set are drawn from.
 
-    The metric is the mean log-likelihood of a point in the predicted mixture, in nats. Shares are drawn
-    from a Dirichlet distribution with all parameters 1, and the centres evenly from a square.
+    The metric is the mean log-likelihood of a point in the predicted mixture, in nats. The weights of
+    the Gaussians are drawn from a Dirichlet distribution with all parameters 1, and their centres uniformly from a
+    cube (a square in two dimensions).
 
     Attributes:
         components: number of Gaussians.

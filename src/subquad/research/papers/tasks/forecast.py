@@ -44,7 +44,7 @@ class Forecast(Task):
             from all columns.
         horizon: number of rows that are predicted.
         seq_len: number of rows that are read.
-        label_len: number of rows, the last of the `seq_len` ones, that the decoder reads too.
+        label_len: number of rows that the decoder reads too: the last ones of the `seq_len` rows.
         architecture: "encoder-decoder", as Informer has it, or "encoder".
         decoder_layers: number of decoder layers; `model.layers` is the number of encoder layers.
         cross_method: method of the decoder's cross-attention, unless `model.method` is a list.

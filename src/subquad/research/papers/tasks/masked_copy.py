@@ -17,12 +17,13 @@ from subquad.research.training.tasks.base import Batch, Item, Metrics, Splits, T
 
 @dataclass(frozen=True, kw_only=True)
 class MaskedCopy(Task):
-    """Predict the masked symbols of 0w0w, where w has `length` symbols.
+    """Predict the masked symbols of 0w0w, where w has `length` symbols and 0 is a separator.
 
     Some symbols of each half are masked, but never both copies of a symbol, so every masked symbol can be copied.
 
     Attributes:
-        length: number L of symbols in w; the input has 2L + 2 tokens. The paper uses 31, 63, 127 and 255.
+        length: number L of symbols in w; the input has 2L + 2 tokens. Vyas et al. (2020) use 31, 63, 127
+            and 255.
         symbols: number of different symbols.
         masked: share of the tokens of 0w0w that are masked.
         examples: number of training examples, which are made as they are read; validation and test have 512 each.

@@ -35,11 +35,11 @@ class Speech(Task):
     Attributes:
         fewest, most: smallest and largest number of digits that are drawn for an utterance; those that do not fit into
             `longest` frames are left out.
-        longest: number of frames (of 10 ms) of the longest utterance. The paper's longest has 2,500.
+        longest: number of frames (of 10 ms) of the longest utterance. The longest of Vyas et al. (2020) has 2,500.
         fewest_gap, most_gap: smallest and largest number of frames of silence.
         one_speaker: whether all digits of an utterance are spoken by one speaker.
         held_out: the speaker whose recordings are not used for training.
-        subsample: number of frames per token; the paper uses 1.
+        subsample: number of frames per token; Vyas et al. (2020) use 1.
         examples: number of training examples, which are made as they are read.
         validation_examples, test_examples: number of validation and test examples; half of the test examples are spoken
             by the held-out speaker.

@@ -30,13 +30,14 @@ WORDS = "wikitext"  # corpora with words between spaces, and one more for the en
 class Lm(NextSymbol):
     """Predict the next byte of text; the metric is bits per byte of held-out text, in which each byte counts once.
 
-    `files` names your own text: any text files, tables or folders. The end of each document, a share of `held_out`, is
-    held out: its first half is for validation, its second half for the test. With ten documents or more, whole
-    documents are held out instead, chosen by the seed. You may also give validation and test files.
+    `files` names your own text: any text files, tables or folders. The last part of each document is held out, and its
+    share of the document is `held_out`. The first half of this part is for validation, and the second half for the
+    test. With ten documents or more, whole documents are held out instead, chosen by the seed. You may also give
+    validation and test files.
 
     Without `files`, the text is the folder `corpus` of the data. Its files valid.txt and test.txt are the validation
-    and the test text. If there is no train.txt, as in wikitext-2 here, valid.txt is divided: its end, a share of
-    `held_out`, is the validation text, and the rest is the training text.
+    and the test text. If there is no train.txt, as in wikitext-2 here, valid.txt is divided: its last part,
+    with the share `held_out`, is the validation text, and the rest is the training text.
 
     Each window starts with the last byte of the window before, so a model sees at least one byte and at most
     `length` − 1 bytes before the byte that it predicts. For a corpus of words, such as wikitext, the perplexity per
@@ -55,9 +56,7 @@ class Lm(NextSymbol):
     """
 
     name: ClassVar[str] = "lm"
-    summary: ClassVar[str] = (
-        "the next byte of text (task.corpus, or task.files: your own, the last tenth held out); bits per byte"
-    )
+    summary: ClassVar[str] = "the next byte of the text in task.corpus, or of your own in task.files; bits per byte"
     summary_of_files: ClassVar[str] = "the next byte of {files}; bits per byte"
     metric: ClassVar[str] = "bits_per_byte"
     needs: ClassVar[str | None] = "wikitext-2"
