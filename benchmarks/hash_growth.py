@@ -1,18 +1,19 @@
-"""How should the buckets, keys and cells of "lha-tail" grow with the length?
+"""How should the buckets, keys and cells of `lha-tail` grow with the length?
 
-    python benchmarks/hash_growth.py TEXT --lengths 512,1024 --steps 60 \
-        --methods "lha-tail:buckets=32,keys=96,cells=32 lha-tail:buckets=64,keys=96,cells=32"
+    python benchmarks/hash_growth.py [--data FOLDER] [--lengths 512 1024] [--steps 60] [--methods …] [--out FILE.md]
 
-Fits each method to the encoder of the demo extra at each length and prints the relative error of the attention outputs
-on held-out passages, mean over layers. Positions past the model's own are interpolated, which stretches what a head
-looks at as well: text models made for the length should need less growth.
+FOLDER holds gutenberg/; the default is the environment variable SUBQUAD_DATA. Each method is fitted to the demo encoder
+(the `demo` extra) at each length, on two novels.
 """
 
-import argparse
 import copy
+import os
 import tempfile
 from dataclasses import replace
 from pathlib import Path
+
+import sheet
+import torch
 
 from subquad import hf
 from subquad.methods import parse_method
@@ -21,24 +22,40 @@ from subquad.tools.data.texts import read_documents
 from subquad.tools.models.pretrained import load
 from subquad.tools.runs.settings import CalibrateSettings
 
+METHODS = (
+    "lha-tail:buckets=16", "lha-tail:buckets=32", "lha-tail:buckets=64", "lha-tail:buckets=128",
+    "lha-tail:keys=160", "lha-tail:keys=192,cells=64",
+)  # fmt: skip
+ABOUT = """\
+The relative error ‖out − exact‖ / ‖exact‖ of the attention outputs on passages that were left out of the fit, mean of \
+the layers of the demo encoder, after {steps} steps of `subquad calibrate` at each length. Unless the row says \
+otherwise, `lha-tail` has {buckets} buckets, {keys} keys and {cells} cells. Beyond 512 tokens, positions are \
+interpolated."""
+
+
+def error(method: str, length: int, text: Path, steps: int) -> float:
+    """The mean error of the layers after the fit."""
+    own = load(None)
+    longer = hf.extend_positions(copy.deepcopy(own.model), length)
+    model = replace(own, model=longer, limit=max(length, own.limit or 0))
+    settings = CalibrateSettings(method=method, text=(text,), steps=steps, max_length=length)
+    with tempfile.TemporaryDirectory() as folder:
+        fitted = fit(settings, parse_method(method), model, read_documents([text]), Path(folder), lambda *_: None)
+    return mean_at(fitted.record["history"][-1], "error")
+
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("text", type=Path)
-    parser.add_argument("--lengths", default="512,1024")
-    parser.add_argument("--steps", type=int, default=60)
-    parser.add_argument("--methods", default="lha-tail")
-    asked = parser.parse_args()
-    documents, own = read_documents([asked.text]), load(None)
-    for length in map(int, asked.lengths.split(",")):
-        longer = hf.extend_positions(copy.deepcopy(own.model), length)
-        model = replace(own, model=longer, limit=max(length, own.limit or 0))
-        for name in asked.methods.split():
-            settings = CalibrateSettings(method=name, text=(asked.text,), steps=asked.steps, max_length=length)
-            with tempfile.TemporaryDirectory() as folder:
-                fitted = fit(settings, parse_method(name), model, documents, Path(folder), lambda *_: None)
-            history = fitted.record["history"]
-            print(f"{length:6} {name:46} error {mean_at(history[-1], 'error'):.3f}", flush=True)
+    data = os.environ.get("SUBQUAD_DATA", "data")
+    given = sheet.arguments(__doc__ or "", (512, 1024), data=data, steps=60, methods=METHODS).parse_args()
+    torch.set_num_threads(given.threads)
+    text, default = Path(given.data, "gutenberg"), parse_method("lha-tail")
+    rows = [
+        [f"`{method}`", *(f"{error(method, length, text, given.steps):.3f}" for length in given.lengths)]
+        for method in given.methods
+    ]
+    about = ABOUT.format(steps=given.steps, buckets=default.buckets, keys=default.keys, cells=default.cells)
+    head = ["method", *(f"{length:,} tokens" for length in given.lengths)]
+    sheet.publish("Sizes of lha-tail at longer inputs", [about, sheet.table(head, rows)], given.out)
 
 
 if __name__ == "__main__":

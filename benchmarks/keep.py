@@ -1,63 +1,68 @@
 """Does it pay to keep the first token exact, or the first and the last?
 
-    python benchmarks/keep.py TEXTS [--length 512] [--passages 6] [--rounds 5] [--methods "local smyrf"]
+    python benchmarks/keep.py [--data FOLDER] [--lengths 512 2048] [--passages 6] [--rounds 9] [--out FILE.md]
 
-TEXTS is a folder of .txt files. The demo encoder (the `demo` extra) embeds the first tokens of its last files, by name,
-with each method in all layers, without and with kept tokens. Printed are the mean cosine to the exact embeddings, and
-the median time of a passage in the model divided by that of exact attention, measured in turn.
+FOLDER holds state_union/; the default is the environment variable SUBQUAD_DATA. The demo encoder (the `demo` extra)
+embeds the beginning of the latest speeches with each method in all layers, without and with kept tokens.
 """
 
-import argparse
 import copy
+import os
 import statistics
+from functools import partial
 from pathlib import Path
 
+import sheet
+import speeches
 import torch
 
 from subquad import hf
 from subquad.methods import parse_method
 from subquad.tools.measure.fidelity import cosine
 from subquad.tools.measure.timing import interleaved
-from subquad.tools.models.pretrained import load
 
 METHODS = (
-    "local:window=64 smyrf i-clustered:clusters=25,topk=32 i-clustered:clusters=100,topk=32 "
-    "clustered-tail:clusters=64,topk=64,cells=16"
-)
+    "local:window=64", "local:window=128", "local:window=256", "smyrf", "i-clustered:clusters=25,topk=32",
+    "i-clustered:clusters=100,topk=32", "clustered-tail:clusters=64,topk=64,cells=16",
+)  # fmt: skip
+KEPT = {"keep nothing": None, "`first`": "first", "`ends`": "ends"}
+HEAD = ["method", *(f"cosine, {kept}" for kept in KEPT), *(f"time, {kept}" for kept in KEPT)]
+ABOUT = """\
+The cosine is that of the demo encoder's embeddings to the exact ones, mean of passages, when the method runs in all \
+layers and keeps no token exact, the first one, or the first and the last one. The passages are the beginnings of the \
+latest State of the Union speeches; beyond 512 tokens, the encoder's positions are interpolated.
+The time is that of the whole model for one passage, divided by the time of the same model with exact attention: the \
+ratio of the medians of {rounds} rounds, in each of which both run once."""
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("texts", type=Path)
-    parser.add_argument("--length", type=int, default=512)
-    parser.add_argument("--passages", type=int, default=6)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--methods", default=METHODS)
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+def row(method: str, read: speeches.Passages, exact: list[torch.Tensor], rounds: int) -> list[str]:
+    """The cosines of a method, and its times, with each choice of kept tokens."""
+    cosines, times = [], []
+    for keep in KEPT.values():
+        model = copy.deepcopy(read.model.model)
+        hf.swap(model, parse_method(method), keep=keep)
+        swapped = read.model.with_model(model)
+        pairs = zip(read.items, exact, strict=True)
+        cosines.append(statistics.mean(float(cosine(swapped.embed([item]), want)) for item, want in pairs))
+        calls = {"exact": partial(read.model.embed, read.items[:1]), "ours": partial(swapped.embed, read.items[:1])}
+        seconds = {name: statistics.median(own) for name, own in interleaved(calls, rounds).items()}
+        times.append(seconds["ours"] / seconds["exact"])
+    return [f"`{method}`", *(f"{each:.3f}" for each in cosines), *(f"{each:.2f}" for each in times)]
+
+
+def main() -> None:
+    data = os.environ.get("SUBQUAD_DATA", "data")
+    parser = sheet.arguments(__doc__ or "", (512, 2048), data=data, passages=6, rounds=9, methods=METHODS)
     given = parser.parse_args()
     torch.set_num_threads(given.threads)
-    own = load(None)
-    if given.length > own.limit:
-        own = own.with_model(hf.extend_positions(copy.deepcopy(own.model), given.length))
-    documents = [path.read_text("utf-8", "replace") for path in sorted(given.texts.glob("*.txt"), reverse=True)]
-    ids = [own.content_ids(document) for document in documents]
-    items = [own.wrap(some[: given.length - 2], given.length) for some in ids if len(some) >= given.length - 2]
-    items = items[: given.passages]
+    parts = [ABOUT.format(rounds=given.rounds)]
     with torch.inference_mode():
-        exact = [own.embed([item]) for item in items]
-        print(f"{len(items)} passages of {given.length:,} tokens\n")
-        print("| method | keep | cosine | time, exact attention = 1 |")
-        print("| --- | --- | --- | --- |")
-        for text in given.methods.split():
-            for keep in (None, "first", "ends"):
-                swapped = own.with_model(copy.deepcopy(own.model))
-                hf.swap(swapped.model, parse_method(text), keep=keep)
-                pairs = zip(items, exact, strict=True)
-                near = statistics.mean(float(cosine(swapped.embed([item]), want)) for item, want in pairs)
-                calls = {"exact": lambda: own.embed(items[:1]), "ours": lambda it=swapped: it.embed(items[:1])}
-                seconds = interleaved(calls, given.rounds)
-                took = statistics.median(seconds["ours"]) / statistics.median(seconds["exact"])
-                print(f"| `{text}` | {keep or 'none'} | {near:.3f} | {took:.2f} |", flush=True)
+        for length in given.lengths:
+            read = speeches.passages(Path(given.data), length, given.passages)
+            exact = [read.model.embed([item]) for item in read.items]
+            rows = [row(method, read, exact, given.rounds) for method in given.methods]
+            parts += [f"## {length:,} tokens, {len(read.items)} passages", sheet.table(HEAD, rows)]
+    sheet.publish("Kept tokens in the demo encoder", parts, given.out)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """The time of one attention layer on 8 to 512 GPUs, from its operations and what it sends: a model, no measurement.
 
-    python benchmarks/parallel_model.py [--out docs/design/parallel-times.md]
+    python benchmarks/parallel_model.py [--out FILE.md]
 
 Forward and backward of one layer in bf16: q, k and v are there, projections are not counted. Each GPU has N/R tokens.
 """
@@ -15,6 +15,11 @@ import sheet
 from subquad.core.files import write
 
 BF16, FP32 = 2, 4
+ABOUT = """\
+Milliseconds of one layer, forward and backward, from a model of its operations and of what it sends: nothing was \
+measured. A dash means that there are more GPUs than heads. The fastest way of each method is bold.
+
+`python benchmarks/parallel_model.py --out benchmarks/results/parallel-model.md`"""
 
 
 @dataclass(frozen=True)
@@ -171,10 +176,11 @@ def main() -> None:
     parser.add_argument("--gpus", type=int, nargs="+", default=[8, 32, 128, 512])
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
-    text = sheet.table(["tokens", "GPUs", *WAYS], rows(Machine(), given.tokens, given.gpus))
+    table = sheet.table(["tokens", "GPUs", *WAYS], rows(Machine(), given.tokens, given.gpus))
+    text = f"# One attention layer on many GPUs, predicted\n\n{ABOUT}\n\n{table}\n"
     print(text)
     if given.out is not None:
-        write(given.out, text + "\n")
+        write(given.out, text)
 
 
 if __name__ == "__main__":

@@ -3,6 +3,8 @@
 import ast
 import copy
 import importlib
+import os
+import re
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -14,6 +16,7 @@ import subquad as sq
 from tests.tools.report import sample
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
+REAL = os.environ.get("SUBQUAD_DATA")
 
 
 @pytest.fixture
@@ -95,6 +98,45 @@ def test_a_process_of_its_own_counts_the_matrix_of_a_naive_softmax(script):
     sheet: ModuleType = script("sheet")
     matrix = 4 * 2 * 2048**2
     assert matrix < sheet.peak_alone(sheet.load_of(2048, heads=2), "naive", 1) < 4 * matrix
+
+
+@pytest.mark.data
+@pytest.mark.skipif(not REAL, reason="SUBQUAD_DATA is not set")
+def test_kept_tokens_have_a_cosine_and_a_time_each(made):
+    words = ["--lengths", "96", "--passages", "2", "--rounds", "1"]
+    lines = made("keep", *words, "--methods", "local:window=8", "full")
+    assert lines["method"][:3] == ["cosine, keep nothing", "cosine, `first`", "cosine, `ends`"]
+    nothing, first, ends = map(float, lines["`local:window=8`"][:3])
+    assert nothing < first < 1
+    assert nothing < ends < 1
+    assert lines["`full`"][:3] == ["1.000", "1.000", "1.000"]
+    assert all(float(time) > 0 for time in lines["`full`"][3:])
+
+
+@pytest.mark.slow
+@pytest.mark.data
+@pytest.mark.skipif(not REAL, reason="SUBQUAD_DATA is not set")
+def test_more_keys_have_smaller_errors_at_each_length(made):
+    words = ["--lengths", "48", "96", "--steps", "1"]
+    sizes = ["lha-tail:buckets=4,keys=8,cells=2", "lha-tail:buckets=4,keys=32,cells=2"]
+    few, many = (made("hash_growth", *words, "--methods", *sizes)[f"`{size}`"] for size in sizes)
+    assert all(0 < float(more) < float(fewer) < 1 for fewer, more in zip(few, many, strict=True))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("rounds", "time"), [("0", r"–"), ("1", r"\d+\.\d\d")])
+def test_small_numbers_are_compared_with_exact_attention_in_fp32(made, tmp_path: Path, rounds: str, time: str):
+    made("small_numbers", "--lengths", "32", "--passages", "1", "--methods", "full", "--rounds", rounds)
+    lines = (tmp_path / "out.md").read_text("utf-8").splitlines()
+    rows = [line.strip("| ").split(" | ") for line in lines if line.startswith("| `full`")]
+    assert [row[1] for row in rows] == ["fp32", "bf16", "int8 weights"]
+    fp32, bf16, int8 = (float(row[3]) for row in rows)
+    assert (fp32, bf16) == (1.0, 1.0)
+    assert 0.9 < int8 < 1.0
+    sizes = [float(row[2]) for row in rows]
+    assert sizes[1] == pytest.approx(sizes[0] / 2, rel=0.05)
+    assert sizes[0] > sizes[2]
+    assert all(re.fullmatch(time, row[4]) for row in rows)
 
 
 # ---------------------------------------------------------------------- the published figures of compare

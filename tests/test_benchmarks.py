@@ -1,7 +1,6 @@
 """The benchmarks that can run in seconds do run; their peers are not needed."""
 
 import importlib
-import re
 import sys
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
@@ -137,22 +136,3 @@ def test_time_and_speed_agree_and_sdpa_has_its_own_quartiles(peers: ModuleType):
     assert (sdpa["ms_low"], sdpa["ms"], sdpa["ms_high"]) == (pytest.approx(4950), 9000, 10000)
     assert good["speedup"] < 1
     assert good["ms"] > sdpa["ms"]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("rounds", "time"), [("0", r"–"), ("1", r"\d+\.\d\d")])
-def test_small_numbers_are_compared_with_exact_attention_in_fp32(monkeypatch, capsys, rounds: str, time: str):
-    monkeypatch.syspath_prepend(ROOT / "benchmarks")
-    module = importlib.import_module("small_numbers")
-    line = ["small_numbers.py", "--length", "32", "--passages", "1", "--methods", "full", "--rounds", rounds]
-    monkeypatch.setattr(sys, "argv", line)
-    module.main()
-    rows = [line.split(" | ") for line in capsys.readouterr().out.splitlines() if line.startswith("| `full`")]
-    assert [row[1] for row in rows] == ["fp32", "bf16", "int8 weights"]
-    fp32, bf16, int8 = (float(row[2]) for row in rows)
-    assert (fp32, bf16) == (1.0, 1.0)
-    assert 0.9 < int8 < 1.0
-    sizes = [float(row[3]) for row in rows]
-    assert sizes[1] == pytest.approx(sizes[0] / 2, rel=0.05)
-    assert sizes[0] > sizes[2]
-    assert all(re.fullmatch(time, row[4].removesuffix(" |")) for row in rows)

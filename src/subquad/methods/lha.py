@@ -24,7 +24,7 @@ share a bucket ("multiplicity"), or once ("union"). A query in no bucket attends
 itself; under a causal mask also to itself. The hash functions read q·√scale and k·√scale.
 
 Deviations from the paper, each on purpose. Membership in ψ is balanced by default, as the buckets are: with the paper's
-argmax and a frozen model the loss falls by sending everything to one bucket. ψ is renormalised over the buckets. Under
+argmax the loss falls by sending everything to one bucket. ψ is renormalised over the buckets. Under
 a causal mask the exact ψ is that of causal attention.
 
 Deviations from the published code: no layer norm on queries and keys, separate hashes for them, padding is not a key.

@@ -48,8 +48,9 @@ class TrainingSettings:
         accumulate: forward passes per update.
         learning_rate: the highest learning rate.
         optimizer: "adamw", "adam" or "radam".
-        schedule: schedule of the learning rate after `warmup` updates; "halving" halves it after each epoch, "plateau"
-            after two validations in a row without improvement.
+        schedule: schedule of the learning rate after `warmup` updates: "constant", or "linear" or "cosine" for a
+            decay to 0; "halving" halves it after each epoch, "plateau" after two validations in a row without
+            improvement.
         warmup: number of updates in which the learning rate rises from 0.
         weight_decay: weight decay of the optimizer; biases and norms have none.
         clip: the largest norm of the gradient; 0 means no clipping.
