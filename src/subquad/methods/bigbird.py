@@ -102,7 +102,7 @@ class BigBird(Pattern):
         stochastic=True,
         exact_limit={"block": "N"},
         example={"block": 4, "random": 1},
-        complexity="O(N·b·(g + w + r)·D) time, with blocks of b tokens of which each sees g + w + r",
+        complexity="O(N·b·(g + w + r)·D) time, with blocks of b tokens, each of which sees g + w + r blocks",
         source="Zaheer et al. 2020",
     )
 

@@ -109,7 +109,7 @@ class Synthesizer(Method):
         learned=True,
         exact_limit="its logits are learned: no setting makes them the products of queries and keys",
         example={"logits": "random-and-dot"},
-        complexity="O(N·M·E) time and O(N·M) memory besides those of its logits; O(L²) parameters for random logits",
+        complexity="O(N·M·E) time and O(N·M) memory, and the cost of its logits; O(L²) parameters for random logits",
         source="Tay et al. 2020",
     )
 
