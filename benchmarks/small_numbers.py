@@ -55,19 +55,21 @@ def mib(model: torch.nn.Module) -> float:
     return len(file.getvalue()) / 2**20
 
 
-def rows(own: Pretrained, items: list[list[int]], method: str, rounds: int) -> list[list[str]]:
+def rows(encoder: Pretrained, items: list[list[int]], method: str, rounds: int) -> list[list[str]]:
     """A method in each kind of numbers: size, cosine, time."""
-    exact, found = [own.embed([item]) for item in items], []
+    exact, found = [encoder.embed([item]) for item in items], []
     for name, made in NUMBERS.items():
-        model = made(copy.deepcopy(own.model))
+        model = made(copy.deepcopy(encoder.model))
         hf.swap(model, parse_method(method))
-        mine = own.with_model(model)
-        near = statistics.mean(float(cosine(mine.embed([item]), want)) for item, want in zip(items, exact, strict=True))
+        swapped = encoder.with_model(model)
+        near = statistics.mean(
+            float(cosine(swapped.embed([item]), want)) for item, want in zip(items, exact, strict=True)
+        )
         took = sheet.MISSING
         if rounds:
-            calls = {"exact": partial(own.embed, items[:1]), "mine": partial(mine.embed, items[:1])}
+            calls = {"exact": partial(encoder.embed, items[:1]), "swapped": partial(swapped.embed, items[:1])}
             seconds = {call: statistics.median(each) for call, each in interleaved(calls, rounds).items()}
-            took = f"{seconds['mine'] / seconds['exact']:.2f}"
+            took = f"{seconds['swapped'] / seconds['exact']:.2f}"
         found.append([f"`{method}`", name, f"{mib(model):.0f}", f"{near:.3f}", took])
     return found
 

@@ -66,7 +66,7 @@ def escaped(text: str) -> str:
 def tasks_table() -> str:
     """One row per task."""
     rows = [
-        "| task | data and metric | metric of the best model, better if | data folder |",
+        "| task | data and metric | metric that chooses the best weights, better if | data folder |",
         "| --- | --- | --- | --- |",
     ]
     for name, task in TASKS.items():

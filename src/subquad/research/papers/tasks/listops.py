@@ -112,9 +112,9 @@ class ListOps(Classification):
 
     def baselines(self, splits: Splits, data: Path | None = None) -> dict[str, Metrics]:
         """Each of the three baselines guesses the value that is most frequent among some expressions in training. The
-        first counts all expressions, and the second those with the same outermost operator. The third counts,
-        among those of the second, only the expressions in which the operator has the same result if it is applied to
-        the digits that are directly in its list, without the lists inside it."""
+        first counts all expressions, and the second those with the same outermost operator. The third applies
+        this operator only to the digits that are directly in its list, not to the lists inside it, and counts those
+        expressions of the second in which this gives the same result."""
         train, test = splits.train, splits.test
         assert isinstance(train, Expressions)
         assert isinstance(test, Expressions)

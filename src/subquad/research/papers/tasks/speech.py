@@ -29,7 +29,8 @@ class Speech(Task):
     banks of its digits, with a few frames of digital silence before, between and after them, and is then normalised to
     mean 0 and variance 1 in each band.
 
-    For all speakers but one, takes 0 to 4 are for the test, takes 5 to 9 for validation and the others for training.
+    For all speakers but one, recordings 0 to 4 of each digit are for the test, recordings 5 to 9 for validation and the
+    others for training.
     The recordings of the held-out speaker are the second half of the test examples, which is reported separately.
 
     Attributes:
