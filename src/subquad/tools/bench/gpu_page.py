@@ -7,6 +7,7 @@ from subquad.tools.report.markup import escaped, fenced, pairs_table, rows_of
 
 Cell = Mapping[str, Any]
 NONE = "–"
+BASELINES = {"full": "SDPA (flash)", "cudnn": "SDPA (cuDNN)"}
 HEAD = (
     *("method", "tokens", "eager, ms", "graph, ms", "eager speed-up", "graph speed-up", "peak MiB", "fidelity"),
     *("model: eager, ms", "model: graph, ms", "graph, of the model's"),
@@ -34,12 +35,12 @@ def markdown(sheet: Mapping[str, Any], command: str) -> str:
 
 def _tables(cells: Sequence[Cell]) -> Iterator[str]:
     """One for each of the passes at each width, with why cells are empty below it."""
-    panels = dict.fromkeys((cell["passes"], cell["width"]) for cell in cells)
-    for passes, width in panels:
-        chosen = [cell for cell in cells if (cell["passes"], cell["width"]) == (passes, width)]
+    panels = dict.fromkeys((cell["causal"], cell["passes"], cell["width"]) for cell in cells)
+    for causal, passes, width in panels:
+        chosen = [cell for cell in cells if (cell["causal"], cell["passes"], cell["width"]) == (causal, passes, width)]
         order = list(dict.fromkeys(cell["method"] for cell in chosen))
         chosen.sort(key=lambda cell: (order.index(cell["method"]), cell["length"]))
-        yield f"## {passes}, D={width}"
+        yield f"## {'causal ' * causal}{passes}, D={width}"
         yield rows_of([HEAD, *map(_line, chosen)])
         reasons = dict.fromkeys((cell["method"], cell["reason"]) for cell in chosen if cell["reason"])
         if reasons:
@@ -49,7 +50,7 @@ def _tables(cells: Sequence[Cell]) -> Iterator[str]:
 def _line(cell: Cell) -> list[str]:
     measured, predicted = cell["graph_ms"], cell["predicted_graph_ms"]
     return [
-        "SDPA" if cell["method"] == "full" else f"`{cell['method']}`",
+        BASELINES.get(cell["method"]) or f"`{cell['method']}`",
         f"{cell['length']:,}",
         *(_number(cell[what]) for what in ("eager_ms", "graph_ms")),
         *(_number(cell[what], "×") for what in ("eager_speedup", "graph_speedup")),

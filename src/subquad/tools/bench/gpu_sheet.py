@@ -5,11 +5,11 @@ time is printed next to the prediction of the cost model (`measure.gpu_model`) f
 """
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -33,30 +33,55 @@ METHODS = (
     *("clustered-tail", "i-clustered", "clustered", "lsh", "smyrf", "reformer"),
     *("performer", "linear", "linformer", "nystrom", "local"),
 )
-LENGTHS = 4096, 16384, 65536, 1024, 8192, 2048, 32768  # in this order
+CAUSAL_METHODS = "clustered-tail", "i-clustered", "performer", "linear", "local"
+LENGTHS = 4096, 16384, 65536, 131072, 8192, 2048, 32768  # in this order
 TAKEN = "methods", "lengths", "device", "seed"  # settings of `subquad bench` that the sheet takes
-TABLE_MINUTES, MINUTES = 6.5, 9.5  # until no further cell is begun, and no further tile is tried
+OF_CELLS = 0.7  # of the sheet's time, after which no further cell is begun; the rest is for tiles
+CUDNN = "cudnn"  # SDPA by cuDNN's kernel, a second baseline
 COMPARED_HEADS = 4  # of whose outputs the fidelity is
+
+
+class Store(Protocol):
+    """Receives what was measured so far."""
+
+    def __call__(self, sheet: "Sheet", /) -> None: ...
+
+
+def ignore(sheet: "Sheet", /) -> None:
+    """Store nothing."""
 
 
 @dataclass(frozen=True)
 class SheetPlan:
-    """What the sheet measures."""
+    """What the sheet measures, in about `minutes`: no further measurement is begun after them."""
 
     methods: tuple[str, ...] = METHODS
+    causal_methods: tuple[str, ...] = CAUSAL_METHODS
     lengths: tuple[int, ...] = LENGTHS
     widths: tuple[int, ...] = (64, 128)
     heads: int = 32
     dtype: str = "bfloat16"
     device: str = "cuda"
     seed: int = 0
+    minutes: float = 9.5
+
+    def load(self, length: int, width: int, passes: str, causal: bool = False) -> Load:
+        """One load of the plan."""
+        return Load(length, self.dtype, passes, 1, self.heads, width, self.device, self.seed, causal)
 
     def loads(self) -> Iterator[Load]:
-        """All loads, the most informative first."""
+        """All loads, the most informative first; of the causal ones the forward pass alone."""
+        forward, backward = PASSES
         for length in self.lengths:
             for width in self.widths:
-                for passes in PASSES:
-                    yield Load(length, self.dtype, passes, 1, self.heads, width, self.device, self.seed)
+                yield self.load(length, width, forward)
+                yield self.load(length, width, backward)
+                if self.causal_methods:
+                    yield self.load(length, width, forward, causal=True)
+
+    def rows(self, load: Load) -> tuple[str, ...]:
+        """The methods measured on a load, the baseline first."""
+        return EXACT, CUDNN, *(self.causal_methods if load.causal else self.methods)
 
 
 @dataclass
@@ -67,6 +92,7 @@ class SheetCell:
     length: int
     width: int
     passes: str
+    causal: bool = False
     eager_ms: float | None = None
     graph_ms: float | None = None
     eager_speedup: float | None = None  # over SDPA, its own time taken the same way
@@ -116,40 +142,53 @@ def plan_of(settings: BenchSettings) -> SheetPlan:
     return plan if settings.lengths == standard.lengths else replace(plan, lengths=settings.lengths)
 
 
-def measure(plan: SheetPlan, progress: Progress = silent) -> Sheet:
-    """Measure the sheet on the GPU of the plan."""
+def measure(plan: SheetPlan, progress: Progress = silent, store: Store = ignore) -> Sheet:
+    """Measure the sheet on the GPU of the plan; `store` gets it after each load, so that a run cut short leaves it."""
     sheet = Sheet(plan, torch.cuda.get_device_name(plan.device), gpu_architecture())
     sheet.versions, sheet.hardware = machine.versions(), machine.hardware(plan.device)
-    return fill(sheet, GpuTimer(plan.device), progress)
+    return fill(sheet, GpuTimer(plan.device), progress, store=store)
 
 
-def fill(sheet: Sheet, timer: Timer, progress: Progress, clock: Callable[[], float] = time.monotonic) -> Sheet:
+def fill(
+    sheet: Sheet,
+    timer: Timer,
+    progress: Progress,
+    clock: Callable[[], float] = time.monotonic,
+    store: Store = ignore,
+) -> Sheet:
     """Measure cells and then tiles, each until its time is up."""
-    began, loads = clock(), list(sheet.plan.loads())
-    total, gpu = len(loads) * (1 + len(sheet.plan.methods)), gpu_named(sheet.gpu)
-    exact: torch.Tensor | None = None
+    began, plan, loads = clock(), sheet.plan, list(sheet.plan.loads())
+    total = sum(len(plan.rows(load)) for load in loads)
     for load in loads:
-        first: SheetCell | None = None
-        for name in (EXACT, *sheet.plan.methods):
-            progress(f"{name} at {load.length:,} tokens, {load.passes}, D={load.head_dim}", len(sheet.cells), total)
-            if clock() - began > 60 * TABLE_MINUTES:
-                sheet.cells.append(_cell(name, load, reason="no time was left"))
-                continue
-            if name == EXACT:
-                cell, exact = measured(name, load, timer)
-                first = cell
-            else:
-                cell, _ = measured(name, load, timer, exact)
-            _compare(cell, first)
-            if gpu is not None:
-                predict(cell, load, gpu)
+        if clock() - began > 60 * OF_CELLS * plan.minutes:
+            sheet.cells += [_cell(name, load, reason="no time was left") for name in plan.rows(load)]
+            continue
+        for cell in _cells(load, plan.rows(load), timer, gpu_named(sheet.gpu)):
+            progress(f"{cell.method} at {load.length:,} tokens, {load.passes}", len(sheet.cells), total)
             sheet.cells.append(cell)
-    most = max(sheet.plan.lengths[:2])
-    for width in sheet.plan.widths:
-        load = Load(most, sheet.plan.dtype, PASSES[1], 1, sheet.plan.heads, width, sheet.plan.device, sheet.plan.seed)
-        sheet.tiles += try_tiles(load, timer, lambda: clock() - began < 60 * MINUTES, progress)
+        sheet.seconds = clock() - began
+        store(sheet)
+    for width in plan.widths:
+        load = plan.load(max(plan.lengths[:2]), width, PASSES[1])
+        sheet.tiles += try_tiles(load, timer, lambda: clock() - began < 60 * plan.minutes, progress)
     sheet.seconds = clock() - began
+    store(sheet)
     return sheet
+
+
+def _cells(load: Load, names: Sequence[str], timer: Timer, gpu: Gpu | None) -> Iterator[SheetCell]:
+    """The cells of a load, all on the same inputs."""
+    calls = Calls(load)
+    first: SheetCell | None = None
+    exact: torch.Tensor | None = None
+    for name in names:
+        cell, out = measured(name, calls, timer, exact)
+        first = cell if first is None else first
+        exact = out if exact is None else exact
+        _compare(cell, first)
+        if gpu is not None and not load.causal:
+            predict(cell, load, gpu)
+        yield cell
 
 
 def _compare(cell: SheetCell, exact: SheetCell | None) -> None:
@@ -161,18 +200,18 @@ def _compare(cell: SheetCell, exact: SheetCell | None) -> None:
 
 
 def _cell(name: str, load: Load, **known: Any) -> SheetCell:
-    return SheetCell(name, load.length, load.head_dim, load.passes, **known)
+    return SheetCell(name, load.length, load.head_dim, load.passes, load.causal, **known)
 
 
 def measured(
-    name: str, load: Load, timer: Timer, exact: torch.Tensor | None = None
+    name: str, calls: Calls, timer: Timer, exact: torch.Tensor | None = None
 ) -> tuple[SheetCell, torch.Tensor | None]:
-    """One cell, and the method's output; what goes wrong is the cell's reason."""
-    cell = _cell(name, load)
-    out = None
+    """One cell, and some heads of the method's output; what goes wrong is the cell's reason."""
+    cell, out = _cell(name, calls.load), None
     try:
-        calls = Calls(load)
-        call = partial(_cleared, calls, _flash(calls.call_of(name)) if name == EXACT else calls.call_of(name))
+        kernel = {EXACT: SDPBackend.FLASH_ATTENTION, CUDNN: SDPBackend.CUDNN_ATTENTION}.get(name)
+        call = calls.call_of(name) if kernel is None else _only(kernel, calls.call_of(EXACT))
+        call = partial(_cleared, calls, call)
         out = call().detach()[:, :COMPARED_HEADS].clone()
         if exact is not None:
             cell.fidelity = float(cosine(*(x.float().flatten(0, 2) for x in (out, exact))).mean())
@@ -190,11 +229,11 @@ def _cleared(calls: Calls, call: Call) -> torch.Tensor:
     return result
 
 
-def _flash(call: Call) -> Call:
-    """SDPA with its flash kernel alone, where there is a GPU."""
+def _only(kernel: SDPBackend, call: Call) -> Call:
+    """A call of SDPA by one of its kernels alone, where there is a GPU."""
 
     def run() -> Any:
-        with sdpa_kernel(SDPBackend.FLASH_ATTENTION) if torch.cuda.is_available() else nullcontext():
+        with sdpa_kernel(kernel) if torch.cuda.is_available() else nullcontext():
             return call()
 
     return run
@@ -203,6 +242,8 @@ def _flash(call: Call) -> Call:
 def predict(cell: SheetCell, load: Load, gpu: Gpu) -> None:
     """Add the cost model's times to the measured ones."""
     asked = model.GpuLoad(load.length, load.heads, load.head_dim, DTYPES[load.dtype])
+    if cell.method == CUDNN:
+        return
     if cell.method == EXACT:
         cell.predicted_eager_ms = cell.predicted_graph_ms = 1e3 * model.exact(gpu, asked, load.passes)
         return

@@ -11,7 +11,7 @@ import torch
 from subquad.tools.measure.memory import peak_extra_mib
 
 Call = Callable[[], Any]
-SECONDS = 0.2  # of a measurement
+SECONDS = 0.1  # of a measurement
 MOST = 50  # calls of one
 WARM_UP = 3  # calls before one, the first of which compiles
 
@@ -40,7 +40,7 @@ class GpuTimer:
         self.device = torch.device(device)
 
     def eager(self, call: Call) -> float:
-        """Median over calls for 0.2 seconds, between two events each."""
+        """Median over calls for 0.1 seconds, between two events each."""
         for _ in range(WARM_UP):
             call()
         return self._median(call)
