@@ -1,4 +1,4 @@
-"""What a GPU shows, in one command, on a machine that has PyTorch, Triton and transformers and nothing of ours installed.
+"""Test and measure everything on a GPU, in one command, on a machine with PyTorch, Triton and transformers alone.
 
     PYTHONPATH=src python3 benchmarks/on_gpu.py --out DIR [--minutes 9]
     PYTHONPATH=src python3 benchmarks/on_gpu.py --out DIR --dry-run
@@ -10,7 +10,8 @@ part         share  what
 environment         versions, the GPU, which backends run: environment.json
 correctness   .40   the tests of the Triton kernels and the conformance tests of all methods on the GPU: correctness.txt
 headline      .40   methods against SDPA's flash and cuDNN kernels, then tiles: gpu-sheet.json, gpu-sheet.md
-models        .20   whole models with random weights, SDPA against swapped methods: models.json, models.md
+models        .14   whole models with random weights, SDPA against swapped methods: models.json, models.md
+profile       .06   which kernels, ours and torch's, take the time of a call: profile.md
 
 With --dry-run all of it runs at tiny sizes in Triton's interpreter, on the CPU.
 """
@@ -29,10 +30,11 @@ from typing import Any
 import torch
 from sheet import table
 
-SHARES = {"environment": 0.0, "correctness": 0.4, "headline": 0.4, "models": 0.2}
+SHARES = {"environment": 0.0, "correctness": 0.4, "headline": 0.4, "models": 0.14, "profile": 0.06}
 LEAST_SECONDS = 30.0  # of a part: torch and transformers are imported in it
 WORKERS = 12  # processes of tests, whose time is mostly that of Triton's compiler
 ROOT = Path(__file__).resolve().parents[1]
+TESTS = [f"tests/library/triton/{name}" for name in ("cuda/test_methods.py", "interpreted", "cuda")]  # in this order
 SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
     "Llama-3.2-1B": (
         "llama",
@@ -53,9 +55,15 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
         {"hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 24, "num_attention_heads": 16},
     ),
 }
-METHODS = {"llama": ("clustered-tail", "i-clustered"), "qwen3": ("clustered-tail",), "xlm-roberta": ("clustered-tail", "i-clustered", "clustered", "performer")}
-LENGTHS = 8192, 32768, 16384, 65536
+METHODS = {
+    "llama": ("clustered-tail", "i-clustered"),
+    "qwen3": ("clustered-tail",),
+    "xlm-roberta": ("clustered-tail", "i-clustered", "clustered", "performer"),
+}
+LENGTHS = 32768, 65536, 8192, 16384
 ROUNDS = 3
+PROFILED, KERNELS = 16384, 14  # tokens, and how many kernels of a call are listed
+PROFILED_METHODS = "clustered-tail", "i-clustered", "lsh", "local", "performer"
 
 
 def main() -> None:
@@ -113,7 +121,7 @@ def environment(options: argparse.Namespace) -> None:
 
 def correctness(options: argparse.Namespace) -> None:
     """The tests of the kernels and of all methods; the summary of failures is at the end of the file."""
-    kind, chosen = ("interpreted", ["-k", "test_scores_are_ranked"]) if options.dry_run else ("cuda", [])
+    kind, chosen = ("interpreted", ["-k", "test_scores_are_ranked"]) if options.dry_run else ("cuda", TESTS)
     workers = [] if options.dry_run else ["-n", str(min(WORKERS, os.cpu_count() or 1))]
     command = [sys.executable, "-m", "tests.library.triton", kind, "--tb=short", *workers, *chosen]
     environment = os.environ | {"PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}"}
@@ -263,13 +271,49 @@ def median_ms(call: Callable[[], Any], tiny: bool) -> float:
     return sorted(times)[ROUNDS // 2]
 
 
+def profile(options: argparse.Namespace) -> None:
+    """The kernels of a forward pass by the time that they take, torch's own included."""
+    from torch.profiler import ProfilerActivity
+    from torch.profiler import profile as recording
+
+    from subquad.tools.bench.calls import Calls
+    from subquad.tools.bench.gpu_sheet import SheetPlan
+
+    plan = SheetPlan(device="cpu", heads=1, dtype="float32") if options.dry_run else SheetPlan()
+    length = 32 if options.dry_run else PROFILED
+    activity = ProfilerActivity.CPU if options.dry_run else ProfilerActivity.CUDA
+    parts = []
+    for method, causal in (*((name, False) for name in PROFILED_METHODS), ("clustered-tail", True)):
+        call = Calls(plan.load(length, 64, "forward", causal)).call_of(method)
+        heading = f"## {'causal ' * causal}{method}, {length:,} tokens"
+        try:
+            call()
+            with recording(activities=[activity]) as trace:
+                for _ in range(ROUNDS):
+                    call()
+                if not options.dry_run:
+                    torch.cuda.synchronize()
+        except Exception as error:
+            parts += [heading, " ".join(str(error).split())[:300]]
+            continue
+        events = sorted(trace.key_averages(), key=lambda event: -event.self_device_time_total)[:KERNELS]
+        rows = [
+            [event.key[:70], f"{event.self_device_time_total / 1e3 / ROUNDS:.3f}", str(event.count // ROUNDS)]
+            for event in events
+        ]
+        parts += [heading, table(("kernel", "ms per call", "launches"), rows)]
+        (options.out / "profile.md").write_text("\n\n".join(parts) + "\n", "utf-8")
+
+
 def store_models(out: Path, rows: list[dict[str, Any]]) -> None:
+    """Write the rows so far, as data and as a table."""
     store(out / "models.json", rows)
     head = ("model", "tokens", "method", "ms", "over SDPA", "cosine to SDPA", "reason")
+    forms = {"ms": ".1f", "speedup": ".2f", "cosine": ".4f"}
     body = [
         [
             *(row["model"], f"{row['tokens']:,}", row.get("method", "")),
-            *(f"{row[key]:{form}}" if key in row else "" for key, form in (("ms", ".1f"), ("speedup", ".2f"), ("cosine", ".4f"))),
+            *(f"{row[key]:{form}}" if key in row else "" for key, form in forms.items()),
             row.get("reason", ""),
         ]
         for row in rows
@@ -281,7 +325,13 @@ def store(path: Path, data: Any) -> None:
     path.write_text(json.dumps(data, indent=1), "utf-8")
 
 
-PART = {"environment": environment, "correctness": correctness, "headline": headline, "models": models}
+PART = {
+    "environment": environment,
+    "correctness": correctness,
+    "headline": headline,
+    "models": models,
+    "profile": profile,
+}
 
 if __name__ == "__main__":
     main()

@@ -8,7 +8,9 @@ from jaxtyping import config as jaxtyping_config
 from tests.covering import mark_long
 from tests.shape_checks import ONE_OF, sampled
 
-with suppress(ModuleNotFoundError):  # a GPU's machine may lack it: the tests of Triton's kernels run without shape checks
+with suppress(
+    ModuleNotFoundError
+):  # a GPU's machine may lack it: the tests of Triton's kernels run without shape checks
     import beartype  # noqa: F401  (before subquad: what it imports under the shape checks is compiled again)
 
 # The conformance suite is code of tests: pytest explains its assertions, and shapes are not checked in its functions.

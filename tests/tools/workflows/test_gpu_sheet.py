@@ -1,6 +1,7 @@
 """The sheet of a GPU, measured with a timer that makes its times up."""
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -15,7 +16,8 @@ from subquad.tools.cli.main import app
 from subquad.tools.measure.gpu_model import GpuStep, Recorded
 from subquad.tools.runs.settings import BenchSettings
 
-PLAN = SheetPlan(("linear", "i-clustered:clusters=4,topk=3"), (32, 16), (8,), heads=2, dtype="float32", device="cpu")
+METHODS = "linear", "i-clustered:clusters=4,topk=3"
+PLAN = SheetPlan(METHODS, ("local",), (32, 16), (8,), heads=2, dtype="float32", device="cpu")
 
 
 class Timer:
@@ -62,26 +64,45 @@ def filled(timer=None, seconds=0.0, gpu="NVIDIA H100 80GB HBM3"):
 
 def test_every_method_is_measured_on_every_load_beside_sdpa():
     cells = filled()["cells"]
-    assert len(cells) == 2 * 2 * 3
-    first, second, third = cells[:3]
-    assert [cell["method"] for cell in (first, second, third)] == ["full", *PLAN.methods]
-    assert (first["length"], first["passes"], first["width"]) == (32, "forward", 8)
-    assert (first["eager_ms"], second["eager_ms"], third["eager_ms"]) == (99.0, 98.0, 97.0)
-    assert second["eager_speedup"] == 99 / 98
-    assert third["graph_speedup"] == 99 / 97
+    assert len(cells) == 2 * (2 * 4 + 3)
+    first, cudnn, linear, clustered = cells[:4]
+    assert [cell["method"] for cell in cells[:4]] == ["full", "cudnn", *PLAN.methods]
+    assert (first["length"], first["passes"], first["width"], first["causal"]) == (32, "forward", 8, False)
+    assert [cell["eager_ms"] for cell in cells[:4]] == [99.0, 98.0, 97.0, 96.0]
+    assert linear["eager_speedup"] == 99 / 97
+    assert clustered["graph_speedup"] == 99 / 96
     assert first["eager_speedup"] == 1.0
+    assert cudnn["fidelity"] == pytest.approx(1.0)
     assert first["peak_mib"] == 3.0
 
 
+def test_forward_passes_come_first_and_causal_ones_are_beside_them():
+    loads = list(dict.fromkeys((cell["length"], cell["passes"], cell["causal"]) for cell in filled()["cells"]))
+    forward = [(length, "forward", causal) for length in (32, 16) for causal in (False, True)]
+    assert loads == [*forward, (32, "forward+backward", False), (16, "forward+backward", False)]
+
+
+def test_without_causal_methods_there_is_no_causal_load():
+    plan = replace(PLAN, causal_methods=())
+    assert not any(load.causal for load in plan.loads())
+
+
+def test_what_was_measured_is_stored_after_each_load():
+    stored = []
+    fill(Sheet(PLAN, "", ""), Timer(), lambda *of: None, store=lambda sheet: stored.append(len(sheet.cells)))
+    assert stored == [4, 7, 11, 14, 18, 22, 22]
+
+
 def test_the_fidelity_is_to_sdpa_on_the_same_inputs():
-    exact, linear, clustered = filled()["cells"][:3]
+    exact, _, linear, clustered = filled()["cells"][:4]
     assert exact["fidelity"] is None
     assert -1 < linear["fidelity"] < clustered["fidelity"] < 1
 
 
 def test_the_models_times_stand_beside_the_measured_ones():
-    exact, linear = filled()["cells"][:2]
+    exact, cudnn, linear = filled()["cells"][:3]
     assert exact["predicted_graph_ms"] == exact["predicted_eager_ms"] > 0
+    assert cudnn["predicted_graph_ms"] is None
     assert linear["predicted_graph_ms"] == pytest.approx(1e12 / (3350e9 * 0.75) + 1.3e-3, rel=1e-3)
 
 
@@ -90,24 +111,24 @@ def test_an_unknown_gpu_has_no_prediction():
 
 
 def test_what_cannot_be_captured_is_told_and_the_rest_is_measured():
-    cell = filled(Timer(refuses_graphs=True))["cells"][1]
+    cell = filled(Timer(refuses_graphs=True))["cells"][2]
     assert cell["reason"] == "operation not permitted when stream is capturing"
     assert cell["graph_ms"] is cell["graph_speedup"] is None
-    assert cell["eager_ms"] == 98.0
+    assert cell["eager_ms"] == 97.0
 
 
 def test_a_method_that_refuses_is_told(monkeypatch):
-    plan = SheetPlan(("oracle-top:topk=1", "lsh:buckets=0,bucket_size=0"), (8,), (4,), 1, "float32", "cpu")
+    plan = SheetPlan(("oracle-top:topk=1", "lsh:buckets=0,bucket_size=0"), (), (8,), (4,), 1, "float32", "cpu")
     cells = fill(Sheet(plan, "", ""), Timer(), lambda *of: None).cells
-    assert cells[1].reason is None
-    assert "bucket" in cells[2].reason
+    assert cells[2].reason is None
+    assert "bucket" in cells[3].reason
 
 
 def test_after_its_time_nothing_more_is_measured():
     sheet = filled(seconds=60.0)  # a minute between two looks at the clock
     reasons = [cell["reason"] for cell in sheet["cells"]]
-    assert reasons[:6] == [None] * 6
-    assert set(reasons[6:]) == {"no time was left"}
+    assert reasons[:11] == [None] * 11
+    assert set(reasons[11:]) == {"no time was left"}
     assert sheet["tiles"] == []
 
 
@@ -115,7 +136,8 @@ def test_the_page_has_all_of_it(tmp_path):
     page = markdown(filled() | {"versions": {"torch": "2"}, "hardware": {"gpu": "H100"}}, "subquad bench --gpu-sheet")
     assert page.startswith("# NVIDIA H100 80GB HBM3 (sm_90)")
     assert "## forward+backward, D=8" in page
-    assert "| SDPA | 16 | " in page
+    assert "## causal forward, D=8" in page
+    assert "| SDPA (flash) | 16 | " in page
     assert page.index("| `linear` | 16 |") < page.index("| `linear` | 32 |")
     assert '("members", 2, 8): Tiles(32, 32, 4, 1),' in page
     assert "(128, 32, 4, 1) | – | out of \\| memory |" in page
@@ -124,6 +146,12 @@ def test_the_page_has_all_of_it(tmp_path):
 def test_reasons_stand_below_the_table_once():
     page = markdown(filled(Timer(refuses_graphs=True)), "c")
     assert page.count("linear: operation not permitted") == 2  # once for each of the passes
+
+
+def test_what_no_time_was_left_for_is_one_line():
+    page = markdown(filled(seconds=60.0) | {"versions": {}, "hardware": {}}, "c")
+    assert page.count("Not measured, because no time was left: 16, 32 tokens.") == 1
+    assert "no time was left |" not in page
 
 
 @pytest.mark.parametrize(

@@ -4,8 +4,8 @@ They are chosen by the bytes of a number and the wider of key and value. fp32 ta
 parts need registers, so that its tiles are smaller, and inner products take rows in slices (`launch.inner`).
 `resources.compile_for` reports the resources of a choice.
 
-If tiles were measured on a GPU, `MEASURED` has those of its architecture, which override the table of all. It is
-empty: nobody has measured any. `subquad bench --device cuda --gpu-sheet` prints the entries to put there.
+If tiles were measured on a GPU, `MEASURED` has those of its architecture, which override the table of all.
+`subquad bench --device cuda --gpu-sheet` prints the entries to put there.
 """
 
 from collections.abc import Iterator
@@ -110,7 +110,17 @@ WIDTHS = 64, 128, 256
 Entry = tuple[str, int, int]  # kernel, bytes of a number, one of the widths
 
 # architecture, as `gpu_architecture` names it -> entries -> tiles
-MEASURED: dict[str, dict[Entry, Tiles]] = {}
+MEASURED: dict[str, dict[Entry, Tiles]] = {
+    "sm_90": {  # an H200, 16,384 tokens and 32 heads in bf16 (`benchmarks/results/gpu-h200.md`)
+        ("members_of_run", 2, 64): Tiles(64, 32, 2, 2),
+        ("members_forward", 2, 64): Tiles(64, 32, 4, 2),
+        ("cells_forward", 2, 64): Tiles(64, 64, 4, 1),
+        ("attend_tile", 2, 64): Tiles(64, 64, 4, 1),
+        ("members_of_run", 2, 128): Tiles(64, 32, 4, 2),
+        ("members_forward", 2, 128): Tiles(64, 32, 4, 1),
+        ("cells_forward", 2, 128): Tiles(64, 32, 4, 1),
+    }
+}
 
 _override: ContextVar[tuple[Entry, Tiles] | None] = ContextVar("subquad_tiles", default=None)
 

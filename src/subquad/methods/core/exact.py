@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from subquad.kernels import native
-from subquad.kernels.attention.blockwise.partial import fused_partial, is_fused
+from subquad.kernels.attention.blockwise.partial import fused_partial, is_fused, is_fused_on_gpu
 from subquad.kernels.attention.exact.op import exact_partial
 from subquad.kernels.attention.softmax import visible_logsumexp
 from subquad.kernels.precision import upcast
@@ -59,9 +59,10 @@ def exact(query: Tensor, key: Tensor, value: Tensor, call: Call) -> Partial:
             return exact_partial(*tensors, **options)
     if not call.wants_lse:
         return sdpa(query, key, value, call), None
-    if plain and is_fused(query):
-        allowed = mask.visible(query.shape[2], key.shape[2], query.device)
-        return fused_partial(query, key, value, allowed, scale=call.scale)
+    if plain and (is_fused(query) or is_fused_on_gpu(query)):
+        causal = mask.only_causal
+        allowed = None if causal else mask.visible(query.shape[2], key.shape[2], query.device)
+        return fused_partial(query, key, value, allowed, causal=causal, scale=call.scale)
     parts = [visible_logsumexp(logits, visible) for logits, visible in logits_of(query, key, call)]
     return sdpa(query, key, value, call), torch.cat(parts, dim=2)
 

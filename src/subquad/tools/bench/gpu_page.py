@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from subquad.tools.bench.gpu_sheet import NO_TIME
 from subquad.tools.report.markup import escaped, fenced, pairs_table, rows_of
 
 Cell = Mapping[str, Any]
@@ -38,10 +39,15 @@ def _tables(cells: Sequence[Cell]) -> Iterator[str]:
     panels = dict.fromkeys((cell["causal"], cell["passes"], cell["width"]) for cell in cells)
     for causal, passes, width in panels:
         chosen = [cell for cell in cells if (cell["causal"], cell["passes"], cell["width"]) == (causal, passes, width)]
+        unmeasured = sorted({cell["length"] for cell in chosen if cell["reason"] == NO_TIME})
+        chosen = [cell for cell in chosen if cell["reason"] != NO_TIME]
         order = list(dict.fromkeys(cell["method"] for cell in chosen))
         chosen.sort(key=lambda cell: (order.index(cell["method"]), cell["length"]))
         yield f"## {'causal ' * causal}{passes}, D={width}"
-        yield rows_of([HEAD, *map(_line, chosen)])
+        if chosen:
+            yield rows_of([HEAD, *map(_line, chosen)])
+        if unmeasured:
+            yield f"Not measured, because no time was left: {', '.join(f'{length:,}' for length in unmeasured)} tokens."
         reasons = dict.fromkeys((cell["method"], cell["reason"]) for cell in chosen if cell["reason"])
         if reasons:
             yield pairs_table(list(reasons))

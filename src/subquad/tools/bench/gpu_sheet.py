@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -34,21 +34,12 @@ METHODS = (
     *("performer", "linear", "linformer", "nystrom", "local"),
 )
 CAUSAL_METHODS = "clustered-tail", "i-clustered", "performer", "linear", "local"
-LENGTHS = 4096, 16384, 65536, 131072, 8192, 2048, 32768  # in this order
+LENGTHS = 16384, 4096, 65536, 131072, 32768, 8192, 2048  # in this order
 TAKEN = "methods", "lengths", "device", "seed"  # settings of `subquad bench` that the sheet takes
 OF_CELLS = 0.7  # of the sheet's time, after which no further cell is begun; the rest is for tiles
+NO_TIME = "no time was left"  # a reason
 CUDNN = "cudnn"  # SDPA by cuDNN's kernel, a second baseline
 COMPARED_HEADS = 4  # of whose outputs the fidelity is
-
-
-class Store(Protocol):
-    """Receives what was measured so far."""
-
-    def __call__(self, sheet: "Sheet", /) -> None: ...
-
-
-def ignore(sheet: "Sheet", /) -> None:
-    """Store nothing."""
 
 
 @dataclass(frozen=True)
@@ -70,14 +61,18 @@ class SheetPlan:
         return Load(length, self.dtype, passes, 1, self.heads, width, self.device, self.seed, causal)
 
     def loads(self) -> Iterator[Load]:
-        """All loads, the most informative first; of the causal ones the forward pass alone."""
+        """All loads, the most informative first: forward passes at all lengths, then those with a backward pass.
+
+        Causal attention is measured in the forward pass alone.
+        """
         forward, backward = PASSES
-        for length in self.lengths:
-            for width in self.widths:
+        for width in self.widths:
+            for length in self.lengths:
                 yield self.load(length, width, forward)
-                yield self.load(length, width, backward)
                 if self.causal_methods:
                     yield self.load(length, width, forward, causal=True)
+            for length in self.lengths:
+                yield self.load(length, width, backward)
 
     def rows(self, load: Load) -> tuple[str, ...]:
         """The methods measured on a load, the baseline first."""
@@ -122,6 +117,9 @@ class Sheet:
         return asdict(self) | {"fastest": [asdict(each) for each in fastest(self.tiles)]}
 
 
+Store = Callable[[Sheet], None]  # receives what was measured so far
+
+
 def plan_of(settings: BenchSettings) -> SheetPlan:
     """What to measure; InputError for settings that the sheet does not take, and where there is no GPU for it."""
     standard = BenchSettings()
@@ -142,7 +140,7 @@ def plan_of(settings: BenchSettings) -> SheetPlan:
     return plan if settings.lengths == standard.lengths else replace(plan, lengths=settings.lengths)
 
 
-def measure(plan: SheetPlan, progress: Progress = silent, store: Store = ignore) -> Sheet:
+def measure(plan: SheetPlan, progress: Progress = silent, store: Store | None = None) -> Sheet:
     """Measure the sheet on the GPU of the plan; `store` gets it after each load, so that a run cut short leaves it."""
     sheet = Sheet(plan, torch.cuda.get_device_name(plan.device), gpu_architecture())
     sheet.versions, sheet.hardware = machine.versions(), machine.hardware(plan.device)
@@ -154,25 +152,27 @@ def fill(
     timer: Timer,
     progress: Progress,
     clock: Callable[[], float] = time.monotonic,
-    store: Store = ignore,
+    store: Store | None = None,
 ) -> Sheet:
     """Measure cells and then tiles, each until its time is up."""
     began, plan, loads = clock(), sheet.plan, list(sheet.plan.loads())
     total = sum(len(plan.rows(load)) for load in loads)
     for load in loads:
         if clock() - began > 60 * OF_CELLS * plan.minutes:
-            sheet.cells += [_cell(name, load, reason="no time was left") for name in plan.rows(load)]
+            sheet.cells += [_cell(name, load, reason=NO_TIME) for name in plan.rows(load)]
             continue
         for cell in _cells(load, plan.rows(load), timer, gpu_named(sheet.gpu)):
             progress(f"{cell.method} at {load.length:,} tokens, {load.passes}", len(sheet.cells), total)
             sheet.cells.append(cell)
         sheet.seconds = clock() - began
-        store(sheet)
+        if store is not None:
+            store(sheet)
     for width in plan.widths:
         load = plan.load(max(plan.lengths[:2]), width, PASSES[1])
         sheet.tiles += try_tiles(load, timer, lambda: clock() - began < 60 * plan.minutes, progress)
     sheet.seconds = clock() - began
-    store(sheet)
+    if store is not None:
+        store(sheet)
     return sheet
 
 

@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from subquad.kernels.selection.groups import group_mean
-from subquad.kernels.triton.groups import Members, group_order, group_sums
+from subquad.kernels.triton.groups import MOST_COUNTED, Members, group_order, group_sums
 from subquad.testing.oracle import integers, normal
 from tests.library.triton.interpreted.fences import fenced
 
@@ -29,10 +29,20 @@ def test_order_lists_each_groups_members_in_their_order():
                 assert members.tolist() == (labels[b, h] == c).nonzero().flatten().tolist()
 
 
+def test_many_groups_are_sorted_like_few(poisoned):
+    labels, C = labels_of(2, 3, 150, 60), MOST_COUNTED + 1
+    spread = labels * (C // 60)
+    few, many = group_order(labels, 60), group_order(spread.where(labels < 60, C), C)
+    assert torch.equal(many[0], few[0])
+    assert torch.equal(many[1][..., :: C // 60][..., :60], few[1][..., :60])
+    assert torch.equal(many[1][..., -1], few[1][..., -1])
+
+
+@pytest.mark.parametrize("C", [2, MOST_COUNTED + 1])
 @pytest.mark.parametrize("bad", [-7, 2**40])
-def test_labels_that_are_no_groups_are_in_none(bad):
+def test_labels_that_are_no_groups_are_in_none(bad, C):
     labels = torch.tensor([[[1, bad, 0, 1]]])
-    order, offsets = group_order(labels, 2)
+    order, offsets = group_order(labels, C)
     assert order[0, 0, offsets[0, 0, 0] : offsets[0, 0, 2]].tolist() == [2, 0, 3]
 
 

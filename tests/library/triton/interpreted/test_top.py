@@ -10,6 +10,7 @@ from subquad.kernels.selection.top import triton
 from subquad.kernels.selection.top.op import top_and_best
 from subquad.kernels.selection.top.reference import log_odds
 from subquad.testing.oracle import normal, qkv
+from tests.library.triton.devices import DEVICE
 from tests.library.triton.interpreted.fences import fenced
 
 
@@ -24,7 +25,7 @@ def on_both(function, *arguments, **options):
 
 @pytest.mark.parametrize(("N", "C", "size"), [(1, 1, 1), (50, 5, 4), (131, 40, 32), (7, 3, 9), (0, 2, 4)])
 def test_blocks_equal_the_reference(poisoned, N, C, size):
-    labels = torch.randint(C + 1, (2, 3, N), generator=torch.Generator().manual_seed(0))  # C is none
+    labels = torch.randint(C + 1, (2, 3, N), generator=torch.Generator(DEVICE).manual_seed(0))  # C is none
     labels[1] = C
     want, have = on_both(sorted_blocks, fenced(labels), C, size)
     for a, b in zip(have, want, strict=True):

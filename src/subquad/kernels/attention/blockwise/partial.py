@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from subquad.kernels.attention.blockwise.kernels import Kernels, on_cpu, widened
+from subquad.kernels.attention.blockwise.kernels import Kernels, on_cpu, on_gpu, widened
 from subquad.kernels.attention.softmax import hide
 from subquad.kernels.precision import upcast
 from subquad.kernels.tokens.heads import repeat_heads
@@ -23,8 +23,13 @@ LANES = 16  # of fewer keys, torch's kernel makes 0 where all logits of a row ar
 
 
 def is_fused(query: Tensor) -> bool:
-    """Whether a kernel of torch's computes the partial: on CPUs, outside of transforms and of compiled code."""
+    """Whether a kernel of torch's for CPUs computes the partial: outside of transforms and of compiled code."""
     return on_cpu(query) and not torch.compiler.is_compiling() and transform() is None
+
+
+def is_fused_on_gpu(query: Tensor) -> bool:
+    """Whether a kernel of torch's for GPUs computes the partial: outside of transforms and of compiled code."""
+    return on_gpu(query) and not torch.compiler.is_compiling() and transform() is None
 
 
 def fused_partial(
@@ -43,6 +48,8 @@ def fused_partial(
     """
     if key.shape[2] < LANES:
         return plain_partial(query, key, value, allowed, causal=causal, scale=scale)
+    if on_gpu(query):  # whose kernels share no keys between heads
+        key, value = repeat_heads(key, query.shape[1]), repeat_heads(value, query.shape[1])
     out, lse = _FusedPartial.apply(query, key, value, allowed, causal, scale)
     return out, lse
 

@@ -7,17 +7,18 @@ from subquad.kernels.attention.features.triton.chunks import both_sides, cost_of
 from subquad.kernels.attention.features.triton.reads import ReadIndex
 from subquad.kernels.attention.features.triton.states import Side
 from subquad.kernels.attention.features.triton.tiles import (
+    advanced,
     causal_square,
     diagonal_square,
     dot_as,
     exchanged,
     exponents,
     is_finite,
+    not_taken_out,
     numbers,
     of_earlier,
     of_later,
     shift_of,
-    side_of,
 )
 from subquad.kernels.triton.launch import inner, kernel, launch, load_rows, padded, slice_of, store_rows, strides
 
@@ -112,12 +113,16 @@ def chunk_slopes(
     row = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
     position = first + row
     present = position < N
-    query, of_query, query_bias = side_of(query, of_query, query_bias, b, h, query_b, query_h, of_query_h, query_bias_h)
-    key, of_key, _ = side_of(key, of_key, None, b, g, key_b, key_h, of_key_h, 0)
+    query += b * query_b + h * query_h
+    of_query = advanced(of_query, h * of_query_h)
+    query_bias = advanced(query_bias, h * query_bias_h)
+    key += b * key_b + g * key_h
+    of_key = advanced(of_key, g * of_key_h)
     grad += b * grad_b + h * grad_h
     of_queries += head * slopes_h
     of_keys += head * slopes_h
-    shift, visible = shift_of(key_shift, b, g, key_shift_b, key_shift_h, key_shift_n, position, present)
+    shift = shift_of(key_shift, b, g, key_shift_b, key_shift_h, key_shift_n, position, present)
+    visible = not_taken_out(shift, present)
     of_lse = tl.load(query_shift + head * N + position, mask=present, other=-float("inf"))
     sees = present & (of_lse != -float("inf"))
     a = tl.load(weight + head * N + position, mask=sees, other=0.0)
@@ -204,10 +209,14 @@ def chunk_values(
     row = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
     position = first + row
     present = position < N
-    query, of_query, query_bias = side_of(query, of_query, query_bias, b, h, query_b, query_h, of_query_h, query_bias_h)
-    key, of_key, _ = side_of(key, of_key, None, b, g, key_b, key_h, of_key_h, 0)
+    query += b * query_b + h * query_h
+    of_query = advanced(of_query, h * of_query_h)
+    query_bias = advanced(query_bias, h * query_bias_h)
+    key += b * key_b + g * key_h
+    of_key = advanced(of_key, g * of_key_h)
     grad += b * grad_b + h * grad_h
-    shift, visible = shift_of(key_shift, b, g, key_shift_b, key_shift_h, key_shift_n, position, present)
+    shift = shift_of(key_shift, b, g, key_shift_b, key_shift_h, key_shift_n, position, present)
+    visible = not_taken_out(shift, present)
     of_lse = tl.load(query_shift + head * N + position, mask=present, other=-float("inf"))
     sees = present & (of_lse != -float("inf"))
     a = tl.load(weight + head * N + position, mask=sees, other=0.0)

@@ -19,6 +19,7 @@ from torch import Tensor
 from subquad.kernels.attention.features.triton.reads import ReadIndex
 from subquad.kernels.attention.features.triton.states import Side
 from subquad.kernels.attention.features.triton.tiles import (
+    advanced,
     base_of,
     causal_square,
     diagonal_square,
@@ -27,11 +28,11 @@ from subquad.kernels.attention.features.triton.tiles import (
     exponents,
     is_finite,
     is_later,
+    not_taken_out,
     numbers,
     of_earlier,
     of_later,
     shift_of,
-    side_of,
 )
 from subquad.kernels.triton.launch import dot_upcast, kernel, launch, load_rows, padded, slice_of, store_rows, strides
 from subquad.kernels.triton.recording import LaunchCost
@@ -133,10 +134,14 @@ def read_chunks(
     g = h // share
     position = first + tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
     present = position < N
-    query, of_query, query_bias = side_of(query, of_query, query_bias, b, h, query_b, query_h, of_query_h, query_bias_h)
-    key, of_key, _ = side_of(key, of_key, None, b, g, key_b, key_h, of_key_h, 0)
+    query += b * query_b + h * query_h
+    of_query = advanced(of_query, h * of_query_h)
+    query_bias = advanced(query_bias, h * query_bias_h)
+    key += b * key_b + g * key_h
+    of_key = advanced(of_key, g * of_key_h)
     out += b * out_b + h * out_h
-    shift, visible = shift_of(key_shift, b, g, key_shift_b, key_shift_h, key_shift_n, position, present)
+    shift = shift_of(key_shift, b, g, key_shift_b, key_shift_h, key_shift_n, position, present)
+    visible = not_taken_out(shift, present)
     largest = tl.full((TOKENS,), -float("inf"), tl.float32)
     weights = tl.zeros((TOKENS, TOKENS), tl.float32)
     for start in range(0, R, FEATURES):

@@ -16,7 +16,14 @@ import triton.language as tl
 from torch import Tensor
 
 from subquad.kernels.attention.features.triton.states import Side, States
-from subquad.kernels.attention.features.triton.tiles import base_of, dot_as, exponents, shift_of, side_of
+from subquad.kernels.attention.features.triton.tiles import (
+    advanced,
+    base_of,
+    dot_as,
+    exponents,
+    not_taken_out,
+    shift_of,
+)
 from subquad.kernels.triton.launch import inner, kernel, launch, load_rows, padded, slice_of, store_rows, strides, tile
 from subquad.kernels.triton.recording import LaunchCost
 from subquad.kernels.triton.tiles import Tiles, tiles_of
@@ -182,7 +189,9 @@ def read_states(
     b, h = head // H, head % H
     position = first + slot * unit + tl.program_id(0) % tiles * TOKENS + tl.arange(0, TOKENS)
     present = (position >= 0) & (position < tl.minimum(first + (slot + 1) * unit, N))
-    query, of_query, query_bias = side_of(query, of_query, query_bias, b, h, query_b, query_h, of_query_h, query_bias_h)
+    query += b * query_b + h * query_h
+    of_query = advanced(of_query, h * of_query_h)
+    query_bias = advanced(query_bias, h * query_bias_h)
     state = head // share * states_head + slot * R
     largest = tl.full((TOKENS,), -float("inf"), tl.float32)
     total = tl.zeros((TOKENS,), tl.float32)
@@ -251,7 +260,9 @@ def query_slopes(
     row = slot * unit + tl.program_id(0) % tiles * TOKENS + tl.arange(0, TOKENS)
     position = first + row
     present = (position >= 0) & (row < (slot + 1) * unit) & (position < N)
-    query, of_query, query_bias = side_of(query, of_query, query_bias, b, h, query_b, query_h, of_query_h, query_bias_h)
+    query += b * query_b + h * query_h
+    of_query = advanced(of_query, h * of_query_h)
+    query_bias = advanced(query_bias, h * query_bias_h)
     slopes += head * slopes_h
     state = head // share * states_head + slot * R
     shift = tl.load(query_shift + head * N + position, mask=present, other=-float("inf"))
@@ -321,11 +332,13 @@ def key_slopes(
     row = slot * unit + tl.program_id(0) % tiles * TOKENS + tl.arange(0, TOKENS)
     position = first + row
     present = (position >= 0) & (row < (slot + 1) * unit) & (position < M)
-    key, of_key, _ = side_of(key, of_key, None, b, g, key_b, key_h, of_key_h, 0)
+    key += b * key_b + g * key_h
+    of_key = advanced(of_key, g * of_key_h)
     slopes += head * slopes_h
     grad_value += b * grad_value_b + h * grad_value_h
     state = head * states_head + slot * R
-    shift, visible = shift_of(key_shift, b, g, key_shift_b, key_shift_h, key_shift_n, position, present)
+    shift = shift_of(key_shift, b, g, key_shift_b, key_shift_h, key_shift_n, position, present)
+    visible = not_taken_out(shift, present)
     value += b * value_b + g * value_h
     of_values = tl.zeros((TOKENS, WIDTH), tl.float32)
     for start in range(0, R, FEATURES):

@@ -25,7 +25,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from subquad.kernels.attention.features.triton.tiles import base_of, exponents, shift_of, side_of
+from subquad.kernels.attention.features.triton.tiles import advanced, base_of, exponents, not_taken_out, shift_of
 from subquad.kernels.triton.launch import (
     dot_upcast,
     kernel,
@@ -269,7 +269,9 @@ def sum_chunks(
     first = tl.program_id(0) % TILES * FEATURES
     head = tl.program_id(1).to(tl.int64)
     b, h = head // heads, head % heads
-    token, of_token, token_bias = side_of(token, of_token, token_bias, b, h, token_b, token_h, of_token_h, token_bias_h)
+    token += b * token_b + h * token_h
+    of_token = advanced(of_token, h * of_token_h)
+    token_bias = advanced(token_bias, h * token_bias_h)
     payload += b * payload_b + h * payload_h
     largest = tl.full((FEATURES,), -float("inf"), tl.float32)
     total = tl.zeros((FEATURES,), tl.float32)
@@ -279,9 +281,8 @@ def sum_chunks(
     end = tl.minimum(begin + unit, tokens)
     for start in range(begin, end, TOKENS):
         position = start + tl.arange(0, TOKENS)
-        shift, present = shift_of(
-            token_shift, b, h, token_shift_b, token_shift_h, token_shift_n, position, position < end
-        )
+        shift = shift_of(token_shift, b, h, token_shift_b, token_shift_h, token_shift_n, position, position < end)
+        present = not_taken_out(shift, position < end)
         y = exponents(
             token, token_n, of_token, token_bias, shift, position, present, first, D, R, SLICE, TOKENS, FEATURES
         )

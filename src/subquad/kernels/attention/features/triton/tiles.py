@@ -24,26 +24,31 @@ import triton.language as tl
 
 from subquad.kernels.triton.launch import dot, load_rows
 
+# A function of Triton before 3.7 returns no None within a tuple: what may be None is returned alone.
+
 
 @triton.jit
-def side_of(rows, projection, bias, b, head, rows_b, rows_h, of_h, bias_h):
-    """(the rows, the projection, the bias) of one head, the last two None where there are none."""
-    rows += b * rows_b + head * rows_h
-    if projection is not None:
-        projection += head * of_h
-    if bias is not None:
-        bias += head * bias_h
-    return rows, projection, bias
+def advanced(pointer, steps):
+    """The pointer, `steps` numbers on; None stays None."""
+    if pointer is not None:
+        return pointer + steps
 
 
 @triton.jit
 def shift_of(shift, b, head, shift_b, shift_h, shift_n, token, present):
-    """(the shift of these tokens, which of them are there and not taken out)."""
+    """The shift of these tokens, −∞ for those that are not there; None if there is none."""
     if shift is not None:
         at = shift + b * shift_b + head * shift_h + token.to(tl.int64) * shift_n
-        shift = tl.load(at, mask=present, other=-float("inf"))
-        present = present & (shift != -float("inf"))
-    return shift, present
+        return tl.load(at, mask=present, other=-float("inf"))
+
+
+@triton.jit
+def not_taken_out(shift, present):
+    """Which of the tokens are there and not taken out, which a shift of −∞ does."""
+    if shift is None:
+        return present
+    else:
+        return present & (shift != -float("inf"))
 
 
 @triton.jit
