@@ -8,7 +8,7 @@ that is cut off leaves what it measured. A failure is a row of a table or a line
 
 part         share  what
 environment         versions, the GPU, which backends run: environment.json
-correctness   .40   the tests of the Triton kernels and the conformance tests of all methods on the GPU: correctness.txt
+correctness   .40   the tests of the Triton kernels and the conformance tests of all methods on the GPU: tests-of-*.txt
 headline      .40   methods against SDPA's flash and cuDNN kernels, then tiles: gpu-sheet.json, gpu-sheet.md
 models        .14   whole models with random weights, SDPA against swapped methods: models.json, models.md
 profile       .06   which kernels, ours and torch's, take the time of a call: profile.md
@@ -34,7 +34,10 @@ SHARES = {"environment": 0.0, "correctness": 0.4, "headline": 0.4, "models": 0.1
 LEAST_SECONDS = 30.0  # of a part: torch and transformers are imported in it
 WORKERS = 12  # processes of tests, whose time is mostly that of Triton's compiler
 ROOT = Path(__file__).resolve().parents[1]
-TESTS = [f"tests/library/triton/{name}" for name in ("cuda/test_methods.py", "interpreted", "cuda")]  # in this order
+TESTS = {
+    "tests-of-kernels": [f"tests/library/triton/{name}" for name in ("cuda/test_methods.py", "interpreted")],
+    "tests-of-methods": [f"tests/library/triton/cuda/{name}.py" for name in ("test_contract", "test_sheet")],
+}
 SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
     "Llama-3.2-1B": (
         "llama",
@@ -120,18 +123,23 @@ def environment(options: argparse.Namespace) -> None:
 
 
 def correctness(options: argparse.Namespace) -> None:
-    """The tests of the kernels and of all methods; the summary of failures is at the end of the file."""
-    kind, chosen = ("interpreted", ["-k", "test_scores_are_ranked"]) if options.dry_run else ("cuda", TESTS)
+    """The tests of the kernels, then those of all methods; the summary of failures is at the end of each file."""
+    end = time.monotonic() + 60 * options.minutes
     workers = [] if options.dry_run else ["-n", str(min(WORKERS, os.cpu_count() or 1))]
-    command = [sys.executable, "-m", "tests.library.triton", kind, "--tb=short", *workers, *chosen]
     environment = os.environ | {"PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}"}
-    with (options.out / "correctness.txt").open("wb") as log:
-        process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=log, stderr=subprocess.STDOUT)
-        try:
-            process.wait(60 * options.minutes)
-        except subprocess.TimeoutExpired:
-            interrupt(process)
-    print("\n".join((options.out / "correctness.txt").read_text("utf-8", "replace").splitlines()[-60:]), flush=True)
+    for name, chosen in TESTS.items():
+        kind, chosen = ("interpreted", ["-k", "test_scores_are_ranked"]) if options.dry_run else ("cuda", chosen)
+        command = [sys.executable, "-m", "tests.library.triton", kind, "--tb=short", *workers, *chosen]
+        path = options.out / f"{name}.txt"
+        with path.open("wb") as log:
+            process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=log, stderr=subprocess.STDOUT)
+            try:
+                process.wait(max(10.0, end - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                interrupt(process)
+        print("\n".join(path.read_text("utf-8", "replace").splitlines()[-40:]), flush=True)
+        if options.dry_run:
+            return
 
 
 def interrupt(process: "subprocess.Popen[bytes]") -> None:
