@@ -77,12 +77,12 @@ def main() -> None:
     parser.add_argument("--dry-run", action="store_true", help="Tiny sizes, in Triton's interpreter, on the CPU.")
     parser.add_argument("--part", choices=SHARES, help=argparse.SUPPRESS)  # in the process of a part
     options = parser.parse_args()
-    options.out.mkdir(parents=True, exist_ok=True)
     if options.part:
         PART[options.part](options)
         return
     if not options.dry_run and not torch.cuda.is_available():
         parser.error("there is no GPU here; --dry-run runs everything at tiny sizes on the CPU")
+    options.out.mkdir(parents=True, exist_ok=True)
     shares = sum(SHARES[part] for part in options.parts) or 1.0
     for part in options.parts:
         run(part, max(LEAST_SECONDS, 60 * options.minutes * SHARES[part] / shares), options)

@@ -8,6 +8,8 @@ from torch import Tensor
 from torch.autograd import forward_ad
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+ALIGNED = 16  # bytes
+
 
 def transform() -> str | None:
     """The transform that is active, in words; None if there is none."""
@@ -34,6 +36,7 @@ def shapes_may_follow_data(x: Tensor) -> bool:
 
 def exact_attention(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
     """SDPA; inside a transform by its plain kernel, because the fused ones have no forward-mode AD."""
+    query, key, value = (aligned(x) if x.is_cuda else x for x in (query, key, value))
     if torch.compiler.is_compiling():
         # `sq.intercept` leaves our own calls alone, and has no stack here to see that this is one.
         with torch._C.DisableTorchFunction():
@@ -42,3 +45,17 @@ def exact_attention(query: Tensor, key: Tensor, value: Tensor, **options: Any) -
         return F.scaled_dot_product_attention(query, key, value, **options)
     with sdpa_kernel(SDPBackend.MATH):
         return F.scaled_dot_product_attention(query, key, value, **options)
+
+
+def aligned(x: Tensor) -> Tensor:
+    """The tensor, copied if it is a slice whose rows begin between multiples of 16 bytes although its width is one.
+
+    torch's kernels for GPUs choose their loads by the width alone, and end the process at a misaligned address.
+    """
+    size = x.element_size()
+    begins = x.stride()[:-1]
+    if not torch.compiler.is_compiling():  # which cannot trace the question where a slice begins
+        begins = (x.storage_offset(), *begins)
+    if x.shape[-1] * size % ALIGNED or all(step * size % ALIGNED == 0 for step in begins):
+        return x
+    return x.clone(memory_format=torch.contiguous_format)
