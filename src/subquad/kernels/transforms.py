@@ -53,9 +53,9 @@ def aligned(x: Tensor) -> Tensor:
     torch's kernels for GPUs choose their loads by the width alone, and end the process at a misaligned address.
     """
     size = x.element_size()
-    begins = x.stride()[:-1]
+    begins = [*x.stride()[:-1]]
     if not torch.compiler.is_compiling():  # which cannot trace the question where a slice begins
-        begins = (x.storage_offset(), *begins)
+        begins.append(int(x.storage_offset()))
     if x.shape[-1] * size % ALIGNED or all(step * size % ALIGNED == 0 for step in begins):
         return x
     return x.clone(memory_format=torch.contiguous_format)
