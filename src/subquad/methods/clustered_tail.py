@@ -125,7 +125,8 @@ class ClusteredTail(ByHalves):
     def attend(self, query: Tensor, key: Tensor, value: Tensor, call: Call, factors: Factors = OF_ITEM) -> Partial:
         """Cluster the queries, sort the keys into cells, and attend to top keys and cells in one softmax."""
         tensors, sizes = self._of_tail(query, key, value, call, factors)
-        return attend_with_tail(*tensors, **sizes, **self._near(query, call))
+        sizes |= self._near(query, call)
+        return attend_with_tail(*tensors, **sizes)
 
     def attend_in_rectangle(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Partial:
         """Attention in a rectangle of a causal call, in which defaults of clusters and top keys are other ones."""

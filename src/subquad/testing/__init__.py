@@ -18,8 +18,8 @@ except ModuleNotFoundError:
 
     raise ModuleNotFoundError(not_installed("pytest", "test"), name="pytest") from None
 
-for _name in ("batch_contract", "contract", "decoding_contract", "nonfinite_contract", "oracle"):
-    pytest.register_assert_rewrite(f"{__name__}.{_name}")
+PARTS = "batch_contract", "contract", "decoding_contract", "nonfinite_contract", "oracle"
+pytest.register_assert_rewrite(*(f"{__name__}.{part}" for part in PARTS))
 
 from subquad.testing.batch_contract import BatchContract
 from subquad.testing.contract import CallContract, Contract
