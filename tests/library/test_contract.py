@@ -5,7 +5,7 @@ from zlib import crc32
 import pytest
 
 import subquad as sq
-from subquad.testing import CallContract, DecodingContract
+from subquad.testing import BatchContract, CallContract, DecodingContract
 from tests.library.backends import runs_compiled_code
 
 VARIANTS = [  # settings that change what a method does, beside each method's example
@@ -161,7 +161,7 @@ def copied(test: FunctionType) -> FunctionType:
     return copy
 
 
-class TestEveryMethod(CallContract, DecodingContract):
+class TestEveryMethod(CallContract, BatchContract, DecodingContract):
     """Two values of a parameter beside the method need not meet every method, but every class of methods."""
 
     pytestmark = pytest.mark.covering

@@ -7,13 +7,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from subquad import Clustered, Full, LinearAttention, Mask, Method
+from subquad import Clustered, ClusteredTail, Full, LinearAttention, Mask, Method
+from subquad.methods.clustered_tail import OF_ITEM, Factors, root
 from subquad.methods.core.call import Attend, Call
+from subquad.testing.batch_contract import BatchContract
 from subquad.testing.contract import CallContract
 from subquad.testing.decoding_contract import DecodingContract, State
 
 CLUSTERED = {"clusters": 5, "bits": 15, "iterations": 3}
-the, decoding = CallContract(), DecodingContract()
+the, batches, decoding = CallContract(), BatchContract(), DecodingContract()
 
 
 @dataclass(frozen=True)
@@ -61,6 +63,22 @@ class BatchCoupling(Full):
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Tensor:
         return super().attend(query / query.std(), key, value, call)
+
+
+@dataclass(frozen=True)
+class SizesOfTheBatch(ClusteredTail):
+    """Takes its default number of clusters from the length of the batch."""
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, call: Call, factors: Factors = OF_ITEM) -> Tensor:
+        return ClusteredTail.attend(replace(self, clusters=root(2 * query.shape[2])), query, key, value, call, factors)
+
+
+@dataclass(frozen=True)
+class RectanglesOfTheBatch(ClusteredTail):
+    """Takes its default number of clusters from the length of the batch, under a causal mask alone."""
+
+    def attend_in_rectangle(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Tensor:
+        return ClusteredTail(clusters=root(query.shape[2])).attend_in_rectangle(query, key, value, call)
 
 
 @dataclass(frozen=True)
@@ -121,6 +139,10 @@ BROKEN = [
     (FutureLeak(), the.test_the_future_changes_no_output),
     (ClusteredCausal(**CLUSTERED), the.test_the_future_changes_no_output),
     (ClusteredCausal(**CLUSTERED), the.test_a_prefix_alone_equals_the_prefix_of_the_whole),
+    (SizesOfTheBatch(), lambda m: batches.test_padding_changes_nothing_at_default_settings(m, "right")),
+    (SizesOfTheBatch(), batches.test_packing_changes_nothing_at_default_settings),
+    (RectanglesOfTheBatch(), lambda m: batches.test_padding_changes_nothing_at_default_settings(m, "left")),
+    (RectanglesOfTheBatch(), batches.test_packing_changes_nothing_at_default_settings),
     (BatchCoupling(), the.test_batch_items_are_independent),
     (GlobalGenerator(**CLUSTERED), the.test_same_seed_same_output_and_the_global_generator_untouched),
     (Detached(), the.test_gradients_in_fp64),

@@ -27,8 +27,8 @@ A query that is alone in its cluster has exact attention. Means and choices look
 sequence; causal attention is by halves (`methods.core.halves`).
 """
 
-from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -47,6 +47,19 @@ from subquad.methods.core.halves import ByHalves, block_length, last_rows, queri
 from subquad.methods.core.method import MOST_REPEATS, Call, Partial, Traits, whole
 from subquad.methods.core.onnx import OnnxSupport
 from subquad.methods.core.residual import Residual
+
+
+class Factors(NamedTuple):
+    """How settings of 0 follow the length: √(clusters·n) clusters of n queries, √(topk·m) top keys out of m."""
+
+    clusters: int
+    topk: int
+
+
+OF_ITEM = Factors(clusters=2, topk=8)
+# Twice the top keys: errors of a decoder's layers add up from token to token, and more keys are the cheapest way to
+# smaller ones.
+OF_RECTANGLE = Factors(clusters=1, topk=32)
 
 
 @dataclass(frozen=True)
@@ -109,26 +122,22 @@ class ClusteredTail(ByHalves):
         skips_padding=True,
     )
 
-    def in_rectangle(self, queries: int, keys: int) -> "ClusteredTail":
-        """The defaults of clusters and top keys in a causal rectangle: √n and √(32m), twice the keys of an encoder.
-
-        Errors of a decoder's layers add up from token to token, and more keys are the cheapest way to smaller ones.
-        """
-        clustered = keys if self.queries == "earlier" else queries
-        return replace(self, clusters=self.clusters or root(clustered), topk=self.topk or root(32 * keys))
-
-    def attend(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Partial:
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, call: Call, factors: Factors = OF_ITEM) -> Partial:
         """Cluster the queries, sort the keys into cells, and attend to top keys and cells in one softmax."""
-        tensors, sizes = self._of_tail(query, key, value, call)
+        tensors, sizes = self._of_tail(query, key, value, call, factors)
         sizes |= self._near(query, call)
         return attend_with_tail(*tensors, **sizes)
+
+    def attend_in_rectangle(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Partial:
+        """Attention in a rectangle of a causal call, in which defaults of clusters and top keys are other ones."""
+        return self.attend(query, key, value, call, OF_RECTANGLE)
 
     def attend_by_earlier(self, query: Tensor, earlier: Tensor, key: Tensor, value: Tensor, call: Call) -> Partial:
         """Cluster the earlier queries, let each query join the nearest cluster, and attend as `attend` does."""
         M, line = key.shape[2], ValidPositions.from_mask(call.mask, query, key)
         lengths = None if line.valid_keys is None else line.key_lengths
-        clusters, counts = by_length(self.clusters, 2, M, lengths)
-        topk, wanted = by_length(self.topk, 8, M, lengths)
+        clusters, counts = by_length(self.clusters, OF_RECTANGLE.clusters, M, lengths)
+        topk, wanted = by_length(self.topk, OF_RECTANGLE.topk, M, lengths)
         of_earlier = self._clusters(earlier, key, line.valid_keys, line.valid_keys, clusters, counts, call)
         sums, sizes = group_sums(earlier, of_earlier, clusters)
         means = sums / sizes.clamp(min=1)[..., None]
@@ -143,7 +152,7 @@ class ClusteredTail(ByHalves):
 
     def residual(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Residual:
         """The cells by themselves, and the top keys of each cluster."""
-        tensors, sizes = self._of_tail(query, key, value, call)
+        tensors, sizes = self._of_tail(query, key, value, call, OF_ITEM)
         of_cells, exact = cells_and_exact_pairs(*tensors, **sizes)
         return Residual(of_cells.partial, of_cells.of_query, of_cells.of_key, by_features=False, exact=(exact,))
 
@@ -160,11 +169,14 @@ class ClusteredTail(ByHalves):
         first = torch.zeros(len(query), dtype=torch.int64, device=query.device)
         return {"window": self.window, "start": first + torch.as_tensor(offset, device=query.device).reshape(-1)}
 
-    def _of_tail(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def _of_tail(
+        self, query: Tensor, key: Tensor, value: Tensor, call: Call, factors: Factors
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The arguments of `attend_with_tail`: clusters of queries and cells of keys."""
         N, M, line = query.shape[2], key.shape[2], ValidPositions.from_mask(call.mask, query, key)
-        clusters, counts = by_length(self.clusters, 2, N, None if line.valid_queries is None else line.query_lengths)
-        topk, wanted = by_length(self.topk, 8, M, None if line.valid_keys is None else line.key_lengths)
+        queries = None if line.valid_queries is None else line.query_lengths
+        clusters, counts = by_length(self.clusters, factors.clusters, N, queries)
+        topk, wanted = by_length(self.topk, factors.topk, M, None if line.valid_keys is None else line.key_lengths)
         labels = self._clusters(query, key, line.valid_queries, line.valid_keys, clusters, counts, call)
         with torch.no_grad():
             cell = key_cells(key, value, line.valid_keys, cells=self.cells, seed=call.seed)

@@ -8,7 +8,7 @@ from torch import Tensor
 
 import subquad as sq
 from subquad import Mask
-from subquad.methods.core.halves import rectangles_of
+from subquad.methods.core.rectangles import rectangles_of
 from subquad.testing.oracle import qkv as made
 
 B, H, N = 3, 4, 45
@@ -211,22 +211,36 @@ def test_windows_are_refused():
         sq.attention(q, k, v, method=COARSE, mask=Mask.causal() & Mask.window(8))
 
 
-def test_settings_that_are_not_given_grow_with_the_rectangle():
-    assert sq.ClusteredTail().in_rectangle(1024, 4096) == sq.ClusteredTail(clusters=32, topk=363)
-    assert sq.ClusteredTail(clusters=9, topk=11).in_rectangle(1024, 4096) == sq.ClusteredTail(clusters=9, topk=11)
+@pytest.mark.parametrize(("queries", "clusters"), [("rectangle", 5), ("earlier", 6)])  # √18 and √32
+def test_settings_that_are_not_given_grow_with_the_rectangle(queries: str, clusters: int):
+    """32 tokens, the first block, and 18 more, whose rectangle has 32 keys: √(32·32) of them are all."""
+    q, k, v = qkv(1, 2, 50, 50)
+    default = sq.ClusteredTail(cells=2, block=32, last=0, queries=queries)
+    for method, same in (
+        (replace(default, clusters=clusters, topk=32), True),
+        (replace(default, clusters=clusters, topk=31), False),
+    ):
+        out, other = (sq.attention(q, k, v, method=each, is_causal=True) for each in (default, method))
+        assert torch.equal(out, other) == same
+    few = replace(default, topk=4)
+    out, same = (sq.attention(q, k, v, method=each, is_causal=True) for each in (few, replace(few, clusters=clusters)))
+    assert torch.equal(out, same)
+    assert not torch.equal(out, sq.attention(q, k, v, method=replace(few, clusters=clusters + 2), is_causal=True))
 
 
 OF_BLOCKS = (
     sq.ClusteredTail(clusters=2, topk=2, cells=2, block=8, last=0, queries="block"),
     sq.ImprovedClustered(clusters=2, topk=2, block=8, last=0, queries="block"),
     sq.Clustered(clusters=2, block=8, last=0, queries="block"),
+    sq.ClusteredTail(clusters=2, topk=2, cells=2, window=2, block=8, last=0, queries="block"),
 )
 
 
-@pytest.mark.parametrize("tokens", [16, 24, 40, 56])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("tokens", [8, 16, 24, 40, 56])
 @pytest.mark.parametrize("method", OF_BLOCKS, ids=str)
-def test_what_comes_behind_whole_blocks_changes_no_bit_of_them(method: sq.Method, tokens: int):
-    q, k, v = (x[:, few] for x, few in zip(qkv(2, 4, 61, 61), (slice(4), slice(2), slice(2)), strict=True))
+def test_what_comes_behind_whole_blocks_changes_no_bit_of_them(method: sq.Method, tokens: int, dtype: torch.dtype):
+    q, k, v = (x[:, few].to(dtype) for x, few in zip(qkv(2, 4, 61, 61), map(slice, (4, 2, 2)), strict=True))
     options = {"method": method, "is_causal": True, "enable_gqa": True}
     whole = sq.attention(q, k, v, **options)
     later = [torch.cat([x[:, :, :tokens], 3 - x[:, :, tokens:]], 2) for x in (q, k, v)]
@@ -259,3 +273,75 @@ def test_rectangles_of_blocks_hold_the_same_pairs(tokens: int, queries: str):
             count[i : i + each.queries, j : j + each.keys] += pairs.tril() if each.diagonal else pairs
         assert each.queries <= 8 or queries == "rectangle"
     assert torch.equal(count, torch.ones_like(count).tril(start))
+
+
+OF_SHORT_CALLS = (
+    sq.Clustered(block=64),
+    sq.ImprovedClustered(block=64),
+    sq.ClusteredTail(block=64),
+    sq.ClusteredTail(block=4, last=64),
+    sq.ClusteredTail(block=64, last=0, queries="block"),
+    sq.ClusteredTail(block=64, last=0, queries="earlier"),
+)
+
+
+@pytest.mark.parametrize("wants_lse", [True, False])
+@pytest.mark.parametrize("method", OF_SHORT_CALLS, ids=str)
+def test_nan_in_padding_reaches_no_output_of_a_call_of_one_block(method: sq.Method, wants_lse: bool):
+    q, k, v = qkv(3, 2, 20, 20)
+    for valid in (left[:, :20], right[:, :20]):
+        dirty = (x.masked_fill(~valid[:, None, :, None], torch.nan) for x in (q, k, v))
+        options = {"method": method, "mask": Mask.causal() & Mask.padding(valid), "return_lse": wants_lse}
+        torch.testing.assert_close(sq.attention(*dirty, **options), sq.attention(q, k, v, **options))
+
+
+def test_near_keys_of_each_block_are_its_own():
+    """The blocks of a rectangle are one batch, in which each is another distance behind the keys."""
+    method = sq.parse_method("clustered-tail:block=4,queries=block,last=0,clusters=1,topk=1,cells=2,window=2")
+    q, k, v = qkv(2, 4, 24, 24)
+    mask = Mask.causal() & Mask.padding([24, 15])
+    for backend in ("cpu", "reference"):
+        with sq.use_backend(backend):
+            batch = sq.attention(q, k, v, method=method, mask=mask)
+            alone = sq.attention(*(x[1:, :, :15] for x in (q, k, v)), method=method, is_causal=True)
+        torch.testing.assert_close(batch[1:, :, :15], alone)
+
+
+OF_CACHES = (
+    sq.ClusteredTail(block=8, last=2, topk=3, cells=2),
+    sq.ClusteredTail(block=8, last=0, topk=3, cells=2, window=2, queries="block"),
+    sq.ClusteredTail(block=8, last=0, topk=3, cells=2, queries="earlier"),
+    sq.ImprovedClustered(block=8, last=2, clusters=3, topk=3),
+)
+CACHED, NEW = (17, 2, 0, 30), (21, 5, 21, 13)  # tokens of each item; the second has no more than a block together
+
+
+@pytest.mark.parametrize("layout", ["padded", "of their own lengths"])
+@pytest.mark.parametrize("method", OF_CACHES, ids=str)
+def test_an_item_behind_a_cache_is_what_it_is_alone(method: sq.Method, layout: str):
+    T, n, cached, new = max(CACHED), max(NEW), torch.tensor(CACHED), torch.tensor(NEW)
+    keys, queries = torch.arange(T + n), torch.arange(n) < new[:, None]
+    first = cached if layout != "padded" else torch.full_like(cached, T)
+    valid_keys = (keys >= (first - cached)[:, None]) & (keys < (first + new)[:, None])
+    mask = Mask.padding(keys=valid_keys, queries=queries)
+    offset = T if layout == "padded" else cached
+    inputs = [x.requires_grad_() for x in qkv(4, 2, n, T + n)]
+    out, lse = sq.attention(*inputs, method=method, mask=mask & Mask.causal(offset=offset), return_lse=True)
+    grads = torch.autograd.grad(out.sin().sum(), inputs)
+    for item, valid in enumerate(zip(queries, valid_keys, valid_keys, strict=True)):
+        alone = [x.detach()[item, :, there][None].requires_grad_() for x, there in zip(inputs, valid, strict=True)]
+        want = sq.attention(*alone, method=method, mask=Mask.causal(offset=CACHED[item]), return_lse=True)
+        of_alone = torch.autograd.grad(want[0].sin().sum(), alone)
+        torch.testing.assert_close((out[item][:, valid[0]], lse[item][:, valid[0]]), (want[0][0], want[1][0]))
+        for grad, one, there in zip(grads, of_alone, valid, strict=True):
+            torch.testing.assert_close(grad[item][:, there], one[0], rtol=1e-4, atol=1e-5)
+
+
+def test_items_behind_caches_are_approximated():
+    """What the test above compares is not exact attention, except for the second item."""
+    q, k, v = qkv(4, 2, max(NEW), max(CACHED) + max(NEW))
+    mask = Mask.padding(queries=NEW) & Mask.causal(offset=torch.tensor(CACHED))
+    exact = sq.attention(q, k, v, method="full", mask=mask)
+    for method in OF_CACHES:
+        differs = (sq.attention(q, k, v, method=method, mask=mask) - exact).abs().amax((1, 2, 3)) > 1e-3
+        assert differs.tolist() == [True, False, True, True]

@@ -36,7 +36,6 @@ their own.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -46,15 +45,15 @@ from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
 from subquad.kernels.attention.windows.op import merge_windows
-from subquad.kernels.tokens.padding import cleared
-from subquad.kernels.tokens.positions import front_first, placed
+from subquad.kernels.tokens.padding import cleared_inputs
+from subquad.kernels.tokens.positions import front_first
 from subquad.kernels.tokens.slots import taken
-from subquad.kernels.tokens.windows import TokenWindows
 from subquad.kernels.transforms import shapes_may_follow_data
 from subquad.masks import Mask
 from subquad.methods.core.call import Attend, Call
 from subquad.methods.core.exact import exact
 from subquad.methods.core.method import Method, Partial, Traits, choice, whole
+from subquad.methods.core.rectangles import Rectangles, rectangles_of
 
 BLOCK, LAST = 1024, 128
 
@@ -96,9 +95,9 @@ class ByHalves(Method):
     last: int
     queries: str
 
-    def in_rectangle(self, queries: int, keys: int) -> Method:
-        """The method for a rectangle of these numbers of queries and keys, or for what padding leaves of them."""
-        return self
+    def attend_in_rectangle(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Partial:
+        """Attention of the queries of a rectangle to its keys, of which padding may leave fewer."""
+        return self.attend(query, key, value, call)
 
     def attend_by_earlier(self, query: Tensor, earlier: Tensor, key: Tensor, value: Tensor, call: Call) -> Partial:
         """Attention in which clusters are made of `earlier` queries (B,H,M,D), one for each key, and not of `query`."""
@@ -127,24 +126,17 @@ class ByHalves(Method):
         return (out if valid is None else out.masked_fill(~valid[:, None, :, None], 0.0)), lse
 
     def _by_halves(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Partial:
-        B, _, N, _ = query.shape
-        M, start = key.shape[2], first_position(call.mask)
-        if self.last >= N or (M if start is None else min(start + N, M)) <= self.block:
+        query, key, value = cleared_inputs(query, key, value, call.mask)
+        if self.last >= query.shape[2]:
             return exact(query, key, value, call)
-        queries, keys = call.mask.query_padding(N), call.mask.key_padding(M)
-        query, key, value = cleared(query, queries), cleared(key, keys), cleared(value, keys)
-        inner = replace(call, mask=Mask(), wants_lse=True)
-        if start is not None:
-            return self._on_line(TokenLine(query, key, value, queries, keys, start).with_a_key_for_each_query(), inner)
-        if self.queries == "earlier":  # which are not here, and of which each item would have other ones
-            return exact(query, key, value, call)
-        # Items have their queries at different positions: each is aligned with the key of its position.
-        positions = call.mask.positions(torch.arange(N, device=query.device)[None]).expand(B, N)
-        queries = torch.ones_like(positions, dtype=torch.bool) if queries is None else queries
-        present = torch.zeros(B, M + N, dtype=torch.bool, device=query.device).scatter(1, positions, queries)
-        line = TokenLine(placed(query, positions, M + N), key, value, present, keys, 0).with_a_key_for_each_query()
-        out, lse = self._on_line(line, inner)
-        return taken(out, positions), taken(lse[..., None], positions)[..., 0]
+        line = TokenLine.from_mask(query, key, value, call.mask)
+        tokens, inner = line.query.shape[2], replace(call, mask=Mask(), wants_lse=True)
+        if line.start + tokens > self.block and not (self.queries == "earlier" and tokens <= self.block):
+            return self._on_line(line, inner)
+        # One block, or one behind keys that "earlier" queries meet exactly. With "block" it is computed as it is in a
+        # longer call, by the kernel that gives the log-sum-exp.
+        out, lse = exact(query, key, value, inner.under(call.mask) if self.queries == "block" else call)
+        return out, lse
 
     def _on_line(self, line: TokenLine, call: Call) -> tuple[Tensor, Tensor]:
         """Attention of the queries of a line of tokens, which blocks divide from each item's first token on."""
@@ -156,6 +148,8 @@ class ByHalves(Method):
         out, lse = merge_windows(outs, lses, [rectangles.query_windows for rectangles in parts], tokens=tokens)
         if self.last:
             out, lse = with_last_rows(out, lse, line, self.last, call)
+        if line.start and line.valid_keys is not None:
+            out, lse = with_short_items(out, lse, line, self.block, call)
         if order is None:
             return out, lse
         back = order.argsort(1)
@@ -176,89 +170,22 @@ class ByHalves(Method):
             mask = Mask.causal() & Mask.padding(keys=keys) if hidden else Mask.causal()
             out, lse = exact(query, key, value, call.under(mask))
         else:
-            mask = Mask(offset=line.start + rectangles.query - rectangles.key)
+            offsets = rectangles.offsets(line.start, query.device)
+            mask = Mask(offset=offsets.repeat(len(line.query)) if isinstance(offsets, Tensor) else offsets)
             mask = mask if keys is None else mask & Mask.padding(keys=keys)
             mask = mask if queries is None else mask & Mask.padding(queries=queries)
-            sizes = rectangles.queries, rectangles.keys
-            method, inner = self.in_rectangle(*sizes).clamped_to(*sizes), call.under(mask)
+            method, inner = self.clamped_to(rectangles.queries, rectangles.keys), call.under(mask)
             if self.queries != "earlier":
-                out, lse = method.attend(query, key, value, inner)
+                out, lse = method.attend_in_rectangle(query, key, value, inner)
             elif rectangles.key < line.start:
                 out, lse = exact(query, key, value, inner)
             else:
                 earlier = _as_batch(rectangles.of_keys(F.pad(line.query, (0, 0, line.start, 0))))
                 if call.rotary is not None:
                     earlier = call.rotary.turned(earlier, line.start + rectangles.query - rectangles.key)
-                assert isinstance(method, ByHalves)
                 out, lse = method.attend_by_earlier(query, earlier, key, value, inner)
         assert lse is not None
         return out, lse
-
-
-@dataclass(frozen=True)
-class Rectangles:
-    """Equal rectangles of queries and keys, each `step` tokens behind the one before."""
-
-    query: int  # the first of the first rectangle
-    key: int
-    queries: int  # of each
-    keys: int
-    step: int = 1
-    count: int = 1
-    diagonal: bool = False
-    key_step: int | None = None  # of their keys, if it is another one
-
-    def of_queries(self, x: Tensor) -> Tensor:
-        """A view of (B,H,N,D) or (B,N) of the queries: (B,H,R,n,D) or (B,R,n) for R rectangles."""
-        return self.query_windows.view(x)
-
-    def of_keys(self, x: Tensor) -> Tensor:
-        """A view of (B,G,M,D) or (B,M) of the keys: (B,G,R,m,D) or (B,R,m)."""
-        return TokenWindows(
-            self.key, self.keys, self.step if self.key_step is None else self.key_step, self.count
-        ).view(x)
-
-    def in_blocks(self, block: int) -> list[Rectangles]:
-        """These pairs in rectangles of at most `block` queries, which begin where the blocks do."""
-        if self.diagonal or self.queries <= block:
-            return [self]
-        blocks, remaining = self.queries // block, self.queries % block
-        parts = []
-        for number in range(self.count):
-            query, key = self.query + number * self.step, self.key + number * self.step
-            parts.append(Rectangles(query, key, block, self.keys, block, blocks, key_step=0))
-            if remaining:
-                parts.append(Rectangles(query + blocks * block, key, remaining, self.keys))
-        return parts
-
-    @property
-    def query_windows(self) -> TokenWindows:
-        """The queries of each."""
-        return TokenWindows(self.query, self.queries, self.step, self.count)
-
-
-def rectangles_of(N: int, start: int, block: int) -> Iterator[list[Rectangles]]:
-    """Who meets whom in which part, in groups: the queries of a group are in one part of it at most.
-
-    Query i has the position of key start + i. The groups are the diagonal, the levels, and the keys before `start`.
-    """
-    whole_blocks, remaining = N // block, N % block  # torch.compile knows no divmod of symbolic lengths
-    diagonal = [Rectangles(0, start, block, block, block, whole_blocks, diagonal=True)] if whole_blocks else []
-    if remaining:
-        at = N - remaining
-        diagonal.append(Rectangles(at, start + at, remaining, remaining, diagonal=True))
-    yield diagonal
-    size = block
-    while size < N:
-        pairs, remaining = N // (2 * size), N % (2 * size)
-        level = [Rectangles(size, start, size, size, 2 * size, pairs)] if pairs else []
-        if remaining > size:
-            at = N - remaining
-            level.append(Rectangles(at + size, start + at, remaining - size, size))
-        yield level
-        size *= 2
-    if start:
-        yield [Rectangles(0, 0, N, start)]
 
 
 @dataclass(frozen=True)
@@ -271,6 +198,26 @@ class TokenLine:
     valid_queries: Bool[Tensor, "B N"] | None
     valid_keys: Bool[Tensor, "B M"] | None
     start: int
+
+    @staticmethod
+    def from_mask(query: Tensor, key: Tensor, value: Tensor, mask: Mask) -> TokenLine:
+        """The line of a causal call. Queries of items that are behind caches of different lengths begin together.
+
+        keys, two queries at 1 and 3    0 1 2 · ·       the line, start = 3    · · 0 1 2
+                                        0 1 2 3 4                              0 1 2 3 4
+        """
+        N, M, start = query.shape[2], key.shape[2], first_position(mask)
+        queries, keys = mask.query_padding(N), mask.key_padding(M)
+        if start is not None:
+            return TokenLine(query, key, value, queries, keys, start).with_a_key_for_each_query()
+        zero = torch.zeros(len(query), 1, dtype=torch.int64, device=query.device)
+        starts = mask.positions(zero).clamp(max=M)  # behind the last key, each query meets all of them
+        start = int(starts.max().clamp(min=0)) if shapes_may_follow_data(starts) else M
+        at = starts - start + torch.arange(start + N, device=query.device)
+        keys = torch.ones(len(key), M, dtype=torch.bool, device=key.device) if keys is None else keys
+        queries = torch.ones(len(query), N, dtype=torch.bool, device=query.device) if queries is None else queries
+        present, at = (at >= 0) & (at < M), at.clamp(0, M - 1)
+        return TokenLine(query, taken(key, at), taken(value, at), queries, present & keys.gather(1, at), start)
 
     def with_a_key_for_each_query(self) -> TokenLine:
         """The line without keys behind the last query, and with hidden ones for queries behind the last key."""
@@ -347,6 +294,29 @@ def with_last_rows(out: Tensor, lse: Tensor, line: TokenLine, last: int, call: C
     at = among.clamp(0, count - 1)
     out = torch.where(is_last[..., None], taken(exact_out, at), out)
     return out, torch.where(is_last, taken(exact_lse[..., None], at)[..., 0], lse)
+
+
+def with_short_items(out: Tensor, lse: Tensor, line: TokenLine, block: int, call: Call) -> tuple[Tensor, Tensor]:
+    """The partial in which items with no more than `block` tokens, those of a cache too, are exact, as they are alone.
+
+    Each item's real queries come first in the line.
+    """
+    assert line.valid_keys is not None
+    N, M, present = line.query.shape[2], line.key.shape[2], line.present()
+    lengths = line.valid_keys[:, : line.start].sum(1) + (N if present is None else present.sum(1))
+    short = lengths <= block
+    if shapes_may_follow_data(short) and not short.any():
+        return out, lse
+    first, at = min(N, block), front_first(line.valid_keys)[:, : min(M, block)]
+    allowed = line.valid_keys.gather(1, at)[:, None] & (
+        at[:, None] <= line.start + torch.arange(first, device=at.device)[:, None]
+    )
+    inputs = line.query[:, :, :first], taken(line.key, at), taken(line.value, at)
+    exact_out, exact_lse = exact(*inputs, call.under(Mask.dense(allowed[:, None])))
+    assert exact_lse is not None
+    is_short = short[:, None] & (torch.arange(N, device=at.device) < first)
+    out = torch.where(is_short[:, None, :, None], _to_length(exact_out, N), out)
+    return out, torch.where(is_short[:, None], F.pad(exact_lse, (0, N - first)), lse)
 
 
 def _ending_with(x: Tensor, last: Tensor) -> Tensor:

@@ -7,19 +7,19 @@ need the best keys outside of the window.
 
 from collections.abc import Iterable
 
-from subquad.methods import Method, OracleTopK
-from subquad.methods.core.halves import ByHalves
+from subquad.methods import ClusteredTail, ImprovedClustered, Method, OracleTopK
+from subquad.methods.clustered_tail import OF_RECTANGLE, by_length
 
 
 def oracle_of(methods: Iterable[Method], length: int) -> tuple[Method, OracleTopK] | None:
     """The first method whose exact keys can be counted, and its oracle; None where there is none."""
     for method in methods:
-        if isinstance(method, ByHalves) and hasattr(method, "topk"):
+        if isinstance(method, ClusteredTail | ImprovedClustered):
             return method, OracleTopK(topk=max(1, round(mean_exact_keys(method, length))))
     return None
 
 
-def mean_exact_keys(method: ByHalves, length: int) -> float:
+def mean_exact_keys(method: ClusteredTail | ImprovedClustered, length: int) -> float:
     """The mean number of keys that a query meets exactly: those in its block, and the top keys of its rectangles.
 
     The last queries meet all keys before them.
@@ -28,10 +28,10 @@ def mean_exact_keys(method: ByHalves, length: int) -> float:
         return (length + 1) / 2
     counts = [0] * length
     for part in method.rectangles(length, 0):
-        inner = method.in_rectangle(part.queries, part.keys).clamped_to(part.queries, part.keys)
+        topk, _ = by_length(method.topk, OF_RECTANGLE.topk, part.keys, None)
         for number in range(part.count):
             first = part.query + number * part.step
             for row in range(part.queries):
-                counts[first + row] += row + 1 if part.diagonal else min(getattr(inner, "topk", 0), part.keys)
+                counts[first + row] += row + 1 if part.diagonal else topk
     exact = range(length - method.last, length)
     return (sum(counts[: length - method.last]) + sum(row + 1 for row in exact)) / length
