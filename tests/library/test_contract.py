@@ -90,6 +90,8 @@ OF_OTHER_CODE = (  # than their method's example
     "lsh:buckets=3,selection=argmax",
     "lha:buckets=3,hidden=8,selection=argmax",
     "local:window=3,positions=relative",
+    "full:positions=relative",
+    "full:kernel=subquad",
     "strided:stride=5,sets=heads",
     "fixed:block=5,columns=2,sets=heads",
     "mixed-heads:methods=local:window=3+clustered:clusters=5;bits=15;iterations=3",

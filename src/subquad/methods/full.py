@@ -65,7 +65,7 @@ class Full(Method):
         exact_limit={},
         complexity="O(N·M·D) time, O(N) memory; O(N·M) memory with a window, segments, a dense mask or a bias",
         source="Vaswani et al. 2017; Dao et al. 2022",
-        skips_padding=True,  # which must be finite, as for SDPA
+        skips_padding=True,  # by SDPA, if what stands in it is finite
         takes_segments=True,
     )
 
@@ -86,6 +86,7 @@ class Full(Method):
             positional=True,
             learned=True,
             relative=True,
+            skips_padding=False,  # the terms of the distances are products with the queries
             exact_limit=NOT_EXACT,
             complexity="O(N·M·D) time, O(N·M) memory",
         )

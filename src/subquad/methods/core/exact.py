@@ -4,6 +4,9 @@ On CPUs with AVX2, subquad's kernel (`kernels.attention.exact`) is faster than S
 causal masks and padding; other masks, a bias and dropout are SDPA's. SDPA does not return the log-sum-exp: that is our
 kernel's too, or for other masks that of the one below SDPA (`kernels.attention.blockwise.partial`); elsewhere, with a
 bias or with dropout, the logits are computed once more, for some queries at a time.
+
+Subquad's kernel does not read padding. SDPA multiplies it by 0, so `exact` clears what is not finite in padding before
+it calls SDPA; `exact_by_sdpa`, the baseline, does not.
 """
 
 from collections.abc import Iterator
@@ -19,6 +22,7 @@ from subquad.kernels.attention.exact.op import exact_partial
 from subquad.kernels.attention.softmax import visible_logsumexp
 from subquad.kernels.precision import upcast
 from subquad.kernels.tokens.heads import repeat_heads
+from subquad.kernels.tokens.padding import cleared_inputs
 from subquad.kernels.transforms import exact_attention
 from subquad.methods.core.call import Call, Partial
 
@@ -48,7 +52,7 @@ def sdpa(query: Tensor, key: Tensor, value: Tensor, call: Call) -> Tensor:
 
 
 def exact(query: Tensor, key: Tensor, value: Tensor, call: Call) -> Partial:
-    """Exact attention, with its log-sum-exp where the call wants it."""
+    """Exact attention, with its log-sum-exp where the call wants it. Padding may hold NaN and infinity."""
     mask, plain = call.mask, call.bias is None and not call.dropout_p
     if plain and mask.only_later_or_padded and (is_fused(query) if call.wants_lse else _pays(query, key)):
         offset = mask.offset if isinstance(mask.offset, int) else 0
@@ -57,6 +61,7 @@ def exact(query: Tensor, key: Tensor, value: Tensor, call: Call) -> Partial:
         tensors = query, key, value, mask.key_padding(key.shape[2])
         if call.wants_lse or exact_partial.takes(*tensors, **options):
             return exact_partial(*tensors, **options)
+    query, key, value = cleared_inputs(query, key, value, mask)
     if not call.wants_lse:
         return sdpa(query, key, value, call), None
     if plain and is_fused(query):
