@@ -17,7 +17,7 @@ from typing import ClassVar
 from torch import Tensor, nn
 
 from subquad.kernels.attention.relative_positions import NOT_EXACT, RelativePositions, every_ahead
-from subquad.methods.core.exact import exact, exact_by_sdpa
+from subquad.methods.core.exact import exact, exact_by_sdpa, sdpa_instead
 from subquad.methods.core.method import Call, Method, Partial, Traits, choice, upcast
 from subquad.methods.core.onnx import OnnxSupport
 
@@ -94,6 +94,10 @@ class Full(Method):
     def make_learned(self, heads: int, kv_heads: int, head_dim: int, max_length: int | None) -> nn.Module | None:
         """u, v and W_R, for relative positions."""
         return RelativePositions(heads, head_dim) if self.positions == "relative" else None
+
+    def sdpa_instead(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> str | None:
+        """Why SDPA computes a call, and not subquad's kernel."""
+        return sdpa_instead(query, key, value, call) if self.kernel == "subquad" else None
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Partial:
         """Exact attention, with the terms of the distances where there are positions."""

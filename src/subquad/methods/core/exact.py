@@ -54,13 +54,10 @@ def sdpa(query: Tensor, key: Tensor, value: Tensor, call: Call) -> Tensor:
 def exact(query: Tensor, key: Tensor, value: Tensor, call: Call) -> Partial:
     """Exact attention, with its log-sum-exp where the call wants it. Padding may hold NaN and infinity."""
     mask, plain = call.mask, call.bias is None and not call.dropout_p
-    if plain and mask.only_later_or_padded and (is_fused(query) if call.wants_lse else _pays(query, key)):
-        offset = mask.offset if isinstance(mask.offset, int) else 0
-        options: dict[str, Any] = {"causal": mask.is_causal, "offset": offset, "scale": call.scale}
-        options |= {"valid_queries": mask.query_padding(query.shape[2])}
-        tensors = query, key, value, mask.key_padding(key.shape[2])
-        if call.wants_lse or exact_partial.takes(*tensors, **options):
-            return exact_partial(*tensors, **options)
+    with_lse = call.wants_lse and plain and mask.only_later_or_padded and is_fused(query)
+    if with_lse or (not call.wants_lse and sdpa_instead(query, key, value, call) is None):
+        tensors, options = _kernel_arguments(query, key, value, call)
+        return exact_partial(*tensors, **options)
     query, key, value = cleared_inputs(query, key, value, mask)
     if not call.wants_lse:
         return sdpa(query, key, value, call), None
@@ -69,6 +66,27 @@ def exact(query: Tensor, key: Tensor, value: Tensor, call: Call) -> Partial:
         return fused_partial(query, key, value, allowed, scale=call.scale)
     parts = [visible_logsumexp(logits, visible) for logits, visible in logits_of(query, key, call)]
     return sdpa(query, key, value, call), torch.cat(parts, dim=2)
+
+
+def sdpa_instead(query: Tensor, key: Tensor, value: Tensor, call: Call) -> str | None:
+    """Why SDPA computes the output of a call, and not subquad's kernel; None if the kernel does."""
+    if call.bias is not None or call.dropout_p:
+        return "subquad's kernel supports neither a bias nor dropout, so SDPA ran"
+    if not call.mask.only_later_or_padded:
+        return "subquad's kernel supports no masks but causality and padding, so SDPA ran"
+    if not _pays(query, key):
+        return "SDPA is faster for few queries, on this device or on this processor, so it ran"
+    tensors, options = _kernel_arguments(query, key, value, call)
+    return None if exact_partial.takes(*tensors, **options) else "subquad's kernel does not run here, so SDPA ran"
+
+
+def _kernel_arguments(query: Tensor, key: Tensor, value: Tensor, call: Call) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments of `exact_partial`, in order and by name."""
+    mask = call.mask
+    offset = mask.offset if isinstance(mask.offset, int) else 0
+    options = {"causal": mask.is_causal, "offset": offset, "scale": call.scale}
+    options |= {"valid_queries": mask.query_padding(query.shape[2])}
+    return (query, key, value, mask.key_padding(key.shape[2])), options
 
 
 def exact_by_sdpa(query: Tensor, key: Tensor, value: Tensor, call: Call) -> Partial:
