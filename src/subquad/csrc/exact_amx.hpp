@@ -217,8 +217,9 @@ static void attend_by_amx(const ExactForward &a, int64_t b, int64_t h, int64_t f
     own.total[i] = own.all_total[i] = 0;
   }
   zero(own.out, E * lanes);
-  zero(own.all_out, E * lanes);
   const int64_t seen = is_padding(in, b, first_query, queries) ? 0 : seen_keys(in, keys, first_query + queries - 1);
+  const bool one_span = seen <= AMX_SPAN;
+  if (!one_span) zero(own.all_out, E * lanes);
   const int64_t by_all = seen_keys(in, keys, first_query);
   for (int64_t first = 0; first < seen; first += AMX_KEYS) {
     const int64_t count = seen - first < AMX_KEYS ? seen - first : AMX_KEYS, rows = round_up(count, AMX_STEP);
@@ -237,10 +238,11 @@ static void attend_by_amx(const ExactForward &a, int64_t b, int64_t h, int64_t f
     multiply_tiles(packed.width, lanes / W, rows / AMX_STEP, {value, TILE_NUMBERS, E * W, W},
               {own.weights(), W * lanes, W, lanes}, {own.out, W * lanes, W, lanes}, true);
   }
-  add_packed_span(lanes, E, scale, own);
-  pack_transposed(own.all_out, E, lanes, lanes, own.out_rows, E);
+  if (!one_span) add_packed_span(lanes, E, scale, own);
+  const float *base = one_span ? own.base : own.all_base, *total = one_span ? own.total : own.all_total;
+  pack_transposed(one_span ? own.out : own.all_out, E, lanes, lanes, own.out_rows, E);
   for (int64_t i = 0; i < queries; i++)
-    write_query<bf16>(a, b, h, keys, first_query + i, own.all_base[i] * scale, own.all_total[i], own.out_rows + i * E);
+    write_query<bf16>(a, b, h, keys, first_query + i, base[i] * scale, total[i], own.out_rows + i * E);
 }
 
 static int64_t exact_forward_by_amx(const ExactForward &a, Arena &arena, const Masks &keys) {

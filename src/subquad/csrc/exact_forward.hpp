@@ -137,9 +137,10 @@ static void attend_exactly(const ExactForward &a, int64_t b, int64_t h, int64_t 
     own.total[i] = own.all_total[i] = 0;
   }
   zero(own.out, lanes * E);
-  zero(own.all_out, lanes * E);
   const bool padding = is_padding(in, b, first_query, queries);
   const int64_t seen = padding ? 0 : seen_keys(in, keys, first_query + queries - 1);
+  const bool one_span = seen <= EXACT_SPAN;
+  if (!one_span) zero(own.all_out, lanes * E);
   const int64_t by_all = seen_keys(in, keys, first_query);
   for (int64_t first = 0; first < seen; first += EXACT_KEYS) {
     const int64_t count = seen - first < EXACT_KEYS ? seen - first : EXACT_KEYS;
@@ -155,9 +156,11 @@ static void attend_exactly(const ExactForward &a, int64_t b, int64_t h, int64_t 
     if (partly) value = add_apart(in, b, g, keys, first, count, first_query, queries, lanes, value, own);
     gemm(queries, E, steps_of<Number<T>>(count), own.weights(), 1, lanes, value.first, value.row, own.out, E, true);
   }
-  add_span(queries, lanes, E, own);
+  if (!one_span) add_span(queries, lanes, E, own);
+  const float *highest = one_span ? own.highest : own.all_highest, *total = one_span ? own.total : own.all_total;
+  float *out = one_span ? own.out : own.all_out;
   for (int64_t i = 0; i < queries; i++)
-    write_query<T>(a, b, h, keys, first_query + i, own.all_highest[i], own.all_total[i], own.all_out + i * E);
+    write_query<T>(a, b, h, keys, first_query + i, highest[i], total[i], out + i * E);
 }
 
 template <class T>

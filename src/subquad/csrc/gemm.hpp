@@ -68,8 +68,10 @@ static inline void gemm_steps(int64_t from, int64_t to, const Number *a, int64_t
 
 template <int R, int V, class Number, class B>
 static inline void gemm_block(int64_t depth, const Number *a, int64_t a_row, int64_t a_step, B b, Product c) {
-  for (int64_t from = 0; from < depth || from == 0; from += GEMM_DEPTH, c.add = true)
-    gemm_steps<R, V>(from, depth - from < GEMM_DEPTH ? depth : from + GEMM_DEPTH, a, a_row, a_step, b, c);
+  int64_t from = 0;
+  for (; depth - from > GEMM_DEPTH; from += GEMM_DEPTH, c.add = true)
+    gemm_steps<R, V>(from, from + GEMM_DEPTH, a, a_row, a_step, b, c);
+  gemm_steps<R, V>(from, depth, a, a_row, a_step, b, c);
 }
 
 template <int V, class Number, class B>

@@ -30,7 +30,6 @@ OF_LONG_INPUTS = [
     ("clustered-tail", True),
     ("linear", True),
     ("performer:features=16", True),
-    ("lsh:buckets=4", True),
     ("keep:first=4", False),
 ]
 
