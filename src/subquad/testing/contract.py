@@ -590,6 +590,23 @@ class CallContract(Contract):
         close(run(method, q, k, v, mask=Mask.window(3)), run(method, q, k, v, mask=dense))
 
     @where(lambda traits: traits.bias and traits.dense_mask)
+    def test_a_bias_of_minus_infinity_hides_as_a_dense_mask_does(self, method: Method):
+        """Also a query that then sees no key."""
+        allowed = normal(2, 1, 24, 24, seed=4) > -0.5
+        allowed[0, :, 5] = False
+        hiding = {"bias": torch.zeros(2, 1, 24, 24).masked_fill(~allowed, -torch.inf)}, {"mask": Mask.dense(allowed)}
+        for options in ({}, {"return_lse": True}, {"keep": [0, 3]}):
+            if method.refuses(Mask(), lse="return_lse" in options, keep="keep" in options) is None:
+                results = []
+                for hides in hiding:
+                    inputs = tracked(*qkv())
+                    out = run(method, *inputs, **options, **hides)
+                    out, *lse = out if isinstance(out, tuple) else (out,)
+                    results.append([out, *lse, *gradients(out, *inputs)])
+                close(*results)
+                assert (results[0][0][0, :, 5] == 0).all()
+
+    @where(lambda traits: traits.bias and traits.dense_mask)
     def test_a_huge_negative_bias_equals_a_dense_mask(self, method: Method):
         q, k, v = qkv()
         allowed = normal(2, 2, 24, 24, seed=4) > -0.5

@@ -106,7 +106,10 @@ def _pays(query: Tensor, key: Tensor) -> bool:
 
 
 def logits_of(query: Tensor, key: Tensor, call: Call) -> Iterator[tuple[Tensor, Tensor | None]]:
-    """For a few queries at a time, yield their logits in fp32 or better and the keys that they see (None: all)."""
+    """For a few queries at a time, yield their logits in fp32 or better and the keys that they see (None: all).
+
+    A bias of −∞ hides a key, as in SDPA.
+    """
     N, M = query.shape[2], key.shape[2]
     query, key = upcast(query, repeat_heads(key, query.shape[1]))
     visible = call.mask.visible(N, M, query.device)
@@ -115,5 +118,8 @@ def logits_of(query: Tensor, key: Tensor, call: Call) -> Iterator[tuple[Tensor, 
     for start in [0] if torch.compiler.is_compiling() else range(0, N, step):
         rows = slice(start, start + step)
         logits = query[:, :, rows] @ key.transpose(-1, -2) * call.scale
-        logits = logits if call.bias is None else logits + call.bias[:, :, rows]
-        yield logits, visible if visible is None or visible.shape[2] == 1 else visible[:, :, rows]
+        seen = visible if visible is None or visible.shape[2] == 1 else visible[:, :, rows]
+        if call.bias is not None:
+            bias = call.bias[:, :, rows]
+            logits, seen = logits + bias, ~bias.isneginf() if seen is None else seen & ~bias.isneginf()
+        yield logits, seen

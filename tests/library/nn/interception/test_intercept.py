@@ -84,6 +84,19 @@ def test_padding_of_both_sides_written_as_an_outer_product_is_recognised(method,
     torch.testing.assert_close(got, sq.attention(q, k, v, method=method, mask=sq.Mask.padding(real)))
 
 
+@pytest.mark.parametrize("method", ["full", "oracle-top:topk=4", "shared-full"])
+def test_a_query_that_a_float_mask_hides_all_keys_from_has_the_output_of_sdpa(method):
+    q, k, v = qkv(9)
+    attn_mask = torch.zeros(9, 9).masked_fill(~MASKS["scattered"]["attn_mask"], -math.inf)
+    attn_mask[3] = -math.inf
+    with sq.intercept(method) as seen:
+        got = F.scaled_dot_product_attention(q, k, v, attn_mask=attn_mask)
+    assert (got[:, :, 3] == 0).all()
+    assert got.isfinite().all()
+    assert (F.scaled_dot_product_attention(q, k, v, attn_mask=attn_mask)[:, :, 3] == 0).all()
+    assert seen.replaced == (method != "shared-full")
+
+
 def test_calls_that_the_exact_kernel_hands_to_sdpa_are_counted_as_exact():
     calls = {"few queries": {}, "no masks": MASKS["scattered"], "bias": MASKS["bias"]}
     for reason, options in calls.items():
