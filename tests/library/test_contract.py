@@ -148,6 +148,7 @@ OF_THE_CLASS = (
     "test_expanded_inputs_equal_copies",
     "test_inputs_are_left_as_they_are",
     "test_items_of_a_state_can_be_chosen",
+    "test_overlapping_inputs_equal_copies",
     "test_segments_that_are_all_padding_give_zero",
     "test_strided_inputs_equal_contiguous_ones",
     "test_the_seed_of_a_method_without_randomness_changes_nothing",

@@ -547,6 +547,19 @@ class CallContract(Contract):
         expanded = [x[:1, :1].expand(2, 2, -1, -1) for x in qkv()]
         close(run(method, *expanded), run(method, *(x.contiguous() for x in expanded)))
 
+    def test_overlapping_inputs_equal_copies(self, method: Method):
+        """Windows of one tensor, whose entries share memory."""
+        for N in (24, 70):
+            B, H, D, step = 2, 2, 8, 2
+            strides = (1, step * N + D - 3, step, 1)
+            overlapping = [
+                normal(B + H * strides[1] + N * step + D, seed=i).as_strided((B, H, N, D), strides) for i in range(3)
+            ]
+            for mask in (Mask(), Mask.padding([N, N // 2]), Mask.causal()):
+                if method.refuses(mask) is None:
+                    want = run(method, *(x.contiguous() for x in overlapping), mask=mask)
+                    close(run(method, *overlapping, mask=mask), want)
+
     def test_inputs_are_left_as_they_are(self, method: Method):
         inputs, before = qkv(), qkv()
         run(method, *inputs)
