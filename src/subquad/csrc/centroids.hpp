@@ -146,12 +146,13 @@ static void online_softmax(const CentroidScratch &own, int64_t C, int64_t count,
       }
       store(own.highest + v, high);
     }
+    vf sums = {};
     for (int64_t i = 0; i < count; i++) {
       vf p = exp_nonpositive(load(own.tile + i * columns + v) - high);
-      total += p;
+      sums += p;
       store(own.tile + i * columns + v, p);
     }
-    store(own.total + v, total);
+    store(own.total + v, total + sums);
   }
 }
 

@@ -7,11 +7,14 @@
 //            ↓      │                │    above each other                │                │
 //                   └────────────────┘                                    └────────────────┘
 //
+// As there, the sums of some keys start at 0 and are then added to those of all keys before.
+//
 // All keys and values are packed once, in tiles: keys as they are, values across in pairs of neighbouring keys.
 
 #if defined(SUBQUAD_AMX)
 
 constexpr int64_t AMX_QUERIES = 32, AMX_KEYS = 64;  // of one softmax: their logits and sums stay in the first-level cache
+constexpr int64_t AMX_SPAN = 8 * AMX_KEYS;                // keys of one sum
 constexpr int64_t AMX_STEP = 2 * W;                 // keys: the depth of a tile
 constexpr int64_t AMX_PACKED = 4 * AMX_STEP;        // keys of one task of packing
 
@@ -44,6 +47,8 @@ struct AmxScratch {
   Pair *values;                     // (AMX_KEYS / AMX_STEP, width) tiles with zeros for values that are not finite
   float *out, *out_rows;            // (E',Q'), and across (Q',E')
   float *base, *total, *shrink;     // (Q')
+  float *all_out;                   // (E',Q') the sums of the keys before
+  float *all_total, *all_base;      // (Q') and what these are relative to
 
   AmxScratch(Arena &arena, const ExactInputs &in) {
     const int64_t D = round_up(in.D, AMX_STEP) / 2, E = round_up(in.E, W), Q = AMX_QUERIES;
@@ -57,6 +62,9 @@ struct AmxScratch {
     base = arena.take<float>(Q);
     total = arena.take<float>(Q);
     shrink = arena.take<float>(Q);
+    all_out = arena.take<float>(E * Q);
+    all_total = arena.take<float>(Q);
+    all_base = arena.take<float>(Q);
   }
 
   Pair *weights() const { return (Pair *)logits; }
@@ -143,6 +151,22 @@ static bool weigh_keys(int64_t count, int64_t rows, int64_t lanes, float scale, 
   return shrinks;
 }
 
+// As `add_span`.
+static void add_packed_span(int64_t lanes, int64_t E, float scale, const AmxScratch &own) {
+  for (int64_t v = 0; v < lanes; v += W) {
+    const vf before = load(own.all_base + v), now = load(own.base + v);
+    const vf base = select(now == splat(-__builtin_inff()), vf{}, now);
+    const vf shrink = select(before == now, splat(1), exp_nonpositive((before - base) * scale));
+    store(own.all_base + v, now);
+    store(own.all_total + v, load(own.all_total + v) * shrink + load(own.total + v));
+    store(own.total + v, vf{});
+    for (int64_t e = v; e < E * lanes; e += lanes) {
+      store(own.all_out + e, load(own.all_out + e) * shrink + load(own.out + e));
+      store(own.out + e, vf{});
+    }
+  }
+}
+
 // Values of keys that some queries do not see, where these are not finite, as `add_apart`.
 static const Pair *add_packed_apart(const ExactInputs &in, int64_t b, int64_t g, const Positions &keys, int64_t first,
                                     int64_t rows, int64_t first_query, int64_t queries, int64_t lanes,
@@ -189,14 +213,17 @@ static void attend_by_amx(const ExactForward &a, int64_t b, int64_t h, int64_t f
   const float scale = in.scale == 0 ? 1 : in.scale < 0 ? -in.scale : in.scale;
   pack_queries(in, b, h, first_query, queries, lanes, D, own);
   for (int64_t i = 0; i < lanes; i++) {
-    own.base[i] = -__builtin_inff();
-    own.total[i] = 0;
+    own.base[i] = own.all_base[i] = -__builtin_inff();
+    own.total[i] = own.all_total[i] = 0;
   }
   zero(own.out, E * lanes);
   const int64_t seen = is_padding(in, b, first_query, queries) ? 0 : seen_keys(in, keys, first_query + queries - 1);
+  const bool one_span = seen <= AMX_SPAN;
+  if (!one_span) zero(own.all_out, E * lanes);
   const int64_t by_all = seen_keys(in, keys, first_query);
   for (int64_t first = 0; first < seen; first += AMX_KEYS) {
     const int64_t count = seen - first < AMX_KEYS ? seen - first : AMX_KEYS, rows = round_up(count, AMX_STEP);
+    if (first > 0 && first % AMX_SPAN == 0) add_packed_span(lanes, E, scale, own);
     const Tiles<const Pair> key = {packed.key_tiles(b * in.G + g, first), D * W, TILE_NUMBERS, W};
     const Tiles<float> logits = {own.logits, W * lanes, W, lanes};
     multiply_tiles(rows / W, lanes / W, packed.depth, key, {own.queries, W * lanes, W, lanes}, logits, false);
@@ -211,9 +238,11 @@ static void attend_by_amx(const ExactForward &a, int64_t b, int64_t h, int64_t f
     multiply_tiles(packed.width, lanes / W, rows / AMX_STEP, {value, TILE_NUMBERS, E * W, W},
               {own.weights(), W * lanes, W, lanes}, {own.out, W * lanes, W, lanes}, true);
   }
-  pack_transposed(own.out, E, lanes, lanes, own.out_rows, E);
+  if (!one_span) add_packed_span(lanes, E, scale, own);
+  const float *base = one_span ? own.base : own.all_base, *total = one_span ? own.total : own.all_total;
+  pack_transposed(one_span ? own.out : own.all_out, E, lanes, lanes, own.out_rows, E);
   for (int64_t i = 0; i < queries; i++)
-    write_query<bf16>(a, b, h, keys, first_query + i, own.base[i] * scale, own.total[i], own.out_rows + i * E);
+    write_query<bf16>(a, b, h, keys, first_query + i, base[i] * scale, total[i], own.out_rows + i * E);
 }
 
 static int64_t exact_forward_by_amx(const ExactForward &a, Arena &arena, const Masks &keys) {

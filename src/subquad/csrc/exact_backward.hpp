@@ -86,6 +86,13 @@ static void pack_both_ways(const Rows &from, int64_t b, int64_t h, int64_t first
   for (int64_t i = steps_of<Number<T>>(count) * wide; i < steps_of<Number<T>>(lanes) * wide; i++) steps[i] = {};
 }
 
+// Row `i` of such rows set to 0, both ways: of padding, which may hold what is not finite.
+template <class Number>
+static void clear_row(int64_t i, int64_t lanes, int64_t width, Number *steps, Number *across) {
+  zero_row(steps, i, round_up(width, W));
+  for (int64_t d = 0; d < steps_of<Number>(width); d++) across[d * lanes + i] = {};
+}
+
 template <class T>
 static void pack_query_tile(const ExactBackward &a, int64_t b, int64_t h, int64_t first, int64_t queries, int64_t lanes,
                             const Positions &keys, const ExactGradScratch<T> &own) {
@@ -96,6 +103,11 @@ static void pack_query_tile(const ExactBackward &a, int64_t b, int64_t h, int64_
     pack_both_ways<T>(a.grad_out, b, h, first, queries, lanes, in.E, own.grads, own.grads_across, own);
   } else {
     for (int64_t i = 0; i < lanes * E; i++) own.grads[i] = own.grads_across[i] = {};
+  }
+  for (int64_t i = 0; i < queries; i++) {
+    if (!is_padding(in, b, first + i, 1)) continue;
+    clear_row<Number<T>>(i, lanes, in.D, own.queries, own.queries_across);
+    clear_row<Number<T>>(i, lanes, in.E, own.grads, own.grads_across);
   }
   for (int64_t i = 0; i < lanes; i++) {
     const bool none = i >= queries || !meets_keys(in, b, keys, first + i);
@@ -137,10 +149,11 @@ static void weigh_pairs(int64_t count, int64_t lanes, const ExactGradScratch<T> 
 }
 
 template <class T>
-static bool rows_are_finite(const Rows &rows, int64_t b, int64_t h, const int32_t *positions, int64_t first,
-                            int64_t count, int64_t width, float *row) {
+static bool rows_are_finite(const Rows &rows, int64_t b, int64_t h, const int32_t *positions, const uint8_t *valid,
+                            int64_t first, int64_t count, int64_t width, float *row) {
   bool finite = true;
   for (int64_t i = first; i < first + count; i++) {
+    if (valid && !valid[i]) continue;
     load_row(row_of<T>(rows, b, h, positions ? positions[i] : i), width, row, round_up(width, W));
     finite &= is_finite(row, width);
   }
@@ -152,11 +165,12 @@ template <class T>
 static bool all_finite(const ExactBackward &a, const Positions &keys, int64_t h, int64_t first_query, int64_t queries,
                        int64_t lanes, const KeyTile<T> &tile, const ExactGradScratch<T> &own) {
   const ExactInputs &in = a.inputs;
+  const uint8_t *valid = in.query_valid ? in.query_valid + tile.b * in.N : nullptr;
   auto of_queries = [&](const Rows &rows, int64_t width) {
-    return !rows.data || rows_are_finite<T>(rows, tile.b, h, nullptr, first_query, queries, width, own.row);
+    return !rows.data || rows_are_finite<T>(rows, tile.b, h, nullptr, valid, first_query, queries, width, own.row);
   };
   bool finite = of_queries(in.query, in.D) && of_queries(a.grad_out, in.E) &&
-                rows_are_finite<T>(in.key, tile.b, tile.g, keys.at, tile.first, tile.count, in.D, own.row);
+                rows_are_finite<T>(in.key, tile.b, tile.g, keys.at, nullptr, tile.first, tile.count, in.D, own.row);
   for (int64_t j = 0; j < tile.count; j++) finite &= is_finite(own.slopes + j * lanes, lanes);
   return finite;
 }
@@ -170,6 +184,7 @@ static void add_pairs(const ExactBackward &a, const Positions &keys, int64_t h, 
   for (int64_t j = 0; j < tile.count; j++) {
     const T *key = row_of<T>(in.key, tile.b, tile.g, keys[tile.first + j]);
     for (int64_t q = hidden_lanes(in, keys, tile.first + j, first_query); q < queries; q++) {
+      if (is_padding(in, tile.b, first_query + q, 1)) continue;
       const float weight = own.weights[j * lanes + q], slope = own.slopes[j * lanes + q];
       const T *query = row_of<T>(in.query, tile.b, h, first_query + q);
       const T *grad = a.grad_out.data ? row_of<T>(a.grad_out, tile.b, h, first_query + q) : nullptr;

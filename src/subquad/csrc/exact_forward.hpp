@@ -7,10 +7,14 @@
 //     keys   ↓  │                │     which shrink when a later tile has a higher logit
 //               └────────────────┘
 //
+// The sums of EXACT_SPAN keys start at 0 and are then added to those of all keys before: in one sum over all keys, rounding
+// errors would grow with their number.
+//
 // Weights are 2^−SHRUNK of what they are, as in buckets. A query that sees keys, all with logits of −∞, has an output of
 // NaN, as softmax does; one that sees none, or is padding, has 0. Tiles of padding alone are left out.
 
-constexpr int64_t EXACT_KEYS = 96;  // whole blocks of a product
+constexpr int64_t EXACT_KEYS = 96;               // of a tile: whole blocks of a product
+constexpr int64_t EXACT_SPAN = 32 * EXACT_KEYS;  // keys of one sum
 
 template <class T>
 struct ExactScratch {
@@ -20,6 +24,8 @@ struct ExactScratch {
   float *value;                      // (E')
   float *out;                        // (Q',E')
   float *highest, *total, *shrink;   // (Q')
+  float *all_out;                    // (Q',E') the sums of the keys before
+  float *all_total, *all_highest;    // (Q') and what these are relative to
 
   ExactScratch(Arena &arena, const ExactInputs &in) {
     const int64_t D = round_up(steps_of<Number<T>>(in.D), W), E = round_up(in.E, W), Q = EXACT_QUERIES;
@@ -33,6 +39,9 @@ struct ExactScratch {
     highest = arena.take<float>(Q);
     total = arena.take<float>(Q);
     shrink = arena.take<float>(Q);
+    all_out = arena.take<float>(Q * E);
+    all_total = arena.take<float>(Q);
+    all_highest = arena.take<float>(Q);
   }
 
   Number<T> *weights() const { return (Number<T> *)logits; }
@@ -71,6 +80,25 @@ static bool weigh_tile(int64_t count, int64_t lanes, const ExactScratch<T> &own)
   return shrinks;
 }
 
+// Adds the sums to those of all keys before, and starts them again at 0.
+template <class T>
+static void add_span(int64_t queries, int64_t lanes, int64_t E, const ExactScratch<T> &own) {
+  for (int64_t v = 0; v < lanes; v += W) {
+    const vf before = load(own.all_highest + v), high = load(own.highest + v);
+    const vf base = select(high == splat(-__builtin_inff()), vf{}, high);
+    const vf shrink = select(before == high, splat(1), exp_nonpositive(before - base));
+    store(own.all_highest + v, high);
+    store(own.shrink + v, shrink);
+    store(own.all_total + v, load(own.all_total + v) * shrink + load(own.total + v));
+    store(own.total + v, vf{});
+  }
+  for (int64_t i = 0; i < queries; i++)
+    for (int64_t e = i * E; e < (i + 1) * E; e += W) {
+      store(own.all_out + e, load(own.all_out + e) * own.shrink[i] + load(own.out + e));
+      store(own.out + e, vf{});
+    }
+}
+
 // Values of keys that some queries do not see, where these are not finite: 0·∞ is NaN, and may not reach those queries.
 // They are set to 0 in a copy for the product, and added to the queries that see them one by one.
 template <class T>
@@ -105,15 +133,18 @@ static void attend_exactly(const ExactForward &a, int64_t b, int64_t h, int64_t 
   for (int64_t i = queries * D; i < lanes * D; i++) own.rows[i] = {};
   pack_factors_across(own.rows, lanes, steps, D, own.queries, lanes);
   for (int64_t i = 0; i < lanes; i++) {
-    own.highest[i] = -__builtin_inff();
-    own.total[i] = 0;
+    own.highest[i] = own.all_highest[i] = -__builtin_inff();
+    own.total[i] = own.all_total[i] = 0;
   }
   zero(own.out, lanes * E);
   const bool padding = is_padding(in, b, first_query, queries);
   const int64_t seen = padding ? 0 : seen_keys(in, keys, first_query + queries - 1);
+  const bool one_span = seen <= EXACT_SPAN;
+  if (!one_span) zero(own.all_out, lanes * E);
   const int64_t by_all = seen_keys(in, keys, first_query);
   for (int64_t first = 0; first < seen; first += EXACT_KEYS) {
     const int64_t count = seen - first < EXACT_KEYS ? seen - first : EXACT_KEYS;
+    if (first > 0 && first % EXACT_SPAN == 0) add_span(queries, lanes, E, own);
     const auto key = key_tile<T>(in.key, b, g, keys, first, count, in.D, own.keys);
     auto value = value_tile<T>(in.value, b, g, keys, first, count, in.E, own.values);
     gemm(count, lanes, steps, key.first, key.row, 1, own.queries, lanes, own.logits, lanes, false, in.scale);
@@ -125,8 +156,11 @@ static void attend_exactly(const ExactForward &a, int64_t b, int64_t h, int64_t 
     if (partly) value = add_apart(in, b, g, keys, first, count, first_query, queries, lanes, value, own);
     gemm(queries, E, steps_of<Number<T>>(count), own.weights(), 1, lanes, value.first, value.row, own.out, E, true);
   }
+  if (!one_span) add_span(queries, lanes, E, own);
+  const float *highest = one_span ? own.highest : own.all_highest, *total = one_span ? own.total : own.all_total;
+  float *out = one_span ? own.out : own.all_out;
   for (int64_t i = 0; i < queries; i++)
-    write_query<T>(a, b, h, keys, first_query + i, own.highest[i], own.total[i], own.out + i * E);
+    write_query<T>(a, b, h, keys, first_query + i, highest[i], total[i], out + i * E);
 }
 
 template <class T>

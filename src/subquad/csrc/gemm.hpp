@@ -10,6 +10,9 @@
 //          └────────┘    └───────────┘
 //
 // R and V fill the registers: R·V accumulators, V for B's row, one for A's number.
+//
+// Accumulators start at 0 every GEMM_DEPTH steps, and are then added to C. If they started at what C holds, each step
+// would round a sum as large as C, and the error of a sum over many keys would grow with their number.
 
 // In variants with products of bf16, A and B may hold pairs (`Pair`): a step of the depth is two numbers then. In the
 // variant `amxbf16`, tiles multiply them (`amx.hpp`).
@@ -38,12 +41,12 @@ struct Product {
   Product at(int64_t r, int64_t column) const { return {first + r * row + column, row, add, times}; }
 };
 
+constexpr int64_t GEMM_DEPTH = 128;
+
 template <int R, int V, class Number, class B>
-static inline void gemm_block(int64_t depth, const Number *a, int64_t a_row, int64_t a_step, B b, const Product &c) {
-  vf acc[R][V];
-  UNROLL for (int r = 0; r < R; r++)
-    UNROLL for (int v = 0; v < V; v++) acc[r][v] = c.add ? load(c.first + r * c.row + v * W) : vf{};
-  for (int64_t d = 0; d < depth; d++) {
+static inline void gemm_steps(int64_t from, int64_t to, const Number *a, int64_t a_row, int64_t a_step, B b, const Product &c) {
+  vf acc[R][V] = {};
+  for (int64_t d = from; d < to; d++) {
     decltype(load(a)) row[V];
     UNROLL for (int v = 0; v < V; v++) row[v] = load(b[d] + v * W);
     UNROLL for (int r = 0; r < R; r++) {
@@ -55,8 +58,20 @@ static inline void gemm_block(int64_t depth, const Number *a, int64_t a_row, int
     UNROLL for (int r = 0; r < R; r++)
       UNROLL for (int v = 0; v < V; v++) acc[r][v] *= c.times;
   }
+  if (c.add) {
+    UNROLL for (int r = 0; r < R; r++)
+      UNROLL for (int v = 0; v < V; v++) acc[r][v] += load(c.first + r * c.row + v * W);
+  }
   UNROLL for (int r = 0; r < R; r++)
     UNROLL for (int v = 0; v < V; v++) store(c.first + r * c.row + v * W, acc[r][v]);
+}
+
+template <int R, int V, class Number, class B>
+static inline void gemm_block(int64_t depth, const Number *a, int64_t a_row, int64_t a_step, B b, Product c) {
+  int64_t from = 0;
+  for (; depth - from > GEMM_DEPTH; from += GEMM_DEPTH, c.add = true)
+    gemm_steps<R, V>(from, from + GEMM_DEPTH, a, a_row, a_step, b, c);
+  gemm_steps<R, V>(from, depth, a, a_row, a_step, b, c);
 }
 
 template <int V, class Number, class B>

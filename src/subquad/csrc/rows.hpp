@@ -145,15 +145,19 @@ static bool is_finite(const float *row, int64_t width) {
 
 // The products one after the other, each added as `gemm` adds it, so that equal rows give equal bits: fused where the
 // compiler fuses the vectors of `gemm`. It may vectorise and not fuse a loop of scalars that leaves it the choice.
-static inline float dot(const float *a, const float *b, int64_t n, float start = 0) {
-  for (int64_t i = 0; i < n; i++) {
+static inline float dot(const float *a, const float *b, int64_t n, float before = 0) {
+  for (int64_t from = 0; from < n; from += GEMM_DEPTH) {
+    float sum = 0;
+    for (int64_t i = from; i < n && i < from + GEMM_DEPTH; i++) {
 #if defined(__FP_FAST_FMAF)
-    start = __builtin_fmaf(a[i], b[i], start);
+      sum = __builtin_fmaf(a[i], b[i], sum);
 #else
-    start += a[i] * b[i];
+      sum += a[i] * b[i];
 #endif
+    }
+    before += sum;
   }
-  return start;
+  return before;
 }
 
 // What rounding took from lse = highest + log_total. At large logits fp32 leaves nothing of ln Σ: weights made again as

@@ -34,6 +34,7 @@ from subquad.kernels.attention.softmax import merge_partials, visible_logsumexp,
 from subquad.kernels.precision import upcast
 from subquad.kernels.selection.pattern_positions import Item
 from subquad.kernels.tokens.heads import repeat_heads
+from subquad.kernels.tokens.padding import cleared_inputs
 from subquad.kernels.tokens.slots import taken
 from subquad.masks import Mask
 from subquad.methods.core.call import Call, Partial
@@ -81,6 +82,7 @@ def attend_near_keys(
     sent += [(ids, 1) for ids in mask.ids]
     item, common = None, None
     if globally_visible is not None:
+        query, key, value = cleared_inputs(query, key, value, mask)
         item = item_of_ranks(mask, query.shape[2], split, query.device)
         common = Common.from_tokens(
             globally_visible(method, item, mask.is_causal), query, key, value, item, call, split

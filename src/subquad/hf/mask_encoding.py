@@ -130,7 +130,9 @@ def _read_dense(mask: Tensor, N: int, M: int) -> DecodedMask | None:
         pattern = read_mask(mask)
     except IsNoPattern:
         pattern = None
-    if pattern is None or pattern.first == pattern.last:  # each token sees itself alone: a segment of its own
+    if (
+        pattern is None or pattern.valid_queries is not None or pattern.first == pattern.last
+    ):  # each token sees itself alone: a segment of its own
         packed = read_segments(mask)
         return None if packed is None else DecodedMask(packed[1], segments=packed[0], read=True)
     if pattern.last == math.inf:

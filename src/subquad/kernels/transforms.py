@@ -34,6 +34,20 @@ def shapes_may_follow_data(x: Tensor) -> bool:
     return x.device.type == "cpu" and not (torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active())
 
 
+def overlaps(x: Tensor) -> bool:
+    """Whether entries of a tensor share memory, by its strides, as windows of `as_strided` or expanded axes do.
+
+    SDPA gives its output the strides of the queries, so that outputs of such queries overwrite each other.
+    """
+    reach = 0  # from the first entry to the last one, along the axes of smaller strides
+    for stride, size in sorted(zip(x.stride(), x.shape, strict=True)):
+        if size > 1:
+            if stride <= reach:
+                return True
+            reach += stride * (size - 1)
+    return False
+
+
 def exact_attention(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
     """SDPA; inside a transform by its plain kernel, because the fused ones have no forward-mode AD."""
     query, key, value = (aligned(x) if x.is_cuda else x for x in (query, key, value))
@@ -42,6 +56,7 @@ def exact_attention(query: Tensor, key: Tensor, value: Tensor, **options: Any) -
         with torch._C.DisableTorchFunction():
             return F.scaled_dot_product_attention(query, key, value, **options)
     if transform() is None:
+        query = query.contiguous() if overlaps(query) else query
         return F.scaled_dot_product_attention(query, key, value, **options)
     with sdpa_kernel(SDPBackend.MATH):
         return F.scaled_dot_product_attention(query, key, value, **options)

@@ -108,12 +108,13 @@ class Mask:
         """The mask that SDPA's arguments `attn_mask` and `is_causal` mean; ValueError if there is none.
 
         A mask over keys alone, (B,1,1,M) or expanded from it, is padding of the keys. One over queries and keys is
-        compared with padding, causality (from the first query on, or up to the last) and windows, element by element,
-        and must equal such a pattern.
+        compared with padding of the keys or of both sides, causality (from the first query on, or up to the last) and
+        windows, element by element, and must equal such a pattern. Queries that see no key are padding.
 
         Args:
             attn_mask: broadcasts to (B,H,N,M); bool with True = may attend, or floats that are added to the logits: 0,
-                and −inf (or −10,000 and less, where the query sees another key). None hides nothing.
+                and −inf (or −10,000 and less, where the query sees another key, or no query sees its token). None hides
+                nothing.
             is_causal: the same as `Mask.causal(offset=0)`; not together with `attn_mask`.
             batch: B, where `attn_mask` is the same for all items. By default its own first axis of four, or 1.
 
@@ -139,6 +140,8 @@ class Mask:
             raise ValueError(f"the attn_mask is for a batch of {items_of_mask}, but the batch is {batch}")
         items = items_of_mask if batch is None else batch
         mask = Mask() if pattern.valid is None else Mask.padding(keys=pattern.valid.expand(items, M))
+        if pattern.valid_queries is not None:
+            mask = mask & Mask.padding(queries=pattern.valid_queries.expand(items, N))
         if pattern.last == math.inf:
             return mask
         if N == M and pattern.first == -pattern.last:

@@ -1,8 +1,8 @@
 """The meaning of an `attn_mask` of `scaled_dot_product_attention`, from its shape if possible, else from its values.
 
-    allowed[b, h, i, j] = real[b, j] and first ≤ j − i ≤ last
+    allowed[b, h, i, j] = query_real[b, i] and real[b, j] and first ≤ j − i ≤ last
 
-Which keys are real, and at which distances, key minus query, they are seen. Nothing is taken for such a pattern before
+Which queries and keys are real, and at which distances, key minus query, these are seen. Nothing is taken for such a pattern before
 every element was compared with it; a mask over keys alone, (B,1,1,M) or expanded from that, is no larger than (B,M).
 """
 
@@ -28,9 +28,12 @@ class IsNoPattern(ValueError):
 
 @dataclass(frozen=True, eq=False)
 class Reading:
-    """A mask as real keys, bool (b,M) with b the mask's own batch, None: all; and an interval of distances."""
+    """A mask as real keys, bool (b,M) with b the mask's own batch, and real queries, bool (b,N); None: all. And an
+    interval of distances.
+    """
 
     valid: Tensor | None = None
+    valid_queries: Tensor | None = None
     first: int | float = -math.inf
     last: int | float = math.inf
 
@@ -56,12 +59,19 @@ def read_mask(attn_mask: Tensor) -> Reading:
         )
     first, last = _distances(allowed)
     width = max(last, -first)
-    for low, high in ((-math.inf, last), (first, last), (-width, width)):
-        if _is_known(low, high, *allowed.shape[1:]) and _equal(allowed, valid, low, high):
-            return Reading(_unless_all(valid | _beyond(low, high, allowed)), low, high)
+    causal, windows, queries = (-math.inf, last), [(first, last), (-width, width)], allowed.any(2)
+    padding_of_keys = [(interval, None) for interval in (causal, *windows)]
+    padding_of_both = [(interval, queries) for interval in ((-math.inf, math.inf), causal, *windows)]
+    # One real token of an item is both a window of 0 and padding of both sides, which more methods support.
+    patterns = [padding_of_keys[0], padding_of_both[0], *padding_of_keys[1:], *padding_of_both[1:]]
+    for (low, high), valid_queries in patterns:
+        known = high == math.inf or _is_known(low, high, *allowed.shape[1:])
+        if known and _equal(allowed, valid, low, high, valid_queries):
+            beyond = False if valid_queries is not None else _beyond(low, high, allowed)
+            return Reading(_unless_all(valid | beyond), valid_queries, low, high)
     raise IsNoPattern(
-        f"this attn_mask of shape {tuple(attn_mask.shape)} is not padding of the keys, causal, a window, or these "
-        "together; give Mask.dense(…) to a method that supports it, or use method='full'"
+        f"this attn_mask of shape {tuple(attn_mask.shape)} is not padding, causal, a window, or these together; give "
+        "Mask.dense(…) to a method that supports it, or use method='full'"
     )
 
 
@@ -117,8 +127,11 @@ def _as_allowed(mask: Tensor) -> Tensor:
             f"this float attn_mask contains other numbers than 0 and −inf (or {HIDDEN:g} and less), so it is a bias; "
             "give it as bias= to a method whose trait `bias` is true"
         )
-    # A row of equal finite numbers hides nothing: softmax does not see what is added to all.
-    if not bool((zero.any(-1) | (mask == -math.inf).all(-1)).all()):
+    # A row of equal finite numbers hides nothing: softmax does not see what is added to all. But a token that is also
+    # hidden from all queries is padding, whose output nobody reads.
+    blind = ~(zero.any(-1) | (mask == -math.inf).all(-1))
+    is_padding = 1 < zero.shape[2] == zero.shape[3] and not bool((blind & zero.any(2)).any())
+    if not is_padding and bool(blind.any()):
         raise ValueError(
             "this float attn_mask hides all keys of a query with finite numbers, which softmax then attends to; use "
             "bool or −inf"
@@ -150,12 +163,19 @@ def _is_known(first: int | float, last: int | float, N: int, M: int) -> bool:
     return (last >= 0 and last in (0, M - N)) or (N == M and first == -last)
 
 
-def _equal(allowed: Bool[Tensor, "b n M"], valid: Bool[Tensor, "b M"], first: int | float, last: int | float) -> bool:
-    """Whether the mask is these keys within these distances, and nothing else."""
+def _equal(
+    allowed: Bool[Tensor, "b n M"],
+    valid: Bool[Tensor, "b M"],
+    first: int | float,
+    last: int | float,
+    valid_queries: Bool[Tensor, "b n"] | None = None,
+) -> bool:
+    """Whether the mask is these keys within these distances, for these queries (None: all), and nothing else."""
     N, M = allowed.shape[1:]
     first, last = max(first, -N), min(last, M)
     query, key = torch.arange(N, device=allowed.device)[:, None], torch.arange(M, device=allowed.device)
     within = (key >= query + first) & (key <= query + last)
+    within = within if valid_queries is None else within & valid_queries[:, :, None]
     return torch.equal(allowed, valid[:, None] & within)
 
 

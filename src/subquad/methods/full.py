@@ -17,7 +17,7 @@ from typing import ClassVar
 from torch import Tensor, nn
 
 from subquad.kernels.attention.relative_positions import NOT_EXACT, RelativePositions, every_ahead
-from subquad.methods.core.exact import exact, exact_by_sdpa
+from subquad.methods.core.exact import exact, exact_by_sdpa, sdpa_instead
 from subquad.methods.core.method import Call, Method, Partial, Traits, choice, upcast
 from subquad.methods.core.onnx import OnnxSupport
 
@@ -65,7 +65,7 @@ class Full(Method):
         exact_limit={},
         complexity="O(N·M·D) time, O(N) memory; O(N·M) memory with a window, segments, a dense mask or a bias",
         source="Vaswani et al. 2017; Dao et al. 2022",
-        skips_padding=True,  # which must be finite, as for SDPA
+        skips_padding=True,  # by SDPA, if what stands in it is finite
         takes_segments=True,
     )
 
@@ -86,6 +86,7 @@ class Full(Method):
             positional=True,
             learned=True,
             relative=True,
+            skips_padding=False,  # the terms of the distances are products with the queries
             exact_limit=NOT_EXACT,
             complexity="O(N·M·D) time, O(N·M) memory",
         )
@@ -93,6 +94,10 @@ class Full(Method):
     def make_learned(self, heads: int, kv_heads: int, head_dim: int, max_length: int | None) -> nn.Module | None:
         """u, v and W_R, for relative positions."""
         return RelativePositions(heads, head_dim) if self.positions == "relative" else None
+
+    def sdpa_instead(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> str | None:
+        """Why SDPA computes a call, and not subquad's kernel."""
+        return sdpa_instead(query, key, value, call) if self.kernel == "subquad" else None
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Partial:
         """Exact attention, with the terms of the distances where there are positions."""

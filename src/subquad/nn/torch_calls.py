@@ -162,7 +162,7 @@ def attend_as_torch(
         return bound(query, key, value, mask=mask & Mask.padding(lengths), bias=bias, **options)
     valid = mask.key_padding(M)
     query_valid = valid if self_attention else None
-    return attend_all(
+    out = attend_all(
         bound,
         query,
         key,
@@ -173,6 +173,8 @@ def attend_as_torch(
         bias=bias,
         **options,
     )
+    sees_keys = mask.query_padding(N)  # by `attn_mask`; otherwise padded queries see the real keys
+    return out if sees_keys is None else out.masked_fill(~sees_keys[:, None, :, None], 0.0)
 
 
 def _allowed(attn_mask: Tensor | None, B: int, H: int, N: int, M: int) -> Tensor | None:

@@ -547,6 +547,19 @@ class CallContract(Contract):
         expanded = [x[:1, :1].expand(2, 2, -1, -1) for x in qkv()]
         close(run(method, *expanded), run(method, *(x.contiguous() for x in expanded)))
 
+    def test_overlapping_inputs_equal_copies(self, method: Method):
+        """Windows of one tensor, whose entries share memory."""
+        for N in (24, 70):
+            B, H, D, step = 2, 2, 8, 2
+            strides = (1, step * N + D - 3, step, 1)
+            overlapping = [
+                normal(B + H * strides[1] + N * step + D, seed=i).as_strided((B, H, N, D), strides) for i in range(3)
+            ]
+            for mask in (Mask(), Mask.padding([N, N // 2]), Mask.causal()):
+                if method.refuses(mask) is None:
+                    want = run(method, *(x.contiguous() for x in overlapping), mask=mask)
+                    close(run(method, *overlapping, mask=mask), want)
+
     def test_inputs_are_left_as_they_are(self, method: Method):
         inputs, before = qkv(), qkv()
         run(method, *inputs)
@@ -588,6 +601,23 @@ class CallContract(Contract):
         q, k, v = qkv()
         dense = Mask.dense(Mask.window(3).to_dense(24, 24))
         close(run(method, q, k, v, mask=Mask.window(3)), run(method, q, k, v, mask=dense))
+
+    @where(lambda traits: traits.bias and traits.dense_mask)
+    def test_a_bias_of_minus_infinity_hides_as_a_dense_mask_does(self, method: Method):
+        """Also a query that then sees no key."""
+        allowed = normal(2, 1, 24, 24, seed=4) > -0.5
+        allowed[0, :, 5] = False
+        hiding = {"bias": torch.zeros(2, 1, 24, 24).masked_fill(~allowed, -torch.inf)}, {"mask": Mask.dense(allowed)}
+        for options in ({}, {"return_lse": True}, {"keep": [0, 3]}):
+            if method.refuses(Mask(), lse="return_lse" in options, keep="keep" in options) is None:
+                results = []
+                for hides in hiding:
+                    inputs = tracked(*qkv())
+                    out = run(method, *inputs, **options, **hides)
+                    out, *lse = out if isinstance(out, tuple) else (out,)
+                    results.append([out, *lse, *gradients(out, *inputs)])
+                close(*results)
+                assert (results[0][0][0, :, 5] == 0).all()
 
     @where(lambda traits: traits.bias and traits.dense_mask)
     def test_a_huge_negative_bias_equals_a_dense_mask(self, method: Method):

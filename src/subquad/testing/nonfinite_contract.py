@@ -5,6 +5,8 @@ Numbers are poisoned in item 0 and head 0. 70 tokens are more than a tile of any
 
 from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import product
+from typing import Any
 
 import pytest
 import torch
@@ -13,9 +15,11 @@ from torch import Tensor
 import subquad as sq
 from subquad import Mask, Method
 from subquad.testing.contract import Contract, at_exact_limit, close, has_exact_limit, lengths_to_bool, run, where
-from subquad.testing.oracle import gradients, qkv, tracked
+from subquad.testing.oracle import gradients, normal, qkv, tracked
 
 N, TOKEN = 70, 23
+SIZES = (3, 3), (130, 130), (20, 20), (5, 130), (63, 63), (70, 70)  # on both sides of what SDPA does faster
+EVERY = 3  # of the calls is made at each size, and each call at two sizes
 HUGE = 3e38
 KINDS = {"nan": torch.nan, "inf": torch.inf, "-inf": -torch.inf, "3e38": HUGE}
 Inputs = tuple[Tensor, Tensor, Tensor]
@@ -39,6 +43,7 @@ def on_backend(backend: str, method: Method, inputs: Inputs, **options: object) 
     def results() -> list[Tensor]:
         leaves = tracked(*inputs)
         out = run(method, *leaves, **options)
+        out = out[0] if isinstance(out, tuple) else out
         return [out.detach(), *gradients(out, *leaves)]
 
     if backend == "fastest":
@@ -84,6 +89,23 @@ def runs_on(method: Method, backend: str) -> str:
     return "reference" if isinstance(method, sq.Sum) else backend
 
 
+def passes_padding_to_sdpa(method: Method) -> bool:
+    """Whether the method is SDPA itself, whose padding must be finite."""
+    return isinstance(method, sq.Full) and (method.positions, method.kernel) == ("none", "sdpa")
+
+
+def padded_calls(queries: Tensor, keys: Tensor) -> Iterator[tuple[Mask, dict[str, Any]]]:
+    """Masks and options of calls with this padding, (B,N) and (B,M): all that may decide what computes the attention."""
+    N, M = queries.shape[1], keys.shape[1]
+    padding = Mask.padding(keys=keys, queries=queries)
+    masks = [padding, padding & Mask.dense(normal(1, 1, N, M, seed=4) > -1)]
+    if N == M:
+        segments = Mask.segments(torch.where(keys, torch.arange(N) // 9, -1))
+        masks += [padding & Mask.causal(), padding & Mask.window(5), padding & Mask.causal() & Mask.window(5), segments]
+    options: list[dict[str, Any]] = [{}, {"return_lse": True}, {"dropout_p": 0.3}, {"bias": normal(1, 1, N, M, seed=5)}]
+    return product(masks, options)
+
+
 def same(results: list[Tensor], clean: list[Tensor], part: Callable[[Tensor], Tensor], backend: str) -> bool:
     """Bit for bit on compiled backends. Plain PyTorch has as many blocks for all heads as one of them needs, and a
     product of another shape may be rounded differently, as on processors without AVX-512.
@@ -124,9 +146,9 @@ class NonfiniteContract(Contract):
     def test_padding_may_hold_anything(self, method: Method, side: str, backend: str):
         valid = lengths_to_bool([N - 9, N // 2], N, side)
         masks = [Mask.padding(valid), Mask.padding(valid) & Mask.causal()]
-        # The kernel of "full" is SDPA, whose padding must be finite: but it stays in its item.
-        poison = ~valid & torch.tensor([[True], [method.name != "full"]])
-        promised = slice(1, None) if method.name == "full" else slice(None)
+        stays = passes_padding_to_sdpa(method)  # in its item
+        poison = ~valid & torch.tensor([[True], [not stays]])
+        promised = slice(1, None) if stays else slice(None)
         for mask in (mask for mask in masks if method.refuses(mask) is None):
             want = on_backend(backend, method, qkv(N), mask=mask)
             for name in ("nan", "all kinds"):
@@ -135,6 +157,23 @@ class NonfiniteContract(Contract):
                 for x, y in zip(have, want, strict=True):
                     close(x[promised], y[promised], msg=lambda m, at=mask, kind=name: f"{at}, {kind}: {m}")
                     assert (x[promised].transpose(1, 2)[~valid[promised]] == 0).all(), f"{mask}, {name}"
+
+    @where(lambda traits: traits.skips_padding)
+    def test_nan_in_padding_is_skipped_on_every_path(self, method: Method):
+        """Short inputs may be exact, and what computes exact attention depends on sizes, mask and options."""
+        for each in {method, type(method)()} - {sq.Full()}:
+            for at, (N, M) in enumerate(SIZES):
+                queries, keys = (lengths_to_bool([n - n // 4, n // 2], n, "left") for n in (N, M))
+                q, k, v = qkv(N, M)
+                q = torch.where(queries[:, None, :, None], q, torch.nan)
+                k, v = (torch.where(keys[:, None, :, None], x, torch.nan) for x in (k, v))
+                for i, (mask, options) in list(enumerate(padded_calls(queries, keys)))[at % EVERY :: EVERY]:
+                    asked = {"bias": "bias" in options, "lse": "return_lse" in options, "cross": N != M}
+                    if each.refuses(mask, **asked) is None:
+                        results = on_backend(
+                            ("fastest", "reference")[(i + at) // EVERY % 2], each, (q, k, v), mask=mask, **options
+                        )
+                        assert all(x.isfinite().all() for x in results), f"{each}: {N} × {M}, {mask}, {[*options]}"
 
     # ------------------------------------------------------------ what they make of an output
 

@@ -7,7 +7,8 @@ import subquad as sq
 from subquad.distributed.collectives import as_bytes
 from subquad.distributed.heads import key_heads
 from subquad.distributed.shares import even_shares
-from subquad.testing.oracle import normal, qkv
+from subquad.testing.contract import lengths_to_bool
+from subquad.testing.oracle import gradients, normal, qkv
 
 
 def test_without_a_group_the_remedy_is_said():
@@ -39,6 +40,17 @@ def test_one_rank_has_all(alone: None, method: str, mode: str):
     have = sq.attention(q, k, v, method=method, mask=sq.Mask.padding([21, 9]), parallel=of)
     torch.testing.assert_close(have, want, atol=1e-5, rtol=1e-5)
     assert torch.equal(of.unshard(of.shard(q, dim=2), dim=2), q)
+
+
+@pytest.mark.parametrize(
+    ("method", "mode"), [("full:kernel=subquad", "ring"), ("longformer:window=3", "auto"), ("bigbird:random=0", "auto")]
+)
+def test_nan_in_padding_stays_there(alone: None, method: str, mode: str):
+    valid = lengths_to_bool([20, 9], 21, "left")
+    q, k, v = (x.masked_fill(~valid[:, None, :, None], torch.nan).requires_grad_() for x in qkv(21))
+    of = sq.distributed.Sequence.even(21, mode=mode)
+    out = sq.attention(q, k, v, method=method, mask=sq.Mask.padding(valid), parallel=of)
+    assert all(x.isfinite().all() for x in (out, *gradients(out, q, k, v)))
 
 
 def nested(x: torch.Tensor) -> torch.Tensor:

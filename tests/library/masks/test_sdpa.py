@@ -17,7 +17,7 @@ SIZES = st.integers(1, 6)
 
 @st.composite
 def patterns(draw) -> torch.Tensor:
-    """A bool (b,1,N,M) that a `Mask` says: padding of the keys, causality, a window, or these together."""
+    """A bool (b,1,N,M) that a `Mask` says: padding of the keys or of both sides, causality, a window, or these."""
     N, batch = draw(SIZES), draw(st.integers(1, 2))
     kind = draw(st.sampled_from(["none", "causal", "window", "causal window", "end"]))
     M = N + draw(st.integers(0, 3)) if kind in ("none", "end") else N
@@ -31,7 +31,8 @@ def patterns(draw) -> torch.Tensor:
         "causal window": (ahead <= 0) & (ahead >= -width),
         "end": ahead <= M - N,
     }[kind]
-    return (valid[:, None] & seen)[:, None]
+    queries = valid[:, :, None] if N == M and draw(st.booleans()) else True
+    return (valid[:, None] & seen & queries)[:, None]
 
 
 @given(patterns())
@@ -55,7 +56,7 @@ def test_a_mask_is_itself_or_refused(allowed, data):
     try:
         mask = Mask.from_sdpa(allowed)
     except ValueError as error:
-        assert "is not padding of the keys, causal, a window" in str(error)  # noqa: PT017
+        assert "is not padding, causal, a window" in str(error)  # noqa: PT017
     else:
         assert torch.equal(mask.to_dense(N, M).expand(allowed.shape), allowed)
 
@@ -69,6 +70,34 @@ def test_random_bits_are_themselves_or_refused(N, M, data):
     except ValueError:
         return
     assert torch.equal(mask.to_dense(N, M)[0, 0], bits)
+
+
+REAL = torch.tensor([[True] * 4 + [False], [False, True, True, True, True]])
+BOTH = REAL[:, None, :, None] & REAL[:, None, None, :]
+
+
+@pytest.mark.parametrize("hidden", [None, -math.inf, torch.finfo(torch.float32).min, -10_000.0])
+@pytest.mark.parametrize("pattern", ["", "causal", "window"])
+def test_an_outer_product_is_padding_of_both_sides(hidden, pattern):
+    kind = {"": Mask(), "causal": Mask.causal(), "window": Mask.window(1)}[pattern]
+    allowed = BOTH & kind.to_dense(5, 5)
+    mask = Mask.from_sdpa(allowed if hidden is None else torch.zeros(allowed.shape).masked_fill(~allowed, hidden))
+    assert (mask.is_causal, mask.span) == (kind.is_causal, kind.span)
+    assert torch.equal(mask.query_padding(5) & allowed.any(3)[:, 0], allowed.any(3)[:, 0])
+    assert torch.equal(mask.to_dense(5, 5), allowed)
+
+
+def test_an_outer_product_of_cross_attention_is_padding_of_both_sides():
+    queries, keys = torch.tensor([[True, False, True]]), torch.tensor([[False, True, True, False]])
+    mask = Mask.from_sdpa(queries[:, None, :, None] & keys[:, None, None, :])
+    assert torch.equal(mask.query_padding(3), queries)
+    assert torch.equal(mask.key_padding(4), keys)
+
+
+def test_a_query_that_hides_all_keys_with_finite_numbers_is_padding_if_its_key_is_hidden_too():
+    with pytest.raises(ValueError, match="hides all keys of a query with finite numbers"):
+        Mask.from_sdpa(torch.tensor([[0.0, 0.0], [-1e9, -1e9]]))
+    assert Mask.from_sdpa(torch.tensor([[0.0, -1e9], [-1e9, -1e9]])).only_padding
 
 
 def test_a_mask_over_keys_is_padding_of_their_size():
@@ -137,7 +166,7 @@ def test_large_negative_numbers_hide_where_another_key_is_seen(hidden):
         (torch.ones(3).bool(), ValueError, r"\(3,\), but it must broadcast"),
         (torch.ones(1, 0).bool(), ValueError, "empty"),
         (torch.tensor([[True], [False]]).view(1, 2, 1, 1), ValueError, "differs between heads"),
-        (torch.tensor([[1, 0, 1], [1, 1, 0], [0, 1, 1]]).bool(), ValueError, "is not padding of the keys, causal"),
+        (torch.tensor([[1, 0, 1], [1, 1, 0], [0, 1, 1]]).bool(), ValueError, "is not padding, causal"),
         (torch.ones(4, 3, 3, device="meta").bool(), ValueError, "cannot be read here"),
         (torch.zeros(3, 3, requires_grad=True), ValueError, "requires a gradient, so it is a bias"),
         (torch.tensor([[True], [False]]), ValueError, r"\(2, 1\) has one column, which may represent all keys"),

@@ -23,6 +23,7 @@ from subquad.kernels.attention.blockwise.kernels import Kernels, fused, widened
 from subquad.kernels.attention.blockwise.views import Piece, View, needs
 from subquad.kernels.attention.softmax import merge_partials
 from subquad.kernels.tokens.heads import repeat_heads
+from subquad.kernels.tokens.padding import cleared_inputs
 from subquad.masks import Mask
 
 Partial = tuple[Float[Tensor, "B H N E"], Float[Tensor, "B H N"]]
@@ -37,7 +38,8 @@ def ring_attention(
     *,
     scale: float,
 ) -> Partial:
-    """Exact attention of this rank's queries to the keys of all ranks, in fp32 or better."""
+    """Exact attention of this rank's queries to the keys of all ranks, in fp32 or better. Padding may hold NaN."""
+    query, key, value = cleared_inputs(query, key, value, mask)
     blocks = KeyBlocks(split, split.whole(mask), scale, key.shape[3], value.shape[3])
     out, lse = _Attention.apply(query, torch.cat([key, value], dim=3), blocks)
     return out, lse

@@ -4,6 +4,9 @@ On CPUs with AVX2, subquad's kernel (`kernels.attention.exact`) is faster than S
 causal masks and padding; other masks, a bias and dropout are SDPA's. SDPA does not return the log-sum-exp: that is our
 kernel's too, or for other masks that of the one below SDPA (`kernels.attention.blockwise.partial`); elsewhere, with a
 bias or with dropout, the logits are computed once more, for some queries at a time.
+
+Subquad's kernel does not read padding. SDPA multiplies it by 0, so `exact` clears what is not finite in padding before
+it calls SDPA; `exact_by_sdpa`, the baseline, does not.
 """
 
 from collections.abc import Iterator
@@ -19,6 +22,7 @@ from subquad.kernels.attention.exact.op import exact_partial
 from subquad.kernels.attention.softmax import visible_logsumexp
 from subquad.kernels.precision import upcast
 from subquad.kernels.tokens.heads import repeat_heads
+from subquad.kernels.tokens.padding import cleared_inputs
 from subquad.kernels.transforms import exact_attention
 from subquad.methods.core.call import Call, Partial
 
@@ -48,15 +52,13 @@ def sdpa(query: Tensor, key: Tensor, value: Tensor, call: Call) -> Tensor:
 
 
 def exact(query: Tensor, key: Tensor, value: Tensor, call: Call) -> Partial:
-    """Exact attention, with its log-sum-exp where the call wants it."""
+    """Exact attention, with its log-sum-exp where the call wants it. Padding may hold NaN and infinity."""
     mask, plain = call.mask, call.bias is None and not call.dropout_p
-    if plain and mask.only_later_or_padded and (is_fused(query) if call.wants_lse else _pays(query, key)):
-        offset = mask.offset if isinstance(mask.offset, int) else 0
-        options: dict[str, Any] = {"causal": mask.is_causal, "offset": offset, "scale": call.scale}
-        options |= {"valid_queries": mask.query_padding(query.shape[2])}
-        tensors = query, key, value, mask.key_padding(key.shape[2])
-        if call.wants_lse or exact_partial.takes(*tensors, **options):
-            return exact_partial(*tensors, **options)
+    with_lse = call.wants_lse and plain and mask.only_later_or_padded and is_fused(query)
+    if with_lse or (not call.wants_lse and sdpa_instead(query, key, value, call) is None):
+        tensors, options = _kernel_arguments(query, key, value, call)
+        return exact_partial(*tensors, **options)
+    query, key, value = cleared_inputs(query, key, value, mask)
     if not call.wants_lse:
         return sdpa(query, key, value, call), None
     if plain and (is_fused(query) or is_fused_on_gpu(query)):
@@ -65,6 +67,27 @@ def exact(query: Tensor, key: Tensor, value: Tensor, call: Call) -> Partial:
         return fused_partial(query, key, value, allowed, causal=causal, scale=call.scale)
     parts = [visible_logsumexp(logits, visible) for logits, visible in logits_of(query, key, call)]
     return sdpa(query, key, value, call), torch.cat(parts, dim=2)
+
+
+def sdpa_instead(query: Tensor, key: Tensor, value: Tensor, call: Call) -> str | None:
+    """Why SDPA computes the output of a call, and not subquad's kernel; None if the kernel does."""
+    if call.bias is not None or call.dropout_p:
+        return "subquad's kernel supports neither a bias nor dropout, so SDPA ran"
+    if not call.mask.only_later_or_padded:
+        return "subquad's kernel supports no masks but causality and padding, so SDPA ran"
+    if not _pays(query, key):
+        return "SDPA is faster for few queries, on this device or on this processor, so it ran"
+    tensors, options = _kernel_arguments(query, key, value, call)
+    return None if exact_partial.takes(*tensors, **options) else "subquad's kernel does not run here, so SDPA ran"
+
+
+def _kernel_arguments(query: Tensor, key: Tensor, value: Tensor, call: Call) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments of `exact_partial`, in order and by name."""
+    mask = call.mask
+    offset = mask.offset if isinstance(mask.offset, int) else 0
+    options = {"causal": mask.is_causal, "offset": offset, "scale": call.scale}
+    options |= {"valid_queries": mask.query_padding(query.shape[2])}
+    return (query, key, value, mask.key_padding(key.shape[2])), options
 
 
 def exact_by_sdpa(query: Tensor, key: Tensor, value: Tensor, call: Call) -> Partial:
@@ -84,7 +107,10 @@ def _pays(query: Tensor, key: Tensor) -> bool:
 
 
 def logits_of(query: Tensor, key: Tensor, call: Call) -> Iterator[tuple[Tensor, Tensor | None]]:
-    """For a few queries at a time, yield their logits in fp32 or better and the keys that they see (None: all)."""
+    """For a few queries at a time, yield their logits in fp32 or better and the keys that they see (None: all).
+
+    A bias of −∞ hides a key, as in SDPA.
+    """
     N, M = query.shape[2], key.shape[2]
     query, key = upcast(query, repeat_heads(key, query.shape[1]))
     visible = call.mask.visible(N, M, query.device)
@@ -93,5 +119,8 @@ def logits_of(query: Tensor, key: Tensor, call: Call) -> Iterator[tuple[Tensor, 
     for start in [0] if torch.compiler.is_compiling() else range(0, N, step):
         rows = slice(start, start + step)
         logits = query[:, :, rows] @ key.transpose(-1, -2) * call.scale
-        logits = logits if call.bias is None else logits + call.bias[:, :, rows]
-        yield logits, visible if visible is None or visible.shape[2] == 1 else visible[:, :, rows]
+        seen = visible if visible is None or visible.shape[2] == 1 else visible[:, :, rows]
+        if call.bias is not None:
+            bias = call.bias[:, :, rows]
+            logits, seen = logits + bias, ~bias.isneginf() if seen is None else seen & ~bias.isneginf()
+        yield logits, seen

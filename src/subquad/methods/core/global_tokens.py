@@ -223,7 +223,7 @@ def with_columns(
     other_out, other_lse = partial
     assert other_lse is not None
     mask = replace(call.mask, span=None)
-    allowed = _visible(mask, queries, keys, others, present).expand(*other_lse.shape, -1)
+    allowed = _visible(mask, call.bias, queries, keys, others, present).expand(*other_lse.shape, -1)
     logits = torch.cat([_logits(query, key, call, queries, keys), other_lse[..., None]], dim=-1)
     allowed = torch.cat([allowed, (others[:, None] & ~torch.isneginf(other_lse))[..., None]], dim=-1)
     weights, lse = visible_softmax(logits, allowed), visible_logsumexp(logits, allowed)
@@ -242,7 +242,7 @@ def attend_as_kept(
     call: Call,
 ) -> Partial:
     """The partial of kept queries over these keys; (0, −inf) for a slot that is empty. No lse where nobody wants it."""
-    allowed = _visible(replace(call.mask, span=None), queries, keys, present, valid_keys)
+    allowed = _visible(replace(call.mask, span=None), call.bias, queries, keys, present, valid_keys)
     logits = _logits(query, key, call, queries, keys)
     weights = _dropped(visible_softmax(logits, allowed), call)
     lse = visible_logsumexp(logits, allowed) if call.wants_lse else None
@@ -282,18 +282,20 @@ def _dropped(weights: Tensor, call: Call) -> Tensor:
 
 def _visible(
     mask: Mask,
+    bias: Tensor | None,
     queries: Int64[Tensor, "#B n"],
     keys: Int64[Tensor, "#B m"],
     valid_queries: Bool[Tensor, "B n"],
     valid_keys: Bool[Tensor, "B m"] | None,
 ) -> Bool[Tensor, "#B #H n m"]:
-    """Which of these keys each of these queries may see, both given by their numbers."""
+    """Which of these keys each of these queries may see, both given by their numbers. A bias of −∞ hides a key."""
     pairs = mask.sees(queries[:, None, :, None], keys[:, None, None, :])
     for ids in mask.ids:
         of_query, of_key = (ids.gather(1, tokens.expand(len(ids), -1)) for tokens in (queries, keys))
         pairs = pairs & (of_query[:, None, :, None] == of_key[:, None, None, :])
     for allowed in mask.allowed:
         pairs = pairs & _pairs(allowed, queries, keys)
+    pairs = pairs if bias is None else pairs & ~_pairs(bias, queries, keys).isneginf()
     pairs = pairs & valid_queries[:, None, :, None]
     return pairs if valid_keys is None else pairs & valid_keys[:, None, None, :]
 

@@ -113,6 +113,10 @@ class Method(Settings, Bindable, AuxiliaryLoss, Recurrence):
         """What computes this method's attention under a mask: `attend`, except for causal masks by halves."""
         return self.attend
 
+    def sdpa_instead(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> str | None:
+        """Why SDPA computes a prepared call in place of this method's own code; None if it does not."""
+        return None
+
     def __call__(
         self,
         query: Float[Tensor, "B H N D"],

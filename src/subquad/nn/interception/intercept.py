@@ -118,7 +118,7 @@ class _StandIn:
             self.cannot(" ".join(str(error).split()))
             return run_exactly(*args, **kwargs)
         if not torch.compiler.is_compiling():
-            self.calls.note(caller(), None)
+            self.calls.note(caller(), self.method.sdpa_instead(*prepared))
         return self.method.run(*prepared)
 
     def cannot(self, reason: str) -> None:

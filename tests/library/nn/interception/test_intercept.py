@@ -71,6 +71,41 @@ def test_the_method_runs(name):
         assert (seen.replaced, seen.exact) == (1, 0)
 
 
+@pytest.mark.parametrize("hidden", [None, -math.inf, -1e9])
+@pytest.mark.parametrize("method", [ROUGH, "full:kernel=subquad", "linear"])
+def test_padding_of_both_sides_written_as_an_outer_product_is_recognised(method, hidden):
+    q, k, v = qkv(70)
+    real = torch.arange(70) < torch.tensor([[70], [50]])
+    allowed = real[:, None, None, :] & real[:, None, :, None]
+    attn_mask = allowed if hidden is None else torch.zeros(allowed.shape).masked_fill(~allowed, hidden)
+    with sq.intercept(method) as seen:
+        got = F.scaled_dot_product_attention(q, k, v, attn_mask=attn_mask)
+    assert (seen.replaced, seen.exact) == (1, 0), str(seen)
+    torch.testing.assert_close(got, sq.attention(q, k, v, method=method, mask=sq.Mask.padding(real)))
+
+
+@pytest.mark.parametrize("method", ["full", "oracle-top:topk=4", "shared-full"])
+def test_a_query_that_a_float_mask_hides_all_keys_from_has_the_output_of_sdpa(method):
+    q, k, v = qkv(9)
+    attn_mask = torch.zeros(9, 9).masked_fill(~MASKS["scattered"]["attn_mask"], -math.inf)
+    attn_mask[3] = -math.inf
+    with sq.intercept(method) as seen:
+        got = F.scaled_dot_product_attention(q, k, v, attn_mask=attn_mask)
+    assert (got[:, :, 3] == 0).all()
+    assert got.isfinite().all()
+    assert (F.scaled_dot_product_attention(q, k, v, attn_mask=attn_mask)[:, :, 3] == 0).all()
+    assert seen.replaced == (method != "shared-full")
+
+
+def test_calls_that_the_exact_kernel_hands_to_sdpa_are_counted_as_exact():
+    calls = {"few queries": {}, "no masks": MASKS["scattered"], "bias": MASKS["bias"]}
+    for reason, options in calls.items():
+        with sq.intercept("full:kernel=subquad", strict=True) as seen:
+            F.scaled_dot_product_attention(*qkv(9), **options)
+        assert (seen.replaced, seen.exact) == (0, 1)
+        assert reason in seen.calls[0].reason
+
+
 def test_causal_by_halves_runs_where_no_gradient_would_leak_the_future():
     q, k, v = qkv(40)
     method = "clustered:clusters=2,block=8,last=0"
@@ -85,7 +120,7 @@ def test_causal_by_halves_runs_where_no_gradient_would_leak_the_future():
     ("options", "reason"),
     [
         (MASKS["window"], "'clustered' does not support a window"),
-        (MASKS["scattered"], "is not padding of the keys, causal, a window"),
+        (MASKS["scattered"], "is not padding, causal, a window"),
         (MASKS["bias"], "floats that are added to the logits (other numbers than 0 and −inf"),
         ({"dropout_p": 0.5}, "dropout_p=0.5: what a method drops is not what SDPA drops"),
     ],

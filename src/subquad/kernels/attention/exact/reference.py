@@ -8,6 +8,7 @@ from subquad.kernels.attention.blockwise.partial import fused_partial
 from subquad.kernels.attention.softmax import visible_logsumexp, visible_softmax
 from subquad.kernels.precision import upcast
 from subquad.kernels.tokens.heads import repeat_heads
+from subquad.kernels.tokens.padding import cleared
 
 
 def exact_partial(
@@ -28,10 +29,10 @@ def exact_partial(
         causal: query i meets the keys up to i + `offset`.
         valid_queries: the queries that there are; None: all. Others meet no key.
 
-    A query that meets no key has out 0 and lse −∞. The keys and values that a query does not meet change nothing, if
-    those that are not valid are finite.
+    A query that meets no key has out 0 and lse −∞. Keys and values that a query does not meet change nothing.
     """
     N, M = query.shape[2], key.shape[2]
+    query, key, value = cleared(query, valid_queries), cleared(key, valid), cleared(value, valid)
     if valid_queries is not None:
         present = valid_queries[:, None]
         out, lse = exact_partial(query, key, value, valid, causal=causal, offset=offset, scale=scale)
