@@ -1,8 +1,8 @@
 """Models that were saved while swapped, so that they never load with another attention silently.
 
 A swap writes `attn_implementation: SAVED_AS` into the model's config, which `save_pretrained` keeps next to the record
-of the methods where a method runs in the model or in a part of it, and not where a swapped model was since set to
-another attention. Whatever loads the folder then asks transformers for the attention of that name:
+of the methods where a method runs in the model or in a part of it; a swapped model that was since set to another
+attention is not saved (`call_checks`). Whatever loads the folder then asks transformers for the attention of that name:
 
 where `subquad.hf` is not imported    there is none: loading raises an error that quotes the name, which is the remedy
 where it is                           `from_pretrained` returns the model with its methods attached again; where they
@@ -19,6 +19,7 @@ from typing import Any
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
+from subquad.hf.call_checks import refuse_other_implementations
 from subquad.hf.layers import NAME, Attached, attached_to
 from subquad.hf.positions import extend_as_recorded, with_record
 from subquad.hf.records import record_with_parts
@@ -99,6 +100,7 @@ def keep_swaps_in_files(reattach: Reattach) -> None:
 
     @functools.wraps(save)
     def save_pretrained(self: PreTrainedModel, *args: Any, **kwargs: Any) -> Any:
+        refuse_other_implementations(self)
         with _saying_what_runs(self), with_record(self):
             return save(self, *args, **kwargs)
 

@@ -188,13 +188,16 @@ def test_a_refused_swap_changes_nothing():
     assert same(halves(model, inputs), before)
 
 
-def test_another_attention_is_set_in_the_part_too():
+def test_another_attention_that_is_set_in_the_whole_model_is_noticed_in_the_part():
     model, inputs = made("whisper")
     before = halves(model, inputs)
     sq.hf.swap(model.get_encoder(), ROUGH)
     model.set_attn_implementation("sdpa")
-    assert same(halves(model, inputs), before)
     assert sq.hf.describe(model).methods == {}
+    with pytest.raises(ValueError, match=r"of this WhisperEncoder runs .* but attn_implementation='sdpa' was set"):
+        halves(model, inputs)
+    sq.hf.restore(model.get_encoder())
+    assert same(halves(model, inputs), before)
 
 
 def test_a_copy_of_a_model_with_a_swapped_part_is_restored_on_its_own():
