@@ -77,15 +77,20 @@ def _check(module: PreTrainedModel, args: tuple[Any, ...], kwargs: dict[str, Any
     if settings["_output_attentions"]:
         refuse_weights_of(module.config)
     if len(args) > 1:  # the first is what the model reads
-        kwargs = {**dict(zip(_positional_names(type(module)), args, strict=False)), **kwargs}
+        kwargs = arguments_by_name(module, args, kwargs)
     for name in kwargs:
         if name.endswith("attentions") and name.startswith("output_") and kwargs[name] and not _for_timestamps(module):
             raise ValueError(f"{name}=True {NO_WEIGHTS}")
 
 
+def arguments_by_name(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """The arguments of a forward pass by their names."""
+    return {**dict(zip(_positional_names(type(module).forward), args, strict=False)), **kwargs} if args else kwargs
+
+
 @cache
-def _positional_names(model: type[nn.Module]) -> tuple[str, ...]:
-    return tuple(inspect.signature(model.forward).parameters)[1:]
+def _positional_names(forward: Any) -> tuple[str, ...]:
+    return tuple(inspect.signature(forward).parameters)[1:]
 
 
 def _refuse_another(module: nn.Module) -> None:

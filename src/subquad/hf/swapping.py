@@ -19,6 +19,7 @@ from subquad.core.plain_tables import as_text
 from subquad.distributed import Ranks, Sequence
 from subquad.hf.call_checks import check_calls, refuse_weights_of, stop_checking
 from subquad.hf.layers import KEEPS, NAME, Attached, Layer, attached_to, head_counts, keep_refusal
+from subquad.hf.left_padding import count_from_first_real_token, stop_counting
 from subquad.hf.long_inputs import explain_long_inputs, stop_explaining
 from subquad.hf.parts import give_back, separate
 from subquad.hf.positions import extended_tables, position_limit
@@ -179,6 +180,8 @@ def swap(
             attached_here.split = made
     mark(model)
     check_calls(model)
+    if split is None:
+        count_from_first_real_token(model)
     explain_long_inputs(model)
     return Swapped(tuple(layers), methods, keep, _cut_at(wrapped), _is_extended_to(wrapped, model))
 
@@ -304,6 +307,7 @@ def restore(model: AnyModel) -> None:
         if split is not None:
             split.remove()
     stop_checking(model)
+    stop_counting(model)
     stop_explaining(model)
     unmark(model)
     give_back(model)
