@@ -1,9 +1,9 @@
 """Positions of items with padding on the left, for a swapped model with rotary positions.
 
 Without `position_ids`, models count positions from the first token of the batch, padding included, so padding on the
-left shifts the positions of an item. Exact attention depends on distances alone, but clusters of rotated queries and keys
-depend on the shift: an item would have other clusters in a batch than alone. Here an item's positions start at its
-first real token, as they do alone:
+left shifts the positions of an item. Exact attention depends on distances alone, but clusters of rotated queries and
+keys depend on the shift, so an item would have other clusters in a batch than alone. Here an item's positions start at
+its first real token, as they do alone:
 
     mask        0 0 0 1 1 1 1
     positions  −3 −2 −1 0 1 2 3
