@@ -24,11 +24,13 @@ from subquad.hf.state_cache import StateCache
 from subquad.hf.swapping import Swapped, bind, bounds, describe, keeping, provenance, refusals, restore, swap
 from subquad.hf.trial import register_trials
 from subquad.hf.unwrapping import transformers_model
+from subquad.hf.word_timestamps import support_word_timestamps
 
 join_interface()
 register()
 register_trials()
 keep_swaps_in_files(reattach)
+support_word_timestamps()
 
 __all__ = [
     "NAME",

@@ -15,6 +15,8 @@ from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface
 
 from subquad.hf.accelerate_splits import refuse_accelerate_splits
+from subquad.hf.call_checks import NO_WEIGHTS
+from subquad.hf.exact import attend_with_weights
 from subquad.hf.layers import NAME, STATE_MARK, Attached
 from subquad.hf.mask_encoding import DecodedMask, decode, encode
 from subquad.hf.passes import MARK, NOW
@@ -114,10 +116,11 @@ def attend(
     position_bias: Tensor | None = None,
     hidden: Tensor | None = None,
     **kwargs: Any,
-) -> tuple[Tensor, None]:
+) -> tuple[Tensor, Tensor | None]:
     """Run the method that is attached to this layer. (B,H,N,D) in, (B,N,H,E) out, no attention weights.
 
-    `hidden` is the layer's input, from models made by subquad.
+    `hidden` is the layer's input, from models made by subquad. Cross-attention that makes word timestamps returns its
+    weights (`word_timestamps`).
     """
     layer = getattr(module, NAME, None)
     if not isinstance(layer, Attached):
@@ -126,9 +129,13 @@ def attend(
             "call sq.hf.swap(model, method), or sq.hf.reattach(model) after loading a saved model, or "
             "sq.hf.load_adapter(model, folder) where its methods have learned parameters"
         )
-    if kwargs.get("output_attentions"):
-        raise ValueError("output_attentions=True asks for attention weights, which no method here returns")
-    softcap, sinks = kwargs.pop("softcap", None), _sinks_of(kwargs)
+    if kwargs.pop("output_attentions", None) and not layer.for_timestamps:
+        raise ValueError(f"output_attentions=True {NO_WEIGHTS}")
+    softcap, sinks = kwargs.pop("softcap", None), None
+    for name in _SINKS:
+        if name in kwargs:
+            of_heads = kwargs.pop(name)
+            sinks = of_heads if sinks is None else sinks
     for name, extra in kwargs.items():
         if name not in _HARMLESS and extra is not None and extra is not False:
             raise ValueError(f"layer {layer.label} passes {name!r} to its attention, which subquad does not support; "
@@ -164,6 +171,10 @@ def attend(
             "is not supported with `parallel`; pass 2-D padding masks (batch, tokens), or swap without `parallel`"
         )
     mask, query_valid = _mask_of(layer, query.shape[2], key.shape[2], encoded)
+    if layer.for_timestamps and layer.cross:
+        visible = mask if encoded.valid is None else mask & Mask.padding(keys=encoded.valid)
+        out, weights = attend_with_weights(query, key, value, visible, scale=scaling, dropout_p=dropout)
+        return out.transpose(1, 2).contiguous(), weights
     extras = {"bias": position_bias, "softcap": softcap, "sinks": sinks, "hidden": hidden, "parallel": sequence}
     out = layer(
         query,
@@ -273,8 +284,3 @@ def _mask_of_new(layer: Attached, new: int, encoded: DecodedMask) -> Mask | None
     if encoded.segments is not None:
         raise ValueError(f"layer {layer.label}: packed sequences have one state each; generate from a padded batch")
     return None if encoded.valid is None else Mask.padding(encoded.valid[:, -new:])
-
-
-def _sinks_of(kwargs: dict[str, Any]) -> Tensor | None:
-    in_kwargs = [kwargs.pop(name, None) for name in _SINKS]
-    return next((sinks for sinks in in_kwargs if sinks is not None), None)

@@ -6,6 +6,8 @@
 SDPA has neither, so this computes the logits, for a block of queries after the other: memory is O(BLOCK·M) per head.
 """
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor
 
@@ -27,13 +29,35 @@ def attend_exactly(
     dropout_p: float = 0.0,
 ) -> Tensor:
     """Exact attention with capped logits, sinks (H,), or both; 0 where a query sees no key. (B,H,N,D) in and out."""
+    return torch.cat([out for out, _ in _blocks(query, key, value, mask, scale, softcap, sinks, dropout_p)], 2)
+
+
+def attend_with_weights(
+    query: Tensor, key: Tensor, value: Tensor, mask: Mask, *, scale: float | None = None, dropout_p: float = 0.0
+) -> tuple[Tensor, Tensor]:
+    """Exact attention, and its weights (B,H,N,M); both 0 where a query sees no key."""
+    outputs, weights = zip(*_blocks(query, key, value, mask, scale, None, None, dropout_p), strict=True)
+    return torch.cat(outputs, 2), torch.cat(weights, 2)
+
+
+def _blocks(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Mask,
+    scale: float | None,
+    softcap: float | None,
+    sinks: Tensor | None,
+    dropout_p: float,
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """The outputs and the weights of one block of queries after the other."""
     B, H, N, D = query.shape
     if sinks is not None and sinks.numel() != H:
         raise ValueError(f"sinks are {tuple(sinks.shape)}, but there are {H} heads; subquad supports one sink per head")
     scale = D**-0.5 if scale is None else scale
     key, value = repeat_heads(key, H), repeat_heads(value, H)
     visible = mask.visible(N, key.shape[2], query.device)
-    upcast, blocks = torch.promote_types(query.dtype, torch.float32), []
+    upcast = torch.promote_types(query.dtype, torch.float32)
     for start in range(0, N, BLOCK):
         rows = slice(start, start + BLOCK)
         logits = (query[:, :, rows] @ key.mT * scale).to(upcast)
@@ -50,5 +74,4 @@ def attend_exactly(
         if visible is not None:
             weights = weights.masked_fill(~allowed.any(-1, keepdim=True), 0.0)
         weights = torch.nn.functional.dropout(weights.to(value.dtype), dropout_p)
-        blocks.append(weights @ value)
-    return torch.cat(blocks, 2)
+        yield weights @ value, weights

@@ -151,6 +151,7 @@ class Attached(nn.Module):
         super().__init__()
         self.keep: str | None = None if bound.method.is_exact else keep
         self.kept_now: Tensor | None = None
+        self.for_timestamps = False  # while Whisper generates word timestamps: see `word_timestamps`
         self.split: Any = None  # the `split.Split` of a model whose tokens are split over ranks
         self.rotary = rotary
         self.bound = bound
@@ -199,10 +200,8 @@ class Attached(nn.Module):
 
     def _keep(self, mask: Mask, valid: Tensor | None, N: int, M: int) -> Keep | None:
         """The tokens whose attention is exact in this call, as an argument of methods."""
-        if self.bound.method.is_exact:
-            return None
         if self.kept_now is not None:
-            return self.kept_now
+            return None if self.bound.method.is_exact else self.kept_now
         if self.keep is None:
             return None
         if N != M:

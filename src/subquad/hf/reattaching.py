@@ -12,6 +12,7 @@ from subquad.hf.records import (
     OPTIONAL,
     PARTS,
     PARTS_DIGEST,
+    OtherLayers,
     read_record,
     warn_of_edited_parts,
     warn_of_other_versions,
@@ -84,7 +85,7 @@ def _reattach(wrapped: AnyModel, model: PreTrainedModel, plain: Any) -> Swapped:
     methods = saved.methods
     layers = len(find_layers(model))
     if saved.layers != layers:
-        raise ValueError(f"the config records a swap of {saved.layers} layers but the model has {layers}")
+        raise OtherLayers(f"the config records a swap of {saved.layers} layers but the model has {layers}")
     warn_of_other_versions(saved, model.config)
     learned = {number: method for number, method in methods.items() if method.traits.learned}
     swapped = swap(wrapped, _with_parameters(model, methods) if learned else methods, keep=saved.keep)

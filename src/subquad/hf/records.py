@@ -60,6 +60,10 @@ class Record:
         return {**plain, DIGESTS: _digests(plain)}
 
 
+class OtherLayers(ValueError):
+    """A record is one of a model with another number of layers, so no method of it can be right."""
+
+
 def read_record(plain: Any, config: PreTrainedConfig) -> Record:
     """Read a record from plain data, which is in this config.
 

@@ -99,6 +99,12 @@ def find_rotary(model: PreTrainedModel, layers: list[Layer]) -> dict[nn.Module, 
     return rotaries
 
 
+def has_fixed_frequencies(model: nn.Module) -> bool:
+    """Whether a model has rotary frequencies, and all of them serve all lengths and one axis of positions."""
+    candidates = _candidates(model)
+    return bool(candidates) and all(candidate.refusal is None for candidate in candidates)
+
+
 def _matching(candidates: list[_Candidate], queries: _Queries | None) -> Rotary | None:
     """The candidate by which the queries of a layer are turned; None if they are not."""
     if queries is None:

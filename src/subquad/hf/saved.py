@@ -1,12 +1,14 @@
 """Models that were saved while swapped, so that they never load with another attention silently.
 
 A swap writes `attn_implementation: SAVED_AS` into the model's config, which `save_pretrained` keeps next to the record
-of the methods where a method runs in the model or in a part of it, and not where a swapped model was since set to
-another attention. Whatever loads the folder then asks transformers for the attention of that name:
+of the methods where a method runs in the model or in a part of it; a swapped model that was since set to another
+attention is not saved (`call_checks`). Whatever loads the folder then asks transformers for the attention of that name:
 
 where `subquad.hf` is not imported    there is none: loading raises an error that quotes the name, which is the remedy
 where it is                           `from_pretrained` returns the model with its methods attached again; where they
-                                      cannot be attached it warns, and the model's first forward pass raises
+                                      cannot be attached it warns, and the model's first forward pass raises; a record
+                                      of another number of layers is refused
+where the name was removed            the same, with a warning
 where `attn_implementation` is given  the model comes with that attention, like any other
 """
 
@@ -14,14 +16,16 @@ import functools
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from subquad.hf.layers import NAME, Attached, attached_to
+from subquad.hf.call_checks import refuse_other_implementations
+from subquad.hf.layers import NAME, Attached, attached_to, uses_interface
 from subquad.hf.positions import extend_as_recorded, with_record
-from subquad.hf.records import record_with_parts
+from subquad.hf.records import OtherLayers, read_record, record_with_parts
 
 Reattach = Callable[[PreTrainedModel], Any]
 
@@ -91,14 +95,20 @@ def keep_swaps_in_files(reattach: Reattach) -> None:
 
     @functools.wraps(load)
     def from_pretrained(cls: type[PreTrainedModel], *args: Any, **kwargs: Any) -> Any:
-        loaded = load(cls, *args, **kwargs)
+        named = [kwargs.get(KEY), getattr(kwargs.get("config"), "_attn_implementation", None)]
+        try:
+            loaded = load(cls, *args, **kwargs)
+        except (AttributeError, TypeError):
+            _refuse_unnamed(args, kwargs)
+            raise
         model = loaded[0] if isinstance(loaded, tuple) else loaded
         extend_as_recorded(model)  # first: learned parameters may depend on the longest input
-        _attach(model, reattach)
+        _attach(model, reattach, is_named=any(name is not None for name in named))
         return loaded
 
     @functools.wraps(save)
     def save_pretrained(self: PreTrainedModel, *args: Any, **kwargs: Any) -> Any:
+        refuse_other_implementations(self)
         with _saying_what_runs(self), with_record(self):
             return save(self, *args, **kwargs)
 
@@ -107,26 +117,28 @@ def keep_swaps_in_files(reattach: Reattach) -> None:
 
 @contextmanager
 def _saying_what_runs(model: PreTrainedModel) -> Iterator[None]:
-    """The model's configs with the name of our attention while they are written, or without it."""
+    """The model's configs with what runs while they are written: the name of our attention and records, or neither."""
+    configs = configs_of(model)
+    before = [
+        (vars(config), {key: vars(config)[key] for key in (KEY, NAME) if key in vars(config)}) for config, _ in configs
+    ]
     ours = asks_for_ours(model.config) or any(attached_to(part) is not None for part in model.modules())
-    before = [(vars(config), vars(config).get(KEY)) for config, _ in configs_of(model)]
-    config_values, record, parts = vars(model.config), vars(model.config).get(NAME), _records_of_parts(model)
+    record, parts = _current_record(model), _records_of_parts(model) if ours else {}
     try:
-        for settings, _ in before:
-            settings.pop(KEY, None)
+        for config, _ in configs:
+            vars(config).pop(KEY, None)
+            if not asks_for_ours(config):
+                vars(config).pop(NAME, None)
         if ours:
             mark(model)
-            if parts:
-                config_values[NAME] = record_with_parts(record, parts)
+            if parts or record is not None:
+                vars(model.config)[NAME] = record_with_parts(record, parts) if parts else record
         yield
     finally:
-        for settings, name in before:
-            settings.pop(KEY, None)
-            if name is not None:
-                settings[KEY] = name
-        config_values.pop(NAME, None)
-        if record is not None:
-            config_values[NAME] = record
+        for settings, values in before:
+            for key in (KEY, NAME):
+                settings.pop(key, None)
+            settings.update(values)
 
 
 def _records_of_parts(model: PreTrainedModel) -> dict[str, Any]:
@@ -139,16 +151,64 @@ def _records_of_parts(model: PreTrainedModel) -> dict[str, Any]:
         if not isinstance(part, PreTrainedModel) or id(part.config) in known:
             continue
         known.add(id(part.config))
-        record, separated = vars(part.config).get(NAME), SHARED in vars(part)
+        record, separated = _current_record(part), SHARED in vars(part)
         if (record and (whole or separated)) or (whole and separated):
             records[name] = record
     return records
 
 
-def _attach(model: PreTrainedModel, reattach: Reattach) -> None:
-    """Attach what a loaded model's config records; where that fails, warn and leave it without any attention."""
-    if not asks_for_ours(model.config) or any(isinstance(part, Attached) for part in model.modules()):
+def _current_record(model: PreTrainedModel) -> Any:
+    """The record in a model's config; of the layers that are left, if some were removed after the swap."""
+    plain = vars(model.config).get(NAME)
+    modules = [module for module in model.modules() if uses_interface(module)]
+    methods = {
+        number: module._modules[NAME].bound.method for number, module in enumerate(modules) if NAME in module._modules
+    }
+    if not isinstance(plain, dict) or not methods or plain.get("layers") == len(modules):
+        return plain
+    # What a plan measured was measured with all layers.
+    return replace(
+        read_record(plain, model.config), layers=len(modules), methods=methods, floor=None, verified=None
+    ).to_dict()
+
+
+def _refuse_unnamed(args: Any, kwargs: dict[str, Any]) -> None:
+    """Raise ValueError if the config that could not be loaded names an attention by something that is not a name."""
+    config = kwargs.get("config")
+    if isinstance(config, PreTrainedConfig):
+        name, recorded = config._attn_implementation, NAME in vars(config)
+    else:
+        folder = next(
+            (x for x in (config, kwargs.get("pretrained_model_name_or_path"), *args[:1]) if x is not None), None
+        )
+        plain = {} if folder is None else PreTrainedConfig.get_config_dict(folder)[0]
+        name, recorded = plain.get(KEY), NAME in plain
+    if recorded and not isinstance(name, str | dict | None):
+        raise ValueError(f"{KEY} in the config is {name!r}, but it must be a name; {_REPAIR}")
+
+
+_REPAIR = (
+    "give attn_implementation='sdpa' to load the model with its own exact attention, and swap methods into that "
+    "(sq.hf.swap, or sq.hf.reattach for those that its config records)"
+)
+
+
+def _attach(model: PreTrainedModel, reattach: Reattach, *, is_named: bool) -> None:
+    """Attach what a loaded model's config records; where that fails, warn and leave it without any attention.
+
+    `is_named`: whether a caller, or the config, named an attention.
+    """
+    if any(isinstance(part, Attached) for part in model.modules()):
         return
+    if not asks_for_ours(model.config):
+        if is_named or not any(isinstance(vars(config).get(NAME), dict) for config, _ in configs_of(model)):
+            return
+        warnings.warn(
+            f"the config of {model.name_or_path or type(model).__name__} records swapped methods, but names no "
+            f"attention any more ({KEY} was removed or changed); the methods are attached. If exact attention is "
+            f"meant, {_REPAIR}",
+            stacklevel=4,
+        )
     mark(model)  # transformers took it out of the config
     swapped = _swapped_parts(model)
     inside = {id(config) for part in swapped for config, _ in configs_of(part)}
@@ -158,6 +218,8 @@ def _attach(model: PreTrainedModel, reattach: Reattach) -> None:
     try:
         for part in swapped:
             reattach(part)
+    except OtherLayers as error:
+        raise OtherLayers(f"{model.name_or_path or type(model).__name__}: {error}; {_REPAIR}") from None
     except ValueError as error:
         warnings.warn(
             f"{model.name_or_path or type(model).__name__} was saved with its attention swapped, and its methods could "

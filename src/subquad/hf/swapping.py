@@ -17,14 +17,16 @@ from transformers import PreTrainedModel
 
 from subquad.core.plain_tables import as_text
 from subquad.distributed import Ranks, Sequence
+from subquad.hf.call_checks import check_calls, refuse_weights_of, stop_checking
 from subquad.hf.layers import KEEPS, NAME, Attached, Layer, attached_to, head_counts, keep_refusal
+from subquad.hf.left_padding import count_from_first_real_token, stop_counting
 from subquad.hf.long_inputs import explain_long_inputs, stop_explaining
 from subquad.hf.parts import give_back, separate
 from subquad.hf.positions import extended_tables, position_limit
 from subquad.hf.probe import find_layers
 from subquad.hf.records import Record, read_record
 from subquad.hf.rotary import find_rotary, moves_queries
-from subquad.hf.saved import asks_for_ours, mark, unmark
+from subquad.hf.saved import asks_for_ours, configs_of, mark, unmark
 from subquad.hf.split import ATTRIBUTE, Split, SplitFit, ranks_of, refuse_holder
 from subquad.hf.split_trial import fit_of
 from subquad.hf.trial import ORIGINAL, originals
@@ -140,6 +142,8 @@ def swap(
             f"keep={keep!r}, but it must be {' or '.join(map(repr, KEEPS))} or None; for other tokens use "
             "sq.hf.keeping(model, mask)"
         )
+    for config, _ in configs_of(model):
+        refuse_weights_of(config)
     layers = find_layers(model, inputs=inputs)
     assigned = _assign(layers, method)
     methods = {number: _method_of(wrapped) for number, wrapped in assigned.items()}
@@ -175,6 +179,9 @@ def swap(
             attached_here: Any = layer.module.get_submodule(NAME)
             attached_here.split = made
     mark(model)
+    check_calls(model)
+    if split is None:
+        count_from_first_real_token(model)
     explain_long_inputs(model)
     return Swapped(tuple(layers), methods, keep, _cut_at(wrapped), _is_extended_to(wrapped, model))
 
@@ -299,6 +306,8 @@ def restore(model: AnyModel) -> None:
         split = vars(module).pop(ATTRIBUTE, None)
         if split is not None:
             split.remove()
+    stop_checking(model)
+    stop_counting(model)
     stop_explaining(model)
     unmark(model)
     give_back(model)
@@ -307,7 +316,8 @@ def restore(model: AnyModel) -> None:
 def describe(model: AnyModel) -> Swapped:
     """List the attention layers of a model and their methods, whether or not it is swapped.
 
-    A swapped layer whose attention was then set by other means (`model.set_attn_implementation`) runs the model's own.
+    After another attention was set by other means, such as `model.set_attn_implementation`, a swapped layer counts as
+    the model's own, and calling the model raises an error until `restore` or `swap` is called.
     """
     attached = attached_layers(model)
     keep = next((each.keep for each in attached.values() if each.keep is not None), None)

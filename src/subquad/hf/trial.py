@@ -16,6 +16,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface, eager_mask, sdpa_mask
 
 from subquad.hf.boundary import attend, is_plain, make_mask
+from subquad.hf.call_checks import unchecked
 from subquad.hf.layers import NAME, Attached, Layer
 from subquad.hf.mask_encoding import ALMOST_NOTHING
 from subquad.hf.patterns import EVERYTHING, LayerPattern, read_pattern
@@ -283,7 +284,7 @@ def _tried_mask(**options: Any) -> Tensor | None:
 
 def _tried_attention(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **options: Any
-) -> tuple[Tensor, None]:
+) -> tuple[Tensor, Tensor | None]:
     if isinstance(attention_mask, _EncodedMask):
         attention_mask = attention_mask.as_subclass(Tensor)
     return attend(module, query, key, value, attention_mask, **options)
@@ -341,7 +342,7 @@ def undisturbed(model: nn.Module, implementation: str | None = None) -> Iterator
             config._attn_implementation = implementation or kept
         model.eval()
         devices = [model.device] if getattr(model, "device", torch.device("cpu")).type == "cuda" else []
-        with torch.random.fork_rng(devices), torch.no_grad():
+        with torch.random.fork_rng(devices), torch.no_grad(), unchecked(model):
             torch.manual_seed(0)
             yield
     finally:

@@ -91,6 +91,7 @@ def test_a_copied_model_keeps_its_methods(copied):
     assert not torch.allclose(want, exact, atol=1e-3)
     case.model = copied(case.model)
     torch.testing.assert_close(case.output(), want, atol=0, rtol=0)
+    sq.hf.restore(case.model)
     case.model.set_attn_implementation("eager")
     torch.testing.assert_close(case.output(), exact, atol=0, rtol=0)
 

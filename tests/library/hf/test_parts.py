@@ -188,13 +188,16 @@ def test_a_refused_swap_changes_nothing():
     assert same(halves(model, inputs), before)
 
 
-def test_another_attention_is_set_in_the_part_too():
+def test_another_attention_that_is_set_in_the_whole_model_is_noticed_in_the_part():
     model, inputs = made("whisper")
     before = halves(model, inputs)
     sq.hf.swap(model.get_encoder(), ROUGH)
     model.set_attn_implementation("sdpa")
-    assert same(halves(model, inputs), before)
     assert sq.hf.describe(model).methods == {}
+    with pytest.raises(ValueError, match=r"of this WhisperEncoder runs .* but attn_implementation='sdpa' was set"):
+        halves(model, inputs)
+    sq.hf.restore(model.get_encoder())
+    assert same(halves(model, inputs), before)
 
 
 def test_a_copy_of_a_model_with_a_swapped_part_is_restored_on_its_own():
@@ -298,7 +301,7 @@ def test_a_saved_part_that_cannot_come_back_does_not_run(tmp_path):
     model, inputs = made("whisper")
     sq.hf.swap(model.get_encoder(), ROUGH)
     for change, message in (
-        ({"layers": 7}, "records a swap of 7 layers but the model has 2"),
+        ({"keep": "many"}, "record of a swap is damaged: ValueError: keep='many'"),
         ({"methods": {"0": {"no": 1}}}, "record of a swap is damaged"),
     ):
         record = model.get_encoder().config.subquad

@@ -221,7 +221,6 @@ def test_learned_parameters_come_from_their_adapter(folder, exact, tmp_path):
 @pytest.mark.parametrize(
     ("record", "message"),
     [
-        ({"layers": 12, "methods": {}}, "records a swap of 12 layers but the model has 2"),
         ({"layers": 2}, "record of a swap is damaged"),
         ({"layers": 2, "methods": 5}, "record of a swap is damaged"),
         ({"layers": 2, "methods": {"x": {"name": "full"}}}, "record of a swap is damaged"),
@@ -249,6 +248,70 @@ def test_what_the_record_cannot_say_is_named_and_nothing_runs_until_somebody_dec
     torch.testing.assert_close(hidden(loaded), exact, atol=0, rtol=0)
     sq.hf.swap(loaded, METHOD)
     assert len(sq.hf.describe(loaded).methods) == 2
+
+
+def changed(folder: Path, to: Path, **settings) -> Path:
+    """A copy of the saved model whose config has other settings; ... removes one."""
+    hf.AutoModel.from_pretrained(folder / "model").save_pretrained(to)
+    config = json.loads((to / "config.json").read_text()) | settings
+    (to / "config.json").write_text(json.dumps({key: value for key, value in config.items() if value is not ...}))
+    return to
+
+
+@pytest.mark.parametrize("load", [hf.AutoModel.from_pretrained, hf.BertModel.from_pretrained])
+@pytest.mark.parametrize("name", [..., None, {}, {"": None}])
+def test_methods_that_are_recorded_run_with_a_warning_where_the_name_was_removed(
+    folder, swapped, exact, tmp_path, name, load
+):
+    changed(folder, tmp_path, attn_implementation=name)
+    with pytest.warns(UserWarning, match=f"the config of {tmp_path} records swapped methods, but names no attention"):
+        loaded = load(tmp_path)
+    assert {str(method) for method in sq.hf.describe(loaded).methods.values()} == {METHOD}
+    torch.testing.assert_close(hidden(loaded), swapped, atol=0, rtol=0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        torch.testing.assert_close(hidden(load(tmp_path, attn_implementation="sdpa")), exact, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("load", [hf.AutoModel.from_pretrained, hf.BertModel.from_pretrained])
+@pytest.mark.parametrize("name", [5, ["sdpa"], True])
+def test_a_name_that_is_none_is_refused(folder, exact, tmp_path, name, load):
+    changed(folder, tmp_path, attn_implementation=name)
+    message = r"attn_implementation in the config is .*, but it must be a name; give attn_implementation='sdpa'"
+    with pytest.raises(ValueError, match=message):
+        load(tmp_path)
+    torch.testing.assert_close(hidden(load(tmp_path, attn_implementation="sdpa")), exact, atol=1e-5, rtol=1e-5)
+
+
+def test_a_record_of_another_number_of_layers_is_refused_when_it_is_loaded(folder, exact, tmp_path):
+    changed(folder, tmp_path, subquad={"layers": 12, "methods": {}})
+    message = r"records a swap of 12 layers but the model has 2; give attn_implementation='sdpa' to load"
+    with pytest.raises(ValueError, match=message):
+        hf.AutoModel.from_pretrained(tmp_path)
+    loaded = hf.AutoModel.from_pretrained(tmp_path, attn_implementation="sdpa")
+    torch.testing.assert_close(hidden(loaded), exact, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("left", [0, 1])
+def test_a_model_that_was_pruned_after_the_swap_is_saved_with_the_methods_that_are_left(tmp_path, left):
+    case = build("bert")
+    sq.hf.swap(case.model, {0: METHOD, 1: METHOD_OF_PART})
+    case.model.encoder.layer = case.model.encoder.layer[left : left + 1]
+    case.model.config.num_hidden_layers = 1
+    want = case.output()
+    case.model.save_pretrained(tmp_path)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        case.model = hf.AutoModel.from_pretrained(tmp_path).eval()
+    assert [str(method) for method in sq.hf.describe(case.model).methods.values()] == [[METHOD, METHOD_OF_PART][left]]
+    torch.testing.assert_close(case.output(), want, atol=0, rtol=0)
+
+
+def test_a_model_that_was_loaded_with_its_own_attention_is_saved_without_a_record(folder, exact, tmp_path):
+    loaded = hf.AutoModel.from_pretrained(folder / "model", attn_implementation="sdpa")
+    loaded.save_pretrained(tmp_path)
+    assert "subquad" not in (tmp_path / "config.json").read_text()
+    sq.hf.reattach(loaded)  # the model itself still has the record
 
 
 def edited(record: dict, edit: str) -> dict:
@@ -421,23 +484,23 @@ def test_a_model_of_which_a_part_was_swapped_comes_back_with_that_part(tmp_path)
 def test_a_part_that_cannot_come_back_does_not_run(tmp_path):
     model = clip()
     sq.hf.swap(model.vision_model, METHOD_OF_PART)
-    model.vision_model.config.subquad["layers"] = 7
+    model.vision_model.config.subquad["keep"] = "many"
     model.save_pretrained(tmp_path)
-    with pytest.warns(UserWarning, match="records a swap of 7 layers but the model has 2"):
+    with pytest.warns(UserWarning, match="record of a swap is damaged: ValueError: keep='many'"):
         loaded = hf.AutoModel.from_pretrained(tmp_path)
     assert loaded.get_text_features(input_ids=torch.full((1, 5), 2)).pooler_output.isfinite().all()
     with pytest.raises(ValueError, match="no method is attached"):
         loaded.get_image_features(pixel_values=torch.zeros(1, 3, 32, 32))
 
 
-def test_a_swapped_model_that_was_set_to_another_attention_is_saved_with_that(folder, exact, tmp_path):
+def test_a_swapped_model_that_was_set_to_another_attention_is_not_saved(folder, tmp_path):
     model = hf.AutoModel.from_pretrained(folder / "model")
     model.set_attn_implementation("sdpa")
+    with pytest.raises(ValueError, match=r"but attn_implementation='sdpa' was set since"):
+        model.save_pretrained(tmp_path)
+    sq.hf.restore(model)
     model.save_pretrained(tmp_path)
-    assert "attn_implementation" not in json.loads((tmp_path / "config.json").read_text())
-    loaded = hf.AutoModel.from_pretrained(tmp_path)
-    torch.testing.assert_close(hidden(loaded), exact, atol=0, rtol=0)
-    assert {str(method) for method in sq.hf.reattach(loaded).methods.values()} == {METHOD}
+    assert "subquad" not in (tmp_path / "config.json").read_text()
 
 
 @pytest.mark.slow

@@ -1,0 +1,132 @@
+"""Checks of the calls of a swapped model, made once per model, before any of its attention runs.
+
+Two mistakes are seen here alone:
+
+another implementation    a library or a helper wrote another attention into the config since the swap, so that no
+                          swapped layer would run, and nothing would be reported
+attention weights         the model is asked for them, but does not pass the request to its attention, and would return
+                          an empty tuple
+
+The hooks are on each transformers model that contains swapped layers, because each of them can be called alone.
+"""
+
+import inspect
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from typing import Any
+
+from torch import nn
+from transformers import PreTrainedConfig, PreTrainedModel
+
+from subquad.core.hooks import add_pre_hook, remove_hooks
+from subquad.hf.layers import NAME, Attached
+
+OWNERS = "_subquad_owners"  # on a hooked model: its modules with a config that is not the config of a hooked model
+NO_WEIGHTS = (
+    "asks for attention weights, which no method here returns; ask a model that is not swapped (sq.hf.restore), or use "
+    "`subquad inspect`, which shows the keys that a method chooses"
+)
+
+
+def check_calls(model: PreTrainedModel) -> None:
+    """Check every call of this model, and of the models in it, that contain swapped layers."""
+    for part in _swapped_models(model):
+        vars(part)[OWNERS] = _owners(part)
+        add_pre_hook(part, _check)
+
+
+def stop_checking(model: nn.Module) -> None:
+    """Remove what `check_calls` added."""
+    for module in model.modules():
+        vars(module).pop(OWNERS, None)
+    remove_hooks(model, _check)
+
+
+@contextmanager
+def unchecked(model: nn.Module) -> Iterator[None]:
+    """Run a model inside the block with another attention on purpose."""
+    checked = {module: owners for module in model.modules() if (owners := vars(module).get(OWNERS)) is not None}
+    stop_checking(model)
+    try:
+        yield
+    finally:
+        for module, owners in checked.items():
+            vars(module)[OWNERS] = owners
+            add_pre_hook(module, _check)
+
+
+def refuse_other_implementations(model: nn.Module) -> None:
+    """Raise ValueError if a config names another attention than when methods were swapped in; names the first layer."""
+    for part in model.modules():
+        if OWNERS in vars(part):
+            _refuse_another(part)
+
+
+def refuse_weights_of(config: PreTrainedConfig) -> None:
+    """Raise ValueError if a config makes its model return attention weights in every call."""
+    if vars(config).get("_output_attentions"):
+        raise ValueError(f"output_attentions=True in the {type(config).__name__} {NO_WEIGHTS}")
+
+
+def _check(module: PreTrainedModel, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """The hook."""
+    settings = object.__getattribute__(module.config, "__dict__")  # configs look up each attribute in Python code
+    if settings["_attn_implementation_internal"] != NAME or module.__dict__[OWNERS]:
+        _refuse_another(module)
+    if settings["_output_attentions"]:
+        refuse_weights_of(module.config)
+    if len(args) > 1:  # the first is what the model reads
+        kwargs = arguments_by_name(module, args, kwargs)
+    for name in kwargs:
+        if name.endswith("attentions") and name.startswith("output_") and kwargs[name] and not _for_timestamps(module):
+            raise ValueError(f"{name}=True {NO_WEIGHTS}")
+
+
+def arguments_by_name(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """The arguments of a forward pass by their names."""
+    return {**dict(zip(_positional_names(type(module).forward), args, strict=False)), **kwargs} if args else kwargs
+
+
+@cache
+def _positional_names(forward: Any) -> tuple[str, ...]:
+    return tuple(inspect.signature(forward).parameters)[1:]
+
+
+def _refuse_another(module: nn.Module) -> None:
+    for owner in (module, *vars(module)[OWNERS]):
+        chosen = owner.config._attn_implementation
+        if chosen == NAME:
+            continue
+        if _for_timestamps(module):  # which transformers makes with eager attention: see `word_timestamps`
+            owner.config._attn_implementation = NAME
+            continue
+        layer = next(_attached(module))
+        raise ValueError(
+            f"layer {layer.label} of this {type(module).__name__} runs {str(layer.bound.method)!r} since sq.hf.swap, "
+            f"but attn_implementation={chosen!r} was set since, by which its own attention would run: call "
+            "sq.hf.restore(model) if that is meant, or sq.hf.swap again"
+        )
+
+
+def _attached(module: nn.Module) -> Iterator[Attached]:
+    return (part for part in module.modules() if isinstance(part, Attached))
+
+
+def _for_timestamps(module: nn.Module) -> bool:
+    return any(layer.for_timestamps for layer in _attached(module))
+
+
+def _swapped_models(model: nn.Module) -> list[PreTrainedModel]:
+    models = (part for part in model.modules() if isinstance(part, PreTrainedModel))
+    return [part for part in models if any(True for _ in _attached(part))]
+
+
+def _owners(model: PreTrainedModel) -> list[nn.Module]:
+    """One swapped module for each config in a model that none of the models in it has."""
+    known = {id(part.config) for part in _swapped_models(model)}
+    owners: dict[int, nn.Module] = {}
+    for module in model.modules():
+        if NAME in module._modules and id(getattr(module, "config", model.config)) not in known:
+            owners.setdefault(id(module.config), module)
+    return list(owners.values())
