@@ -21,7 +21,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from subquad.masks.sdpa import IsBias, IsNoPattern, can_be_read, read_mask, read_segments
+from subquad.core.readable import can_be_read
+from subquad.masks.sdpa import IsBias, IsNoPattern, read_mask, read_segments
 
 ALMOST_NOTHING = -1e4  # additive masks hide a key by at least so much
 
