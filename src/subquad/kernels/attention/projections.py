@@ -8,6 +8,7 @@ from jaxtyping import Bool, Float, Int64
 from torch import Tensor, nn
 
 from subquad.core.randomness import normal
+from subquad.core.rounding import ceil_div
 from subquad.kernels.tensors import one_hot
 from subquad.kernels.tokens.heads import repeat_heads
 from subquad.kernels.tokens.pools import pool_of
@@ -42,7 +43,7 @@ class Projections(nn.Module):
         self.k, self.max_length, self.kernel = k, max_length, kernel
         self.derive()
         segment, size = self.segment, self.last - self.first
-        width = int(size.max())
+        width = ceil_div(max_length, k)  # the largest size, which cannot be read on the meta device
         shape = (heads, 1, width) if kernel else (heads, k, max_length)
         if start == "pool":
             mean = torch.full(shape, 1 / width) if kernel else one_hot(segment, k).T / size.clamp(min=1)[:, None]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -163,13 +164,16 @@ class Bindable:
         kv_heads: int | None = None,
         max_length: int | None = None,
         shared: nn.Module | None = None,
+        device: torch.device | str | None = None,
     ) -> BoundMethod:
         """Return the module that runs this method for one layer, with learned parameters if the method has any.
 
         `max_length` and `shared` are for methods whose parameters need a longest length or are shared by layers.
+        `device` is where new parameters are; None: torch's default device.
         """
         kv_heads = kv_heads or heads
-        learned = shared if shared is not None else self.make_learned(heads, kv_heads, head_dim, max_length)
+        with nullcontext() if device is None else torch.device(device):
+            learned = shared if shared is not None else self.make_learned(heads, kv_heads, head_dim, max_length)
         sizes = {"heads": heads, "kv_heads": kv_heads, "head_dim": head_dim}
         return BoundMethod(self, **sizes, learned=learned, max_length=max_length)
 
