@@ -20,6 +20,13 @@ def can_be_read(tensor: Tensor) -> bool:
     return not isinstance(tensor, FakeTensor)
 
 
+def has_left_vmap(tensor: Tensor) -> bool:
+    """Whether a tensor is in a batch of `vmap`, but no transform runs any more."""
+    if torch.compiler.is_compiling() or _functorch.maybe_current_level() is not None:
+        return False
+    return _functorch.is_functorch_wrapped_tensor(tensor) and not can_be_read(tensor)
+
+
 def check_readable(tensor: Tensor, title: str, remedy: str) -> None:
     """Raise ValueError if a size follows numbers that cannot be read; compilers trace such sizes themselves."""
     if not torch.compiler.is_compiling() and not can_be_read(tensor):

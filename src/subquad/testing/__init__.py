@@ -7,8 +7,8 @@
         method = Mine(width=8)
 
 pytest then runs every test that the traits of the method call for. `methods = [Mine(width=8), Mine(width=1)]` tests
-several settings. The parts of the contract can be used alone: `CallContract`, `DecodingContract` and
-`NonfiniteContract`. `oracle` has exact attention written out, and inputs.
+several settings. The parts of the contract can be used alone: `CallContract`, `DecodingContract`,
+`NonfiniteContract` and `TransformsContract`. `oracle` has exact attention written out, and inputs.
 """
 
 try:
@@ -19,15 +19,16 @@ except ModuleNotFoundError:
     raise ModuleNotFoundError(not_installed("pytest", "test"), name="pytest") from None
 
 pytest.register_assert_rewrite(
-    *(f"{__name__}.{name}" for name in ("contract", "decoding_contract", "nonfinite_contract", "oracle"))
+    *(f"{__name__}.{name}" for name in ("contract", "decoding_contract", "nonfinite_contract", "oracle", "transforms_contract"))
 )
 
 from subquad.testing.contract import CallContract, Contract
 from subquad.testing.decoding_contract import DecodingContract
 from subquad.testing.nonfinite_contract import NonfiniteContract
+from subquad.testing.transforms_contract import TransformsContract
 
-__all__ = ["CallContract", "Contract", "DecodingContract", "MethodContract", "NonfiniteContract"]
+__all__ = ["CallContract", "Contract", "DecodingContract", "MethodContract", "NonfiniteContract", "TransformsContract"]
 
 
-class MethodContract(CallContract, DecodingContract, NonfiniteContract):
+class MethodContract(CallContract, DecodingContract, NonfiniteContract, TransformsContract):
     """Every promise of a method, one test each: see the module for how to run it."""

@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from subquad.core.readable import has_left_vmap
 from subquad.core.shapes import Sizes
 from subquad.masks import Mask
 from subquad.methods.core.call import Call
@@ -141,6 +142,11 @@ class BoundMethod(nn.Module):
     def auxiliary_loss(self) -> Tensor | None:
         """Return and clear the auxiliary loss of the last call in training; None if the method has none."""
         loss, self._loss = self._loss, None
+        if loss is not None and has_left_vmap(loss):
+            raise ValueError(
+                "the auxiliary loss was computed inside torch.func.vmap, which has ended; read it inside of the "
+                "function that vmap runs"
+            )
         return loss
 
     def __getstate__(self) -> dict[str, Any]:
