@@ -252,7 +252,7 @@ class Mask:
         return pattern if keys is None else pattern & keys[:, None, None, :]
 
     def to_dense(self, N: int, M: int, device: torch.device | None = None) -> Tensor:
-        """The whole mask as a bool (B|1, H|1, N, M), padded queries included."""
+        """The whole mask as a bool (B|1, H|1, N, M), padded queries included; by default where its tensors are."""
         dense = self.pattern(N, M, device)
         queries, keys = self.query_padding(N), self.key_padding(M)
         if queries is not None:
@@ -262,7 +262,10 @@ class Mask:
         return dense
 
     def pattern(self, N: int, M: int, device: torch.device | None = None) -> Tensor:
-        """The mask without padding, as a bool (B|1, H|1, N, M)."""
+        """The mask without padding, as a bool (B|1, H|1, N, M); by default where its tensors are."""
+        if device is None:
+            tensors = (*self.both, *self.keys, *self.queries, *self.ids, *self.allowed)
+            device = next((x.device for x in tensors), None)
         queries, keys = (torch.arange(n, device=device) for n in (N, M))
         dense = self.sees(queries[None, None, :, None], keys)
         for ids in self.ids:

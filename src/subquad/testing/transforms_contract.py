@@ -118,7 +118,8 @@ class TransformsContract(Contract):
         weights = normal(*out.shape, seed=99)
         with forward_ad.dual_level():
             dual = forward_ad.unpack_dual(function(forward_ad.make_dual(query, along))).tangent
-        assert dual is not None
+        if dual is None:  # no query is read
+            dual = torch.zeros_like(out)
         close((dual * weights).sum(), (wanted * along).sum(), atol=1e-3, rtol=1e-3)
         close(tangent(function, along)(query), dual, atol=1e-5, rtol=1e-4)
 
