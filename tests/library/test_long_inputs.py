@@ -1,4 +1,4 @@
-"""Causal inputs of 70,001 tokens, where numbers of pairs of tokens exceed 32 bits; one narrow head, so they are cheap."""
+"""Causal inputs of 70,001 tokens, where numbers of pairs of tokens exceed 32 bits; one narrow head makes them cheap."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Forward-mode AD, torch.func, tracing and torch's defaults: every method takes part, or says what to do instead."""
+"""Forward-mode AD, torch.func, tracing and torch's defaults: every method takes part, or states a remedy."""
 
 from zlib import crc32
 
@@ -13,7 +13,6 @@ from subquad.testing import TransformsContract
 from subquad.testing.contract import bound_for
 from subquad.testing.oracle import qkv
 from subquad.testing.transforms_contract import second
-from tests.library.backends import runs_compiled_code
 
 EXAMPLES = every.TestEveryMethod.examples
 VARIANTS = every.TestEveryMethod.methods[len(EXAMPLES) :]

@@ -9,7 +9,6 @@ exact.
 
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from subquad.core.readable import can_be_read

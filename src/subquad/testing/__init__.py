@@ -19,7 +19,10 @@ except ModuleNotFoundError:
     raise ModuleNotFoundError(not_installed("pytest", "test"), name="pytest") from None
 
 pytest.register_assert_rewrite(
-    *(f"{__name__}.{name}" for name in ("contract", "decoding_contract", "nonfinite_contract", "oracle", "transforms_contract"))
+    *(
+        f"{__name__}.{name}"
+        for name in ("contract", "decoding_contract", "nonfinite_contract", "oracle", "transforms_contract")
+    )
 )
 
 from subquad.testing.contract import CallContract, Contract

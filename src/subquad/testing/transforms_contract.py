@@ -1,6 +1,6 @@
 """The contract of torch's transforms and defaults: derivatives of all kinds, `vmap`, tracing, other default devices.
 
-Every method takes part in them, or says what to do instead.
+Every method takes part in them, or raises an error that states the remedy.
 """
 
 from collections.abc import Callable, Iterator
@@ -173,14 +173,17 @@ class TransformsContract(Contract):
     def test_gradients_of_each_sample_for_the_parameters_equal_a_loop(self, method: Method):
         query, key, value = qkv(N)
         bound = bound_for(method, query, key, value)
-        parameters = dict(bound.named_parameters())
+        parameters: dict[str, Tensor] = dict(bound.named_parameters())
 
         def loss(parameters: dict[str, Tensor], query: Tensor) -> Tensor:
             options = hidden_for(method, query)
             return functional_call(bound, parameters, (query, key, value), options).sin().sum()
 
         several = torch.stack([query, query + 1])
-        per_sample, wanted = vmap(grad(loss), (None, 0))(parameters, several), [grad(loss)(parameters, x) for x in several]
+        per_sample, wanted = (
+            vmap(grad(loss), (None, 0))(parameters, several),
+            [grad(loss)(parameters, x) for x in several],
+        )
         for name in parameters:
             close(per_sample[name], torch.stack([each[name] for each in wanted]), atol=1e-4, rtol=1e-3)
 
