@@ -97,8 +97,27 @@ def test_an_auxiliary_loss_that_left_its_vmap_is_refused_by_name():
 def test_kept_tokens_that_vmap_batches_are_refused_by_name():
     query, key, value = qkv(40)
     keep = torch.zeros(3, 2, 40, dtype=torch.bool)
-    with pytest.raises(ValueError, match="the bools of `keep` must be read, because a size follows them"):
+    with pytest.raises(ValueError, match="the bools of `keep` must be read, but their numbers are not available"):
         vmap(lambda keep: sq.attention(query, key, value, method="local:window=4", keep=keep))(keep)
+
+
+@pytest.mark.parametrize("name", ["linear", "performer:features=16", "rfa:features=96", "linformer:k=5"])
+def test_steps_under_vmap_equal_a_loop_or_are_refused(name: str):
+    query, key, value = qkv(3)
+    layer = bound_for(sq.parse_method(name), query, key, value)
+    several = torch.stack([query, query + 1])
+    states = [layer.step(x, key, value, layer.init_state(2, like=x, value_dim=6))[1] for x in several]
+    together = {part: torch.stack([state[part] for state in states]) for part in states[0]}
+
+    def step(query: torch.Tensor, state: dict[str, torch.Tensor]) -> torch.Tensor:
+        return layer.step(query, key, value, state)[0]
+
+    if name.startswith("linformer"):
+        with pytest.raises(ValueError, match="the numbers of tokens in the state of 'linformer' must be read"):
+            vmap(step)(several, together)
+    else:
+        wanted = [step(*each) for each in zip(several, states, strict=True)]
+        torch.testing.assert_close(vmap(step)(several, together), torch.stack(wanted))
 
 
 def test_the_compiled_backend_refuses_forward_mode_by_name():

@@ -28,9 +28,9 @@ def has_left_vmap(tensor: Tensor) -> bool:
 
 
 def check_readable(tensor: Tensor, title: str, remedy: str) -> None:
-    """Raise ValueError if a size follows numbers that cannot be read; compilers trace such sizes themselves."""
+    """Raise ValueError if numbers cannot be read that a size or a check follows; compilers trace without them."""
     if not torch.compiler.is_compiling() and not can_be_read(tensor):
         raise ValueError(
-            f"{title} must be read, because a size follows them, but their numbers are not available here (in a batch "
-            f"of torch.func.vmap, on the meta device or under FakeTensorMode); {remedy}"
+            f"{title} must be read, but their numbers are not available here (in a batch of torch.func.vmap, on the "
+            f"meta device or under FakeTensorMode); {remedy}"
         )

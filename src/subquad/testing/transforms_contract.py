@@ -149,7 +149,7 @@ class TransformsContract(Contract):
         if method.traits.takes_segments:
             close(vmap(function)(ids)[0], function(ids[0]), atol=1e-5, rtol=1e-4)
         else:
-            with pytest.raises(ValueError, match="segment ids must be read, because a size follows them"):
+            with pytest.raises(ValueError, match="segment ids must be read, but their numbers are not available"):
                 vmap(function)(ids)
 
     @pytest.mark.parametrize("nested", NESTED)

@@ -100,7 +100,7 @@ def test_only_packed_segments_wait_where_a_method_takes_none(method):
             assert_never_waits(method, mask)
         else:
             q, k, v = inputs()
-            with pytest.raises(ValueError, match="segment ids must be read, because a size follows them"):
+            with pytest.raises(ValueError, match="segment ids must be read, but their numbers are not available"):
                 bound(method)(q, k, v, mask=mask, **hidden_for(method, q))
 
 
