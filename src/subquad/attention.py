@@ -6,10 +6,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from subquad.core.readable import can_be_read
 from subquad.kernels.tokens.nested import pad
 from subquad.kernels.tokens.rotary import Rotary
 from subquad.masks import Mask
-from subquad.masks.sdpa import can_be_read
 from subquad.methods.core.current_shard import in_use
 from subquad.methods.core.global_tokens import Keep
 from subquad.methods.core.method import Method

@@ -1,82 +1,46 @@
-"""Forward-mode AD, torch.func and second derivatives: every method takes part, or says what to do instead."""
+"""Forward-mode AD, torch.func, tracing and torch's defaults: every method takes part, or states a remedy."""
+
+from zlib import crc32
 
 import pytest
 import torch
 from torch.autograd import forward_ad
-from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.func import functional_call, grad, stack_module_state, vmap
 
 import subquad as sq
+import tests.library.test_contract as every
+from subquad.testing import TransformsContract
 from subquad.testing.contract import bound_for
-from subquad.testing.oracle import normal, qkv
+from subquad.testing.oracle import qkv
+from subquad.testing.transforms_contract import second
 
-METHODS = [cls(**cls.traits.example) for cls in sq.methods.METHODS.values()]
-every_method = pytest.mark.parametrize("method", METHODS, ids=lambda method: method.name)
-
-close = torch.testing.assert_close
-
-
-def attention(method):
-    """A method as a function of the query alone, the query, and a direction."""
-    query, key, value = qkv(40, E=8)
-    runs = bound_for(method, query, key, value) if method.traits.learned else method
-    return lambda query: runs(query, key, value), query, normal(*query.shape, seed=9)
+EXAMPLES = every.TestEveryMethod.examples
+VARIANTS = every.TestEveryMethod.methods[len(EXAMPLES) :]
 
 
-def tangent_by_reverse_mode(function, query, along):
-    """The tangent times the numbers of its own shape, from the gradient."""
-    query = query.clone().requires_grad_()
-    out = function(query)
-    weights = normal(*out.shape, seed=11)
-    (grad,) = torch.autograd.grad(out, query, weights)
-    return (grad * along).sum(), weights
+ALWAYS = (
+    "test_forward_mode_gives_the_tangent",
+    "test_second_derivatives_on_plain_torch_equal_forward_over_reverse",
+    "test_transforms_inside_vmap_equal_a_loop",  # of a covering array
+    "test_transforms_of_a_layer_in_training_equal_a_loop_or_are_refused",
+    "test_vmap_with_lengths_equals_a_loop",
+)
 
 
-@every_method
-def test_forward_mode_gives_the_tangent(method):
-    function, query, along = attention(method)
-    wanted, weights = tangent_by_reverse_mode(function, query, along)
-    with forward_ad.dual_level():
-        tangent = forward_ad.unpack_dual(function(forward_ad.make_dual(query, along))).tangent
-    assert tangent is not None
-    close((tangent * weights).sum(), wanted, atol=1e-3, rtol=1e-3)
-    close(torch.func.jvp(function, (query,), (along,))[1], tangent, atol=1e-5, rtol=1e-4)
+class OfTransforms(TransformsContract):
+    def is_long(self, test: str, method: sq.Method) -> bool:
+        """The derivatives of every method run always, and a third of the cases of the other tests."""
+        return test not in ALWAYS and crc32(f"{test} {method}".encode()) % 3 > 0
 
 
-@every_method
-def test_vmap_equals_a_loop(method):
-    function, query, along = attention(method)
-    several = torch.stack([query, along, query + along])
-    close(torch.func.vmap(function)(several), torch.stack([function(x) for x in several]), atol=1e-5, rtol=1e-4)
+class TestEveryMethod(OfTransforms):
+    pytestmark = pytest.mark.covering(strength=1)
+    methods = EXAMPLES
 
 
-@every_method
-def test_vmap_with_lengths_equals_a_loop(method):
-    query, key, value = qkv(40, E=8)
-    runs = bound_for(method, query, key, value) if method.traits.learned else method
-
-    def function(query, lengths):
-        return runs(query, key, value, mask=sq.Mask.padding(lengths))
-
-    several, lengths = torch.stack([query, query + 1]), torch.tensor([[40, 7], [12, 33]])
-    wanted = [function(*each) for each in zip(several, lengths, strict=True)]
-    close(torch.func.vmap(function)(several, lengths), torch.stack(wanted), atol=1e-5, rtol=1e-4)
-
-
-def second(function, query):
-    """The gradient of a sum of the gradient's sines, by reverse mode twice."""
-    query = query.clone().requires_grad_()
-    (grad,) = torch.autograd.grad(function(query).sin().sum(), query, create_graph=True)
-    return torch.autograd.grad(grad.sin().sum(), query)[0]
-
-
-@every_method
-def test_second_derivatives_on_plain_torch_equal_forward_over_reverse(method):
-    function, query, along = attention(method)
-    with sq.use_backend("reference"), sdpa_kernel(SDPBackend.MATH):
-        twice = second(function, query)
-    grad = torch.func.grad(lambda query: function(query).sin().sum())
-    _, forward = torch.func.jvp(lambda query: grad(query).sin().sum(), (query,), (along,))
-    close((twice * along).sum(), forward, atol=1e-3, rtol=1e-3)
+@pytest.mark.long
+class TestAllVariants(OfTransforms):
+    methods = tuple(VARIANTS)
 
 
 @pytest.mark.skipif(
@@ -89,6 +53,71 @@ def test_a_second_derivative_in_compiled_code_names_the_remedy(method):
         NotImplementedError, match=r"with sq\.use_backend\('reference'\), torch\.nn\.attention\.sdpa_kernel"
     ):
         second(lambda query: sq.attention(query, key, value, method=method), query)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::torch.jit.TracerWarning")
+def test_a_traced_program_of_exact_attention_equals_it_at_another_length(unchecked: None):
+    bound = sq.Full().bind(heads=2, head_dim=8)
+    traced = torch.jit.trace(bound, qkv(40), check_trace=False)
+    torch.testing.assert_close(traced(*qkv(33)), bound(*qkv(33)))
+
+
+@pytest.mark.parametrize("method", ["lha:buckets=4,hidden=8", "routing:clusters=4", "linformer:k=5"])
+def test_an_ensemble_of_layers_equals_each_layer(method: str):
+    """Also in training, where `vmap` passes the buffers that change, so that each layer changes its own."""
+    inputs = qkv(40)
+    layers = [bound_for(sq.parse_method(method), *inputs) for _ in range(2)]
+    for parameter in layers[1].parameters():
+        parameter.data += 0.1
+    base = bound_for(sq.parse_method(method), *inputs)
+    for training in (False, True):
+        parameters, buffers = stack_module_state([layer.train(training) for layer in layers])
+        base.train(training)
+        out = vmap(lambda p, b: functional_call(base, (p, b), inputs))(parameters, buffers)
+        torch.testing.assert_close(out, torch.stack([layer(*inputs) for layer in layers]))
+
+
+def test_an_auxiliary_loss_that_left_its_vmap_is_refused_by_name():
+    query, key, value = qkv(40)
+    layer = bound_for(sq.parse_method("lha:buckets=4,hidden=8"), query, key, value).train()
+
+    def loss(query: torch.Tensor) -> torch.Tensor:
+        return layer(query, key, value).sum()
+
+    def both(query: torch.Tensor) -> torch.Tensor:
+        return layer(query, key, value).sum() + sq.nn.auxiliary_loss(layer)
+
+    vmap(grad(loss))(torch.stack([query, query + 1]))
+    with pytest.raises(ValueError, match=r"computed inside torch\.func\.vmap, which has ended"):
+        sq.nn.auxiliary_loss(layer)
+    several = torch.stack([query, query + 1])
+    torch.testing.assert_close(vmap(both)(several), torch.stack([both(x) for x in several]))
+
+
+def test_kept_tokens_that_vmap_batches_are_refused_by_name():
+    query, key, value = qkv(40)
+    keep = torch.zeros(3, 2, 40, dtype=torch.bool)
+    with pytest.raises(ValueError, match="the bools of `keep` must be read, but their numbers are not available"):
+        vmap(lambda keep: sq.attention(query, key, value, method="local:window=4", keep=keep))(keep)
+
+
+@pytest.mark.parametrize("name", ["linear", "performer:features=16", "rfa:features=96", "linformer:k=5"])
+def test_steps_under_vmap_equal_a_loop_or_are_refused(name: str):
+    query, key, value = qkv(3)
+    layer = bound_for(sq.parse_method(name), query, key, value)
+    several = torch.stack([query, query + 1])
+    states = [layer.step(x, key, value, layer.init_state(2, like=x, value_dim=6))[1] for x in several]
+    together = {part: torch.stack([state[part] for state in states]) for part in states[0]}
+
+    def step(query: torch.Tensor, state: dict[str, torch.Tensor]) -> torch.Tensor:
+        return layer.step(query, key, value, state)[0]
+
+    if name.startswith("linformer"):
+        with pytest.raises(ValueError, match="the numbers of tokens in the state of 'linformer' must be read"):
+            vmap(step)(several, together)
+    else:
+        wanted = [step(*each) for each in zip(several, states, strict=True)]
+        torch.testing.assert_close(vmap(step)(several, together), torch.stack(wanted))
 
 
 def test_the_compiled_backend_refuses_forward_mode_by_name():

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface
 
+from subquad.core.readable import can_be_read
 from subquad.hf.accelerate_splits import refuse_accelerate_splits
 from subquad.hf.call_checks import NO_WEIGHTS
 from subquad.hf.exact import attend_with_weights
@@ -83,13 +84,13 @@ def make_mask(
     look = not torch.compiler.is_compiling() and in_use() is None  # ranks must agree, whichever of them have padding
     if now is not None:  # all ranks agree whether there is padding
         valid = valid if now.padded else None
-    elif filled is None and valid is not None and look and bool(valid.all()):
+    elif filled is None and valid is not None and look and can_be_read(valid) and bool(valid.all()):
         valid = None
     if now is None and valid is None and is_plain(q_length, kv_length, mask_function, **options):
         if options.get("allow_is_bidirectional_skip"):
             return None
         valid = torch.ones(batch_size, kv_length, dtype=torch.bool, device=device)
-    encoded = encode(causal=causal, valid=valid, filled=filled, segments=segments, batch=batch_size)
+    encoded = encode(causal=causal, valid=valid, filled=filled, segments=segments, batch=batch_size, device=device)
     encoded = encoded.to(device) if device is not None else encoded
     if now is not None:
         setattr(encoded, MARK, now.sequence)

@@ -21,7 +21,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from subquad.masks.sdpa import IsBias, IsNoPattern, can_be_read, read_mask, read_segments
+from subquad.core.readable import can_be_read
+from subquad.masks.sdpa import IsBias, IsNoPattern, read_mask, read_segments
 
 ALMOST_NOTHING = -1e4  # additive masks hide a key by at least so much
 
@@ -46,9 +47,20 @@ class DecodedMask:
         return self.valid[:, self.valid.shape[1] - N :]
 
 
-def encode(*, causal: bool, valid: Tensor | None, filled: Tensor | None, segments: Tensor | None, batch: int) -> Tensor:
-    """The tensor to pass on: `valid` and `segments` are (B,M), `filled` is (M), None if there is none."""
-    device = next((x.device for x in (valid, filled, segments) if x is not None), None)
+def encode(
+    *,
+    causal: bool,
+    valid: Tensor | None,
+    filled: Tensor | None,
+    segments: Tensor | None,
+    batch: int,
+    device: torch.device | None = None,
+) -> Tensor:
+    """The tensor to pass on: `valid` and `segments` are (B,M), `filled` is (M), None if there is none.
+
+    It is on the device of these, and without any on `device`.
+    """
+    device = next((x.device for x in (valid, filled, segments) if x is not None), device)
     if filled is not None:
         marks = torch.ones(1, len(filled), dtype=torch.int16, device=device) if valid is None else valid.to(torch.int16)
         hidden = torch.where(filled, marks, -1).to(torch.int16)

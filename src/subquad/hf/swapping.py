@@ -362,7 +362,8 @@ def bind(
     heads, kv_heads, head_dim = head_counts(layer)
     if not isinstance(method, BoundMethod):
         sizes = {"heads": heads, "kv_heads": kv_heads, "head_dim": head_dim}
-        return resolve(method).bind(**sizes, max_length=max_length, shared=shared)
+        device = next((x.device for x in layer.module.parameters() if not x.is_meta), None)  # meta if it is offloaded
+        return resolve(method).bind(**sizes, max_length=max_length, shared=shared, device=device)
     if (method.heads, method.kv_heads, method.head_dim) != (heads, kv_heads, head_dim):
         raise ValueError(
             f"{method.method} was bound for {method.heads} heads of width {method.head_dim} and {method.kv_heads} key "

@@ -1,6 +1,7 @@
-"""The memory layout of tensors."""
+"""The memory layout of tensors, and labels as tensors of classes."""
 
 import torch
+from jaxtyping import Bool, Int
 from torch import Tensor
 
 
@@ -8,6 +9,16 @@ def token_major(like: Tensor, width: int, dtype: torch.dtype | None = None) -> T
     """An empty (B,H,N,width) that lies in memory as (B,N,H,width): models merge the heads without a copy."""
     B, H, N, _ = like.shape
     return like.new_empty(B, N, H, width, dtype=dtype).transpose(1, 2)
+
+
+def one_hot(labels: Int[Tensor, "*axes"], classes: int) -> Bool[Tensor, "*axes {classes}"]:
+    """Whether each label is each class; like torch's `one_hot`, but no number is read, which transforms do not allow.
+
+    >>> one_hot(torch.tensor([2, 0]), 3).int()
+    tensor([[0, 0, 1],
+            [1, 0, 0]], dtype=torch.int32)
+    """
+    return labels[..., None] == torch.arange(classes, device=labels.device)
 
 
 def differentiated(*tensors: Tensor) -> bool:

@@ -8,6 +8,8 @@ from torch import Tensor
 from torch.autograd import forward_ad
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from subquad.core.readable import can_be_read
+
 ALIGNED = 16  # bytes
 
 
@@ -26,12 +28,26 @@ def in_onnx_export() -> bool:
     return exporting and torch.onnx.is_in_onnx_export()
 
 
-def shapes_may_follow_data(x: Tensor) -> bool:
-    """Whether a number can be read from a tensor to size another: neither while compiling nor under vmap.
+def check_can_change(buffer: Tensor, title: str) -> None:
+    """Raise ValueError inside a transform of torch.func that cannot change this buffer, because it does not pass it.
 
-    Nor where the reader would wait for a device: only on a CPU.
+    Args:
+        buffer: a buffer that training changes in place.
+        title: what changes, for the message: "the centroids of 'routing'".
     """
-    return x.device.type == "cpu" and not (torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active())
+    if torch.compiler.is_compiling():
+        return
+    level = torch._C._functorch.maybe_current_level()
+    if level is not None and torch._C._functorch.maybe_get_level(buffer) != level:
+        raise ValueError(
+            f"{title} changes in place in training, but a transform of torch.func (grad, jvp, vmap) allows no change "
+            "of what it does not pass; call .eval() on the layer, or differentiate with torch.autograd.grad"
+        )
+
+
+def shapes_may_follow_data(*tensors: Tensor) -> bool:
+    """Whether numbers can be read from tensors to size others, without waiting for a device: only on a CPU."""
+    return all(x.device.type == "cpu" and can_be_read(x) for x in tensors)
 
 
 def overlaps(x: Tensor) -> bool:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from subquad.core.readable import can_be_read
 from subquad.core.shapes import Sizes
-from subquad.masks.sdpa import can_be_read, read_mask
+from subquad.masks.sdpa import read_mask
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -81,7 +83,7 @@ class Mask:
         Most methods take segments apart into a batch, for which they wait for the ids' device once, to read how many
         there are.
         """
-        ids = torch.as_tensor(ids)
+        ids = _as_tensor(ids)
         if ids.ndim != 2 or ids.is_floating_point() or ids.dtype == torch.bool:
             raise ValueError(f"segment ids must be an int tensor (B, N), got {ids.dtype} {tuple(ids.shape)}")
         return Mask(ids=(ids,))
@@ -166,7 +168,7 @@ class Mask:
         >>> Mask.from_cu_seqlens([0, 2, 5], tokens=6).ids[0]
         tensor([[ 0,  0,  1,  1,  1, -1]])
         """
-        ends = torch.as_tensor(cu_seqlens)
+        ends = _as_tensor(cu_seqlens)
         if ends.ndim != 1 or len(ends) < 2 or ends.is_floating_point() or ends.dtype == torch.bool:
             raise ValueError(f"cu_seqlens must be int (sequences + 1,), got {ends.dtype} {tuple(ends.shape)}")
         if tokens is None:
@@ -253,7 +255,7 @@ class Mask:
         return pattern if keys is None else pattern & keys[:, None, None, :]
 
     def to_dense(self, N: int, M: int, device: torch.device | None = None) -> Tensor:
-        """The whole mask as a bool (B|1, H|1, N, M), padded queries included."""
+        """The whole mask as a bool (B|1, H|1, N, M), padded queries included; by default where its tensors are."""
         dense = self.pattern(N, M, device)
         queries, keys = self.query_padding(N), self.key_padding(M)
         if queries is not None:
@@ -263,7 +265,10 @@ class Mask:
         return dense
 
     def pattern(self, N: int, M: int, device: torch.device | None = None) -> Tensor:
-        """The mask without padding, as a bool (B|1, H|1, N, M)."""
+        """The mask without padding, as a bool (B|1, H|1, N, M); by default where its tensors are."""
+        if device is None:
+            tensors = (*self.both, *self.keys, *self.queries, *self.ids, *self.allowed)
+            device = next((x.device for x in tensors), None)
         queries, keys = (torch.arange(n, device=device) for n in (N, M))
         dense = self.sees(queries[None, None, :, None], keys)
         for ids in self.ids:
@@ -323,10 +328,15 @@ class Mask:
         return together
 
 
+def _as_tensor(x: Any) -> Tensor:
+    """The tensor itself, which `torch.as_tensor` would move to the default device; of a list, a new one there."""
+    return x if isinstance(x, Tensor) else torch.as_tensor(x)
+
+
 def _paddings(padding: Tensor | Sequence[int] | None) -> tuple[Tensor, ...]:
     if padding is None:
         return ()
-    tensor = torch.as_tensor(padding)
+    tensor = _as_tensor(padding)
     if tensor.is_floating_point() or tensor.ndim not in (1, 2) or (tensor.ndim == 2) != (tensor.dtype == torch.bool):
         hint = "; for an attention mask of 1 and 0 give its .bool()" if tensor.ndim == 2 else ""
         raise ValueError(

@@ -15,6 +15,8 @@ import torch
 from jaxtyping import Bool
 from torch import Tensor
 
+from subquad.core.readable import can_be_read
+
 HIDDEN = -1e4  # a float mask of this or less hides: e^HIDDEN is 0 in every dtype
 
 
@@ -198,10 +200,3 @@ def _require_readable(mask: Tensor) -> None:
             "be read here (while compiling, under vmap or on the meta device); give is_causal=True or a bool "
             "(B, 1, 1, M), or a sq.Mask"
         )
-
-
-def can_be_read(tensor: Tensor) -> bool:
-    """Whether its numbers are there: not while compiling, in a batch of vmap, or on the meta device."""
-    if torch.compiler.is_compiling() or tensor.device.type == "meta":
-        return False
-    return not torch._C._functorch.is_batchedtensor(tensor)

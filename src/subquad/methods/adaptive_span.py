@@ -31,10 +31,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from subquad.core.readable import can_be_read
 from subquad.kernels.selection.neighbours import neighbours
 from subquad.kernels.tokens.slots import Buckets
 from subquad.masks import Mask
-from subquad.masks.sdpa import can_be_read
 from subquad.methods.core.bucketed import Bucketed, attend_inside
 from subquad.methods.core.method import Call, Partial, Traits, upcast, whole
 

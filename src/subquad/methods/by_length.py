@@ -21,8 +21,8 @@ import torch
 from torch import Tensor, nn
 
 from subquad.core.errors import InputError
+from subquad.core.readable import can_be_read
 from subquad.masks import Mask
-from subquad.masks.sdpa import can_be_read
 from subquad.methods.core.crossovers import measured_start
 from subquad.methods.core.grammar import A_LENGTH, MEASURED, as_term, joined, terms
 from subquad.methods.core.method import Call, Method, Part, Partial, Traits

@@ -37,7 +37,6 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
@@ -45,6 +44,7 @@ from subquad.kernels.attention.attention_sums import approximate_attention_sums,
 from subquad.kernels.selection.balanced import enlarged
 from subquad.kernels.selection.hash_functions import KINDS, Hashed, divergence
 from subquad.kernels.selection.top.op import top_and_best
+from subquad.kernels.tensors import one_hot
 from subquad.kernels.tokens.positions import valid_lengths
 from subquad.kernels.tokens.slots import members
 from subquad.methods.core.bucketed import HashedBuckets, LearnsHashes
@@ -58,7 +58,7 @@ def membership(scores: Float[Tensor, "B H N C"], valid: Tensor | None, balanced:
         sizes = enlarged(valid_lengths(valid, B, N, scores.device), C, 1.0)
         inside = members(top_and_best(scores, sizes, math.ceil(N / C), valid, odds=True)[0], N)
     else:
-        inside = F.one_hot(scores.argmax(-1), C)
+        inside = one_hot(scores.argmax(-1), C)
         inside = inside if valid is None else inside * valid[:, None, :, None]
     return inside.to(scores.dtype)
 

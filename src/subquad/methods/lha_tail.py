@@ -24,7 +24,6 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
@@ -32,6 +31,7 @@ from subquad.kernels.attention.attention_sums import attention_sums
 from subquad.kernels.attention.softmax import hide
 from subquad.kernels.selection.balanced import best_bucket
 from subquad.kernels.selection.hash_functions import KINDS, divergence
+from subquad.kernels.tensors import one_hot
 from subquad.kernels.tokens.positions import ValidPositions
 from subquad.kernels.tokens.slots import Buckets, members
 from subquad.methods.core.bucketed import LearnsHashes, attend_with_cells, residual_in_cells
@@ -133,7 +133,7 @@ class LearnedHashTail(ByHalves, LearnsHashes):
 
 def feeding(of_query: Float[Tensor, "B H N C"], visible: Tensor | None) -> Float[Tensor, "B H N C"]:
     """r: the queries whose attention each bucket's keys should cover."""
-    best = F.one_hot(of_query.argmax(-1), of_query.shape[-1]).to(of_query.dtype)
+    best = one_hot(of_query.argmax(-1), of_query.shape[-1]).to(of_query.dtype)
     # Stable, so that among equal scores, as of queries that no hidden unit sees, padding decides nothing.
     top = hide(of_query, visible).sort(dim=2, descending=True, stable=True).indices[:, :, :FED]
     fed = best.scatter_add(2, top, torch.full_like(best, FEEDING)[:, :, : top.shape[2]])

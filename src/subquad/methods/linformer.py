@@ -40,6 +40,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor, nn
 
+from subquad.core.readable import check_readable
 from subquad.core.shapes import Sizes
 from subquad.kernels.attention.products.op import causal_product
 from subquad.kernels.attention.projections import Projections, Shares
@@ -270,6 +271,7 @@ class Linformer(Method):
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Attend to a state's sums, and add the new tokens. Synchronises once, to check that there are not too many."""
         past, N, skip = Past(**state), key.shape[2], int(self.ends == "exact")
+        check_readable(past.tokens, "the numbers of tokens in the state of 'linformer'", "take the step without vmap")
         before = 0 if torch.compiler.is_compiling() else int(past.tokens.max())
         learned = self.projections(call, N + before)
         out, _, past = causal_linformer(query, key, value, call.mask.key_padding(N), call, learned, skip, past)

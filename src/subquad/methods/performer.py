@@ -45,6 +45,7 @@ from subquad.kernels.attention.features.recurrent import advanced, no_tokens
 from subquad.kernels.attention.features.signed import crossed, difference, parts
 from subquad.kernels.attention.features.visible import attend_features, drop_rows
 from subquad.kernels.tokens.heads import repeat_heads
+from subquad.kernels.transforms import check_can_change
 from subquad.methods.core.fitting import output_error
 from subquad.methods.core.method import WIDEST, Call, Fit, Method, Partial, Traits, choice, number, upcast, whole
 from subquad.methods.core.residual import Residual
@@ -94,6 +95,7 @@ class PerformerParameters(nn.Module):
         # Activation checkpointing runs a forward pass again within the backward pass, and must find the same features.
         again = not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1
         if self.training and torch.is_grad_enabled() and not again:
+            check_can_change(self.passes, "the state of 'performer' with redraw, its count of passes,")
             self.passes.add_(1)
 
 

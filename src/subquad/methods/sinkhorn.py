@@ -43,6 +43,7 @@ from subquad.kernels.selection.chunks import chunks_of
 from subquad.kernels.tokens.heads import repeat_heads
 from subquad.kernels.tokens.positions import ValidPositions
 from subquad.kernels.tokens.slots import valid_slots, vectors_at
+from subquad.kernels.transforms import check_can_change
 from subquad.methods.core.method import MOST_REPEATS, Call, Method, Partial, Traits, number, upcast, whole
 
 LEAST = 1e-12  # a smaller share of a slot is none: its logarithm would have no use and a huge gradient
@@ -68,6 +69,7 @@ class SortNetwork(nn.Module):
         logits = query @ self.weight.to(query.dtype) @ key.transpose(-1, -2) * call.scale
         if not self.training:
             return logits
+        check_can_change(self.steps, "the state of 'sinkhorn', its count of steps,")
         B, _, T, _ = logits.shape
         block = torch.arange(T, device=logits.device)
         item = torch.arange(B, device=logits.device)[:, None]

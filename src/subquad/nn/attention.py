@@ -92,15 +92,20 @@ class MultiheadAttention(nn.Module):
         self.embed_dim, self.kdim = embed_dim, embed_dim if kdim is None else kdim
         self.vdim, self.batch_first = self.kdim if vdim is None else vdim, batch_first
         self.num_heads, self.kv_heads, self.head_dim, self.dropout = num_heads, kv_heads, head_dim, dropout
-        self.q_proj = nn.Linear(embed_dim, embed_dim, bias=bias)
-        self.k_proj = nn.Linear(self.kdim, kv_heads * head_dim, bias=bias)
-        self.v_proj = nn.Linear(self.vdim, kv_heads * head_dim, bias=bias)
-        self.out_proj = nn.Linear(embed_dim, embed_dim, bias=bias)
+        self.q_proj = nn.Linear(embed_dim, embed_dim, bias=bias, device=device)
+        self.k_proj = nn.Linear(self.kdim, kv_heads * head_dim, bias=bias, device=device)
+        self.v_proj = nn.Linear(self.vdim, kv_heads * head_dim, bias=bias, device=device)
+        self.out_proj = nn.Linear(embed_dim, embed_dim, bias=bias, device=device)
         method = resolve(method)
         ordinary = self.q_proj, self.k_proj, self.v_proj
         self.global_tokens = GlobalTokens(method, *ordinary) if global_projections else None
         self.attention = method.bind(
-            heads=num_heads, kv_heads=kv_heads, head_dim=head_dim, max_length=max_length, shared=shared
+            heads=num_heads,
+            kv_heads=kv_heads,
+            head_dim=head_dim,
+            max_length=max_length,
+            shared=shared,
+            device=device,
         )
         self.register_load_state_dict_pre_hook(rename_torch_weights)
         self.to(device=device, dtype=dtype)

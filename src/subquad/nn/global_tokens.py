@@ -103,6 +103,6 @@ class WithRows:
 
 
 def _copy_of(linear: nn.Linear) -> nn.Linear:
-    copy = nn.Linear(linear.in_features, linear.out_features, bias=linear.bias is not None)
+    copy = nn.Linear(linear.in_features, linear.out_features, bias=linear.bias is not None, device=linear.weight.device)
     copy.load_state_dict(linear.state_dict())
     return copy

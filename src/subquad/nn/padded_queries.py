@@ -9,9 +9,9 @@ exact.
 
 from typing import Any
 
-import torch
 from torch import Tensor
 
+from subquad.core.readable import can_be_read
 from subquad.masks import Mask
 from subquad.methods import BoundMethod, Clustered
 from subquad.methods.core.global_tokens import Keep
@@ -63,7 +63,7 @@ def padded_queries(query_valid: Tensor, causal: bool) -> Tensor | None:
     padded = ~query_valid
     if causal:
         padded = padded & (query_valid.flip(1).cumsum(1).flip(1) == 0)
-    return padded if torch.compiler.is_compiling() or bool(padded.any()) else None
+    return padded if not can_be_read(padded) or bool(padded.any()) else None
 
 
 def attend_padded(query: Tensor, key: Tensor, value: Tensor, valid: Tensor, padded: Tensor, **options: Any) -> Tensor:

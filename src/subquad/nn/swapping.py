@@ -76,8 +76,10 @@ def swap(
         reason = _refusal(module, name, layers[name], wanted)
         if reason:
             raise ValueError(f"layer {name or type(module).__name__!r} cannot run {wanted}: {reason}")
-    bound = {name: wanted.bind(**_kind(layers[name]).sizes(layers[name]), max_length=max_length)
-             for name, wanted in chosen.items()}  # fmt: skip
+    bound = {}
+    for name, wanted in chosen.items():
+        sizes, device = _kind(layers[name]).sizes(layers[name]), next(layers[name].parameters()).device
+        bound[name] = wanted.bind(**sizes, max_length=max_length, device=device)
     restore(module)  # refuses layers that were wrapped after they were swapped
     for name, attached in bound.items():
         layer = layers[name]

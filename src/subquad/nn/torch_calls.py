@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from subquad.core.readable import can_be_read
 from subquad.kernels.tokens.nested import pad
 from subquad.masks import Mask
-from subquad.masks.sdpa import can_be_read
 from subquad.methods import BoundMethod
 from subquad.nn.global_tokens import WithRows
 from subquad.nn.padded_queries import attend_all

@@ -6,8 +6,10 @@ import pickle
 import pytest
 import torch
 import transformers as hf
+from torch.func import functional_call, grad, vmap
 
 import subquad as sq
+from subquad.testing.oracle import normal
 from tests.library.hf.models import BUILDERS, ENCODERS, TEXT, build, padded_ids
 
 CLUSTERED = ["clustered:clusters=4,iterations=3", "i-clustered:clusters=4,topk=3"]
@@ -59,6 +61,34 @@ def test_encoders_run_clustered_attention_and_padding_does_not_matter(name, meth
         n = int(case.valid[-1].sum())
         alone = case.model(input_ids=case.inputs["input_ids"][-1:, :n]).last_hidden_state[0]
         torch.testing.assert_close(together[-n:], alone, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["bert", "llama"])
+def test_another_default_device_moves_nothing(name):
+    case = build(name)
+    with torch.device("meta"):
+        sq.hf.swap(case.model, "linformer:k=4", max_length=64)
+        out = case.output()
+    assert {x.device.type for x in (*case.model.parameters(), *case.model.buffers())} == {"cpu"}
+    torch.testing.assert_close(out, case.output())
+
+
+@pytest.mark.parametrize("name", ["bert", "llama"])
+def test_gradients_of_each_sample_equal_a_loop_with_padding_that_vmap_batches(name):
+    model = build(name).model
+    sq.hf.swap(model, "clustered:clusters=4" if name == "bert" else "local:window=3")
+    parameters = dict(model.named_parameters())
+    embeds = normal(2, 2, 12, model.config.hidden_size)
+    valid = torch.arange(12) < torch.tensor([[[12], [5]], [[7], [9]]])
+
+    def loss(parameters, embeds, valid):
+        inputs = {"inputs_embeds": embeds, "attention_mask": valid.long()}
+        return (functional_call(model, parameters, (), inputs)[0] * valid[..., None]).square().sum()
+
+    together = vmap(grad(loss), (None, 0, 0))(parameters, embeds, valid)
+    alone = [grad(loss)(parameters, *each) for each in zip(embeds, valid, strict=True)]
+    for key, have in together.items():
+        torch.testing.assert_close(have, torch.stack([each[key] for each in alone]), atol=1e-3, rtol=1e-3)
 
 
 def test_left_and_right_padding_agree_in_an_encoder_without_positions():

@@ -253,3 +253,19 @@ def test_is_causal_means_offset_0_and_never_widens():
     torch.testing.assert_close(sq.attention(q, k, v, method="full", is_causal=True, mask=Mask.causal()), want)
     with pytest.raises(ValueError, match="offset 3 and offset 0"):
         sq.attention(q[:, :, 3:], k, v, method="full", is_causal=True, mask=Mask.causal(offset=3))
+
+
+def test_tensors_stay_where_they_are_under_another_default_device():
+    ids, lengths, ends = torch.tensor([[0, 0, 1]]), torch.tensor([2]), torch.tensor([0, 2, 3])
+    valid = torch.tensor([[True, True, False]])
+    with torch.device("meta"):
+        masks = [
+            Mask.segments(ids),
+            Mask.padding(lengths),
+            Mask.padding(keys=valid, queries=lengths),
+            Mask.from_cu_seqlens(ends),
+            Mask.from_sdpa(valid[:, None, None]),
+        ]
+        for mask in masks:
+            mask.check(sizes(3, B=1), CPU)
+            assert mask.to_dense(3, 3).device == CPU

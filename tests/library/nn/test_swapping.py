@@ -4,8 +4,11 @@ import copy
 import io
 import json
 import math
+import multiprocessing
+import pickle
 import subprocess
 import sys
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -167,13 +170,38 @@ def test_copies_and_files_keep_the_method():
     file = io.BytesIO()
     torch.save(ours, file)
     file.seek(0)
-    for other in (copy.deepcopy(ours), torch.load(file, weights_only=False)):
+    for other in (copy.deepcopy(ours), torch.load(file, weights_only=False), pickle.loads(pickle.dumps(ours))):
         assert torch.equal(other(x), ours(x))
         for one, own in zip(other.parameters(), ours.parameters(), strict=True):
             one.data = own.data * 2
         assert not torch.equal(other(x), ours(x))  # it reads its own weights
         sq.nn.restore(other)
         assert not hasattr(other.layers[0].self_attn, "subquad")
+
+
+def outputs_and_methods(module: nn.Module, x: torch.Tensor) -> tuple[list, str]:
+    """What another process computes."""
+    return module(x).tolist(), str(sq.nn.describe(module))
+
+
+@pytest.mark.slow  # a process of its own
+@pytest.mark.parametrize("method", [ROUGH, "lha:buckets=2,hidden=4"])
+def test_a_process_that_is_spawned_computes_the_same(method):
+    ours, x = swapped(encoder(), method), normal(2, 9, 12)
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as processes:
+        out, methods = processes.submit(outputs_and_methods, ours, x).result(timeout=300)
+    torch.testing.assert_close(torch.tensor(out), ours(x))
+    assert methods == str(sq.nn.describe(ours))
+
+
+@pytest.mark.parametrize("method", ["lha:buckets=2,hidden=4", "linformer:k=3", "performer:redraw=2"])
+def test_a_swap_under_another_default_device_leaves_the_module_where_it_is(method):
+    model, x = encoder(), normal(2, 9, 12)
+    with torch.device("meta"):
+        sq.nn.swap(model, method, max_length=9)
+        out = model(x, src_key_padding_mask=~VALID)
+    assert {each.device.type for each in (*model.parameters(), *model.buffers())} == {"cpu"}
+    torch.testing.assert_close(out, model(x, src_key_padding_mask=~VALID))
 
 
 def test_learned_methods_get_parameters_that_train():

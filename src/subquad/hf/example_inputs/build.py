@@ -42,6 +42,18 @@ def example_inputs(
     """
     if padding not in PADDINGS:
         raise ValueError(f"padding={padding!r}, but it must be one of {', '.join(PADDINGS)}")
+    with torch.device("cpu"):  # whatever the default device is, the numbers are the same ones
+        inputs = _inputs_on_cpu(model, batch, length, padding, seed, images)
+    return {
+        name: value.to(model.device, model.dtype if value.is_floating_point() else None)
+        for name, value in inputs.items()
+    }
+
+
+def _inputs_on_cpu(
+    model: PreTrainedModel, batch: int, length: int, padding: str, seed: int, images: bool
+) -> dict[str, Tensor]:
+    """`example_inputs` before they are moved to the model's device."""
     form = Form(model, batch, length, padding, seed)
     special = BY_TYPE.get(model.config.model_type, {})
     inputs: dict[str, Tensor] = {}
@@ -55,10 +67,7 @@ def example_inputs(
                 inputs[name] = value
     if padding != "none" and not any("mask" in name and bool((value == 0).any()) for name, value in inputs.items()):
         raise form.missing(f"padding={padding!r}, but its forward pass has no attention mask")
-    return {
-        name: value.to(model.device, model.dtype if value.is_floating_point() else None)
-        for name, value in inputs.items()
-    }
+    return inputs
 
 
 def _rule(form: Form, name: str, special: Rules) -> Rule | None:

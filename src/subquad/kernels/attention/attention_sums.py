@@ -31,7 +31,7 @@ def attention_sums(
     of_queries, of_keys = [], torch.zeros_like(key_weights)
     for rows, weights in exact_weights(query, key, mask, scale, step=max(1, CHUNK // M)):
         of_queries.append(weights @ key_weights)
-        of_keys += weights.transpose(-1, -2) @ query_weights[:, :, rows]
+        of_keys = of_keys + weights.transpose(-1, -2) @ query_weights[:, :, rows]  # `vmap` may widen it
     return torch.cat(of_queries, dim=2), of_keys
 
 

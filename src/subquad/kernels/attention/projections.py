@@ -4,11 +4,12 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor, nn
 
 from subquad.core.randomness import normal
+from subquad.core.rounding import ceil_div
+from subquad.kernels.tensors import one_hot
 from subquad.kernels.tokens.heads import repeat_heads
 from subquad.kernels.tokens.pools import pool_of
 
@@ -42,10 +43,10 @@ class Projections(nn.Module):
         self.k, self.max_length, self.kernel = k, max_length, kernel
         self.derive()
         segment, size = self.segment, self.last - self.first
-        width = int(size.max())
+        width = ceil_div(max_length, k)  # the largest size, which cannot be read on the meta device
         shape = (heads, 1, width) if kernel else (heads, k, max_length)
         if start == "pool":
-            mean = torch.full(shape, 1 / width) if kernel else F.one_hot(segment, k).T / size.clamp(min=1)[:, None]
+            mean = torch.full(shape, 1 / width) if kernel else one_hot(segment, k).T / size.clamp(min=1)[:, None]
             drawn = mean.expand(2, *shape)
         else:
             rows = normal(seed, 2 * shape[0] * shape[1], shape[2], like=torch.zeros(1))
@@ -57,7 +58,7 @@ class Projections(nn.Module):
     def derive(self) -> None:
         """Make the buffers that files do not hold, from `k` and `max_length`."""
         segment = pool_of(torch.arange(self.max_length), self.max_length, self.k)
-        size = segment.bincount(minlength=self.k)
+        size = one_hot(segment, self.k).sum(0)
         for name, buffer in {
             "segment": segment,
             "first": size.cumsum(0) - size,
@@ -75,7 +76,7 @@ class Projections(nn.Module):
         if not self.kernel:
             return weights
         index = torch.arange(self.max_length, device=weights.device) - self.first[self.segment]
-        return weights[..., index] * F.one_hot(self.segment, self.k).T
+        return weights[..., index] * one_hot(self.segment, self.k).T
 
     def columns(
         self, rank: Int64[Tensor, "_ N"], inside: Bool[Tensor, "_ N"], like: Float[Tensor, "B G N D"]

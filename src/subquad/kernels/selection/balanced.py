@@ -3,7 +3,6 @@
 import math
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Float, Int64
 from torch import Tensor
 
@@ -102,7 +101,7 @@ def same_label_buckets(labels: Int64[Tensor, "B H N"], buckets: int, mask: Mask)
     if not shapes_may_follow_data(bucket):
         return (Buckets(queries, valid_slots(_members(labels, buckets), valid_keys), bucket),)
     keys, T = valid_slots(tokens, valid_keys), tokens.shape[2]
-    longest = int(F.one_hot(bucket).sum(2).max()) if T else 1  # one part without blocks where there is no token
+    longest = int(group_sizes(bucket, buckets + 1).max()) if T else 1  # one part without blocks where there is no token
     parts = []
     for back in range(longest):
         for shift in {back, back if mask.is_causal else -back}:

@@ -8,6 +8,8 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from subquad.core.randomness import normal
+from subquad.kernels.tensors import one_hot
+from subquad.kernels.transforms import check_can_change
 
 DECAY = 0.999  # of the moving average, Roy et al.'s
 
@@ -36,7 +38,8 @@ class Centroids(nn.Module):
     @torch.no_grad()
     def follow(self, x: Float[Tensor, "B H N D"], valid: Bool[Tensor, "B N"] | None) -> None:
         """Move towards these vectors, of all items together, in all processes; padded vectors are skipped."""
-        nearest = F.one_hot(self(x).argmax(-1), self.centroids.shape[1]).to(x.dtype)
+        check_can_change(self.centroids, "the state of 'routing', its centroids,")
+        nearest = one_hot(self(x).argmax(-1), self.centroids.shape[1]).to(x.dtype)
         nearest = nearest if valid is None else nearest * valid[:, None, :, None]
         # Not a product with 0: what padding holds may be infinite.
         unit = F.normalize(x if valid is None else x.masked_fill(~valid[:, None, :, None], 0.0), dim=-1)

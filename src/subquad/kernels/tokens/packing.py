@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from subquad.core.readable import check_readable
 from subquad.masks import Mask
 
 
@@ -86,4 +87,5 @@ def _joint_ids(mask: Mask) -> Int[Tensor, "B N"]:
     for ids in mask.ids[1:]:
         apart = joint * (ids.max() + 1).clamp(min=1) + ids
         joint = torch.where((joint >= 0) & (ids >= 0), apart, -1)
+    check_readable(joint, "segment ids", "give ids that the transform does not batch, or padding instead of segments")
     return joint

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from subquad.core.readable import has_left_vmap
 from subquad.core.shapes import Sizes
 from subquad.masks import Mask
 from subquad.methods.core.call import Call
@@ -140,6 +142,11 @@ class BoundMethod(nn.Module):
     def auxiliary_loss(self) -> Tensor | None:
         """Return and clear the auxiliary loss of the last call in training; None if the method has none."""
         loss, self._loss = self._loss, None
+        if loss is not None and has_left_vmap(loss):
+            raise ValueError(
+                "the auxiliary loss was computed inside torch.func.vmap, which has ended; read it inside of the "
+                "function that vmap runs"
+            )
         return loss
 
     def __getstate__(self) -> dict[str, Any]:
@@ -163,13 +170,16 @@ class Bindable:
         kv_heads: int | None = None,
         max_length: int | None = None,
         shared: nn.Module | None = None,
+        device: torch.device | str | None = None,
     ) -> BoundMethod:
         """Return the module that runs this method for one layer, with learned parameters if the method has any.
 
         `max_length` and `shared` are for methods whose parameters need a longest length or are shared by layers.
+        `device` is where new parameters are; None: torch's default device.
         """
         kv_heads = kv_heads or heads
-        learned = shared if shared is not None else self.make_learned(heads, kv_heads, head_dim, max_length)
+        with nullcontext() if device is None else torch.device(device):
+            learned = shared if shared is not None else self.make_learned(heads, kv_heads, head_dim, max_length)
         sizes = {"heads": heads, "kv_heads": kv_heads, "head_dim": head_dim}
         return BoundMethod(self, **sizes, learned=learned, max_length=max_length)
 

@@ -26,6 +26,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
+from subquad.core.readable import can_be_read, check_readable
 from subquad.kernels.attention.softmax import visible_logsumexp, visible_softmax
 from subquad.kernels.precision import upcast
 from subquad.kernels.tokens.heads import repeat_heads
@@ -105,7 +106,7 @@ def named_tokens(keep: Any, N: int) -> Tensor:
         if isinstance(keep, str) or not isinstance(keep, Sequence):
             raise TypeError(f"`keep` is a {type(keep).__name__}, but it must be {_FORMS}, such as [0, -1]")
         try:
-            keep = torch.as_tensor(keep) if len(keep) else torch.zeros(0, dtype=torch.int64)
+            keep = torch.tensor(keep, device="cpu") if len(keep) else torch.zeros(0, dtype=torch.int64, device="cpu")
         except (TypeError, ValueError, RuntimeError) as error:
             raise TypeError(f"`keep` must be {_FORMS}: {error}") from None
     if keep.is_floating_point() or keep.is_complex():
@@ -115,7 +116,7 @@ def named_tokens(keep: Any, N: int) -> Tensor:
     if keep.ndim not in (1, 2):
         raise ValueError(f"`keep` is {tuple(keep.shape)}, but it must be {_FORMS}")
     # On a GPU a check would wait for the device: an index out of range names no token there.
-    if keep.device.type == "cpu" and keep.numel() and not torch.compiler.is_compiling():
+    if keep.device.type == "cpu" and keep.numel() and can_be_read(keep):
         least, most = int(keep.min()), int(keep.max())
         if least < -N or most >= N:
             wrong = most if most >= N else least
@@ -157,6 +158,7 @@ def of_indices(named: Int64[Tensor, "... S"], B: int, N: int) -> Kept:
 
 def _of_mask(named: Bool[Tensor, "B N"]) -> Kept | None:
     """Slots for the item with the most kept tokens; reading that number waits for the device once."""
+    check_readable(named, "the bools of `keep`", "give indices as `keep`")
     most = int(named.sum(1).max()) if named.numel() else 0
     if most == 0:
         return None

@@ -232,7 +232,7 @@ class TokenLine:
     def hides_only_padding(self) -> bool:
         """Whether it is known that each hidden key is a padded query too, after which there is no other query."""
         queries, keys = self.valid_queries, self.valid_keys
-        if queries is None or keys is None or not shapes_may_follow_data(keys):
+        if queries is None or keys is None or not shapes_may_follow_data(queries, keys):
             return False
         return torch.equal(queries, keys[:, self.start :])
 

@@ -32,7 +32,7 @@ from subquad.methods.core.global_tokens import Keep, completed, inputs_of_residu
 from subquad.methods.core.grammar import as_term
 from subquad.methods.core.heads import Heads
 from subquad.methods.core.learned_heads import some_heads
-from subquad.methods.core.onnx import OnnxSupport, refusal_in_onnx
+from subquad.methods.core.onnx import OnnxSupport, refusal_in_onnx, refuse_jit_trace
 from subquad.methods.core.recurrence import Recurrence
 from subquad.methods.core.registry import register
 from subquad.methods.core.settings import MOST_REPEATS, WIDEST, Settings, choice, number, whole
@@ -156,6 +156,7 @@ class Method(Settings, Bindable, AuxiliaryLoss, Recurrence):
         """
         if learned is None and self.traits.learned:
             raise ValueError(self.only_bound())
+        refuse_jit_trace(self)
         query, key, value = as_autocast(query), as_autocast(key), as_autocast(value)
         sizes = validate(query, key, value, enable_gqa)
         seed = self.default_seed if seed is None else seed

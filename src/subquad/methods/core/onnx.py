@@ -1,4 +1,4 @@
-"""What `torch.onnx.export` may convert: ONNX programs check no length, unlike those of `torch.export`."""
+"""What `torch.onnx.export` and `torch.jit.trace` may convert: their programs check no length, unlike torch.export's."""
 
 from typing import Any, Literal
 
@@ -37,6 +37,15 @@ def refusal_in_onnx(method: Any, query: Tensor, key: Tensor, mask: Mask) -> str 
             "fixed length"
         )
     return None
+
+
+def refuse_jit_trace(method: Any) -> None:
+    """Raise ValueError if `torch.jit.trace` runs an approximate method, because its programs keep no guards either."""
+    if not torch.compiler.is_compiling() and torch.jit.is_tracing() and not method.is_exact:  # type: ignore[attr-defined]
+        raise ValueError(
+            f"{method.label!r} is not traced by torch.jit.trace, because the program would be right for some lengths "
+            "only and could not check which; use torch.export.export, or torch.onnx.export with dynamo=True"
+        )
 
 
 def _is_converted() -> bool:

@@ -100,7 +100,7 @@ def test_only_packed_segments_wait_where_a_method_takes_none(method):
             assert_never_waits(method, mask)
         else:
             q, k, v = inputs()
-            with pytest.raises(RAISED, match="nonzero"):
+            with pytest.raises(ValueError, match="segment ids must be read, but their numbers are not available"):
                 bound(method)(q, k, v, mask=mask, **hidden_for(method, q))
 
 
@@ -111,7 +111,7 @@ def test_redraws_wait():
 
 
 def test_keeping_tokens_of_a_bool_waits():
-    with sq.use_backend("reference"), pytest.raises(RAISED, match="meta"):
+    with sq.use_backend("reference"), pytest.raises(ValueError, match="the bools of `keep` must be read"):
         sq.attention(*inputs(), method="clustered:clusters=5", enable_gqa=True, keep=meta(B, N, dtype=torch.bool))
 
 

@@ -136,7 +136,7 @@ def mean_of_visible(
     values = values.clone()
     with torch.no_grad():  # the gradient of a value is its weight, whatever it holds
         values.masked_fill_(~finite, 0.0)
-    return weights @ values * torch.where(spoilt, torch.nan, 1.0)  # gradients are NaN too
+    return weights @ values * torch.where(spoilt, torch.nan, values.new_ones(()))  # gradients are NaN too
 
 
 def log_products(x: Float[Tensor, "B H T S R"], y: Float[Tensor, "B H T K R"]) -> Float[Tensor, "B H T S K"]:

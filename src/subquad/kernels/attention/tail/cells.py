@@ -3,13 +3,13 @@
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Float, Int64
 from torch import Tensor
 
 from subquad.kernels.attention.pairs.op import attend_pairs
 from subquad.kernels.selection.blocks.op import by_bucket
 from subquad.kernels.selection.groups import broadcast
+from subquad.kernels.tensors import one_hot
 from subquad.kernels.tokens.heads import repeat_heads
 from subquad.kernels.tokens.slots import Buckets, members, vectors_at
 from subquad.masks import Mask
@@ -123,7 +123,7 @@ def attend_to_cells(
     )
     mean = broadcast(means, labels)
     of_query = torch.cat([mean, _of_cells(query - mean, tail, queries, cluster)], dim=-1) * scale
-    of_key = torch.cat([key, F.one_hot(cell, cells + 1)[..., :cells].to(key.dtype)], dim=-1)
+    of_key = torch.cat([key, one_hot(cell, cells).to(key.dtype)], dim=-1)
     return CellAttention(partial, of_query, of_key)
 
 

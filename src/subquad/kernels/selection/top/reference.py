@@ -1,9 +1,10 @@
 """Balanced selection in plain PyTorch."""
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor
+
+from subquad.kernels.tensors import one_hot
 
 
 def top_of_each_bucket(
@@ -27,7 +28,7 @@ def top_of_each_bucket(
 def log_odds(logits: Float[Tensor, "B H N C"]) -> Float[Tensor, "B H N C"]:
     """ln(p/(1 − p)) of p = softmax(logits): orders tokens within a bucket as p does, without saturating at p = 1."""
     total = logits.logsumexp(-1, keepdim=True)
-    largest = F.one_hot(logits.argmax(-1), logits.shape[-1]).bool()
+    largest = one_hot(logits.argmax(-1), logits.shape[-1])
     logsumexp_of_others = logits.masked_fill(largest, -torch.inf).logsumexp(-1, keepdim=True)
     others = torch.where(largest, logsumexp_of_others, total + torch.log1p(-(logits - total).exp().clamp(max=0.5)))
     return logits - others
