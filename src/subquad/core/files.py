@@ -70,6 +70,27 @@ def make_folder(folder: Path) -> None:
         raise CannotWrite(folder, error) from error
 
 
+def check_folder(folder: Path) -> None:
+    """Find out whether `whole_folder` can make a folder, by making one next to it and removing it.
+
+    Raises:
+        InputError: a file is in the way, the operating system refuses it, or the folder is a mount point, which cannot
+            be replaced.
+    """
+    if folder.is_mount():
+        raise InputError(f"cannot replace the folder {folder}: it is a mount point; give a folder inside of it")
+    made = [path for path in folder.parents if not path.exists()]
+    make_folder(folder.parent)
+    part = _part(folder)
+    try:
+        with cannot_write(folder):
+            part.mkdir()
+    finally:
+        with suppress(OSError):
+            for path in (part, *made):
+                path.rmdir()
+
+
 def cache_folder() -> Path:
     """The folder for what can be made again: $SUBQUAD_CACHE, or the folder `subquad` of the user's cache.
 
