@@ -70,25 +70,28 @@ def make_folder(folder: Path) -> None:
         raise CannotWrite(folder, error) from error
 
 
-def check_folder(folder: Path) -> None:
-    """Find out whether `whole_folder` can make a folder, by making one next to it and removing it.
+def check_place(path: Path) -> None:
+    """Find out whether a file or a folder can be written at a path, by making a folder next to it and removing it.
 
     Raises:
-        InputError: a file is in the way, the operating system refuses it, or the folder is a mount point, which cannot
-            be replaced.
+        InputError: a file is in the way, the operating system refuses it, or what is there cannot be replaced: a mount
+            point, or a link to nothing.
     """
-    if folder.is_mount():
-        raise InputError(f"cannot replace the folder {folder}: it is a mount point; give a folder inside of it")
-    made = [path for path in folder.parents if not path.exists()]
-    make_folder(folder.parent)
-    part = _part(folder)
+    if path.is_mount():
+        raise InputError(f"cannot replace the folder {path}: it is a mount point; give a folder inside of it")
+    if path.is_symlink() and not path.exists():
+        raise InputError(f"cannot write {path}: it is a link to {os.readlink(path)}, where there is nothing")
+    made = [parent for parent in path.parents if not parent.exists()]
+    make_folder(path.parent)
+    part = _part(path)
     try:
-        with cannot_write(folder):
-            part.mkdir()
+        part.mkdir()
+    except OSError as error:
+        raise CannotWrite(path, error) from error
     finally:
         with suppress(OSError):
-            for path in (part, *made):
-                path.rmdir()
+            for each in (part, *made):
+                each.rmdir()
 
 
 def cache_folder() -> Path:

@@ -225,6 +225,8 @@ def test_what_cannot_be_saved_is_refused_before_anything_is_measured(kind, model
 
     assert "the folder is not empty" in refused(full, tmp_path / "out")
     assert "is a file" in refused(full / "notes.txt", tmp_path / "out")
+    assert "a file is in its place" in refused(full / "notes.txt" / "below", tmp_path / "out")
+    assert "cannot write /proc/subquad" in refused(Path("/proc/subquad"), tmp_path / "out")
     for out in (tmp_path / "new", tmp_path / "new" / "inside"):
         assert "must not be the folder of --out" in refused(tmp_path / "new", out)
     own = tmp_path / "own"

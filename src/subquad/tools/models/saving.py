@@ -109,7 +109,7 @@ def check(folder: Path | None, out: Path, settings: CompareSettings | PlanSettin
     _check_empty(folder)
     if out.resolve().is_relative_to(folder.resolve()):
         raise InputError(f"--save {folder} must not be the folder of --out ({out}) or one around it")
-    files.check_folder(folder)
+    files.check_place(folder)
     where = model_location(settings.model)
     config_of(where)
     original = text_settings(*_loaded(where))
