@@ -267,7 +267,7 @@ def test_a_place_that_can_be_written_is_left_as_it_was(tmp_path, place):
     (tmp_path / "empty").mkdir()
     (tmp_path / "file.json").write_text("mine")
     before = sorted(tmp_path.rglob("*"))
-    files.check_place(tmp_path / place)
+    files.check_writable(tmp_path / place)
     assert sorted(tmp_path.rglob("*")) == before
 
 
@@ -281,12 +281,12 @@ def test_a_place_that_cannot_be_written_is_refused(tmp_path, monkeypatch):
         Path("/"): "it is a mount point",
     }.items():
         with pytest.raises(InputError, match=message):
-            files.check_place(place)
+            files.check_writable(place)
 
     def read_only(path, *given, **options):
         raise PermissionError(13, "Permission denied", str(path))
 
     monkeypatch.setattr(Path, "mkdir", read_only)
     with pytest.raises(files.CannotWrite, match="Permission denied; make it writable, or choose another folder"):
-        files.check_place(tmp_path / "new")
+        files.check_writable(tmp_path / "new")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "link"]

@@ -70,7 +70,7 @@ def make_folder(folder: Path) -> None:
         raise CannotWrite(folder, error) from error
 
 
-def check_place(path: Path) -> None:
+def check_writable(path: Path) -> None:
     """Find out whether a file or a folder can be written at a path, by making a folder next to it and removing it.
 
     Raises:

@@ -134,7 +134,8 @@ def test_a_plan_in_the_own_dtype_changes_none(model, text, tmp_path, monkeypatch
     tokenizer = transformers.AutoTokenizer.from_pretrained(model("gpt2"), padding_side="left", model_max_length=60)
     tokenizer.save_pretrained(own)
     line = ("plan", own, "--text", text, "--max-kl", "5", "--shift", "1", "--methods", "local:window=12")
-    result = command(*line, "--minutes", "1", "--lengths", "32", "--out", tmp_path / "out", "--save", tmp_path / "saved")
+    folders = ("--out", tmp_path / "out", "--save", tmp_path / "saved")
+    result = command(*line, "--minutes", "1", "--lengths", "32", *folders)
     assert "Differs" not in result.output
     assert json.loads((tmp_path / "saved" / "config.json").read_text())["dtype"] == "bfloat16"
     again = transformers.AutoTokenizer.from_pretrained(tmp_path / "saved")

@@ -90,7 +90,7 @@ def _measure(settings: CrossoverSettings, as_json: bool) -> None:
     """Measure crossovers, store and print them."""
     from subquad.tools.doctor.measure import measure
 
-    files.check_place(crossovers.path())
+    files.check_writable(crossovers.path())
     with progress_bar() as progress:
         measured = measure(settings, progress)
     file = store(measured)

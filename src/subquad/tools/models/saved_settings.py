@@ -25,7 +25,7 @@ def text_settings(model: Any, tokenizer: Any = None) -> dict[str, Any]:
     `tokenizer` is that of a model of transformers; a SentenceTransformer holds its own.
     """
     inner = hf.transformers_model(model)
-    settings = {"dtype": short_name(inner.dtype), POSITIONS: hf.position_limit(inner)}
+    settings: dict[str, Any] = {"dtype": short_name(inner.dtype), POSITIONS: hf.position_limit(inner)}
     if model is not inner:
         tokenizer = model.tokenizer
         settings[LIMITS[0]] = model.max_seq_length
@@ -89,10 +89,12 @@ class EmbeddedTexts:
         self._texts = texts_of(text, model.tokenizer, within)
         if within < tokens:
             self._texts |= {one: n for one, n in texts_of(text, model.tokenizer, tokens).items() if n > within}
-        self._embeddings = embedded(model, list(self._texts))
+        self._embeddings = embedded(model, list(self._texts)) if self._texts else torch.empty(0)
 
     def compared(self, model: Any) -> list[str]:
         """How close the embeddings of the saved model are: of texts within the original's limit, and of longer ones."""
+        if not self._texts:
+            return []
         cosines = cosine(embedded(model, list(self._texts)), self._embeddings)
         counts = list(self._texts.values())
         is_long = torch.tensor([self.limit is not None and count > self.limit for count in counts])

@@ -109,7 +109,7 @@ def check(folder: Path | None, out: Path, settings: CompareSettings | PlanSettin
     _check_empty(folder)
     if out.resolve().is_relative_to(folder.resolve()):
         raise InputError(f"--save {folder} must not be the folder of --out ({out}) or one around it")
-    files.check_place(folder)
+    files.check_writable(folder)
     where = model_location(settings.model)
     config_of(where)
     original = text_settings(*_loaded(where))
@@ -137,8 +137,8 @@ def chosen_by_comparison(settings: CompareSettings, report: Report, out: Path) -
     ]
     measured = Measured(lines, report["command"], report["hardware"], attached["dtype"], noise=report["noise"]["says"])
     methods = _by_layer({start: rows[name] for start, name in names.items()}, c.pretrained.model)
-    dtype = attached["dtype"]
-    return Chosen(described(attached), methods, attached["lengths"], measured, TORCH[dtype], pays_in_dtype=dtype != FP32)
+    dtype, lengths = attached["dtype"], attached["lengths"]
+    return Chosen(described(attached), methods, lengths, measured, TORCH[dtype], pays_in_dtype=dtype != FP32)
 
 
 def chosen_by_plan(settings: PlanSettings, out: Path) -> Chosen | None:

@@ -86,8 +86,9 @@ def make(
         deadline,
     )
     progress("short texts", 0, 1)
-    in_own_dtype = settings.dtype is None
-    original = prepared.pretrained if in_own_dtype else load(settings.model, settings.device, group)
+    original = prepared.pretrained
+    if settings.dtype is not None:
+        original = load(settings.model, settings.device, group)
     short = short_fidelities(original, prepared.loads, made.plan, made.planning.floor)
     plan = replace(made.plan, made_on={**made.plan.made_on, "short_texts": short})
     return replace(made, plan=plan, notes=(*prepared.notes, *made.notes, *workers.note))

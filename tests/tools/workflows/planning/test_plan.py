@@ -443,7 +443,6 @@ def test_a_causal_model_is_planned_with_causal_methods():
     (["--shift", "0.5"], "shift 0.5 must be at least 1"),
     (["--minutes", "0"], "minutes 0 must be at least 0.1 and finite"),
     (["--minutes", "inf"], "minutes inf must be at least 0.1 and finite"),
-    (["--minutes", "nan"], "minutes nan must be at least 0.1 and finite"),
     (["--lengths", "8"], "a length of 8 is too short to plan for"),
     (["--lengths", "many"], "length 'many' is not a whole number"),
     (["--lengths", "100000"], "less than five passages of 100,000"),
