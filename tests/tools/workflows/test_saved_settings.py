@@ -12,8 +12,9 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Dense, Normalize, Pooling, Transformer
 
 import subquad as sq
-from subquad.tools.models.saved_settings import text_settings
+from subquad.tools.models.saved_settings import EmbeddedTexts, text_settings
 from subquad.tools.runs import settings
+from tests.tools.workflows import tiny
 from tests.tools.workflows.planning.steady import make_steady
 from tests.tools.workflows.test_saving import METHOD, card_of, command, compared, texts
 
@@ -66,7 +67,7 @@ def test_a_sentence_transformer_keeps_its_longest_text(sentences, text, tmp_path
     assert differing(tmp_path / "saved", sentences) == {}
     assert "All settings are those of the original model, whose card follows." in card(tmp_path / "saved")
     assert set(sq.hf.describe(loaded(tmp_path / "saved")).methods.values()) == {sq.parse_method(METHOD)}
-    cosine = re.search(r"on 8 texts of up to (\d+) tokens: (\S+) on average, (\S+) at least", shown)
+    cosine = re.search(r"on 8 texts of (?:\d+ to )?(\d+) tokens: (\S+) on average, (\S+) at least", shown)
     assert int(cosine[1]) <= 40
     assert cosine[0] in card(tmp_path / "saved")
     exact = loaded(tmp_path / "saved")
@@ -84,11 +85,19 @@ def test_a_longer_text_is_a_difference_that_is_told_with_its_cosine(sentences, t
     assert f"Differs from the original model: {line}\n" in result.output
     assert "will keep" not in result.output
     assert f"- {line}" in card(tmp_path / "saved")
-    figures = re.findall(r"up to (\d+) tokens: (\S+) on average, (\S+) at least", card(tmp_path / "saved"))
+    figures = re.findall(r"texts of (?:\d+ to )?(\d+) tokens: (\S+) on average, (\S+) at least", card(tmp_path / "saved"))
     assert [int(tokens) for tokens, _, _ in figures] == [40, 64]
-    (_, short, _), (_, long, least) = figures
-    assert float(least) <= float(long) < float(short)
+    assert all(float(least) <= float(mean) < 0.9999 for _, mean, least in figures)
     assert all(f"{mean} on average" in result.output for _, mean, _ in figures)
+
+
+def test_only_longer_texts_change_with_the_limit(sentences):
+    changed = loaded(sentences)
+    before = EmbeddedTexts(changed, lambda: tiny.documents(3, 20), 40, 64)
+    changed.max_seq_length = 64
+    short, long = before.compared(changed)
+    assert short.endswith("1.0000 on average, 1.0000 at least.")
+    assert "texts of 64 tokens: 0." in long
 
 
 @pytest.mark.usefixtures("short")

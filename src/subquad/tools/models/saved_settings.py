@@ -86,9 +86,11 @@ class EmbeddedTexts:
         text = "\n\n".join(documents())
         self.limit = limit
         within = tokens if limit is None else min(limit, tokens)
-        self._texts = texts_of(text, model.tokenizer, within)
+        prompt = (getattr(model, "prompts", None) or {}).get(getattr(model, "default_prompt_name", None)) or ""
+        self._texts = texts_of(text, model.tokenizer, within, prompt)
         if within < tokens:
-            self._texts |= {one: n for one, n in texts_of(text, model.tokenizer, tokens).items() if n > within}
+            longer = texts_of(text, model.tokenizer, tokens, prompt)
+            self._texts |= {one: count for one, count in longer.items() if count > within}
         self._embeddings = embedded(model, list(self._texts)) if self._texts else torch.empty(0)
 
     def compared(self, model: Any) -> list[str]:
@@ -101,27 +103,32 @@ class EmbeddedTexts:
         lines = []
         for chosen in (~is_long, is_long):
             if chosen.any():
-                longest = max(count for count, one in zip(counts, chosen.tolist(), strict=True) if one)
+                tokens = [count for count, one in zip(counts, chosen.tolist(), strict=True) if one]
+                sizes = f"{min(tokens):,} to {max(tokens):,}" if min(tokens) < max(tokens) else f"{max(tokens):,}"
                 lines.append(
-                    f"Cosine to the original model's embeddings, on {int(chosen.sum())} texts of up to {longest:,} "
-                    f"tokens: {cosines[chosen].mean():.4f} on average, {cosines[chosen].min():.4f} at least."
+                    f"Cosine to the original model's embeddings, on {len(tokens)} texts of {sizes} tokens: "
+                    f"{cosines[chosen].mean():.4f} on average, {cosines[chosen].min():.4f} at least."
                 )
         return lines
 
 
-def texts_of(text: str, tokenizer: Any, tokens: int) -> dict[str, int]:
-    """Texts of at most `tokens` tokens, spread over a text, with their numbers of tokens."""
+def texts_of(text: str, tokenizer: Any, tokens: int, prompt: str = "") -> dict[str, int]:
+    """Texts of at most `tokens` tokens behind a prompt, spread over a text, with their numbers of tokens."""
+
+    def counted(part: str) -> int:
+        return len(tokenizer(prompt + part, truncation=False, verbose=False)["input_ids"])
+
     count = max(FEWEST_TEXTS, min(TEXTS, TOKENS // tokens))
     size = CHARACTERS * tokens
     texts = {}
     for number in range(count):
         start = number * max(len(text) - size, 0) // count
         ids = tokenizer(text[start : start + size], add_special_tokens=False, verbose=False)["input_ids"][:tokens]
-        while ids and _count(tokenizer, tokenizer.decode(ids)) > tokens:
-            ids = ids[: -max(_count(tokenizer, tokenizer.decode(ids)) - tokens, 1)]
+        while ids and (beyond := counted(tokenizer.decode(ids)) - tokens) > 0:
+            ids = ids[:-beyond]
         if ids:
             one = tokenizer.decode(ids)
-            texts[one] = _count(tokenizer, one)
+            texts[one] = counted(one)
     return texts
 
 
@@ -129,7 +136,3 @@ def embedded(model: Any, texts: list[str]) -> Tensor:
     """The embeddings of a SentenceTransformer, in fp32."""
     embeddings: Tensor = model.encode(texts, convert_to_tensor=True, show_progress_bar=False)
     return embeddings.float().cpu()
-
-
-def _count(tokenizer: Any, text: str) -> int:
-    return len(tokenizer(text, truncation=False, verbose=False)["input_ids"])
