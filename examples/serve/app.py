@@ -2,7 +2,8 @@
 
 SERVE_MODEL=served uvicorn app:app --host 0.0.0.0 --port 8000
 
-POST /embed    {"texts": ["…"]} → {"embeddings": [[…]], "tokens": [n]}; 413 for a text that is too long
+POST /embed    {"texts": ["…"]} → {"embeddings": [[…]], "tokens": [n]}; 413 for a text that is too long, 422 for a body
+               of another form
 GET  /health   200 while texts are embedded with the kernels that are required, else 503; says if there is an alarm
 GET  /metrics  for Prometheus: latencies, tokens, and what the audit finds
 """
@@ -20,8 +21,10 @@ from typing import Annotated, Any
 import numpy as np
 from batching import Batcher
 from fastapi import FastAPI, HTTPException, Request, Response
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Histogram, generate_latest
-from pydantic import BaseModel, Field
+from pydantic import AfterValidator, BaseModel, Field
 from sentence_transformers import SentenceTransformer
 
 import subquad as sq
@@ -39,10 +42,19 @@ CHARACTERS = 20  # per token; longer texts are refused without counting their to
 logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
 
 
+def encodable(text: str) -> str:
+    """The text itself; ValueError for one that UTF-8 cannot hold, which the tokenizer could not read."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(f"character {error.start} is half of a surrogate pair; send Unicode text") from None
+    return text
+
+
 class Texts(BaseModel):
     """The body of a request."""
 
-    texts: Annotated[list[str], Field(min_length=1, max_length=256)]
+    texts: Annotated[list[Annotated[str, AfterValidator(encodable)]], Field(min_length=1, max_length=256)]
 
 
 class Service:
@@ -123,6 +135,13 @@ async def lifespan(app: FastAPI) -> AsyncIterator[None]:
 
 
 app = FastAPI(title="Embeddings", lifespan=lifespan)
+
+
+@app.exception_handler(RequestValidationError)
+async def refuse(request: Request, error: RequestValidationError) -> JSONResponse:
+    """422 with what is wrong and where, without the input itself, which JSON in UTF-8 may be unable to hold."""
+    details = [{"loc": list(each["loc"]), "msg": each["msg"], "type": each["type"]} for each in error.errors()]
+    return JSONResponse({"detail": details}, 422)
 
 
 @app.post("/embed")

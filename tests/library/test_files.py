@@ -257,3 +257,36 @@ def test_every_load_of_torch_takes_weights_only():
     ]
     assert [path.name for path, _ in loads] == ["checksums.py"]
     assert all(any(k.arg == "weights_only" and k.value.value is True for k in node.keywords) for _, node in loads)
+
+
+# ---------------------------------------------------------------------- before anything is written
+
+
+@pytest.mark.parametrize("place", ["new", "new/deep", "empty", "file.json"])
+def test_a_place_that_can_be_written_is_left_as_it_was(tmp_path, place):
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "file.json").write_text("mine")
+    before = sorted(tmp_path.rglob("*"))
+    files.check_writable(tmp_path / place)
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_place_that_cannot_be_written_is_refused(tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    (tmp_path / "link").symlink_to(tmp_path / "nowhere")
+    for place, message in {
+        tmp_path / "file" / "below": "a file is in its place",
+        tmp_path / "link": "it is a link to .*nowhere, where there is nothing",
+        Path("/proc/subquad"): "cannot write /proc/subquad",
+        Path("/"): "it is a mount point",
+    }.items():
+        with pytest.raises(InputError, match=message):
+            files.check_writable(place)
+
+    def read_only(path, *given, **options):
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "mkdir", read_only)
+    with pytest.raises(files.CannotWrite, match="Permission denied; make it writable, or choose another folder"):
+        files.check_writable(tmp_path / "new")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "link"]

@@ -70,6 +70,30 @@ def make_folder(folder: Path) -> None:
         raise CannotWrite(folder, error) from error
 
 
+def check_writable(path: Path) -> None:
+    """Find out whether a file or a folder can be written at a path, by making a folder next to it and removing it.
+
+    Raises:
+        InputError: a file is in the way, the operating system refuses it, or what is there cannot be replaced: a mount
+            point, or a link to nothing.
+    """
+    if path.is_mount():
+        raise InputError(f"cannot replace the folder {path}: it is a mount point; give a folder inside of it")
+    if path.is_symlink() and not path.exists():
+        raise InputError(f"cannot write {path}: it is a link to {os.readlink(path)}, where there is nothing")
+    made = [parent for parent in path.parents if not parent.exists()]
+    make_folder(path.parent)
+    part = _part(path)
+    try:
+        part.mkdir()
+    except OSError as error:
+        raise CannotWrite(path, error) from error
+    finally:
+        with suppress(OSError):
+            for each in (part, *made):
+                each.rmdir()
+
+
 def cache_folder() -> Path:
     """The folder for what can be made again: $SUBQUAD_CACHE, or the folder `subquad` of the user's cache.
 

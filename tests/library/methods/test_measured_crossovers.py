@@ -181,3 +181,27 @@ def test_a_file_that_cannot_be_read_is_refused(cache, monkeypatch):
     monkeypatch.setenv("SUBQUAD_CACHE", "x" * 300)  # longer than a name may be, so that the system refuses to look
     with pytest.raises(ValueError, match=r"crossovers\.json cannot be read: File name too long"):
         ByLength("0:full+measured:clustered")
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"machine": None},
+        {"machine": {**MACHINE, "threads": 2}},
+        {"method": ["clustered"]},
+        {"heads": "12"},
+        {"causal": 0},
+        {"tokens": "811"},
+        {"tokens": float("nan")},
+        {"longest": None},
+    ],
+)
+def test_values_of_another_type_are_damage_even_under_their_digest(cache, changes):
+    store([measured()])
+    (entry,) = checksums.read_json(cache, "")["crossovers"]
+    cache.write_bytes(checksums.sealed_json({"crossovers": [entry | changes]}))
+    for read in (read_all, read_local, lambda: measured_start("clustered")):
+        with pytest.raises(checksums.Damaged, match="it does not contain crossovers of this version"):
+            read()
+    store([measured(tokens=300.0)])  # which replaces the file
+    assert measured_start("clustered") == 300

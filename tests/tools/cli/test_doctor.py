@@ -219,6 +219,15 @@ def test_a_damaged_file_is_shown_and_measured_again(run, cache):
     assert len(read_all()) == 3
 
 
+def test_a_cache_that_cannot_be_written_is_refused_before_anything_is_measured(monkeypatch, tmp_path):
+    monkeypatch.setattr(doctor, "measure", None)
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("SUBQUAD_CACHE", str(tmp_path / "file"))
+    done = CliRunner().invoke(app, ["doctor", "--measure"])
+    assert (done.exit_code, done.exception.__class__) == (2, SystemExit)
+    assert "a file is in its place" in done.stderr
+
+
 @pytest.mark.parametrize("option", [("--methods", "clustered"), ("--head-dim", "32"), ("--dtypes", "float32")])
 def test_an_option_of_the_measurement_without_it_is_refused(run, option):
     done = run(*option)

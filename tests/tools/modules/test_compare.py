@@ -470,6 +470,7 @@ class Counts(nn.Module):
         (SdpaBlock(), inputs(30), {"methods": "full"}, ValueError, "nothing to compare"),
         (SdpaBlock(), inputs(30), {"methods": []}, ValueError, "nothing to compare"),
         (SdpaBlock(), inputs(30), {"minutes": 0}, ValueError, "minutes 0 must be above 0"),
+        (SdpaBlock(), inputs(30), {"minutes": float("inf")}, ValueError, "minutes inf must be above 0 and finite"),
         (SdpaBlock(), inputs(30), {"minutes": "5"}, TypeError, "minutes must be a number"),
         (SdpaBlock(), inputs(30), {"min_fidelity": 1.5}, ValueError, "min_fidelity 1.5 must be above 0"),
         (SdpaBlock(), inputs(30), {"min_fidelity": "high"}, TypeError, "min_fidelity must be a number"),

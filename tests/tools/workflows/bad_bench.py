@@ -61,6 +61,7 @@ def bad_inputs(tmp_path):
     yield "must be less than 2⁶³", ["--seed", "9" * 25]
     yield "threads 0 must be at least 1", ["--threads", "0"]
     yield "call-limit 0 must be above 0 seconds", ["--call-limit", "0"]
+    yield "call-limit inf must be above 0 seconds and finite", ["--call-limit", "inf"]
     yield "cannot time device 'tpu9': only cpu and cuda", ["--device", "tpu9"]
     yield "cannot time device 'meta'", ["--device", "meta"]
     yield "is a file; give a folder", ["--out", str(tmp_path / "file")]

@@ -45,6 +45,16 @@ def undisturbed(monkeypatch):
 
 
 @pytest.fixture
+def faster_at(monkeypatch, undisturbed):
+    """Let every method be faster than exact attention at these lengths, and at no other."""
+
+    def put(*lengths: int) -> None:
+        monkeypatch.setattr(recommend, "is_faster", lambda method, length: int(length) in lengths)
+
+    return put
+
+
+@pytest.fixture
 def painted(unpainted, monkeypatch):
     monkeypatch.setattr(drawing, "png", PNG)
     monkeypatch.setattr(vector, "svg", SVG)

@@ -568,8 +568,8 @@ def test_the_headline_may_name_the_dtype_of_a_saved_model(settings, tmp_path):
     done = measure(asked, tmp_path / "out")
     row = next(row for row in done.rows if row.name == "full in bf16")
     chosen = saving.Chosen("full in bf16", saving._by_layer({0: row}, done.pretrained.model), [48],
-                           saving.Measured([], "", {}, "bf16"), torch.bfloat16)  # fmt: skip
-    saving.save(chosen, asked.model, tmp_path / "saved")
+                           saving.Measured([], "", {}, "bf16"), torch.bfloat16, pays_in_dtype=True)  # fmt: skip
+    saving.save(chosen, asked, tmp_path / "saved")
     from transformers import AutoModel
 
     assert AutoModel.from_pretrained(tmp_path / "saved").dtype == torch.bfloat16

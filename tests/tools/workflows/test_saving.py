@@ -42,16 +42,6 @@ def sentences(tmp_path_factory, model) -> str:
     return str(folder)
 
 
-@pytest.fixture
-def faster_at(monkeypatch, undisturbed):
-    """Let every method be faster than exact attention at these lengths, and at no other."""
-
-    def put(*lengths: int) -> None:
-        monkeypatch.setattr(recommend, "is_faster", lambda method, length: int(length) in lengths)
-
-    return put
-
-
 def command(*args):
     result = CliRunner().invoke(app, [*map(str, args)])
     if result.exception and not isinstance(result.exception, SystemExit):
@@ -95,7 +85,7 @@ def encoded_elsewhere(folder: Path, texts: list[str]) -> torch.Tensor:
 @pytest.mark.usefixtures("short")
 def test_a_sentence_transformer_is_saved_whole_and_loads_in_another_process(sentences, text, tmp_path, faster_at):
     faster_at(96)
-    result = compared(sentences, text, tmp_path)
+    result = compared(sentences, text, tmp_path, "--lengths", "96")
     assert "recommended at 96 tokens\nThe model accepts inputs of up to 96 tokens, and loads" in result.output
     wanted = SentenceTransformer(sentences, device="cpu")
     sq.hf.extend_positions(wanted, 96)
@@ -118,7 +108,7 @@ def test_a_sentence_transformer_is_saved_whole_and_loads_in_another_process(sent
 @pytest.mark.usefixtures("short")
 def test_a_method_for_the_main_length_runs_at_all_lengths(sentences, text, tmp_path, faster_at, monkeypatch):
     faster_at(64)
-    compared(sentences, text, tmp_path)
+    compared(sentences, text, tmp_path, "--lengths", "64")
     assert SentenceTransformer(str(tmp_path / "saved"), device="cpu").max_seq_length == 64  # and not 40
     again = by_its_card(tmp_path / "saved", monkeypatch)
     assert isinstance(again, SentenceTransformer)
@@ -132,7 +122,7 @@ def test_each_length_is_saved_with_what_is_recommended_there(model, text, tmp_pa
     longer = "local:window=9"
     fast = {(METHOD, "64"), (longer, "96")}
     monkeypatch.setattr(recommend, "is_faster", lambda method, length: (method["method"], length) in fast)
-    result = compared(model("bert"), text, tmp_path, "--methods", longer)
+    result = compared(model("bert"), text, tmp_path, "--methods", longer, "--lengths", "64,96")
     shown = " ".join(result.output.split())
     assert f"with {METHOD} below 96 tokens and {longer} from 96 tokens on; recommended at 64 and 96 tokens" in shown
     advice = json.loads((tmp_path / "out" / "report.json").read_text())["recommendation"]
@@ -168,7 +158,7 @@ def test_nothing_is_saved_from_a_machine_that_was_too_busy(model, text, tmp_path
 @pytest.mark.usefixtures("short", "quick")
 def test_learned_parameters_come_along(model, text, other_text, tmp_path, faster_at):
     faster_at(64, 96)
-    compared(model("bert"), text, tmp_path, "--calibrate", other_text, method="lha:buckets=4")
+    compared(model("bert"), text, tmp_path, "--calibrate", other_text, "--lengths", "96", method="lha:buckets=4")
     again = transformers.AutoModel.from_pretrained(tmp_path / "saved")
     (adapter,) = (tmp_path / "out" / "adapters").iterdir()
     wanted = transformers.AutoModel.from_pretrained(model("bert"))
@@ -235,6 +225,8 @@ def test_what_cannot_be_saved_is_refused_before_anything_is_measured(kind, model
 
     assert "the folder is not empty" in refused(full, tmp_path / "out")
     assert "is a file" in refused(full / "notes.txt", tmp_path / "out")
+    assert "a file is in its place" in refused(full / "notes.txt" / "below", tmp_path / "out")
+    assert "cannot write /proc/subquad" in refused(Path("/proc/subquad"), tmp_path / "out")
     for out in (tmp_path / "new", tmp_path / "new" / "inside"):
         assert "must not be the folder of --out" in refused(tmp_path / "new", out)
     own = tmp_path / "own"

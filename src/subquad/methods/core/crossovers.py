@@ -6,9 +6,10 @@ is stored with everything that decides about it, and holds only where all of tha
 
 import math
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -23,6 +24,15 @@ FILE = "crossovers.json"
 NOT_REACHED = "not reached"
 _MEASURE = "subquad doctor --measure"
 _REMEDY = f"`{_MEASURE}` measures again and replaces it"
+
+
+_TYPES: dict[str, tuple[type, ...]] = {  # of the values in the file
+    "machine": (dict,),
+    **dict.fromkeys(("method", "dtype", "state"), (str,)),
+    **dict.fromkeys(("heads", "head_dim", "shortest", "longest"), (int,)),
+    "causal": (bool,),
+    "tokens": (int, float, type(None)),
+}
 
 
 @dataclass(frozen=True)
@@ -83,9 +93,22 @@ def read_all() -> list[MeasuredCrossover]:
         return []
     content = checksums.read_json(file, _REMEDY)
     try:
-        return [MeasuredCrossover(**entry) for entry in content["crossovers"]]
+        return [_crossover(entry) for entry in content["crossovers"]]
     except (KeyError, TypeError):
         raise checksums.Damaged(file, "it does not contain crossovers of this version of subquad", _REMEDY) from None
+
+
+def _crossover(entry: Mapping[str, Any]) -> MeasuredCrossover:
+    """A crossover from plain data; TypeError where a value is not of its type."""
+    crossover = MeasuredCrossover(**entry)
+    for name, kinds in _TYPES.items():
+        if type(entry[name]) not in kinds:
+            raise TypeError(name)
+    if not all(isinstance(text, str) for text in crossover.machine.values()):
+        raise TypeError("machine")
+    if crossover.tokens is not None and not math.isfinite(crossover.tokens):
+        raise TypeError("tokens")
+    return crossover
 
 
 def read_local() -> list[MeasuredCrossover]:

@@ -56,6 +56,8 @@ def parse_method(text: str) -> Method:
             value = "1"
         elif not equals:
             raise ValueError(f"{text!r}: write settings as {name}:setting=value, not {part!r}")
+        if setting in values:
+            raise ValueError(f"{text!r} sets {setting} twice; give it once")
         values[setting] = _read_value(_class(name), setting, value)
     return _class(name).from_settings(values)
 

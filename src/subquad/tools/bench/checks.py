@@ -1,5 +1,7 @@
 """Checks of the sizes that `subquad bench` and `subquad doctor --measure` are given."""
 
+import math
+
 from subquad.core.errors import InputError, check_device
 from subquad.core.spelling import instead
 from subquad.tools.bench.calls import DTYPES
@@ -35,8 +37,8 @@ def check_sizes(s: BenchSettings) -> None:
         )
     if s.threads is not None and s.threads > MOST_THREADS:
         raise InputError(f"threads {s.threads} must be at most {MOST_THREADS:,}")
-    if not s.call_limit > 0:
-        raise InputError(f"call-limit {s.call_limit:g} must be above 0 seconds")
+    if not 0 < s.call_limit < math.inf:
+        raise InputError(f"call-limit {s.call_limit:g} must be above 0 seconds and finite")
     if s.seed < 0:
         raise InputError(f"seed {s.seed} must be at least 0")
     if s.seed >= 2**63:

@@ -170,18 +170,22 @@ def show(record: Any, table: Callable[[], RenderableType], as_json: bool) -> boo
     return as_json
 
 
-def say_what_was_saved(chosen: Any, save: Path | None, accepted: int | None, as_json: bool, why_not: str = "") -> None:
-    """Report what `--save` did with the chosen methods (`models.saving.Chosen`); on standard error with JSON.
+def say_what_was_saved(saved: Any, save: Path | None, as_json: bool, why_not: str = "") -> None:
+    """Report what `--save` did (`models.saving.SavedModel`); on standard error with JSON.
 
-    `accepted` is the number of tokens that the saved model accepts, and `why_not` why nothing was chosen.
+    `why_not` is why nothing was chosen.
     """
     if save is None:
         return
-    console = errors if as_json else None
+    console, chosen = errors if as_json else None, saved.chosen
     if chosen is None:
-        say(f"Nothing saved to {save}: {why_not or 'exact attention is recommended'}.", console)
+        say(f"Nothing saved to {save}: {saved.why_not or why_not or 'exact attention is recommended'}.", console)
         return
     lengths = listed([f"{n:,}" for n in chosen.lengths])
     say(f"Saved: {save}, with {chosen.name}; recommended at {lengths} tokens", console)
-    limit = "" if accepted is None else f"accepts inputs of up to {accepted:,} tokens, and "
+    limit = "" if saved.accepted is None else f"accepts inputs of up to {saved.accepted:,} tokens, and "
     say(f"The model {limit}loads with its attention wherever subquad.hf is imported.", console)
+    for line in saved.differing:
+        say(f"Differs from the original model: {line}", console)
+    for line in saved.closeness:
+        say(line, console)

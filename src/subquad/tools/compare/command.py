@@ -11,7 +11,7 @@ from subquad.tools.cli import ranks
 from subquad.tools.cli.common import needs, user_errors
 from subquad.tools.cli.kinds import Kind, has, table_in
 from subquad.tools.cli.options import Again, AsJson, Save, with_options
-from subquad.tools.cli.output import say, say_what_was_saved, show
+from subquad.tools.cli.output import say, say_what_was_saved, show, tell
 from subquad.tools.cli.plugins import Command
 from subquad.tools.runs.settings import CompareSettings
 
@@ -46,8 +46,8 @@ def compare(
         from subquad.tools.compare.write import write_report
         from subquad.tools.models import saving
 
-        if group.is_main:
-            saving.check(save, out, settings.model)
+        if group.is_main and (warned := saving.check(save, out, settings)):
+            tell(warned)
 
         claim = Claim(COMPARE, settings.as_used, out, group.count)
         with results_in(claim, partial(check, settings), again, group) as results:
@@ -67,10 +67,10 @@ def compare(
         if not group.is_main:
             return
         chosen = saving.chosen_by_comparison(settings, result, out) if save else None
-        accepted = saving.save(chosen, settings.model, save)
+        saved = None if save is None else saving.save(chosen, settings, save)
         if not show(result, lambda: COMPARE.table(result), as_json):
             say(f"Report: {out / COMPARE.page}")
-        say_what_was_saved(chosen, save, accepted, as_json, why_not(result))
+        say_what_was_saved(saved, save, as_json, why_not(result))
 
 
 COMMAND = Command(compare, position=1, kinds=(COMPARE,))

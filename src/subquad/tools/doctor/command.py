@@ -8,6 +8,8 @@ import typer
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from subquad.core import files
+from subquad.methods.core import crossovers
 from subquad.methods.core.crossovers import MeasuredCrossover, read_local, store
 from subquad.methods.core.grammar import as_term
 from subquad.tools.cli.about import pairs
@@ -88,6 +90,7 @@ def _measure(settings: CrossoverSettings, as_json: bool) -> None:
     """Measure crossovers, store and print them."""
     from subquad.tools.doctor.measure import measure
 
+    files.check_writable(crossovers.path())
     with progress_bar() as progress:
         measured = measure(settings, progress)
     file = store(measured)
@@ -108,25 +111,25 @@ def _show(settings: CrossoverSettings, as_json: bool) -> None:
             raise InputError(f"{each.label} is an option of --measure; give both or none of them")
     device = "cuda" if torch.cuda.is_available() else "cpu"
     environment = machine.versions() | machine.hardware(device) | machine.backends()
-    crossovers: list[MeasuredCrossover] = []
+    local: list[MeasuredCrossover] = []
     message = NOT_MEASURED
     try:
-        crossovers = read_local()
+        local = read_local()
     except InputError as error:  # of a damaged file
         message = str(error)
-    record = {**environment, "crossovers": [asdict(each) for each in crossovers]}
-    record |= {} if crossovers else {"no crossovers": message}
-    shown = environment if crossovers else environment | {"crossovers": message}
-    show(record, lambda: Group(pairs(shown), *([Text(), _table(crossovers)] if crossovers else [])), as_json)
+    record = {**environment, "crossovers": [asdict(each) for each in local]}
+    record |= {} if local else {"no crossovers": message}
+    shown = environment if local else environment | {"crossovers": message}
+    show(record, lambda: Group(pairs(shown), *([Text(), _table(local)] if local else [])), as_json)
 
 
-def _table(crossovers: Sequence[MeasuredCrossover]) -> RenderableType:
+def _table(measured: Sequence[MeasuredCrossover]) -> RenderableType:
     """Crossovers by method and dtype, without and with a causal mask."""
     table = ruled()
     for head in ("method", "dtype", "heads", "no mask", "causal"):
         table.add_column(head, justify="right" if head in ("no mask", "causal") else "left", overflow="fold")
     rows: dict[tuple[str, str, str], dict[bool, str]] = {}
-    for each in crossovers:
+    for each in measured:
         device = each.machine["device"]
         key = (each.method, each.dtype + f" on {device}" * (device != "cpu"), f"{each.heads} of {each.head_dim}")
         rows.setdefault(key, {})[each.causal] = _in_words(each)

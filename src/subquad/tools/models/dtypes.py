@@ -1,6 +1,7 @@
 """The dtypes that a model is run in, by the short names of the command line."""
 
 import torch
+from torch import nn
 
 FP32 = "fp32"
 TORCH = {FP32: torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -19,3 +20,10 @@ def has_products(device: str, dtype: str) -> bool:
 def short_name(dtype: torch.dtype) -> str:
     """The short name of a dtype, or torch's own where it has none."""
     return next((name for name, each in TORCH.items() if each == dtype), str(dtype).removeprefix("torch."))
+
+
+def convert(model: nn.Module, dtype: torch.dtype) -> None:
+    """Give the floating-point weights of a model another dtype; buffers, as RoPE's frequencies, stay as they are."""
+    for parameter in model.parameters():
+        if parameter.is_floating_point():
+            parameter.data = parameter.data.to(dtype)

@@ -19,7 +19,7 @@ from subquad.hf.saved import without_marks
 from subquad.hf.weights import check_weights
 from subquad.tools.measure.group import ALONE, MeasuringGroup
 from subquad.tools.models import demo, next_tokens
-from subquad.tools.models.dtypes import TORCH
+from subquad.tools.models.dtypes import TORCH, convert
 from subquad.tools.models.model_types import registered
 
 Kind = Literal["embedding", "masked-lm", "causal-lm"]
@@ -73,11 +73,9 @@ class Pretrained:
         return replace(self, model=model)
 
     def in_dtype(self, dtype: torch.dtype) -> "Pretrained":
-        """A copy whose floating-point weights have another dtype; buffers, as RoPE's frequencies, stay as they are."""
+        """A copy whose floating-point weights have another dtype."""
         model = copy.deepcopy(self.model)
-        for parameter in model.parameters():
-            if parameter.is_floating_point():
-                parameter.data = parameter.data.to(dtype)
+        convert(model, dtype)
         return self.with_model(model)
 
     def reaching(self, length: int) -> "Pretrained":

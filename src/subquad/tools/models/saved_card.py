@@ -20,6 +20,8 @@ class Measured:
         lines: one for each length.
         original: what was measured against the original model on short texts; empty if nothing was.
         noise: how far exact attention differed from itself meanwhile; empty if that is not known.
+        differing: a line for each setting of the saved model that differs from the original model's.
+        closeness: how close the embeddings of the saved model are to the original model's; empty if not measured.
     """
 
     lines: Sequence[str]
@@ -28,6 +30,8 @@ class Measured:
     dtype: str
     original: str = ""
     noise: str = ""
+    differing: Sequence[str] = ()
+    closeness: Sequence[str] = ()
 
 
 def saved_card(
@@ -57,6 +61,7 @@ def saved_card(
         f"The weights are those of the model whose card follows. It runs {escaped(name)}, which was measured on "
         f"inputs of up to {tokens:,} tokens:",
         _by_method(methods),
+        *_differences(measured),
         fenced(_load(folder, kind), "python"),
         "`subquad.hf.restore(model)` gives it its own exact attention again.",
         "Measured against exact attention (torch's SDPA) in the same run:",
@@ -69,6 +74,14 @@ def saved_card(
         body.strip() or "The original model has no card.",
     ]
     return f"{front}\n" + "\n\n".join(parts) + "\n"
+
+
+def _differences(measured: Measured) -> list[str]:
+    """The settings in which the saved model differs from the original, and how close its embeddings are."""
+    same = "All settings are those of the original model, whose card follows."
+    head = "These settings differ from those of the original model, whose card follows as it was:"
+    settings = [head, bullets(measured.differing)] if measured.differing else [same]
+    return [*settings, *map(escaped, measured.closeness)]
 
 
 def _by_method(methods: Mapping[int, object]) -> str:

@@ -2,7 +2,8 @@
 
 import copy
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,16 +23,26 @@ from subquad.hf.model_files import (
 from subquad.hf.plans import joined, load_plan
 from subquad.hf.reattaching import ADAPTER
 from subquad.hf.swapping import record
-from subquad.methods import BoundMethod, Full, Method
+from subquad.methods import BoundMethod, ByLength, Full, Method
+from subquad.methods.by_length import Step
 from subquad.tools.compare import run as compare
 from subquad.tools.compare.attachment import described, running_at
 from subquad.tools.compare.recommend import describe_performance
-from subquad.tools.models.dtypes import TORCH
+from subquad.tools.data.texts import read_documents, standard_library
+from subquad.tools.models.dtypes import FP32, TORCH, convert
 from subquad.tools.models.longer import short_note
 from subquad.tools.models.model_types import class_of
 from subquad.tools.models.pretrained import architecture_of, config_of, load, model_location
 from subquad.tools.models.rows import CompareRow
 from subquad.tools.models.saved_card import Measured, saved_card
+from subquad.tools.models.saved_settings import (
+    POSITIONS,
+    EmbeddedTexts,
+    differing_settings,
+    limit_name,
+    longest_text,
+    text_settings,
+)
 from subquad.tools.report.schema import Report
 from subquad.tools.runs.settings import CompareSettings, PlanSettings
 
@@ -49,38 +60,70 @@ class Chosen:
     measured: Measured
     dtype: torch.dtype | None = None  # of the weights; None: as they are
     recorded: Mapping[str, Any] = field(default_factory=dict)  # of a plan: what `swap` records of it
+    pays_in_dtype: bool = False  # whether exact attention in this dtype is a recommendation too
 
     @property
     def tokens(self) -> int:
-        """The longest length at which it is recommended, which the model's positions are to reach."""
+        """The longest length at which it is recommended."""
         return max(self.lengths)
 
+    def pays_within(self, tokens: int) -> bool:
+        """Whether anything other than the model's own attention runs in inputs of at most `tokens` tokens."""
+        methods = [each.method if isinstance(each, BoundMethod) else each for each in self.methods.values()]
+        steps = [step for each in methods for step in (each.at if isinstance(each, ByLength) else [Step(0, each)])]
+        return self.pays_in_dtype or any(step.start <= tokens and step.method != Full() for step in steps)
 
-def check(folder: Path | None, out: Path, model: str | None) -> None:
+
+@dataclass(frozen=True)
+class SavedModel:
+    """What `--save` did.
+
+    Attributes:
+        chosen: what runs in the saved model; None if nothing was saved.
+        accepted: the tokens of the longest input that it accepts; None if there is no limit.
+        differing: a line for each setting that differs from the original model's.
+        closeness: of a SentenceTransformer, how close its embeddings are to the original's.
+        why_not: why nothing was saved, where it is not for exact attention.
+    """
+
+    chosen: Chosen | None
+    accepted: int | None = None
+    differing: Sequence[str] = ()
+    closeness: Sequence[str] = ()
+    why_not: str = ""
+
+
+def check(folder: Path | None, out: Path, settings: CompareSettings | PlanSettings) -> str:
     """Refuse, before anything is measured, what could not be saved; without a folder nothing is to be saved.
 
+    Returns what the user must know of the saved model in advance; empty if there is nothing.
+
     Raises:
-        InputError: the folder is not empty or contains `out`; no such model, or one that sentence-transformers,
-            which is not installed, must save.
+        InputError: the folder is not empty, contains `out` or cannot be made; no such model, or one that
+            sentence-transformers, which is not installed, must save.
     """
     if folder is None:
-        return
+        return ""
     if exists(folder) and not folder.is_dir():
         raise InputError(f"--save {folder} is a file; give a folder")
     _check_empty(folder)
     if out.resolve().is_relative_to(folder.resolve()):
         raise InputError(f"--save {folder} must not be the folder of --out ({out}) or one around it")
-    where = model_location(model)
+    files.check_writable(folder)
+    where = model_location(settings.model)
     config_of(where)
-    if is_sentence_transformer(where):
-        _sentence_transformer_class(where)
+    original = text_settings(*_loaded(where))
+    limit = longest_text(original)
+    if limit is None or settings.named_lengths or limit >= max(settings.model_lengths, default=0):
+        return ""
+    return (
+        f"The saved model will keep {limit_name(original)} {limit:,} of the original; --lengths with a longer one "
+        "raises it."
+    )
 
 
 def chosen_by_comparison(settings: CompareSettings, report: Report, out: Path) -> Chosen | None:
-    """The methods that a comparison recommends, each from its length on; None where exact attention in fp32 stays.
-
-    The model is to read the longest inputs at which one is recommended.
-    """
+    """The methods that a comparison recommends, each from its length on; None where exact attention in fp32 stays."""
     attached = report["recommendation"].get("attachment")
     if attached is None:
         return None
@@ -94,7 +137,8 @@ def chosen_by_comparison(settings: CompareSettings, report: Report, out: Path) -
     ]
     measured = Measured(lines, report["command"], report["hardware"], attached["dtype"], noise=report["noise"]["says"])
     methods = _by_layer({start: rows[name] for start, name in names.items()}, c.pretrained.model)
-    return Chosen(described(attached), methods, attached["lengths"], measured, TORCH[attached["dtype"]])
+    dtype, lengths = attached["dtype"], attached["lengths"]
+    return Chosen(described(attached), methods, lengths, measured, TORCH[dtype], pays_in_dtype=dtype != FP32)
 
 
 def chosen_by_plan(settings: PlanSettings, out: Path) -> Chosen | None:
@@ -115,46 +159,85 @@ def chosen_by_plan(settings: PlanSettings, out: Path) -> Chosen | None:
         short = made.get("short_texts")
         measured = Measured(lines, made["command"], made["hardware"], dtype, short_note(short) if short else "")
         methods = plan.for_model(load(settings.model, settings.device).model)
-        return Chosen("the plan", methods, lengths, measured, recorded=plan.recorded)
+        weights = None if settings.dtype is None else TORCH[settings.dtype]
+        return Chosen("the plan", methods, lengths, measured, weights, plan.recorded)
 
 
-def save(chosen: Chosen | None, model: str | None, folder: Path | None) -> int | None:
-    """Write the model with the chosen methods, its positions long enough, as its own library does.
+def save(chosen: Chosen | None, settings: CompareSettings | PlanSettings, folder: Path) -> SavedModel:
+    """Write the model with the chosen methods as its own library does, and compare what was written with the original.
 
-    Returns how many tokens the saved model accepts; None if there is no limit. Nothing is written if nothing was chosen
-    or no folder is given. A SentenceTransformer stays one. Learned parameters are written as an adapter inside of the
-    folder.
+    The longest text that it reads is that of the original model, unless a longer one was named in `settings.lengths`
+    and is among the chosen lengths; then its positions are extended to that. A SentenceTransformer stays one. Learned
+    parameters are written as an adapter inside of the folder. Nothing is written if nothing was chosen, or if no method
+    would run in the texts that the model reads.
 
     Raises:
         InputError: the folder was filled meanwhile, or a layer cannot run its method.
     """
-    if chosen is None or folder is None:
-        return None
+    if chosen is None:
+        return SavedModel(None)
     _check_empty(folder)
-    where = model_location(model)
+    where = model_location(settings.model)
     loaded, tokenizer = _loaded(where)
-    loaded = loaded if chosen.dtype is None else loaded.to(chosen.dtype)
-    methods = {
-        n: copy.deepcopy(each).cpu() if isinstance(each, BoundMethod) else each for n, each in chosen.methods.items()
-    }
-    with as_input_error():
-        reach = hf.position_limit(loaded)
-        read = [getattr(tokenizer, "model_max_length", None), getattr(loaded, "max_seq_length", None), reach]
-        if reach is None or chosen.tokens > min(limit for limit in read if limit is not None):
-            hf.extend_positions(loaded, chosen.tokens, tokenizer=tokenizer)
-        hf.swap(loaded, methods, max_length=hf.position_limit(loaded) or chosen.tokens)
-        record(loaded, **chosen.recorded)
+    original = text_settings(loaded, tokenizer)
+    limit = longest_text(original)
+    tokens = chosen.tokens
+    if limit is not None:
+        tokens = max([limit, *(n for n in chosen.lengths if n in settings.named_lengths)])
+        if not chosen.pays_within(tokens):
+            return SavedModel(None, why_not=_nothing_within(original, limit))
+    texts = None
+    if is_sentence_transformer(where):
+        texts = EmbeddedTexts(loaded, partial(_documents, settings), limit, min(tokens, chosen.tokens))
+        loaded, tokenizer = _loaded(where)  # encoding changes the truncation that a tokenizer is saved with
+    _attach(chosen, loaded, tokenizer, tokens)
     with files.whole_folder(folder) as part:
         loaded.save_pretrained(str(part))
         if tokenizer is not None:
             tokenizer.save_pretrained(str(part))
         if any(bound.learned is not None for bound in hf.bounds(loaded).values()):
             hf.save_adapter(loaded, part / ADAPTER)
-        limit = reach if reach is not None and reach < chosen.tokens else None
-        _write_card(part / CARD, _card_of(where), folder.resolve().name, loaded, chosen, limit)
-    positions = getattr(hf.transformers_model(loaded).config, "max_position_embeddings", None)
-    accepted: int | None = getattr(loaded, "max_seq_length", None) or hf.position_limit(loaded) or positions
+        again = _as_saved(loaded, part)
+        differing = differing_settings(original, text_settings(*again))
+        closeness = [] if texts is None else texts.compared(again[0])
+        saved = SavedModel(chosen, _accepted(again[0]), differing, closeness)
+        reach = original[POSITIONS]
+        extended = reach if reach is not None and reach < tokens else None
+        _write_card(part / CARD, _card_of(where), folder.resolve().name, again[0], saved, extended)
+    return saved
+
+
+def _attach(chosen: Chosen, loaded: Any, tokenizer: Any, tokens: int) -> None:
+    """Put the dtype, the positions and the methods into a model."""
+    if chosen.dtype is not None:
+        convert(loaded, chosen.dtype)
+    methods = {
+        n: copy.deepcopy(each).cpu() if isinstance(each, BoundMethod) else each for n, each in chosen.methods.items()
+    }
+    with as_input_error():
+        limit = longest_text(text_settings(loaded, tokenizer))
+        if limit is not None and limit < tokens:
+            hf.extend_positions(loaded, tokens, tokenizer=tokenizer)
+        hf.swap(loaded, methods, max_length=hf.position_limit(loaded) or chosen.tokens)
+        record(loaded, **chosen.recorded)
+
+
+def _nothing_within(original: Mapping[str, Any], limit: int) -> str:
+    return (
+        f"what is recommended runs in longer inputs only than the model reads, because {limit_name(original)} is "
+        f"{limit:,}; --lengths with a longer one raises it"
+    )
+
+
+def _accepted(model: Any) -> int | None:
+    positions = getattr(hf.transformers_model(model).config, "max_position_embeddings", None)
+    accepted: int | None = getattr(model, "max_seq_length", None) or hf.position_limit(model) or positions
     return accepted
+
+
+def _documents(settings: CompareSettings | PlanSettings) -> Sequence[str]:
+    """The documents that a command read."""
+    return read_documents(settings.text, settings.column) if settings.text else standard_library()
 
 
 def _card_of(where: str) -> str:
@@ -163,11 +246,13 @@ def _card_of(where: str) -> str:
     return "" if file is None else read_bytes(file).decode("utf-8", errors="replace")
 
 
-def _write_card(path: Path, original: str, folder: str, loaded: Any, chosen: Chosen, limit: int | None) -> None:
+def _write_card(path: Path, original: str, folder: str, loaded: Any, saved: SavedModel, limit: int | None) -> None:
     """Our section above the card that the model's own library wrote, or above the original one."""
     original = path.read_text("utf-8") if path.exists() else original
-    runs = hf.describe(loaded).methods
-    card = saved_card(folder, type(loaded), chosen.name, chosen.tokens, runs, chosen.measured, original, limit)
+    runs, chosen = hf.describe(loaded).methods, saved.chosen
+    assert chosen is not None
+    measured = replace(chosen.measured, differing=saved.differing, closeness=saved.closeness)
+    card = saved_card(folder, type(loaded), chosen.name, chosen.tokens, runs, measured, original, limit)
     files.write(path, card)
 
 
@@ -192,6 +277,10 @@ def _by_layer(steps: Mapping[int, CompareRow], model: Any) -> dict[int, Method |
 
 def _loaded(where: str) -> tuple[Any, Any]:
     """The model with its own attention, and its tokenizer where it does not hold it itself."""
+    import transformers
+
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
     if is_sentence_transformer(where):
         loaded = called(_sentence_transformer_class(where), where, model_kwargs=EAGER, device="cpu")
     else:
@@ -200,6 +289,13 @@ def _loaded(where: str) -> tuple[Any, Any]:
     hf.restore(inner)
     inner.set_attn_implementation("sdpa" if inner._supports_sdpa else "eager")
     return loaded, None if loaded is not inner else read_tokenizer(where)
+
+
+def _as_saved(loaded: Any, folder: Path) -> tuple[Any, Any]:
+    """The model, and its tokenizer where it does not hold it itself, as they load from the folder of a saved one."""
+    if loaded is hf.transformers_model(loaded):
+        return from_pretrained(type(loaded), str(folder)), read_tokenizer(str(folder))
+    return called(type(loaded), str(folder), device="cpu"), None
 
 
 def _class_of(where: str) -> Any:

@@ -137,8 +137,8 @@ def check_minutes(minutes: float) -> None:
     """Raise TypeError where it is not a number, InputError where it is not above 0."""
     if isinstance(minutes, bool) or not isinstance(minutes, Real):
         raise TypeError(f"minutes must be a number, got {minutes!r}")
-    if not minutes > 0:
-        raise InputError(f"minutes {minutes:g} must be above 0")
+    if not 0 < minutes < math.inf:
+        raise InputError(f"minutes {minutes:g} must be above 0 and finite")
 
 
 def methods_of(methods: str | Method | Sequence[str | Method]) -> list[Method]:

@@ -41,11 +41,11 @@ def check_settings(settings: PlanSettings) -> None:
     check_floor(settings)
     if not 1.0 <= settings.shift < math.inf:
         raise InputError(f"shift {settings.shift:g} must be at least 1 and finite")
-    if not settings.minutes >= LEAST_MINUTES:
-        raise InputError(f"minutes {settings.minutes:g} must be at least {LEAST_MINUTES:g}")
-    if not settings.lengths:
+    if not LEAST_MINUTES <= settings.minutes < math.inf:
+        raise InputError(f"minutes {settings.minutes:g} must be at least {LEAST_MINUTES:g} and finite")
+    if not settings.model_lengths:
         raise InputError("no lengths to plan for: --lengths names none")
-    wrong = [length for length in settings.lengths if length < 16]
+    wrong = [length for length in settings.model_lengths if length < 16]
     if wrong:
         raise InputError(f"a length of {wrong[0]} is too short to plan for; the shortest is 16 tokens")
 

@@ -49,8 +49,8 @@ def plan(
         from subquad.tools.plan.run import check, make
         from subquad.tools.plan.write import write_plan_report
 
-        if group.is_main:
-            saving.check(save, out, settings.model)
+        if group.is_main and (warned := saving.check(save, out, settings)):
+            tell(warned)
         claim = Claim(PLAN, settings, out, group.count)
         with results_in(claim, partial(check, settings), again, group) as results:
             report: Any = results.finished
@@ -66,11 +66,11 @@ def plan(
         if not group.is_main:
             return
         chosen = saving.chosen_by_plan(settings, out) if save else None
-        accepted = saving.save(chosen, settings.model, save)
+        saved = None if save is None else saving.save(chosen, settings, save)
         if not show(result, lambda: PLAN.table(result), as_json):
             say(f"Plan: {out / 'plan.json'}")
             say(f"Report: {out / PLAN.page}")
-        say_what_was_saved(chosen, save, accepted, as_json)
+        say_what_was_saved(saved, save, as_json)
 
 
 COMMAND = Command(plan, position=2, kinds=(PLAN,))

@@ -114,7 +114,7 @@ def of_text(
     pretrained: Pretrained, documents: Sequence[str], settings: PlanSettings
 ) -> tuple[list[PlanInputs], dict[str, Any]]:
     """What is run of documents, for a text model that is loaded; and the facts of both."""
-    lengths = sorted(set(settings.lengths))
+    lengths = settings.model_lengths
     reading = read(pretrained, documents, min(lengths), 1, settings.seed)
     start = settings.seed * 997 % max(len(reading.tokens), 1)
     turned = replace(reading, tokens=reading.tokens[start:] + reading.tokens[:start])  # other passages for other seeds

@@ -56,7 +56,7 @@ def compare_command(made: Made, settings: PlanSettings, out: Path) -> str | None
     if all(planned.verified is None for planned in made.planning.lengths):
         return None
     shared = ("model", "text", "column", *OPTIONS.values(), "device", "seed")
-    shortest, limit = min(settings.lengths), made.metadata["position_limit"]
+    shortest, limit = settings.model_lengths[0], made.metadata["position_limit"]
     length = shortest if limit is None or shortest <= limit else None
     options = {name: getattr(settings, name) for name in shared} | {"dtype": settings.dtype or FP32}
     ranks = made.planning.loads[0].group.count

@@ -16,7 +16,7 @@ from subquad.hf.adapters import describe_model
 from subquad.hf.plans import Plan
 from subquad.methods import BoundMethod, Full, Method, resolve
 from subquad.tools.measure.group import ALONE, MeasuringGroup
-from subquad.tools.models.pretrained import Pretrained, check_model
+from subquad.tools.models.pretrained import Pretrained, check_model, load
 from subquad.tools.models.rows import mark_of
 from subquad.tools.modules.attention import holds_transformers_model
 from subquad.tools.modules.metrics import Judge, Metric, Score
@@ -86,7 +86,10 @@ def make(
         deadline,
     )
     progress("short texts", 0, 1)
-    short = short_fidelities(prepared.pretrained, prepared.loads, made.plan, made.planning.floor)
+    original = prepared.pretrained
+    if settings.dtype is not None:
+        original = load(settings.model, settings.device, group)
+    short = short_fidelities(original, prepared.loads, made.plan, made.planning.floor)
     plan = replace(made.plan, made_on={**made.plan.made_on, "short_texts": short})
     return replace(made, plan=plan, notes=(*prepared.notes, *made.notes, *workers.note))
 

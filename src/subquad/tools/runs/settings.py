@@ -41,6 +41,7 @@ COMPARED_LEARNED = (  # in addition, if there is text to calibrate them on
     "linformer",
 )
 LENGTHS = (2048, 4096)  # of inputs that compare runs in addition to the main length
+PLANNED_LENGTHS = (512, 2048, 4096)  # for which a plan is made
 OP_LENGTHS = (512, 1024, 2048, 4096, 8192, 16384)  # at which it runs one layer's attention alone
 INSPECTED = (  # "{buckets}" is the value of --buckets
     "clustered:clusters=25",
@@ -185,6 +186,11 @@ class CompareSettings:
         return self if self.task else replace(self, data_dir=None)
 
     @property
+    def named_lengths(self) -> tuple[int, ...]:
+        """The lengths that the user named."""
+        return self.lengths or ()
+
+    @property
     def model_lengths(self) -> tuple[int, ...]:
         """The lengths beyond the main one at which the whole model is run, the shortest first."""
         return self._up_to_longest(LENGTHS) if self.lengths is None else tuple(sorted(self.lengths))
@@ -213,8 +219,10 @@ class PlanSettings:
     shift: float = option(
         1.6, "Safety factor for other text: the accepted loss on this text is divided by it; 1: plan for this text."
     )
-    lengths: tuple[int, ...] = option(
-        (512, 2048, 4096), "Lengths to plan for, in tokens, separated by commas.", read=_lengths, shown="512,2048,4096"
+    lengths: tuple[int, ...] | None = option(
+        None,
+        "Lengths to plan for, in tokens, separated by commas; default: 512,2048,4096.",
+        read=_lengths,
     )
     methods: tuple[str, ...] = option((), f"{METHODS} Default: a grid that grows with the length.")
     adapters: tuple[Path, ...] = option(
@@ -230,6 +238,16 @@ class PlanSettings:
 
     def __post_init__(self) -> None:
         check_dtype(self.dtype)
+
+    @property
+    def named_lengths(self) -> tuple[int, ...]:
+        """The lengths that the user named."""
+        return self.lengths or ()
+
+    @property
+    def model_lengths(self) -> tuple[int, ...]:
+        """The lengths to plan for, the shortest first, each once."""
+        return tuple(sorted(set(PLANNED_LENGTHS if self.lengths is None else self.lengths)))
 
 
 @dataclass(frozen=True)
