@@ -1,5 +1,6 @@
 """The contents of a report as plain tables and facts: the terminal, Markdown and the page only lay them out."""
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
@@ -216,6 +217,7 @@ def _spread_of_nearness(length: str, group: str = "") -> list[Maker]:
     """What else is known of closeness at any length."""
     return [
         _of_quality(Column("cosine p5", group), "cosine_p5", length, 4),
+        _of_quality(Column("relative error", group, short="rel. error"), "relative_error", length, 4),
         _of_quality(Column("perplexity", group), "perplexity", length, 2),
         _of_quality(Column("KL", group), "kl", length, 5),
         _of_quality(Column("same top token", group, short="same top"), "agreement", length, 4),
@@ -349,11 +351,26 @@ def legend(report: Report) -> str:
         "measured; lengths in tokens.",
         _samples(report),
         f"Minimum fidelity: {least:.5g}." if least is not None else "",
+        _without_attention(report),
         f"Quality figures without a length are for {tokens(length)} tokens." if length else "",
         _exact_times(report),
         _eager(report),
     ]
     return " ".join(filter(None, lines))
+
+
+def _without_attention(report: Report) -> str:
+    """The bottom of the scale of fidelities."""
+    figure = {"kl": "kl", "agreement": "agreement"}.get(floor_figure(report))
+    keys = (figure,) if figure else ("cosine_mean", "of_exact")
+    bottoms: Mapping[str, Mapping[str, Any]] = report.get("without_attention") or {}
+    each = [
+        f"{math.exp(-value) if figure == 'kl' else value:.4f} at {tokens(length)}"
+        for length, quality in bottoms.items()
+        for key in keys
+        if (value := known(quality.get(key))) is not None
+    ]
+    return f"Fidelity of the model without attention: {', '.join(each)} tokens." if each else ""
 
 
 def _samples(report: Report) -> str:
