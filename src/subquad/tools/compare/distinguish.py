@@ -1,4 +1,4 @@
-"""Leave out fidelities that prove nothing: the test would show the same of methods that are far from exact attention."""
+"""Leave out fidelities that prove nothing, because methods that are far from exact attention have them too."""
 
 from collections.abc import Mapping, Sequence
 
@@ -6,11 +6,9 @@ from subquad.core.spelling import listed
 from subquad.methods import from_dict
 from subquad.tools.compare.recommend import is_exact_kernel, is_faithful
 from subquad.tools.measure.exact_limits import exact_up_to
+from subquad.tools.measure.tradeoff import NARROW, PROVES, UNNOTICED
 from subquad.tools.report.schema import MethodReport
 from subquad.tools.runs.floor import Floor
-
-UNNOTICED = 5e-5  # a loss below this prints as a fidelity of 1.0000
-PROVES = 10.0  # how many times as large the loss without attention must be as that of a method
 
 
 def told_apart(
@@ -20,8 +18,8 @@ def told_apart(
 
     There are two cases, and exact attention is in neither of them. If two or more approximations were measured at a
     length and all of them have the fidelity of exact attention in the four decimals that are printed, then crude
-    methods have it too. And the loss of an approximation is small only in comparison with the loss of the model
-    `without` attention, whose fidelities these are by length: it must be at most a tenth of that.
+    methods have it too. And if the loss of the model `without` attention, whose fidelities these are by length, is
+    at most 0.1, then the loss of an approximation must be at most a tenth of that.
     """
     rows, blind = list(methods), dict[int, str]()
     for length in lengths:
@@ -34,7 +32,7 @@ def told_apart(
             unproven = list(losses)
             every = "both" if len(losses) == 2 else f"all {len(losses)}"
             why = f"{every} approximations have the fidelity of exact attention, {exact:.4f}{scale}"
-        elif bottom is not None:
+        elif bottom is not None and exact - bottom <= NARROW:
             unproven = [name for name, loss in losses.items() if PROVES * loss > max(exact - bottom, 0.0)]
             faithful = [m["method"] for m in rows if m["method"] in unproven and is_faithful(m, at, floor)]
             why = _within_ten_times(faithful, bottom) if faithful else ""

@@ -184,9 +184,7 @@ def is_faster(method: MethodReport, length: str) -> bool:
     return _speedup(method, length) >= MARGIN and _verdict(method, length) == "faster"
 
 
-def _reason(
-    methods: Sequence[MethodReport], best: MethodReport | None, length: int, floor: Floor, noise: float
-) -> str:
+def _reason(methods: Sequence[MethodReport], best: MethodReport | None, length: int, floor: Floor, noise: float) -> str:
     at, minimum = str(length), str(floor)
     if best is not None:
         return f"{length:,} tokens: {_choice(best, _fast(methods, at, floor), at, floor, noise)}."

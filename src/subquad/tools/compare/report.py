@@ -13,6 +13,7 @@ from subquad.methods import METHODS
 from subquad.tools.compare.attachment import attachment
 from subquad.tools.compare.code import code_of
 from subquad.tools.compare.comparison import EXACT, MOST_POSITIONS, TOO_SLOW, Comparison
+from subquad.tools.compare.distinguish import told_apart
 from subquad.tools.compare.jobs import (
     EAGER,
     LAYERS,
@@ -24,7 +25,6 @@ from subquad.tools.compare.jobs import (
     OpTiming,
     SequencePass,
 )
-from subquad.tools.compare.distinguish import told_apart
 from subquad.tools.compare.recommend import recommend
 from subquad.tools.measure.exact_limits import exact_up_to
 from subquad.tools.measure.fidelity import cosine, crossover, percentile, relative_error, retrieval_agreement

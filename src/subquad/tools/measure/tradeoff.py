@@ -6,6 +6,9 @@ from typing import TypeVar
 Choice = TypeVar("Choice")
 
 SIMILAR = 1.05  # a ratio of speeds up to which the closer one is taken
+UNNOTICED = 5e-5  # a loss below this prints as a fidelity of 1.0000
+NARROW = 0.1  # a loss without attention up to which that of a method proves little
+PROVES = 10.0  # how many times as large it must be as the loss of a method then
 EQUAL = 0.01  # share of the accepted loss: losses that differ by less are equal
 
 
@@ -36,4 +39,3 @@ def closest_of_fast(
     fast = [choice for choice in choices if speedup(choice) >= least]
     limit = min(map(loss, fast)) + EQUAL * accepted
     return max((choice for choice in fast if loss(choice) <= limit), key=speedup)
-

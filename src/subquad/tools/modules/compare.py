@@ -81,7 +81,7 @@ def compare(
         A `ModuleComparison`. It prints as a table. `recommendation` has a method that keeps `min_fidelity`: of those
         within 5 %, or within the noise, of the fastest, the closest. It is exact attention, and the result states this
         first, if the metric does not tell methods apart: two or more approximations all have the fidelity of exact
-        attention, or the loss of a method is more than a tenth of the loss without any attention.
+        attention, or the fidelity without attention is at least 0.9 and a method loses more than a tenth as much.
 
     Raises:
         ValueError: no inputs; an input that the module does not take, with the module's message; no attention that a

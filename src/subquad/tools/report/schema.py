@@ -21,7 +21,9 @@ class Quality(TypedDict):
     top1: NotRequired[float]  # share of queries whose best passage is the exact model's
     recall10: NotRequired[float]  # share of the exact model's ten best passages that are found among ten
     perplexity: NotRequired[float]
-    of_exact: NotRequired[float]  # without attention: the exact pseudo-perplexity of the same batch / this one, at most 1
+    of_exact: NotRequired[
+        float
+    ]  # without attention: the exact pseudo-perplexity of the same batch / this one, at most 1
     kl: NotRequired[float]  # of causal ones: mean KL(exact ‖ this) of next tokens, in nats
     agreement: NotRequired[float]  # share of positions with the exact model's top token
     kl_last_quarter: NotRequired[float]  # both over the last quarter of each text
