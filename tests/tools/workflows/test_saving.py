@@ -251,7 +251,7 @@ def test_a_plan_is_saved_with_the_model_that_it_is_for(sentences, text, tmp_path
     assert "Saved" in result.output
     report = json.loads((tmp_path / "out" / "report.json").read_text())
     assert report["next"] == (
-        f"subquad compare {sentences} --text {text} --plan {tmp_path / 'out'} --max-length 32 --min-fidelity 0.2 "
+        f"subquad compare {sentences} --text {text} --plan {tmp_path / 'out'} --lengths 32,80 --min-fidelity 0.2 "
         "--dtype fp32"
     )
     assert report["next"] in result.output.replace("\n", "")

@@ -53,16 +53,15 @@ def report_of(made: Made, next_command: str | None = None) -> PlanReport:
 def compare_command(made: Made, settings: PlanSettings, out: Path) -> str | None:
     """The command that compares the plan with other methods; None where it is exact attention at all lengths.
 
-    Its main length is the shortest one planned, where the model's own positions reach it.
+    It measures at the lengths at which the plan is not exact attention.
     """
-    if all(planned.verified is None for planned in made.planning.lengths):
+    lengths = tuple(planned.length for planned in made.planning.lengths if planned.verified is not None)
+    if not lengths:
         return None
     shared = ("model", "text", "column", *OPTIONS.values(), "device", "seed")
-    shortest, limit = min(settings.lengths), made.metadata["position_limit"]
-    length = shortest if limit is None or shortest <= limit else None
     options = {name: getattr(settings, name) for name in shared} | {"dtype": settings.dtype or FP32}
     ranks = made.planning.loads[0].group.count
-    return as_command("compare", CompareSettings(plans=(out,), max_length=length, **options), ranks)
+    return as_command("compare", CompareSettings(plans=(out,), lengths=lengths, **options), ranks)
 
 
 def headline(lengths: list[PlannedLength], floor: Floor) -> str:

@@ -14,7 +14,7 @@ from subquad.tools.report.terminal import rich_of
 
 BLANK = Cell(MISSING, "missing")
 EXACT = "full"
-NEXT = "Next, compare the plan with other methods on the same text, and save the model with what is recommended."
+NEXT = "Next, compare the plan with other methods on the same text, at the lengths at which it is not exact attention."
 PLOTS = {
     "plan-layers.png": (
         "Method of each layer",

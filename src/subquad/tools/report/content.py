@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+from subquad.core.spelling import listed
 from subquad.tools.report.cells import MISSING, Cell, crossover, decimals, kept, known, number, size, speedup
 from subquad.tools.report.reading import (
     cost,
@@ -156,7 +157,7 @@ def speed_table(report: Report) -> ReportTable:
     for length in model_lengths(report):
         makers += [_fidelity(length, min_fidelity(report)), _speed(length), _over_fp32(length)]
         makers.append(_memory(report, length, group=tokens(length)))
-    return _table(report, makers)
+    return _table(report, [(_of_batches(report, column), make) for column, make in makers])
 
 
 def main_table(report: Report) -> ReportTable:
@@ -178,7 +179,23 @@ def model_table(report: Report) -> ReportTable:
         makers += [_time(report, "model", length), _range(report, "model", length), _speed(length), _over_fp32(length)]
         makers.append(_rate(report, length))
         makers.append(_memory(report, length, group=tokens(length)))
-    return _table(report, [(replace(column, group=f"{column.group} tokens"), make) for column, make in makers])
+    named = [(_of_batches(report, column), make) for column, make in makers]
+    return _table(report, [(replace(column, group=f"{column.group} tokens"), make) for column, make in named])
+
+
+def _of_batches(report: Report, column: Column) -> Column:
+    """The column with the mean length of its texts, if batches were padded: a length is then the longest text's."""
+    lengths = {tokens(length): length for length in model_lengths(report)}
+    mean = mean_length(report, lengths[column.group])
+    return column if mean is None else replace(column, group=f"{column.group} (mean {mean:,.0f})")
+
+
+def mean_length(report: Report, length: str) -> float | None:
+    """The mean number of tokens of the texts in padded batches; None if each text had the whole length."""
+    batch, in_batch = (report["settings"].get(name) for name in ("batch", "batch_tokens"))
+    if not batch or batch == 1 or length not in (in_batch or {}):
+        return None
+    return float(in_batch[length]) / float(batch)
 
 
 def op_table(report: Report) -> ReportTable:
@@ -349,6 +366,7 @@ def legend(report: Report) -> str:
     lines = [
         f"≈ within the noise of this run, neither faster nor slower; ↓ slower than exact attention; {MISSING} not "
         "measured; lengths in tokens.",
+        _padding(report),
         _samples(report),
         f"Minimum fidelity: {least:.5g}." if least is not None else "",
         _without_attention(report),
@@ -357,6 +375,13 @@ def legend(report: Report) -> str:
         _eager(report),
     ]
     return " ".join(filter(None, lines))
+
+
+def _padding(report: Report) -> str:
+    """What a length means if batches were padded."""
+    means = [f"{mean:,.0f} at {tokens(n)}" for n in model_lengths(report) if (mean := mean_length(report, n)) is not None]
+    batch = report["settings"].get("batch")
+    return f"Batches of {batch} texts, padded; their mean number of tokens is {listed(means)}." if means else ""
 
 
 def _without_attention(report: Report) -> str:
