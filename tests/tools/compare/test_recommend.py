@@ -3,7 +3,7 @@
 import pytest
 
 from subquad.tools.compare import recommend as module
-from subquad.tools.compare.distinguish import told_apart
+from subquad.tools.compare.distinguish import distinguished
 from subquad.tools.runs.floor import Floor
 
 
@@ -90,13 +90,13 @@ def test_noise_is_no_gain():
     assert recommend([EXACT, row("i-clustered", 1.0, 1.3, noise=1.2)], [512], 0.99)["choice"] == "i-clustered"
 
 
-def test_a_machine_that_was_too_busy_gives_no_recommendation_and_the_headline_is_about_that():
+def test_times_that_are_too_noisy_give_no_recommendation_and_the_headline_is_about_that():
     """As in a run in which exact attention took four times as long as itself, and a row of 1.07× had 4.49×."""
     methods = [EXACT, row("i-clustered", 1.0, 4.49, noise=4.02)]
     advice = recommend(methods, [512], 0.99, noise={512: 4.02})
     assert (advice["choice"], advice["by_length"], advice["too_noisy"]) == ("full", {}, [512])
     assert advice["headline"] == (
-        "No recommendation: the machine was too busy, and the speeds at 512 tokens are not reliable. "
+        "No recommendation: the times were too noisy, and the speeds at 512 tokens are not reliable. "
         "Measure again on an idle machine."
     )
     assert "differs by 302 %" in advice["reasons"][0]
@@ -114,7 +114,7 @@ def test_a_length_that_was_too_noisy_does_not_take_the_others_with_it(noisy, jud
     assert advice["headline"].startswith("Of the settings tried, use i-clustered: 1.30×")
     assert f"at {judged:,} tokens" in advice["headline"]
     assert advice["headline"].endswith(
-        f"At {noisy:,} tokens, the machine was too busy to compare speeds: measure again on an idle machine."
+        f"At {noisy:,} tokens, the times were too noisy to compare speeds: measure again on an idle machine."
     )
 
 
@@ -212,7 +212,7 @@ def test_lengths_past_the_text_are_not_judged():
 
 def judged(rows, least=0.99, without=None):
     floor, bottoms = Floor("fidelity", least), {} if without is None else {512: without}
-    told, blind = told_apart([EXACT, *rows], [512], floor, bottoms)
+    told, blind = distinguished([EXACT, *rows], [512], floor, bottoms)
     return module.recommend(told, [512], floor, 10_000, {}, blind=blind)
 
 
@@ -247,6 +247,8 @@ def test_a_loss_must_be_a_tenth_of_that_without_attention():
 def test_a_metric_below_zero_proves_as_much_as_another():
     """Such as the negative distance to the exact output, of which exact attention has 0."""
     exact = row("full", 0.0, 1.0)
-    rows = [exact, row("clustered", -0.4, 5.0), row("i-clustered", -0.01, 2.0)]
-    told, blind = told_apart(rows, [512], Floor("fidelity", -0.5), {512: -1.0})
-    assert module.recommend(told, [512], Floor("fidelity", -0.5), 10_000, {}, blind=blind)["choice"] == "i-clustered"
+    rows = [exact, row("clustered", -0.4, 5.0), row("i-clustered", -0.001, 2.0)]
+    floor = Floor("fidelity", -0.5)
+    for without, choice in ((-1.0, "clustered"), (-0.05, "i-clustered"), (-0.005, "full")):
+        told, blind = distinguished(rows, [512], floor, {512: without})
+        assert module.recommend(told, [512], floor, 10_000, {}, blind=blind)["choice"] == choice

@@ -11,7 +11,7 @@ from subquad.tools.report.schema import MethodReport
 from subquad.tools.runs.floor import Floor
 
 
-def told_apart(
+def distinguished(
     methods: Sequence[MethodReport], lengths: Sequence[int], floor: Floor, without: Mapping[int, float]
 ) -> tuple[list[MethodReport], dict[int, str]]:
     """The rows without fidelities that prove nothing, and for each length with such ones why, in a clause.

@@ -33,8 +33,8 @@ def recommend(
 
     The recommendation is about the settings that were tried; no others are searched. Lengths above the text's `tokens`
     are not judged, and neither are those whose `noise` (how far exact attention differs from itself there, as a factor)
-    exceeds `TOO_NOISY`; `remedy` is what to do about that. `blind` are the sentences of `distinguish.told_apart`, which
-    also gives the `methods`. `methods` and the result have the types of `report.schema`.
+    exceeds `TOO_NOISY`; `remedy` is what to do about that. `blind` are the clauses of `distinguish.distinguished`,
+    which also gives the `methods`. `methods` and the result have the types of `report.schema`.
     """
     measured = [m for m in methods if m["status"] == "measured" and _is_candidate(m)]
     best = fastest(methods, lengths, floor, tokens, noise)
@@ -75,12 +75,12 @@ def recommend(
 
 
 def _with_noise(headline: str, noisy: Sequence[int], is_any_judged: bool, remedy: str) -> str:
-    """The headline, or none, and that the machine was too busy at these lengths."""
+    """The headline, or none, and that the times were too noisy at these lengths."""
     where = f"{listed([f'{n:,}' for n in noisy])} tokens"
     if is_any_judged:
-        return f"{headline} At {where}, the machine was too busy to compare speeds: {remedy}."
+        return f"{headline} At {where}, the times were too noisy to compare speeds: {remedy}."
     return (
-        f"No recommendation: the machine was too busy, and the speeds at {where} are not reliable. "
+        f"No recommendation: the times were too noisy, and the speeds at {where} are not reliable. "
         f"{remedy[0].upper()}{remedy[1:]}."
     )
 

@@ -13,7 +13,7 @@ from subquad.methods import METHODS
 from subquad.tools.compare.attachment import attachment
 from subquad.tools.compare.code import code_of
 from subquad.tools.compare.comparison import EXACT, MOST_POSITIONS, TOO_SLOW, Comparison
-from subquad.tools.compare.distinguish import told_apart
+from subquad.tools.compare.distinguish import distinguished
 from subquad.tools.compare.jobs import (
     EAGER,
     LAYERS,
@@ -135,7 +135,7 @@ def why_not(report: Report) -> str:
     if "too_noisy" not in advice:
         return ""
     where = listed([f"{n:,}" for n in advice["too_noisy"]])
-    return f"the machine was too busy to compare speeds at {where} tokens; {_REPEAT}"
+    return f"the times were too noisy to compare speeds at {where} tokens; {_REPEAT}"
 
 
 def _judged_by(floor: Floor, method: MethodReport) -> MethodReport:
@@ -161,7 +161,7 @@ def _recommendation(
 ) -> Recommendation:
     factors = {int(n): factor for n, factor in noise["model"].items()}
     bottoms = {int(n): _fidelity(each, {}, floor) for n, each in without.items()}
-    methods, blind = told_apart(methods, lengths, floor, bottoms)
+    methods, blind = distinguished(methods, lengths, floor, bottoms)
     recommendation = recommend(methods, lengths, floor, tokens, factors, _REPEAT, blind)
     if noise["busy"]:
         recommendation["warning"] = noise["says"]

@@ -118,7 +118,8 @@ def compare(
         measurement = Measurement(sites, judge, exact or module, by_length, rows)
         measurement.run(end, progress)
     notes = [*([not_reached] if not_reached else []), *measurement.notes(len(calls))]
-    noise = noise_of(machine.load(average, [use]), list(measurement.noise.values()))
+    factors = list(measurement.noise.values())
+    noise = noise_of(machine.load(average, [use]), factors, factors)
     return ModuleComparison(
         type(module).__name__,
         str(sites),

@@ -8,7 +8,7 @@ from typing import Any
 
 from subquad.core.spelling import listed
 from subquad.methods import Method, from_dict
-from subquad.tools.compare.distinguish import told_apart
+from subquad.tools.compare.distinguish import distinguished
 from subquad.tools.compare.recommend import recommend
 from subquad.tools.modules.references import WITHOUT
 from subquad.tools.modules.tables import Columns, as_markdown, as_terminal
@@ -72,19 +72,19 @@ class ModuleComparison:
     def recommendation(self) -> ModuleRecommendation:
         """At each length, the closest of the fastest rows that keep `min_fidelity`; exact attention if none proves it.
 
-        A row must be clearly faster than exact attention, and its fidelity must prove something (`told_apart`).
+        A row must be clearly faster than exact attention, and its fidelity must prove something (`distinguished`).
         """
         floor, lengths = Floor("fidelity", self.min_fidelity), list(self.lengths)
-        rows, blind = self._told_apart
+        rows, blind = self._distinguished
         result = recommend(rows, lengths, floor, max(lengths), self.noise, blind=blind)
         chosen = result["by_length"]
         by_length = {n: _method_of(self.rows, chosen.get(str(n), "full")) for n in lengths}
         return ModuleRecommendation(by_length[min(lengths)], by_length, result["headline"], tuple(result["reasons"]))
 
     @property
-    def _told_apart(self) -> tuple[list[MethodReport], dict[int, str]]:
+    def _distinguished(self) -> tuple[list[MethodReport], dict[int, str]]:
         without = {int(n): value for n, value in self._fidelity_without.items()}
-        return told_apart(self.rows, list(self.lengths), Floor("fidelity", self.min_fidelity), without)
+        return distinguished(self.rows, list(self.lengths), Floor("fidelity", self.min_fidelity), without)
 
     @property
     def _fidelity_without(self) -> dict[str, float]:
@@ -170,7 +170,7 @@ class ModuleComparison:
     @property
     def _without_attention(self) -> list[str]:
         """At which lengths the fidelity does not tell methods apart, in a sentence."""
-        fidelity, (_, blind) = self._fidelity_without, self._told_apart
+        fidelity, (_, blind) = self._fidelity_without, self._distinguished
         lengths = [at for at in self.lengths if at not in blind]
         kept = {f"{at:,}": fidelity[str(at)] for at in lengths if fidelity.get(str(at), -math.inf) >= self.min_fidelity}
         if not kept:

@@ -178,7 +178,7 @@ class ModulePlanning:
         seconds = self.screen(longest, methods)
         losses = self.losses(items, seconds)
         without = None if self.judge.is_score else self.without_attention(items[0])
-        losses, accepted = self.told_apart(losses, accepted, without)
+        losses, accepted = self.distinguished(losses, accepted, without)
         verified, why_exact = self.verify(seconds, losses, held_out, accepted)
         used = len(items) + (len(held_out) if verified is None else len(verified.losses))
         if used < inputs:
@@ -308,10 +308,10 @@ class ModulePlanning:
             output = call.run(self.sites.module)
         return self.judge.value(exact, exact, call) - self.judge.value(output, exact, call)
 
-    def told_apart(
+    def distinguished(
         self, losses: dict[int, dict[str, list[float]]], accepted: float, without: float | None
     ) -> tuple[dict[int, dict[str, list[float]]], float]:
-        """The losses that prove something, and the loss that is accepted; a note says what does not."""
+        """The losses that prove something, and the loss that is accepted, with a note if either is restricted."""
         kernels = [name for name, method in self.methods.items() if method.is_exact]
         means = {
             n: {each: statistics.mean(values) for each, values in by_name.items()} for n, by_name in losses.items()

@@ -422,7 +422,7 @@ class Length:
         if best is None or best is exact or best.speedup < FASTER:
             planned.why_exact = (
                 f"the verified plan has {fastest.speedup:.2f}× the speed of exact attention with a loss of "
-                f"{fastest.loss:.4f}, which is no clear gain"
+                f"{fastest.loss:.4f}, which is not a clear gain"
             )
             return
         planned.chosen, planned.verified, planned.why_exact = best.chosen, best, None

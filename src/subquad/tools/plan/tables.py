@@ -162,8 +162,8 @@ def _layer(planned: PlannedLength, number: str) -> list[Cell]:
     layer = planned["layers"].get(number)
     if layer is None or layer["method"] == EXACT:
         return [Cell("exact", "tie"), BLANK, BLANK, BLANK]
-    figures = cells.share(layer["time"]), cells.number(layer["loss"], 4), cells.number(layer.get("error"), 3)
-    return [Cell(layer["method"]), *figures]
+    measured = cells.share(layer["time"]), cells.number(layer["loss"], 4), cells.number(layer.get("error"), 3)
+    return [Cell(layer["method"]), *measured]
 
 
 def floors(report: PlanReport) -> ReportTable:

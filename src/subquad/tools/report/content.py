@@ -192,10 +192,9 @@ def _of_batches(report: Report, column: Column) -> Column:
 
 def mean_length(report: Report, length: str) -> float | None:
     """The mean number of tokens of the texts in padded batches; None if each text had the whole length."""
-    batch, in_batch = (report["settings"].get(name) for name in ("batch", "batch_tokens"))
-    if not batch or batch == 1 or length not in (in_batch or {}):
-        return None
-    return float(in_batch[length]) / float(batch)
+    batch: int = report["settings"].get("batch") or 1
+    in_batch: Mapping[str, float] = report["settings"].get("batch_tokens") or {}
+    return in_batch[length] / batch if batch > 1 and length in in_batch else None
 
 
 def op_table(report: Report) -> ReportTable:
@@ -379,7 +378,9 @@ def legend(report: Report) -> str:
 
 def _padding(report: Report) -> str:
     """What a length means if batches were padded."""
-    means = [f"{mean:,.0f} at {tokens(n)}" for n in model_lengths(report) if (mean := mean_length(report, n)) is not None]
+    means = [
+        f"{mean:,.0f} at {tokens(n)}" for n in model_lengths(report) if (mean := mean_length(report, n)) is not None
+    ]
     batch = report["settings"].get("batch")
     return f"Batches of {batch} texts, padded; their mean number of tokens is {listed(means)}." if means else ""
 

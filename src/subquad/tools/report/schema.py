@@ -84,8 +84,8 @@ class Recommendation(TypedDict):
 
     choice: str  # a method as the command line writes it; "full" = stay with exact attention
     by_length: NotRequired[dict[str, str]]  # length that was judged -> the choice there
-    too_noisy: NotRequired[list[int]]  # lengths that were not judged, because the machine was too busy
-    warning: NotRequired[str]  # that the machine was busy
+    too_noisy: NotRequired[list[int]]  # lengths that were not judged, because the times were too noisy
+    warning: NotRequired[str]  # that the times are uncertain
     headline: str
     reasons: list[str]
     attachment: NotRequired[Attachment]  # absent if exact attention stays everywhere

@@ -57,7 +57,7 @@ def test_a_plan_is_not_lossy_for_nothing():
     assert set(choice.closest(seconds, losses, 0.01, 12.0).values()) == {"crude"}
 
 
-def test_candidates_that_all_lose_nothing_are_not_told_apart():
+def test_candidates_that_all_lose_nothing_are_not_distinguished():
     losses = {n: {"full": 0.0, "kernel": 0.0, "crude": 1e-6, "close": 1e-7} for n in range(6)}
     assert choice.tied(losses, ["kernel"]) == 2
     assert choice.tied(losses | {6: {"full": 0.0, "crude": 1e-4}}, ["kernel"]) == 0
