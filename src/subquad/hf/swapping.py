@@ -15,7 +15,7 @@ from rich.table import Table
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from subquad.core.plain_tables import as_text
+from subquad.core.plain_tables import alike, as_text, common_name, ranges
 from subquad.distributed import Ranks, Sequence
 from subquad.hf.call_checks import check_calls, refuse_weights_of, stop_checking
 from subquad.hf.layers import KEEPS, NAME, Attached, Layer, attached_to, head_counts, keep_refusal
@@ -67,10 +67,15 @@ class Swapped:
     extended: bool = False
 
     def __str__(self) -> str:
+        methods = [str(self.methods.get(layer.number, "(the model's own)")) for layer in self.layers]
+        features = [(layer.kind, method) for layer, method in zip(self.layers, methods, strict=True)]
         table = Table("layer", "name", "kind", "method", box=None)
-        for layer in self.layers:
-            default = "(the model's own)"
-            table.add_row(str(layer.number), layer.name, layer.kind, str(self.methods.get(layer.number, default)))
+        for group in alike([layer.name for layer in self.layers], features):
+            layers = [self.layers[index] for index in group]
+            number = ranges([layer.number for layer in layers])
+            if len(layers) == len(self.layers) > 1:
+                number = f"all {len(layers)}"
+            table.add_row(number, common_name([layer.name for layer in layers]), *features[group[0]])
         lines = [as_text(table)]
         exact = [layer for layer in self.layers if layer.window is not None and self._is_exact(layer)]
         if exact and not all(map(self._is_exact, self.layers)):

@@ -11,6 +11,10 @@ from subquad.masks.sdpa import IsBias
 from subquad.methods.core.halves import future_leak
 from subquad.methods.core.method import Method
 
+ENTRY_POINTS = (
+    "call sq.attention or sq.nn.MultiheadAttention in a layer of your own, or use sq.nn.swap for layers of torch or "
+    "timm and sq.hf.swap for transformers models"
+)
 Prepared = tuple[Any, ...]  # what `Method.run` takes
 
 
@@ -91,7 +95,7 @@ def prepare_sdpa(
     if not (method.traits.cross or mask.is_causal):
         raise ValueError(
             f"{method.name!r} is for self-attention, and a call of SDPA without a causal mask may be "
-            "cross-attention; use sq.nn.swap(module, method) or sq.hf.swap(model, method)"
+            f"cross-attention; {ENTRY_POINTS}"
         )
     return method.prepare(query, key, value, mask=mask, bias=bias, scale=scale, enable_gqa=enable_gqa)
 

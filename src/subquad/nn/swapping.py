@@ -13,7 +13,7 @@ from rich.table import Table
 from torch import nn
 
 from subquad.core.hooks import add_pre_hook, remove_hooks
-from subquad.core.plain_tables import as_text
+from subquad.core.plain_tables import alike, as_text, common_name
 from subquad.methods import Method, resolve
 from subquad.nn import timm_layers, torch_layers
 from subquad.nn.torch_calls import check_encoder_padding
@@ -33,8 +33,12 @@ class SwappedModule:
 
     def __str__(self) -> str:
         table = Table("layer", "kind", "method", box=None)
-        for name, method in self.layers.items():
-            table.add_row(name or "(the module itself)", self.kinds[name], str(method or "(the layer's own)"))
+        names = list(self.layers)
+        features = [(self.kinds[name], str(method or "(the layer's own)")) for name, method in self.layers.items()]
+        for group in alike(names, features):
+            name = common_name([names[index] for index in group]) or "(the module itself)"
+            count = f" ({'all ' if len(group) == len(names) else ''}{len(group)} layers)" if len(group) > 1 else ""
+            table.add_row(f"{name}{count}", *features[group[0]])
         return as_text(table)
 
 

@@ -140,6 +140,18 @@ def test_the_encoder_of_t5_alone_takes_its_bias(method, side):
     torch.testing.assert_close(have, want, atol=1e-5, rtol=1e-5)
 
 
+def test_equal_layers_print_as_one_row():
+    config = hf.LlamaConfig(
+        vocab_size=60, hidden_size=32, num_hidden_layers=9, num_attention_heads=4, intermediate_size=48
+    )
+    model = hf.LlamaModel(config)
+    (line,) = str(sq.hf.swap(model, "clustered-tail")).splitlines()[1:]
+    assert line.split() == ["all", "9", "layers.*.self_attn", "causal", "self-attention", "clustered-tail"]
+    sq.hf.restore(model)
+    lines = str(sq.hf.swap(model, {3: "clustered-tail", 4: "clustered-tail"})).splitlines()[1:]
+    assert [line.partition(" layers")[0].strip() for line in lines] == ["0 to 2, 5 to 8", "3 to 4"]
+
+
 def test_t5_refuses_methods_without_bias():
     case = build("t5")
     with pytest.raises(ValueError, match=r"supports no additive bias .* position bias"):
@@ -245,14 +257,15 @@ def test_bad_mappings_name_the_mistake(mapping, message):
         sq.hf.swap(build("bert").model, mapping)
 
 
-def test_describe_prints_a_line_a_layer():
+def test_describe_prints_a_line_for_equal_layers():
     model = build("bart").model
     sq.hf.swap(model, {3: "oracle-top", 0: "clustered:clusters=7"})
     text = str(sq.hf.describe(model))
     assert "model.encoder.layers.0.self_attn" in text
     assert "clustered:clusters=7" in text
     assert "causal self-attention" in text
-    assert len(text.splitlines()) == 1 + 6
+    assert len(text.splitlines()) == 1 + 5
+    assert "2, 4   model.decoder.layers.*.self_attn" in text
 
 
 def test_describe_does_not_claim_what_no_longer_runs():

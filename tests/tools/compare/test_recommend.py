@@ -3,6 +3,7 @@
 import pytest
 
 from subquad.tools.compare import recommend as module
+from subquad.tools.compare.distinguish import distinguished
 from subquad.tools.runs.floor import Floor
 
 
@@ -38,6 +39,40 @@ def test_the_fastest_of_the_faithful_wins():
     assert recommend(methods, [512], 0.8)["choice"] == "clustered"
 
 
+KERNEL = row("full:kernel=subquad", 1.0, 1.21) | {"settings": {"name": "full", "kernel": "subquad"}}
+
+
+@pytest.mark.parametrize(
+    ("speedup", "noise", "choice"),
+    [(1.24, 1.02, KERNEL["method"]), (1.30, 1.02, "clustered"), (1.30, 1.1, KERNEL["method"])],
+)
+def test_a_loss_is_not_accepted_for_a_speed_within_5_percent_or_the_noise(speedup, noise, choice):
+    """As in a plan of 1.24× at 0.9961 where the exact kernel had 1.21× at 1.0000."""
+    crude = row("clustered", 0.9961, speedup)
+    advice = recommend([EXACT, KERNEL, crude], [512], 0.99, noise={512: noise})
+    assert advice["choice"] == choice
+    assert module.fastest([EXACT, KERNEL, crude], [512], Floor(), 10_000, {512: noise})[512]["method"] == choice
+
+
+def test_gain_and_loss_are_in_one_sentence():
+    closer = recommend([EXACT, KERNEL, row("clustered", 0.9961, 1.24)], [512], 0.99)["reasons"][0]
+    assert closer == (
+        "512 tokens: full:kernel=subquad is the closest of the fastest settings tried with fidelity ≥ 0.99: 1.21× the "
+        "speed of exact attention, fidelity 1.000; clustered is within 5 % of it (1.24×) and loses more (fidelity "
+        "0.996)."
+    )
+    faster = recommend([EXACT, KERNEL, row("clustered", 0.9961, 1.4)], [512], 0.99)["reasons"][0]
+    assert faster == (
+        "512 tokens: clustered is the fastest of the settings tried with fidelity ≥ 0.99: 1.40× the speed of exact "
+        "attention, fidelity 0.996; it gains 16 % in speed over full:kernel=subquad, which loses less (fidelity 1.000)."
+    )
+
+
+def test_of_rows_that_are_equally_close_but_for_rounding_the_faster_one_wins():
+    rows = [EXACT, row("clustered", 0.9999999, 1.22), row("i-clustered", 0.9999998, 1.24)]
+    assert recommend(rows, [512], 0.99)["choice"] == "i-clustered"
+
+
 def test_exact_attention_stays_where_nothing_is_both():
     advice = recommend([EXACT, row("clustered", 0.9, 3.0), row("i-clustered", 0.999, 0.7)], [512], 0.99)
     assert advice["choice"] == "full"
@@ -55,13 +90,13 @@ def test_noise_is_no_gain():
     assert recommend([EXACT, row("i-clustered", 1.0, 1.3, noise=1.2)], [512], 0.99)["choice"] == "i-clustered"
 
 
-def test_a_machine_that_was_too_busy_gives_no_recommendation_and_the_headline_is_about_that():
+def test_times_that_are_too_noisy_give_no_recommendation_and_the_headline_is_about_that():
     """As in a run in which exact attention took four times as long as itself, and a row of 1.07× had 4.49×."""
     methods = [EXACT, row("i-clustered", 1.0, 4.49, noise=4.02)]
     advice = recommend(methods, [512], 0.99, noise={512: 4.02})
     assert (advice["choice"], advice["by_length"], advice["too_noisy"]) == ("full", {}, [512])
     assert advice["headline"] == (
-        "No recommendation: the machine was too busy, and the speeds at 512 tokens are not reliable. "
+        "No recommendation: the times were too noisy, and the speeds at 512 tokens are not reliable. "
         "Measure again on an idle machine."
     )
     assert "differs by 302 %" in advice["reasons"][0]
@@ -79,7 +114,7 @@ def test_a_length_that_was_too_noisy_does_not_take_the_others_with_it(noisy, jud
     assert advice["headline"].startswith("Of the settings tried, use i-clustered: 1.30×")
     assert f"at {judged:,} tokens" in advice["headline"]
     assert advice["headline"].endswith(
-        f"At {noisy:,} tokens, the machine was too busy to compare speeds: measure again on an idle machine."
+        f"At {noisy:,} tokens, the times were too noisy to compare speeds: measure again on an idle machine."
     )
 
 
@@ -170,3 +205,50 @@ def test_lengths_past_the_text_are_not_judged():
     assert advice["choice"] == "i-clustered"
     assert advice["reasons"][1] == "2,048 tokens: not judged, because the text has only 1,000 tokens."
     assert recommend(methods, [512, 2048], 0.99, tokens=100)["choice"] == "full"
+
+
+# ---------------------------------------------------------------------- fidelities that prove nothing
+
+
+def judged(rows, least=0.99, without=None):
+    floor, bottoms = Floor("fidelity", least), {} if without is None else {512: without}
+    told, blind = distinguished([EXACT, *rows], [512], floor, bottoms)
+    return module.recommend(told, [512], floor, 10_000, {}, blind=blind)
+
+
+def test_methods_that_all_tie_at_the_top_leave_exact_attention():
+    rows = [row("clustered", 0.99999, 5.0), row("i-clustered", 0.999999, 2.0)]
+    advice = judged(rows, without=0.97)
+    assert advice["choice"] == "full"
+    assert advice["headline"].startswith(
+        "This comparison does not tell methods apart. At 512 tokens, both approximations have the fidelity of exact "
+        "attention, 1.0000 (without attention: 0.9700)."
+    )
+    assert judged([*rows, KERNEL])["choice"] == "full:kernel=subquad"
+    assert judged([*rows, KERNEL])["headline"].startswith("This comparison does not tell methods apart.")
+    assert judged(rows[:1])["choice"] == "clustered"  # there is nothing to tell it apart from
+    assert judged([*rows, row("local", 0.9998, 5.1)])["choice"] == "clustered"
+
+
+def test_a_loss_must_be_a_tenth_of_that_without_attention():
+    crude, close = row("clustered", 0.991, 5.0), row("i-clustered", 0.9991, 2.0)
+    assert judged([crude, close], without=0.9)["choice"] == "clustered"
+    advice = judged([crude, close], without=0.95)
+    assert advice["choice"] == "i-clustered"
+    assert advice["reasons"][0] == (
+        "512 tokens: the fidelity without any attention is still 0.9500, and clustered loses more than a tenth as much."
+    )
+    neither = judged([crude, close], without=0.995)
+    assert neither["choice"] == "full"
+    assert neither["headline"].startswith("This comparison does not tell methods apart. At 512 tokens, the fidelity")
+    assert "clustered and i-clustered lose more than a tenth as much" in neither["headline"]
+
+
+def test_a_metric_below_zero_proves_as_much_as_another():
+    """Such as the negative distance to the exact output, of which exact attention has 0."""
+    exact = row("full", 0.0, 1.0)
+    rows = [exact, row("clustered", -0.4, 5.0), row("i-clustered", -0.001, 2.0)]
+    floor = Floor("fidelity", -0.5)
+    for without, choice in ((-1.0, "clustered"), (-0.05, "i-clustered"), (-0.005, "full")):
+        told, blind = distinguished(rows, [512], floor, {512: without})
+        assert module.recommend(told, [512], floor, 10_000, {}, blind=blind)["choice"] == choice

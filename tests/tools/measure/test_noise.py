@@ -100,20 +100,23 @@ def test_a_quiet_machine_is_said_to_be_so():
 
 
 @pytest.mark.parametrize(
-    ("load", "factors"),
+    ("load", "factors", "what"),
     [
-        (QUIET | {"others": 0.3}, [1.001]),
-        (QUIET, [1.01, 1.08, 1.2]),
-        ({"others": None, "average": 2.0, "cores": 4}, []),
-        ({"others": None, "average": None, "cores": 4}, [1.5]),
+        (QUIET | {"others": 0.3}, [1.001], "The machine was busy: "),
+        (QUIET | {"others": 0.3}, [1.4], "The machine was busy: "),
+        (QUIET | {"others": 0.004}, [1.01, 1.08, 1.2], "The times were noisy: "),
+        ({"others": None, "average": 2.0, "cores": 4}, [], "The machine was busy: "),
+        ({"others": None, "average": None, "cores": 4}, [1.5], "The times were noisy: "),
     ],
 )
-def test_a_busy_machine_is_named_with_what_it_means_and_what_to_do(load, factors):
+def test_uncertain_times_are_named_with_the_cause_and_what_to_do(load, factors, what):
+    """Other processes are the cause only if they used the processors."""
     noise = noise_of(load, factors)
     assert noise["busy"]
-    assert noise["says"].startswith("The machine was busy: ")
-    for said in ("uncertain", "quality are not affected", "Repeat the command on an idle machine"):
+    assert noise["says"].startswith(what)
+    for said in ("uncertain", "quality are not affected", "Repeat the command"):
         assert said in noise["says"]
+    assert ("because other work" in noise["says"]) == what.startswith("The machine")
 
 
 def test_the_load_before_the_run_does_not_count_where_others_are_known():

@@ -209,8 +209,45 @@ def test_a_scale_that_tells_nothing_apart_is_said():
     alike, apart = (
         str(sq.compare(LayerBlock(share), inputs(30, 60), methods=CRUDE, minutes=0.05)) for share in (1e-3, 2.0)
     )
-    assert "Without attention the fidelity is still 1.0000 at 30 and 60 tokens, so min_fidelity=0.99 does not" in alike
-    assert "Without attention the fidelity" not in apart
+    assert "This comparison does not tell methods apart." in alike
+    for length in (30, 60):
+        assert f"At {length} tokens, the fidelity without any attention is still 1.0000" in alike
+    assert "does not tell methods apart" not in apart
+
+
+def test_where_all_methods_tie_at_the_top_exact_attention_is_recommended_and_that_comes_first():
+    """As in a module with random weights and pooled output: cosines of 1.0000, with relative errors that differ."""
+
+    class Pooled(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.encoder = encoder()
+
+        def forward(self, x):
+            return self.encoder(x).mean(1)
+
+    result = sq.compare(Pooled(), inputs(300), methods=["clustered:clusters=25", CLOSE], minutes=0.05)
+    rows = rows_of(result)
+    assert {round(rows[name]["fidelity"]["300"], 4) for name in measured(result)} == {1.0}
+    assert result.recommendation.by_length == {300: None}
+    assert result.recommendation.headline.startswith(
+        "This comparison does not tell methods apart. At 300 tokens, both approximations have the fidelity of exact "
+        "attention, 1.0000 (without attention: 0."
+    )
+
+
+def test_the_relative_error_is_next_to_the_fidelity_unless_it_is_the_fidelity():
+    module, items = LayerBlock(), inputs(50, 50)
+    result = sq.compare(module, items, methods=CRUDE, minutes=0.05)
+    with torch.no_grad():
+        exact = [module.eval()(x) for x in items]
+        sq.nn.swap(module, CRUDE)
+        errors = [(module(x) - y).norm() / y.norm() for x, y in zip(items, exact, strict=True)]
+        sq.nn.restore(module)
+    assert rows_of(result)[CRUDE]["relative_error"]["50"] == pytest.approx(float(sum(errors)) / 2, 1e-4)
+    assert result.rows[0]["relative_error"]["50"] == 0.0
+    assert "rel. error" in str(result)
+    assert "rel. error" not in str(sq.compare(module, items, methods=CRUDE, metric="relative-error", minutes=0.02))
 
 
 # ---------------------------------------------------------------------- metrics
@@ -290,7 +327,7 @@ def test_the_result_prints_and_is_plain_data():
     names = [line.strip().partition("  ")[2].partition("  ")[0].strip() for line in text.splitlines()[2:7]]
     assert names == ["full (the module's own)", "full (by sq.nn.swap)", CRUDE, "nystrom", "without attention"]
     assert CRUDE in text
-    assert "| tokens | method | fidelity | ms | speed | extra MiB |" in markdown
+    assert "| tokens | method | fidelity | rel. error | ms | speed | extra MiB |" in markdown
     assert result.recommendation.headline in text
     data = json.loads(json.dumps(result.to_dict()))
     assert [row["method"] for row in data["rows"]][:3] == ["full", CRUDE, "nystrom"]

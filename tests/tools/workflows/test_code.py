@@ -68,6 +68,23 @@ def test_learned_parameters_of_one_length_come_from_what_is_saved():
                                                                | {"method": "plan:x"}])  # fmt: skip
 
 
+def test_a_sentence_transformer_is_loaded_as_one():
+    attached: Any = {"dtype": "bf16", "steps": {"0": f"{TAIL} in bf16"}, "lengths": [600]}
+    facts = {
+        "kind": "embedding", "library": "sentence-transformers", "position_limit": 512, "layers": list(range(6))
+    }  # fmt: skip
+    text = code_of(attached, [row(f"{TAIL} in bf16", [*range(6)])], facts, None)
+    assert "AutoModel" not in text
+    model = run(text)["model"]
+    assert type(model).__name__ == "SentenceTransformer"
+    assert {str(method) for method in sq.hf.describe(model).methods.values()} == {TAIL}
+    assert sq.hf.transformers_model(model).dtype == torch.bfloat16
+    assert torch.as_tensor(model.encode("attention " * 550)).isfinite().all()
+    apart = code_of(attached | {"steps": {"0": "full", "600": "lha@mine"}},
+                    [row("full", [*range(6)]), row("lha@mine", [*range(6)], adapter="mine")], facts, None)  # fmt: skip
+    assert 'SentenceTransformer("served")' in apart
+
+
 @pytest.mark.usefixtures("short", "undisturbed")
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 def test_a_causal_language_model(model, text, tmp_path, monkeypatch, dtype):

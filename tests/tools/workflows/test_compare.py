@@ -23,7 +23,7 @@ from subquad.tools.compare.tables import markdown, rich_table
 from subquad.tools.compare.write import write_report
 from subquad.tools.measure.noise import AGAIN
 from subquad.tools.models import saving
-from subquad.tools.report.content import legend, op_table, use
+from subquad.tools.report.content import legend, main_table, op_table, use
 from subquad.tools.runs.settings import CompareSettings, PlanSettings
 
 pytestmark = pytest.mark.usefixtures("undisturbed")
@@ -408,6 +408,25 @@ def test_a_batch_has_the_lengths_of_the_text(settings, tmp_path):
     memory = [by_method(each)["full"]["model"]["96"]["extra_mib"] for each in (alone, report)]
     assert memory[1] > 2 * memory[0]
     assert any("batches of 4 padded texts" in note for note in report["notes"])
+    means = {n: counted[n] / 4 for n in ("48", "96")}
+    groups = {column.group for column in main_table(report).columns}
+    assert {f"{n} (mean {mean:,.0f})" for n, mean in means.items()} <= groups
+    assert f"Batches of 4 texts, padded; their mean number of tokens is {means['48']:,.0f} at 48" in legend(report)
+    assert {"48", "96"} <= {column.group for column in main_table(alone).columns}
+
+
+def test_the_model_without_attention_is_the_bottom_of_the_scale(measured):
+    for name in ("bert", "llama", "masked"):
+        report = report_of(measured(name))
+        bottoms = report["without_attention"]
+        assert set(bottoms) == {"48", "96"}
+        assert "Fidelity of the model without attention: " in legend(report)
+    assert 0 < report["without_attention"]["48"]["of_exact"] <= 1
+    rows = by_method(report_of(measured("bert")))
+    assert "without attention" not in rows
+    quality = rows["clustered:clusters=4"]["quality"]["48"]
+    assert 0 < quality["relative_error"] < 1
+    assert quality["relative_error"] == pytest.approx(math.sqrt(2 * (1 - quality["cosine_mean"])), rel=0.5)
 
 
 def test_a_batch_beyond_the_text_is_refused(settings, tmp_path):

@@ -146,13 +146,13 @@ def test_nothing_is_saved_from_a_machine_that_was_too_busy(model, text, tmp_path
     monkeypatch.setattr(recommend, "TOO_NOISY", 0.0)
     result = compared(model("bert"), text, tmp_path)
     shown = " ".join(result.output.replace("│", " ").split())
-    assert "No recommendation: the machine was too busy, and the speeds at 64 and 96 tokens are not reliable." in shown
+    assert "No recommendation: the times were too noisy, and the speeds at 64 and 96 tokens are not reliable." in shown
     assert "Nothing saved" in shown
-    assert "too busy to compare speeds at 64 and 96 tokens; repeat the command with --again" in shown
+    assert "too noisy to compare speeds at 64 and 96 tokens; repeat the command with --again" in shown
     assert not (tmp_path / "saved").exists()
     page = (tmp_path / "out" / "report.html").read_text()
     box = page[page.index('class="advice"') : page.index("</section>")]
-    assert "No recommendation: the machine was too busy" in box
+    assert "No recommendation: the times were too noisy" in box
 
 
 @pytest.mark.usefixtures("short", "quick")
@@ -243,7 +243,7 @@ def test_a_plan_is_saved_with_the_model_that_it_is_for(sentences, text, tmp_path
     assert "Saved" in result.output
     report = json.loads((tmp_path / "out" / "report.json").read_text())
     assert report["next"] == (
-        f"subquad compare {sentences} --text {text} --plan {tmp_path / 'out'} --max-length 32 --min-fidelity 0.2 "
+        f"subquad compare {sentences} --text {text} --plan {tmp_path / 'out'} --lengths 32,80 --min-fidelity 0.2 "
         "--dtype fp32"
     )
     assert report["next"] in result.output.replace("\n", "")

@@ -14,7 +14,7 @@ from subquad.nn.interception.call_sites import caller, is_ours
 from subquad.nn.interception.log import InterceptionLog
 from subquad.nn.interception.mode import SdpaCalls
 from subquad.nn.interception.nested import taking_nested
-from subquad.nn.sdpa_arguments import prepare_sdpa, run_exactly
+from subquad.nn.sdpa_arguments import ENTRY_POINTS, prepare_sdpa, run_exactly
 
 
 @contextmanager
@@ -135,5 +135,5 @@ def _refuse(method: Method) -> None:
     if method.traits.learned:
         raise ValueError(
             f"{method.name!r} has learned parameters, which belong to one layer, and a call of SDPA does not show "
-            "its layer; use sq.nn.swap(module, method), sq.hf.swap(model, method) or method.bind(…)"
+            f"its layer; {ENTRY_POINTS}"
         )

@@ -30,33 +30,44 @@ def code_of(
     """
     by_name = {row["method"]: row for row in methods}
     steps = {int(start): by_name[name] for start, name in attached["steps"].items()}
+    wrapped = model.get("library") == "sentence-transformers"
     auto = AUTO_CLASSES[model["kind"]]
-    loaded = f"from transformers import {auto}, AutoTokenizer"
+    imported = (
+        "from sentence_transformers import SentenceTransformer"
+        if wrapped
+        else f"from transformers import {auto}, AutoTokenizer"
+    )
     if not _is_one_method(steps):
         return "\n".join([
             f"# The command with --save {SAVED} writes this model, whose parameters or layers differ by length.",
-            "import subquad.hf",
-            loaded,
+            *(("import subquad.hf", imported) if not wrapped else (imported, "import subquad.hf")),
             "",
-            f'tokenizer = AutoTokenizer.from_pretrained("{SAVED}")',
-            f'model = {auto}.from_pretrained("{SAVED}")',
+            *_loading(wrapped, auto, f'"{SAVED}"'),
         ])  # fmt: skip
     longest, limit = max(attached["lengths"]), model["position_limit"]
     calls = []
     if limit is not None and longest > limit:
-        calls.append(f"sq.hf.extend_positions(model, {longest}, tokenizer=tokenizer)")
+        calls.append(f"sq.hf.extend_positions(model, {longest}{'' if wrapped else ', tokenizer=tokenizer'})")
     calls += _attaching(steps, len(model["layers"]))
-    lines = ["import torch", *(["import subquad as sq"] if calls else []), loaded]
+    ours = ["import subquad as sq"] if calls else []
+    lines = ["import torch", *((imported, *ours) if wrapped else (*ours, imported))]
     if location in (None, *demo.NAMES):
         lines += ["from subquad.tools.models import demo", "", f"path = {_DEMOS[location or demo.ENCODER]}"]
     else:
         lines += ["", f"path = {json.dumps(location, ensure_ascii=False)}"]
-    dtype = str(TORCH[attached["dtype"]])
-    lines += [
-        "tokenizer = AutoTokenizer.from_pretrained(path)",
-        f"model = {auto}.from_pretrained(path, dtype={dtype})",
+    return "\n".join([*lines, *_loading(wrapped, auto, "path", str(TORCH[attached["dtype"]])), *calls])
+
+
+def _loading(wrapped: bool, auto: str, path: str, dtype: str | None = None) -> list[str]:
+    """The lines that load the model, and its tokenizer if it does not contain it."""
+    if wrapped:
+        options = "" if dtype is None else f', model_kwargs={{"dtype": {dtype}}}'
+        return [f"model = SentenceTransformer({path}{options})"]
+    options = "" if dtype is None else f", dtype={dtype}"
+    return [
+        f"tokenizer = AutoTokenizer.from_pretrained({path})",
+        f"model = {auto}.from_pretrained({path}{options})",
     ]
-    return "\n".join([*lines, *calls])
 
 
 _DEMOS = {demo.ENCODER: "demo.encoder()", demo.DECODER: "demo.decoder()"}

@@ -47,6 +47,7 @@ from subquad.tools.models.dtypes import FP32, TORCH
 from subquad.tools.models.passages import TokenizedText
 from subquad.tools.models.pretrained import BATCH, Pretrained, running
 from subquad.tools.models.rows import CompareRow, mark_of
+from subquad.tools.modules.references import WITHOUT, WithoutAttention
 from subquad.tools.runs import machine
 from subquad.tools.runs.floor import Floor
 from subquad.tools.runs.jobs import Job
@@ -54,7 +55,7 @@ from subquad.tools.runs.runner import JobRun
 from subquad.tools.runs.settings import CompareSettings
 
 EXACT = "full"
-JOBS_VERSION = 4  # changes with what the results of jobs hold, so that a run of another version is not resumed
+JOBS_VERSION = 5  # changes with what the results of jobs hold, so that a run of another version is not resumed
 LAYER_PASSAGES, LAYER_TOKENS = 4, 2048  # on which layers are measured one by one, at most
 WEIGHTS_UP_TO = 1024  # tokens: rows of attention weights take as many columns of values
 CAUSAL_SEQUENCES = 5  # each position of one is a measurement of its next token
@@ -299,7 +300,10 @@ class Comparison(JobRun):
             return self.pretrained.embed_all(self._task_items)
 
     def sequence_round(self, length: int, i: int) -> SequenceRound:
-        """The i-th batch of this length through every row in turn. The first one warms up, and measures memory."""
+        """The i-th batch of this length through every row in turn.
+
+        The first one warms up, and measures memory and the output without attention.
+        """
         items = self._batches(length)[i]
         outputs: dict[str, Any] = {}
         passes: dict[str, tuple[float, float | None]] = {}
@@ -307,12 +311,16 @@ class Comparison(JobRun):
         rows = {row.name: row for row in (self.rows if before else self._fast_enough(length))}
         if before:
             rows = {name: row for name, row in rows.items() if name in before[0]}
-        timed = rows | ({AGAIN: rows[EXACT]} if i > 0 else {})
+        runs = {name: (row.dtype, row.swap) for name, row in rows.items()}
+        if i > 0:
+            runs[AGAIN] = runs[EXACT]
+        elif self.group.count == 1:  # of split tokens, exact attention would run by its own way over the ranks
+            runs[WITHOUT] = FP32, WithoutAttention()
         with machine.watched(self.group.count) as use:
-            for name, row in shuffled(timed, random.Random(i)).items():
-                model = self._model_for(length, row.dtype)
+            for name, (dtype, methods) in shuffled(runs, random.Random(i)).items():
+                model = self._model_for(length, dtype)
                 forward = partial(model.forward, items)
-                with running(model.model, row.swap, self.group):
+                with running(model.model, methods, self.group):
                     if i == 0:
                         seconds, (mib, outputs[name]) = stopwatch(
                             partial(peak_extra_mib, forward, model.device, self.group), model.device, self.group

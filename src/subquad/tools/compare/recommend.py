@@ -1,11 +1,13 @@
 """Choose a method from the figures of a comparison, with reasons."""
 
+import math
 from collections.abc import Mapping, Sequence
 
 from subquad.core.spelling import listed
 from subquad.methods import Full, from_dict
 from subquad.tools.measure.exact_limits import exact_up_to
 from subquad.tools.measure.noise import Verdict, percent
+from subquad.tools.measure.tradeoff import EQUAL, SIMILAR, closest_of_fast
 from subquad.tools.models.dtypes import FP32
 from subquad.tools.report.schema import MethodReport, Recommendation
 from subquad.tools.runs.floor import Floor
@@ -15,6 +17,7 @@ MARGIN = 1.1  # a smaller speed-up is not worth a change
 # usual lengths, and the fastest of a dozen rows is then the one that the other work on the machine hit least.
 TOO_NOISY = 1.5
 MEASURE_AGAIN = "measure again on an idle machine"
+REMEDY = "Use trained weights, more inputs, or a metric that shows the difference."
 
 
 def recommend(
@@ -24,18 +27,27 @@ def recommend(
     tokens: int,
     noise: Mapping[int, float],
     remedy: str = MEASURE_AGAIN,
+    blind: Mapping[int, str] | None = None,
 ) -> Recommendation:
     """The headline and the reason for each length, from the choices of `fastest`.
 
     The recommendation is about the settings that were tried; no others are searched. Lengths above the text's `tokens`
     are not judged, and neither are those whose `noise` (how far exact attention differs from itself there, as a factor)
-    exceeds `TOO_NOISY`; `remedy` is what to do about that. `methods` and the result have the types of `report.schema`.
+    exceeds `TOO_NOISY`; `remedy` is what to do about that. `blind` are the clauses of `distinguish.distinguished`,
+    which also gives the `methods`. `methods` and the result have the types of `report.schema`.
     """
     measured = [m for m in methods if m["status"] == "measured" and _is_candidate(m)]
     best = fastest(methods, lengths, floor, tokens, noise)
     judged, main_length = list(best), lengths[0]
     noisy = {n: noise[n] for n in lengths if n <= tokens and n not in best}
-    reasons = [_reason(_approximate_at(measured, length, floor), best[length], length, floor) for length in judged]
+    known = {n: why for n, why in (blind or {}).items() if n <= tokens}
+    unproven = {n: why for n, why in known.items() if _is_exact(best.get(n))}
+    reasons = [f"{n:,} tokens: {why}." for n, why in known.items() if n not in unproven]
+    reasons += [
+        _reason(_approximate_at(measured, n, floor), best[n], n, floor, noise.get(n, 1.0))
+        for n in judged
+        if n not in unproven or best[n] is not None
+    ]
     reasons += [
         f"{n:,} tokens: not judged, because exact attention timed against itself differs by {percent(factor - 1)}, and "
         f"more than {percent(TOO_NOISY - 1)} is too much to compare speeds."
@@ -47,33 +59,38 @@ def recommend(
     if measured:
         reasons.append(_tried(measured, judged))
     names = {length: "full" if method is None else method["method"] for length, method in best.items()}
-    headline = _headline(best, min(best) if noisy and best and main_length in noisy else main_length, floor)
+    shown = "is shown to have" if unproven else "has"
+    headline = _headline(best, min(best) if noisy and best and main_length in noisy else main_length, floor, shown)
+    headline = _with_noise(headline, list(noisy), bool(best), remedy) if noisy else headline
+    if unproven:
+        each = " ".join(f"At {n:,} tokens, {why}." for n, why in unproven.items())
+        headline = f"This comparison does not tell methods apart. {each} {REMEDY} {headline}"
     recommendation: Recommendation = {
         "choice": names.get(main_length, "full"),
         "by_length": {str(length): name for length, name in names.items()},
-        "headline": _with_noise(headline, list(noisy), bool(best), remedy) if noisy else headline,
+        "headline": headline,
         "reasons": reasons,
     }
     return {**recommendation, "too_noisy": list(noisy)} if noisy else recommendation
 
 
 def _with_noise(headline: str, noisy: Sequence[int], is_any_judged: bool, remedy: str) -> str:
-    """The headline, or none, and that the machine was too busy at these lengths."""
+    """The headline, or none, and that the times were too noisy at these lengths."""
     where = f"{listed([f'{n:,}' for n in noisy])} tokens"
     if is_any_judged:
-        return f"{headline} At {where}, the machine was too busy to compare speeds: {remedy}."
+        return f"{headline} At {where}, the times were too noisy to compare speeds: {remedy}."
     return (
-        f"No recommendation: the machine was too busy, and the speeds at {where} are not reliable. "
+        f"No recommendation: the times were too noisy, and the speeds at {where} are not reliable. "
         f"{remedy[0].upper()}{remedy[1:]}."
     )
 
 
-def _headline(best: Mapping[int, MethodReport | None], main_length: int, floor: Floor) -> str:
-    """What to use at the main length, and at the others where that is something else."""
+def _headline(best: Mapping[int, MethodReport | None], main_length: int, floor: Floor, shown: str) -> str:
+    """What to use at the main length, and at the others if that is something else; `shown`: "has", or a weaker verb."""
     chosen = best.get(main_length)
     if not any(best.values()):
         where = f" and up to {max(best):,}" if len(best) > 1 else ""
-        why = f"of the settings tried, none has {floor} and is clearly faster"
+        why = f"of the settings tried, none {shown} {floor} and is clearly faster"
         return f"Stay with exact attention at {main_length:,} tokens{where}: {why}."
     if chosen is None:
         headline = f"Stay with exact attention at {main_length:,} tokens"
@@ -94,15 +111,16 @@ def _headline(best: Mapping[int, MethodReport | None], main_length: int, floor: 
 def fastest(
     methods: Sequence[MethodReport], lengths: Sequence[int], floor: Floor, tokens: int, noise: Mapping[int, float]
 ) -> dict[int, MethodReport | None]:
-    """For each length that is judged, the fastest row that keeps the floor; None if none is clearly faster.
+    """For each length that is judged, the row to use: fast, and it keeps the floor; None if none is clearly faster.
 
+    Of the rows whose speeds are within 5 %, or within the noise, of the fastest, it is the closest to exact attention.
     A length above the text's `tokens` is not judged, because repeated text makes queries similar, which favours
     clustering, and neither is one whose `noise` exceeds `TOO_NOISY`. A method is not a candidate at a length where its
     settings make it exact attention, because it is faster there only by chance.
     """
     measured = [m for m in methods if m["status"] == "measured" and _is_candidate(m)]
     judged = [length for length in lengths if length <= tokens and noise.get(length, 1.0) <= TOO_NOISY]
-    return {length: _best(_approximate_at(measured, length, floor), str(length), floor) for length in judged}
+    return {n: _best(_approximate_at(measured, n, floor), str(n), floor, noise.get(n, 1.0)) for n in judged}
 
 
 def _approximate_at(methods: Sequence[MethodReport], length: int, floor: Floor) -> list[MethodReport]:
@@ -131,15 +149,34 @@ def _is_candidate(method: MethodReport) -> bool:
     return is_full(method) or not from_dict(method["settings"]).traits.quadratic_baseline
 
 
-def _best(methods: Sequence[MethodReport], length: str, floor: Floor) -> MethodReport | None:
-    faithful = [m for m in methods if is_faithful(m, length, floor)]
-    faster = [m for m in faithful if is_faster(m, length)]
-    return max(faster, key=lambda m: _speedup(m, length), default=None)
+def _best(methods: Sequence[MethodReport], length: str, floor: Floor, noise: float) -> MethodReport | None:
+    return closest_of_fast(
+        _fast(methods, length, floor),
+        lambda m: _speedup(m, length),
+        lambda m: -m["fidelity"][length],
+        1.0 - floor.least,
+        noise,
+    )
+
+
+def _fast(methods: Sequence[MethodReport], length: str, floor: Floor) -> list[MethodReport]:
+    """The rows that keep the floor and are clearly faster than exact attention."""
+    return [m for m in methods if is_faithful(m, length, floor) and is_faster(m, length)]
+
+
+def _is_exact(method: MethodReport | None) -> bool:
+    """Whether a choice is exact attention, by whatever kernel and in whatever dtype."""
+    return method is None or is_exact_kernel(method)
+
+
+def is_exact_kernel(method: MethodReport) -> bool:
+    """Whether a row is exact attention by its name, such as `full:kernel=subquad`."""
+    return method["settings"].get("name") == "full" and not method["method"].startswith("plan:")
 
 
 def is_faithful(method: MethodReport, length: str, floor: Floor) -> bool:
     """Whether a row was measured at a length and keeps the floor there."""
-    return method.get("fidelity", {}).get(length, 0.0) >= floor.least
+    return method.get("fidelity", {}).get(length, -math.inf) >= floor.least
 
 
 def is_faster(method: MethodReport, length: str) -> bool:
@@ -147,11 +184,10 @@ def is_faster(method: MethodReport, length: str) -> bool:
     return _speedup(method, length) >= MARGIN and _verdict(method, length) == "faster"
 
 
-def _reason(methods: Sequence[MethodReport], best: MethodReport | None, length: int, floor: Floor) -> str:
+def _reason(methods: Sequence[MethodReport], best: MethodReport | None, length: int, floor: Floor, noise: float) -> str:
     at, minimum = str(length), str(floor)
     if best is not None:
-        choice = f"{best['method']} is the fastest of the settings tried with {minimum}"
-        return f"{length:,} tokens: {choice}: {describe_performance(best, at, floor)}."
+        return f"{length:,} tokens: {_choice(best, _fast(methods, at, floor), at, floor, noise)}."
     timed = [m for m in methods if at in m.get("model", {}) and at in m.get("fidelity", {})]
     if not timed:
         return f"{length:,} tokens: only reference methods were measured; the others are exact, refused or left out."
@@ -166,6 +202,27 @@ def _reason(methods: Sequence[MethodReport], best: MethodReport | None, length: 
     return (
         f"{length:,} tokens: none of the settings tried reaches {floor}; "
         f"the closest is {closest['method']}: {describe_performance(closest, at, floor)}."
+    )
+
+
+def _choice(best: MethodReport, fast: Sequence[MethodReport], at: str, floor: Floor, noise: float) -> str:
+    """Why this row of the fast ones, with what it gains and loses in comparison with the next one."""
+    performance = describe_performance(best, at, floor)
+    top = max(fast, key=lambda m: _speedup(m, at))
+    if top is not best:
+        similar = "within 5 % of it" if noise <= SIMILAR else "not faster beyond the noise"
+        return (
+            f"{best['method']} is the closest of the fastest settings tried with {floor}: {performance}; "
+            f"{top['method']} is {similar} ({_speedup(top, at):.2f}×) and loses more "
+            f"({floor.describe(top['fidelity'][at])})"
+        )
+    reason = f"{best['method']} is the fastest of the settings tried with {floor}: {performance}"
+    closest = max(fast, key=lambda m: (m["fidelity"][at], _speedup(m, at)))
+    if closest["fidelity"][at] - best["fidelity"][at] <= EQUAL * (1.0 - floor.least):
+        return reason
+    return (
+        f"{reason}; it gains {percent(_speedup(best, at) / _speedup(closest, at) - 1)} in speed over "
+        f"{closest['method']}, which loses less ({floor.describe(closest['fidelity'][at])})"
     )
 
 

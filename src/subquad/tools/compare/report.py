@@ -13,6 +13,7 @@ from subquad.methods import METHODS
 from subquad.tools.compare.attachment import attachment
 from subquad.tools.compare.code import code_of
 from subquad.tools.compare.comparison import EXACT, MOST_POSITIONS, TOO_SLOW, Comparison
+from subquad.tools.compare.distinguish import distinguished
 from subquad.tools.compare.jobs import (
     EAGER,
     LAYERS,
@@ -26,7 +27,7 @@ from subquad.tools.compare.jobs import (
 )
 from subquad.tools.compare.recommend import recommend
 from subquad.tools.measure.exact_limits import exact_up_to
-from subquad.tools.measure.fidelity import cosine, crossover, percentile, retrieval_agreement
+from subquad.tools.measure.fidelity import cosine, crossover, percentile, relative_error, retrieval_agreement
 from subquad.tools.measure.noise import AGAIN, ASSUMED_NOISE, TIE, against_itself, at_least_typical, noise_of
 from subquad.tools.measure.timing import cost, exact_cost, ratios
 from subquad.tools.models.dtypes import FP32, has_products
@@ -34,6 +35,7 @@ from subquad.tools.models.longer import longer_note
 from subquad.tools.models.next_tokens import NextTokens, summed
 from subquad.tools.models.rows import NOT_CALIBRATED, CompareRow
 from subquad.tools.models.split import split_note, what_is_sent
+from subquad.tools.modules.references import WITHOUT
 from subquad.tools.plan.loads import FEWEST_PASSAGES
 from subquad.tools.report.schema import Cost, EagerCost, MethodReport, Quality, Recommendation, Report, RunNoise
 from subquad.tools.runs import machine
@@ -74,10 +76,13 @@ def report_of(comparison: Comparison) -> Report:
         "model": c.pretrained.metadata(),
         "text": c.reading.metadata(s.text),
         "methods": methods,
+        "without_attention": {str(n): each for n in c.lengths_done if (each := _without_attention(c, n))},
         "eager": {str(n): _eager(c, n) for n in c.lengths if EAGER(n) in c.results},
         "noise": noise,
         "recommendation": _recommendation(
-            s, c.floor, methods, c.lengths_done, len(c.reading.tokens), c.group.count, noise, c.pretrained.metadata()
+            *(s, c.floor, methods, c.lengths_done, len(c.reading.tokens), c.group.count, noise),
+            c.pretrained.metadata(),
+            {str(n): each for n in c.lengths_done if (each := _without_attention(c, n))},
         ),
         "notes": _notes(c, methods),
         "cautions": _cautions(c),
@@ -117,6 +122,7 @@ def read_anew(report: Report, settings: CompareSettings) -> Report:
             ranks,
             report["noise"],
             report["model"],
+            report.get("without_attention", {}),
         ),
     }
 
@@ -129,7 +135,7 @@ def why_not(report: Report) -> str:
     if "too_noisy" not in advice:
         return ""
     where = listed([f"{n:,}" for n in advice["too_noisy"]])
-    return f"the machine was too busy to compare speeds at {where} tokens; {_REPEAT}"
+    return f"the times were too noisy to compare speeds at {where} tokens; {_REPEAT}"
 
 
 def _judged_by(floor: Floor, method: MethodReport) -> MethodReport:
@@ -151,9 +157,12 @@ def _recommendation(
     ranks: int,
     noise: RunNoise,
     model: Mapping[str, Any],
+    without: Mapping[str, Quality],
 ) -> Recommendation:
     factors = {int(n): factor for n, factor in noise["model"].items()}
-    recommendation = recommend(methods, lengths, floor, tokens, factors, _REPEAT)
+    bottoms = {int(n): _fidelity(each, {}, floor) for n, each in without.items()}
+    methods, blind = distinguished(methods, lengths, floor, bottoms)
+    recommendation = recommend(methods, lengths, floor, tokens, factors, _REPEAT, blind)
     if noise["busy"]:
         recommendation["warning"] = noise["says"]
     attached = attachment(methods, lengths, floor, tokens, factors, model["position_limit"])
@@ -247,6 +256,21 @@ def _quality(c: Comparison, row: CompareRow, length: int) -> Quality:
     return _of_sequences(c, row, runs, length) | (_of_layers(c, row) if length == c.length else {})
 
 
+def _without_attention(c: Comparison, length: int) -> Quality:
+    """Closeness of the model without attention to the exact one in the first batch; empty if it was not run."""
+    first = c.rounds_at(length)[0]
+    if WITHOUT not in first:
+        return {}
+    mine, exact = (first[name].output for name in (WITHOUT, EXACT))
+    if c.pretrained.is_causal_lm:
+        totals = NextTokens(*mine)
+        return {"perplexity": totals.perplexity, "kl": totals.mean_kl, "agreement": totals.agreement}
+    if c.pretrained.kind == "embedding":
+        return _cosines(torch.tensor(mine), torch.tensor(exact))
+    perplexity, its = _perplexity(*mine), _perplexity(*exact)
+    return {"perplexity": perplexity, "of_exact": min(1.0, its / perplexity)}
+
+
 def _of_sequences(c: Comparison, row: CompareRow, runs: Sequence[Mapping[str, SequencePass]], length: int) -> Quality:
     """Closeness in the batches that are timed."""
     if c.pretrained.kind != "embedding":
@@ -292,7 +316,11 @@ def _next_tokens(c: Comparison, row: CompareRow, length: int) -> Quality:
 
 def _cosines(mine: torch.Tensor, exact: torch.Tensor) -> Quality:
     cosines = cosine(mine, exact)
-    return {"cosine_mean": float(cosines.mean()), "cosine_p5": percentile(cosines, 0.05)}
+    return {
+        "cosine_mean": float(cosines.mean()),
+        "cosine_p5": percentile(cosines, 0.05),
+        "relative_error": relative_error(mine, exact),
+    }
 
 
 def _scores(queries: torch.Tensor, passages: torch.Tensor) -> torch.Tensor:
@@ -306,6 +334,8 @@ def _fidelity(quality: Quality, exact: Quality, floor: Floor) -> float:
         return quality["agreement"]
     if floor.figure == "kl":
         return math.exp(-quality["kl"])
+    if "of_exact" in quality:
+        return quality["of_exact"]
     if "perplexity" in quality:
         return min(1.0, exact["perplexity"] / quality["perplexity"])
     return quality["cosine_mean"]

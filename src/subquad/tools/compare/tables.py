@@ -117,7 +117,7 @@ def _recommendation(report: Report) -> str:
 
 
 def noise_line(report: Mapping[str, Any]) -> str:
-    """A note on the noise; bold if the machine was busy."""
+    """A note on the noise; bold if the times are uncertain."""
     noise = reading.noise(report)
     if noise is None:
         return ""

@@ -41,7 +41,7 @@ class Noise(TypedDict):
     """The noise of a run, with a sentence about it."""
 
     load: MachineLoad
-    busy: bool
+    busy: bool  # whether the times are uncertain: other processes used the machine, or exact attention varied
     says: str
 
 
@@ -90,22 +90,26 @@ def verdict(speedup: float, samples: Sequence[float], noise: float) -> Verdict:
 
 
 def noise_of(load: MachineLoad, factors: Sequence[float], models: Sequence[float] = ()) -> Noise:
-    """Whether the machine was busy, with one or two sentences on what that means and what to do.
+    """Whether the times are uncertain, with one or two sentences on why and on what to do.
 
-    `factors` are those of `against_itself`, one for each length; `models` are those among them of whole models.
+    They are if other processes used the machine, or if exact attention differs from itself. `factors` are those of
+    `against_itself`, one for each length; `models` are those among them of whole models.
     """
-    busy = (load["others"] or 0.0) > SHARE or (bool(factors) and statistics.median(factors) > SPREAD)
-    busy = busy or max(models, default=1.0) > LARGE
+    shared = (load["others"] or 0.0) > SHARE
     if load["others"] is None and load["average"] is not None:
-        busy = busy or load["average"] > SHARE * load["cores"]
+        shared = load["average"] > SHARE * load["cores"]
+    unsteady = (bool(factors) and statistics.median(factors) > SPREAD) or max(models, default=1.0) > LARGE
     description = "; ".join(_describe_load(load, factors)) or "nothing is known of its load"
-    if not busy:
+    if not shared and not unsteady:
         return {"load": load, "busy": False, "says": f"Noise: {description}."}
+    what = "The machine was busy" if shared else "The times were noisy"
+    why = "because other work slows some methods more than others; figures" if shared else "and figures"
+    remedy = "on an idle machine" if shared else "with nothing else running"
     advice = (
-        "Every time and speed-up here is uncertain, because other work slows some methods more than others; figures "
-        "of quality are not affected. Repeat the command on an idle machine before you rely on a speed-up."
+        f"Every time and speed-up here is uncertain, {why} of quality are not affected. Repeat the command {remedy} "
+        "before you rely on a speed-up."
     )
-    return {"load": load, "busy": True, "says": f"The machine was busy: {description}. {advice}"}
+    return {"load": load, "busy": True, "says": f"{what}: {description}. {advice}"}
 
 
 def _describe_load(load: MachineLoad, factors: Sequence[float]) -> list[str]:

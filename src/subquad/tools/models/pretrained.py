@@ -14,7 +14,15 @@ from torch import Tensor
 from subquad import hf
 from subquad.core.errors import InputError, as_input_error, check_device
 from subquad.core.spelling import nearest
-from subquad.hf.model_files import Pooling, has_pooling, pooling_of, read_config, read_model, read_tokenizer
+from subquad.hf.model_files import (
+    Pooling,
+    has_pooling,
+    is_sentence_transformer,
+    pooling_of,
+    read_config,
+    read_model,
+    read_tokenizer,
+)
 from subquad.hf.saved import without_marks
 from subquad.hf.weights import check_weights
 from subquad.tools.measure.group import ALONE, MeasuringGroup
@@ -45,6 +53,7 @@ class Pretrained:
     limit: int | None  # tokens that its positions reach
     notes: tuple[str, ...] = ()  # of its weights, what a reader must know
     group: MeasuringGroup = ALONE
+    library: str = "transformers"  # whose folder it comes from
 
     @property
     def device(self) -> torch.device:
@@ -129,6 +138,7 @@ class Pretrained:
             "name": self.name,
             "class": type(self.model).__name__,
             "kind": self.kind,
+            "library": self.library,
             "pooling": self.pooling,
             "parameters": self.model.num_parameters(),
             "dtype": str(self.model.dtype).removeprefix("torch."),
@@ -262,7 +272,8 @@ def load(name: str | None, device: str = "cpu", group: MeasuringGroup = ALONE, d
         notes = check_weights(where, model, loading, pretrained.probe)
     for note in notes:
         logger.warning("%s: %s", where, note)
-    pretrained = replace(pretrained, notes=tuple(notes), group=group)
+    library = "sentence-transformers" if is_sentence_transformer(where) else "transformers"
+    pretrained = replace(pretrained, notes=tuple(notes), group=group, library=library)
     if dtype is not None and model.dtype != TORCH[dtype]:
         pretrained = pretrained.in_dtype(TORCH[dtype])
     if group.count > 1:

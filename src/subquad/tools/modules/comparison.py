@@ -1,12 +1,14 @@
 """The result of `sq.compare`."""
 
 import copy
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from subquad.core.spelling import listed
 from subquad.methods import Method, from_dict
+from subquad.tools.compare.distinguish import distinguished
 from subquad.tools.compare.recommend import recommend
 from subquad.tools.modules.references import WITHOUT
 from subquad.tools.modules.tables import Columns, as_markdown, as_terminal
@@ -49,9 +51,10 @@ class ModuleComparison:
         min_fidelity: what the recommended method keeps.
         lengths: number of inputs measured at each length in tokens.
         rows: a row for each method, exact attention first, as `report.json` of `subquad compare` has them:
-            `fidelity` and `model` (time, speed-up, peak memory) by length, `reason` where the method was refused. With
-            a score, `task` has its mean by length. The last rows have the status "reference": "full (by sq.nn.swap)",
-            if methods run there, and "without attention", in which the outputs of attention are 0.
+            `fidelity` and `model` (time, speed-up, peak memory) by length, `reason` where the method was refused.
+            `relative_error` has ‖out − exact‖ / ‖exact‖ of the output's first floating-point tensor by length, if it
+            has one. With a score, `task` has its mean by length. The last rows have the status "reference": "full (by
+            sq.nn.swap)", if methods run there, and "without attention", in which the outputs of attention are 0.
         noise: by length, how far exact attention differs from itself, as a factor.
         notes: what a reader must know.
     """
@@ -67,12 +70,26 @@ class ModuleComparison:
 
     @property
     def recommendation(self) -> ModuleRecommendation:
-        """The fastest row at each length that keeps `min_fidelity` and is clearly faster than exact attention."""
+        """At each length, the closest of the fastest rows that keep `min_fidelity`; exact attention if none proves it.
+
+        A row must be clearly faster than exact attention, and its fidelity must prove something (`distinguished`).
+        """
         floor, lengths = Floor("fidelity", self.min_fidelity), list(self.lengths)
-        result = recommend(self.rows, lengths, floor, max(lengths), self.noise)
+        rows, blind = self._distinguished
+        result = recommend(rows, lengths, floor, max(lengths), self.noise, blind=blind)
         chosen = result["by_length"]
         by_length = {n: _method_of(self.rows, chosen.get(str(n), "full")) for n in lengths}
         return ModuleRecommendation(by_length[min(lengths)], by_length, result["headline"], tuple(result["reasons"]))
+
+    @property
+    def _distinguished(self) -> tuple[list[MethodReport], dict[int, str]]:
+        without = {int(n): value for n, value in self._fidelity_without.items()}
+        return distinguished(self.rows, list(self.lengths), Floor("fidelity", self.min_fidelity), without)
+
+    @property
+    def _fidelity_without(self) -> dict[str, float]:
+        """The fidelity without attention by length."""
+        return next((row.get("fidelity", {}) for row in self.rows if row["method"] == WITHOUT), {})
 
     def to_dict(self) -> dict[str, Any]:
         """The result as plain data, which can be written as JSON."""
@@ -109,9 +126,15 @@ class ModuleComparison:
 
     @property
     def _columns(self) -> Columns:
-        scored = any("task" in row for row in self.rows)
-        titles = ["tokens", "method", *(["score"] if scored else []), "fidelity", "ms", "speed", "extra MiB"]
+        scored = ["score"] if any("task" in row for row in self.rows) else []
+        titles = ["tokens", "method", *scored, "fidelity", *self._error_title, "ms", "speed", "extra MiB"]
         return [(title, title not in ("method",)) for title in titles]
+
+    @property
+    def _error_title(self) -> list[str]:
+        """The head of the column of relative errors, if they are known and the fidelity does not show them already."""
+        known = any(row.get("relative_error") for row in self.rows)
+        return ["rel. error"] if known and self.metric != "relative-error" else []
 
     @property
     def _lines(self) -> list[list[str]]:
@@ -123,11 +146,13 @@ class ModuleComparison:
         cost: Any = row.get("model", {}).get(at, {})
         name = MODULE_ATTENTION if row["status"] == "exact" else row["method"]
         score = [cells.number(row["task"].get(at), 4).text] if "task" in row else []
+        error = [cells.number(row.get("relative_error", {}).get(at), 4).text for _ in self._error_title]
         return [
             f"{length:,}",
             name,
             *score,
             cells.number(row.get("fidelity", {}).get(at), 4).text,
+            *error,
             cells.size(cost.get("ms")).text,
             cells.speedup(cost.get("speedup"), cost.get("verdict")).text,
             cells.size(cost.get("extra_mib")).text,
@@ -137,7 +162,7 @@ class ModuleComparison:
     def _sentences(self) -> list[str]:
         refused = _by_reason((row["method"], row["reason"]) for row in self.rows if row["status"] == "refused")
         notes = _by_reason((row["method"], note) for row in self.rows for note in row.get("remarks", []))
-        lines = [self.recommendation.headline, *self._without_attention]
+        lines = [*self._without_attention, self.recommendation.headline]
         lines += [f"{listed(names)}: {note}" for note, names in notes.items()]
         lines += [f"Not run: {listed(names)}: {reason}" for reason, names in refused.items()]
         return [*lines, *self.notes]
@@ -145,8 +170,9 @@ class ModuleComparison:
     @property
     def _without_attention(self) -> list[str]:
         """At which lengths the fidelity does not tell methods apart, in a sentence."""
-        fidelity = next((row.get("fidelity", {}) for row in self.rows if row["method"] == WITHOUT), {})
-        kept = {f"{at:,}": fidelity[str(at)] for at in self.lengths if fidelity.get(str(at), -1.0) >= self.min_fidelity}
+        fidelity, (_, blind) = self._fidelity_without, self._distinguished
+        lengths = [at for at in self.lengths if at not in blind]
+        kept = {f"{at:,}": fidelity[str(at)] for at in lengths if fidelity.get(str(at), -math.inf) >= self.min_fidelity}
         if not kept:
             return []
         return [

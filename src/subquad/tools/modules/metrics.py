@@ -130,6 +130,14 @@ def one_minus_relative_error(output: Any, exact: Any) -> float:
     return 1.0 - relative_error(*_pair(output, exact))
 
 
+def relative_error_of(output: Any, exact: Any) -> float | None:
+    """‖out − exact‖ / ‖exact‖, as in `one_minus_relative_error`; None if the outputs have no tensors of one shape."""
+    try:
+        return relative_error(*_pair(output, exact))
+    except InputError:
+        return None
+
+
 def exp_of_kl(output: Any, exact: Any) -> float:
     """e^{−KL}, with the mean KL(exact ‖ this) in nats of the softmax along the last axis of the logits."""
     mine, reference = (logits.log_softmax(-1) for logits in _pair(output, exact, prefer="logits"))

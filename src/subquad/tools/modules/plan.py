@@ -21,11 +21,13 @@ from subquad.nn.swapping import NAME
 from subquad.tools.measure.fidelity import relative_error
 from subquad.tools.measure.noise import AGAIN, against_itself
 from subquad.tools.measure.timing import Cost, Effort, cost, ratios, shuffled, stopwatch, until_steady
+from subquad.tools.measure.tradeoff import EQUAL, SIMILAR, closest_of_fast
 from subquad.tools.modules.attention import ModuleLayers, attention_sites
 from subquad.tools.modules.calls import ModuleCall, as_calls, device_of, run_exactly, spread_order
 from subquad.tools.modules.compare import check_minutes, check_module, grouped, methods_of
 from subquad.tools.modules.metrics import Judge, Metric, Score, judge_of
 from subquad.tools.modules.planned import HeldOutResult, ModulePlan
+from subquad.tools.modules.references import WithoutAttention
 from subquad.tools.modules.unchanged import unchanged
 from subquad.tools.plan import choice
 from subquad.tools.plan.grid import grid, pareto
@@ -153,6 +155,7 @@ class VerifiedChoice:
     references: list[float]
     bound: float  # on the mean loss
     cost: Cost
+    noise: float  # how far exact attention differs from itself, as a factor
 
 
 class ModulePlanning:
@@ -164,6 +167,7 @@ class ModulePlanning:
         self.device = device_of(sites.module)
         self.names: list[str] = []  # of layers that are called, by number
         self.notes: list[str] = []
+        self.pass_seconds = 0.0  # of exact attention
 
     def run(self, by_length: Mapping[int, list[ModuleCall]], methods: Sequence[Method], inputs: int) -> ModulePlan:
         """Screen the methods, measure losses, choose and verify."""
@@ -173,6 +177,8 @@ class ModulePlanning:
         longest = by_length[max(by_length)][0]
         seconds = self.screen(longest, methods)
         losses = self.losses(items, seconds)
+        without = None if self.judge.is_score else self.without_attention(items[0])
+        losses, accepted = self.distinguished(losses, accepted, without)
         verified, why_exact = self.verify(seconds, losses, held_out, accepted)
         used = len(items) + (len(held_out) if verified is None else len(verified.losses))
         if used < inputs:
@@ -268,6 +274,7 @@ class ModulePlanning:
             number: {each: [] for each in names} for number, names in candidates.items()
         }
         pass_seconds = min(stopwatch(partial(items[0].run, self.sites.module), self.device)[0] for _ in range(2))
+        self.pass_seconds = pass_seconds
         now = time.perf_counter()
         until = now + MEASURING * max(self.end - now, 0.0)
         together = self._together(candidates, 2 * pass_seconds / max(until - now, 1e-9))
@@ -293,6 +300,37 @@ class ModulePlanning:
             number: {each: values for each, values in by_name.items() if all(map(math.isfinite, values))}
             for number, by_name in losses.items()
         }
+
+    def without_attention(self, call: ModuleCall) -> float:
+        """The loss of an output without attention."""
+        exact = run_exactly(call, self.sites.module)
+        with self.sites.running(dict.fromkeys(self.sites.exact_able, WithoutAttention())):
+            output = call.run(self.sites.module)
+        return self.judge.value(exact, exact, call) - self.judge.value(output, exact, call)
+
+    def distinguished(
+        self, losses: dict[int, dict[str, list[float]]], accepted: float, without: float | None
+    ) -> tuple[dict[int, dict[str, list[float]]], float]:
+        """The losses that prove something, and the loss that is accepted, with a note if either is restricted."""
+        kernels = [name for name, method in self.methods.items() if method.is_exact]
+        means = {
+            n: {each: statistics.mean(values) for each, values in by_name.items()} for n, by_name in losses.items()
+        }
+        if count := choice.tied(means, kernels):
+            every = "both" if count == 2 else f"all {count}"
+            self.notes.append(
+                f"These inputs do not tell methods apart: {every} approximations have the fidelity of exact attention; "
+                "use trained weights, or a metric that shows the difference."
+            )
+            return {n: {x: each[x] for x in each if x in kernels} for n, each in losses.items()}, accepted
+        provable = choice.provable(accepted, without)
+        if provable < accepted:
+            self.notes.insert(
+                0,
+                f"Without any attention the loss is only {without:.4f}, so a tenth of that is accepted; use trained "
+                "weights, or a metric that shows more.",
+            )
+        return losses, provable
 
     def _together(self, candidates: Mapping[int, Sequence[str]], share_of_pass: float) -> int:
         """How many layers have their losses measured together, so that two inputs fit: 1, 2, 4, … or all."""
@@ -336,7 +374,7 @@ class ModulePlanning:
         uniform = choice.best_uniform(times, means, accepted)
         tried: list[VerifiedChoice] = []
         for number in range(choice.ROUNDS):
-            chosen = choice.cheapest(times, means, budget)
+            chosen = choice.closest(times, means, budget, self.pass_seconds)
             if all(each == EXACT for each in chosen.values()):
                 break
             self.progress("verifying the plan", number, choice.ROUNDS)
@@ -361,8 +399,17 @@ class ModulePlanning:
                 f"the last choice has a mean loss of {statistics.mean(last.losses):.4f} (at most {last.bound:.4f} at "
                 f"the confidence of a round) on {len(last.losses)} held-out inputs, and {accepted:.4f} is accepted"
             )
-        best = max(holding, key=lambda verified: verified.cost["speedup"])
-        if best.cost["speedup"] < FASTER or best.cost.get("verdict") != "faster":
+        best = closest_of_fast(
+            holding,
+            lambda verified: verified.cost["speedup"],
+            lambda verified: max(statistics.mean(verified.losses), 0.0),
+            accepted,
+            max(verified.noise for verified in holding),
+        )
+        assert best is not None
+        lossy = statistics.mean(best.losses) > EQUAL * accepted
+        least = max(SIMILAR, best.noise) if lossy else FASTER
+        if best.cost["speedup"] < least or best.cost.get("verdict") != "faster":
             return best, f"{best.cost['speedup']:.2f}× the speed of the module's own attention is not clearly faster"
         return best, None
 
@@ -395,7 +442,7 @@ class ModulePlanning:
             finite = all(map(math.isfinite, losses))
             bound = choice.upper_bound(losses, confidence) if finite else math.inf
             speed = cost(seconds[name], seconds[EXACT], noise=noise)
-            verified[name] = VerifiedChoice(dict(chosen), losses, values[name], list(references), bound, speed)
+            verified[name] = VerifiedChoice(dict(chosen), losses, values[name], list(references), bound, speed, noise)
         return verified
 
     def _plan(

@@ -7,11 +7,12 @@ multiple-choice knapsack chooses well; a verification corrects the rest.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 
 from subquad.audits.statistics import share_upper
+from subquad.tools.measure.tradeoff import EQUAL, NARROW, PROVES, SIMILAR, UNNOTICED
 
 ByLayer = Mapping[int, Mapping[str, float]]  # by layer and candidate
 ROUNDS = 4  # verifications of a plan, at most
@@ -23,23 +24,64 @@ def cheapest(seconds: ByLayer, losses: ByLayer, budget: float) -> dict[int, str]
 
     Every layer needs a candidate without loss, exact attention, so that there is always a choice.
     """
+    if (chosen := _least(seconds, [(losses, budget)])) is None:
+        raise ValueError(f"no choice has a loss of at most {budget:g}: a layer has no candidate without loss")
+    return chosen
+
+
+def closest(seconds: ByLayer, losses: ByLayer, budget: float, pass_seconds: float) -> dict[int, str]:
+    """The candidate of each layer: the least sum of losses, in a pass about as fast as with the `cheapest` choice.
+
+    A pass of exact attention takes `pass_seconds`, and one with the choice at most 5 % more than with the cheapest one.
+    Of choices with equal losses, it is the fastest.
+    """
+    fastest = cheapest(seconds, losses, budget)
+    saved = sum(seconds[layer]["full"] - seconds[layer][name] for layer, name in fastest.items())
+    slack = (SIMILAR - 1) * max(pass_seconds - saved, 0.0)
+    unit_of_loss, unit_of_time = max(budget, 1e-12), max(slack, 1e-12)
+    worth = {
+        layer: {
+            name: max(loss, 0.0) / unit_of_loss + EQUAL * seconds[layer][name] / unit_of_time
+            for name, loss in by_name.items()
+        }
+        for layer, by_name in losses.items()
+    }
+    limits = [(losses, max(budget, total(losses, fastest))), (seconds, total(seconds, fastest) + slack)]
+    return _least(worth, limits) or fastest
+
+
+def _least(costs: ByLayer, limits: Sequence[tuple[ByLayer, float]]) -> dict[int, str] | None:
+    """The candidate of each layer with the least sum of costs whose sums of others are limited; None if none is."""
     from scipy.optimize import Bounds, LinearConstraint, milp
 
-    pairs = [(layer, name) for layer in losses for name in losses[layer]]
-    time = np.array([seconds[layer][name] for layer, name in pairs])
-    loss = np.array([max(losses[layer][name], 0.0) for layer, name in pairs])
-    one_each = np.array([[float(layer == other) for other, _ in pairs] for layer in losses])
-    # Losses in units of the budget: the solver's tolerance is absolute.
-    scale_of_losses = max(budget, 1e-12)
-    rules = [
-        LinearConstraint(one_each, 1, 1),
-        LinearConstraint((loss / scale_of_losses)[None], -np.inf, max(budget, 0.0) / scale_of_losses),
-    ]
-    scale = time.max() or 1.0
-    solution = milp(time / scale, integrality=np.ones(len(pairs)), bounds=Bounds(0, 1), constraints=rules)
+    pairs = [(layer, name) for layer in costs for name in costs[layer]]
+    one_each = np.array([[float(layer == other) for other, _ in pairs] for layer in costs])
+    rules = [LinearConstraint(one_each, 1, 1)]
+    for values, limit in limits:
+        # Values in units of the limit: the solver's tolerance is absolute.
+        scale = max(limit, 1e-12)
+        row = np.array([max(values[layer][name], 0.0) for layer, name in pairs])
+        rules.append(LinearConstraint((row / scale)[None], -np.inf, max(limit, 0.0) / scale))
+    cost = np.array([costs[layer][name] for layer, name in pairs])
+    solution = milp(cost / (cost.max() or 1.0), integrality=np.ones(len(pairs)), bounds=Bounds(0, 1), constraints=rules)
     if solution.x is None:
-        raise ValueError(f"no choice has a loss of at most {budget:g}: a layer has no candidate without loss")
+        return None
     return {layer: name for (layer, name), taken in zip(pairs, solution.x, strict=True) if taken > 0.5}
+
+
+def tied(losses: ByLayer, kernels: Collection[str]) -> int:
+    """How many candidates are not told apart: all but exact `kernels`, if each has no loss that is seen in all layers.
+
+    0 if they are told apart, as a single candidate always is.
+    """
+    names = {name for layer in losses.values() for name in layer} - {"full", *kernels}
+    unnoticed = all(total(losses, uniform(losses, name)) < UNNOTICED for name in names)
+    return len(names) if len(names) > 1 and unnoticed else 0
+
+
+def provable(accepted: float, without: float | None) -> float:
+    """The accepted loss, or a tenth of the loss without attention if that is small, and the tenth is less."""
+    return accepted if without is None or without > NARROW else min(accepted, max(without, 0.0) / PROVES)
 
 
 def total(values: ByLayer, chosen: Mapping[int, str]) -> float:

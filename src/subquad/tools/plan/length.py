@@ -4,15 +4,17 @@
     screen/<length>                         times and errors of all candidates in all layers, on the first passage
     effort/<length>/<minutes>               how many candidates are measured, and how many layers at a time
     loss/<length>/<i>/<layers>/<candidate>  the final loss with a candidate in some layers, on the i-th passage
+    without/<length>/<i>                    the loss without attention on the i-th passage
     losses/<length>/<minutes>               how many of these losses there was time for
     held-out/<length>/<minutes>             how many held-out passages there is time for
     verify/<length>/<round>/<mark>/<i>      what was chosen in a round on the i-th held-out passage, and exact attention
     crossover/<length>                      from which length on the chosen methods are faster than exact attention
     baseline/<length>                       usual errors of the plan's layers on the held-out passages, for audits
 
-Losses of single layers are added up; the plan is the cheapest choice whose sum is under the budget. The first budget is
-the accepted loss less room for the spread over passages. A verification on held-out passages gives a bound on the mean
-loss of the plan; where it is above the accepted loss the budget shrinks, and at last exact attention is what is left.
+Losses of single layers are added up; the plan is the cheapest choice whose sum is under the budget or, of all choices
+that are about as fast, the closest one. The first budget is the accepted loss less room for the spread over passages. A
+verification on held-out passages gives a bound on the mean loss of the plan; where it is above the accepted loss the
+budget shrinks, and at last exact attention is what is left.
 
 How many candidates, passages and rounds there are follows from the time of a pass and the time there is (`effort`).
 Each step asks the deadline first, with its predicted time, and leaves time for the least verification. What the clock
@@ -32,7 +34,10 @@ from subquad.audits import audit
 from subquad.methods import BoundMethod, Full, Method
 from subquad.tools.measure.capture import recorded
 from subquad.tools.measure.prefix import chain
+from subquad.tools.measure.tradeoff import closest_of_fast
 from subquad.tools.models.pretrained import running
+from subquad.tools.modules.references import WITHOUT as WITHOUT_ATTENTION
+from subquad.tools.modules.references import WithoutAttention
 from subquad.tools.plan import choice
 from subquad.tools.plan.deadline import Deadline
 from subquad.tools.plan.effort import (
@@ -51,7 +56,7 @@ from subquad.tools.plan.effort import (
     spread_out,
 )
 from subquad.tools.plan.grid import pareto
-from subquad.tools.plan.loads import PlanInputs
+from subquad.tools.plan.loads import PlanInputs, score_loss
 from subquad.tools.plan.measure import (
     EXACT,
     Candidate,
@@ -74,6 +79,7 @@ PASS: JobKind[PassTimes] = JobKind("pass", PassTimes)
 SCREEN: JobKind[Screen] = JobKind("screen", Screen)
 EFFORT: JobKind[PlanEffort] = JobKind("effort", PlanEffort)
 LOSS: JobKind[float] = JobKind("loss", float)
+WITHOUT: JobKind[HeldOutPass] = JobKind("without", HeldOutPass)
 LOSSES: JobKind[int] = JobKind("losses", int)
 HELD_OUT: JobKind[VerifiedPassages] = JobKind("held-out", VerifiedPassages)
 VERIFY: JobKind[HeldOutPass] = JobKind("verify", HeldOutPass)
@@ -161,6 +167,8 @@ class Length:
         cost = cost.slower(pace)
         if not any(planned.losses.values()):
             return _undecided(planned, least, deadline.left)
+        planned.without = self.without_attention(cost, deadline)
+        self.tell_apart(planned)
         try:
             verified_on = self.verify(planned, cost, deadline)
         except OutOfTime:
@@ -306,6 +314,48 @@ class Length:
         if done < batch:
             self.progress(what, begin + done, total)
 
+    def without_attention(self, cost: PassCost, deadline: Deadline) -> float | None:
+        """The mean loss of outputs without attention, on the passages that all losses have.
+
+        None if time is short, of a score, whose single values show little, and over ranks, where exact attention has
+        ways of its own.
+        """
+        if self.load.loss is score_loss or self.load.group.count > 1:
+            return None
+        nothing = dict.fromkeys((layer.number for layer in hf.find_layers(self.load.model)), WithoutAttention())
+        losses = []
+        for i, item in enumerate(self.load.items[:PASSAGES]):
+            choices = {EXACT: None, WITHOUT_ATTENTION: nothing}
+            job = WITHOUT.job(self.length, i, run=partial(held_out_pass, self.load, item, choices, seed=i))
+            if not self.cache.has(job.key) and not deadline.allows(cost.of_verification(1, 2), cost.reserve):
+                return None
+            losses.append(self.cache.get(job).losses[WITHOUT_ATTENTION])
+        return statistics.mean(losses)
+
+    def tell_apart(self, planned: Planned) -> None:
+        """Leave exact kernels alone as candidates if this text shows no loss of any other one, and note why."""
+        planned.kernels = tuple(
+            c.name for c in self.candidates if all(isinstance(m, Method) and m.is_exact for m in c.by_layer.values())
+        )
+        if count := choice.tied(planned.mean_losses, planned.kernels):
+            scale = "" if planned.without is None else f" (without attention: {1 - planned.without:.4f})"
+            every = "both" if count == 2 else f"all {count}"
+            planned.unproven = f"{every} approximations have the fidelity of exact attention, 1.0000{scale}"
+            planned.losses = {
+                n: {name: each for name, each in by_name.items() if name in planned.kernels}
+                for n, by_name in planned.losses.items()
+            }
+        elif self.accepted_of(planned) < self.accepted:
+            assert planned.without is not None
+            planned.unproven = (
+                f"the fidelity without any attention is still {1 - planned.without:.4f}, and a tenth of that loss, "
+                f"{self.accepted_of(planned):.2g}, is accepted"
+            )
+
+    def accepted_of(self, planned: Planned) -> float:
+        """The loss that is accepted: at most a tenth of that without attention."""
+        return choice.provable(self.accepted, planned.without)
+
     def verify(self, planned: Planned, cost: PassCost, deadline: Deadline) -> VerifiedPassages:
         """Choose and verify until a verification holds; of all choices that were verified the fastest is taken.
 
@@ -316,7 +366,8 @@ class Length:
         Raises:
             OutOfTime: the time ended before the first choice was verified.
         """
-        accepted, confidence = self.accepted, choice.of_round()
+        accepted, confidence = self.accepted_of(planned), choice.of_round()
+        assert planned.passes is not None
         job = HELD_OUT.job(
             *(self.length, self.minutes),
             run=lambda: affordable_verification(cost, deadline.left, len(self.load.held_out)),
@@ -325,7 +376,7 @@ class Length:
         budget = choice.with_room(planned.seconds, planned.losses, accepted, confidence, on.passages)
         planned.uniform = choice.best_uniform(planned.seconds, planned.mean_losses, accepted)
         for number in range(choice.ROUNDS):
-            chosen = choice.cheapest(planned.seconds, planned.mean_losses, budget)
+            chosen = choice.closest(planned.seconds, planned.mean_losses, budget, planned.passes.seconds)
             if all(name == EXACT for name in chosen.values()):
                 planned.why_exact = "no method in any layer keeps the floor"
                 break
@@ -359,12 +410,20 @@ class Length:
 
     def _take_best(self, planned: Planned) -> None:
         tried = [*planned.rounds, *([planned.uniform_verified] if planned.uniform_verified else [])]
-        held = [verification for verification in tried if verification.bound <= self.accepted]
+        accepted = self.accepted_of(planned)
+        held = [verification for verification in tried if verification.bound <= accepted]
         if not held:
             return
-        best = max(held, key=lambda verification: verification.speedup)
-        if best.speedup < FASTER:
-            planned.why_exact = f"the verified plan has {best.speedup:.2f}× the speed of exact attention"
+        exact = Verified(dict.fromkeys(planned.chosen, EXACT), 0.0, [0.0], 0.0, [1.0])
+        fastest = max(held, key=lambda verification: verification.speedup)
+        best = closest_of_fast(
+            [exact, *held], lambda each: each.speedup, lambda each: max(each.loss, 0.0), accepted, fastest.noise
+        )
+        if best is None or best is exact or best.speedup < FASTER:
+            planned.why_exact = (
+                f"the verified plan has {fastest.speedup:.2f}× the speed of exact attention with a loss of "
+                f"{fastest.loss:.4f}, which is not a clear gain"
+            )
             return
         planned.chosen, planned.verified, planned.why_exact = best.chosen, best, None
 
@@ -495,9 +554,10 @@ class Length:
     def floors(self, planned: Planned) -> list[dict[str, Any]]:
         """What other floors would give, as predicted from the same figures."""
         rows = []
+        assert planned.passes is not None
         for floor in sorted({*FLOORS, self.floor}):
             accepted = (1.0 - floor) / self.shift
-            chosen = choice.cheapest(planned.seconds, planned.mean_losses, accepted)
+            chosen = choice.closest(planned.seconds, planned.mean_losses, accepted, planned.passes.seconds)
             best = choice.best_uniform(planned.seconds, planned.mean_losses, accepted)
             mix = choice.uniform(planned.mean_losses, best) if best else {}
             rows.append(

@@ -191,6 +191,7 @@ def _verified(planned: Planned, planning: Planning, pooling: str | None) -> dict
         output = {floor.option: floor.bound}
     elif pooling is not None:
         output = {floor.option: floor.bound, "pooling": pooling}
+    unproven = {} if planned.unproven is None else {"unproven": planned.unproven}
     if verified is None:
         return {
             "floor": planning.floor.least,
@@ -201,6 +202,7 @@ def _verified(planned: Planned, planning: Planning, pooling: str | None) -> dict
             "passages": 0,
             "speedup": 1.0,
             "exact_because": planned.why_exact or "",
+            **unproven,
             **({} if output is None else {"output": output}),
         }
     return {
@@ -214,5 +216,6 @@ def _verified(planned: Planned, planning: Planning, pooling: str | None) -> dict
         "predicted_loss": verified.predicted,
         "loss": verified.loss,
         "baseline": planned.baseline,
+        **unproven,
         **({} if output is None else {"output": output}),
     }

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from subquad.tools.measure.noise import interval
 from subquad.tools.plan.measure import EXACT, PassTimes, Screen
 
 
@@ -28,6 +29,11 @@ class Verified:
         """The median speed-up of the whole model."""
         return statistics.median(self.speedups)
 
+    @property
+    def noise(self) -> float:
+        """By what factor the speed-up may be too high."""
+        return self.speedup / interval(self.speedups).low
+
 
 @dataclass
 class Planned:
@@ -42,6 +48,9 @@ class Planned:
     rounds: list[Verified] = field(default_factory=list)  # of the plan
     verified: Verified | None = None  # of what was taken; None where it is exact attention
     uniform_verified: Verified | None = None
+    without: float | None = None  # the mean loss without attention; None where there was no time to measure it
+    kernels: tuple[str, ...] = ()  # candidates that are exact attention by another kernel
+    unproven: str | None = None  # why losses on this text prove nothing, in a clause
     why_exact: str | None = None
     least_seconds: float | None = None  # that deciding takes, where the time did not suffice for it
     starts: dict[str, int] = field(default_factory=dict)  # by candidate: the length from which on it runs
@@ -67,6 +76,15 @@ class Planned:
             layer: {EXACT: 0.0} | {name: statistics.mean(each) for name, each in candidates.items()}
             for layer, candidates in self.losses.items()
         }
+
+    @property
+    def lossless_speedup(self) -> float:
+        """The predicted speed-up of exact attention by other kernels alone."""
+        allowed = (EXACT, *self.kernels)
+        seconds = {
+            n: {name: s for name, s in by_name.items() if name in allowed} for n, by_name in self.seconds.items()
+        }
+        return self.predicted_speedup({n: min(by_name, key=by_name.__getitem__) for n, by_name in seconds.items()})
 
     def predicted_speedup(self, chosen: Mapping[int, str]) -> float:
         """The speed-up of the whole model, from the layers' times."""

@@ -5,10 +5,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from subquad.core.spelling import listed
+from subquad.tools.measure.tradeoff import UNNOTICED
 from subquad.tools.models.dtypes import FP32
 from subquad.tools.models.longer import longer_note, short_note
 from subquad.tools.models.split import split_note
 from subquad.tools.plan import choice
+from subquad.tools.plan.length import FASTER
 from subquad.tools.plan.measure import EXACT
 from subquad.tools.plan.planned import Planned, Verified
 from subquad.tools.plan.run import Made
@@ -51,34 +53,42 @@ def report_of(made: Made, next_command: str | None = None) -> PlanReport:
 def compare_command(made: Made, settings: PlanSettings, out: Path) -> str | None:
     """The command that compares the plan with other methods; None where it is exact attention at all lengths.
 
-    Its main length is the shortest one planned, where the model's own positions reach it.
+    It measures at the lengths at which the plan is not exact attention.
     """
-    if all(planned.verified is None for planned in made.planning.lengths):
+    lengths = tuple(planned.length for planned in made.planning.lengths if planned.verified is not None)
+    if not lengths:
         return None
     shared = ("model", "text", "column", *OPTIONS.values(), "device", "seed")
-    shortest, limit = settings.model_lengths[0], made.metadata["position_limit"]
-    length = shortest if limit is None or shortest <= limit else None
     options = {name: getattr(settings, name) for name in shared} | {"dtype": settings.dtype or FP32}
     ranks = made.planning.loads[0].group.count
-    return as_command("compare", CompareSettings(plans=(out,), max_length=length, **options), ranks)
+    return as_command("compare", CompareSettings(plans=(out,), lengths=lengths, **options), ranks)
 
 
 def headline(lengths: list[PlannedLength], floor: Floor) -> str:
     """What the plan does, in a sentence."""
-    gains = [
-        f"{planned['verified']['speedup']:.2f}× the speed of exact attention at {planned['length']:,} tokens "
-        f"({floor.describe(1 - planned['verified']['loss'])})"
-        for planned in lengths
-        if "verified" in planned
+    gains = [_gain(planned, floor) for planned in lengths if "verified" in planned]
+    unproven = [
+        f"at {planned['length']:,} tokens, {planned['unproven']}" for planned in lengths if "unproven" in planned
     ]
+    first = f"This text does not tell methods apart: {'; '.join(unproven)}. " if unproven else ""
     undecided = [f"{planned['length']:,}" for planned in lengths if "least_seconds" in planned]
     exact = [f"{p['length']:,}" for p in lengths if "verified" not in p and "least_seconds" not in p]
     late = f" Nothing was decided at {listed(undecided)} tokens, for want of time." if undecided else ""
     if not gains:
         where = f"at {listed(exact)} tokens no" if undecided else "at no length does a"
-        return f"Stay with exact attention: {where} verified plan with {floor} {'pays' if undecided else 'pay'}.{late}"
+        pays = "pays" if undecided else "pay"
+        return f"{first}Stay with exact attention: {where} verified plan with {floor} {pays}.{late}"
     others = f"; exact attention at {listed(exact)} tokens" if exact else ""
-    return f"With {floor}: {', '.join(gains)}{others}.{late}"
+    return f"{first}With {floor}: {', '.join(gains)}{others}.{late}"
+
+
+def _gain(planned: PlannedLength, floor: Floor) -> str:
+    """What a verified plan gains and loses, and what exact attention by another kernel gains without a loss."""
+    speed = f"{planned['verified']['speedup']:.2f}× the speed of exact attention at {planned['length']:,} tokens"
+    fidelity = floor.describe(1 - planned["verified"]["loss"])
+    if (lossless := planned.get("lossless", 1.0)) < FASTER or planned["verified"]["loss"] < UNNOTICED:
+        return f"{speed} ({fidelity})"
+    return f"{speed} ({fidelity}; {lossless:.2f}× is predicted without a loss)"
 
 
 def _length(planned: Planned) -> PlannedLength:
@@ -98,6 +108,12 @@ def _length(planned: Planned) -> PlannedLength:
         report["verified"] = _verification(planned.verified)
     if planned.why_exact is not None:
         report["exact_because"] = planned.why_exact
+    if planned.unproven is not None:
+        report["unproven"] = planned.unproven
+    if planned.without is not None:
+        report["without_attention"] = 1 - planned.without
+    if planned.kernels and any(planned.losses.values()):
+        report["lossless"] = planned.lossless_speedup
     if planned.uniform is not None:
         mix = choice.uniform(planned.mean_losses, planned.uniform)
         report["uniform"] = {"method": planned.uniform, "predicted": choice.total(planned.mean_losses, mix)}

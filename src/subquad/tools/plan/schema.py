@@ -51,6 +51,9 @@ class PlannedLength(TypedDict):
     rounds: list[Verification]
     verified: NotRequired[Verification]  # missing where the plan is exact attention
     exact_because: NotRequired[str]
+    unproven: NotRequired[str]  # why losses on this text prove little, in a clause
+    without_attention: NotRequired[float]  # fidelity
+    lossless: NotRequired[float]  # predicted speed-up of exact attention by subquad's kernel alone
     uniform: NotRequired[Uniform]
     floors: list[OtherFloor]
     passages: int  # on which single losses were measured

@@ -14,7 +14,7 @@ from subquad.tools.report.terminal import rich_of
 
 BLANK = Cell(MISSING, "missing")
 EXACT = "full"
-NEXT = "Next, compare the plan with other methods on the same text, and save the model with what is recommended."
+NEXT = "Next, compare the plan with other methods on the same text, at the lengths at which it is not exact attention."
 PLOTS = {
     "plan-layers.png": (
         "Method of each layer",
@@ -89,7 +89,8 @@ def tables(report: PlanReport) -> list[tuple[str, str, ReportTable]]:
         ),
         (
             "Layers",
-            "The method of each layer, with its share of exact attention's time and its loss alone.",
+            "The method of each layer, with its share of exact attention's time, its loss alone and the relative error "
+            "of the layer's output.",
             layers(report),
         ),
         ("Other floors", "Predictions from the same measurements, not verified.", floors(report)),
@@ -144,7 +145,7 @@ def _verified(planned: PlannedLength) -> list[Cell]:
 
 def layers(report: PlanReport) -> ReportTable:
     """A line for each layer; what runs at each length."""
-    heads = ("method", "time", "loss")
+    heads = ("method", "time", "loss", "layer error")
     columns = [Column(head, f"{p['length']:,} tokens") for p in report["lengths"] for head in heads]
     numbers = list(dict.fromkeys(number for p in report["lengths"] for number in p["layers"]))
     lines = [Line(number, [cell for p in report["lengths"] for cell in _layer(p, number)]) for number in numbers]
@@ -160,8 +161,9 @@ def approximate(report: PlanReport) -> list[str]:
 def _layer(planned: PlannedLength, number: str) -> list[Cell]:
     layer = planned["layers"].get(number)
     if layer is None or layer["method"] == EXACT:
-        return [Cell("exact", "tie"), BLANK, BLANK]
-    return [Cell(layer["method"]), cells.share(layer["time"]), cells.number(layer["loss"], 4)]
+        return [Cell("exact", "tie"), BLANK, BLANK, BLANK]
+    measured = cells.share(layer["time"]), cells.number(layer["loss"], 4), cells.number(layer.get("error"), 3)
+    return [Cell(layer["method"]), *measured]
 
 
 def floors(report: PlanReport) -> ReportTable:

@@ -1,9 +1,11 @@
 """The contents of a report as plain tables and facts: the terminal, Markdown and the page only lay them out."""
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+from subquad.core.spelling import listed
 from subquad.tools.report.cells import MISSING, Cell, crossover, decimals, kept, known, number, size, speedup
 from subquad.tools.report.reading import (
     cost,
@@ -155,7 +157,7 @@ def speed_table(report: Report) -> ReportTable:
     for length in model_lengths(report):
         makers += [_fidelity(length, min_fidelity(report)), _speed(length), _over_fp32(length)]
         makers.append(_memory(report, length, group=tokens(length)))
-    return _table(report, makers)
+    return _table(report, [(_of_batches(report, column), make) for column, make in makers])
 
 
 def main_table(report: Report) -> ReportTable:
@@ -177,7 +179,22 @@ def model_table(report: Report) -> ReportTable:
         makers += [_time(report, "model", length), _range(report, "model", length), _speed(length), _over_fp32(length)]
         makers.append(_rate(report, length))
         makers.append(_memory(report, length, group=tokens(length)))
-    return _table(report, [(replace(column, group=f"{column.group} tokens"), make) for column, make in makers])
+    named = [(_of_batches(report, column), make) for column, make in makers]
+    return _table(report, [(replace(column, group=f"{column.group} tokens"), make) for column, make in named])
+
+
+def _of_batches(report: Report, column: Column) -> Column:
+    """The column with the mean length of its texts, if batches were padded: a length is then the longest text's."""
+    lengths = {tokens(length): length for length in model_lengths(report)}
+    mean = mean_length(report, lengths[column.group])
+    return column if mean is None else replace(column, group=f"{column.group} (mean {mean:,.0f})")
+
+
+def mean_length(report: Report, length: str) -> float | None:
+    """The mean number of tokens of the texts in padded batches; None if each text had the whole length."""
+    batch: int = report["settings"].get("batch") or 1
+    in_batch: Mapping[str, float] = report["settings"].get("batch_tokens") or {}
+    return in_batch[length] / batch if batch > 1 and length in in_batch else None
 
 
 def op_table(report: Report) -> ReportTable:
@@ -216,6 +233,7 @@ def _spread_of_nearness(length: str, group: str = "") -> list[Maker]:
     """What else is known of closeness at any length."""
     return [
         _of_quality(Column("cosine p5", group), "cosine_p5", length, 4),
+        _of_quality(Column("relative error", group, short="rel. error"), "relative_error", length, 4),
         _of_quality(Column("perplexity", group), "perplexity", length, 2),
         _of_quality(Column("KL", group), "kl", length, 5),
         _of_quality(Column("same top token", group, short="same top"), "agreement", length, 4),
@@ -347,13 +365,38 @@ def legend(report: Report) -> str:
     lines = [
         f"≈ within the noise of this run, neither faster nor slower; ↓ slower than exact attention; {MISSING} not "
         "measured; lengths in tokens.",
+        _padding(report),
         _samples(report),
         f"Minimum fidelity: {least:.5g}." if least is not None else "",
+        _without_attention(report),
         f"Quality figures without a length are for {tokens(length)} tokens." if length else "",
         _exact_times(report),
         _eager(report),
     ]
     return " ".join(filter(None, lines))
+
+
+def _padding(report: Report) -> str:
+    """What a length means if batches were padded."""
+    means = [
+        f"{mean:,.0f} at {tokens(n)}" for n in model_lengths(report) if (mean := mean_length(report, n)) is not None
+    ]
+    batch = report["settings"].get("batch")
+    return f"Batches of {batch} texts, padded; their mean number of tokens is {listed(means)}." if means else ""
+
+
+def _without_attention(report: Report) -> str:
+    """The bottom of the scale of fidelities."""
+    figure = {"kl": "kl", "agreement": "agreement"}.get(floor_figure(report))
+    keys = (figure,) if figure else ("cosine_mean", "of_exact")
+    bottoms: Mapping[str, Mapping[str, Any]] = report.get("without_attention") or {}
+    each = [
+        f"{math.exp(-value) if figure == 'kl' else value:.4f} at {tokens(length)}"
+        for length, quality in bottoms.items()
+        for key in keys
+        if (value := known(quality.get(key))) is not None
+    ]
+    return f"Fidelity of the model without attention: {', '.join(each)} tokens." if each else ""
 
 
 def _samples(report: Report) -> str:

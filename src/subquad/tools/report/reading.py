@@ -81,13 +81,13 @@ def floor_figure(report: Report) -> str:
 
 
 def noise(report: Mapping[str, Any]) -> tuple[bool, str] | None:
-    """Whether the machine was busy, and the sentence about the noise; None in reports without it."""
+    """Whether the times are uncertain, and the sentence about the noise; None in reports without it."""
     measured: Mapping[str, Any] = report.get("noise") or {}
     return (bool(measured.get("busy")), str(measured["says"])) if measured.get("says") else None
 
 
 def warning(report: Mapping[str, Any]) -> str:
-    """The sentences about the noise if the machine was busy, which belong to the recommendation; otherwise empty."""
+    """The sentences about the noise if the times are uncertain, which belong to the recommendation; otherwise empty."""
     measured = noise(report)
     return measured[1] if measured and measured[0] else ""
 

@@ -17,9 +17,13 @@ class Quality(TypedDict):
 
     cosine_mean: NotRequired[float]
     cosine_p5: NotRequired[float]
+    relative_error: NotRequired[float]  # ‖embeddings − exact‖ / ‖exact‖, over all of them
     top1: NotRequired[float]  # share of queries whose best passage is the exact model's
     recall10: NotRequired[float]  # share of the exact model's ten best passages that are found among ten
     perplexity: NotRequired[float]
+    of_exact: NotRequired[
+        float
+    ]  # without attention: the exact pseudo-perplexity of the same batch / this one, at most 1
     kl: NotRequired[float]  # of causal ones: mean KL(exact ‖ this) of next tokens, in nats
     agreement: NotRequired[float]  # share of positions with the exact model's top token
     kl_last_quarter: NotRequired[float]  # both over the last quarter of each text
@@ -39,6 +43,7 @@ class MethodReport(TypedDict):
     dtype: NotRequired[str]  # "fp32", "bf16" or "fp16"
     layers: NotRequired[list[int]]  # the layers that run it
     fidelity: NotRequired[dict[str, float]]  # length -> fidelity in [0, 1], what --min-fidelity is compared with
+    relative_error: NotRequired[dict[str, float]]  # length -> ‖out − exact‖ / ‖exact‖ of the output, in sq.compare
     quality: NotRequired[dict[str, Quality]]  # length -> quality; the model's own length has the fullest entry
     model: NotRequired[dict[str, Cost]]  # length -> cost of a whole forward pass of one sequence
     op: NotRequired[dict[str, Cost]]  # length -> cost of one layer's attention alone
@@ -79,8 +84,8 @@ class Recommendation(TypedDict):
 
     choice: str  # a method as the command line writes it; "full" = stay with exact attention
     by_length: NotRequired[dict[str, str]]  # length that was judged -> the choice there
-    too_noisy: NotRequired[list[int]]  # lengths that were not judged, because the machine was too busy
-    warning: NotRequired[str]  # that the machine was busy
+    too_noisy: NotRequired[list[int]]  # lengths that were not judged, because the times were too noisy
+    warning: NotRequired[str]  # that the times are uncertain
     headline: str
     reasons: list[str]
     attachment: NotRequired[Attachment]  # absent if exact attention stays everywhere
@@ -102,6 +107,7 @@ class Report(TypedDict):
     text: dict[str, Any]  # source, documents, passages, queries, tokens
     task: NotRequired[dict[str, Any]]  # name, metric, examples, baseline figures
     methods: list[MethodReport]
+    without_attention: NotRequired[dict[str, Quality]]  # by length: the model whose attention outputs are 0, one batch
     eager: NotRequired[dict[str, EagerCost]]  # by length
     noise: NotRequired[RunNoise]
     recommendation: Recommendation

@@ -27,6 +27,7 @@ TERMS = {
     "KL, last quarter": "KL over the last quarter of each text, which has the most text before it.",
     "same top token": "Share of the positions at which the most likely next token is the exact model's.",
     "same top token, last quarter": "Share of equal top tokens in the last quarter of each text.",
+    "relative error": "‖out − exact‖ / ‖exact‖ of the embeddings. Cosines near 1 hide differences that it shows.",
     "layer": "An attention layer of the model, by its number in the model's order.",
     "layer error": "‖out − exact‖ / ‖exact‖ of a layer's attention output, on the exact model's own queries, keys and "
     "values; mean over layers.",
@@ -40,7 +41,8 @@ TERMS = {
     "quartiles": "The time in milliseconds at the quartiles of the speed-up.",
     "recall@10": "Share of the exact model's ten best passages of a query that are among the ten best here.",
     "recommended": "At the marked lengths, the fastest of the settings tried that reaches the minimum "
-    "fidelity and is faster than exact attention by at least 1.1× and by more than the noise.",
+    "fidelity and is faster than exact attention by at least 1.1× and by more than the noise; of those whose speeds "
+    "differ from the fastest by at most 5 % or the noise, the closest to exact attention.",
     "reference": "A reference method computes all logits, as exact attention does. It shows what a certain kind of "
     "approximation can reach, it is not faster, and it is never recommended.",
     "refused": "The method cannot run in this model; the reason is in the row.",

@@ -31,6 +31,46 @@ def test_the_choice_is_the_fastest_of_all_that_fit(seed):
     assert choice.total(seconds, chosen) == pytest.approx(best, rel=1e-5)
 
 
+@pytest.mark.parametrize("seed", range(25))
+def test_of_all_choices_about_as_fast_the_closest_is_taken(seed):
+    seconds, losses = instance(seed)
+    budget = 10 ** random.Random(seed + 100).uniform(-4, -1)
+    whole = 2.0 + len(losses)
+    chosen = choice.closest(seconds, losses, budget, whole)
+    fastest = choice.cheapest(seconds, losses, budget)
+    outside = whole - len(losses)
+    most = 1.05 * (outside + choice.total(seconds, fastest))
+    every = (dict(zip(losses, mix, strict=True)) for mix in itertools.product(*losses.values()))
+    least = min(choice.total(losses, mix) for mix in every if outside + choice.total(seconds, mix) <= most)
+    assert outside + choice.total(seconds, chosen) <= most * (1 + 1e-5)
+    assert choice.total(losses, chosen) <= min(least + 0.011 * budget * len(losses), budget * (1 + 1e-5))
+
+
+def test_a_plan_is_not_lossy_for_nothing():
+    """Layers in which a crude method is hardly faster than the exact kernel run the exact kernel."""
+    seconds = {n: {"full": 1.0, "kernel": 0.6, "crude": 0.55} for n in range(6)}
+    losses = {n: {"full": 0.0, "kernel": 0.0, "crude": 0.0006} for n in range(6)}
+    assert set(choice.cheapest(seconds, losses, 0.01).values()) == {"crude"}
+    assert set(choice.closest(seconds, losses, 0.01, 12.0).values()) == {"kernel"}
+    for by_name in seconds.values():
+        by_name["crude"] = 0.1
+    assert set(choice.closest(seconds, losses, 0.01, 12.0).values()) == {"crude"}
+
+
+def test_candidates_that_all_lose_nothing_are_not_distinguished():
+    losses = {n: {"full": 0.0, "kernel": 0.0, "crude": 1e-6, "close": 1e-7} for n in range(6)}
+    assert choice.tied(losses, ["kernel"]) == 2
+    assert choice.tied(losses | {6: {"full": 0.0, "crude": 1e-4}}, ["kernel"]) == 0
+    assert choice.tied(losses, ["kernel", "close"]) == 0  # there is nothing to tell it apart from
+
+
+def test_a_tenth_of_the_loss_without_attention_is_accepted_at_most():
+    assert choice.provable(0.01, 0.05) == pytest.approx(0.005)
+    assert choice.provable(0.01, 0.5) == choice.provable(0.01, None) == 0.01
+    assert choice.provable(0.2, 0.5) == 0.2  # of a scale as long as that, more than a tenth proves something
+    assert choice.provable(0.01, -1.0) == 0.0
+
+
 def test_without_room_for_a_loss_everything_stays_exact():
     seconds, losses = instance(3)
     assert set(choice.cheapest(seconds, losses, 0.0).values()) == {"full"}

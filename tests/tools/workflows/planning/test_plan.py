@@ -56,6 +56,36 @@ def test_a_plan_keeps_its_floor_on_inputs_that_it_was_not_made_from(floor):
 
 @pytest.mark.long
 @pytest.mark.usefixtures("timed")
+@pytest.mark.usefixtures("timed")
+@pytest.mark.parametrize("without", [0.02, 0.5])
+def test_a_tenth_of_a_small_loss_without_attention_is_accepted_at_most(without, monkeypatch):
+    held_out_pass = planning.held_out_pass
+
+    def weak(load, item, choices, seed):
+        found = held_out_pass(load, item, choices, seed=seed)
+        found.losses |= dict.fromkeys(found.losses.keys() & {"without attention"}, without)
+        return found
+
+    monkeypatch.setattr(planning, "held_out_pass", weak)
+    plan = sq.plan(sharp("bert"), inputs(18), min_fidelity=0.5, methods=METHODS)
+    assert (plan.verified["20"].get("unproven", "").startswith("the fidelity without any attention is still")) == (
+        without == 0.02
+    )
+    assert plan.verified["20"]["fidelity"] >= (0.998 if without == 0.02 else 0.5)
+
+
+def test_a_text_that_shows_no_loss_leaves_exact_kernels_alone():
+    planned = planning.Planned(20, losses={0: {"clustered": [1e-6], "local": [2e-6], "full:kernel=subquad": [0.0]}})
+    candidates = [
+        planning.Candidate(name, {0: sq.methods.resolve(name)})
+        for name in ("clustered", "local", "full:kernel=subquad")
+    ]
+    length = planning.Length(None, candidates, 0.99, 1.0, None, None, 1.0)
+    length.tell_apart(planned)
+    assert planned.losses == {0: {"full:kernel=subquad": [0.0]}}
+    assert planned.unproven == "both approximations have the fidelity of exact attention, 1.0000"
+
+
 def test_a_lower_floor_takes_less_time():
     model, items = sharp("bert"), inputs(18)
     seconds = []
@@ -86,6 +116,8 @@ def test_what_fails_its_verification_becomes_more_exact_and_never_stays(monkeypa
 
     def worse(load, item, choices, seed):
         found = held_out_pass(load, item, choices, seed=seed)
+        if "plan" not in choices:  # the loss without attention
+            return found
         seen.append(choices["plan"])
         found.losses |= {name: 10.0 + 0.1 * seed for name in found.losses if name != "full"}
         return found

@@ -1,8 +1,14 @@
-"""A length at which the time did not suffice for anything, in the report."""
+"""Sentences and the next command in the report of a plan."""
 
-from subquad.tools.plan.report import headline
+from pathlib import Path
+from types import SimpleNamespace
+
+from subquad.tools.measure.group import ALONE
+from subquad.tools.plan.planned import Planned, Verified
+from subquad.tools.plan.report import compare_command, headline
 from subquad.tools.plan.tables import tried
 from subquad.tools.runs.floor import Floor
+from subquad.tools.runs.settings import PlanSettings
 
 EXACT = {"length": 512, "layers": {}, "rounds": [], "floors": [], "passages": 0, "tried": 16}
 UNDECIDED = {
@@ -38,3 +44,28 @@ def test_what_was_tried_names_the_time_that_is_missing():
         "2,048 tokens: 16 candidates were tried on 2 passages, and the plan was verified on 3 held-out passages.",
         "4,096 tokens: nothing was decided, which takes about 412 seconds at least.",
     ]
+
+
+def test_the_headline_names_what_a_gain_costs_and_what_is_free():
+    planned = VERIFIED | {"lossless": 1.21, "verified": VERIFIED["verified"] | {"loss": 0.0039}}
+    assert headline([planned], Floor()) == (
+        "With fidelity ≥ 0.99: 1.50× the speed of exact attention at 2,048 tokens (fidelity 0.996; 1.21× is predicted "
+        "without a loss)."
+    )
+
+
+def test_a_text_that_does_not_tell_methods_apart_comes_first():
+    why = "all 9 approximations have the fidelity of exact attention, 1.0000 (without attention: 0.9000)"
+    assert headline([EXACT | {"unproven": why}], Floor()).startswith(
+        f"This text does not tell methods apart: at 512 tokens, {why}. Stay with exact attention"
+    )
+
+
+def test_the_next_command_compares_where_the_plan_is_not_exact():
+    verified = Verified({0: "local"}, 0.0, [0.0], 0.0, [2.0])
+    lengths = [Planned(512), Planned(2048, verified=verified), Planned(4096, verified=verified)]
+    made = SimpleNamespace(planning=SimpleNamespace(lengths=lengths, loads=[SimpleNamespace(group=ALONE)]))
+    command = compare_command(made, PlanSettings(lengths=(512, 2048, 4096)), Path("out"))
+    assert "--lengths 2048,4096" in command
+    assert "512" not in command
+    assert compare_command(SimpleNamespace(planning=SimpleNamespace(lengths=lengths[:1])), None, Path("out")) is None
