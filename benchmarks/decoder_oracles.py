@@ -17,7 +17,8 @@ from decoder_rules import ClusteredByRule, TailByRule
 from torch import Tensor
 
 from subquad.kernels.tokens.heads import repeat_heads
-from subquad.methods import ClusteredTail, Full, Method
+from subquad.methods import Full, Method
+from subquad.methods.clustered_tail import OF_RECTANGLE, by_length
 from subquad.methods.core.halves import BLOCK, LAST
 from subquad.methods.core.method import Call, Partial, whole
 from subquad.tools.models.pretrained import load
@@ -139,8 +140,8 @@ def best_of(logits: Tensor, count: int) -> Tensor:
 
 def top_keys_of(block: int) -> int:
     """The top keys that the default `clustered-tail` has for the queries of a block, in all of its rectangles."""
-    rule, levels = ClusteredTail(), range(block.bit_length())
-    return sum(rule.in_rectangle(BLOCK, 2**level * BLOCK).topk for level in levels if block >> level & 1)
+    lengths = (2**level * BLOCK for level in range(block.bit_length()) if block >> level & 1)
+    return sum(by_length(0, OF_RECTANGLE.topk, keys, None)[0] for keys in lengths)
 
 
 METHODS: dict[str, Method] = {

@@ -14,8 +14,8 @@ from subquad.kernels.selection.clusters.op import query_clusters
 from subquad.kernels.selection.groups import broadcast, group_mean
 from subquad.kernels.tokens.heads import repeat_heads
 from subquad.methods import ClusteredTail, ImprovedClustered
-from subquad.methods.core.halves import rectangles_of
 from subquad.methods.core.method import Call, Partial, choice, number, whole
+from subquad.methods.core.rectangles import rectangles_of
 
 WIDTH = 64  # of a head of the model
 ROPE_BASE = 100_000.0  # of SmolLM2
@@ -32,13 +32,16 @@ class TailByRule(ClusteredTail):
     name: ClassVar[str] = "tail-by-rule"
 
     def in_rectangle(self, queries: int, keys: int) -> ClusteredTail:
-        """The method with the sizes of the rule, as far as none is set."""
+        """The method with the sizes of the rule in a rectangle without padding, as far as none is set."""
         return replace(
             self,
             clusters=self.clusters or by_factor(self.cluster_factor, queries),
             topk=self.topk or by_factor(self.topk_factor, keys),
             cells=by_factor(self.cells_factor, keys) or self.cells,
         )
+
+    def attend_in_rectangle(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Partial:
+        return self.in_rectangle(query.shape[2], key.shape[2]).attend(query, key, value, call)
 
     def products(self, length: int) -> float:
         """Multiply-adds of a head of 64 for a prompt: diagonal, last rows, and of each rectangle its three parts.
@@ -68,6 +71,9 @@ class ClusteredByRule(ImprovedClustered):
 
     def in_rectangle(self, queries: int, keys: int) -> ImprovedClustered:
         return replace(self, clusters=by_factor(2.0, queries), topk=by_factor(4.0, keys))
+
+    def attend_in_rectangle(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Partial:
+        return self.in_rectangle(query.shape[2], key.shape[2]).attend(query, key, value, call)
 
 
 @dataclass(frozen=True)

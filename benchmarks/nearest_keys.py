@@ -25,7 +25,7 @@ import torch
 
 import subquad as sq
 from subquad.methods import Full, Method
-from subquad.methods.clustered_tail import root
+from subquad.methods.clustered_tail import OF_RECTANGLE, by_length, root
 from subquad.methods.core.halves import BLOCK, LAST
 from subquad.tools.measure.capture import LayerInputs, recorded
 from subquad.tools.measure.fidelity import relative_error
@@ -85,19 +85,17 @@ def errors(inputs: Inputs, methods: Mapping[str, Method]) -> dict[str, float]:
 
 def exact_keys(tokens: int, causal: bool) -> float:
     """Keys that a query of the default `clustered-tail` meets exactly, mean of queries."""
-    method = sq.ClusteredTail()
     if not causal:
         return min(root(8 * tokens), tokens)  # half the keys of a decoder's rectangle
     return statistics.fmean(
-        query + 1 if query >= tokens - LAST else query % BLOCK + 1 + top_keys(method, query // BLOCK)
-        for query in range(tokens)
+        query + 1 if query >= tokens - LAST else query % BLOCK + 1 + top_keys(query // BLOCK) for query in range(tokens)
     )
 
 
-def top_keys(method: sq.ClusteredTail, block: int) -> int:
+def top_keys(block: int) -> int:
     """Top keys of the queries of a block in all rectangles before it: one for each power of two in its number."""
     powers = (2**level for level in range(block.bit_length()) if block >> level & 1)
-    return sum(min(method.in_rectangle(power * BLOCK, power * BLOCK).topk, power * BLOCK) for power in powers)
+    return sum(by_length(0, OF_RECTANGLE.topk, power * BLOCK, None)[0] for power in powers)
 
 
 def needed(row: Mapping[int, float], error: float) -> str:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 import subquad as sq
+from subquad.methods.clustered_tail import OF_RECTANGLE, by_length
 from subquad.tools.models.next_tokens import NextTokens
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
@@ -112,8 +113,10 @@ def test_the_rule_without_changes_is_the_default(rules, inputs, queries):
 
 def test_the_sizes_of_the_rule_are_those_of_the_library(rules):
     for queries, keys in ((1024, 1024), (1024, 2048), (700, 3000), (2048, 2048)):
-        rule, default = (each.in_rectangle(queries, keys) for each in (rules.TailByRule(), sq.ClusteredTail()))
-        assert (rule.clusters, rule.topk, rule.cells) == (default.clusters, default.topk, default.cells)
+        rule, default = rules.TailByRule().in_rectangle(queries, keys), sq.ClusteredTail()
+        clusters, _ = by_length(default.clusters, OF_RECTANGLE.clusters, queries, None)
+        topk, _ = by_length(default.topk, OF_RECTANGLE.topk, keys, None)
+        assert (rule.clusters, rule.topk, rule.cells) == (clusters, topk, default.cells)
 
 
 def test_top_keys_by_weight_and_by_the_distance_to_their_cell(rules):

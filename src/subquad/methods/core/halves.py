@@ -31,7 +31,7 @@ are. Keys before the first query of a call have no queries at their positions he
 
 Blocks begin at an item's first real token, so that padding of queries and keys changes nothing, wherever it is.
 Queries that continue a cache of t tokens, by the mask's offset, are a rectangle over these t keys, and halves of
-their own.
+their own. An item of at most `block` tokens, with those of its cache, is exact, alone and in a batch of longer ones.
 """
 
 from __future__ import annotations
