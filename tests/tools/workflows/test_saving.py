@@ -241,6 +241,8 @@ def test_a_plan_is_saved_with_the_model_that_it_is_for(sentences, text, tmp_path
     given = ("--lengths", "32,80", "--min-fidelity", "0.2", "--shift", "1", "--methods", "clustered:clusters=8")
     result = command("plan", sentences, "--text", text, *given, "--out", tmp_path / "out", "--save", tmp_path / "saved")
     assert "Saved" in result.output
+    for difference in ("positions 64 → 80\n", "max_seq_length 40 → 80: embeddings of texts over 40 tokens differ"):
+        assert f"Differs from the original model: {difference}" in result.output
     report = json.loads((tmp_path / "out" / "report.json").read_text())
     assert report["next"] == (
         f"subquad compare {sentences} --text {text} --plan {tmp_path / 'out'} --lengths 32,80 --min-fidelity 0.2 "

@@ -114,7 +114,7 @@ def check(folder: Path | None, out: Path, settings: CompareSettings | PlanSettin
     config_of(where)
     original = text_settings(*_loaded(where))
     limit = longest_text(original)
-    if limit is None or settings.named_lengths or limit >= max(settings.model_lengths, default=0):
+    if limit is None or settings.named_lengths or limit >= max(original[POSITIONS] or 0, *settings.model_lengths, 0):
         return ""
     return (
         f"The saved model will keep {limit_name(original)} {limit:,} of the original; --lengths with a longer one "
