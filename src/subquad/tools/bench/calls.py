@@ -78,7 +78,7 @@ class Calls:
         shape = (load.batch, load.heads, tokens, load.head_dim)
 
         def normal() -> Tensor:
-            return torch.randn(shape, generator=generator).to(load.device, DTYPES[load.dtype])
+            return torch.randn(shape, generator=generator, device="cpu").to(load.device, DTYPES[load.dtype])
 
         self.inputs = [normal().requires_grad_(self.backward) for _ in range(3)]
         self.gradient = normal() if self.backward else None
