@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from subquad import Clustered, ClusteredTail, Full, LinearAttention, Mask, Method
@@ -13,9 +14,10 @@ from subquad.methods.core.call import Attend, Call
 from subquad.testing.batch_contract import BatchContract
 from subquad.testing.contract import CallContract
 from subquad.testing.decoding_contract import DecodingContract, State
+from subquad.testing.transforms_contract import TransformsContract
 
 CLUSTERED = {"clusters": 5, "bits": 15, "iterations": 3}
-the, batches, decoding = CallContract(), BatchContract(), DecodingContract()
+the, batches, decoding, transforms = CallContract(), BatchContract(), DecodingContract(), TransformsContract()
 
 
 @dataclass(frozen=True)
@@ -133,6 +135,31 @@ class StepsApart(LinearAttention):
         return torch.cat([super(StepsApart, self).advance(*part, state, call)[0] for part in parts], dim=2), after
 
 
+@dataclass(frozen=True)
+class ReadsLabels(Full):
+    """Reads numbers, by torch's own `one_hot`."""
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Tensor:
+        largest = F.one_hot(query.argmax(-1), query.shape[-1])
+        return super().attend(query * (1 + largest), key, value, call)
+
+
+@dataclass(frozen=True)
+class DefaultDevice(Full):
+    """Makes a tensor on the default device."""
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Tensor:
+        return super().attend(query * torch.ones(query.shape[-1]), key, value, call)
+
+
+@dataclass(frozen=True)
+class DefaultDtype(Full):
+    """Makes a tensor of the default dtype."""
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Tensor:
+        return super().attend(query * torch.ones(query.shape[-1], device=query.device), key, value, call)
+
+
 BROKEN = [
     (PaddingLeak(**CLUSTERED), lambda m: the.test_padding_changes_no_output(m, "right", 3.0)),
     (PaddingInTheMeans(**CLUSTERED), lambda m: the.test_padding_changes_no_output(m, "left", 3.0)),
@@ -150,6 +177,9 @@ BROKEN = [
     (PaddingInTheState(), decoding.test_a_left_padded_prompt_leaves_the_state_of_its_tokens),
     (PaddingInTheState(), decoding.test_a_step_of_padding_changes_no_state),
     (StateInPlace(), decoding.test_a_state_is_left_as_it_is_and_keeps_its_size),
+    (ReadsLabels(), lambda m: transforms.test_transforms_inside_vmap_equal_a_loop(m, "grad")),
+    (DefaultDevice(), transforms.test_the_default_device_changes_nothing),
+    (DefaultDtype(), lambda m: transforms.test_the_default_dtype_changes_nothing(m, "fastest")),
     (StepsApart(), lambda m: decoding.test_steps_equal_the_causal_call(m, [5, 19])),
 ]
 

@@ -111,8 +111,9 @@ class Controlled:
             exact = exact_rows(query, key, value, call, rows)
         # Each head as an item of its own: later stages run on some of them.
         heads = _Heads(query, key, value, call)
-        out, failed = None, torch.arange(heads.count)
-        stage, largest = torch.full((heads.count,), len(stages) - 1), torch.full((heads.count,), math.nan).double()
+        out, failed = None, torch.arange(heads.count, device="cpu")
+        stage = torch.full((heads.count,), len(stages) - 1, device="cpu")
+        largest = torch.full((heads.count,), math.nan, dtype=torch.float64, device="cpu")
         pair = rows[0] * H + rows[1]
         for at, each in enumerate(stages):
             if len(failed) == 0:
@@ -124,7 +125,7 @@ class Controlled:
             if isinstance(each, Full):
                 break
             errors = relative_errors(out[pair.to(out.device), rows[2].to(out.device)], exact).cpu()
-            worst = torch.zeros(heads.count, dtype=torch.float64).scatter_reduce(
+            worst = torch.zeros(heads.count, dtype=torch.float64, device="cpu").scatter_reduce(
                 0, pair, errors.nan_to_num(nan=math.inf), "amax"
             )
             passed = failed[worst[failed] <= self.tolerance]
@@ -142,11 +143,11 @@ class Controlled:
         generator, valid = torch.Generator("cpu").manual_seed(call.seed), call.mask.query_padding(N)
         chosen = []
         for item in range(B):
-            tokens = torch.arange(N) if valid is None else valid[item].cpu().nonzero()[:, 0]
+            tokens = torch.arange(N, device="cpu") if valid is None else valid[item].cpu().nonzero()[:, 0]
             if len(tokens):
-                drawn = tokens[torch.randint(len(tokens), (H, self.rows), generator=generator)]
+                drawn = tokens[torch.randint(len(tokens), (H, self.rows), generator=generator, device="cpu")]
                 chosen += [(item * H + head, drawn[head]) for head in range(H)]
-        pair = torch.tensor([each for each, _ in chosen], dtype=torch.long).repeat_interleave(self.rows)
+        pair = torch.tensor([each for each, _ in chosen], dtype=torch.long, device="cpu").repeat_interleave(self.rows)
         row = torch.cat([tokens for _, tokens in chosen]) if chosen else pair
         return pair // H, pair % H, row
 

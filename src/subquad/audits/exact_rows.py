@@ -26,8 +26,8 @@ def sampled(query: Tensor, mask: Mask, valid: Tensor | None, rows: int, generato
     tokens = B * N if valid is None else int(valid.sum())
     if tokens * H == 0:
         return None
-    drawn = torch.randint(tokens, (rows,), generator=generator)
-    head = torch.randint(H, (rows,), generator=generator)
+    drawn = torch.randint(tokens, (rows,), generator=generator, device="cpu")
+    head = torch.randint(H, (rows,), generator=generator, device="cpu")
     chosen = drawn if valid is None else valid.cpu().flatten().nonzero()[:, 0][drawn]
     return chosen // N, head, chosen % N
 

@@ -157,7 +157,7 @@ def _is_causal_lm(part: Any) -> bool:
 def _sampled(valid: Bool[Tensor, "B N"], positions: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
     """Items and positions of real tokens, sampled with replacement, and behind them of each item's last one."""
     item, at = valid.nonzero(as_tuple=True)
-    drawn = torch.randint(len(item), (positions,), generator=generator)
+    drawn = torch.randint(len(item), (positions,), generator=generator, device="cpu")
     some = valid.any(1).nonzero()[:, 0]
     last = valid.shape[1] - 1 - valid.flip(1).int().argmax(1)
     return torch.cat([item[drawn], some]), torch.cat([at[drawn], last[some]])

@@ -114,7 +114,7 @@ def valid_tokens(inputs: Mapping[str, Any]) -> Bool[Tensor, "B N"] | None:
     if tokens is None:
         return None
     if mask is None:
-        return torch.ones(tokens.shape[:2], dtype=torch.bool)
+        return torch.ones(tokens.shape[:2], dtype=torch.bool, device="cpu")
     if not isinstance(mask, Tensor) or mask.shape != tokens.shape[:2]:
         return None
     return mask.cpu().bool()

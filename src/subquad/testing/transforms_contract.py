@@ -210,6 +210,7 @@ class TransformsContract(Contract):
                 assert slope is None or slope.shape == leaf.shape
 
     @once
+    @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch.jit.trace itself
     @where(lambda traits: traits.exact_limit != {})
     def test_jit_trace_of_an_approximation_is_refused(self, method: Method):
         inputs = qkv(N)

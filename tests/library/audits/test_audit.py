@@ -507,3 +507,18 @@ def test_a_second_audit_of_the_same_model_is_refused_and_the_first_goes_on():
 def test_a_layer_without_an_audited_call_has_no_baseline():
     with pytest.raises(ValueError, match="layer MultiheadAttention has no audited call among 0"):
         sq.audit(layer(), tolerance=0.1).baseline()
+
+
+@pytest.mark.parametrize(("name", "method", "floor"), [
+    ("bert", ROUGH, {"min_fidelity": 0.1}),
+    ("gpt2", "local:window=3", {"max_kl": 9.0}),
+])  # fmt: skip
+def test_another_default_device_changes_no_audit(name, method, floor):
+    case, found = build(name), []
+    sq.hf.swap(case.model, method)
+    for device in ("cpu", "meta"):
+        with torch.device(device), sq.audit(case.model, tolerance=9.0, every=1, callback=found.append, **floor):
+            case.output()
+    errors = [call.errors for call in found]
+    assert len(errors) > 2
+    assert errors[: len(errors) // 2] == errors[len(errors) // 2 :]

@@ -200,3 +200,11 @@ def test_bad_arguments_are_named(wrong, message):
 def test_what_the_method_cannot_do_is_refused_as_everywhere():
     with pytest.raises(ValueError, match="'smyrf' does not support a causal mask"):
         sq.Controlled(method="smyrf")(*qkv(), is_causal=True)
+
+
+def test_another_default_device_changes_no_control():
+    x = qkv()
+    want, _ = sq.Controlled(ROUGH, tolerance=0.05)(*x)
+    with torch.device("meta"):
+        out, _ = sq.Controlled(ROUGH, tolerance=0.05)(*x)
+    assert torch.equal(out, want)

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 import triton
 import triton.language as tl
-from jaxtyping import Float, Int32, Int64
+from jaxtyping import Float, Int, Int32
 from torch import Tensor
 
 from subquad.kernels.triton.launch import (
@@ -58,7 +58,7 @@ class Members:
 
     @staticmethod
     def from_labels(
-        labels: Int64[Tensor, "B H N"], groups: int, x: Float[Tensor, "B H N D"] | None = None
+        labels: Int[Tensor, "B H N"], groups: int, x: Float[Tensor, "B H N D"] | None = None
     ) -> "Members":
         """Count the members of `groups` groups, and add up the vectors of each if there are any."""
         labels, (B, H, N), C = labels.contiguous(), labels.shape, groups
@@ -118,7 +118,7 @@ class Members:
         )
 
 
-def group_order(labels: Int64[Tensor, "B H N"], groups: int) -> tuple[Int32[Tensor, "B H N"], Int32[Tensor, "B H C1"]]:
+def group_order(labels: Int[Tensor, "B H N"], groups: int) -> tuple[Int32[Tensor, "B H N"], Int32[Tensor, "B H C1"]]:
     """The tokens sorted by label, equal ones in their order, and where each of the groups begins there.
 
     The members of group c are `order[offsets[c] : offsets[c + 1]]`. Tokens with labels outside of [0, groups), such as

@@ -418,7 +418,7 @@ class Comparison(JobRun):
         local_tokens, rank = self.group.local_tokens(length), 0 if sequence is None else sequence.rank
         generator = torch.Generator().manual_seed(self.settings.seed * self.group.count + rank)
         q, k, v = (
-            torch.randn(1, h, local_tokens, width, generator=generator).to(model.device, model.dtype)
+            torch.randn(1, h, local_tokens, width, generator=generator, device="cpu").to(model.device, model.dtype)
             for h in (heads, kv_heads, kv_heads)
         )
         shorter = [n for n in self.call_lengths if n < length]

@@ -81,9 +81,9 @@ def weights_l1(
     """
     if not isinstance(method, BoundMethod):
         H, G = query.shape[1], key.shape[1]
-        chosen = torch.arange(heads) * H // heads
+        chosen = torch.arange(heads, device=query.device) * H // heads
         query, key, value = query[:, chosen], key[:, chosen * G // H], value[:, chosen * G // H]
-    options |= {"bias": None, "rows": torch.arange(queries) * query.shape[2] // queries}
+    options |= {"bias": None, "rows": torch.arange(queries, device=query.device) * query.shape[2] // queries}
     mine, exact = (attention_weights(each, query, key, value, **options) for each in (method, Full()))
     return float((mine - exact).abs().sum(-1).mean())
 

@@ -206,7 +206,7 @@ class Pretrained:
         ids, attention_mask = batch["input_ids"], batch["attention_mask"].bool()
         generator = torch.Generator().manual_seed(seed)
         special = torch.isin(ids, torch.tensor(self.tokenizer.all_special_ids, device=ids.device))
-        drawn = torch.rand(ids.shape, generator=generator).to(ids.device) < 0.15
+        drawn = torch.rand(ids.shape, generator=generator, device="cpu").to(ids.device) < 0.15
         counted = drawn & attention_mask & ~special
         batch["input_ids"] = ids.masked_fill(counted, self.tokenizer.mask_token_id)
         logits, local = self.model(**self._cut(batch)).logits, self.group.cut(counted)
