@@ -118,8 +118,8 @@ def logits_of(query: Tensor, key: Tensor, call: Call) -> Iterator[tuple[Tensor, 
     for start in [0] if torch.compiler.is_compiling() else range(0, N, step):
         rows = slice(start, start + step)
         logits = query[:, :, rows] @ key.transpose(-1, -2) * call.scale
-        seen = visible if visible is None or visible.shape[2] == 1 else visible[:, :, rows]
+        shown = visible if visible is None or visible.shape[2] == 1 else visible[:, :, rows]
         if call.bias is not None:
             bias = call.bias[:, :, rows]
-            logits, seen = logits + bias, ~bias.isneginf() if seen is None else seen & ~bias.isneginf()
-        yield logits, seen
+            logits, shown = logits + bias, ~bias.isneginf() if shown is None else shown & ~bias.isneginf()
+        yield logits, shown
