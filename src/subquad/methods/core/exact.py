@@ -84,7 +84,7 @@ def _kernel_arguments(query: Tensor, key: Tensor, value: Tensor, call: Call) -> 
     """The arguments of `exact_partial`, in order and by name."""
     mask = call.mask
     offset = mask.offset if isinstance(mask.offset, int) else 0
-    options = {"causal": mask.is_causal, "offset": offset, "scale": call.scale}
+    options: dict[str, Any] = {"causal": mask.is_causal, "offset": offset, "scale": call.scale}
     options |= {"valid_queries": mask.query_padding(query.shape[2])}
     return (query, key, value, mask.key_padding(key.shape[2])), options
 
