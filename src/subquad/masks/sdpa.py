@@ -2,8 +2,9 @@
 
     allowed[b, h, i, j] = query_real[b, i] and real[b, j] and first ≤ j − i ≤ last
 
-Which queries and keys are real, and at which distances, key minus query, these are seen. Nothing is taken for such a pattern before
-every element was compared with it; a mask over keys alone, (B,1,1,M) or expanded from that, is no larger than (B,M).
+Which queries and keys are real, and at which distances, key minus query, these are seen. Nothing is taken for such a
+pattern before every element was compared with it; a mask over keys alone, (B,1,1,M) or expanded from that, is no larger
+than (B,M).
 """
 
 from __future__ import annotations

@@ -65,7 +65,7 @@ class Full(Method):
         exact_limit={},
         complexity="O(N·M·D) time, O(N) memory; O(N·M) memory with a window, segments, a dense mask or a bias",
         source="Vaswani et al. 2017; Dao et al. 2022",
-        skips_padding=True,  # by SDPA, if what stands in it is finite
+        skips_padding=True,  # by SDPA, if padding is finite
         takes_segments=True,
     )
 

@@ -604,7 +604,7 @@ class CallContract(Contract):
 
     @where(lambda traits: traits.bias and traits.dense_mask)
     def test_a_bias_of_minus_infinity_hides_as_a_dense_mask_does(self, method: Method):
-        """Also a query that then sees no key."""
+        """A query from which it hides all keys has output 0."""
         allowed = normal(2, 1, 24, 24, seed=4) > -0.5
         allowed[0, :, 5] = False
         hiding = {"bias": torch.zeros(2, 1, 24, 24).masked_fill(~allowed, -torch.inf)}, {"mask": Mask.dense(allowed)}

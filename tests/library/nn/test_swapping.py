@@ -53,6 +53,21 @@ def test_full_equals_torchs_encoder(training, grad, batch_first, masks):
             torch.testing.assert_close(gradients(got, x), gradients(want, x), atol=1e-5, rtol=1e-4)
 
 
+@pytest.mark.parametrize("method", ["full", ROUGH])
+def test_a_mask_that_is_an_outer_product_of_padding_is_padding_of_both_sides(method):
+    """In torch's layer, a query that sees no key has no attention; in a batch, it changes no other query."""
+    x, model = normal(2, 9, 12), nn.MultiheadAttention(12, 2, batch_first=True).eval()
+    hides = ~(VALID[:, None] & VALID[:, :, None]).repeat_interleave(2, 0)
+    ours = swapped(model, method)
+    out = ours(x, x, x, attn_mask=hides, need_weights=False)[0]
+    if method == "full":
+        torch.testing.assert_close(out, model(x, x, x, attn_mask=hides, need_weights=False)[0])
+    for item, valid in enumerate(VALID):
+        alone = x[item : item + 1, valid]
+        torch.testing.assert_close(out[item, valid], ours(alone, alone, alone, need_weights=False)[0][0])
+        assert torch.equal(out[item, ~valid], model.out_proj.bias.expand_as(out[item, ~valid]))
+
+
 @pytest.mark.parametrize("grad", [True, False])
 @pytest.mark.parametrize("masks", [{}, {"src_key_padding_mask": ~VALID}], ids=["all real", "padded"])
 def test_the_method_runs_in_eval_mode(grad, masks):

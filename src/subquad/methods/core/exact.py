@@ -85,7 +85,7 @@ def _kernel_arguments(query: Tensor, key: Tensor, value: Tensor, call: Call) -> 
     """The arguments of `exact_partial`, in order and by name."""
     mask = call.mask
     offset = mask.offset if isinstance(mask.offset, int) else 0
-    options = {"causal": mask.is_causal, "offset": offset, "scale": call.scale}
+    options: dict[str, Any] = {"causal": mask.is_causal, "offset": offset, "scale": call.scale}
     options |= {"valid_queries": mask.query_padding(query.shape[2])}
     return (query, key, value, mask.key_padding(key.shape[2])), options
 
@@ -119,8 +119,8 @@ def logits_of(query: Tensor, key: Tensor, call: Call) -> Iterator[tuple[Tensor, 
     for start in [0] if torch.compiler.is_compiling() else range(0, N, step):
         rows = slice(start, start + step)
         logits = query[:, :, rows] @ key.transpose(-1, -2) * call.scale
-        seen = visible if visible is None or visible.shape[2] == 1 else visible[:, :, rows]
+        shown = visible if visible is None or visible.shape[2] == 1 else visible[:, :, rows]
         if call.bias is not None:
             bias = call.bias[:, :, rows]
-            logits, seen = logits + bias, ~bias.isneginf() if seen is None else seen & ~bias.isneginf()
-        yield logits, seen
+            logits, shown = logits + bias, ~bias.isneginf() if shown is None else shown & ~bias.isneginf()
+        yield logits, shown
