@@ -52,10 +52,11 @@ def walk_of_model(model: torch.nn.Module) -> Walk:
     """The walk of a forward pass on a padded batch, after transformers calls the registered function."""
     ids, mask = torch.arange(32).view(2, 16), torch.ones(2, 16, dtype=torch.int64)
     mask[0, 12:] = 0
+    forward = type(model).forward.__wrapped__  # without the checks of the call, which are over by then
     with torch.no_grad():
         model(ids, attention_mask=mask)
         with spine.recording() as walk:
-            model(ids, attention_mask=mask)
+            forward(model, ids, attention_mask=mask)
     return walk
 
 

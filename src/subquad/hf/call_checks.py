@@ -7,22 +7,27 @@ another implementation    a library or a helper wrote another attention into the
 attention weights         the model is asked for them, but does not pass the request to its attention, and would return
                           an empty tuple
 
-The hooks are on each transformers model that contains swapped layers, because each of them can be called alone.
+Each transformers model that contains swapped layers is checked, because each of them can be called alone. The checks
+are in `forward` of the models' classes, and act for swapped models alone: torch's forward hooks would not run in a
+SentenceTransformer, which calls `forward` itself.
 """
 
+import functools
 import inspect
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
 from torch import nn
+from torch.compiler import is_compiling
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from subquad.core.hooks import add_pre_hook, remove_hooks
 from subquad.hf.layers import NAME, Attached
 
-OWNERS = "_subquad_owners"  # on a hooked model: its modules with a config that is not the config of a hooked model
+OWNERS = "_subquad_owners"  # on a checked model: its modules with a config that is not the config of a checked model
+CALL = "_subquad_call"  # on a checked model: what calls `forward`, if it changes the arguments
+_CHECKED = "_subquad_checked"  # on the `forward` of a class: it runs the checks
 NO_WEIGHTS = (
     "asks for attention weights, which no method here returns; ask a model that is not swapped (sq.hf.restore), or use "
     "`subquad inspect`, which shows the keys that a method chooses"
@@ -33,14 +38,13 @@ def check_calls(model: PreTrainedModel) -> None:
     """Check every call of this model, and of the models in it, that contain swapped layers."""
     for part in _swapped_models(model):
         vars(part)[OWNERS] = _owners(part)
-        add_pre_hook(part, _check)
+        _add_checks(type(part))
 
 
 def stop_checking(model: nn.Module) -> None:
     """Remove what `check_calls` added."""
     for module in model.modules():
         vars(module).pop(OWNERS, None)
-    remove_hooks(model, _check)
 
 
 @contextmanager
@@ -53,7 +57,6 @@ def unchecked(model: nn.Module) -> Iterator[None]:
     finally:
         for module, owners in checked.items():
             vars(module)[OWNERS] = owners
-            add_pre_hook(module, _check)
 
 
 def refuse_other_implementations(model: nn.Module) -> None:
@@ -65,17 +68,38 @@ def refuse_other_implementations(model: nn.Module) -> None:
 
 def refuse_weights_of(config: PreTrainedConfig) -> None:
     """Raise ValueError if a config makes its model return attention weights in every call."""
-    if vars(config).get("_output_attentions"):
+    if config.output_attentions:
         raise ValueError(f"output_attentions=True in the {type(config).__name__} {NO_WEIGHTS}")
 
 
+def _add_checks(cls: Any) -> None:
+    """Check the calls of the swapped models of a class."""
+    forward = cls.forward
+    if hasattr(forward, _CHECKED):
+        return
+
+    @functools.wraps(forward)
+    def checked(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if getattr(self, OWNERS, None) is not None:
+            _check(self, args, kwargs)
+        call: Callable[..., Any] | None = getattr(self, CALL, None)
+        return forward(self, *args, **kwargs) if call is None else call(forward, self, args, kwargs)
+
+    setattr(checked, _CHECKED, True)
+    cls.forward = checked
+
+
 def _check(module: PreTrainedModel, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """The hook."""
-    settings = object.__getattribute__(module.config, "__dict__")  # configs look up each attribute in Python code
-    if settings["_attn_implementation_internal"] != NAME or module.__dict__[OWNERS]:
+    """Raise ValueError for a call that would run another attention, or asks for weights."""
+    if is_compiling():
         _refuse_another(module)
-    if settings["_output_attentions"]:
         refuse_weights_of(module.config)
+    else:
+        settings = object.__getattribute__(module.config, "__dict__")  # configs look up each attribute in Python code
+        if settings["_attn_implementation_internal"] != NAME or module.__dict__[OWNERS]:
+            _refuse_another(module)
+        if settings["_output_attentions"]:
+            refuse_weights_of(module.config)
     if len(args) > 1:  # the first is what the model reads
         kwargs = arguments_by_name(module, args, kwargs)
     for name in kwargs:
@@ -94,7 +118,7 @@ def _positional_names(forward: Any) -> tuple[str, ...]:
 
 
 def _refuse_another(module: nn.Module) -> None:
-    for owner in (module, *vars(module)[OWNERS]):
+    for owner in (module, *getattr(module, OWNERS)):
         chosen = owner.config._attn_implementation
         if chosen == NAME:
             continue

@@ -11,7 +11,7 @@ its first real token, as they do alone:
 A cache that was filled with such positions is marked, so that later calls with it count in the same way.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -20,8 +20,7 @@ from torch import Tensor, nn
 from torch.compiler import is_compiling
 from transformers import Cache, PreTrainedModel
 
-from subquad.core.hooks import add_hook, add_pre_hook, remove_hooks
-from subquad.hf.call_checks import arguments_by_name
+from subquad.hf.call_checks import CALL, arguments_by_name
 from subquad.hf.example_inputs import example_inputs
 from subquad.hf.layers import Attached
 from subquad.hf.positions import holders_of_tables
@@ -30,13 +29,13 @@ from subquad.hf.split import takes
 from subquad.hf.token_positions import tokens_of
 from subquad.hf.trial import undisturbed
 
-MARK = "_subquad_from_first_real_token"  # on position_ids that were made here, and on caches that were filled with them
+MARK = "_subquad_from_first_real_token"  # on caches that were filled with positions that were made here
 _SHIFTS = 7, -5  # of the trial: a model whose outputs they change depends on more than distances
 _ROUNDING = 1e-3, 5e-2  # of fp32 and of 16-bit outputs, relative to the largest
 _KNOWN: WeakKeyDictionary[PreTrainedModel, tuple[str, bool]] = WeakKeyDictionary()
 
 
-def count_from_first_real_token(model: PreTrainedModel) -> None:
+def count_from_first_valid_token(model: PreTrainedModel) -> None:
     """Start the positions of each item at its first real token, in calls without position_ids.
 
     Only models are changed whose own outputs do not depend on a common shift of all positions, as a trial shows, and
@@ -44,14 +43,13 @@ def count_from_first_real_token(model: PreTrainedModel) -> None:
     """
     for part in model.modules():
         if isinstance(part, PreTrainedModel) and _is_innermost(part) and _depends_on_distances_alone(part):
-            add_pre_hook(part, _add_positions)
-            add_hook(part, _mark_cache)
+            vars(part)[CALL] = _call
 
 
 def stop_counting(model: nn.Module) -> None:
-    """Remove what `count_from_first_real_token` added."""
-    for hook in (_add_positions, _mark_cache):
-        remove_hooks(model, hook)
+    """Remove what `count_from_first_valid_token` added."""
+    for module in model.modules():
+        vars(module).pop(CALL, None)
 
 
 def _is_innermost(part: PreTrainedModel) -> bool:
@@ -95,42 +93,49 @@ def _is_same_when_shifted(part: PreTrainedModel) -> bool:
     return all(bool((first.float() - other.float()).abs().max() <= limit) for other in shifted)
 
 
-# ---------------------------------------------------------------------- the hooks
+# ---------------------------------------------------------------------- the calls
 
 
-def _add_positions(
-    module: PreTrainedModel, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-    """The hook before a forward pass: position_ids of a batch with padding on the left."""
+def _call(forward: Callable[..., Any], module: PreTrainedModel, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Call a model with the positions of a batch with padding on the left, and mark the cache that it fills."""
     inputs = arguments_by_name(module, args, kwargs)
+    positions = _positions_of_call(inputs)
+    if positions is None:
+        return forward(module, *args, **kwargs)
+    output = forward(module, **{**inputs, "position_ids": positions})
+    outputs = output.values() if isinstance(output, Mapping) else output
+    for cache in (inputs.get("past_key_values"), *outputs):
+        if isinstance(cache, Cache):
+            setattr(cache, MARK, True)
+    return output
+
+
+def _positions_of_call(inputs: Mapping[str, Any]) -> Tensor | None:
+    """The positions that a call must have; None if those that it has are right."""
     cache, mask, positions = (inputs.get(name) for name in ("past_key_values", "attention_mask", "position_ids"))
     marked = cache is not None and getattr(cache, MARK, False)
     if not marked and (positions is not None or mask is None or (is_compiling() and cache is not None)):
         return None
-    seen = 0 if cache is None else int(cache.get_seq_length())
-    if seen and not marked:  # its keys were counted from the first token of the batch
+    cached = 0 if cache is None else int(cache.get_seq_length())
+    if cached and not marked:  # its keys were counted from the first token of the batch
         return None
-    expected = _positions(mask, seen, inputs)
-    if seen == 0 and marked:  # it was emptied
+    expected = _positions(mask, cached, inputs)
+    if cached == 0 and marked:  # it was emptied
         delattr(cache, MARK)
-    if seen:
+    if cached:
         _check_step(expected, positions, mask)
-    if positions is not None or expected is None:
-        return None
-    return (), {**inputs, "position_ids": expected}
+    return expected if positions is None else None
 
 
-def _positions(mask: Any, seen: int, inputs: Mapping[str, Any]) -> Tensor | None:
+def _positions(mask: Any, cached: int, inputs: Mapping[str, Any]) -> Tensor | None:
     """The positions of the new tokens; None if no item has padding on the left, or the mask does not show it."""
     if not isinstance(mask, Tensor) or mask.ndim != 2:
         return None
     new = tokens_of(inputs).shape[1]
-    if mask.shape[1] != seen + new or (not is_compiling() and bool(mask[:, 0].all())):
+    if mask.shape[1] != cached + new or (not is_compiling() and bool(mask[:, 0].all())):
         return None
     first = mask.bool().int().argmax(1, keepdim=True)
-    positions = torch.arange(seen, seen + new, device=mask.device)[None] - first
-    setattr(positions, MARK, True)
-    return positions
+    return torch.arange(cached, cached + new, device=mask.device)[None] - first
 
 
 def _check_step(expected: Tensor | None, positions: Tensor | None, mask: Tensor | None) -> None:
@@ -142,18 +147,9 @@ def _check_step(expected: Tensor | None, positions: Tensor | None, mask: Tensor 
             f"token of each item, but the new tokens have no attention mask that shows the padding: {remedy}"
         )
     if positions is not None:
-        real = mask[:, -expected.shape[1] :].bool()
-        if positions.shape[-1] != expected.shape[1] or bool((positions != expected)[real].any()):
+        valid = mask[:, -expected.shape[1] :].bool()
+        if positions.shape[-1] != expected.shape[1] or bool((positions != expected)[valid].any()):
             raise ValueError(
                 "this cache was filled from a batch with padding on the left, whose positions start at the first real "
                 f"token of each item, but position_ids count in another way: {remedy}"
             )
-
-
-def _mark_cache(module: nn.Module, args: Any, kwargs: dict[str, Any], output: Any) -> None:
-    """The hook after a forward pass: mark its cache if it was filled with positions that were made here."""
-    if output is not None and getattr(kwargs.get("position_ids"), MARK, False):
-        outputs = output.values() if isinstance(output, Mapping) else output
-        for cache in (kwargs.get("past_key_values"), *outputs):
-            if isinstance(cache, Cache):
-                setattr(cache, MARK, True)

@@ -19,7 +19,7 @@ from subquad.core.plain_tables import alike, as_text, common_name, ranges
 from subquad.distributed import Ranks, Sequence
 from subquad.hf.call_checks import check_calls, refuse_weights_of, stop_checking
 from subquad.hf.layers import KEEPS, NAME, Attached, Layer, attached_to, head_counts, keep_refusal
-from subquad.hf.left_padding import count_from_first_real_token, stop_counting
+from subquad.hf.left_padding import count_from_first_valid_token, stop_counting
 from subquad.hf.long_inputs import explain_long_inputs, stop_explaining
 from subquad.hf.parts import give_back, separate
 from subquad.hf.positions import extended_tables, position_limit
@@ -186,7 +186,7 @@ def swap(
     mark(model)
     check_calls(model)
     if split is None:
-        count_from_first_real_token(model)
+        count_from_first_valid_token(model)
     explain_long_inputs(model)
     return Swapped(tuple(layers), methods, keep, _cut_at(wrapped), _is_extended_to(wrapped, model))
 
