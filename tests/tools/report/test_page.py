@@ -174,8 +174,8 @@ def test_the_layers_of_a_plan_are_filtered_by_number_and_method():
     form = page[page.index('<form class="filters" data-table="layers" data-what="layers"') :].partition("</form>")[0]
     assert "only layers that do not run exact attention" in form
     table = page[page.index('id="layers"') :].partition("</table>")[0]
-    assert 'data-entry="0 exact clustered:clusters=25 41.0 % 0.0094" data-kept' in table
-    assert 'data-entry="4 exact exact – –">' in table
+    assert 'data-entry="0 exact clustered:clusters=25 41.0 % 0.0094 0.400" data-kept' in table
+    assert 'data-entry="4 exact exact – – –">' in table
     exact = plan()
     exact["lengths"] = exact["lengths"][:1]
     assert 'type="checkbox"' not in plan_write.html(exact, {}, "")
@@ -203,7 +203,8 @@ def test_a_plan_has_no_column_without_a_figure():
     assert found == {"Layers": ["128 tokens: method"]}
     both = plan_tables.layers(plan())
     assert [column.title for column in both.columns] == [
-        "128 tokens: method", "512 tokens: method", "512 tokens: time", "512 tokens: loss"
+        "128 tokens: method", "512 tokens: method", "512 tokens: time", "512 tokens: loss",
+            "512 tokens: layer error",
     ]  # fmt: skip
     assert [column.title for column in plan_tables.verified(plan()).columns][:2] == [
         "plan: fidelity",

@@ -54,8 +54,6 @@ def test_a_plan_keeps_its_floor_on_inputs_that_it_was_not_made_from(floor):
     assert not sq.hf.bounds(model)  # the model is as it was
 
 
-@pytest.mark.long
-@pytest.mark.usefixtures("timed")
 @pytest.mark.usefixtures("timed")
 @pytest.mark.parametrize("without", [0.02, 0.5])
 def test_a_tenth_of_a_small_loss_without_attention_is_accepted_at_most(without, monkeypatch):
@@ -86,6 +84,8 @@ def test_a_text_that_shows_no_loss_leaves_exact_kernels_alone():
     assert planned.unproven == "both approximations have the fidelity of exact attention, 1.0000"
 
 
+@pytest.mark.long
+@pytest.mark.usefixtures("timed")
 def test_a_lower_floor_takes_less_time():
     model, items = sharp("bert"), inputs(18)
     seconds = []
