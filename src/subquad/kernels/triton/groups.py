@@ -57,9 +57,7 @@ class Members:
     sums: Tensor | None
 
     @staticmethod
-    def from_labels(
-        labels: Int[Tensor, "B H N"], groups: int, x: Float[Tensor, "B H N D"] | None = None
-    ) -> "Members":
+    def from_labels(labels: Int[Tensor, "B H N"], groups: int, x: Float[Tensor, "B H N D"] | None = None) -> "Members":
         """Count the members of `groups` groups, and add up the vectors of each if there are any."""
         labels, (B, H, N), C = labels.contiguous(), labels.shape, groups
         x = None if x is None else rows(x)
