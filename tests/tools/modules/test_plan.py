@@ -190,3 +190,17 @@ def test_each_function_names_the_other_one():
         sq.plan_module(model, [{"input_ids": torch.arange(9)[None]}] * 4)
     with pytest.raises(TypeError, match=r"use sq\.plan_module\(module, inputs\)"):
         sq.plan(encoder(1), inputs(*[30] * 5))
+
+
+def test_inputs_that_show_no_loss_leave_exact_kernels_alone_and_a_note():
+    kernel = "full:kernel=subquad"
+    modules = planning.ModulePlanning.__new__(planning.ModulePlanning)
+    modules.methods = {name: sq.methods.resolve(name) for name in (CRUDE, CLOSE, kernel)}
+    modules.notes = []
+    losses = {0: {CRUDE: [1e-6], CLOSE: [0.0], kernel: [0.0]}}
+    assert modules.distinguished(losses, 0.01, 0.05) == ({0: {kernel: [0.0]}}, 0.01)
+    assert modules.notes[0].startswith("These inputs do not tell methods apart: both approximations have")
+    losses[0][CRUDE] = [0.004]
+    assert modules.distinguished(losses, 0.01, 0.05) == (losses, pytest.approx(0.005))
+    assert modules.notes[0].startswith("Without any attention the loss is only 0.0500, so a tenth of that is accepted")
+    assert modules.distinguished(losses, 0.01, None) == modules.distinguished(losses, 0.01, 0.5) == (losses, 0.01)

@@ -6,7 +6,7 @@ from subquad.core.spelling import listed
 from subquad.methods import from_dict
 from subquad.tools.compare.recommend import is_exact_kernel, is_faithful
 from subquad.tools.measure.exact_limits import exact_up_to
-from subquad.tools.measure.tradeoff import NARROW, PROVES, UNNOTICED
+from subquad.tools.measure.tradeoff import NARROW, PROVES, UNNOTICED, tie_of
 from subquad.tools.report.schema import MethodReport
 from subquad.tools.runs.floor import Floor
 
@@ -30,8 +30,7 @@ def distinguished(
         scale = "" if bottom is None else f" (without attention: {bottom:.4f})"
         if len(losses) > 1 and max(losses.values()) < UNNOTICED:
             unproven = list(losses)
-            every = "both" if len(losses) == 2 else f"all {len(losses)}"
-            why = f"{every} approximations have the fidelity of exact attention, {exact:.4f}{scale}"
+            why = f"{tie_of(len(losses))}, {exact:.4f}{scale}"
         elif bottom is not None and exact - bottom <= NARROW:
             unproven = [name for name, loss in losses.items() if PROVES * loss > max(exact - bottom, 0.0)]
             faithful = [m["method"] for m in rows if m["method"] in unproven and is_faithful(m, at, floor)]

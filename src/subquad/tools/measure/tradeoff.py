@@ -12,6 +12,15 @@ PROVES = 10.0  # how many times as large it must be as the loss of a method then
 EQUAL = 0.01  # share of the accepted loss: losses that differ by less are equal
 
 
+def tie_of(count: int) -> str:
+    """The clause that a number of approximations are not distinguished.
+
+    >>> tie_of(2)
+    'both approximations have the fidelity of exact attention'
+    """
+    return f"{'both' if count == 2 else f'all {count}'} approximations have the fidelity of exact attention"
+
+
 def closest_of_fast(
     choices: Sequence[Choice],
     speedup: Callable[[Choice], float],

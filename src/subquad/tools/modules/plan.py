@@ -21,7 +21,7 @@ from subquad.nn.swapping import NAME
 from subquad.tools.measure.fidelity import relative_error
 from subquad.tools.measure.noise import AGAIN, against_itself
 from subquad.tools.measure.timing import Cost, Effort, cost, ratios, shuffled, stopwatch, until_steady
-from subquad.tools.measure.tradeoff import EQUAL, SIMILAR, closest_of_fast
+from subquad.tools.measure.tradeoff import EQUAL, SIMILAR, closest_of_fast, tie_of
 from subquad.tools.modules.attention import ModuleLayers, attention_sites
 from subquad.tools.modules.calls import ModuleCall, as_calls, device_of, run_exactly, spread_order
 from subquad.tools.modules.compare import check_minutes, check_module, grouped, methods_of
@@ -317,9 +317,8 @@ class ModulePlanning:
             n: {each: statistics.mean(values) for each, values in by_name.items()} for n, by_name in losses.items()
         }
         if count := choice.tied(means, kernels):
-            every = "both" if count == 2 else f"all {count}"
             self.notes.append(
-                f"These inputs do not tell methods apart: {every} approximations have the fidelity of exact attention; "
+                f"These inputs do not tell methods apart: {tie_of(count)}; "
                 "use trained weights, or a metric that shows the difference."
             )
             return {n: {x: each[x] for x in each if x in kernels} for n, each in losses.items()}, accepted

@@ -34,7 +34,7 @@ from subquad.audits import audit
 from subquad.methods import BoundMethod, Full, Method
 from subquad.tools.measure.capture import recorded
 from subquad.tools.measure.prefix import chain
-from subquad.tools.measure.tradeoff import closest_of_fast
+from subquad.tools.measure.tradeoff import closest_of_fast, tie_of
 from subquad.tools.models.pretrained import running
 from subquad.tools.modules.references import WITHOUT as WITHOUT_ATTENTION
 from subquad.tools.modules.references import WithoutAttention
@@ -339,8 +339,7 @@ class Length:
         )
         if count := choice.tied(planned.mean_losses, planned.kernels):
             scale = "" if planned.without is None else f" (without attention: {1 - planned.without:.4f})"
-            every = "both" if count == 2 else f"all {count}"
-            planned.unproven = f"{every} approximations have the fidelity of exact attention, 1.0000{scale}"
+            planned.unproven = f"{tie_of(count)}, 1.0000{scale}"
             planned.losses = {
                 n: {name: each for name, each in by_name.items() if name in planned.kernels}
                 for n, by_name in planned.losses.items()
