@@ -86,7 +86,8 @@ def join_interface() -> None:
     """Have MPNet's layers call the attention function that their config names; not if a transformers does this."""
     if not _is_on_interface(MPNetSelfAttention):
         MPNetSelfAttention.__init__, MPNetSelfAttention.forward = _init, _forward
-        MPNetPreTrainedModel._can_set_attn_implementation_cached_value = True
+        for model in (MPNetPreTrainedModel, *MPNetPreTrainedModel.__subclasses__()):
+            model._can_set_attn_implementation_cached_value = True  # also where it was asked for before, and is False
 
 
 def give_configs(model: PreTrainedModel) -> None:
