@@ -13,7 +13,7 @@ from subquad.research.training.models import CausalLanguageModel, EncoderClassif
 from subquad.research.training.settings import read_toml, settings_of
 from subquad.research.training.tasks.lm import Lm
 from tests.tools.workflows import tiny
-from tests.tools.workflows.test_saving import by_its_card, command, compared, faster_at  # noqa: F401
+from tests.tools.workflows.test_saving import by_its_card, command, compared
 
 pytest.importorskip("tensorboard")
 pytestmark = pytest.mark.slow  # it trains two models
@@ -84,7 +84,7 @@ def test_plan_reads_it(language, text, tmp_path):
 
 
 @pytest.mark.usefixtures("short")
-def test_a_classifier_is_compared_by_its_hidden_states_and_saved_with_its_head(classifier, text, tmp_path, faster_at):  # noqa: F811
+def test_a_classifier_is_compared_by_its_hidden_states_and_saved_with_its_head(classifier, text, tmp_path, faster_at):
     faster_at(65)  # bytes, and the class token
     assert compared(classifier / "model", text, tmp_path, method="clustered:clusters=4").exit_code == 0
     facts = json.loads((tmp_path / "out" / "report.json").read_text())["model"]
@@ -100,7 +100,7 @@ def test_a_classifier_is_compared_by_its_hidden_states_and_saved_with_its_head(c
 
 
 @pytest.mark.usefixtures("short")
-def test_a_language_model_is_compared_and_saved(language, text, tmp_path, faster_at, monkeypatch):  # noqa: F811
+def test_a_language_model_is_compared_and_saved(language, text, tmp_path, faster_at, monkeypatch):
     faster_at(64)
     assert compared(language / "model", text, tmp_path, method="local:window=4", floor=("--max-kl", "4")).exit_code == 0
     again = by_its_card(tmp_path / "saved", monkeypatch)
