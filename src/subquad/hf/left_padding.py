@@ -8,7 +8,8 @@ its first real token, as they do alone:
     mask        0 0 0 1 1 1 1
     positions  −3 −2 −1 0 1 2 3
 
-A cache that was filled with such positions is marked, so that later calls with it count in the same way.
+A cache that was filled with such positions is marked, so that later calls with it count in the same way, also after
+`restore` and in other models of the class.
 """
 
 from collections.abc import Callable, Mapping
@@ -45,6 +46,7 @@ def count_from_first_valid_token(model: PreTrainedModel) -> None:
     for part in model.modules():
         if isinstance(part, PreTrainedModel) and _is_innermost(part) and _depends_on_distances_alone(part):
             vars(part)[CALL] = _call
+            setattr(type(part), CALL, staticmethod(_call_with_marked))
 
 
 def stop_counting(model: nn.Module) -> None:
@@ -109,6 +111,16 @@ def _call(forward: Callable[..., Any], module: PreTrainedModel, args: tuple[Any,
         if isinstance(cache, Cache):
             setattr(cache, MARK, True)
     return output
+
+
+def _call_with_marked(
+    forward: Callable[..., Any], module: PreTrainedModel, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    """Call a model that counts from the first token of the batch, except on a cache that is marked."""
+    cache = arguments_by_name(module, args, kwargs).get("past_key_values")
+    if cache is None or not getattr(cache, MARK, False):
+        return forward(module, *args, **kwargs)
+    return _call(forward, module, args, kwargs)
 
 
 def _positions_of_call(inputs: Mapping[str, Any]) -> Tensor | None:

@@ -26,6 +26,7 @@ from subquad.hf.call_checks import refuse_other_implementations
 from subquad.hf.layers import NAME, Attached, attached_to, uses_interface
 from subquad.hf.positions import extend_as_recorded, with_record
 from subquad.hf.records import OtherLayers, read_record, record_with_parts
+from subquad.methods.core.plugins import record_of
 
 Reattach = Callable[[PreTrainedModel], Any]
 
@@ -158,15 +159,19 @@ def _records_of_parts(model: PreTrainedModel) -> dict[str, Any]:
 
 
 def _current_record(model: PreTrainedModel) -> Any:
-    """The record in a model's config; of the layers that are left, if some were removed after the swap."""
+    """The record in a model's config; of the layers as they are, if some were removed or moved after the swap."""
     plain = vars(model.config).get(NAME)
     modules = [module for module in model.modules() if uses_interface(module)]
     methods = {
         number: module._modules[NAME].bound.method for number, module in enumerate(modules) if NAME in module._modules
     }
-    if not isinstance(plain, dict) or not methods or plain.get("layers") == len(modules):
+    if not isinstance(plain, dict) or not methods:
         return plain
-    # What a plan measured was measured with all layers.
+    recorded = plain.get("methods", {})
+    is_as_recorded = all(recorded.get(str(number)) == record_of(method) for number, method in methods.items())
+    if plain.get("layers") == len(modules) and is_as_recorded:
+        return plain
+    # What a plan measured was measured with all layers, in their order.
     return replace(
         read_record(plain, model.config), layers=len(modules), methods=methods, floor=None, verified=None
     ).to_dict()

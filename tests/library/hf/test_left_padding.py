@@ -106,6 +106,25 @@ def test_steps_on_a_cache_count_as_its_first_call_did(given):
     torch.testing.assert_close(chunk, want, atol=1e-4, rtol=1e-4)
 
 
+@torch.no_grad()
+@pytest.mark.parametrize("then", ["restored", "exact", "another model"])
+def test_steps_of_exact_attention_on_a_marked_cache_count_as_its_first_call_did(then):
+    model = build("llama").model
+    ids, mask = padded_ids("left", pads=PADS)
+    want = model(input_ids=ids, attention_mask=mask).logits[:, 12:]
+    other = copy.deepcopy(model)
+    sq.hf.swap(model, EXACT)
+    cache = model(input_ids=ids[:, :12], attention_mask=mask[:, :12]).past_key_values
+    if then == "restored":
+        sq.hf.restore(model)
+    elif then == "exact":
+        sq.hf.swap(model, "full")
+    else:
+        model = other
+    have = model(input_ids=ids[:, 12:], attention_mask=mask, past_key_values=cache).logits
+    torch.testing.assert_close(have, want, atol=1e-4, rtol=1e-4)
+
+
 def test_steps_that_would_count_in_another_way_are_refused():
     model = build("llama").model
     ids, mask = padded_ids("left", pads=PADS)

@@ -307,6 +307,19 @@ def test_a_model_that_was_pruned_after_the_swap_is_saved_with_the_methods_that_a
     torch.testing.assert_close(case.output(), want, atol=0, rtol=0)
 
 
+def test_a_model_whose_layers_were_moved_after_the_swap_is_saved_with_the_methods_in_their_new_order(tmp_path):
+    case = build("bert")
+    sq.hf.swap(case.model, {0: METHOD, 1: METHOD_OF_PART})
+    sq.hf.swapping.record(case.model, floor={"min_fidelity": 0.9})
+    case.model.encoder.layer = case.model.encoder.layer[::-1]
+    want = case.output()
+    case.model.save_pretrained(tmp_path)
+    case.model = hf.AutoModel.from_pretrained(tmp_path).eval()
+    assert [str(method) for method in sq.hf.describe(case.model).methods.values()] == [METHOD_OF_PART, METHOD]
+    torch.testing.assert_close(case.output(), want, atol=0, rtol=0)
+    assert "floor" not in sq.hf.provenance(case.model)
+
+
 def test_a_model_that_was_loaded_with_its_own_attention_is_saved_without_a_record(folder, exact, tmp_path):
     loaded = hf.AutoModel.from_pretrained(folder / "model", attn_implementation="sdpa")
     loaded.save_pretrained(tmp_path)
