@@ -31,6 +31,7 @@ from typing import Any
 
 from subquad import hf
 from subquad.audits import audit
+from subquad.hf.plans import joined
 from subquad.methods import BoundMethod, Full, Method
 from subquad.tools.measure.capture import recorded
 from subquad.tools.measure.prefix import chain
@@ -104,6 +105,23 @@ class SingleLoss:
     position: float  # of the first of these layers among all that have candidates, in [0, 1)
 
 
+@dataclass(frozen=True)
+class ShorterLengths:
+    """What a plan runs for texts that are no longer than a length."""
+
+    longest: int
+    steps: dict[int, dict[int, Method | BoundMethod]]  # by layer: from which length on each method runs
+
+    def with_longer(self, model: Any, methods: Mapping[int, Method | BoundMethod]) -> dict[int, Method | BoundMethod]:
+        """The methods of all layers, each text of a batch by its length: these where it is longer."""
+        both = {}
+        for layer in hf.find_layers(model):
+            steps = {**self.steps[layer.number], self.longest + 1: methods.get(layer.number, Full())}
+            method, bound = joined(layer, steps)
+            both[layer.number] = method if bound is None else bound
+        return both
+
+
 class OutOfTime(Exception):
     """The time ended before the least that a verification needs."""
 
@@ -120,6 +138,7 @@ class Length:
     progress: Progress
     minutes: float  # of the whole run: what one with another limit decided by the clock is not taken from it
     workers: Workers = UNAIDED
+    shorter: ShorterLengths | None = None  # whose methods run for the shorter texts of a batch
 
     def __post_init__(self) -> None:
         self.by_name = {candidate.name: candidate for candidate in self.candidates}
@@ -403,6 +422,18 @@ class Length:
         self._take_best(planned)
         return on
 
+    def served(self, mix: Mapping[int, str]) -> dict[int, Method | BoundMethod]:
+        """What runs if the plan has this choice: shorter texts of a batch run the methods of their own length."""
+        methods = swap_of(mix, self.by_name)
+        return methods if self.shorter is None else self.shorter.with_longer(self.load.model, methods)
+
+    def _mark_of(self, mixes: Mapping[str, Mapping[int, str]]) -> str:
+        """A mark of some choices, and of what runs for shorter texts."""
+        listed: list[Any] = sorted((name, sorted(mix.items())) for name, mix in mixes.items())
+        if self.shorter is not None:
+            listed += [(n, start, str(m)) for n, steps in self.shorter.steps.items() for start, m in steps.items()]
+        return _mark(listed)
+
     def held_out(self, count: int) -> dict[int, Any]:
         """Some held-out passages by number, of which the first few are spread over all."""
         return {i: self.load.held_out[i] for i in spread_out(len(self.load.held_out))[:count]}
@@ -445,8 +476,8 @@ class Length:
         mixes = {"plan": chosen}
         if number == 0 and on.with_uniform and planned.uniform is not None:
             mixes["uniform"] = choice.uniform(planned.mean_losses, planned.uniform)
-        choices: dict[str, Any] = {EXACT: None} | {name: swap_of(mix, self.by_name) for name, mix in mixes.items()}
-        mark, passes = _mark(sorted((name, sorted(mix.items())) for name, mix in mixes.items())), []
+        choices: dict[str, Any] = {EXACT: None} | {name: self.served(mix) for name, mix in mixes.items()}
+        mark, passes = self._mark_of(mixes), []
         step, least = cost.of_verification(1, len(choices)), min(VERIFIED, on.passages)
         for done, (i, item) in enumerate(self.held_out(on.passages).items()):
             self.progress(f"verifying the plan at {self.length:,} tokens", done, on.passages)
@@ -516,7 +547,7 @@ class Length:
         """The usual errors of the plan's layers on the held-out passages that time allows; None if not even on two."""
         passages = int(min(deadline.left, JOB_SECONDS) / max(cost.seconds, 1e-9))
         items = list(self.held_out(min(max(passages, PASSAGES), on.passages)).values())
-        job = BASELINE.job(self.length, run=partial(self.usual_errors, swap_of(planned.chosen, self.by_name), items))
+        job = BASELINE.job(self.length, run=partial(self.usual_errors, self.served(planned.chosen), items))
         if not self.cache.has(job.key) and not deadline.allows_late(PASSAGES * cost.seconds):
             planned.left_out.append("no baseline for audits")
             return None
