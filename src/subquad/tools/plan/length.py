@@ -31,7 +31,6 @@ from typing import Any
 
 from subquad import hf
 from subquad.audits import audit
-from subquad.hf.plans import joined
 from subquad.methods import BoundMethod, Full, Method
 from subquad.tools.measure.capture import recorded
 from subquad.tools.measure.prefix import chain
@@ -70,7 +69,7 @@ from subquad.tools.plan.measure import (
     pass_times,
     screen,
 )
-from subquad.tools.plan.planned import Planned, Verified
+from subquad.tools.plan.planned import Planned, ShorterLengths, Verified
 from subquad.tools.plan.workers import UNAIDED, Workers
 from subquad.tools.runs.cache import JobCache
 from subquad.tools.runs.jobs import Job, JobKind, Progress
@@ -103,23 +102,6 @@ class SingleLoss:
     layers: tuple[int, ...]
     candidate: str
     position: float  # of the first of these layers among all that have candidates, in [0, 1)
-
-
-@dataclass(frozen=True)
-class ShorterLengths:
-    """What a plan runs for texts that are no longer than a length."""
-
-    longest: int
-    steps: dict[int, dict[int, Method | BoundMethod]]  # by layer: from which length on each method runs
-
-    def with_longer(self, model: Any, methods: Mapping[int, Method | BoundMethod]) -> dict[int, Method | BoundMethod]:
-        """The methods of all layers, each text of a batch by its length: these where it is longer."""
-        both = {}
-        for layer in hf.find_layers(model):
-            steps = {**self.steps[layer.number], self.longest + 1: methods.get(layer.number, Full())}
-            method, bound = joined(layer, steps)
-            both[layer.number] = method if bound is None else bound
-        return both
 
 
 class OutOfTime(Exception):
@@ -411,8 +393,8 @@ class Length:
             planned.rounds.append(verification)
             planned.why_exact = (
                 f"the last choice has a loss of {verification.loss:.4f} (at most {verification.bound:.4f} at "
-                f"confidence {confidence:.4f}) on {len(verification.losses)} held-out passages, and {accepted:.4f} is "
-                "accepted"
+                f"confidence {confidence:.4f}) on {len(verification.losses)} held-out {self.load.noun}, and "
+                f"{accepted:.4f} is accepted"
             )
             if verification.bound <= accepted:
                 break
@@ -574,8 +556,8 @@ class Length:
             f"errors of {screened} of {len(planned.screen.errors)} layers" * (screened < len(front)),
             f"losses of {measured} of {on_front} candidates" * (measured < on_front),
             f"losses of {effort.together} layers at a time" * (effort.together > 1),
-            "losses on one passage" * (passages < PASSAGES),
-            f"a verification on {verified} of {len(self.load.held_out)} held-out passages"
+            f"losses on one of the {self.load.noun}" * (passages < PASSAGES),
+            f"a verification on {verified} of {len(self.load.held_out)} held-out {self.load.noun}"
             * (verified < len(self.load.held_out)),
             "no verification of the best single method" * (planned.uniform is not None and not on.with_uniform),
         ]

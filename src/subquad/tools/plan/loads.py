@@ -30,7 +30,7 @@ FEWEST, MOST = 3, 16  # passages for losses
 FEWEST_PASSAGES = 5  # of a length: two for losses, and three to verify on
 SAMPLED_POSITIONS = 128  # of a passage, whose next tokens the losses of single layers compare
 ROUNDING = 1e-3  # of a metric that compares an output with itself
-GROUPS = 3  # lengths that stand for a text's batches, at most
+GROUPS = 3  # lengths that are planned for a text's batches, at most
 HELD_OUT = 8  # passages to verify on, at least; and at least twice as many as for losses
 
 
@@ -48,6 +48,11 @@ class PlanInputs:
     sampled_loss: Loss | None = None  # a cheaper estimate of the loss, for single layers
     pooling: str | None = None  # of the embeddings whose cosine the loss is of; None of other losses
     batches: BatchSizes | None = None  # of batches whose texts have lengths of their own; None of inputs of one length
+
+    @property
+    def noun(self) -> str:
+        """What reports call the inputs."""
+        return "passages" if self.batches is None else "batches"
 
     @property
     def single_loss(self) -> Loss:
@@ -132,7 +137,7 @@ def padded_length(batch: Batch) -> int:
 
 
 def _counts(tokens: int) -> tuple[int, int]:
-    """How many inputs of so many tokens losses are measured on, and how many there are with those held out."""
+    """How many inputs of this many tokens losses are measured on, and how many there are with those held out."""
     few = min(max(TOKENS // tokens, FEWEST), MOST)
     return few, few + max(2 * few, HELD_OUT)
 

@@ -18,10 +18,10 @@ from subquad.tools.plan import choice
 from subquad.tools.plan.deadline import Deadline
 from subquad.tools.plan.effort import least_seconds
 from subquad.tools.plan.grid import grid
-from subquad.tools.plan.length import Length, ShorterLengths
+from subquad.tools.plan.length import Length
 from subquad.tools.plan.loads import PlanInputs
 from subquad.tools.plan.measure import EXACT, Candidate
-from subquad.tools.plan.planned import Planned
+from subquad.tools.plan.planned import Planned, ShorterLengths
 from subquad.tools.plan.workers import UNAIDED, Workers
 from subquad.tools.runs.cache import JobCache
 from subquad.tools.runs.floor import Floor

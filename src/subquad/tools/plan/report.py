@@ -6,6 +6,7 @@ from pathlib import Path
 
 from subquad.core.spelling import listed
 from subquad.tools.measure.tradeoff import UNNOTICED
+from subquad.tools.models import demo
 from subquad.tools.models.dtypes import FP32
 from subquad.tools.models.longer import longer_note, short_note
 from subquad.tools.models.split import split_note
@@ -58,8 +59,9 @@ def compare_command(made: Made, settings: PlanSettings, out: Path) -> str | None
     lengths = tuple(planned.length for planned in made.planning.lengths if planned.verified is not None)
     if not lengths:
         return None
-    shared = ("model", "text", "column", *OPTIONS.values(), "batch", "device", "seed")
-    options = {name: getattr(settings, name) for name in shared} | {"dtype": settings.dtype or FP32}
+    shared = ("text", "column", *OPTIONS.values(), "batch", "device", "seed")
+    options = {name: getattr(settings, name) for name in shared}
+    options |= {"model": settings.model or demo.ENCODER, "dtype": settings.dtype or FP32}
     ranks = made.planning.loads[0].group.count
     return as_command("compare", CompareSettings(plans=(out,), lengths=lengths, **options), ranks)
 
