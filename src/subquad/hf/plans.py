@@ -28,6 +28,7 @@ FORMAT = 1
 FILE = "plan.json"
 _REMEDY = "make it again (subquad plan)"
 _METRICS = ("fidelity", "bound", "confidence", "speedup")  # of each length
+_SIZES = ("batch", "tokens", "padded")  # of the batches of a length
 _MEMBERS = {"model": dict, "lengths": list, "layers": dict, "verified": dict, "made_on": dict}
 
 
@@ -37,8 +38,9 @@ class Plan:
 
     `layers` has a method for each layer, `by-length` where lengths differ. `lengths` are those that were planned.
     `verified` maps each of them, as text, to measurements on held-out passages: "fidelity" (mean), "bound" (its
-    lower bound at "confidence"), "floor", "passages", "speedup" of the whole model, and for `sq.audit` "baseline" and
-    "output", the floor in the unit of the model's output, where an audit can measure it.
+    lower bound at "confidence"), "floor", "passages", "speedup" of the whole model, "batches" if inputs were batches of
+    texts with lengths of their own, and for `sq.audit` "baseline" and "output", the floor in the unit of the model's
+    output, where an audit can measure it.
     """
 
     model: dict[str, Any]  # as `describe_model` has it
@@ -56,9 +58,10 @@ class Plan:
     def description(self, length: int) -> str:
         """A description in words of what was verified at a planned length."""
         measured = self.verified[str(length)]
+        batches = f" ({batches_in_words(measured['batches'])})" if measured.get("batches") else ""
         return (
             f"fidelity {measured['fidelity']:.4f}, at least {measured['bound']:.4f} at confidence "
-            f"{measured['confidence']:g}; {measured['speedup']:.2f}× the speed of exact attention"
+            f"{measured['confidence']:g}; {measured['speedup']:.2f}× the speed of exact attention{batches}"
         )
 
     def baseline(self, length: int) -> dict[str, Any]:
@@ -205,12 +208,33 @@ def load_plan(path: str | Path) -> Plan:
     return replace(plan, adapter=_adapter_of(plan, folder)) if plan.learned else plan
 
 
+def batches_in_words(sizes: Mapping[str, Any]) -> str:
+    """What the batches of a length are like.
+
+    >>> batches_in_words({"batch": 8, "tokens": 284.2, "padded": 490.7})
+    'batches of 8, mean 284 tokens, padded to 491'
+    >>> batches_in_words({"batch": 1, "tokens": 1284.2, "padded": 1284.2})
+    'single texts, mean 1,284 tokens'
+    """
+    mean = f"mean {sizes['tokens']:,.0f} tokens"
+    if sizes["batch"] == 1:
+        return f"single texts, {mean}"
+    return f"batches of {sizes['batch']}, {mean}, padded to {sizes['padded']:,.0f}"
+
+
 def _is_verification(entry: Any) -> bool:
     return (
         isinstance(entry, dict)
         and all(type(entry.get(name)) in (int, float) and math.isfinite(entry[name]) for name in _METRICS)
         and isinstance(entry.get("baseline"), dict | None)
         and isinstance(entry.get("output"), dict | None)
+        and _has_sizes(entry.get("batches"))
+    )
+
+
+def _has_sizes(batches: Any) -> bool:
+    return batches is None or (
+        isinstance(batches, dict) and all(type(batches.get(name)) in (int, float) for name in _SIZES)
     )
 
 

@@ -16,6 +16,7 @@ def plan() -> PlanReport:
     longer = _length(512, {str(i): ROUGH if i in (0, 5) else CLOSE if i < 4 else EXACT for i in range(LAYERS)})
     round_ = {"predicted": 0.0122, "loss": 0.0119, "bound": 0.0131, "speedup": 1.12, "passages": 32}
     longer |= {
+        "batches": {"batch": 8, "tokens": 284.2, "padded": 490.7},
         "rounds": [round_ | {"loss": 0.0301, "bound": 0.0342, "speedup": 1.31}, round_],
         "verified": round_,
         "uniform": {"method": CLOSE, "predicted": 0.0066, "loss": 0.0070, "speedup": 1.08},

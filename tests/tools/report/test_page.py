@@ -131,7 +131,8 @@ def test_the_plan_names_its_points():
     assert "the plan, verified\nfidelity 0.9881: 1.12×" in text
     assert "best single method\nfidelity 0.99: 1.08×, predicted" in text
     assert "128 tokens: 9 candidates were tried, and none was faster than exact attention." in text
-    assert "512 tokens: 9 candidates were tried on 13 passages, and the plan was verified on 32 held-out" in text
+    batches = "batches of 8, mean 284 tokens, padded to 491"
+    assert f"512 tokens ({batches}): 9 candidates were tried on 13 batches, and the plan was verified on 32 " in text
 
 
 def test_the_pages_are_drawn_alike_twice():

@@ -55,7 +55,7 @@ from subquad.tools.runs.runner import JobRun
 from subquad.tools.runs.settings import CompareSettings
 
 EXACT = "full"
-JOBS_VERSION = 5  # changes with what the results of jobs hold, so that a run of another version is not resumed
+JOBS_VERSION = 6  # changes with what the results of jobs hold, so that a run of another version is not resumed
 LAYER_PASSAGES, LAYER_TOKENS = 4, 2048  # on which layers are measured one by one, at most
 WEIGHTS_UP_TO = 1024  # tokens: rows of attention weights take as many columns of values
 CAUSAL_SEQUENCES = 5  # each position of one is a measurement of its next token

@@ -29,10 +29,12 @@ class Prefill:
     states: Float[Tensor, "B N width"]
     model: Any
     output: Any = None  # the class of what the layers give around them; None: these are logits
+    valid: Bool[Tensor, "B M"] | None = None  # which positions of the whole prompts are not padding, if it is known
 
     def every(self, step: int) -> "Prefill":
         """One of each `step` positions, the last one among them."""
-        return replace(self, states=one_of_each(step, self.states))
+        valid = None if self.valid is None else one_of_each(step, self.valid)
+        return replace(self, states=one_of_each(step, self.states), valid=valid)
 
 
 @dataclass

@@ -37,10 +37,13 @@ class TokenizedText:
         starts = [last * i // max(count - 1, 1) for i in range(count)]
         return [pretrained.wrap(tokens[start : start + content], length) for start in starts]
 
-    def batches(self, pretrained: Pretrained, length: int, count: int, size: int, seed: int) -> list[list[list[int]]]:
+    def batches(
+        self, pretrained: Pretrained, length: int, count: int | None, size: int, seed: int
+    ) -> list[list[list[int]]]:
         """`count` batches of `size` items of at most `length` tokens, with the lengths that the documents have.
 
-        Documents are cut every `length` tokens, and the items of a batch are drawn from the pieces by the seed.
+        Documents are cut every `length` tokens, and the pieces are put into batches in an order drawn by the seed. A
+        piece is used again only after all others. Without a count, there are as many batches as use no piece twice.
 
         Raises:
             InputError: there are fewer pieces than a batch has items.
@@ -52,8 +55,11 @@ class TokenizedText:
             raise InputError(
                 f"--batch {size} is more than the {len(pieces)} pieces of at most {length:,} tokens that the text makes"
             )
-        draw = random.Random(seed)
-        return [[pretrained.wrap(piece, length) for piece in draw.sample(pieces, size)] for _ in range(count)]
+        draw, whole = random.Random(seed), len(pieces) // size
+        count = whole if count is None else count
+        orders = [draw.sample(pieces, len(pieces)) for _ in range(-(-count // whole))]
+        drawn = [order[at : at + size] for order in orders for at in range(0, whole * size, size)]
+        return [[pretrained.wrap(piece, length) for piece in batch] for batch in drawn[:count]]
 
     def metadata(self, paths: Sequence[Path]) -> dict[str, Any]:
         """The description of the text in reports: from these paths, or from the standard library."""

@@ -184,7 +184,9 @@ class Pretrained:
     def prefill(self, items: Sequence[Sequence[int]]) -> next_tokens.Prefill:
         """A causal language model over whole prompts, as generation begins; of a group, with all logits."""
         split = self.group.ranks is not None  # the last token is on one of the processes
-        return next_tokens.prefill(self.model, self._cut(self.batch(items)), all_logits=split)
+        batch = self.batch(items)
+        made = next_tokens.prefill(self.model, self._cut(batch), all_logits=split)
+        return replace(made, valid=batch["attention_mask"].bool())
 
     def next_tokens(
         self, items: Sequence[Sequence[int]], runs: dict[str, next_tokens.Prefill], exact: str, most: int | None = None

@@ -154,7 +154,10 @@ def chosen_by_plan(settings: PlanSettings, out: Path) -> Chosen | None:
             return None
         made, dtype = plan.made_on, str(plan.model["dtype"]).removeprefix("torch.")
         lines = [
-            f"{n:,} tokens: {plan.description(n)}, on {plan.verified[str(n)]['passages']} passages." for n in lengths
+            f"{n:,} tokens: {plan.description(n)}, on {entry['passages']} "
+            f"{'batches' if entry.get('batches') else 'passages'}."
+            for n in lengths
+            if (entry := plan.verified[str(n)])
         ]
         short = made.get("short_texts")
         measured = Measured(lines, made["command"], made["hardware"], dtype, short_note(short) if short else "")

@@ -43,7 +43,7 @@ def check_settings(settings: PlanSettings) -> None:
         raise InputError(f"shift {settings.shift:g} must be at least 1 and finite")
     if not LEAST_MINUTES <= settings.minutes < math.inf:
         raise InputError(f"minutes {settings.minutes:g} must be at least {LEAST_MINUTES:g} and finite")
-    if not settings.model_lengths:
+    if not settings.model_lengths and not settings.is_from_text:
         raise InputError("no lengths to plan for: --lengths names none")
     wrong = [length for length in settings.model_lengths if length < 16]
     if wrong:

@@ -69,7 +69,7 @@ from subquad.tools.plan.measure import (
     pass_times,
     screen,
 )
-from subquad.tools.plan.planned import Planned, Verified
+from subquad.tools.plan.planned import Planned, ShorterLengths, Verified
 from subquad.tools.plan.workers import UNAIDED, Workers
 from subquad.tools.runs.cache import JobCache
 from subquad.tools.runs.jobs import Job, JobKind, Progress
@@ -120,6 +120,7 @@ class Length:
     progress: Progress
     minutes: float  # of the whole run: what one with another limit decided by the clock is not taken from it
     workers: Workers = UNAIDED
+    shorter: ShorterLengths | None = None  # whose methods run for the shorter texts of a batch
 
     def __post_init__(self) -> None:
         self.by_name = {candidate.name: candidate for candidate in self.candidates}
@@ -392,8 +393,8 @@ class Length:
             planned.rounds.append(verification)
             planned.why_exact = (
                 f"the last choice has a loss of {verification.loss:.4f} (at most {verification.bound:.4f} at "
-                f"confidence {confidence:.4f}) on {len(verification.losses)} held-out passages, and {accepted:.4f} is "
-                "accepted"
+                f"confidence {confidence:.4f}) on {len(verification.losses)} held-out {self.load.noun}, and "
+                f"{accepted:.4f} is accepted"
             )
             if verification.bound <= accepted:
                 break
@@ -402,6 +403,18 @@ class Length:
             budget = choice.next_budget(budget, accepted, verification.bound) * (0.5 if last else 1.0)
         self._take_best(planned)
         return on
+
+    def served(self, mix: Mapping[int, str]) -> dict[int, Method | BoundMethod]:
+        """What runs if the plan has this choice: shorter texts of a batch run the methods of their own length."""
+        methods = swap_of(mix, self.by_name)
+        return methods if self.shorter is None else self.shorter.with_longer(self.load.model, methods)
+
+    def _mark_of(self, mixes: Mapping[str, Mapping[int, str]]) -> str:
+        """A mark of some choices, and of what runs for shorter texts."""
+        listed: list[Any] = sorted((name, sorted(mix.items())) for name, mix in mixes.items())
+        if self.shorter is not None:
+            listed += [(n, start, str(m)) for n, steps in self.shorter.steps.items() for start, m in steps.items()]
+        return _mark(listed)
 
     def held_out(self, count: int) -> dict[int, Any]:
         """Some held-out passages by number, of which the first few are spread over all."""
@@ -445,8 +458,8 @@ class Length:
         mixes = {"plan": chosen}
         if number == 0 and on.with_uniform and planned.uniform is not None:
             mixes["uniform"] = choice.uniform(planned.mean_losses, planned.uniform)
-        choices: dict[str, Any] = {EXACT: None} | {name: swap_of(mix, self.by_name) for name, mix in mixes.items()}
-        mark, passes = _mark(sorted((name, sorted(mix.items())) for name, mix in mixes.items())), []
+        choices: dict[str, Any] = {EXACT: None} | {name: self.served(mix) for name, mix in mixes.items()}
+        mark, passes = self._mark_of(mixes), []
         step, least = cost.of_verification(1, len(choices)), min(VERIFIED, on.passages)
         for done, (i, item) in enumerate(self.held_out(on.passages).items()):
             self.progress(f"verifying the plan at {self.length:,} tokens", done, on.passages)
@@ -516,7 +529,7 @@ class Length:
         """The usual errors of the plan's layers on the held-out passages that time allows; None if not even on two."""
         passages = int(min(deadline.left, JOB_SECONDS) / max(cost.seconds, 1e-9))
         items = list(self.held_out(min(max(passages, PASSAGES), on.passages)).values())
-        job = BASELINE.job(self.length, run=partial(self.usual_errors, swap_of(planned.chosen, self.by_name), items))
+        job = BASELINE.job(self.length, run=partial(self.usual_errors, self.served(planned.chosen), items))
         if not self.cache.has(job.key) and not deadline.allows_late(PASSAGES * cost.seconds):
             planned.left_out.append("no baseline for audits")
             return None
@@ -543,8 +556,8 @@ class Length:
             f"errors of {screened} of {len(planned.screen.errors)} layers" * (screened < len(front)),
             f"losses of {measured} of {on_front} candidates" * (measured < on_front),
             f"losses of {effort.together} layers at a time" * (effort.together > 1),
-            "losses on one passage" * (passages < PASSAGES),
-            f"a verification on {verified} of {len(self.load.held_out)} held-out passages"
+            f"losses on one of the {self.load.noun}" * (passages < PASSAGES),
+            f"a verification on {verified} of {len(self.load.held_out)} held-out {self.load.noun}"
             * (verified < len(self.load.held_out)),
             "no verification of the best single method" * (planned.uniform is not None and not on.with_uniform),
         ]

@@ -1,8 +1,10 @@
 """What a plan is measured on: inputs of one length, their model, and how far outputs are from exact."""
 
 import math
+import statistics
+from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -14,18 +16,21 @@ from subquad.core.errors import InputError
 from subquad.tools.measure.capture import recorded
 from subquad.tools.measure.fidelity import cosine
 from subquad.tools.measure.group import ALONE, MeasuringGroup
-from subquad.tools.models.next_tokens import POSITIONS, Prefill, differences
+from subquad.tools.models.next_tokens import POSITIONS, Prefill, differences, one_of_each
 from subquad.tools.models.passages import TokenizedText
 from subquad.tools.models.pretrained import Pretrained
 from subquad.tools.modules.metrics import Judge
+from subquad.tools.plan.schema import BatchSizes
 from subquad.tools.runs.floor import Figure
 
+Batch = list[list[int]]  # token ids of texts that are read together, special tokens included
 Loss = Callable[[Any, Any], float]  # of an output, and of the exact model's; 0 if they are equal
 TOKENS = 12_288  # of the passages on which losses are measured
 FEWEST, MOST = 3, 16  # passages for losses
 FEWEST_PASSAGES = 5  # of a length: two for losses, and three to verify on
 SAMPLED_POSITIONS = 128  # of a passage, whose next tokens the losses of single layers compare
 ROUNDING = 1e-3  # of a metric that compares an output with itself
+GROUPS = 3  # lengths that are planned for a text's batches, at most
 HELD_OUT = 8  # passages to verify on, at least; and at least twice as many as for losses
 
 
@@ -42,6 +47,12 @@ class PlanInputs:
     group: MeasuringGroup = ALONE  # whose processes split the tokens of an input
     sampled_loss: Loss | None = None  # a cheaper estimate of the loss, for single layers
     pooling: str | None = None  # of the embeddings whose cosine the loss is of; None of other losses
+    batches: BatchSizes | None = None  # of batches whose texts have lengths of their own; None of inputs of one length
+
+    @property
+    def noun(self) -> str:
+        """What reports call the inputs."""
+        return "passages" if self.batches is None else "batches"
 
     @property
     def single_loss(self) -> Loss:
@@ -63,24 +74,88 @@ def text_load(pretrained: Pretrained, reading: TokenizedText, length: int, figur
     content = length - len(pretrained.wrap([], length))
     if content < 1:
         raise InputError(f"a length of {length} leaves no token besides the special ones")
-    few = min(max(TOKENS // length, FEWEST), MOST)
-    count = min(few + max(2 * few, HELD_OUT), len(reading.tokens) // content)
+    few, wanted = _counts(length)
+    count = min(wanted, len(reading.tokens) // content)
     if count < FEWEST_PASSAGES:
         raise InputError(
             f"the text has {len(reading.tokens):,} tokens, which is less than five passages of {length:,}; a plan for "
             "that length needs two to measure and three to verify on: give more text, or shorter --lengths"
         )
     items, held_out = divided(reading.sequences(pretrained, length, count), few)
+    return _inputs(pretrained, length, [[item] for item in items], [[item] for item in held_out], figure)
+
+
+def batch_load(
+    pretrained: Pretrained, batches: Sequence[Batch], shorter: int, length: int, figure: Figure
+) -> PlanInputs:
+    """Batches that are padded to more than `shorter` and at most `length` tokens: few for losses, the others held out.
+
+    The widest of those for losses is the first, on which times are measured.
+
+    Raises:
+        InputError: there are fewer than five such batches.
+    """
+    size = len(batches[0])
+    batches = [batch for batch in batches if padded_length(batch) > shorter]
+    if len(batches) < FEWEST_PASSAGES:
+        raise InputError(
+            f"{len(batches)} batches of {size} of the text are padded to {shorter + 1:,} to {length:,} tokens, but a "
+            "plan for that length needs five: two to measure and three to verify on; give more text, a smaller --batch "
+            "or --lengths from-text"
+        )
+    few, wanted = _counts(size * length)
+    items, held_out = divided(batches[:wanted], few)
+    items.sort(key=padded_length, reverse=True)
+    sizes: BatchSizes = {
+        "batch": size,
+        "tokens": statistics.fmean(len(text) for batch in held_out for text in batch),
+        "padded": statistics.fmean(map(padded_length, held_out)),
+    }
+    return replace(_inputs(pretrained, length, items, held_out, figure), batches=sizes)
+
+
+def batches_by_length(batches: Sequence[Batch]) -> dict[int, list[Batch]]:
+    """Batches in up to three groups of about equal numbers, by the most tokens to which a batch of a group is padded.
+
+    Each group has five batches or more, if there are five. Batches keep their order.
+    """
+    widths = sorted(map(padded_length, batches))
+    size, groups, before, begin = max(len(widths) // GROUPS, FEWEST_PASSAGES), {}, 0, 0
+    while begin < len(widths):
+        length = widths[min(begin + size, len(widths)) - 1]
+        end = bisect_right(widths, length)
+        if len(widths) - end < FEWEST_PASSAGES:
+            length, end = widths[-1], len(widths)
+        groups[length] = [batch for batch in batches if before < padded_length(batch) <= length]
+        before, begin = length, end
+    return groups
+
+
+def padded_length(batch: Batch) -> int:
+    """The number of tokens to which a batch is padded: those of its longest text."""
+    return max(map(len, batch))
+
+
+def _counts(tokens: int) -> tuple[int, int]:
+    """How many inputs of this many tokens losses are measured on, and how many there are with those held out."""
+    few = min(max(TOKENS // tokens, FEWEST), MOST)
+    return few, few + max(2 * few, HELD_OUT)
+
+
+def _inputs(
+    pretrained: Pretrained, length: int, items: list[Batch], held_out: list[Batch], figure: Figure
+) -> PlanInputs:
+    """Batches of a text model, and their losses."""
     model = pretrained.reaching(length)
     return PlanInputs(
         length=length,
         model=model.model,
-        run=lambda item: model.forward([item]),
-        loss=loss_of(model, length, figure),
+        run=model.forward,
+        loss=loss_of(model, figure),
         items=items,
         held_out=held_out,
         group=pretrained.group,
-        sampled_loss=next_token_loss(model, length, figure, SAMPLED_POSITIONS) if model.is_causal_lm else None,
+        sampled_loss=next_token_loss(model, figure, SAMPLED_POSITIONS) if model.is_causal_lm else None,
         pooling=pretrained.pooling if pretrained.kind == "embedding" else None,
     )
 
@@ -102,25 +177,27 @@ def perplexity_loss(output: tuple[float, int], exact: tuple[float, int]) -> floa
     return -math.expm1(exact[0] / exact[1] - output[0] / output[1])
 
 
-def loss_of(pretrained: Pretrained, length: int, figure: Figure) -> Loss:
+def loss_of(pretrained: Pretrained, figure: Figure) -> Loss:
     """The loss of a text model of this kind."""
     if pretrained.is_causal_lm:
-        return next_token_loss(pretrained, length, figure)
+        return next_token_loss(pretrained, figure)
     return cosine_loss if pretrained.kind == "embedding" else perplexity_loss
 
 
-def next_token_loss(pretrained: Pretrained, length: int, figure: Figure, positions: int = POSITIONS) -> Loss:
+def next_token_loss(pretrained: Pretrained, figure: Figure, positions: int = POSITIONS) -> Loss:
     """1 − e^{−KL} of next-token distributions, or under the figure "agreement" the share of other top tokens.
 
-    At most `positions` are compared, evenly spaced: the logits of all of them would take longer than the layers do.
+    At most `positions` of a text are compared, evenly spaced and without padding: the logits of all of them would take
+    longer than the layers do.
     """
-    step = -(-length // positions) if pretrained.group.count == 1 else 1  # of split tokens, a process has its own
 
     def loss(output: Prefill, exact: Prefill) -> float:
+        assert exact.valid is not None
+        # Of split tokens, a process has its own.
+        step = -(-exact.valid.shape[1] // positions) if pretrained.group.count == 1 else 1
         runs = {"exact": exact.every(step)} | ({} if output is exact else {"this": output.every(step)})
-        tokens = torch.zeros(1, -(-length // step), dtype=torch.long)
-        counted = torch.ones_like(tokens, dtype=torch.bool)
-        compared = differences(runs, "exact", tokens, counted, pretrained.group)
+        counted = one_of_each(step, exact.valid)
+        compared = differences(runs, "exact", torch.zeros_like(counted, dtype=torch.long), counted, pretrained.group)
         mine = compared.get("this", compared["exact"])
         return 1.0 - mine.agreement if figure == "agreement" else -math.expm1(-mine.mean_kl)
 

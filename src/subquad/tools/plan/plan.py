@@ -21,7 +21,7 @@ from subquad.tools.plan.grid import grid
 from subquad.tools.plan.length import Length
 from subquad.tools.plan.loads import PlanInputs
 from subquad.tools.plan.measure import EXACT, Candidate
-from subquad.tools.plan.planned import Planned
+from subquad.tools.plan.planned import Planned, ShorterLengths
 from subquad.tools.plan.workers import UNAIDED, Workers
 from subquad.tools.runs.cache import JobCache
 from subquad.tools.runs.floor import Floor
@@ -75,6 +75,8 @@ class Planning:
                 assert seconds is not None
                 self.lengths.append(length.without_time(seconds * length.length, self.deadline.left))
                 continue
+            if length.load.batches is not None and self.lengths:
+                length.shorter = self._up_to_last()
             share = length.length / sum(each.length for each in lengths[number:count])
             planned = length.plan(self.deadline.part(share))
             assert planned.passes is not None
@@ -97,6 +99,15 @@ class Planning:
                 return count
         return 1
 
+    def _up_to_last(self) -> ShorterLengths:
+        """What the plan runs up to the longest length that was planned so far."""
+        longest_planned = self.lengths[-1].length
+        steps = {
+            number: {start: method for start, method in by_start.items() if start <= longest_planned}
+            for number, by_start in self.steps().items()
+        }
+        return ShorterLengths(longest_planned, steps)
+
     def _too_short(self, begun: float) -> InputError:
         """The error with the number of minutes that are needed; `begun` are the seconds that there were at first."""
         weights = {planned.length: planned.length for planned in self.lengths}
@@ -116,12 +127,15 @@ class Planning:
         )
 
     def steps(self) -> dict[int, dict[int, Method | BoundMethod]]:
-        """The steps of every layer: exact below the crossover, then the methods of the next longer length."""
+        """The steps of every layer: exact below the crossover, then the methods of the next longer length.
+
+        They are those of the lengths that were planned so far, which are the shortest ones.
+        """
         by_layer: dict[int, dict[int, Method | BoundMethod]] = {}
         for layer in hf.find_layers(self.loads[0].model):
             steps: dict[int, Method | BoundMethod] = {0: Full()}
             before = 0
-            for planned, load in zip(self.lengths, self.loads, strict=True):
+            for planned, load in zip(self.lengths, self.loads, strict=False):
                 name = planned.chosen.get(layer.number, EXACT)
                 if name == EXACT:
                     steps[before + 1] = Full()
@@ -178,20 +192,24 @@ def plan_of(planning: Planning, made_on: dict[str, Any]) -> Plan:
         bounds |= {} if bound is None else {number: bound}
     lengths = tuple(planned.length for planned in planning.lengths)
     verified = {
-        str(planned.length): _verified(planned, planning, load.pooling)
+        str(planned.length): _verified(planned, planning, load)
         for planned, load in zip(planning.lengths, planning.loads, strict=True)
     }
     return Plan(describe_model(model), lengths, layers, verified, made_on, bounds)
 
 
-def _verified(planned: Planned, planning: Planning, pooling: str | None) -> dict[str, Any]:
-    verified, floor = planned.verified, planning.floor
+def _verified(planned: Planned, planning: Planning, load: PlanInputs) -> dict[str, Any]:
+    verified, floor, pooling = planned.verified, planning.floor, load.pooling
     output: dict[str, Any] | None = None
     if floor.of_next_tokens:
         output = {floor.option: floor.bound}
     elif pooling is not None:
         output = {floor.option: floor.bound, "pooling": pooling}
-    unproven = {} if planned.unproven is None else {"unproven": planned.unproven}
+    others: dict[str, Any] = {} if planned.unproven is None else {"unproven": planned.unproven}
+    if output is not None:
+        others["output"] = output
+    if load.batches is not None:
+        others["batches"] = dict(load.batches)
     if verified is None:
         return {
             "floor": planning.floor.least,
@@ -202,8 +220,7 @@ def _verified(planned: Planned, planning: Planning, pooling: str | None) -> dict
             "passages": 0,
             "speedup": 1.0,
             "exact_because": planned.why_exact or "",
-            **unproven,
-            **({} if output is None else {"output": output}),
+            **others,
         }
     return {
         "floor": planning.floor.least,
@@ -216,6 +233,5 @@ def _verified(planned: Planned, planning: Planning, pooling: str | None) -> dict
         "predicted_loss": verified.predicted,
         "loss": verified.loss,
         "baseline": planned.baseline,
-        **unproven,
-        **({} if output is None else {"output": output}),
+        **others,
     }

@@ -5,6 +5,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from subquad import hf
+from subquad.hf.plans import joined
+from subquad.methods import BoundMethod, Full, Method
 from subquad.tools.measure.noise import interval
 from subquad.tools.plan.measure import EXACT, PassTimes, Screen
 
@@ -33,6 +36,23 @@ class Verified:
     def noise(self) -> float:
         """By what factor the speed-up may be too high."""
         return self.speedup / interval(self.speedups).low
+
+
+@dataclass(frozen=True)
+class ShorterLengths:
+    """What a plan runs for texts that are no longer than a length."""
+
+    longest: int
+    steps: dict[int, dict[int, Method | BoundMethod]]  # by layer: from which length on each method runs
+
+    def with_longer(self, model: Any, methods: Mapping[int, Method | BoundMethod]) -> dict[int, Method | BoundMethod]:
+        """The methods of all layers, each text of a batch by its length: these where it is longer."""
+        both = {}
+        for layer in hf.find_layers(model):
+            steps = {**self.steps[layer.number], self.longest + 1: methods.get(layer.number, Full())}
+            method, bound = joined(layer, steps)
+            both[layer.number] = method if bound is None else bound
+        return both
 
 
 @dataclass

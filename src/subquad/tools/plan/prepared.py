@@ -19,12 +19,12 @@ from subquad.tools.models.pretrained import Pretrained, load
 from subquad.tools.models.split import check_not_fitted
 from subquad.tools.plan.arguments import check_settings
 from subquad.tools.plan.deadline import Deadline
-from subquad.tools.plan.loads import PlanInputs, text_load
+from subquad.tools.plan.loads import PlanInputs, batch_load, batches_by_length, text_load
 from subquad.tools.plan.measure import Candidate, SingleLosses
 from subquad.tools.plan.plan import candidates_for
 from subquad.tools.runs.floor import Floor
 from subquad.tools.runs.jobs import Progress, silent
-from subquad.tools.runs.settings import COMPARED_LEARNED, PlanSettings
+from subquad.tools.runs.settings import COMPARED_LEARNED, PLANNED_LENGTHS, PlanSettings
 
 
 @dataclass(frozen=True)
@@ -114,13 +114,22 @@ def of_text(
     pretrained: Pretrained, documents: Sequence[str], settings: PlanSettings
 ) -> tuple[list[PlanInputs], dict[str, Any]]:
     """What is run of documents, for a text model that is loaded; and the facts of both."""
-    lengths = settings.model_lengths
+    figure = Floor.for_model(settings, pretrained.kind).figure
+    longest = pretrained.length(None, "--lengths", most=PLANNED_LENGTHS[-1])  # of texts whose own lengths are planned
+    lengths = settings.model_lengths or (longest,)
     reading = read(pretrained, documents, min(lengths), 1, settings.seed)
-    start = settings.seed * 997 % max(len(reading.tokens), 1)
-    turned = replace(reading, tokens=reading.tokens[start:] + reading.tokens[:start])  # other passages for other seeds
-    loads = [
-        text_load(pretrained, turned, length, Floor.for_model(settings, pretrained.kind).figure) for length in lengths
-    ]
+    if settings.is_from_text or settings.batch > 1:
+        cut = {length: reading.batches(pretrained, length, None, settings.batch, settings.seed) for length in lengths}
+        batches = batches_by_length(cut[longest]) if settings.is_from_text else cut
+        shorter = [0, *batches]
+        loads = [
+            batch_load(pretrained, each, before, length, figure)
+            for before, (length, each) in zip(shorter, batches.items(), strict=False)
+        ]
+    else:
+        start = settings.seed * 997 % max(len(reading.tokens), 1)
+        tokens = reading.tokens[start:] + reading.tokens[:start]  # other passages for other seeds
+        loads = [text_load(pretrained, replace(reading, tokens=tokens), length, figure) for length in lengths]
     text = {"fingerprint": _mark(reading.tokens), "tokens": len(reading.tokens), "documents": reading.documents}
     return loads, {"model": pretrained.metadata(), "text": text, "identity": pretrained.identity()}
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from subquad.core.spelling import listed
 from subquad.tools.measure.tradeoff import UNNOTICED
+from subquad.tools.models import demo
 from subquad.tools.models.dtypes import FP32
 from subquad.tools.models.longer import longer_note, short_note
 from subquad.tools.models.split import split_note
@@ -14,7 +15,7 @@ from subquad.tools.plan.length import FASTER
 from subquad.tools.plan.measure import EXACT
 from subquad.tools.plan.planned import Planned, Verified
 from subquad.tools.plan.run import Made
-from subquad.tools.plan.schema import PlannedLayer, PlannedLength, PlanReport, Verification
+from subquad.tools.plan.schema import BatchSizes, PlannedLayer, PlannedLength, PlanReport, Verification
 from subquad.tools.runs.floor import OPTIONS, Floor
 from subquad.tools.runs.options import as_command
 from subquad.tools.runs.settings import CompareSettings, PlanSettings
@@ -25,7 +26,7 @@ SCHEMA = 1
 def report_of(made: Made, next_command: str | None = None) -> PlanReport:
     """All figures of a plan, and the command that the reader may give next."""
     planning, made_on = made.planning, made.plan.made_on
-    lengths = [_length(planned) for planned in planning.lengths]
+    lengths = [_length(planned, load.batches) for planned, load in zip(planning.lengths, planning.loads, strict=True)]
     report: PlanReport = {
         "kind": "plan",
         "schema": SCHEMA,
@@ -58,8 +59,9 @@ def compare_command(made: Made, settings: PlanSettings, out: Path) -> str | None
     lengths = tuple(planned.length for planned in made.planning.lengths if planned.verified is not None)
     if not lengths:
         return None
-    shared = ("model", "text", "column", *OPTIONS.values(), "device", "seed")
-    options = {name: getattr(settings, name) for name in shared} | {"dtype": settings.dtype or FP32}
+    shared = ("text", "column", *OPTIONS.values(), "batch", "device", "seed")
+    options = {name: getattr(settings, name) for name in shared}
+    options |= {"model": settings.model or demo.ENCODER, "dtype": settings.dtype or FP32}
     ranks = made.planning.loads[0].group.count
     return as_command("compare", CompareSettings(plans=(out,), lengths=lengths, **options), ranks)
 
@@ -91,7 +93,7 @@ def _gain(planned: PlannedLength, floor: Floor) -> str:
     return f"{speed} ({fidelity}; {lossless:.2f}× is predicted without a loss)"
 
 
-def _length(planned: Planned) -> PlannedLength:
+def _length(planned: Planned, batches: BatchSizes | None) -> PlannedLength:
     report: PlannedLength = {
         "length": planned.length,
         "layers": {str(number): _layer(planned, number, name) for number, name in sorted(planned.chosen.items())},
@@ -100,6 +102,8 @@ def _length(planned: Planned) -> PlannedLength:
         "passages": max((len(each) for by_name in planned.losses.values() for each in by_name.values()), default=0),
         "tried": len({name for seconds in planned.screen.seconds.values() for name in seconds} - {EXACT}),
     }
+    if batches is not None:
+        report["batches"] = batches
     if planned.passes is not None:
         report["model_ms"] = 1e3 * planned.passes.seconds
     if planned.least_seconds is not None:
@@ -177,7 +181,15 @@ def _notes(made: Made) -> list[str]:
         notes.append(short_note(short))
     if (limit := made.metadata.get("position_limit")) is not None and made.plan.lengths[-1] > limit:
         notes.append(longer_note(limit))
-    notes.append("Lengths between those that were planned run the plan of the next longer one, and were not verified.")
+    if any(load.batches is not None for load in made.planning.loads):
+        notes.append(
+            "Lengths are the most tokens of a text in a batch. Each text runs the plan of its own length, as it would "
+            "alone, and was verified so."
+        )
+    else:
+        notes.append(
+            "Lengths between those that were planned run the plan of the next longer one, and were not verified."
+        )
     spreads = [spread for planned in made.planning.lengths for spread in planned.screen.head_spread.values()]
     if spreads and (spread := statistics.median(spreads)) >= 1:
         notes.append(

@@ -296,4 +296,5 @@ def fingerprint(
         "machine": [machine.versions(), machine.hardware(settings.device)],
         "units": JOBS_VERSION,
         **({"ranks": loads[0].group.count} if loads[0].group.count > 1 else {}),
+        **({"batches": [load.batches for load in loads]} if loads[0].batches is not None else {}),
     }

@@ -43,6 +43,14 @@ class OtherFloor(TypedDict):
     uniform_speedup: float
 
 
+class BatchSizes(TypedDict):
+    """What the held-out batches of a length are like."""
+
+    batch: int  # texts
+    tokens: float  # of a text, mean, without padding
+    padded: float  # tokens of the longest text of a batch, mean
+
+
 class PlannedLength(TypedDict):
     """One length."""
 
@@ -56,7 +64,8 @@ class PlannedLength(TypedDict):
     lossless: NotRequired[float]  # predicted speed-up of exact attention by subquad's kernel alone
     uniform: NotRequired[Uniform]
     floors: list[OtherFloor]
-    passages: int  # on which single losses were measured
+    passages: int  # on which single losses were measured; batches, if these are described
+    batches: NotRequired[BatchSizes]  # missing where every input has the length
     model_ms: NotRequired[float]  # of an exact pass; missing where none was run
     tried: int  # candidates
     least_seconds: NotRequired[float]  # that deciding takes, where the time did not suffice for it

@@ -31,14 +31,16 @@ def short_fidelities(
     lengths = sorted({n for n in (*LENGTHS, *([limit] if limit < longest.length else [])) if n <= limit})
     planned = pretrained.with_model(longest.model)
     methods = plan.for_model(longest.model)
-    return {str(n): _fidelity(pretrained, planned, methods, _texts(pretrained, loads, n), floor) for n in lengths}
+    by_length = {n: _texts(pretrained, loads, n) for n in lengths}
+    return {str(n): _fidelity(pretrained, planned, methods, texts, floor) for n, texts in by_length.items() if texts}
 
 
 def _texts(pretrained: Pretrained, loads: Sequence[PlanInputs], length: int) -> list[list[int]]:
-    """The first tokens of held-out passages, special tokens included."""
+    """The first tokens of held-out passages that have as many, special tokens included."""
     load = next(load for load in sorted(loads, key=lambda load: load.length) if load.length >= length)
     before = len(pretrained.first_tokens)
-    return [pretrained.wrap(item[before:], length) for item in load.held_out[:PASSAGES]]
+    passages = [text for batch in load.held_out for text in batch if len(text) >= length]
+    return [pretrained.wrap(passage[before:], length) for passage in passages[:PASSAGES]]
 
 
 def _fidelity(
@@ -46,7 +48,7 @@ def _fidelity(
 ) -> dict[str, Any]:
     """1 − the mean loss of the planned model to the original one."""
     batches = [[text] for text in texts] if original.is_causal_lm else [texts]  # logits of all tokens of one at a time
-    loss = loss_of(original, len(texts[0]), floor.figure)
+    loss = loss_of(original, floor.figure)
     with running(original.model, None, original.group):
         exact = [original.forward(batch) for batch in batches]
     with running(planned.model, methods, planned.group):

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from subquad.hf.plans import batches_in_words
 from subquad.tools.plan.schema import PlannedLength, PlanReport
 from subquad.tools.report import cells
 from subquad.tools.report.cells import MISSING, Cell
@@ -41,6 +42,8 @@ def rich_table(report: PlanReport) -> RenderableType:
     parts: list[RenderableType] = [Text(title(report), "bold")]
     parts += [rich_of(table, False) for table in (verified(report), layers(report)) if table.columns]
     parts.append(Text(report["headline"], "bold"))
+    if any("batches" in planned for planned in report["lengths"]):
+        parts += map(Text, tried(report))
     parts += [Text(note, "dim") for note in report["notes"]]
     if "next" in report:
         parts += [Text(NEXT), Text(report["next"])]
@@ -65,16 +68,18 @@ def tried(report: PlanReport) -> list[str]:
     sentences = []
     for planned in report["lengths"]:
         count, passages = planned["tried"], planned["passages"]
+        length, noun = f"{planned['length']:,} tokens", "passages"
+        if "batches" in planned:
+            length, noun = f"{length} ({batches_in_words(planned['batches'])})", "batches"
         if "least_seconds" in planned:
             sentences.append(
-                f"{planned['length']:,} tokens: nothing was decided, which takes about {planned['least_seconds']:,.0f} "
-                "seconds at least."
+                f"{length}: nothing was decided, which takes about {planned['least_seconds']:,.0f} seconds at least."
             )
             continue
-        text = f"{planned['length']:,} tokens: {count} candidates were tried"
-        text += f" on {passages} passages" if passages else ", and none was faster than exact attention"
+        text = f"{length}: {count} candidates were tried"
+        text += f" on {passages} {noun}" if passages else ", and none was faster than exact attention"
         if "verified" in planned:
-            text += f", and the plan was verified on {planned['verified']['passages']} held-out passages"
+            text += f", and the plan was verified on {planned['verified']['passages']} held-out {noun}"
         sentences.append(f"{text}.")
     return sentences
 

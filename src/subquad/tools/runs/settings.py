@@ -42,6 +42,7 @@ COMPARED_LEARNED = (  # in addition, if there is text to calibrate them on
 )
 LENGTHS = (2048, 4096)  # of inputs that compare runs in addition to the main length
 PLANNED_LENGTHS = (512, 2048, 4096)  # for which a plan is made
+FROM_TEXT = "from-text"  # in place of lengths: those of the text's batches
 OP_LENGTHS = (512, 1024, 2048, 4096, 8192, 16384)  # at which it runs one layer's attention alone
 INSPECTED = (  # "{buckets}" is the value of --buckets
     "clustered:clusters=25",
@@ -94,6 +95,10 @@ def _listed(text: str) -> tuple[str, ...]:
 
 def _lengths(text: str) -> tuple[int, ...]:
     return tuple(map(_whole, _listed(text)))
+
+
+def _lengths_to_plan(text: str) -> tuple[int, ...] | str:
+    return FROM_TEXT if text.strip() == FROM_TEXT else _lengths(text)
 
 
 def _whole(text: str) -> int:
@@ -219,11 +224,13 @@ class PlanSettings:
     shift: float = option(
         1.6, "Safety factor for other text: the accepted loss on this text is divided by it; 1: plan for this text."
     )
-    lengths: tuple[int, ...] | None = option(
+    lengths: tuple[int, ...] | str | None = option(
         None,
-        "Lengths to plan for, in tokens, separated by commas; default: 512,2048,4096.",
-        read=_lengths,
+        "Lengths to plan for, in tokens, separated by commas, or from-text for those that batches of the text have; "
+        "default: 512,2048,4096.",
+        read=_lengths_to_plan,
     )
+    batch: int = option(1, "Texts per forward pass; several are padded and keep their different lengths.")
     methods: tuple[str, ...] = option((), f"{METHODS} Default: a grid that grows with the length.")
     adapters: tuple[Path, ...] = option(
         (), **(ADAPTERS | {"help": "Folder of an adapter from subquad calibrate, as a candidate; repeatable."})
@@ -238,16 +245,23 @@ class PlanSettings:
 
     def __post_init__(self) -> None:
         check_dtype(self.dtype)
+        if self.batch < 1:
+            raise InputError(f"--batch {self.batch} must be at least 1")
+
+    @property
+    def is_from_text(self) -> bool:
+        """Whether the lengths to plan for are those of the text's batches."""
+        return self.lengths == FROM_TEXT
 
     @property
     def named_lengths(self) -> tuple[int, ...]:
         """The lengths that the user named."""
-        return self.lengths or ()
+        return () if self.lengths is None or isinstance(self.lengths, str) else self.lengths
 
     @property
     def model_lengths(self) -> tuple[int, ...]:
-        """The lengths to plan for, the shortest first, each once."""
-        return tuple(sorted(set(PLANNED_LENGTHS if self.lengths is None else self.lengths)))
+        """The lengths to plan for, the shortest first, each once; empty if they are those of the text."""
+        return tuple(sorted(set(PLANNED_LENGTHS if self.lengths is None else self.named_lengths)))
 
 
 @dataclass(frozen=True)

@@ -98,6 +98,7 @@ def test_a_plan_that_was_edited_says_so_and_works(tmp_path):
     ({"verified": {"20": FOUND | {"fidelity": float("nan")}}}, "what it verified at 20 tokens is {'floor'"),
     ({"verified": {"20": 3}}, "what it verified at 20 tokens is 3"),
     ({"verified": {"20": FOUND | {"baseline": [3]}}}, "what it verified at 20 tokens is {'floor'"),
+    ({"verified": {"20": FOUND | {"batches": {"batch": 8}}}}, "what it verified at 20 tokens is {'floor'"),
 ])  # fmt: skip
 def test_plans_that_are_none_are_refused_in_one_line(changes, message, tmp_path):
     made(sharp("bert")).save(tmp_path)

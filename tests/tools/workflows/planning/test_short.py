@@ -50,7 +50,7 @@ def test_a_plan_that_approximates_short_texts_says_how_well(prepared):
     found = fidelities(given, dict.fromkeys(range(2), ROUGH))
     load = given.loads[0]
     before = len(given.pretrained.first_tokens)
-    texts = [given.pretrained.wrap(item[before:], 16) for item in load.held_out[:PASSAGES]]
+    texts = [given.pretrained.wrap(passage[before:], 16) for (passage,) in load.held_out[:PASSAGES]]
     exact = given.pretrained.embed(texts)
     sq.hf.swap(given.pretrained.model, ROUGH)
     rough = given.pretrained.embed(texts)

@@ -68,4 +68,6 @@ def test_the_next_command_compares_where_the_plan_is_not_exact():
     command = compare_command(made, PlanSettings(lengths=(512, 2048, 4096)), Path("out"))
     assert "--lengths 2048,4096" in command
     assert "512" not in command
+    assert command.startswith("subquad compare demo-encoder ")
+    assert "--batch 8" in compare_command(made, PlanSettings(batch=8), Path("out"))
     assert compare_command(SimpleNamespace(planning=SimpleNamespace(lengths=lengths[:1])), None, Path("out")) is None
