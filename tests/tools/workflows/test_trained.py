@@ -102,7 +102,8 @@ def test_a_classifier_is_compared_by_its_hidden_states_and_saved_with_its_head(c
 @pytest.mark.usefixtures("short")
 def test_a_language_model_is_compared_and_saved(language, text, tmp_path, faster_at, monkeypatch):
     faster_at(64)
-    assert compared(language / "model", text, tmp_path, method="local:window=56", floor=("--max-kl", "4")).exit_code == 0
+    floor = "--max-kl", "4"
+    assert compared(language / "model", text, tmp_path, method="local:window=56", floor=floor).exit_code == 0
     again = by_its_card(tmp_path / "saved", monkeypatch)
     assert isinstance(again, CausalLanguageModel)
     assert str(sq.hf.describe(again).methods[0]) == "local:window=56"
