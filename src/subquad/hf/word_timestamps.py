@@ -2,8 +2,8 @@
 
 To get these weights, transformers writes "eager" into the model's config and asks all layers for weights. In a swapped
 model the methods stay where no weights are needed, in the encoder and in the decoder's self-attention; cross-attention
-runs exact and returns its weights. `call_checks` restores the config, in the first call of the model or of its encoder; if generation ends before
-that, the config is restored here.
+runs exact and returns its weights. `call_checks` restores the config, in the first call of the model or of its encoder;
+if generation ends before that, the config is restored here.
 """
 
 import functools
