@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch.compiler import is_compiling
 from transformers import Cache, PreTrainedModel
 
+from subquad.core.readable import can_be_read
 from subquad.hf.call_checks import CALL, arguments_by_name
 from subquad.hf.example_inputs import example_inputs
 from subquad.hf.layers import Attached
@@ -144,7 +145,7 @@ def _positions(mask: Any, cached: int, inputs: Mapping[str, Any]) -> Tensor | No
     if not isinstance(mask, Tensor) or mask.ndim != 2:
         return None
     new = tokens_of(inputs).shape[1]
-    if mask.shape[1] != cached + new or (not is_compiling() and bool(mask[:, 0].all())):
+    if mask.shape[1] != cached + new or (can_be_read(mask) and bool(mask[:, 0].all())):
         return None
     first = mask.bool().int().argmax(1, keepdim=True)
     return torch.arange(cached, cached + new, device=mask.device)[None] - first
