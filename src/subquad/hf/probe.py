@@ -20,6 +20,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
+from torch import nn
 from transformers import PreTrainedModel
 
 from subquad.hf.example_inputs import example_inputs
@@ -54,7 +55,7 @@ def find_layers(model: AnyModel, *, inputs: Inputs | None = None) -> list[Layer]
         return layers
     mark = mark_of_trial(model, layers)
     known = _KNOWN.get(model)
-    if known is not None and known[0] == mark and inputs is None:
+    if known is not None and known[0] == mark and inputs is None and _modules_of(known[1]) == _modules_of(layers):
         return known[1]
     tried = serving_decoders(_tried(model, layers, inputs))
     _KNOWN[model] = (mark, tried)
@@ -190,6 +191,11 @@ def mark_of_trial(model: PreTrainedModel, layers: list[Layer]) -> str:
     """The scope of a trial's result: these layers under this config."""
     config = without_marks(model.config.to_dict())
     return json.dumps([[layer.name for layer in layers], str(config)])
+
+
+def _modules_of(layers: list[Layer]) -> list[nn.Module]:
+    """The modules of layers, whose names stay the same if modules are moved or replaced."""
+    return [layer.module for layer in layers]
 
 
 def _one_line(error: Exception) -> str:

@@ -171,10 +171,12 @@ def _current_record(model: PreTrainedModel) -> Any:
     is_as_recorded = all(recorded.get(str(number)) == record_of(method) for number, method in methods.items())
     if plain.get("layers") == len(modules) and is_as_recorded:
         return plain
+    try:
+        record = read_record(plain, model.config)
+    except ValueError:  # it is damaged, as loading the model will say
+        return plain
     # What a plan measured was measured with all layers, in their order.
-    return replace(
-        read_record(plain, model.config), layers=len(modules), methods=methods, floor=None, verified=None
-    ).to_dict()
+    return replace(record, layers=len(modules), methods=methods, floor=None, verified=None).to_dict()
 
 
 def _refuse_unnamed(args: Any, kwargs: dict[str, Any]) -> None:

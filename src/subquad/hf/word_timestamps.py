@@ -2,7 +2,8 @@
 
 To get these weights, transformers writes "eager" into the model's config and asks all layers for weights. In a swapped
 model the methods stay where no weights are needed, in the encoder and in the decoder's self-attention; cross-attention
-runs exact and returns its weights. `call_checks` restores the config, in the first call of the model or of its encoder.
+runs exact and returns its weights. `call_checks` restores the config, in the first call of the model or of its encoder;
+if generation ends before that, the config is restored here.
 """
 
 import functools
@@ -14,6 +15,7 @@ from typing import Any
 from torch import nn
 from transformers.models.whisper.generation_whisper import WhisperGenerationMixin
 
+from subquad.hf.call_checks import refuse_other_implementations
 from subquad.hf.layers import Attached
 
 _MARK = "_subquad_timestamps"  # on `generate` after it was wrapped
@@ -39,11 +41,13 @@ def support_word_timestamps() -> None:
 
 @contextmanager
 def _for_timestamps(model: nn.Module) -> Iterator[None]:
+    refuse_other_implementations(model)  # before transformers sets its own
     attached = [part for part in model.modules() if isinstance(part, Attached)]
     try:
         for layer in attached:
             layer.for_timestamps = True
         yield
     finally:
+        refuse_other_implementations(model)  # it restores the config while word timestamps are made
         for layer in attached:
             layer.for_timestamps = False

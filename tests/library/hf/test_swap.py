@@ -340,3 +340,18 @@ def test_an_unattached_model_under_our_name_says_what_to_do():
 def test_of_mixed_heads_the_parts_that_are_not_causal_are_named():
     with pytest.raises(ValueError, match=r"'mixed-heads' is not causal \(its part 'smyrf' is not\) and this layer is"):
         sq.hf.swap(build("llama").model, "mixed-heads:methods=local+smyrf")
+
+
+@pytest.mark.parametrize("changed", ["moved", "replaced"])
+def test_a_second_swap_finds_the_layers_that_were_moved_or_replaced_since_the_first(changed):
+    model = build("bert").model
+    sq.hf.swap(model, "full")
+    layers = model.encoder.layer
+    if changed == "moved":
+        model.encoder.layer = layers[::-1]
+    else:
+        layers[0] = copy.deepcopy(layers[0])
+    sq.hf.swap(model, {0: "clustered:clusters=3", 1: "local:window=2"})
+    names = [layer.attention.self.get_submodule("subquad").bound.method.name for layer in model.encoder.layer]
+    assert names == ["clustered", "local"]
+    model(**build("bert").inputs)

@@ -73,3 +73,22 @@ def test_weights_are_refused_where_no_timestamps_are_made():
         options = {"return_dict_in_generate": True} if call == case.model.generate else {}
         with pytest.raises(ValueError, match="output_attentions=True asks for attention weights"):
             call(**inputs, output_attentions=True, **options)
+
+
+def test_generation_that_ends_before_its_first_call_leaves_the_methods():
+    case = whisper()
+    sq.hf.swap(case.model, METHODS)
+    with pytest.raises(ValueError, match="max_new_tokens"):
+        timestamps(case, max_new_tokens=10_000)
+    case.model(**case.inputs)
+    assert "clustered:clusters=3" in methods(case.model)
+
+
+def test_another_attention_that_was_set_before_is_refused():
+    case = whisper()
+    sq.hf.swap(case.model, METHODS)
+    case.model.set_attn_implementation("sdpa")
+    with pytest.raises(ValueError, match="attn_implementation='sdpa' was set since"):
+        timestamps(case)
+    sq.hf.restore(case.model)
+    timestamps(case)

@@ -447,6 +447,7 @@ def test_eager_attention_takes_more_memory(measured):
     ({"passages": 0}, "--passages 0 must be at least 1"),
     ({"minutes": 0.0}, "--minutes 0 must be above 0 and finite"),
     ({"lengths": (64, 0)}, "--lengths 64,0: a length must be at least 1"),
+    ({"examples": 5}, "--examples 5 chooses examples of a task, but no --task is given"),
 ])  # fmt: skip
 def test_settings_that_cannot_be_are_refused(changed, message):
     with pytest.raises(InputError, match=re.escape(message)):

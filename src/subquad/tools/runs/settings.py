@@ -180,6 +180,8 @@ class CompareSettings:
         for name, least in (("batch", 1), ("passages", 1)):
             if getattr(self, name) < least:
                 raise InputError(f"--{name} {getattr(self, name)} must be at least {least}")
+        if self.examples is not None and self.task is None:
+            raise InputError(f"--examples {self.examples} chooses examples of a task, but no --task is given")
         if not 0.0 < self.minutes < math.inf:
             raise InputError(f"--minutes {self.minutes:g} must be above 0 and finite")
         if self.lengths is not None and min(self.lengths, default=1) < 1:
