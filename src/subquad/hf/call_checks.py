@@ -49,14 +49,15 @@ def stop_checking(model: nn.Module) -> None:
 
 @contextmanager
 def unchecked(model: nn.Module) -> Iterator[None]:
-    """Run a model inside the block with another attention on purpose."""
-    checked = {module: owners for module in model.modules() if (owners := vars(module).get(OWNERS)) is not None}
-    stop_checking(model)
+    """Run a model inside the block with another attention on purpose, with the arguments as they are."""
+    removed: dict[nn.Module, dict[str, Any]] = {}
+    for module in model.modules():
+        removed[module] = {name: vars(module).pop(name) for name in (OWNERS, CALL) if name in vars(module)}
     try:
         yield
     finally:
-        for module, owners in checked.items():
-            vars(module)[OWNERS] = owners
+        for module, added in removed.items():
+            vars(module).update(added)
 
 
 def refuse_other_implementations(model: nn.Module) -> None:

@@ -12,7 +12,7 @@ A cache that was filled with such positions is marked, so that later calls with 
 `restore` and in other models of the class.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -43,16 +43,26 @@ def count_from_first_valid_token(model: PreTrainedModel) -> None:
     Only models are changed whose own outputs do not depend on a common shift of all positions, as a trial shows, and
     only if a method that approximates attention runs in them.
     """
-    for part in model.modules():
-        if isinstance(part, PreTrainedModel) and _is_innermost(part) and _depends_on_distances_alone(part):
-            vars(part)[CALL] = _call
-            setattr(type(part), CALL, staticmethod(_call_with_marked))
+    for part in _parts_that_count(model):
+        vars(part)[CALL] = _call
+        setattr(type(part), CALL, staticmethod(_call_with_marked))
+
+
+def counts_from_first_valid_token(model: PreTrainedModel) -> bool:
+    """Whether `count_from_first_valid_token` changes a model, for one whose tokens are split over ranks."""
+    return any(True for _ in _parts_that_count(model))
 
 
 def stop_counting(model: nn.Module) -> None:
     """Remove what `count_from_first_valid_token` added."""
     for module in model.modules():
         vars(module).pop(CALL, None)
+
+
+def _parts_that_count(model: PreTrainedModel) -> Iterator[PreTrainedModel]:
+    for part in model.modules():
+        if isinstance(part, PreTrainedModel) and _is_innermost(part) and _depends_on_distances_alone(part):
+            yield part
 
 
 def _is_innermost(part: PreTrainedModel) -> bool:

@@ -49,8 +49,17 @@ class SplitFit:
 class Split:
     """The ranks that a model's tokens are split over, and hooks around its forward pass."""
 
-    def __init__(self, model: PreTrainedModel, ranks: Ranks, fixed: Sequence | None, fit: SplitFit, active: str):
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        ranks: Ranks,
+        fixed: Sequence | None,
+        fit: SplitFit,
+        active: str,
+        from_first_valid_token: bool,
+    ):
         self.ranks, self.fit, self._active, self._fixed = ranks, fit, active, fixed
+        self._from_first_valid_token = from_first_valid_token  # positions start there in each item: see `left_padding`
         self._root, self._last = model, fixed
         self._inside: list[nn.Module] = []  # the hooked modules that run
         self._hooks: list[Any] = []
@@ -118,7 +127,18 @@ class Split:
         if valid is not None:
             every = self.ranks.gathered(valid.sum(1))
             before = every[: sequence.rank].sum(0)
-        return positions(rule, inputs, sequence.local_tokens.start, before, self._root.config)
+        start, mask = sequence.local_tokens.start, inputs.get("attention_mask")
+        made = positions(rule, inputs, start, before, self._root.config)
+        if self._from_first_valid_token and rule == "places" and mask is not None:
+            made = made - self._first_valid_tokens(mask.bool(), start)[:, None]
+        return made
+
+    def _first_valid_tokens(self, valid: Tensor, start: int) -> Tensor:
+        """The place of each item's first real token among those of all ranks, (B,); 0 in an item without any."""
+        none = torch.iinfo(torch.int64).max
+        local = (start + valid.int().argmax(1)).masked_fill(~valid.any(1), none)
+        first = self.ranks.gathered(local).amin(0)
+        return first.masked_fill(first == none, 0)
 
     def _leave(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
         if not self._inside or self._inside[-1] is not module:

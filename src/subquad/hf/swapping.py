@@ -19,7 +19,7 @@ from subquad.core.plain_tables import alike, as_text, common_name, ranges
 from subquad.distributed import Ranks, Sequence
 from subquad.hf.call_checks import check_calls, refuse_weights_of, stop_checking
 from subquad.hf.layers import KEEPS, NAME, Attached, Layer, attached_to, head_counts, keep_refusal
-from subquad.hf.left_padding import count_from_first_valid_token, stop_counting
+from subquad.hf.left_padding import count_from_first_valid_token, counts_from_first_valid_token, stop_counting
 from subquad.hf.long_inputs import explain_long_inputs, stop_explaining
 from subquad.hf.parts import give_back, separate
 from subquad.hf.positions import extended_tables, position_limit
@@ -178,7 +178,7 @@ def swap(
         config._attn_implementation = NAME
     model.config.subquad = Record(len(layers), methods, keep, **recorded).to_dict()
     if split is not None:
-        made = Split(model, *split, NAME)
+        made = Split(model, *split, NAME, counts_from_first_valid_token(model))
         setattr(model, ATTRIBUTE, made)
         for layer in layers:
             attached_here: Any = layer.module.get_submodule(NAME)
