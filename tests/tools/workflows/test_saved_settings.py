@@ -67,7 +67,7 @@ def test_a_sentence_transformer_keeps_its_longest_text(sentences, text, tmp_path
     assert differing(tmp_path / "saved", sentences) == {}
     assert "All settings are those of the original model, whose card follows." in card(tmp_path / "saved")
     assert set(sq.hf.describe(loaded(tmp_path / "saved")).methods.values()) == {sq.parse_method(METHOD)}
-    cosine = re.search(r"on 8 texts of (?:\d+ to )?(\d+) tokens: (\S+) on average, (\S+) at least", shown)
+    cosine = re.search(r"on [3-8] texts of (?:\d+ to )?(\d+) tokens: (\S+) on average, (\S+) at least", shown)
     assert int(cosine[1]) <= 40
     assert cosine[0] in card(tmp_path / "saved")
     exact = loaded(tmp_path / "saved")

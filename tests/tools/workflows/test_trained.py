@@ -86,12 +86,12 @@ def test_plan_reads_it(language, text, tmp_path):
 @pytest.mark.usefixtures("short")
 def test_a_classifier_is_compared_by_its_hidden_states_and_saved_with_its_head(classifier, text, tmp_path, faster_at):
     faster_at(65)  # bytes, and the class token
-    assert compared(classifier / "model", text, tmp_path, method="clustered:clusters=4").exit_code == 0
+    assert compared(classifier / "model", text, tmp_path, method="clustered:clusters=48").exit_code == 0
     facts = json.loads((tmp_path / "out" / "report.json").read_text())["model"]
     assert (facts["class"], facts["kind"], facts["pooling"]) == ("EncoderModel", "embedding", "cls")
     before = EncoderClassifier.from_pretrained(classifier / "model").eval()
     again = transformers.pipeline("text-classification", str(tmp_path / "saved")).model
-    assert str(sq.hf.describe(again).methods[0]) == "clustered:clusters=4"
+    assert str(sq.hf.describe(again).methods[0]) == "clustered:clusters=48"
     assert torch.equal(again.head[2].weight, before.head[2].weight)
     sq.hf.swap(again, "full")
     sq.hf.swap(before, "full")
