@@ -9,7 +9,8 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
 
 import subquad as sq
-from tests.library.hf.models import VOCAB, build
+from tests.library.hf.models import build
+from tests.library.hf.prompts import left_padded, prompt
 from tests.tools.workflows.tiny import save
 
 HALVES = "clustered-tail:clusters=4,topk=3,cells=2,bits=15,iterations=3,block=8,last=3"
@@ -21,17 +22,6 @@ GREEDY = {"max_new_tokens": 6, "do_sample": False, "eos_token_id": None}
 @pytest.fixture(params=DECODERS)
 def model(request):
     return build(request.param).model
-
-
-def prompt(length, seed=0):
-    return torch.randint(5, VOCAB, (1, length), generator=torch.Generator().manual_seed(seed))
-
-
-def left_padded(prompts):
-    longest = max(p.shape[1] for p in prompts)
-    pads = [longest - p.shape[1] for p in prompts]
-    ids = [torch.nn.functional.pad(p, (n, 0)) for p, n in zip(prompts, pads, strict=True)]
-    return torch.cat(ids), torch.cat([(torch.arange(longest) >= n).long()[None] for n in pads])
 
 
 @torch.no_grad()

@@ -7,13 +7,10 @@ import subquad as sq
 from subquad.research.training.models.language import CausalLanguageModel, LanguageConfig
 from subquad.research.training.models.positions import rotate
 from subquad.testing.oracle import normal
-from tests.library.hf.models import VOCAB, build
+from tests.library.hf.models import build
+from tests.library.hf.prompts import prompt
 
 STRICT = "clustered-tail:clusters=4,topk=3,cells=2,bits=15,iterations=3,block=8,last=0,queries=earlier"
-
-
-def prompt(length: int, seed: int = 0) -> torch.Tensor:
-    return torch.randint(5, VOCAB, (1, length), generator=torch.Generator().manual_seed(seed))
 
 
 @pytest.fixture(params=["llama", "gpt2", "qwen3", "phi"])

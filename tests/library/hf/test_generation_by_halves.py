@@ -9,7 +9,8 @@ from transformers import DynamicCache, StaticCache
 
 import subquad as sq
 from tests.library.hf.models import build
-from tests.library.hf.test_decoders_by_halves import HALVES, left_padded, prompt
+from tests.library.hf.prompts import generated, left_padded, prompt
+from tests.library.hf.test_decoders_by_halves import HALVES
 
 BLOCK = 8
 EXACT = {last: f"clustered-tail:topk=1000,block={BLOCK},last={last}" for last in (0, 3)}
@@ -32,17 +33,6 @@ LENGTHS = (1, BLOCK - 1, BLOCK, BLOCK + 1, 2 * BLOCK + 1, 27)
 @pytest.fixture(params=["llama", "gpt2", "gemma3"])
 def model(request):
     return build(request.param).model
-
-
-def generated(model, ids, mask=None, **options):
-    """The tokens, and the logits of each step."""
-    mask = torch.ones_like(ids) if mask is None else mask
-    torch.manual_seed(1)
-    output = model.generate(
-        ids, attention_mask=mask, **{"max_new_tokens": 6, "do_sample": False, **options}, eos_token_id=None,
-        return_dict_in_generate=True, output_logits=True,
-    )  # fmt: skip
-    return output.sequences, torch.stack(output.logits)
 
 
 def assert_same(have, want):
