@@ -19,6 +19,7 @@
 constexpr int64_t STEP_TILE = 256;        // keys; a multiple of W
 constexpr int64_t STEP_CHUNK = 4096;      // the most keys of a chunk
 constexpr int64_t STEP_ROWS = 4;          // of a block
+constexpr int64_t STEP_AHEAD = 8192;      // bytes of rows, after which a row is asked for in advance
 constexpr int64_t FAR = (int64_t)1 << 60;  // further than any position, and its double is a number
 
 struct KeyRange {
@@ -82,6 +83,14 @@ struct StepRows {
   int64_t row;
   const int32_t *at;  // null: one after the other
   const S *operator[](int64_t j) const { return first + (at ? at[j] : j) * row; }
+
+  // Asks for a part of a row that comes later, for the cache of the second level, whose own prefetching ends with a page.
+  // It may lie behind the last row: nothing is read.
+  void ask_beyond(const S *part, int64_t width) const {
+    const int64_t bytes = width * (int64_t)sizeof(S);
+    const uintptr_t later = (uintptr_t)part + STEP_AHEAD / bytes * row * (int64_t)sizeof(S);
+    for (int64_t at = 0; at < bytes; at += CACHE_LINE) __builtin_prefetch((const void *)(later + at), 0, 2);
+  }
 };
 
 template <int R>
@@ -109,12 +118,13 @@ __attribute__((always_inline)) static inline RowVectors<R> added_up(int first, V
 // them where that is known to the compiler, else V is 0.
 template <int R, int V, class S, class Q>
 static void step_logits(const StepRows<S> &keys, int64_t count, int64_t vectors, const Q *queries, int64_t query_row,
-                        float scale, float *logits) {
+                        float scale, float *logits, bool ask) {
   for (int64_t j = 0; j < count; j += W) {
     const int64_t last = count - 1 - j;
     const RowVectors<R> sums = added_up<R, 1>(0, [&](int k) __attribute__((always_inline)) {
       const S *key = keys[j + (k < last ? k : last)];
       RowVectors<R> own = {};
+      if (ask) keys.ask_beyond(key, (V > 0 ? V : vectors) * W);
       if constexpr (V > 0) {
         UNROLL for (int v = 0; v < V; v++) {
           const auto x = load_wide(key + v * W);
@@ -135,11 +145,12 @@ static void step_logits(const StepRows<S> &keys, int64_t count, int64_t vectors,
 // Adds the weighted values of the keys from `first` to `end` to V·W columns of R rows.
 template <int R, int V, class S>
 static void add_step_values(const StepRows<S> &values, int64_t first, int64_t end, int64_t column, const float *weights,
-                            float *out, int64_t out_row) {
+                            float *out, int64_t out_row, bool ask) {
   vf sums[R][V] = {};
   for (int64_t j = first; j < end; j++) {
     const S *value = values[j] + column;
     vf x[V];
+    if (ask) values.ask_beyond(value, V * W);
     UNROLL for (int v = 0; v < V; v++) x[v] = load_wide(value + v * W);
     UNROLL for (int r = 0; r < R; r++) {
       const vf weight = splat(weights[r * STEP_TILE + j]);
@@ -155,15 +166,15 @@ static void add_step_values(const StepRows<S> &values, int64_t first, int64_t en
 
 template <int R, class S>
 static void add_step_values(const StepRows<S> &values, int64_t first, int64_t end, int64_t width, const float *weights,
-                            float *out, int64_t out_row) {
+                            float *out, int64_t out_row, bool ask) {
   if (first >= end) return;
   int64_t column = 0;
-  for (; column + 4 * W <= width; column += 4 * W) add_step_values<R, 4>(values, first, end, column, weights, out, out_row);
+  for (; column + 4 * W <= width; column += 4 * W) add_step_values<R, 4>(values, first, end, column, weights, out, out_row, ask);
   if (column + 2 * W <= width) {
-    add_step_values<R, 2>(values, first, end, column, weights, out, out_row);
+    add_step_values<R, 2>(values, first, end, column, weights, out, out_row, ask);
     column += 2 * W;
   }
-  if (column < width) add_step_values<R, 1>(values, first, end, column, weights, out, out_row);
+  if (column < width) add_step_values<R, 1>(values, first, end, column, weights, out, out_row, ask);
 }
 
 // c·tanh(x / c) in place.
@@ -286,7 +297,8 @@ static void attend_rows(const Steps &a, int64_t b, int64_t row, const StepTile &
   const int64_t from = by_any.first / W * W;
   const StepRows<KeyNumber> later = {keys.at ? keys.first : keys[from], keys.row, keys.at ? keys.at + from : nullptr};
   auto logits_of = [&](auto V) {
-    step_logits<R, decltype(V)::value>(later, by_any.end - from, vectors, queries, query_row, a.scale, logits + from);
+    step_logits<R, decltype(V)::value>(later, by_any.end - from, vectors, queries, query_row, a.scale, logits + from,
+                                      row == 0);
   };
   if (vectors == 2) logits_of(std::integral_constant<int, 2>{});
   else if (vectors == 4) logits_of(std::integral_constant<int, 4>{});
@@ -317,11 +329,11 @@ static void attend_rows(const Steps &a, int64_t b, int64_t row, const StepTile &
   auto one_by_one = [&](const KeyRange &some) {
     for (int r = 0; r < R; r++) {
       const KeyRange own = some.within(seen[r]);
-      add_step_values<1>(values, own.first, own.end, E, logits + r * STEP_TILE, out + r * E, E);
+      add_step_values<1>(values, own.first, own.end, E, logits + r * STEP_TILE, out + r * E, E, false);
     }
   };
   one_by_one({by_any.first, by_all.first});
-  add_step_values<R>(values, by_all.first, by_all.end, E, logits, out, E);
+  add_step_values<R>(values, by_all.first, by_all.end, E, logits, out, E, row == 0);
   one_by_one({by_all.end, by_any.end});
 }
 
