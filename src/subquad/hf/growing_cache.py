@@ -11,7 +11,7 @@ replaces them, here or in transformers, needs no further care. Keys that are no 
 when the next token comes. Tokens that are cropped leave room, which the next tokens take.
 """
 
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -64,7 +64,7 @@ class GrowingLayer(DynamicLayer):
 
     def reset(self) -> None:
         """Forget all tokens, and the buffers."""
-        self.keys = self.values = self._buffers = None
+        self.keys = self.values = self._buffers = None  # type: ignore[assignment]
         self.is_initialized = False
         super().reset()
 
@@ -100,13 +100,10 @@ class GrowingLayer(DynamicLayer):
         """The live keys and values followed by new ones, in the buffers; in new ones if these have no room."""
         live, new = self.keys.shape[2], key.shape[2]
         filled = self._rows_filled()
-        if filled is None or filled + new > self._buffers[0].shape[2]:  # type: ignore[index]
-            rows = self._capacity(live, live + new)
-            old, self._buffers = (self.keys, self.values), tuple(_like(x, rows) for x in (self.keys, self.values))
-            for buffer, x in zip(self._buffers, old, strict=True):
-                buffer.narrow(2, 0, live).copy_(x)
-            filled = live
-        keys, values = self._buffers  # type: ignore[misc]
+        if self._buffers is None or filled is None or filled + new > self._buffers[0].shape[2]:
+            rows, filled = self._capacity(live, live + new), live
+            self._buffers = _moved(self.keys, rows), _moved(self.values, rows)
+        keys, values = self._buffers
         keys.narrow(2, filled, new).copy_(key)
         values.narrow(2, filled, new).copy_(value)
         return keys.narrow(2, filled - live, live + new), values.narrow(2, filled - live, live + new)
@@ -134,7 +131,7 @@ class GrowingWindowLayer(GrowingLayer, DynamicSlidingWindowLayer):
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         """Make empty keys and values like these."""
         super().lazy_initialization(key_states, value_states)
-        self._sliding_window_tensor = self._sliding_window_tensor.to(self.device)
+        self._sliding_window_tensor = self._sliding_window_tensor.to(self.device)  # type: ignore[has-type]
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         """Add new keys and values; return those that the new tokens may see."""
@@ -145,10 +142,10 @@ class GrowingWindowLayer(GrowingLayer, DynamicSlidingWindowLayer):
         self.cumulative_length += key_states.shape[2]
         live, new = self.keys.shape[2], key_states.shape[2]
         if live + new > self._rows() and not self.record_past:  # a prompt: what is behind the window is not stored
-            full = tuple(torch.cat([x, y], 2) for x, y in ((self.keys, key_states), (self.values, value_states)))
+            keys, values = torch.cat([self.keys, key_states], 2), torch.cat([self.values, value_states], 2)
             self._buffers = None
-            self.keys, self.values = (x[:, :, 1 - self.sliding_window :].clone() for x in full)
-            return full
+            self.keys, self.values = (x[:, :, 1 - self.sliding_window :].clone() for x in (keys, values))
+            return keys, values
         keys, values = self._appended(key_states, value_states)
         if self.record_past:  # `crop` drops what is behind the window
             self.keys, self.values = keys, values
@@ -206,12 +203,12 @@ class GrowingCache(DynamicCache):
             raise ValueError(f"`length` must be at least 1 token, got {length}; leave it out if it is not known")
         model = transformers_model(model)
         super().__init__(config=model.config)
-        self.layers = [_growing(layer, length or 0) for layer in self.layers]
+        self.layers = [_growing(layer, length or 0) for layer in self.layers]  # type: ignore[has-type]
         kept = [index for index, layer in enumerate(self.layers) if isinstance(layer, CacheLayerMixin)]
         if not any(isinstance(layer, GrowingLayer) for layer in self.layers):
             raise ValueError(
-                f"no layer of this {type(model).__name__} keeps keys and values that grow: generate with the cache that "
-                "transformers makes"
+                f"no layer of this {type(model).__name__} keeps keys and values that grow: generate with the cache "
+                "that transformers makes"
             )
         self._first, self._last = kept[0], kept[-1]  # of the layers that count tokens
         self._stopped_by: str | None = None  # why the last call was refused, after some layers had kept its keys
@@ -268,8 +265,11 @@ def _makes_new_tensors() -> bool:
     return torch.is_grad_enabled() or is_compiling()
 
 
-def _like(x: Tensor, rows: int) -> Tensor:
-    return x.new_empty(*x.shape[:2], rows, x.shape[3])
+def _moved(x: Tensor, rows: int) -> Tensor:
+    """A buffer of so many rows that starts with those of x."""
+    buffer = x.new_empty(*x.shape[:2], rows, x.shape[3])
+    buffer.narrow(2, 0, x.shape[2]).copy_(x)
+    return buffer
 
 
 def _end_in(buffer: Tensor, view: Tensor) -> int | None:

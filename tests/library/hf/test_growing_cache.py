@@ -3,6 +3,7 @@
 import copy
 import io
 import pickle
+from itertools import pairwise
 
 import pytest
 import torch
@@ -175,7 +176,7 @@ def test_a_window_moves_once_a_window():
             places.append(cache.layers[0]._buffers[0].data_ptr())
             assert cache.layers[0].keys.shape[2] == 4
             assert cache.layers[0]._buffers[0].shape[2] <= 10
-    assert sum(a != b for a, b in zip(places, places[1:], strict=False)) <= 28 // 4
+    assert sum(a != b for a, b in pairwise(places)) <= 28 // 4
 
 
 def test_beams_move_only_what_is_filled():
@@ -370,10 +371,11 @@ def test_a_cache_of_another_number_of_layers(layers):
         3: "layer 0 of this cache has 9 tokens, but layer 2 has 0: .*a model with fewer layers",
     }[layers]
     with torch.inference_mode():
+        if layers == 3:  # which is seen when the call is over
+            case.model(input_ids=ids[:, :9], past_key_values=cache)
         for _ in range(2):
             with pytest.raises(ValueError, match=message):
-                for piece in (ids[:, :9], ids[:, 9:]):
-                    case.model(input_ids=piece, past_key_values=cache)
+                case.model(input_ids=ids[:, :9], past_key_values=cache)
         cache.reset()
         other(input_ids=ids, past_key_values=cache)
     assert cache.get_seq_length() == 17
@@ -390,7 +392,7 @@ def test_a_call_that_stopped_between_two_layers(name):
         with pytest.raises(ZeroDivisionError):
             case.model(input_ids=ids[:, 9:12], past_key_values=cache)
         hook.remove()
-        with pytest.raises(ValueError, match="has 12 tokens, but layer . has 9: an error stopped the last call"):
+        with pytest.raises(ValueError, match=r"has 12 tokens, but layer \d has 9: an error stopped the last call"):
             case.model(input_ids=ids[:, 9:12], past_key_values=cache)
 
 
