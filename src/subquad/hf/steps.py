@@ -44,10 +44,10 @@ def is_step(layer: Attached, query: Tensor, key: Tensor, value: Tensor) -> bool:
     The method decides for how many queries of a causal call that is the same (`Method.exact_queries`).
     """
     (B, H, N, D), (_, G, M, _) = query.shape, key.shape
-    if N > layer.exact_queries or N > QUERIES or torch.compiler.is_compiling():
+    if layer.exact_queries < N or N > QUERIES or torch.compiler.is_compiling():
         return False
     bound = layer.bound
-    fits = (H, G, D) == (bound.heads, bound.kv_heads, bound.head_dim) and key.shape == (B, G, M, D)
+    fits = (bound.heads, bound.kv_heads, bound.head_dim) == (H, G, D) and key.shape == (B, G, M, D)
     fits = fits and value.shape[:3] == (B, G, M) and query.dtype == key.dtype == value.dtype
     plain = bound.watch is None and layer.kept_now is None and layer.split is None and not _is_hooked(layer)
     if not (fits and plain) or query.device.type != "cpu" or torch.is_autocast_enabled("cpu"):
