@@ -147,9 +147,10 @@ def attend(
                              f"it is refused because ignoring it could change the result")  # fmt: skip
     causal = layer.causal if is_causal is None else is_causal
     plain = position_bias is None and not dropout and softcap is None and sinks is None and not layer.for_timestamps
-    if plain and is_step(layer, query, key, value) and not hasattr(key, STATE_MARK):
+    always_exact = layer.bound.method.is_exact
+    if plain and (causal or always_exact) and is_step(layer, query, key, value) and not hasattr(key, STATE_MARK):
         call = _call_of_step(layer, attention_mask, query, key, causal, scaling)
-        if call.mask.is_causal or layer.bound.method.is_exact:
+        if call.mask.is_causal or always_exact:
             out, _ = layer.bound.method.attend_exactly(query, key, value, call)
             return out.transpose(1, 2).contiguous(), None
     sequence = _sequence(layer, module, attention_mask, dropout)

@@ -120,7 +120,7 @@ class Method(Settings, Bindable, AuxiliaryLoss, Recurrence):
         return 0
 
     def attend_exactly(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Partial:
-        """Exact attention, for as many queries as `exact_queries` says. Padded queries are not set to 0."""
+        """Exact attention, of at most `exact_queries` queries. Padded queries are not set to 0."""
         return exact(query, key, value, call)
 
     def sdpa_instead(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> str | None:
