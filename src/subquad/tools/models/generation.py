@@ -1,9 +1,9 @@
 """Time what a request costs after its prompt: each generated token is a step on the cache that the prefill filled.
 
 A request of n new tokens is the prefill, which gives the first of them, and n − 1 steps. The steps of all rows are
-timed in turn on one cache, which exact attention's prefill filled: how long a step takes depends on the number of tokens
-in the cache, and not on what they are. Each step works on a copy of the cache that shares its tensors, so that all steps
-have the same number of tokens before them.
+timed in turn on one cache, which exact attention's prefill filled: how long a step takes depends on the number of
+tokens in the cache, and not on what they are. Each step works on a copy of the cache that shares its tensors, so that
+all steps have the same number of tokens before them.
 """
 
 import copy
@@ -11,6 +11,7 @@ import inspect
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
+from subquad.core.errors import InputError
 from subquad.methods import BoundMethod, Method
 from subquad.methods.core.mixture import is_mixture
 from subquad.tools.measure.timing import shuffled, stopwatch
@@ -37,7 +39,9 @@ class RowSteps:
     """The steps of one row."""
 
     seconds: list[float] = field(default_factory=list)  # of a step, turn by turn
-    kl: float | None = None  # KL(exact ‖ this) of the next token after one step, in nats; None of exact attention itself
+    kl: float | None = (
+        None  # KL(exact ‖ this) of the next token after one step, in nats; None of exact attention itself
+    )
     reason: str | None = None  # why there are no steps
 
 
@@ -70,6 +74,41 @@ def has_exact_steps(method: Method | BoundMethod) -> bool:
     if is_mixture(method):
         return all(has_exact_steps(part.method) for part in method.parts)
     return method.is_exact or (method.traits.by_halves and getattr(method, "last", 0) > 0)
+
+
+def new_tokens_after(pretrained: Pretrained, length: int, named: int | None) -> int:
+    """The new tokens of a request after a prompt of this length; 0 if no steps are measured there.
+
+    `named` is the user's number. By default they are `NEW_TOKENS`, wherever the model has positions for them.
+    """
+    new = NEW_TOKENS if named is None else named
+    able = pretrained.is_causal_lm and pretrained.group.count == 1 and takes_cache(pretrained.model)
+    return new if able and (pretrained.limit is None or length + new <= pretrained.limit) else 0
+
+
+def check_new_tokens(pretrained: Pretrained, named: int | None, lengths: Sequence[int]) -> None:
+    """Check that the model can generate the tokens that the user asks for, after prompts of these lengths.
+
+    Raises:
+        InputError: it cannot.
+    """
+    if not named:
+        return
+    option, limit, longest = f"--new-tokens {named}", pretrained.limit, max(lengths)
+    if not pretrained.is_causal_lm:
+        raise InputError(f"{option} is for causal language models, and {pretrained.name} is a {pretrained.kind}")
+    if pretrained.group.count > 1:
+        raise InputError(
+            f"{option} needs a cache, which tokens split over {pretrained.group.count} processes do not have; give "
+            "--new-tokens 0, or leave torchrun out"
+        )
+    if not takes_cache(pretrained.model):
+        raise InputError(f"{option} needs a cache, which {pretrained.name} does not take; give --new-tokens 0")
+    if limit is not None and longest + named > limit:
+        raise InputError(
+            f"{option} after a prompt of {longest:,} tokens makes {longest + named:,}, past the {limit:,} positions of "
+            f"{pretrained.name}; give --lengths of at most {max(limit - named, 0):,}, or fewer new tokens"
+        )
 
 
 def request_seconds(prefills: Sequence[float], step: float, new_tokens: int) -> list[float]:
@@ -110,10 +149,8 @@ class Prompts:
         more: dict[str, Any] = {LAST: 1} if LAST in self.options else {}
         if "position_ids" in self.options:
             more["position_ids"] = (self.visible.cumsum(-1) - 1).clamp(min=0)[:, -ids.shape[1] :]
-        output = self.model(
-            input_ids=ids, attention_mask=self.visible, past_key_values=cache, use_cache=True, **more
-        )
-        return output.logits  # type: ignore[no-any-return]
+        output = self.model(input_ids=ids, attention_mask=self.visible, past_key_values=cache, use_cache=True, **more)
+        return output.logits
 
 
 @torch.inference_mode()
@@ -156,7 +193,7 @@ def _turn(row: RowSteps, prompts: Prompts, methods: Any, first: bool, exact: Ten
         taken = []
         for _ in range(STEPS):
             cache = prompts.copied_cache()
-            taken.append(stopwatch(lambda cache=cache: prompts.step(cache), prompts.model.device)[0])
+            taken.append(stopwatch(partial(prompts.step, cache), prompts.model.device)[0])
     row.seconds.append(sum(taken) / len(taken))
 
 
