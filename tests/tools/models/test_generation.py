@@ -32,7 +32,7 @@ def items():
 @torch.no_grad()
 def test_a_step_has_the_logits_of_a_whole_pass_over_each_text(pretrained, items):
     prompts = Prompts(pretrained, items, swapped=False)
-    logits = prompts.step(prompts.copied_cache())
+    logits = prompts.step()
     for item, token, mine in zip(items, prompts.token[:, 0].tolist(), logits, strict=True):
         whole = pretrained.model(torch.tensor([[*item, token, token]]), use_cache=False).logits[0, -1]
         torch.testing.assert_close(mine.float(), whole, rtol=1e-4, atol=1e-4)
@@ -42,10 +42,10 @@ def test_a_step_has_the_logits_of_a_whole_pass_over_each_text(pretrained, items)
 def test_a_step_leaves_the_cache_as_it_was(pretrained, items):
     prompts = Prompts(pretrained, items, swapped=False)
     before = prompts.cache.get_seq_length()
-    first, second = (prompts.step(prompts.copied_cache()) for _ in range(2))
+    (_, first), (_, second) = prompts.timed_step(), prompts.timed_step()
     assert torch.equal(first, second)
     assert prompts.cache.get_seq_length() == before == 21
-    prompts.step(prompts.cache)
+    prompts.step()
     assert prompts.cache.get_seq_length() == 22
 
 
@@ -66,10 +66,10 @@ def test_rows_are_timed_in_turn_and_compared_with_exact_steps(pretrained, items)
 def test_a_refused_step_has_a_reason(pretrained, items, monkeypatch):
     step = Prompts.step
 
-    def refused(self, cache):
+    def refused(self):
         if getattr(self.model.config, "_attn_implementation", "") == "subquad":
             raise ValueError("no steps\nhere")
-        return step(self, cache)
+        return step(self)
 
     monkeypatch.setattr(Prompts, "step", refused)
     runs = {"full": (pretrained, None), "halves": (pretrained, parse_method(HALVES))}

@@ -2,16 +2,15 @@
 
 A request of n new tokens is the prefill, which gives the first of them, and n − 1 steps. The steps of all rows are
 timed in turn on one cache, which exact attention's prefill filled: how long a step takes depends on the number of
-tokens in the cache, and not on what they are. Each step works on a copy of the cache that shares its tensors, so that
-all steps have the same number of tokens before them.
+tokens in the cache, and not on what they are. The cache forgets each step, so that all steps have the same number of
+tokens before them.
 """
 
-import copy
 import inspect
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 import torch
@@ -129,27 +128,39 @@ class Prompts:
         ids, self.visible = _left_padded(pretrained, items)
         self.cache = new_cache(self.model, swapped)
         with running(self.model, None):
-            self.token = self._run(ids, self.cache)[:, -1:].argmax(-1)
+            self.token = self._run(ids)[:, -1:].argmax(-1)
             self.cache_mib = _bytes_of(self.cache) / 2**20
             self.visible = F.pad(self.visible, (0, 1), value=1)
-            self._run(self.token, self.cache)  # a cache that grows in large pieces has room for the next token now
+            self._run(self.token)  # a cache that grows in large pieces has room for the next token now
         self.visible = F.pad(self.visible, (0, 1), value=1)
 
-    def copied_cache(self) -> Any:
-        """A copy of the cache with the same tensors, which a step does not change."""
-        copied = copy.copy(self.cache)
-        copied.layers = [copy.copy(layer) for layer in self.cache.layers]
-        return copied
+    @contextmanager
+    def forgetting(self) -> Iterator[None]:
+        """Let the cache be as it was after the block. No tensor is copied: steps make new ones, or use spare room."""
+        before = [dict(vars(layer)) for layer in self.cache.layers]
+        try:
+            yield
+        finally:
+            for layer, state in zip(self.cache.layers, before, strict=True):
+                vars(layer).clear()
+                vars(layer).update(state)
 
-    def step(self, cache: Any) -> Float[Tensor, "B V"]:
-        """The logits after one more token."""
-        return self._run(self.token, cache)[:, -1].double()  # for differences far below those of fp32
+    def step(self) -> Float[Tensor, "B V"]:
+        """The logits after one more token, which joins the cache."""
+        return self._run(self.token)[:, -1].double()  # for differences far below those of fp32
 
-    def _run(self, ids: Tensor, cache: Any) -> Tensor:
+    def timed_step(self) -> tuple[float, Float[Tensor, "B V"]]:
+        """The seconds of a step that the cache forgets, and its logits."""
+        with self.forgetting():
+            return stopwatch(self.step, self.model.device)
+
+    def _run(self, ids: Tensor) -> Tensor:
         more: dict[str, Any] = {LAST: 1} if LAST in self.options else {}
         if "position_ids" in self.options:
             more["position_ids"] = (self.visible.cumsum(-1) - 1).clamp(min=0)[:, -ids.shape[1] :]
-        output = self.model(input_ids=ids, attention_mask=self.visible, past_key_values=cache, use_cache=True, **more)
+        output = self.model(
+            input_ids=ids, attention_mask=self.visible, past_key_values=self.cache, use_cache=True, **more
+        )
         return output.logits
 
 
@@ -170,7 +181,7 @@ def time_steps(
             prompts[at] = Prompts(model, items, swapped=at[1])
         if at[0] not in exact:
             with running(model.model, None):
-                exact[at[0]] = prompts[at].step(prompts[at].copied_cache()).log_softmax(-1)
+                exact[at[0]] = prompts[at].timed_step()[1].log_softmax(-1)
     rows = {name: RowSteps() for name in runs}
     for turn in range(turns):
         for name, (model, methods) in shuffled(runs, draw).items():
@@ -183,17 +194,14 @@ def time_steps(
 def _turn(row: RowSteps, prompts: Prompts, methods: Any, first: bool, exact: Tensor) -> None:
     with running(prompts.model, methods):
         try:
-            logits = prompts.step(prompts.copied_cache())
+            _, logits = prompts.timed_step()
         except ValueError as refusal:
             row.reason = " ".join(str(refusal).split())
             return
         if first and methods is not None:
             kl = F.kl_div(logits.log_softmax(-1), exact, reduction="none", log_target=True).sum(-1).mean()
             row.kl = max(float(kl), 0.0)
-        taken = []
-        for _ in range(STEPS):
-            cache = prompts.copied_cache()
-            taken.append(stopwatch(partial(prompts.step, cache), prompts.model.device)[0])
+        taken = [prompts.timed_step()[0] for _ in range(STEPS)]
     row.seconds.append(sum(taken) / len(taken))
 
 
