@@ -60,6 +60,13 @@ NEEDLE_LENGTHS = (2048, 4096, 8192)
 BACKWARD = "forward+backward"
 PASSES = ("forward", BACKWARD)
 QUICK = {"lengths": (256, 1024, 4096), "passes": PASSES[:1]}  # of a quick benchmark, by default
+STEPPED: dict[str, Any] = {  # of steps, by default: SmolLM2-135M's heads
+    "lengths": (2048, 8192, 32768),
+    "dtypes": ("float32", "bfloat16"),
+    "passes": PASSES[:1],
+    "heads": 9,
+    "kv_heads": 3,
+}
 
 
 # Options that several commands have.
@@ -302,7 +309,9 @@ class BenchSettings:
         PASSES, "forward, forward+backward, or both separated by a comma; default: both.", read=_listed
     )
     dtypes: tuple[str, ...] = option(
-        ("float32",), "float32, bfloat16, float16, float64; separated by commas.", read=_listed, shown="float32"
+        ("float32",),
+        "float32, bfloat16, float16, float64; separated by commas; default: float32, and with --steps bfloat16 too.",
+        read=_listed,
     )
     device: str = option("cpu", DEVICE)
     batch: int = option(1, "Sequences per call.")
@@ -313,6 +322,12 @@ class BenchSettings:
     causal: bool = option(False, "Causal attention, relative to causal SDPA; methods that cannot be causal are named.")
     call_limit: float = option(10.0, "Time limit in seconds; a call that is predicted to take longer is not run.")
     quick: bool = option(False, "Three lengths, forward passes only, few rounds, no memory.")
+    steps: bool = option(
+        False,
+        "Measure steps on a cache instead: exact attention of 1, 4, 16 and 32 queries over all keys, relative to the "
+        "machine's own read of as many bytes.",
+    )
+    kv_heads: int | None = option(None, "With --steps: number of key heads; default: 3, or as many as --heads.")
 
 
 @dataclass(frozen=True)
