@@ -347,6 +347,17 @@ def exactly(draw: Draw) -> list[Tensor]:
     return [out.detach(), lse.detach(), residual.detach(), *grads]
 
 
+def steps(draw: Draw) -> list[Tensor]:
+    B, (H, G), long = draw.rng.randint(1, 3), draw.heads(), draw.maybe(0.05)
+    N, M, dtype = draw.size(32), 9000 if long else draw.size(700), draw.rng.choice(tuple(interface.DTYPES))
+    D, E = draw.size(3 if long else 80), draw.size(3 if long else 80)
+    inputs = [draw.normal(*shape, dtype=dtype) for shape in ((B, H, N, D), (B, G, M, D), (B, G, M, E))]
+    offsets = draw.whole(-9, M + 9, B) if draw.maybe() else None
+    pattern = draw.valid(B, M), draw.valid(B, N), offsets, draw.maybe(), draw.rng.choice((0, M - N, -7, 2**40))
+    window, softcap = draw.rng.choice((None, 0, 5, 300, 2**40)), draw.rng.choice((None, None, 0.5, 30.0))
+    return list(OPS.steps_forward("cpu", *inputs, *pattern, 0.3, window, softcap))
+
+
 def merged(draw: Draw) -> list[Tensor]:
     B, H, E, tokens = draw.rng.randint(1, 3), draw.rng.choice((1, 2)), draw.size(40), draw.rng.randint(20, 600)
     numbers, outs, lses = [], [], []
@@ -375,6 +386,7 @@ CASES: dict[str, Callable[[Draw], list[Tensor]]] = {
     "of ranks": of_ranks,
     "lists of clusters": lists_of_clusters,
     "exactly": exactly,
+    "steps": steps,
     "merged": merged,
 }
 
