@@ -19,7 +19,7 @@ PROMPT, STEPS, SLOTS = 40, 4, 64
 
 def logits_of_steps(model: Subject, compiled: bool) -> torch.Tensor:
     """The logits of single tokens after a prompt; after the second, nothing is compiled again."""
-    ids, cache, logits = prompt(PROMPT + STEPS, batch=2), model.cache(SLOTS), []
+    ids, cache, logits = prompt(PROMPT + STEPS, batch=2), model.cache("static", SLOTS), []
     model(ids[:, :PROMPT], cache)
     torch._dynamo.reset()
     forward = type(model.model).forward

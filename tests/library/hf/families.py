@@ -136,16 +136,17 @@ class Subject:
                 inputs["position_ids"] = (mask.cumsum(1) - 1).clamp(min=0)[:, -ids.shape[1] :]
         return self.model(**of_batch(self.memory, len(ids)), **inputs).logits
 
-    def cache(self, static: int | None = None) -> Any:
-        """A new cache, static for so many tokens."""
+    def cache(self, kind: str = "dynamic", length: int = 0) -> Any:
+        """A new cache: "dynamic", "growing", or "static" for `length` tokens."""
         config = self.model.config.get_text_config(decoder=True)
 
-        def make() -> Any:
-            if static is None:
-                return hf.DynamicCache(config=config)
-            return hf.StaticCache(config=config, max_cache_len=static)
+        def make(kind: str) -> Any:
+            if kind == "growing":
+                return sq.hf.GrowingCache(self.model)
+            return hf.StaticCache(config, length) if kind == "static" else hf.DynamicCache(config=config)
 
-        return hf.EncoderDecoderCache(make(), hf.DynamicCache()) if self.reads_memory else make()
+        other = "dynamic" if kind == "static" else kind  # cross-attention fills it at once
+        return hf.EncoderDecoderCache(make(kind), make(other)) if self.reads_memory else make(kind)
 
     def generated(self, ids: Tensor, mask: Tensor | None = None, **options: Any) -> tuple[Tensor, Tensor]:
         """The tokens that the model generates, and the logits of each step."""

@@ -12,6 +12,7 @@ from tests.library.hf.families import FAMILIES, Subject, methods_of, model, subj
 from tests.library.hf.prompts import prompt
 from tests.library.hf.test_steps import STEPS, assert_near, assert_same, in_calls
 
+KINDS = ("dynamic", "growing", "static")
 DECODERS = ("llama", "mistral", "gemma3", "gpt2")  # without a window, with one, with both, with learned positions
 
 
@@ -20,9 +21,9 @@ def own(request) -> Subject:
     return subject(request.param)
 
 
-def filled(model: Subject, batch: int = 2, static: int | None = None):
+def filled(model: Subject, kind: str = "dynamic", length: int = 0, batch: int = 2):
     """A cache of 30 tokens."""
-    cache = model.cache(static)
+    cache = model.cache(kind, length)
     with torch.no_grad():
         model(prompt(30, batch=batch), cache)
     return cache
@@ -106,14 +107,14 @@ def test_a_mask_over_steps_and_keys_is_read_or_refused(own):
 
 
 def test_a_step_before_a_prompt_is_a_prompt(own):
-    assert_same(lambda model: [step(model, model.cache(static)) for static in (None, 9)], own)
+    assert_same(lambda model: [step(model, model.cache(kind, 9)) for kind in KINDS], own)
 
 
 def test_nan_in_one_item_stays_there(own):
     """In a new token, in a key and in a value of the cache."""
     for swapped in each_swapped(own):
-        for static in (None, 40):
-            cache = filled(swapped, static=static)
+        for kind in KINDS:
+            cache = filled(swapped, kind, 40)
             want = step(swapped, copy.deepcopy(cache), tokens=5)
             for number, name in enumerate(("keys", "values")):
                 broken = copy.deepcopy(cache)
@@ -129,12 +130,12 @@ def test_nan_in_one_item_stays_there(own):
             assert have[0, 2:].isnan().all()
 
 
-@pytest.mark.parametrize("static", [None, 50])
-def test_what_padding_and_empty_slots_hold_changes_nothing(own, static):
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_padding_and_empty_slots_hold_changes_nothing(own, kind):
     mask = torch.ones(2, 35, dtype=torch.long)
     mask[0, :20] = 0
     for swapped in [own.swapped("full:kernel=subquad")]:  # SDPA, the baseline, multiplies hidden values by 0
-        cache = swapped.cache(static)
+        cache = swapped.cache(kind, 50)
         with torch.no_grad():
             swapped(prompt(30, batch=2), cache, mask[:, :30])
         want = [step(swapped, copy.deepcopy(cache), tokens=n, attention_mask=mask[:, : 30 + n]) for n in (1, 5)]
@@ -143,9 +144,10 @@ def test_what_padding_and_empty_slots_hold_changes_nothing(own, static):
             for layer in poisoned.layers:
                 window = getattr(layer, "sliding_window", None)
                 for tensor in (layer.keys, layer.values):
-                    if window is None or static is None:
-                        tensor[0, :, : max(0, 20 - (30 - tensor.shape[2] if static is None else 0))] = poison
-                    if window is None and static is not None:
+                    if kind != "static":
+                        tensor[0, :, : max(0, tensor.shape[2] - 10)] = poison
+                    elif window is None:
+                        tensor[0, :, :20] = poison
                         tensor[:, :, 30:] = poison
             for n, wanted in zip((1, 5), want, strict=True):
                 have = step(swapped, copy.deepcopy(poisoned), tokens=n, attention_mask=mask[:, : 30 + n])
@@ -225,12 +227,15 @@ def test_requests_in_turns_do_not_mix(own):
     """Different batches, lengths, masks and caches, of two models, a step of each in turn."""
     mask = torch.ones(3, 60, dtype=torch.long)
     mask[1, :25], mask[2, 5:11] = 0, 0
-    requests = [(2, 30, None, None), (3, 40, mask, None), (1, 7, None, 50), (3, 40, mask.flip(0), 60), (2, 30, None, 40)]
+    requests = [
+        (2, 30, None, "dynamic"), (3, 40, mask, "growing"), (1, 7, None, "static"), (3, 40, mask.flip(0), "static"),
+        (2, 30, None, "growing"), (3, 40, mask.flip(0), "dynamic"),
+    ]  # fmt: skip
 
     def run(model):
         caches, logits = [], []
-        for batch, length, given, static in requests:
-            caches.append(model.cache(static))
+        for batch, length, given, kind in requests:
+            caches.append(model.cache(kind, 60))
             logits.append(model(prompt(length, batch, batch), caches[-1], None if given is None else given[:, :length]))
             logits[-1] = logits[-1][:, -1:] if given is None else logits[-1][given[:, :length].bool()]
         for n in range(1, 6):

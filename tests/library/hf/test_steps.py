@@ -65,9 +65,9 @@ def test_steps_after_a_prompt(own, length):
     assert_same(lambda model: in_calls(model, ids, sizes), own)
 
 
-@pytest.mark.parametrize("cache", ["dynamic", "static"])
+@pytest.mark.parametrize("kind", ["dynamic", "growing", "static"])
 @pytest.mark.parametrize("side", ["left", "right", "holes"])
-def test_steps_of_a_padded_batch(own, side, cache):
+def test_steps_of_a_padded_batch(own, side, kind):
     lengths = torch.tensor([70, 1, 33, 64])
     mask = (torch.arange(70) < lengths[:, None]).long()
     mask = mask.flip(1) if side == "left" else mask
@@ -76,21 +76,21 @@ def test_steps_of_a_padded_batch(own, side, cache):
     mask = F.pad(mask, (0, sum(STEPS)), value=1)
     ids = prompt(mask.shape[1], batch=4) * mask
     sizes = [70, *STEPS]
-    static = ids.shape[1] + 7 if cache == "static" else None
-    assert_same(lambda model: in_calls(model, ids, sizes, model.cache(static), mask), own)
+    assert_same(lambda model: in_calls(model, ids, sizes, model.cache(kind, ids.shape[1] + 7), mask), own)
 
 
 def test_steps_on_a_static_cache(own):
     sizes = [90, *STEPS]
     ids = prompt(sum(sizes), batch=2)
-    assert_same(lambda model: in_calls(model, ids, sizes, model.cache(200)), own)
+    assert_same(lambda model: in_calls(model, ids, sizes, model.cache("static", 200)), own)
 
 
-def test_a_cropped_cache_and_a_second_prompt(own):
+@pytest.mark.parametrize("kind", ["dynamic", "growing"])
+def test_a_cropped_cache_and_a_second_prompt(own, kind):
     """As assisted generation crops what was refused, and a conversation goes on."""
 
     def run(model):
-        cache, ids = model.cache(), prompt(80)
+        cache, ids = model.cache(kind), prompt(80)
         cache.activate_past_recording()  # without it, layers with windows cannot go back
         logits = in_calls(model, ids, [60, 5], cache)
         cache.crop(-4)
@@ -101,9 +101,10 @@ def test_a_cropped_cache_and_a_second_prompt(own):
     assert_same(run, own)
 
 
-def test_a_prefix_is_copied_and_branches(own):
+@pytest.mark.parametrize("kind", ["dynamic", "growing"])
+def test_a_prefix_is_copied_and_branches(own, kind):
     def run(model):
-        cache = model.cache()
+        cache = model.cache(kind)
         logits = in_calls(model, prompt(50, batch=2), [49, 1], cache)
         branches = [copy.deepcopy(cache), cache]
         steps = [prompt(6, seed=seed, batch=2) for seed in (1, 2)]
@@ -115,9 +116,10 @@ def test_a_prefix_is_copied_and_branches(own):
     assert_same(run, own)
 
 
-def test_a_cache_whose_items_are_repeated_reordered_and_selected(own):
+@pytest.mark.parametrize("kind", ["dynamic", "growing"])
+def test_a_cache_whose_items_are_repeated_reordered_and_selected(own, kind):
     def run(model):
-        cache = model.cache()
+        cache = model.cache(kind)
         logits = in_calls(model, prompt(50), [49, 1], cache)
         cache.batch_repeat_interleave(3)
         logits += in_calls(model, prompt(4, seed=1, batch=3), [1, 3], cache)
@@ -163,13 +165,13 @@ def test_tokens_with_an_assistant(name):
             assert_near(have[1], logits)
 
 
-@pytest.mark.parametrize("static", [None, 300])
-def test_errors_in_bf16_are_those_of_the_models_own_attention(own, static):
+@pytest.mark.parametrize("kind", ["dynamic", "static"])
+def test_errors_in_bf16_are_those_of_the_models_own_attention(own, kind):
     sizes = [150, *STEPS]
     ids = prompt(sum(sizes), batch=3)
 
     def errors(model):
-        return (torch.cat(in_calls(model, ids, sizes, model.cache(static)), 1) - exact).square().mean().sqrt()
+        return (torch.cat(in_calls(model, ids, sizes, model.cache(kind, 300)), 1) - exact).square().mean().sqrt()
 
     with torch.no_grad():
         exact = torch.cat(in_calls(own.to(torch.float32), ids, sizes), 1)
@@ -197,7 +199,7 @@ def test_steps_after_a_long_prompt(own, length):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("names", [["llama", "gemma3"], pytest.param([*FAMILIES], marks=pytest.mark.long)])
-def test_compiled_families_on_a_static_cache(names):
+def test_compiled_steps_on_a_static_cache(names):
     command = [sys.executable, "-m", "tests.library.hf.compiled_families", *names]
     done = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parents[3], check=True)
     assert json.loads(done.stdout.splitlines()[-1]) == dict.fromkeys(names)
