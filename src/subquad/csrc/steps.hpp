@@ -10,15 +10,18 @@
 // Where chunks begin depends on nothing but the keys' positions and the number of rows: results do not depend on the number
 // of threads, nor on keys behind the last one that is seen. A chunk is read tile by tile; a tile stays in the cache while
 // blocks of STEP_ROWS rows go over it. A logit is a product along D, so that a vector holds parts of one logit; those of W
-// keys are added up by transposing them.
+// keys are added up by transposing them. From STEP_MANY rows on, keys are transposed instead.
 //
 // As in `exact_forward.hpp`, weights are 2^−SHRUNK of what they are; a query that sees keys, all with logits of −∞, has an
 // output of NaN, and one that sees none, or is padding, has 0. A weight of 0 is never multiplied with a value that its query
 // does not see, so that these may be NaN or infinite.
 
 constexpr int64_t STEP_TILE = 256;        // keys; a multiple of W
+constexpr int64_t STEP_SPAN = 64;         // keys of one sum of values
 constexpr int64_t STEP_CHUNK = 4096;      // the most keys of a chunk
 constexpr int64_t STEP_ROWS = 4;          // of a block
+constexpr int64_t STEP_MANY = 13;         // rows, from which on a tile is multiplied as a matrix,
+constexpr int64_t STEP_BLOCK = 64;        // so many rows at a time
 constexpr int64_t STEP_AHEAD = 8192;      // bytes of rows, after which a row is asked for in advance
 constexpr int64_t FAR = (int64_t)1 << 60;  // further than any position, and its double is a number
 
@@ -167,14 +170,19 @@ static void add_step_values(const StepRows<S> &values, int64_t first, int64_t en
 template <int R, class S>
 static void add_step_values(const StepRows<S> &values, int64_t first, int64_t end, int64_t width, const float *weights,
                             float *out, int64_t out_row, bool ask) {
-  if (first >= end) return;
-  int64_t column = 0;
-  for (; column + 4 * W <= width; column += 4 * W) add_step_values<R, 4>(values, first, end, column, weights, out, out_row, ask);
-  if (column + 2 * W <= width) {
-    add_step_values<R, 2>(values, first, end, column, weights, out, out_row, ask);
-    column += 2 * W;
+  // Sums start at 0 again every STEP_SPAN keys: the error of a sum grows with the number of its terms.
+  for (int64_t next; first < end; first = next) {
+    next = first / STEP_SPAN * STEP_SPAN + STEP_SPAN;
+    const int64_t last = next < end ? next : end;
+    int64_t column = 0;
+    for (; column + 4 * W <= width; column += 4 * W)
+      add_step_values<R, 4>(values, first, last, column, weights, out, out_row, ask);
+    if (column + 2 * W <= width) {
+      add_step_values<R, 2>(values, first, last, column, weights, out, out_row, ask);
+      column += 2 * W;
+    }
+    if (column < width) add_step_values<R, 1>(values, first, last, column, weights, out, out_row, ask);
   }
-  if (column < width) add_step_values<R, 1>(values, first, end, column, weights, out, out_row, ask);
 }
 
 // c·tanh(x / c) in place.
@@ -230,21 +238,32 @@ struct StepPartial {
   float *total;     // (rows); −1 where a row has seen no key
 };
 
+// Whether keys are read where they are: in whole vectors of what products multiply.
+template <class T>
+static bool keys_in_place(const Steps &a) {
+  if constexpr (!Factor<T>::PAIRED) return a.D % W == 0;
+  const bool aligned = (uintptr_t)a.key.data % alignof(Pair) == 0 && a.key.batch % 2 == 0 && a.key.head % 2 == 0;
+  return a.D % (2 * W) == 0 && a.key.token % 2 == 0 && aligned;
+}
+
 template <class T>
 struct StepScratch {
   Number<T> *queries;  // (rows,D')
   Number<T> *keys;     // (STEP_TILE,D') where they cannot be read in place
-  float *values;       // (STEP_TILE,E') likewise
+  Number<T> *across;   // (D',STEP_TILE) the same transposed, for many rows
+  float *values;       // (STEP_TILE,E') where they cannot be read in place
   int32_t *at;         // (STEP_TILE) the valid keys of a tile
-  float *logits;       // (STEP_ROWS,STEP_TILE), and the weights
+  float *logits;       // (STEP_ROWS or STEP_BLOCK,STEP_TILE), and the weights
 
   StepScratch(Arena &arena, const Steps &a, int64_t rows) {
     const int64_t D = round_up(steps_of<Number<T>>(a.D), W), E = round_up(a.E, W);
     queries = arena.take<Number<T>>(rows * D);
-    keys = arena.take<Number<T>>(STEP_TILE * D);
-    values = arena.take<float>(STEP_TILE * E);
+    const bool many = rows >= STEP_MANY, widened = !__is_same(T, Number<T>) && !Factor<T>::PAIRED;
+    keys = arena.take<Number<T>>(keys_in_place<T>(a) && !(many && widened) ? 0 : STEP_TILE * D);
+    across = arena.take<Number<T>>(many ? STEP_TILE * D : 0);
+    values = arena.take<float>(a.E == E && !many ? 0 : STEP_TILE * E);
     at = arena.take<int32_t>(STEP_TILE);
-    logits = arena.take<float>(STEP_ROWS * STEP_TILE);
+    logits = arena.take<float>((many ? STEP_BLOCK : STEP_ROWS) * STEP_TILE);
   }
 };
 
@@ -278,41 +297,43 @@ static StepTile tile_of_steps(const Steps &a, int64_t b, const KeyRange &keys, i
   return {keys.first, at, valids};
 }
 
-// One block of R rows over a tile.
-template <int R, class KeyNumber, class ValueNumber, class Q>
-static void attend_rows(const Steps &a, int64_t b, int64_t row, const StepTile &tile, const StepRows<KeyNumber> &keys,
-                        const StepRows<ValueNumber> &values, const Q *queries, int64_t query_row, int64_t E, float *logits,
-                        const StepPartial &to) {
-  const int64_t group = a.H / a.G, vectors = query_row / W;
-  KeyRange seen[R], by_all = {0, tile.count}, by_any = {tile.count, 0};
-  for (int r = 0; r < R; r++) {
-    seen[r] = tile.ranks(keys_of_step(a, b, (row + r) / group));
-    by_all = by_all.within(seen[r]);
-    if (seen[r].empty()) continue;
-    if (seen[r].first < by_any.first) by_any.first = seen[r].first;
-    if (seen[r].end > by_any.end) by_any.end = seen[r].end;
+// Which keys of a tile the rows of a block see: each of them, all of them together, and any.
+struct SeenKeys {
+  KeyRange of[STEP_BLOCK], by_all, by_any;
+
+  SeenKeys(const Steps &a, int64_t b, int64_t row, int64_t rows, const StepTile &tile) {
+    const int64_t group = a.H / a.G;
+    by_all = {0, tile.count};
+    by_any = {tile.count, 0};
+    for (int64_t r = 0; r < rows; r++) {
+      const bool as_before = r > 0 && (row + r) % group != 0;  // of the same query
+      of[r] = as_before ? of[r - 1] : tile.ranks(keys_of_step(a, b, (row + r) / group));
+      by_all = by_all.within(of[r]);
+      if (of[r].empty()) continue;
+      if (of[r].first < by_any.first) by_any.first = of[r].first;
+      if (of[r].end > by_any.end) by_any.end = of[r].end;
+    }
+    if (by_all.empty()) by_all = {by_any.end, by_any.end};
   }
-  if (by_any.empty()) return;
   // From whole vectors on, so that a key's lane depends on its place in the tile alone.
-  const int64_t from = by_any.first / W * W;
-  const StepRows<KeyNumber> later = {keys.at ? keys.first : keys[from], keys.row, keys.at ? keys.at + from : nullptr};
-  auto logits_of = [&](auto V) {
-    step_logits<R, decltype(V)::value>(later, by_any.end - from, vectors, queries, query_row, a.scale, logits + from,
-                                      row == 0);
-  };
-  if (vectors == 2) logits_of(std::integral_constant<int, 2>{});
-  else if (vectors == 4) logits_of(std::integral_constant<int, 4>{});
-  else logits_of(std::integral_constant<int, 0>{});
-  for (int r = 0; r < R; r++) {
+  int64_t from() const { return by_any.first / W * W; }
+};
+
+// The logits of a block's rows to weights; what they have got so far shrinks.
+static void weigh_rows(const Steps &a, int64_t row, int64_t rows, const SeenKeys &seen, int64_t E, float *logits,
+                       const StepPartial &to) {
+  const int64_t from = seen.from(), count = seen.by_any.end - from;
+  for (int64_t r = 0; r < rows; r++) {
+    const KeyRange &own = seen.of[r];
     float *of_row = logits + r * STEP_TILE;
-    if (seen[r].empty()) {
-      zero(of_row + from, by_any.end - from);
+    if (own.empty()) {
+      zero(of_row + from, count);
       continue;
     }
-    if (a.softcap > 0) cap_logits(of_row + from, by_any.end - from, a.softcap);
-    const float before = to.highest[row + r], high = highest_step(of_row, seen[r], before);
+    if (a.softcap > 0) cap_logits(of_row + from, count, a.softcap);
+    const float before = to.highest[row + r], high = highest_step(of_row, own, before);
     const float base = high == -__builtin_inff() ? 0 : high;
-    const float total = weigh_step(of_row + from, by_any.end - from, {seen[r].first - from, seen[r].end - from}, base);
+    const float total = weigh_step(of_row + from, count, {own.first - from, own.end - from}, base);
     float *out = to.out + (row + r) * E, &all = to.total[row + r];
     if (all < 0) all = 0;
     else if (before != high) {
@@ -323,24 +344,90 @@ static void attend_rows(const Steps &a, int64_t b, int64_t row, const StepTile &
     all += total;
     to.highest[row + r] = high;
   }
-  float *out = to.out + row * E;
-  // Keys that all rows see, and those that only some see: one row at a time, because their values may not be finite.
-  if (by_all.empty()) by_all = {by_any.end, by_any.end};
-  auto one_by_one = [&](const KeyRange &some) {
-    for (int r = 0; r < R; r++) {
-      const KeyRange own = some.within(seen[r]);
-      add_step_values<1>(values, own.first, own.end, E, logits + r * STEP_TILE, out + r * E, E, false);
+}
+
+// The values of keys that only some rows see: one row at a time, because these values may not be finite.
+template <class S>
+static void add_partly_seen(const StepRows<S> &values, int64_t row, int64_t rows, const SeenKeys &seen, int64_t E,
+                            const float *weights, const StepPartial &to) {
+  for (int64_t r = 0; r < rows; r++)
+    for (const KeyRange &some : {KeyRange{seen.by_any.first, seen.by_all.first}, {seen.by_all.end, seen.by_any.end}}) {
+      const KeyRange own = some.within(seen.of[r]);
+      add_step_values<1>(values, own.first, own.end, E, weights + r * STEP_TILE, to.out + (row + r) * E, E, false);
     }
+}
+
+// One block of R rows over a tile.
+template <int R, class KeyNumber, class ValueNumber, class Q>
+static void attend_rows(const Steps &a, int64_t b, int64_t row, const StepTile &tile, const StepRows<KeyNumber> &keys,
+                        const StepRows<ValueNumber> &values, const Q *queries, int64_t query_row, int64_t E, float *logits,
+                        const StepPartial &to) {
+  const SeenKeys seen(a, b, row, R, tile);
+  if (seen.by_any.empty()) return;
+  const int64_t from = seen.from(), vectors = query_row / W;
+  const StepRows<KeyNumber> later = {keys.at ? keys.first : keys[from], keys.row, keys.at ? keys.at + from : nullptr};
+  auto logits_of = [&](auto V) {
+    step_logits<R, decltype(V)::value>(later, seen.by_any.end - from, vectors, queries, query_row, a.scale,
+                                       logits + from, row == 0);
   };
-  one_by_one({by_any.first, by_all.first});
-  add_step_values<R>(values, by_all.first, by_all.end, E, logits, out, E, row == 0);
-  one_by_one({by_all.end, by_any.end});
+  if (vectors == 2) logits_of(std::integral_constant<int, 2>{});
+  else if (vectors == 4) logits_of(std::integral_constant<int, 4>{});
+  else logits_of(std::integral_constant<int, 0>{});
+  weigh_rows(a, row, R, seen, E, logits, to);
+  add_partly_seen(values, row, R, seen, E, logits, to);
+  add_step_values<R>(values, seen.by_all.first, seen.by_all.end, E, logits, to.out + row * E, E, row == 0);
+}
+
+// Many rows over a tile: with keys as lanes, a product of matrices, for which keys are transposed and values widened once.
+template <class T>
+static void attend_many(const Steps &a, int64_t b, int64_t g, int64_t rows, const StepTile &tile,
+                        const StepScratch<T> &own, const StepPartial &to) {
+  const int64_t steps = steps_of<Number<T>>(a.D), D = round_up(steps, W), E = round_up(a.E, W);
+  auto at = [&](int64_t j) { return tile.first + (tile.at ? tile.at[j] : j); };
+  StepRows<Number<T>> keys = {own.keys, D, nullptr};
+  if (__is_same(T, float) || Factor<T>::PAIRED) {
+    if (keys_in_place<T>(a)) keys = {(const Number<T> *)row_of<T>(a.key, b, g, tile.first),
+                                     a.key.token * (int64_t)sizeof(T) / (int64_t)sizeof(Number<T>), tile.at};
+  }
+  if (keys.first == own.keys)
+    for (int64_t j = 0; j < tile.count; j++)
+      pack_factor_rows<T>(a.key, b, g, nullptr, at(j), 1, a.D, own.keys + j * D, D);
+  const int64_t last = tile.count - 1, lanes = round_up(tile.count, W);
+  pack_across(lanes, D, (float *)own.across, STEP_TILE, [&](int64_t j) {
+    const Number<T> *row = keys[j < last ? j : last];
+    keys.ask_beyond(row, D);
+    return (const float *)row;  // moves bits alone
+  });
+  StepRows<float> values = {own.values, E, nullptr};
+  if (__is_same(T, float) && a.E == E && !tile.at) {
+    values = {row_of<float>(a.value, b, g, tile.first), a.value.token, nullptr};
+  } else {
+    const StepRows<T> wide = {row_of<T>(a.value, b, g, tile.first), a.value.token, tile.at};
+    for (int64_t j = 0; j < tile.count; j++) {
+      int64_t e = 0;
+      wide.ask_beyond(wide[j], a.E);
+      for (; e + W <= a.E; e += W) store(own.values + j * E + e, load_wide(wide[j] + e));
+      load_row(wide[j] + e, a.E - e, own.values + j * E + e, E - e);
+    }
+  }
+  for (int64_t row = 0; row < rows; row += STEP_BLOCK) {
+    const int64_t some = rows - row < STEP_BLOCK ? rows - row : STEP_BLOCK;
+    const SeenKeys seen(a, b, row, some, tile);
+    if (seen.by_any.empty()) continue;
+    const int64_t from = seen.from();
+    gemm(some, round_up(seen.by_any.end - from, W), steps, own.queries + row * D, D, 1, own.across + from, STEP_TILE,
+         own.logits + from, STEP_TILE, false, a.scale);
+    weigh_rows(a, row, some, seen, E, own.logits, to);
+    add_partly_seen(values, row, some, seen, E, own.logits, to);
+    if (!seen.by_all.empty())
+      gemm(some, E, seen.by_all.end - seen.by_all.first, own.logits + seen.by_all.first, STEP_TILE, 1,
+           values[seen.by_all.first], values.row, to.out + row * E, E, true);
+  }
 }
 
 template <class T>
 static void attend_chunk(const Steps &a, int64_t b, int64_t g, const KeyRange &chunk, int64_t rows,
                          const StepScratch<T> &own, const StepPartial &to) {
-  constexpr bool paired = Factor<T>::PAIRED;
   const int64_t group = a.H / a.G, steps = steps_of<Number<T>>(a.D), D = round_up(steps, W), E = round_up(a.E, W);
   for (int64_t r = 0; r < rows; r++) {
     pack_factor_rows<T>(a.query, b, g * group + r % group, nullptr, r / group, 1, a.D, own.queries + r * D, D);
@@ -351,6 +438,10 @@ static void attend_chunk(const Steps &a, int64_t b, int64_t g, const KeyRange &c
   for (int64_t first = chunk.first / STEP_TILE * STEP_TILE; first < chunk.end; first += STEP_TILE) {
     const StepTile tile = tile_of_steps(a, b, KeyRange{first, first + STEP_TILE}.within({0, chunk.end}), own.at);
     if (tile.count == 0) continue;
+    if (rows >= STEP_MANY) {
+      attend_many<T>(a, b, g, rows, tile, own, to);
+      continue;
+    }
     const T *key = row_of<T>(a.key, b, g, first), *value = row_of<T>(a.value, b, g, first);
     auto attend = [&](auto keys, auto values) {
       for (int64_t r = 0; r < rows; r += STEP_ROWS) {
@@ -376,13 +467,9 @@ static void attend_chunk(const Steps &a, int64_t b, int64_t g, const KeyRange &c
         pack_factor_rows<T>(a.key, b, g, nullptr, first + (tile.at ? tile.at[j] : j), 1, a.D, own.keys + j * D, D);
       with_values(StepRows<Number<T>>{own.keys, D, nullptr});
     };
-    if constexpr (paired) {
-      if (a.D != 2 * D || a.key.token % 2 || (uintptr_t)key % alignof(Pair)) packed();
-      else with_values(StepRows<Pair>{(const Pair *)key, a.key.token / 2, tile.at});
-    } else {
-      if (a.D != D) packed();
-      else with_values(StepRows<T>{key, a.key.token, tile.at});
-    }
+    if (!keys_in_place<T>(a)) packed();
+    else if constexpr (Factor<T>::PAIRED) with_values(StepRows<Pair>{(const Pair *)key, a.key.token / 2, tile.at});
+    else with_values(StepRows<T>{key, a.key.token, tile.at});
   }
 }
 

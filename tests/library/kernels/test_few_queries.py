@@ -170,7 +170,7 @@ def test_sums_over_many_keys(dtype, variant):
     query, key, value = (x.to(dtype) for x in inputs_of(2, 1, D=16, E=16))
     key, value = (x.expand(-1, -1, 300_000, -1) for x in (key, value))
     out, lse = compiled(variant, query, key, value, None, causal=False, offset=0, scale=0.3)
-    limit = 5e-7 if dtype == torch.float32 else 2**-8
+    limit = 2e-6 if dtype == torch.float32 else 2**-8
     want = value[:, :, :2].repeat_interleave(3, 1).double()
     assert ((out.double() - want).abs() / want.abs()).max() < limit
     logits = (query * key[:, :, :2].repeat_interleave(3, 1)).double().sum(-1) * 0.3

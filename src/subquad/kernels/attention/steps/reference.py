@@ -4,7 +4,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from subquad.kernels.attention.softmax import visible_logsumexp, visible_softmax
+from subquad.kernels.attention.softmax import logsumexp, visible_softmax
 from subquad.kernels.precision import upcast
 from subquad.kernels.tokens.heads import repeat_heads
 from subquad.kernels.tokens.padding import cleared
@@ -55,7 +55,7 @@ def attend_few(
         rows = allowed.unbind(2)
         outs = [weights[:, :, i, None] @ value.masked_fill(~row[..., None], 0.0) for i, row in enumerate(rows)]
         out = torch.cat(outs, 2)
-    return out.to(dtype), visible_logsumexp(logits, allowed)
+    return out.to(dtype), logsumexp(logits if allowed is None else logits.masked_fill(~allowed, -torch.inf))
 
 
 def visible_keys(
