@@ -37,10 +37,12 @@ def attend_exactly(
     """Exact attention with capped logits, sinks (H,), or both; 0 where a query sees no key. (B,H,N,D) in and out."""
     call = Call(mask, None, query.shape[-1] ** -0.5 if scale is None else scale, dropout_p, seed=0)
     few = few_arguments(query, key, value, call)
+    partial = None
     if few is not None and not differentiated(*(() if sinks is None else (sinks,))):
         check_sinks(sinks, query.shape[1])
-        tensors, options = few
-        out, lse = attend_few(*tensors, softcap=softcap, **options)
+        partial = attend_few.if_taken(*few[0], softcap=softcap, **few[1])
+    if partial is not None:
+        out, lse = partial
         if sinks is None:
             return out
         shares = (lse - sinks.to(lse.dtype).view(-1, 1)).sigmoid().masked_fill(lse.isneginf(), 0.0)

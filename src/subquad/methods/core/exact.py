@@ -60,10 +60,9 @@ def sdpa(query: Tensor, key: Tensor, value: Tensor, call: Call) -> Tensor:
 def exact(query: Tensor, key: Tensor, value: Tensor, call: Call) -> Partial:
     """Exact attention, with its log-sum-exp where the call wants it. Padding may hold NaN and infinity."""
     few = few_arguments(query, key, value, call) if _few_pay(query, key, call) else None
-    if few is not None:
-        tensors, options = few
-        out, lse = attend_few(*tensors, **options)
-        return out, lse if call.wants_lse else None
+    partial = None if few is None else attend_few.if_taken(*few[0], **few[1])
+    if partial is not None:
+        return partial if call.wants_lse else (partial[0], None)
     mask, plain = call.mask, call.bias is None and not call.dropout_p
     with_lse = call.wants_lse and plain and mask.only_later_or_padded and is_fused(query)
     if with_lse or (not call.wants_lse and sdpa_instead(query, key, value, call) is None):
@@ -84,7 +83,8 @@ def sdpa_instead(query: Tensor, key: Tensor, value: Tensor, call: Call) -> str |
     """Why SDPA computes the output of a call, and not subquad's kernel; None if the kernel does."""
     if call.bias is not None or call.dropout_p:
         return "subquad's kernel supports neither a bias nor dropout, so SDPA ran"
-    if _few_pay(query, key, call) and few_arguments(query, key, value, call) is not None:
+    few = few_arguments(query, key, value, call) if _few_pay(query, key, call) else None
+    if few is not None and attend_few.takes(*few[0], **few[1]):
         return None
     if not call.mask.only_later_or_padded:
         return "subquad's kernel supports no masks but causality and padding for more than a few queries, so SDPA ran"
@@ -97,7 +97,7 @@ def sdpa_instead(query: Tensor, key: Tensor, value: Tensor, call: Call) -> str |
 def few_arguments(
     query: Tensor, key: Tensor, value: Tensor, call: Call
 ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-    """The arguments of `attend_few`, in order and by name, where it takes the call; else None."""
+    """The arguments of `attend_few`, in order and by name; None where it does not know the mask, or does not pay."""
     (B, _, N, _), M, mask = query.shape, key.shape[2], call.mask
     if call.bias is not None or call.dropout_p or not _kernels_run(query) or N > MOST_QUERIES:
         return None
@@ -111,7 +111,7 @@ def few_arguments(
             options["offset"] = mask.offset or 0
     options["valid_queries"] = mask.query_padding(N)
     tensors = query, key, value, mask.key_padding(M)
-    return (tensors, options) if attend_few.takes(*tensors, **options) else None
+    return tensors, options
 
 
 def _few_pay(query: Tensor, key: Tensor, call: Call) -> bool:
