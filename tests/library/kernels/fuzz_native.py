@@ -347,6 +347,16 @@ def exactly(draw: Draw) -> list[Tensor]:
     return [out.detach(), lse.detach(), residual.detach(), *grads]
 
 
+def of_few_queries(draw: Draw) -> list[Tensor]:
+    B, (H, G), long = draw.rng.randint(1, 3), draw.heads(), draw.maybe(0.1)
+    N, M, dtype = draw.size(32), 2500 if long else draw.size(300), draw.rng.choice(tuple(interface.DTYPES))
+    D, E = draw.size(3 if long else 70), draw.size(3 if long else 70)
+    inputs = [draw.normal(*shape, dtype=dtype) for shape in ((B, H, N, D), (B, G, M, D), (B, G, M, E))]
+    offsets = draw.whole(-9, M + 9, B) if draw.maybe() else None
+    pattern = draw.valid(B, M), draw.valid(B, N), offsets, draw.maybe(), draw.rng.choice((0, M - N, -7, 2**62))
+    return list(OPS.steps_forward("cpu", *inputs, *pattern, 0.3, draw.rng.choice((None, 0, 5, 2**62)), None))
+
+
 def merged(draw: Draw) -> list[Tensor]:
     B, H, E, tokens = draw.rng.randint(1, 3), draw.rng.choice((1, 2)), draw.size(40), draw.rng.randint(20, 600)
     numbers, outs, lses = [], [], []
@@ -375,6 +385,7 @@ CASES: dict[str, Callable[[Draw], list[Tensor]]] = {
     "of ranks": of_ranks,
     "lists of clusters": lists_of_clusters,
     "exactly": exactly,
+    "few queries": of_few_queries,
     "merged": merged,
 }
 
