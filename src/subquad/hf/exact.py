@@ -4,8 +4,8 @@
     weights_ij = e^{logits_ij} / (e^{s_h} + Σ_j e^{logits_ij})          sinks s_h of each head, GPT-OSS
 
 SDPA has neither. For a few queries without a gradient, such as steps on a cache, this library's kernel computes them:
-sinks are a factor of the outputs, σ(lse_i − s_h). Else this computes the logits, for a block of queries after the other:
-memory is O(BLOCK·M) per head.
+sinks are a factor of the outputs, σ(lse_i − s_h). Otherwise this computes the logits, for a block of queries after the
+other: memory is O(BLOCK·M) per head.
 """
 
 from collections.abc import Iterator

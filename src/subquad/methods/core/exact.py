@@ -2,13 +2,13 @@
 
 On CPUs with AVX2, subquad's kernels are faster than SDPA. One is for up to 32 queries without a gradient
 (`kernels.attention.steps`), as in steps on a cache; it knows causal masks, offsets, windows and padding. The other
-(`kernels.attention.exact`) knows causal masks and padding. Other masks, a bias and dropout are SDPA's, and so are calls
-of a few queries and keys. SDPA does not return the log-sum-exp: that is our kernels' too, or for other masks that of the
-one below SDPA (`kernels.attention.blockwise.partial`); elsewhere, with a bias or with dropout, the logits are computed
-once more, for some queries at a time.
+(`kernels.attention.exact`) knows causal masks and padding. Other masks, a bias and dropout are SDPA's, and so are few
+queries with few keys. SDPA does not return the log-sum-exp: that is our kernels' too, or for other masks that of the one
+below SDPA (`kernels.attention.blockwise.partial`); elsewhere, with a bias or with dropout, the logits are computed once
+more, for some queries at a time.
 
-Subquad's kernels do not read padding. SDPA multiplies it by 0, so `exact` clears what is not finite in padding before it
-calls SDPA; `exact_by_sdpa`, the baseline, does not.
+Subquad's kernels do not read padding. SDPA multiplies it by 0, so `exact` clears what is not finite in padding before
+it calls SDPA; `exact_by_sdpa`, the baseline, does not.
 """
 
 from collections.abc import Iterator
@@ -21,13 +21,12 @@ from torch import Tensor
 from subquad.kernels import native
 from subquad.kernels.attention.blockwise.partial import fused_partial, is_fused, is_fused_on_gpu
 from subquad.kernels.attention.exact.op import exact_partial
-from subquad.kernels.attention.steps.op import MOST_QUERIES, attend_few
 from subquad.kernels.attention.softmax import visible_logsumexp
+from subquad.kernels.attention.steps.op import MOST_QUERIES, attend_few
 from subquad.kernels.precision import upcast
 from subquad.kernels.tokens.heads import repeat_heads
 from subquad.kernels.tokens.padding import cleared_inputs
 from subquad.kernels.transforms import exact_attention
-from subquad.masks import Mask
 from subquad.methods.core.call import Call, Partial
 
 QUERIES, PAIRS = 16, 2**12  # with fewer, a call of SDPA is cheaper (`benchmarks/exact_kernel.py` times longer ones)
@@ -118,7 +117,14 @@ def _few_pay(query: Tensor, key: Tensor, call: Call) -> bool:
     """Whether `attend_few`, if it takes the call, is faster than SDPA: except for few keys that all queries see."""
     M, mask = key.shape[2], call.mask
     least = KEYS if query.element_size() > 2 else KEYS_16_BITS
-    if M >= least or call.wants_lse or mask.span is not None or isinstance(mask.offset, Tensor) or mask.keys or mask.both:
+    if (
+        least <= M
+        or call.wants_lse
+        or mask.span is not None
+        or isinstance(mask.offset, Tensor)
+        or mask.keys
+        or mask.both
+    ):
         return True
     return mask.is_causal and not mask.only_causal and (mask.offset or 0) < M - 1
 
