@@ -3,7 +3,9 @@
     logits_ij = c · tanh(scale · q_i·k_j / c)          "softcap", Gemma 2
     weights_ij = e^{logits_ij} / (e^{s_h} + Σ_j e^{logits_ij})          sinks s_h of each head, GPT-OSS
 
-SDPA has neither, so this computes the logits, for a block of queries after the other: memory is O(BLOCK·M) per head.
+SDPA has neither. For a few queries without a gradient, such as steps on a cache, this library's kernel computes them:
+sinks are a factor of the outputs, σ(lse_i − s_h). Else this computes the logits, for a block of queries after the other:
+memory is O(BLOCK·M) per head.
 """
 
 from collections.abc import Iterator
@@ -11,8 +13,12 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from subquad.kernels.attention.steps.op import attend_few
+from subquad.kernels.tensors import differentiated
 from subquad.kernels.tokens.heads import repeat_heads
 from subquad.masks import Mask
+from subquad.methods.core.call import Call
+from subquad.methods.core.exact import few_arguments
 
 BLOCK = 512  # queries at a time
 
@@ -29,6 +35,16 @@ def attend_exactly(
     dropout_p: float = 0.0,
 ) -> Tensor:
     """Exact attention with capped logits, sinks (H,), or both; 0 where a query sees no key. (B,H,N,D) in and out."""
+    call = Call(mask, None, query.shape[-1] ** -0.5 if scale is None else scale, dropout_p, seed=0)
+    few = few_arguments(query, key, value, call)
+    if few is not None and not differentiated(*(() if sinks is None else (sinks,))):
+        check_sinks(sinks, query.shape[1])
+        tensors, options = few
+        out, lse = attend_few(*tensors, softcap=softcap, **options)
+        if sinks is None:
+            return out
+        shares = (lse - sinks.to(lse.dtype).view(-1, 1)).sigmoid().masked_fill(lse.isneginf(), 0.0)
+        return out * shares[..., None].to(out.dtype)
     return torch.cat([out for out, _ in _blocks(query, key, value, mask, scale, softcap, sinks, dropout_p)], 2)
 
 
@@ -38,6 +54,14 @@ def attend_with_weights(
     """Exact attention, and its weights (B,H,N,M); both 0 where a query sees no key."""
     outputs, weights = zip(*_blocks(query, key, value, mask, scale, None, None, dropout_p), strict=True)
     return torch.cat(outputs, 2), torch.cat(weights, 2)
+
+
+def check_sinks(sinks: Tensor | None, heads: int) -> None:
+    """Raise ValueError if there is another number of sinks than of heads."""
+    if sinks is not None and sinks.numel() != heads:
+        raise ValueError(
+            f"sinks are {tuple(sinks.shape)}, but there are {heads} heads; subquad supports one sink per head"
+        )
 
 
 def _blocks(
@@ -52,8 +76,7 @@ def _blocks(
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """The outputs and the weights of one block of queries after the other."""
     B, H, N, D = query.shape
-    if sinks is not None and sinks.numel() != H:
-        raise ValueError(f"sinks are {tuple(sinks.shape)}, but there are {H} heads; subquad supports one sink per head")
+    check_sinks(sinks, H)
     scale = D**-0.5 if scale is None else scale
     key, value = repeat_heads(key, H), repeat_heads(value, H)
     visible = mask.visible(N, key.shape[2], query.device)

@@ -65,14 +65,43 @@ def test_the_kernel_runs_where_it_takes_the_call():
         assert "subquad::exact_forward" not in operators(is_causal=True)
 
 
+FEW = {
+    "a step": (1, 700, Mask.causal(offset=699)),
+    "a chunk": (7, 700, Mask.causal(offset=693)),
+    "a static cache": (3, 700, Mask.causal(offset=torch.tensor(300))),
+    "items of other lengths": (3, 700, Mask.causal(offset=torch.tensor([300, 20]))),
+    "a window": (5, 700, Mask.causal(offset=600) & Mask.window(40)),
+    "a window to both sides": (32, 32, Mask.window(5)),
+    "padding on the left": (2, 700, Mask.causal(offset=698) & Mask.padding(keys=torch.arange(700) >= torch.tensor([[0], [99]]))),
+    "cross-attention": (1, 700, Mask.padding(keys=torch.tensor([700, 31]))),
+    "padded queries": (4, 700, Mask.padding(queries=torch.tensor([4, 2]))),
+}
+
+
 @vectorised
-def test_a_step_of_a_few_queries_is_sdpas():
-    q, k, v = (x.detach() for x in inputs(M=400, N=4))
+@pytest.mark.parametrize("wants_lse", [False, True])
+@pytest.mark.parametrize("name", FEW)
+def test_few_queries_run_their_own_kernel(name: str, wants_lse: bool):
+    N, M, mask = FEW[name]
+    q, k, v = (x.detach() for x in inputs(M=M, N=N))
     with profile(activities=[ProfilerActivity.CPU]) as trace:
-        out = sq.attention(q, k, v, method=FAST, mask=Mask.causal(offset=396), enable_gqa=True)
-    assert "subquad::exact_forward" not in {event.key for event in trace.key_averages()}
-    want = sq.attention(q, k, v, method="full", mask=Mask.causal(offset=396), enable_gqa=True)
-    torch.testing.assert_close(out, want)
+        have = sq.attention(q, k, v, method=FAST, mask=mask, enable_gqa=True, return_lse=wants_lse)
+    assert "subquad::steps_forward" in {event.key for event in trace.key_averages()}
+    with sq.use_backend("reference"):
+        want = sq.attention(q, k, v, method="full", mask=mask, enable_gqa=True, return_lse=wants_lse)
+    torch.testing.assert_close(have, want)
+
+
+@vectorised
+def test_few_queries_and_keys_or_gradients_are_sdpas():
+    q, k, v = (x.detach() for x in inputs(M=20, N=4))
+    longer = inputs(M=700, N=4)
+    for tensors, offset in (((q, k, v), 19), (longer, 696)):
+        with profile(activities=[ProfilerActivity.CPU]) as trace:
+            out = sq.attention(*tensors, method=FAST, mask=Mask.causal(offset=offset), enable_gqa=True)
+        assert not [event.key for event in trace.key_averages() if event.key.startswith("subquad::")]
+        want = sq.attention(*tensors, method="full", mask=Mask.causal(offset=offset), enable_gqa=True)
+        torch.testing.assert_close(out, want)
 
 
 @vectorised

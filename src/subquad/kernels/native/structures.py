@@ -30,11 +30,11 @@ Fill = Callable[[Any, Packing], None]  # puts the numbers of one value there
 
 
 class Field(NamedTuple):
-    """A field: its name, how its numbers are packed, and what puts them there."""
+    """A field: its name, how its numbers are packed, and what puts them there; None: the value is the number."""
 
     name: str
     format: str
-    fill: Fill
+    fill: Fill | None
 
 
 class Structure:
@@ -48,6 +48,7 @@ class Structure:
             self.format += f"{offset - end}x{self.fields[-1].format}"  # the compiler may align fields
             end = offset + struct.calcsize("=" + self.fields[-1].format)
         self.format += f"{size - end}x"
+        self._names, self._packer = {field.name for field in self.fields}, struct.Struct(self.format)
 
     def fill(self, values: Mapping[str, Any], to: Packing) -> None:
         """Put each field's value there.
@@ -55,29 +56,33 @@ class Structure:
         Raises:
             TypeError: `values` lack a field or name one that is not there, or a tensor does not have a field's dtype.
         """
-        if len(values) != len(self.fields) or any(field.name not in values for field in self.fields):
-            names = {field.name for field in self.fields}
+        if values.keys() != self._names:
+            missing, unknown = sorted(self._names - values.keys()), sorted(values.keys() - self._names)
             raise TypeError(
-                f"{self.name}: missing {sorted(names - values.keys())}, unknown {sorted(values.keys() - names)}; the "
-                "compiled library and this Python code are not of one version"
+                f"{self.name}: missing {missing}, unknown {unknown}; the compiled library and this Python code are not "
+                "of one version"
             )
-        for name, _, fill in self.fields:
-            try:
-                fill(values[name], to)
-            except TypeError as error:
-                raise TypeError(f"{self.name}.{name}: {error}") from None
+        name = ""
+        try:
+            for name, _, fill in self.fields:
+                if fill is None:
+                    to.numbers.append(values[name])
+                else:
+                    fill(values[name], to)
+        except TypeError as error:
+            raise TypeError(f"{self.name}.{name}: {error}") from None
 
     def pack(self, values: Mapping[str, Any], held: list[Any]) -> bytes:
         """The structure in memory. `held` gets what must live as long."""
         packing = Packing()
         self.fill(values, packing)
         held += packing.held
-        return struct.pack(self.format, *packing.numbers)
+        return self._packer.pack(*packing.numbers)
 
 
 def _field(name: str, kind: str, described: Mapping[str, list[Any]]) -> Field:
     if kind in _NUMBERS:
-        return Field(name, _NUMBERS[kind], lambda x, to: to.numbers.append(x))
+        return Field(name, _NUMBERS[kind], None)
     if kind == "float32":
         return Field(name, "f", lambda x, to: to.numbers.append(ctypes.c_float(x).value))  # infinity beyond fp32
     if kind == "dtype":

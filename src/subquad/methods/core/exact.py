@@ -1,12 +1,14 @@
 """Exact attention of a call, for "full" and for the exact parts of other methods.
 
-On CPUs with AVX2, subquad's kernel (`kernels.attention.exact`) is faster than SDPA, except for a few queries. It knows
-causal masks and padding; other masks, a bias and dropout are SDPA's. SDPA does not return the log-sum-exp: that is our
-kernel's too, or for other masks that of the one below SDPA (`kernels.attention.blockwise.partial`); elsewhere, with a
-bias or with dropout, the logits are computed once more, for some queries at a time.
+On CPUs with AVX2, subquad's kernels are faster than SDPA. One is for up to 32 queries without a gradient
+(`kernels.attention.steps`), as in steps on a cache; it knows causal masks, offsets, windows and padding. The other
+(`kernels.attention.exact`) knows causal masks and padding. Other masks, a bias and dropout are SDPA's, and so are calls
+of a few queries and keys. SDPA does not return the log-sum-exp: that is our kernels' too, or for other masks that of the
+one below SDPA (`kernels.attention.blockwise.partial`); elsewhere, with a bias or with dropout, the logits are computed
+once more, for some queries at a time.
 
-Subquad's kernel does not read padding. SDPA multiplies it by 0, so `exact` clears what is not finite in padding before
-it calls SDPA; `exact_by_sdpa`, the baseline, does not.
+Subquad's kernels do not read padding. SDPA multiplies it by 0, so `exact` clears what is not finite in padding before it
+calls SDPA; `exact_by_sdpa`, the baseline, does not.
 """
 
 from collections.abc import Iterator
@@ -19,14 +21,18 @@ from torch import Tensor
 from subquad.kernels import native
 from subquad.kernels.attention.blockwise.partial import fused_partial, is_fused, is_fused_on_gpu
 from subquad.kernels.attention.exact.op import exact_partial
+from subquad.kernels.attention.steps.op import MOST_QUERIES, attend_few
 from subquad.kernels.attention.softmax import visible_logsumexp
 from subquad.kernels.precision import upcast
 from subquad.kernels.tokens.heads import repeat_heads
 from subquad.kernels.tokens.padding import cleared_inputs
 from subquad.kernels.transforms import exact_attention
+from subquad.masks import Mask
 from subquad.methods.core.call import Call, Partial
 
 QUERIES, PAIRS = 16, 2**12  # with fewer, a call of SDPA is cheaper (`benchmarks/exact_kernel.py` times longer ones)
+# Fewer keys for up to 32 queries, in fp32 and in 16 bits: a call of SDPA is cheaper.
+KEYS, KEYS_16_BITS = 512, 64
 CHUNK = 2**22  # logits of a head that are in memory at a time
 
 
@@ -53,6 +59,11 @@ def sdpa(query: Tensor, key: Tensor, value: Tensor, call: Call) -> Tensor:
 
 def exact(query: Tensor, key: Tensor, value: Tensor, call: Call) -> Partial:
     """Exact attention, with its log-sum-exp where the call wants it. Padding may hold NaN and infinity."""
+    few = few_arguments(query, key, value, call) if _few_pay(query, key, call) else None
+    if few is not None:
+        tensors, options = few
+        out, lse = attend_few(*tensors, **options)
+        return out, lse if call.wants_lse else None
     mask, plain = call.mask, call.bias is None and not call.dropout_p
     with_lse = call.wants_lse and plain and mask.only_later_or_padded and is_fused(query)
     if with_lse or (not call.wants_lse and sdpa_instead(query, key, value, call) is None):
@@ -73,12 +84,51 @@ def sdpa_instead(query: Tensor, key: Tensor, value: Tensor, call: Call) -> str |
     """Why SDPA computes the output of a call, and not subquad's kernel; None if the kernel does."""
     if call.bias is not None or call.dropout_p:
         return "subquad's kernel supports neither a bias nor dropout, so SDPA ran"
+    if _few_pay(query, key, call) and few_arguments(query, key, value, call) is not None:
+        return None
     if not call.mask.only_later_or_padded:
-        return "subquad's kernel supports no masks but causality and padding, so SDPA ran"
+        return "subquad's kernel supports no masks but causality and padding for more than a few queries, so SDPA ran"
     if not _pays(query, key):
-        return "SDPA is faster for few queries, on this device or on this processor, so it ran"
+        return "SDPA is faster for few queries and keys, on this device or on this processor, so it ran"
     tensors, options = _kernel_arguments(query, key, value, call)
     return None if exact_partial.takes(*tensors, **options) else "subquad's kernel does not run here, so SDPA ran"
+
+
+def few_arguments(
+    query: Tensor, key: Tensor, value: Tensor, call: Call
+) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+    """The arguments of `attend_few`, in order and by name, where it takes the call; else None."""
+    (B, _, N, _), M, mask = query.shape, key.shape[2], call.mask
+    if call.bias is not None or call.dropout_p or not _kernels_run(query) or N > MOST_QUERIES:
+        return None
+    if len(mask.ids) + len(mask.allowed) > 0:
+        return None
+    options: dict[str, Any] = {"causal": mask.is_causal, "window": mask.span, "scale": call.scale, "offset": 0}
+    if mask.is_causal or mask.span is not None:
+        if isinstance(mask.offset, Tensor):
+            options["offsets"] = mask.offset.to(query.device, torch.long).reshape(-1).expand(B)
+        else:
+            options["offset"] = mask.offset or 0
+    options["valid_queries"] = mask.query_padding(N)
+    tensors = query, key, value, mask.key_padding(M)
+    return (tensors, options) if attend_few.takes(*tensors, **options) else None
+
+
+def _few_pay(query: Tensor, key: Tensor, call: Call) -> bool:
+    """Whether `attend_few`, if it takes the call, is faster than SDPA: except for few keys that all queries see."""
+    M, mask = key.shape[2], call.mask
+    least = KEYS if query.element_size() > 2 else KEYS_16_BITS
+    if M >= least or call.wants_lse or mask.span is not None or isinstance(mask.offset, Tensor) or mask.keys or mask.both:
+        return True
+    return mask.is_causal and not mask.only_causal and (mask.offset or 0) < M - 1
+
+
+def _kernels_run(query: Tensor) -> bool:
+    """Whether subquad's kernels may compute exact attention here.
+
+    Not where a graph is exported, which would need subquad then, nor by the plain instructions that nobody measured.
+    """
+    return query.device.type == "cpu" and not torch.compiler.is_exporting() and native.is_vectorised()
 
 
 def _kernel_arguments(query: Tensor, key: Tensor, value: Tensor, call: Call) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -96,14 +146,9 @@ def exact_by_sdpa(query: Tensor, key: Tensor, value: Tensor, call: Call) -> Part
 
 
 def _pays(query: Tensor, key: Tensor) -> bool:
-    """Whether subquad's kernel, if it supports the call, is faster than SDPA: for more than a few queries and pairs.
-
-    Not where a graph is exported, which would need subquad then, nor by the plain instructions that nobody measured.
-    """
+    """Whether subquad's kernel, if it supports the call, is faster than SDPA: for more than a few queries and pairs."""
     N, M = query.shape[2], key.shape[2]
-    if query.device.type != "cpu" or torch.compiler.is_exporting() or not native.is_vectorised():
-        return False
-    return bool(N >= QUERIES and N * M >= PAIRS)
+    return bool(_kernels_run(query) and N >= QUERIES and N * M >= PAIRS)
 
 
 def logits_of(query: Tensor, key: Tensor, call: Call) -> Iterator[tuple[Tensor, Tensor | None]]:

@@ -126,9 +126,9 @@ class ByHalves(Method):
         return (out if valid is None else out.masked_fill(~valid[:, None, :, None], 0.0)), lse
 
     def _by_halves(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Partial:
-        query, key, value = cleared_inputs(query, key, value, call.mask)
         if self.last >= query.shape[2]:
             return exact(query, key, value, call)
+        query, key, value = cleared_inputs(query, key, value, call.mask)
         line = TokenLine.from_mask(query, key, value, call.mask)
         tokens, inner = line.query.shape[2], replace(call, mask=Mask(), wants_lse=True)
         if line.start + tokens > self.block and not (self.queries == "earlier" and tokens <= self.block):
