@@ -27,7 +27,7 @@ from subquad.tools.models.pretrained import Pretrained, running
 
 NEW_TOKENS = 128  # of a request, by default
 TURNS = 5  # through all rows
-STEPS = 2  # that are timed in a turn, after one that is not
+STEPS_IN_TURN = 2  # of each row: the first is not timed, because methods were just put into the model
 LAST = "logits_to_keep"
 
 Run = tuple[Pretrained, Any]  # a model, and the methods that run in it, as `running` takes them
@@ -122,11 +122,11 @@ def request_seconds(prefills: Sequence[float], step: float, new_tokens: int) -> 
 class Prompts:
     """Prompts in a model's cache, and one token after them."""
 
-    def __init__(self, pretrained: Pretrained, items: Sequence[Sequence[int]], swapped: bool):
+    def __init__(self, pretrained: Pretrained, items: Sequence[Sequence[int]], cache: Any):
         self.model = pretrained.model
         self.options = set(inspect.signature(self.model.forward).parameters)
         ids, self.visible = _left_padded(pretrained, items)
-        self.cache = new_cache(self.model, swapped)
+        self.cache = cache
         with running(self.model, None):
             self.token = self._run(ids)[:, -1:].argmax(-1)
             self.cache_mib = _bytes_of(self.cache) / 2**20
@@ -170,25 +170,26 @@ def time_steps(
 ) -> StepTimes:
     """Seconds of a step after these prompts, of every row in turn, and how close the steps are to exact ones.
 
-    Each turn has an order of its own. In a turn, a row runs one step that is not timed, because methods were just put
-    into the model, and then `STEPS`, of which the mean is taken.
+    Each turn has an order of its own. Rows of one model with caches of one type share the prompts.
     """
-    prompts: dict[tuple[int, bool], Prompts] = {}
-    exact: dict[int, Tensor] = {}
-    for model, methods in runs.values():
-        at = id(model), methods is not None
-        if at not in prompts:
-            prompts[at] = Prompts(model, items, swapped=at[1])
+    by_cache: dict[tuple[int, type], Prompts] = {}
+    prompts, exact, sizes = dict[str, Prompts](), dict[int, Tensor](), dict[str, float]()
+    for name, (model, methods) in runs.items():
+        cache = new_cache(model.model, swapped=methods is not None)
+        at = id(model), type(cache)
+        if at not in by_cache:
+            by_cache[at] = Prompts(model, items, cache)
+        prompts[name] = by_cache[at]
+        sizes.setdefault(short_name(model.model.dtype), prompts[name].cache_mib)
         if at[0] not in exact:
             with running(model.model, None):
-                exact[at[0]] = prompts[at].timed_step()[1].log_softmax(-1)
+                exact[at[0]] = prompts[name].timed_step()[1].log_softmax(-1)
     rows = {name: RowSteps() for name in runs}
     for turn in range(turns):
         for name, (model, methods) in shuffled(runs, draw).items():
             if rows[name].reason is None:
-                _turn(rows[name], prompts[id(model), methods is not None], methods, turn == 0, exact[id(model)])
-    sizes = {short_name(model.model.dtype): prompts[id(model), methods is not None] for model, methods in runs.values()}
-    return StepTimes(rows, {dtype: each.cache_mib for dtype, each in sizes.items()})
+                _turn(rows[name], prompts[name], methods, turn == 0, exact[id(model)])
+    return StepTimes(rows, sizes)
 
 
 def _turn(row: RowSteps, prompts: Prompts, methods: Any, first: bool, exact: Tensor) -> None:
@@ -201,8 +202,7 @@ def _turn(row: RowSteps, prompts: Prompts, methods: Any, first: bool, exact: Ten
         if first and methods is not None:
             kl = F.kl_div(logits.log_softmax(-1), exact, reduction="none", log_target=True).sum(-1).mean()
             row.kl = max(float(kl), 0.0)
-        taken = [prompts.timed_step()[0] for _ in range(STEPS)]
-    row.seconds.append(sum(taken) / len(taken))
+        row.seconds.append(prompts.timed_step()[0])
 
 
 def _left_padded(pretrained: Pretrained, items: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
