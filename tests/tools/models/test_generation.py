@@ -55,7 +55,7 @@ def test_rows_are_timed_in_turn_and_compared_with_exact_steps(pretrained, items)
     runs = {"full": (pretrained, None), "halves": (pretrained, parse_method(HALVES)), "local": (pretrained, window)}
     if pretrained.name == "gemma3":  # whose layers have windows of their own
         del runs["local"]
-    times = time_steps(runs, items, random.Random(0), turns=3)
+    times = time_steps(runs, items, random.Random(0), rounds=3)
     assert all(len(row.seconds) == 3 and min(row.seconds) > 0 for row in times.rows.values())
     assert times.rows["full"].kl is None
     assert times.rows["halves"].kl < 1e-9
@@ -74,7 +74,7 @@ def test_a_refused_step_has_a_reason(pretrained, items, monkeypatch):
 
     monkeypatch.setattr(Prompts, "step", refused)
     runs = {"full": (pretrained, None), "halves": (pretrained, parse_method(HALVES))}
-    rows = time_steps(runs, items[:1], random.Random(0), turns=2).rows
+    rows = time_steps(runs, items[:1], random.Random(0), rounds=2).rows
     assert (rows["halves"].reason, rows["halves"].seconds) == ("no steps here", [])
     assert len(rows["full"].seconds) == 2
 
@@ -87,12 +87,12 @@ def test_rows_share_the_prompts_of_a_cache_of_their_type(pretrained, items, monk
     prompts = generation.Prompts
     monkeypatch.setattr(generation, "Prompts", lambda *given: read.append(type(given[-1])) or prompts(*given))
     runs = {"full": (pretrained, None), "halves": (pretrained, parse_method(HALVES)), "again": (pretrained, None)}
-    time_steps(runs, items, random.Random(0), turns=1)
+    time_steps(runs, items, random.Random(0), rounds=1)
     assert read == [DynamicCache]
     monkeypatch.setattr(
         generation, "new_cache", lambda model, swapped: (OfSwapped if swapped else DynamicCache)(config=model.config)
     )
-    assert time_steps(runs, items, random.Random(0), turns=1).rows["halves"].kl < 1e-9
+    assert time_steps(runs, items, random.Random(0), rounds=1).rows["halves"].kl < 1e-9
     assert read == [DynamicCache, DynamicCache, OfSwapped]
 
 

@@ -1,7 +1,7 @@
 """Time what a request costs after its prompt: each generated token is a step on the cache that the prefill filled.
 
 A request of n new tokens is the prefill, which gives the first of them, and n − 1 steps. The steps of all rows are
-timed in turn on one cache, which exact attention's prefill filled: how long a step takes depends on the number of
+timed in rounds on one cache, which exact attention's prefill filled: how long a step takes depends on the number of
 tokens in the cache, and not on what they are. The cache forgets each step, so that all steps have the same number of
 tokens before them.
 """
@@ -26,8 +26,8 @@ from subquad.tools.models.dtypes import short_name
 from subquad.tools.models.pretrained import Pretrained, running
 
 NEW_TOKENS = 128  # of a request, by default
-TURNS = 5  # through all rows
-STEPS_IN_TURN = 2  # of each row: the first is not timed, because methods were just put into the model
+ROUNDS = 5  # of timing, through all rows
+STEPS_IN_ROUND = 2  # of each row: the first is not timed, because methods were just put into the model
 LAST = "logits_to_keep"
 
 Run = tuple[Pretrained, Any]  # a model, and the methods that run in it, as `running` takes them
@@ -37,7 +37,7 @@ Run = tuple[Pretrained, Any]  # a model, and the methods that run in it, as `run
 class RowSteps:
     """The steps of one row."""
 
-    seconds: list[float] = field(default_factory=list)  # of a step, turn by turn
+    seconds: list[float] = field(default_factory=list)  # of a step, round by round
     kl: float | None = (
         None  # KL(exact ‖ this) of the next token after one step, in nats; None of exact attention itself
     )
@@ -166,11 +166,11 @@ class Prompts:
 
 @torch.inference_mode()
 def time_steps(
-    runs: Mapping[str, Run], items: Sequence[Sequence[int]], draw: random.Random, turns: int = TURNS
+    runs: Mapping[str, Run], items: Sequence[Sequence[int]], draw: random.Random, rounds: int = ROUNDS
 ) -> StepTimes:
-    """Seconds of a step after these prompts, of every row in turn, and how close the steps are to exact ones.
+    """Seconds of a step after these prompts, of every row in each round, and how close the steps are to exact ones.
 
-    Each turn has an order of its own. Rows of one model with caches of one type share the prompts.
+    Each round has an order of its own. Rows of one model with caches of one type share the prompts.
     """
     by_cache: dict[tuple[int, type], Prompts] = {}
     prompts, exact, sizes = dict[str, Prompts](), dict[int, Tensor](), dict[str, float]()
@@ -185,14 +185,14 @@ def time_steps(
             with running(model.model, None):
                 exact[at[0]] = prompts[name].timed_step()[1].log_softmax(-1)
     rows = {name: RowSteps() for name in runs}
-    for turn in range(turns):
+    for number in range(rounds):
         for name, (model, methods) in shuffled(runs, draw).items():
             if rows[name].reason is None:
-                _turn(rows[name], prompts[name], methods, turn == 0, exact[id(model)])
+                _run_round(rows[name], prompts[name], methods, number == 0, exact[id(model)])
     return StepTimes(rows, sizes)
 
 
-def _turn(row: RowSteps, prompts: Prompts, methods: Any, first: bool, exact: Tensor) -> None:
+def _run_round(row: RowSteps, prompts: Prompts, methods: Any, first: bool, exact: Tensor) -> None:
     with running(prompts.model, methods):
         try:
             _, logits = prompts.timed_step()
