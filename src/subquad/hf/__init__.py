@@ -3,6 +3,7 @@
 sq.hf.swap(model, sq.ImprovedClustered(clusters=25))   # in place; returns which layer runs what
 sq.hf.restore(model)                                   # the model's own attention again
 sq.hf.reattach(model)                                  # what `save_pretrained` recorded; `from_pretrained` does it
+model.generate(**inputs, past_key_values=sq.hf.GrowingCache(model))   # keys are not copied at each step
 model.generate(**inputs, past_key_values=sq.hf.StateCache(model))   # from states of fixed size
 sq.hf.load_adapter(model, "lha-adapter")               # learned parameters that `subquad calibrate` fitted
 with sq.hf.keeping(model, mask): model(**inputs)       # some tokens' attention stays exact
@@ -13,6 +14,7 @@ sq.hf.extend_positions(model, 4096)                    # past the learned positi
 from subquad.hf import installed  # noqa: F401  (first: an error with the remedy where a package is missing)
 from subquad.hf.adapters import Adapter, load_adapter, read_adapter, save_adapter, weights_mark
 from subquad.hf.boundary import register
+from subquad.hf.growing_cache import GrowingCache
 from subquad.hf.layers import NAME, Layer, head_counts
 from subquad.hf.mpnet import join_interface
 from subquad.hf.positions import extend_positions, position_limit
@@ -35,6 +37,7 @@ support_word_timestamps()
 __all__ = [
     "NAME",
     "Adapter",
+    "GrowingCache",
     "Layer",
     "StateCache",
     "Swapped",

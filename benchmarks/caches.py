@@ -1,0 +1,218 @@
+"""A step of generation on transformers' DynamicCache, on sq.hf.GrowingCache, and compiled on a StaticCache.
+
+    python benchmarks/caches.py [--lengths 512 2000 7900] [--dtypes bfloat16 float32] [--methods own …]
+        [--compiled own full:kernel=subquad] [--batch 8] [--shortest 2000] [--longest 4000] [--out FILE.md]
+
+SmolLM2-135M-Instruct, which needs the demo decoder. "own" is the model with its own attention, SDPA. The caches contain
+random keys and values, on whose numbers no time depends. With --dry-run, a small random model takes the place of it.
+"""
+
+import copy
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import sheet
+import torch
+import transformers
+from torch import Tensor
+
+import subquad as sq
+from subquad.tools.models import demo
+
+OWN = "own"
+NEW = 128  # tokens of a request: the cache goes back to its prompt behind so many steps
+HEAD = ("tokens before", "dtype", "attention", "DynamicCache, ms", "GrowingCache, ms", "StaticCache compiled, ms")
+
+
+def load(dtype: torch.dtype, dry: bool) -> Any:
+    """The model, on its own attention."""
+    if dry:
+        sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
+        config = transformers.LlamaConfig(vocab_size=60, **sizes, num_key_value_heads=2)
+        model: Any = transformers.LlamaForCausalLM(config).to(dtype)
+    else:
+        model = transformers.AutoModelForCausalLM.from_pretrained(demo.decoder(), dtype=dtype)
+    model.set_attn_implementation("sdpa")
+    return model.eval()
+
+
+def variants(model: Any, methods: list[str]) -> dict[str, Any]:
+    """The model with each method, all with the same weights in memory."""
+    weights = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
+    models = {method: copy.deepcopy(model, dict(weights)) for method in methods}
+    for method, each in models.items():
+        if method != OWN:
+            sq.hf.swap(each, method)
+    return models
+
+
+def fill(cache: Any, config: Any, batch: int, length: int, dtype: torch.dtype) -> Any:
+    """Give a cache so many tokens."""
+    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    for layer in range(config.num_hidden_layers):
+        key = torch.randn(batch, config.num_key_value_heads, length, width, dtype=dtype)
+        cache.update(key, key.clone(), layer)
+    return cache
+
+
+class Steps:
+    """Steps of one token on a cache of a prompt. Called as a function, it makes one step."""
+
+    def __init__(self, forward: Callable[..., Any], cache: Any, mask: Tensor):
+        self.forward, self.cache, self.mask, self.made = forward, cache, mask, 0
+        self.static = isinstance(cache, transformers.StaticCache)
+        self.token = torch.ones(len(mask), 1, dtype=torch.long)
+
+    def __call__(self) -> None:
+        """One step; the last one of a request takes its tokens out of the cache."""
+        with torch.inference_mode():
+            inputs: dict[str, Any] = {}
+            if not self.static:  # which sees its own length, and would be compiled again for each mask
+                mask = torch.nn.functional.pad(self.mask, (0, self.made + 1), value=1)
+                inputs = {"attention_mask": mask, "position_ids": mask.sum(1, keepdim=True) - 1}
+            self.forward(input_ids=self.token, past_key_values=self.cache, use_cache=True, **inputs)
+            self.made += 1
+            if self.made == NEW:
+                self.rewind()
+
+    def rewind(self) -> None:
+        """Go back to the prompt."""
+        if self.static:
+            for layer in self.cache.layers:
+                layer.cumulative_length -= self.made
+        else:
+            self.cache.crop(-self.made)
+        self.made = 0
+
+
+def padding(lengths: list[int]) -> Tensor:
+    """The mask of a batch of such lengths, padded on the left."""
+    longest = max(lengths)
+    return torch.tensor([[0] * (longest - length) + [1] * length for length in lengths])
+
+
+def steps_of(
+    models: dict[str, Any], mask: Tensor, dtype: torch.dtype, compiled: list[str]
+) -> Iterator[tuple[tuple[str, str], Steps]]:
+    """Steps after a prompt, by (method, kind of cache)."""
+    batch, length = mask.shape
+    with torch.inference_mode():
+        for method, model in models.items():
+            for kind in ("dynamic", "growing", "static"):
+                if kind == "static" and method not in compiled:
+                    continue
+                config, forward = model.config, model.forward
+                if kind == "dynamic":
+                    cache: Any = transformers.DynamicCache(config=config)
+                elif kind == "growing":
+                    cache = sq.hf.GrowingCache(model)
+                else:
+                    cache = transformers.StaticCache(config=config, max_cache_len=length + NEW)
+                    forward = torch.compile(model.forward, fullgraph=True)
+                yield (method, kind), Steps(forward, fill(cache, config, batch, length, dtype), mask)
+
+
+def medians(calls: dict[Any, Steps], seconds: float) -> dict[Any, float]:
+    """Milliseconds of a step, all in turn; two of each first, in which caches grow and models are compiled."""
+    for call in calls.values():
+        call()
+        call()
+    named = {str(key): call for key, call in calls.items()}
+    times = sheet.milliseconds(named, seconds)
+    return {key: statistics.median(times[str(key)]) for key in calls}
+
+
+def updates(model: Any, length: int, dtype: torch.dtype, seconds: float) -> tuple[float, float]:
+    """Milliseconds that all layers of a DynamicCache and of a GrowingCache take to add a token, without the model."""
+    config, caches = model.config, (transformers.DynamicCache(config=model.config), sq.hf.GrowingCache(model))
+    calls = {}
+    with torch.inference_mode():
+        for cache in caches:
+            fill(cache, config, 1, length, dtype)
+            key = cache.layers[0].keys[:, :, :1].clone()
+
+            def call(cache: Any = cache, key: Tensor = key) -> None:
+                with torch.inference_mode():
+                    for layer in range(config.num_hidden_layers):
+                        cache.update(key, key, layer)
+                    cache.crop(-1)
+
+            call()
+            calls[type(cache).__name__] = call
+        times = sheet.milliseconds(calls, seconds)
+    dynamic, growing = (statistics.median(own) for own in times.values())
+    return dynamic, growing
+
+
+def main() -> None:
+    """Print the tables, and write them if --out is given."""
+    lengths = (512, 2000, 7900)
+    methods = (OWN, "full:kernel=subquad", "clustered-tail")
+    parser = sheet.arguments(
+        __doc__,
+        lengths,
+        methods=methods,
+        compiled=methods[:2],
+        dtypes=("bfloat16", "float32"),
+        seconds=10.0,
+        batch=8,
+        shortest=2000,
+        longest=4000,
+    )
+    parser.add_argument("--dry-run", action="store_true", help="A small random model, and no compiler.")
+    given = parser.parse_args()
+    torch.set_num_threads(given.threads)
+    torch.manual_seed(0)
+    compiled = [] if given.dry_run else list(given.compiled)
+    rows, added, batches = [], [], []
+    for dtype_name in given.dtypes:
+        dtype = getattr(torch, dtype_name)
+        models = variants(load(dtype, given.dry_run), list(given.methods))
+        for length in given.lengths:
+            torch.compiler.reset()
+            start = time.perf_counter()
+            ms = medians(dict(steps_of(models, padding([length]), dtype, compiled)), given.seconds)
+            print(f"{length} tokens in {dtype_name}: {time.perf_counter() - start:.0f} s", flush=True)
+            base = ms[given.methods[0], "dynamic"]
+            for method in given.methods:
+                cells = [
+                    f"{ms[method, kind]:.1f} ({base / ms[method, kind]:.2f}×)"
+                    if (method, kind) in ms
+                    else sheet.MISSING
+                    for kind in ("dynamic", "growing", "static")
+                ]
+                rows.append([f"{length:,}", dtype_name, f"`{method}`", *cells])
+            dynamic, growing = updates(models[given.methods[0]], length, dtype, given.seconds / 4)
+            added.append([f"{length:,}", dtype_name, f"{dynamic:.2f}", f"{growing:.2f}"])
+        if given.batch > 1:
+            spread = (given.longest - given.shortest) / (given.batch - 1)
+            mask = padding([round(given.shortest + item * spread) for item in range(given.batch)])
+            ms = medians(dict(steps_of(models, mask, dtype, [])), given.seconds)
+            base = ms[given.methods[0], "dynamic"]
+            for method in given.methods:
+                cells = [
+                    f"{1e3 * given.batch / ms[method, kind]:.1f} ({base / ms[method, kind]:.2f}×)"
+                    for kind in ("dynamic", "growing")
+                ]
+                batches.append([dtype_name, f"`{method}`", *cells])
+    parts = [
+        "One step of one item: a token after those in the cache. All in turn at each length and dtype; medians; in "
+        f"brackets, the speed-up over the first line. A StaticCache has {NEW} free slots, and its model is "
+        "compiled by `torch.compile(model.forward, fullgraph=True)`.",
+        sheet.table(HEAD, rows),
+        "What all layers take to add one token to the cache, without the model:",
+        sheet.table(["tokens before", "dtype", "DynamicCache, ms", "GrowingCache, ms"], added),
+    ]
+    if batches:
+        parts += [
+            f"Steps of a batch of {given.batch} requests of {given.shortest:,} to {given.longest:,} tokens, padded on "
+            "the left: tokens per second.",
+            sheet.table(["dtype", "attention", "DynamicCache, tokens/s", "GrowingCache, tokens/s"], batches),
+        ]
+    sheet.publish("Caches of keys and values", parts, given.out, "bf16 and fp32")
+
+
+if __name__ == "__main__":
+    main()
