@@ -230,3 +230,15 @@ def test_what_scripts_import_from_the_library_exists():
         for node in ast.walk(ast.parse(path.read_text("utf-8"))):
             if isinstance(node, ast.ImportFrom) and str(node.module).partition(".")[0] == "subquad":
                 exec(compile(ast.unparse(node), str(path), "exec"), {})
+
+
+def test_caches_are_timed_with_each_method(made, tmp_path: Path):
+    words = ["--dry-run", "--lengths", "24", "--dtypes", "float32", "--seconds", "0", "--methods", "own", "full"]
+    made("caches", *words, "--batch", "2", "--shortest", "8", "--longest", "16")
+    rows = [line.strip("| ").split(" | ") for line in (tmp_path / "out.md").read_text("utf-8").splitlines()]
+    steps = [row for row in rows if row[0] == "24" and len(row) == 6]
+    assert [row[2] for row in steps] == ["`own`", "`full`"]
+    assert steps[0][3].endswith("(1.00×)")
+    assert [row[5] for row in steps] == ["–", "–"]
+    assert [row[1] for row in rows if row[0] == "float32"] == ["`own`", "`full`"]
+    assert [len(row) for row in rows if row[0] == "24"] == [6, 6, 4]

@@ -26,7 +26,7 @@ SUBQUAD_VARIANTS
 
 namespace {
 
-constexpr int ABI_VERSION = 17;  // one higher with every change that an older `kernels/native/*.py` cannot call
+constexpr int ABI_VERSION = 18;  // one higher with every change that an older `kernels/native/*.py` cannot call
 
 namespace runs {
 

@@ -404,6 +404,20 @@ struct ExactBackward {
 };
 DESCRIBE(ExactBackward, inputs, out, grad_out, lse, residual, grad_lse, grad_query, grad_key, grad_value)
 
+// Exact attention of a few queries. Query i of item b is at i + offset + offsets[b] among the keys.
+struct Steps {
+  int64_t B, H, G, N, M, D, E, causal, offset, window, threads;  // window −1: however far
+  float scale, softcap;                                          // softcap 0: none
+  Dtype dtype;
+  Rows query, key, value;
+  const uint8_t *query_valid, *key_valid;  // (B,N) and (B,M), or null
+  const int64_t *offsets;                  // (B), or null
+  RowsOut out;
+  float *lse;  // (B,H,N)
+};
+DESCRIBE(Steps, B, H, G, N, M, D, E, causal, offset, window, threads, scale, softcap, dtype, query, key, value,
+         query_valid, key_valid, offsets, out, lse)
+
 // A partial of each of `windows` windows of an item's queries. A window holds `queries` of them, from `first` on, and the
 // next one begins `step` behind it.
 struct MergedPart {
@@ -450,4 +464,5 @@ DESCRIBE(Merging, B, H, N, E, threads, dtype, parts, out, lse)
   KERNEL(listed_backward, ListedBackward)        \
   KERNEL(exact_forward, ExactForward)            \
   KERNEL(exact_backward, ExactBackward)          \
+  KERNEL(steps_forward, Steps)                   \
   KERNEL(merge_windows, Merging)

@@ -69,6 +69,7 @@ constexpr int64_t BAD_LIST = -1;  // returned instead of the workspace's bytes: 
 #include "exact_amx.hpp"
 #include "exact_forward.hpp"
 #include "exact_backward.hpp"
+#include "steps.hpp"
 #include "merging.hpp"
 
 }  // namespace SUBQUAD_VARIANT

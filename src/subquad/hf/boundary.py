@@ -23,7 +23,9 @@ from subquad.hf.mask_encoding import DecodedMask, decode, encode
 from subquad.hf.passes import MARK, NOW
 from subquad.hf.patterns import CAUSAL, EVERYTHING, LayerPattern, read_pattern
 from subquad.hf.saved import SAVED_AS
+from subquad.hf.steps import is_step, share_calls, shared_call
 from subquad.masks import Mask
+from subquad.methods.core.call import Call
 from subquad.methods.core.current_shard import in_use, refuse_in_use
 
 # Keywords that reach an attention function and change nothing about its result. Any other must be None or False.
@@ -94,6 +96,8 @@ def make_mask(
     encoded = encoded.to(device) if device is not None else encoded
     if now is not None:
         setattr(encoded, MARK, now.sequence)
+    elif not torch.compiler.is_compiling():
+        share_calls(encoded)
     return encoded
 
 
@@ -142,6 +146,13 @@ def attend(
             raise ValueError(f"layer {layer.label} passes {name!r} to its attention, which subquad does not support; "
                              f"it is refused because ignoring it could change the result")  # fmt: skip
     causal = layer.causal if is_causal is None else is_causal
+    plain = position_bias is None and not dropout and softcap is None and sinks is None and not layer.for_timestamps
+    always_exact = layer.bound.method.is_exact
+    if plain and (causal or always_exact) and is_step(layer, query, key, value) and not hasattr(key, STATE_MARK):
+        call = _call_of_step(layer, attention_mask, query, key, causal, scaling)
+        if call.mask.is_causal or always_exact:
+            out, _ = layer.bound.method.attend_exactly(query, key, value, call)
+            return out.transpose(1, 2).contiguous(), None
     sequence = _sequence(layer, module, attention_mask, dropout)
     state = getattr(key, STATE_MARK, None)
     if state is not None:
@@ -189,6 +200,21 @@ def attend(
         **extras,
     )
     return out.transpose(1, 2).contiguous(), None
+
+
+def _call_of_step(
+    layer: Attached, encoded: Tensor | None, query: Tensor, key: Tensor, causal: bool, scale: float | None
+) -> Call:
+    """The call of a step, which layers of the same kind share in one forward pass."""
+    N, M, scale = query.shape[2], key.shape[2], query.shape[3] ** -0.5 if scale is None else scale
+
+    def make() -> Call:
+        decoded = _decoded(layer, encoded, query, M, causal)
+        mask, _ = _mask_of(layer, N, M, decoded)
+        mask = mask if decoded.valid is None else mask & Mask.padding(keys=decoded.valid)
+        return Call(mask, bias=None, scale=scale, dropout_p=0.0, seed=0)
+
+    return shared_call(encoded, (N, M, causal, layer.cross, layer.window, scale), make)
 
 
 def _decoded(layer: Attached, mask: Tensor | None, query: Tensor, keys: int, causal: bool) -> DecodedMask:

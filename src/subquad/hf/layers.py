@@ -155,6 +155,7 @@ class Attached(nn.Module):
         self.split: Any = None  # the `split.Split` of a model whose tokens are split over ranks
         self.rotary = rotary
         self.bound = bound
+        self.exact_queries = 0 if self.keep else bound.method.exact_queries  # see `steps`
         if saved_before:  # by this transformers' `save_pretrained` knows that it is on purpose, and saves them once
             self._tied_weights_keys = {f"bound.{name}": name for name, _ in bound.named_parameters()}
         self.label, self.cross, self.causal, self.window = layer.label, layer.cross, layer.causal, layer.window

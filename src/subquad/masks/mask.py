@@ -248,10 +248,9 @@ class Mask:
         """Which keys each query may see, a bool that broadcasts to (B,H,N,M); None when all. (B,1,1,M) for padding."""
         keys = self.key_padding(M)
         behind = isinstance(self.offset, int) and self.offset >= M - 1  # no key is later than the first query
-        restriction = replace(self, is_causal=False) if behind else self
-        if restriction.only_padding:
+        if (behind or not self.is_causal) and self.span is None and not (self.ids or self.allowed):
             return None if keys is None else keys[:, None, None, :]
-        pattern = restriction.pattern(N, M, device)
+        pattern = (replace(self, is_causal=False) if behind else self).pattern(N, M, device)
         return pattern if keys is None else pattern & keys[:, None, None, :]
 
     def to_dense(self, N: int, M: int, device: torch.device | None = None) -> Tensor:

@@ -165,6 +165,11 @@ class ByLength(Method):
         """The method that runs for `keys` keys."""
         return self.at[self.number_at(keys)].method
 
+    @property
+    def exact_queries(self) -> int:
+        """The fewest of any step."""
+        return min(step.method.exact_queries for step in self.at)
+
     def refuses(self, mask: Mask, **asked: Any) -> str | None:
         """Why the method refuses a call; the reason names the steps that refuse."""
         methods = [step.method for step in self.at]

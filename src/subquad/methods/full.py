@@ -11,6 +11,7 @@ over queries and keys, as in any exact attention: `methods.core.exact`.
 Relative positions are those of "local", over all distances; their terms are handed to SDPA as a bias.
 """
 
+import sys
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -95,6 +96,15 @@ class Full(Method):
         """u, v and W_R, for relative positions."""
         return RelativePositions(heads, head_dim) if self.positions == "relative" else None
 
+    @property
+    def exact_queries(self) -> int:
+        """Any number, except with relative positions."""
+        return sys.maxsize if self.positions == "none" else 0
+
+    def attend_exactly(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Partial:
+        """Exact attention by the kernel of the settings."""
+        return (exact if self.kernel == "subquad" else exact_by_sdpa)(query, key, value, call)
+
     def sdpa_instead(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> str | None:
         """Why SDPA computes a call, and not subquad's kernel."""
         return sdpa_instead(query, key, value, call) if self.kernel == "subquad" else None
@@ -102,8 +112,7 @@ class Full(Method):
     def attend(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Partial:
         """Exact attention, with the terms of the distances where there are positions."""
         if self.positions == "none":
-            run = exact if self.kernel == "subquad" else exact_by_sdpa
-            return run(query, key, value, call)
+            return self.attend_exactly(query, key, value, call)
         query, key, value = upcast(query, key, value)
         query, call = with_distances(query, key, call)
         return exact(query, key, value, call)

@@ -152,6 +152,11 @@ class MixedHeads(Method):
             )
         return [(slice(a, b), slice(a // per_key, b // per_key)) for a, b in pairwise(ends)]
 
+    @property
+    def exact_queries(self) -> int:
+        """The fewest of any part."""
+        return min(part.method.exact_queries for part in self.parts)
+
     def refuses(self, mask: Mask, **asked: Any) -> str | None:
         """Why the method refuses a call; the reason names the parts that refuse."""
         methods = [part.method for part in self.parts]

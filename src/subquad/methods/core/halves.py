@@ -115,6 +115,11 @@ class ByHalves(Method):
             return parts
         return [rows for rectangles in parts for rows in rectangles.in_blocks(self.block)]
 
+    @property
+    def exact_queries(self) -> int:
+        """The last queries, which are exact over all keys."""
+        return self.last
+
     def attend_for(self, mask: Mask) -> Attend:
         """`attend_causally` under a causal mask."""
         return self.attend_causally if mask.is_causal else self.attend

@@ -28,6 +28,7 @@ from subquad.methods.core.checks import (
     without_autocast,
 )
 from subquad.methods.core.current_shard import in_use
+from subquad.methods.core.exact import exact
 from subquad.methods.core.global_tokens import Keep, completed, inputs_of_residual, kept_tokens
 from subquad.methods.core.grammar import as_term
 from subquad.methods.core.heads import Heads
@@ -112,6 +113,15 @@ class Method(Settings, Bindable, AuxiliaryLoss, Recurrence):
     def attend_for(self, mask: Mask) -> Attend:
         """What computes this method's attention under a mask: `attend`, except for causal masks by halves."""
         return self.attend
+
+    @property
+    def exact_queries(self) -> int:
+        """The most queries at the end of a causal call for which this method is `attend_exactly`; 0: none."""
+        return 0
+
+    def attend_exactly(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Partial:
+        """Exact attention, of at most `exact_queries` queries. Padded queries are not set to 0."""
+        return exact(query, key, value, call)
 
     def sdpa_instead(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> str | None:
         """Why SDPA computes a prepared call in place of this method's own code; None if it does not."""

@@ -26,6 +26,9 @@ def check_sizes(s: BenchSettings) -> None:
                 raise InputError(f"no {option} {name!r}{instead(name, known, '')}")
     sizes = [("length", n) for n in s.lengths] + [("batch", s.batch), ("heads", s.heads)]
     sizes += [("head-dim", s.head_dim)] + ([] if s.threads is None else [("threads", s.threads)])
+    sizes += [] if s.kv_heads is None else [("kv-heads", s.kv_heads)]
+    if s.kv_heads is not None and not s.steps:
+        raise InputError(f"--kv-heads {s.kv_heads} is for --steps, which is not given")
     for what, size in sizes:
         if size < 1:
             raise InputError(f"{what} {size} must be at least 1")

@@ -1,6 +1,7 @@
 """`subquad bench`."""
 
 import json
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -17,7 +18,7 @@ from subquad.tools.cli.progress import progress_bar
 from subquad.tools.cli.workers import with_workers
 from subquad.tools.runs import processes
 from subquad.tools.runs.executors import Executor
-from subquad.tools.runs.settings import QUICK, BenchSettings
+from subquad.tools.runs.settings import QUICK, STEPPED, BenchSettings
 
 BENCH = Kind(
     "subquad bench", "bench.json", "bench.md", names_itself("subquad bench"), table_in("subquad.tools.bench.tables")
@@ -31,8 +32,26 @@ RANKS = Kind(
 )
 
 
+STEPS = Kind(
+    "subquad bench of steps",
+    "steps.json",
+    "steps.md",
+    names_itself("subquad bench of steps"),
+    table_in("subquad.tools.bench.steps_page", "text"),
+)
+
+
+def _standard(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The defaults that depend on other options."""
+    quick = QUICK if values["quick"] else {}
+    if not values["steps"]:
+        return quick
+    of_heads = {} if values["heads"] is None else {"heads": values["heads"], "kv_heads": values["kv_heads"]}
+    return STEPPED | quick | of_heads
+
+
 @with_workers
-@with_options(BenchSettings, lambda values: QUICK if values["quick"] else {})
+@with_options(BenchSettings, _standard)
 def bench(
     settings: BenchSettings,
     compare: Annotated[
@@ -59,6 +78,9 @@ def bench(
     """
     if processes.count() > 1:
         _on_ranks(settings, compare, out, gpu_sheet, again, as_json)
+        return
+    if settings.steps:
+        _steps(settings, compare, out, gpu_sheet, again, as_json, executor)
         return
     if gpu_sheet:
         _gpu_sheet(settings, compare, out, as_json, executor)
@@ -114,6 +136,38 @@ def _gpu_sheet(settings: BenchSettings, compare: Path | None, out: Path, as_json
         print(data if as_json else page)
 
 
+def _steps(
+    settings: BenchSettings,
+    compare: Path | None,
+    out: Path,
+    gpu_sheet: bool,
+    again: bool,
+    as_json: bool,
+    executor: Executor,
+) -> None:
+    """Exact attention of few queries over a cache."""
+    with user_errors():
+        from subquad.core.errors import InputError
+        from subquad.tools.bench.steps import check, measure
+        from subquad.tools.cli.finished import Claim
+        from subquad.tools.cli.results import results_in
+
+        for option, given in (("--gpu-sheet", gpu_sheet), ("--compare", compare), ("--executor", executor.description)):
+            if given:
+                raise InputError(f"{option} does not go with --steps; leave out one of the two")
+        with needs("report"):
+            from subquad.tools.bench.write import write_steps
+
+        with results_in(Claim(STEPS, settings, out), partial(check, settings), again) as results:
+            report: Any = results.finished
+            if report is None:
+                with progress_bar() as progress:
+                    report = measure(settings, out, progress).report(settings)
+            outcome: Any = results.written(report, write_steps)
+        if not show(outcome, lambda: STEPS.table(outcome), as_json):
+            say(f"Results: {out / STEPS.file} and {out / STEPS.page}")
+
+
 def _on_ranks(
     settings: BenchSettings, compare: Path | None, out: Path, gpu_sheet: bool, again: bool, as_json: bool
 ) -> None:
@@ -121,7 +175,8 @@ def _on_ranks(
     with user_errors(), ranks.one_reports():
         from subquad.core.errors import InputError
 
-        for option, value in (("--gpu-sheet", gpu_sheet), ("--compare", compare is not None)):
+        refused = (("--gpu-sheet", gpu_sheet), ("--compare", compare is not None), ("--steps", settings.steps))
+        for option, value in refused:
             if value:
                 raise InputError(f"{option} is for one process, but torchrun started {processes.count()}; leave it out")
     with user_errors(), ranks.group(settings.device) as group:
@@ -144,4 +199,4 @@ def _on_ranks(
             say(f"Results: {out / RANKS.file} and {out / RANKS.page}")
 
 
-COMMAND = Command(bench, position=4, kinds=(BENCH, RANKS))
+COMMAND = Command(bench, position=4, kinds=(BENCH, RANKS, STEPS))

@@ -37,7 +37,15 @@ def resolved(settings: BenchSettings) -> BenchSettings:
         plans=(),
         heads=heads if settings.heads is None else settings.heads,
         head_dim=width if settings.head_dim is None else settings.head_dim,
+        kv_heads=_kv_heads(settings, heads),
     )
+
+
+def _kv_heads(settings: BenchSettings, heads: int) -> int | None:
+    """The key heads of steps: as many as query heads, unless they are named."""
+    if not settings.steps or settings.kv_heads is not None:
+        return settings.kv_heads
+    return heads if settings.heads is None else settings.heads
 
 
 def _read(folders: tuple[Path, ...]) -> "dict[Path, Plan]":

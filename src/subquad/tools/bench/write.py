@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from subquad.tools.bench import plots as bench_plots
-from subquad.tools.bench import ranks_page, tables
+from subquad.tools.bench import ranks_page, steps_page, tables
 from subquad.tools.bench.schema import BenchCell, BenchReport
 from subquad.tools.report.files import as_json, write_files
 
@@ -31,6 +31,11 @@ def write_bench(report: BenchReport, folder: Path) -> list[Path]:
 def write_ranks(report: Mapping[str, Any], folder: Path) -> list[Path]:
     """Write ranks.json and ranks.md; return their paths."""
     return write_files({"ranks.md": ranks_page.markdown(report).encode(), "ranks.json": as_json(report)}, folder)
+
+
+def write_steps(report: Mapping[str, Any], folder: Path) -> list[Path]:
+    """Write steps.json and steps.md; return their paths."""
+    return write_files({"steps.md": steps_page.markdown(report).encode(), "steps.json": as_json(report)}, folder)
 
 
 def csv_of(report: BenchReport) -> str:

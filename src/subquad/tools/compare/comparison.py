@@ -26,6 +26,7 @@ from subquad.tools.compare.jobs import (
     OP,
     QUALITY,
     SEQUENCE,
+    STEPS,
     TASK,
     EagerPass,
     Embeddings,
@@ -35,6 +36,7 @@ from subquad.tools.compare.jobs import (
     OpTiming,
     SequencePass,
     SequenceRound,
+    StepRounds,
 )
 from subquad.tools.compare.tasks import LabelledTask
 from subquad.tools.measure.capture import LayerInputs, recorded
@@ -44,6 +46,8 @@ from subquad.tools.measure.memory import peak_extra_mib
 from subquad.tools.measure.noise import AGAIN
 from subquad.tools.measure.timing import by_name, one_round, predicted, shuffled, stopwatch
 from subquad.tools.models.dtypes import FP32, TORCH
+from subquad.tools.models.generation import STEPS as STEPS_OF_A_TURN
+from subquad.tools.models.generation import new_tokens_after, request_seconds, time_steps
 from subquad.tools.models.passages import TokenizedText
 from subquad.tools.models.pretrained import BATCH, Pretrained, running
 from subquad.tools.models.rows import CompareRow, mark_of
@@ -55,13 +59,14 @@ from subquad.tools.runs.runner import JobRun
 from subquad.tools.runs.settings import CompareSettings
 
 EXACT = "full"
-JOBS_VERSION = 6  # changes with what the results of jobs hold, so that a run of another version is not resumed
+JOBS_VERSION = 7  # changes with what the results of jobs hold, so that a run of another version is not resumed
 LAYER_PASSAGES, LAYER_TOKENS = 4, 2048  # on which layers are measured one by one, at most
 WEIGHTS_UP_TO = 1024  # tokens: rows of attention weights take as many columns of values
 CAUSAL_SEQUENCES = 5  # each position of one is a measurement of its next token
 MOST_POSITIONS = 1024  # of a sequence, whose next tokens are compared: logits of all would take longer than the model
 GROWTH = 1.7  # the exponent of the length in the prediction of a whole turn's time
 OVERHEAD = 1.4  # of a turn: what follows its passes, as next-token distributions do
+STEP_TOKENS = 500  # of a prefill, which take about as long as a row's steps
 EAGER_SHARE = 4.0  # the time of eager attention that is predicted, as a multiple of SDPA's
 TOO_SLOW = 2.0  # seconds per call: a method that is predicted to exceed it is left out, and the report states it
 
@@ -113,6 +118,16 @@ class Comparison(JobRun):
         return [n for n in self.lengths if SEQUENCE(n, 0) in self.results]
 
     @property
+    def step_lengths(self) -> list[int]:
+        """Those of `lengths` after which steps are timed."""
+        return [n for n in self.lengths if self.new_tokens_after(n)]
+
+    @property
+    def step_lengths_done(self) -> list[int]:
+        """Those of `step_lengths` whose steps were timed."""
+        return [n for n in self.step_lengths if STEPS(n) in self.results]
+
+    @property
     def call_lengths_done(self) -> list[int]:
         """Those of `call_lengths` that were timed."""
         return [n for n in self.call_lengths if OP(n) in self.results]
@@ -135,6 +150,7 @@ class Comparison(JobRun):
             "text": [self.reading.passages, self.reading.queries, len(self.reading.tokens)],
             "task": None if self.task is None else [self.task.name, self.task.texts],
             "lengths": [self.lengths, self.call_lengths],
+            "steps": self.step_lengths,
             "batch": self.settings.batch,
             "seed": self.settings.seed,
             "machine": [machine.versions(), machine.hardware(self.settings.device)],
@@ -156,12 +172,14 @@ class Comparison(JobRun):
         """
         first, *longer = self.lengths
         yield from self._rounds(first, 0, 2)
+        yield from self._steps(first)
         for row in [] if self.pretrained.is_causal_lm else self.rows:  # a causal one is complete with its sequences
             yield QUALITY.job(row.name, run=partial(self.quality, row))
         for row in self.rows if self.task else []:
             yield TASK.job(row.name, run=partial(self.task_score, row))
         for length in longer:
             yield from self._rounds(length, 0, 2)
+            yield from self._steps(length)
         if self.has_eager:
             yield EAGER.job(first, run=partial(self.eager, first))
         for i in range(2, max(map(self.sequence_count, self.lengths))):
@@ -179,9 +197,15 @@ class Comparison(JobRun):
         for i in range(start, min(stop, self.sequence_count(length))):
             yield SEQUENCE.job(length, i, run=partial(self.sequence_round, length, i))
 
+    def _steps(self, length: int) -> Iterator[Job[Any]]:
+        if self.new_tokens_after(length):
+            yield STEPS.job(length, run=partial(self.steps, length))
+
     def cost(self, key: str) -> float:
         """About how many tokens go through the model."""
         kind, _, arguments = key.partition("/")
+        if kind == STEPS.name:
+            return float(self.settings.batch * len(self.dtypes) * int(arguments) + STEP_TOKENS * len(self.rows))
         if kind in (SEQUENCE.name, OP.name):
             share = self.settings.batch if kind == SEQUENCE.name else 0.5  # one layer, in more rounds
             return float(share * len(self.rows) * int(arguments.partition("/")[0]))
@@ -230,13 +254,25 @@ class Comparison(JobRun):
                 return 0.0
             timed = self.results[OP(shorter[-1])].rows.values()
             return sum(map(sum, (call.seconds for call in timed))) * (length / shorter[-1]) ** GROWTH
-        if kind == EAGER.name and length not in self.lengths_done:
+        if kind in (EAGER.name, STEPS.name) and length not in self.lengths_done:
             return math.inf
+        if kind == STEPS.name:
+            return self._predicted_steps(length)
         measured = [n for n in self.lengths_done if n <= length][-1]
         growth = (length / measured) ** GROWTH
         if kind == EAGER.name:
             return EAGER_SHARE * self.seconds(measured)[EXACT][0] * growth
         return self._round_seconds(measured) * growth
+
+    def _predicted_steps(self, length: int) -> float:
+        """Seconds of the prefills of exact attention in each dtype, and of all steps, if they are known from before."""
+        exact = [row.name for row in self.rows if row.is_full]
+        prefills = OVERHEAD * sum(self.seconds(length)[name][-1] for name in exact)
+        shorter = [n for n in self.step_lengths_done if n < length]
+        if not shorter:
+            return prefills
+        turns = [sum(row.seconds) for row in self.results[STEPS(shorter[-1])].times.rows.values()]
+        return prefills + OVERHEAD * (STEPS_OF_A_TURN + 1) * sum(turns) * length / shorter[-1]
 
     def _round_seconds(self, length: int) -> float:
         """Seconds of a turn through all rows, with what follows its passes."""
@@ -319,7 +355,7 @@ class Comparison(JobRun):
         with machine.watched(self.group.count) as use:
             for name, (dtype, methods) in shuffled(runs, random.Random(i)).items():
                 model = self._model_for(length, dtype)
-                forward = partial(model.forward, items)
+                forward = partial(model.forward, items, cached=self.new_tokens_after(length) > 0)
                 with running(model.model, methods, self.group):
                     if i == 0:
                         seconds, (mib, outputs[name]) = stopwatch(
@@ -338,6 +374,33 @@ class Comparison(JobRun):
         made = {name: SequencePass(_plain(outputs.get(name, ())), *costs) for name, costs in passes.items()}
         return SequenceRound(made, use, sum(map(len, items)))
 
+    def new_tokens_after(self, length: int) -> int:
+        """The new tokens of a request after a prompt of this length; 0 if no steps are timed there."""
+        return new_tokens_after(self.pretrained, length, self.settings.new_tokens)
+
+    def steps(self, length: int) -> StepRounds:
+        """Steps after the first batch of this length, of all rows that ran it."""
+        ran = self.rounds_at(length)[0]
+        runs = {row.name: (self._model_for(length, row.dtype), row.swap) for row in self.rows if row.name in ran}
+        with machine.watched() as use:
+            times = time_steps(runs | {AGAIN: runs[EXACT]}, self._batches(length)[0], random.Random(length))
+        return StepRounds(times, use)
+
+    def step_seconds(self, length: int) -> dict[str, list[float]]:
+        """Seconds of a step of each row that has steps, turn by turn."""
+        rows = self.results[STEPS(length)].times.rows
+        return {name: row.seconds for name, row in rows.items() if row.reason is None}
+
+    def request_seconds(self, length: int) -> dict[str, list[float]]:
+        """Seconds of a whole request of each row that has steps, one for each prefill."""
+        steps = {name: statistics.median(each) for name, each in self.step_seconds(length).items()}
+        new = self.new_tokens_after(length)
+        return {
+            name: request_seconds(prefills, steps[name], new)
+            for name, prefills in self.seconds(length).items()
+            if name in steps
+        }
+
     @property
     def has_eager(self) -> bool:
         """Whether the model has eager attention in addition to SDPA, which many models still run."""
@@ -348,7 +411,7 @@ class Comparison(JobRun):
         model = self._model_for(length, FP32)
         model.model.set_attn_implementation("eager")
         try:
-            forward = partial(model.forward, self._batches(length)[0])
+            forward = partial(model.forward, self._batches(length)[0], cached=self.new_tokens_after(length) > 0)
             seconds, (mib, _) = stopwatch(partial(peak_extra_mib, forward, model.device), model.device)
         finally:
             model.model.set_attn_implementation("sdpa")

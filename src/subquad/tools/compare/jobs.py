@@ -3,6 +3,7 @@
 stretch/<length>/<i>     one batch of that length through all rows in turn: time, outputs; memory once
 quality/<method>         the text read at the model's own length
 task/<method>            the labelled task
+steps/<length>           steps on the cache of that length's first batch, all rows in turn
 eager/<length>           time and memory of the model's own attention as eager code, which forms the whole matrix
 op/<length>              one layer's attention alone, all rows in turn
 layers/<method>          error of every layer's output, distance of attention weights
@@ -11,6 +12,7 @@ layers/<method>          error of every layer's output, distance of attention we
 from dataclasses import dataclass
 from typing import Any
 
+from subquad.tools.models.generation import StepTimes
 from subquad.tools.runs import machine
 from subquad.tools.runs.jobs import JobKind
 
@@ -58,6 +60,14 @@ class SequenceRound:
 
 
 @dataclass
+class StepRounds:
+    """Generated tokens after the prompts of one length, by all rows."""
+
+    times: StepTimes
+    use: machine.Use
+
+
+@dataclass
 class EagerPass:
     """One batch through the model with its own attention as eager code."""
 
@@ -88,6 +98,9 @@ SEQUENCE: JobKind[SequenceRound] = JobKind(
     "stretch",
     SequenceRound,
     lambda length, i: f"timing the model with each method at {length:,} tokens, turn {i + 1}",
+)
+STEPS: JobKind[StepRounds] = JobKind(
+    "steps", StepRounds, "timing generated tokens with each method after {0:,} tokens".format
 )
 EAGER: JobKind[EagerPass] = JobKind("eager", EagerPass, "eager attention at {0:,} tokens".format)
 OP: JobKind[OpRounds] = JobKind(

@@ -76,6 +76,7 @@ def _prose(names: list[str], text: str) -> list[tuple[str, bool]]:
 def _tables(report: Report) -> list[tuple[str, str, ReportTable]]:
     """(title, remark, table) of all that have columns."""
     tables = [
+        (content.REQUESTS, content.requests_caption(report), content.request_table(report)),
         ("Whole forward passes", "One sequence at a time; time and quartiles.", content.model_table(report)),
         (
             "Error of each layer's attention",

@@ -180,7 +180,10 @@ def is_faithful(method: MethodReport, length: str, floor: Floor) -> bool:
 
 
 def is_faster(method: MethodReport, length: str) -> bool:
-    """Faster by the margin, and by more than the noise."""
+    """Faster by the margin, and by more than the noise; and not slower in a whole request, if that was measured."""
+    request = method.get("request", {}).get(length)
+    if request is not None and request.get("verdict_fp32", request.get("verdict")) == "slower":
+        return False
     return _speedup(method, length) >= MARGIN and _verdict(method, length) == "faster"
 
 
@@ -234,7 +237,19 @@ def describe_performance(method: MethodReport, length: str, floor: Floor) -> str
     speed = f"{_speedup(method, length):.2f}× the speed of {baseline}{' (within the noise)' if tie else ''}"
     if "speedup_fp32" in cost and not is_full(method):
         speed += f" and {cost['speedup']:.2f}× that in {method['dtype']}"
-    return f"{speed}, {floor.describe(method['fidelity'][length])}"
+    return f"{speed}{_of_request(method, length)}, {floor.describe(method['fidelity'][length])}"
+
+
+def _of_request(method: MethodReport, length: str) -> str:
+    """The speed in a whole request, in words after the speed to the first token; empty if it was not measured."""
+    request = method.get("request", {}).get(length)
+    if request is None:
+        return ""
+    tie = request.get("verdict_fp32", request.get("verdict")) == "within the noise"
+    speed = f"{request.get('speedup_fp32', request['speedup']):.2f}×{' (within the noise)' if tie else ''}"
+    if "speedup_fp32" in request and not is_full(method):
+        speed += f" and {request['speedup']:.2f}×"
+    return f" to the first token and {speed} in a whole request with {request['new_tokens']:,} new tokens"
 
 
 def is_full(method: MethodReport) -> bool:

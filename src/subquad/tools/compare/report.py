@@ -20,9 +20,9 @@ from subquad.tools.compare.jobs import (
     OP,
     QUALITY,
     SEQUENCE,
+    STEPS,
     TASK,
     Losses,
-    OpTiming,
     SequencePass,
 )
 from subquad.tools.compare.recommend import recommend
@@ -31,13 +31,23 @@ from subquad.tools.measure.fidelity import cosine, crossover, percentile, relati
 from subquad.tools.measure.noise import AGAIN, ASSUMED_NOISE, TIE, against_itself, at_least_typical, noise_of
 from subquad.tools.measure.timing import cost, exact_cost, ratios
 from subquad.tools.models.dtypes import FP32, has_products
+from subquad.tools.models.generation import TURNS, has_exact_steps, takes_cache
 from subquad.tools.models.longer import longer_note
 from subquad.tools.models.next_tokens import NextTokens, summed
 from subquad.tools.models.rows import NOT_CALIBRATED, CompareRow
 from subquad.tools.models.split import split_note, what_is_sent
 from subquad.tools.modules.references import WITHOUT
 from subquad.tools.plan.loads import FEWEST_PASSAGES
-from subquad.tools.report.schema import Cost, EagerCost, MethodReport, Quality, Recommendation, Report, RunNoise
+from subquad.tools.report.schema import (
+    Cost,
+    EagerCost,
+    MethodReport,
+    Quality,
+    Recommendation,
+    Report,
+    Requests,
+    RunNoise,
+)
 from subquad.tools.runs import machine
 from subquad.tools.runs.floor import OPTIONS, Floor
 from subquad.tools.runs.options import as_command
@@ -71,6 +81,7 @@ def report_of(comparison: Comparison) -> Report:
             "seed": s.seed,
             **({"passages": len(c.reading.passages)} if c.has_passages else {}),
             "sequences": {str(n): s.batch * len(c.rounds_at(n)) for n in c.lengths_done[1 if c.has_passages else 0 :]},
+            **({"new_tokens": c.new_tokens_after(c.step_lengths[0])} if c.step_lengths else {}),
             **({"ranks": c.group.count} if c.group.count > 1 else {}),
         },
         "model": c.pretrained.metadata(),
@@ -87,6 +98,8 @@ def report_of(comparison: Comparison) -> Report:
         "notes": _notes(c, methods),
         "cautions": _cautions(c),
     }
+    if c.step_lengths_done:
+        report["requests"] = _requests(c)
     if c.task:
         report["task"] = {
             "name": c.task.name,
@@ -193,10 +206,17 @@ def _noise(c: Comparison) -> RunNoise:
         "model": {str(n): _itself(c.seconds(n)) for n in c.lengths_done},
         "op": {str(n): _itself(_op_seconds(c, n)) for n in c.call_lengths_done},
     }
-    uses = [unit.use for results in (c.results.all(SEQUENCE), c.results.all(OP)) for unit in results]
+    kinds = (c.results.all(SEQUENCE), c.results.all(OP), c.results.all(STEPS))
+    uses = [unit.use for results in kinds for unit in results]
     factors = [factor for part in itself.values() for factor in part.values()]
     noise = noise_of(machine.load(c.load_average, uses), factors, list(itself["model"].values()))
-    return {**noise, "model": at_least_typical(itself["model"]), "op": at_least_typical(itself["op"])}
+    lengths = c.step_lengths_done
+    return {
+        **noise,
+        **{part: at_least_typical(factors) for part, factors in itself.items()},  # type: ignore[typeddict-item]
+        "step": at_least_typical({str(n): _itself(c.step_seconds(n)) for n in lengths}),
+        "request": at_least_typical({str(n): _itself(c.request_seconds(n)) for n in lengths}),
+    }
 
 
 # ---------------------------------------------------------------------- one method
@@ -220,6 +240,8 @@ def _method_report(c: Comparison, row: CompareRow, noise: RunNoise) -> MethodRep
         "model": {str(n): cost for n in c.lengths_done if (cost := _model_cost(c, row, n, noise["model"][str(n)]))},
         "op": op,
     }
+    for n in c.step_lengths_done:
+        _add_request(report, c, row, n, noise)
     if row.modes:
         report["parallel"] = list(row.modes)
     if row.adapter:
@@ -346,29 +368,73 @@ def _perplexity(nll: float, count: int) -> float:
 
 
 def _model_cost(c: Comparison, row: CompareRow, length: int, noise: float) -> Cost | None:
+    """None where this row was left out."""
+    ran = c.rounds_at(length)[0]
+    return _cost_in_dtype(c, row, c.seconds(length), ran[row.name].extra_mib, noise) if row.name in ran else None
+
+
+def _cost_in_dtype(
+    c: Comparison, row: CompareRow, seconds: Mapping[str, list[float]], extra_mib: float | None, noise: float
+) -> Cost:
     """Relative to exact attention in the same dtype, and to that in fp32."""
-    seconds, ran = c.seconds(length), c.rounds_at(length)[0]
-    if row.dtype == FP32 or row.name not in ran:
-        return _cost(row, seconds, ran, noise)
+    taken = seconds[row.name]
+    if row.dtype == FP32:
+        return exact_cost(taken, extra_mib) if row.is_exact else cost(taken, seconds[EXACT], extra_mib, noise)
     exact = next(each.name for each in c.rows if each.is_full and each.dtype == row.dtype)
-    taken, extra_mib = seconds[row.name], ran[row.name].extra_mib
     in_dtype = exact_cost(taken, extra_mib) if row.is_full else cost(taken, seconds[exact], extra_mib, noise)
     over_fp32 = cost(taken, seconds[EXACT], extra_mib, noise)
     return {**in_dtype, "speedup_fp32": over_fp32["speedup"], "verdict_fp32": over_fp32["verdict"]}
 
 
 def _op_cost(c: Comparison, row: CompareRow, length: int, noise: float) -> Cost | None:
-    return _cost(row, _op_seconds(c, length), c.results[OP(length)].rows, noise)
-
-
-def _cost(
-    row: CompareRow, seconds: Mapping[str, list[float]], ran: Mapping[str, SequencePass | OpTiming], noise: float
-) -> Cost | None:
     """None where this row was left out."""
-    if row.name not in ran:
-        return None
-    exact, extra_mib = seconds[EXACT], ran[row.name].extra_mib
-    return exact_cost(exact, extra_mib) if row.is_exact else cost(seconds[row.name], exact, extra_mib, noise)
+    ran = c.results[OP(length)].rows
+    return _cost_in_dtype(c, row, _op_seconds(c, length), ran[row.name].extra_mib, noise) if row.name in ran else None
+
+
+def _add_request(report: MethodReport, c: Comparison, row: CompareRow, length: int, noise: RunNoise) -> None:
+    """Add what a generated token and a whole request cost after a prompt of this length, if the row has steps."""
+    steps, at = c.results[STEPS(length)].times.rows.get(row.name), str(length)
+    if steps is None or steps.reason is not None:
+        return
+    memory = c.rounds_at(length)[0][row.name].extra_mib
+    step = _cost_in_dtype(c, row, c.step_seconds(length), None, noise["step"][at])
+    request = _cost_in_dtype(c, row, c.request_seconds(length), memory, noise["request"][at])
+    report.setdefault("step", {})[at] = step
+    report.setdefault("request", {})[at] = {**request, "new_tokens": c.new_tokens_after(length)}
+    if steps.kl is not None:
+        report.setdefault("step_kl", {})[at] = steps.kl
+
+
+def _requests(c: Comparison) -> Requests:
+    """What holds for the requests of all rows."""
+    last = c.step_lengths_done[-1]
+    swapped = [row for row in c.rows if not row.is_full]
+    dtype = min((row.dtype for row in swapped), key=lambda dtype: dtype != FP32, default=FP32)
+    rows = c.results[STEPS(last)].times.rows
+    approximate = [
+        row.name
+        for row in swapped
+        if row.dtype == dtype and not all(has_exact_steps(row.at(number)) for number in row.layers)
+    ]
+    kls = {name: kl for name in approximate if name in rows and (kl := rows[name].kl) is not None}
+    refused = {name: row.reason for name, row in rows.items() if row.reason is not None}
+    return {
+        "new_tokens": c.new_tokens_after(last),
+        "cache_mib": {str(n): c.results[STEPS(n)].times.cache_mib for n in c.step_lengths_done},
+        "steps": _steps_in_words(kls, last),
+        "refused": refused,
+    }
+
+
+def _steps_in_words(kls: Mapping[str, float], length: int) -> str:
+    """Which steps are exact attention; `kls` are the divergences of the others from an exact step."""
+    exact = "Steps are exact attention by construction, over the keys and values of the row's own prefill"
+    if not kls:
+        return f"{exact}."
+    shown = [f"{name} (a KL of {kl:.2g} to an exact step after {length:,} tokens)" for name, kl in kls.items()]
+    others = f", and {len(shown) - 5} more rows" if len(shown) > 5 else ""
+    return f"{exact}, except those of {listed(shown[:5])}{others}."
 
 
 def _itself(seconds: Mapping[str, list[float]]) -> float:
@@ -419,6 +485,7 @@ def _notes(c: Comparison, methods: Sequence[MethodReport]) -> list[str]:
             "A time is that of a prefill: the whole input, and the logits of its last token. KL, top tokens and "
             f"perplexity are those of the same passes, at up to {MOST_POSITIONS:,} positions of each, evenly spaced."
         )
+        notes += _of_requests(c)
         if c.settings.methods == COMPARED:
             notes.append(
                 "Left out by default in a causal language model: smyrf and nystrom are not causal, and performer, "
@@ -432,6 +499,29 @@ def _notes(c: Comparison, methods: Sequence[MethodReport]) -> list[str]:
     notes += [note for row in (*c.rows, *c.refused) if (note := _defaults(row))]
     notes += [f"{row.name}: {row.note}." for row in c.rows if row.note]
     return notes + c.resumed_note
+
+
+def _of_requests(c: Comparison) -> list[str]:
+    """How steps and requests were measured, and at which lengths they were not."""
+    notes = []
+    if c.step_lengths_done:
+        notes.append(
+            "A generated token is one step on the cache of a prompt of that length (`DynamicCache`), without the "
+            f"choice of the token; in {TURNS} turns, all rows run it on the same keys and values. A request is the "
+            "prefill and a step of the median time for each further new token: later steps read a few more tokens, "
+            "which is not counted. Its extra memory includes the cache."
+        )
+        notes += [f"{name} has no steps: {reason}." for name, reason in _requests(c)["refused"].items()]
+    without = [f"{n:,}" for n in c.lengths if n not in c.step_lengths]
+    if without and c.settings.new_tokens != 0:
+        limit = c.pretrained.limit
+        why = f"the model has {limit:,} positions, and --new-tokens and --lengths choose others"
+        if c.group.count > 1:
+            why = "tokens that are split over processes have no cache"
+        elif not takes_cache(c.pretrained.model):
+            why = "the model takes no cache"
+        notes.append(f"No requests after {listed(without)} tokens: {why}.")
+    return notes
 
 
 def _batches(c: Comparison) -> str:
@@ -465,10 +555,12 @@ def _out_of_time(c: Comparison) -> list[str]:
         return ["Unfinished: the run goes on, and writes this report again from time to time."]
     batches = {n: (c.sequence_count(n) - len(c.rounds_at(n)), c.sequence_count(n)) for n in c.lengths}
     calls = [f"{n:,}" for n in c.call_lengths if OP(n) not in c.results]
+    steps = [f"{n:,}" for n in c.step_lengths if STEPS(n) not in c.results]
     eager = [f"{n:,}" for n in c.lengths if c.has_eager and EAGER(n) not in c.results]
     left_out = [
         *(f"{missing} of {most} batches of {n:,} tokens" for n, (missing, most) in batches.items() if missing),
         *([] if c.has_passages or c.pretrained.is_causal_lm else [f"{len(c.reading.passages)} passages"]),
+        *([f"requests after {listed(steps)} tokens"] if steps else []),
         *([f"eager attention at {listed(eager)} tokens"] if eager else []),
         *([f"one attention call at {listed(calls)} tokens"] if calls else []),
     ]

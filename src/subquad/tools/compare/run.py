@@ -14,6 +14,7 @@ from subquad.tools.compare.tasks import LabelledTask, load_task
 from subquad.tools.data.texts import read_documents, report_folders, standard_library
 from subquad.tools.measure.group import ALONE, MeasuringGroup
 from subquad.tools.models.dtypes import FP32, has_products
+from subquad.tools.models.generation import check_new_tokens
 from subquad.tools.models.passages import read
 from subquad.tools.models.pretrained import MAIN_LENGTH, Pretrained, check_model, load
 from subquad.tools.models.rows import NOT_CALIBRATED, CompareRow, row_of, row_of_adapter, row_of_plan
@@ -107,6 +108,7 @@ def prepare(
     if task is not None and pretrained.kind != "embedding":
         raise InputError(f"--task {task.name} needs an embedding model; {pretrained.name} is a {pretrained.kind}")
     length = _main_length(settings, pretrained)
+    check_new_tokens(pretrained, settings.new_tokens, [length, *settings.named_lengths])
     floor = Floor.for_model(settings, pretrained.kind)
     saved = [row_of_adapter(pretrained, folder) for folder in settings.adapters]
     saved += [row_of_plan(pretrained, folder) for folder in settings.plans]

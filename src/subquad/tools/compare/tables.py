@@ -32,6 +32,7 @@ def markdown(report: Report, plot_names: Sequence[str] = ()) -> str:
         bullets(f"Refused: {', '.join(names)}: {reason}" for reason, names in reading.refused(report).items()),
         bullets(reading.notes(report)),
         *(f"![{title}]({name})\n\n{about}" for name, (title, about) in content.PLOTS.items() if name in plot_names),
+        *_section(content.REQUESTS, content.request_table(report), content.requests_caption(report)),
         *_section("Whole forward passes", content.model_table(report)),
         *_section("Relative error of each layer's attention", content.layer_table(report)),
         *_section("One attention call", content.op_table(report), content.OP_NOTE),
@@ -60,6 +61,7 @@ class _CompareTerminal:
                 break
         yield Text(f"{content.short_name(self.report)}: {self.report['model'].get('kind', 'model')}", "bold")
         yield from layout
+        yield from self._requests(console, options)
         if reading.refused(self.report):
             yield _refusals(self.report)
         for line in (*reading.notes(self.report), content.legend(self.report)):
@@ -70,6 +72,15 @@ class _CompareTerminal:
         if noise and not noise[0]:
             yield Text(noise[1], "dim")
         yield _panel(self.report)
+
+    def _requests(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
+        table = content.request_table(self.report)
+        if not table.columns:
+            return
+        whole, folded = rich_of(table, False), rich_of(table, True)
+        yield Text(content.REQUESTS, "bold")
+        yield whole if fits(console, options, whole) else folded
+        yield Text(content.requests_caption(self.report), "dim")
 
     def _layouts(self) -> list[list[Parts]]:
         one = [content.main_table(self.report)]

@@ -72,14 +72,17 @@ class NextTokens:
         return self.same / self.count
 
 
-def prefill(model: Any, batch: dict[str, Tensor], all_logits: bool = False) -> Prefill:
-    """Run a causal language model over whole prompts, with the logits of the last token alone where it can do that."""
+def prefill(model: Any, batch: dict[str, Tensor], all_logits: bool = False, cached: bool = False) -> Prefill:
+    """Run a causal language model over whole prompts, with the logits of the last token alone where it can do that.
+
+    `cached`: fill a cache, as generation does.
+    """
     if all_logits or not _has_states(model):
-        return Prefill(model(**batch, use_cache=False).logits, model)
+        return Prefill(model(**batch, use_cache=cached).logits, model)
     outputs: list[Any] = []
     hook = model.base_model.register_forward_hook(lambda _module, _inputs, output: outputs.append(output))
     try:
-        model(**batch, use_cache=False, logits_to_keep=1)
+        model(**batch, use_cache=cached, logits_to_keep=1)
     finally:
         hook.remove()
     return Prefill(outputs[-1][0], model, type(outputs[-1]))

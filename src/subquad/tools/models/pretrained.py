@@ -181,11 +181,14 @@ class Pretrained:
         return torch.empty_like(vectors).index_copy_(0, torch.tensor(order), vectors)
 
     @torch.inference_mode()
-    def prefill(self, items: Sequence[Sequence[int]]) -> next_tokens.Prefill:
-        """A causal language model over whole prompts, as generation begins; of a group, with all logits."""
+    def prefill(self, items: Sequence[Sequence[int]], cached: bool = False) -> next_tokens.Prefill:
+        """A causal language model over whole prompts, as generation begins; of a group, with all logits.
+
+        `cached`: with the cache that generation fills.
+        """
         split = self.group.ranks is not None  # the last token is on one of the processes
         batch = self.batch(items)
-        made = next_tokens.prefill(self.model, self._cut(batch), all_logits=split)
+        made = next_tokens.prefill(self.model, self._cut(batch), all_logits=split, cached=cached)
         return replace(made, valid=batch["attention_mask"].bool())
 
     def next_tokens(
@@ -223,10 +226,10 @@ class Pretrained:
         read: Tensor = self.model(**self.batch([self.content_ids("a b c") or [0]]))[0]
         return read  # the last hidden states or the logits: the first output of either kind of model
 
-    def forward(self, items: Sequence[Sequence[int]]) -> Any:
-        """The whole forward pass as it is timed: embeddings, losses, or a prefill."""
+    def forward(self, items: Sequence[Sequence[int]], cached: bool = False) -> Any:
+        """The whole forward pass as it is timed: embeddings, losses, or a prefill, which may fill a cache."""
         if self.is_causal_lm:
-            return self.prefill(items)
+            return self.prefill(items, cached)
         return self.embed(items) if self.kind == "embedding" else self.losses(items)
 
 

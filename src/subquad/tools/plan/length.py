@@ -8,6 +8,7 @@
     losses/<length>/<minutes>               how many of these losses there was time for
     held-out/<length>/<minutes>             how many held-out passages there is time for
     verify/<length>/<round>/<mark>/<i>      what was chosen in a round on the i-th held-out passage, and exact attention
+    steps/<length>/<mark>                   generated tokens after the first passage, exact and with the plan
     crossover/<length>                      from which length on the chosen methods are faster than exact attention
     baseline/<length>                       usual errors of the plan's layers on the held-out passages, for audits
 
@@ -35,6 +36,7 @@ from subquad.methods import BoundMethod, Full, Method
 from subquad.tools.measure.capture import recorded
 from subquad.tools.measure.prefix import chain
 from subquad.tools.measure.tradeoff import closest_of_fast, tie_of
+from subquad.tools.models.generation import StepTimes, has_exact_steps
 from subquad.tools.models.pretrained import running
 from subquad.tools.modules.references import WITHOUT as WITHOUT_ATTENTION
 from subquad.tools.modules.references import WithoutAttention
@@ -84,6 +86,7 @@ LOSSES: JobKind[int] = JobKind("losses", int)
 HELD_OUT: JobKind[VerifiedPassages] = JobKind("held-out", VerifiedPassages)
 VERIFY: JobKind[HeldOutPass] = JobKind("verify", HeldOutPass)
 BASELINE: JobKind[dict[str, Any]] = JobKind("baseline", dict[str, Any])
+STEPS: JobKind[StepTimes] = JobKind("steps", StepTimes)
 CROSSOVER: JobKind[dict[str, list[bool]]] = JobKind("crossover", dict[str, list[bool]])
 
 GAIN = 0.97  # a candidate that takes more of exact attention's time in a layer is not one
@@ -91,6 +94,8 @@ FASTER = 1.02  # a plan whose whole model is not so much faster is exact attenti
 FLOORS = (0.9, 0.95, 0.98, 0.99, 0.995, 0.999)  # of the table of what other floors would give
 FRACTIONS = (0.25, 0.4, 0.55, 0.7, 0.85)  # of a length, where the crossover is looked for
 CROSSOVER_ROUNDS = (7, 5, 3)  # of timing there: as many as there is time for
+PLAN = "plan"
+STEPS_COST = 4.0  # exact passes that take as long as the steps of a plan and of exact attention
 RECENT = 8  # steps from which it is seen how much slower than predicted the machine is now
 
 
@@ -179,6 +184,7 @@ class Length:
             planned.starts = self.starts(planned, cost, deadline)
             if self.load.group.count == 1:  # an audit needs all tokens
                 planned.baseline = self.baseline(planned, cost, verified_on, deadline)
+            planned.steps = self.steps(planned, cost, deadline)
         planned.floors = self.floors(planned)
         return planned
 
@@ -533,6 +539,21 @@ class Length:
         if not self.cache.has(job.key) and not deadline.allows_late(PASSAGES * cost.seconds):
             planned.left_out.append("no baseline for audits")
             return None
+        return self.cache.get(job)
+
+    def steps(self, planned: Planned, cost: PassCost, deadline: Deadline) -> StepTimes | None:
+        """Generated tokens after the first passage, with exact attention and with the plan; None if not timed."""
+        if self.load.steps is None:
+            return None
+        served = self.served(planned.chosen)
+        planned.has_exact_steps = all(map(has_exact_steps, served.values()))
+        choices: dict[str, Any] = {EXACT: None, PLAN: served}
+        run = partial(self.load.steps, self.load.items[0], choices)
+        job = STEPS.job(self.length, self._mark_of({PLAN: planned.chosen}), run=run)
+        if not self.cache.has(job.key) and not deadline.allows_late(STEPS_COST * cost.seconds):
+            planned.left_out.append("no times of generated tokens")
+            return None
+        self.progress(f"timing generated tokens after {self.length:,} tokens", 0, 1)
         return self.cache.get(job)
 
     def usual_errors(self, methods: Mapping[int, Any], items: Sequence[Any]) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """What a plan is measured on: inputs of one length, their model, and how far outputs are from exact."""
 
 import math
+import random
 import statistics
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
@@ -16,6 +17,7 @@ from subquad.core.errors import InputError
 from subquad.tools.measure.capture import recorded
 from subquad.tools.measure.fidelity import cosine
 from subquad.tools.measure.group import ALONE, MeasuringGroup
+from subquad.tools.models.generation import StepTimes, new_tokens_after, time_steps
 from subquad.tools.models.next_tokens import POSITIONS, Prefill, differences, one_of_each
 from subquad.tools.models.passages import TokenizedText
 from subquad.tools.models.pretrained import Pretrained
@@ -47,6 +49,10 @@ class PlanInputs:
     group: MeasuringGroup = ALONE  # whose processes split the tokens of an input
     sampled_loss: Loss | None = None  # a cheaper estimate of the loss, for single layers
     pooling: str | None = None  # of the embeddings whose cosine the loss is of; None of other losses
+    new_tokens: int = 0  # of a request after an input; 0: no steps are timed
+    steps: Callable[[Any, Mapping[str, Any]], StepTimes] | None = (
+        None  # after an input, with several choices of methods
+    )
     batches: BatchSizes | None = None  # of batches whose texts have lengths of their own; None of inputs of one length
 
     @property
@@ -65,7 +71,13 @@ class PlanInputs:
         return self.loss, self.single_loss
 
 
-def text_load(pretrained: Pretrained, reading: TokenizedText, length: int, figure: Figure = "fidelity") -> PlanInputs:
+def text_load(
+    pretrained: Pretrained,
+    reading: TokenizedText,
+    length: int,
+    figure: Figure = "fidelity",
+    new_tokens: int | None = None,
+) -> PlanInputs:
     """Passages of exactly `length` tokens of a text: a third of them or fewer for losses, the others held out.
 
     Raises:
@@ -82,11 +94,16 @@ def text_load(pretrained: Pretrained, reading: TokenizedText, length: int, figur
             "that length needs two to measure and three to verify on: give more text, or shorter --lengths"
         )
     items, held_out = divided(reading.sequences(pretrained, length, count), few)
-    return _inputs(pretrained, length, [[item] for item in items], [[item] for item in held_out], figure)
+    return _inputs(pretrained, length, [[item] for item in items], [[item] for item in held_out], figure, new_tokens)
 
 
 def batch_load(
-    pretrained: Pretrained, batches: Sequence[Batch], shorter: int, length: int, figure: Figure
+    pretrained: Pretrained,
+    batches: Sequence[Batch],
+    shorter: int,
+    length: int,
+    figure: Figure,
+    new_tokens: int | None = None,
 ) -> PlanInputs:
     """Batches that are padded to more than `shorter` and at most `length` tokens: few for losses, the others held out.
 
@@ -111,7 +128,7 @@ def batch_load(
         "tokens": statistics.fmean(len(text) for batch in held_out for text in batch),
         "padded": statistics.fmean(map(padded_length, held_out)),
     }
-    return replace(_inputs(pretrained, length, items, held_out, figure), batches=sizes)
+    return replace(_inputs(pretrained, length, items, held_out, figure, new_tokens), batches=sizes)
 
 
 def batches_by_length(batches: Sequence[Batch]) -> dict[int, list[Batch]]:
@@ -143,10 +160,15 @@ def _counts(tokens: int) -> tuple[int, int]:
 
 
 def _inputs(
-    pretrained: Pretrained, length: int, items: list[Batch], held_out: list[Batch], figure: Figure
+    pretrained: Pretrained,
+    length: int,
+    items: list[Batch],
+    held_out: list[Batch],
+    figure: Figure,
+    new_tokens: int | None,
 ) -> PlanInputs:
     """Batches of a text model, and their losses."""
-    model = pretrained.reaching(length)
+    model, new = pretrained.reaching(length), new_tokens_after(pretrained, length, new_tokens)
     return PlanInputs(
         length=length,
         model=model.model,
@@ -157,7 +179,14 @@ def _inputs(
         group=pretrained.group,
         sampled_loss=next_token_loss(model, figure, SAMPLED_POSITIONS) if model.is_causal_lm else None,
         pooling=pretrained.pooling if pretrained.kind == "embedding" else None,
+        new_tokens=new,
+        steps=partial(_steps, model) if new else None,
     )
+
+
+def _steps(model: Pretrained, item: Batch, choices: Mapping[str, Any]) -> StepTimes:
+    """Generated tokens after the texts of a batch, with each choice of methods in turn."""
+    return time_steps({name: (model, methods) for name, methods in choices.items()}, item, random.Random(0))
 
 
 def divided(items: Sequence[Any], most: int) -> tuple[list[Any], list[Any]]:

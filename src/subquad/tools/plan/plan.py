@@ -1,6 +1,7 @@
 """The whole of planning, length by length, and the plan that comes of it."""
 
 import math
+import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,16 +13,19 @@ from subquad.hf.adapters import describe_model
 from subquad.hf.plans import Plan, joined
 from subquad.methods import BoundMethod, Full, Method
 from subquad.tools.measure.group import ALONE, MeasuringGroup
+from subquad.tools.measure.timing import beside
+from subquad.tools.models.generation import request_seconds
 from subquad.tools.models.rows import longest
 from subquad.tools.models.split import split_refusals
 from subquad.tools.plan import choice
 from subquad.tools.plan.deadline import Deadline
 from subquad.tools.plan.effort import least_seconds
 from subquad.tools.plan.grid import grid
-from subquad.tools.plan.length import Length
+from subquad.tools.plan.length import PLAN, Length
 from subquad.tools.plan.loads import PlanInputs
 from subquad.tools.plan.measure import EXACT, Candidate
 from subquad.tools.plan.planned import Planned, ShorterLengths
+from subquad.tools.plan.schema import PlannedRequests, RequestTimes
 from subquad.tools.plan.workers import UNAIDED, Workers
 from subquad.tools.runs.cache import JobCache
 from subquad.tools.runs.floor import Floor
@@ -198,6 +202,31 @@ def plan_of(planning: Planning, made_on: dict[str, Any]) -> Plan:
     return Plan(describe_model(model), lengths, layers, verified, made_on, bounds)
 
 
+def requests_of(planned: Planned, load: PlanInputs) -> PlannedRequests | None:
+    """Requests with exact attention and with the plan; None if their steps were not timed, or were refused."""
+    steps = planned.steps
+    if steps is None or planned.verified is None or any(row.reason is not None for row in steps.rows.values()):
+        return None
+    exact, mine = steps.rows[EXACT], steps.rows[PLAN]
+    assert planned.passes is not None
+    first = {EXACT: planned.passes.seconds, PLAN: planned.passes.seconds / planned.verified.speedup}
+    per_token, faster = beside(mine.seconds, exact.seconds)
+    step = {EXACT: statistics.median(exact.seconds), PLAN: per_token.median}
+    whole = {name: request_seconds([first[name]], step[name], load.new_tokens)[0] for name in first}
+    times: dict[str, RequestTimes] = {
+        name: {"first_ms": 1e3 * first[name], "step_ms": 1e3 * step[name], "ms": 1e3 * whole[name]} for name in first
+    }
+    return {
+        "new_tokens": load.new_tokens,
+        "exact": times[EXACT],
+        "plan": times[PLAN],
+        "step_speedup": faster.median,
+        "speedup": whole[EXACT] / whole[PLAN],
+        "exact_steps": planned.has_exact_steps,
+        "step_kl": mine.kl or 0.0,
+    }
+
+
 def _verified(planned: Planned, planning: Planning, load: PlanInputs) -> dict[str, Any]:
     verified, floor, pooling = planned.verified, planning.floor, load.pooling
     output: dict[str, Any] | None = None
@@ -210,6 +239,8 @@ def _verified(planned: Planned, planning: Planning, load: PlanInputs) -> dict[st
         others["output"] = output
     if load.batches is not None:
         others["batches"] = dict(load.batches)
+    if (requests := requests_of(planned, load)) is not None:
+        others["requests"] = dict(requests)
     if verified is None:
         return {
             "floor": planning.floor.least,

@@ -9,6 +9,7 @@ from subquad import hf
 from subquad.hf.plans import joined
 from subquad.methods import BoundMethod, Full, Method
 from subquad.tools.measure.noise import interval
+from subquad.tools.models.generation import StepTimes
 from subquad.tools.plan.measure import EXACT, PassTimes, Screen
 
 
@@ -76,6 +77,8 @@ class Planned:
     starts: dict[str, int] = field(default_factory=dict)  # by candidate: the length from which on it runs
     floors: list[dict[str, Any]] = field(default_factory=list)
     baseline: dict[str, Any] | None = None
+    steps: StepTimes | None = None  # generated tokens with exact attention and with the plan; None if not timed
+    has_exact_steps: bool = False  # whether they are exact attention by construction
     left_out: list[str] = field(default_factory=list)  # what the time did not suffice for
 
     @property

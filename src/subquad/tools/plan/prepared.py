@@ -14,6 +14,7 @@ from subquad.methods import BoundMethod, Method, parse_method
 from subquad.tools.calibrate.fitted import calibrated
 from subquad.tools.data.texts import read_documents, report_folders, standard_library
 from subquad.tools.measure.group import ALONE, MeasuringGroup
+from subquad.tools.models.generation import check_new_tokens
 from subquad.tools.models.passages import read
 from subquad.tools.models.pretrained import Pretrained, load
 from subquad.tools.models.split import check_not_fitted
@@ -117,19 +118,21 @@ def of_text(
     figure = Floor.for_model(settings, pretrained.kind).figure
     longest = pretrained.length(None, "--lengths", most=PLANNED_LENGTHS[-1])  # of texts whose own lengths are planned
     lengths = settings.model_lengths or (longest,)
+    check_new_tokens(pretrained, settings.new_tokens, lengths)
     reading = read(pretrained, documents, min(lengths), 1, settings.seed)
     if settings.is_from_text or settings.batch > 1:
         cut = {length: reading.batches(pretrained, length, None, settings.batch, settings.seed) for length in lengths}
         batches = batches_by_length(cut[longest]) if settings.is_from_text else cut
         shorter = [0, *batches]
         loads = [
-            batch_load(pretrained, each, before, length, figure)
+            batch_load(pretrained, each, before, length, figure, settings.new_tokens)
             for before, (length, each) in zip(shorter, batches.items(), strict=False)
         ]
     else:
         start = settings.seed * 997 % max(len(reading.tokens), 1)
         tokens = reading.tokens[start:] + reading.tokens[:start]  # other passages for other seeds
-        loads = [text_load(pretrained, replace(reading, tokens=tokens), length, figure) for length in lengths]
+        turned, new = replace(reading, tokens=tokens), settings.new_tokens
+        loads = [text_load(pretrained, turned, length, figure, new) for length in lengths]
     text = {"fingerprint": _mark(reading.tokens), "tokens": len(reading.tokens), "documents": reading.documents}
     return loads, {"model": pretrained.metadata(), "text": text, "identity": pretrained.identity()}
 

@@ -12,10 +12,12 @@ from subquad.tools.models.longer import longer_note, short_note
 from subquad.tools.models.split import split_note
 from subquad.tools.plan import choice
 from subquad.tools.plan.length import FASTER
+from subquad.tools.plan.loads import PlanInputs
 from subquad.tools.plan.measure import EXACT
+from subquad.tools.plan.plan import requests_of
 from subquad.tools.plan.planned import Planned, Verified
 from subquad.tools.plan.run import Made
-from subquad.tools.plan.schema import BatchSizes, PlannedLayer, PlannedLength, PlanReport, Verification
+from subquad.tools.plan.schema import PlannedLayer, PlannedLength, PlanReport, Verification
 from subquad.tools.runs.floor import OPTIONS, Floor
 from subquad.tools.runs.options import as_command
 from subquad.tools.runs.settings import CompareSettings, PlanSettings
@@ -26,7 +28,7 @@ SCHEMA = 1
 def report_of(made: Made, next_command: str | None = None) -> PlanReport:
     """All figures of a plan, and the command that the reader may give next."""
     planning, made_on = made.planning, made.plan.made_on
-    lengths = [_length(planned, load.batches) for planned, load in zip(planning.lengths, planning.loads, strict=True)]
+    lengths = [_length(planned, load) for planned, load in zip(planning.lengths, planning.loads, strict=True)]
     report: PlanReport = {
         "kind": "plan",
         "schema": SCHEMA,
@@ -87,13 +89,15 @@ def headline(lengths: list[PlannedLength], floor: Floor) -> str:
 def _gain(planned: PlannedLength, floor: Floor) -> str:
     """What a verified plan gains and loses, and what exact attention by another kernel gains without a loss."""
     speed = f"{planned['verified']['speedup']:.2f}× the speed of exact attention at {planned['length']:,} tokens"
+    if (requests := planned.get("requests")) is not None:
+        speed += f" to the first token and {requests['speedup']:.2f}× with {requests['new_tokens']:,} new ones"
     fidelity = floor.describe(1 - planned["verified"]["loss"])
     if (lossless := planned.get("lossless", 1.0)) < FASTER or planned["verified"]["loss"] < UNNOTICED:
         return f"{speed} ({fidelity})"
     return f"{speed} ({fidelity}; {lossless:.2f}× is predicted without a loss)"
 
 
-def _length(planned: Planned, batches: BatchSizes | None) -> PlannedLength:
+def _length(planned: Planned, load: PlanInputs) -> PlannedLength:
     report: PlannedLength = {
         "length": planned.length,
         "layers": {str(number): _layer(planned, number, name) for number, name in sorted(planned.chosen.items())},
@@ -102,14 +106,16 @@ def _length(planned: Planned, batches: BatchSizes | None) -> PlannedLength:
         "passages": max((len(each) for by_name in planned.losses.values() for each in by_name.values()), default=0),
         "tried": len({name for seconds in planned.screen.seconds.values() for name in seconds} - {EXACT}),
     }
-    if batches is not None:
-        report["batches"] = batches
+    if load.batches is not None:
+        report["batches"] = load.batches
     if planned.passes is not None:
         report["model_ms"] = 1e3 * planned.passes.seconds
     if planned.least_seconds is not None:
         report["least_seconds"] = planned.least_seconds
     if planned.verified is not None:
         report["verified"] = _verification(planned.verified)
+        if (requests := requests_of(planned, load)) is not None:
+            report["requests"] = requests
     if planned.why_exact is not None:
         report["exact_because"] = planned.why_exact
     if planned.unproven is not None:
@@ -160,6 +166,23 @@ def _accepted(loss: float, shift: float) -> str:
     )
 
 
+def _of_requests(made: Made) -> list[str]:
+    """How requests were timed, and whether the plan's steps are exact."""
+    pairs = zip(made.planning.lengths, made.planning.loads, strict=True)
+    timed = {load.length: found for planned, load in pairs if (found := requests_of(planned, load)) is not None}
+    if not timed:
+        return []
+    notes = [
+        "A request is the prefill, which gives the first new token, and a step on its cache (`DynamicCache`) of the "
+        "median time for each further one: later steps read a few more tokens, which is not counted."
+    ]
+    approximate = {n: found["step_kl"] for n, found in timed.items() if not found["exact_steps"]}
+    if not approximate:
+        return [*notes, "The plan's steps are exact attention by construction, over the keys of its own prefill."]
+    each = listed([f"{kl:.2g} nats after {n:,} tokens" for n, kl in approximate.items()])
+    return [*notes, f"The plan's steps are not exact attention: their KL to an exact step is {each}."]
+
+
 def _notes(made: Made) -> list[str]:
     notes = [
         f"{planned.length:,} tokens: exact attention, because {planned.why_exact}."
@@ -181,6 +204,7 @@ def _notes(made: Made) -> list[str]:
         notes.append(short_note(short))
     if (limit := made.metadata.get("position_limit")) is not None and made.plan.lengths[-1] > limit:
         notes.append(longer_note(limit))
+    notes += _of_requests(made)
     if any(load.batches is not None for load in made.planning.loads):
         notes.append(
             "Lengths are the most tokens of a text in a batch. Each text runs the plan of its own length, as it would "

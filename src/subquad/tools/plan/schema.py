@@ -23,6 +23,26 @@ class Verification(TypedDict):
     passages: int
 
 
+class RequestTimes(TypedDict):
+    """What a request takes, in milliseconds."""
+
+    first_ms: float  # to the first token: the prefill
+    step_ms: float  # each further token
+    ms: float  # the whole request
+
+
+class PlannedRequests(TypedDict):
+    """Requests with exact attention and with the plan."""
+
+    new_tokens: int
+    exact: RequestTimes
+    plan: RequestTimes
+    step_speedup: float  # the median of the ratios within a turn
+    speedup: float  # of the whole request
+    exact_steps: bool  # whether steps are exact attention by construction
+    step_kl: float  # KL(exact ‖ plan) of a step on the same cache, in nats
+
+
 class Uniform(TypedDict):
     """The fastest single method whose predicted loss is accepted."""
 
@@ -58,6 +78,7 @@ class PlannedLength(TypedDict):
     layers: dict[str, PlannedLayer]
     rounds: list[Verification]
     verified: NotRequired[Verification]  # missing where the plan is exact attention
+    requests: NotRequired[PlannedRequests]  # of a causal language model
     exact_because: NotRequired[str]
     unproven: NotRequired[str]  # why losses on this text prove little, in a clause
     without_attention: NotRequired[float]  # fidelity

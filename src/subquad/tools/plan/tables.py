@@ -40,7 +40,8 @@ def title(report: PlanReport) -> str:
 def rich_table(report: PlanReport) -> RenderableType:
     """Headline and tables, for a terminal."""
     parts: list[RenderableType] = [Text(title(report), "bold")]
-    parts += [rich_of(table, False) for table in (verified(report), layers(report)) if table.columns]
+    shown = (verified(report), requests(report), layers(report))
+    parts += [rich_of(table, False) for table in shown if table.columns and table.lines]
     parts.append(Text(report["headline"], "bold"))
     if any("batches" in planned for planned in report["lengths"]):
         parts += map(Text, tried(report))
@@ -91,6 +92,11 @@ def tables(report: PlanReport) -> list[tuple[str, str, ReportTable]]:
             "Lengths",
             "Figures on held-out passages. The predicted loss is the sum of the losses of single layers.",
             verified(report),
+        ),
+        (
+            "Whole requests",
+            "Time to the first new token, of each further one, and of the whole request, exact and with the plan.",
+            requests(report),
         ),
         (
             "Layers",
@@ -146,6 +152,22 @@ def _verified(planned: PlannedLength) -> list[Cell]:
         return [*mine, BLANK, BLANK, BLANK]
     fidelity = 1 - best["loss"] if "loss" in best else None
     return [*mine, Cell(best["method"]), cells.number(fidelity, 4), cells.speedup(best.get("speedup"))]
+
+
+def requests(report: PlanReport) -> ReportTable:
+    """A line for each length with requests: exact attention and the plan; first token, each further one, and all."""
+    times = ("first_ms", "step_ms", "ms")
+    heads = ("first token, ms", "further token, ms", "request, ms")
+    columns = [Column(head, group) for group in ("exact attention", "plan") for head in heads]
+    columns += [Column(head, "speed-up") for head in ("first token", "further token", "request")]
+    planned = [p for p in report["lengths"] if "requests" in p]
+    lines = []
+    for p in planned:
+        found = p["requests"]
+        cell = [cells.size(of[name]) for of in (found["exact"], found["plan"]) for name in times]  # type: ignore[literal-required]
+        speeds = (p["verified"]["speedup"], found["step_speedup"], found["speedup"])
+        lines.append(Line(f"{p['length']:,} + {found['new_tokens']:,} tokens", [*cell, *map(cells.speedup, speeds)]))
+    return ReportTable(columns, lines, first="length")
 
 
 def layers(report: PlanReport) -> ReportTable:

@@ -43,6 +43,7 @@ PLOTS = {
     ),
 }
 NEXT = "Next, search settings layer by layer, for this model and text."
+REQUESTS = "Whole requests"
 OP_NOTE = "One layer's attention alone, on random inputs; these times have no fidelity."
 
 
@@ -131,7 +132,7 @@ class ReportTable:
 
 # ---------------------------------------------------------------------- tables
 
-Part = Literal["model", "op"]
+Part = Literal["model", "op", "step", "request"]
 Maker = tuple[Column, Callable[[MethodReport], Cell]]
 
 
@@ -195,6 +196,49 @@ def mean_length(report: Report, length: str) -> float | None:
     batch: int = report["settings"].get("batch") or 1
     in_batch: Mapping[str, float] = report["settings"].get("batch_tokens") or {}
     return in_batch[length] / batch if batch > 1 and length in in_batch else None
+
+
+def request_table(report: Report) -> ReportTable:
+    """Time to the first token, time of each one after it, and of the whole request, by length; of causal models."""
+    makers: list[Maker] = []
+    requests = report.get("requests")
+    for length in model_lengths(report) if requests is not None else []:
+        if any(cost(m, "request", length) for m in ran(report)):
+            n, new = tokens(length), f"{requests['new_tokens']:,}"  # type: ignore[index]
+            first = [_time(report, "model", length), _speed(length)]
+            step = [_time(report, "step", length), _speed(length, "step")]
+            whole = [_request_time(report, length), _speed(length, "request"), _over_fp32(length, "request")]
+            whole.append(_memory(report, length, "request"))
+            groups = {f"{n}: first token": first, f"{n}: each further token": step, f"{n} + {new}: request": whole}
+            makers += [(replace(c, group=group), make) for group, made in groups.items() for c, make in made]
+    return _table(report, makers)
+
+
+def _request_time(report: Report, length: str) -> Maker:
+    values = [ms / 1e3 for m in ran(report) if (ms := known(cost(m, "request", length).get("ms"))) is not None]
+    digits = max(map(decimals, values), default=0)
+
+    def seconds(method: MethodReport) -> Cell:
+        ms = known(cost(method, "request", length).get("ms"))
+        return size(None if ms is None else ms / 1e3, digits)
+
+    return Column("seconds"), seconds
+
+
+def requests_caption(report: Report) -> str:
+    """What a request is, which steps are exact, and the size of the cache; empty if no steps were timed."""
+    requests = report.get("requests")
+    if requests is None:
+        return ""
+    sizes = [
+        f"{size(mib).text} MiB in {dtype} after {tokens(length)}"
+        for length, by_dtype in requests["cache_mib"].items()
+        for dtype, mib in by_dtype.items()
+    ]
+    return (
+        f"A request generates {requests['new_tokens']:,} tokens: the prefill gives the first, and each further one is "
+        f"a step on the cache. {requests['steps']} Keys and values: {', '.join(sizes)} tokens."
+    )
 
 
 def op_table(report: Report) -> ReportTable:
@@ -293,11 +337,11 @@ def _time(report: Report, part: Part, length: str) -> Maker:
     return Column("ms", tokens(length)), lambda m: size(cost(m, part, length).get("ms"), digits)
 
 
-def _over_fp32(length: str) -> Maker:
+def _over_fp32(length: str, part: Part = "model") -> Maker:
     """The speed-up of a row in 16 bits over exact attention in fp32."""
 
     def make(method: MethodReport) -> Cell:
-        costs = cost(method, "model", length)
+        costs = cost(method, part, length)
         return speedup(costs.get("speedup_fp32"), costs.get("verdict_fp32"))
 
     return Column("over fp32", tokens(length), short="fp32"), make

@@ -48,10 +48,9 @@ def quality(method: MethodReport, length: str) -> Quality:
     return (method.get("quality") or {}).get(length) or Quality()
 
 
-def cost(method: MethodReport, part: Literal["model", "op"], length: str) -> Cost | dict[str, Any]:
+def cost(method: MethodReport, part: Literal["model", "op", "step", "request"], length: str) -> Cost | dict[str, Any]:
     """Time and memory of a part at a length; empty where there is none."""
-    costs = method.get("model") if part == "model" else method.get("op")
-    return (costs or {}).get(length) or {}
+    return (method.get(part) or {}).get(length) or {}
 
 
 def fidelity(method: MethodReport, length: str) -> float | None:

@@ -9,7 +9,18 @@ from typing import Any, Literal, NotRequired, TypedDict
 from subquad.tools.measure.noise import Noise
 from subquad.tools.measure.timing import Cost
 
-__all__ = ["Attachment", "Cost", "EagerCost", "MethodReport", "Quality", "Recommendation", "Report", "RunNoise"]
+__all__ = [
+    "Attachment",
+    "Cost",
+    "EagerCost",
+    "MethodReport",
+    "Quality",
+    "Recommendation",
+    "Report",
+    "RequestCost",
+    "Requests",
+    "RunNoise",
+]
 
 
 class Quality(TypedDict):
@@ -32,6 +43,21 @@ class Quality(TypedDict):
     weights_l1: NotRequired[float]  # mean over sampled heads and queries of ‖A − A_exact‖₁, in [0, 2]
 
 
+class RequestCost(Cost):
+    """A whole request: the prefill and the steps after it. Its memory is the prefill's, the cache included."""
+
+    new_tokens: int
+
+
+class Requests(TypedDict):
+    """What holds for the requests of all rows of a causal language model."""
+
+    new_tokens: int
+    cache_mib: dict[str, dict[str, float]]  # length -> dtype -> the keys and values of the prompt
+    steps: str  # which steps are exact attention, in a sentence
+    refused: dict[str, str]  # a row without steps -> the reason
+
+
 class MethodReport(TypedDict):
     """One row: a method with its settings."""
 
@@ -46,6 +72,9 @@ class MethodReport(TypedDict):
     relative_error: NotRequired[dict[str, float]]  # length -> ‖out − exact‖ / ‖exact‖ of the output, in sq.compare
     quality: NotRequired[dict[str, Quality]]  # length -> quality; the model's own length has the fullest entry
     model: NotRequired[dict[str, Cost]]  # length -> cost of a whole forward pass of one sequence
+    step: NotRequired[dict[str, Cost]]  # length of the prompt -> cost of a generated token after it
+    step_kl: NotRequired[dict[str, float]]  # the same -> KL(exact ‖ this) of a step in nats, on the same cache
+    request: NotRequired[dict[str, RequestCost]]  # the same -> cost of the whole request
     op: NotRequired[dict[str, Cost]]  # length -> cost of one layer's attention alone
     crossover: NotRequired[float | None]  # tokens from which on the op is clearly faster than exact; None = not seen
     parallel: NotRequired[list[str]]  # where tokens are split, what its ranks send: "summary", "heads", "ring"
@@ -68,6 +97,8 @@ class RunNoise(Noise):
 
     model: dict[str, float]
     op: dict[str, float]
+    step: NotRequired[dict[str, float]]
+    request: NotRequired[dict[str, float]]
 
 
 class Attachment(TypedDict):
@@ -109,6 +140,7 @@ class Report(TypedDict):
     methods: list[MethodReport]
     without_attention: NotRequired[dict[str, Quality]]  # by length: the model whose attention outputs are 0, one batch
     eager: NotRequired[dict[str, EagerCost]]  # by length
+    requests: NotRequired[Requests]  # of a causal language model whose steps were timed
     noise: NotRequired[RunNoise]
     recommendation: Recommendation
     cautions: NotRequired[list[str]]  # the notes that the terminal shows too: what is missing, and extended positions

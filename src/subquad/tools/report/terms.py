@@ -47,6 +47,7 @@ TERMS = {
     "approximation can reach, it is not faster, and it is never recommended.",
     "refused": "The method cannot run in this model; the reason is in the row.",
     "some layers": "The method runs in these layers only; the others keep exact attention.",
+    "seconds": "The time of a whole request: the prefill's, and that of a step for each further new token.",
     "speed-up": "Exact attention's time in the same dtype / this one's, the median of the ratios within a round; above "
     "1 is faster.",
     "over fp32": "The time of exact attention in fp32 / this one's, the median of the ratios within a round.",

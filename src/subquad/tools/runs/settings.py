@@ -60,6 +60,13 @@ NEEDLE_LENGTHS = (2048, 4096, 8192)
 BACKWARD = "forward+backward"
 PASSES = ("forward", BACKWARD)
 QUICK = {"lengths": (256, 1024, 4096), "passes": PASSES[:1]}  # of a quick benchmark, by default
+STEPPED: dict[str, Any] = {  # of steps, by default: SmolLM2-135M's heads
+    "lengths": (2048, 8192, 32768),
+    "dtypes": ("float32", "bfloat16"),
+    "passes": PASSES[:1],
+    "heads": 9,
+    "kv_heads": 3,
+}
 
 
 # Options that several commands have.
@@ -84,6 +91,10 @@ DEVICE = "Device: cpu, cuda, cuda:1."
 DTYPES = ("fp32", "bf16", "fp16")
 DTYPE = "Run the model in fp32, bf16 or fp16, exact attention too; default: the dtype of its weights."
 AUTO = "auto"
+NEW_TOKENS = (
+    "For causal language models: tokens that a request generates after its prompt; 0: no requests. Default: 128, at "
+    "the lengths after which the model has positions for them."
+)
 DATA = {"help": "Folder of real data, with one folder for each source.", "envvar": "SUBQUAD_DATA"}
 
 
@@ -125,6 +136,19 @@ def check_dtype(name: str | None, others: tuple[str, ...] = ()) -> None:
         raise InputError(f"--dtype {name!r} is none of {', '.join(DTYPES + others)}")
 
 
+def check_count_of_new_tokens(count: int | None) -> None:
+    """Check that a number of new tokens is that of a request.
+
+    Raises:
+        InputError: it is below 0, or 1, which no step gives.
+    """
+    if count is not None and (count < 0 or count == 1):
+        raise InputError(
+            f"--new-tokens {count} must be 0, for no requests, or at least 2: the prefill gives the first new token, "
+            "and steps give the others"
+        )
+
+
 @dataclass(frozen=True)
 class CompareSettings:
     """What to compare, and how much work to spend."""
@@ -156,6 +180,7 @@ class CompareSettings:
         "most 512, or 2048 in a causal language model, and 2048 and 4096 up to --max-length.",
         read=_lengths,
     )
+    new_tokens: int | None = option(None, NEW_TOKENS)
     batch: int = option(1, "Texts per forward pass; several are padded and keep their different lengths.")
     passages: int = option(32, "Number of passages on which quality is measured at the model's own length.")
     minutes: float = option(
@@ -177,6 +202,7 @@ class CompareSettings:
     def __post_init__(self) -> None:
         check_floor(self)
         check_dtype(self.dtype, (AUTO,))
+        check_count_of_new_tokens(self.new_tokens)
         for name, least in (("batch", 1), ("passages", 1)):
             if getattr(self, name) < least:
                 raise InputError(f"--{name} {getattr(self, name)} must be at least {least}")
@@ -232,6 +258,7 @@ class PlanSettings:
         "default: 512,2048,4096.",
         read=_lengths_to_plan,
     )
+    new_tokens: int | None = option(None, NEW_TOKENS)
     batch: int = option(1, "Texts per forward pass; several are padded and keep their different lengths.")
     methods: tuple[str, ...] = option((), f"{METHODS} Default: a grid that grows with the length.")
     adapters: tuple[Path, ...] = option(
@@ -247,6 +274,7 @@ class PlanSettings:
 
     def __post_init__(self) -> None:
         check_dtype(self.dtype)
+        check_count_of_new_tokens(self.new_tokens)
         if self.batch < 1:
             raise InputError(f"--batch {self.batch} must be at least 1")
 
@@ -281,7 +309,9 @@ class BenchSettings:
         PASSES, "forward, forward+backward, or both separated by a comma; default: both.", read=_listed
     )
     dtypes: tuple[str, ...] = option(
-        ("float32",), "float32, bfloat16, float16, float64; separated by commas.", read=_listed, shown="float32"
+        ("float32",),
+        "float32, bfloat16, float16, float64; separated by commas; default: float32, and with --steps bfloat16 too.",
+        read=_listed,
     )
     device: str = option("cpu", DEVICE)
     batch: int = option(1, "Sequences per call.")
@@ -292,6 +322,12 @@ class BenchSettings:
     causal: bool = option(False, "Causal attention, relative to causal SDPA; methods that cannot be causal are named.")
     call_limit: float = option(10.0, "Time limit in seconds; a call that is predicted to take longer is not run.")
     quick: bool = option(False, "Three lengths, forward passes only, few rounds, no memory.")
+    steps: bool = option(
+        False,
+        "Measure steps on a cache instead: exact attention of 1, 4, 16 and 32 queries over all keys, relative to the "
+        "machine's own read of as many bytes.",
+    )
+    kv_heads: int | None = option(None, "With --steps: number of key heads; default: 3, or as many as --heads.")
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,1 @@
+"""Exact attention of a few queries, as in steps on a cache."""

@@ -1,0 +1,54 @@
+"""Exact attention of few queries as Markdown, from the plain data of `subquad bench --steps`."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from rich.text import Text
+
+from subquad.tools.report.markup import bullets, fenced, pairs_table, rows_of
+
+KIND = "subquad bench of steps"
+HEAD = ("method", "keys", "queries", "ms", "quartiles", "speed-up", "GB/s", "of the read", "relative error")
+NONE = "–"
+
+
+def text(report: Mapping[str, Any]) -> Text:
+    """The page, for a terminal."""
+    return Text(markdown(report))
+
+
+def markdown(report: Mapping[str, Any]) -> str:
+    """A table for each dtype, and below it why methods were not run."""
+    s = report["settings"]
+    parts = [
+        "# Exact attention of few queries over a cache",
+        f"Batch {s['batch']}, {s['heads']} query heads on {s['kv_heads']} key heads of width {s['head_dim']}; the "
+        "queries are the last tokens of the keys, and the inputs standard normal. `full` is SDPA. GB/s are the bytes "
+        "of keys and values divided by the time. “Of the read” is the time in which the machine reads as many bytes "
+        "(`torch.sum` over fp32 numbers, in the same rounds) divided by the call's: 1 is the speed of the memory, or "
+        "of the caches if the keys fit into them. The relative error is to attention in fp64 on the same inputs.",
+    ]
+    for dtype in dict.fromkeys(row["dtype"] for row in report["rows"]):
+        rows = [row for row in report["rows"] if row["dtype"] == dtype]
+        reasons = dict.fromkeys((f"`{row['method']}`", row["reason"]) for row in rows if row["reason"])
+        parts += [f"## {dtype}", rows_of([HEAD, *(_line(row) for row in rows if row["reason"] is None)])]
+        parts += [pairs_table(list(reasons))] if reasons else []
+        speeds = {read["keys"]: f"{read['gb_per_s']:.1f} GB/s" for read in report["reads"] if read["dtype"] == dtype}
+        parts.append(f"The read: {', '.join(f'{speed} at {keys:,} keys' for keys, speed in speeds.items())}.")
+    parts += [bullets(report["notes"])] if report["notes"] else []
+    machine = [*report["hardware"].items(), *report["versions"].items()]
+    return "\n\n".join([*parts, "## Machine", pairs_table(machine), "## Command", fenced(report["command"])]) + "\n"
+
+
+def _line(row: Mapping[str, Any]) -> list[str]:
+    return [
+        f"`{row['method']}`",
+        f"{row['keys']:,}",
+        str(row["queries"]),
+        f"{row['ms']:.3f}",
+        f"{row['ms_low']:.3f}–{row['ms_high']:.3f}",
+        NONE if row["speedup"] is None else f"{row['speedup']:.2f}×",
+        f"{row['gb_per_s']:.1f}",
+        f"{row['of_read']:.2f}",
+        f"{row['error']:.1e}",
+    ]

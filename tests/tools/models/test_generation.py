@@ -1,0 +1,112 @@
+"""Steps on the cache of a prompt, timed in turn."""
+
+import random
+
+import pytest
+import torch
+
+from subquad.methods import parse_method
+from subquad.tools.models import generation
+from subquad.tools.models.generation import Prompts, has_exact_steps, takes_cache, time_steps
+from subquad.tools.models.pretrained import Pretrained
+from tests.library.hf.models import VOCAB, build
+
+HALVES = "clustered:clusters=4,bits=15,iterations=3,block=8,last=2"
+
+
+class Tokens:
+    pad_token_id = 0
+
+
+@pytest.fixture(params=["llama", "gpt2", "qwen3", "gemma3"])
+def pretrained(request):
+    return Pretrained(request.param, build(request.param).model, Tokens(), "causal-lm", "mean", None)
+
+
+@pytest.fixture
+def items():
+    draw = torch.Generator().manual_seed(0)
+    return [torch.randint(5, VOCAB, (n,), generator=draw).tolist() for n in (20, 12)]
+
+
+@torch.no_grad()
+def test_a_step_has_the_logits_of_a_whole_pass_over_each_text(pretrained, items):
+    prompts = Prompts(pretrained, items, swapped=False)
+    logits = prompts.step()
+    for item, token, mine in zip(items, prompts.token[:, 0].tolist(), logits, strict=True):
+        whole = pretrained.model(torch.tensor([[*item, token, token]]), use_cache=False).logits[0, -1]
+        torch.testing.assert_close(mine.float(), whole, rtol=1e-4, atol=1e-4)
+
+
+@torch.no_grad()
+def test_a_step_leaves_the_cache_as_it_was(pretrained, items):
+    prompts = Prompts(pretrained, items, swapped=False)
+    before = prompts.cache.get_seq_length()
+    (_, first), (_, second) = prompts.timed_step(), prompts.timed_step()
+    assert torch.equal(first, second)
+    assert prompts.cache.get_seq_length() == before == 21
+    prompts.step()
+    assert prompts.cache.get_seq_length() == 22
+
+
+def test_rows_are_timed_in_turn_and_compared_with_exact_steps(pretrained, items):
+    window = parse_method("local:window=3")
+    runs = {"full": (pretrained, None), "halves": (pretrained, parse_method(HALVES)), "local": (pretrained, window)}
+    if pretrained.name == "gemma3":  # whose layers have windows of their own
+        del runs["local"]
+    times = time_steps(runs, items, random.Random(0), turns=3)
+    assert all(len(row.seconds) == 3 and min(row.seconds) > 0 for row in times.rows.values())
+    assert times.rows["full"].kl is None
+    assert times.rows["halves"].kl < 1e-9
+    assert "local" not in runs or times.rows["local"].kl > 1e-9
+    assert set(times.cache_mib) == {"fp32"}
+    assert times.cache_mib["fp32"] > 0
+
+
+def test_a_refused_step_has_a_reason(pretrained, items, monkeypatch):
+    step = Prompts.step
+
+    def refused(self):
+        if getattr(self.model.config, "_attn_implementation", "") == "subquad":
+            raise ValueError("no steps\nhere")
+        return step(self)
+
+    monkeypatch.setattr(Prompts, "step", refused)
+    runs = {"full": (pretrained, None), "halves": (pretrained, parse_method(HALVES))}
+    rows = time_steps(runs, items[:1], random.Random(0), turns=2).rows
+    assert (rows["halves"].reason, rows["halves"].seconds) == ("no steps here", [])
+    assert len(rows["full"].seconds) == 2
+
+
+def test_swapped_rows_have_the_cache_of_swapped_models(pretrained, items, monkeypatch):
+    made, own = [], generation.new_cache
+    monkeypatch.setattr(generation, "new_cache", lambda model, swapped: made.append(swapped) or own(model, swapped))
+    runs = {"full": (pretrained, None), "halves": (pretrained, parse_method(HALVES)), "again": (pretrained, None)}
+    time_steps(runs, items, random.Random(0), turns=1)
+    assert sorted(made) == [False, True]
+
+
+@pytest.mark.parametrize(
+    ("method", "exact"),
+    [
+        ("full", True),
+        ("full:kernel=subquad", True),
+        ("clustered-tail", True),
+        ("i-clustered", True),
+        ("clustered-tail:queries=earlier,last=0", False),
+        ("local:window=512+keep", False),
+        ("performer", False),
+        ("by-length:steps=0:full+2000:clustered-tail", True),
+        ("by-length:steps=0:full+2000:local", False),
+    ],
+)
+def test_which_steps_are_exact(method, exact):
+    assert has_exact_steps(parse_method(method)) is exact
+
+
+def test_a_model_that_takes_no_cache():
+    class Plain(torch.nn.Module):
+        def forward(self, input_ids):
+            return input_ids
+
+    assert not takes_cache(Plain())
