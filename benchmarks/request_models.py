@@ -22,7 +22,7 @@ from subquad.tools.models.pretrained import Pretrained
 
 Run = Callable[[np.ndarray, int], Answer]
 
-GGUF_TYPES = {"bf16": "BF16", "fp16": "F16", "int8 (Q8_0)": "Q8_0"}  # of matrices; vectors stay in fp32
+GGUF_TYPES = {"bf16": "BF16", "fp16": "F16"}  # of matrices; vectors stay in fp32
 
 
 # ---------------------------------------------------------------------- PyTorch
