@@ -49,7 +49,7 @@ def is_step(layer: Attached, query: Tensor, key: Tensor, value: Tensor) -> bool:
     bound = layer.bound
     fits = (bound.heads, bound.kv_heads, bound.head_dim) == (H, G, D) and key.shape == (B, G, M, D)
     fits = fits and value.shape[:3] == (B, G, M) and query.dtype == key.dtype == value.dtype
-    plain = bound.watch is None and layer.kept_now is None and layer.split is None and not _is_hooked(layer)
+    plain = bound.watch is None and layer.kept_now is None and layer.split is None and not _is_observed(layer)
     if not (fits and plain) or query.device.type != "cpu" or torch.is_autocast_enabled("cpu"):
         return False
     if torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad):
@@ -57,6 +57,8 @@ def is_step(layer: Attached, query: Tensor, key: Tensor, value: Tensor) -> bool:
     return in_use() is None and transform() is None and _get_tracing_state() is None
 
 
-def _is_hooked(layer: Attached) -> bool:
+def _is_observed(layer: Attached) -> bool:
+    """Whether somebody sees each call of the layer: by a hook, or as trials do, by a class made of this one."""
     modules = (layer, layer.bound)
-    return any(module._forward_hooks or module._forward_pre_hooks for module in modules)
+    hooked = any(module._forward_hooks or module._forward_pre_hooks for module in modules)
+    return hooked or type(layer) is not Attached

@@ -98,8 +98,8 @@ class Full(Method):
 
     @property
     def exact_queries(self) -> int:
-        """Any number, except with relative positions."""
-        return sys.maxsize if self.positions == "none" else 0
+        """Any number, except with relative positions; 0 for a class made of this one, which may attend otherwise."""
+        return sys.maxsize if self.positions == "none" and type(self) is Full else 0
 
     def attend_exactly(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Partial:
         """Exact attention by the kernel of the settings."""
