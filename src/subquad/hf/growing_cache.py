@@ -6,9 +6,9 @@ and returns a view of the filled part:
     buffer (B,G,C,D)    k k k k k k k n n · · · · · · ·
                         └──── live ───┘ └─ n: new ─┘      a windowed layer's live part starts further right
 
-The live part is all that there is to know: `keys` and `values` are views of the buffers, and what crops, selects or
-replaces them, here or in transformers, needs no further care. Keys that are no such view are moved into a new buffer
-when the next token comes. Tokens that are cropped leave room, which the next tokens take.
+`keys` and `values` are views of the buffers, the live part, and nothing else records how much is filled. So what crops,
+selects or replaces them, here or in transformers, needs no further care: keys that are not a view of the buffers are
+moved into new ones when the next token comes. Tokens that are cropped leave room, which the next tokens take.
 """
 
 from typing import Any
@@ -51,12 +51,8 @@ class GrowingLayer(DynamicLayer):
         if not self.is_initialized or not self.keys.shape[2]:
             return
         for kind, old, new in (("keys", self.keys, key_states), ("values", self.values, value_states)):
-            if (
-                old.shape[:2] != new.shape[:2]
-                or old.shape[3] != new.shape[3]
-                or old.dtype != new.dtype
-                or old.device != new.device
-            ):
+            (B, G, _, D), here = old.shape, (old.dtype, old.device)
+            if new.shape[:2] != (B, G) or new.shape[3] != D or (new.dtype, new.device) != here:
                 raise ValueError(
                     f"layer {index} of this cache has {kind} of {_described(old)}, but is given {_described(new)}: "
                     f"{_NEW} for each batch, model, dtype and device"
@@ -106,15 +102,16 @@ class GrowingLayer(DynamicLayer):
         keys, values = self._buffers
         keys.narrow(2, filled, new).copy_(key)
         values.narrow(2, filled, new).copy_(value)
-        return keys.narrow(2, filled - live, live + new), values.narrow(2, filled - live, live + new)
+        start, rows = filled - live, live + new
+        return keys.narrow(2, start, rows), values.narrow(2, start, rows)
 
     def _capacity(self, live: int, needed: int) -> int:
         """The rows of new buffers: without a length, as many as the first call needs, as it may be the only one."""
         return self._length if needed <= self._length else max(needed, 2 * live)
 
     def _rows_filled(self) -> int | None:
-        """The row of the buffers at which the live part ends; None if it is not in them, or they cannot be changed."""
-        if self._buffers is None:
+        """The row of the buffers at which the live part ends; None if it is not in them, or they are read-only."""
+        if self._buffers is None or (self._buffers[0].is_inference() and not torch.is_inference_mode_enabled()):
             return None
         end = _end_in(self._buffers[0], self.keys)
         return end if end is not None and end == _end_in(self._buffers[1], self.values) else None
@@ -149,9 +146,10 @@ class GrowingWindowLayer(GrowingLayer, DynamicSlidingWindowLayer):
         keys, values = self._appended(key_states, value_states)
         if self.record_past:  # `crop` drops what is behind the window
             self.keys, self.values = keys, values
-            seen = self.sliding_window - 1 + new
-            return keys[:, :, -seen:], values[:, :, -seen:]
-        self.keys, self.values = keys[:, :, 1 - self.sliding_window :], values[:, :, 1 - self.sliding_window :]
+            visible = self.sliding_window - 1 + new
+            return keys[:, :, -visible:], values[:, :, -visible:]
+        kept = slice(1 - self.sliding_window, None)
+        self.keys, self.values = keys[:, :, kept], values[:, :, kept]
         return keys, values
 
     def crop(self, tokens_to_remove: int) -> None:
@@ -266,19 +264,18 @@ def _makes_new_tensors() -> bool:
 
 
 def _moved(x: Tensor, rows: int) -> Tensor:
-    """A buffer of so many rows that starts with those of x."""
+    """A new buffer that starts with the rows of x."""
     buffer = x.new_empty(*x.shape[:2], rows, x.shape[3])
     buffer.narrow(2, 0, x.shape[2]).copy_(x)
     return buffer
 
 
 def _end_in(buffer: Tensor, view: Tensor) -> int | None:
-    """The row at which a view of some rows of the buffer ends; None if it is no such view, or cannot be changed."""
+    """The row of the buffer at which a view of it ends; None if it is not a view of whole rows."""
     if (
         view.untyped_storage().data_ptr() != buffer.untyped_storage().data_ptr()
         or view.stride() != buffer.stride()
         or view.shape[:2] != buffer.shape[:2]
-        or (buffer.is_inference() and not torch.is_inference_mode_enabled())
     ):
         return None
     return view.storage_offset() // max(view.shape[3], 1) + view.shape[2]

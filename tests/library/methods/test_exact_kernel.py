@@ -72,7 +72,11 @@ FEW = {
     "items of other lengths": (3, 700, Mask.causal(offset=torch.tensor([300, 20]))),
     "a window": (5, 700, Mask.causal(offset=600) & Mask.window(40)),
     "a window to both sides": (32, 32, Mask.window(5)),
-    "padding on the left": (2, 700, Mask.causal(offset=698) & Mask.padding(keys=torch.arange(700) >= torch.tensor([[0], [99]]))),
+    "padding on the left": (
+        2,
+        700,
+        Mask.causal(offset=698) & Mask.padding(keys=torch.arange(700) >= torch.tensor([[0], [99]])),
+    ),
     "cross-attention": (1, 700, Mask.padding(keys=torch.tensor([700, 31]))),
     "padded queries": (4, 700, Mask.padding(queries=torch.tensor([4, 2]))),
 }
