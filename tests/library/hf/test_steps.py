@@ -170,14 +170,16 @@ def test_errors_in_bf16_are_those_of_the_models_own_attention(own, kind):
     sizes = [150, *STEPS]
     ids = prompt(sum(sizes), batch=3)
 
-    def errors(model):
-        return (torch.cat(in_calls(model, ids, sizes, model.cache(kind, 300)), 1) - exact).square().mean().sqrt()
+    def error(model):
+        """That of a token in the middle: where rounding sends one to another expert, it is of another kind."""
+        logits = torch.cat(in_calls(model, ids, sizes, model.cache(kind, 300)), 1)
+        return (logits - exact).square().mean(-1).sqrt().median()
 
     with torch.no_grad():
         exact = torch.cat(in_calls(own.to(torch.float32), ids, sizes), 1)
-        limit = 1.1 * errors(own.to(torch.bfloat16))
+        limit = 1.1 * error(own.to(torch.bfloat16))
         for method in methods_of(own.name):
-            assert errors(own.swapped(method).to(torch.bfloat16)) <= limit
+            assert error(own.swapped(method).to(torch.bfloat16)) <= limit
 
 
 @pytest.mark.slow
