@@ -115,12 +115,12 @@ def few_arguments(
 
 def _few_pay(query: Tensor, key: Tensor, call: Call) -> bool:
     """Whether `attend_few`, if it takes the call, is faster than SDPA: except for few keys that all queries see."""
-    M, mask = key.shape[2], call.mask
+    keys, mask = key.shape[2], call.mask
     hides = mask.span is not None or isinstance(mask.offset, Tensor) or len(mask.keys) + len(mask.both) > 0
     least = KEYS if query.element_size() > 2 else KEYS_16_BITS
-    if hides or call.wants_lse or M >= least:
+    if hides or call.wants_lse or keys >= least:
         return True
-    return mask.is_causal and not mask.only_causal and (mask.offset or 0) < M - 1
+    return mask.is_causal and not mask.only_causal and (mask.offset or 0) < keys - 1
 
 
 def _kernels_run(query: Tensor) -> bool:
