@@ -120,7 +120,8 @@ def _few_pay(query: Tensor, key: Tensor, call: Call) -> bool:
     least = KEYS if query.element_size() > 2 else KEYS_16_BITS
     if hides or call.wants_lse or keys >= least:
         return True
-    return mask.is_causal and not mask.only_causal and (mask.offset or 0) < keys - 1
+    offset = mask.offset if isinstance(mask.offset, int) else 0
+    return mask.is_causal and not mask.only_causal and offset < keys - 1
 
 
 def _kernels_run(query: Tensor) -> bool:
