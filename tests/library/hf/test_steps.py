@@ -58,7 +58,9 @@ def in_calls(model: Subject, ids, sizes, cache=None, mask=None):
     return logits
 
 
-@pytest.mark.parametrize("length", [1, 63, 700, *(pytest.param(n, marks=pytest.mark.long) for n in (2, 17, 64, 65, 255))])
+@pytest.mark.parametrize(
+    "length", [1, 63, 700, *(pytest.param(n, marks=pytest.mark.long) for n in (2, 17, 64, 65, 255))]
+)
 def test_steps_after_a_prompt(own, length):
     sizes = [length, *STEPS]
     ids = prompt(sum(sizes), batch=2)
@@ -193,7 +195,9 @@ def test_steps_after_a_long_prompt(own, length):
         copies = [copy.deepcopy(cache) for _ in methods_of(own.name)]
         want = in_calls(own, ids[:, length:], STEPS, cache)
         for method, of_method in zip(methods_of(own.name), copies, strict=True):
-            for have, wanted in zip(in_calls(own.swapped(method), ids[:, length:], STEPS, of_method), want, strict=True):
+            for have, wanted in zip(
+                in_calls(own.swapped(method), ids[:, length:], STEPS, of_method), want, strict=True
+            ):
                 assert_near(have, wanted)
         whole = in_calls(own.swapped("full:kernel=subquad"), ids, sizes)
         assert_near(torch.cat(whole[1:], 1), torch.cat(want, 1))
