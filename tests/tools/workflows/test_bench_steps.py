@@ -39,6 +39,7 @@ def test_each_shape_has_both_calls_and_the_read(tmp_path):
     assert "4 query heads on 2 key heads of width 16" in page
     assert "## bfloat16" in page
     assert "The read: " in page
+    assert report["noise"]["says"] in page
 
 
 def test_both_calls_are_causal_from_the_offset():

@@ -26,6 +26,7 @@ from subquad.tools.bench.plans import resolved
 from subquad.tools.bench.schema import EXACT
 from subquad.tools.bench.steps_page import KIND
 from subquad.tools.measure.fidelity import relative_error
+from subquad.tools.measure.noise import noise_of
 from subquad.tools.measure.timing import Effort, ratios, spread, until_steady
 from subquad.tools.runs import machine
 from subquad.tools.runs.jobs import Job, JobKind, Progress, silent
@@ -113,7 +114,7 @@ def measure(settings: BenchSettings, out: Path, progress: Progress = silent) -> 
     """
     check(settings)
     with threads(settings.threads):
-        bench = StepsBench(settings=resolved(settings))
+        bench = StepsBench(settings=resolved(settings), load_average=machine.load_average())
         bench.finish(out, progress)
     return bench
 
@@ -186,7 +187,7 @@ class StepsBench(JobRun):
             ],
             "versions": machine.versions(),
             "hardware": machine.hardware(self.settings.device),
-            "load": machine.load(self.load_average, [unit.use for unit in by_shape.values()]),
+            "noise": noise_of(machine.load(self.load_average, [unit.use for unit in by_shape.values()]), []),
             "notes": self.resumed_note,
         }
 

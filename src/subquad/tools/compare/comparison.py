@@ -223,11 +223,14 @@ class Comparison(JobRun):
     def has_time(self, key: str) -> bool:
         """Whether a job is predicted to end within the time limit.
 
-        The first two batches at the model's own length run in any case, and so does what an option asks for: the task,
-        and the errors of layers.
+        The first two batches at the model's own length run in any case, with the steps after it, and so does what an
+        option asks for: the task, and the errors of layers.
         """
         kind, _, arguments = key.partition("/")
-        if kind in (TASK.name, LAYERS.name) or key in (SEQUENCE(self.length, 0), SEQUENCE(self.length, 1)):
+        if kind in (TASK.name, LAYERS.name) or key in (
+            *(SEQUENCE(self.length, 0), SEQUENCE(self.length, 1)),
+            STEPS(self.length),
+        ):
             return True
         if kind == QUALITY.name:
             return self._has_time_for_quality

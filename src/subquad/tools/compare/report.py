@@ -407,7 +407,7 @@ def _add_request(report: MethodReport, c: Comparison, row: CompareRow, length: i
 
 
 def _requests(c: Comparison) -> Requests:
-    """What holds for the requests of all rows."""
+    """Facts about the requests of all rows."""
     last = c.step_lengths_done[-1]
     swapped = [row for row in c.rows if not row.is_full]
     dtype = min((row.dtype for row in swapped), key=lambda dtype: dtype != FP32, default=FP32)

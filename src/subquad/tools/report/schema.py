@@ -50,7 +50,7 @@ class RequestCost(Cost):
 
 
 class Requests(TypedDict):
-    """What holds for the requests of all rows of a causal language model."""
+    """Facts about the requests of all rows of a causal language model."""
 
     new_tokens: int
     cache_mib: dict[str, dict[str, float]]  # length -> dtype -> the keys and values of the prompt
