@@ -21,7 +21,6 @@ PACKAGES: Mapping[str, tuple[str, ...]] = {
     "torch": (),
     "subquad": (),
     "compiled": (),
-    "zentorch": ("zentorch",),
     "openvino": ("openvino", "nncf"),
     "openvino-genai": ("openvino", "nncf", "openvino-genai"),
     "llama.cpp": ("llama-cpp-python", "gguf"),
@@ -30,7 +29,6 @@ PROCESS = {engine: engine for engine in PACKAGES} | {"subquad": "torch"}
 NAMES = {
     "torch": "PyTorch",
     "compiled": "PyTorch",
-    "zentorch": "PyTorch, zentorch",
     "openvino": "OpenVINO",
     "openvino-genai": "OpenVINO GenAI",
 }
@@ -98,7 +96,6 @@ def rows_of(engines: Sequence[str], methods: Sequence[str]) -> list[Row]:
             for cache in (None, "growing")
         ],
         "compiled": [Row("compiled", "bf16", method, "static, compiled") for method in (None, *methods[:1])],
-        "zentorch": [Row("zentorch", "bf16", None, "static, compiled")],
         "openvino": [Row("openvino", weights) for weights in (*both, "int8")],
         "openvino-genai": [Row("openvino-genai", weights) for weights in ("bf16", "int8", "int4")],
         "llama.cpp": [Row("llama.cpp", weights) for weights in ("bf16", "fp16", "4 bits (Q4_1)")],

@@ -39,8 +39,6 @@ def torch_run(models: Mapping[str, Pretrained], job: Job, row: Row) -> Run:
         settings.cache_implementation, settings.max_cache_len = "static", whole
         settings.compile_config = CompileConfig(fullgraph=True, mode=None)
         settings.compile_config._compile_all_devices = True  # `generate` compiles on GPUs alone by default
-        if row.engine == "zentorch":
-            compile_by_zentorch(model)
 
     def run(ids: np.ndarray, new: int) -> Answer:
         options = {"past_key_values": hf.GrowingCache(model, length=whole)} if row.cache == "growing" else {}
@@ -50,17 +48,6 @@ def torch_run(models: Mapping[str, Pretrained], job: Job, row: Row) -> Run:
         return clock.answer
 
     return run
-
-
-def compile_by_zentorch(model: Any) -> None:
-    """Have `generate` take its steps from a copy that zentorch compiles.
-
-    It reorders weights in place: in one model, a prefill that is not compiled would read them in a wrong order.
-    """
-    import zentorch  # noqa: F401  (registers the backend)
-
-    compiled = torch.compile(copy.deepcopy(model).forward, fullgraph=True, backend="zentorch")
-    model.get_compiled_call = lambda _settings: compiled
 
 
 # ---------------------------------------------------------------------- OpenVINO

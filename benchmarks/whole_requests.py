@@ -65,7 +65,7 @@ The speed-up is that of the request over PyTorch's in bf16.
 "Same tokens" says for each turn how many of the first new tokens are those of PyTorch in fp32.
 PyTorch is `generate` of transformers with SDPA, and subquad the same in a swapped model.
 Without another word the cache is the one that the engine makes; "growing" is `sq.hf.GrowingCache`; "static, compiled" \
-is transformers' static cache, and steps compiled by `torch.compile(fullgraph=True)`, in zentorch's row with its backend.
+is transformers' static cache with steps compiled by `torch.compile(fullgraph=True)`.
 The weights come from a file with 4 bits for each weight (Q4_1), which PyTorch's rows hold converted to fp32 or bf16; \
 so here, unlike elsewhere, llama.cpp's 4 bits are the same weights, multiplied by inputs that are rounded to 8 bits.
 OpenVINO's int8 and int4 weights are rounded anew by `nncf.compress_weights`, and are another model; their cache has 8 \
@@ -266,7 +266,7 @@ def overview(by_title: Sequence[tuple[str, Sequence[Figures]]]) -> str:
             return min(own, key=lambda each: each.whole, default=None)
 
         cells = [
-            fastest("torch", "compiled", "zentorch"),
+            fastest("torch", "compiled"),
             fastest("openvino", "openvino-genai"),
             fastest("llama.cpp"),
             *(fastest("subquad", "compiled", method=method) for method in METHODS),
@@ -278,7 +278,7 @@ def overview(by_title: Sequence[tuple[str, Sequence[Figures]]]) -> str:
 
 def kind(row: Row) -> str:
     """The weights of a row, with what its column does not say."""
-    engine = {"openvino-genai": "GenAI, ", "zentorch": "zentorch, "}.get(row.engine, "")
+    engine = "GenAI, " if row.engine == "openvino-genai" else ""
     return f"{engine}{row.weights}" + (f", {row.cache} cache" if row.cache else "")
 
 

@@ -127,7 +127,6 @@ def test_a_row_that_fails_is_listed_and_the_others_are_stored_at_once(requests, 
         return lambda ids: requests.Answer((0.5, 0.6, 0.7, 1.0), tokens)
 
     def broken(ids):
-        assert store.read(fp32) or True  # whatever the order is
         raise requests.EngineError("RuntimeError: no kernel")
 
     runs = {row: answer(1, 2, 3, 4) for row in rows} | {bf16: broken, openvino[0]: answer(1, 2, 9, 4)}
@@ -139,7 +138,7 @@ def test_a_row_that_fails_is_listed_and_the_others_are_stored_at_once(requests, 
     assert [each.row for each in figures] == [fp32, *openvino[:1], *openvino[2:]]
     assert (figures[0].first, figures[0].whole) == (0.5, 1.0)
     assert figures[0].step == pytest.approx(0.1)
-    assert [each.same for each in figures] == [(None, None), (2, 2), (None, None), (None, None)]
+    assert [each.same for each in figures] == [(None, None), (2, 2), (None, None)]
     # In the next run only what is missing runs.
     runs[bf16] = answer(1, 2, 3, 5)
     runs[fp32] = broken
