@@ -2,9 +2,9 @@
 
     python benchmarks/profile_step.py [--lengths 512 7900] [--dtypes bfloat16 float32] [--methods own …] [--out FILE.md]
 
-The model and the caches are those of caches.py. Each part is timed by a clock around its calls, of which a token makes
-some hundreds; the last column is the time without any clock. "kernel" is one call of SDPA or of the compiled library for
-each layer; "around it" is what else transformers and subquad do in attention, such as the repetition of keys for SDPA.
+The model and the caches are those of caches.py. A part's time is that of its calls, less other parts inside; the last
+column is a step without these clocks. "kernel" is SDPA or the compiled library; "around it" is what
+else transformers and subquad do in attention, such as repeating keys for SDPA.
 """
 
 import statistics
