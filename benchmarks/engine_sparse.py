@@ -55,11 +55,14 @@ def attend_with_cache(
 
 
 class CachedStates(nn.Module):
-    """Token ids and a cache to the last hidden states and the longer cache."""
+    """Token ids and a cache to the last hidden states and the longer cache.
 
-    def __init__(self, model: Any, cache: Cache):
+    With the head of a language model, the states become the logits of the last token.
+    """
+
+    def __init__(self, model: Any, cache: Cache, head: nn.Module | None = None):
         super().__init__()
-        self.model, self.cache = model, cache
+        self.model, self.cache, self.head = model, cache, head
 
     def forward(
         self, ids: Tensor, valid: Tensor, positions: Tensor, beams: Tensor, *past: Tensor
@@ -69,16 +72,17 @@ class CachedStates(nn.Module):
         seen = (torch.arange(valid.shape[1])[None] <= positions[0][:, None]) & (valid[0] > 0)[None]
         cache.mask = torch.where(seen, 0.0, -1e9)[None, None]
         states = self.model(input_ids=ids, position_ids=positions, use_cache=False).last_hidden_state
-        return states, *cache.present
+        return states if self.head is None else self.head(states[:, -1:]), *cache.present
 
 
-def save_stateful(model: Pretrained, path: Path) -> None:
-    """Convert the decoder with its cache as states of OpenVINO."""
+def save_stateful(model: Pretrained, path: Path, output: str = "states") -> None:
+    """Convert the decoder with its cache as states of OpenVINO. `output`: "states", or "logits" of the last token."""
     import openvino
     from openvino import opset13
     from openvino._offline_transformations import apply_make_stateful_transformation
 
     cache, base = Cache(), copy.deepcopy(model.model.base_model)
+    head = model.model.get_output_embeddings() if output == "logits" else None
     AttentionInterface.register(CACHED, partial(attend_with_cache, cache))
     AttentionMaskInterface.register(CACHED, lambda *_args, **_options: None)
     base.set_attn_implementation(CACHED)
@@ -91,7 +95,7 @@ def save_stateful(model: Pretrained, path: Path) -> None:
     valid, beams = torch.ones(1, earlier + new, dtype=torch.long), torch.zeros(1, dtype=torch.long)
     with torch.no_grad():
         made = openvino.convert_model(
-            CachedStates(base, cache).eval(), example_input=(ids, valid, positions, beams, *caches)
+            CachedStates(base, cache, head).eval(), example_input=(ids, valid, positions, beams, *caches)
         )
     pairs = {f"past.{number}": f"present.{number}" for number in range(len(caches))}
     for port, name in zip(made.inputs, (*INPUTS, *pairs), strict=True):
@@ -99,7 +103,7 @@ def save_stateful(model: Pretrained, path: Path) -> None:
         port.get_node().set_friendly_name(name)
         shape = [-1] if name == "beam_idx" else [-1, -1] if name in INPUTS else [-1, heads, -1, width]
         port.get_node().set_partial_shape(openvino.PartialShape(shape))
-    for port, name in zip(made.outputs, ("states", *pairs.values()), strict=True):
+    for port, name in zip(made.outputs, (output, *pairs.values()), strict=True):
         port.get_tensor().set_names({name})
     made.validate_nodes_and_infer_types()
     apply_make_stateful_transformation(made, pairs)

@@ -80,12 +80,12 @@ def missing(engine: str) -> str | None:
 
 
 class Worker:
-    """A process that runs rows of one engine."""
+    """A process that runs rows of one engine. `prepare`: what loads them; by default whole models without a cache."""
 
-    def __init__(self, process: str):
+    def __init__(self, process: str, prepare: Callable[..., dict[Any, Any]] | None = None):
         context = multiprocessing.get_context("spawn")  # a fork of a process with thread pools may hang
         self.connection, theirs = context.Pipe()
-        self.process = context.Process(target=serve, args=(process, theirs), daemon=True)
+        self.process = context.Process(target=serve, args=(process, theirs, prepare), daemon=True)
         self.process.start()
         theirs.close()
 
@@ -112,9 +112,9 @@ class Worker:
         self.process.terminate()
 
 
-def serve(process: str, connection: Connection) -> None:
+def serve(process: str, connection: Connection, prepare: Callable[..., dict[Any, Any]] | None = None) -> None:
     """Answer requests until "close": ("prepare", job, rows), ("run", row, ids)."""
-    runs: dict[Row, Any] = {}
+    runs: dict[Any, Any] = {}
     while True:
         request = connection.recv()
         if request[0] == "close":
@@ -122,7 +122,7 @@ def serve(process: str, connection: Connection) -> None:
         try:
             if request[0] == "prepare":
                 runs.clear()  # the models of the job before
-                runs.update(prepare(process, *request[1:]))
+                runs.update((prepare or whole_models)(process, *request[1:]))
                 result: Any = {row: run for row, run in runs.items() if isinstance(run, str)}
             else:
                 result = timed(runs[request[1]], request[2])
@@ -140,7 +140,7 @@ def timed(run: Callable[[np.ndarray], Any], ids: np.ndarray) -> tuple[float, Any
     return time.perf_counter() - start, result
 
 
-def prepare(process: str, job: Job, rows: Sequence[Row]) -> dict[Row, Any]:
+def whole_models(process: str, job: Job, rows: Sequence[Row]) -> dict[Row, Any]:
     """The run of each row, or the reason why there is none."""
     import torch  # here, because the command that starts processes must not wait for it twice
     from engine_models import Converted, onnxruntime_runs, openvino_runs, pretrained, swapped, torch_run
@@ -167,7 +167,7 @@ def prepare(process: str, job: Job, rows: Sequence[Row]) -> dict[Row, Any]:
     return {row: attempt(load, row) for row in rows}
 
 
-def attempt(load: Callable[[Row], Any], row: Row) -> Any:
+def attempt(load: Callable[[Any], Any], row: Any) -> Any:
     """What `load` makes of a row, or why it cannot."""
     try:
         return load(row)

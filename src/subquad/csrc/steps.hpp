@@ -7,10 +7,10 @@
 //     rows │ chunk  │ chunk  │ chunk  │   │   each chunk gives every row a partial: its sum of values, the highest
 //          └────────┴────────┴────────┴───┘   logit and the sum of weights; partials are merged in the order of chunks
 //
-// Where chunks begin depends on nothing but the keys' positions and the number of rows: results do not depend on the number
-// of threads, nor on keys behind the last one that is seen. A chunk is read tile by tile; a tile stays in the cache while
-// blocks of STEP_ROWS rows go over it. A logit is a product along D, so that a vector holds parts of one logit; those of W
-// keys are added up by transposing them. From STEP_MANY rows on, keys are transposed instead.
+// Chunks begin at positions that depend on nothing but the number of rows: results do not depend on the number of threads,
+// nor on keys behind the last one that is seen. A chunk is read tile by tile; a tile stays in the cache while blocks of
+// STEP_ROWS rows go over it. A logit is a product along D, so that a vector holds parts of one logit; those of W keys are
+// added up by transposing them. From STEP_MANY rows on, keys are transposed instead.
 //
 // As in `exact_forward.hpp`, weights are 2^−SHRUNK of what they are; a query that sees keys, all with logits of −∞, has an
 // output of NaN, and one that sees none, or is padding, has 0. A weight of 0 is never multiplied with a value that its query
@@ -20,10 +20,10 @@ constexpr int64_t STEP_TILE = 256;        // keys; a multiple of W
 constexpr int64_t STEP_SPAN = 64;         // keys of one sum of values
 constexpr int64_t STEP_CHUNK = 4096;      // the most keys of a chunk
 constexpr int64_t STEP_ROWS = 4;          // of a block
-constexpr int64_t STEP_MANY = 13;         // rows, from which on a tile is multiplied as a matrix,
-constexpr int64_t STEP_BLOCK = 64;        // so many rows at a time
+constexpr int64_t STEP_MANY = 13;         // rows, from which on a tile is multiplied as a matrix
+constexpr int64_t STEP_BLOCK = 64;        // rows of such a product
 constexpr int64_t STEP_AHEAD = 8192;      // bytes of rows, after which a row is asked for in advance
-constexpr int64_t FAR = (int64_t)1 << 60;  // further than any position, and its double is a number
+constexpr int64_t FAR = (int64_t)1 << 60;  // further than any key; sums of two such numbers do not overflow
 
 struct KeyRange {
   int64_t first, end;
@@ -91,6 +91,7 @@ struct StepRows {
   // It may lie behind the last row: nothing is read.
   void ask_beyond(const S *part, int64_t width) const {
     const int64_t bytes = width * (int64_t)sizeof(S);
+    if (bytes == 0) return;
     const uintptr_t later = (uintptr_t)part + STEP_AHEAD / bytes * row * (int64_t)sizeof(S);
     for (int64_t at = 0; at < bytes; at += CACHE_LINE) __builtin_prefetch((const void *)(later + at), 0, 2);
   }
@@ -207,7 +208,7 @@ static float weigh_step(float *logits, int64_t count, const KeyRange &seen, floa
     vf weight = exp_nonpositive<SHRUNK>(load(logits + j) - base);
     if (j < seen.first || j + W > seen.end) {
       const vi at = ramp + (int32_t)j;
-      weight = select(at >= (int32_t)seen.first & at < (int32_t)seen.end, weight, vf{});
+      weight = select((at >= (int32_t)seen.first) & (at < (int32_t)seen.end), weight, vf{});
     }
     sums += weight;
     store(logits + j, weight);
@@ -224,7 +225,7 @@ static float highest_step(const float *logits, const KeyRange &seen, float befor
     vf x = load(logits + j);
     if (j < seen.first || j + W > seen.end) {
       const vi at = ramp + (int32_t)j;
-      x = select(at >= (int32_t)seen.first & at < (int32_t)seen.end, x, splat(-__builtin_inff()));
+      x = select((at >= (int32_t)seen.first) & (at < (int32_t)seen.end), x, splat(-__builtin_inff()));
     }
     high = maximum(x, high);
   }
@@ -511,6 +512,7 @@ struct StepMerging {
 
 template <class T>
 static int64_t steps_forward_of(const Steps &a, void *workspace) {
+  if (a.G == 0) return a.H == 0 ? 0 : BAD_LIST;
   Arena arena{(char *)workspace};
   const int64_t group = a.H / a.G, rows = a.N * group, heads = a.B * a.G, E = round_up(a.E, W);
   int64_t length = STEP_TILE, chunks = 0;  // keys of a chunk, more for many rows; chunks of the longest item

@@ -4,8 +4,8 @@
     weights_ij = e^{logits_ij} / (e^{s_h} + Σ_j e^{logits_ij})          sinks s_h of each head, GPT-OSS
 
 SDPA has neither. For a few queries without a gradient, such as steps on a cache, this library's kernel computes them:
-sinks are a factor of the outputs, σ(lse_i − s_h). Else this computes the logits, for a block of queries after the other:
-memory is O(BLOCK·M) per head.
+sinks are a factor of the outputs, σ(lse_i − s_h). Otherwise this computes the logits, for a block of queries after the
+other: memory is O(BLOCK·M) per head.
 """
 
 from collections.abc import Iterator
@@ -37,10 +37,12 @@ def attend_exactly(
     """Exact attention with capped logits, sinks (H,), or both; 0 where a query sees no key. (B,H,N,D) in and out."""
     call = Call(mask, None, query.shape[-1] ** -0.5 if scale is None else scale, dropout_p, seed=0)
     few = few_arguments(query, key, value, call)
+    partial = None
     if few is not None and not differentiated(*(() if sinks is None else (sinks,))):
         check_sinks(sinks, query.shape[1])
-        tensors, options = few
-        out, lse = attend_few(*tensors, softcap=softcap, **options)
+        partial = attend_few.if_taken(*few[0], softcap=softcap, **few[1])
+    if partial is not None:
+        out, lse = partial
         if sinks is None:
             return out
         shares = (lse - sinks.to(lse.dtype).view(-1, 1)).sigmoid().masked_fill(lse.isneginf(), 0.0)

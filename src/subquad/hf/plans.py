@@ -59,9 +59,11 @@ class Plan:
         """A description in words of what was verified at a planned length."""
         measured = self.verified[str(length)]
         batches = f" ({batches_in_words(measured['batches'])})" if measured.get("batches") else ""
+        requests = measured.get("requests")
+        whole = f", {requests['speedup']:.2f}× with {requests['new_tokens']} new tokens" if requests else ""
         return (
             f"fidelity {measured['fidelity']:.4f}, at least {measured['bound']:.4f} at confidence "
-            f"{measured['confidence']:g}; {measured['speedup']:.2f}× the speed of exact attention{batches}"
+            f"{measured['confidence']:g}; {measured['speedup']:.2f}× the speed of exact attention{whole}{batches}"
         )
 
     def baseline(self, length: int) -> dict[str, Any]:

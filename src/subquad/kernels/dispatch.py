@@ -53,8 +53,10 @@ def choose(**refusals: str | None) -> str:
     """
     forced = _forced_now()
     if forced is None:
-        taking = (name for name in reversed(_BACKENDS) if refusals.get(name, "no such op") is None)
-        return next((name for name in taking if _BACKENDS[name]() is None), "reference")
+        for name in reversed(_BACKENDS):
+            if name in refusals and refusals[name] is None and _BACKENDS[name]() is None:
+                return name
+        return "reference"
     if forced != "reference":
         reason = refusals.get(forced, "it does not have this op")
         if reason is not None:
@@ -163,6 +165,15 @@ class Op(Generic[P, R]):
         """Whether a compiled backend runs here and takes this call; the one that is forced does not matter."""
         x = self._arguments(*args, **kwargs)
         return any(_BACKENDS[name]() is None and refusal(x) is None for name, refusal in self._refusals.items())
+
+    def if_taken(self, *args: P.args, **kwargs: P.kwargs) -> R | None:
+        """As a call of the op where `takes` is true, otherwise None."""
+        x = self._arguments(*args, **kwargs)
+        refusals = {name: refusal(x) for name, refusal in self._refusals.items()}
+        if not any(reason is None and _BACKENDS[name]() is None for name, reason in refusals.items()):
+            return None
+        backend = choose(**refusals)
+        return self.reference(*args, **kwargs) if backend == "reference" else self._compiled(backend, x)
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Run on the backend that `choose` gives."""

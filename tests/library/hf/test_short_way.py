@@ -50,6 +50,7 @@ def test_a_step_is_the_models_own(method, side, new, general_way):
     ids, mask = padded_ids(side or "right", length=LENGTH, pads=6 if side else 0)
     want = step(model, ids, mask, new=new)
     sq.hf.swap(model, method)
+    general_way.clear()  # of the trial
     torch.testing.assert_close(step(model, ids, mask, new=new), want, atol=1e-5, rtol=1e-4)
     assert len(general_way) == len(attached(model))  # for the tokens before the step
 
@@ -64,6 +65,7 @@ def test_methods_whose_last_queries_are_not_exact(method):
 def test_more_queries_than_are_exact_go_the_general_way(general_way):
     model = build("llama").model
     sq.hf.swap(model, "clustered-tail:last=3")
+    general_way.clear()  # of the trial
     ids, _ = padded_ids(length=LENGTH, pads=0)
     step(model, ids, new=4)
     assert len(general_way) == 2 * len(attached(model))
@@ -109,6 +111,7 @@ def inside_a_transform(model):
 def test_what_must_see_every_call_does(around, general_way):
     model = build("llama").model
     sq.hf.swap(model, "clustered-tail")
+    general_way.clear()  # of the trial
     with around(model) or nullcontext():
         step(model, *padded_ids(length=LENGTH, pads=0))
     of_step = 1 if around is hooked else len(attached(model))
@@ -118,6 +121,7 @@ def test_what_must_see_every_call_does(around, general_way):
 def test_a_gradient_goes_the_general_way(general_way):
     model = build("llama").model
     sq.hf.swap(model, "full")
+    general_way.clear()  # of the trial
     ids, _ = padded_ids(length=LENGTH, pads=0)
     cache = hf.DynamicCache(config=model.config)
     model(ids[:, :-1], past_key_values=cache)

@@ -353,8 +353,8 @@ def steps(draw: Draw) -> list[Tensor]:
     D, E = draw.size(3 if long else 80), draw.size(3 if long else 80)
     inputs = [draw.normal(*shape, dtype=dtype) for shape in ((B, H, N, D), (B, G, M, D), (B, G, M, E))]
     offsets = draw.whole(-9, M + 9, B) if draw.maybe() else None
-    pattern = draw.valid(B, M), draw.valid(B, N), offsets, draw.maybe(), draw.rng.choice((0, M - N, -7, 2**40))
-    window, softcap = draw.rng.choice((None, 0, 5, 300, 2**40)), draw.rng.choice((None, None, 0.5, 30.0))
+    pattern = draw.valid(B, M), draw.valid(B, N), offsets, draw.maybe(), draw.rng.choice((0, M - N, -7, 2**62))
+    window, softcap = draw.rng.choice((None, 0, 5, 300, 2**62)), draw.rng.choice((None, None, 0.5, 30.0))
     results = OPS.steps_forward("cpu", *inputs, *pattern, 0.3, window, softcap)
     return [*results, torch.zeros(B, G)]  # its heads show which query heads share one: see `run_case`
 

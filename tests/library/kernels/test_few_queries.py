@@ -166,7 +166,7 @@ def test_results_depend_neither_on_threads_nor_on_what_lies_behind(N, dtype, var
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_sums_over_many_keys(dtype, variant):
-    """300,000 equal values and keys, without 300,000 rows in memory: the error does not grow with the number of keys."""
+    """The error does not grow with the number of keys; 300,000 equal ones are one row in memory."""
     query, key, value = (x.to(dtype) for x in inputs_of(2, 1, D=16, E=16))
     key, value = (x.expand(-1, -1, 300_000, -1) for x in (key, value))
     out, lse = compiled(variant, query, key, value, None, causal=False, offset=0, scale=0.3)

@@ -4,10 +4,11 @@ import random
 
 import pytest
 import torch
+from transformers import DynamicCache
 
 from subquad.methods import parse_method
 from subquad.tools.models import generation
-from subquad.tools.models.generation import Prompts, has_exact_steps, takes_cache, time_steps
+from subquad.tools.models.generation import Prompts, has_exact_steps, new_cache, takes_cache, time_steps
 from subquad.tools.models.pretrained import Pretrained
 from tests.library.hf.models import VOCAB, build
 
@@ -31,7 +32,7 @@ def items():
 
 @torch.no_grad()
 def test_a_step_has_the_logits_of_a_whole_pass_over_each_text(pretrained, items):
-    prompts = Prompts(pretrained, items, swapped=False)
+    prompts = Prompts(pretrained, items, new_cache(pretrained.model, False))
     logits = prompts.step()
     for item, token, mine in zip(items, prompts.token[:, 0].tolist(), logits, strict=True):
         whole = pretrained.model(torch.tensor([[*item, token, token]]), use_cache=False).logits[0, -1]
@@ -40,7 +41,7 @@ def test_a_step_has_the_logits_of_a_whole_pass_over_each_text(pretrained, items)
 
 @torch.no_grad()
 def test_a_step_leaves_the_cache_as_it_was(pretrained, items):
-    prompts = Prompts(pretrained, items, swapped=False)
+    prompts = Prompts(pretrained, items, new_cache(pretrained.model, False))
     before = prompts.cache.get_seq_length()
     (_, first), (_, second) = prompts.timed_step(), prompts.timed_step()
     assert torch.equal(first, second)
@@ -54,7 +55,7 @@ def test_rows_are_timed_in_turn_and_compared_with_exact_steps(pretrained, items)
     runs = {"full": (pretrained, None), "halves": (pretrained, parse_method(HALVES)), "local": (pretrained, window)}
     if pretrained.name == "gemma3":  # whose layers have windows of their own
         del runs["local"]
-    times = time_steps(runs, items, random.Random(0), turns=3)
+    times = time_steps(runs, items, random.Random(0), rounds=3)
     assert all(len(row.seconds) == 3 and min(row.seconds) > 0 for row in times.rows.values())
     assert times.rows["full"].kl is None
     assert times.rows["halves"].kl < 1e-9
@@ -73,17 +74,26 @@ def test_a_refused_step_has_a_reason(pretrained, items, monkeypatch):
 
     monkeypatch.setattr(Prompts, "step", refused)
     runs = {"full": (pretrained, None), "halves": (pretrained, parse_method(HALVES))}
-    rows = time_steps(runs, items[:1], random.Random(0), turns=2).rows
+    rows = time_steps(runs, items[:1], random.Random(0), rounds=2).rows
     assert (rows["halves"].reason, rows["halves"].seconds) == ("no steps here", [])
     assert len(rows["full"].seconds) == 2
 
 
-def test_swapped_rows_have_the_cache_of_swapped_models(pretrained, items, monkeypatch):
-    made, own = [], generation.new_cache
-    monkeypatch.setattr(generation, "new_cache", lambda model, swapped: made.append(swapped) or own(model, swapped))
+def test_rows_share_the_prompts_of_a_cache_of_their_type(pretrained, items, monkeypatch):
+    class OfSwapped(DynamicCache):
+        """Another type."""
+
+    read = []
+    prompts = generation.Prompts
+    monkeypatch.setattr(generation, "Prompts", lambda *given: read.append(type(given[-1])) or prompts(*given))
     runs = {"full": (pretrained, None), "halves": (pretrained, parse_method(HALVES)), "again": (pretrained, None)}
-    time_steps(runs, items, random.Random(0), turns=1)
-    assert sorted(made) == [False, True]
+    time_steps(runs, items, random.Random(0), rounds=1)
+    assert read == [DynamicCache]
+    monkeypatch.setattr(
+        generation, "new_cache", lambda model, swapped: (OfSwapped if swapped else DynamicCache)(config=model.config)
+    )
+    assert time_steps(runs, items, random.Random(0), rounds=1).rows["halves"].kl < 1e-9
+    assert read == [DynamicCache, DynamicCache, OfSwapped]
 
 
 @pytest.mark.parametrize(

@@ -61,7 +61,7 @@ def test_a_request_is_its_prefill_and_its_steps(report):
         for length, request in row["request"].items():
             assert request["new_tokens"] == 9
             assert request["extra_mib"] == row["model"][length]["extra_mib"]
-            assert row["step"][length]["repeats"] == generation.TURNS
+            assert row["step"][length]["repeats"] == generation.ROUNDS
             if name == "full":
                 assert request["ms"] == pytest.approx(row["model"][length]["ms"] + 8 * row["step"][length]["ms"])
                 assert request["speedup"] == 1.0

@@ -2,13 +2,13 @@
 
 On CPUs with AVX2, subquad's kernels are faster than SDPA. One is for up to 32 queries without a gradient
 (`kernels.attention.steps`), as in steps on a cache; it knows causal masks, offsets, windows and padding. The other
-(`kernels.attention.exact`) knows causal masks and padding. Other masks, a bias and dropout are SDPA's, and so are calls
-of a few queries and keys. SDPA does not return the log-sum-exp: that is our kernels' too, or for other masks that of the
-one below SDPA (`kernels.attention.blockwise.partial`); elsewhere, with a bias or with dropout, the logits are computed
-once more, for some queries at a time.
+(`kernels.attention.exact`) knows causal masks and padding. Other masks, a bias and dropout are SDPA's, and so are few
+queries with few keys. SDPA does not return the log-sum-exp: that is our kernels' too, or for other masks that of the one
+below SDPA (`kernels.attention.blockwise.partial`); elsewhere, with a bias or with dropout, the logits are computed once
+more, for some queries at a time.
 
-Subquad's kernels do not read padding. SDPA multiplies it by 0, so `exact` clears what is not finite in padding before it
-calls SDPA; `exact_by_sdpa`, the baseline, does not.
+Subquad's kernels do not read padding. SDPA multiplies it by 0, so `exact` clears what is not finite in padding before
+it calls SDPA; `exact_by_sdpa`, the baseline, does not.
 """
 
 from collections.abc import Iterator
@@ -21,13 +21,12 @@ from torch import Tensor
 from subquad.kernels import native
 from subquad.kernels.attention.blockwise.partial import fused_partial, is_fused, is_fused_on_gpu
 from subquad.kernels.attention.exact.op import exact_partial
-from subquad.kernels.attention.steps.op import MOST_QUERIES, attend_few
 from subquad.kernels.attention.softmax import visible_logsumexp
+from subquad.kernels.attention.steps.op import MOST_QUERIES, attend_few
 from subquad.kernels.precision import upcast
 from subquad.kernels.tokens.heads import repeat_heads
 from subquad.kernels.tokens.padding import cleared_inputs
 from subquad.kernels.transforms import exact_attention
-from subquad.masks import Mask
 from subquad.methods.core.call import Call, Partial
 
 QUERIES, PAIRS = 16, 2**12  # with fewer, a call of SDPA is cheaper (`benchmarks/exact_kernel.py` times longer ones)
@@ -60,10 +59,9 @@ def sdpa(query: Tensor, key: Tensor, value: Tensor, call: Call) -> Tensor:
 def exact(query: Tensor, key: Tensor, value: Tensor, call: Call) -> Partial:
     """Exact attention, with its log-sum-exp where the call wants it. Padding may hold NaN and infinity."""
     few = few_arguments(query, key, value, call) if _few_pay(query, key, call) else None
-    if few is not None:
-        tensors, options = few
-        out, lse = attend_few(*tensors, **options)
-        return out, lse if call.wants_lse else None
+    partial = None if few is None else attend_few.if_taken(*few[0], **few[1])
+    if partial is not None:
+        return partial if call.wants_lse else (partial[0], None)
     mask, plain = call.mask, call.bias is None and not call.dropout_p
     with_lse = call.wants_lse and plain and mask.only_later_or_padded and is_fused(query)
     if with_lse or (not call.wants_lse and sdpa_instead(query, key, value, call) is None):
@@ -84,7 +82,8 @@ def sdpa_instead(query: Tensor, key: Tensor, value: Tensor, call: Call) -> str |
     """Why SDPA computes the output of a call, and not subquad's kernel; None if the kernel does."""
     if call.bias is not None or call.dropout_p:
         return "subquad's kernel supports neither a bias nor dropout, so SDPA ran"
-    if _few_pay(query, key, call) and few_arguments(query, key, value, call) is not None:
+    few = few_arguments(query, key, value, call) if _few_pay(query, key, call) else None
+    if few is not None and attend_few.takes(*few[0], **few[1]):
         return None
     if not call.mask.only_later_or_padded:
         return "subquad's kernel supports no masks but causality and padding for more than a few queries, so SDPA ran"
@@ -97,7 +96,7 @@ def sdpa_instead(query: Tensor, key: Tensor, value: Tensor, call: Call) -> str |
 def few_arguments(
     query: Tensor, key: Tensor, value: Tensor, call: Call
 ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-    """The arguments of `attend_few`, in order and by name, where it takes the call; else None."""
+    """The arguments of `attend_few`, in order and by name; None where it does not know the mask, or does not pay."""
     (B, _, N, _), M, mask = query.shape, key.shape[2], call.mask
     if call.bias is not None or call.dropout_p or not _kernels_run(query) or N > MOST_QUERIES:
         return None
@@ -111,14 +110,21 @@ def few_arguments(
             options["offset"] = mask.offset or 0
     options["valid_queries"] = mask.query_padding(N)
     tensors = query, key, value, mask.key_padding(M)
-    return (tensors, options) if attend_few.takes(*tensors, **options) else None
+    return tensors, options
 
 
 def _few_pay(query: Tensor, key: Tensor, call: Call) -> bool:
     """Whether `attend_few`, if it takes the call, is faster than SDPA: except for few keys that all queries see."""
     M, mask = key.shape[2], call.mask
     least = KEYS if query.element_size() > 2 else KEYS_16_BITS
-    if M >= least or call.wants_lse or mask.span is not None or isinstance(mask.offset, Tensor) or mask.keys or mask.both:
+    if (
+        least <= M
+        or call.wants_lse
+        or mask.span is not None
+        or isinstance(mask.offset, Tensor)
+        or mask.keys
+        or mask.both
+    ):
         return True
     return mask.is_causal and not mask.only_causal and (mask.offset or 0) < M - 1
 

@@ -152,8 +152,8 @@ def _steps(
         from subquad.tools.cli.finished import Claim
         from subquad.tools.cli.results import results_in
 
-        for option, given in (("--gpu-sheet", gpu_sheet), ("--compare", compare), ("--executor", executor.description)):
-            if given:
+        for option, value in (("--gpu-sheet", gpu_sheet), ("--compare", compare), ("--executor", executor.description)):
+            if value:
                 raise InputError(f"{option} does not go with --steps; leave out one of the two")
         with needs("report"):
             from subquad.tools.bench.write import write_steps

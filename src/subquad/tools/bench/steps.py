@@ -85,13 +85,13 @@ CALLS: JobKind[StepCalls] = JobKind(
 
 def check(settings: BenchSettings) -> None:
     """Raise InputError for what is wrong in the settings, or does not go with --steps."""
-    for option, given in (
+    for option, value in (
         ("--methods", settings.methods != BENCHED),
         ("--plan", bool(settings.plans)),
         ("--passes", settings.passes != ("forward",)),
         ("--causal", settings.causal),
     ):
-        if given:
+        if value:
             raise InputError(f"{option} is given, but --steps measures forward passes of causal SDPA and {FAST_EXACT}")
     settings = resolved(settings)
     check_sizes(settings)
@@ -171,22 +171,22 @@ class StepsBench(JobRun):
         read = statistics.median(seconds[READ])
         return StepCalls(list(rows.values()), read_bytes / read / 1e9, use)
 
-    def report(self, given: BenchSettings) -> dict[str, Any]:
+    def report(self, settings: BenchSettings) -> dict[str, Any]:
         """All calls, with what they depend on: plain data."""
-        units = {shape: self.results[CALLS(*shape)] for shape in self.shapes}
+        by_shape = {shape: self.results[CALLS(*shape)] for shape in self.shapes}
         return {
             "kind": KIND,
             "created": datetime.now(UTC).isoformat(timespec="seconds"),
-            "command": as_command("bench", given),
+            "command": as_command("bench", settings),
             "settings": {name: value for name, value in asdict(self.settings).items() if name not in UNUSED},
-            "rows": [asdict(call) for unit in units.values() for call in unit.calls],
+            "rows": [asdict(call) for unit in by_shape.values() for call in unit.calls],
             "reads": [
                 {"dtype": dtype, "keys": keys, "queries": queries, "gb_per_s": unit.read_gb_per_s}
-                for (dtype, keys, queries), unit in units.items()
+                for (dtype, keys, queries), unit in by_shape.items()
             ],
             "versions": machine.versions(),
             "hardware": machine.hardware(self.settings.device),
-            "load": machine.load(self.load_average, [unit.use for unit in units.values()]),
+            "load": machine.load(self.load_average, [unit.use for unit in by_shape.values()]),
             "notes": self.resumed_note,
         }
 
@@ -213,8 +213,8 @@ def _sdpa(query: Tensor, key: Tensor, value: Tensor) -> Callable[[], Tensor]:
     tokens, keys = query.shape[2], key.shape[2]
     mask = None
     if tokens > 1:
-        places = torch.arange(keys - tokens, keys, device=query.device)
-        mask = torch.arange(keys, device=query.device) <= places[:, None]
+        positions = torch.arange(keys - tokens, keys, device=query.device)
+        mask = torch.arange(keys, device=query.device) <= positions[:, None]
     options: dict[str, Any] = {"attn_mask": mask, "enable_gqa": query.shape[1] != key.shape[1]}
     return partial(F.scaled_dot_product_attention, query, key, value, **options)
 

@@ -46,8 +46,7 @@ from subquad.tools.measure.memory import peak_extra_mib
 from subquad.tools.measure.noise import AGAIN
 from subquad.tools.measure.timing import by_name, one_round, predicted, shuffled, stopwatch
 from subquad.tools.models.dtypes import FP32, TORCH
-from subquad.tools.models.generation import STEPS as STEPS_OF_A_TURN
-from subquad.tools.models.generation import new_tokens_after, request_seconds, time_steps
+from subquad.tools.models.generation import STEPS_IN_ROUND, new_tokens_after, request_seconds, time_steps
 from subquad.tools.models.passages import TokenizedText
 from subquad.tools.models.pretrained import BATCH, Pretrained, running
 from subquad.tools.models.rows import CompareRow, mark_of
@@ -271,8 +270,8 @@ class Comparison(JobRun):
         shorter = [n for n in self.step_lengths_done if n < length]
         if not shorter:
             return prefills
-        turns = [sum(row.seconds) for row in self.results[STEPS(shorter[-1])].times.rows.values()]
-        return prefills + OVERHEAD * (STEPS_OF_A_TURN + 1) * sum(turns) * length / shorter[-1]
+        timed = [sum(row.seconds) for row in self.results[STEPS(shorter[-1])].times.rows.values()]
+        return prefills + OVERHEAD * STEPS_IN_ROUND * sum(timed) * length / shorter[-1]
 
     def _round_seconds(self, length: int) -> float:
         """Seconds of a turn through all rows, with what follows its passes."""
@@ -387,7 +386,7 @@ class Comparison(JobRun):
         return StepRounds(times, use)
 
     def step_seconds(self, length: int) -> dict[str, list[float]]:
-        """Seconds of a step of each row that has steps, turn by turn."""
+        """Seconds of a step of each row that has steps, round by round."""
         rows = self.results[STEPS(length)].times.rows
         return {name: row.seconds for name, row in rows.items() if row.reason is None}
 

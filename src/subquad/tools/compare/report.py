@@ -31,7 +31,7 @@ from subquad.tools.measure.fidelity import cosine, crossover, percentile, relati
 from subquad.tools.measure.noise import AGAIN, ASSUMED_NOISE, TIE, against_itself, at_least_typical, noise_of
 from subquad.tools.measure.timing import cost, exact_cost, ratios
 from subquad.tools.models.dtypes import FP32, has_products
-from subquad.tools.models.generation import TURNS, has_exact_steps, takes_cache
+from subquad.tools.models.generation import ROUNDS, has_exact_steps, takes_cache
 from subquad.tools.models.longer import longer_note
 from subquad.tools.models.next_tokens import NextTokens, summed
 from subquad.tools.models.rows import NOT_CALIBRATED, CompareRow
@@ -507,7 +507,7 @@ def _of_requests(c: Comparison) -> list[str]:
     if c.step_lengths_done:
         notes.append(
             "A generated token is one step on the cache of a prompt of that length (`DynamicCache`), without the "
-            f"choice of the token; in {TURNS} turns, all rows run it on the same keys and values. A request is the "
+            f"choice of the token; in {ROUNDS} rounds, all rows run it on the same keys and values. A request is the "
             "prefill and a step of the median time for each further new token: later steps read a few more tokens, "
             "which is not counted. Its extra memory includes the cache."
         )

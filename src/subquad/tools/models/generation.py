@@ -1,7 +1,7 @@
 """Time what a request costs after its prompt: each generated token is a step on the cache that the prefill filled.
 
 A request of n new tokens is the prefill, which gives the first of them, and n − 1 steps. The steps of all rows are
-timed in turn on one cache, which exact attention's prefill filled: how long a step takes depends on the number of
+timed in rounds on one cache, which exact attention's prefill filled: how long a step takes depends on the number of
 tokens in the cache, and not on what they are. The cache forgets each step, so that all steps have the same number of
 tokens before them.
 """
@@ -26,8 +26,8 @@ from subquad.tools.models.dtypes import short_name
 from subquad.tools.models.pretrained import Pretrained, running
 
 NEW_TOKENS = 128  # of a request, by default
-TURNS = 5  # through all rows
-STEPS = 2  # that are timed in a turn, after one that is not
+ROUNDS = 5  # of timing, through all rows
+STEPS_IN_ROUND = 2  # of each row: the first is not timed, because methods were just put into the model
 LAST = "logits_to_keep"
 
 Run = tuple[Pretrained, Any]  # a model, and the methods that run in it, as `running` takes them
@@ -37,7 +37,7 @@ Run = tuple[Pretrained, Any]  # a model, and the methods that run in it, as `run
 class RowSteps:
     """The steps of one row."""
 
-    seconds: list[float] = field(default_factory=list)  # of a step, turn by turn
+    seconds: list[float] = field(default_factory=list)  # of a step, round by round
     kl: float | None = (
         None  # KL(exact ‖ this) of the next token after one step, in nats; None of exact attention itself
     )
@@ -122,11 +122,11 @@ def request_seconds(prefills: Sequence[float], step: float, new_tokens: int) -> 
 class Prompts:
     """Prompts in a model's cache, and one token after them."""
 
-    def __init__(self, pretrained: Pretrained, items: Sequence[Sequence[int]], swapped: bool):
+    def __init__(self, pretrained: Pretrained, items: Sequence[Sequence[int]], cache: Any):
         self.model = pretrained.model
         self.options = set(inspect.signature(self.model.forward).parameters)
         ids, self.visible = _left_padded(pretrained, items)
-        self.cache = new_cache(self.model, swapped)
+        self.cache = cache
         with running(self.model, None):
             self.token = self._run(ids)[:, -1:].argmax(-1)
             self.cache_mib = _bytes_of(self.cache) / 2**20
@@ -166,32 +166,33 @@ class Prompts:
 
 @torch.inference_mode()
 def time_steps(
-    runs: Mapping[str, Run], items: Sequence[Sequence[int]], draw: random.Random, turns: int = TURNS
+    runs: Mapping[str, Run], items: Sequence[Sequence[int]], draw: random.Random, rounds: int = ROUNDS
 ) -> StepTimes:
-    """Seconds of a step after these prompts, of every row in turn, and how close the steps are to exact ones.
+    """Seconds of a step after these prompts, of every row in each round, and how close the steps are to exact ones.
 
-    Each turn has an order of its own. In a turn, a row runs one step that is not timed, because methods were just put
-    into the model, and then `STEPS`, of which the mean is taken.
+    Each round has an order of its own. Rows of one model with caches of one type share the prompts.
     """
-    prompts: dict[tuple[int, bool], Prompts] = {}
-    exact: dict[int, Tensor] = {}
-    for model, methods in runs.values():
-        at = id(model), methods is not None
-        if at not in prompts:
-            prompts[at] = Prompts(model, items, swapped=at[1])
+    by_cache: dict[tuple[int, type], Prompts] = {}
+    prompts, exact, sizes = dict[str, Prompts](), dict[int, Tensor](), dict[str, float]()
+    for name, (model, methods) in runs.items():
+        cache = new_cache(model.model, swapped=methods is not None)
+        at = id(model), type(cache)
+        if at not in by_cache:
+            by_cache[at] = Prompts(model, items, cache)
+        prompts[name] = by_cache[at]
+        sizes.setdefault(short_name(model.model.dtype), prompts[name].cache_mib)
         if at[0] not in exact:
             with running(model.model, None):
-                exact[at[0]] = prompts[at].timed_step()[1].log_softmax(-1)
+                exact[at[0]] = prompts[name].timed_step()[1].log_softmax(-1)
     rows = {name: RowSteps() for name in runs}
-    for turn in range(turns):
+    for number in range(rounds):
         for name, (model, methods) in shuffled(runs, draw).items():
             if rows[name].reason is None:
-                _turn(rows[name], prompts[id(model), methods is not None], methods, turn == 0, exact[id(model)])
-    sizes = {short_name(model.model.dtype): prompts[id(model), methods is not None] for model, methods in runs.values()}
-    return StepTimes(rows, {dtype: each.cache_mib for dtype, each in sizes.items()})
+                _run_round(rows[name], prompts[name], methods, number == 0, exact[id(model)])
+    return StepTimes(rows, sizes)
 
 
-def _turn(row: RowSteps, prompts: Prompts, methods: Any, first: bool, exact: Tensor) -> None:
+def _run_round(row: RowSteps, prompts: Prompts, methods: Any, first: bool, exact: Tensor) -> None:
     with running(prompts.model, methods):
         try:
             _, logits = prompts.timed_step()
@@ -201,8 +202,7 @@ def _turn(row: RowSteps, prompts: Prompts, methods: Any, first: bool, exact: Ten
         if first and methods is not None:
             kl = F.kl_div(logits.log_softmax(-1), exact, reduction="none", log_target=True).sum(-1).mean()
             row.kl = max(float(kl), 0.0)
-        taken = [prompts.timed_step()[0] for _ in range(STEPS)]
-    row.seconds.append(sum(taken) / len(taken))
+        row.seconds.append(prompts.timed_step()[0])
 
 
 def _left_padded(pretrained: Pretrained, items: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:

@@ -169,14 +169,14 @@ def _accepted(loss: float, shift: float) -> str:
 def _of_requests(made: Made) -> list[str]:
     """How requests were timed, and whether the plan's steps are exact."""
     pairs = zip(made.planning.lengths, made.planning.loads, strict=True)
-    timed = {load.length: found for planned, load in pairs if (found := requests_of(planned, load)) is not None}
+    timed = {load.length: r for planned, load in pairs if (r := requests_of(planned, load)) is not None}
     if not timed:
         return []
     notes = [
         "A request is the prefill, which gives the first new token, and a step on its cache (`DynamicCache`) of the "
         "median time for each further one: later steps read a few more tokens, which is not counted."
     ]
-    approximate = {n: found["step_kl"] for n, found in timed.items() if not found["exact_steps"]}
+    approximate = {n: r["step_kl"] for n, r in timed.items() if not r["exact_steps"]}
     if not approximate:
         return [*notes, "The plan's steps are exact attention by construction, over the keys of its own prefill."]
     each = listed([f"{kl:.2g} nats after {n:,} tokens" for n, kl in approximate.items()])

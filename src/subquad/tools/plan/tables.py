@@ -163,10 +163,10 @@ def requests(report: PlanReport) -> ReportTable:
     planned = [p for p in report["lengths"] if "requests" in p]
     lines = []
     for p in planned:
-        found = p["requests"]
-        cell = [cells.size(of[name]) for of in (found["exact"], found["plan"]) for name in times]  # type: ignore[literal-required]
-        speeds = (p["verified"]["speedup"], found["step_speedup"], found["speedup"])
-        lines.append(Line(f"{p['length']:,} + {found['new_tokens']:,} tokens", [*cell, *map(cells.speedup, speeds)]))
+        measured = p["requests"]
+        cell = [cells.size(row[name]) for row in (measured["exact"], measured["plan"]) for name in times]  # type: ignore[literal-required]
+        speeds = (p["verified"]["speedup"], measured["step_speedup"], measured["speedup"])
+        lines.append(Line(f"{p['length']:,} + {measured['new_tokens']:,} tokens", [*cell, *map(cells.speedup, speeds)]))
     return ReportTable(columns, lines, first="length")
 
 

@@ -9,6 +9,8 @@ from subquad.kernels.attention.steps.op import MOST_QUERIES, attend_few, steps_f
 from subquad.kernels.native import interface
 from subquad.kernels.tensors import differentiated
 
+READ = 8  # products that take as long as to read a number from memory
+
 
 @attend_few.refusal("cpu")
 def refusal(x: Any) -> str | None:
@@ -34,11 +36,12 @@ def forward(outputs: tuple[Tensor, Tensor], x: Any) -> None:
         offsets=(x.offsets, torch.int64, (B,)),
     )
     out, lse = outputs
+    products = B * M * (D + E) * (H * N + READ * G)
     interface.run(
         "steps_forward",
         **{"B": B, "H": H, "G": G, "N": N, "M": M, "D": D, "E": E, "dtype": dtype, "scale": x.scale},
         **{"causal": x.causal, "offset": x.offset, "window": -1 if x.window is None else x.window},
-        **{"softcap": x.softcap or 0.0, "threads": interface.threads(B * H * N * M * (D + E))},
+        **{"softcap": x.softcap or 0.0, "threads": interface.threads(products)},
         **{"query": x.query, "key": x.key, "value": x.value, "out": out, "lse": lse},
         **{"query_valid": x.valid_queries, "key_valid": x.valid, "offsets": x.offsets},
     )

