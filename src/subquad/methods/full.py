@@ -39,8 +39,8 @@ class Full(Method):
 
     Args:
         kernel: "sdpa", torch's, or "subquad": on CPUs with AVX2 or better, this library's compiled kernel, which is
-            faster in fp32, bf16 and fp16. It knows causal masks and padding; SDPA runs what it does not take (other
-            masks, a bias, dropout, fp64, a few queries, other devices).
+            faster in fp32, bf16 and fp16. It knows causal masks and padding, and for up to 32 queries windows; SDPA
+            runs what it does not take (other masks, a bias, dropout, fp64, few queries and keys, other devices).
         positions: "none", or "relative": learned terms of the distance in the logits, as in Transformer-XL. With them
             it runs only as a bound method, and is not exact attention.
 

@@ -3,7 +3,7 @@
 On CPUs with AVX2, subquad's kernels are faster than SDPA. One is for up to 32 queries without a gradient
 (`kernels.attention.steps`), as in steps on a cache; it knows causal masks, offsets, windows and padding. The other
 (`kernels.attention.exact`) knows causal masks and padding. Other masks, a bias and dropout are SDPA's, and so are few
-queries with few keys. SDPA does not return the log-sum-exp: that is our kernels' too, or for other masks that of the one
+queries with few keys. SDPA does not return the log-sum-exp: our kernels do, or for other masks the one
 below SDPA (`kernels.attention.blockwise.partial`); elsewhere, with a bias or with dropout, the logits are computed once
 more, for some queries at a time.
 
@@ -115,18 +115,13 @@ def few_arguments(
 
 def _few_pay(query: Tensor, key: Tensor, call: Call) -> bool:
     """Whether `attend_few`, if it takes the call, is faster than SDPA: except for few keys that all queries see."""
-    M, mask = key.shape[2], call.mask
+    keys, mask = key.shape[2], call.mask
+    hides = mask.span is not None or isinstance(mask.offset, Tensor) or len(mask.keys) + len(mask.both) > 0
     least = KEYS if query.element_size() > 2 else KEYS_16_BITS
-    if (
-        least <= M
-        or call.wants_lse
-        or mask.span is not None
-        or isinstance(mask.offset, Tensor)
-        or mask.keys
-        or mask.both
-    ):
+    if hides or call.wants_lse or keys >= least:
         return True
-    return mask.is_causal and not mask.only_causal and (mask.offset or 0) < M - 1
+    offset = mask.offset if isinstance(mask.offset, int) else 0
+    return mask.is_causal and not mask.only_causal and offset < keys - 1
 
 
 def _kernels_run(query: Tensor) -> bool:

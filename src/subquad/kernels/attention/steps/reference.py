@@ -75,7 +75,7 @@ def visible_keys(
         first = torch.zeros(1, dtype=torch.long, device=device) if offsets is None else offsets
         at = first[:, None, None, None] + torch.arange(N, device=device)[:, None] + offset
         ahead = torch.arange(M, device=device) - at
-        pattern = ahead <= (0 if causal else window)
+        pattern = ahead <= (0 if causal or window is None else window)
         pattern = pattern if window is None else pattern & (ahead >= -window)
         allowed = pattern if allowed is None else allowed & pattern
     if valid_queries is not None:
