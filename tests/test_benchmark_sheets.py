@@ -242,3 +242,15 @@ def test_caches_are_timed_with_each_method(made, tmp_path: Path):
     assert [row[5] for row in steps] == ["–", "–"]
     assert [row[1] for row in rows if row[0] == "float32"] == ["`own`", "`full`"]
     assert [len(row) for row in rows if row[0] == "24"] == [6, 6, 4]
+
+
+def test_the_parts_of_a_step_are_the_step(made, tmp_path: Path):
+    words = ["--dry-run", "--lengths", "24", "--dtypes", "float32", "--steps", "3", "--methods", "own", "full"]
+    made("profile_step", *words)
+    rows = [line.strip("| ").split(" | ") for line in (tmp_path / "out.md").read_text("utf-8").splitlines()]
+    steps = [row for row in rows if row[0] == "24"]
+    assert [row[2:4] for row in steps] == [
+        [kind, f"`{name}`"] for kind in ("dynamic", "growing") for name in ("own", "full")
+    ]
+    for row in steps:
+        assert all(float(part) > 0 for part in row[4:])

@@ -29,6 +29,8 @@ WAYS = {
     "prompt lookup": {"prompt_lookup_num_tokens": 4},
 }
 
+SAMPLED = pytest.mark.covering(strength=1)  # each family, and each of the other values, at least once
+
 
 @pytest.fixture(params=FAMILIES)
 def own(request) -> Subject:
@@ -58,15 +60,15 @@ def in_calls(model: Subject, ids, sizes, cache=None, mask=None):
     return logits
 
 
-@pytest.mark.parametrize(
-    "length", [1, 63, 700, *(pytest.param(n, marks=pytest.mark.long) for n in (2, 17, 64, 65, 255))]
-)
+@SAMPLED
+@pytest.mark.parametrize("length", [1, 2, 17, 63, 64, 65, 255, 700])
 def test_steps_after_a_prompt(own, length):
     sizes = [length, *STEPS]
     ids = prompt(sum(sizes), batch=2)
     assert_same(lambda model: in_calls(model, ids, sizes), own)
 
 
+@SAMPLED
 @pytest.mark.parametrize("kind", ["dynamic", "growing", "static"])
 @pytest.mark.parametrize("side", ["left", "right", "holes"])
 def test_steps_of_a_padded_batch(own, side, kind):
@@ -87,6 +89,7 @@ def test_steps_on_a_static_cache(own):
     assert_same(lambda model: in_calls(model, ids, sizes, model.cache("static", 200)), own)
 
 
+@SAMPLED
 @pytest.mark.parametrize("kind", ["dynamic", "growing"])
 def test_a_cropped_cache_and_a_second_prompt(own, kind):
     """As assisted generation crops what was refused, and a conversation goes on."""
@@ -103,6 +106,7 @@ def test_a_cropped_cache_and_a_second_prompt(own, kind):
     assert_same(run, own)
 
 
+@SAMPLED
 @pytest.mark.parametrize("kind", ["dynamic", "growing"])
 def test_a_prefix_is_copied_and_branches(own, kind):
     def run(model):
@@ -118,6 +122,7 @@ def test_a_prefix_is_copied_and_branches(own, kind):
     assert_same(run, own)
 
 
+@SAMPLED
 @pytest.mark.parametrize("kind", ["dynamic", "growing"])
 def test_a_cache_whose_items_are_repeated_reordered_and_selected(own, kind):
     def run(model):
@@ -135,6 +140,7 @@ def test_a_cache_whose_items_are_repeated_reordered_and_selected(own, kind):
     assert_same(run, own)
 
 
+@SAMPLED
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("name", [name for name in FAMILIES if name != "whisper"])
 def test_generated_tokens(name, way):
@@ -151,7 +157,9 @@ def test_generated_tokens(name, way):
             assert_near(have[1], logits)
 
 
-@pytest.mark.parametrize("name", DECODERS)
+@pytest.mark.parametrize(
+    "name", ["llama", *(pytest.param(n, marks=pytest.mark.long) for n in DECODERS if n != "llama")]
+)
 def test_tokens_with_an_assistant(name):
     """The assistant is the model with some noise, so that some of its tokens are accepted."""
     own, ids = subject(name), prompt(27)
@@ -167,6 +175,7 @@ def test_tokens_with_an_assistant(name):
             assert_near(have[1], logits)
 
 
+@SAMPLED
 @pytest.mark.parametrize("kind", ["dynamic", "static"])
 def test_errors_in_bf16_are_those_of_the_models_own_attention(own, kind):
     sizes = [150, *STEPS]

@@ -1,0 +1,122 @@
+"""Where the time of one generated token goes: products with weights, attention, cache, masks, and everything else.
+
+    python benchmarks/profile_step.py [--lengths 512 7900] [--dtypes bfloat16 float32] [--methods own …] [--out FILE.md]
+
+The model and the caches are those of caches.py. A part's time is that of its calls, less other parts inside; the last
+column is a step without these clocks. "kernel" is SDPA or the compiled library; "around it" is what
+else transformers and subquad do in attention, such as repeating keys for SDPA.
+"""
+
+import statistics
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+from unittest.mock import patch
+
+import caches
+import sheet
+import torch
+import transformers
+from transformers.models.llama import modeling_llama
+
+import subquad as sq
+from subquad.kernels.native import interface
+
+IMPLEMENTATIONS = ("sdpa", "subquad")
+PARTS = ("products with weights", "attention: kernel", "attention: around it", "cache", "masks", "the rest")
+CACHES = {"dynamic": lambda model: transformers.DynamicCache(config=model.config), "growing": sq.hf.GrowingCache}
+
+
+class Clock:
+    """Seconds by part; those of a call inside another count for the inner one alone."""
+
+    def __init__(self) -> None:
+        self.seconds: Counter[str] = Counter()
+        self.running: list[str] = []
+        self.since = 0.0
+
+    def around(self, part: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        """The function, whose time counts for a part."""
+
+        def timed(*args: Any, **options: Any) -> Any:
+            self._switch_to(part)
+            try:
+                return function(*args, **options)
+            finally:
+                self._switch_to(None)
+
+        return timed
+
+    def _switch_to(self, part: str | None) -> None:
+        now = time.perf_counter()
+        if self.running:
+            self.seconds[self.running[-1]] += now - self.since
+        if part is None:
+            self.running.pop()
+        else:
+            self.running.append(part)
+        self.since = now
+
+
+@contextmanager
+def clocks(model: Any, cache: Any) -> Iterator[Clock]:
+    """Put clocks around the parts of a model's steps on this cache."""
+    clock, functions = Clock(), transformers.AttentionInterface()
+    before = {name: functions[name] for name in IMPLEMENTATIONS}
+    calls = [(module, "forward", PARTS[0]) for module in model.modules() if isinstance(module, torch.nn.Linear)]
+    calls += [(torch.nn.functional, "scaled_dot_product_attention", PARTS[1]), (interface, "run", PARTS[1])]
+    calls += [(cache, "update", PARTS[3]), (modeling_llama, "create_causal_mask", PARTS[4])]
+    with ExitStack() as stack:
+        for owner, name, part in calls:
+            stack.enter_context(patch.object(owner, name, clock.around(part, getattr(owner, name))))
+        for name, function in before.items():
+            transformers.AttentionInterface.register(name, clock.around(PARTS[2], function))
+            stack.callback(transformers.AttentionInterface.register, name, function)
+        yield clock
+
+
+def parts_of(model: Any, step: caches.Steps, count: int) -> list[float]:
+    """Milliseconds of each part, and of a step without clocks; medians."""
+    alone, rounds = Clock(), []
+    with clocks(model, step.cache) as clock:
+        inside = clock.around(PARTS[5], step)
+        for _ in range(count + 2):
+            clock.seconds.clear()
+            inside()
+            rounds.append([clock.seconds[part] for part in PARTS])
+    outside = alone.around("step", step)
+    for each in rounds:
+        alone.seconds.clear()
+        outside()
+        each.append(alone.seconds["step"])
+    return [1e3 * statistics.median(part) for part in zip(*rounds[2:], strict=True)]
+
+
+def main() -> None:
+    """Print the table, and write it if --out is given."""
+    methods = (caches.OWN, "full:kernel=subquad", "clustered-tail")
+    options = {"methods": methods, "dtypes": ("bfloat16", "float32"), "caches": tuple(CACHES), "steps": 40}
+    parser = sheet.arguments(__doc__, (512, 7900), **options)
+    parser.add_argument("--dry-run", action="store_true", help="A small random model.")
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
+    torch.manual_seed(0)
+    rows = []
+    for dtype_name in arguments.dtypes:
+        dtype = getattr(torch, dtype_name)
+        models = caches.variants(caches.load(dtype, arguments.dry_run), list(arguments.methods))
+        for length in arguments.lengths:
+            for kind in arguments.caches:
+                for method, model in models.items():
+                    with torch.inference_mode():
+                        cache = caches.fill(CACHES[kind](model), model.config, 1, length, dtype)
+                    ms = parts_of(model, caches.Steps(model.forward, cache, caches.padding([length])), arguments.steps)
+                    rows.append([f"{length:,}", dtype_name, kind, f"`{method}`", *(f"{part:.2f}" for part in ms)])
+    head = ["tokens before", "dtype", "cache", "attention", *PARTS, "without clocks"]
+    sheet.publish("Where the time of a step goes", ["Milliseconds; medians.", sheet.table(head, rows)], arguments.out)
+
+
+if __name__ == "__main__":
+    main()
