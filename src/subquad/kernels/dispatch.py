@@ -167,7 +167,7 @@ class Op(Generic[P, R]):
         return any(_BACKENDS[name]() is None and refusal(x) is None for name, refusal in self._refusals.items())
 
     def if_taken(self, *args: P.args, **kwargs: P.kwargs) -> R | None:
-        """As a call of the op where `takes` is true, otherwise None."""
+        """Run on the backend that `choose` gives, if a compiled one takes the call; None if none does."""
         x = self._arguments(*args, **kwargs)
         refusals = {name: refusal(x) for name, refusal in self._refusals.items()}
         if not any(reason is None and _BACKENDS[name]() is None for name, reason in refusals.items()):

@@ -35,8 +35,8 @@ def markdown(report: Mapping[str, Any]) -> str:
         parts += [pairs_table(list(reasons))] if reasons else []
         speeds = {read["keys"]: f"{read['gb_per_s']:.1f} GB/s" for read in report["reads"] if read["dtype"] == dtype}
         parts.append(f"The read: {', '.join(f'{speed} at {keys:,} keys' for keys, speed in speeds.items())}.")
-    says = report["noise"]["says"]
-    parts.append(f"**{says}**" if report["noise"]["busy"] else says)
+    message = report["noise"]["says"]
+    parts.append(f"**{message}**" if report["noise"]["busy"] else message)
     parts += [bullets(report["notes"])] if report["notes"] else []
     machine = [*report["hardware"].items(), *report["versions"].items()]
     return "\n\n".join([*parts, "## Machine", pairs_table(machine), "## Command", fenced(report["command"])]) + "\n"
