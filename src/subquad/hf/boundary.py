@@ -69,6 +69,8 @@ def make_mask(
     if attention_mask is not None:
         if attention_mask.ndim != 2:
             raise ValueError(f"the attention mask is {tuple(attention_mask.shape)}; subquad accepts (batch, tokens)")
+        if attention_mask.shape[0] not in (1, batch_size):
+            raise ValueError(f"the attention mask has {attention_mask.shape[0]} items, but the batch has {batch_size}")
         if causal and isinstance(q_offset, int) and attention_mask.shape[1] < q_offset + q_length:
             raise ValueError(
                 f"the attention mask has {attention_mask.shape[1]} positions, but the cache has seen {q_offset} tokens "

@@ -82,6 +82,7 @@ def test_a_cache_of_another_model_is_refused(own, change):
 @pytest.mark.parametrize(("mask", "message"), [
     (torch.ones(2, 30), "has 30 positions, but the cache has seen 30 tokens and 1 are new"),
     (torch.ones(2, 1), "has 1 positions, but the cache has seen 30 tokens and 1 are new"),
+    (torch.ones(3, 31), "has 3 items, but the batch has 2"),
     (torch.ones(2, 1, 31), r"mask is \(2, 1, 31\); subquad accepts \(batch, tokens\)"),
     (torch.zeros(2, 4, 1, 31), "subquad|mask"),
     (torch.rand(2, 1, 1, 33) > 0.5, "33 positions, but there are 31 keys"),
