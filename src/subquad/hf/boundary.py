@@ -213,7 +213,7 @@ def _call_of_step(
     def make() -> Call:
         decoded = _decoded(layer, encoded, query, M, causal)
         mask, _ = _mask_of(layer, N, M, decoded)
-        mask = mask if decoded.valid is None else mask & Mask.padding(keys=decoded.valid)
+        mask = mask if decoded.valid is None else mask & Mask.padding(keys=decoded.valid.expand(len(query), M))
         return Call(mask, bias=None, scale=scale, dropout_p=0.0, seed=0)
 
     return shared_call(encoded, (N, M, causal, layer.cross, layer.window, scale), make)

@@ -36,7 +36,8 @@ def attend_exactly(
 ) -> Tensor:
     """Exact attention with capped logits, sinks (H,), or both; 0 where a query sees no key. (B,H,N,D) in and out."""
     call = Call(mask, None, query.shape[-1] ** -0.5 if scale is None else scale, dropout_p, seed=0)
-    few = few_arguments(query, key, value, call)
+    one_dtype = query.dtype == key.dtype == value.dtype  # under autocast, rotary positions widen queries and keys alone
+    few = few_arguments(query, key, value, call) if one_dtype else None
     partial = None
     if few is not None and not differentiated(*(() if sinks is None else (sinks,))):
         check_sinks(sinks, query.shape[1])

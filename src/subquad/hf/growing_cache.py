@@ -48,7 +48,7 @@ class GrowingLayer(DynamicLayer):
 
     def check(self, key_states: Tensor, value_states: Tensor, index: int) -> None:
         """Raise ValueError if these cannot follow the keys and values of layer `index`."""
-        if not self.is_initialized or not self.keys.shape[2]:
+        if not self.is_initialized:
             return
         for kind, old, new in (("keys", self.keys, key_states), ("values", self.values, value_states)):
             (B, G, _, D), here = old.shape, (old.dtype, old.device)
@@ -158,9 +158,7 @@ class GrowingWindowLayer(GrowingLayer, DynamicSlidingWindowLayer):
             super().crop(tokens_to_remove)
 
     def _capacity(self, live: int, needed: int) -> int:
-        if needed <= self._length:
-            return self._length
-        return max(needed, 2 * live if self.record_past else min(2 * live, self._rows()))
+        return max(self._length, needed, 2 * live if self.record_past else min(2 * live, self._rows()))
 
     def _rows(self) -> int:
         return 2 * self.sliding_window

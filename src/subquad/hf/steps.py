@@ -16,6 +16,7 @@ from torch._C import _get_tracing_state
 
 from subquad.hf.layers import Attached
 from subquad.kernels.transforms import transform
+from subquad.methods import BoundMethod
 from subquad.methods.core.call import Call
 from subquad.methods.core.current_shard import in_use
 
@@ -43,8 +44,10 @@ def is_step(layer: Attached, query: Tensor, key: Tensor, value: Tensor) -> bool:
 
     The method decides for how many queries of a causal call that is the same (`Method.exact_queries`).
     """
+    if torch.compiler.is_compiling():  # first: a comparison would be a condition of the graph
+        return False
     (B, H, N, D), (_, G, M, _) = query.shape, key.shape
-    if layer.exact_queries < N or N > QUERIES or torch.compiler.is_compiling():
+    if layer.exact_queries < N or N > QUERIES:
         return False
     bound = layer.bound
     fits = (bound.heads, bound.kv_heads, bound.head_dim) == (H, G, D) and key.shape == (B, G, M, D)
@@ -58,7 +61,8 @@ def is_step(layer: Attached, query: Tensor, key: Tensor, value: Tensor) -> bool:
 
 
 def _is_observed(layer: Attached) -> bool:
-    """Whether somebody sees each call of the layer: by a hook, or as trials do, by a class made of this one."""
-    modules = (layer, layer.bound)
-    hooked = any(module._forward_hooks or module._forward_pre_hooks for module in modules)
-    return hooked or type(layer) is not Attached
+    """Whether somebody sees each call of the layer: by a hook, or as trials do, by a `forward` of their own."""
+    for module, kind in ((layer, Attached), (layer.bound, BoundMethod)):
+        if module._forward_hooks or module._forward_pre_hooks or type(module) is not kind or "forward" in vars(module):
+            return True
+    return False

@@ -400,3 +400,14 @@ def test_offloading_is_refused():
     cache = sq.hf.GrowingCache(prepared("llama").model)
     with pytest.raises(ValueError, match="cannot be offloaded"):
         cache.offload(0)
+
+
+def test_a_cache_that_was_cropped_to_nothing_takes_its_own_batch_alone():
+    model = build("llama").model
+    layer = sq.hf.GrowingCache(model).layers[0]
+    keys = torch.randn(4, 2, 5, 8)
+    with torch.no_grad():
+        layer.update(keys, keys)
+        layer.crop(-5)
+        with pytest.raises(ValueError, match="4 items, 2 heads of 8"):
+            layer.check(keys[:1].bfloat16(), keys[:1].bfloat16(), 0)

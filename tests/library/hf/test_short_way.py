@@ -12,6 +12,7 @@ from subquad.hf.boundary import attend, make_mask
 from subquad.hf.layers import NAME, Attached
 from subquad.methods import Method
 from subquad.methods.core.names import resolve
+from tests.library.hf.families import FAMILIES
 from tests.library.hf.models import build, padded_ids
 
 EXACT_STEPS = ["full", "full:kernel=subquad", "clustered-tail", "by-length:steps=0:full+64:clustered-tail"]
@@ -149,3 +150,12 @@ def test_what_does_not_fit_is_named(change, error, message):
     with pytest.raises(error, match=message):
         attend(module, *change(q, k, v), mask)
     assert getattr(module, NAME).exact_queries > 0
+
+
+@pytest.mark.parametrize("name", ["gemma2", "gpt-oss"])
+def test_capped_logits_and_sinks_under_autocast(name):
+    model = FAMILIES[name]().eval()
+    sq.hf.swap(model, "full")
+    ids = torch.randint(5, 60, (1, 10))
+    with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
+        assert model(input_ids=ids, use_cache=False).logits.isfinite().all()

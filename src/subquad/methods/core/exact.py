@@ -115,6 +115,8 @@ def few_arguments(
 
 def _few_pay(query: Tensor, key: Tensor, call: Call) -> bool:
     """Whether `attend_few`, if it takes the call, is faster than SDPA: except for few keys that all queries see."""
+    if not _kernels_run(query):  # first: a comparison of lengths would be a condition of an exported program
+        return False
     keys, mask = key.shape[2], call.mask
     hides = mask.span is not None or isinstance(mask.offset, Tensor) or len(mask.keys) + len(mask.both) > 0
     least = KEYS if query.element_size() > 2 else KEYS_16_BITS

@@ -20,6 +20,8 @@ def refusal(x: Any) -> str | None:
         return "a gradient is wanted, and the kernel has none"
     if reason is None and x.query.shape[2] > MOST_QUERIES:
         return f"there are {x.query.shape[2]} queries, and the kernel is for up to {MOST_QUERIES}"
+    if reason is None and x.softcap is not None and x.softcap <= 0:
+        return f"softcap is {x.softcap}, and the kernel knows positive ones"
     return reason
 
 
