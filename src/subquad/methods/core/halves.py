@@ -118,8 +118,9 @@ class ByHalves(Method):
     @property
     def exact_queries(self) -> int:
         """The last queries, which are exact over all keys; 0 for a class with causal attention of its own."""
-        own = type(self).attend_for is ByHalves.attend_for and type(self).attend_causally is ByHalves.attend_causally
-        return self.last if own else 0
+        cls = type(self)
+        inherits = cls.attend_for is ByHalves.attend_for and cls.attend_causally is ByHalves.attend_causally
+        return self.last if inherits else 0
 
     def attend_for(self, mask: Mask) -> Attend:
         """`attend_causally` under a causal mask."""
