@@ -10,7 +10,7 @@ import math
 import random
 import statistics
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Any
@@ -46,7 +46,13 @@ from subquad.tools.measure.memory import peak_extra_mib
 from subquad.tools.measure.noise import AGAIN
 from subquad.tools.measure.timing import by_name, one_round, predicted, shuffled, stopwatch
 from subquad.tools.models.dtypes import FP32, TORCH
-from subquad.tools.models.generation import STEPS_IN_ROUND, new_tokens_after, request_seconds, time_steps
+from subquad.tools.models.generation import (
+    STEPS_IN_ROUND,
+    new_tokens_after,
+    prompt_tokens,
+    request_seconds,
+    time_steps,
+)
 from subquad.tools.models.passages import TokenizedText
 from subquad.tools.models.pretrained import BATCH, Pretrained, running
 from subquad.tools.models.rows import CompareRow, mark_of
@@ -55,7 +61,7 @@ from subquad.tools.runs import machine
 from subquad.tools.runs.floor import Floor
 from subquad.tools.runs.jobs import Job
 from subquad.tools.runs.runner import JobRun
-from subquad.tools.runs.settings import CompareSettings
+from subquad.tools.runs.settings import COMPARED, COMPARED_16_BITS_CAUSAL, CompareSettings
 
 EXACT = "full"
 JOBS_VERSION = 7  # changes with what the results of jobs hold, so that a run of another version is not resumed
@@ -68,6 +74,8 @@ OVERHEAD = 1.4  # of a turn: what follows its passes, as next-token distribution
 STEP_TOKENS = 500  # of a prefill, which take about as long as a row's steps
 EAGER_SHARE = 4.0  # the time of eager attention that is predicted, as a multiple of SDPA's
 TOO_SLOW = 2.0  # seconds per call: a method that is predicted to exceed it is left out, and the report states it
+LONGEST, INSTEAD = 8192, 4096  # the longest prompt by default, and the one that is run if there is no time for it
+LONG = LONGEST  # tokens from which on a causal model is run with few rows, and with one text
 
 
 @dataclass(kw_only=True)
@@ -93,10 +101,42 @@ class Comparison(JobRun):
 
     @property
     def lengths(self) -> list[int]:
-        """The lengths at which the whole model is run, its own first."""
-        most, limit = self.settings.lengths, self.pretrained.limit
-        stop = limit if self.pretrained.is_causal_lm and most is None and limit is not None else math.inf
-        return [self.length, *(n for n in self.settings.model_lengths if self.length < n <= stop)]
+        """The lengths at which the whole model is run, its own first.
+
+        By default those of a causal language model are its own and `LONGEST`, as far as its positions reach, and
+        `INSTEAD` where there was no time for that.
+        """
+        if not self.pretrained.is_causal_lm or self.settings.lengths is not None:
+            return [self.length, *(n for n in self.settings.model_lengths if n > self.length)]
+        longest = min(n for n in (LONGEST, self.pretrained.limit, self.settings.max_length) if n is not None)
+        instead = [n for n in (INSTEAD,) if n < longest and SEQUENCE(n, 0) in self.results]
+        return [self.length, *(n for n in (*instead, longest) if n > self.length)]
+
+    @property
+    def _lengths_to_try(self) -> list[int]:
+        """`lengths`, with `INSTEAD` as long as the longest was not run, and may be left out for lack of time."""
+        by_default = self.pretrained.is_causal_lm and self.settings.lengths is None
+        first, longest = self.lengths[0], self.lengths[-1]
+        instead = by_default and first < INSTEAD < longest and SEQUENCE(longest, 0) not in self.results
+        return sorted({*self.lengths, *([INSTEAD] if instead else [])})
+
+    def is_long(self, length: int) -> bool:
+        """Whether a causal model is run at this length with few rows, and with one text."""
+        return self.pretrained.is_causal_lm and length >= LONG
+
+    def rows_at(self, length: int, i: int) -> list[CompareRow]:
+        """The rows that are timed with the i-th batch of a length, unless their methods are too slow there.
+
+        At a long one they are those in the dtype that the processor is fast in, and by default the closest of these.
+        Exact attention in fp32, which all are compared with, runs once then.
+        """
+        if not self.is_long(length):
+            return self.rows
+        dtype, usual = self.dtypes[-1], {"full", *COMPARED_16_BITS_CAUSAL}
+        named = self.settings.methods != COMPARED
+        rows = [row for row in self.rows if row.dtype == dtype]
+        rows = [row for row in rows if named or row.plan or row.adapter or str(row.method) in usual]
+        return [row for row in self.rows if row.is_exact and i == 0 and row not in rows] + rows
 
     @property
     def dtypes(self) -> list[str]:
@@ -148,7 +188,7 @@ class Comparison(JobRun):
             "methods": [[row.name, mark_of(row.bounds), *map(str, row.planned.values())] for row in self.rows],
             "text": [self.reading.passages, self.reading.queries, len(self.reading.tokens)],
             "task": None if self.task is None else [self.task.name, self.task.texts],
-            "lengths": [self.lengths, self.call_lengths],
+            "lengths": [self.settings.lengths or [self.lengths[0], self.lengths[-1]], self.call_lengths],
             "steps": self.step_lengths,
             "batch": self.settings.batch,
             "seed": self.settings.seed,
@@ -167,12 +207,17 @@ class Comparison(JobRun):
     def jobs(self) -> Iterator[Job[Any]]:
         """The units with what makes them, the most telling first; `stretch` and `op` read those of shorter lengths.
 
-        Each length gets two batches before any length gets a third one.
+        Each length gets two batches before any length gets a third one. A causal language model is run at its longest
+        length as soon as one batch of the shortest shows whether there is time for it.
         """
-        first, *longer = self.lengths
+        first, *longer = self._lengths_to_try
+        if self.pretrained.is_causal_lm:  # which is complete with its sequences
+            yield from self._rounds(first, 0, 1)
+            for length in reversed(longer):
+                yield from self._rounds(length, 0, 1)
         yield from self._rounds(first, 0, 2)
         yield from self._steps(first)
-        for row in [] if self.pretrained.is_causal_lm else self.rows:  # a causal one is complete with its sequences
+        for row in [] if self.pretrained.is_causal_lm else self.rows:
             yield QUALITY.job(row.name, run=partial(self.quality, row))
         for row in self.rows if self.task else []:
             yield TASK.job(row.name, run=partial(self.task_score, row))
@@ -182,10 +227,11 @@ class Comparison(JobRun):
         if self.has_eager:
             yield EAGER.job(first, run=partial(self.eager, first))
         for i in range(2, max(map(self.sequence_count, self.lengths))):
-            for length in self.lengths:
+            for length in (first, *longer):
                 yield from self._rounds(length, i, i + 1)
         for length in longer if self.has_eager else []:
-            yield EAGER.job(length, run=partial(self.eager, length))
+            if not self.is_long(length):
+                yield EAGER.job(length, run=partial(self.eager, length))
         for length in self.call_lengths:
             yield OP.job(length, run=partial(self.op, length))
         for row in self.rows if self.settings.layers else []:
@@ -234,6 +280,8 @@ class Comparison(JobRun):
             return True
         if kind == QUALITY.name:
             return self._has_time_for_quality
+        if kind != OP.name and int(arguments.partition("/")[0]) not in self._lengths_to_try:
+            return False  # the longest was run
         return self.group.broadcast_from_main(lambda: self._predicted(kind, arguments) <= self._seconds_left)
 
     @property
@@ -264,11 +312,11 @@ class Comparison(JobRun):
         growth = (length / measured) ** GROWTH
         if kind == EAGER.name:
             return EAGER_SHARE * self.seconds(measured)[EXACT][0] * growth
-        return self._round_seconds(measured) * growth
+        return self._round_seconds(measured, {row.name for row in self.rows_at(length, len(self.rounds_at(length)))}) * growth
 
     def _predicted_steps(self, length: int) -> float:
         """Seconds of the prefills of exact attention in each dtype, and of all steps, if they are known from before."""
-        exact = [row.name for row in self.rows if row.is_full]
+        exact = [row.name for row in self.rows_at(length, 1) if row.is_full]
         prefills = OVERHEAD * sum(self.seconds(length)[name][-1] for name in exact)
         shorter = [n for n in self.step_lengths_done if n < length]
         if not shorter:
@@ -276,9 +324,12 @@ class Comparison(JobRun):
         timed = [sum(row.seconds) for row in self.results[STEPS(shorter[-1])].times.rows.values()]
         return prefills + OVERHEAD * STEPS_IN_ROUND * sum(timed) * length / shorter[-1]
 
-    def _round_seconds(self, length: int) -> float:
-        """Seconds of a turn through all rows, with what follows its passes."""
-        return OVERHEAD * sum(row.seconds for row in self.rounds_at(length)[-1].values())
+    def _round_seconds(self, length: int, names: Collection[str] | None = None) -> float:
+        """Seconds of a turn through these rows, or all, at this length, with what follows its passes."""
+        last: dict[str, SequencePass] = {}
+        for each in self.rounds_at(length):
+            last |= each
+        return OVERHEAD * sum(ran.seconds for name, ran in last.items() if names is None or name in names)
 
     # ------------------------------------------------------------------ measurements
 
@@ -340,19 +391,20 @@ class Comparison(JobRun):
     def sequence_round(self, length: int, i: int) -> SequenceRound:
         """The i-th batch of this length through every row in turn.
 
-        The first one warms up, and measures memory and the output without attention.
+        The first one warms up, and measures memory and the output without attention. At a long length all batches are
+        one and the same, whose first run counts, and its outputs are kept once.
         """
-        items = self._batches(length)[i]
+        batches, is_long = self._batches(length), self.is_long(length)
+        items = batches[i % len(batches)]
         outputs: dict[str, Any] = {}
         passes: dict[str, tuple[float, float | None]] = {}
         before = self.rounds_at(length)
-        rows = {row.name: row for row in (self.rows if before else self._fast_enough(length))}
-        if before:
-            rows = {name: row for name, row in rows.items() if name in before[0]}
-        runs = {name: (row.dtype, row.swap) for name, row in rows.items()}
-        if i > 0:
+        rows = {row.name: row for row in self.rows_at(length, i)}
+        ran = before[0] if before else {row.name for row in self._fast_enough(length)}
+        runs = {name: (row.dtype, row.swap) for name, row in rows.items() if name in ran}
+        if i > 0 and not is_long:
             runs[AGAIN] = runs[EXACT]
-        elif self.group.count == 1:  # of split tokens, exact attention would run by its own way over the ranks
+        elif self.group.count == 1 and not is_long:  # split tokens: exact attention has its own way over the ranks
             runs[WITHOUT] = FP32, WithoutAttention()
         with machine.watched(self.group.count) as use:
             for name, (dtype, methods) in shuffled(runs, random.Random(i)).items():
@@ -368,7 +420,9 @@ class Comparison(JobRun):
                         seconds, outputs[name] = stopwatch(forward, model.device, self.group)
                         passes[name] = seconds, None
         outputs.pop(AGAIN, None)
-        if self.pretrained.is_causal_lm:
+        if is_long and i > 0:
+            outputs.clear()
+        if self.pretrained.is_causal_lm and outputs:
             model = self._model_for(length, FP32)
             with running(model.model, None, self.group):
                 outputs = model.next_tokens(items, outputs, EXACT, MOST_POSITIONS)
@@ -380,12 +434,17 @@ class Comparison(JobRun):
         """The new tokens of a request after a prompt of this length; 0 if no steps are timed there."""
         return new_tokens_after(self.pretrained, length, self.settings.new_tokens)
 
+    def prompt_of_request(self, length: int) -> int:
+        """The tokens of a prompt of this length after which steps are timed."""
+        return prompt_tokens(self.pretrained, length, self.new_tokens_after(length))
+
     def steps(self, length: int) -> StepRounds:
-        """Steps after the first batch of this length, of all rows that ran it."""
-        ran = self.rounds_at(length)[0]
-        runs = {row.name: (self._model_for(length, row.dtype), row.swap) for row in self.rows if row.name in ran}
+        """Steps after the first batch of this length, of all rows that are timed there."""
+        ran, rows = self.rounds_at(length)[0], self.rows_at(length, 1)
+        runs = {row.name: (self._model_for(length, row.dtype), row.swap) for row in rows if row.name in ran}
+        items = [item[: self.prompt_of_request(length)] for item in self._batches(length)[0]]
         with machine.watched() as use:
-            times = time_steps(runs | {AGAIN: runs[EXACT]}, self._batches(length)[0], random.Random(length))
+            times = time_steps(runs | {AGAIN: runs[self.exact_at(length)]}, items, random.Random(length))
         return StepRounds(times, use)
 
     def step_seconds(self, length: int) -> dict[str, list[float]]:
@@ -420,14 +479,14 @@ class Comparison(JobRun):
         return EagerPass(seconds, mib)
 
     def _batches(self, length: int) -> list[list[list[int]]]:
-        """The batches that are run at a length."""
-        model, count = self._model_for(length, FP32), self.sequence_count(length)
+        """The batches that are run at a length; a single one at a long length."""
+        model, count = self._model_for(length, FP32), 1 if self.is_long(length) else self.sequence_count(length)
         if self.settings.batch > 1:
             return self.reading.batches(model, length, count, self.settings.batch, self.settings.seed)
         return [[item] for item in self.reading.sequences(model, length, count)]
 
     def sequence_count(self, length: int) -> int:
-        """How many batches of a length are run at most, the first one as a warm-up."""
+        """How many turns there are at a length at most, the first one as a warm-up."""
         if self.pretrained.is_causal_lm:
             return CAUSAL_SEQUENCES
         return 10 if length <= 512 else 5 if length <= 2048 else 4
@@ -441,10 +500,22 @@ class Comparison(JobRun):
         return [self.results[key] for key in keys if key in self.results]
 
     def seconds(self, length: int) -> dict[str, list[float]]:
-        """Seconds of each row, batch by batch; those of the warm-up as long as there are no others."""
+        """Seconds of each row, batch by batch; those of the warm-up as long as there are no others.
+
+        At a long length every turn counts. Rows that ran in the first one alone have one entry.
+        """
         rounds_at = self.rounds_at(length)
-        rounds_at = rounds_at[1:] or rounds_at
-        return {name: [round_[name].seconds for round_ in rounds_at] for name in rounds_at[0]}
+        if not self.is_long(length):
+            rounds_at = rounds_at[1:] or rounds_at
+        return {name: [each[name].seconds for each in rounds_at if name in each] for name in rounds_at[0]}
+
+    def exact_at(self, length: int) -> str:
+        """The row of exact attention that is timed in every turn at a length."""
+        return next(row.name for row in self.rows_at(length, 1) if row.is_full)
+
+    def texts_at(self, length: int) -> int:
+        """How many texts were run at a length."""
+        return self.settings.batch * (1 if self.is_long(length) else len(self.rounds_at(length)))
 
     def tokens(self, length: int) -> float:
         """Mean number of tokens of a timed batch, without padding."""
@@ -463,7 +534,7 @@ class Comparison(JobRun):
 
     def _fast_enough(self, length: int) -> list[CompareRow]:
         """Rows that accept this length, and whose time at the one before predicts that they are worth measuring."""
-        shorter = [n for n in self.lengths if n < length]
+        shorter = [n for n in self.lengths_done if n < length]
         if not shorter:
             return self.rows
         seconds = {name: statistics.median(each) for name, each in self.seconds(shorter[-1]).items()}

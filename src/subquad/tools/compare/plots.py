@@ -9,6 +9,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
 
+from subquad.tools.compare.length_plot import model_time_vs_length
 from subquad.tools.report import cells, content, drawing, reading, vector
 from subquad.tools.report.drawing import Style, log_lengths, ticks
 from subquad.tools.report.schema import MethodReport, Report
@@ -31,7 +32,13 @@ def drawings(report: Report) -> dict[str, vector.Drawing]:
 
 
 def _makers() -> dict[str, Callable[..., Figure | None]]:
-    return dict(zip(content.PLOTS, (quality_vs_speed, error_by_layer, time_vs_length), strict=True))
+    makers = (quality_vs_speed, model_time, error_by_layer, time_vs_length)
+    return dict(zip(content.PLOTS, makers, strict=True))
+
+
+def model_time(report: Report, narrow: bool = False) -> Figure | None:
+    """A whole forward pass against the length; None with one length only."""
+    return model_time_vs_length(report, styles(report), narrow)
 
 
 def _titled(report: Report, name: str, figure: Figure) -> Figure:

@@ -1,6 +1,7 @@
 """From the results of a comparison's units to its report."""
 
 import math
+import statistics
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
@@ -14,6 +15,7 @@ from subquad.tools.compare.attachment import attachment
 from subquad.tools.compare.code import code_of
 from subquad.tools.compare.comparison import EXACT, MOST_POSITIONS, TOO_SLOW, Comparison
 from subquad.tools.compare.distinguish import distinguished
+from subquad.tools.compare.growth import growth_note
 from subquad.tools.compare.jobs import (
     EAGER,
     LAYERS,
@@ -34,7 +36,7 @@ from subquad.tools.models.dtypes import FP32, has_products
 from subquad.tools.models.generation import ROUNDS, has_exact_steps, takes_cache
 from subquad.tools.models.longer import longer_note
 from subquad.tools.models.next_tokens import NextTokens, summed
-from subquad.tools.models.rows import NOT_CALIBRATED, CompareRow
+from subquad.tools.models.rows import IN, NOT_CALIBRATED, CompareRow
 from subquad.tools.models.split import split_note, what_is_sent
 from subquad.tools.modules.references import WITHOUT
 from subquad.tools.plan.loads import FEWEST_PASSAGES
@@ -80,7 +82,7 @@ def report_of(comparison: Comparison) -> Report:
             "floor": c.floor.to_dict(),
             "seed": s.seed,
             **({"passages": len(c.reading.passages)} if c.has_passages else {}),
-            "sequences": {str(n): s.batch * len(c.rounds_at(n)) for n in c.lengths_done[1 if c.has_passages else 0 :]},
+            "sequences": {str(n): c.texts_at(n) for n in c.lengths_done[1 if c.has_passages else 0 :]},
             **({"new_tokens": c.new_tokens_after(c.step_lengths[0])} if c.step_lengths else {}),
             **({"ranks": c.group.count} if c.group.count > 1 else {}),
         },
@@ -175,7 +177,10 @@ def _recommendation(
     factors = {int(n): factor for n, factor in noise["model"].items()}
     bottoms = {int(n): _fidelity(each, {}, floor) for n, each in without.items()}
     methods, blind = distinguished(methods, lengths, floor, bottoms)
-    recommendation = recommend(methods, lengths, floor, tokens, factors, _REPEAT, blind)
+    judged = lengths[::-1] if floor.of_next_tokens else lengths  # a causal model is about the longest prompt
+    recommendation = recommend(methods, judged, floor, tokens, factors, _REPEAT, blind)
+    if grown := growth_note(methods, [n for n in lengths if n <= tokens], floor):
+        recommendation["reasons"].append(grown)
     if noise["busy"]:
         recommendation["warning"] = noise["says"]
     attached = attachment(methods, lengths, floor, tokens, factors, model["position_limit"])
@@ -203,7 +208,7 @@ def _plan_command(s: CompareSettings, dtype: str, lengths: Sequence[int], tokens
 def _noise(c: Comparison) -> RunNoise:
     """How far exact attention differs from itself at each length, and the load of the machine."""
     itself = {
-        "model": {str(n): _itself(c.seconds(n)) for n in c.lengths_done},
+        "model": {str(n): _itself(c.seconds(n), c.exact_at(n)) for n in c.lengths_done},
         "op": {str(n): _itself(_op_seconds(c, n)) for n in c.call_lengths_done},
     }
     kinds = (c.results.all(SEQUENCE), c.results.all(OP), c.results.all(STEPS))
@@ -214,8 +219,8 @@ def _noise(c: Comparison) -> RunNoise:
     return {
         **noise,
         **{part: at_least_typical(factors) for part, factors in itself.items()},  # type: ignore[typeddict-item]
-        "step": at_least_typical({str(n): _itself(c.step_seconds(n)) for n in lengths}),
-        "request": at_least_typical({str(n): _itself(c.request_seconds(n)) for n in lengths}),
+        "step": at_least_typical({str(n): _itself(c.step_seconds(n), c.exact_at(n)) for n in lengths}),
+        "request": at_least_typical({str(n): _itself(c.request_seconds(n), c.exact_at(n)) for n in lengths}),
     }
 
 
@@ -325,7 +330,8 @@ def _of_passages(c: Comparison, row: CompareRow) -> Quality:
 
 def _next_tokens(c: Comparison, row: CompareRow, length: int) -> Quality:
     """Perplexity of a causal language model, and its next tokens compared with the exact model's."""
-    totals = summed([NextTokens(*run[row.name].output) for run in c.rounds_at(length)])
+    outputs = [run[row.name].output for run in c.rounds_at(length) if row.name in run]
+    totals = summed([NextTokens(*output) for output in outputs if output])
     last = max(totals.last_count, 1.0)
     return {
         "perplexity": totals.perplexity,
@@ -376,13 +382,14 @@ def _model_cost(c: Comparison, row: CompareRow, length: int, noise: float) -> Co
 def _cost_in_dtype(
     c: Comparison, row: CompareRow, seconds: Mapping[str, list[float]], extra_mib: float | None, noise: float
 ) -> Cost:
-    """Relative to exact attention in the same dtype, and to that in fp32."""
+    """Relative to exact attention in the same dtype, and to that in fp32, which may have run once, or not at all."""
     taken = seconds[row.name]
-    if row.dtype == FP32:
-        return exact_cost(taken, extra_mib) if row.is_exact else cost(taken, seconds[EXACT], extra_mib, noise)
     exact = next(each.name for each in c.rows if each.is_full and each.dtype == row.dtype)
     in_dtype = exact_cost(taken, extra_mib) if row.is_full else cost(taken, seconds[exact], extra_mib, noise)
-    over_fp32 = cost(taken, seconds[EXACT], extra_mib, noise)
+    if row.dtype == FP32 or EXACT not in seconds:
+        return in_dtype
+    in_fp32 = seconds[EXACT] if len(seconds[EXACT]) == len(taken) else seconds[EXACT][:1] * len(taken)
+    over_fp32 = cost(taken, in_fp32, extra_mib, noise)
     return {**in_dtype, "speedup_fp32": over_fp32["speedup"], "verdict_fp32": over_fp32["verdict"]}
 
 
@@ -408,40 +415,45 @@ def _add_request(report: MethodReport, c: Comparison, row: CompareRow, length: i
 
 def _requests(c: Comparison) -> Requests:
     """Facts about the requests of all rows."""
-    last = c.step_lengths_done[-1]
-    swapped = [row for row in c.rows if not row.is_full]
-    dtype = min((row.dtype for row in swapped), key=lambda dtype: dtype != FP32, default=FP32)
-    rows = c.results[STEPS(last)].times.rows
+    lengths = c.step_lengths_done
+    rows = {n: c.results[STEPS(n)].times.rows for n in lengths}
     approximate = [
-        row.name
-        for row in swapped
-        if row.dtype == dtype and not all(has_exact_steps(row.at(number)) for number in row.layers)
+        row for row in c.rows if not (row.is_full or all(has_exact_steps(row.at(number)) for number in row.layers))
     ]
-    kls = {name: kl for name in approximate if name in rows and (kl := rows[name].kl) is not None}
-    refused = {name: row.reason for name, row in rows.items() if row.reason is not None}
+    kls: dict[str, tuple[float, int]] = {}  # of each method in the first of its dtypes, and at its longest length
+    for row in approximate:
+        of_row = [(kl, n) for n in lengths if row.name in rows[n] and (kl := rows[n][row.name].kl) is not None]
+        if of_row and not any(name.partition(IN)[0] == row.name.partition(IN)[0] for name in kls):
+            kls[row.name] = of_row[-1]
     return {
-        "new_tokens": c.new_tokens_after(last),
-        "cache_mib": {str(n): c.results[STEPS(n)].times.cache_mib for n in c.step_lengths_done},
-        "steps": _steps_in_words(kls, last),
-        "refused": refused,
+        "new_tokens": c.new_tokens_after(lengths[-1]),
+        "prompts": {str(n): c.prompt_of_request(n) for n in lengths},
+        "cache_mib": {str(n): c.results[STEPS(n)].times.cache_mib for n in lengths},
+        "steps": _steps_in_words(kls),
+        "refused": {name: row.reason for n in lengths for name, row in rows[n].items() if row.reason is not None},
     }
 
 
-def _steps_in_words(kls: Mapping[str, float], length: int) -> str:
-    """Which steps are exact attention; `kls` are the divergences of the others from an exact step."""
+def _steps_in_words(kls: Mapping[str, tuple[float, int]]) -> str:
+    """Which steps are exact attention; `kls` are the divergences of the others from an exact step, and after what."""
     exact = "Steps are exact attention by construction, over the keys and values of the row's own prefill"
     if not kls:
         return f"{exact}."
-    shown = [f"{name} (a KL of {kl:.2g} to an exact step after {length:,} tokens)" for name, kl in kls.items()]
+    shown = [f"{name} (a KL of {kl:.2g} to an exact step after {length:,} tokens)" for name, (kl, length) in kls.items()]
     others = f", and {len(shown) - 5} more rows" if len(shown) > 5 else ""
     return f"{exact}, except those of {listed(shown[:5])}{others}."
 
 
-def _itself(seconds: Mapping[str, list[float]]) -> float:
-    """How far exact attention differs from itself, as a factor; assumed, where it was timed once only."""
-    if AGAIN not in seconds:
-        return ASSUMED_NOISE
-    return against_itself(ratios(seconds[AGAIN], seconds[EXACT]))
+def _itself(seconds: Mapping[str, list[float]], exact: str = EXACT) -> float:
+    """How far exact attention differs from itself, as a factor; assumed, where it was timed once only.
+
+    Where it was not timed twice in each turn, it is how far the speed-ups of different turns differ, typically.
+    """
+    if AGAIN in seconds:
+        return against_itself(ratios(seconds[AGAIN], seconds[exact]))
+    others = [each for name, each in seconds.items() if name != exact and len(each) == len(seconds[exact]) > 1]
+    spreads = [max(each) / min(each) for row in others if (each := ratios(row, seconds[exact]))]
+    return statistics.median(spreads) if spreads else ASSUMED_NOISE
 
 
 def _op_seconds(c: Comparison, length: int) -> dict[str, list[float]]:
@@ -458,6 +470,7 @@ def _notes(c: Comparison, methods: Sequence[MethodReport]) -> list[str]:
         "`subquad methods` lists all of them.",
         f"A speed-up is the median of the ratios to exact attention (SDPA) within a turn, on {_batches(c)}; a time is "
         "exact attention's median time divided by the speed-up.",
+        *_of_long(c),
         "A method counts as faster or slower if its speed-up differs from 1 by more than exact attention, timed "
         f"twice in each turn, differs from itself (and by more than {TIE:g}×), and the {_INTERVAL} "
         "is on one side of 1.",
@@ -511,6 +524,12 @@ def _of_requests(c: Comparison) -> list[str]:
             "prefill and a step of the median time for each further new token: later steps read a few more tokens, "
             "which is not counted. Its extra memory includes the cache."
         )
+        cut = {n: most for n in c.step_lengths_done if (most := c.prompt_of_request(n)) < n}
+        notes += [
+            f"The model has {c.pretrained.limit:,} positions: the new tokens of requests with {n:,} tokens come after "
+            f"the first {most:,}, and the prefill is timed with all."
+            for n, most in cut.items()
+        ]
         notes += [f"{name} has no steps: {reason}." for name, reason in _requests(c)["refused"].items()]
     without = [f"{n:,}" for n in c.lengths if n not in c.step_lengths]
     if without and c.settings.new_tokens != 0:
@@ -522,6 +541,16 @@ def _of_requests(c: Comparison) -> list[str]:
             why = "the model takes no cache"
         notes.append(f"No requests after {listed(without)} tokens: {why}.")
     return notes
+
+
+def _of_long(c: Comparison) -> list[str]:
+    """What is run otherwise at long lengths of causal models."""
+    lengths = [f"{n:,}" for n in c.lengths_done if c.is_long(n)]
+    if not lengths:
+        return []
+    where, dtype = f"At {listed(lengths)} tokens", c.dtypes[-1]
+    once = f", exact attention in fp32 ran once, and the other rows ran in {dtype} only" if dtype != FP32 else ""
+    return [f"{where}, all turns read one text{once}; the noise is how far the speed-ups of different turns differ."]
 
 
 def _batches(c: Comparison) -> str:
@@ -554,11 +583,12 @@ def _out_of_time(c: Comparison) -> list[str]:
     if not c.ended:
         return ["Unfinished: the run goes on, and writes this report again from time to time."]
     batches = {n: (c.sequence_count(n) - len(c.rounds_at(n)), c.sequence_count(n)) for n in c.lengths}
+    turns = {n: "turns" if c.is_long(n) else "batches" for n in c.lengths}
     calls = [f"{n:,}" for n in c.call_lengths if OP(n) not in c.results]
     steps = [f"{n:,}" for n in c.step_lengths if STEPS(n) not in c.results]
-    eager = [f"{n:,}" for n in c.lengths if c.has_eager and EAGER(n) not in c.results]
+    eager = [f"{n:,}" for n in c.lengths if c.has_eager and not c.is_long(n) and EAGER(n) not in c.results]
     left_out = [
-        *(f"{missing} of {most} batches of {n:,} tokens" for n, (missing, most) in batches.items() if missing),
+        *(f"{missing} of {most} {turns[n]} of {n:,} tokens" for n, (missing, most) in batches.items() if missing),
         *([] if c.has_passages or c.pretrained.is_causal_lm else [f"{len(c.reading.passages)} passages"]),
         *([f"requests after {listed(steps)} tokens"] if steps else []),
         *([f"eager attention at {listed(eager)} tokens"] if eager else []),
@@ -598,7 +628,8 @@ def _row_notes(row: CompareRow, length: int, causal: bool) -> list[str]:
 def _left_out(c: Comparison, row: CompareRow, method: MethodReport) -> str | None:
     """The length from which on a method was too slow, as a note."""
     op_lengths = c.call_lengths_done if row.plan is None and row.dtype == FP32 else []  # as `Comparison.op`
-    wanted = ((c.lengths_done, method["model"]), (op_lengths, method["op"]))
+    lengths = [n for n in c.lengths_done if row in c.rows_at(n, 0)]
+    wanted = ((lengths, method["model"]), (op_lengths, method["op"]))
     skipped = [n for lengths, have in wanted for n in lengths if str(n) not in have and row.takes(n)]
     if not skipped:
         return None

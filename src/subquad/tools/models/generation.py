@@ -26,6 +26,7 @@ from subquad.tools.models.dtypes import short_name
 from subquad.tools.models.pretrained import Pretrained, running
 
 NEW_TOKENS = 128  # of a request, by default
+SHORTENED = 0.9  # of a prompt, after which steps are timed if the whole of it leaves no positions for new tokens
 ROUNDS = 5  # of timing, through all rows
 STEPS_IN_ROUND = 2  # of each row: the first is not timed, because methods were just put into the model
 LAST = "logits_to_keep"
@@ -78,11 +79,17 @@ def has_exact_steps(method: Method | BoundMethod) -> bool:
 def new_tokens_after(pretrained: Pretrained, length: int, named: int | None) -> int:
     """The new tokens of a request after a prompt of this length; 0 if no steps are measured there.
 
-    `named` is the user's number. By default they are `NEW_TOKENS`, wherever the model has positions for them.
+    `named` is the user's number. By default they are `NEW_TOKENS`, wherever the model has positions for them after
+    `SHORTENED` of the prompt at least.
     """
     new = NEW_TOKENS if named is None else named
     able = pretrained.is_causal_lm and pretrained.group.count == 1 and takes_cache(pretrained.model)
-    return new if able and (pretrained.limit is None or length + new <= pretrained.limit) else 0
+    return new if able and prompt_tokens(pretrained, length, new) >= SHORTENED * length else 0
+
+
+def prompt_tokens(pretrained: Pretrained, length: int, new_tokens: int) -> int:
+    """The tokens of a prompt of this length after which steps are timed: so many that the new ones have positions."""
+    return length if pretrained.limit is None else min(length, pretrained.limit - new_tokens)
 
 
 def check_new_tokens(pretrained: Pretrained, named: int | None, lengths: Sequence[int]) -> None:
@@ -103,7 +110,7 @@ def check_new_tokens(pretrained: Pretrained, named: int | None, lengths: Sequenc
         )
     if not takes_cache(pretrained.model):
         raise InputError(f"{option} needs a cache, which {pretrained.name} does not take; give --new-tokens 0")
-    if limit is not None and longest + named > limit:
+    if limit is not None and prompt_tokens(pretrained, longest, named) < SHORTENED * longest:
         raise InputError(
             f"{option} after a prompt of {longest:,} tokens makes {longest + named:,}, past the {limit:,} positions of "
             f"{pretrained.name}; give --lengths of at most {max(limit - named, 0):,}, or fewer new tokens"

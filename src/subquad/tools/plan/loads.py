@@ -17,7 +17,7 @@ from subquad.core.errors import InputError
 from subquad.tools.measure.capture import recorded
 from subquad.tools.measure.fidelity import cosine
 from subquad.tools.measure.group import ALONE, MeasuringGroup
-from subquad.tools.models.generation import StepTimes, new_tokens_after, time_steps
+from subquad.tools.models.generation import StepTimes, new_tokens_after, prompt_tokens, time_steps
 from subquad.tools.models.next_tokens import POSITIONS, Prefill, differences, one_of_each
 from subquad.tools.models.passages import TokenizedText
 from subquad.tools.models.pretrained import Pretrained
@@ -169,6 +169,7 @@ def _inputs(
 ) -> PlanInputs:
     """Batches of a text model, and their losses."""
     model, new = pretrained.reaching(length), new_tokens_after(pretrained, length, new_tokens)
+    prompt = prompt_tokens(pretrained, length, new)
     return PlanInputs(
         length=length,
         model=model.model,
@@ -180,13 +181,14 @@ def _inputs(
         sampled_loss=next_token_loss(model, figure, SAMPLED_POSITIONS) if model.is_causal_lm else None,
         pooling=pretrained.pooling if pretrained.kind == "embedding" else None,
         new_tokens=new,
-        steps=partial(_steps, model) if new else None,
+        steps=partial(_steps, model, prompt) if new else None,
     )
 
 
-def _steps(model: Pretrained, item: Batch, choices: Mapping[str, Any]) -> StepTimes:
-    """Generated tokens after the texts of a batch, with each choice of methods in turn."""
-    return time_steps({name: (model, methods) for name, methods in choices.items()}, item, random.Random(0))
+def _steps(model: Pretrained, most: int, item: Batch, choices: Mapping[str, Any]) -> StepTimes:
+    """Generated tokens after at most so many tokens of each text of a batch, with each choice of methods in turn."""
+    runs = {name: (model, methods) for name, methods in choices.items()}
+    return time_steps(runs, [text[:most] for text in item], random.Random(0))
 
 
 def divided(items: Sequence[Any], most: int) -> tuple[list[Any], list[Any]]:

@@ -31,6 +31,12 @@ PLOTS = {
         "Hollow marks are within the noise, neither faster nor slower; the grey band is how far exact attention "
         "differs from itself.",
     ),
+    "model-time-vs-length.png": (
+        "Time of a forward pass against length",
+        "Seconds of a forward pass of the whole model against the number of tokens, both logarithmic, in the dtype "
+        "that was run at the longest length. Dashed lines are predicted from the two longest lengths. A ring marks the "
+        "length from which on an approximation is faster than the fastest exact attention.",
+    ),
     "error-by-layer.png": (
         "Error of each layer's attention",
         "Relative error of the attention output of each layer, a line for each method; lower is closer to exact.",
@@ -205,11 +211,13 @@ def request_table(report: Report) -> ReportTable:
     for length in model_lengths(report) if requests is not None else []:
         if any(cost(m, "request", length) for m in ran(report)):
             n, new = tokens(length), f"{requests['new_tokens']:,}"  # type: ignore[index]
+            prompt = f"{requests['prompts'][length]:,}"  # type: ignore[index]
             first = [_time(report, "model", length), _speed(length)]
             step = [_time(report, "step", length), _speed(length, "step")]
             whole = [_request_time(report, length), _speed(length, "request"), _over_fp32(length, "request")]
             whole.append(_memory(report, length, "request"))
-            groups = {f"{n}: first token": first, f"{n}: each further token": step, f"{n} + {new}: request": whole}
+            groups = {f"{n}: first token": first, f"{n}: each further token": step}
+            groups[f"{prompt} + {new}: request"] = whole
             makers += [(replace(c, group=group), make) for group, made in groups.items() for c, make in made]
     return _table(report, makers)
 

@@ -53,6 +53,7 @@ class Requests(TypedDict):
     """Facts about the requests of all rows of a causal language model."""
 
     new_tokens: int
+    prompts: dict[str, int]  # length -> the tokens of a prompt of this length that the new ones come after
     cache_mib: dict[str, dict[str, float]]  # length -> dtype -> the keys and values of the prompt
     steps: str  # which steps are exact attention, in a sentence
     refused: dict[str, str]  # a row without steps -> the reason

@@ -177,7 +177,7 @@ class CompareSettings:
     lengths: tuple[int, ...] | None = option(
         None,
         "Lengths in tokens at which the whole model is run, separated by commas; default: the model's own length, at "
-        "most 512, or 2048 in a causal language model, and 2048 and 4096 up to --max-length.",
+        "most 512, and 2048 and 4096 up to --max-length; of a causal language model 2048 and 8192.",
         read=_lengths,
     )
     new_tokens: int | None = option(None, NEW_TOKENS)

@@ -1,0 +1,107 @@
+"""How times grow with the length: where a method overtakes exact attention, and what a longer input would gain.
+
+A time t at n tokens is taken to be a·n + b·nᵖ with a, b ≥ 0: what each token costs by itself, and its attention, with
+p = 2 for exact attention and p = 3/2 for methods whose work per token grows like √n. The two longest measured lengths
+determine a and b, so that the curve is exact there; beyond them it is a prediction.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+
+from subquad.methods import from_dict
+from subquad.tools.compare.recommend import is_exact_kernel, is_faithful, is_full
+from subquad.tools.models.dtypes import FP32
+from subquad.tools.report.schema import MethodReport
+from subquad.tools.runs.floor import Floor
+
+Curve = Callable[[float], float]  # from tokens to milliseconds
+QUADRATIC, SUBQUADRATIC = 2.0, 1.5
+FARTHEST = 16  # times the longest length, up to which a crossing is looked for
+
+
+def curve(times: Mapping[int, float], exponent: float) -> Curve:
+    """The curve a·n + b·nᵖ through the times at the two longest lengths.
+
+    >>> exact = curve({1000: 3.0, 2000: 8.0}, exponent=2)
+    >>> round(exact(4000), 6)
+    24.0
+    """
+    (n, t), (m, u) = sorted(times.items())[-2:]
+    b = (u / m - t / n) / (m ** (exponent - 1) - n ** (exponent - 1))
+    b = min(max(b, 0.0), u / m**exponent)
+    a = u / m - b * m ** (exponent - 1)
+    return lambda tokens: a * tokens + b * tokens**exponent
+
+
+def crossing(slow: Curve, fast: Curve, shortest: float, longest: float) -> float | None:
+    """The length between two from which on `fast` takes less time than `slow`; None if it takes more at the longest.
+
+    >>> round(crossing(lambda n: n * n, lambda n: 100 * n, 1, 1000))
+    100
+    """
+    if fast(longest) >= slow(longest):
+        return None
+    if fast(shortest) <= slow(shortest):
+        return shortest
+    for _ in range(60):
+        middle = math.sqrt(shortest * longest)
+        shortest, longest = (shortest, middle) if fast(middle) < slow(middle) else (middle, longest)
+    return longest
+
+
+def curve_of(method: MethodReport) -> Curve | None:
+    """The curve of a row's forward passes of a whole model; None if it was measured at fewer than two lengths."""
+    times = {int(n): cost["ms"] for n, cost in method.get("model", {}).items()}
+    exact = is_full(method) or is_exact_kernel(method) or not from_dict(method["settings"]).traits.subquadratic
+    return curve(times, QUADRATIC if exact else SUBQUADRATIC) if len(times) > 1 else None
+
+
+def fastest_exact(methods: Sequence[MethodReport], dtype: str, length: int) -> MethodReport | None:
+    """The fastest row of exact attention in a dtype at a length, by whatever kernel."""
+    rows = [m for m in methods if is_exact_kernel(m) and m.get("dtype", FP32) == dtype and str(length) in m["model"]]
+    return min(rows, key=lambda m: m["model"][str(length)]["ms"], default=None)
+
+
+def closest_approximation(methods: Sequence[MethodReport], length: int, floor: Floor) -> MethodReport | None:
+    """The fastest row at a length that keeps the floor and is no exact attention."""
+    able = [m for m in methods if m["status"] == "measured" and not is_exact_kernel(m) and str(length) in m["model"]]
+    able = [m for m in able if is_faithful(m, str(length), floor)]
+    return min(able, key=lambda m: m["model"][str(length)]["ms"], default=None)
+
+
+def growth_note(methods: Sequence[MethodReport], lengths: Sequence[int], floor: Floor) -> str:
+    """From which length on an approximation is the fastest, and what twice the longest length is predicted to gain.
+
+    Empty if no approximation keeps the floor at the longest length, or if there is one length only.
+    """
+    shortest, longest = min(lengths), max(lengths)
+    chosen = closest_approximation(methods, longest, floor)
+    if chosen is None or shortest == longest:
+        return ""
+    dtype = chosen.get("dtype", FP32)
+    exact = fastest_exact(methods, dtype, longest)
+    baseline = next((m for m in methods if is_full(m) and m.get("dtype", FP32) == dtype), None)
+    curves = [None if m is None else curve_of(m) for m in (chosen, exact, baseline)]
+    fast, slow, usual = curves
+    if fast is None or slow is None or usual is None or exact is None:
+        return ""
+    start = crossing(slow, fast, shortest, FARTHEST * longest)
+    if start is None:
+        return ""
+    name = chosen["method"]
+    if start <= shortest:
+        where = f"{name} is faster than {exact['method']}, the fastest exact attention, at every length measured"
+    else:
+        how = "interpolated" if start <= longest else "predicted"
+        where = f"{name} overtakes {exact['method']}, the fastest exact attention, at about {_rounded(start):,} tokens ({how})"
+    twice = 2 * longest
+    return (
+        f"{where}; at {twice:,} tokens it is predicted to run {usual(twice) / fast(twice):.1f}× as fast as exact "
+        f"attention in {dtype}."
+    )
+
+
+def _rounded(tokens: float) -> int:
+    """A number of tokens with two digits."""
+    step = 10 ** max(math.floor(math.log10(tokens)) - 1, 0)
+    return round(tokens / step) * step

@@ -1,0 +1,79 @@
+"""The plot of a whole forward pass against the length: exact attention, the methods, and where they cross."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from subquad.tools.compare.growth import Curve, crossing, curve_of
+from subquad.tools.compare.recommend import is_exact_kernel
+from subquad.tools.models.dtypes import FP32
+from subquad.tools.report import cells, reading, vector
+from subquad.tools.report.drawing import Style, log_lengths, ticks
+from subquad.tools.report.schema import MethodReport, Report
+
+WIDE, NARROW = (9.6, 4.8), 4.0  # inches
+FARTHER = 2  # times the longest length, up to which times are predicted
+
+
+def model_time_vs_length(report: Report, looks: Mapping[str, Style], narrow: bool = False) -> Figure | None:
+    """A line for each row in the dtype of the longest length, dashed where it is predicted; None with one length only.
+
+    A ring marks where an approximation overtakes the fastest exact attention.
+    """
+    rows = _rows(report)
+    curves = {name: made for name, row in rows.items() if (made := curve_of(row)) is not None}
+    if len(curves) < 2:
+        return None
+    figure = Figure(figsize=(NARROW, 3.2 + 0.2 * len(curves)) if narrow else WIDE, layout="constrained")
+    ax = figure.subplots()
+    for name, made in curves.items():
+        _draw(ax, rows[name], made, looks[name])
+    _mark_crossings(ax, rows, curves, looks)
+    log_lengths(ax)
+    ticks(ax.yaxis, ax.get_ylim(), lambda y: f"{y:g}")
+    ax.set_ylabel("seconds per forward pass of the model")
+    figure.legend(loc="outside lower left" if narrow else "outside right upper")
+    return figure
+
+
+def _rows(report: Report) -> dict[str, MethodReport]:
+    """The rows in the dtype that was run at the longest length with several rows, exact attention first."""
+    rows = reading.ran(report)
+    longest = max((int(n) for m in rows for n in m.get("model", {})), default=0)
+    at_longest = [m.get("dtype", FP32) for m in rows if str(longest) in m.get("model", {})]
+    if not at_longest:
+        return {}
+    dtype = max(dict.fromkeys(at_longest), key=at_longest.count)
+    of_dtype = [m for m in rows if m.get("dtype", FP32) == dtype and m.get("model")]
+    return {m["method"]: m for m in sorted(of_dtype, key=lambda m: not is_exact_kernel(m))}
+
+
+def _draw(ax: Any, row: MethodReport, made: Curve, look: Style) -> None:
+    seconds = {int(n): cost["ms"] / 1e3 for n, cost in sorted(row["model"].items(), key=lambda item: int(item[0]))}
+    lengths = list(seconds)
+    between = np.geomspace(lengths[0], lengths[-1], 24)
+    beyond = np.geomspace(lengths[-1], FARTHER * lengths[-1], 8)
+    width = 2.6 if is_exact_kernel(row) else 1.7
+    ax.plot(between, [made(n) / 1e3 for n in between], color=look.color, linewidth=width)
+    ax.plot(beyond, [made(n) / 1e3 for n in beyond], color=look.color, linewidth=width, linestyle=(0, (4, 3)))
+    (points,) = ax.plot(lengths, list(seconds.values()), label=row["method"], **(look.line | {"linestyle": ""}))
+    labels = [f"{row['method']}\n{n:,} tokens: {cells.size(1e3 * each).text} ms" for n, each in seconds.items()]
+    vector.named(points, labels)
+
+
+def _mark_crossings(
+    ax: Any, rows: Mapping[str, MethodReport], curves: Mapping[str, Curve], looks: Mapping[str, Style]
+) -> None:
+    lengths = [int(n) for row in rows.values() for n in row["model"]]
+    exact = [made for name, made in curves.items() if is_exact_kernel(rows[name])]
+    if not exact:
+        return
+    fastest = min(exact, key=lambda made: made(max(lengths)))
+    for name, made in curves.items():
+        at = crossing(fastest, made, min(lengths), FARTHER * max(lengths))
+        if made in exact or at is None or at <= min(lengths):
+            continue
+        ring = {"markersize": 12, "markerfacecolor": "none", "markeredgewidth": 1.8}
+        ax.plot(at, made(at) / 1e3, marker="o", color=looks[name].color, linestyle="", zorder=5, **ring)

@@ -1,0 +1,87 @@
+"""How times grow with the length, and what a comparison says about it."""
+
+import pytest
+
+from subquad.tools.compare.growth import crossing, curve, growth_note
+from subquad.tools.runs.floor import Floor
+
+FLOOR = Floor("kl", 0.002)
+
+
+def row(name, times, fidelity=1.0, **settings):
+    method = name.partition(" ")[0].partition(":")[0]
+    return {
+        "method": name,
+        "settings": {"name": method} | settings,
+        "status": "exact" if name == "full" else "measured",
+        "dtype": "bf16" if name.endswith(" in bf16") else "fp32",
+        "fidelity": {str(n): fidelity for n in times},
+        "model": {str(n): {"ms": ms} for n, ms in times.items()},
+    }
+
+
+def timed(a, b, exponent, lengths=(2048, 8192)):
+    return {n: a * n + b * n**exponent for n in lengths}
+
+
+EXACT = row("full in bf16", timed(0.3, 3e-4, 2))
+KERNEL = row("full:kernel=subquad in bf16", timed(0.3, 1e-4, 2), kernel="subquad")
+TAIL = row("clustered-tail in bf16", timed(0.3, 6e-3, 1.5), 0.999)
+
+
+@pytest.mark.parametrize("exponent", [1.5, 2.0])
+def test_a_curve_recovers_the_terms_that_made_the_times(exponent):
+    made = curve(timed(0.25, 2e-4, exponent, (1000, 3000)), exponent)
+    assert made(9000) == pytest.approx(0.25 * 9000 + 2e-4 * 9000**exponent)
+
+
+@pytest.mark.parametrize("times", [{1000: 5.0, 2000: 8.0}, {1000: 1.0, 2000: 9.0}])
+def test_neither_term_is_negative(times):
+    """Times that grow more slowly than n, or faster than n²."""
+    made = curve(times, 2.0)
+    assert made(2000) == pytest.approx(times[2000])
+    growth = made(4000) / made(2000)
+    assert 2 - 1e-9 <= growth <= 4 + 1e-9
+
+
+def test_the_two_longest_lengths_determine_a_curve():
+    assert curve({10: 1e9, 1000: 3.0, 2000: 8.0}, 2)(4000) == pytest.approx(24)
+
+
+def test_a_crossing_is_where_the_curves_meet():
+    assert crossing(lambda n: n**2, lambda n: 700 * n, 10, 10_000) == pytest.approx(700)
+    assert crossing(lambda n: n**2, lambda n: 5 * n, 10, 10_000) == 10
+    assert crossing(lambda n: n, lambda n: 2 * n, 10, 10_000) is None
+
+
+def test_the_note_names_the_crossing_and_predicts_twice_the_longest_length():
+    note = growth_note([row("full", {8192: 1e5}), EXACT, KERNEL, TAIL], [2048, 8192], FLOOR)
+    assert note == (
+        "clustered-tail in bf16 overtakes full:kernel=subquad in bf16, the fastest exact attention, at about 3,600 "
+        "tokens (interpolated); at 16,384 tokens it is predicted to run 4.9× as fast as exact attention in bf16."
+    )
+
+
+def test_a_crossing_beyond_the_longest_length_is_predicted():
+    slower = row("clustered-tail in bf16", timed(0.3, 1.2e-2, 1.5), 0.999)
+    note = growth_note([EXACT, KERNEL, slower], [2048, 8192], FLOOR)
+    assert "at about 14,000 tokens (predicted)" in note
+
+
+def test_a_method_that_is_faster_everywhere_overtakes_nothing():
+    faster = row("clustered-tail in bf16", timed(0.2, 1e-3, 1.5), 0.999)
+    assert "at every length measured" in growth_note([EXACT, KERNEL, faster], [2048, 8192], FLOOR)
+
+
+@pytest.mark.parametrize(
+    ("methods", "lengths"),
+    [
+        ([EXACT, KERNEL, TAIL], [8192]),
+        ([EXACT, KERNEL], [2048, 8192]),
+        ([EXACT, KERNEL, row("clustered-tail in bf16", timed(0.3, 6e-3, 1.5), 0.9)], [2048, 8192]),
+        ([EXACT, KERNEL, row("clustered-tail in bf16", {8192: 6000.0}, 0.999)], [2048, 8192]),
+    ],
+    ids=["one length", "no approximation", "none keeps the floor", "measured at one length"],
+)
+def test_without_two_lengths_and_a_faithful_approximation_there_is_no_note(methods, lengths):
+    assert growth_note(methods, lengths, FLOOR) == ""
