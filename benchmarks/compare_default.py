@@ -4,9 +4,9 @@
 
 compares the default rows in the demo decoder and, in fp32, in the demo encoder, on the default text. With texts, rows
 of the encoder are also `lha:buckets=4` and `lha-tail` fitted on them. It writes the reports to `benchmarks/results/`,
-the plots of fidelity against speed to `docs/results/`, and the table of the encoder's rows to the page there, between
-marks. Run it alone on the machine: if a report says that the machine was busy, it is not written unless `--busy` is
-given. An interrupted run resumes.
+a plot of each to `docs/results/` (the decoder's time against length, the encoder's fidelity against speed), and the
+table of the encoder's rows to the page there, between marks. Run it alone on the machine: if a report says that the
+machine was busy, it is not written unless `--busy` is given. An interrupted run resumes.
 """
 
 import argparse
@@ -27,10 +27,10 @@ from subquad.tools.runs.settings import COMPARED
 ROOT = Path(__file__).parents[1]
 PAGE = "docs/results/speed-and-fidelity.md"
 RESULTS = {  # by model: the report and the plot
-    "demo-decoder": ("benchmarks/results/compare-default.md", "docs/results/quality-vs-speed.png"),
+    "demo-decoder": ("benchmarks/results/compare-default.md", "docs/results/model-time-vs-length.png"),
     "demo-encoder": ("benchmarks/results/compare-encoder.md", "docs/results/quality-vs-speed-encoder.png"),
 }
-PLOT = "quality-vs-speed.png"
+PLOTS = {"demo-decoder": "model-time-vs-length.png", "demo-encoder": "quality-vs-speed.png"}
 FITTED = ("lha:buckets=4", "lha-tail")
 ROWS = {  # of the page's table, which has some of the report's: the method in the report, and its name in the table
     "full": "`full` (exact, SDPA)",
@@ -93,7 +93,7 @@ def publish(model: str, report: Any, root: Path = ROOT) -> None:
     """Write the report and the plot under `root`, and the encoder's table."""
     result, plot = RESULTS[model]
     (root / result).write_text(markdown(report), encoding="utf-8")
-    (root / plot).write_bytes(plots(report)[PLOT])
+    (root / plot).write_bytes(plots(report)[PLOTS[model]])
     if model == "demo-encoder":
         text = (root / PAGE).read_text("utf-8")
         (root / PAGE).write_text(TABLE.sub(lambda _: table(report), text), encoding="utf-8")

@@ -45,7 +45,7 @@ def test_neither_term_is_negative(times):
 
 
 def test_the_two_longest_lengths_determine_a_curve():
-    assert curve({10: 1e9, 1000: 3.0, 2000: 8.0}, 2)(4000) == pytest.approx(24)
+    assert curve({10: 1e9, 1000: 3.0, 2000: 8.0}, 2.0)(4000) == pytest.approx(24)
 
 
 def test_a_crossing_is_where_the_curves_meet():

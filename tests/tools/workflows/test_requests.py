@@ -132,11 +132,23 @@ def test_a_number_that_is_none_is_refused(made, count):
         made(new_tokens=count)
 
 
+def test_new_tokens_come_after_a_prompt_that_is_cut_if_positions_are_missing(settings, tmp_path):
+    """The model has 64 positions: 20 tokens after 48 would need 68."""
+    short = settings("gpt2", lengths=(), new_tokens=20, methods=(HALVES,), op_lengths=(32,))
+    done = measure(short, tmp_path)
+    report = report_of(done)
+    assert (done.new_tokens_after(48), done.prompt_of_request(48)) == (20, 44)
+    assert report["requests"]["prompts"] == {"48": 44}
+    assert any("the new tokens of requests with 48 tokens come after the first 44" in note for note in report["notes"])
+    assert "44 + 20: request" in [column.group for column in request_table(report).columns]
+    assert done.results[STEPS(48)].times.cache_mib["fp32"] == pytest.approx(2 * 2 * 45 * 32 * 4 / 2**20, rel=0.03)
+
+
 @pytest.mark.parametrize(
     ("name", "changed", "message"),
     [
         ("gpt2", {}, "--new-tokens 9 after a prompt of 96 tokens makes 105, past the 64 positions of"),
-        ("gpt2", {"lengths": (), "new_tokens": 20}, "after a prompt of 48 tokens makes 68, .* at most 44, or fewer"),
+        ("gpt2", {"lengths": (), "new_tokens": 24}, "after a prompt of 48 tokens makes 72, .* at most 40, or fewer"),
         (
             "bert",
             {"lengths": (), "methods": ("clustered",)},

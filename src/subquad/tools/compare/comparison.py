@@ -211,18 +211,17 @@ class Comparison(JobRun):
         length as soon as one batch of the shortest shows whether there is time for it.
         """
         first, *longer = self._lengths_to_try
-        if self.pretrained.is_causal_lm:  # which is complete with its sequences
-            yield from self._rounds(first, 0, 1)
-            for length in reversed(longer):
-                yield from self._rounds(length, 0, 1)
-        yield from self._rounds(first, 0, 2)
+        early = (first, *reversed(longer)) if self.pretrained.is_causal_lm else ()
+        for length in early:
+            yield from self._rounds(length, 0, 1)
+        yield from self._rounds(first, 1 if early else 0, 2)
         yield from self._steps(first)
-        for row in [] if self.pretrained.is_causal_lm else self.rows:
+        for row in [] if early else self.rows:  # a causal one is complete with its sequences
             yield QUALITY.job(row.name, run=partial(self.quality, row))
         for row in self.rows if self.task else []:
             yield TASK.job(row.name, run=partial(self.task_score, row))
         for length in longer:
-            yield from self._rounds(length, 0, 2)
+            yield from self._rounds(length, 1 if early else 0, 2)
             yield from self._steps(length)
         if self.has_eager:
             yield EAGER.job(first, run=partial(self.eager, first))

@@ -22,7 +22,7 @@ FARTHEST = 16  # times the longest length, up to which a crossing is looked for
 def curve(times: Mapping[int, float], exponent: float) -> Curve:
     """The curve a·n + b·nᵖ through the times at the two longest lengths.
 
-    >>> exact = curve({1000: 3.0, 2000: 8.0}, exponent=2)
+    >>> exact = curve({1000: 3.0, 2000: 8.0}, exponent=2.0)
     >>> round(exact(4000), 6)
     24.0
     """
@@ -33,7 +33,7 @@ def curve(times: Mapping[int, float], exponent: float) -> Curve:
     return lambda tokens: a * tokens + b * tokens**exponent
 
 
-def crossing(slow: Curve, fast: Curve, shortest: float, longest: float) -> float | None:
+def crossing(slow: Curve, fast: Curve, shortest: int, longest: int) -> float | None:
     """The length between two from which on `fast` takes less time than `slow`; None if it takes more at the longest.
 
     >>> round(crossing(lambda n: n * n, lambda n: 100 * n, 1, 1000))
@@ -42,11 +42,12 @@ def crossing(slow: Curve, fast: Curve, shortest: float, longest: float) -> float
     if fast(longest) >= slow(longest):
         return None
     if fast(shortest) <= slow(shortest):
-        return shortest
+        return float(shortest)
+    low, high = float(shortest), float(longest)
     for _ in range(60):
-        middle = math.sqrt(shortest * longest)
-        shortest, longest = (shortest, middle) if fast(middle) < slow(middle) else (middle, longest)
-    return longest
+        middle = math.sqrt(low * high)
+        low, high = (low, middle) if fast(middle) < slow(middle) else (middle, high)
+    return high
 
 
 def curve_of(method: MethodReport) -> Curve | None:
