@@ -135,9 +135,7 @@ class ItemRotary(nn.Module):
             torch._assert_async(~beyond.any(), _CROSSED.format(self.rows))
         current.extended, current.items = extended, items
 
-    def _of_prompt(
-        self, current: RotaryPass, x: Tensor, position: Tensor, traced: bool
-    ) -> tuple[Extended, Extended]:
+    def _of_prompt(self, current: RotaryPass, x: Tensor, position: Tensor, traced: bool) -> tuple[Extended, Extended]:
         """Which tokens and which items have more tokens in all than the model has positions."""
         sequence, numbered = split_sequence(), current.numbered
         tokens = x.shape[1] if sequence is None else sequence.tokens
@@ -397,9 +395,7 @@ def _pass_of(inputs: Mapping[str, Any]) -> RotaryPass:
     past = 0 if cached is None else cached.get_seq_length()
     if isinstance(past, Tensor) and can_be_read(past):
         past = int(past)
-    return RotaryPass(
-        valid, mask is not None and valid is None, past, cached, inputs.get("position_ids") is not None
-    )
+    return RotaryPass(valid, mask is not None and valid is None, past, cached, inputs.get("position_ids") is not None)
 
 
 def _keep(current: RotaryPass, output: Any) -> None:
@@ -454,8 +450,8 @@ class TwoRotaries:
             )
         if is_packed():
             raise ValueError(
-                "an item contains packed sequences of which some are longer than the model's own positions and some not; "
-                "give them apart, or use queries=rectangle or queries=block"
+                "an item contains packed sequences of which some are longer than the model's own positions and some "
+                "not; give them apart, or use queries=rectangle or queries=block"
             )
         return self.of(items)
 

@@ -132,6 +132,23 @@ def position_limit(model: AnyModel) -> int | None:
     return min((table.reach for table in _learned_tables(transformers_model(model))), default=None)
 
 
+def rotary_limit(model: AnyModel) -> int | None:
+    """The number of tokens that the rotary positions of this model were made for; None if there is no such limit.
+
+    A model whose layers see no further than a window has none.
+    """
+    rotaries = _rotary_positions(transformers_model(model))
+    return min((each.reach for each in rotaries if each.rows is not None and not each.is_windowed), default=None)
+
+
+def check_extension(model: AnyModel, length: int) -> None:
+    """Raise ValueError if `extend_positions` cannot extend the rotary positions of this model to `length` tokens."""
+    model = transformers_model(model)
+    _refuse_rotary_tables(model, length)
+    for each in _rotary_positions(model):
+        _check_rotary(each, length)
+
+
 def holders_of_tables(model: PreTrainedModel) -> list[PreTrainedModel]:
     """The innermost models around the learned positions of this model."""
     return list(dict.fromkeys(table.holder for table in _learned_tables(model)))
@@ -206,10 +223,8 @@ def extend_positions(model: AnyModel, length: int, *, mode: str = "interpolate",
             "not by a table of token positions"
         )
     grown: set[int] = set()
+    check_extension(model, length)
     tables, rotaries = _learned_tables(model), _rotary_positions(model)
-    _refuse_rotary_tables(model, length)
-    for rotary in rotaries:
-        _check_rotary(rotary, length)
     for table in tables:
         _extend(model, table, length, mode, grown)
     for rotary in rotaries:
@@ -296,7 +311,9 @@ def extend_as_recorded(model: PreTrainedModel) -> None:
 
 def _entry_of(name: str, record: Mapping[str, dict[str, Any]]) -> dict[str, Any] | None:
     """The entry of a record for the module of this name; None if there is none."""
-    ends = (entry for other, entry in record.items() if f".{other}".endswith(f".{name}") or f".{name}".endswith(f".{other}"))
+    ends = (
+        entry for other, entry in record.items() if f".{other}".endswith(f".{name}") or f".{name}".endswith(f".{other}")
+    )
     return next(ends, None)
 
 
@@ -393,7 +410,7 @@ def _extend_rotary(model: PreTrainedModel, each: RotaryPositions, length: int, g
         return
     assert each.rows is not None
     before, types = each.reach, {name: _yarn(own, each.rows, length) for name, own in each.by_type.items()}
-    parameters = types[""] if "" in types else {**each.parameters, **types}
+    parameters = types.get("", {**each.parameters, **types})
     extend_rotary(each.module, each.holder, parameters, each.rows, length, tuple(filter(None, types)))
     for part in each.holder.modules():
         if isinstance(part, Attached) and part.rotary is not None:

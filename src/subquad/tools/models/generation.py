@@ -82,7 +82,8 @@ def new_tokens_after(pretrained: Pretrained, length: int, named: int | None) -> 
     """
     new = NEW_TOKENS if named is None else named
     able = pretrained.is_causal_lm and pretrained.group.count == 1 and takes_cache(pretrained.model)
-    return new if able and (pretrained.limit is None or length + new <= pretrained.limit) else 0
+    reach = pretrained.reach_after(length)
+    return new if able and (reach is None or length + new <= reach) else 0
 
 
 def check_new_tokens(pretrained: Pretrained, named: int | None, lengths: Sequence[int]) -> None:
@@ -93,7 +94,8 @@ def check_new_tokens(pretrained: Pretrained, named: int | None, lengths: Sequenc
     """
     if not named:
         return
-    option, limit, longest = f"--new-tokens {named}", pretrained.limit, max(lengths)
+    option, longest = f"--new-tokens {named}", max(lengths)
+    limit = pretrained.reach_after(longest)
     if not pretrained.is_causal_lm:
         raise InputError(f"{option} is for causal language models, and {pretrained.name} is a {pretrained.kind}")
     if pretrained.group.count > 1:
