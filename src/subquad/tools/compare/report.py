@@ -98,7 +98,7 @@ def report_of(comparison: Comparison) -> Report:
         "notes": _notes(c, methods),
         "cautions": _cautions(c),
     }
-    if quarters := {str(n): each for n in c.lengths_done if (each := c.quarters(n))}:
+    if quarters := {str(n): c.quarters(n) for n in c.lengths_done if c.quarters(n)}:
         report["quarters"] = quarters
     if c.step_lengths_done:
         report["requests"] = _requests(c)

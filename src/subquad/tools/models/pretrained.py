@@ -239,6 +239,18 @@ class Pretrained:
         made = next_tokens.prefill(self.model, self._cut(batch), all_logits=split, cached=cached)
         return replace(made, valid=batch["attention_mask"].bool())
 
+    def quarters(
+        self, items: Sequence[Sequence[int]], run: next_tokens.Prefill, most: int | None = None
+    ) -> list[float]:
+        """The negative log-likelihoods and the numbers of next tokens in each quarter of these items: 4 and 4 sums.
+
+        `most`: positions of an item that are read, as in `next_tokens`.
+        """
+        tokens, counted = next_tokens.next_of(self.batch(items))
+        step = 1 if most is None or self.group.count > 1 else -(-tokens.shape[1] // most)
+        tokens, counted = (next_tokens.one_of_each(step, each) for each in (tokens, counted))
+        return next_tokens.quarter_sums(run.every(step), tokens, counted, self.group)
+
     def next_tokens(
         self, items: Sequence[Sequence[int]], runs: dict[str, next_tokens.Prefill], exact: str, most: int | None = None
     ) -> dict[str, next_tokens.NextTokens]:
@@ -251,18 +263,6 @@ class Pretrained:
         runs = {name: run.every(step) for name, run in runs.items()}
         tokens, counted = (next_tokens.one_of_each(step, each) for each in (tokens, counted))
         return next_tokens.differences(runs, exact, tokens, counted, self.group)
-
-    def quarters(
-        self, items: Sequence[Sequence[int]], run: next_tokens.Prefill, most: int | None = None
-    ) -> list[float]:
-        """The negative log-likelihoods and the numbers of next tokens in each quarter of these items: 4 and 4 sums.
-
-        `most`: positions of an item that are read, as in `next_tokens`.
-        """
-        tokens, counted = next_tokens.next_of(self.batch(items))
-        step = 1 if most is None or self.group.count > 1 else -(-tokens.shape[1] // most)
-        tokens, counted = (next_tokens.one_of_each(step, each) for each in (tokens, counted))
-        return next_tokens.quarter_sums(run.every(step), tokens, counted, self.group)
 
     @torch.inference_mode()
     def losses(self, items: Sequence[Sequence[int]], seed: int = 0) -> tuple[float, int]:
