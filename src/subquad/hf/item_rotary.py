@@ -162,15 +162,15 @@ class ItemRotary(nn.Module):
             first, last = span(position, valid)
         lengths = last + 1 if numbered else last - first + 1
         extended = lengths + to_come > self.rows
-        seen = extended & valid
-        items = seen.any(1, keepdim=True)
+        visible = extended & valid
+        items = visible.any(1, keepdim=True)
         if traced:
             return extended, items
         if int(lengths.max()) > self.reach:
             raise ValueError(_TOO_LONG.format(int(lengths.max()), self.reach))
         if bool((extended | ~valid).all()):
             return True, True
-        if not bool(seen.any()):
+        if not bool(visible.any()):
             return False, False
         alike = bool(((extended == items) | ~valid).all())
         return (items if alike else extended), items
@@ -295,7 +295,7 @@ def item_rotaries(model: nn.Module) -> list[ItemRotary]:
     return [module for module in model.modules() if isinstance(module, ItemRotary)]
 
 
-def own_modules(model: nn.Module) -> list[nn.Module]:
+def original_modules(model: nn.Module) -> list[nn.Module]:
     """The modules of a model without those that hold YaRN's frequencies."""
     added = {id(part) for each in item_rotaries(model) for part in each.longer.modules()}
     return [module for module in model.modules() if id(module) not in added]
@@ -453,9 +453,9 @@ class TwoRotaries:
                 "an item contains packed sequences of which some are longer than the model's own positions and some "
                 "not; give them apart, or use queries=rectangle or queries=block"
             )
-        return self.of(items)
+        return self.for_items(items)
 
-    def of(self, items: Extended) -> Rotary:
+    def for_items(self, items: Extended) -> Rotary:
         """Those of some items: see `extended_items`."""
         if isinstance(items, bool):
             return self.beyond if items else self.within

@@ -18,7 +18,7 @@ from subquad.hf.item_rotary import (
     TwoRotaries,
     extend_rotary,
     holds_frequencies,
-    own_modules,
+    original_modules,
     with_longer,
 )
 from subquad.hf.layers import Attached
@@ -108,7 +108,7 @@ class RotaryPositions(NamedTuple):
 
     @property
     def by_type(self) -> dict[str, Mapping[str, Any]]:
-        """The same by type of layer, of layers that see further than a window; {"": …} if all layers have the same."""
+        """`parameters` by type of layer, of layers that see further than a window; {"": …} if all types share them."""
         nested = {name: each for name, each in self.parameters.items() if isinstance(each, Mapping)}
         return {name: each for name, each in nested.items() if not name.startswith(_WINDOWED)} or {"": self.parameters}
 
@@ -335,13 +335,13 @@ def _checked(record: Any) -> dict[str, dict[str, Any]]:
 def _rotary_positions(model: PreTrainedModel) -> list[RotaryPositions]:
     """Every module that makes rotary positions of tokens, not those of images or audio in a model of both."""
     models = {name: part for name, part in model.named_modules() if isinstance(part, PreTrainedModel)}
-    known = {id(module) for module in own_modules(model)}
-    found = [
+    known = {id(module) for module in original_modules(model)}
+    modules = [
         RotaryPositions(path, module, _innermost(models, path))
         for path, module in model.named_modules()
         if id(module) in known and any(holds_frequencies(*each) for each in module.named_buffers(recurse=False))
     ]
-    return [each for each in found if each.holder.main_input_name in _TEXT]
+    return [each for each in modules if each.holder.main_input_name in _TEXT]
 
 
 def _refuse_rotary_tables(model: PreTrainedModel, length: int) -> None:
@@ -409,7 +409,7 @@ def _extend_rotary(model: PreTrainedModel, each: RotaryPositions, length: int, g
     if each.is_windowed or length <= each.reach:
         return
     assert each.rows is not None
-    before, types = each.reach, {name: _yarn(own, each.rows, length) for name, own in each.by_type.items()}
+    before, types = each.reach, {name: _yarn(plain, each.rows, length) for name, plain in each.by_type.items()}
     parameters = types.get("", {**each.parameters, **types})
     extend_rotary(each.module, each.holder, parameters, each.rows, length, tuple(filter(None, types)))
     for part in each.holder.modules():

@@ -28,7 +28,7 @@ from subquad.hf.item_rotary import (
     frequencies_in,
     holds_frequencies,
     item_rotaries,
-    own_modules,
+    original_modules,
     same_frequencies,
     with_longer,
 )
@@ -142,7 +142,7 @@ def _matching(candidates: list[_Candidate], queries: _Queries | None) -> Rotary 
 def _candidates(model: nn.Module) -> list[_Candidate]:
     """Each set of frequencies among the buffers of a model once, for halves and for neighbours, in both directions."""
     distinct: list[tuple[Tensor, str | None]] = []
-    for owner in own_modules(model):
+    for owner in original_modules(model):
         for name, buffer in owner.named_buffers(recurse=False):
             if not holds_frequencies(name, buffer):
                 continue

@@ -57,7 +57,7 @@ class Rotary:
     def turned(self, x: Float[Tensor, "*any D"], positions: int) -> Float[Tensor, "*any D"]:
         """Rotate vectors as if they were this many positions later.
 
-        Where items have frequencies of their own, the vectors are as many of each item, one item after the other.
+        If items have frequencies of their own, there are equally many vectors of each item, one item after the other.
 
         Raises:
             ValueError: there are more pairs than components, or vectors of other items.

@@ -59,7 +59,7 @@ def without_padded_queries(
 def _rotary_of(rotary: Callable[[], Rotary | TwoRotaries | None], items: Extended | None) -> Rotary | None:
     """The rotary positions of the items of one call, which some models read by their lengths."""
     made = rotary()
-    return made.of(False if items is None else items) if isinstance(made, TwoRotaries) else made
+    return made.for_items(False if items is None else items) if isinstance(made, TwoRotaries) else made
 
 
 @contextmanager

@@ -91,9 +91,9 @@ class Pretrained:
         Raises:
             InputError: the model has as many positions, or cannot be extended; or a length is beyond them.
         """
-        longest, own = max(lengths, default=0), hf.rotary_limit(self.model)
+        longest, rows = max(lengths, default=0), hf.rotary_limit(self.model)
         if tokens is not None:
-            if self.limit is None or (own is None and hf.position_limit(self.model) is None):
+            if self.limit is None or (rows is None and hf.position_limit(self.model) is None):
                 raise InputError(f"--extend {tokens}: the positions of {self.name} have no limit; leave it out")
             if tokens <= self.limit:
                 raise InputError(
@@ -104,10 +104,10 @@ class Pretrained:
                 hf.check_extension(self.model, tokens)
             if longest > tokens:
                 raise InputError(f"--lengths {longest} is beyond --extend {tokens}; give --extend {longest}")
-        elif own is not None and longest > own:
+        elif rows is not None and longest > rows:
             raise InputError(
-                f"--lengths {longest} is past the {own:,} positions of {self.name}; --extend {longest} extends them by "
-                f"YaRN, without training, or give at most {own}"
+                f"--lengths {longest} is past the {rows:,} positions of {self.name}; --extend {longest} extends them by "
+                f"YaRN, without training, or give at most {rows}"
             )
         return replace(self, extend=tokens)
 

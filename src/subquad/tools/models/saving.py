@@ -232,7 +232,7 @@ def _nothing_within(original: Mapping[str, Any], limit: int) -> str:
 
 
 def _note_on_positions(model: Any, limit: int | None, tokens: int) -> str:
-    """How a saved model reads inputs of so many tokens, if they exceed the positions of the original."""
+    """How a saved model reads inputs of `tokens` tokens, if they exceed the positions of the original."""
     if limit is None or limit >= tokens:
         return ""
     reach = hf.rotary_limit(model)
