@@ -29,6 +29,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 from transformers import Cache, GenerationMixin, PreTrainedModel
 
 from subquad.core.readable import can_be_read
@@ -43,6 +44,7 @@ YARN = "yarn"
 _WATCHED = "_subquad_watched"  # on a model around extended positions
 _WATCHING = "_subquad_watching"  # on the `forward` of a class: it keeps the inputs of watched models
 _EXTENDED = "_subquad_extended"  # on a cache: whether its items have YaRN's frequencies, a bool or bool (B,1)
+_UNDECIDED = "_subquad_undecided"  # on a cache: which items (B,1) have no real token so far; None: none
 _EXPECTING = "_subquad_expecting"  # on `generate` after it was wrapped
 
 Extended = bool | Tensor  # whether items are read by YaRN: all or none, or bool (B,1), or (B,N) for packed sequences
@@ -60,6 +62,7 @@ class RotaryPass:
         numbered: whether `position_ids` are given.
         extended: which tokens are read by YaRN; None before that is known.
         items: which items are.
+        undecided: which items (B,1) have no real token so far, if there are tokens to come.
     """
 
     mask: Tensor | None = None
@@ -69,6 +72,7 @@ class RotaryPass:
     numbered: bool = True
     extended: Extended | None = None
     items: Extended | None = None
+    undecided: Tensor | None = None
 
 
 # `current`: the pass that runs in this thread. `reach`: how wide its batch will be with the tokens to come, at least.
@@ -124,7 +128,7 @@ class ItemRotary(nn.Module):
         traced = not can_be_read(position) or torch.jit.is_tracing()  # type: ignore[attr-defined]
         kept = None if current.cache is None else getattr(current.cache, _EXTENDED, None)
         if not traced and current.past:
-            current.extended = current.items = self._on_cache(current, kept, len(x), position)
+            current.extended = current.items = self._on_cache(current, kept, x, position)
             return
         extended, items = self._of_prompt(current, x, position, traced)
         if kept is not None and traced:  # whether a static cache is empty cannot be read here
@@ -139,9 +143,10 @@ class ItemRotary(nn.Module):
         """Which tokens and which items have more tokens in all than the model has positions."""
         sequence, numbered = split_sequence(), current.numbered
         tokens = x.shape[1] if sequence is None else sequence.tokens
-        to_come = max((getattr(_RUNNING, "reach", None) or 0) - tokens, 0)
+        past = 0 if traced else current.past
+        to_come = max((getattr(_RUNNING, "reach", None) or 0) - past - tokens, 0)
         if not traced:
-            most = max(tokens, int(position.max()) + 1) if numbered else tokens
+            most = max(tokens, int(position.max()) + 1) if numbered else past + tokens
             if most + to_come <= self.rows:
                 return False, False
         if current.unread and not numbered:
@@ -150,7 +155,10 @@ class ItemRotary(nn.Module):
                 "attention mask (batch, tokens), but one of another shape is given; give that, or position_ids"
             )
         position = position.expand(len(x), -1)
-        valid = valid_tokens(current.mask, 0, position, sequence)
+        valid = valid_tokens(current.mask, past, position, sequence)
+        if current.mask is None and numbered:  # `generate` gives all padding one position
+            alike = position.diff(dim=1) == 0
+            valid = valid & ~(F.pad(alike, (1, 0)) | F.pad(alike, (0, 1)))
         if sequence is not None:
             numbered = NOW.value is not None and NOW.value.positions is None and numbered
             first, last = span(position, valid)
@@ -161,13 +169,14 @@ class ItemRotary(nn.Module):
         else:
             first, last = span(position, valid)
         lengths = last + 1 if numbered else last - first + 1
-        extended = lengths + to_come > self.rows
+        extended = (lengths + to_come > self.rows) & (last >= 0)
         visible = extended & valid
         items = visible.any(1, keepdim=True)
         if traced:
             return extended, items
         if int(lengths.max()) > self.reach:
             raise ValueError(_TOO_LONG.format(int(lengths.max()), self.reach))
+        current.undecided = ~valid.any(1, keepdim=True) if to_come > 0 else None
         if bool((extended | ~valid).all()):
             return True, True
         if not bool(visible.any()):
@@ -175,8 +184,9 @@ class ItemRotary(nn.Module):
         alike = bool(((extended == items) | ~valid).all())
         return (items if alike else extended), items
 
-    def _on_cache(self, current: RotaryPass, kept: Any, batch: int, position: Tensor) -> Extended:
+    def _on_cache(self, current: RotaryPass, kept: Any, x: Tensor, position: Tensor) -> Extended:
         """Which items of a cache are read by YaRN; ValueError where the next tokens are past what they can have."""
+        batch = len(x)
         if kept is None:
             raise ValueError(
                 "this cache was not filled by this model since its positions were extended, so it is not known by "
@@ -187,10 +197,18 @@ class ItemRotary(nn.Module):
                 f"this cache was filled with {len(kept)} items, some longer than the model's own {self.rows:,} "
                 f"positions and some not, and is used with {batch}: fill a new one with these items"
             )
+        undecided = getattr(current.cache, _UNDECIDED, None)
+        if undecided is not None:  # a prompt in chunks
+            _, begins = self._of_prompt(current, x, position, traced=False)
+            begins, before = (torch.as_tensor(each, device=position.device) for each in (begins, kept))
+            kept = torch.where(undecided, begins, before)
+            undecided = None if current.undecided is None else undecided & current.undecided
+            setattr(current.cache, _EXTENDED, kept)
+            setattr(current.cache, _UNDECIDED, undecided if undecided is not None and bool(undecided.any()) else None)
         end = current.past + position.shape[1]
         if end > self.rows and kept is not True:
             beyond = self._beyond(current, position, self.rows)
-            if bool((beyond if kept is False else beyond & ~kept).any()):
+            if bool((beyond & ~torch.as_tensor(kept, device=beyond.device)).any()):
                 raise ValueError(_CROSSED.format(self.rows))
         if end > self.reach and bool(self._beyond(current, position, self.reach).any()):
             raise ValueError(_TOO_LONG.format(int(position.max()) + 1, self.reach))
@@ -404,6 +422,7 @@ def _keep(current: RotaryPass, output: Any) -> None:
     for cached in (current.cache, *(outputs if isinstance(outputs, tuple) or not isinstance(output, Tensor) else ())):
         if isinstance(cached, Cache):
             setattr(cached, _EXTENDED, current.items)
+            setattr(cached, _UNDECIDED, current.undecided)
 
 
 def _running() -> RotaryPass | None:

@@ -119,7 +119,9 @@ class RotaryPositions(NamedTuple):
         types, window = getattr(config, "layer_types", None), getattr(config, "sliding_window", None)
         if types:
             return all(each.startswith(_WINDOWED) for each in types)
-        return isinstance(window, int) and getattr(config, "use_sliding_window", True) and 0 < window <= (self.rows or 0)
+        return (
+            isinstance(window, int) and getattr(config, "use_sliding_window", True) and 0 < window <= (self.rows or 0)
+        )
 
     @property
     def configs(self) -> list[PreTrainedConfig]:

@@ -106,8 +106,8 @@ class Pretrained:
                 raise InputError(f"--lengths {longest} is beyond --extend {tokens}; give --extend {longest}")
         elif rows is not None and longest > rows:
             raise InputError(
-                f"--lengths {longest} is past the {rows:,} positions of {self.name}; --extend {longest} extends them by "
-                f"YaRN, without training, or give at most {rows}"
+                f"--lengths {longest} is past the {rows:,} positions of {self.name}; --extend {longest} extends them "
+                f"by YaRN, without training, or give at most {rows}"
             )
         return replace(self, extend=tokens)
 
