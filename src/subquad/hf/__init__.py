@@ -18,7 +18,7 @@ from subquad.hf.growing_cache import GrowingCache
 from subquad.hf.item_rotary import expect_new_tokens, reaching
 from subquad.hf.layers import NAME, Layer, head_counts
 from subquad.hf.mpnet import join_interface
-from subquad.hf.positions import check_extension, extend_positions, position_limit, rotary_limit
+from subquad.hf.positions import extend_positions, position_limit, rotary_limit
 from subquad.hf.probe import find_layers
 from subquad.hf.reattaching import reattach
 from subquad.hf.saved import keep_swaps_in_files
@@ -45,7 +45,6 @@ __all__ = [
     "Swapped",
     "bind",
     "bounds",
-    "check_extension",
     "describe",
     "extend_positions",
     "find_layers",

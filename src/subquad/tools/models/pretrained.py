@@ -23,6 +23,7 @@ from subquad.hf.model_files import (
     read_model,
     read_tokenizer,
 )
+from subquad.hf.positions import check_extension
 from subquad.hf.saved import without_marks
 from subquad.hf.weights import check_weights
 from subquad.tools.measure.group import ALONE, MeasuringGroup
@@ -101,7 +102,7 @@ class Pretrained:
                     "out"
                 )
             with as_input_error(f"--extend {tokens}: "):
-                hf.check_extension(self.model, tokens)
+                check_extension(self.model, tokens)
             if longest > tokens:
                 raise InputError(f"--lengths {longest} is beyond --extend {tokens}; give --extend {longest}")
         elif rows is not None and longest > rows:
