@@ -104,7 +104,8 @@ def prepare(
     report_folders(progress, settings.text)
     pretrained = load(settings.model, settings.device, group, FP32)
     if settings.extend is not None and settings.lengths is None:
-        settings = replace(settings, lengths=(MAIN_LENGTH[pretrained.kind], settings.extend))
+        usual = MAIN_LENGTH[pretrained.kind]
+        settings = replace(settings, lengths=(min(pretrained.limit or usual, usual), settings.extend))
     pretrained = pretrained.extended_to(settings.extend, settings.named_lengths)
     if pretrained.is_causal_lm and settings.methods == COMPARED:
         learned = [method for method in methods if str(method) in COMPARED_LEARNED]
