@@ -8,16 +8,17 @@ model.generate(**inputs, past_key_values=sq.hf.StateCache(model))   # from state
 sq.hf.load_adapter(model, "lha-adapter")               # learned parameters that `subquad calibrate` fitted
 with sq.hf.keeping(model, mask): model(**inputs)       # some tokens' attention stays exact
 sq.hf.swap(model, "performer", parallel=mesh["sp"])     # tokens split over ranks: model(**sq.hf.shard(model, batch))
-sq.hf.extend_positions(model, 4096)                    # past the learned positions
+sq.hf.extend_positions(model, 4096)                    # past the model's own positions
 """
 
 from subquad.hf import installed  # noqa: F401  (first: an error with the remedy where a package is missing)
 from subquad.hf.adapters import Adapter, load_adapter, read_adapter, save_adapter, weights_mark
 from subquad.hf.boundary import register
 from subquad.hf.growing_cache import GrowingCache
+from subquad.hf.item_rotary import expect_new_tokens, reaching
 from subquad.hf.layers import NAME, Layer, head_counts
 from subquad.hf.mpnet import join_interface
-from subquad.hf.positions import extend_positions, position_limit
+from subquad.hf.positions import extend_positions, position_limit, rotary_limit
 from subquad.hf.probe import find_layers
 from subquad.hf.reattaching import reattach
 from subquad.hf.saved import keep_swaps_in_files
@@ -33,6 +34,7 @@ register()
 register_trials()
 keep_swaps_in_files(reattach)
 support_word_timestamps()
+expect_new_tokens()
 
 __all__ = [
     "NAME",
@@ -51,10 +53,12 @@ __all__ = [
     "load_adapter",
     "position_limit",
     "provenance",
+    "reaching",
     "read_adapter",
     "reattach",
     "refusals",
     "restore",
+    "rotary_limit",
     "save_adapter",
     "shard",
     "swap",

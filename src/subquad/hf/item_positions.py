@@ -77,7 +77,7 @@ class ItemPositions(nn.Embedding):
 
     def forward(self, input: Tensor) -> Tensor:
         """The embeddings (B|1,N,E) of the positions (B|1,N), counted from `reserved`; (B,N,E) for padded batches."""
-        running, sequence = _running(), _sequence()
+        running, sequence = _running(), split_sequence()
         tokens = input.shape[-1] if sequence is None else sequence.tokens
         traced = torch.compiler.is_compiling() or torch.jit.is_tracing()  # type: ignore[attr-defined]
         if not traced and tokens <= self.rows and running is not None and not (running.past or running.numbered):
@@ -103,16 +103,16 @@ class ItemPositions(nn.Embedding):
         numbered = running is None or running.numbered
         if sequence is not None:
             numbered = NOW.value is not None and NOW.value.positions is None and numbered
-            first, last = _span(position, valid)
+            first, last = span(position, valid)
             group = Ranks(sequence.group)
             first, last = group.gathered(first).amin(0), group.gathered(last).amax(0)
         elif running is not None and running.past:
             self._check_cached(position, valid, running)
             return position, position
         elif numbered:
-            return position, _last_of_runs(position, valid)
+            return position, last_of_runs(position, valid)
         else:
-            first, last = _span(position, valid)
+            first, last = span(position, valid)
         if numbered:
             return position, last.expand_as(position)
         # An item at the right end of a padded batch is read as it is alone, if the model could not read it there.
@@ -129,11 +129,7 @@ class ItemPositions(nn.Embedding):
                     "mask (batch, tokens), but one of another shape is given; give that, or position_ids"
                 )
             return position >= 0
-        mask = running.mask[:, running.past :]
-        if sequence is not None and mask.shape[1] != position.shape[1]:
-            mask = sequence.shard(mask)
-        # Some models pad their tokens to a multiple of a block.
-        return F.pad(mask, (0, position.shape[1] - mask.shape[1]), value=False) & (position >= 0)
+        return valid_tokens(running.mask, running.past, position, sequence)
 
     def _check_cached(self, position: Tensor, valid: Tensor, running: PassInputs) -> None:
         """ValueError where the tokens in the cache were read at other positions than they would be now."""
@@ -212,18 +208,29 @@ def _running() -> PassInputs | None:
     return getattr(_RUNNING, "inputs", None)
 
 
-def _sequence() -> Sequence | None:
+def split_sequence() -> Sequence | None:
     """The sequence whose tokens are split over ranks, where this process has a part of them."""
     return in_use() if NOW.value is None else NOW.value.sequence
 
 
-def _span(position: Tensor, valid: Tensor) -> tuple[Tensor, Tensor]:
+def valid_tokens(mask: Tensor | None, past: int, position: Tensor, sequence: Sequence | None) -> Tensor:
+    """Which tokens (B|1,N) are real, by a mask (B,P+N) over those in the cache too; None: all."""
+    if mask is None:
+        return position >= 0
+    mask = mask[:, past:]
+    if sequence is not None and mask.shape[1] != position.shape[1]:
+        mask = sequence.shard(mask)
+    # Some models pad their tokens to a multiple of a block.
+    return F.pad(mask, (0, position.shape[1] - mask.shape[1]), value=False) & (position >= 0)
+
+
+def span(position: Tensor, valid: Tensor) -> tuple[Tensor, Tensor]:
     """The first and the last position (B,1) of each item; −1 is the last of one without tokens."""
     first = position.where(valid, _NEVER).amin(1, keepdim=True)
     return first, position.where(valid, -1).amax(1, keepdim=True)
 
 
-def _last_of_runs(position: Tensor, valid: Tensor) -> Tensor:
+def last_of_runs(position: Tensor, valid: Tensor) -> Tensor:
     """The last position of each token's item (B,N), where several may be packed: they begin where positions fall."""
     falls = position[:, 1:] <= position[:, :-1]
     item = F.pad(falls.long().cumsum(1), (1, 0)).expand_as(valid)

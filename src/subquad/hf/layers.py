@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from subquad.hf.exact import attend_exactly
+from subquad.hf.item_rotary import TwoRotaries
 from subquad.hf.mpnet import give_configs
 from subquad.kernels.tokens.rotary import Rotary
 from subquad.masks import Mask
@@ -146,7 +147,7 @@ class Attached(nn.Module):
         *,
         saved_before: bool = False,
         keep: str | None = None,
-        rotary: Rotary | None = None,
+        rotary: Rotary | TwoRotaries | None = None,
     ):
         super().__init__()
         self.keep: str | None = None if bound.method.is_exact else keep
@@ -189,7 +190,7 @@ class Attached(nn.Module):
             return attend_exactly(query, key, value, visible, softcap=softcap, sinks=sinks, **options)
         if self.rotary is not None:
             self.rotary = self.rotary.to(query.device)
-            options["rotary"] = self.rotary
+            options["rotary"] = self.rotary if isinstance(self.rotary, Rotary) else self.rotary.now()
         options |= {"bias": bias, "keep": keep, "hidden": hidden, "parallel": parallel}
         return attend_all(self.bound, query, key, value, mask=mask, valid=valid, query_valid=query_valid, **options)
 

@@ -19,6 +19,7 @@ from subquad.core.environment import OUTPUT, differences
 from subquad.core.spelling import listed
 from subquad.hf.adapters import Adapter, read_adapter, same_kind, save_adapter
 from subquad.hf.layers import Layer, head_counts
+from subquad.hf.positions import position_limit, rotary_limit
 from subquad.hf.unwrapping import AnyModel
 from subquad.methods import BoundMethod, ByLength, Full, Method, from_dict
 from subquad.methods.by_length import Step
@@ -101,8 +102,30 @@ class Plan:
             members["versions"] = {package: made_with[package] for package in OUTPUT if package in made_with}
         return members
 
+    @property
+    def extended_to(self) -> int | None:
+        """The tokens to which the positions of the model were extended for the plan; None if they were not."""
+        tokens = self.made_on.get("extended_to")
+        return tokens if isinstance(tokens, int) else None
+
     def for_model(self, model: AnyModel) -> dict[int, Method | BoundMethod]:
         """The mapping for `swap` that puts the plan into this model.
+
+        Raises:
+            ValueError: the plan is for another class of model, for layers of other numbers or shapes, for longer
+                positions, or, where methods have learned parameters, for other weights.
+        """
+        tokens, limits = self.extended_to, (position_limit(model), rotary_limit(model))
+        limit = min((each for each in limits if each is not None), default=None)
+        if tokens is not None and limit is not None and limit < tokens:
+            raise ValueError(
+                f"this plan is for positions that were extended to {tokens:,} tokens, but this model has {limit:,}: "
+                f"call sq.hf.extend_positions(model, {tokens}) first"
+            )
+        return self.by_layer(model)
+
+    def by_layer(self, model: AnyModel) -> dict[int, Method | BoundMethod]:
+        """`for_model`, for any positions of the model.
 
         Raises:
             ValueError: the plan is for another class of model, for layers of other numbers or shapes, or, where methods
@@ -141,7 +164,7 @@ class Plan:
         if self.learned:
             if model is None:
                 raise ValueError("the plan has learned parameters, which are saved for a model: plan.save(path, model)")
-            bounds = {n: bound for n, bound in self.for_model(model).items() if isinstance(bound, BoundMethod)}
+            bounds = {n: bound for n, bound in self.by_layer(model).items() if isinstance(bound, BoundMethod)}
             save_adapter(model, folder, bounds=bounds)
         content = {
             "format": FORMAT,

@@ -23,6 +23,15 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from subquad.hf.example_inputs import example_inputs
+from subquad.hf.item_rotary import (
+    TwoRotaries,
+    frequencies_in,
+    holds_frequencies,
+    item_rotaries,
+    original_modules,
+    same_frequencies,
+    with_longer,
+)
 from subquad.hf.layers import Layer
 from subquad.hf.split import takes
 from subquad.hf.trial import recorded_run
@@ -73,10 +82,11 @@ def moves_queries(method: Method) -> bool:
     return any(getattr(part.method, "queries", None) == "earlier" for part in method.parts)
 
 
-def find_rotary(model: PreTrainedModel, layers: list[Layer]) -> dict[nn.Module, Rotary | None]:
+def find_rotary(model: PreTrainedModel, layers: list[Layer]) -> dict[nn.Module, Rotary | TwoRotaries | None]:
     """The rotary positions of self-attention layers, by their modules. None: positions do not turn the queries.
 
-    The model runs up to three times on 16 tokens, and is left as it was.
+    The model runs up to three times on 16 tokens, and is left as it was. Layers of a model whose rotary positions were
+    extended have those of its short items and of its long ones.
 
     Args:
         model: before anything is swapped in, or after.
@@ -90,10 +100,11 @@ def find_rotary(model: PreTrainedModel, layers: list[Layer]) -> dict[nn.Module, 
         return {module: cast(Any, module).rotary for module in (layer.module for layer in layers)}
     candidates = _candidates(model)
     queries = _all_queries(model, {layer.module for layer in layers})
-    rotaries: dict[nn.Module, Rotary | None] = {}
+    rotaries: dict[nn.Module, Rotary | TwoRotaries | None] = {}
     for layer in layers:
         try:
-            rotaries[layer.module] = _matching(candidates, queries.get(layer.module))
+            match = _matching(candidates, queries.get(layer.module))
+            rotaries[layer.module] = None if match is None else with_longer(match, model)
         except ValueError as error:
             raise ValueError(f"layer {layer.label} of {type(model).__name__}: {error}") from None
     return rotaries
@@ -131,13 +142,13 @@ def _matching(candidates: list[_Candidate], queries: _Queries | None) -> Rotary 
 def _candidates(model: nn.Module) -> list[_Candidate]:
     """Each set of frequencies among the buffers of a model once, for halves and for neighbours, in both directions."""
     distinct: list[tuple[Tensor, str | None]] = []
-    for owner in model.modules():
+    for owner in original_modules(model):
         for name, buffer in owner.named_buffers(recurse=False):
-            if not (name.endswith("inv_freq") and buffer.ndim == 1 and buffer.is_floating_point()):
+            if not holds_frequencies(name, buffer):
                 continue
-            frequencies = buffer.detach().to(torch.promote_types(buffer.dtype, torch.float32), copy=True)
+            frequencies = frequencies_in(buffer)
             refusal = _refusal(owner, name)
-            equal = next((n for n, (other, _) in enumerate(distinct) if _same(other, frequencies)), None)
+            equal = next((n for n, (other, _) in enumerate(distinct) if same_frequencies(other, frequencies)), None)
             if equal is None:
                 distinct.append((frequencies, refusal))
             elif refusal is not None:  # which of the two the layer reads cannot be told
@@ -148,10 +159,6 @@ def _candidates(model: nn.Module) -> list[_Candidate]:
         for direction in (1, -1)  # backwards in NanoChat
         for interleaved in (False, True)
     ]
-
-
-def _same(frequencies: Tensor, other: Tensor) -> bool:
-    return frequencies.device == other.device and torch.equal(frequencies, other)
 
 
 def _refusal(owner: nn.Module, name: str) -> str | None:
@@ -192,7 +199,7 @@ def _all_queries(model: PreTrainedModel, modules: set[nn.Module]) -> dict[nn.Mod
 
 def _queries_of(part: PreTrainedModel, modules: set[nn.Module]) -> dict[nn.Module, _Queries]:
     """The queries of those of these layers that a run of a model reaches; empty if it does not run."""
-    limit = _position_limit(part.config)
+    limit = min([_position_limit(part.config), *(each.rows for each in item_rotaries(part))])
     tokens = min(_TOKENS, limit)
     inputs: dict[nn.Module, Tensor] = {}
     try:

@@ -18,11 +18,12 @@ from transformers import PreTrainedModel
 from subquad.core.plain_tables import alike, as_text, common_name, ranges
 from subquad.distributed import Ranks, Sequence
 from subquad.hf.call_checks import check_calls, refuse_weights_of, stop_checking
+from subquad.hf.item_rotary import TwoRotaries
 from subquad.hf.layers import KEEPS, NAME, Attached, Layer, attached_to, head_counts, keep_refusal
 from subquad.hf.left_padding import count_from_first_valid_token, counts_from_first_valid_token, stop_counting
 from subquad.hf.long_inputs import explain_long_inputs, stop_explaining
 from subquad.hf.parts import give_back, separate
-from subquad.hf.positions import extended_tables, position_limit
+from subquad.hf.positions import extended_positions, position_limit
 from subquad.hf.probe import find_layers
 from subquad.hf.records import Record, read_record
 from subquad.hf.rotary import find_rotary, moves_queries
@@ -211,7 +212,7 @@ def provenance(model: AnyModel) -> dict[str, Any]:
 
 def _rotaries(
     model: PreTrainedModel, layers: list[Layer], methods: Mapping[int, Method]
-) -> dict[nn.Module, Rotary | None]:
+) -> dict[nn.Module, Rotary | TwoRotaries | None]:
     """The rotary positions of the layers whose methods need them; the model runs only if there are such layers."""
     turning = [layer for layer in layers if layer.causal and not layer.cross and moves_queries(methods[layer.number])]
     try:
@@ -248,7 +249,7 @@ def _cut_at(holder: Any) -> int | None:
 
 def _is_extended_to(holder: Any, model: PreTrainedModel) -> bool:
     """Whether a holder's `max_seq_length` is all the positions to which `extend_positions` extended its model."""
-    cut_at, lengths = _cut_at(holder), [each["length"] for each in extended_tables(model).values()]
+    cut_at, lengths = _cut_at(holder), [each["length"] for each in extended_positions(model).values()]
     return cut_at is not None and bool(lengths) and cut_at >= min(lengths)
 
 

@@ -416,11 +416,12 @@ def test_a_lower_limit_of_the_tokenizer_is_raised_and_a_higher_one_stays():
 
 
 @pytest.mark.parametrize("name", ["llama", "t5", "modernbert"])
-def test_relative_and_rotary_positions_need_nothing(name):
+def test_models_without_a_table_of_positions_keep_their_weights(name):
     model = build(name).model
     before = {k: v.clone() for k, v in model.state_dict().items()}
     assert sq.hf.position_limit(model) is None
     sq.hf.extend_positions(model, 500)
+    assert model.state_dict().keys() == before.keys()
     assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items())
 
 
@@ -518,5 +519,6 @@ def test_fewer_positions_than_there_are_change_nothing_with_a_warning():
 
 def test_as_many_positions_as_there_are_are_no_warning(recwarn):
     sq.hf.extend_positions(build("bert").model, 64)
-    sq.hf.extend_positions(build("llama").model, 10)
+    sq.hf.extend_positions(build("llama").model, 64)
+    sq.hf.extend_positions(build("t5").model, 10)
     assert not recwarn.list

@@ -8,6 +8,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from subquad.core.readable import can_be_read
+
 
 @dataclass(frozen=True, eq=False)
 class Rotary:
@@ -16,7 +18,8 @@ class Rotary:
         (x, y) → (x cos pθ_r − y sin pθ_r,  x sin pθ_r + y cos pθ_r)
 
     Args:
-        frequencies: θ, (R,), the angle of each pair in radians a position. With 2R < D, the other components stay.
+        frequencies: θ, (R,), the angle of each pair in radians a position; (B,R) where the items of a batch have their
+            own. With 2R < D, the other components stay.
         interleaved: pair r is the components (2r, 2r+1), as in GPT-J; else (r, R+r), as in GPT-NeoX and Llama.
 
     Raises:
@@ -24,19 +27,28 @@ class Rotary:
         ValueError: they have another shape, are whole numbers, or are not finite.
     """
 
-    frequencies: Float[Tensor, " R"]
+    frequencies: Float[Tensor, "*B R"]
     interleaved: bool = False
 
     def __post_init__(self) -> None:
         if not isinstance(self.frequencies, Tensor):
             raise TypeError(f"the frequencies are a {type(self.frequencies).__name__}, but they must be a tensor (R,)")
-        if self.frequencies.ndim != 1 or not self.frequencies.is_floating_point():
+        if self.frequencies.ndim not in (1, 2) or not self.frequencies.is_floating_point():
             raise ValueError(
                 f"the frequencies are {self.frequencies.dtype} {tuple(self.frequencies.shape)}, but they must be "
                 "floating numbers, one for each pair of components"
             )
-        if self.frequencies.device.type != "meta" and not self.frequencies.isfinite().all():
+        if can_be_read(self.frequencies) and not self.frequencies.isfinite().all():
             raise ValueError("the frequencies contain NaN or infinity")
+
+    @property
+    def pairs(self) -> int:
+        """R, the number of pairs."""
+        return self.frequencies.shape[-1]
+
+    def of_item(self, number: int) -> Rotary:
+        """Those of one item of the batch."""
+        return self if self.frequencies.ndim == 1 else replace(self, frequencies=self.frequencies[number])
 
     def to(self, device: torch.device) -> Rotary:
         """Move the frequencies to a device."""
@@ -45,15 +57,21 @@ class Rotary:
     def turned(self, x: Float[Tensor, "*any D"], positions: int) -> Float[Tensor, "*any D"]:
         """Rotate vectors as if they were this many positions later.
 
+        If items have frequencies of their own, there are equally many vectors of each item, one item after the other.
+
         Raises:
-            ValueError: there are more pairs than components.
+            ValueError: there are more pairs than components, or vectors of other items.
         """
-        turning, width = 2 * len(self.frequencies), x.shape[-1]
+        turning, width = 2 * self.pairs, x.shape[-1]
         if turning > width:
             raise ValueError(f"{turning // 2} frequencies turn {turning} components, but the vectors have {width}")
         if positions == 0 or turning == 0:
             return x
         angles = positions * self.frequencies.double()  # in fp32 an angle of 10⁵ would have an error of 10⁻²
+        if angles.ndim == 2:
+            if len(x) % len(angles):
+                raise ValueError(f"there are frequencies of {len(angles)} items, but vectors of shape {tuple(x.shape)}")
+            angles = angles.repeat_interleave(len(x) // len(angles), 0).view(len(x), *(1,) * (x.ndim - 2), self.pairs)
         cos, sin = (f(angles).to(torch.promote_types(x.dtype, torch.float32)) for f in (torch.cos, torch.sin))
         pairs = x[..., :turning]
         if self.interleaved:

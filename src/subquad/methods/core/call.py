@@ -63,6 +63,10 @@ class Call:
         """A copy of the call with another mask."""
         return replace(self, mask=mask)
 
+    def of_item(self, number: int) -> Call:
+        """A copy of the call with the rotary positions of one item of the batch."""
+        return self if self.rotary is None else replace(self, rotary=self.rotary.of_item(number))
+
 
 class Shard(ABC):
     """One rank's part of a sequence whose tokens are split over several processes.

@@ -102,16 +102,26 @@ def checked_hidden(method: Any, query: Tensor, hidden: Tensor | None, mask: Mask
     return cleared(as_autocast(hidden)[:, None], mask.query_padding(N))[:, 0]
 
 
-def checked_rotary(rotary: Rotary | None, query: Tensor) -> Rotary | None:
+def checked_rotary(rotary: Rotary | None, query: Tensor, mask: Mask) -> Rotary | None:
     """The argument `rotary` of a call, on the device of its queries. Errors as in `subquad.attention`."""
     if rotary is None:
         return None
     if not isinstance(rotary, Rotary):
         raise TypeError(f"`rotary` is a {type(rotary).__name__}, but it must be a sq.Rotary")
-    pairs, width = len(rotary.frequencies), query.shape[3]
+    pairs, width = rotary.pairs, query.shape[3]
     if 2 * pairs > width:
         raise ValueError(
             f"`rotary` turns {pairs} pairs of components, but `query` is {tuple(query.shape)}, {width} wide"
+        )
+    if rotary.frequencies.ndim == 2 and len(rotary.frequencies) != len(query):
+        raise ValueError(
+            f"`rotary` has frequencies of {len(rotary.frequencies)} items, but `query` is {tuple(query.shape)}; give "
+            "those of each item, or one for all"
+        )
+    if rotary.frequencies.ndim == 2 and mask.ids:
+        raise ValueError(
+            "`rotary` has frequencies of each item, but items contain packed sequences; give packed sequences that all "
+            "have the same frequencies"
         )
     return rotary.to(query.device)
 

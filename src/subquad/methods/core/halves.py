@@ -165,7 +165,9 @@ class ByHalves(Method):
     def _attend(self, rectangles: Rectangles, line: TokenLine, call: Call) -> tuple[Tensor, Tensor]:
         """The partials of these rectangles, in one batch: exact on the diagonal, by the method elsewhere."""
         if rectangles.key_step == 0 and len(line.query) > 1:  # as one batch, these keys would be copied for each block
-            items = [self._attend(rectangles, line.item(number), call) for number in range(len(line.query))]
+            items = [
+                self._attend(rectangles, line.item(number), call.of_item(number)) for number in range(len(line.query))
+            ]
             outs, lses = zip(*items, strict=True)
             return torch.cat(outs), torch.cat(lses)
         query = _as_batch(rectangles.of_queries(line.query))

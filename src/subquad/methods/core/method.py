@@ -190,7 +190,7 @@ class Method(Settings, Bindable, AuxiliaryLoss, Recurrence):
             kept = None
         scale = sizes.D**-0.5 if scale is None else scale
         hidden = checked_hidden(self, query, hidden, mask) if self.traits.needs_hidden else None
-        rotary = checked_rotary(rotary, query)
+        rotary = checked_rotary(rotary, query, mask)
         call = Call(mask, bias, scale, dropout_p, seed, learned, return_lse, hidden, kept, rotary=rotary)
         if shard is not None:
             shard.check(self, query, key, value, call)

@@ -47,7 +47,8 @@ def code_of(
     longest, limit = max(attached["lengths"]), model["position_limit"]
     calls = []
     if limit is not None and longest > limit:
-        calls.append(f"sq.hf.extend_positions(model, {longest}{'' if wrapped else ', tokenizer=tokenizer'})")
+        reach = model.get("extended_to", longest)
+        calls.append(f"sq.hf.extend_positions(model, {reach}{'' if wrapped else ', tokenizer=tokenizer'})")
     calls += _attaching(steps, len(model["layers"]))
     ours = ["import subquad as sq"] if calls else []
     lines = ["import torch", *((imported, *ours) if wrapped else (*ours, imported))]

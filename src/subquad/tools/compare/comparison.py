@@ -53,6 +53,7 @@ from subquad.tools.models.generation import (
     request_seconds,
     time_steps,
 )
+from subquad.tools.models.next_tokens import quarter_perplexities
 from subquad.tools.models.passages import TokenizedText
 from subquad.tools.models.pretrained import BATCH, Pretrained, running
 from subquad.tools.models.rows import CompareRow, mark_of
@@ -311,7 +312,10 @@ class Comparison(JobRun):
         growth = (length / measured) ** GROWTH
         if kind == EAGER.name:
             return EAGER_SHARE * self.seconds(measured)[EXACT][0] * growth
-        return self._round_seconds(measured, {row.name for row in self.rows_at(length, len(self.rounds_at(length)))}) * growth
+        return (
+            self._round_seconds(measured, {row.name for row in self.rows_at(length, len(self.rounds_at(length)))})
+            * growth
+        )
 
     def _predicted_steps(self, length: int) -> float:
         """Seconds of the prefills of exact attention in each dtype, and of all steps, if they are known from before."""
@@ -421,13 +425,25 @@ class Comparison(JobRun):
         outputs.pop(AGAIN, None)
         if is_long and i > 0:
             outputs.clear()
+        quarters: list[float] = []
         if self.pretrained.is_causal_lm and outputs:
             model = self._model_for(length, FP32)
             with running(model.model, None, self.group):
+                if self.is_extended(length):
+                    quarters = model.quarters(items, outputs[EXACT], MOST_POSITIONS)
                 outputs = model.next_tokens(items, outputs, EXACT, MOST_POSITIONS)
                 outputs = {name: each.sums() for name, each in outputs.items()}
         made = {name: SequencePass(_plain(outputs.get(name, ())), *costs) for name, costs in passes.items()}
-        return SequenceRound(made, use, sum(map(len, items)))
+        return SequenceRound(made, use, sum(map(len, items)), quarters)
+
+    def is_extended(self, length: int) -> bool:
+        """Whether inputs of this length are read by extended positions."""
+        return self.pretrained.limit is not None and length > self.pretrained.limit
+
+    def quarters(self, length: int) -> list[float]:
+        """The exact model's perplexities in the quarters of the texts of an extended length; else empty."""
+        parts = [each.quarters for each in self._batch_results(length) if each.quarters]
+        return quarter_perplexities(parts) if parts else []
 
     def new_tokens_after(self, length: int) -> int:
         """The new tokens of a request after a prompt of this length; 0 if no steps are timed there."""

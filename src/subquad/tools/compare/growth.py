@@ -94,7 +94,8 @@ def growth_note(methods: Sequence[MethodReport], lengths: Sequence[int], floor: 
         where = f"{name} is faster than {exact['method']}, the fastest exact attention, at every length measured"
     else:
         how = "interpolated" if start <= longest else "predicted"
-        where = f"{name} overtakes {exact['method']}, the fastest exact attention, at about {_rounded(start):,} tokens ({how})"
+        where = f"{name} overtakes {exact['method']}, the fastest exact attention, at about {_rounded(start):,} tokens"
+        where += f" ({how})"
     twice = 2 * longest
     return (
         f"{where}; at {twice:,} tokens it is predicted to run {usual(twice) / fast(twice):.1f}× as fast as exact "

@@ -9,7 +9,7 @@ op/<length>              one layer's attention alone, all rows in turn
 layers/<method>          error of every layer's output, distance of attention weights
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from subquad.tools.models.generation import StepTimes
@@ -57,6 +57,7 @@ class SequenceRound:
     rows: dict[str, SequencePass]
     use: machine.Use
     tokens: int  # without padding
+    quarters: list[float] = field(default_factory=list)  # beyond the positions of a causal model: see `quarter_sums`
 
 
 @dataclass

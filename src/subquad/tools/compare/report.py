@@ -34,7 +34,7 @@ from subquad.tools.measure.noise import AGAIN, ASSUMED_NOISE, TIE, against_itsel
 from subquad.tools.measure.timing import cost, exact_cost, ratios
 from subquad.tools.models.dtypes import FP32, has_products
 from subquad.tools.models.generation import ROUNDS, has_exact_steps, takes_cache
-from subquad.tools.models.longer import longer_note
+from subquad.tools.models.longer import longer_note, quarters_note, yarn_note
 from subquad.tools.models.next_tokens import NextTokens, summed
 from subquad.tools.models.rows import IN, NOT_CALIBRATED, CompareRow
 from subquad.tools.models.split import split_note, what_is_sent
@@ -100,6 +100,8 @@ def report_of(comparison: Comparison) -> Report:
         "notes": _notes(c, methods),
         "cautions": _cautions(c),
     }
+    if quarters := {str(n): c.quarters(n) for n in c.lengths_done if c.quarters(n)}:
+        report["quarters"] = quarters
     if c.step_lengths_done:
         report["requests"] = _requests(c)
     if c.task:
@@ -200,7 +202,7 @@ def _plan_command(s: CompareSettings, dtype: str, lengths: Sequence[int], tokens
     None where the text is too short for a plan.
     """
     lengths = tuple(length for length in lengths if FEWEST_PASSAGES * length <= tokens)
-    shared = ("model", "text", "column", *OPTIONS.values(), "adapters", "calibrate", "device", "seed")
+    shared = ("model", "text", "column", *OPTIONS.values(), "extend", "adapters", "calibrate", "device", "seed")
     options = {name: getattr(s, name) for name in shared} | {"dtype": dtype}
     return as_command("plan", PlanSettings(lengths=lengths, **options), ranks) if lengths else None
 
@@ -439,7 +441,7 @@ def _steps_in_words(kls: Mapping[str, tuple[float, int]]) -> str:
     exact = "Steps are exact attention by construction, over the keys and values of the row's own prefill"
     if not kls:
         return f"{exact}."
-    shown = [f"{name} (a KL of {kl:.2g} to an exact step after {length:,} tokens)" for name, (kl, length) in kls.items()]
+    shown = [f"{name} (a KL of {kl:.2g} to an exact step after {n:,} tokens)" for name, (kl, n) in kls.items()]
     others = f", and {len(shown) - 5} more rows" if len(shown) > 5 else ""
     return f"{exact}, except those of {listed(shown[:5])}{others}."
 
@@ -573,7 +575,11 @@ def _of_dtypes(c: Comparison) -> list[str]:
 def _cautions(c: Comparison) -> list[str]:
     """What a reader must know before the figures: what is missing, and that positions were extended."""
     limit = c.pretrained.limit
-    return _out_of_time(c) + ([longer_note(limit)] if limit is not None and c.lengths[-1] > limit else [])
+    if limit is None or not c.is_extended(c.lengths[-1]):
+        return _out_of_time(c)
+    is_rotary, extended = c.pretrained.is_rotary, c.pretrained.extend or c.lengths[-1]
+    read = [quarters_note(n, c.quarters(n)) for n in c.lengths_done if c.quarters(n)]
+    return [*_out_of_time(c), yarn_note(limit, extended) if is_rotary else longer_note(limit), *read]
 
 
 def _out_of_time(c: Comparison) -> list[str]:

@@ -3,6 +3,7 @@
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from subquad.core.errors import InputError, as_input_error
@@ -102,6 +103,10 @@ def prepare(
     check_not_fitted(settings.calibrate, group)
     report_folders(progress, settings.text)
     pretrained = load(settings.model, settings.device, group, FP32)
+    if settings.extend is not None and settings.lengths is None:
+        usual = MAIN_LENGTH[pretrained.kind]
+        settings = replace(settings, lengths=(min(pretrained.limit or usual, usual), settings.extend))
+    pretrained = pretrained.extended_to(settings.extend, settings.named_lengths)
     if pretrained.is_causal_lm and settings.methods == COMPARED:
         learned = [method for method in methods if str(method) in COMPARED_LEARNED]
         methods = [Full(), *map(parse_method, COMPARED_CAUSAL), *learned]

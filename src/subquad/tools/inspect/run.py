@@ -332,7 +332,7 @@ def _adapted(folder: Path, pretrained: Pretrained) -> InspectRow:
 
 def _planned(folder: Path, pretrained: Pretrained, length: int) -> InspectRow:
     """What a plan runs for inputs of this length; layers in which that is exact attention have nothing to look at."""
-    planned = load_plan(folder).for_model(pretrained.model)
+    planned = load_plan(folder).by_layer(pretrained.model)
     at = {number: at_length(method, length) for number, method in planned.items()}
     by_layer = {
         number: method.to(pretrained.device).eval() if isinstance(method, BoundMethod) else method

@@ -3,13 +3,14 @@
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from subquad import hf
+from subquad.hf.item_rotary import Extended, TwoRotaries, extended_items
 from subquad.hf.rotary import find_rotary, moves_queries
 from subquad.kernels.tokens.rotary import Rotary
 from subquad.masks import Mask
@@ -55,6 +56,12 @@ def without_padded_queries(
     return {"mask": mask} | {name: value for name, value in options.items() if name not in EXACT_ALONE}
 
 
+def _rotary_of(rotary: Callable[[], Rotary | TwoRotaries | None], items: Extended | None) -> Rotary | None:
+    """The rotary positions of the items of one call, which some models read by their lengths."""
+    made = rotary()
+    return made.for_items(False if items is None else items) if isinstance(made, TwoRotaries) else made
+
+
 @contextmanager
 def recorded(model: Any, group: MeasuringGroup = ALONE) -> Iterator[list[LayerInputs]]:
     """Swap "full" into a model and collect the inputs of every attention call; afterwards the model is as before.
@@ -70,7 +77,7 @@ def recorded(model: Any, group: MeasuringGroup = ALONE) -> Iterator[list[LayerIn
     for layer in hf.swap(model, "full", parallel=group.ranks).layers:
 
         @cache
-        def rotary(layer: hf.Layer = layer) -> Rotary | None:
+        def rotary(layer: hf.Layer = layer) -> Rotary | TwoRotaries | None:
             return find_rotary(hf.transformers_model(model), [layer])[layer.module] if layer.causal else None
 
         def hook(
@@ -78,7 +85,7 @@ def recorded(model: Any, group: MeasuringGroup = ALONE) -> Iterator[list[LayerIn
             args: tuple[Tensor, ...],
             options: dict[str, Any],
             layer: hf.Layer = layer,
-            rotary: Callable[[], Rotary | None] = rotary,
+            rotary: Callable[[], Rotary | TwoRotaries | None] = rotary,
         ) -> None:
             if any(options.get(name) is not None for name in EXACT_ALONE):
                 return
@@ -87,7 +94,8 @@ def recorded(model: Any, group: MeasuringGroup = ALONE) -> Iterator[list[LayerIn
                     raise ValueError(f"the {name} of attention layer {layer.label} is not finite (NaN or infinity)")
             query, key, value = (a.detach() for a in args)
             options = without_padded_queries(**options)
-            calls.append(LayerInputs(layer.number, layer.name, query, key, value, options, rotary))
+            of_items = partial(_rotary_of, rotary, extended_items())
+            calls.append(LayerInputs(layer.number, layer.name, query, key, value, options, of_items))
 
         attached = layer.module.get_submodule(hf.NAME)
         handles.append(attached.register_forward_pre_hook(hook, with_kwargs=True))

@@ -89,7 +89,8 @@ def new_tokens_after(pretrained: Pretrained, length: int, named: int | None) -> 
 
 def prompt_tokens(pretrained: Pretrained, length: int, new_tokens: int) -> int:
     """The tokens of a prompt of this length after which steps are timed: so many that the new ones have positions."""
-    return length if pretrained.limit is None else min(length, pretrained.limit - new_tokens)
+    reach = pretrained.reach_after(length)
+    return length if reach is None else min(length, reach - new_tokens)
 
 
 def check_new_tokens(pretrained: Pretrained, named: int | None, lengths: Sequence[int]) -> None:
@@ -100,7 +101,8 @@ def check_new_tokens(pretrained: Pretrained, named: int | None, lengths: Sequenc
     """
     if not named:
         return
-    option, limit, longest = f"--new-tokens {named}", pretrained.limit, max(lengths)
+    option, longest = f"--new-tokens {named}", max(lengths)
+    limit = pretrained.reach_after(longest)
     if not pretrained.is_causal_lm:
         raise InputError(f"{option} is for causal language models, and {pretrained.name} is a {pretrained.kind}")
     if pretrained.group.count > 1:

@@ -1,6 +1,6 @@
 """Notes of reports and cards on inputs that are longer than a model's own positions, and on those that are not."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from subquad.core.spelling import listed
@@ -19,6 +19,25 @@ def longer_note(limit: int) -> str:
         "of 2,048 tokens, recall@1 is 0.353 for the best chunk, 0.280 for the mean of the chunks and 0.253 for the "
         "whole document)."
     )
+
+
+def yarn_note(limit: int, extended: int) -> str:
+    """How a decoder with `limit` rotary positions of its own reads inputs of up to `extended` tokens."""
+    return (
+        f"The model's rotary positions were trained to {limit:,} tokens. Requests of at most {limit:,} tokens have "
+        f"exactly these; longer ones, up to {extended:,}, are read by YaRN (factor {extended / limit:.3g}), without "
+        "training. Fidelity there compares with exact attention in the same extended model."
+    )
+
+
+def quarters_note(length: int, perplexities: Sequence[float]) -> str:
+    """The exact model's perplexities in the quarters of a text, which show whether the model itself bears the length.
+
+    >>> quarters_note(16384, [42.5, 29.04, 35.6, 30.3])
+    "The exact model's perplexity in the four quarters of 16,384 tokens: 42.50, 29.04, 35.60 and 30.30."
+    """
+    each = listed([f"{perplexity:.2f}" for perplexity in perplexities])
+    return f"The exact model's perplexity in the four quarters of {length:,} tokens: {each}."
 
 
 def short_note(texts: Mapping[str, Mapping[str, Any]]) -> str:

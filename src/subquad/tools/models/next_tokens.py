@@ -20,6 +20,7 @@ from subquad.tools.measure.group import ALONE, MeasuringGroup
 
 POSITIONS = 512  # whose logits are in memory at a time
 LAST = 4  # the last quarter of an item's positions is counted apart: what is read there has the most text before it
+QUARTERS = 4  # in which perplexities show whether a model bears a length
 
 
 @dataclass(frozen=True)
@@ -148,6 +149,33 @@ def differences(
             of_last = torch.where(last[:, at], terms, 0.0).sum((1, 2))[[0, 2, 3]]
             sums[name] += torch.cat([of_all, of_last]).cpu()
     return {name: NextTokens(*group.sums(*each.tolist())) for name, each in sums.items()}
+
+
+@torch.inference_mode()
+def quarter_sums(
+    run: Prefill, tokens: Int64[Tensor, "B N"], counted: Bool[Tensor, "B N"], group: MeasuringGroup = ALONE
+) -> list[float]:
+    """The sums of negative log-likelihoods in the quarters of each text, and how many positions these have: 4 and 4.
+
+    Arguments as in `differences`.
+    """
+    number = counted.cumsum(1) - 1
+    quarter = (QUARTERS * number // number[:, -1:].add(1).clamp(min=1)).clamp(0, QUARTERS - 1)
+    tokens, counted, quarter = group.cut(tokens), group.cut(counted), group.cut(quarter)
+    sums = torch.zeros(2, QUARTERS, dtype=torch.float64)
+    for start in range(0, tokens.shape[1], POSITIONS):
+        at = slice(start, start + POSITIONS)
+        nll = -logits_of(run, at).log_softmax(-1).gather(-1, tokens[:, at, None])[..., 0].double()
+        for each in range(QUARTERS):
+            here = counted[:, at] & (quarter[:, at] == each)
+            sums[:, each] += torch.stack([nll.where(here, 0.0).sum(), here.sum().double()]).cpu()
+    return list(group.sums(*sums.flatten().tolist()))
+
+
+def quarter_perplexities(parts: Sequence[Sequence[float]]) -> list[float]:
+    """The perplexity of each quarter, from the sums of some texts as `quarter_sums` gives them."""
+    sums = [sum(each) for each in zip(*parts, strict=True)]
+    return [math.exp(nll / max(count, 1.0)) for nll, count in zip(sums[:QUARTERS], sums[QUARTERS:], strict=True)]
 
 
 def _last_quarter(counted: Bool[Tensor, "B N"]) -> Bool[Tensor, "B N"]:

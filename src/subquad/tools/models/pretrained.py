@@ -23,6 +23,7 @@ from subquad.hf.model_files import (
     read_model,
     read_tokenizer,
 )
+from subquad.hf.positions import check_extension
 from subquad.hf.saved import without_marks
 from subquad.hf.weights import check_weights
 from subquad.tools.measure.group import ALONE, MeasuringGroup
@@ -54,6 +55,7 @@ class Pretrained:
     notes: tuple[str, ...] = ()  # of its weights, what a reader must know
     group: MeasuringGroup = ALONE
     library: str = "transformers"  # whose folder it comes from
+    extend: int | None = None  # tokens to which its positions are extended for inputs that exceed them
 
     @property
     def device(self) -> torch.device:
@@ -77,6 +79,51 @@ class Pretrained:
             )
         return min(self.limit or most, most) if asked is None else asked
 
+    def extended_to(self, tokens: int | None, lengths: Sequence[int] = ()) -> "Pretrained":
+        """A copy whose positions are extended to this many tokens for longer inputs; None: as far as these need.
+
+        The positions of a model with rotary ones are extended only if that is asked for: a table of learned positions
+        has no row for longer inputs, but rotary positions give worse and worse outputs without an error.
+
+        Args:
+            tokens: how far; None if nothing is asked for.
+            lengths: of inputs that the user named.
+
+        Raises:
+            InputError: the model has as many positions, or cannot be extended; or a length is beyond them.
+        """
+        longest, rows = max(lengths, default=0), hf.rotary_limit(self.model)
+        if tokens is not None:
+            if self.limit is None or (rows is None and hf.position_limit(self.model) is None):
+                raise InputError(f"--extend {tokens}: the positions of {self.name} have no limit; leave it out")
+            if tokens <= self.limit:
+                raise InputError(
+                    f"--extend {tokens} is within the {self.limit:,} positions of {self.name}; give more, or leave it "
+                    "out"
+                )
+            with as_input_error(f"--extend {tokens}: "):
+                check_extension(self.model, tokens)
+            if longest > tokens:
+                raise InputError(f"--lengths {longest} is beyond --extend {tokens}; give --extend {longest}")
+        elif rows is not None and longest > rows:
+            raise InputError(
+                f"--lengths {longest} is past the {rows:,} positions of {self.name}; --extend {longest} extends them "
+                f"by YaRN, without training, or give at most {rows}"
+            )
+        return replace(self, extend=tokens)
+
+    @property
+    def is_rotary(self) -> bool:
+        """Whether its limit is that of rotary positions."""
+        return hf.rotary_limit(self.model) is not None
+
+    def reach_after(self, length: int) -> int | None:
+        """Tokens that a request may have whose prompt has this length; None if there is no limit.
+
+        A prompt within the model's own positions is read by these, and so are the tokens after it.
+        """
+        return self.limit if self.limit is None or length <= self.limit else max(self.extend or 0, self.limit)
+
     def with_model(self, model: Any) -> "Pretrained":
         """A copy with another model and the same tokenizer and pooling."""
         return replace(self, model=model)
@@ -91,7 +138,7 @@ class Pretrained:
         """The model if its positions reach this length, otherwise a copy whose positions are extended."""
         if self.limit is None or length <= self.limit:
             return self
-        return self.with_model(hf.extend_positions(copy.deepcopy(self.model), length))
+        return self.with_model(hf.extend_positions(copy.deepcopy(self.model), max(length, self.extend or 0)))
 
     def content_ids(self, text: str) -> list[int]:
         """Token ids without special tokens."""
@@ -147,13 +194,15 @@ class Pretrained:
             "kv_heads": kv_heads,
             "head_dim": width,
             "position_limit": self.limit,
+            **({"extended_to": self.extend, "rotary": self.is_rotary} if self.extend is not None else {}),
         }
 
     def identity(self) -> list[Any]:
         """What tells this model from another one: name, config, some of its weights."""
         config = without_marks(self.model.config.to_dict())
         weights = sum(float(p.detach().flatten()[:64].double().sum()) for p in self.model.parameters())
-        return [self.name, repr(sorted(config.items(), key=str)), str(self.model.dtype), weights]
+        extended = [] if self.extend is None else [self.extend]
+        return [self.name, repr(sorted(config.items(), key=str)), str(self.model.dtype), weights, *extended]
 
     # ------------------------------------------------------------------ reading
 
@@ -190,6 +239,18 @@ class Pretrained:
         batch = self.batch(items)
         made = next_tokens.prefill(self.model, self._cut(batch), all_logits=split, cached=cached)
         return replace(made, valid=batch["attention_mask"].bool())
+
+    def quarters(
+        self, items: Sequence[Sequence[int]], run: next_tokens.Prefill, most: int | None = None
+    ) -> list[float]:
+        """The negative log-likelihoods and the numbers of next tokens in each quarter of these items: 4 and 4 sums.
+
+        `most`: positions of an item that are read, as in `next_tokens`.
+        """
+        tokens, counted = next_tokens.next_of(self.batch(items))
+        step = 1 if most is None or self.group.count > 1 else -(-tokens.shape[1] // most)
+        tokens, counted = (next_tokens.one_of_each(step, each) for each in (tokens, counted))
+        return next_tokens.quarter_sums(run.every(step), tokens, counted, self.group)
 
     def next_tokens(
         self, items: Sequence[Sequence[int]], runs: dict[str, next_tokens.Prefill], exact: str, most: int | None = None

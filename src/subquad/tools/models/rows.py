@@ -149,7 +149,7 @@ def row_of_plan(pretrained: Pretrained, folder: Path) -> CompareRow:
         InputError: the folder contains no plan, a damaged one, or one for another model.
     """
     with as_input_error():
-        planned = load_plan(folder).for_model(pretrained.model)
+        planned = load_plan(folder).by_layer(pretrained.model)
     methods = [
         method_of_layer.method if isinstance(method_of_layer, BoundMethod) else method_of_layer
         for method_of_layer in planned.values()

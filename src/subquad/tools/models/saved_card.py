@@ -5,7 +5,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from subquad.tools.models.longer import longer_note
 from subquad.tools.report.markup import bullets, escaped, fenced
 
 FRONT = "---\n"
@@ -42,7 +41,7 @@ def saved_card(
     methods: Mapping[int, object],
     measured: Measured,
     original: str,
-    limit: int | None = None,
+    note: str = "",
 ) -> str:
     """The README.md of a saved model: its front matter, our section, and the rest of the original card.
 
@@ -52,7 +51,7 @@ def saved_card(
         name: what runs in it, in words; `methods` are those of its layers.
         tokens: the longest inputs on which it was measured.
         original: the card of the model that it was made from; empty if it has none.
-        limit: the model's own positions, where they end before `tokens`.
+        note: how it reads inputs that are longer than the model's own positions; empty if it reads none.
     """
     front, body = _parted(original)
     machine = ", ".join(f"{key} {value}" for key, value in {**measured.hardware, "dtype": measured.dtype}.items())
@@ -66,8 +65,7 @@ def saved_card(
         "`subquad.hf.restore(model)` gives it its own exact attention again.",
         "Measured against exact attention (torch's SDPA) in the same run:",
         bullets(measured.lines),
-        *(escaped(text) for text in (measured.noise, measured.original) if text),
-        *([escaped(longer_note(limit))] if limit is not None else []),
+        *(escaped(text) for text in (measured.noise, measured.original, note) if text),
         fenced(measured.command),
         escaped(machine),
         "---",

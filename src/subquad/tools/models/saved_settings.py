@@ -25,7 +25,10 @@ def text_settings(model: Any, tokenizer: Any = None) -> dict[str, Any]:
     `tokenizer` is that of a model of transformers; a SentenceTransformer holds its own.
     """
     inner = hf.transformers_model(model)
-    settings: dict[str, Any] = {"dtype": short_name(inner.dtype), POSITIONS: hf.position_limit(inner)}
+    settings: dict[str, Any] = {
+        "dtype": short_name(inner.dtype),
+        POSITIONS: hf.position_limit(inner) or hf.rotary_limit(inner),
+    }
     if model is not inner:
         tokenizer = model.tokenizer
         settings[LIMITS[0]] = model.max_seq_length

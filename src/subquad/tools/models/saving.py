@@ -30,7 +30,7 @@ from subquad.tools.compare.attachment import described, running_at
 from subquad.tools.compare.recommend import describe_performance
 from subquad.tools.data.texts import read_documents, standard_library
 from subquad.tools.models.dtypes import FP32, TORCH, convert
-from subquad.tools.models.longer import short_note
+from subquad.tools.models.longer import longer_note, short_note, yarn_note
 from subquad.tools.models.model_types import class_of
 from subquad.tools.models.pretrained import architecture_of, config_of, load, model_location
 from subquad.tools.models.rows import CompareRow
@@ -161,7 +161,7 @@ def chosen_by_plan(settings: PlanSettings, out: Path) -> Chosen | None:
         ]
         short = made.get("short_texts")
         measured = Measured(lines, made["command"], made["hardware"], dtype, short_note(short) if short else "")
-        methods = plan.for_model(load(settings.model, settings.device).model)
+        methods = plan.by_layer(load(settings.model, settings.device).model)
         weights = None if settings.dtype is None else TORCH[settings.dtype]
         return Chosen("the plan", methods, lengths, measured, weights, plan.recorded)
 
@@ -186,14 +186,14 @@ def save(chosen: Chosen | None, settings: CompareSettings | PlanSettings, folder
     limit = longest_text(original)
     tokens = chosen.tokens
     if limit is not None:
-        tokens = max([limit, *(n for n in chosen.lengths if n in settings.named_lengths)])
+        tokens = max([limit, *(n for n in chosen.lengths if n in (*settings.named_lengths, settings.extend))])
         if not chosen.pays_within(tokens):
             return SavedModel(None, why_not=_nothing_within(original, limit))
     texts = None
     if is_sentence_transformer(where):
         texts = EmbeddedTexts(loaded, partial(_documents, settings), limit, min(tokens, chosen.tokens))
         loaded, tokenizer = _loaded(where)  # encoding changes the truncation that a tokenizer is saved with
-    _attach(chosen, loaded, tokenizer, tokens)
+    _attach(chosen, loaded, tokenizer, tokens, settings.extend)
     with files.whole_folder(folder) as part:
         loaded.save_pretrained(str(part))
         if tokenizer is not None:
@@ -204,13 +204,12 @@ def save(chosen: Chosen | None, settings: CompareSettings | PlanSettings, folder
         differing = differing_settings(original, text_settings(*again))
         closeness = [] if texts is None else texts.compared(again[0])
         saved = SavedModel(chosen, _accepted(again[0]), differing, closeness)
-        reach = original[POSITIONS]
-        extended = reach if reach is not None and reach < tokens else None
-        _write_card(part / CARD, _card_of(where), folder.resolve().name, again[0], saved, extended)
+        note = _note_on_positions(again[0], original[POSITIONS], tokens)
+        _write_card(part / CARD, _card_of(where), folder.resolve().name, again[0], saved, note)
     return saved
 
 
-def _attach(chosen: Chosen, loaded: Any, tokenizer: Any, tokens: int) -> None:
+def _attach(chosen: Chosen, loaded: Any, tokenizer: Any, tokens: int, extend: int | None) -> None:
     """Put the dtype, the positions and the methods into a model."""
     if chosen.dtype is not None:
         convert(loaded, chosen.dtype)
@@ -220,7 +219,7 @@ def _attach(chosen: Chosen, loaded: Any, tokenizer: Any, tokens: int) -> None:
     with as_input_error():
         limit = longest_text(text_settings(loaded, tokenizer))
         if limit is not None and limit < tokens:
-            hf.extend_positions(loaded, tokens, tokenizer=tokenizer)
+            hf.extend_positions(loaded, max(tokens, extend or 0), tokenizer=tokenizer)
         hf.swap(loaded, methods, max_length=hf.position_limit(loaded) or chosen.tokens)
         record(loaded, **chosen.recorded)
 
@@ -230,6 +229,14 @@ def _nothing_within(original: Mapping[str, Any], limit: int) -> str:
         f"what is recommended runs in longer inputs only than the model reads, because {limit_name(original)} is "
         f"{limit:,}; --lengths with a longer one raises it"
     )
+
+
+def _note_on_positions(model: Any, limit: int | None, tokens: int) -> str:
+    """How a saved model reads inputs of `tokens` tokens, if they exceed the positions of the original."""
+    if limit is None or limit >= tokens:
+        return ""
+    reach = hf.rotary_limit(model)
+    return longer_note(limit) if reach is None else yarn_note(limit, reach)
 
 
 def _accepted(model: Any) -> int | None:
@@ -249,13 +256,13 @@ def _card_of(where: str) -> str:
     return "" if file is None else read_bytes(file).decode("utf-8", errors="replace")
 
 
-def _write_card(path: Path, original: str, folder: str, loaded: Any, saved: SavedModel, limit: int | None) -> None:
+def _write_card(path: Path, original: str, folder: str, loaded: Any, saved: SavedModel, note: str) -> None:
     """Our section above the card that the model's own library wrote, or above the original one."""
     original = path.read_text("utf-8") if path.exists() else original
     runs, chosen = hf.describe(loaded).methods, saved.chosen
     assert chosen is not None
     measured = replace(chosen.measured, differing=saved.differing, closeness=saved.closeness)
-    card = saved_card(folder, type(loaded), chosen.name, chosen.tokens, runs, measured, original, limit)
+    card = saved_card(folder, type(loaded), chosen.name, chosen.tokens, runs, measured, original, note)
     files.write(path, card)
 
 

@@ -1,5 +1,6 @@
 """What `subquad plan` measures on: a model, its loads and candidates, from the settings alone; in a worker too."""
 
+import math
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
@@ -67,6 +68,7 @@ def prepare(
     check_not_fitted(settings.calibrate, group)
     report_folders(progress, settings.text)
     pretrained = load(settings.model, settings.device, group, settings.dtype)
+    pretrained = pretrained.extended_to(settings.extend, settings.named_lengths)
     adapters = _adapters(settings.adapters, pretrained)
     loads, metadata = of_text(pretrained, documents or standard_library(), settings)
     # As compare does: those that are named, or its own.
@@ -118,6 +120,9 @@ def of_text(
     figure = Floor.for_model(settings, pretrained.kind).figure
     longest = pretrained.length(None, "--lengths", most=PLANNED_LENGTHS[-1])  # of texts whose own lengths are planned
     lengths = settings.model_lengths or (longest,)
+    if settings.lengths is None and pretrained.is_rotary:  # whose positions are extended only if that is asked for
+        reach = settings.extend or pretrained.limit or math.inf
+        lengths = tuple(n for n in lengths if n <= reach) or (longest,)
     check_new_tokens(pretrained, settings.new_tokens, lengths)
     reading = read(pretrained, documents, min(lengths), 1, settings.seed)
     if settings.is_from_text or settings.batch > 1:

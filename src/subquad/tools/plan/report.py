@@ -8,7 +8,7 @@ from subquad.core.spelling import listed
 from subquad.tools.measure.tradeoff import UNNOTICED
 from subquad.tools.models import demo
 from subquad.tools.models.dtypes import FP32
-from subquad.tools.models.longer import longer_note, short_note
+from subquad.tools.models.longer import longer_note, short_note, yarn_note
 from subquad.tools.models.split import split_note
 from subquad.tools.plan import choice
 from subquad.tools.plan.length import FASTER
@@ -203,7 +203,8 @@ def _notes(made: Made) -> list[str]:
     if short := made.plan.made_on.get("short_texts"):
         notes.append(short_note(short))
     if (limit := made.metadata.get("position_limit")) is not None and made.plan.lengths[-1] > limit:
-        notes.append(longer_note(limit))
+        is_rotary = made.metadata.get("rotary", False)
+        notes.append(yarn_note(limit, made.metadata["extended_to"]) if is_rotary else longer_note(limit))
     notes += _of_requests(made)
     if any(load.batches is not None for load in made.planning.loads):
         notes.append(

@@ -88,9 +88,10 @@ def make(
     progress("short texts", 0, 1)
     original = prepared.pretrained
     if settings.dtype is not None:
-        original = load(settings.model, settings.device, group)
+        original = load(settings.model, settings.device, group).extended_to(settings.extend)
     short = short_fidelities(original, prepared.loads, made.plan, made.planning.floor)
-    plan = replace(made.plan, made_on={**made.plan.made_on, "short_texts": short})
+    extended = {} if settings.extend is None else {"extended_to": settings.extend}
+    plan = replace(made.plan, made_on={**made.plan.made_on, "short_texts": short, **extended})
     return replace(made, plan=plan, notes=(*prepared.notes, *made.notes, *workers.note))
 
 

@@ -135,12 +135,13 @@ class Report(TypedDict):
     settings: dict[
         str, Any
     ]  # max_length, lengths, op_lengths, min_fidelity, floor, seeds, passages …; ranks, where tokens are split
-    model: dict[str, Any]  # name, class, kind, parameters, heads, head_dim, layers, position_limit
+    model: dict[str, Any]  # name, class, kind, parameters, heads, head_dim, layers, position_limit, extended_to
     text: dict[str, Any]  # source, documents, passages, queries, tokens
     task: NotRequired[dict[str, Any]]  # name, metric, examples, baseline figures
     methods: list[MethodReport]
     without_attention: NotRequired[dict[str, Quality]]  # by length: the model whose attention outputs are 0, one batch
     eager: NotRequired[dict[str, EagerCost]]  # by length
+    quarters: NotRequired[dict[str, list[float]]]  # by extended length: the exact model's perplexities
     requests: NotRequired[Requests]  # of a causal language model whose steps were timed
     noise: NotRequired[RunNoise]
     recommendation: Recommendation

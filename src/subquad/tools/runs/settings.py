@@ -95,6 +95,10 @@ NEW_TOKENS = (
     "For causal language models: tokens that a request generates after its prompt; 0: no requests. Default: 128, at "
     "the lengths after which the model has positions for them."
 )
+EXTEND = (
+    "Extend the positions to this many tokens, without training: rotary ones by YaRN. Requests that fit the model's "
+    "own positions keep these."
+)
 DATA = {"help": "Folder of real data, with one folder for each source.", "envvar": "SUBQUAD_DATA"}
 
 
@@ -134,6 +138,16 @@ def check_dtype(name: str | None, others: tuple[str, ...] = ()) -> None:
     """
     if name is not None and name not in DTYPES + others:
         raise InputError(f"--dtype {name!r} is none of {', '.join(DTYPES + others)}")
+
+
+def check_extension(tokens: int | None) -> None:
+    """Check that a model can be extended to a number of tokens.
+
+    Raises:
+        InputError: it is below 1.
+    """
+    if tokens is not None and tokens < 1:
+        raise InputError(f"--extend {tokens} must be at least 1")
 
 
 def check_count_of_new_tokens(count: int | None) -> None:
@@ -180,6 +194,7 @@ class CompareSettings:
         "most 512, and 2048 and 4096 up to --max-length; of a causal language model 2048 and 8192.",
         read=_lengths,
     )
+    extend: int | None = option(None, EXTEND)
     new_tokens: int | None = option(None, NEW_TOKENS)
     batch: int = option(1, "Texts per forward pass; several are padded and keep their different lengths.")
     passages: int = option(32, "Number of passages on which quality is measured at the model's own length.")
@@ -203,6 +218,7 @@ class CompareSettings:
         check_floor(self)
         check_dtype(self.dtype, (AUTO,))
         check_count_of_new_tokens(self.new_tokens)
+        check_extension(self.extend)
         for name, least in (("batch", 1), ("passages", 1)):
             if getattr(self, name) < least:
                 raise InputError(f"--{name} {getattr(self, name)} must be at least {least}")
@@ -258,6 +274,7 @@ class PlanSettings:
         "default: 512,2048,4096.",
         read=_lengths_to_plan,
     )
+    extend: int | None = option(None, EXTEND)
     new_tokens: int | None = option(None, NEW_TOKENS)
     batch: int = option(1, "Texts per forward pass; several are padded and keep their different lengths.")
     methods: tuple[str, ...] = option((), f"{METHODS} Default: a grid that grows with the length.")
@@ -275,6 +292,7 @@ class PlanSettings:
     def __post_init__(self) -> None:
         check_dtype(self.dtype)
         check_count_of_new_tokens(self.new_tokens)
+        check_extension(self.extend)
         if self.batch < 1:
             raise InputError(f"--batch {self.batch} must be at least 1")
 
@@ -291,7 +309,8 @@ class PlanSettings:
     @property
     def model_lengths(self) -> tuple[int, ...]:
         """The lengths to plan for, the shortest first, each once; empty if they are those of the text."""
-        return tuple(sorted(set(PLANNED_LENGTHS if self.lengths is None else self.named_lengths)))
+        planned = PLANNED_LENGTHS if self.extend is None else (*PLANNED_LENGTHS, self.extend)
+        return tuple(sorted(set(planned if self.lengths is None else self.named_lengths)))
 
 
 @dataclass(frozen=True)
