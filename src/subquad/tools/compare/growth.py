@@ -64,7 +64,7 @@ def fastest_exact(methods: Sequence[MethodReport], dtype: str, length: int) -> M
 
 
 def closest_approximation(methods: Sequence[MethodReport], length: int, floor: Floor) -> MethodReport | None:
-    """The fastest row at a length that keeps the floor and is no exact attention."""
+    """The fastest row at a length that keeps the floor and is not exact attention."""
     able = [m for m in methods if m["status"] == "measured" and not is_exact_kernel(m) and str(length) in m["model"]]
     able = [m for m in able if is_faithful(m, str(length), floor)]
     return min(able, key=lambda m: m["model"][str(length)]["ms"], default=None)
@@ -93,9 +93,9 @@ def growth_note(methods: Sequence[MethodReport], lengths: Sequence[int], floor: 
     if start <= shortest:
         where = f"{name} is faster than {exact['method']}, the fastest exact attention, at every length measured"
     else:
-        how = "interpolated" if start <= longest else "predicted"
+        source = "interpolated" if start <= longest else "predicted"
         where = f"{name} overtakes {exact['method']}, the fastest exact attention, at about {_rounded(start):,} tokens"
-        where += f" ({how})"
+        where += f" ({source})"
     twice = 2 * longest
     return (
         f"{where}; at {twice:,} tokens it is predicted to run {usual(twice) / fast(twice):.1f}× as fast as exact "

@@ -13,7 +13,7 @@ from subquad.tools.report import cells, reading, vector
 from subquad.tools.report.drawing import Style, log_lengths, ticks
 from subquad.tools.report.schema import MethodReport, Report
 
-WIDE, NARROW = (9.6, 4.8), 4.0  # inches
+LARGE, NARROW = (9.6, 4.8), 4.0  # inches
 FARTHER = 2  # times the longest length, up to which times are predicted
 
 
@@ -26,7 +26,7 @@ def model_time_vs_length(report: Report, looks: Mapping[str, Style], narrow: boo
     curves = {name: made for name, row in rows.items() if (made := curve_of(row)) is not None}
     if len(curves) < 2:
         return None
-    figure = Figure(figsize=(NARROW, 3.2 + 0.2 * len(curves)) if narrow else WIDE, layout="constrained")
+    figure = Figure(figsize=(NARROW, 3.2 + 0.2 * len(curves)) if narrow else LARGE, layout="constrained")
     ax = figure.subplots()
     for name, made in curves.items():
         _draw(ax, rows[name], made, looks[name])

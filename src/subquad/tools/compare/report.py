@@ -449,7 +449,7 @@ def _steps_in_words(kls: Mapping[str, tuple[float, int]]) -> str:
 def _itself(seconds: Mapping[str, list[float]], exact: str = EXACT) -> float:
     """How far exact attention differs from itself, as a factor; assumed, where it was timed once only.
 
-    Where it was not timed twice in each turn, it is how far the speed-ups of different turns differ, typically.
+    If it was not timed twice in each turn, the factor is how far the speed-ups of different turns differ, typically.
     """
     if AGAIN in seconds:
         return against_itself(ratios(seconds[AGAIN], seconds[exact]))
@@ -589,12 +589,12 @@ def _out_of_time(c: Comparison) -> list[str]:
     if not c.ended:
         return ["Unfinished: the run goes on, and writes this report again from time to time."]
     batches = {n: (c.sequence_count(n) - len(c.rounds_at(n)), c.sequence_count(n)) for n in c.lengths}
-    turns = {n: "turns" if c.is_long(n) else "batches" for n in c.lengths}
+    rounds = {n: "turns" if c.is_long(n) else "batches" for n in c.lengths}
     calls = [f"{n:,}" for n in c.call_lengths if OP(n) not in c.results]
     steps = [f"{n:,}" for n in c.step_lengths if STEPS(n) not in c.results]
     eager = [f"{n:,}" for n in c.lengths if c.has_eager and not c.is_long(n) and EAGER(n) not in c.results]
     left_out = [
-        *(f"{missing} of {most} {turns[n]} of {n:,} tokens" for n, (missing, most) in batches.items() if missing),
+        *(f"{missing} of {most} {rounds[n]} of {n:,} tokens" for n, (missing, most) in batches.items() if missing),
         *([] if c.has_passages or c.pretrained.is_causal_lm else [f"{len(c.reading.passages)} passages"]),
         *([f"requests after {listed(steps)} tokens"] if steps else []),
         *([f"eager attention at {listed(eager)} tokens"] if eager else []),

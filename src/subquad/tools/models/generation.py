@@ -88,7 +88,7 @@ def new_tokens_after(pretrained: Pretrained, length: int, named: int | None) -> 
 
 
 def prompt_tokens(pretrained: Pretrained, length: int, new_tokens: int) -> int:
-    """The tokens of a prompt of this length after which steps are timed: so many that the new ones have positions."""
+    """The tokens of a prompt of this length after which steps are timed, so that the new ones have positions."""
     reach = pretrained.reach_after(length)
     return length if reach is None else min(length, reach - new_tokens)
 

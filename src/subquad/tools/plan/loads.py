@@ -186,7 +186,7 @@ def _inputs(
 
 
 def _steps(model: Pretrained, most: int, item: Batch, choices: Mapping[str, Any]) -> StepTimes:
-    """Generated tokens after at most so many tokens of each text of a batch, with each choice of methods in turn."""
+    """Generated tokens after at most `most` tokens of each text of a batch, with each choice of methods in turn."""
     runs = {name: (model, methods) for name, methods in choices.items()}
     return time_steps(runs, [text[:most] for text in item], random.Random(0))
 
