@@ -131,19 +131,22 @@ class ItemRotary(nn.Module):
             current.extended = current.items = self._on_cache(current, kept, x, position)
             return
         extended, items = self._of_prompt(current, x, position, traced)
-        if kept is not None and traced:  # whether a static cache is empty cannot be read here
+        if traced and kept is not None:  # whether a static cache is empty cannot be read here
             filled = torch.as_tensor(current.past, device=position.device) > 0
-            kept = torch.as_tensor(kept, device=position.device)
-            extended, items = (torch.where(filled, kept, torch.as_tensor(each)) for each in (extended, items))
-            beyond = self._beyond(current, position, self.rows) & ~extended & filled
+            before, now, of_items = (torch.as_tensor(each, device=position.device) for each in (kept, extended, items))
+            now, of_items = torch.where(filled, before, now), torch.where(filled, before, of_items)
+            beyond = self._beyond(current, position, self.rows) & ~now & filled
             torch._assert_async(~beyond.any(), _CROSSED.format(self.rows))
+            extended, items = now, of_items
+        elif traced and isinstance(current.past, int) and current.past:
+            raise ValueError(_UNKNOWN)
         current.extended, current.items = extended, items
 
     def _of_prompt(self, current: RotaryPass, x: Tensor, position: Tensor, traced: bool) -> tuple[Extended, Extended]:
         """Which tokens and which items have more tokens in all than the model has positions."""
         sequence, numbered = split_sequence(), current.numbered
         tokens = x.shape[1] if sequence is None else sequence.tokens
-        past = 0 if traced else current.past
+        past = current.past if isinstance(current.past, int) else 0
         to_come = max((getattr(_RUNNING, "reach", None) or 0) - past - tokens, 0)
         if not traced:
             most = max(tokens, int(position.max()) + 1) if numbered else past + tokens
@@ -170,28 +173,23 @@ class ItemRotary(nn.Module):
             first, last = span(position, valid)
         lengths = last + 1 if numbered else last - first + 1
         extended = (lengths + to_come > self.rows) & (last >= 0)
-        visible = extended & valid
-        items = visible.any(1, keepdim=True)
+        whole = extended.shape[1] == 1  # of a split item, only some tokens are here
+        items = extended if whole else (extended & valid).any(1, keepdim=True)
         if traced:
             return extended, items
         if int(lengths.max()) > self.reach:
             raise ValueError(_TOO_LONG.format(int(lengths.max()), self.reach))
-        current.undecided = ~valid.any(1, keepdim=True) if to_come > 0 else None
-        if bool((extended | ~valid).all()):
-            return True, True
-        if not bool(visible.any()):
-            return False, False
-        alike = bool(((extended == items) | ~valid).all())
-        return (items if alike else extended), items
+        undecided = ~valid.any(1, keepdim=True)
+        current.undecided = undecided if to_come > 0 and bool(undecided.any()) else None
+        if not whole and bool(((extended != items) & valid).any()):
+            return extended, items
+        return _plain(items), _plain(items)
 
     def _on_cache(self, current: RotaryPass, kept: Any, x: Tensor, position: Tensor) -> Extended:
         """Which items of a cache are read by YaRN; ValueError where the next tokens are past what they can have."""
         batch = len(x)
         if kept is None:
-            raise ValueError(
-                "this cache was not filled by this model since its positions were extended, so it is not known by "
-                "which of them its keys were turned: fill a new one"
-            )
+            raise ValueError(_UNKNOWN)
         if isinstance(kept, Tensor) and len(kept) != batch:
             raise ValueError(
                 f"this cache was filled with {len(kept)} items, some longer than the model's own {self.rows:,} "
@@ -201,7 +199,7 @@ class ItemRotary(nn.Module):
         if undecided is not None:  # a prompt in chunks
             _, begins = self._of_prompt(current, x, position, traced=False)
             begins, before = (torch.as_tensor(each, device=position.device) for each in (begins, kept))
-            kept = torch.where(undecided, begins, before)
+            kept = _plain(torch.where(undecided, begins, before))
             undecided = None if current.undecided is None else undecided & current.undecided
             setattr(current.cache, _EXTENDED, kept)
             setattr(current.cache, _UNDECIDED, undecided if undecided is not None and bool(undecided.any()) else None)
@@ -225,6 +223,15 @@ class ItemRotary(nn.Module):
         return _empty, (plain_class(type(self)),), self.__dict__
 
 
+def _plain(items: Tensor) -> Extended:
+    """Which items are read by YaRN, as a bool if that is the same for all."""
+    return bool(items.any()) if bool((items == items[:1]).all()) else items
+
+
+_UNKNOWN = (
+    "this cache was not filled by this model since its positions were extended, so it is not known by which of them "
+    "its keys were turned: fill a new one"
+)
 _CROSSED = (
     "the tokens on this cache were read at the model's own {:,} positions, and the next ones are past them; the keys "
     "in a cache cannot be turned again: read the prompt inside `with sq.hf.reaching(model, length)`, which extends a "

@@ -69,7 +69,7 @@ def test_the_report_has_the_exact_models_perplexity_in_each_quarter(report):
 def test_terminal_and_page_show_them(report):
     console = Console(file=StringIO(), width=300)
     console.print(rich_table(report))
-    for shown in (console.file.getvalue(), html(report, [])):
+    for shown in (console.file.getvalue(), html(report, {})):
         assert f"in the four quarters of {LONG} tokens" in shown.replace("&#39;", "'")
 
 
