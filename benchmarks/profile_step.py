@@ -1,6 +1,7 @@
 """Where the time of one generated token goes: products with weights, attention, cache, masks, and everything else.
 
-    python benchmarks/profile_step.py [--lengths 512 7900] [--dtypes bfloat16 float32] [--methods own …] [--out FILE.md]
+    python benchmarks/profile_step.py [--lengths 512 7900] [--dtypes bfloat16 float32] [--methods own …]
+        [--caches dynamic growing] [--steps 8] [--out FILE.md]
 
 The model and the caches are those of caches.py. A part's time is that of its calls, less other parts inside; the last
 column is a step without these clocks. "kernel" is SDPA or the compiled library; "around it" is what
@@ -97,7 +98,7 @@ def parts_of(model: Any, step: caches.Steps, count: int) -> list[float]:
 def main() -> None:
     """Print the table, and write it if --out is given."""
     methods = (caches.OWN, "full:kernel=subquad", "clustered-tail")
-    options = {"methods": methods, "dtypes": ("bfloat16", "float32"), "caches": tuple(CACHES), "steps": 40}
+    options = {"methods": methods, "dtypes": ("bfloat16", "float32"), "caches": ("dynamic",), "steps": 8}
     parser = sheet.arguments(__doc__, (512, 7900), **options)
     parser.add_argument("--dry-run", action="store_true", help="A small random model.")
     arguments = parser.parse_args()

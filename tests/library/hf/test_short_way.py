@@ -1,16 +1,17 @@
 """Steps on a cache go a short way from transformers to the kernel, with what a forward pass's layers share."""
 
 from contextlib import nullcontext
+from dataclasses import dataclass
 
 import pytest
 import torch
 import transformers as hf
 
 import subquad as sq
-from subquad.hf import boundary
+from subquad.hf import layer_masks
 from subquad.hf.boundary import attend, make_mask
 from subquad.hf.layers import NAME, Attached
-from subquad.methods import Method
+from subquad.methods import ByLength, ClusteredTail, Full, Method, MixedHeads
 from subquad.methods.core.names import resolve
 from tests.library.hf.families import FAMILIES
 from tests.library.hf.models import build, padded_ids
@@ -74,12 +75,83 @@ def test_more_queries_than_are_exact_go_the_general_way(general_way):
     assert len(general_way) == 3 * len(attached(model))
 
 
+def negated(base, function):
+    """A class made of `base`, in which one function gives the negative of what it gives in `base`."""
+
+    def negative(self, *args, **options):
+        result = getattr(base, function)(self, *args, **options)
+        if callable(result):
+            return lambda *inputs: negative_of(result(*inputs))
+        return negative_of(result)
+
+    def negative_of(result):
+        return (-result[0], *result[1:]) if isinstance(result, tuple) else -result
+
+    return dataclass(frozen=True)(type("Negated", (base,), {function: negative}))
+
+
+@pytest.mark.parametrize(
+    ("base", "settings", "function"),
+    [
+        (Full, {}, "attend"),
+        (Full, {"kernel": "subquad"}, "attend"),
+        (Full, {}, "attend_partial"),
+        (Full, {}, "prepare"),
+        (ClusteredTail, {}, "attend"),
+        (ClusteredTail, {}, "attend_causally"),
+        (ClusteredTail, {}, "attend_for"),
+        (ClusteredTail, {}, "attend_partial"),
+        (ClusteredTail, {}, "run"),
+        (ByLength, {"steps": "0:full+64:clustered-tail"}, "attend"),
+        (MixedHeads, {"methods": "full+clustered-tail"}, "attend"),
+    ],
+)
+def test_a_class_that_attends_otherwise_does_so_in_steps(base, settings, function):
+    model, method = build("llama").model, negated(base, function)(**settings)
+    sq.hf.swap(model, method)
+    module = model.model.layers[0].self_attn
+    q, k, v = (torch.randn(2, heads, tokens, module.head_dim) for heads, tokens in ((4, 1), (2, 9), (2, 9)))
+    out, _ = attend(module, q, k, v, make_mask(2, 1, 9, 8, 0, None))
+    want = method(q, k, v, mask=sq.Mask.causal(offset=8), enable_gqa=True)
+    torch.testing.assert_close(out.transpose(1, 2), want, atol=1e-5, rtol=1e-5)
+    # Few queries of a causal call reach no `attend` of a method that is causal by halves.
+    changes = function != "attend" or base is not ClusteredTail
+    exact = sq.attention(q, k, v, method="full", mask=sq.Mask.causal(offset=8), enable_gqa=True)
+    assert torch.allclose(want, exact, atol=1e-4) != changes
+
+
+def test_a_class_may_promise_exact_queries_anew():
+    assert negated(Full, "attend")().exact_queries == 0
+    assert type("Deeper", (negated(Full, "attend"),), {})().exact_queries == 0
+    promising = type("Promising", (Full,), {"attend": Full.attend, "exact_queries": 3})
+    assert promising().exact_queries == 3
+
+
+@pytest.mark.parametrize("new", [1, 3, 40])
+@pytest.mark.parametrize("additive", [True, False])
+@pytest.mark.parametrize("method", EXACT_STEPS)
+def test_a_mask_of_one_item_is_that_of_all(method, additive, new):
+    """4-D masks, as a model's own code or its user makes them: padding of the first 4 keys, and causality."""
+    model = build("llama").model
+    sq.hf.swap(model, method)
+    module = model.model.layers[0].self_attn
+    q, k, v = (torch.randn(3, heads, n, module.head_dim) for heads, n in ((4, new), (2, 50), (2, 50)))
+    visible = torch.arange(50) <= torch.arange(50 - new, 50)[:, None]
+    visible[:, :4] = False
+    mask = torch.zeros(new, 50).masked_fill(~visible, torch.finfo().min) if additive else visible
+    one = attend(module, q, k, v, mask[None, None], is_causal=True)[0]
+    each = attend(module, q, k, v, mask.expand(3, 1, -1, -1), is_causal=True)[0]
+    want = torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=visible, enable_gqa=True)
+    torch.testing.assert_close(one.transpose(1, 2), want, atol=1e-5, rtol=1e-4)
+    assert torch.equal(one, each)
+
+
 def test_layers_share_the_call_of_a_pass(monkeypatch):
     model = build("llama").model
     sq.hf.swap(model, "full")
     made = []
-    decode = boundary.decode
-    monkeypatch.setattr(boundary, "decode", lambda *args, **options: made.append(args) or decode(*args, **options))
+    decode = layer_masks.decode
+    monkeypatch.setattr(layer_masks, "decode", lambda *args, **options: made.append(args) or decode(*args, **options))
     step(model, *padded_ids("left", length=LENGTH))
     assert len(made) == len(attached(model)) + 1  # each layer's of the first pass, and one of the step
 
@@ -110,13 +182,14 @@ def inside_a_transform(model):
 
 @pytest.mark.parametrize("around", [hooked, audited, under_autocast, inside_a_transform])
 def test_what_must_see_every_call_does(around, general_way):
-    model = build("llama").model
-    sq.hf.swap(model, "clustered-tail")
+    model, method = build("llama").model, resolve("clustered-tail")
+    sq.hf.swap(model, method)
     general_way.clear()  # of the trial
     with around(model) or nullcontext():
         step(model, *padded_ids(length=LENGTH, pads=0))
     of_step = 1 if around is hooked else len(attached(model))
-    assert len(general_way) >= len(attached(model)) + of_step  # an audit runs exact attention too
+    # Without the exact attention that an audit runs.
+    assert len([each for each in general_way if each == method]) == len(attached(model)) + of_step
 
 
 def test_a_gradient_goes_the_general_way(general_way):
