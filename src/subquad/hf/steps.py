@@ -58,7 +58,7 @@ def attend_step(
 
 def _goes_short(layer: Attached, query: Tensor, key: Tensor, value: Tensor) -> bool:
     """Whether nothing but the attention itself is wanted of a call; what may change between two layers of a pass."""
-    bound = layer._modules["bound"]
+    bound: Any = layer._modules["bound"]
     if bound.watch is not None or layer.kept_now is not None or layer.split is not None or not query.is_cpu:
         return False
     for module, kind in ((layer, Attached), (bound, BoundMethod)):  # hooks, or as trials do, a `forward` of its own

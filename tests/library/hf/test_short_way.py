@@ -111,7 +111,7 @@ def test_a_class_that_attends_otherwise_does_so_in_steps(base, settings, functio
     sq.hf.swap(model, method)
     module = model.model.layers[0].self_attn
     q, k, v = (torch.randn(2, heads, tokens, module.head_dim) for heads, tokens in ((4, 1), (2, 9), (2, 9)))
-    out, _ = attend(module, q, k, v, make_mask(2, 1, 9, 8, 0, None))
+    out, _ = attend(module, q, k, v, None)
     want = method(q, k, v, mask=sq.Mask.causal(offset=8), enable_gqa=True)
     torch.testing.assert_close(out.transpose(1, 2), want, atol=1e-5, rtol=1e-5)
     # Few queries of a causal call reach no `attend` of a method that is causal by halves.
@@ -168,10 +168,6 @@ def hooked(model):
     return attached(model)[0].bound.register_forward_hook(lambda *_: None)
 
 
-def audited(model):
-    return sq.audit(model, every=1, tolerance=1.0)
-
-
 def under_autocast(model):
     return torch.autocast("cpu", dtype=torch.bfloat16)
 
@@ -180,16 +176,22 @@ def inside_a_transform(model):
     return torch.autograd.forward_ad.dual_level()
 
 
-@pytest.mark.parametrize("around", [hooked, audited, under_autocast, inside_a_transform])
+@pytest.mark.parametrize("around", [hooked, under_autocast, inside_a_transform])
 def test_what_must_see_every_call_does(around, general_way):
-    model, method = build("llama").model, resolve("clustered-tail")
-    sq.hf.swap(model, method)
+    model = build("llama").model
+    sq.hf.swap(model, "clustered-tail")
     general_way.clear()  # of the trial
     with around(model) or nullcontext():
         step(model, *padded_ids(length=LENGTH, pads=0))
-    of_step = 1 if around is hooked else len(attached(model))
-    # Without the exact attention that an audit runs.
-    assert len([each for each in general_way if each == method]) == len(attached(model)) + of_step
+    assert len(general_way) == len(attached(model)) + (1 if around is hooked else len(attached(model)))
+
+
+def test_an_audit_sees_every_step():
+    model = build("llama").model
+    sq.hf.swap(model, "clustered-tail")
+    with sq.audit(model, every=1, tolerance=1.0) as audit:
+        step(model, *padded_ids(length=LENGTH, pads=0))
+    assert [(layer.calls, layer.audited) for layer in audit.report().layers] == [(2, 2)] * len(attached(model))
 
 
 def test_a_gradient_goes_the_general_way(general_way):

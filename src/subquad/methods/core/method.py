@@ -87,7 +87,7 @@ class Method(Settings, Bindable, AuxiliaryLoss, Recurrence):
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
         if "exact_queries" not in vars(cls) and vars(cls).keys() & cls.attends_by:
-            cls.exact_queries = 0  # type: ignore[assignment, misc]
+            cls.exact_queries = 0  # type: ignore[assignment]
         if "name" in vars(cls) and cls.__module__.startswith("subquad.methods."):
             assert cls.name not in METHODS, f"there are two methods called {cls.name!r}"
             register(METHODS, cls)

@@ -31,8 +31,8 @@ def prepare_few(*args: Any, **kwargs: Any) -> Callable[[Tensor, Tensor, Tensor],
     backend = attend_few.backend_of(x)
     if backend is None or backend == "reference":
         return None
-    others = x.valid, x.valid_queries, x.offsets, x.causal, x.offset, x.scale, x.window, x.softcap
-    return lambda query, key, value: steps_forward.run(backend, query, key, value, *others)[0]
+    inputs = steps_forward.arguments(**{name: getattr(x, name) for name in steps_forward.arguments._fields})
+    return steps_forward.prepare(backend, inputs, "query", "key", "value")
 
 
 @attend_few.operator(
