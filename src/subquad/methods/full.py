@@ -105,7 +105,7 @@ class Full(Method):
 
     @property
     def prepare_exact(self) -> Prepare:
-        """Of the kernel of the settings."""
+        """What makes a function of exact attention, by the kernel of the settings."""
         return prepare_exact if self.kernel == "subquad" else prepare_sdpa
 
     def sdpa_instead(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> str | None:

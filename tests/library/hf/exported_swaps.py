@@ -15,7 +15,7 @@ import subquad as sq
 from tests.library.hf.models import VOCAB, build
 
 TRACED = 20
-LENGTHS = 2, 20, 33, 60  # around where the op of few queries ends
+LENGTHS = 3, 20, 33, 60  # around where the op of few queries ends
 
 
 class Outputs(nn.Module):

@@ -8,7 +8,7 @@ import pytest
 
 from tests.library.hf.exported_swaps import LENGTHS
 
-CASES = ["bert=full", "llama=full", "llama=full:kernel=subquad", "llama=clustered-tail"]
+CASES = ["bert=full", "llama=full", "llama=full:kernel=subquad", "bert=clustered-tail"]
 
 
 @pytest.mark.slow

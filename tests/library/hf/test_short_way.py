@@ -6,11 +6,13 @@ from dataclasses import dataclass
 import pytest
 import torch
 import transformers as hf
+from torch.profiler import ProfilerActivity, profile
 
 import subquad as sq
 from subquad.hf import layer_masks
 from subquad.hf.boundary import attend, make_mask
 from subquad.hf.layers import NAME, Attached
+from subquad.kernels import native
 from subquad.methods import ByLength, ClusteredTail, Full, Method, MixedHeads
 from subquad.methods.core.names import resolve
 from tests.library.hf.families import FAMILIES
@@ -162,6 +164,21 @@ def test_layers_with_windows_do_not_share_with_others():
     want = step(model, ids)
     sq.hf.swap(model, "full")
     torch.testing.assert_close(step(model, ids), want, atol=1e-5, rtol=1e-4)
+
+
+def test_windowed_layers_of_a_decoder_that_stay_exact_take_steps_by_the_kernel():
+    model = build("gemma3").model
+    ids, mask = padded_ids("left", length=LENGTH)
+    want = step(model, ids, mask)
+    swapped = sq.hf.swap(model, "clustered-tail")
+    windowed = {layer.number for layer in swapped.layers if layer.window is not None}
+    assert 0 < len(windowed) < len(swapped.layers)
+    assert {str(swapped.methods[number]) for number in windowed} == {"full:kernel=subquad"}
+    torch.testing.assert_close(step(model, ids, mask), want, atol=1e-5, rtol=1e-4)
+    with profile(activities=[ProfilerActivity.CPU]) as trace:
+        step(model, ids, mask)
+    counts = {event.key: event.count for event in trace.key_averages()}
+    assert counts.get("subquad::steps_forward", 0) >= native.is_vectorised() * len(swapped.layers)
 
 
 def hooked(model):

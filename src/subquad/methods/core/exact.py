@@ -99,7 +99,7 @@ def prepare_exact(query: Tensor, key: Tensor, value: Tensor, call: Call) -> Atte
 
 
 def prepare_sdpa(query: Tensor, key: Tensor, value: Tensor, call: Call) -> Attention:
-    """The same for `sdpa`."""
+    """`sdpa` as a function of tensors like these, which are not to be differentiated."""
     options, blind = _sdpa_options(query, key, call)
     if blind is None:
         return partial(exact_attention, **options)
