@@ -26,13 +26,11 @@ import numpy as np
 import sheet
 import torch
 from engine_models import ENCODER, Outputs, pretrained
+from engine_runs import check_engines, documents_of, installed, prepared, run_checked, started
 from engine_sparse import THRESHOLDS
 from engine_workers import PACKAGES, PROCESS, EngineError, Job, Row, Worker, missing, sparse_name
 from transformers.modeling_outputs import BaseModelOutputWithPast
 
-import subquad as sq
-from subquad.core.errors import InputError
-from subquad.tools.data.texts import read_documents, standard_library
 from subquad.tools.measure.fidelity import cosine
 from subquad.tools.measure.timing import ratios, shuffled, spread
 from subquad.tools.models.next_tokens import NextTokens, Prefill, differences, next_of, summed
@@ -97,18 +95,6 @@ def rows_of(engines: Iterable[str], methods: Sequence[str], causal: bool) -> lis
 # ---------------------------------------------------------------------- measurement
 
 
-def prepared(workers: Mapping[str, Worker], job: Job, rows: Sequence[Row]) -> dict[Row, str]:
-    """Have each process load its rows; the reasons of those that it cannot run."""
-    failed: dict[Row, str] = {}
-    for process, worker in workers.items():
-        mine = [row for row in rows if PROCESS[row.engine] == process]
-        try:
-            failed |= worker.ask("prepare", job, mine)
-        except EngineError as error:
-            failed |= dict.fromkeys(mine, str(error))
-    return failed
-
-
 def turn(
     workers: Mapping[str, Worker], rows: Sequence[Row], ids: np.ndarray, seed: int
 ) -> tuple[dict[Row, tuple[float, Outputs]], dict[Row, str]]:
@@ -159,7 +145,7 @@ def measured(
     workers: Mapping[str, Worker], model: Pretrained, job: Job, rows: Sequence[Row], items: Sequence[list[int]]
 ) -> tuple[list[Figures], dict[Row, str]]:
     """Figures of the rows that run, and the reasons of the others; the first item warms up."""
-    failed = prepared(workers, job, rows)
+    failed = prepared(workers, job, rows, PROCESS)
     turns: list[dict[Row, tuple[float, Outputs]]] = []
     for number, item in enumerate(items):
         if EXACT in failed:
@@ -298,36 +284,20 @@ def main() -> None:
     """Measure, and print or write the tables."""
     parser = options()
     arguments = parser.parse_args()
-    unknown = sorted(set(arguments.engines) - set(PACKAGES))
-    if unknown:
-        parser.error(f"no engine {unknown[0]}; there are {', '.join(PACKAGES)}")
+    check_engines(parser, arguments.engines, PACKAGES)
     if min(arguments.turns, arguments.prompt_turns) < 1:
         parser.error("--turns and --prompt-turns must be at least 1")
-    torch.set_num_threads(arguments.threads)
-    try:
-        for method in arguments.methods:
-            sq.parse_method(method)
-        run(arguments)
-    except (InputError, ValueError) as error:
-        parser.error(str(error))
+    run_checked(parser, arguments, run)
 
 
 def run(arguments: argparse.Namespace) -> None:
     """Measure every model at every length."""
-    absent = {engine: text for engine in arguments.engines if (text := missing(engine)) is not None}
-    for text in absent.values():
-        print(text, file=sys.stderr)
-    engines = [engine for engine in arguments.engines if engine not in absent]
-    documents = standard_library() if arguments.text is None else read_documents([arguments.text])
+    engines, absent = installed(arguments.engines, missing)
+    documents = documents_of(arguments.text)
     sections, conclusions, rows_by_title = [], [], []
     with ExitStack() as stack:
         folder = arguments.keep or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="engines-")))
-        workers = {
-            process: Worker(process)
-            for process in dict.fromkeys(PROCESS[engine] for engine in (EXACT.engine, *engines))
-        }
-        for worker in workers.values():
-            stack.callback(worker.close)
+        workers = started((PROCESS[engine] for engine in (EXACT.engine, *engines)), stack)
         for name in arguments.models:
             own = load(None if name == ENCODER else name)
             lengths, turns = (
@@ -356,7 +326,7 @@ def run(arguments: argparse.Namespace) -> None:
     texts = f"{arguments.turns + 1} texts of an encoder and {arguments.prompt_turns + 1} prompts of a decoder"
     about = ABOUT.format(threads=arguments.threads, texts=texts, positions=POSITIONS)
     parts = [about, "## Where each is the fastest", "\n".join(conclusions), *sections]
-    parts += [f"- {text}" for text in absent.values()]
+    parts += [f"- {line}" for line in absent]
     packages = versions_of(engines)
     parts += [f"Versions: {packages}."] if packages else []
     sheet.publish("Whole models in several engines", parts, arguments.out, "fp32, bf16 and int8")

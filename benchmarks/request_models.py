@@ -13,7 +13,6 @@ import torch
 from engine_models import Converted, swapped
 from engine_sparse import save_stateful
 from request_engines import PACKAGES, Answer, Clock, Job, Row
-from transformers import CompileConfig
 
 from subquad import hf
 from subquad.core.errors import InputError
@@ -36,9 +35,7 @@ def torch_run(models: Mapping[str, Pretrained], job: Job, row: Row) -> Run:
     settings.pad_token_id = settings.pad_token_id or 0
     whole = job.prompt + job.new
     if row.cache == "static, compiled":
-        settings.cache_implementation, settings.max_cache_len = "static", whole
-        settings.compile_config = CompileConfig(fullgraph=True, mode=None)
-        settings.compile_config._compile_all_devices = True  # `generate` compiles on GPUs alone by default
+        settings.update(**hf.compiled_steps(whole))
 
     def run(ids: np.ndarray, new: int) -> Answer:
         options = {"past_key_values": hf.GrowingCache(model, length=whole)} if row.cache == "growing" else {}

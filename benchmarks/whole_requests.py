@@ -27,6 +27,7 @@ import numpy as np
 import sheet
 import torch
 from engine_models import pretrained
+from engine_runs import check_engines, documents_of, installed, prepared, run_checked, started
 from engine_workers import EngineError, Worker
 from request_engines import (
     PACKAGES,
@@ -40,10 +41,8 @@ from request_engines import (
     rows_of,
 )
 
-import subquad as sq
 from subquad.core import files
 from subquad.core.errors import InputError
-from subquad.tools.data.texts import read_documents, standard_library
 from subquad.tools.measure.timing import shuffled
 from subquad.tools.models.passages import read
 from subquad.tools.models.pretrained import Pretrained, load
@@ -149,27 +148,13 @@ def digest(item: Sequence[int]) -> str:
     return hashlib.sha256(np.array(item, np.int64).tobytes()).hexdigest()[:16]
 
 
-def prepared(workers: Mapping[str, Worker], job: Job, rows: Sequence[Row]) -> dict[Row, str]:
-    """Have each process load its rows, one process after the other; the reasons of those that it cannot run."""
-    failed: dict[Row, str] = {}
-    for process, worker in workers.items():
-        mine = [row for row in rows if PROCESS[row.engine] == process]
-        if mine:
-            print(f"loading {', '.join(map(str, mine))}", file=sys.stderr, flush=True)
-            try:
-                failed |= worker.ask("prepare", job, mine)
-            except EngineError as error:
-                failed |= dict.fromkeys(mine, str(error))
-    return failed
-
-
 def measure(
     workers: Mapping[str, Worker], store: Store, job: Job, rows: Sequence[Row], items: Sequence[list[int]]
 ) -> dict[Row, str]:
     """Answer each prompt in each row, unless it is stored already; the reasons of the rows that fail."""
     texts = {digest(item): item for item in items}
     left = {row: [text for text in texts if text not in store.read(row)] for row in rows}
-    failed = prepared(workers, job, [row for row in rows if left[row]])
+    failed = prepared(workers, job, [row for row in rows if left[row]], PROCESS)
     for number, (text, item) in enumerate(texts.items()):
         running = {str(row): row for row in rows if text in left[row] and row not in failed}
         for name, row in shuffled(running, random.Random(number)).items():
@@ -303,9 +288,7 @@ def main() -> None:
     """Measure, and print or write the tables."""
     parser = options()
     arguments = parser.parse_args()
-    unknown = sorted(set(arguments.engines) - set(PACKAGES))
-    if unknown:
-        parser.error(f"no engine {unknown[0]}; there are {', '.join(PACKAGES)}")
+    check_engines(parser, arguments.engines, PACKAGES)
     if len(arguments.turns) == 1:
         arguments.turns *= len(arguments.prompts)
     if len(arguments.turns) != len(arguments.prompts):
@@ -316,22 +299,13 @@ def main() -> None:
         parser.error(f"--turns must be from 1 to {TEXTS}")
     if arguments.new_tokens < 2:
         parser.error("--new-tokens must be at least 2")
-    torch.set_num_threads(arguments.threads)
-    try:
-        for method in arguments.methods:
-            sq.parse_method(method)
-        run(arguments)
-    except (InputError, ValueError) as error:
-        parser.error(str(error))
+    run_checked(parser, arguments, run)
 
 
 def run(arguments: argparse.Namespace) -> None:
     """Measure at every length of the prompt."""
-    absent = {engine: text for engine in arguments.engines if (text := missing(engine)) is not None}
-    for text in absent.values():
-        print(text, file=sys.stderr)
-    rows = rows_of([engine for engine in arguments.engines if engine not in absent], arguments.methods)
-    documents = standard_library() if arguments.text is None else read_documents([arguments.text])
+    engines, absent = installed(arguments.engines, missing)
+    rows, documents = rows_of(engines, arguments.methods), documents_of(arguments.text)
     model = load(arguments.model)
     if not model.is_causal_lm:
         raise InputError(f"{arguments.model} does not generate; give a causal language model")
@@ -341,9 +315,7 @@ def run(arguments: argparse.Namespace) -> None:
     with ExitStack() as stack:
         folder = arguments.keep or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="requests-")))
         files.make_folder(folder)
-        workers = {process: Worker(process, prepare) for process in dict.fromkeys(PROCESS[row.engine] for row in rows)}
-        for worker in workers.values():
-            stack.callback(worker.close)
+        workers = started((PROCESS[row.engine] for row in rows), stack, prepare)
         for prompt, turns in zip(arguments.prompts, arguments.turns, strict=True):
             pretrained(arguments.model, prompt + arguments.new_tokens)  # refuses what its positions do not reach
             items = text.sequences(model, prompt, TEXTS)[:turns]
@@ -361,7 +333,7 @@ def run(arguments: argparse.Namespace) -> None:
             if failed:
                 sections.append("\n".join(f"- {row}: not measured: {reason}" for row, reason in failed.items()))
             print("\n\n".join(sections[-2:]), file=sys.stderr, flush=True)
-    publish(arguments, model, by_title, sections, list(absent.values()))
+    publish(arguments, model, by_title, sections, absent)
 
 
 def publish(

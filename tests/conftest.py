@@ -1,5 +1,9 @@
+import importlib
 import sys
+from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
+from types import ModuleType
 
 import pytest
 import torch
@@ -54,3 +58,11 @@ def shapes_are_checked(request: pytest.FixtureRequest) -> bool:
 def unchecked() -> None:
     """No checks of shapes: for errors that they would come before, and for nested tensors of the strided layout."""
     jaxtyping_config.update("jaxtyping_disable", True)  # until the end of the test
+
+
+@pytest.fixture
+def script(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], ModuleType]:
+    """Imports a script of benchmarks/ by its name."""
+    # As for a script, and for the processes that it starts.
+    monkeypatch.syspath_prepend(Path(__file__).parents[1] / "benchmarks")
+    return importlib.import_module

@@ -1,6 +1,5 @@
 """The comparison of clustered methods beyond the encoder: its counts, its choices, and runs of a few seconds."""
 
-import importlib
 import os
 import sys
 from pathlib import Path
@@ -16,13 +15,6 @@ from subquad.tools.measure.capture import LayerInputs
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 REAL = os.environ.get("SUBQUAD_DATA")
-
-
-@pytest.fixture
-def script(monkeypatch: pytest.MonkeyPatch):
-    """One of the scripts, as a module."""
-    monkeypatch.syspath_prepend(BENCHMARKS)  # as for a script
-    return importlib.import_module
 
 
 @pytest.fixture

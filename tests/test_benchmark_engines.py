@@ -1,6 +1,5 @@
 """The benchmark of engines measures those that are installed, names the others, and says where each is the fastest."""
 
-import importlib
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -9,17 +8,11 @@ import numpy as np
 import pytest
 import torch
 
+from tests.sheets import rows_in
 from tests.tools.workflows import tiny
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 METHOD = "clustered-tail:clusters=1,topk=1,cells=1,block=8,last=0"
-
-
-@pytest.fixture
-def script(monkeypatch: pytest.MonkeyPatch):
-    """One of the scripts, as a module."""
-    monkeypatch.syspath_prepend(BENCHMARKS)  # as for a script, and for the processes that it starts
-    return importlib.import_module
 
 
 @pytest.fixture
@@ -37,12 +30,6 @@ def measure(engines: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     monkeypatch.setattr(sys, "argv", ["benchmarks/engines.py", *options])
     engines.main()
     return (tmp_path / "out.md").read_text("utf-8")
-
-
-def rows_in(sheet: str) -> dict[tuple[str, str], list[str]]:
-    """The cells of each row by engine and numbers."""
-    lines = [[cell.strip() for cell in line.strip("|").split("|")] for line in sheet.splitlines() if line[:1] == "|"]
-    return {(line[0], line[1]): line[2:] for line in lines if not line[0].startswith((":", "engine"))}
 
 
 def test_an_encoder_in_pytorch_and_with_methods(engines, monkeypatch, tmp_path):

@@ -1,6 +1,5 @@
 """The ideas of published systems, and the fast form of clustered-tail, agree with exact attention where they must."""
 
-import importlib
 import sys
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -14,13 +13,6 @@ from subquad.tools.measure.capture import LayerInputs
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 SCALE = 0.3
-
-
-@pytest.fixture
-def script(monkeypatch: pytest.MonkeyPatch):
-    """One of the scripts, as a module."""
-    monkeypatch.syspath_prepend(BENCHMARKS)  # as for a script
-    return importlib.import_module
 
 
 @pytest.fixture

@@ -1,6 +1,5 @@
 """The benchmark of whole requests stores every request, compares tokens, and names engines that are missing."""
 
-import importlib
 import json
 import sys
 from pathlib import Path
@@ -10,17 +9,12 @@ import numpy as np
 import pytest
 import torch
 
+from tests.sheets import rows_in
 from tests.tools.workflows import tiny
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 METHOD = "clustered-tail:clusters=1,topk=1,cells=1,block=8,last=0"
-
-
-@pytest.fixture
-def script(monkeypatch: pytest.MonkeyPatch):
-    """One of the scripts, as a module."""
-    monkeypatch.syspath_prepend(BENCHMARKS)  # as for a script, and for the processes that it starts
-    return importlib.import_module
+CELLS = 7  # of a row of a detailed table
 
 
 @pytest.fixture
@@ -45,16 +39,10 @@ def measure(requests, monkeypatch, tmp_path):
     return run
 
 
-def rows_in(sheet: str) -> dict[tuple[str, str], list[str]]:
-    """The cells of each row of the detailed tables by engine and weights."""
-    lines = [[cell.strip() for cell in line.strip("|").split("|")] for line in sheet.splitlines() if line[:1] == "|"]
-    return {(line[0], line[1]): line[2:] for line in lines if len(line) == 7 and not line[0].startswith((":", "eng"))}
-
-
 def test_requests_of_a_small_decoder(measure, tmp_path):
     keep = tmp_path / "kept"
     sheet = measure("--engines", "torch", "subquad", "--keep", str(keep))
-    rows = rows_in(sheet)
+    rows = rows_in(sheet, CELLS)
     cached = [
         f"subquad `{method}`{cache}" for method in ("full:kernel=subquad", METHOD) for cache in ("", ", growing cache")
     ]
@@ -68,9 +56,9 @@ def test_requests_of_a_small_decoder(measure, tmp_path):
     answer = json.loads(next(iter(stored.values())))["requests"][0]["answer"]
     assert [len(each) for each in answer] == [5, 5]
     # What is stored is not measured again, and rows of other engines stay on the sheet.
-    assert rows_in(measure("--engines", "torch", "--keep", str(keep))) == rows
+    assert rows_in(measure("--engines", "torch", "--keep", str(keep)), CELLS) == rows
     assert {path: path.read_bytes() for path in keep.rglob("*.json")} == stored
-    again = rows_in(measure("--engines", "torch", "--keep", str(keep), "--fresh"))
+    again = rows_in(measure("--engines", "torch", "--keep", str(keep), "--fresh"), CELLS)
     changed = {path for path, text in stored.items() if path.read_bytes() != text}
     assert len(changed) == 2
     assert again.keys() == rows.keys()
@@ -84,7 +72,7 @@ def test_engines_that_are_not_installed_are_named_with_the_command(measure, scri
         message = f"{absent} not installed: pip install -c constraints.txt -r benchmarks/request-requirements.txt"
         assert message in said
         assert message in sheet
-    assert list(rows_in(sheet)) == [("PyTorch", "fp32"), ("PyTorch", "bf16")]
+    assert list(rows_in(sheet, CELLS)) == [("PyTorch", "fp32"), ("PyTorch", "bf16")]
 
 
 def test_the_requirements_pin_every_package_of_the_engines(script):
@@ -203,13 +191,13 @@ def test_mistakes_end_in_a_message(requests, monkeypatch, capsys, words, message
 def test_other_engines_give_the_tokens_of_pytorch(measure):
     for package in ("openvino", "nncf", "openvino_genai"):
         pytest.importorskip(package)
-    rows = rows_in(measure("--engines", "torch", "openvino", "openvino-genai"))
+    rows = rows_in(measure("--engines", "torch", "openvino", "openvino-genai"), CELLS)
     for engine in ("OpenVINO", "OpenVINO GenAI"):
         assert rows[engine, "fp32"][4] == "all 5, all 5"
 
 
 @pytest.mark.slow
 def test_a_compiled_static_cache_gives_the_tokens_of_pytorch(measure):
-    rows = rows_in(measure("--engines", "torch", "compiled"))
+    rows = rows_in(measure("--engines", "torch", "compiled"), CELLS)
     assert ("PyTorch, static, compiled cache", "bf16") in rows
     assert np.isfinite(float(rows["PyTorch, static, compiled cache", "bf16"][2]))

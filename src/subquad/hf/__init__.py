@@ -4,6 +4,7 @@ sq.hf.swap(model, sq.ImprovedClustered(clusters=25))   # in place; returns which
 sq.hf.restore(model)                                   # the model's own attention again
 sq.hf.reattach(model)                                  # what `save_pretrained` recorded; `from_pretrained` does it
 model.generate(**inputs, past_key_values=sq.hf.GrowingCache(model))   # keys are not copied at each step
+model.generate(**inputs, **sq.hf.compiled_steps(2048))   # one compiled step for all requests up to this length
 model.generate(**inputs, past_key_values=sq.hf.StateCache(model))   # from states of fixed size
 sq.hf.load_adapter(model, "lha-adapter")               # learned parameters that `subquad calibrate` fitted
 with sq.hf.keeping(model, mask): model(**inputs)       # some tokens' attention stays exact
@@ -14,6 +15,7 @@ sq.hf.extend_positions(model, 4096)                    # past the model's own po
 from subquad.hf import installed  # noqa: F401  (first: an error with the remedy where a package is missing)
 from subquad.hf.adapters import Adapter, load_adapter, read_adapter, save_adapter, weights_mark
 from subquad.hf.boundary import register
+from subquad.hf.compiled_generation import compiled_steps
 from subquad.hf.growing_cache import GrowingCache
 from subquad.hf.item_rotary import expect_new_tokens, reaching
 from subquad.hf.layers import NAME, Layer, head_counts
@@ -45,6 +47,7 @@ __all__ = [
     "Swapped",
     "bind",
     "bounds",
+    "compiled_steps",
     "describe",
     "extend_positions",
     "find_layers",

@@ -18,14 +18,14 @@ from subquad.core.readable import can_be_read
 from subquad.hf.accelerate_splits import refuse_accelerate_splits
 from subquad.hf.call_checks import NO_WEIGHTS
 from subquad.hf.exact import attend_with_weights
+from subquad.hf.layer_masks import decoded, mask_of, mask_of_new
 from subquad.hf.layers import NAME, STATE_MARK, Attached
-from subquad.hf.mask_encoding import DecodedMask, decode, encode
+from subquad.hf.mask_encoding import encode
 from subquad.hf.passes import MARK, NOW
 from subquad.hf.patterns import CAUSAL, EVERYTHING, LayerPattern, read_pattern
 from subquad.hf.saved import SAVED_AS
-from subquad.hf.steps import is_step, share_calls, shared_call
+from subquad.hf.steps import attend_step, share_steps
 from subquad.masks import Mask
-from subquad.methods.core.call import Call
 from subquad.methods.core.current_shard import in_use, refuse_in_use
 
 # Keywords that reach an attention function and change nothing about its result. Any other must be None or False.
@@ -99,7 +99,7 @@ def make_mask(
     if now is not None:
         setattr(encoded, MARK, now.sequence)
     elif not torch.compiler.is_compiling():
-        share_calls(encoded)
+        share_steps(encoded)
     return encoded
 
 
@@ -148,43 +148,23 @@ def attend(
             raise ValueError(f"layer {layer.label} passes {name!r} to its attention, which subquad does not support; "
                              f"it is refused because ignoring it could change the result")  # fmt: skip
     causal = layer.causal if is_causal is None else is_causal
-    plain = position_bias is None and not dropout and softcap is None and sinks is None and not layer.for_timestamps
-    always_exact = layer.bound.method.is_exact
-    if plain and (causal or always_exact) and is_step(layer, query, key, value) and not hasattr(key, STATE_MARK):
-        call = _call_of_step(layer, attention_mask, query, key, causal, scaling)
-        if call.mask.is_causal or always_exact:
-            out, _ = layer.bound.method.attend_exactly(query, key, value, call)
-            return out.transpose(1, 2).contiguous(), None
-    sequence = _sequence(layer, module, attention_mask, dropout)
     state = getattr(key, STATE_MARK, None)
+    plain = position_bias is None and not dropout and softcap is None and sinks is None and not layer.for_timestamps
+    if plain and state is None and (causal or layer.is_exact):
+        step = attend_step(layer, query, key, value, attention_mask, causal, scaling)
+        if step is not None:
+            return step, None
+    sequence = _sequence(layer, module, attention_mask, dropout)
     if state is not None:
-        with state.keeping_errors():
-            encoded = _decoded(layer, attention_mask, query, state.seen, causal)
-            if (
-                not encoded.causal
-                or layer.window is not None
-                or encoded.window is not None
-                or position_bias is not None
-                or dropout
-            ):
-                raise ValueError(
-                    f"layer {layer.label} cannot run on a StateCache: that is for causal attention without a window, a "
-                    "position bias or dropout"
-                )
-            if layer.keep is not None or layer.kept_now is not None:
-                raise ValueError(
-                    f"layer {layer.label} cannot keep tokens on a StateCache, which contains sums over all of them; "
-                    "swap without `keep`"
-                )
-            mask = _mask_of_new(layer, query.shape[2], encoded)
-            return state.attend(layer.bound, query, key, value, mask, scaling).transpose(1, 2).contiguous(), None
-    encoded = _decoded(layer, attention_mask, query, key.shape[2], causal)
+        extra_terms = position_bias is not None or bool(dropout)
+        return _advance(state, layer, query, key, value, attention_mask, causal, scaling, extra_terms), None
+    encoded = decoded(layer, attention_mask, query, key.shape[2], causal)
     if sequence is not None and encoded.read:
         raise ValueError(
             f"layer {layer.label} was given a mask over queries and keys of shape {tuple(attention_mask.shape)}, which "  # type: ignore[union-attr]
             "is not supported with `parallel`; pass 2-D padding masks (batch, tokens), or swap without `parallel`"
         )
-    mask, query_valid = _mask_of(layer, query.shape[2], key.shape[2], encoded)
+    mask, query_valid = mask_of(layer, query.shape[2], key.shape[2], encoded)
     if layer.for_timestamps and layer.cross:
         visible = mask if encoded.valid is None else mask & Mask.padding(keys=encoded.valid)
         out, weights = attend_with_weights(query, key, value, visible, scale=scaling, dropout_p=dropout)
@@ -204,23 +184,33 @@ def attend(
     return out.transpose(1, 2).contiguous(), None
 
 
-def _call_of_step(
-    layer: Attached, encoded: Tensor | None, query: Tensor, key: Tensor, causal: bool, scale: float | None
-) -> Call:
-    """The call of a step, which layers of the same kind share in one forward pass."""
-    N, M, scale = query.shape[2], key.shape[2], query.shape[3] ** -0.5 if scale is None else scale
-
-    def make() -> Call:
-        decoded = _decoded(layer, encoded, query, M, causal)
-        mask, _ = _mask_of(layer, N, M, decoded)
-        mask = mask if decoded.valid is None else mask & Mask.padding(keys=decoded.valid.expand(len(query), M))
-        return Call(mask, bias=None, scale=scale, dropout_p=0.0, seed=0)
-
-    return shared_call(encoded, (N, M, causal, layer.cross, layer.window, scale), make)
-
-
-def _decoded(layer: Attached, mask: Tensor | None, query: Tensor, keys: int, causal: bool) -> DecodedMask:
-    return decode(mask, query.shape[2], keys, causal=causal, label=layer.label, batch=query.shape[0])
+def _advance(
+    state: Any,
+    layer: Attached,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    causal: bool,
+    scaling: float | None,
+    extra_terms: bool,
+) -> Tensor:
+    """The outputs of new tokens, which the `state` of a `StateCache` gets; `extra_terms`: a bias or dropout."""
+    with state.keeping_errors():
+        encoded = decoded(layer, attention_mask, query, state.seen, causal)
+        if not encoded.causal or layer.window is not None or encoded.window is not None or extra_terms:
+            raise ValueError(
+                f"layer {layer.label} cannot run on a StateCache: that is for causal attention without a window, a "
+                "position bias or dropout"
+            )
+        if layer.keep is not None or layer.kept_now is not None:
+            raise ValueError(
+                f"layer {layer.label} cannot keep tokens on a StateCache, which contains sums over all of them; "
+                "swap without `keep`"
+            )
+        mask = mask_of_new(layer, query.shape[2], encoded)
+        out: Tensor = state.attend(layer.bound, query, key, value, mask, scaling)
+    return out.transpose(1, 2).contiguous()
 
 
 def _sequence(layer: Attached, module: nn.Module, attention_mask: Tensor | None, dropout: float) -> Any:
@@ -289,27 +279,3 @@ def _segments(mask_function: Any, batch: int, length: int, device: torch.device 
     if not torch.compiler.is_compiling() and bool(sees_previous.all()):
         return None
     return F.pad((~sees_previous).int().cumsum(1), (1, 0)).int() + 1
-
-
-# ---------------------------------------------------------------------- what a layer makes of it
-
-
-def _mask_of(layer: Attached, N: int, M: int, encoded: DecodedMask) -> tuple[Mask, Tensor | None]:
-    """Who may see whom, less the padding of keys, and which queries are real (None: all, or not known)."""
-    if layer.cross and not encoded.read:
-        return Mask(), None
-    # Also for a single query, which sees every filled slot: a causal form can be another than the plain one.
-    mask = Mask.causal(offset=encoded.offset) if encoded.causal else Mask(offset=max(M - N, 0))
-    if encoded.segments is not None:
-        mask = mask & Mask.segments(encoded.segments)
-    window = encoded.window if encoded.read else layer.window
-    if window is not None:
-        mask = mask & Mask.window(window)
-    return mask, None if layer.cross else encoded.queries(N)
-
-
-def _mask_of_new(layer: Attached, new: int, encoded: DecodedMask) -> Mask | None:
-    """The padding of the tokens that a state has not seen, which are the last of all."""
-    if encoded.segments is not None:
-        raise ValueError(f"layer {layer.label}: packed sequences have one state each; generate from a padded batch")
-    return None if encoded.valid is None else Mask.padding(encoded.valid[:, -new:])

@@ -23,7 +23,7 @@ from subquad.methods.core.exact import few_arguments
 BLOCK = 512  # queries at a time
 
 
-def attend_exactly(
+def attend_with_caps_and_sinks(
     query: Tensor,
     key: Tensor,
     value: Tensor,

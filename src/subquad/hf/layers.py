@@ -12,9 +12,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from subquad.hf.exact import attend_exactly
+from subquad.hf.exact import attend_with_caps_and_sinks
 from subquad.hf.item_rotary import TwoRotaries
 from subquad.hf.mpnet import give_configs
+from subquad.kernels.attention.steps.op import MOST_QUERIES
 from subquad.kernels.tokens.rotary import Rotary
 from subquad.masks import Mask
 from subquad.methods import BoundMethod, Method
@@ -156,7 +157,11 @@ class Attached(nn.Module):
         self.split: Any = None  # the `split.Split` of a model whose tokens are split over ranks
         self.rotary = rotary
         self.bound = bound
-        self.exact_queries = 0 if self.keep else bound.method.exact_queries  # see `steps`
+        # What `steps` asks in each call.
+        self.is_exact = bound.method.is_exact
+        self.exact_queries = 0 if self.keep else min(bound.method.exact_queries, MOST_QUERIES)
+        sizes = bound.heads, bound.kv_heads, bound.head_dim
+        self.step_kind = layer.cross, layer.window, self.is_exact, bound.method.prepare_exact, *sizes
         if saved_before:  # by this transformers' `save_pretrained` knows that it is on purpose, and saves them once
             self._tied_weights_keys = {f"bound.{name}": name for name, _ in bound.named_parameters()}
         self.label, self.cross, self.causal, self.window = layer.label, layer.cross, layer.causal, layer.window
@@ -187,7 +192,7 @@ class Attached(nn.Module):
                     f"layer {self.label} has capped logits or sinks, which {self.bound.method} does not know"
                 )
             visible = mask if valid is None else mask & Mask.padding(keys=valid)
-            return attend_exactly(query, key, value, visible, softcap=softcap, sinks=sinks, **options)
+            return attend_with_caps_and_sinks(query, key, value, visible, softcap=softcap, sinks=sinks, **options)
         if self.rotary is not None:
             self.rotary = self.rotary.to(query.device)
             options["rotary"] = self.rotary if isinstance(self.rotary, Rotary) else self.rotary.now()

@@ -76,7 +76,7 @@ def encode(
 def decode(mask: Tensor | None, N: int, M: int, *, causal: bool, label: str, batch: int | None = None) -> DecodedMask:
     """Decode the mask that a layer's attention was given; `causal` applies if it was given no mask.
 
-    `batch` is the number of items, for a mask over queries and keys that is the same for all of them.
+    `batch` is the number of items, for a mask that is the same for all of them.
 
     Raises:
         ValueError: `Mask` cannot represent the mask, or its length differs from that of the keys or queries.
@@ -95,7 +95,7 @@ def decode(mask: Tensor | None, N: int, M: int, *, causal: bool, label: str, bat
         return DecodedMask(ours, offset=M - N if ours else 0)
     if mask.shape[-1] != M:
         raise ValueError(f"layer {label}: the attention mask has {mask.shape[-1]} positions, but there are {M} keys")
-    flat = mask[:, 0, 0]
+    flat = mask[:, 0, 0] if batch is None else mask[:, 0, 0].expand(batch, M)
     if mask.dtype == torch.bool:
         return DecodedMask(False, flat)
     if mask.is_floating_point():

@@ -2,67 +2,94 @@
 
 Each generated token passes through all layers with one query. On a short cache, the checks of a call and the making of
 its mask take longer than the attention itself. So what is the same in all layers of a forward pass is made once, and
-kept on the mask that they are all given; what is the same in all passes is read when a method is attached.
+kept on the mask that they are all given: a function of query, key and value (`Method.prepare_exact`). What is the same
+in all passes is read when a method is attached (`Attached`).
 
-Anything that needs more, such as an audit, autocast or a gradient, goes the general way (`Attached`).
+Anything that needs more, such as an audit, autocast or a gradient, goes the general way (`Attached.forward`).
 """
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch._C import _get_tracing_state
 
+from subquad.hf.layer_masks import decoded, mask_of
 from subquad.hf.layers import Attached
 from subquad.kernels.transforms import transform
+from subquad.masks import Mask
 from subquad.methods import BoundMethod
-from subquad.methods.core.call import Call
+from subquad.methods.core.call import Attention, Call
 from subquad.methods.core.current_shard import in_use
 
-QUERIES = 32  # of a step, at most
-_CALLS = "_subquad_calls"  # on a mask of `boundary.make_mask`: the calls that its layers have made of it
+_STEPS = "_subquad_steps"  # on a mask of `boundary.make_mask`: what its layers have prepared for it
 
 
-def share_calls(mask: Tensor) -> None:
-    """Let the layers that are given this very mask share the calls that they make of it."""
-    setattr(mask, _CALLS, {})
+def share_steps(mask: Tensor) -> None:
+    """Let the layers that are given this very mask share what they prepare for it."""
+    setattr(mask, _STEPS, {})
 
 
-def shared_call(mask: Tensor | None, key: tuple[Any, ...], make: Callable[[], Call]) -> Call:
-    """The call of the layers for which `key` is equal; made if none of them has run with this mask."""
-    calls = getattr(mask, _CALLS, None)
-    if calls is None:
-        return make()
-    if key not in calls:
-        calls[key] = make()
-    return calls[key]
-
-
-def is_step(layer: Attached, query: Tensor, key: Tensor, value: Tensor) -> bool:
-    """Whether a call of a layer has a few queries and its method may compute it by `attend_exactly`.
-
-    The method decides for how many queries of a causal call that is the same (`Method.exact_queries`).
-    """
+def attend_step(
+    layer: Attached,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    causal: bool,
+    scale: float | None,
+) -> Tensor | None:
+    """The outputs (B,N,H,E) of a step; None if the call is not one, or goes the general way."""
     if torch.compiler.is_compiling():  # first: a comparison would be a condition of the graph
+        return None
+    if query.shape[2] > layer.exact_queries or not _goes_short(layer, query, key, value):
+        return None
+    shapes = query.shape, key.shape, value.shape, query.dtype, key.dtype, value.dtype
+    kind = layer.step_kind, shapes, causal, scale
+    prepared = getattr(mask, _STEPS, None)
+    if prepared is None:
+        attention = _prepare(layer, query, key, value, mask, causal, scale)
+    elif kind in prepared:
+        attention = prepared[kind]
+    else:
+        attention = prepared[kind] = _prepare(layer, query, key, value, mask, causal, scale)
+    return None if attention is None else attention(query, key, value).transpose(1, 2).contiguous()
+
+
+def _goes_short(layer: Attached, query: Tensor, key: Tensor, value: Tensor) -> bool:
+    """Whether nothing but the attention itself is wanted of a call; what may change between two layers of a pass."""
+    bound: Any = layer._modules["bound"]
+    if bound.watch is not None or layer.kept_now is not None or layer.split is not None or not query.is_cpu:
         return False
-    (B, H, N, D), (_, G, M, _) = query.shape, key.shape
-    if layer.exact_queries < N or N > QUERIES:
-        return False
-    bound = layer.bound
-    fits = (bound.heads, bound.kv_heads, bound.head_dim) == (H, G, D) and key.shape == (B, G, M, D)
-    fits = fits and value.shape[:3] == (B, G, M) and query.dtype == key.dtype == value.dtype
-    plain = bound.watch is None and layer.kept_now is None and layer.split is None and not _is_observed(layer)
-    if not (fits and plain) or query.device.type != "cpu" or torch.is_autocast_enabled("cpu"):
+    for module, kind in ((layer, Attached), (bound, BoundMethod)):  # hooks, or as trials do, a `forward` of its own
+        if type(module) is not kind or module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module):
+            return False
+    if torch.is_autocast_enabled("cpu") or _get_tracing_state() is not None:
         return False
     if torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad):
         return False
-    return in_use() is None and transform() is None and _get_tracing_state() is None
+    return transform() is None and in_use() is None
 
 
-def _is_observed(layer: Attached) -> bool:
-    """Whether somebody sees each call of the layer: by a hook, or as trials do, by a `forward` of their own."""
-    for module, kind in ((layer, Attached), (layer.bound, BoundMethod)):
-        if module._forward_hooks or module._forward_pre_hooks or type(module) is not kind or "forward" in vars(module):
-            return True
-    return False
+def _prepare(
+    layer: Attached,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    encoded: Tensor | None,
+    causal: bool,
+    scale: float | None,
+) -> Attention | None:
+    """Exact attention of calls like this one; None if they do not fit, or the method computes otherwise."""
+    (B, H, N, D), (_, G, M, _), bound = query.shape, key.shape, layer.bound
+    fits = (bound.heads, bound.kv_heads, bound.head_dim) == (H, G, D) and key.shape == (B, G, M, D)
+    if not (fits and value.shape[:3] == (B, G, M) and query.dtype == key.dtype == value.dtype):
+        return None
+    pattern = decoded(layer, encoded, query, M, causal)
+    mask, _ = mask_of(layer, N, M, pattern)
+    if not (mask.is_causal or layer.is_exact):  # `Method.exact_queries` is about the last queries of causal calls
+        return None
+    mask = mask if pattern.valid is None else mask & Mask.padding(keys=pattern.valid.expand(B, M))
+    call = Call(mask, bias=None, scale=D**-0.5 if scale is None else scale, dropout_p=0.0, seed=0)
+    prepare: Any = layer.bound.method.prepare_exact
+    return prepare(query, key, value, call)

@@ -134,7 +134,7 @@ class Op(Generic[P, R]):
         functools.update_wrapper(self, reference)
         self.reference = reference
         self._parameters = inspect.signature(reference, eval_str=True).parameters
-        self._arguments = record(reference.__name__, list(self._parameters.values()))
+        self.arguments = record(reference.__name__, list(self._parameters.values()))
         self._refusals: dict[str, Callable[[Any], str | None]] = {}
 
     def refusal(self, backend: str) -> Callable[[Callable[[Any], str | None]], Callable[[Any], str | None]]:
@@ -163,20 +163,26 @@ class Op(Generic[P, R]):
 
     def takes(self, *args: P.args, **kwargs: P.kwargs) -> bool:
         """Whether a compiled backend runs here and takes this call; the one that is forced does not matter."""
-        x = self._arguments(*args, **kwargs)
+        x = self.arguments(*args, **kwargs)
         return any(_BACKENDS[name]() is None and refusal(x) is None for name, refusal in self._refusals.items())
 
-    def if_taken(self, *args: P.args, **kwargs: P.kwargs) -> R | None:
-        """Run on the backend that `choose` gives, if a compiled one takes the call; None if none does."""
-        x = self._arguments(*args, **kwargs)
+    def backend_of(self, x: Any) -> str | None:
+        """The backend that `choose` gives these `arguments`, if a compiled one takes them; None if none does."""
         refusals = {name: refusal(x) for name, refusal in self._refusals.items()}
         if not any(reason is None and _BACKENDS[name]() is None for name, reason in refusals.items()):
             return None
-        backend = choose(**refusals)
+        return choose(**refusals)
+
+    def if_taken(self, *args: P.args, **kwargs: P.kwargs) -> R | None:
+        """Run on the backend that `choose` gives, if a compiled one takes the call; None if none does."""
+        x = self.arguments(*args, **kwargs)
+        backend = self.backend_of(x)
+        if backend is None:
+            return None
         return self.reference(*args, **kwargs) if backend == "reference" else self._compiled(backend, x)
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Run on the backend that `choose` gives."""
-        x = self._arguments(*args, **kwargs)
+        x = self.arguments(*args, **kwargs)
         backend = choose(**{name: refusal(x) for name, refusal in self._refusals.items()})
         return self.reference(*args, **kwargs) if backend == "reference" else self._compiled(backend, x)

@@ -56,6 +56,7 @@ class Operator:
         self.name, self.outputs, self.parameters = outputs.__name__, outputs, parameters
         self.returns = inspect.signature(outputs).return_annotation if returns is None else returns
         self._computed: dict[str, Callable[[Any, Any], None]] = {}
+        self._prepared: dict[str, Callable[[Any], Callable[..., Any]]] = {}
 
         def fake(*args: Any) -> Any:
             return self.outputs(self.from_torch(args))
@@ -94,6 +95,33 @@ class Operator:
 
         return add
 
+    def prepared_on(self, backend: str) -> Callable[[Callable[[Any], Any]], Callable[[Any], Any]]:
+        """Register what makes a function for many calls on a backend, as `prepare` returns it."""
+
+        def add(prepare: Callable[[Any], Any]) -> Callable[[Any], Any]:
+            self._prepared[backend] = prepare
+            return prepare
+
+        return add
+
+    def prepare(self, backend: str, x: Any, *names: str) -> Callable[..., Any]:
+        """The operator's first output as a function of the arguments of these names; the others are those of `x`.
+
+        Shapes and dtypes are those of `x` too. Without a mode or a profiler, which see operators, a backend may run it
+        without torch's dispatcher.
+        """
+        fixed = [name for name in self.arguments._fields if name not in names]
+        assert [*names, *fixed] == list(self.arguments._fields), "the names are the first ones"
+        others = tuple(getattr(x, name) for name in fixed)
+        direct = self._prepared[backend](x) if backend in self._prepared else None
+
+        def run(*tensors: Tensor) -> Any:
+            if direct is None or _operators_are_observed() or any(type(each) is not Tensor for each in tensors):
+                return self.run(backend, *tensors, *others)[0]
+            return direct(*tensors)
+
+        return run
+
     def gradient(self, backward: Callable[..., Any], save: Callable[..., Any] | None = None) -> None:
         """Set the gradient; both get what `torch.library.register_autograd` gives them."""
         differentiate(self.name, backward, save)
@@ -106,6 +134,12 @@ class Operator:
         packet = getattr(torch.ops.subquad, self.name)
         register_flop_formula([packet])(lambda backend, *args, **_: count(self.from_torch(args)))
         return count
+
+
+def _operators_are_observed() -> bool:
+    """Whether modes of torch or a profiler are active, which see each operator that runs."""
+    modes = torch._C._len_torch_dispatch_stack() + torch._C._len_torch_function_stack()
+    return modes > 0 or torch._C._autograd._profiler_enabled()
 
 
 def shapes_of(x: Any) -> Any:

@@ -18,7 +18,8 @@ from typing import ClassVar
 from torch import Tensor, nn
 
 from subquad.kernels.attention.relative_positions import NOT_EXACT, RelativePositions, every_ahead
-from subquad.methods.core.exact import exact, exact_by_sdpa, sdpa_instead
+from subquad.methods.core.call import Prepare
+from subquad.methods.core.exact import exact, exact_by_sdpa, prepare_exact, prepare_sdpa, sdpa_instead
 from subquad.methods.core.method import Call, Method, Partial, Traits, choice, upcast
 from subquad.methods.core.onnx import OnnxSupport
 
@@ -55,6 +56,7 @@ class Full(Method):
 
     name: ClassVar[str] = "full"
     onnx: ClassVar[OnnxSupport] = "always"
+    attends_by: ClassVar[frozenset[str]] = Method.attends_by | {"attend"}
     traits: ClassVar[Traits] = Traits(
         family="exact",
         causal="strict",
@@ -98,12 +100,13 @@ class Full(Method):
 
     @property
     def exact_queries(self) -> int:
-        """Any number, except with relative positions; 0 for a class made of this one, which may attend otherwise."""
-        return sys.maxsize if self.positions == "none" and type(self) is Full else 0
+        """Any number, except with relative positions."""
+        return sys.maxsize if self.positions == "none" else 0
 
-    def attend_exactly(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Partial:
-        """Exact attention by the kernel of the settings."""
-        return (exact if self.kernel == "subquad" else exact_by_sdpa)(query, key, value, call)
+    @property
+    def prepare_exact(self) -> Prepare:
+        """What makes a function of exact attention, by the kernel of the settings."""
+        return prepare_exact if self.kernel == "subquad" else prepare_sdpa
 
     def sdpa_instead(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> str | None:
         """Why SDPA computes a call, and not subquad's kernel."""
@@ -112,7 +115,7 @@ class Full(Method):
     def attend(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Partial:
         """Exact attention, with the terms of the distances where there are positions."""
         if self.positions == "none":
-            return self.attend_exactly(query, key, value, call)
+            return (exact if self.kernel == "subquad" else exact_by_sdpa)(query, key, value, call)
         query, key, value = upcast(query, key, value)
         query, call = with_distances(query, key, call)
         return exact(query, key, value, call)

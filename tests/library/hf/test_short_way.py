@@ -1,16 +1,19 @@
 """Steps on a cache go a short way from transformers to the kernel, with what a forward pass's layers share."""
 
 from contextlib import nullcontext
+from dataclasses import dataclass
 
 import pytest
 import torch
 import transformers as hf
+from torch.profiler import ProfilerActivity, profile
 
 import subquad as sq
-from subquad.hf import boundary
+from subquad.hf import layer_masks
 from subquad.hf.boundary import attend, make_mask
 from subquad.hf.layers import NAME, Attached
-from subquad.methods import Method
+from subquad.kernels import native
+from subquad.methods import ByLength, ClusteredTail, Full, Method, MixedHeads
 from subquad.methods.core.names import resolve
 from tests.library.hf.families import FAMILIES
 from tests.library.hf.models import build, padded_ids
@@ -74,12 +77,83 @@ def test_more_queries_than_are_exact_go_the_general_way(general_way):
     assert len(general_way) == 3 * len(attached(model))
 
 
+def negated(base, function):
+    """A class made of `base`, in which one function gives the negative of what it gives in `base`."""
+
+    def negative(self, *args, **options):
+        result = getattr(base, function)(self, *args, **options)
+        if callable(result):
+            return lambda *inputs: negative_of(result(*inputs))
+        return negative_of(result)
+
+    def negative_of(result):
+        return (-result[0], *result[1:]) if isinstance(result, tuple) else -result
+
+    return dataclass(frozen=True)(type("Negated", (base,), {function: negative}))
+
+
+@pytest.mark.parametrize(
+    ("base", "settings", "function"),
+    [
+        (Full, {}, "attend"),
+        (Full, {"kernel": "subquad"}, "attend"),
+        (Full, {}, "attend_partial"),
+        (Full, {}, "prepare"),
+        (ClusteredTail, {}, "attend"),
+        (ClusteredTail, {}, "attend_causally"),
+        (ClusteredTail, {}, "attend_for"),
+        (ClusteredTail, {}, "attend_partial"),
+        (ClusteredTail, {}, "run"),
+        (ByLength, {"steps": "0:full+64:clustered-tail"}, "attend"),
+        (MixedHeads, {"methods": "full+clustered-tail"}, "attend"),
+    ],
+)
+def test_a_class_that_attends_otherwise_does_so_in_steps(base, settings, function):
+    model, method = build("llama").model, negated(base, function)(**settings)
+    sq.hf.swap(model, method)
+    module = model.model.layers[0].self_attn
+    q, k, v = (torch.randn(2, heads, tokens, module.head_dim) for heads, tokens in ((4, 1), (2, 9), (2, 9)))
+    out, _ = attend(module, q, k, v, None)
+    want = method(q, k, v, mask=sq.Mask.causal(offset=8), enable_gqa=True)
+    torch.testing.assert_close(out.transpose(1, 2), want, atol=1e-5, rtol=1e-5)
+    # Few queries of a causal call reach no `attend` of a method that is causal by halves.
+    changes = function != "attend" or base is not ClusteredTail
+    exact = sq.attention(q, k, v, method="full", mask=sq.Mask.causal(offset=8), enable_gqa=True)
+    assert torch.allclose(want, exact, atol=1e-4) != changes
+
+
+def test_a_class_may_promise_exact_queries_anew():
+    assert negated(Full, "attend")().exact_queries == 0
+    assert type("Deeper", (negated(Full, "attend"),), {})().exact_queries == 0
+    promising = type("Promising", (Full,), {"attend": Full.attend, "exact_queries": 3})
+    assert promising().exact_queries == 3
+
+
+@pytest.mark.parametrize("new", [1, 3, 40])
+@pytest.mark.parametrize("additive", [True, False])
+@pytest.mark.parametrize("method", EXACT_STEPS)
+def test_a_mask_of_one_item_is_that_of_all(method, additive, new):
+    """4-D masks, as a model's own code or its user makes them: padding of the first 4 keys, and causality."""
+    model = build("llama").model
+    sq.hf.swap(model, method)
+    module = model.model.layers[0].self_attn
+    q, k, v = (torch.randn(3, heads, n, module.head_dim) for heads, n in ((4, new), (2, 50), (2, 50)))
+    visible = torch.arange(50) <= torch.arange(50 - new, 50)[:, None]
+    visible[:, :4] = False
+    mask = torch.zeros(new, 50).masked_fill(~visible, torch.finfo().min) if additive else visible
+    one = attend(module, q, k, v, mask[None, None], is_causal=True)[0]
+    each = attend(module, q, k, v, mask.expand(3, 1, -1, -1), is_causal=True)[0]
+    want = torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=visible, enable_gqa=True)
+    torch.testing.assert_close(one.transpose(1, 2), want, atol=1e-5, rtol=1e-4)
+    assert torch.equal(one, each)
+
+
 def test_layers_share_the_call_of_a_pass(monkeypatch):
     model = build("llama").model
     sq.hf.swap(model, "full")
     made = []
-    decode = boundary.decode
-    monkeypatch.setattr(boundary, "decode", lambda *args, **options: made.append(args) or decode(*args, **options))
+    decode = layer_masks.decode
+    monkeypatch.setattr(layer_masks, "decode", lambda *args, **options: made.append(args) or decode(*args, **options))
     step(model, *padded_ids("left", length=LENGTH))
     assert len(made) == len(attached(model)) + 1  # each layer's of the first pass, and one of the step
 
@@ -92,12 +166,23 @@ def test_layers_with_windows_do_not_share_with_others():
     torch.testing.assert_close(step(model, ids), want, atol=1e-5, rtol=1e-4)
 
 
+def test_windowed_layers_of_a_decoder_that_stay_exact_take_steps_by_the_kernel():
+    model = build("gemma3").model
+    ids, mask = padded_ids("left", length=LENGTH)
+    want = step(model, ids, mask)
+    swapped = sq.hf.swap(model, "clustered-tail")
+    windowed = {layer.number for layer in swapped.layers if layer.window is not None}
+    assert 0 < len(windowed) < len(swapped.layers)
+    assert {str(swapped.methods[number]) for number in windowed} == {"full:kernel=subquad"}
+    torch.testing.assert_close(step(model, ids, mask), want, atol=1e-5, rtol=1e-4)
+    with profile(activities=[ProfilerActivity.CPU]) as trace:
+        step(model, ids, mask)
+    counts = {event.key: event.count for event in trace.key_averages()}
+    assert counts.get("subquad::steps_forward", 0) >= native.is_vectorised() * len(swapped.layers)
+
+
 def hooked(model):
     return attached(model)[0].bound.register_forward_hook(lambda *_: None)
-
-
-def audited(model):
-    return sq.audit(model, every=1, tolerance=1.0)
 
 
 def under_autocast(model):
@@ -108,15 +193,22 @@ def inside_a_transform(model):
     return torch.autograd.forward_ad.dual_level()
 
 
-@pytest.mark.parametrize("around", [hooked, audited, under_autocast, inside_a_transform])
+@pytest.mark.parametrize("around", [hooked, under_autocast, inside_a_transform])
 def test_what_must_see_every_call_does(around, general_way):
     model = build("llama").model
     sq.hf.swap(model, "clustered-tail")
     general_way.clear()  # of the trial
     with around(model) or nullcontext():
         step(model, *padded_ids(length=LENGTH, pads=0))
-    of_step = 1 if around is hooked else len(attached(model))
-    assert len(general_way) >= len(attached(model)) + of_step  # an audit runs exact attention too
+    assert len(general_way) == len(attached(model)) + (1 if around is hooked else len(attached(model)))
+
+
+def test_an_audit_sees_every_step():
+    model = build("llama").model
+    sq.hf.swap(model, "clustered-tail")
+    with sq.audit(model, every=1, tolerance=1.0) as audit:
+        step(model, *padded_ids(length=LENGTH, pads=0))
+    assert [(layer.calls, layer.audited) for layer in audit.report().layers] == [(2, 2)] * len(attached(model))
 
 
 def test_a_gradient_goes_the_general_way(general_way):

@@ -6,10 +6,12 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from torch import Tensor
+from torch.profiler import ProfilerActivity, profile
+from torch.utils.flop_counter import FlopCounterMode
 
 import subquad as sq
 from subquad.kernels import native
-from subquad.kernels.attention.steps.op import MOST_QUERIES, attend_few
+from subquad.kernels.attention.steps.op import MOST_QUERIES, attend_few, prepare_few
 from subquad.kernels.attention.steps.reference import visible_keys
 from subquad.kernels.native import interface
 from subquad.testing.oracle import normal
@@ -261,3 +263,42 @@ def test_compiled_graphs_serve_all_offsets():
         for at in (0, 7, 255, 299):
             at = torch.tensor([at])
             assert torch.equal(fast(query, key, value, at), step(query, key, value, at))
+
+
+@given(call=calls())
+@settings(max_examples=60, deadline=None)
+def test_prepared_calls_are_the_same_bits(call):
+    """Of other tensors than those with which they were prepared, in any layout."""
+    inputs, valid, options = call
+    with torch.no_grad(), sq.use_backend("cpu"):
+        attend = prepare_few(*(torch.zeros_like(x) for x in inputs), valid, **options)
+        for others in (inputs, [x.flip(2) for x in inputs], [x.mT.contiguous().mT for x in inputs]):
+            assert torch.equal(attend(*others), attend_few(*others, valid, **options)[0])
+
+
+def test_prepared_calls_take_tensors_like_those_before():
+    inputs = inputs_of(1, 30)
+    attend = prepare_few(*inputs, None, causal=False, offset=0, scale=1.0)
+    for number, other in enumerate((inputs[0][:, :4], inputs[1][:, :, 1:], inputs[2].double())):
+        changed = [other if i == number else x for i, x in enumerate(inputs)]
+        with pytest.raises(ValueError, match="'steps_forward' was prepared for"):
+            attend(*changed)
+
+
+def test_modes_and_profilers_see_prepared_calls():
+    inputs = inputs_of(1, 30)
+    attend = prepare_few(*inputs, None, causal=False, offset=0, scale=1.0)
+    with FlopCounterMode(display=False) as counter:
+        attend(*inputs)
+    assert counter.get_total_flops() == 2 * 2 * 6 * 30 * (20 + 13)
+    with profile(activities=[ProfilerActivity.CPU]) as trace:
+        attend(*inputs)
+    assert "subquad::steps_forward" in {event.key for event in trace.key_averages()}
+
+
+def test_no_prepared_call_where_the_kernel_does_not_run():
+    inputs = inputs_of(1, 30)
+    options = {"causal": False, "offset": 0, "scale": 1.0}
+    assert prepare_few(*(x.double() for x in inputs), None, **options) is None
+    with sq.use_backend("reference"):
+        assert prepare_few(*inputs, None, **options) is None

@@ -4,6 +4,7 @@ import random
 
 import pytest
 import torch
+import transformers
 from transformers import DynamicCache
 
 from subquad.methods import parse_method
@@ -48,6 +49,40 @@ def test_a_step_leaves_the_cache_as_it_was(pretrained, items):
     assert prompts.cache.get_seq_length() == before == 21
     prompts.step()
     assert prompts.cache.get_seq_length() == 22
+
+
+def hybrid(layers):
+    """A model with these layers, whose linear attention and convolutions have states that steps change in place."""
+    config = transformers.Qwen3NextConfig(
+        vocab_size=VOCAB, hidden_size=32, intermediate_size=48, num_hidden_layers=len(layers), layer_types=layers,
+        num_attention_heads=4, num_key_value_heads=2, head_dim=16, linear_num_key_heads=2, linear_num_value_heads=4,
+        linear_key_head_dim=8, linear_value_head_dim=8, num_experts=4, num_experts_per_tok=2,
+        moe_intermediate_size=16, shared_expert_intermediate_size=16, pad_token_id=0,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    model = transformers.Qwen3NextForCausalLM(config).eval()
+    return Pretrained("hybrid", model, Tokens(), "causal-lm", "mean", None)
+
+
+def tensors_of(state):
+    """All tensors of a layer of a cache, in order."""
+    if isinstance(state, dict):
+        return [tensor for each in state.values() for tensor in tensors_of(each)]
+    return [state] if isinstance(state, torch.Tensor) else []
+
+
+@torch.no_grad()
+def test_a_step_leaves_the_states_of_a_hybrid_as_they_were(items):
+    pretrained = hybrid(["linear_attention", "full_attention"])
+    prompts = Prompts(pretrained, items, new_cache(pretrained.model, False))
+    before = [[x.clone() for x in tensors_of(vars(layer))] for layer in prompts.cache.layers]
+    assert all(before)
+    (_, first), (_, second) = prompts.timed_step(), prompts.timed_step()
+    assert torch.equal(first, second)
+    for layer, tensors in zip(prompts.cache.layers, before, strict=True):
+        assert all(torch.equal(x, y) for x, y in zip(tensors_of(vars(layer)), tensors, strict=True))
+    prompts.step()
+    assert not torch.equal(tensors_of(vars(prompts.cache.layers[0]))[-1], before[0][-1])
 
 
 def test_rows_are_timed_in_turn_and_compared_with_exact_steps(pretrained, items):

@@ -8,6 +8,7 @@ import torch
 from typer.testing import CliRunner
 
 from subquad.core.errors import InputError
+from subquad.kernels import native
 from subquad.tools.bench import steps
 from subquad.tools.bench.steps import QUERIES, check, measure
 from subquad.tools.bench.steps_page import markdown
@@ -42,6 +43,19 @@ def test_each_shape_has_both_calls_and_the_read(tmp_path):
     assert report["noise"]["says"] in page
 
 
+def test_rows_name_what_ran(tmp_path):
+    settings = replace(SMALL, dtypes=("float32",), lengths=(64, 1024))
+    report = measure(settings, tmp_path).report(settings)
+    by_sdpa = {(r["method"], r["keys"], r["queries"]) for r in report["rows"] if r["sdpa_instead"]}
+    page = markdown(report)
+    assert (FAST_EXACT, 64, 1) in by_sdpa
+    assert f"| `{FAST_EXACT}`, by SDPA | 64 | 1 |" in " ".join(page.split())
+    assert "so it ran" in page
+    if native.is_vectorised():
+        assert {keys for method, keys, _ in by_sdpa} == {64}
+        assert f"| `{FAST_EXACT}` | 1,024 | 1 |" in " ".join(page.split())
+
+
 def test_both_calls_are_causal_from_the_offset():
     query, key, value = steps._inputs(replace(SMALL, head_dim=8), "float64", 40, 4)
     sdpa, ours = steps._sdpa(query, key, value)(), steps._subquad(query, key, value)()
@@ -58,6 +72,7 @@ def test_both_calls_are_causal_from_the_offset():
         ({"methods": ("linear",)}, "--methods is given, but --steps measures forward passes of causal SDPA and"),
         ({"causal": True}, "--causal is given, but --steps"),
         ({"passes": ("forward+backward",)}, "--passes is given, but --steps"),
+        ({"call_limit": 5.0}, "--call-limit is given, but --steps"),
         ({"kv_heads": 3}, "--kv-heads 3 does not divide the 4 query heads"),
         ({"kv_heads": 0}, "kv-heads 0 must be at least 1"),
         ({"lengths": (31,)}, "--lengths 31 is less than the 32 queries"),

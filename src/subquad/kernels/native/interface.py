@@ -1,5 +1,6 @@
 """Calls into the native library: which tensors it accepts, and how a kernel is run."""
 
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -7,7 +8,7 @@ import torch
 from torch import Tensor
 
 from subquad.kernels.native import described, library
-from subquad.kernels.native.structures import DTYPES, Structure
+from subquad.kernels.native.structures import DTYPES, ROWS, Structure
 from subquad.kernels.transforms import transform
 
 FLOAT32 = torch.empty(0, dtype=torch.float32, device="cpu")
@@ -49,6 +50,43 @@ def run(kernel: str, **arguments: Any) -> None:
         raise ValueError(
             f"the kernel {kernel!r} was given lists that do not fit its tensors: pass those that the forward pass made"
         )
+
+
+def repeated(kernel: str, names: tuple[str, ...], **arguments: Any) -> Callable[..., None]:
+    """`run` as a function of the tensors of these names, rows of a shape and a dtype; the others stay as they are.
+
+    What does not change between calls is packed once. The arguments are those of a call whose tensors are like those
+    to come.
+
+    Raises:
+        ValueError: from the function, for a tensor of another shape or dtype.
+    """
+    held: list[Any] = []
+    structure, like = structure_of(kernel), [(arguments[name].shape, arguments[name].dtype) for name in names]
+    packed = bytearray(structure.pack(arguments, held))
+    starts = [structure.offsets[name] for name in names]
+    function = getattr(library(), f"subquad_{kernel}")
+    size = function(bytes(packed), None) + ALIGNMENT
+    others = [each for name, each in arguments.items() if name not in names]  # whose memory the kernel reads or writes
+
+    def run(*tensors: Tensor) -> None:
+        buffer, copies = packed.copy(), []
+        for x, start, (shape, dtype) in zip(tensors, starts, like, strict=True):
+            if x.shape != shape or x.dtype != dtype:
+                raise ValueError(
+                    f"{kernel!r} was prepared for {tuple(shape)} of {dtype}, not {tuple(x.shape)} of {x.dtype}"
+                )
+            batch, head, token, element = x.stride()
+            if element != 1:
+                x = x.contiguous()
+                copies.append(x)
+                batch, head, token, _ = x.stride()
+            ROWS.pack_into(buffer, start, x.data_ptr(), batch, head, token)
+        workspace = torch.empty(size, dtype=torch.uint8, device="cpu")
+        function(bytes(buffer), -(-workspace.data_ptr() // ALIGNMENT) * ALIGNMENT)
+
+    run.held = held, others  # type: ignore[attr-defined]
+    return run
 
 
 @cache

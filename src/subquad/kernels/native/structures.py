@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}  # as in layout.hpp
+ROWS = struct.Struct("=Q3q")  # an address, and the strides of the first three of four axes
 _NUMBERS = {"int64": "q", "int32": "i"}
 _ELEMENTS = {"bool": torch.bool, "int32": torch.int32, "int64": torch.int64}
 _ELEMENTS |= {"float32": torch.float32, "float64": torch.float64}
@@ -41,7 +42,8 @@ class Structure:
     """One structure, from the library's description: its bytes, and each field's name, kind and offset."""
 
     def __init__(self, name: str, described: Mapping[str, list[Any]]):
-        self.name, self.fields, self.format, end = name, [], "=", 0
+        self.name, self.fields, self.format, end = name, list[Field](), "=", 0
+        self.offsets = {field: offset for field, _, offset in described[name][1:]}
         size, *fields = described[name]
         for field, kind, offset in fields:
             self.fields.append(_field(field, kind, described))
@@ -88,7 +90,7 @@ def _field(name: str, kind: str, described: Mapping[str, list[Any]]) -> Field:
     if kind == "dtype":
         return Field(name, "i", lambda x, to: to.numbers.append(DTYPES[x]))
     if kind in ("rows", "rows out"):
-        return Field(name, "Q3q", _rows if kind == "rows" else _rows_out)
+        return Field(name, ROWS.format[1:], _rows if kind == "rows" else _rows_out)
     type_name, _, pointed = kind.partition(" ") if kind.endswith(" list") else kind.partition("*")
     if pointed == "list":
         return Field(name, "Qq", _list_of(Structure(type_name, described)))

@@ -22,12 +22,12 @@ from subquad.kernels import native
 from subquad.kernels.attention.blockwise.partial import fused_partial, is_fused, is_fused_on_gpu
 from subquad.kernels.attention.exact.op import exact_partial
 from subquad.kernels.attention.softmax import visible_logsumexp
-from subquad.kernels.attention.steps.op import MOST_QUERIES, attend_few
+from subquad.kernels.attention.steps.op import MOST_QUERIES, attend_few, prepare_few
 from subquad.kernels.precision import upcast
 from subquad.kernels.tokens.heads import repeat_heads
 from subquad.kernels.tokens.padding import cleared_inputs
 from subquad.kernels.transforms import exact_attention
-from subquad.methods.core.call import Call, Partial
+from subquad.methods.core.call import Attention, Call, Partial
 
 QUERIES, PAIRS = 16, 2**12  # with fewer, a call of SDPA is cheaper (`benchmarks/exact_kernel.py` times longer ones)
 # Fewer keys for up to 32 queries, in fp32 and in 16 bits: a call of SDPA is cheaper.
@@ -37,23 +37,28 @@ CHUNK = 2**22  # logits of a head that are in memory at a time
 
 def sdpa(query: Tensor, key: Tensor, value: Tensor, call: Call) -> Tensor:
     """Exact attention by the cheapest SDPA call that expresses the mask. Queries that see no key get 0."""
+    options, blind = _sdpa_options(query, key, call)
+    out = exact_attention(query, key, value, **options)
+    return out if blind is None else out.masked_fill(blind, 0.0)
+
+
+def _sdpa_options(query: Tensor, key: Tensor, call: Call) -> tuple[dict[str, Any], Tensor | None]:
+    """The options of SDPA, and which queries see no key (None: each sees one)."""
     mask, bias, gqa = call.mask, call.bias, False
     if query.shape[1] != key.shape[1]:  # a branch: where the number of heads is symbolic, SDPA allows no comparison
         gqa = True
-    exact = partial(exact_attention, scale=call.scale, dropout_p=call.dropout_p, enable_gqa=gqa)
+    options: dict[str, Any] = {"scale": call.scale, "dropout_p": call.dropout_p, "enable_gqa": gqa}
     if mask.only_causal and bias is None and call.scale > 0:  # torch hides keys before it scales: −∞·0 is NaN
-        return exact(query, key, value, is_causal=True)
+        return options | {"is_causal": True}, None
     visible = mask.visible(query.shape[2], key.shape[2], query.device)
     if visible is None:
-        bias = None if bias is None else bias.to(query.dtype)
-        return exact(query, key, value, attn_mask=bias)
-    sees_any = visible.any(-1, keepdim=True)
+        return options | {"attn_mask": None if bias is None else bias.to(query.dtype)}, None
+    blind = ~visible.any(-1, keepdim=True)
     # A row without a visible key is NaN in some SDPA kernels: let it see all, then make it 0.
-    attn_mask = visible | ~sees_any
+    attn_mask = visible | blind
     if bias is not None:
         attn_mask = bias.to(query.dtype).masked_fill(~attn_mask, -torch.inf)
-    out = exact(query, key, value, attn_mask=attn_mask)
-    return out.masked_fill(~sees_any, 0.0)
+    return options | {"attn_mask": attn_mask}, blind
 
 
 def exact(query: Tensor, key: Tensor, value: Tensor, call: Call) -> Partial:
@@ -76,6 +81,29 @@ def exact(query: Tensor, key: Tensor, value: Tensor, call: Call) -> Partial:
         return fused_partial(query, key, value, allowed, causal=causal, scale=call.scale)
     parts = [visible_logsumexp(logits, visible) for logits, visible in logits_of(query, key, call)]
     return sdpa(query, key, value, call), torch.cat(parts, dim=2)
+
+
+def prepare_exact(query: Tensor, key: Tensor, value: Tensor, call: Call) -> Attention:
+    """`exact` as a function of tensors like these, whose numbers alone differ: all else is computed here, once.
+
+    No tensor is to be differentiated, and the call does not want the log-sum-exp.
+    """
+    few = few_arguments(query, key, value, call) if _few_pay(query, key, call) else None
+    attention = None if few is None else prepare_few(*few[0], **few[1])
+    if attention is not None:
+        return attention
+    padded = call.mask.key_padding(key.shape[2]) is not None or call.mask.query_padding(query.shape[2]) is not None
+    if padded or sdpa_instead(query, key, value, call) is None:
+        return lambda query, key, value: exact(query, key, value, call)[0]
+    return prepare_sdpa(query, key, value, call)
+
+
+def prepare_sdpa(query: Tensor, key: Tensor, value: Tensor, call: Call) -> Attention:
+    """`sdpa` as a function of tensors like these, which are not to be differentiated."""
+    options, blind = _sdpa_options(query, key, call)
+    if blind is None:
+        return partial(exact_attention, **options)
+    return lambda query, key, value: exact_attention(query, key, value, **options).masked_fill(blind, 0.0)
 
 
 def sdpa_instead(query: Tensor, key: Tensor, value: Tensor, call: Call) -> str | None:

@@ -37,7 +37,7 @@ their own. An item of at most `block` tokens, with those of its cache, is exact,
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -95,6 +95,8 @@ class ByHalves(Method):
     last: int
     queries: str
 
+    attends_by: ClassVar[frozenset[str]] = Method.attends_by | {"attend_causally"}
+
     def attend_in_rectangle(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Partial:
         """Attention of the queries of a rectangle to its keys, of which padding may leave fewer."""
         return self.attend(query, key, value, call)
@@ -117,10 +119,8 @@ class ByHalves(Method):
 
     @property
     def exact_queries(self) -> int:
-        """The last queries, which are exact over all keys; 0 for a class with causal attention of its own."""
-        cls = type(self)
-        inherits = cls.attend_for is ByHalves.attend_for and cls.attend_causally is ByHalves.attend_causally
-        return self.last if inherits else 0
+        """The last queries, which are exact over all keys."""
+        return self.last
 
     def attend_for(self, mask: Mask) -> Attend:
         """`attend_causally` under a causal mask."""

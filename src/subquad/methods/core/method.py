@@ -17,7 +17,7 @@ from subquad.kernels.tokens.rotary import Rotary
 from subquad.masks import Mask
 from subquad.methods.core.auxiliary import AuxiliaryLoss
 from subquad.methods.core.bound_method import Bindable, BoundMethod
-from subquad.methods.core.call import Attend, Call, Partial, checked_shard
+from subquad.methods.core.call import Attend, Call, Partial, Prepare, checked_shard
 from subquad.methods.core.checks import (
     as_autocast,
     check_options,
@@ -28,7 +28,7 @@ from subquad.methods.core.checks import (
     without_autocast,
 )
 from subquad.methods.core.current_shard import in_use
-from subquad.methods.core.exact import exact
+from subquad.methods.core.exact import prepare_exact
 from subquad.methods.core.global_tokens import Keep, completed, inputs_of_residual, kept_tokens
 from subquad.methods.core.grammar import as_term
 from subquad.methods.core.heads import Heads
@@ -81,9 +81,13 @@ class Method(Settings, Bindable, AuxiliaryLoss, Recurrence):
     traits: ClassVar[Traits]
     onnx: ClassVar[OnnxSupport] = "no"  # when its ONNX programs of a dynamic length are right at every length
     following_length: ClassVar[tuple[str, ...]] = ()  # settings whose 0 is replaced by a root of the length
+    # The functions that `exact_queries` is about: a class that overrides one of them, and not it, has no exact queries.
+    attends_by: ClassVar[frozenset[str]] = frozenset({"__call__", "prepare", "run", "attend_partial", "attend_for"})
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
+        if "exact_queries" not in vars(cls) and vars(cls).keys() & cls.attends_by:
+            cls.exact_queries = 0  # type: ignore[assignment]
         if "name" in vars(cls) and cls.__module__.startswith("subquad.methods."):
             assert cls.name not in METHODS, f"there are two methods called {cls.name!r}"
             register(METHODS, cls)
@@ -116,12 +120,16 @@ class Method(Settings, Bindable, AuxiliaryLoss, Recurrence):
 
     @property
     def exact_queries(self) -> int:
-        """The most queries at the end of a causal call for which this method is `attend_exactly`; 0: none."""
+        """The most queries at the end of a causal call for which this method is exact attention; 0: none."""
         return 0
 
-    def attend_exactly(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Partial:
-        """Exact attention, of at most `exact_queries` queries. Padded queries are not set to 0."""
-        return exact(query, key, value, call)
+    @property
+    def prepare_exact(self) -> Prepare:
+        """What makes a function of exact attention, of at most `exact_queries` queries; padded ones are not set to 0.
+
+        Layers of which this is the same share what it makes.
+        """
+        return prepare_exact
 
     def sdpa_instead(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> str | None:
         """Why SDPA computes a prepared call in place of this method's own code; None if it does not."""

@@ -20,6 +20,7 @@ from torch import Tensor
 from subquad.attention import attention
 from subquad.core.errors import InputError
 from subquad.masks import Mask
+from subquad.methods import resolve
 from subquad.tools.bench.calls import DTYPES, hindrance, threads
 from subquad.tools.bench.checks import check_sizes
 from subquad.tools.bench.plans import resolved
@@ -36,7 +37,7 @@ from subquad.tools.runs.settings import BENCHED, FAST_EXACT, BenchSettings
 
 QUERIES = (1, 4, 16, 32)  # of each head: a token, drafts of assisted decoding, short chunks
 READ = "read"  # the name of the read in a round
-JOBS_VERSION = 1  # changes with what the results of jobs hold, so that a run of another version is not resumed
+JOBS_VERSION = 2  # changes with what the results of jobs hold, so that a run of another version is not resumed
 THOROUGH = Effort(seconds=0.6, least=3, enough=15)
 BRIEF = Effort(seconds=0.15, least=3, enough=5, precision=0.03)
 
@@ -50,6 +51,7 @@ class StepCall:
         gb_per_s: bytes of keys and values / the time.
         of_read: the time of the machine's own read of as many bytes / this one's, the median over rounds.
         error: ‖out − exact‖ / ‖exact‖ to fp64 on the same inputs.
+        sdpa_instead: why SDPA computes the call of `full:kernel=subquad`; None if the kernel does.
         reason: why it was not run.
     """
 
@@ -64,6 +66,7 @@ class StepCall:
     gb_per_s: float | None = None
     of_read: float | None = None
     error: float | None = None
+    sdpa_instead: str | None = None
     reason: str | None = None
 
 
@@ -91,6 +94,7 @@ def check(settings: BenchSettings) -> None:
         ("--plan", bool(settings.plans)),
         ("--passes", settings.passes != ("forward",)),
         ("--causal", settings.causal),
+        ("--call-limit", settings.call_limit != BenchSettings.call_limit),
     ):
         if value:
             raise InputError(f"{option} is given, but --steps measures forward passes of causal SDPA and {FAST_EXACT}")
@@ -153,6 +157,7 @@ class StepsBench(JobRun):
         numbers = torch.ones(read_bytes // 4, device=s.device)
         made: dict[str, Callable[[], Tensor]] = {EXACT: _sdpa(*inputs), FAST_EXACT: _subquad(*inputs)}
         rows = {name: StepCall(name, dtype, keys, queries) for name in made}
+        rows[FAST_EXACT].sdpa_instead = _sdpa_instead(*inputs)
         with threads(s.threads), torch.inference_mode(), machine.watched() as use:
             truth = _sdpa(*(x.double() for x in inputs))()
             for name, call in made.items():
@@ -222,6 +227,16 @@ def _sdpa(query: Tensor, key: Tensor, value: Tensor) -> Callable[[], Tensor]:
 
 def _subquad(query: Tensor, key: Tensor, value: Tensor) -> Callable[[], Tensor]:
     """Exact attention by subquad's kernel."""
+    return partial(attention, query, key, value, method=FAST_EXACT, **_options(query, key))
+
+
+def _sdpa_instead(query: Tensor, key: Tensor, value: Tensor) -> str | None:
+    """Why SDPA computes the call of `_subquad`, and not subquad's kernel."""
+    method = resolve(FAST_EXACT)
+    return method.sdpa_instead(*method.prepare(query, key, value, **_options(query, key)))
+
+
+def _options(query: Tensor, key: Tensor) -> dict[str, Any]:
+    """The options of subquad's call: the queries are the last tokens of the keys."""
     mask = Mask.causal(offset=key.shape[2] - query.shape[2])
-    grouped = query.shape[1] != key.shape[1]
-    return partial(attention, query, key, value, method=FAST_EXACT, mask=mask, enable_gqa=grouped)
+    return {"mask": mask, "enable_gqa": query.shape[1] != key.shape[1]}

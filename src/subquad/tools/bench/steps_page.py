@@ -18,7 +18,7 @@ def text(report: Mapping[str, Any]) -> Text:
 
 
 def markdown(report: Mapping[str, Any]) -> str:
-    """A table for each dtype, and below it why methods were not run."""
+    """A table for each dtype, and below it why methods were not run, or SDPA ran in their place."""
     s = report["settings"]
     parts = [
         "# Exact attention of few queries over a cache",
@@ -30,9 +30,9 @@ def markdown(report: Mapping[str, Any]) -> str:
     ]
     for dtype in dict.fromkeys(row["dtype"] for row in report["rows"]):
         rows = [row for row in report["rows"] if row["dtype"] == dtype]
-        reasons = dict.fromkeys((f"`{row['method']}`", row["reason"]) for row in rows if row["reason"])
+        reasons = dict.fromkeys((_name(row), row["reason"] or row["sdpa_instead"]) for row in rows)
         parts += [f"## {dtype}", rows_of([HEAD, *(_line(row) for row in rows if row["reason"] is None)])]
-        parts += [pairs_table(list(reasons))] if reasons else []
+        parts += [pairs_table(shown)] if (shown := [pair for pair in reasons if pair[1]]) else []
         speeds = {read["keys"]: f"{read['gb_per_s']:.1f} GB/s" for read in report["reads"] if read["dtype"] == dtype}
         parts.append(f"The read: {', '.join(f'{speed} at {keys:,} keys' for keys, speed in speeds.items())}.")
     message = report["noise"]["says"]
@@ -42,9 +42,13 @@ def markdown(report: Mapping[str, Any]) -> str:
     return "\n\n".join([*parts, "## Machine", pairs_table(machine), "## Command", fenced(report["command"])]) + "\n"
 
 
+def _name(row: Mapping[str, Any]) -> str:
+    return f"`{row['method']}`" + (", by SDPA" if row["sdpa_instead"] else "")
+
+
 def _line(row: Mapping[str, Any]) -> list[str]:
     return [
-        f"`{row['method']}`",
+        _name(row),
         f"{row['keys']:,}",
         str(row["queries"]),
         f"{row['ms']:.3f}",

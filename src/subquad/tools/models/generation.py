@@ -145,8 +145,8 @@ class Prompts:
 
     @contextmanager
     def forgetting(self) -> Iterator[None]:
-        """Let the cache be as it was after the block. No tensor is copied: steps make new ones, or use spare room."""
-        before = [dict(vars(layer)) for layer in self.cache.layers]
+        """Let the cache be as it was after the block. Keys and values are not copied: steps add to them elsewhere."""
+        before = [_state_of(layer) for layer in self.cache.layers]
         try:
             yield
         finally:
@@ -223,6 +223,20 @@ def _left_padded(pretrained: Pretrained, items: Sequence[Sequence[int]]) -> tupl
         for name in ("input_ids", "attention_mask")
     )
     return ids, mask
+
+
+def _state_of(layer: Any) -> dict[str, Any]:
+    """The attributes of a layer of a cache, which do not change with it.
+
+    Steps change states of a fixed size in place, and dicts of them, as in layers of linear attention and convolutions.
+    """
+    return {name: _kept(each) for name, each in vars(layer).items()}
+
+
+def _kept(attribute: Any) -> Any:
+    if isinstance(attribute, dict):
+        return {key: each.clone() if isinstance(each, Tensor) else each for key, each in attribute.items()}
+    return attribute.clone() if isinstance(attribute, Tensor) and attribute.ndim == 0 else attribute
 
 
 def _bytes_of(cache: Any) -> int:

@@ -18,8 +18,8 @@ class WithoutAttention(Full):
 
     name: ClassVar[str] = WITHOUT
 
-    def attend_exactly(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Partial:
-        """Zeros, also in steps on a cache."""
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Partial:
+        """Zeros."""
         out = value.new_zeros(*query.shape[:3], value.shape[3])
         return out, out.new_zeros(query.shape[:3]) if call.wants_lse else None
 

@@ -1,5 +1,6 @@
 """Exact attention of a few queries in compiled code, in fp32, bf16 or fp16."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -28,6 +29,26 @@ def refusal(x: Any) -> str | None:
 @steps_forward.on("cpu")
 def forward(outputs: tuple[Tensor, Tensor], x: Any) -> None:
     """The output and its log-sum-exp."""
+    interface.run("steps_forward", **_arguments(outputs, x))
+
+
+@steps_forward.prepared_on("cpu")
+def prepare(x: Any) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
+    """The output of calls of these shapes."""
+    (B, H, N, _), E = x.query.shape, x.value.shape[3]
+    outputs = steps_forward.outputs(x)
+    run = interface.repeated("steps_forward", ("query", "key", "value", "out"), **_arguments(outputs, x))
+
+    def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        out = query.new_empty(B, N, H, E).transpose(1, 2)
+        run(query, key, value, out)
+        return out
+
+    return attend
+
+
+def _arguments(outputs: tuple[Tensor, Tensor], x: Any) -> dict[str, Any]:
+    """What the kernel reads and writes, checked."""
     (B, H, N, D), (_, G, M, E), dtype = x.query.shape, x.value.shape, x.query.dtype
     interface.check(
         "steps_forward",
@@ -38,12 +59,11 @@ def forward(outputs: tuple[Tensor, Tensor], x: Any) -> None:
         offsets=(x.offsets, torch.int64, (B,)),
     )
     out, lse = outputs
-    products = B * M * (D + E) * (H * N + READ * G)
-    interface.run(
-        "steps_forward",
+    return {
         **{"B": B, "H": H, "G": G, "N": N, "M": M, "D": D, "E": E, "dtype": dtype, "scale": x.scale},
         **{"causal": x.causal, "offset": x.offset, "window": -1 if x.window is None else x.window},
-        **{"softcap": x.softcap or 0.0, "threads": interface.threads(products)},
+        "softcap": x.softcap or 0.0,
+        "threads": interface.threads(B * M * (D + E) * (H * N + READ * G)),
         **{"query": x.query, "key": x.key, "value": x.value, "out": out, "lse": lse},
         **{"query_valid": x.valid_queries, "key_valid": x.valid, "offsets": x.offsets},
-    )
+    }

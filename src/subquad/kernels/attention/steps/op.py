@@ -1,5 +1,6 @@
 """The op `attend_few`."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -19,6 +20,19 @@ def run(backend: str, x: Any) -> tuple[Tensor, Tensor]:
     """Run on a compiled backend."""
     options = x.valid, x.valid_queries, x.offsets, x.causal, x.offset, x.scale, x.window, x.softcap
     return steps_forward.run(backend, x.query, x.key, x.value, *options)
+
+
+def prepare_few(*args: Any, **kwargs: Any) -> Callable[[Tensor, Tensor, Tensor], Tensor] | None:
+    """The outputs of `attend_few` as a function of query, key and value; all other arguments are those of this call.
+
+    Their shapes and dtypes are those of this call too. None if no compiled backend runs it.
+    """
+    x = attend_few.arguments(*args, **kwargs)
+    backend = attend_few.backend_of(x)
+    if backend is None or backend == "reference":
+        return None
+    inputs = steps_forward.arguments(**{name: getattr(x, name) for name in steps_forward.arguments._fields})
+    return steps_forward.prepare(backend, inputs, "query", "key", "value")
 
 
 @attend_few.operator(
