@@ -20,7 +20,7 @@ from subquad.hf.call_checks import NO_WEIGHTS
 from subquad.hf.exact import attend_with_weights
 from subquad.hf.layer_masks import decoded, mask_of, mask_of_new
 from subquad.hf.layers import NAME, STATE_MARK, Attached
-from subquad.hf.mask_encoding import encode
+from subquad.hf.mask_encoding import encode, filled_slots, of_filled
 from subquad.hf.passes import MARK, NOW
 from subquad.hf.patterns import CAUSAL, EVERYTHING, LayerPattern, read_pattern
 from subquad.hf.saved import SAVED_AS
@@ -158,6 +158,10 @@ def attend(
     if state is not None:
         extra_terms = position_bias is not None or bool(dropout)
         return _advance(state, layer, query, key, value, attention_mask, causal, scaling, extra_terms), None
+    filled = filled_slots(attention_mask)
+    if filled is not None:
+        key, value, attention_mask = key[:, :, :filled], value[:, :, :filled], of_filled(attention_mask, filled)
+        position_bias = None if position_bias is None else position_bias[..., :filled]
     encoded = decoded(layer, attention_mask, query, key.shape[2], causal)
     if sequence is not None and encoded.read:
         raise ValueError(

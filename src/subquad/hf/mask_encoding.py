@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from subquad.core.readable import can_be_read
+from subquad.kernels.transforms import transform
 from subquad.masks.sdpa import IsBias, IsNoPattern, read_mask, read_segments
 
 ALMOST_NOTHING = -1e4  # additive masks hide a key by at least so much
@@ -71,6 +72,25 @@ def encode(
     else:
         hidden = valid.to(torch.int8) if causal else valid
     return hidden.expand(batch, -1)[:, None, None, :]
+
+
+def filled_slots(mask: Tensor | None) -> int | None:
+    """How many slots of a static cache are filled, which come first; None if all are, or if it cannot be read.
+
+    On a GPU it is not read, because the GPU would have to finish its work first.
+    """
+    if mask is None or mask.dtype != torch.int16 or mask.ndim != 4 or not mask.is_cpu:
+        return None
+    if torch.compiler.is_compiling() or transform() is not None or not can_be_read(mask):
+        return None
+    filled = int((mask[0, 0, 0] >= 0).sum())
+    return None if filled == mask.shape[3] else filled
+
+
+def of_filled(mask: Tensor, filled: int) -> Tensor:
+    """The mask without the slots of a static cache that are not filled: that of a cache without such slots."""
+    valid = mask[..., :filled].to(torch.int8)
+    return torch.empty(1, 1, 1, 0, dtype=torch.int8, device=mask.device) if bool(valid.all()) else valid
 
 
 def decode(mask: Tensor | None, N: int, M: int, *, causal: bool, label: str, batch: int | None = None) -> DecodedMask:
