@@ -18,6 +18,7 @@ from subquad.tools.compare.report import report_of
 from subquad.tools.compare.run import measure, prepare
 from subquad.tools.compare.tables import rich_table
 from subquad.tools.models import pretrained
+from subquad.tools.models.generation import prompt_tokens
 from subquad.tools.plan.prepared import prepare as prepare_plan
 from subquad.tools.plan.run import make
 from subquad.tools.runs.jobs import silent
@@ -85,7 +86,8 @@ def test_all_lengths_past_the_own_positions_are_read_by_the_same_extension(setti
     assert sq.hf.rotary_limit(longer.model) == REACH
     assert comparison._model_for(48, "fp32").model is comparison.pretrained.model
     assert comparison.new_tokens_after(48) == 9
-    assert comparison.new_tokens_after(60) == 0  # it would cross the own positions on its cache
+    # A request whose prompt fits the own positions stays within them, as its cache cannot change them.
+    assert [prompt_tokens(comparison.pretrained, length, 9) for length in (48, 60, LONG)] == [48, OWN - 9, LONG]
 
 
 def test_extend_without_lengths_adds_its_own(settings):
