@@ -7,12 +7,10 @@
 //
 //     ½ ‖xL − cL‖² − ½ ‖xL‖²  =  ½ cᵀ(Σ + ε)c − xᵀ(Σ + ε)c
 //
-// All rounds but the last are on a sample, every s-th query of the head. Variants that multiply pairs of bf16 round the
-// queries and (Σ + ε)c to bf16 for the products, if the queries are bf16.
+// Variants that multiply pairs of bf16 round x and (Σ + ε)c to bf16 for the products, if the queries are bf16.
 
 constexpr int64_t REFINE_BLOCK = 512;  // queries of a task
 constexpr int64_t REFINE_TILE = 64;    // queries of a product, a multiple of four
-constexpr int64_t SAMPLE = 16;         // queries of the sample for each cluster, as in the reference
 constexpr double JITTER = 1e-4;        // as in the reference
 
 // The space of one key head: Σ + ε (D,D') with rows of whole vectors, and the planes (D,64) that hash in it.
@@ -184,12 +182,13 @@ static void nearest_means(const float *scores, const float *halves, int64_t coun
   }
 }
 
-// Codes of the rows [first, end), `row` numbers apart, multiplied by the planes of a space.
-static void hash_rows(const float *rows, int64_t row, int64_t first, int64_t end, int64_t D, const float *planes,
-                      float *products, uint64_t *codes) {
+// Codes of the rows [first, end), multiplied by the planes of a space.
+static void hash_rows(const float *rows, int64_t first, int64_t end, int64_t D, const float *planes, float *products,
+                      uint64_t *codes) {
+  const int64_t wide = round_up(D, W);
   for (; first < end; first += HASH_TILE) {
     const int64_t count = end - first < HASH_TILE ? end - first : HASH_TILE;
-    gemm(count, WORD, D, rows + first * row, row, 1, planes, WORD, products, WORD, false);
+    gemm(count, WORD, D, rows + first * wide, wide, 1, planes, WORD, products, WORD, false);
     pack_signs(products, count, codes + first);
   }
 }
@@ -220,55 +219,48 @@ static int64_t clusters_of(const QueryClusters &a, int64_t b) {
   return a.counts[b] > 1 ? a.counts[b] : 1;
 }
 
-// Every how many queries the sample has one.
-static int64_t stride_of(int64_t queries, int64_t C, int64_t refine) {
-  const int64_t stride = queries / (SAMPLE * C);
-  return refine == 0 || stride < 1 ? 1 : stride;
-}
-
 // Labels of one head's valid queries, by rank. `threads` > 1 splits the sequence.
 template <class T>
 static void cluster_queries(const QueryClusters &a, int64_t b, int64_t h, const Positions &queries, const Space &space,
                             const RefineScratch<Number<T>> &own, const Pieces<float> &scores,
                             const KmeansScratch &kmeans, int threads, int thread, uint64_t *codes, int32_t *labels) {
   const int64_t n = queries.count, C = clusters_of(a, b), D = a.D, lanes = round_up(C, W), wide = round_up(D, W);
-  const int64_t stride = stride_of(n, C, a.refine), sampled = (n + stride - 1) / stride, steps = steps_of<Number<T>>(D);
-  auto in_blocks = [&](int64_t rows, auto &&run) {
-    parallel_for(threads, (rows + REFINE_BLOCK - 1) / REFINE_BLOCK, [&](int64_t block, int of_team) {
-      const int64_t first = block * REFINE_BLOCK, end = first + REFINE_BLOCK < rows ? first + REFINE_BLOCK : rows;
+  const int64_t steps = steps_of<Number<T>>(D);
+  const Positions ranks{nullptr, n};
+  auto in_blocks = [&](auto &&run) {
+    parallel_for(threads, (n + REFINE_BLOCK - 1) / REFINE_BLOCK, [&](int64_t block, int of_team) {
+      const int64_t first = block * REFINE_BLOCK, end = first + REFINE_BLOCK < n ? first + REFINE_BLOCK : n;
       run(first, end, scores[threads > 1 ? of_team : thread]);
     });
   };
   if (n > C) {
     scaled_rows<T>(a.query, b, h, queries, D, own.mean, own.rows, wide);
-    in_blocks(sampled, [&](int64_t first, int64_t end, float *products) {
-      hash_rows(own.rows, stride * wide, first, end, D, space.planes, products, codes);
+    in_blocks([&](int64_t first, int64_t end, float *products) {
+      hash_rows(own.rows, first, end, D, space.planes, products, codes);
     });
   }
-  kmeans_head(codes, sampled, C, a.iterations, kmeans, threads, thread, labels);
+  kmeans_head(codes, n, C, a.iterations, kmeans, threads, thread, labels);
   if (n <= C) return;
   if constexpr (Factor<T>::PAIRED)
-    in_blocks(a.refine ? n : 0, [&](int64_t first, int64_t end, float *) {
+    in_blocks([&](int64_t first, int64_t end, float *) {
       for (int64_t i = first; i < end; i++) round_row(own.rows + i * wide, D, own.factors + i * own.row, steps);
     });
   zero(own.means + C * wide, (lanes - C) * wide);
   for (int64_t round = 0; round < a.refine; round++) {
-    sort_by_label(labels, Positions{nullptr, sampled}, C, own.order, own.offsets);
+    sort_by_label(labels, ranks, C, own.order, own.offsets);
     parallel_for(threads, C, [&](int64_t c, int) {
       const int64_t size = own.offsets[c + 1] - own.offsets[c];
       float *mean = own.means + c * wide;
       zero(mean, wide);
       for (int64_t i = own.offsets[c]; i < own.offsets[c + 1]; i++)
-        for (int64_t d = 0; d < wide; d++) mean[d] += own.rows[own.order[i] * stride * wide + d];
+        for (int64_t d = 0; d < wide; d++) mean[d] += own.rows[own.order[i] * wide + d];
       for (int64_t d = 0; d < wide; d++) mean[d] /= size > 0 ? (float)size : 1.0f;
     });
     measure_means(D, C, space, own);
-    const bool last = round + 1 == a.refine;
-    const int64_t row = last ? own.row : own.row * stride;
-    in_blocks(last ? n : sampled, [&](int64_t first, int64_t end, float *products) {
+    in_blocks([&](int64_t first, int64_t end, float *products) {
       for (; first < end; first += REFINE_TILE) {
         const int64_t count = end - first < REFINE_TILE ? end - first : REFINE_TILE;
-        gemm(count, lanes, steps, own.factors + first * row, row, 1, own.directions, lanes, products, lanes, false);
+        gemm(count, lanes, steps, own.factors + first * own.row, own.row, 1, own.directions, lanes, products, lanes, false);
         nearest_means(products, own.halves, count, lanes, labels + first);
       }
     });

@@ -9,11 +9,9 @@ from subquad.kernels.selection.hashing.op import hash_codes
 from subquad.kernels.selection.hashing.reference import centred
 from subquad.kernels.selection.kmeans.op import hamming_kmeans
 from subquad.kernels.selection.kmeans.reference import hamming_kmeans as kmeans_of_counts
-from subquad.kernels.selection.kmeans.reference import ranks_and_counts
 from subquad.kernels.tokens.heads import repeat_heads
 from subquad.kernels.transforms import in_onnx_export
 
-SAMPLE = 16  # queries of the sample for each cluster
 JITTER = 1e-4  # share of the mean variance that is added to each, so that the covariance has a Cholesky factor
 
 
@@ -34,8 +32,7 @@ def query_clusters(
     """K-means of the queries, head by head: labels in [0, clusters), and `clusters` for padding.
 
     `iterations` of Lloyd's algorithm on sign hashes of `bits` bits (`hash_codes`, `hamming_kmeans`), then `refine`
-    rounds on the vectors themselves: means of the clusters, then each query to the nearest mean. With `refine`, all
-    rounds but the last are on a sample, every s-th query of an item, which has at least SAMPLE queries for each cluster.
+    rounds on the vectors themselves: means of the clusters, then each query to the nearest mean.
 
     `space` is what is clustered: "queries" q − mean q, or "logits" (q − mean q) L with L Lᵀ = Σ + ε, where Σ is the
     covariance of the item's keys. Two queries attend alike where q·Kᵀ is alike, up to what all keys have in common,
@@ -51,30 +48,19 @@ def query_clusters(
     if space == "logits":
         mapped = mapped @ repeat_heads(logit_factor(key, key_valid), query.shape[1])
     codes = hash_codes(mapped, bits, seed)
-    few = clusters if counts is None else counts
-    sample = sampled(query, query_valid, few) if refine else query_valid
     if counts is None:
-        labels = hamming_kmeans(codes, sample, clusters, bits, iterations)
+        labels = hamming_kmeans(codes, query_valid, clusters, bits, iterations)
     else:
-        labels = kmeans_of_counts(codes, sample, clusters, bits, iterations, counts)
+        labels = kmeans_of_counts(codes, query_valid, clusters, bits, iterations, counts)
     if not in_onnx_export() and clusters >= query.shape[2]:  # each query is its own cluster
         return labels
+    few = clusters if counts is None else counts
     alone = _at_most(few, query_valid)
-    for number in range(refine):
-        among = query_valid if number == refine - 1 else sample
+    for _ in range(refine):
         nearest = nearest_mean(mapped, labels, clusters)
-        nearest = nearest if among is None else torch.where(among[:, None], nearest, clusters)
+        nearest = nearest if query_valid is None else torch.where(query_valid[:, None], nearest, clusters)
         labels = nearest if alone is None else torch.where(alone, labels, nearest)
     return labels
-
-
-def sampled(query: Float[Tensor, "B H N D"], valid: Bool[Tensor, "B N"] | None, few: int | Tensor) -> Bool[Tensor, "B N"]:
-    """Every s-th real query of each item, with s = ⌊queries / (SAMPLE · clusters)⌋, at least 1."""
-    B, _, N, _ = query.shape
-    rank, count = ranks_and_counts(valid, B, N, query.device)
-    stride = (count // (SAMPLE * few)).clamp(min=1)[:, None]
-    chosen = rank % stride == 0
-    return chosen if valid is None else chosen & valid
 
 
 def logit_factor(key: Float[Tensor, "B G M D"], valid: Bool[Tensor, "B M"] | None) -> Float[Tensor, "B G D D"]:

@@ -21,7 +21,7 @@ import triton.language as tl
 from torch import Tensor
 
 from subquad.kernels.selection.clusters.op import cluster_labels, query_clusters
-from subquad.kernels.selection.clusters.reference import JITTER, SAMPLE, sampled
+from subquad.kernels.selection.clusters.reference import JITTER
 from subquad.kernels.selection.hashing.triton import SLICE, Projected, planes_of, sign_hash
 from subquad.kernels.selection.kmeans.triton import KMeansItems, fill_labels, refusal_of_sizes, settled
 from subquad.kernels.triton import refusal_of
@@ -54,20 +54,10 @@ def compute(labels: Tensor, x: Any) -> None:
         of_queries, planes = moments(query, x.query_valid), planes_of(x.seed, x.bits, width, query.device)
     codes = torch.empty_like(labels)
     sign_hash(codes, x.query_valid, Projected(query, planes, of_queries))
-    sample = sample_items(x, items, labels)
-    fill_labels(labels, codes, sample, x.iterations)
+    fill_labels(labels, codes, items, x.iterations)
     if x.clusters < query.shape[2]:  # else each query is its own cluster
-        for number in range(x.refine):
-            move(labels, query, of_queries, metric, items if number == x.refine - 1 else sample)
-
-
-def sample_items(x: Any, items: KMeansItems, labels: Tensor) -> KMeansItems:
-    """The items with the sample's queries alone, where any has one."""
-    few = x.clusters if x.counts is None else 1
-    if x.refine == 0 or x.query.shape[2] < 2 * SAMPLE * few:
-        return items
-    sample = sampled(x.query, x.query_valid, x.clusters if x.counts is None else x.counts)
-    return KMeansItems.make(sample, x.counts, x.clusters, labels)
+        for _ in range(x.refine):
+            move(labels, query, of_queries, metric, items)
 
 
 def move(labels: Tensor, query: Tensor, of_queries: Moments, metric: Tensor | None, items: KMeansItems) -> None:
