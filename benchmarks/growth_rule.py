@@ -8,18 +8,20 @@ compared with those of subquad's exact kernel in bf16. Times are processor times
 the time that passes.
 """
 
+import math
 import statistics
 import time
-from dataclasses import replace
-from typing import Any, NamedTuple
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, NamedTuple
 
 import decoder_passages
 import sheet
 import torch
 from decoder_passages import MODEL, Passage
-from decoder_rules import TailByRule
+from torch import Tensor
 
-from subquad.methods import Method
+from subquad.methods import ClusteredTail, Method
+from subquad.methods.core.method import Call, Partial, number
 from subquad.tools.models.next_tokens import NextTokens, Prefill, differences, next_of, one_of_each, summed
 from subquad.tools.models.pretrained import Pretrained, load, running
 
@@ -36,9 +38,40 @@ half, and each quarter of the passage.
 Same top token and perplexity are of the second half.
 Time is the processor time of the prefill over that of `{exact}`, the median of the passages."""
 
-DEFAULT = TailByRule()
+
+
+@dataclass(frozen=True)
+class TailByPowers(ClusteredTail):
+    """`clustered-tail` by halves with clusters·(n/1024)^of_clusters clusters and topk·(m/1024)^of_topk top keys."""
+
+    of_clusters: float = number(0.5, least=0.0)
+    of_topk: float = number(0.5, least=0.0)
+
+    name: ClassVar[str] = "tail-by-powers"
+
+    def attend_in_rectangle(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Partial:
+        clusters = math.ceil(self.clusters * (query.shape[2] / 1024) ** self.of_clusters)
+        topk = math.ceil(self.topk * (key.shape[2] / 1024) ** self.of_topk)
+        return replace(self, clusters=clusters, topk=topk).attend(query, key, value, call)
+
+
+ROOTS = TailByPowers(clusters=32, topk=181)
 RULES: dict[str, Method] = {
-    "default": DEFAULT,
+    "default: n^¾/√32 clusters, m^¾ keys": ClusteredTail(),
+    "n^¾/4, m^¾": replace(ROOTS, clusters=46, of_clusters=0.75, of_topk=0.75),
+    "n^¾/√32, √(32m)": replace(ROOTS, of_clusters=0.75),
+    "n^¾/4, √(32m)": replace(ROOTS, clusters=46, of_clusters=0.75),
+    "√n clusters, √(32m) keys": ROOTS,
+    "2√n, √(32m)": replace(ROOTS, clusters=64),
+    "n/32, √(32m)": replace(ROOTS, of_clusters=1.0),
+    "2√n, 181·(m/1024)^0.7": replace(ROOTS, clusters=64, of_topk=0.7),
+    "2.8√n, 181·(m/1024)^0.7": replace(ROOTS, clusters=90, of_topk=0.7),
+    "4√n, 181·(m/1024)^0.7": replace(ROOTS, clusters=128, of_topk=0.7),
+    "n/32, 181·(m/1024)^0.7": replace(ROOTS, clusters=32, of_clusters=1.0, of_topk=0.7),
+    "n/16, 181·(m/1024)^0.7": replace(ROOTS, clusters=64, of_clusters=1.0, of_topk=0.7),
+    "2.8√n, 181·(m/1024)^0.7, blocks of 2,048": replace(ROOTS, clusters=90, of_topk=0.7, block=2048),
+    "default, 64 cells": ClusteredTail(cells=64),
+    "default, three rounds of k-means": ClusteredTail(refine=3),
 }
 
 
