@@ -33,11 +33,10 @@ HEAD = ("rule", "KL", "quarters", "same top token", "perplexity", "time")
 ABOUT = """\
 SmolLM2-135M-Instruct, every layer, bf16, beside `{exact}` in bf16 (row "exact"), {passages} of each length from two \
 novels; beyond 8,192 tokens with YaRN.
-KL is that of next-token distributions, exact ‖ method, in nats, at {positions:,} evenly spaced positions: their second \
-half, and each quarter of the passage.
+KL is that of next-token distributions, exact ‖ method, in nats, at {positions:,} evenly spaced positions: over their \
+second half, and over each quarter.
 Same top token and perplexity are of the second half.
 Time is the processor time of the prefill over that of `{exact}`, the median of the passages."""
-
 
 
 @dataclass(frozen=True)

@@ -75,7 +75,7 @@ class ClusteredTail(ByHalves):
 
     Args:
         clusters: C, clusters of queries for each head. An item with no more queries is computed exactly. 0: √(2n),
-            rounded up, for an item of n queries.
+            rounded up, for an item of n queries; by halves as `OF_RECTANGLE` has it.
         topk: k, the keys of each cluster that its members attend to exactly. With `topk` ≥ number of keys the result is
             exact. 0: √(8m), rounded up, for an item of m keys.
         cells: X, centroids that represent the other keys; a query attends to k + X in all. With X = M: exact.
@@ -123,7 +123,8 @@ class ClusteredTail(ByHalves):
         by_values=True,
         exact_limit={"topk": "M"},
         example={"clusters": 5, "topk": 4, "cells": 3, "bits": 15, "iterations": 3, "block": 4, "last": 3},
-        complexity="O(C·M·D + N·(C·refine + K + X)·D) time, O(N + C·(K + X·D)) memory; C and K grow with √N by default, causal with N^¾",
+        complexity="O(C·M·D + N·(C·refine + K + X)·D) time, O(N + C·(K + X·D)) memory; "
+        "C and K grow with √N by default, causal with N^¾",
         source="extends Vyas et al. 2020",
         zeroes_padding=True,  # padded queries are in no cluster
         skips_padding=True,
