@@ -33,7 +33,7 @@ diagonal and in the last rows; covariances are not counted."""
 DEFAULT = TailByRule()
 VARIANT = TailOfVariant()
 GROUPS: dict[str, dict[str, TailByRule]] = {
-    "default": {"√n clusters, √(32m) keys, 32 cells, blocks of 1,024, 128 last rows": DEFAULT},
+    "default": {"n^¾/√32 clusters, m^¾ keys, 32 cells, blocks of 1,024, 128 last rows": DEFAULT},
     "sizes": {
         f"{clusters:g}√n clusters, {keys:g}√m keys": replace(DEFAULT, cluster_factor=clusters, topk_factor=keys)
         for clusters, keys in ((1.0, 2.83), (1.0, 4.0), (1.41, 4.0), (1.41, 5.66), (2.0, 4.0), (2.0, 5.66))

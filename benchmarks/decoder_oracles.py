@@ -145,7 +145,7 @@ def top_keys_of(block: int) -> int:
 
 
 METHODS: dict[str, Method] = {
-    "clustered-tail, √n clusters, √(32m) keys, 32 cells (default)": TailByRule(),
+    "clustered-tail, n^¾/√32 clusters, m^¾ keys, 32 cells (default)": TailByRule(),
     "clustered-tail, 1.41√n, 2.83√m, 32": TailByRule(cluster_factor=1.41, topk_factor=2.83),
     "clustered-tail, 2√n, 4√m, 32": TailByRule(cluster_factor=2.0, topk_factor=4.0),
     "clustered-tail, 3√n, 6√m, 64": TailByRule(cluster_factor=3.0, topk_factor=6.0, cells=64),

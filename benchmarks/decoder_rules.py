@@ -14,6 +14,7 @@ from subquad.kernels.selection.clusters.op import query_clusters
 from subquad.kernels.selection.groups import broadcast, group_mean
 from subquad.kernels.tokens.heads import repeat_heads
 from subquad.methods import ClusteredTail, ImprovedClustered
+from subquad.methods.clustered_tail import OF_RECTANGLE, by_length
 from subquad.methods.core.method import Call, Partial, choice, number, whole
 from subquad.methods.core.rectangles import rectangles_of
 
@@ -23,20 +24,25 @@ ROPE_BASE = 100_000.0  # of SmolLM2
 
 @dataclass(frozen=True)
 class TailByRule(ClusteredTail):
-    """`clustered-tail` by halves: cluster_factor·√n clusters, topk_factor·√m keys, and cells_factor·√m cells if set."""
+    """`clustered-tail` by halves: cluster_factor·√n clusters, topk_factor·√m keys and cells_factor·√m cells if set."""
 
-    cluster_factor: float = number(1.0, least=0.0)
-    topk_factor: float = number(math.sqrt(32), least=0.0)
+    cluster_factor: float = number(0.0, least=0.0)
+    topk_factor: float = number(0.0, least=0.0)
     cells_factor: float = number(0.0, least=0.0)
 
     name: ClassVar[str] = "tail-by-rule"
 
     def in_rectangle(self, queries: int, keys: int) -> ClusteredTail:
         """The method with the sizes of the rule in a rectangle without padding, as far as none is set."""
+        by_default = (
+            by_length(setting, growth, tokens, None)[0]
+            for setting, growth, tokens in zip((self.clusters, self.topk), OF_RECTANGLE, (queries, keys), strict=True)
+        )
+        clusters, topk = by_default
         return replace(
             self,
-            clusters=self.clusters or by_factor(self.cluster_factor, queries),
-            topk=self.topk or by_factor(self.topk_factor, keys),
+            clusters=self.clusters or by_factor(self.cluster_factor, queries) or clusters,
+            topk=self.topk or by_factor(self.topk_factor, keys) or topk,
             cells=by_factor(self.cells_factor, keys) or self.cells,
         )
 

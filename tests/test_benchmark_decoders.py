@@ -89,7 +89,7 @@ def test_the_best_blocks_of_an_oracle_have_most_weight_of_their_queries(oracles,
 
 
 def test_the_oracle_of_equal_keys_has_the_top_keys_of_all_rectangles_of_a_query(oracles):
-    assert [oracles.top_keys_of(block) for block in range(4)] == [0, 182, 256, 182 + 256]
+    assert [oracles.top_keys_of(block) for block in range(4)] == [0, 182, 305, 182 + 305]
 
 
 @pytest.mark.parametrize("queries", ["block", "rectangle"])

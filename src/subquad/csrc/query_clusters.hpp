@@ -6,6 +6,8 @@
 // No x L is formed. The hash multiplies x by the planes L·w, and with means c the nearest one has the smallest
 //
 //     ½ ‖xL − cL‖² − ½ ‖xL‖²  =  ½ cᵀ(Σ + ε)c − xᵀ(Σ + ε)c
+//
+// Variants that multiply pairs of bf16 round x and (Σ + ε)c to bf16 for the products, if the queries are bf16.
 
 constexpr int64_t REFINE_BLOCK = 512;  // queries of a task
 constexpr int64_t REFINE_TILE = 64;    // queries of a product, a multiple of four
@@ -104,24 +106,32 @@ static void space_of_queries(int64_t D, const float *planes, int64_t bits, const
   }
 }
 
-// What the rounds of one head need; a head in flight has one.
+// What the rounds of one head need; a head in flight has one. `Number` is what the products take.
+template <class Number>
 struct RefineScratch {
+  static constexpr bool PAIRED = __is_same(Number, Pair);
   float *rows;               // (N,D') the queries, centred and scaled
+  Number *factors;           // (N,F) the same, as products take them
   int32_t *order, *offsets;  // (N), (C+1)
   float *means;              // (C',D') of the rows; 0 for an empty cluster
   float *transposed;         // (D',C')
   float *mapped;             // (D,C') the metric times the means
+  Number *directions;        // (steps,C') the same, as products take them
   float *halves;             // (C') ½ cᵀ metric c; infinity for an empty cluster, which is nobody's nearest
   double *mean;              // (D)
+  int64_t row;               // F, numbers from one of the factors to the next
 
   RefineScratch(Arena &arena, int64_t N, int64_t C, int64_t D) {
-    const int64_t lanes = round_up(C, W), wide = round_up(D, W);
+    const int64_t lanes = round_up(C, W), wide = round_up(D, W), steps = steps_of<Number>(D);
     rows = arena.take<float>(N * wide);
+    row = PAIRED ? steps : wide;
+    factors = PAIRED ? arena.take<Number>(N * row) : (Number *)rows;
     order = arena.take<int32_t>(N);
     offsets = arena.take<int32_t>(C + 1);
     means = arena.take<float>(lanes * wide);
     transposed = arena.take<float>(wide * lanes);
     mapped = arena.take<float>(wide * lanes);
+    directions = PAIRED ? arena.take<Number>(steps * lanes) : (Number *)mapped;
     halves = arena.take<float>(lanes);
     mean = arena.take<double>(D);
   }
@@ -184,7 +194,8 @@ static void hash_rows(const float *rows, int64_t first, int64_t end, int64_t D, 
 }
 
 // The means of the clusters that the labels make, as the metric sees them.
-static void measure_means(int64_t D, int64_t C, const Space &space, const RefineScratch &own) {
+template <class Number>
+static void measure_means(int64_t D, int64_t C, const Space &space, const RefineScratch<Number> &own) {
   const int64_t lanes = round_up(C, W), wide = round_up(D, W);
   pack_transposed(own.means, lanes, D, wide, own.transposed, lanes);
   gemm(D, lanes, D, space.metric, wide, 1, own.transposed, lanes, own.mapped, lanes, false);
@@ -195,6 +206,12 @@ static void measure_means(int64_t D, int64_t C, const Space &space, const Refine
     const bool empty = c >= C || own.offsets[c] == own.offsets[c + 1];
     own.halves[c] = empty ? __builtin_inff() : own.halves[c] / 2;
   }
+  if constexpr (RefineScratch<Number>::PAIRED)
+    for (int64_t d = 0; d < D; d += 2)
+      for (int64_t c = 0; c < lanes; c += W) {
+        const float *low = own.mapped + d * lanes + c;
+        store(own.directions + d / 2 * lanes + c, paired(load(low), d + 1 < D ? load(low + lanes) : vf{}));
+      }
 }
 
 static int64_t clusters_of(const QueryClusters &a, int64_t b) {
@@ -205,9 +222,10 @@ static int64_t clusters_of(const QueryClusters &a, int64_t b) {
 // Labels of one head's valid queries, by rank. `threads` > 1 splits the sequence.
 template <class T>
 static void cluster_queries(const QueryClusters &a, int64_t b, int64_t h, const Positions &queries, const Space &space,
-                            const RefineScratch &own, const Pieces<float> &scores, const KmeansScratch &kmeans,
-                            int threads, int thread, uint64_t *codes, int32_t *labels) {
+                            const RefineScratch<Number<T>> &own, const Pieces<float> &scores,
+                            const KmeansScratch &kmeans, int threads, int thread, uint64_t *codes, int32_t *labels) {
   const int64_t n = queries.count, C = clusters_of(a, b), D = a.D, lanes = round_up(C, W), wide = round_up(D, W);
+  const int64_t steps = steps_of<Number<T>>(D);
   const Positions ranks{nullptr, n};
   auto in_blocks = [&](auto &&run) {
     parallel_for(threads, (n + REFINE_BLOCK - 1) / REFINE_BLOCK, [&](int64_t block, int of_team) {
@@ -223,6 +241,10 @@ static void cluster_queries(const QueryClusters &a, int64_t b, int64_t h, const 
   }
   kmeans_head(codes, n, C, a.iterations, kmeans, threads, thread, labels);
   if (n <= C) return;
+  if constexpr (Factor<T>::PAIRED)
+    in_blocks([&](int64_t first, int64_t end, float *) {
+      for (int64_t i = first; i < end; i++) round_row(own.rows + i * wide, D, own.factors + i * own.row, steps);
+    });
   zero(own.means + C * wide, (lanes - C) * wide);
   for (int64_t round = 0; round < a.refine; round++) {
     sort_by_label(labels, ranks, C, own.order, own.offsets);
@@ -238,7 +260,7 @@ static void cluster_queries(const QueryClusters &a, int64_t b, int64_t h, const 
     in_blocks([&](int64_t first, int64_t end, float *products) {
       for (; first < end; first += REFINE_TILE) {
         const int64_t count = end - first < REFINE_TILE ? end - first : REFINE_TILE;
-        gemm(count, lanes, D, own.rows + first * wide, wide, 1, own.mapped, lanes, products, lanes, false);
+        gemm(count, lanes, steps, own.factors + first * own.row, own.row, 1, own.directions, lanes, products, lanes, false);
         nearest_means(products, own.halves, count, lanes, labels + first);
       }
     });
@@ -257,7 +279,7 @@ static int64_t query_clusters_of(const QueryClusters &a, void *workspace) {
   const Pieces<float> metrics = arena.take_each<float>(spaces, Space::metric_size(a.D));
   const Pieces<float> planes = arena.take_each<float>(spaces, a.D * WORD);
   const PerThread<SpaceScratch> measuring(arena, a.threads, a.logits ? a.M : 0, a.D);
-  const PerThread<RefineScratch> refining(arena, a.threads, a.N, a.clusters, a.D);
+  const PerThread<RefineScratch<Number<T>>> refining(arena, a.threads, a.N, a.clusters, a.D);
   const int64_t lanes = round_up(a.clusters, W);
   const Pieces<float> scores = arena.take_each<float>(a.threads, REFINE_TILE * (lanes > WORD ? lanes : WORD));
   if (!arena.base) return arena.used;

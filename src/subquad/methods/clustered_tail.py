@@ -49,17 +49,24 @@ from subquad.methods.core.onnx import OnnxSupport
 from subquad.methods.core.residual import Residual
 
 
+class Growth(NamedTuple):
+    """A number that follows a length n: √(factor·n), or √(n·√n/divisor) where that is more, rounded up."""
+
+    factor: int
+    divisor: int = 0  # 0: √(factor·n) at any length
+
+
 class Factors(NamedTuple):
-    """How settings of 0 follow the length: √(clusters·n) clusters of n queries, √(topk·m) top keys out of m."""
+    """How settings of 0 follow the length: the clusters that of the queries, the top keys that of the keys."""
 
-    clusters: int
-    topk: int
+    clusters: Growth
+    topk: Growth
 
 
-OF_ITEM = Factors(clusters=2, topk=8)
+OF_ITEM = Factors(clusters=Growth(2), topk=Growth(8))
 # Twice the top keys: errors of a decoder's layers add up from token to token, and more keys are the cheapest way to
-# smaller ones.
-OF_RECTANGLE = Factors(clusters=1, topk=32)
+# smaller ones. From 1,024 tokens on, both grow with the power of ¾ (`benchmarks/growth_rule.py`).
+OF_RECTANGLE = Factors(clusters=Growth(1, 32), topk=Growth(32, 1))
 
 
 @dataclass(frozen=True)
@@ -68,7 +75,7 @@ class ClusteredTail(ByHalves):
 
     Args:
         clusters: C, clusters of queries for each head. An item with no more queries is computed exactly. 0: √(2n),
-            rounded up, for an item of n queries.
+            rounded up, for an item of n queries; by halves as `OF_RECTANGLE` has it.
         topk: k, the keys of each cluster that its members attend to exactly. With `topk` ≥ number of keys the result is
             exact. 0: √(8m), rounded up, for an item of m keys.
         cells: X, centroids that represent the other keys; a query attends to k + X in all. With X = M: exact.
@@ -116,7 +123,8 @@ class ClusteredTail(ByHalves):
         by_values=True,
         exact_limit={"topk": "M"},
         example={"clusters": 5, "topk": 4, "cells": 3, "bits": 15, "iterations": 3, "block": 4, "last": 3},
-        complexity="O(C·M·D + N·(C·refine + K + X)·D) time, O(N + C·(K + X·D)) memory; C and K grow with √N by default",
+        complexity="O(C·M·D + N·(C·refine + K + X)·D) time, O(N + C·(K + X·D)) memory; "
+        "C and K grow with √N by default, causal with N^¾",
         source="extends Vyas et al. 2020",
         zeroes_padding=True,  # padded queries are in no cluster
         skips_padding=True,
@@ -201,19 +209,35 @@ class ClusteredTail(ByHalves):
             )
 
 
-def by_length(setting: int, factor: int, tokens: int, lengths: Tensor | None) -> tuple[int, Tensor | None]:
-    """Replace a setting of 0 by √(factor·length), rounded up: the largest one, and for padded items one per item.
+def by_length(setting: int, growth: Growth, tokens: int, lengths: Tensor | None) -> tuple[int, Tensor | None]:
+    """Replace a setting of 0 by what the growth has at a length: the largest one, and for padded items one per item.
 
     Any other setting is what it is, at most one for each token.
     """
+    factor, divisor = growth
     if setting > 0:
         return torch.sym_min(setting, tokens), None
     if lengths is None:
-        return torch.sym_min(root(factor * tokens), tokens), None
-    most = torch.sym_min(torch.sym_int(torch.sym_sqrt(factor * tokens)) + 1, tokens)
-    return most, (factor * lengths).double().sqrt().ceil().long().clamp(min=1)
+        size = root(factor * tokens)
+        size = torch.sym_max(size, three_quarters(tokens, divisor)) if divisor else size
+        return torch.sym_min(size, tokens), None
+    most = torch.sym_int(torch.sym_sqrt(factor * tokens)) + 1
+    sizes = (factor * lengths).double().sqrt().ceil().long()
+    if divisor:
+        most = torch.sym_max(most, three_quarters(tokens, divisor))
+        lengths = lengths.double()
+        sizes = torch.maximum(sizes, ((lengths * lengths.sqrt() / divisor).sqrt() - ROUNDING).long() + 1)
+    return torch.sym_min(most, tokens), sizes.clamp(min=1)
 
 
 def root(n: int) -> int:
     """√n, rounded up; n may be symbolic, as Dynamo's lengths are, which `math.isqrt` does not take."""
     return torch.sym_int(torch.sym_sqrt(n - 1)) + 1
+
+
+ROUNDING = 2.0**-20  # of whole numbers in fp64
+
+
+def three_quarters(n: int, divisor: int) -> int:
+    """√(n·√n/divisor), rounded up; n may be symbolic, too."""
+    return torch.sym_int(torch.sym_sqrt(n * torch.sym_sqrt(n) / divisor) - ROUNDING) + 1

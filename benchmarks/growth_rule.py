@@ -1,0 +1,154 @@
+"""How clusters, top keys and cells of causal by halves should grow with the length, in a decoder.
+
+    python benchmarks/growth_rule.py [--data FOLDER] [--lengths 8192 16384] [--passages 3] [--out FILE.md]
+
+FOLDER holds gutenberg/; the default is the environment variable SUBQUAD_DATA. All runs are prefills of the whole model
+in bf16. Beyond its own positions, the model has YaRN's (Peng et al. 2023, arXiv 2309.00071), untrained. Next tokens are
+compared with those of subquad's exact kernel in bf16. Times are processor times, which other work disturbs less than
+the time that passes.
+"""
+
+import math
+import statistics
+import time
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, NamedTuple
+
+import decoder_passages
+import sheet
+import torch
+from decoder_passages import MODEL, Passage
+from torch import Tensor
+
+from subquad.methods import ClusteredTail, Method
+from subquad.methods.core.method import Call, Partial, number
+from subquad.tools.models.next_tokens import NextTokens, Prefill, differences, next_of, one_of_each, summed
+from subquad.tools.models.pretrained import Pretrained, load, running
+
+LENGTHS = (8192, 16384)
+EXACT = "full:kernel=subquad"
+PARTS = 4  # of a passage, whose next tokens are counted apart
+POSITIONS = 1024  # whose next tokens are compared, evenly spaced
+HEAD = ("rule", "KL", "quarters", "same top token", "perplexity", "time")
+ABOUT = """\
+SmolLM2-135M-Instruct, every layer, bf16, beside `{exact}` in bf16 (row "exact"), {passages} of each length from two \
+novels; beyond 8,192 tokens with YaRN.
+KL is that of next-token distributions, exact ‖ method, in nats, at {positions:,} evenly spaced positions: over their \
+second half, and over each quarter.
+Same top token and perplexity are of the second half.
+Time is the processor time of the prefill over that of `{exact}`, the median of the passages."""
+
+
+@dataclass(frozen=True)
+class TailByPowers(ClusteredTail):
+    """`clustered-tail` by halves with clusters·(n/1024)^of_clusters clusters and topk·(m/1024)^of_topk top keys."""
+
+    of_clusters: float = number(0.5, least=0.0)
+    of_topk: float = number(0.5, least=0.0)
+
+    name: ClassVar[str] = "tail-by-powers"
+
+    def attend_in_rectangle(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Partial:
+        clusters = math.ceil(self.clusters * (query.shape[2] / 1024) ** self.of_clusters)
+        topk = math.ceil(self.topk * (key.shape[2] / 1024) ** self.of_topk)
+        return replace(self, clusters=clusters, topk=topk).attend(query, key, value, call)
+
+
+ROOTS = TailByPowers(clusters=32, topk=181)
+RULES: dict[str, Method] = {
+    "default: n^¾/√32 clusters, m^¾ keys": ClusteredTail(),
+    "n^¾/4, m^¾": replace(ROOTS, clusters=46, of_clusters=0.75, of_topk=0.75),
+    "n^¾/√32, √(32m)": replace(ROOTS, of_clusters=0.75),
+    "n^¾/4, √(32m)": replace(ROOTS, clusters=46, of_clusters=0.75),
+    "√n clusters, √(32m) keys": ROOTS,
+    "2√n, √(32m)": replace(ROOTS, clusters=64),
+    "n/32, √(32m)": replace(ROOTS, of_clusters=1.0),
+    "2√n, 181·(m/1024)^0.7": replace(ROOTS, clusters=64, of_topk=0.7),
+    "2.8√n, 181·(m/1024)^0.7": replace(ROOTS, clusters=90, of_topk=0.7),
+    "4√n, 181·(m/1024)^0.7": replace(ROOTS, clusters=128, of_topk=0.7),
+    "n/32, 181·(m/1024)^0.7": replace(ROOTS, clusters=32, of_clusters=1.0, of_topk=0.7),
+    "n/16, 181·(m/1024)^0.7": replace(ROOTS, clusters=64, of_clusters=1.0, of_topk=0.7),
+    "2.8√n, 181·(m/1024)^0.7, blocks of 2,048": replace(ROOTS, clusters=90, of_topk=0.7, block=2048),
+    "default, 64 cells": ClusteredTail(cells=64),
+    "default, three rounds of k-means": ClusteredTail(refine=3),
+}
+
+
+class Reading(NamedTuple):
+    """A prefill beside the exact one: the next tokens of each quarter, and the processor time over that of exact."""
+
+    quarters: list[NextTokens]
+    time: float
+
+
+def with_yarn(pretrained: Pretrained, length: int) -> Pretrained:
+    """The model, in place, with positions up to `length` by YaRN if its own end before."""
+    model, config = pretrained.model, pretrained.model.config
+    assert pretrained.limit is not None
+    if length > pretrained.limit:
+        config.rope_parameters = {
+            "rope_type": "yarn",
+            "rope_theta": config.rope_parameters["rope_theta"],
+            "factor": length / pretrained.limit,
+            "original_max_position_embeddings": pretrained.limit,
+        }
+        config.max_position_embeddings = length
+        model.model.rotary_emb = type(model.model.rotary_emb)(config)
+    return replace(pretrained, limit=max(length, pretrained.limit))
+
+
+def timed_prefill(pretrained: Pretrained, passage: Passage, method: Any) -> tuple[Prefill, float]:
+    """The states of a prefill at the positions that are compared, and its processor time."""
+    with running(pretrained.model, method):
+        begun = time.process_time()
+        run = pretrained.prefill([passage.tokens])
+        seconds = time.process_time() - begun
+    return run.every(len(passage.tokens) // POSITIONS), seconds
+
+
+def readings(pretrained: Pretrained, passage: Passage, rules: dict[str, Method]) -> dict[str, Reading]:
+    """Each rule's prefill of a passage beside the exact one."""
+    exact, exact_seconds = timed_prefill(pretrained, passage, EXACT)
+    step = len(passage.tokens) // POSITIONS
+    tokens, counted = (one_of_each(step, x) for x in next_of(pretrained.batch([passage.tokens])))
+    result = {}
+    for name, method in {"exact": EXACT, **rules}.items():
+        run, seconds = (exact, exact_seconds) if name == "exact" else timed_prefill(pretrained, passage, method)
+        quarters = []
+        for at in torch.arange(tokens.shape[1]).chunk(PARTS):
+            runs = {key: replace(each, states=each.states[:, at]) for key, each in (("exact", exact), (name, run))}
+            quarters.append(differences(runs, "exact", tokens[:, at], counted[:, at])[name])
+        result[name] = Reading(quarters, seconds / exact_seconds)
+    return result
+
+
+def row(name: str, several: list[Reading]) -> list[str]:
+    """The row of a rule, over some passages."""
+    quarters = [summed(each) for each in zip(*(reading.quarters for reading in several), strict=True)]
+    half = summed(quarters[PARTS // 2 :])
+    texts = [name, f"{half.mean_kl:.4f}", ", ".join(f"{each.mean_kl:.4f}" for each in quarters)]
+    texts += [f"{half.agreement:.3f}", f"{half.perplexity:.2f}"]
+    return [*texts, f"{statistics.median(reading.time for reading in several):.3f}"]
+
+
+def main() -> None:
+    """Print a table for each length, and write them to a file where one is named."""
+    parser = decoder_passages.options(__doc__ or "", LENGTHS)
+    parser.set_defaults(passages=3)
+    parser.add_argument("--rules", nargs="+", choices=RULES, default=list(RULES), metavar="RULE")
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
+    rules = {name: RULES[name] for name in arguments.rules}
+    passages = decoder_passages.count_of(arguments.passages)
+    parts = [ABOUT.format(exact=EXACT, passages=passages, positions=POSITIONS)]
+    for length in arguments.lengths:
+        pretrained = with_yarn(load(MODEL, dtype="bf16"), length)
+        chosen = decoder_passages.passages(pretrained, arguments.data, length, arguments.passages)
+        several = [readings(pretrained, passage, rules) for passage in chosen]
+        rows = [row(name, [each[name] for each in several]) for name in several[0]]
+        parts += [f"## {length:,} tokens", sheet.table(HEAD, rows)]
+    sheet.publish("How clusters, top keys and cells grow", parts, arguments.out, dtype="bf16")
+
+
+if __name__ == "__main__":
+    main()
