@@ -34,7 +34,7 @@ from subquad.kernels.selection.clusters.op import query_clusters
 from subquad.kernels.selection.groups import group_mean
 from subquad.methods import parse_method
 from subquad.methods.clustered import SPACES
-from subquad.methods.clustered_tail import by_length
+from subquad.methods.clustered_tail import OF_ITEM, by_length
 from subquad.research.papers import speech
 from subquad.research.papers.base import Context, slug
 from subquad.research.training.models.speech import CTCEncoder
@@ -280,7 +280,10 @@ def cost(method: sq.Method, tokens: int, width: int) -> float:
     if isinstance(method, sq.Full):
         return exact_products(tokens, width)
     if isinstance(method, sq.ClusteredTail):
-        clusters, topk = (by_length(n, f, tokens, None)[0] for n, f in ((method.clusters, 2), (method.topk, 8)))
+        clusters, topk = (
+            by_length(n, growth, tokens, None)[0]
+            for n, growth in zip((method.clusters, method.topk), OF_ITEM, strict=True)
+        )
         return products(width, clusters, topk, min(method.cells, tokens), method.refine, method.bits)
     if isinstance(method, sq.Clustered | sq.ImprovedClustered):
         clusters = min(method.clusters, tokens)
@@ -350,7 +353,7 @@ def spread(calls: Sequence[LayerInputs]) -> list[list[str]]:
 def reached(call: LayerInputs, weights: Tensor, space: str) -> float:
     """Share of a query's `weights` that the top keys of its cluster have, with the numbers of clustered-tail."""
     tokens = call.query.shape[2]
-    clusters, topk = (by_length(0, factor, tokens, None)[0] for factor in (2, 8))
+    clusters, topk = (by_length(0, growth, tokens, None)[0] for growth in OF_ITEM)
     kind = sq.ImprovedClustered if space == "queries" else sq.ClusteredTail
     how = {name: kind.defaults()[name] for name in ("bits", "iterations", "refine", "seed")}
     labels = query_clusters(call.query, call.key, None, None, space=space, clusters=clusters, **how)

@@ -24,7 +24,7 @@ from clustered_tail_settings import clustered
 from torch import Tensor
 
 from subquad.kernels.selection.cells.op import key_cells
-from subquad.methods.clustered_tail import by_length
+from subquad.methods.clustered_tail import OF_ITEM, by_length
 
 CELLS = 32
 
@@ -32,7 +32,7 @@ CELLS = 32
 def certified(query: Tensor, key: Tensor, value: Tensor, scale: float) -> tuple[Tensor, Tensor, Tensor]:
     """Of each query of one head: the bound, the error and the length of the exact output. All (N, …) in fp64."""
     N, M = len(query), len(key)
-    C, K = by_length(0, 2, N, None)[0], by_length(0, 8, M, None)[0]
+    C, K = by_length(0, OF_ITEM.clusters, N, None)[0], by_length(0, OF_ITEM.topk, M, None)[0]
     labels = clustered(query[None, None].float(), key[None, None].float(), C)[0, 0]
     cell = key_cells(key[None, None].float(), value[None, None].float(), None, cells=CELLS, seed=0)[0, 0].long()
     exact = (scale * query @ key.T).softmax(-1) @ value

@@ -15,7 +15,7 @@ from sheet import MISSING, table
 
 import subquad as sq
 from subquad.core.files import write
-from subquad.methods.clustered_tail import by_length
+from subquad.methods.clustered_tail import OF_ITEM, by_length
 from subquad.tools.measure import gpu_model as model
 from subquad.tools.measure.fidelity import crossover
 from subquad.tools.measure.gpu_chips import GPUS, Gpu
@@ -165,13 +165,13 @@ def settings(found: Table, loads: list[GpuLoad]) -> str:
         said = ", ".join(f"{key}={value}" for key, value in own.items())
         if name.startswith("clustered-tail"):
             for length in lengths(loads):
-                clusters, topk = (by_length(own[key], factor, length, None)[0] for key, factor in ROOTS.items())
+                clusters, topk = (
+                    by_length(own[key], growth, length, None)[0]
+                    for key, growth in zip(OF_ITEM._fields, OF_ITEM, strict=True)
+                )
                 said += f"; {length:,} tokens: {clusters} clusters, {topk} keys"
         rows.append([name, said])
     return table(["method", "settings"], rows)
-
-
-ROOTS = {"clusters": 2, "topk": 8}  # a setting of 0 is √(factor · length)
 
 
 def assumptions() -> list[str]:

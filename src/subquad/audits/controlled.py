@@ -15,7 +15,7 @@ from subquad.audits.exact_rows import exact_rows, relative_errors
 from subquad.kernels.tokens.padding import cleared_inputs
 from subquad.masks import Mask
 from subquad.methods import ClusteredTail, Full, Method, resolve
-from subquad.methods.clustered_tail import by_length
+from subquad.methods.clustered_tail import OF_ITEM, by_length
 from subquad.methods.core.call import Call
 
 
@@ -185,7 +185,10 @@ def stages_of(method: Method, N: int, M: int) -> list[Method]:
     if isinstance(method, Full):
         return [method]
     if isinstance(method, ClusteredTail):
-        clusters, topk = by_length(method.clusters, 2, N, None)[0], by_length(method.topk, 8, M, None)[0]
+        clusters, topk = (
+            by_length(method.clusters, OF_ITEM.clusters, N, None)[0],
+            by_length(method.topk, OF_ITEM.topk, M, None)[0],
+        )
         if 2 * clusters < N and 4 * topk < M:  # beyond, it is exact attention, made dearer
             return [method, replace(method, clusters=2 * clusters, topk=4 * topk, cells=2 * method.cells), Full()]
     return [method, Full()]

@@ -5,7 +5,7 @@ import torch
 
 import subquad as sq
 from subquad import ClusteredTail, Mask
-from subquad.methods.clustered_tail import by_length
+from subquad.methods.clustered_tail import OF_ITEM, OF_RECTANGLE, by_length
 from subquad.testing.oracle import normal, qkv
 
 
@@ -18,9 +18,9 @@ def error(method, q, k, v) -> float:
     ("length", "clusters", "keys"), [(1, 1, 1), (2, 2, 2), (200, 20, 40), (512, 32, 64), (513, 33, 65)]
 )
 def test_sizes_by_length(length, clusters, keys):
-    assert by_length(0, 2, length, None) == (clusters, None)
-    assert by_length(0, 8, length, None) == (keys, None)
-    assert by_length(7, 8, length, torch.tensor([5])) == (min(7, length), None)
+    assert by_length(0, OF_ITEM.clusters, length, None) == (clusters, None)
+    assert by_length(0, OF_ITEM.topk, length, None) == (keys, None)
+    assert by_length(7, OF_ITEM.topk, length, torch.tensor([5])) == (min(7, length), None)
 
 
 @pytest.mark.parametrize("backend", [name for name, state in sq.backends().items() if state == "available"])
@@ -104,3 +104,16 @@ def test_each_cure_brings_it_nearer():
     cells = error("clustered-tail:clusters=30,topk=24,cells=8", q, k, v)
     assert cells < 0.9 * one_cell < 0.9 * 0.9 * plain
     assert error(ClusteredTail(clusters=30, topk=24, cells=8, refine=0), q, k, v) > cells
+
+
+def test_sizes_in_rectangles_grow_with_the_power_of_three_quarters():
+    """As from 1,024 tokens on; the sizes of padded items are those that they have alone."""
+    for tokens, clusters, topk in ((64, 8, 46), (1024, 32, 182), (4096, 91, 512), (16384, 256, 1449)):
+        assert by_length(0, OF_RECTANGLE.clusters, tokens, None) == (clusters, None)
+        assert by_length(0, OF_RECTANGLE.topk, tokens, None) == (topk, None)
+    lengths = torch.arange(1, 5000)
+    for growth in (*OF_RECTANGLE, *OF_ITEM):
+        most, sizes = by_length(0, growth, 5000, lengths)
+        alone = [by_length(0, growth, int(length), None)[0] for length in lengths]
+        assert torch.minimum(sizes, lengths).tolist() == alone
+        assert alone[-1] <= most
