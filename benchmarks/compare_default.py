@@ -1,12 +1,13 @@
-"""The published figures of `subquad compare`, from its default run and from one in the demo encoder.
+"""The published figures of `subquad compare`: its default run, one with longer positions, and one in the demo encoder.
 
-    python benchmarks/compare_default.py [NOVEL.txt …]
+    python benchmarks/compare_default.py [NOVEL.txt …] [--runs demo-decoder longer demo-encoder]
 
-compares the default rows in the demo decoder and, in fp32, in the demo encoder, on the default text. With texts, rows
-of the encoder are also `lha:buckets=4` and `lha-tail` fitted on them. It writes the reports to `benchmarks/results/`,
-a plot of each to `docs/results/` (the decoder's time against length, the encoder's fidelity against speed), and the
-table of the encoder's rows to the page there, between marks. Run it alone on the machine: if a report says that the
-machine was busy, it is not written unless `--busy` is given. An interrupted run resumes.
+compares, on the default text, the default rows in the demo decoder; the closest ones in bf16 at up to 16,384 tokens,
+with positions extended by YaRN; and the default rows in fp32 in the demo encoder. With texts, rows of the encoder are
+also `lha:buckets=4` and `lha-tail` fitted on them. It writes the reports to `benchmarks/results/`, plots to
+`docs/results/` (time against length of the longer run, fidelity against speed of the encoder), and the table of the
+encoder's rows to the page there, between marks. Run it alone on the machine: if a report says that the machine was
+busy, it is not written unless `--busy` is given. An interrupted run resumes.
 """
 
 import argparse
@@ -22,15 +23,36 @@ from typing import Any
 from subquad.tools.compare.plots import plots
 from subquad.tools.compare.tables import markdown
 from subquad.tools.report import cells
-from subquad.tools.runs.settings import COMPARED
+from subquad.tools.runs.settings import COMPARED, COMPARED_LONG
 
 ROOT = Path(__file__).parents[1]
 PAGE = "docs/results/speed-and-fidelity.md"
-RESULTS = {  # by model: the report and the plot
-    "demo-decoder": ("benchmarks/results/compare-default.md", "docs/results/model-time-vs-length.png"),
-    "demo-encoder": ("benchmarks/results/compare-encoder.md", "docs/results/quality-vs-speed-encoder.png"),
+RESULTS = {  # by run: the report, and the plot with its name in the report
+    "demo-decoder": ("benchmarks/results/compare-default.md", None, None),
+    "longer": (
+        "benchmarks/results/compare-longer.md",
+        "docs/results/model-time-vs-length.png",
+        "model-time-vs-length.png",
+    ),
+    "demo-encoder": (
+        "benchmarks/results/compare-encoder.md",
+        "docs/results/quality-vs-speed-encoder.png",
+        "quality-vs-speed.png",
+    ),
 }
-PLOTS = {"demo-decoder": "model-time-vs-length.png", "demo-encoder": "quality-vs-speed.png"}
+LONGER = [
+    "--extend",
+    "16384",
+    "--lengths",
+    "2048,8192,16384",
+    "--dtype",
+    "bf16",
+    "--new-tokens",
+    "0",
+    "--minutes",
+    "8",
+    "--methods",
+]
 FITTED = ("lha:buckets=4", "lha-tail")
 ROWS = {  # of the page's table, which has some of the report's: the method in the report, and its name in the table
     "full": "`full` (exact, SDPA)",
@@ -70,10 +92,12 @@ def _figures(method: Mapping[str, Any], lengths: Sequence[str]) -> list[str]:
     return shown
 
 
-def measured(model: str, texts: Sequence[Path], work: Path) -> dict[str, Any]:
-    """The report of the run in the folder `work`, where the texts have names without their folders."""
-    out, words = f"subquad-compare-{model}", []
-    if model == "demo-encoder":
+def measured(run: str, texts: Sequence[Path], work: Path) -> dict[str, Any]:
+    """The report of a run in the folder `work`, where the texts have names without their folders."""
+    out, words = f"subquad-compare-{run}", []
+    if run == "longer":
+        words = [*LONGER, " ".join(COMPARED_LONG)]
+    if run == "demo-encoder":
         words = ["--dtype", "fp32", "--minutes", "15"]
         words += ["--methods", " ".join([*COMPARED, *(FITTED if texts else ())])]
         for text in texts:
@@ -83,18 +107,19 @@ def measured(model: str, texts: Sequence[Path], work: Path) -> dict[str, Any]:
             words += ["--calibrate", text.name]
     path = os.pathsep.join([str(ROOT / "src"), *filter(None, [os.environ.get("PYTHONPATH")])])
     command = [sys.executable, "-c", "from subquad.tools.cli.main import main; main()", "compare"]
-    command += [*([] if model == "demo-decoder" else [model]), *words, "--out", out]
+    command += [*([run] if run == "demo-encoder" else []), *words, "--out", out]
     subprocess.run(command, cwd=work, check=True, env=os.environ | {"PYTHONPATH": path})
     report: dict[str, Any] = json.loads((work / out / "report.json").read_text("utf-8"))
     return report
 
 
-def publish(model: str, report: Any, root: Path = ROOT) -> None:
+def publish(run: str, report: Any, root: Path = ROOT) -> None:
     """Write the report and the plot under `root`, and the encoder's table."""
-    result, plot = RESULTS[model]
+    result, plot, name = RESULTS[run]
     (root / result).write_text(markdown(report), encoding="utf-8")
-    (root / plot).write_bytes(plots(report)[PLOTS[model]])
-    if model == "demo-encoder":
+    if plot is not None:
+        (root / plot).write_bytes(plots(report)[name])
+    if run == "demo-encoder":
         text = (root / PAGE).read_text("utf-8")
         (root / PAGE).write_text(TABLE.sub(lambda _: table(report), text), encoding="utf-8")
 
@@ -102,16 +127,16 @@ def publish(model: str, report: Any, root: Path = ROOT) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("texts", nargs="*", type=Path, help="to fit learned parameters on")
-    parser.add_argument("--models", nargs="+", choices=RESULTS, default=list(RESULTS))
+    parser.add_argument("--runs", nargs="+", choices=RESULTS, default=list(RESULTS))
     parser.add_argument("--work", type=Path, default=Path("subquad-compare"), help="folder of the runs")
     parser.add_argument("--busy", action="store_true", help="write the files even if the machine was busy")
     given = parser.parse_args()
     given.work.mkdir(parents=True, exist_ok=True)
-    for model in given.models:
-        report = measured(model, given.texts, given.work)
+    for run in given.runs:
+        report = measured(run, given.texts, given.work)
         if report["noise"]["busy"] and not given.busy:
-            sys.exit(f"{model}: nothing is written. {report['noise']['says']}")
-        publish(model, report)
+            sys.exit(f"{run}: nothing is written. {report['noise']['says']}")
+        publish(run, report)
 
 
 if __name__ == "__main__":

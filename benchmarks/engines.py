@@ -215,7 +215,7 @@ def best_of_subquad(figures: Sequence[Figures]) -> Figures | None:
 
 
 def overview(measured: Sequence[tuple[str, Sequence[Figures]]]) -> str:
-    """README's table: PyTorch, the fastest other engine with exact attention, and subquad's best row."""
+    """The table of the results: PyTorch, the fastest other engine with exact attention, and subquad's best row."""
     lines = []
     for title, figures in measured:
         exact, bf16 = (next((f for f in figures if f.row == Row("torch", n)), None) for n in ("fp32", "bf16"))
@@ -234,9 +234,9 @@ def overview(measured: Sequence[tuple[str, Sequence[Figures]]]) -> str:
     return sheet.table([*heads, "speed-up over the fastest other"], lines)
 
 
-def publish(readme: Path, made: str) -> None:
-    """Put the table between the marks of README."""
-    readme.write_text(TABLE.sub(lambda _: made, readme.read_text("utf-8")), "utf-8")
+def publish(page: Path, made: str) -> None:
+    """Put the table between the marks of a page."""
+    page.write_text(TABLE.sub(lambda _: made, page.read_text("utf-8")), "utf-8")
 
 
 def beside(each: Figures, exact: Figures) -> str:
@@ -274,7 +274,7 @@ def options() -> argparse.ArgumentParser:
     parser.add_argument("--prompt-turns", type=int, default=2, help="turns of decoders, which take seconds each")
     parser.add_argument("--text", type=Path, help="a file or folder; default: the standard library's documentation")
     parser.add_argument(
-        "--readme", type=Path, help="also put the table of the fastest rows between the marks of this file"
+        "--page", type=Path, help="also put the table of the fastest rows between the marks of this file"
     )
     parser.add_argument("--keep", type=Path, help="a folder for the converted models; default: a temporary one")
     return parser
@@ -320,9 +320,9 @@ def run(arguments: argparse.Namespace) -> None:
                 if own.limit is None or length <= own.limit:  # stretched positions show the speed of attention only
                     rows_by_title.append((title, figures))
                 print("\n\n".join(sections[-2:]), file=sys.stderr, flush=True)
-    if arguments.readme is not None:
+    if arguments.page is not None:
         decoders_first = sorted(rows_by_title, key=lambda each: "KL" not in each[1][0].fidelity)
-        publish(arguments.readme, overview(decoders_first))
+        publish(arguments.page, overview(decoders_first))
     texts = f"{arguments.turns + 1} texts of an encoder and {arguments.prompt_turns + 1} prompts of a decoder"
     about = ABOUT.format(threads=arguments.threads, texts=texts, positions=POSITIONS)
     parts = [about, "## Where each is the fastest", "\n".join(conclusions), *sections]

@@ -95,7 +95,7 @@ def rows_of(engines: Sequence[str], methods: Sequence[str]) -> list[Row]:
             for numbers in both
             for cache in (None, "growing")
         ],
-        "compiled": [Row("compiled", "bf16", method, "static, compiled") for method in (None, *methods[:1])],
+        "compiled": [Row("compiled", "bf16", method, "static, compiled") for method in (None, *methods)],
         "openvino": [Row("openvino", weights) for weights in (*both, "int8")],
         "openvino-genai": [Row("openvino-genai", weights) for weights in ("bf16", "int8", "int4")],
         "llama.cpp": [Row("llama.cpp", weights) for weights in ("bf16", "fp16", "4 bits (Q4_1)")],

@@ -242,7 +242,7 @@ def conclusion(title: str, figures: Sequence[Figures]) -> str:
 
 
 def overview(by_title: Sequence[tuple[str, Sequence[Figures]]]) -> str:
-    """README's table: whole requests of PyTorch, of the fastest row of each other engine, and of subquad."""
+    """Whole requests of PyTorch, of the fastest row of each other engine, and of subquad."""
     lines = []
     for title, figures in by_title:
 

@@ -10,7 +10,7 @@ import math
 import random
 import statistics
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Any
@@ -62,7 +62,7 @@ from subquad.tools.runs import machine
 from subquad.tools.runs.floor import Floor
 from subquad.tools.runs.jobs import Job
 from subquad.tools.runs.runner import JobRun
-from subquad.tools.runs.settings import COMPARED, COMPARED_16_BITS_CAUSAL, CompareSettings
+from subquad.tools.runs.settings import COMPARED, COMPARED_LONG, CompareSettings
 
 EXACT = "full"
 JOBS_VERSION = 7  # changes with what the results of jobs hold, so that a run of another version is not resumed
@@ -70,8 +70,8 @@ LAYER_PASSAGES, LAYER_TOKENS = 4, 2048  # on which layers are measured one by on
 WEIGHTS_UP_TO = 1024  # tokens: rows of attention weights take as many columns of values
 CAUSAL_SEQUENCES = 5  # each position of one is a measurement of its next token
 MOST_POSITIONS = 1024  # of a sequence, whose next tokens are compared: logits of all would take longer than the model
-GROWTH = 1.7  # the exponent of the length in the prediction of a whole turn's time
-OVERHEAD = 1.4  # of a turn: what follows its passes, as next-token distributions do
+GROWTH, GROWTH_SUBQUADRATIC = 1.7, 1.4  # exponents of the length in the prediction of the times of whole models
+OVERHEAD = 1.4  # of a turn: what follows its passes, as next-token distributions do, at any length
 STEP_TOKENS = 500  # of a prefill, which take about as long as a row's steps
 EAGER_SHARE = 4.0  # the time of eager attention that is predicted, as a multiple of SDPA's
 TOO_SLOW = 2.0  # seconds per call: a method that is predicted to exceed it is left out, and the report states it
@@ -133,7 +133,7 @@ class Comparison(JobRun):
         """
         if not self.is_long(length):
             return self.rows
-        dtype, usual = self.dtypes[-1], {"full", *COMPARED_16_BITS_CAUSAL}
+        dtype, usual = self.dtypes[-1], {"full", *COMPARED_LONG}
         named = self.settings.methods != COMPARED
         rows = [row for row in self.rows if row.dtype == dtype]
         rows = [row for row in rows if named or row.plan or row.adapter or str(row.method) in usual]
@@ -214,7 +214,7 @@ class Comparison(JobRun):
         first, *longer = self._lengths_to_try
         early = (first, *reversed(longer)) if self.pretrained.is_causal_lm else ()
         for length in early:
-            yield from self._rounds(length, 0, 1)
+            yield from self._rounds(length, 0, 2 if self.is_long(length) and length != first else 1)
         yield from self._rounds(first, 1 if early else 0, 2)
         yield from self._steps(first)
         for row in [] if early else self.rows:  # a causal one is complete with its sequences
@@ -222,7 +222,8 @@ class Comparison(JobRun):
         for row in self.rows if self.task else []:
             yield TASK.job(row.name, run=partial(self.task_score, row))
         for length in longer:
-            yield from self._rounds(length, 1 if early else 0, 2)
+            if not (early and self.is_long(length)):
+                yield from self._rounds(length, 1 if early else 0, 2)
             yield from self._steps(length)
         if self.has_eager:
             yield EAGER.job(first, run=partial(self.eager, first))
@@ -282,7 +283,17 @@ class Comparison(JobRun):
             return self._has_time_for_quality
         if kind != OP.name and int(arguments.partition("/")[0]) not in self._lengths_to_try:
             return False  # the longest was run
-        return self.group.broadcast_from_main(lambda: self._predicted(kind, arguments) <= self._seconds_left)
+        needed = partial(self._predicted, kind, arguments)
+        return self.group.broadcast_from_main(lambda: needed() + self._seconds_of_first <= self._seconds_left)
+
+    @property
+    def _seconds_of_first(self) -> float:
+        """Predicted seconds of what runs in any case at the first length, and did not run yet: a turn, and steps."""
+        if not self.pretrained.is_causal_lm or SEQUENCE(self.length, 0) not in self.results:
+            return 0.0
+        has_steps = self.new_tokens_after(self.length) > 0 and STEPS(self.length) not in self.results
+        turns = (SEQUENCE(self.length, 1) not in self.results) + has_steps / 2
+        return turns * self._predicted_round(self.length, self.length)
 
     @property
     def _seconds_left(self) -> float:
@@ -312,10 +323,7 @@ class Comparison(JobRun):
         growth = (length / measured) ** GROWTH
         if kind == EAGER.name:
             return EAGER_SHARE * self.seconds(measured)[EXACT][0] * growth
-        return (
-            self._round_seconds(measured, {row.name for row in self.rows_at(length, len(self.rounds_at(length)))})
-            * growth
-        )
+        return self._predicted_round(length, measured)
 
     def _predicted_steps(self, length: int) -> float:
         """Seconds of the prefills of exact attention in each dtype, and of all steps, if they are known from before."""
@@ -327,12 +335,21 @@ class Comparison(JobRun):
         timed = [sum(row.seconds) for row in self.results[STEPS(shorter[-1])].times.rows.values()]
         return prefills + OVERHEAD * STEPS_IN_ROUND * sum(timed) * length / shorter[-1]
 
-    def _round_seconds(self, length: int, names: Collection[str] | None = None) -> float:
-        """Seconds of a turn through these rows, or all, at this length, with what follows its passes."""
+    def _predicted_round(self, length: int, measured: int) -> float:
+        """Seconds of the next turn at a length, from the last ones of its rows at a measured length."""
         last: dict[str, SequencePass] = {}
-        for each in self.rounds_at(length):
+        for each in self.rounds_at(measured):
             last |= each
-        return OVERHEAD * sum(ran.seconds for name, ran in last.items() if names is None or name in names)
+        rows = [row for row in self.rows_at(length, len(self.rounds_at(length))) if row.name in last]
+        seconds = [last[row.name].seconds for row in rows]
+        exponents = [GROWTH_SUBQUADRATIC if row.method.traits.subquadratic else GROWTH for row in rows]
+        grown = sum(each * (length / measured) ** p for each, p in zip(seconds, exponents, strict=True))
+        has_outputs = not (self.is_long(length) and self.rounds_at(length))
+        return grown + (OVERHEAD - 1) * sum(seconds) * has_outputs
+
+    def _round_seconds(self, length: int) -> float:
+        """Seconds of a turn through all rows, with what follows its passes."""
+        return OVERHEAD * sum(row.seconds for row in self.rounds_at(length)[-1].values())
 
     # ------------------------------------------------------------------ measurements
 

@@ -215,8 +215,11 @@ def _noise(c: Comparison) -> RunNoise:
     }
     kinds = (c.results.all(SEQUENCE), c.results.all(OP), c.results.all(STEPS))
     uses = [unit.use for results in kinds for unit in results]
-    factors = [factor for part in itself.values() for factor in part.values()]
-    noise = noise_of(machine.load(c.load_average, uses), factors, list(itself["model"].values()))
+    assumed = [n for n in c.lengths_done if len(c.seconds(n)[c.exact_at(n)]) == 1 and AGAIN not in c.seconds(n)]
+    measured = {part: {n: f for n, f in each.items() if part != "model" or int(n) not in assumed}
+                for part, each in itself.items()}  # fmt: skip
+    factors = [factor for part in measured.values() for factor in part.values()]
+    noise = noise_of(machine.load(c.load_average, uses), factors, list(measured["model"].values()))
     lengths = c.step_lengths_done
     return {
         **noise,

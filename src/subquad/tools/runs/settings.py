@@ -32,6 +32,7 @@ COMPARED_CAUSAL = (  # in a causal language model: what can work there without t
 )
 COMPARED_16_BITS = (FAST_EXACT, "clustered-tail", "clustered-tail:clusters=64,topk=96")  # by default, in 16 bits too
 COMPARED_16_BITS_CAUSAL = (FAST_EXACT, "clustered-tail", "clustered-tail:clusters=48,topk=96")
+COMPARED_LONG = (FAST_EXACT, "clustered-tail")  # by default in a long prompt of a causal language model
 COMPARED_LEARNED = (  # in addition, if there is text to calibrate them on
     "lha:buckets=4",
     "lha-tail",
