@@ -104,9 +104,10 @@ def method_of(row: dict[str, str]) -> dict[str, Any]:
     }
     for head, cell in row.items():
         length, _, column = head.replace(",", "", 1).partition(" tokens: ")
-        if column == "fidelity":
-            method["fidelity"][length] = figure(cell)
-        elif column in FIGURES and (value := figure(cell)) is not None:
+        value = figure(cell)
+        if column == "fidelity" and value is not None:
+            method["fidelity"][length] = value
+        elif column in FIGURES and value is not None:
             part, key = FIGURES[column]
             entry = method[part].setdefault(length, {})
             entry[key] = value

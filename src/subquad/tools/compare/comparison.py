@@ -65,7 +65,7 @@ from subquad.tools.runs.runner import JobRun
 from subquad.tools.runs.settings import COMPARED, COMPARED_LONG, CompareSettings
 
 EXACT = "full"
-JOBS_VERSION = 7  # changes with what the results of jobs hold, so that a run of another version is not resumed
+JOBS_VERSION = 8  # changes with what the results of jobs hold, so that a run of another version is not resumed
 LAYER_PASSAGES, LAYER_TOKENS = 4, 2048  # on which layers are measured one by one, at most
 WEIGHTS_UP_TO = 1024  # tokens: rows of attention weights take as many columns of values
 CAUSAL_SEQUENCES = 5  # each position of one is a measurement of its next token
@@ -292,8 +292,8 @@ class Comparison(JobRun):
         if not self.pretrained.is_causal_lm or SEQUENCE(self.length, 0) not in self.results:
             return 0.0
         has_steps = self.new_tokens_after(self.length) > 0 and STEPS(self.length) not in self.results
-        turns = (SEQUENCE(self.length, 1) not in self.results) + has_steps / 2
-        return turns * self._predicted_round(self.length, self.length)
+        rounds = (SEQUENCE(self.length, 1) not in self.results) + has_steps / 4
+        return rounds * self._predicted_round(self.length, self.length)
 
     @property
     def _seconds_left(self) -> float:

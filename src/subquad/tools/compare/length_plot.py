@@ -1,6 +1,7 @@
 """The plot of a whole forward pass against the length: exact attention, the methods, and where they cross."""
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ from subquad.tools.compare.growth import Curve, crossing, curve_of
 from subquad.tools.compare.recommend import is_exact_kernel
 from subquad.tools.models.dtypes import FP32
 from subquad.tools.report import cells, reading, vector
-from subquad.tools.report.drawing import Style, log_lengths, ticks
+from subquad.tools.report.drawing import Style, log_lengths, ticks, ticks_at
 from subquad.tools.report.schema import MethodReport, Report
 
 LARGE, NARROW = (9.6, 4.8), 4.0  # inches
@@ -32,6 +33,7 @@ def model_time_vs_length(report: Report, looks: Mapping[str, Style], narrow: boo
         _draw(ax, rows[name], made, looks[name])
     _mark_crossings(ax, rows, curves, looks)
     log_lengths(ax)
+    ticks_at(ax.xaxis, _doubled([int(n) for row in rows.values() for n in row["model"]]), lambda x: f"{x:,.0f}")
     ticks(ax.yaxis, ax.get_ylim(), lambda y: f"{y:g}")
     ax.set_ylabel("seconds per forward pass of the model")
     figure.legend(loc="outside lower left" if narrow else "outside right upper")
@@ -48,6 +50,16 @@ def _rows(report: Report) -> dict[str, MethodReport]:
     dtype = max(dict.fromkeys(at_longest), key=at_longest.count)
     of_dtype = [m for m in rows if m.get("dtype", FP32) == dtype and m.get("model")]
     return {m["method"]: m for m in sorted(of_dtype, key=lambda m: not is_exact_kernel(m))}
+
+
+def _doubled(lengths: Sequence[int]) -> list[float]:
+    """The shortest length, doubled until it is the farthest that is predicted.
+
+    >>> _doubled([2048, 8192])
+    [2048.0, 4096.0, 8192.0, 16384.0]
+    """
+    steps = math.ceil(math.log2(FARTHER * max(lengths) / min(lengths)))
+    return [float(min(lengths) * 2**step) for step in range(steps + 1)]
 
 
 def _draw(ax: Any, row: MethodReport, made: Curve, look: Style) -> None:
