@@ -159,7 +159,7 @@ def attend(
         extra_terms = position_bias is not None or bool(dropout)
         return _advance(state, layer, query, key, value, attention_mask, causal, scaling, extra_terms), None
     filled = filled_slots(attention_mask)
-    if filled is not None:
+    if filled is not None and attention_mask is not None:
         key, value, attention_mask = key[:, :, :filled], value[:, :, :filled], of_filled(attention_mask, filled)
         position_bias = None if position_bias is None else position_bias[..., :filled]
     encoded = decoded(layer, attention_mask, query, key.shape[2], causal)
