@@ -112,8 +112,8 @@ def test_every_link_and_reference_has_its_target_and_ids_are_unique(pages):
 
 
 def test_every_figure_is_there_wide_and_narrow_and_names_its_points(page, report):
-    assert len(page.all("svg")) == 6
-    assert len(page.all("div", **{"class": "plot wide"})) == len(page.all("div", **{"class": "plot narrow"})) == 3
+    assert len(page.all("svg")) == 8
+    assert len(page.all("div", **{"class": "plot wide"})) == len(page.all("div", **{"class": "plot narrow"})) == 4
     points = [attrs for _, attrs in page.tags if attrs.get("class") == "point"]
     assert len(points) == len(page.all("title")) - 1 > 20
     text = "".join(page.text)

@@ -16,7 +16,7 @@ from tests.tools.report.test_tables import noisy
 
 
 @pytest.mark.parametrize("make", [sample.encoder, sample.causal])
-def test_all_three_are_drawn(make):
+def test_all_are_drawn(make):
     before = dict(matplotlib.rcParams)
     drawn = plots(make())
     assert list(drawn) == list(content.PLOTS)
@@ -42,7 +42,7 @@ def test_one_method_and_no_exact_row():
 def test_a_name_is_no_formula():
     report = sample.encoder()
     report["model"]["name"] = "a$\\frac$_" * 20
-    assert len(plots(report)) == 3
+    assert len(plots(report)) == 4
 
 
 def test_the_legend_of_many_methods_is_inside_the_picture():

@@ -5,9 +5,10 @@ import pytest
 
 from subquad.tools.compare import write
 from subquad.tools.compare.write import write_report
+from subquad.tools.report import content
 from tests.tools.report import sample
 
-NAMES = {"report.json", "report.md", "report.html", "quality-vs-speed.png", "error-by-layer.png", "time-vs-length.png"}
+NAMES = {"report.json", "report.md", "report.html", *content.PLOTS}
 
 
 def test_writes_into_the_folder_itself(tmp_path, unpainted):
