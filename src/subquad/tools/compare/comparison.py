@@ -70,7 +70,8 @@ LAYER_PASSAGES, LAYER_TOKENS = 4, 2048  # on which layers are measured one by on
 WEIGHTS_UP_TO = 1024  # tokens: rows of attention weights take as many columns of values
 CAUSAL_SEQUENCES = 5  # each position of one is a measurement of its next token
 MOST_POSITIONS = 1024  # of a sequence, whose next tokens are compared: logits of all would take longer than the model
-GROWTH, GROWTH_SUBQUADRATIC = 1.7, 1.4  # exponents of the length in the prediction of the times of whole models
+GROWTH = 1.7  # the exponent of the length in predictions of times
+EVEN = 6000  # tokens at which attention is predicted to take as long as the rest of a causal model
 OVERHEAD = 1.4  # of a turn: what follows its passes, as next-token distributions do, at any length
 STEP_TOKENS = 500  # of a prefill, which take about as long as a row's steps
 EAGER_SHARE = 4.0  # the time of eager attention that is predicted, as a multiple of SDPA's
@@ -293,7 +294,7 @@ class Comparison(JobRun):
             return 0.0
         has_steps = self.new_tokens_after(self.length) > 0 and STEPS(self.length) not in self.results
         rounds = (SEQUENCE(self.length, 1) not in self.results) + has_steps / 4
-        return rounds * self._predicted_round(self.length, self.length)
+        return rounds * sum(each.seconds for each in self.rounds_at(self.length)[0].values())
 
     @property
     def _seconds_left(self) -> float:
@@ -342,10 +343,17 @@ class Comparison(JobRun):
             last |= each
         rows = [row for row in self.rows_at(length, len(self.rounds_at(length))) if row.name in last]
         seconds = [last[row.name].seconds for row in rows]
-        exponents = [GROWTH_SUBQUADRATIC if row.method.traits.subquadratic else GROWTH for row in rows]
-        grown = sum(each * (length / measured) ** p for each, p in zip(seconds, exponents, strict=True))
+        grown = sum(each * self._growth(row, measured, length) for each, row in zip(seconds, rows, strict=True))
         has_outputs = not (self.is_long(length) and self.rounds_at(length))
         return grown + (OVERHEAD - 1) * sum(seconds) * has_outputs
+
+    def _growth(self, row: CompareRow, measured: int, length: int) -> float:
+        """By how much a pass of a row is predicted to take longer at a length than at the measured one."""
+        if not self.pretrained.is_causal_lm:
+            return (length / measured) ** GROWTH
+        power = 0.5 if row.method.traits.subquadratic else 1.0
+        before, after = (n * (1 + (n / EVEN) ** power) for n in (measured, length))
+        return after / before
 
     def _round_seconds(self, length: int) -> float:
         """Seconds of a turn through all rows, with what follows its passes."""
