@@ -7,10 +7,12 @@
 //
 //     ½ ‖xL − cL‖² − ½ ‖xL‖²  =  ½ cᵀ(Σ + ε)c − xᵀ(Σ + ε)c
 //
-// Variants that multiply pairs of bf16 round x and (Σ + ε)c to bf16 for the products, if the queries are bf16.
+// Variants that multiply pairs of bf16 round x and (Σ + ε)c to bf16 for the products, if the queries are bf16 and many:
+// of a few, each that joins another cluster for a rounding shows in the output, and nothing is gained.
 
 constexpr int64_t REFINE_BLOCK = 512;  // queries of a task
 constexpr int64_t REFINE_TILE = 64;    // queries of a product, a multiple of four
+constexpr int64_t MANY = 1024;         // queries from which on products take bf16
 constexpr double JITTER = 1e-4;        // as in the reference
 
 // The space of one key head: Σ + ε (D,D') with rows of whole vectors, and the planes (D,64) that hash in it.
@@ -242,7 +244,7 @@ static void cluster_queries(const QueryClusters &a, int64_t b, int64_t h, const 
   kmeans_head(codes, n, C, a.iterations, kmeans, threads, thread, labels);
   if (n <= C) return;
   if constexpr (Factor<T>::PAIRED)
-    in_blocks([&](int64_t first, int64_t end, float *) {
+    if (n >= MANY) in_blocks([&](int64_t first, int64_t end, float *) {
       for (int64_t i = first; i < end; i++) round_row(own.rows + i * wide, D, own.factors + i * own.row, steps);
     });
   zero(own.means + C * wide, (lanes - C) * wide);
@@ -260,7 +262,8 @@ static void cluster_queries(const QueryClusters &a, int64_t b, int64_t h, const 
     in_blocks([&](int64_t first, int64_t end, float *products) {
       for (; first < end; first += REFINE_TILE) {
         const int64_t count = end - first < REFINE_TILE ? end - first : REFINE_TILE;
-        gemm(count, lanes, steps, own.factors + first * own.row, own.row, 1, own.directions, lanes, products, lanes, false);
+        if (n < MANY) gemm(count, lanes, D, own.rows + first * wide, wide, 1, own.mapped, lanes, products, lanes, false);
+        else gemm(count, lanes, steps, own.factors + first * own.row, own.row, 1, own.directions, lanes, products, lanes, false);
         nearest_means(products, own.halves, count, lanes, labels + first);
       }
     });

@@ -85,7 +85,7 @@ def test_gradients_flow_through():
 
 @pytest.mark.usefixtures("unchecked")
 def test_frequencies_are_one_axis_of_floating_numbers():
-    for frequencies in (torch.ones(2, 2), torch.arange(3), torch.tensor(1.0)):
+    for frequencies in (torch.ones(2, 2, 2), torch.arange(3), torch.tensor(1.0)):
         with pytest.raises(ValueError, match="one for each pair"):
             Rotary(frequencies)
 
