@@ -187,7 +187,7 @@ def test_a_floor_of_another_kind_of_model_is_one_line(settings, name, options, m
 
 
 def test_layers_that_cannot_run_a_method_stay_exact(measured):
-    rows = by_method(report_of(measured("modernbert")))
+    rows = by_method(report_of(measured("modernbert", lengths=())))
     clustered = rows["clustered:clusters=4"]
     assert clustered["layers"] == [0]
     assert "layers 1, 2 stay exact" in clustered["reason"]
