@@ -521,7 +521,7 @@ def test_a_plan_is_a_row_of_its_own(settings, plan, tmp_path):
 
 def test_plans_of_other_models_and_folders_without_one_are_refused(settings, plan, tmp_path):
     with pytest.raises(InputError, match="this plan was made for a BertModel"):
-        prepare(settings("modernbert", plans=(plan,)))
+        prepare(settings("modernbert", plans=(plan,), lengths=()))
     with pytest.raises(InputError, match=r"no plan at .*: there is no such folder"):
         prepare(settings("bert", plans=(tmp_path / "nowhere",)))
 
