@@ -20,6 +20,7 @@ import torch
 from subquad import hf
 from subquad.core.errors import InputError
 from subquad.methods import Full
+from subquad.tools.compare.growth import exponent
 from subquad.tools.compare.jobs import (
     EAGER,
     LAYERS,
@@ -351,8 +352,8 @@ class Comparison(JobRun):
         """By how much a pass of a row is predicted to take longer at a length than at the measured one."""
         if not self.pretrained.is_causal_lm:
             return (length / measured) ** GROWTH
-        power = 0.5 if row.method.traits.subquadratic else 1.0
-        before, after = (n * (1 + (n / EVEN) ** power) for n in (measured, length))
+        power = exponent(row.method, causal=True)
+        before, after = (n + EVEN * (n / EVEN) ** power for n in (measured, length))
         return after / before
 
     def _round_seconds(self, length: int) -> float:

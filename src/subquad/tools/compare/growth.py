@@ -1,36 +1,49 @@
 """How times grow with the length: where a method overtakes exact attention, and what a longer input would gain.
 
 A time t at n tokens is taken to be a·n + b·nᵖ with a, b ≥ 0: what each token costs by itself, and its attention, with
-p = 2 for exact attention and p = 3/2 for methods whose work per token grows like √n. The two longest measured lengths
-determine a and b, so that the curve is exact there; beyond them it is a prediction.
+p = 2 for exact attention, p = 7/4 for methods that are causal by halves, whose clusters and top keys grow like n^¾, and
+p = 3/2 for other methods whose work grows by less than n². The two longest measured lengths determine a and b, so that
+the curve is exact there; beyond them it is a prediction.
 """
 
 import math
 from collections.abc import Callable, Mapping, Sequence
 
-from subquad.methods import from_dict
+from subquad.methods import Method, from_dict
 from subquad.tools.compare.recommend import is_exact_kernel, is_faithful, is_full
 from subquad.tools.models.dtypes import FP32
 from subquad.tools.report.schema import MethodReport
 from subquad.tools.runs.floor import Floor
 
 Curve = Callable[[float], float]  # from tokens to milliseconds
-QUADRATIC, SUBQUADRATIC = 2.0, 1.5
+QUADRATIC, BY_HALVES, SUBQUADRATIC = 2.0, 1.75, 1.5
 FARTHEST = 16  # times the longest length, up to which a crossing is looked for
 
 
-def curve(times: Mapping[int, float], exponent: float) -> Curve:
+def exponent(method: Method, causal: bool) -> float:
+    """The power of the length by which a method's attention grows, in a causal model or in another.
+
+    >>> import subquad as sq
+    >>> exponent(sq.ClusteredTail(), causal=True), exponent(sq.ClusteredTail(), causal=False), exponent(sq.Full(), True)
+    (1.75, 1.5, 2.0)
+    """
+    if not method.traits.subquadratic:
+        return QUADRATIC
+    return BY_HALVES if causal and method.traits.by_halves else SUBQUADRATIC
+
+
+def curve(times: Mapping[int, float], power: float) -> Curve:
     """The curve a·n + b·nᵖ through the times at the two longest lengths.
 
-    >>> exact = curve({1000: 3.0, 2000: 8.0}, exponent=2.0)
+    >>> exact = curve({1000: 3.0, 2000: 8.0}, power=2.0)
     >>> round(exact(4000), 6)
     24.0
     """
     (n, t), (m, u) = sorted(times.items())[-2:]
-    b = (u / m - t / n) / (m ** (exponent - 1) - n ** (exponent - 1))
-    b = min(max(b, 0.0), u / m**exponent)
-    a = u / m - b * m ** (exponent - 1)
-    return lambda tokens: a * tokens + b * tokens**exponent
+    b = (u / m - t / n) / (m ** (power - 1) - n ** (power - 1))
+    b = min(max(b, 0.0), u / m**power)
+    a = u / m - b * m ** (power - 1)
+    return lambda tokens: a * tokens + b * tokens**power
 
 
 def crossing(slow: Curve, fast: Curve, shortest: int, longest: int) -> float | None:
@@ -50,11 +63,10 @@ def crossing(slow: Curve, fast: Curve, shortest: int, longest: int) -> float | N
     return high
 
 
-def curve_of(method: MethodReport) -> Curve | None:
+def curve_of(method: MethodReport, causal: bool) -> Curve | None:
     """The curve of a row's forward passes of a whole model; None if it was measured at fewer than two lengths."""
     times = {int(n): cost["ms"] for n, cost in method.get("model", {}).items()}
-    exact = is_full(method) or is_exact_kernel(method) or not from_dict(method["settings"]).traits.subquadratic
-    return curve(times, QUADRATIC if exact else SUBQUADRATIC) if len(times) > 1 else None
+    return curve(times, exponent(from_dict(method["settings"]), causal)) if len(times) > 1 else None
 
 
 def fastest_exact(methods: Sequence[MethodReport], dtype: str, length: int) -> MethodReport | None:
@@ -82,7 +94,7 @@ def growth_note(methods: Sequence[MethodReport], lengths: Sequence[int], floor: 
     dtype = chosen.get("dtype", FP32)
     exact = fastest_exact(methods, dtype, longest)
     baseline = next((m for m in methods if is_full(m) and m.get("dtype", FP32) == dtype), None)
-    curves = [None if m is None else curve_of(m) for m in (chosen, exact, baseline)]
+    curves = [None if m is None else curve_of(m, floor.of_next_tokens) for m in (chosen, exact, baseline)]
     fast, slow, usual = curves
     if fast is None or slow is None or usual is None or exact is None:
         return ""
