@@ -1,10 +1,12 @@
 """A step of generation on transformers' DynamicCache, on sq.hf.GrowingCache, and compiled on a StaticCache.
 
     python benchmarks/caches.py [--lengths 512 2000 7900] [--dtypes bfloat16 float32] [--methods own …]
-        [--compiled own full:kernel=subquad] [--batch 8] [--shortest 2000] [--longest 4000] [--out FILE.md]
+        [--compiled own full:kernel=subquad] [--batch 8] [--shortest 2000] [--longest 4000] [--frames 1500]
+        [--out FILE.md]
 
-SmolLM2-135M-Instruct, which needs the demo decoder. "own" is the model with its own attention, SDPA. The caches contain
-random keys and values, on whose numbers no time depends. With --dry-run, a small random model takes the place of it.
+SmolLM2-135M-Instruct, which needs the demo decoder; and the decoder of Whisper tiny with random weights, whose steps
+attend to the frames of a recording. "own" is the model with its own attention, SDPA. The caches contain random keys and
+values, on whose numbers no time depends. With --dry-run, small random models take the place of both.
 """
 
 import copy
@@ -17,6 +19,7 @@ import sheet
 import torch
 import transformers
 from torch import Tensor
+from transformers.modeling_outputs import BaseModelOutput
 
 import subquad as sq
 from subquad.tools.models import demo
@@ -124,6 +127,35 @@ def medians(calls: dict[Any, Steps], seconds: float) -> dict[Any, float]:
     return {key: statistics.median(times[str(key)]) for key in calls}
 
 
+def load_speech(dtype: torch.dtype, dry: bool) -> Any:
+    """A model with the decoder of Whisper tiny, on its own attention."""
+    width, heads, layers = (32, 2, 1) if dry else (384, 6, 4)
+    sizes = {"d_model": width, "decoder_ffn_dim": 4 * width, "decoder_layers": layers, "decoder_attention_heads": heads}
+    encoder = {"encoder_layers": 1, "encoder_ffn_dim": width, "encoder_attention_heads": heads}  # which is never run
+    model: Any = transformers.WhisperForConditionalGeneration(transformers.WhisperConfig(**sizes, **encoder)).to(dtype)
+    model.set_attn_implementation("sdpa")
+    return model.eval()
+
+
+def speech_steps(models: dict[str, Any], frames: int, dtype: torch.dtype) -> dict[str, Callable[[], None]]:
+    """A step of each model after four tokens, over so many frames of a recording."""
+    steps = {}
+    for method, model in models.items():
+        states = BaseModelOutput(torch.randn(1, frames, model.config.d_model, dtype=dtype))
+        own, crossed = (transformers.DynamicCache(config=model.config) for _ in range(2))
+        inputs = {"encoder_outputs": states, "past_key_values": transformers.EncoderDecoderCache(own, crossed)}
+
+        def step(model: Any = model, inputs: dict[str, Any] = inputs, count: int = 1) -> None:
+            with torch.inference_mode():
+                model(decoder_input_ids=torch.ones(1, count, dtype=torch.long), **inputs)
+                if count == 1:
+                    inputs["past_key_values"].self_attention_cache.crop(-1)
+
+        step(count=4)
+        steps[method] = step
+    return steps
+
+
 def updates(model: Any, length: int, dtype: torch.dtype, seconds: float) -> tuple[float, float]:
     """Milliseconds that all layers of a DynamicCache and of a GrowingCache take to add a token, without the model."""
     config, caches = model.config, (transformers.DynamicCache(config=model.config), sq.hf.GrowingCache(model))
@@ -160,13 +192,14 @@ def main() -> None:
         batch=8,
         shortest=2000,
         longest=4000,
+        frames=1500,
     )
     parser.add_argument("--dry-run", action="store_true", help="A small random model, and no compiler.")
     given = parser.parse_args()
     torch.set_num_threads(given.threads)
     torch.manual_seed(0)
     compiled = [] if given.dry_run else list(given.compiled)
-    rows, added, batches = [], [], []
+    rows, added, batches, speech = [], [], [], []
     for dtype_name in given.dtypes:
         dtype = getattr(torch, dtype_name)
         models = variants(load(dtype, given.dry_run), list(given.methods))
@@ -197,6 +230,13 @@ def main() -> None:
                     for kind in ("dynamic", "growing")
                 ]
                 batches.append([dtype_name, f"`{method}`", *cells])
+        if given.frames:
+            models = variants(load_speech(dtype, given.dry_run), list(given.methods[:2]))
+            times = sheet.milliseconds(speech_steps(models, given.frames, dtype), given.seconds)
+            base = statistics.median(times[given.methods[0]])
+            for method, own in times.items():
+                each = statistics.median(own)
+                speech.append([dtype_name, f"`{method}`", f"{each:.2f} ({base / each:.2f}×)"])
     parts = [
         "One step of one item: a token after those in the cache. All in turn at each length and dtype; medians; in "
         f"brackets, the speed-up over the first line. A StaticCache has {NEW} free slots, and its model is "
@@ -210,6 +250,11 @@ def main() -> None:
             f"Steps of a batch of {given.batch} requests of {given.shortest:,} to {given.longest:,} tokens, padded on "
             "the left: tokens per second.",
             sheet.table(["dtype", "attention", "DynamicCache, tokens/s", "GrowingCache, tokens/s"], batches),
+        ]
+    if speech:
+        parts += [
+            f"A step of Whisper tiny's decoder (random weights) over {given.frames:,} frames of a recording:",
+            sheet.table(["dtype", "attention", "step, ms"], speech),
         ]
     sheet.publish("Caches of keys and values", parts, given.out, "bf16 and fp32")
 
