@@ -20,7 +20,7 @@ import torch
 from decoder_passages import MODEL, Passage
 from torch import Tensor
 
-from subquad.methods import ClusteredTail, Method
+from subquad.methods import ClusteredTail, Full, Method
 from subquad.methods.core.method import Call, Partial, number
 from subquad.tools.models.next_tokens import NextTokens, Prefill, differences, next_of, one_of_each, summed
 from subquad.tools.models.pretrained import Pretrained, load, running
@@ -36,6 +36,8 @@ novels; beyond 8,192 tokens with YaRN.
 KL is that of next-token distributions, exact ‖ method, in nats, at {positions:,} evenly spaced positions: over their \
 second half, and over each quarter.
 Same top token and perplexity are of the second half.
+n is the number of queries of a rectangle and m that of its keys; all rules have 32 cells and, if nothing else is \
+written, blocks of 2,048 tokens.
 Time is the processor time of the prefill over that of `{exact}`, the median of the passages."""
 
 
@@ -55,20 +57,18 @@ class TailByPowers(ClusteredTail):
 
 
 ROOTS = TailByPowers(clusters=32, topk=181)
+POWERS = replace(ROOTS, of_clusters=0.75, of_topk=0.75)
 RULES: dict[str, Method] = {
-    "default: n^¾/√32 clusters, m^¾ keys": ClusteredTail(),
-    "n^¾/4, m^¾": replace(ROOTS, clusters=46, of_clusters=0.75, of_topk=0.75),
-    "n^¾/√32, √(32m)": replace(ROOTS, of_clusters=0.75),
-    "n^¾/4, √(32m)": replace(ROOTS, clusters=46, of_clusters=0.75),
-    "√n clusters, √(32m) keys": ROOTS,
-    "2√n, √(32m)": replace(ROOTS, clusters=64),
-    "n/32, √(32m)": replace(ROOTS, of_clusters=1.0),
+    "exact, by SDPA": Full(),
+    "n^¾/√32 clusters, m^¾ keys (default)": ClusteredTail(),
+    "the same, blocks of 1,024": ClusteredTail(block=1024),
+    "n^¾/4, m^¾": replace(POWERS, clusters=46),
+    "√n clusters, √(32m) keys, blocks of 1,024": replace(ROOTS, block=1024),
     "2√n, 181·(m/1024)^0.7": replace(ROOTS, clusters=64, of_topk=0.7),
     "2.8√n, 181·(m/1024)^0.7": replace(ROOTS, clusters=90, of_topk=0.7),
     "4√n, 181·(m/1024)^0.7": replace(ROOTS, clusters=128, of_topk=0.7),
-    "n/32, 181·(m/1024)^0.7": replace(ROOTS, clusters=32, of_clusters=1.0, of_topk=0.7),
-    "n/16, 181·(m/1024)^0.7": replace(ROOTS, clusters=64, of_clusters=1.0, of_topk=0.7),
-    "2.8√n, 181·(m/1024)^0.7, blocks of 2,048": replace(ROOTS, clusters=90, of_topk=0.7, block=2048),
+    "n/32, 181·(m/1024)^0.7": replace(POWERS, of_clusters=1.0, of_topk=0.7),
+    "n/16, 181·(m/1024)^0.7": replace(POWERS, clusters=64, of_clusters=1.0, of_topk=0.7),
     "default, 64 cells": ClusteredTail(cells=64),
     "default, three rounds of k-means": ClusteredTail(refine=3),
 }
@@ -79,22 +79,6 @@ class Reading(NamedTuple):
 
     quarters: list[NextTokens]
     time: float
-
-
-def with_yarn(pretrained: Pretrained, length: int) -> Pretrained:
-    """The model, in place, with positions up to `length` by YaRN if its own end before."""
-    model, config = pretrained.model, pretrained.model.config
-    assert pretrained.limit is not None
-    if length > pretrained.limit:
-        config.rope_parameters = {
-            "rope_type": "yarn",
-            "rope_theta": config.rope_parameters["rope_theta"],
-            "factor": length / pretrained.limit,
-            "original_max_position_embeddings": pretrained.limit,
-        }
-        config.max_position_embeddings = length
-        model.model.rotary_emb = type(model.model.rotary_emb)(config)
-    return replace(pretrained, limit=max(length, pretrained.limit))
 
 
 def timed_prefill(pretrained: Pretrained, passage: Passage, method: Any) -> tuple[Prefill, float]:
@@ -142,7 +126,7 @@ def main() -> None:
     passages = decoder_passages.count_of(arguments.passages)
     parts = [ABOUT.format(exact=EXACT, passages=passages, positions=POSITIONS)]
     for length in arguments.lengths:
-        pretrained = with_yarn(load(MODEL, dtype="bf16"), length)
+        pretrained = load(MODEL, dtype="bf16").reaching(length)
         chosen = decoder_passages.passages(pretrained, arguments.data, length, arguments.passages)
         several = [readings(pretrained, passage, rules) for passage in chosen]
         rows = [row(name, [each[name] for each in several]) for name in several[0]]

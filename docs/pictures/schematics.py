@@ -126,7 +126,11 @@ def halves() -> str:
         (
             PALE_BLUE,
             BLUE,
-            ("Blocks on the diagonal are exact.", "The setting block is their size, by", "default 1,024 tokens."),
+            (
+                "Blocks on the diagonal are exact.",
+                "The setting block is their size: 1,024",
+                "tokens, and 2,048 in bf16 and fp16.",
+            ),
         ),
         (
             tints[4],

@@ -108,6 +108,18 @@ def test_blocks_on_the_diagonal_and_the_last_rows_are_exact():
     assert not torch.allclose(out[:, :, between], exact[:, :, between], atol=1e-3)
 
 
+@pytest.mark.parametrize(("dtype", "block"), [(torch.float32, 1024), (torch.bfloat16, 2048), (torch.float16, 2048)])
+def test_blocks_are_longer_in_16_bits(dtype: torch.dtype, block: int):
+    q, k, v = (x.to(dtype) for x in qkv(1, 1, block + 300, block + 300, D=16))
+    default, same, half = (
+        sq.attention(q, k, v, method=sq.ClusteredTail(block=size), is_causal=True) for size in (0, block, block // 2)
+    )
+    assert torch.equal(default, same)
+    assert not torch.equal(default, half)
+    exact = sq.attention(q, k, v, method="full:kernel=subquad", is_causal=True)
+    torch.testing.assert_close(default[:, :, :block], exact[:, :, :block])
+
+
 @pytest.mark.parametrize("tokens", [1, 4, 8])
 def test_short_prompts_and_steps_on_a_cache_are_exact(tokens: int):
     q, k, v = qkv(B, H, tokens, 8)

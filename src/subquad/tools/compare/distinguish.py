@@ -7,6 +7,7 @@ from subquad.methods import from_dict
 from subquad.tools.compare.recommend import is_exact_kernel, is_faithful
 from subquad.tools.measure.exact_limits import exact_up_to
 from subquad.tools.measure.tradeoff import NARROW, PROVES, UNNOTICED, tie_of
+from subquad.tools.models.dtypes import FP32, TORCH
 from subquad.tools.report.schema import MethodReport
 from subquad.tools.runs.floor import Floor
 
@@ -53,8 +54,8 @@ def _is_approximation(method: MethodReport, length: int, floor: Floor) -> bool:
     """Whether a row was measured at a length and is not exact there, by its name or by its settings."""
     if method["status"] != "measured" or str(length) not in method.get("fidelity", {}) or is_exact_kernel(method):
         return False
-    settings = from_dict(method["settings"])
-    return not settings.traits.quadratic_baseline and exact_up_to(settings, floor.of_next_tokens) < length
+    settings, dtype = from_dict(method["settings"]), TORCH[method.get("dtype", FP32)]
+    return not settings.traits.quadratic_baseline and exact_up_to(settings, floor.of_next_tokens, dtype) < length
 
 
 def _without_fidelity(method: MethodReport, at: str) -> MethodReport:

@@ -32,7 +32,7 @@ from subquad.tools.measure.exact_limits import exact_up_to
 from subquad.tools.measure.fidelity import cosine, crossover, percentile, relative_error, retrieval_agreement
 from subquad.tools.measure.noise import AGAIN, ASSUMED_NOISE, TIE, against_itself, at_least_typical, noise_of
 from subquad.tools.measure.timing import cost, exact_cost, ratios
-from subquad.tools.models.dtypes import FP32, has_products
+from subquad.tools.models.dtypes import FP32, TORCH, has_products
 from subquad.tools.models.generation import ROUNDS, has_exact_steps, takes_cache
 from subquad.tools.models.longer import longer_note, quarters_note, yarn_note
 from subquad.tools.models.next_tokens import NextTokens, summed
@@ -623,12 +623,13 @@ def _defaults(row: CompareRow) -> str | None:
 
 def _row_notes(row: CompareRow, length: int, causal: bool) -> list[str]:
     """Remarks that the figures of a row do not show."""
-    notes, most = [], exact_up_to(row.method, causal)
+    notes, most = [], exact_up_to(row.method, causal, TORCH[row.dtype])
     if row.modes:
         notes.append(what_is_sent(row.modes))
     if not row.is_full and most >= length:
         where = f"on at most {most:,.0f} tokens" if math.isfinite(most) else "with these settings"
-        notes.append(f"is exact attention {where}; a speed-up there is due to chance")
+        by_halves = causal and row.method.traits.by_halves  # whose exact blocks run subquad's kernel
+        notes.append(f"is exact attention {where}{'' if by_halves else '; a speed-up there is due to chance'}")
     if row.longest is not None:
         notes.append(f"its parameters are for at most {row.longest:,} tokens, and it was not run on more")
     return notes

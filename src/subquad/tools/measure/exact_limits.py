@@ -2,15 +2,18 @@
 
 import math
 
+import torch
+
 from subquad.methods import Full, Method
+from subquad.methods.core.halves import ByHalves
 
 
-def exact_up_to(method: Method, causal: bool = False) -> float:
+def exact_up_to(method: Method, causal: bool = False, dtype: torch.dtype = torch.float32) -> float:
     """The most tokens on which the settings make this method the baseline's attention; 0: never, infinite: always."""
     if method.is_exact:  # by another kernel
         return math.inf if method == Full() else 0.0
-    if causal and method.traits.by_halves:  # one block on the diagonal
-        return float(max(getattr(method, "block", 0), getattr(method, "last", 0)))
+    if causal and isinstance(method, ByHalves):  # one block on the diagonal
+        return float(max(method.sized_for(dtype).block, method.last))
     limits = method.traits.exact_limit
     if isinstance(limits, str):
         return 0.0

@@ -7,6 +7,8 @@ need the best keys outside of the window.
 
 from collections.abc import Iterable
 
+import torch
+
 from subquad.methods import ClusteredTail, ImprovedClustered, Method, OracleTopK
 from subquad.methods.clustered_tail import OF_RECTANGLE, by_length
 
@@ -24,6 +26,7 @@ def mean_exact_keys(method: ClusteredTail | ImprovedClustered, length: int) -> f
 
     The last queries meet all keys before them.
     """
+    method = method.sized_for(torch.float32)  # in which `subquad needle` loads models
     if length <= method.block or length <= method.last:
         return (length + 1) / 2
     counts = [0] * length
