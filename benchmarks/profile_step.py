@@ -1,7 +1,7 @@
 """Where the time of one generated token goes: products with weights, attention, cache, masks, and everything else.
 
     python benchmarks/profile_step.py [--lengths 512 7900] [--dtypes bfloat16 float32] [--methods own …]
-        [--caches dynamic growing] [--steps 5] [--out FILE.md]
+        [--caches dynamic growing] [--batch 1] [--steps 5] [--out FILE.md]
 
 The model and the caches are those of caches.py. A part's time is that of its calls, less other parts inside; the last
 column is a step without these clocks. "kernel" is SDPA or the compiled library; "around it" is what
@@ -104,7 +104,7 @@ def parts_of(model: Any, step: caches.Steps, count: int) -> list[float]:
 def main() -> None:
     """Print the table, and write it if --out is given."""
     methods = (caches.OWN, "full:kernel=subquad")
-    options = {"methods": methods, "dtypes": ("bfloat16", "float32"), "caches": ("dynamic",), "steps": 5}
+    options = {"methods": methods, "dtypes": ("bfloat16", "float32"), "caches": ("dynamic",), "batch": 1, "steps": 5}
     parser = sheet.arguments(__doc__, (512, 7900), **options)
     parser.add_argument("--dry-run", action="store_true", help="A small random model.")
     arguments = parser.parse_args()
@@ -118,11 +118,15 @@ def main() -> None:
             for kind in arguments.caches:
                 for method, model in models.items():
                     with torch.inference_mode():
-                        cache = caches.fill(CACHES[kind](model), model.config, 1, length, dtype)
-                    ms = parts_of(model, caches.Steps(model.forward, cache, caches.padding([length])), arguments.steps)
+                        cache = caches.fill(CACHES[kind](model), model.config, arguments.batch, length, dtype)
+                    step = caches.Steps(model.forward, cache, caches.padding([length] * arguments.batch))
+                    ms = parts_of(model, step, arguments.steps)
                     rows.append([f"{length:,}", dtype_name, kind, f"`{method}`", *(f"{part:.2f}" for part in ms)])
     head = ["tokens before", "dtype", "cache", "attention", *PARTS, "without clocks"]
-    sheet.publish("Where the time of a step goes", ["Milliseconds; medians.", sheet.table(head, rows)], arguments.out)
+    several = "" if arguments.batch == 1 else f" of {arguments.batch} requests together"
+    about = f"Milliseconds of a step{several}, a token after those in the cache; medians. Clocks take time themselves."
+    parts = [about, sheet.table(head, rows)]
+    sheet.publish("Where the time of a step goes", parts, arguments.out, "bf16 and fp32")
 
 
 if __name__ == "__main__":

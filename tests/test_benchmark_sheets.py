@@ -246,10 +246,13 @@ def test_caches_are_timed_with_each_method(made, tmp_path: Path):
     assert [len(row) for row in rows if row[0] == "24"] == [6, 6, 4]
 
 
-def test_the_parts_of_a_step_are_the_step(made, tmp_path: Path):
+@pytest.mark.parametrize(("batch", "what"), [("1", "of a step,"), ("2", "of a step of 2 requests together,")])
+def test_the_parts_of_a_step_are_the_step(made, tmp_path: Path, batch: str, what: str):
     words = ["--dry-run", "--lengths", "24", "--dtypes", "float32", "--steps", "3", "--methods", "own", "full"]
-    made("profile_step", *words, "--caches", "dynamic", "growing")
-    rows = [line.strip("| ").split(" | ") for line in (tmp_path / "out.md").read_text("utf-8").splitlines()]
+    made("profile_step", *words, "--caches", "dynamic", "growing", "--batch", batch)
+    sheet = (tmp_path / "out.md").read_text("utf-8")
+    assert what in sheet
+    rows = [line.strip("| ").split(" | ") for line in sheet.splitlines()]
     steps = [row for row in rows if row[0] == "24"]
     assert [row[2:4] for row in steps] == [
         [kind, f"`{name}`"] for kind in ("dynamic", "growing") for name in ("own", "full")
