@@ -93,7 +93,7 @@ class ByHalves(Method):
     """A method that is causal by halves. Its class declares the three settings, and its trait `by_halves` is true.
 
     block: tokens of a block on the diagonal, whose attention is exact; where there is no other block, all of it is.
-        With 0, `sized_for` says how many.
+        0: the number depends on the dtype (`sized_for`).
     last: queries at the end of each item that are exact over all keys.
     queries: whose queries meet the keys of a rectangle together, all of the "rectangle" or those of each "block"; or
         "earlier": clusters are made of the queries at these keys' positions, for methods that have `attend_by_earlier`.
