@@ -42,7 +42,7 @@ RESULTS = {  # by run: the report, and the plot with its name in the report
 }
 LONGER = [
     *("--extend", "16384", "--lengths", "2048,8192,16384", "--dtype", "bf16"),
-    *("--new-tokens", "0", "--minutes", "8", "--methods"),
+    *("--new-tokens", "0", "--minutes", "10", "--methods"),
 ]
 FITTED = ("lha:buckets=4", "lha-tail")
 ROWS = {  # of the page's table, which has some of the report's: the method in the report, and its name in the table

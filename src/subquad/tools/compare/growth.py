@@ -2,8 +2,8 @@
 
 A time t at n tokens is taken to be a·n + b·nᵖ with a, b ≥ 0: what each token costs by itself, and its attention, with
 p = 2 for exact attention, p = 7/4 for methods that are causal by halves, whose clusters and top keys grow like n^¾, and
-p = 3/2 for other sub-quadratic methods. The two longest measured lengths determine a and b, so that
-the curve is exact there; beyond them it is a prediction.
+p = 3/2 for other sub-quadratic methods. The two longest measured lengths determine a and b, so that the curve is exact
+there; beyond them it is a prediction.
 """
 
 import math
