@@ -14,6 +14,9 @@ def compiled_steps(length: int, **options: Any) -> dict[str, Any]:
         length: tokens of the longest request, its new ones included. The cache has room for the next power of two.
         options: of `torch.compile`, such as `backend`.
 
+    With `torch._inductor.config.patch(freezing=True)` around the first request, the weights are constants of the step,
+    packed for the processor, which makes it faster; later changes of the weights then have no effect on it.
+
     Requests of all lengths up to there run the same compiled step; the prompt itself is not compiled. transformers
     compiles by itself on GPUs and other accelerators alone. The step must be one graph: a model that breaks it is an
     error of `torch.compile`.

@@ -12,11 +12,20 @@ CASES = ["llama=full:kernel=subquad", "llama=clustered-tail", "gpt2=full"]
 OP = "subquad.steps_forward.default"
 
 
+def printed(*words: str):
+    """What the script prints."""
+    command = [sys.executable, "-m", "tests.library.hf.compiled_steps", *words]
+    return json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()[-1])
+
+
+@pytest.mark.slow
+def test_steps_with_frozen_weights_give_the_tokens_of_eager_steps():
+    assert printed("--frozen", "llama=full:kernel=subquad") == [True]
+
+
 @pytest.mark.slow
 def test_steps_on_a_static_cache_are_compiled_once():
-    command = [sys.executable, "-m", "tests.library.hf.compiled_steps", *CASES]
-    result = subprocess.run(command, check=True, capture_output=True, text=True)
-    for case, seen in zip(CASES, json.loads(result.stdout.splitlines()[-1]), strict=True):
+    for case, seen in zip(CASES, printed(*CASES), strict=True):
         assert (case, seen["loop"], seen["generate"]) == (case, True, True)
         assert (case, seen["graphs"], seen["graphs of generate"]) == (case, 1, 1)
         if native.is_vectorised():
