@@ -352,7 +352,7 @@ class Comparison(JobRun):
         """By how much a pass of a row is predicted to take longer at a length than at the measured one."""
         if not self.pretrained.is_causal_lm:
             return (length / measured) ** GROWTH
-        power = exponent(row.method, causal=True)
+        power = exponent(row.method)
         before, after = (n + EVEN * (n / EVEN) ** power for n in (measured, length))
         return after / before
 

@@ -1,9 +1,10 @@
 """How times grow with the length: where a method overtakes exact attention, and what a longer input would gain.
 
 A time t at n tokens is taken to be a·n + b·nᵖ with a, b ≥ 0: what each token costs by itself, and its attention, with
-p = 2 for exact attention, p = 7/4 for methods that are causal by halves, whose clusters and top keys grow like n^¾, and
-p = 3/2 for other sub-quadratic methods. The two longest measured lengths determine a and b, so that the curve is exact
-there; beyond them it is a prediction.
+p = 2 for exact attention and p = 3/2 for sub-quadratic methods: attention by halves, whose clusters and top keys grow
+like n^¾, took 2^1.5 times as long at 8,192 tokens as at 4,096, and 2^1.45 times at 16,384 (`clustered-tail` in bf16),
+because its blocks grow like n. The two longest measured lengths determine a and b, so that the curve is exact there;
+beyond them it is a prediction.
 """
 
 import math
@@ -11,25 +12,24 @@ from collections.abc import Callable, Mapping, Sequence
 
 from subquad.methods import Method, from_dict
 from subquad.tools.compare.recommend import is_exact_kernel, is_faithful, is_full
-from subquad.tools.models.dtypes import FP32
+from subquad.tools.measure.exact_limits import exact_up_to
+from subquad.tools.models.dtypes import FP32, TORCH
 from subquad.tools.report.schema import MethodReport
 from subquad.tools.runs.floor import Floor
 
 Curve = Callable[[float], float]  # from tokens to milliseconds
-QUADRATIC, BY_HALVES, SUBQUADRATIC = 2.0, 1.75, 1.5
+QUADRATIC, SUBQUADRATIC = 2.0, 1.5
 FARTHEST = 16  # times the longest length, up to which a crossing is looked for
 
 
-def exponent(method: Method, causal: bool) -> float:
-    """The power of the length by which a method's attention grows, in a causal model or in another.
+def exponent(method: Method) -> float:
+    """The power of the length by which a method's attention grows.
 
     >>> import subquad as sq
-    >>> exponent(sq.ClusteredTail(), causal=True), exponent(sq.ClusteredTail(), causal=False), exponent(sq.Full(), True)
-    (1.75, 1.5, 2.0)
+    >>> exponent(sq.ClusteredTail()), exponent(sq.Full())
+    (1.5, 2.0)
     """
-    if not method.traits.subquadratic:
-        return QUADRATIC
-    return BY_HALVES if causal and method.traits.by_halves else SUBQUADRATIC
+    return SUBQUADRATIC if method.traits.subquadratic else QUADRATIC
 
 
 def curve(times: Mapping[int, float], power: float) -> Curve:
@@ -63,10 +63,10 @@ def crossing(slow: Curve, fast: Curve, shortest: int, longest: int) -> float | N
     return high
 
 
-def curve_of(method: MethodReport, causal: bool) -> Curve | None:
+def curve_of(method: MethodReport) -> Curve | None:
     """The curve of a row's forward passes of a whole model; None if it was measured at fewer than two lengths."""
     times = {int(n): cost["ms"] for n, cost in method.get("model", {}).items()}
-    return curve(times, exponent(from_dict(method["settings"]), causal)) if len(times) > 1 else None
+    return curve(times, exponent(from_dict(method["settings"]))) if len(times) > 1 else None
 
 
 def fastest_exact(methods: Sequence[MethodReport], dtype: str, length: int) -> MethodReport | None:
@@ -94,7 +94,7 @@ def growth_note(methods: Sequence[MethodReport], lengths: Sequence[int], floor: 
     dtype = chosen.get("dtype", FP32)
     exact = fastest_exact(methods, dtype, longest)
     baseline = next((m for m in methods if is_full(m) and m.get("dtype", FP32) == dtype), None)
-    curves = [None if m is None else curve_of(m, floor.of_next_tokens) for m in (chosen, exact, baseline)]
+    curves = [None if m is None else curve_of(m) for m in (chosen, exact, baseline)]
     fast, slow, usual = curves
     if fast is None or slow is None or usual is None or exact is None:
         return ""
@@ -102,7 +102,13 @@ def growth_note(methods: Sequence[MethodReport], lengths: Sequence[int], floor: 
     if start is None:
         return ""
     name = chosen["method"]
-    if start <= shortest:
+    most = exact_up_to(from_dict(chosen["settings"]), floor.of_next_tokens, TORCH[dtype])
+    if start <= most:
+        where = (
+            f"{name} is exact attention up to {most:,.0f} tokens, and faster than {exact['method']}, the fastest exact "
+        )
+        where += "attention, beyond (interpolated)"
+    elif start <= shortest:
         where = f"{name} is faster than {exact['method']}, the fastest exact attention, at every length measured"
     else:
         source = "interpolated" if start <= longest else "predicted"

@@ -23,8 +23,8 @@ def model_time_vs_length(report: Report, looks: Mapping[str, Style], narrow: boo
 
     A ring marks where an approximation overtakes the fastest exact attention.
     """
-    rows, causal = _rows(report), report["model"]["kind"] == "causal-lm"
-    curves = {name: made for name, row in rows.items() if (made := curve_of(row, causal)) is not None}
+    rows = _rows(report)
+    curves = {name: made for name, row in rows.items() if (made := curve_of(row)) is not None}
     if len(curves) < 2:
         return None
     figure = Figure(figsize=(NARROW, 3.2 + 0.2 * len(curves)) if narrow else LARGE, layout="constrained")

@@ -8,7 +8,7 @@ from subquad.methods import Full, from_dict
 from subquad.tools.measure.exact_limits import exact_up_to
 from subquad.tools.measure.noise import Verdict, percent
 from subquad.tools.measure.tradeoff import EQUAL, SIMILAR, closest_of_fast
-from subquad.tools.models.dtypes import FP32
+from subquad.tools.models.dtypes import FP32, TORCH
 from subquad.tools.report.schema import MethodReport, Recommendation
 from subquad.tools.runs.floor import Floor
 
@@ -124,12 +124,18 @@ def fastest(
 
 
 def _approximate_at(methods: Sequence[MethodReport], length: int, floor: Floor) -> list[MethodReport]:
-    """Those that are not the baseline's attention there, or that run it in another dtype."""
-    return [
-        m
-        for m in methods
-        if m.get("dtype", FP32) != FP32 or exact_up_to(from_dict(m["settings"]), floor.of_next_tokens) < length
-    ]
+    """Those that are not the baseline's attention there; it in another dtype is one of them.
+
+    A method whose settings make it exact attention at this length is left to the rows that are named so.
+    """
+
+    def is_the_baselines(m: MethodReport) -> bool:
+        dtype = m.get("dtype", FP32)
+        if is_full(m):
+            return dtype == FP32
+        return exact_up_to(from_dict(m["settings"]), floor.of_next_tokens, TORCH[dtype]) >= length
+
+    return [m for m in methods if not is_the_baselines(m)]
 
 
 def _tried(measured: Sequence[MethodReport], lengths: Sequence[int]) -> str:
