@@ -129,9 +129,9 @@ def prepare(process: str, job: Job, rows: Sequence[Row]) -> dict[Row, Any]:
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(job.folder / "inductor"))
     torch.set_num_threads(job.threads)
     if process == "compiled":
-        import torch._inductor.config
+        import torch._dynamo
 
-        torch._inductor.config.freezing = True  # weights are constants of the compiled step, packed for the processor
+        torch._dynamo.reset()  # whose number of compilations of one function is limited
     model = pretrained(job.model, job.prompt + job.new)
     makers = {"openvino": openvino_run, "openvino-genai": genai_run, "llama.cpp": llama_run}
     if process in makers:

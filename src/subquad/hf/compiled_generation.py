@@ -14,21 +14,26 @@ def compiled_steps(length: int, **options: Any) -> dict[str, Any]:
         length: tokens of the longest request, its new ones included. The cache has room for the next power of two.
         options: of `torch.compile`, such as `backend`.
 
-    With `torch._inductor.config.patch(freezing=True)` around the first request, the weights are constants of the step,
-    packed for the processor, which makes it faster; later changes of the weights then have no effect on it.
-
     Requests of all lengths up to there run the same compiled step; the prompt itself is not compiled. transformers
     compiles by itself on GPUs and other accelerators alone. The step must be one graph: a model that breaks it is an
     error of `torch.compile`.
 
     Raises:
-        ValueError: the length is below 1.
+        ValueError: the length is below 1; or torch freezes weights (`torch._inductor.config.freezing`), which takes the
+            static cache for a constant too, so that tokens would be wrong.
 
     >>> compiled_steps(1500)["max_cache_len"]
     2048
     """
     if length < 1:
         raise ValueError(f"length={length}, but a request has at least 1 token")
+    from torch._inductor import config as inductor  # here, because only compilation needs it
+
+    if inductor.freezing:
+        raise ValueError(
+            "torch._inductor.config.freezing is on, and transformers marks its static cache as fixed, so it would be a "
+            "constant of the compiled step, and tokens would be wrong; turn it off (TORCHINDUCTOR_FREEZING=0)"
+        )
     config = CompileConfig(**({"fullgraph": True, "mode": None} | options))
     config._compile_all_devices = True  # its only switch for CPUs
     return {

@@ -1,7 +1,5 @@
 """Generate on a static cache with compiled steps: for each `model=method` on the command line, print what was seen.
 
-With --frozen before them, only whether steps with frozen weights give the right tokens.
-
 A process of its own, because Dynamo cannot trace the run-time type checks that pytest switches on here.
 """
 
@@ -10,7 +8,6 @@ import sys
 from typing import Any
 
 import torch
-import torch._inductor.config
 import transformers as hf
 
 import subquad as sq
@@ -65,19 +62,5 @@ def seen(name: str, method: str) -> dict[str, Any]:
     return result | {"operators": sorted(operators)}
 
 
-def frozen(name: str, method: str) -> bool:
-    """Whether steps whose weights are constants give the right tokens, after the first request too."""
-    case = build(name)
-    sq.hf.swap(case.model, method)
-    options = {**case.inputs, "max_new_tokens": NEW, "do_sample": False, "eos_token_id": None}
-    length = case.inputs["input_ids"].shape[1] + NEW
-    want = case.model.generate(**options)
-    with torch._inductor.config.patch(freezing=True):
-        first = case.model.generate(**options, **sq.hf.compiled_steps(length))
-    later = case.model.generate(**options, **sq.hf.compiled_steps(length))
-    return torch.equal(first, want) and torch.equal(later, want)
-
-
 if __name__ == "__main__":
-    look, arguments = (frozen, sys.argv[2:]) if sys.argv[1] == "--frozen" else (seen, sys.argv[1:])
-    print(json.dumps([look(*argument.split("=", 1)) for argument in arguments]))
+    print(json.dumps([seen(*argument.split("=", 1)) for argument in sys.argv[1:]]))

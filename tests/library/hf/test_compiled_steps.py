@@ -5,28 +5,33 @@ import subprocess
 import sys
 
 import pytest
+from torch._inductor import config as inductor
 
+from subquad.hf import compiled_steps
 from subquad.kernels import native
 
 CASES = ["llama=full:kernel=subquad", "llama=clustered-tail", "gpt2=full"]
 OP = "subquad.steps_forward.default"
 
 
-def printed(*words: str):
-    """What the script prints."""
-    command = [sys.executable, "-m", "tests.library.hf.compiled_steps", *words]
-    return json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()[-1])
-
-
-@pytest.mark.slow
-def test_steps_with_frozen_weights_give_the_tokens_of_eager_steps():
-    assert printed("--frozen", "llama=full:kernel=subquad") == [True]
-
-
 @pytest.mark.slow
 def test_steps_on_a_static_cache_are_compiled_once():
-    for case, seen in zip(CASES, printed(*CASES), strict=True):
+    command = [sys.executable, "-m", "tests.library.hf.compiled_steps", *CASES]
+    result = subprocess.run(command, check=True, capture_output=True, text=True)
+    for case, seen in zip(CASES, json.loads(result.stdout.splitlines()[-1]), strict=True):
         assert (case, seen["loop"], seen["generate"]) == (case, True, True)
         assert (case, seen["graphs"], seen["graphs of generate"]) == (case, 1, 1)
         if native.is_vectorised():
             assert (OP in seen["operators"]) == (case != "gpt2=full"), case
+
+
+@pytest.mark.parametrize("length", [0, -3])
+def test_a_request_has_a_token(length):
+    with pytest.raises(ValueError, match=f"length={length}, but a request has at least 1 token"):
+        compiled_steps(length)
+
+
+def test_frozen_weights_are_refused_because_the_cache_would_be_frozen_too():
+    with inductor.patch(freezing=True), pytest.raises(ValueError, match="constant of the compiled step"):
+        compiled_steps(64)
+    assert compiled_steps(64)["max_cache_len"] == 64
