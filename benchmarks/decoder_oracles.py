@@ -19,11 +19,12 @@ from torch import Tensor
 from subquad.kernels.tokens.heads import repeat_heads
 from subquad.methods import Full, Method
 from subquad.methods.clustered_tail import OF_RECTANGLE, by_length
-from subquad.methods.core.halves import BLOCK, LAST
+from subquad.methods.core.halves import LAST, default_block
 from subquad.methods.core.method import Call, Partial, whole
 from subquad.tools.models.pretrained import load
 
 LENGTHS = (2048, 4096)
+BLOCK = default_block(torch.float32)
 CHUNK = 256  # queries at a time, whole groups of them
 GROUP = 64  # queries that share their blocks, and keys of a block
 

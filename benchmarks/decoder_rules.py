@@ -55,9 +55,10 @@ class TailByRule(ClusteredTail):
         These are centroids C·m·3D, k-means 2·n·C·D for two rounds, and members n·(k + X)·2D. Covariances, linear in the
         length, are not counted.
         """
-        parts = [part for group in rectangles_of(length, 0, self.block) for part in group]
+        block = self.sized_for(torch.float32).block
+        parts = [part for group in rectangles_of(length, 0, block) for part in group]
         if self.queries == "block":
-            parts = [rows for part in parts for rows in part.in_blocks(self.block)]
+            parts = [rows for part in parts for rows in part.in_blocks(block)]
         total = self.last * length * 2.0 * WIDTH
         for part in parts:
             if part.diagonal:

@@ -26,11 +26,12 @@ import torch
 import subquad as sq
 from subquad.methods import Full, Method
 from subquad.methods.clustered_tail import OF_RECTANGLE, by_length, root
-from subquad.methods.core.halves import BLOCK, LAST
+from subquad.methods.core.halves import LAST, default_block
 from subquad.tools.measure.capture import LayerInputs, recorded
 from subquad.tools.measure.fidelity import relative_error
 from subquad.tools.models.pretrained import load
 
+BLOCK = default_block(torch.float32)
 KEYS = (20, 40, 80, 160, 320, 640)
 TAIL = "clustered-tail"
 BOOKS = 2  # passages of the decoder
