@@ -120,7 +120,10 @@ class ByHalves(Method):
 
     def sized_for(self: H, dtype: torch.dtype) -> H:
         """The method with the number of tokens that its blocks have in a dtype."""
-        return self if self.block else replace(self, block=default_block(dtype))
+        if self.block:
+            return self
+        sizes: dict[str, Any] = {"block": default_block(dtype)}  # a setting that each class declares
+        return replace(self, **sizes)
 
     def rectangles(self, tokens: int, start: int) -> list[Rectangles]:
         """Who meets whom in which part, where `tokens` queries come behind `start` keys."""
