@@ -78,7 +78,7 @@ def from_dict(data: Mapping[str, Any]) -> Method:
     """The method that a dict of `Method.to_dict` describes.
 
     >>> from_dict({"name": "clustered", "clusters": 25})
-    Clustered(clusters=25, bits=63, iterations=10, seed=0, ..., block=1024, last=128, queries='rectangle')
+    Clustered(clusters=25, bits=63, iterations=10, seed=0, ..., block=0, last=128, queries='rectangle')
     """
     settings = dict(data)
     if PROVIDERS in settings:
