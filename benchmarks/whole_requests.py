@@ -57,7 +57,7 @@ Whole requests of {name}: a prompt of real text and {new} new tokens after it, c
 Every engine has a process of its own and all get the same token ids.
 In every turn each row answers one request, in a new order, while the other processes wait; each turn has a text of \
 its own.
-PyTorch's rows and subquad's are of one run, and the rows of other engines may be of an earlier one on this machine.
+Rows that the folder of `--keep` had already are of an earlier run on this machine.
 Before the turns, each row answers a short request, during which `torch.compile` compiles, and which is not counted.
 "First token" is the time until the first new token is there, "later token" the median time of each token after it, \
 and "request" the time of all; medians over the turns.

@@ -2,9 +2,9 @@
 
 A time t at n tokens is taken to be a·n + b·nᵖ with a, b ≥ 0: what each token costs by itself, and its attention, with
 p = 2 for exact attention and p = 3/2 for sub-quadratic methods: attention by halves, whose clusters and top keys grow
-like n^¾, took 2^1.5 times as long at 8,192 tokens as at 4,096, and 2^1.45 times at 16,384 (`clustered-tail` in bf16),
-because its blocks grow like n. The two longest measured lengths determine a and b, so that the curve is exact there;
-beyond them it is a prediction.
+like n^¾, took 2^1.5 times as long when the length doubled to 8,192 tokens, and 2^1.44 times when it doubled to 16,384
+(`clustered-tail` in bf16), because the number of its blocks grows like n. The two longest measured lengths determine a
+and b, so that the curve is exact there; beyond them it is a prediction.
 """
 
 import math

@@ -124,7 +124,7 @@ def fastest(
 
 
 def _approximate_at(methods: Sequence[MethodReport], length: int, floor: Floor) -> list[MethodReport]:
-    """Those that are not the baseline's attention there; it in another dtype is one of them.
+    """Those that are not the baseline's attention there; exact attention in another dtype is one of them.
 
     A method whose settings make it exact attention at this length is left to the rows that are named so.
     """

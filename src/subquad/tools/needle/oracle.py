@@ -26,7 +26,7 @@ def mean_exact_keys(method: ClusteredTail | ImprovedClustered, length: int) -> f
 
     The last queries meet all keys before them.
     """
-    method = method.sized_for(torch.float32)  # in which `subquad needle` loads models
+    method = method.sized_for(torch.float32)  # a model in 16 bits has longer blocks
     if length <= method.block or length <= method.last:
         return (length + 1) / 2
     counts = [0] * length
