@@ -53,19 +53,17 @@ def started(
     processes: Iterable[str], stack: ExitStack, prepare: Callable[..., dict[Any, Any]] | None = None
 ) -> dict[str, Worker]:
     """The processes, which end with the stack; `prepare` as in `Worker`."""
-    workers = {process: Worker(process, prepare) for process in dict.fromkeys(processes)}
+    workers = {process: Worker(prepare) for process in dict.fromkeys(processes)}
     for worker in workers.values():
         stack.callback(worker.close)
     return workers
 
 
-def prepared(
-    workers: Mapping[str, Any], job: Any, rows: Sequence[Any], process_of: Mapping[str, str]
-) -> dict[Any, str]:
+def prepared(workers: Mapping[str, Any], job: Any, rows: Sequence[Any]) -> dict[Any, str]:
     """Have each process load its rows, one process after the other; the reasons of those that it cannot run."""
     failed: dict[Any, str] = {}
     for process, worker in workers.items():
-        mine = [row for row in rows if process_of[row.engine] == process]
+        mine = [row for row in rows if row.process == process]
         if mine:
             print(f"loading {', '.join(map(str, mine))}", file=sys.stderr, flush=True)
             try:

@@ -26,7 +26,6 @@ PACKAGES: Mapping[str, tuple[str, ...]] = {
     "openvino": ("openvino", "nncf"),
     "onnxruntime": ("onnxruntime", "onnx", "onnxscript"),
 }
-PROCESS = {"torch": "torch", "subquad": "torch", "openvino": "openvino", "onnxruntime": "onnxruntime"}
 
 
 @dataclass(frozen=True)
@@ -36,6 +35,11 @@ class Row:
     engine: str  # of PACKAGES
     numbers: str  # fp32, bf16, "int8 weights", "int8 dynamic"
     method: str | None = None  # of subquad or the engine's sparse attention; None: the model's own
+
+    @property
+    def process(self) -> str:
+        """The process that it runs in."""
+        return "torch" if self.engine == "subquad" else self.engine
 
     @property
     def label(self) -> str:
@@ -82,10 +86,10 @@ def missing(engine: str) -> str | None:
 class Worker:
     """A process that runs rows of one engine. `prepare`: what loads them; by default whole models without a cache."""
 
-    def __init__(self, process: str, prepare: Callable[..., dict[Any, Any]] | None = None):
+    def __init__(self, prepare: Callable[..., dict[Any, Any]] | None = None):
         context = multiprocessing.get_context("spawn")  # a fork of a process with thread pools may hang
         self.connection, theirs = context.Pipe()
-        self.process = context.Process(target=serve, args=(process, theirs, prepare), daemon=True)
+        self.process = context.Process(target=serve, args=(theirs, prepare), daemon=True)
         self.process.start()
         theirs.close()
 
@@ -112,7 +116,7 @@ class Worker:
         self.process.terminate()
 
 
-def serve(process: str, connection: Connection, prepare: Callable[..., dict[Any, Any]] | None = None) -> None:
+def serve(connection: Connection, prepare: Callable[..., dict[Any, Any]] | None = None) -> None:
     """Answer requests until "close": ("prepare", job, rows), ("run", row, ids)."""
     runs: dict[Any, Any] = {}
     while True:
@@ -122,7 +126,7 @@ def serve(process: str, connection: Connection, prepare: Callable[..., dict[Any,
         try:
             if request[0] == "prepare":
                 runs.clear()  # the models of the job before
-                runs.update((prepare or whole_models)(process, *request[1:]))
+                runs.update((prepare or whole_models)(*request[1:]))
                 result: Any = {row: run for row, run in runs.items() if isinstance(run, str)}
             else:
                 result = timed(runs[request[1]], request[2])
@@ -140,14 +144,14 @@ def timed(run: Callable[[np.ndarray], Any], ids: np.ndarray) -> tuple[float, Any
     return time.perf_counter() - start, result
 
 
-def whole_models(process: str, job: Job, rows: Sequence[Row]) -> dict[Row, Any]:
-    """The run of each row, or the reason why there is none."""
+def whole_models(job: Job, rows: Sequence[Row]) -> dict[Row, Any]:
+    """The run of each row of one process, or the reason why there is none."""
     import torch  # here, because the command that starts processes must not wait for it twice
     from engine_models import Converted, onnxruntime_runs, openvino_runs, pretrained, swapped, torch_run
 
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     torch.set_num_threads(job.threads)
-    model = pretrained(job.model, job.length)
+    model, process = pretrained(job.model, job.length), rows[0].process
     if process == "torch":
         models = {
             numbers: model if numbers == "fp32" else model.in_dtype(torch.bfloat16)

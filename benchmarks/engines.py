@@ -28,7 +28,7 @@ import torch
 from engine_models import ENCODER, Outputs, pretrained
 from engine_runs import check_engines, documents_of, installed, prepared, run_checked, started
 from engine_sparse import THRESHOLDS
-from engine_workers import PACKAGES, PROCESS, EngineError, Job, Row, Worker, missing, sparse_name
+from engine_workers import PACKAGES, EngineError, Job, Row, Worker, missing, sparse_name
 from transformers.modeling_outputs import BaseModelOutputWithPast
 
 from subquad.tools.measure.fidelity import cosine
@@ -103,7 +103,7 @@ def turn(
     for name, row in shuffled({str(row): row for row in rows}, random.Random(seed)).items():
         print(f"  {name}", file=sys.stderr, flush=True)
         try:
-            results[row] = workers[PROCESS[row.engine]].ask("run", row, ids)
+            results[row] = workers[row.process].ask("run", row, ids)
         except EngineError as error:
             failed[row] = str(error)
     return results, failed
@@ -145,7 +145,7 @@ def measured(
     workers: Mapping[str, Worker], model: Pretrained, job: Job, rows: Sequence[Row], items: Sequence[list[int]]
 ) -> tuple[list[Figures], dict[Row, str]]:
     """Figures of the rows that run, and the reasons of the others; the first item warms up."""
-    failed = prepared(workers, job, rows, PROCESS)
+    failed = prepared(workers, job, rows)
     turns: list[dict[Row, tuple[float, Outputs]]] = []
     for number, item in enumerate(items):
         if EXACT in failed:
@@ -297,7 +297,7 @@ def run(arguments: argparse.Namespace) -> None:
     sections, conclusions, rows_by_title = [], [], []
     with ExitStack() as stack:
         folder = arguments.keep or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="engines-")))
-        workers = started((PROCESS[engine] for engine in (EXACT.engine, *engines)), stack)
+        workers = started((Row(engine, EXACT.numbers).process for engine in (EXACT.engine, *engines)), stack)
         for name in arguments.models:
             own = load(None if name == ENCODER else name)
             lengths, turns = (

@@ -25,7 +25,6 @@ PACKAGES: Mapping[str, tuple[str, ...]] = {
     "openvino-genai": ("openvino", "nncf", "openvino-genai"),
     "llama.cpp": ("llama-cpp-python", "gguf"),
 }
-PROCESS = {engine: engine for engine in PACKAGES} | {"subquad": "torch"}
 NAMES = {
     "torch": "PyTorch",
     "compiled": "PyTorch",
@@ -46,6 +45,13 @@ class Row:
     weights: str  # fp32, bf16, fp16, or what they are rounded to
     method: str | None = None  # of subquad; None: the engine's own attention
     cache: str | None = None  # "growing" or "static, compiled"; None: the one that the engine makes
+
+    @property
+    def process(self) -> str:
+        """The process that it runs in; a compiled model has its own, because Dynamo looks among those of all models."""
+        if self.engine == "compiled":
+            return self.label
+        return "torch" if self.engine == "subquad" else self.engine
 
     @property
     def label(self) -> str:
@@ -117,8 +123,8 @@ def installed_version(package: str) -> str | None:
         return None
 
 
-def prepare(process: str, job: Job, rows: Sequence[Row]) -> dict[Row, Any]:
-    """The run of each row after a short request, or the reason why there is none."""
+def prepare(job: Job, rows: Sequence[Row]) -> dict[Row, Any]:
+    """The run of each row of one process after a short request, or the reason why there is none."""
     import torch  # here, because the command that starts processes must not wait for it twice
     from engine_models import pretrained
     from request_models import genai_run, llama_run, openvino_run, torch_run
@@ -128,37 +134,27 @@ def prepare(process: str, job: Job, rows: Sequence[Row]) -> dict[Row, Any]:
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(job.folder / "inductor"))
     torch.set_num_threads(job.threads)
-    if process == "compiled":
+    engine = rows[0].engine
+    if engine == "compiled":
         import torch._dynamo
 
         torch._dynamo.reset()  # whose number of compilations of one function is limited
     model = pretrained(job.model, job.prompt + job.new)
     makers = {"openvino": openvino_run, "openvino-genai": genai_run, "llama.cpp": llama_run}
-    if process in makers:
-        make = partial(makers[process], model, job)
+    if engine in makers:
+        make = partial(makers[engine], model, job)
     else:
         models = {weights: model.in_dtype(TORCH[weights]) for weights in dict.fromkeys(row.weights for row in rows)}
         make = partial(torch_run, models, job)
 
     warm = np.array([[5 + number % 50 for number in range(min(WARM_PROMPT, job.prompt))]])
 
-    def load(row: Row) -> Run:
+    def load(row: Row) -> Callable[[np.ndarray], Answer]:
         run = make(row)
         run(warm, WARM_TOKENS)
-        return run
-
-    def load_again(row: Row) -> Run:
-        run = loaded[row]
-        run(warm, WARM_TOKENS)
-        return run
-
-    def answering(run: Run) -> Callable[[np.ndarray], Answer]:
         return lambda ids: checked(run(ids, job.new), job.new)
 
-    loaded = {row: attempt(load, row) for row in rows}
-    if process == "compiled":  # Dynamo compiles a model once more after it compiled another one of its class
-        loaded |= {row: attempt(load_again, row) for row, run in loaded.items() if callable(run)}
-    return {row: answering(run) if callable(run) else run for row, run in loaded.items()}
+    return {row: attempt(load, row) for row in rows}
 
 
 def checked(answer: Answer, new: int) -> Answer:

@@ -31,7 +31,6 @@ from engine_runs import check_engines, documents_of, installed, prepared, run_ch
 from engine_workers import EngineError, Worker
 from request_engines import (
     PACKAGES,
-    PROCESS,
     Answer,
     Job,
     Row,
@@ -54,7 +53,7 @@ TEXTS = 8  # prompts of each length, of which every turn takes the next
 ABOUT = """\
 Whole requests of {name}: a prompt of real text and {new} new tokens after it, chosen greedily, one request at a time, \
 {threads} threads.
-Every engine has a process of its own and all get the same token ids.
+Every engine has a process of its own, each compiled row too, and all get the same token ids.
 In every turn each row answers one request, in a new order, while the other processes wait; each turn has a text of \
 its own.
 Rows that the folder of `--keep` had already are of an earlier run on this machine.
@@ -155,12 +154,12 @@ def measure(
     """Answer each prompt in each row, unless it is stored already; the reasons of the rows that fail."""
     texts = {digest(item): item for item in items}
     left = {row: [text for text in texts if text not in store.read(row)] for row in rows}
-    failed = prepared(workers, job, [row for row in rows if left[row]], PROCESS)
+    failed = prepared(workers, job, [row for row in rows if left[row]])
     for number, (text, item) in enumerate(texts.items()):
         running = {str(row): row for row in rows if text in left[row] and row not in failed}
         for name, row in shuffled(running, random.Random(number)).items():
             try:
-                _, answer = workers[PROCESS[row.engine]].ask("run", row, np.array([item]))
+                _, answer = workers[row.process].ask("run", row, np.array([item]))
             except EngineError as error:
                 failed[row] = str(error)
                 continue
@@ -316,7 +315,7 @@ def run(arguments: argparse.Namespace) -> None:
     with ExitStack() as stack:
         folder = arguments.keep or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="requests-")))
         files.make_folder(folder)
-        workers = started((PROCESS[row.engine] for row in rows), stack, prepare)
+        workers = started((row.process for row in rows), stack, prepare)
         for prompt, turns in zip(arguments.prompts, arguments.turns, strict=True):
             pretrained(arguments.model, prompt + arguments.new_tokens)  # refuses what its positions do not reach
             items = text.sequences(model, prompt, TEXTS)[:turns]

@@ -287,6 +287,14 @@ def test_rectangles_of_blocks_hold_the_same_pairs(tokens: int, queries: str):
     assert torch.equal(count, torch.ones_like(count).tril(start))
 
 
+def test_a_block_of_the_dtype_has_no_rectangles_before_the_dtype_is_known():
+    method = sq.ClusteredTail()
+    with pytest.raises(ValueError, match=r"depends on the dtype: call sized_for"):
+        method.rectangles(4096, 0)
+    assert len(method.sized_for(torch.float32).rectangles(4096, 0)) == 3
+    assert len(method.sized_for(torch.half).rectangles(4096, 0)) == 2
+
+
 OF_SHORT_CALLS = (
     sq.Clustered(block=64),
     sq.ImprovedClustered(block=64),

@@ -125,7 +125,7 @@ def test_a_row_that_is_too_slow_is_told_apart_from_one_that_cannot_run(settings,
 )
 def test_settings_tell_where_a_method_is_exact(settings, name, most):
     method = parse_method(name)
-    assert exact_up_to(method) == most
+    assert exact_up_to(method, False, torch.float32) == most
     q, k, v = (torch.randn(1, 2, 48, 8, generator=torch.Generator().manual_seed(i)) for i in range(3))
     bound = method.bind(heads=2, head_dim=8, max_length=48) if method.traits.learned else method
     error = relative_error(bound(q, k, v).detach(), sq.attention(q, k, v, method="full"))

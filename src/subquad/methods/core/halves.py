@@ -126,7 +126,15 @@ class ByHalves(Method):
         return replace(self, **sizes)
 
     def rectangles(self, tokens: int, start: int) -> list[Rectangles]:
-        """Who meets whom in which part, where `tokens` queries come behind `start` keys."""
+        """Who meets whom in which part, where `tokens` queries come behind `start` keys.
+
+        Raises:
+            ValueError: `block` is 0: the parts depend on the dtype (`sized_for`).
+        """
+        if self.block == 0:
+            raise ValueError(
+                f"{self.label} has block=0, whose length depends on the dtype: call sized_for(dtype) first"
+            )
         parts = [rectangles for group in rectangles_of(tokens, start, self.block) for rectangles in group]
         if self.queries != "block":
             return parts

@@ -8,7 +8,7 @@ from subquad.methods import Full, Method
 from subquad.methods.core.halves import ByHalves
 
 
-def exact_up_to(method: Method, causal: bool = False, dtype: torch.dtype = torch.float32) -> float:
+def exact_up_to(method: Method, causal: bool, dtype: torch.dtype) -> float:
     """The most tokens on which the settings make this method the baseline's attention; 0: never, infinite: always."""
     if method.is_exact:  # by another kernel
         return math.inf if method == Full() else 0.0

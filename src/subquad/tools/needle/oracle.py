@@ -13,20 +13,20 @@ from subquad.methods import ClusteredTail, ImprovedClustered, Method, OracleTopK
 from subquad.methods.clustered_tail import OF_RECTANGLE, by_length
 
 
-def oracle_of(methods: Iterable[Method], length: int) -> tuple[Method, OracleTopK] | None:
-    """The first method whose exact keys can be counted, and its oracle; None where there is none."""
+def oracle_of(methods: Iterable[Method], length: int, dtype: torch.dtype) -> tuple[Method, OracleTopK] | None:
+    """The first method whose exact keys can be counted in a dtype, and its oracle; None where there is none."""
     for method in methods:
         if isinstance(method, ClusteredTail | ImprovedClustered):
-            return method, OracleTopK(topk=max(1, round(mean_exact_keys(method, length))))
+            return method, OracleTopK(topk=max(1, round(mean_exact_keys(method, length, dtype))))
     return None
 
 
-def mean_exact_keys(method: ClusteredTail | ImprovedClustered, length: int) -> float:
+def mean_exact_keys(method: ClusteredTail | ImprovedClustered, length: int, dtype: torch.dtype) -> float:
     """The mean number of keys that a query meets exactly: those in its block, and the top keys of its rectangles.
 
-    The last queries meet all keys before them.
+    The last queries meet all keys before them. The default block depends on the dtype of the keys.
     """
-    method = method.sized_for(torch.float32)  # a model in 16 bits has longer blocks
+    method = method.sized_for(dtype)
     if length <= method.block or length <= method.last:
         return (length + 1) / 2
     counts = [0] * length

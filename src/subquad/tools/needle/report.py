@@ -97,7 +97,7 @@ def _notes(run: NeedleRun) -> Iterator[str]:
     yield f"Tasks: {'; '.join(f'{name}: {TASKS[name].meaning}' for name in dict.fromkeys(s.tasks))}."
     yield from _oracle_notes(run)
     for row in run.rows[1:]:
-        most = exact_up_to(row.method, causal=True)
+        most = exact_up_to(row.method, True, run.pretrained.model.dtype)
         if most >= run.lengths[0]:
             where = f"on at most {most:,.0f} tokens" if math.isfinite(most) else "with these settings"
             yield f"{row.name} is exact attention {where}."

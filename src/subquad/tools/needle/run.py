@@ -121,7 +121,7 @@ class NeedleRun(JobRun):
             )
         lengths = _lengths(settings, pretrained)
         rows = [row_of(pretrained, Full()), *(_row(pretrained, method) for method in methods)]
-        oracles = {n: oracle_of(methods, n) for n in lengths if n <= settings.oracle_length}
+        oracles = {n: oracle_of(methods, n, pretrained.model.dtype) for n in lengths if n <= settings.oracle_length}
         texts = standard_library() if documents is None else documents
         haystack = Haystack(pretrained, [token for text in texts for token in pretrained.content_ids(text)])
         return cls(
