@@ -1,4 +1,4 @@
-"""A step of generation on transformers' DynamicCache, on sq.hf.GrowingCache, and compiled on a StaticCache.
+"""A step of generation on transformers' DynamicCache, on sq.hf.GrowingCache, and compiled on static caches.
 
     python benchmarks/caches.py [--lengths 512 2000 7900] [--dtypes bfloat16 float32] [--methods own …]
         [--compiled own full:kernel=subquad] [--batch 8] [--shortest 2000] [--longest 4000] [--frames 1500]
@@ -19,14 +19,22 @@ import sheet
 import torch
 import transformers
 from torch import Tensor
+from torch._inductor import config as inductor
 from transformers.modeling_outputs import BaseModelOutput
 
 import subquad as sq
+from subquad.hf.compiled_generation import UnmarkedStaticCache
 from subquad.tools.models import demo
 
 OWN = "own"
 NEW = 128  # tokens of a request: the cache goes back to its prompt behind so many steps
-HEAD = ("tokens before", "dtype", "attention", "DynamicCache, ms", "GrowingCache, ms", "StaticCache compiled, ms")
+KINDS = {
+    "dynamic": "DynamicCache, ms",
+    "growing": "GrowingCache, ms",
+    "static": "StaticCache compiled, ms",
+    "frozen": "the same with frozen weights, ms",
+}
+HEAD = ("tokens before", "dtype", "attention", *KINDS.values())
 
 
 def load(dtype: torch.dtype, dry: bool) -> Any:
@@ -103,8 +111,8 @@ def steps_of(
     batch, length = mask.shape
     with torch.inference_mode():
         for method, model in models.items():
-            for kind in ("dynamic", "growing", "static"):
-                if kind == "static" and method not in compiled:
+            for kind in KINDS:
+                if kind in ("static", "frozen") and method not in compiled:
                     continue
                 config, forward = model.config, model.forward
                 if kind == "dynamic":
@@ -112,9 +120,14 @@ def steps_of(
                 elif kind == "growing":
                     cache = sq.hf.GrowingCache(model)
                 else:
-                    cache = transformers.StaticCache(config=config, max_cache_len=length + NEW)
+                    static = {"static": transformers.StaticCache, "frozen": UnmarkedStaticCache}[kind]
+                    cache = static(config if kind == "static" else model, max_cache_len=length + NEW)
                     forward = torch.compile(model.forward, fullgraph=True)
-                yield (method, kind), Steps(forward, fill(cache, config, batch, length, dtype), mask)
+                steps = Steps(forward, fill(cache, config, batch, length, dtype), mask)
+                if kind == "frozen":
+                    with inductor.patch(freezing=True):
+                        steps()
+                yield (method, kind), steps
 
 
 def medians(calls: dict[Any, Steps], seconds: float) -> dict[Any, float]:
@@ -214,7 +227,7 @@ def main() -> None:
                     f"{ms[method, kind]:.1f} ({base / ms[method, kind]:.2f}×)"
                     if (method, kind) in ms
                     else sheet.MISSING
-                    for kind in ("dynamic", "growing", "static")
+                    for kind in KINDS
                 ]
                 rows.append([f"{length:,}", dtype_name, f"`{method}`", *cells])
             dynamic, growing = updates(models[given.methods[0]], length, dtype, given.seconds / 4)
@@ -240,7 +253,8 @@ def main() -> None:
     parts = [
         "One step of one item: a token after those in the cache. All in turn at each length and dtype; medians; in "
         f"brackets, the speed-up over the first line. A StaticCache has {NEW} free slots, and its model is "
-        "compiled by `torch.compile(model.forward, fullgraph=True)`.",
+        "compiled by `torch.compile(model.forward, fullgraph=True)`; weights are frozen by "
+        "`torch._inductor.config.freezing`.",
         sheet.table(HEAD, rows),
         "What all layers take to add one token to the cache, without the model:",
         sheet.table(["tokens before", "dtype", "DynamicCache, ms", "GrowingCache, ms"], added),

@@ -44,7 +44,7 @@ class Row:
     engine: str  # of PACKAGES
     weights: str  # fp32, bf16, fp16, or what they are rounded to
     method: str | None = None  # of subquad; None: the engine's own attention
-    cache: str | None = None  # "growing" or "static, compiled"; None: the one that the engine makes
+    cache: str | None = None  # "growing", "static, compiled" or the same with "frozen"; None: the one that it makes
 
     @property
     def process(self) -> str:
@@ -101,7 +101,11 @@ def rows_of(engines: Sequence[str], methods: Sequence[str]) -> list[Row]:
             for numbers in both
             for cache in (None, "growing")
         ],
-        "compiled": [Row("compiled", "bf16", method, "static, compiled") for method in (None, *methods)],
+        "compiled": [
+            Row("compiled", "bf16", method, cache)
+            for method in (None, *methods)
+            for cache in ("static, compiled", "static, compiled, frozen")
+        ],
         "openvino": [Row("openvino", weights) for weights in (*both, "int8")],
         "openvino-genai": [Row("openvino-genai", weights) for weights in ("bf16", "int8", "int4")],
         "llama.cpp": [Row("llama.cpp", weights) for weights in ("bf16", "fp16", "4 bits (Q4_1)")],

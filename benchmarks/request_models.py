@@ -13,6 +13,7 @@ import torch
 from engine_models import Converted, swapped
 from engine_sparse import save_stateful
 from request_engines import PACKAGES, Answer, Clock, Job, Row
+from torch._inductor import config as inductor
 
 from subquad import hf
 from subquad.core.errors import InputError
@@ -34,14 +35,17 @@ def torch_run(models: Mapping[str, Pretrained], job: Job, row: Row) -> Run:
     settings.eos_token_id, settings.do_sample = None, False
     settings.pad_token_id = settings.pad_token_id or 0
     whole = job.prompt + job.new
-    if row.cache == "static, compiled":
-        settings.update(**hf.compiled_steps(whole))
+    frozen = row.cache == "static, compiled, frozen"
 
     def run(ids: np.ndarray, new: int) -> Answer:
-        options = {"past_key_values": hf.GrowingCache(model, length=whole)} if row.cache == "growing" else {}
         mine = copy.deepcopy(settings)
-        mine.max_new_tokens, clock = new, Clock()
-        model.generate(torch.from_numpy(ids), generation_config=mine, streamer=clock, **options)
+        mine.max_new_tokens, clock, options = new, Clock(), {}
+        with inductor.patch(freezing=frozen):
+            if row.cache == "growing":
+                options = {"past_key_values": hf.GrowingCache(model, length=whole)}
+            elif row.cache is not None:
+                options = hf.compiled_steps(whole, model if frozen else None)
+            model.generate(torch.from_numpy(ids), generation_config=mine, streamer=clock, **options)
         return clock.answer
 
     return run

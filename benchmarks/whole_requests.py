@@ -64,7 +64,8 @@ The speed-up is that of the request over PyTorch's in bf16.
 "Same tokens" says for each turn how many of the first new tokens are those of PyTorch in fp32.
 PyTorch is `generate` of transformers with SDPA, and subquad the same in a swapped model.
 Without another word the cache is the one that the engine makes; "growing" is `sq.hf.GrowingCache`; "static, compiled" \
-is transformers' static cache with steps compiled by `torch.compile(fullgraph=True)`.
+is transformers' static cache with steps compiled by `torch.compile(fullgraph=True)`, and with "frozen", Inductor \
+keeps the weights once more as constants in the processor's order (`sq.hf.compiled_steps(length, model)`).
 The weights come from a file with 4 bits for each weight (Q4_1), which PyTorch's rows hold converted to fp32 or bf16; \
 so here, unlike elsewhere, llama.cpp's 4 bits are the same weights, multiplied by inputs that are rounded to 8 bits.
 OpenVINO's int8 and int4 weights are rounded anew by `nncf.compress_weights`, and are another model; their cache has 8 \

@@ -2,25 +2,42 @@
 
 from typing import Any
 
-from transformers import CompileConfig
+from torch import Tensor
+from transformers import CompileConfig, StaticCache
+from transformers.cache_utils import StaticLayer, StaticSlidingWindowLayer
+
+from subquad.hf.unwrapping import AnyModel, transformers_model
+
+_OFF = "turn it off (TORCHINDUCTOR_FREEZING=0)"
 
 
-def compiled_steps(length: int, **options: Any) -> dict[str, Any]:
+def compiled_steps(length: int, model: AnyModel | None = None, **options: Any) -> dict[str, Any]:
     """The options with which `generate` compiles its steps once, on a static cache for up to `length` tokens.
 
         model.generate(prompt, max_new_tokens=128, **sq.hf.compiled_steps(2048))
-
-    Args:
-        length: tokens of the longest request, its new ones included. The cache has room for the next power of two.
-        options: of `torch.compile`, such as `backend`.
 
     Requests of all lengths up to there run the same compiled step; the prompt itself is not compiled. transformers
     compiles by itself on GPUs and other accelerators alone. The step must be one graph: a model that breaks it is an
     error of `torch.compile`.
 
+    With `torch._inductor.config.freezing`, Inductor takes weights for constants and stores them once more in the order
+    in which the processor reads them, so that a step is faster; and it takes transformers' static cache for a constant
+    too, so that tokens would be wrong. Given the model, the options contain a static cache that stays a cache; it is
+    that of one request, so make the options anew for each:
+
+        torch._inductor.config.freezing = True
+        model.generate(prompt, max_new_tokens=128, **sq.hf.compiled_steps(2048, model))
+
+    A weight that changes later does not change the compiled step until `torch._dynamo.reset()`.
+
+    Args:
+        length: tokens of the longest request, its new ones included. The cache has room for the next power of two.
+        model: the model that will generate, needed where weights are frozen.
+        options: of `torch.compile`, such as `backend`.
+
     Raises:
-        ValueError: the length is below 1; or torch freezes weights (`torch._inductor.config.freezing`), which takes the
-            static cache for a constant too, so that tokens would be wrong.
+        ValueError: the length is below 1; or torch freezes weights (`torch._inductor.config.freezing`), and the model
+            is not given, has an encoder too, or has layers that keep something else than keys and values.
 
     >>> compiled_steps(1500)["max_cache_len"]
     2048
@@ -29,15 +46,65 @@ def compiled_steps(length: int, **options: Any) -> dict[str, Any]:
         raise ValueError(f"length={length}, but a request has at least 1 token")
     from torch._inductor import config as inductor  # here, because only compilation needs it
 
-    if inductor.freezing:
+    if inductor.freezing and model is None:
         raise ValueError(
             "torch._inductor.config.freezing is on, and transformers marks its static cache as fixed, so it would be a "
-            "constant of the compiled step, and tokens would be wrong; turn it off (TORCHINDUCTOR_FREEZING=0)"
+            "constant of the compiled step, and tokens would be wrong: give the model too, as in "
+            f"sq.hf.compiled_steps({length}, model), whose cache is not marked; or {_OFF}"
         )
     config = CompileConfig(**({"fullgraph": True, "mode": None} | options))
     config._compile_all_devices = True  # its only switch for CPUs
-    return {
-        "cache_implementation": "static",
-        "max_cache_len": 1 << (length - 1).bit_length(),
-        "compile_config": config,
-    }
+    slots = 1 << (length - 1).bit_length()
+    if model is None:
+        return {"cache_implementation": "static", "max_cache_len": slots, "compile_config": config}
+    return {"past_key_values": UnmarkedStaticCache(model, slots), "compile_config": config}
+
+
+class UnmarkedStaticCache(StaticCache):
+    """transformers' `StaticCache` of a model, whose tensors Inductor does not take for constants.
+
+    `StaticCache` marks them as static inputs (`torch._dynamo.mark_static_address`), for CUDA graphs. With frozen
+    weights, Inductor replaces each static input by the value that it has when a step is compiled.
+
+    Raises:
+        ValueError: the model has an encoder too, or a layer keeps something else than keys and values.
+    """
+
+    def __init__(self, model: AnyModel, max_cache_len: int):
+        config = transformers_model(model).config
+        if config.is_encoder_decoder:
+            raise ValueError(
+                f"{type(model).__name__} has an encoder too, for whose keys there is no static cache without marks; "
+                f"where torch._inductor.config.freezing is on, {_OFF}"
+            )
+        super().__init__(config=config, max_cache_len=max_cache_len)
+        for layer in self.layers:
+            if type(layer) not in (StaticLayer, StaticSlidingWindowLayer):
+                raise ValueError(
+                    f"a layer of {type(model).__name__} keeps something else than keys and values "
+                    f"({type(layer).__name__}), for which there is no static cache without marks; where "
+                    f"torch._inductor.config.freezing is on, {_OFF}"
+                )
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        """Write the keys and values of new tokens, and return all slots."""
+        layer = self.layers[layer_idx]
+        if not layer.is_initialized:
+            layer.lazy_initialization(key_states, value_states)
+            _unmark(layer)
+        return super().update(key_states, value_states, layer_idx, *args, **kwargs)
+
+    def early_initialization(self, *args: Any, **kwargs: Any) -> None:
+        """Allocate all layers before the first call."""
+        super().early_initialization(*args, **kwargs)
+        for layer in self.layers:
+            _unmark(layer)
+
+
+def _unmark(layer: StaticLayer) -> None:
+    """Replace the empty tensors of a layer by others, which have no mark."""
+    for name, value in list(vars(layer).items()):
+        if isinstance(value, Tensor):
+            setattr(layer, name, value.clone())

@@ -5,10 +5,13 @@ import subprocess
 import sys
 
 import pytest
+import torch
+import transformers as hf
 from torch._inductor import config as inductor
 
 from subquad.hf import compiled_steps
 from subquad.kernels import native
+from tests.library.hf.models import build
 
 CASES = ["llama=full:kernel=subquad", "llama=clustered-tail", "gpt2=full"]
 OP = "subquad.steps_forward.default"
@@ -31,7 +34,36 @@ def test_a_request_has_a_token(length):
         compiled_steps(length)
 
 
-def test_frozen_weights_are_refused_because_the_cache_would_be_frozen_too():
+def test_frozen_weights_are_refused_without_the_model_because_the_cache_would_be_frozen_too():
     with inductor.patch(freezing=True), pytest.raises(ValueError, match="constant of the compiled step"):
         compiled_steps(64)
     assert compiled_steps(64)["max_cache_len"] == 64
+
+
+@pytest.mark.slow
+def test_weights_are_frozen_and_the_cache_is_not():
+    command = [sys.executable, "-m", "tests.library.hf.frozen_steps", "llama", "gemma3"]
+    result = subprocess.run(command, check=True, capture_output=True, text=True)
+    for name, seen in json.loads(result.stdout.splitlines()[-1]).items():
+        assert seen["tokens"] == [True, True, True], name
+        assert seen["weights in the graph"] == 0, name
+
+
+def test_a_model_whose_cache_would_be_marked_is_refused():
+    mamba = hf.MambaForCausalLM(hf.MambaConfig(vocab_size=60, hidden_size=16, num_hidden_layers=1))
+    for model, reason in ((build("t5").model, "has an encoder too"), (mamba, "LinearAttentionLayer")):
+        with pytest.raises(ValueError, match=rf"{type(model).__name__}.*{reason}.*TORCHINDUCTOR_FREEZING=0"):
+            compiled_steps(64, model)
+
+
+def test_the_marks_are_gone_however_the_cache_is_allocated():
+    case = build("gemma3")
+    first, second = (compiled_steps(64, case.model)["past_key_values"] for _ in range(2))
+    with torch.no_grad():
+        case.model(**case.inputs, past_key_values=first)
+    layer = first.layers[0]
+    second.early_initialization(1, layer.num_heads, layer.k_head_dim, layer.dtype, layer.device)
+    for cache in (first, second):
+        tensors = [x for layer in cache.layers for x in vars(layer).values() if isinstance(x, torch.Tensor)]
+        assert len(tensors) == 3 * len(cache.layers)
+        assert not any(hasattr(x, "_dynamo_static_input_type") for x in tensors)

@@ -1,0 +1,41 @@
+"""Generate with frozen weights: for each model on the command line, print whether its tokens are those of eager steps.
+
+A process of its own, as `compiled_steps`.
+"""
+
+import json
+import sys
+from typing import Any
+
+import torch
+from torch._inductor import config
+
+import subquad as sq
+from tests.library.hf.models import build
+
+NEW = 8
+
+
+def seen(name: str) -> dict[str, Any]:
+    """What steps with frozen weights give in requests of three lengths, one after the other."""
+    case, weights = build(name), []
+
+    def backend(graph: Any, inputs: Any) -> Any:
+        weights.append(sum(isinstance(x, torch.nn.Parameter) for x in inputs))
+        return torch._inductor.compile(graph, inputs)
+
+    case.model.set_attn_implementation("sdpa")
+    sq.hf.swap(case.model, "full:kernel=subquad")
+    torch._dynamo.reset()
+    options, same = {"max_new_tokens": NEW, "do_sample": False, "eos_token_id": None}, []
+    for length in (17, 11, 14):
+        inputs = {name: x[:, -length:] for name, x in case.inputs.items()}
+        want = case.model.generate(**inputs, **options)
+        with config.patch(freezing=True):
+            steps = sq.hf.compiled_steps(17 + NEW, case.model, backend=backend)
+            same.append(torch.equal(case.model.generate(**inputs, **options, **steps), want))
+    return {"tokens": same, "weights in the graph": max(weights)}
+
+
+if __name__ == "__main__":
+    print(json.dumps({name: seen(name) for name in sys.argv[1:]}))
