@@ -9,6 +9,7 @@ attend to the frames of a recording. "own" is the model with its own attention, 
 values, on whose numbers no time depends. With --dry-run, small random models take the place of both.
 """
 
+import argparse
 import copy
 import statistics
 import time
@@ -191,86 +192,100 @@ def updates(model: Any, length: int, dtype: torch.dtype, seconds: float) -> tupl
     return dynamic, growing
 
 
+class Tables:
+    """The rows of the tables, dtype by dtype."""
+
+    def __init__(self, options: argparse.Namespace):
+        self.options = options
+        self.compiled = [] if options.dry_run else list(options.compiled)
+        self.steps: list[list[str]] = []
+        self.added: list[list[str]] = []
+        self.batches: list[list[str]] = []
+        self.speech: list[list[str]] = []
+
+    def add_steps(self, models: dict[str, Any], length: int, name: str) -> None:
+        """Steps of one item after so many tokens, and what adding a token to the caches takes."""
+        seconds, methods, dtype = self.options.seconds, self.options.methods, getattr(torch, name)
+        torch.compiler.reset()
+        start = time.perf_counter()
+        ms = medians(dict(steps_of(models, padding([length]), dtype, self.compiled)), seconds)
+        print(f"{length} tokens in {name}: {time.perf_counter() - start:.0f} s", flush=True)
+        base = ms[methods[0], "dynamic"]
+        for method in methods:
+            times = [ms.get((method, kind)) for kind in KINDS]
+            cells = [sheet.MISSING if each is None else f"{each:.1f} ({base / each:.2f}×)" for each in times]
+            self.steps.append([f"{length:,}", name, f"`{method}`", *cells])
+        dynamic, growing = updates(models[methods[0]], length, dtype, seconds / 4)
+        self.added.append([f"{length:,}", name, f"{dynamic:.2f}", f"{growing:.2f}"])
+
+    def add_batch(self, models: dict[str, Any], name: str) -> None:
+        """Steps of requests of several lengths, padded on the left."""
+        batch, methods = self.options.batch, self.options.methods
+        spread = (self.options.longest - self.options.shortest) / (batch - 1)
+        mask = padding([round(self.options.shortest + item * spread) for item in range(batch)])
+        ms = medians(dict(steps_of(models, mask, getattr(torch, name), [])), self.options.seconds)
+        base = ms[methods[0], "dynamic"]
+        for method in methods:
+            times = [ms[method, kind] for kind in ("dynamic", "growing")]
+            cells = [f"{1e3 * batch / each:.1f} ({base / each:.2f}×)" for each in times]
+            self.batches.append([name, f"`{method}`", *cells])
+
+    def add_speech(self, name: str) -> None:
+        """Steps of a decoder of speech."""
+        dtype, methods = getattr(torch, name), list(self.options.methods[:2])
+        steps = speech_steps(variants(load_speech(dtype, self.options.dry_run), methods), self.options.frames, dtype)
+        times = sheet.milliseconds(steps, self.options.seconds)
+        base = statistics.median(times[methods[0]])
+        for method in methods:
+            each = statistics.median(times[method])
+            self.speech.append([name, f"`{method}`", f"{each:.2f} ({base / each:.2f}×)"])
+
+    def parts(self) -> list[str]:
+        """The sheet."""
+        options = self.options
+        parts = [
+            "One step of one item: a token after those in the cache. All in turn at each length and dtype; medians; in "
+            f"brackets, the speed-up over the first line. A StaticCache has {NEW} free slots, and its model is "
+            "compiled by `torch.compile(model.forward, fullgraph=True)`; weights are frozen by "
+            "`torch._inductor.config.freezing`.",
+            sheet.table(HEAD, self.steps),
+            "What all layers take to add one token to the cache, without the model:",
+            sheet.table(["tokens before", "dtype", "DynamicCache, ms", "GrowingCache, ms"], self.added),
+        ]
+        if self.batches:
+            parts += [
+                f"Steps of a batch of {options.batch} requests of {options.shortest:,} to {options.longest:,} tokens, "
+                "padded on the left: tokens per second.",
+                sheet.table(["dtype", "attention", "DynamicCache, tokens/s", "GrowingCache, tokens/s"], self.batches),
+            ]
+        if self.speech:
+            parts += [
+                f"A step of Whisper tiny's decoder (random weights) over {options.frames:,} frames of a recording:",
+                sheet.table(["dtype", "attention", "step, ms"], self.speech),
+            ]
+        return parts
+
+
 def main() -> None:
     """Print the tables, and write them if --out is given."""
-    lengths = (512, 2000, 7900)
     methods = (OWN, "full:kernel=subquad", "clustered-tail")
-    parser = sheet.arguments(
-        __doc__,
-        lengths,
-        methods=methods,
-        compiled=methods[:2],
-        dtypes=("bfloat16", "float32"),
-        seconds=3.0,
-        batch=8,
-        shortest=2000,
-        longest=4000,
-        frames=1500,
-    )
+    several = {"methods": methods, "compiled": methods[:2], "dtypes": ("bfloat16", "float32")}
+    numbers = {"seconds": 3.0, "batch": 8, "shortest": 2000, "longest": 4000, "frames": 1500}
+    parser = sheet.arguments(__doc__, (512, 2000, 7900), **several, **numbers)
     parser.add_argument("--dry-run", action="store_true", help="A small random model, and no compiler.")
-    given = parser.parse_args()
-    torch.set_num_threads(given.threads)
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
     torch.manual_seed(0)
-    compiled = [] if given.dry_run else list(given.compiled)
-    rows, added, batches, speech = [], [], [], []
-    for dtype_name in given.dtypes:
-        dtype = getattr(torch, dtype_name)
-        models = variants(load(dtype, given.dry_run), list(given.methods))
-        for length in given.lengths:
-            torch.compiler.reset()
-            start = time.perf_counter()
-            ms = medians(dict(steps_of(models, padding([length]), dtype, compiled)), given.seconds)
-            print(f"{length} tokens in {dtype_name}: {time.perf_counter() - start:.0f} s", flush=True)
-            base = ms[given.methods[0], "dynamic"]
-            for method in given.methods:
-                cells = [
-                    f"{ms[method, kind]:.1f} ({base / ms[method, kind]:.2f}×)"
-                    if (method, kind) in ms
-                    else sheet.MISSING
-                    for kind in KINDS
-                ]
-                rows.append([f"{length:,}", dtype_name, f"`{method}`", *cells])
-            dynamic, growing = updates(models[given.methods[0]], length, dtype, given.seconds / 4)
-            added.append([f"{length:,}", dtype_name, f"{dynamic:.2f}", f"{growing:.2f}"])
-        if given.batch > 1:
-            spread = (given.longest - given.shortest) / (given.batch - 1)
-            mask = padding([round(given.shortest + item * spread) for item in range(given.batch)])
-            ms = medians(dict(steps_of(models, mask, dtype, [])), given.seconds)
-            base = ms[given.methods[0], "dynamic"]
-            for method in given.methods:
-                cells = [
-                    f"{1e3 * given.batch / ms[method, kind]:.1f} ({base / ms[method, kind]:.2f}×)"
-                    for kind in ("dynamic", "growing")
-                ]
-                batches.append([dtype_name, f"`{method}`", *cells])
-        if given.frames:
-            models = variants(load_speech(dtype, given.dry_run), list(given.methods[:2]))
-            times = sheet.milliseconds(speech_steps(models, given.frames, dtype), given.seconds)
-            base = statistics.median(times[given.methods[0]])
-            for method, own in times.items():
-                each = statistics.median(own)
-                speech.append([dtype_name, f"`{method}`", f"{each:.2f} ({base / each:.2f}×)"])
-    parts = [
-        "One step of one item: a token after those in the cache. All in turn at each length and dtype; medians; in "
-        f"brackets, the speed-up over the first line. A StaticCache has {NEW} free slots, and its model is "
-        "compiled by `torch.compile(model.forward, fullgraph=True)`; weights are frozen by "
-        "`torch._inductor.config.freezing`.",
-        sheet.table(HEAD, rows),
-        "What all layers take to add one token to the cache, without the model:",
-        sheet.table(["tokens before", "dtype", "DynamicCache, ms", "GrowingCache, ms"], added),
-    ]
-    if batches:
-        parts += [
-            f"Steps of a batch of {given.batch} requests of {given.shortest:,} to {given.longest:,} tokens, padded on "
-            "the left: tokens per second.",
-            sheet.table(["dtype", "attention", "DynamicCache, tokens/s", "GrowingCache, tokens/s"], batches),
-        ]
-    if speech:
-        parts += [
-            f"A step of Whisper tiny's decoder (random weights) over {given.frames:,} frames of a recording:",
-            sheet.table(["dtype", "attention", "step, ms"], speech),
-        ]
-    sheet.publish("Caches of keys and values", parts, given.out, "bf16 and fp32")
+    tables = Tables(options)
+    for name in options.dtypes:
+        models = variants(load(getattr(torch, name), options.dry_run), list(options.methods))
+        for length in options.lengths:
+            tables.add_steps(models, length, name)
+        if options.batch > 1:
+            tables.add_batch(models, name)
+        if options.frames:
+            tables.add_speech(name)
+    sheet.publish("Caches of keys and values", tables.parts(), options.out, "bf16 and fp32")
 
 
 if __name__ == "__main__":
