@@ -31,18 +31,19 @@ def as_input_error(prefix: str = "") -> Iterator[None]:
 
 def not_installed(package: str, extra: str) -> str:
     """The message about a package that an extra brings."""
-    return (
-        f"{package} is not installed: pip install -c constraints.txt '.[{extra}]' in a clone of subquad, or "
-        f"pip install 'subquad-….whl[{extra}]'"
-    )
+    in_clone = f"{_install(extra)} in a clone of subquad"
+    return f"{package} is not installed: {in_clone}, or pip install 'subquad-….whl[{extra}]'"
 
 
 def too_old(package: str, installed: str, least: str, extra: str) -> str:
-    """The message about a package of an extra that is installed in a version that is too old."""
-    return (
-        f"{package} {installed} is installed, but subquad needs {least} or later: pip install -c constraints.txt "
-        f"'.[{extra}]' in a clone of subquad"
-    )
+    """The message about a package of an extra that is installed in a version that is too old; "" is no extra."""
+    in_clone = f"{_install(extra)} in a clone of subquad"
+    return f"{package} {installed} is installed, but subquad needs {least} or later: {in_clone}"
+
+
+def _install(extra: str) -> str:
+    """The command that installs a clone with an extra, in the versions that it is tested with."""
+    return "pip install -c constraints.txt " + (f"'.[{extra}]'" if extra else ".")
 
 
 def check_least(settings: object, **least: int) -> None:
