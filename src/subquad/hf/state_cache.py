@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.compiler import is_compiling
 from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache, DynamicLayer
 
+from subquad.core import versions
 from subquad.hf.layers import STATE_MARK, Layer, attached_to
 from subquad.hf.probe import find_layers
 from subquad.hf.unwrapping import AnyModel, transformers_model
@@ -23,7 +24,7 @@ from subquad.methods import BoundMethod, Method
 _NEW = "make a new sq.hf.StateCache(model)"
 
 
-class StateLayer(CacheLayerMixin):
+class StateLayer(versions.LayerOfCache, CacheLayerMixin):
     """The state of one layer's method, and how many tokens it has seen."""
 
     is_sliding = False
@@ -118,9 +119,9 @@ class StateLayer(CacheLayerMixin):
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         """Do nothing: the method makes the state at the first tokens."""
 
-    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+    def get_mask_sizes(self, query_length: int | Tensor) -> tuple[int, int]:
         """Sizes for all keys, because other layers of the cache keep theirs and get the same mask."""
-        return self.seen + query_length, 0
+        return self.seen + versions.query_length(query_length), 0
 
     def get_seq_length(self) -> int:
         """The number of tokens that the state has seen, including padding."""
@@ -196,12 +197,12 @@ class StateCache(Cache):
             held[_layer_index(layer, held)] = StateLayer(layer)
         super().__init__(layers=held)
 
-    def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
+    def get_mask_sizes(self, query_length: int | Tensor, layer_idx: int) -> tuple[int, int]:
         """Check the call, and return the mask sizes, which transformers requests before the first layer runs."""
         states = [layer for layer in self.layers if isinstance(layer, StateLayer)]
         for layer in states:
             layer.check()
-        if not query_length and states[0].seen:
+        if not versions.query_length(query_length) and states[0].seen:
             raise ValueError(f"this cache has already seen {states[0].seen} tokens and there is no new one: {_NEW}")
         if len({layer.get_seq_length() for layer in self.layers if isinstance(layer, StateLayer | DynamicLayer)}) > 1:
             raise ValueError(f"an error stopped the last tokens of this cache between two layers: {_NEW}")
