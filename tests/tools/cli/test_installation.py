@@ -1,4 +1,4 @@
-"""What `subquad doctor` says of an installation: versions against floors, bf16, threads, and the command that fixes each."""
+"""What `subquad doctor` says of an installation: floors, bf16, threads, and the command that fixes what is wrong."""
 
 import json
 
