@@ -80,7 +80,7 @@ def test_a_version_newer_than_the_tested_ones_is_a_warning(installed, package, e
 def test_the_floor_itself_and_the_tested_versions_pass_silently(installed, package, extra):
     least, limit = requirements.floors(extra)[package], requirements.untested()[package]
     major, minor = limit.split(".")
-    for version in (least, f"{least}.1+cpu", f"{major}.{int(minor) - 1}.9"):
+    for version in (least, f"{least}.1+cpu", f"{least}+git123", f"{major}.{int(minor) - 1}.9"):
         installed(**{package: version})
         with warnings.catch_warnings():
             warnings.simplefilter("error")

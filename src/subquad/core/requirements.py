@@ -91,5 +91,5 @@ def _declared() -> tuple[Requirement, ...]:
 
 
 def _release(text: str) -> list[int]:
-    """The major and the minor number of a version."""
-    return [int(number) for number in re.findall(r"\d+", text)[:2]]
+    """The first three numbers of a version."""
+    return [int(number) for number in re.findall(r"\d+", text)[:3]]

@@ -3,10 +3,7 @@
 Each part names what differs, since which version, and with which floor in pyproject.toml it can go.
 """
 
-import inspect
 import re
-from collections.abc import Callable
-from functools import wraps
 from typing import Any
 
 import torch
@@ -59,25 +56,3 @@ class LayerOfCache:
 def records_past(layer: Any) -> bool:
     """Whether a windowed layer of a cache keeps what is behind the window, which none did."""
     return bool(getattr(layer, "record_past", False))
-
-
-# ---------------------------------------------------------------------- transformers before 5.4; can go with >=5.4
-
-
-def of_lengths(make_mask: Callable[..., Any], makes_masks: Callable[..., Any]) -> Callable[..., Any]:
-    """A mask function that takes numbers of tokens, called with positions, as `makes_masks` of transformers was."""
-    if "q_length" in inspect.signature(makes_masks).parameters:
-        return make_mask
-
-    @wraps(make_mask)
-    def make(cache_position: Any, **options: Any) -> Any:
-        first = cache_position[0] if torch.compiler.is_compiling() else int(cache_position[0])
-        device = cache_position.device
-        return make_mask(q_length=cache_position.shape[0], q_offset=first, device=device, **options)
-
-    return make
-
-
-def query_length(given: Any) -> int:
-    """The number of queries, of which a cache was given the positions."""
-    return given.shape[0] if isinstance(given, torch.Tensor) else given

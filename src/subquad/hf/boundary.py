@@ -12,10 +12,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import AttentionInterface
-from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
+from transformers.masking_utils import AttentionMaskInterface
 
 from subquad.core.readable import can_be_read
-from subquad.core.versions import of_lengths
 from subquad.hf.accelerate_splits import refuse_accelerate_splits
 from subquad.hf.call_checks import NO_WEIGHTS
 from subquad.hf.exact import attend_with_weights
@@ -50,7 +49,7 @@ def register() -> None:
     """Tell transformers about both functions."""
     for name in (NAME, SAVED_AS):
         AttentionInterface.register(name, attend)
-        AttentionMaskInterface.register(name, of_lengths(make_mask, sdpa_mask))
+        AttentionMaskInterface.register(name, make_mask)
 
 
 def make_mask(

@@ -210,7 +210,7 @@ class GrowingCache(DynamicCache):
         self._first, self._last = kept[0], kept[-1]  # of the layers that count tokens
         self._stopped_by: str | None = None  # why the last call was refused, after some layers had kept its keys
 
-    def get_mask_sizes(self, query_length: int | Tensor, layer_idx: int) -> tuple[int, int]:
+    def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
         """Check the call, and return the sizes of the mask, which transformers requests before the first layer runs."""
         self._check()
         return super().get_mask_sizes(query_length, layer_idx)

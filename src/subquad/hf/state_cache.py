@@ -119,9 +119,9 @@ class StateLayer(versions.LayerOfCache, CacheLayerMixin):
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         """Do nothing: the method makes the state at the first tokens."""
 
-    def get_mask_sizes(self, query_length: int | Tensor) -> tuple[int, int]:
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         """Sizes for all keys, because other layers of the cache keep theirs and get the same mask."""
-        return self.seen + versions.query_length(query_length), 0
+        return self.seen + query_length, 0
 
     def get_seq_length(self) -> int:
         """The number of tokens that the state has seen, including padding."""
@@ -197,12 +197,12 @@ class StateCache(Cache):
             held[_layer_index(layer, held)] = StateLayer(layer)
         super().__init__(layers=held)
 
-    def get_mask_sizes(self, query_length: int | Tensor, layer_idx: int) -> tuple[int, int]:
+    def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
         """Check the call, and return the mask sizes, which transformers requests before the first layer runs."""
         states = [layer for layer in self.layers if isinstance(layer, StateLayer)]
         for layer in states:
             layer.check()
-        if not versions.query_length(query_length) and states[0].seen:
+        if not query_length and states[0].seen:
             raise ValueError(f"this cache has already seen {states[0].seen} tokens and there is no new one: {_NEW}")
         if len({layer.get_seq_length() for layer in self.layers if isinstance(layer, StateLayer | DynamicLayer)}) > 1:
             raise ValueError(f"an error stopped the last tokens of this cache between two layers: {_NEW}")

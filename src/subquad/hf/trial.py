@@ -16,7 +16,6 @@ from transformers import AttentionInterface, PreTrainedConfig, PreTrainedModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface, eager_mask, sdpa_mask
 
-from subquad.core.versions import of_lengths
 from subquad.hf.boundary import attend, is_plain, make_mask
 from subquad.hf.call_checks import unchecked
 from subquad.hf.layers import NAME, Attached, Layer
@@ -362,4 +361,4 @@ def register_trials() -> None:
     AttentionInterface.register(RECORDED, _record_attention)
     AttentionMaskInterface.register(RECORDED, _record_mask)
     AttentionInterface.register(TRIED, _tried_attention)
-    AttentionMaskInterface.register(TRIED, of_lengths(_tried_mask, sdpa_mask))
+    AttentionMaskInterface.register(TRIED, _tried_mask)

@@ -12,8 +12,8 @@ from subquad.tools.cli.main import app
 from subquad.tools.doctor import installation
 from tests.library.test_requirements import metadata
 
-LEAST = {"torch": "2.9", "transformers": "5.0", "triton": "3.5"}
-FINE = {"python": "3.11.7", "torch": "2.9.1", "transformers": "5.0.0", "triton": "3.5.0"}
+LEAST = {"torch": "2.9", "transformers": "5.5.4", "triton": "3.5"}
+FINE = {"python": "3.11.7", "torch": "2.9.1", "transformers": "5.5.4", "triton": "3.5.0"}
 
 
 @pytest.fixture(autouse=True)
