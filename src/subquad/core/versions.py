@@ -56,3 +56,11 @@ class LayerOfCache:
 def records_past(layer: Any) -> bool:
     """Whether a windowed layer of a cache keeps what is behind the window, which none did."""
     return bool(getattr(layer, "record_past", False))
+
+
+def let_attention_be_set(model_class: Any) -> None:
+    """Have a model class report that its attention can be set, whatever it found before in its file."""
+    model_class._can_set_attn_implementation_cached_value = True
+    asked = model_class._can_set_attn_implementation.__func__
+    if "_can_set_attn_implementation_cached_value" not in asked.__code__.co_names:
+        model_class._can_set_attn_implementation = classmethod(lambda cls: True)
