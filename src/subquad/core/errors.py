@@ -31,19 +31,23 @@ def as_input_error(prefix: str = "") -> Iterator[None]:
 
 def not_installed(package: str, extra: str) -> str:
     """The message about a package that an extra brings."""
-    in_clone = f"{_install(extra)} in a clone of subquad"
-    return f"{package} is not installed: {in_clone}, or pip install 'subquad-….whl[{extra}]'"
+    return (
+        f"{package} is not installed: pip install -c constraints.txt {_clone(extra)} in a clone of subquad, or "
+        f"pip install 'subquad-….whl[{extra}]'"
+    )
 
 
 def too_old(package: str, installed: str, least: str, extra: str) -> str:
-    """The message about a package of an extra that is installed in a version that is too old; "" is no extra."""
-    in_clone = f"{_install(extra)} in a clone of subquad"
-    return f"{package} {installed} is installed, but subquad needs {least} or later: {in_clone}"
+    """The message about a package that is installed in a version that is too old; "" if no extra brings it."""
+    return (
+        f"{package} {installed} is installed, but subquad needs {least} or later: pip install -c constraints.txt "
+        f"{_clone(extra)} in a clone of subquad"
+    )
 
 
-def _install(extra: str) -> str:
-    """The command that installs a clone with an extra, in the versions that it is tested with."""
-    return "pip install -c constraints.txt " + (f"'.[{extra}]'" if extra else ".")
+def _clone(extra: str) -> str:
+    """What pip installs in a clone to get an extra."""
+    return f"'.[{extra}]'" if extra else "."
 
 
 def check_least(settings: object, **least: int) -> None:

@@ -54,19 +54,21 @@ def _floor(package: str) -> str | None:
 
 def _of_packages(installed: Mapping[str, str]) -> list[Problem]:
     """Packages that are missing, too old or newer than the tested ones."""
-    found = []
+    results = []
     if "transformers" not in installed:
         command = f"{_IN_CLONE} '.[hf]'"
-        found.append(Problem("transformers is not installed, which sq.hf and most commands need", command))
+        results.append(Problem("transformers is not installed, which sq.hf and most commands need", command))
     for package, version in installed.items():
         least, limit = _floor(package), untested().get(package)
         if is_older(version, least):
             command = f"pip install '{package}>={least}'"
-            found.append(Problem(f"{package} {version} is older than {least}, the lowest version that works", command))
+            results.append(
+                Problem(f"{package} {version} is older than {least}, the lowest version that works", command)
+            )
         elif is_untested(version, limit):
             command = f"pip install '{package}<{limit}', if something fails"
-            found.append(Problem(f"{package} {version} is newer than the versions that were tested", command))
-    return found
+            results.append(Problem(f"{package} {version} is newer than the versions that were tested", command))
+    return results
 
 
 def _of_kernels() -> list[Problem]:
@@ -83,18 +85,18 @@ def _of_kernels() -> list[Problem]:
 
 def _of_threads() -> list[Problem]:
     """More threads than cores, fewer than half as many, or two runtimes that start them."""
-    found, threads, usable = [], torch.get_num_threads(), cores()
+    results, threads, usable = [], torch.get_num_threads(), cores()
     if threads > usable:
-        found.append(Problem(f"{threads} threads share {_count(usable, 'core')}", f"export OMP_NUM_THREADS={usable}"))
+        results.append(Problem(f"{threads} threads share {_count(usable, 'core')}", f"export OMP_NUM_THREADS={usable}"))
     elif 2 * threads < usable:  # torch takes one a physical core, which may be half of them
-        found.append(
+        results.append(
             Problem(f"{_count(threads, 'thread')} of {usable} cores in use", f"export OMP_NUM_THREADS={usable}")
         )
     runtimes = openmp_runtimes()
     if len(runtimes) > 1:
         problem = f"{len(runtimes)} OpenMP runtimes are loaded, whose threads share the cores: {', '.join(runtimes)}"
-        found.append(Problem(problem, "pip install -v --force-reinstall --no-deps . (in subquad's folder)"))
-    return found
+        results.append(Problem(problem, "pip install -v --force-reinstall --no-deps . (in subquad's folder)"))
+    return results
 
 
 def _products() -> str:
