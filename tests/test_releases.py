@@ -4,7 +4,9 @@ import os
 import re
 import runpy
 import tomllib
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -13,6 +15,13 @@ import subquad as sq
 
 ROOT = Path(__file__).parents[1]
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
+
+
+@cache
+def noxfile() -> dict[str, Any]:
+    """The names of noxfile.py, which nox allows to be run once."""
+    pytest.importorskip("nox", reason="the extra dev brings nox")
+    return runpy.run_path(str(ROOT / "noxfile.py"))
 
 
 def commands(workflow: str) -> list[str]:
@@ -53,13 +62,26 @@ def test_a_wheel_is_built_and_tested_on_every_platform():
 
 
 def test_nox_installs_the_floors_that_are_declared():
-    pytest.importorskip("nox", reason="the extra dev brings nox")
-    names = runpy.run_path(str(ROOT / "noxfile.py"))
-    declared = [*PYPROJECT["project"]["dependencies"], *PYPROJECT["project"]["optional-dependencies"]["hf"]]
+    names = noxfile()
+    extras = PYPROJECT["project"]["optional-dependencies"]
+    lines = [*PYPROJECT["project"]["dependencies"], *extras["hf"], *extras["test"]]
+    declared = [line.partition(";")[0] for line in lines]
     floors = names["lowest"]()
     assert {floor.partition("==")[0] for floor in floors} == set(names["WITH_FLOORS"])
     assert {floor.replace("==", ">=") for floor in floors} <= set(declared)
     assert PYPROJECT["project"]["requires-python"] == f">={names['PYTHONS'][0]}"
+    assert "jaxtyping" not in names["UNCHECKED"]
+    assert names["UNCHECKED"].startswith("--doctest-modules --strict-markers")
+
+
+def test_ci_runs_every_session_of_versions():
+    sessions = {command.removeprefix("nox -s ") for command in commands("ci.yml") if command.startswith("nox ")}
+    assert sessions == {"${{ matrix.versions }}"}
+    jobs = yaml.safe_load((ROOT / ".github/workflows/ci.yml").read_text("utf-8"))["jobs"]
+    rows = jobs["versions"]["strategy"]["matrix"]["include"]
+    assert {row["versions"] for row in rows} == {"oldest", "newest", "gpu-machine"}
+    for row in rows:
+        assert noxfile()[row["versions"].replace("-", "_")].python == row["python"]
 
 
 def test_builds_are_dated_by_their_commit():

@@ -3,6 +3,9 @@
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from subquad.core import installed as _installed  # noqa: F401  (first: an error with the remedy where torch is too old)
+
+# isort: split
 from subquad.attention import attention
 from subquad.kernels.dispatch import backends, use_backend
 from subquad.kernels.tokens.rotary import Rotary

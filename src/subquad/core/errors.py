@@ -32,17 +32,22 @@ def as_input_error(prefix: str = "") -> Iterator[None]:
 def not_installed(package: str, extra: str) -> str:
     """The message about a package that an extra brings."""
     return (
-        f"{package} is not installed: pip install -c constraints.txt '.[{extra}]' in a clone of subquad, or "
+        f"{package} is not installed: pip install -c constraints.txt {_clone(extra)} in a clone of subquad, or "
         f"pip install 'subquad-….whl[{extra}]'"
     )
 
 
 def too_old(package: str, installed: str, least: str, extra: str) -> str:
-    """The message about a package of an extra that is installed in a version that is too old."""
+    """The message about a package that is installed in a version that is too old; "" if no extra brings it."""
     return (
         f"{package} {installed} is installed, but subquad needs {least} or later: pip install -c constraints.txt "
-        f"'.[{extra}]' in a clone of subquad"
+        f"{_clone(extra)} in a clone of subquad"
     )
+
+
+def _clone(extra: str) -> str:
+    """What pip installs in a clone to get an extra."""
+    return f"'.[{extra}]'" if extra else "."
 
 
 def check_least(settings: object, **least: int) -> None:

@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.compiler import is_compiling
 from transformers.cache_utils import CacheLayerMixin, DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
 
+from subquad.core.versions import records_past
 from subquad.hf.unwrapping import AnyModel, transformers_model
 
 _NEW = "make a new sq.hf.GrowingCache(model)"
@@ -138,13 +139,13 @@ class GrowingWindowLayer(GrowingLayer, DynamicSlidingWindowLayer):
             self.lazy_initialization(key_states, value_states)
         self.cumulative_length += key_states.shape[2]
         live, new = self.keys.shape[2], key_states.shape[2]
-        if live + new > self._rows() and not self.record_past:  # a prompt: what is behind the window is not stored
+        if live + new > self._rows() and not records_past(self):  # a prompt: what is behind the window is not stored
             keys, values = torch.cat([self.keys, key_states], 2), torch.cat([self.values, value_states], 2)
             self._buffers = None
             self.keys, self.values = (x[:, :, 1 - self.sliding_window :].clone() for x in (keys, values))
             return keys, values
         keys, values = self._appended(key_states, value_states)
-        if self.record_past:  # `crop` drops what is behind the window
+        if records_past(self):  # `crop` drops what is behind the window
             self.keys, self.values = keys, values
             visible = self.sliding_window - 1 + new
             return keys[:, :, -visible:], values[:, :, -visible:]
@@ -158,7 +159,7 @@ class GrowingWindowLayer(GrowingLayer, DynamicSlidingWindowLayer):
             super().crop(tokens_to_remove)
 
     def _capacity(self, live: int, needed: int) -> int:
-        return max(self._length, needed, 2 * live if self.record_past else min(2 * live, self._rows()))
+        return max(self._length, needed, 2 * live if records_past(self) else min(2 * live, self._rows()))
 
     def _rows(self) -> int:
         return 2 * self.sliding_window

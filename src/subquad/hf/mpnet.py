@@ -17,6 +17,8 @@ from transformers import PreTrainedModel
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.models.mpnet.modeling_mpnet import MPNetEncoder, MPNetPreTrainedModel, MPNetSelfAttention
 
+from subquad.core.versions import let_attention_be_set
+
 _original_init, _original_forward = MPNetSelfAttention.__init__, MPNetSelfAttention.forward
 
 
@@ -87,7 +89,7 @@ def join_interface() -> None:
     if not _is_on_interface(MPNetSelfAttention):
         MPNetSelfAttention.__init__, MPNetSelfAttention.forward = _init, _forward
         for model in (MPNetPreTrainedModel, *MPNetPreTrainedModel.__subclasses__()):
-            model._can_set_attn_implementation_cached_value = True  # also where it was asked for before, and is False
+            let_attention_be_set(model)
 
 
 def give_configs(model: PreTrainedModel) -> None:

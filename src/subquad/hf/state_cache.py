@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.compiler import is_compiling
 from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache, DynamicLayer
 
+from subquad.core import versions
 from subquad.hf.layers import STATE_MARK, Layer, attached_to
 from subquad.hf.probe import find_layers
 from subquad.hf.unwrapping import AnyModel, transformers_model
@@ -23,7 +24,7 @@ from subquad.methods import BoundMethod, Method
 _NEW = "make a new sq.hf.StateCache(model)"
 
 
-class StateLayer(CacheLayerMixin):
+class StateLayer(versions.LayerOfCache, CacheLayerMixin):
     """The state of one layer's method, and how many tokens it has seen."""
 
     is_sliding = False

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from subquad.core.readable import can_be_read
 from subquad.core.shapes import Sizes
+from subquad.core.versions import sym_min
 from subquad.masks.sdpa import read_mask
 
 
@@ -375,7 +376,7 @@ def _narrower(a: int | None, b: int | None) -> int | None:
     """The smaller of two windows, of which either may be missing; torch's own minimum, which compilers can trace."""
     if a is None or b is None:
         return a if b is None else b
-    return torch.sym_min(a, b)
+    return sym_min(a, b)
 
 
 def _check_same_offset(a: int | Tensor | None, b: int | Tensor | None) -> None:

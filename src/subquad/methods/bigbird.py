@@ -43,6 +43,7 @@ from torch import Tensor
 
 from subquad.core.randomness import uniform
 from subquad.core.rounding import ceil_div
+from subquad.core.versions import sym_min
 from subquad.kernels.selection.pattern_positions import Item, PatternPositions
 from subquad.kernels.tokens.slots import Buckets, Slots
 from subquad.masks import Mask
@@ -120,7 +121,7 @@ class BigBird(Pattern):
     def meetings(self, query: Tensor, key: Tensor, call: Call) -> tuple[Buckets, ...]:
         """Which queries meet which keys: those of the blocks that each block sees, and all for the global blocks."""
         pattern, causal = PatternPositions.from_mask(call.mask, query, key, call.item), call.mask.is_causal
-        size = torch.sym_min(self.block, pattern.tokens)
+        size = sym_min(self.block, pattern.tokens)
         most = ceil_div(pattern.tokens, size)
         query_blocks, ends = pattern.blocks(size), self.global_blocks(ceil_div(pattern.length, size), most, causal)
         others = (
@@ -139,10 +140,10 @@ class BigBird(Pattern):
 
     def global_blocks(self, count: Int64[Tensor, "#B 1"], most: int, causal: bool) -> Int64[Tensor, "#B S"]:
         """The numbers of an item's first and last global blocks, of `count` blocks."""
-        first = torch.arange(torch.sym_min(self.first, most), device=count.device).expand(len(count), -1)
+        first = torch.arange(sym_min(self.first, most), device=count.device).expand(len(count), -1)
         if causal:
             return first
-        last = count - 1 - torch.arange(torch.sym_min(self.last, most), device=count.device)
+        last = count - 1 - torch.arange(sym_min(self.last, most), device=count.device)
         last = torch.where(last < self.first, NONE, last)  # it is among the first ones, or there are no more
         return torch.cat([torch.where(first < count, first, NONE), last], dim=1)
 
@@ -156,7 +157,7 @@ class BigBird(Pattern):
         call: Call,
     ) -> Int64[Tensor, "#B H T C"]:
         """The blocks that each block sees, if it is not global itself: each once."""
-        causal, window = call.mask.is_causal, torch.sym_min(self.window, most)
+        causal, window = call.mask.is_causal, sym_min(self.window, most)
         near = block[..., None] + torch.arange(-window, 1 if causal else window + 1, device=block.device)
         near = torch.where((near >= 0) & (causal | (near < count[..., None])), near, NONE)
         # Random blocks are between the global blocks, before the near ones or behind them.
@@ -164,7 +165,7 @@ class BigBird(Pattern):
         before = ((block - window).minimum(end) - self.first).clamp(min=0)
         behind = (block + window + 1).clamp(min=self.first)
         choices = before if causal else before + (end - behind).clamp(min=0)
-        drawn = draw(choices, torch.sym_min(self.random, most), heads, block, call.seed)
+        drawn = draw(choices, sym_min(self.random, most), heads, block, call.seed)
         before, behind = before[:, None, :, None], behind[:, None, :, None]
         drawn = torch.where(drawn < before, drawn + self.first, drawn - before + behind).where(drawn >= 0, NONE)
         parts = ends[:, None, None], near[:, None], drawn

@@ -35,6 +35,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from subquad.core.versions import sym_min
 from subquad.kernels.attention.clustered.op import clustered_attention
 from subquad.kernels.selection.clusters.op import query_clusters
 from subquad.kernels.selection.groups import broadcast, group_mean
@@ -57,7 +58,7 @@ def clusters_of(query: Tensor, key: Tensor, call: Call, method: Any) -> Tensor:
 
 
 def _clustering(N: int, call: Call, method: Any) -> dict[str, Any]:
-    clusters = torch.sym_min(method.clusters, N)
+    clusters = sym_min(method.clusters, N)
     return {"clusters": clusters, "bits": method.bits, "iterations": method.iterations, "seed": call.seed}
 
 
@@ -148,7 +149,5 @@ class Clustered(ClustersQueries):
         labels = clusters_of(query, key, call, self)
         partial = self.attend(query, key, value, call, labels)
         query, key = upcast(query, key)
-        of_query = (
-            broadcast(group_mean(query, labels, torch.sym_min(self.clusters, query.shape[2])), labels) * call.scale
-        )
+        of_query = broadcast(group_mean(query, labels, sym_min(self.clusters, query.shape[2])), labels) * call.scale
         return Residual(partial, of_query, key, by_features=False)

@@ -33,6 +33,7 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
+from subquad.core.versions import sym_max, sym_min
 from subquad.kernels.attention.sums.op import group_sums
 from subquad.kernels.attention.tail.choice import covariance_of_moments
 from subquad.kernels.attention.tail.op import attend_with_tail
@@ -217,18 +218,18 @@ def by_length(setting: int, growth: Growth, tokens: int, lengths: Tensor | None)
     """
     factor, divisor = growth
     if setting > 0:
-        return torch.sym_min(setting, tokens), None
+        return sym_min(setting, tokens), None
     if lengths is None:
         size = root(factor * tokens)
-        size = torch.sym_max(size, three_quarters(tokens, divisor)) if divisor else size
-        return torch.sym_min(size, tokens), None
+        size = sym_max(size, three_quarters(tokens, divisor)) if divisor else size
+        return sym_min(size, tokens), None
     most = torch.sym_int(torch.sym_sqrt(factor * tokens)) + 1
     sizes = (factor * lengths).double().sqrt().ceil().long()
     if divisor:
-        most = torch.sym_max(most, three_quarters(tokens, divisor))
+        most = sym_max(most, three_quarters(tokens, divisor))
         lengths = lengths.double()
         sizes = torch.maximum(sizes, ((lengths * lengths.sqrt() / divisor).sqrt() - ROUNDING).long() + 1)
-    return torch.sym_min(most, tokens), sizes.clamp(min=1)
+    return sym_min(most, tokens), sizes.clamp(min=1)
 
 
 def root(n: int) -> int:

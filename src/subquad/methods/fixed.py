@@ -32,6 +32,7 @@ import torch
 from torch import Tensor
 
 from subquad.core.rounding import ceil_div
+from subquad.core.versions import sym_min
 from subquad.kernels.selection.pattern_positions import PatternPositions, of_heads
 from subquad.kernels.tokens.slots import Buckets
 from subquad.masks import Mask
@@ -93,7 +94,7 @@ class Fixed(Pattern):
         """Which queries meet which keys: those of their own block, and the columns of the other blocks."""
         pattern, N = PatternPositions.from_mask(call.mask, query, key, call.item), query.shape[2]
         block_of_query = pattern.blocks(self.block)
-        tokens = torch.arange(torch.sym_min(self.block, pattern.valid_positions.M), device=query.device)
+        tokens = torch.arange(sym_min(self.block, pattern.valid_positions.M), device=query.device)
         block = block_of_query[:, None, :, None] * self.block + tokens
         if self.sets == "merged":
             columns = self._columns(pattern)
@@ -117,7 +118,7 @@ class Fixed(Pattern):
         """The positions of all columns, (1,1,1,K)."""
         M = pattern.valid_positions.M
         start = self.block * torch.arange(ceil_div(M, self.block), device=pattern.first.device)[:, None]
-        column = self.block - self.columns + torch.arange(torch.sym_min(self.columns, M), device=start.device)
+        column = self.block - self.columns + torch.arange(sym_min(self.columns, M), device=start.device)
         return (start + column).view(1, 1, 1, -1)
 
     def _in_no_column(self, pattern: PatternPositions) -> Tensor:

@@ -27,6 +27,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from subquad.core.versions import sym_min
 from subquad.kernels.selection.neighbours import neighbours
 from subquad.kernels.selection.pattern_positions import Item, PatternPositions
 from subquad.kernels.tokens.slots import Buckets
@@ -80,7 +81,7 @@ class Longformer(Pattern):
         if self.first == 0:
             return (near,)
         pattern, N, M = PatternPositions.from_mask(call.mask, query, key, call.item), query.shape[2], key.shape[2]
-        first = torch.arange(torch.sym_min(self.first, pattern.tokens), device=query.device).view(1, 1, 1, -1)
+        first = torch.arange(sym_min(self.first, pattern.tokens), device=query.device).view(1, 1, 1, -1)
         others = torch.where(self._are_global(pattern.of_queries(near.queries)), N, near.queries)
         keys = torch.where(self._are_global(pattern.of_keys(near.keys)), M, near.keys)
         # Under a causal mask what a global query sees is not behind it, so that those keys are global too.
@@ -94,5 +95,5 @@ class Longformer(Pattern):
 
 def rows_of_first(first: int, pattern: PatternPositions) -> Buckets:
     """The first queries of each item, which meet all keys."""
-    numbers = torch.arange(torch.sym_min(first, pattern.tokens), device=pattern.first.device).view(1, 1, 1, -1)
+    numbers = torch.arange(sym_min(first, pattern.tokens), device=pattern.first.device).view(1, 1, 1, -1)
     return pattern.meet_all(pattern.queries(numbers))

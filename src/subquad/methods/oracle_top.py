@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from subquad.core.versions import sym_min
 from subquad.kernels.attention.softmax import hide, visible_logsumexp, visible_softmax
 from subquad.kernels.tokens.heads import repeat_heads
 from subquad.methods.core.exact import logits_of
@@ -25,7 +26,7 @@ def attend_top(
     logits: Tensor, visible: Tensor | None, value: Tensor, topk: int, dropout_p: float
 ) -> tuple[Tensor, Tensor]:
     """Softmax over the topk largest visible logits of each row, applied to the values; and its log-sum-exp."""
-    top = hide(logits, visible).topk(torch.sym_min(topk, logits.shape[-1]), dim=-1)
+    top = hide(logits, visible).topk(sym_min(topk, logits.shape[-1]), dim=-1)
     allowed = None if visible is None else visible.expand_as(logits).gather(-1, top.indices)
     weights = F.dropout(visible_softmax(top.values, allowed), dropout_p)
     out = torch.zeros_like(logits).scatter(-1, top.indices, weights) @ value

@@ -36,6 +36,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from subquad.core.randomness import uniform
+from subquad.core.versions import sym_max, sym_min
 from subquad.kernels.tokens.heads import repeat_heads
 from subquad.kernels.tokens.positions import ValidIndex, ValidPositions
 from subquad.kernels.tokens.slots import Slots, taken
@@ -49,7 +50,7 @@ def budget(tokens: int, factor: int) -> int:
     logarithm = 0
     while tokens > math.floor(math.e**logarithm):  # compared with whole numbers: n may be symbolic
         logarithm += 1
-    return torch.sym_min(torch.sym_max(factor * logarithm, 1), tokens)
+    return sym_min(sym_max(factor * logarithm, 1), tokens)
 
 
 def budgets(lengths: Int64[Tensor, "B"], factor: int) -> Int64[Tensor, "B"]:

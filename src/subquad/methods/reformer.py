@@ -38,6 +38,7 @@ from torch import Tensor
 
 from subquad.core.randomness import normal
 from subquad.core.rounding import ceil_div
+from subquad.core.versions import sym_min
 from subquad.kernels.attention.softmax import merge_partials
 from subquad.kernels.selection.chunks import runs_of_labels
 from subquad.kernels.tokens.heads import repeat_heads
@@ -110,7 +111,7 @@ class Reformer(Bucketed):
         with torch.no_grad():
             line, D = ValidPositions.from_mask(call.mask, query, query), query.shape[3]
             valid = line.tokens(valid_as="either")
-            most = torch.sym_min(ceil_div(line.N, self.chunk), self.buckets // 2)
+            most = sym_min(ceil_div(line.N, self.chunk), self.buckets // 2)
             used = ceil_div(valid.sum(1), self.chunk).clamp(max=most)
             used = torch.where(valid.sum(1) <= self.chunk, 0, used)
             directions = normal(call.seed, most, self.rounds * D, like=query).unflatten(1, (self.rounds, D))

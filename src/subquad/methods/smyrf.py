@@ -33,6 +33,7 @@ from torch import Tensor
 
 from subquad.core.randomness import normal
 from subquad.core.rounding import ceil_div
+from subquad.core.versions import sym_max
 from subquad.kernels.selection.chunks import even_chunks, even_shared_chunks, sort_valid
 from subquad.kernels.tokens.heads import repeat_heads
 from subquad.kernels.tokens.positions import ValidPositions
@@ -104,7 +105,7 @@ class Smyrf(Bucketed):
             counts, most = torch.full_like(lengths[0], self.clusters), self.clusters
             if self.cluster_size:
                 counts = ceil_div(lengths[0].maximum(lengths[1]), self.cluster_size).clamp(min=1)
-                most = ceil_div(torch.sym_max(line.N, line.M), self.cluster_size)
+                most = ceil_div(sym_max(line.N, line.M), self.cluster_size)
             sizes = [self.cluster_size or ceil_div(tokens, self.clusters) for tokens in (line.N, line.M)]
             queries, keys = [], []
             for direction in normal(call.seed, self.rounds, f.shape[3], like=f):

@@ -4,11 +4,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+import pytest
 import torch
 import transformers as hf
 from torch import Tensor
 
 VOCAB = 60
+LATER_ON_THE_INTERFACE = ("modernbert", "t5")  # than the oldest transformers of ours, in which `swap` refuses them
 TEXT = {
     "vocab_size": VOCAB, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4,
     "intermediate_size": 48, "max_position_embeddings": 64, "pad_token_id": 0,
@@ -206,6 +208,8 @@ def build(name: str) -> Case:
     """A fresh model on its own eager attention, in eval mode, always with the same weights and inputs."""
     torch.manual_seed(0)
     case = BUILDERS[name]()
+    if name in LATER_ON_THE_INTERFACE and not case.model._can_set_attn_implementation():
+        pytest.skip(f"{type(case.model).__name__} of transformers {hf.__version__} is not on the attention interface")
     for parameter in case.model.parameters():  # sharper attention than at initialisation: mistakes must show
         if parameter.ndim > 1:
             parameter.data.mul_(3.0)

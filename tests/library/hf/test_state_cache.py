@@ -235,7 +235,9 @@ def test_at_its_exact_limit_a_swapped_model_generates_what_it_did(name):
 def test_assisted_decoding_is_refused():
     model = swapped().model
     ids, _ = padded_ids(batch=1, pads=0)
-    with pytest.raises(ValueError, match=r"cannot be used for assisted decoding: tokens .* cannot be taken out"):
+    # A transformers that does not tell caches of it takes the tokens back.
+    refused = "used for assisted decoding" if hasattr(hf.Cache, "activate_past_recording") else "cropped"
+    with pytest.raises(ValueError, match=rf"cannot be {refused}: tokens .* cannot be taken out"):
         model.generate(ids, max_new_tokens=5, prompt_lookup_num_tokens=2, past_key_values=sq.hf.StateCache(model))
 
 
@@ -243,7 +245,7 @@ def test_taking_tokens_back_and_offloading_are_refused():
     model = swapped().model
     cache = sq.hf.StateCache(model)
     model(input_ids=padded_ids()[0], past_key_values=cache)
-    assert not cache.is_croppable
+    assert not getattr(cache, "is_croppable", False)  # older caches do not have it
     assert not cache.is_compileable
     cache.crop(0)
     with pytest.raises(ValueError, match=r"cannot be cropped: tokens .* cannot be taken out"):

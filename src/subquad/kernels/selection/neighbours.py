@@ -5,6 +5,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from subquad.core.rounding import ceil_div
+from subquad.core.versions import sym_max, sym_min
 from subquad.kernels.tokens.slots import Buckets
 from subquad.masks import Mask
 
@@ -14,13 +15,13 @@ BLOCK = 16  # the fewest queries of a block: smaller ones would share too few ke
 def farthest(N: int, M: int, mask: Mask) -> int:
     """How far a query and a key may be apart; if offsets are on a device, queries count as aligned with keys."""
     # torch's own minima and maxima, here and below: they can be traced where lengths are symbolic.
-    return M + N if isinstance(mask.offset, Tensor) else torch.sym_max((mask.offset or 0) + N, M) - 1
+    return M + N if isinstance(mask.offset, Tensor) else sym_max((mask.offset or 0) + N, M) - 1
 
 
 def reach(window: int, N: int, M: int, mask: Mask) -> int:
     """How far a query sees: the window or the mask's own, and no further than there are tokens."""
-    span = window if mask.span is None else torch.sym_min(window, mask.span)
-    return span if isinstance(mask.offset, Tensor) else torch.sym_min(span, farthest(N, M, mask))
+    span = window if mask.span is None else sym_min(window, mask.span)
+    return span if isinstance(mask.offset, Tensor) else sym_min(span, farthest(N, M, mask))
 
 
 def neighbours(
@@ -38,11 +39,11 @@ def neighbours(
     span = reach(window * dilation, N, M, mask)
     steps = span // dilation
     members = ceil_div(N, dilation)
-    size = torch.sym_min(members, torch.sym_max(steps, BLOCK))
+    size = sym_min(members, sym_max(steps, BLOCK))
     starts = size * dilation * torch.arange(ceil_div(members, size), device=device)[:, None]
-    starts = (starts + torch.arange(torch.sym_min(dilation, N), device=device)).view(1, 1, -1, 1)
+    starts = (starts + torch.arange(sym_min(dilation, N), device=device)).view(1, 1, -1, 1)
     queries = (starts + dilation * torch.arange(size, device=device)).clamp(max=N)
-    width = torch.sym_min(size + steps if mask.is_causal else size + 2 * steps, ceil_div(M, dilation))
+    width = sym_min(size + steps if mask.is_causal else size + 2 * steps, ceil_div(M, dilation))
     # Shifted to where there are keys: a run that begins before the first key, or ends behind the last, reads no less.
     first = mask.positions(starts) - dilation * steps
     least = first % dilation

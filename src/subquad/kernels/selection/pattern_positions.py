@@ -7,6 +7,7 @@ from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
 from subquad.core.rounding import ceil_div
+from subquad.core.versions import sym_min
 from subquad.kernels.tokens.positions import ValidPositions
 from subquad.kernels.tokens.slots import Buckets
 from subquad.masks import Mask
@@ -111,7 +112,7 @@ class PatternPositions:
     def meet_all(self, queries: Int64[Tensor, "#B #H 1 S"]) -> Buckets:
         """One block of queries that meet all keys."""
         M = self.valid_positions.M
-        size = torch.sym_min(M, KEYS)
+        size = sym_min(M, KEYS)
         keys = torch.arange(ceil_div(M, size) * size, device=queries.device).clamp(max=M).view(1, 1, -1, size)
         return self.buckets(queries.expand(-1, -1, keys.shape[2], -1), keys)
 

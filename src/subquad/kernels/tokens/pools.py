@@ -5,6 +5,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from subquad.core.rounding import ceil_div
+from subquad.core.versions import sym_max
 from subquad.kernels.selection.groups import group_mean, group_sizes
 
 
@@ -19,7 +20,7 @@ def pool_of(rank: Int64[Tensor, "..."], tokens: Int64[Tensor, "..."] | int, pool
     tensor([0, 1])
     """
     # Not a tensor of a whole number, which would fix the length where it is traced.
-    least = tokens.clamp(min=pools) if isinstance(tokens, Tensor) else torch.sym_max(tokens, pools)
+    least = tokens.clamp(min=pools) if isinstance(tokens, Tensor) else sym_max(tokens, pools)
     return rank * pools // least
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import asdict
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Group, RenderableType
@@ -21,6 +21,9 @@ from subquad.tools.cli.progress import progress_bar
 from subquad.tools.report.terminal import ruled
 from subquad.tools.runs.options import options
 from subquad.tools.runs.settings import CrossoverSettings
+
+if TYPE_CHECKING:
+    from subquad.tools.doctor.installation import Problem
 
 NOT_MEASURED = "none measured on this machine with these threads and versions; `subquad doctor --measure` measures them"
 LEGEND = (
@@ -49,7 +52,7 @@ def doctor(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show versions, hardware, measured crossovers, and which backends can run here, or why not.
+    """Show what is installed against what is needed, hardware, crossovers, which backends run, and how to fix the rest.
 
     With --measure, measure from how many tokens on methods are faster than exact attention here, in about half a
     minute; by-length can start its steps there.
@@ -104,23 +107,36 @@ def _show(settings: CrossoverSettings, as_json: bool) -> None:
     import torch
 
     from subquad.core.errors import InputError
+    from subquad.tools.doctor import installation
     from subquad.tools.runs import machine
 
     for name, each in options(CrossoverSettings).items():
         if getattr(settings, name) != each.default:
             raise InputError(f"{each.label} is an option of --measure; give both or none of them")
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    environment = machine.versions() | machine.hardware(device) | machine.backends()
+    installed, needed = machine.versions(), installation.required()
+    here = machine.hardware(device) | installation.described() | machine.backends()
     local: list[MeasuredCrossover] = []
     message = NOT_MEASURED
     try:
         local = read_local()
     except InputError as error:  # of a damaged file
         message = str(error)
-    record = {**environment, "crossovers": [asdict(each) for each in local]}
-    record |= {} if local else {"no crossovers": message}
-    shown = environment if local else environment | {"crossovers": message}
-    show(record, lambda: Group(pairs(shown), *([Text(), _table(local)] if local else [])), as_json)
+    problems = installation.problems(installed)
+    record = {**installed, **here, "needed": needed, "problems": [each._asdict() for each in problems]}
+    record |= {"crossovers": [asdict(each) for each in local]} | ({} if local else {"no crossovers": message})
+    beside = {name: f"{version} ({needed[name]})" if name in needed else version for name, version in installed.items()}
+    shown = beside | here | ({} if local else {"crossovers": message})
+    blocks = [pairs(shown), *([Text(), _table(local)] if local else []), Text(), _remedies(problems)]
+    show(record, lambda: Group(*blocks), as_json)
+
+
+def _remedies(problems: Sequence["Problem"]) -> RenderableType:
+    """What is wrong here, each with the command that fixes it."""
+    if not problems:
+        return Text("Nothing to fix.")
+    lines = [Text(f"{each.problem}:\n    {each.command}") for each in problems]
+    return Group(Text("To fix", "bold"), *lines)
 
 
 def _table(measured: Sequence[MeasuredCrossover]) -> RenderableType:

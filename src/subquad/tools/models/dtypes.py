@@ -3,6 +3,8 @@
 import torch
 from torch import nn
 
+from subquad.core.versions import cpu_capabilities
+
 FP32 = "fp32"
 TORCH = {FP32: torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -14,7 +16,7 @@ def has_products(device: str, dtype: str) -> bool:
     """
     if dtype == FP32 or not device.startswith("cpu"):
         return True
-    return any(dtype in name and able is True for name, able in torch.cpu.get_capabilities().items())
+    return any(dtype in name and able is True for name, able in cpu_capabilities().items())
 
 
 def short_name(dtype: torch.dtype) -> str:

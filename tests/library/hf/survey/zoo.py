@@ -4,7 +4,9 @@ import importlib
 import inspect
 from typing import Any
 
+import pytest
 import torch
+import transformers
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.models.auto import modeling_auto
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
@@ -18,6 +20,10 @@ GENERATIVE = (
     "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES",
 )  # fmt: skip
 TASKS = ("MODEL_MAPPING_NAMES", *(n for n in dir(modeling_auto) if n.endswith("_MAPPING_NAMES") and "CONFIG" not in n))
+LATER = {  # than the oldest transformers of ours: where they are not known, their tests are skipped
+    "deepseek_v32", "fun_asr_nano_encoder", "kosmos_2_text_model", "mimi_decoder", "molmo2", "qwen3_asr_encoder",
+    "qwen3_omni_moe_audio_encoder", "qwen3_omni_moe_thinker",
+}  # fmt: skip
 LARGEST = 150_000_000  # parameters of a model that is still called small
 
 
@@ -76,6 +82,8 @@ def has_no_interface(model_type: str) -> bool:
 
 def small_model(model_type: str) -> PreTrainedModel:
     """A small random model in eval mode, always with the same weights, which are large enough for mistakes to show."""
+    if model_type in LATER and model_type not in CONFIG_MAPPING:
+        pytest.skip(f"transformers {transformers.__version__} has no model type {model_type!r}")
     kind, config = model_class(model_type), small_config(model_type)
     with torch.device("meta"):
         size = sum(p.numel() for p in kind(config).parameters())

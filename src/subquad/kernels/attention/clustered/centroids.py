@@ -7,6 +7,7 @@ import torch
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
+from subquad.core.versions import sym_min
 from subquad.kernels.attention.clustered.op import clustered_forward
 from subquad.kernels.attention.softmax import hide, visible_logsumexp, visible_softmax
 from subquad.kernels.dispatch import Op
@@ -56,6 +57,6 @@ def run(backend: str, x: Any) -> tuple[Tensor, Tensor, Tensor]:
     """Run on a compiled backend."""
     (B, H, C, _), M = x.query.shape, x.key.shape[2]
     labels = torch.arange(C, device=x.query.device).expand(B, H, C).contiguous()
-    settings = C, torch.sym_min(x.topk, M), 1, 0, x.scale, 0, True
+    settings = C, sym_min(x.topk, M), 1, 0, x.scale, 0, True
     out, _, _, top, *_, lse = clustered_forward.run(backend, x.query, x.key, x.value, None, x.valid, labels, *settings)
     return out, lse, _NUMBERS[backend](top, x.valid, M)

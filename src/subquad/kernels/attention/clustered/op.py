@@ -5,6 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from subquad.core.versions import sym_min
 from subquad.kernels.attention.clustered import reference
 from subquad.kernels.dispatch import Op
 from subquad.kernels.operators import Gradient
@@ -21,7 +22,7 @@ def run(backend: str, x: Any) -> tuple[Tensor, Tensor | None]:
     """Run on a compiled backend, where `topk` are at most all keys."""
     inputs, topk = (
         (x.query, x.key, x.value, x.query_valid, x.key_valid, x.labels),
-        torch.sym_min(x.topk, x.key.shape[2]),
+        sym_min(x.topk, x.key.shape[2]),
     )
     settings = x.clusters, topk, x.bits, x.iterations, x.scale, x.seed, x.wants_lse
     out, *_, lse = clustered_forward.run(backend, *inputs, *settings)

@@ -1,10 +1,10 @@
 """Clustered and improved clustered attention in plain PyTorch, step by step as in the paper."""
 
-import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
+from subquad.core.versions import sym_min
 from subquad.kernels.attention.softmax import hide, visible_logsumexp, visible_softmax
 from subquad.kernels.precision import upcast
 from subquad.kernels.selection.blocks.reference import sort_into_blocks
@@ -80,7 +80,7 @@ def clustered_attention(
         return broadcast(F.dropout(of_centroids, dropout_p) @ value, labels), lse if wants_lse else None
 
     # By logits, which order the keys as A^c does: weights that underflow to 0 would tie with those of hidden keys.
-    top = hide(logits, visible).detach().topk(torch.sym_min(topk, key.shape[2]), dim=-1).indices
+    top = hide(logits, visible).detach().topk(sym_min(topk, key.shape[2]), dim=-1).indices
     mass = of_centroids.gather(-1, top).sum(-1, keepdim=True)
     remaining = F.dropout(of_centroids.scatter(-1, top, 0.0), dropout_p) @ value
 

@@ -4,6 +4,7 @@ import torch
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
+from subquad.core.versions import sym_min
 from subquad.kernels.attention.softmax import hide
 from subquad.kernels.precision import upcast
 from subquad.kernels.selection.groups import broadcast, group_mean
@@ -28,7 +29,7 @@ def top_keys(
     H, M = means.shape[1], key.shape[2]
     valid = repeat_heads((cell < cells)[:, :, None], H)
     logits = hide(means @ repeat_heads(key, H).mT * scale + terms[:, :, None], valid)
-    top = logits.topk(torch.sym_min(topk, M), dim=-1).indices
+    top = logits.topk(sym_min(topk, M), dim=-1).indices
     present = valid.expand_as(logits).gather(3, top)
     if wanted is not None:  # the largest come first
         present = present & (torch.arange(top.shape[3], device=top.device) < wanted[:, None, None, None])

@@ -5,6 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from subquad.core.versions import sym_min
 from subquad.kernels.attention.tail import reference
 from subquad.kernels.dispatch import Op
 from subquad.kernels.operators import Gradient
@@ -22,7 +23,7 @@ SETTINGS = "clusters", "topk", "cells", "scale", "window"
 @attend_with_tail.compiled
 def run(backend: str, x: Any) -> tuple[Tensor, Tensor]:
     """Run on a compiled backend, where `topk` are at most all keys."""
-    topk = torch.sym_min(x.topk, x.key.shape[2]) if x.keys is None else x.keys.shape[3]
+    topk = sym_min(x.topk, x.key.shape[2]) if x.keys is None else x.keys.shape[3]
     means, around = (None if y is None else y.float().contiguous() for y in (x.means, x.around))
     inputs = x.query, x.key, x.value, x.labels, x.cell, x.keys, x.wanted, None, means, around, x.start
     tensors = [y for y in (x.query, x.key, x.value, means) if y is not None]

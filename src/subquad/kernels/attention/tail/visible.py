@@ -7,6 +7,7 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
+from subquad.core.versions import sym_min
 from subquad.kernels.attention.tail.cells import tail_of
 from subquad.kernels.attention.tail.choice import top_keys
 from subquad.kernels.attention.tail.op import tail_forward
@@ -66,6 +67,6 @@ def run(backend: str, x: Any) -> VisibleTail:
     (B, H, C, _), M = x.query.shape, x.key.shape[2]
     labels = torch.arange(C, device=x.query.device).expand(B, H, C).contiguous()
     inputs = x.query, x.key, x.value, labels, x.cell, None, None, x.terms.float().contiguous(), None, None, None
-    outputs = tail_forward.run(backend, *inputs, C, torch.sym_min(x.topk, M), x.cells, x.scale, 0)
+    outputs = tail_forward.run(backend, *inputs, C, sym_min(x.topk, M), x.cells, x.scale, 0)
     _, _, _, _, key_order, _, top, _, keys, values, lse, *_ = outputs
     return VisibleTail(keys, values, lse, _NUMBERS[backend](top, key_order, M))

@@ -6,6 +6,7 @@ import torch
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
+from subquad.core.versions import sym_min
 from subquad.kernels.dispatch import Op
 from subquad.kernels.selection.hash_functions import Hashed
 from subquad.kernels.selection.top import reference
@@ -70,7 +71,7 @@ def top_by_hash(x: Any) -> tuple[Tensor, Tensor]:
 
 
 def _slots(like: Tensor, heads: int, tokens: int, buckets: int, most: int) -> tuple[Tensor, Tensor]:
-    slots = like.new_empty(like.shape[0], heads, buckets, torch.sym_min(most, tokens), dtype=torch.int64)
+    slots = like.new_empty(like.shape[0], heads, buckets, sym_min(most, tokens), dtype=torch.int64)
     return slots, like.new_empty(like.shape[0], heads, tokens, dtype=torch.int64)
 
 
