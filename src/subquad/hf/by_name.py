@@ -26,7 +26,7 @@ from transformers import PreTrainedModel
 
 from subquad.hf.boundary import register_boundary
 from subquad.hf.call_checks import FIRST, refuse_weights_of, run_before_call
-from subquad.hf.layers import NAME, Attached, inspect_layers, uses_interface
+from subquad.hf.layers import NAME, Attached, check_interface, uses_interface
 from subquad.hf.names import method_of, name_of, names_method
 from subquad.hf.probe import find_layers_by_class
 from subquad.hf.saved import asks_for_method, configs_of
@@ -75,6 +75,7 @@ def read_names() -> None:
     ) -> str:
         if names_method(requested_attention):
             register(str(requested_attention))
+            check_interface(self)  # else transformers fails in its own way, or runs the model's own attention
         if names_method(requested_attention) or _attached_by_name(self):
             run_before_call(self, _settle)
         return check(self, requested_attention, *args, **kwargs)
@@ -83,7 +84,7 @@ def read_names() -> None:
     def set_attn_implementation(self: PreTrainedModel, attn_implementation: Any, *args: Any, **kwargs: Any) -> None:
         if names_method(attn_implementation):
             method_of(attn_implementation)
-            inspect_layers(self)  # transformers leaves parts as they are whose attention cannot be set
+            check_interface(self)  # else transformers leaves parts as they are whose attention cannot be set
         change(self, attn_implementation, *args, **kwargs)
 
     setattr(get_correct_attn_implementation, _MARK, True)
@@ -91,6 +92,7 @@ def read_names() -> None:
     PreTrainedModel.set_attn_implementation = set_attn_implementation
 
 
+@torch.compiler.disable(reason="methods are attached in the first forward pass: call the model once before compiling it")  # type: ignore[untyped-decorator]
 def _settle(model: PreTrainedModel) -> None:
     """Swap in the method that a model's config names, or restore the model if its config names another attention."""
     with _LOCK:

@@ -252,6 +252,15 @@ def inspect_layers(model: PreTrainedModel) -> list[Layer]:
         ValueError: the model, or a part of it, computes attention in its own way; named.
     """
     give_configs(model)
+    check_interface(model)
+    modules = [(name, module) for name, module in model.named_modules() if uses_interface(module)]
+    if not modules:
+        raise ValueError(f"{type(model).__name__} has no attention layer that goes through the attention interface")
+    return serving_decoders([_describe(number, name, module) for number, (name, module) in enumerate(modules)])
+
+
+def check_interface(model: PreTrainedModel) -> None:
+    """Raise ValueError if a model, or a part of it, computes attention in its own way; names the part."""
     for name, part in model.named_modules():
         if isinstance(part, PreTrainedModel) and not part._can_set_attn_implementation():
             where = f" (its part {name!r})" if name else ""
@@ -262,10 +271,6 @@ def inspect_layers(model: PreTrainedModel) -> list[Layer]:
                 f"interface, so nothing can be swapped into it{why}; architectures that can: BERT, RoBERTa, "
                 "DistilBERT, ModernBERT, MPNet, ViT, wav2vec2, Whisper, T5, BART, Llama, GPT-2 and most others"
             )
-    modules = [(name, module) for name, module in model.named_modules() if uses_interface(module)]
-    if not modules:
-        raise ValueError(f"{type(model).__name__} has no attention layer that goes through the attention interface")
-    return serving_decoders([_describe(number, name, module) for number, (name, module) in enumerate(modules)])
 
 
 def serving_decoders(layers: list[Layer]) -> list[Layer]:
