@@ -109,8 +109,10 @@ def _settle(model: PreTrainedModel) -> None:
 
 
 def _swap(model: PreTrainedModel, name: str) -> None:
-    # Neither may outlast the trial: what is made here is used in training too, and compared in the model's own dtype.
-    with torch.inference_mode(False), torch.autocast(model.device.type, enabled=False):
+    # As if it was called outside of the forward pass: what is made here is used in training too, outputs are compared
+    # in the model's own dtype, and the trial runs the model's Python code.
+    alone = torch.inference_mode(False), torch.autocast(model.device.type, enabled=False)
+    with alone[0], alone[1], torch.compiler.set_stance("force_eager"):
         for config, _ in configs_of(model):
             refuse_weights_of(config)
         layers = find_layers_by_class(model, compare=_verify(os.environ))
