@@ -21,9 +21,9 @@ from subquad.hf.exact import attend_with_weights
 from subquad.hf.layer_masks import decoded, mask_of, mask_of_new
 from subquad.hf.layers import ATTACHED, NAME, STATE_MARK, Attached
 from subquad.hf.mask_encoding import encode, filled_slots, of_filled
+from subquad.hf.names import SAVED_AS, names_method
 from subquad.hf.passes import MARK, NOW
 from subquad.hf.patterns import CAUSAL, EVERYTHING, LayerPattern, read_pattern
-from subquad.hf.names import SAVED_AS, names_method
 from subquad.hf.steps import attend_step, share_steps
 from subquad.masks import Mask
 from subquad.methods.core.current_shard import in_use, refuse_in_use

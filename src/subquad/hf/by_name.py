@@ -25,11 +25,11 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from subquad.hf.boundary import register_boundary
-from subquad.hf.call_checks import FIRST, refuse_weights_of, run_before_call
+from subquad.hf.call_checks import FIRST, is_unchecked, refuse_weights_of, run_before_call
 from subquad.hf.layers import NAME, Attached, check_interface, uses_interface
 from subquad.hf.names import method_of, name_of, names_method
 from subquad.hf.probe import find_layers_by_class
-from subquad.hf.saved import asks_for_method, configs_of
+from subquad.hf.saved import configs_of
 from subquad.hf.swapping import restore, swap_layers
 from subquad.methods import Method
 
@@ -92,9 +92,13 @@ def read_names() -> None:
     PreTrainedModel.set_attn_implementation = set_attn_implementation
 
 
-@torch.compiler.disable(reason="methods are attached in the first forward pass: call the model once before compiling it")  # type: ignore[untyped-decorator]
+@torch.compiler.disable(
+    reason="methods are attached in the first forward pass: call the model once before compiling it"
+)  # type: ignore[untyped-decorator]
 def _settle(model: PreTrainedModel) -> None:
     """Swap in the method that a model's config names, or restore the model if its config names another attention."""
+    if is_unchecked():  # a forward pass of a trial
+        return
     with _LOCK:
         if FIRST not in vars(model):  # another thread was here
             return
@@ -150,9 +154,10 @@ def _outermost(model: PreTrainedModel, name: str) -> PreTrainedModel:
     """
     models = [model]
     for thing in gc.get_objects():
-        if issubclass(type(thing), PreTrainedModel) and thing is not model and asks_for_method(thing.config):
-            if any(part is model for part in thing.modules()) and _is_uniform(thing, name):
-                models.append(thing)
+        if not issubclass(type(thing), PreTrainedModel) or thing is model or not hasattr(thing, "config"):
+            continue
+        if any(part is model for part in thing.modules()) and _is_uniform(thing, name):
+            models.append(thing)
     return max(models, key=lambda each: sum(1 for _ in each.modules()))
 
 

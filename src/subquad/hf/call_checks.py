@@ -69,10 +69,15 @@ def run_before_call(model: PreTrainedModel, action: Callable[[Any], None]) -> No
 
 
 def run_first(model: nn.Module) -> None:
-    """Run what is to run before the next forward pass of a model, except in a trial."""
+    """Run what is to run before the next forward pass of a model."""
     action = model.__dict__.get(FIRST)
-    if action is not None and not _UNCHECKED.get():
+    if action is not None:
         action(model)
+
+
+def is_unchecked() -> bool:
+    """Whether this thread is inside a block of `unchecked`."""
+    return _UNCHECKED.get()
 
 
 @contextmanager

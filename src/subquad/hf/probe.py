@@ -90,9 +90,7 @@ def find_layers_by_class(model: PreTrainedModel, *, compare: bool = True) -> lis
     return found
 
 
-def _tried(
-    model: PreTrainedModel, layers: list[Layer], inputs: Inputs | None, *, compare: bool = True
-) -> list[Layer]:
+def _tried(model: PreTrainedModel, layers: list[Layer], inputs: Inputs | None, *, compare: bool = True) -> list[Layer]:
     """The layers as trials of the model, and of the parts of it that its inputs do not reach, show them."""
     trace = _try(model, layers, inputs, compare)
     for part in model.modules():
@@ -117,9 +115,7 @@ def _as_traced(layer: Layer, trace: TrialTrace | None) -> Layer:
     return replace(layer, **vars(trace) | {"cross": cross, "causal": trace.causal and not cross})
 
 
-def _try(
-    model: PreTrainedModel, layers: list[Layer], inputs: Inputs | None, compare: bool
-) -> dict[Any, TrialTrace]:
+def _try(model: PreTrainedModel, layers: list[Layer], inputs: Inputs | None, compare: bool) -> dict[Any, TrialTrace]:
     """What each layer that was reached does; ValueError where the model is not the same through the boundary."""
     runs: list[tuple[str, Run]] = _runs(model) if inputs is None else [(_UNCHANGED, partial(_forward, inputs))]
     try:

@@ -323,7 +323,12 @@ def originals(model: nn.Module) -> list[tuple[PreTrainedConfig, str]]:
     }
     implementations = [(c, owner, swapped.get(id(c), c._attn_implementation)) for c, owner in configs_of(model)]
     return [
-        (c, default_implementation(owner, model) if implementation is None or is_ours(implementation) else implementation)
+        (
+            c,
+            default_implementation(owner, model)
+            if implementation is None or is_ours(implementation)
+            else implementation,
+        )
         for c, owner, implementation in implementations
     ]
 
