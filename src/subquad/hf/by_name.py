@@ -6,8 +6,8 @@
 
 A name stands for one method in all layers, and the model is the one that `swap` makes of it. A name reaches a model
 before the model has layers or weights, and a trial needs both, so the swap is made before the first forward pass, under
-the name itself: the config keeps it. Whoever builds a model or changes its attention calls
-`get_correct_attn_implementation`, so this is where names are read, and where a model is told to swap before it runs.
+the name itself: the config keeps it. A model calls `get_correct_attn_implementation` when it is built and when its
+attention is set, so this is where names are read, and where a model is told to swap before it runs.
 
 A part of a model may be called first, as `generate` calls an encoder. The swap is made in the outermost model that has
 this name everywhere. If configs in a model have different names, each part that is a model itself is swapped alone.

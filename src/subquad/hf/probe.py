@@ -85,9 +85,9 @@ def find_layers_by_class(model: PreTrainedModel, *, compare: bool = True) -> lis
     if kind in _KNOWN_CLASSES:
         _KNOWN[model] = mark, [replace(layer, module=modules[layer.name]) for layer in _KNOWN_CLASSES[kind]]
         return _KNOWN[model][1]
-    found = find_layers(model)
-    _KNOWN_CLASSES[kind] = [replace(layer, module=nn.Identity()) for layer in found]  # which holds no model
-    return found
+    tried = find_layers(model)
+    _KNOWN_CLASSES[kind] = [replace(layer, module=nn.Identity()) for layer in tried]  # which holds no model
+    return tried
 
 
 def _tried(model: PreTrainedModel, layers: list[Layer], inputs: Inputs | None, *, compare: bool = True) -> list[Layer]:
