@@ -1,5 +1,6 @@
 """Any method inside pretrained Hugging Face models (transformers 5).
 
+AutoModel.from_pretrained(name, attn_implementation="subquad:clustered-tail")   # one method in all layers, by name
 sq.hf.swap(model, sq.ImprovedClustered(clusters=25))   # in place; returns which layer runs what
 sq.hf.restore(model)                                   # the model's own attention again
 sq.hf.reattach(model)                                  # what `save_pretrained` recorded; `from_pretrained` does it
@@ -14,11 +15,12 @@ sq.hf.extend_positions(model, 4096)                    # past the model's own po
 
 from subquad.hf import installed  # noqa: F401  (first: an error with the remedy where a package is missing)
 from subquad.hf.adapters import Adapter, load_adapter, read_adapter, save_adapter, weights_mark
-from subquad.hf.boundary import register
+from subquad.hf.boundary import register_boundary
+from subquad.hf.by_name import read_names, register
 from subquad.hf.compiled_generation import compiled_steps
 from subquad.hf.growing_cache import GrowingCache
 from subquad.hf.item_rotary import expect_new_tokens, reaching
-from subquad.hf.layers import NAME, Layer, head_counts
+from subquad.hf.layers import ATTACHED, NAME, Layer, head_counts
 from subquad.hf.mpnet import join_interface
 from subquad.hf.positions import extend_positions, position_limit, rotary_limit
 from subquad.hf.probe import find_layers
@@ -32,13 +34,15 @@ from subquad.hf.unwrapping import transformers_model
 from subquad.hf.word_timestamps import support_word_timestamps
 
 join_interface()
-register()
+register_boundary()
 register_trials()
 keep_swaps_in_files(reattach)
 support_word_timestamps()
 expect_new_tokens()
+read_names()
 
 __all__ = [
+    "ATTACHED",
     "NAME",
     "Adapter",
     "GrowingCache",
@@ -60,6 +64,7 @@ __all__ = [
     "read_adapter",
     "reattach",
     "refusals",
+    "register",
     "restore",
     "rotary_limit",
     "save_adapter",

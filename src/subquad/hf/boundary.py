@@ -19,11 +19,11 @@ from subquad.hf.accelerate_splits import refuse_accelerate_splits
 from subquad.hf.call_checks import NO_WEIGHTS
 from subquad.hf.exact import attend_with_weights
 from subquad.hf.layer_masks import decoded, mask_of, mask_of_new
-from subquad.hf.layers import NAME, STATE_MARK, Attached
+from subquad.hf.layers import ATTACHED, NAME, STATE_MARK, Attached
 from subquad.hf.mask_encoding import encode, filled_slots, of_filled
+from subquad.hf.names import SAVED_AS, names_method
 from subquad.hf.passes import MARK, NOW
 from subquad.hf.patterns import CAUSAL, EVERYTHING, LayerPattern, read_pattern
-from subquad.hf.saved import SAVED_AS
 from subquad.hf.steps import attend_step, share_steps
 from subquad.masks import Mask
 from subquad.methods.core.current_shard import in_use, refuse_in_use
@@ -45,9 +45,9 @@ _HARMLESS = {
 _SINKS = ("s_aux", "sinks")  # logits of each head that take weight and give nothing
 
 
-def register() -> None:
-    """Tell transformers about both functions."""
-    for name in (NAME, SAVED_AS):
+def register_boundary(*names: str) -> None:
+    """Tell transformers about both functions, under the names that swaps write and under these."""
+    for name in (ATTACHED, SAVED_AS, *names):
         AttentionInterface.register(name, attend)
         AttentionMaskInterface.register(name, make_mask)
 
@@ -131,11 +131,7 @@ def attend(
     """
     layer = getattr(module, NAME, None)
     if not isinstance(layer, Attached):
-        raise ValueError(
-            f"{type(module).__name__} is set to attn_implementation={NAME!r} but no method is attached to it: "
-            "call sq.hf.swap(model, method), or sq.hf.reattach(model) after loading a saved model, or "
-            "sq.hf.load_adapter(model, folder) where its methods have learned parameters"
-        )
+        raise ValueError(_nothing_attached(module))
     if kwargs.pop("output_attentions", None) and not layer.for_timestamps:
         raise ValueError(f"output_attentions=True {NO_WEIGHTS}")
     softcap, sinks = kwargs.pop("softcap", None), None
@@ -186,6 +182,22 @@ def attend(
         **extras,
     )
     return out.transpose(1, 2).contiguous(), None
+
+
+def _nothing_attached(module: nn.Module) -> str:
+    """The error of a layer that asks for our attention and has no method."""
+    name = getattr(getattr(module, "config", None), "_attn_implementation", ATTACHED)
+    beginning = f"{type(module).__name__} is set to attn_implementation={name!r} but no method is attached to it: "
+    if names_method(name):
+        return (
+            f"{beginning}a transformers model attaches it in its forward pass if the name was given when it was "
+            "loaded or made, or by model.set_attn_implementation, to a model or to a part that is a model itself; "
+            "for single layers use sq.hf.swap(model, {layer: method})"
+        )
+    return (
+        f"{beginning}call sq.hf.swap(model, method), or sq.hf.reattach(model) after loading a saved model, or "
+        "sq.hf.load_adapter(model, folder) where its methods have learned parameters"
+    )
 
 
 def _advance(

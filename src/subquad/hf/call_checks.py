@@ -16,17 +16,20 @@ import functools
 import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import nn
 from torch.compiler import is_compiling
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from subquad.hf.layers import NAME, Attached
+from subquad.hf.layers import ATTACHED, NAME, Attached
 
-OWNERS = "_subquad_owners"  # on a checked model: its modules with a config that is not the config of a checked model
+CHECKS = "_subquad_checks"  # on a checked model: its `Checks`
+FIRST = "_subquad_first"  # on a model: what runs before its next forward pass, and removes itself
 CALL = "_subquad_call"  # on a checked model: what calls `forward`, if it changes the arguments
+_UNCHECKED: ContextVar[bool] = ContextVar("unchecked", default=False)
 _CHECKED = "_subquad_checked"  # on the `forward` of a class: it runs the checks
 NO_WEIGHTS = (
     "asks for attention weights, which no method here returns; ask a model that is not swapped (sq.hf.restore), or use "
@@ -34,17 +37,47 @@ NO_WEIGHTS = (
 )
 
 
+class Checks(NamedTuple):
+    """What is checked in each call of a model.
+
+    `implementation` is the name that its config has, and those of `owners`: modules in it with a config that is not the
+    config of a checked model.
+    """
+
+    implementation: str
+    owners: list[nn.Module]
+
+
 def check_calls(model: PreTrainedModel) -> None:
     """Check every call of this model, and of the models in it, that contain swapped layers."""
     for part in _swapped_models(model):
-        vars(part)[OWNERS] = _owners(part)
+        vars(part)[CHECKS] = Checks(next(_attached(part)).implementation, _owners(part))
         _add_checks(type(part))
 
 
 def stop_checking(model: nn.Module) -> None:
-    """Remove what `check_calls` added."""
+    """Remove what `check_calls` and `run_before_call` added."""
     for module in model.modules():
-        vars(module).pop(OWNERS, None)
+        for name in (CHECKS, FIRST):
+            vars(module).pop(name, None)
+
+
+def run_before_call(model: PreTrainedModel, action: Callable[[Any], None]) -> None:
+    """Run an action on a model before its next forward pass, and again before later ones until it removes itself."""
+    vars(model)[FIRST] = action
+    _add_checks(type(model))
+
+
+def run_first(model: nn.Module) -> None:
+    """Run what is to run before the next forward pass of a model."""
+    action = model.__dict__.get(FIRST)
+    if action is not None:
+        action(model)
+
+
+def is_unchecked() -> bool:
+    """Whether this thread is inside a block of `unchecked`."""
+    return _UNCHECKED.get()
 
 
 @contextmanager
@@ -52,10 +85,12 @@ def unchecked(model: nn.Module) -> Iterator[None]:
     """Run a model inside the block with another attention on purpose, with the arguments as they are."""
     removed: dict[nn.Module, dict[str, Any]] = {}
     for module in model.modules():
-        removed[module] = {name: vars(module).pop(name) for name in (OWNERS, CALL) if name in vars(module)}
+        removed[module] = {name: vars(module).pop(name) for name in (CHECKS, CALL) if name in vars(module)}
+    token = _UNCHECKED.set(True)
     try:
         yield
     finally:
+        _UNCHECKED.reset(token)
         for module, added in removed.items():
             vars(module).update(added)
 
@@ -63,7 +98,7 @@ def unchecked(model: nn.Module) -> Iterator[None]:
 def refuse_other_implementations(model: nn.Module) -> None:
     """Raise ValueError if a config names another attention than when methods were swapped in; names the first layer."""
     for part in model.modules():
-        if OWNERS in vars(part):
+        if CHECKS in vars(part):
             _refuse_another(part)
 
 
@@ -81,7 +116,8 @@ def _add_checks(cls: Any) -> None:
 
     @functools.wraps(forward)
     def checked(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if getattr(self, OWNERS, None) is not None:
+        run_first(self)
+        if getattr(self, CHECKS, None) is not None:
             _check(self, args, kwargs)
         call: Callable[..., Any] | None = getattr(self, CALL, None)
         return forward(self, *args, **kwargs) if call is None else call(forward, self, args, kwargs)
@@ -97,7 +133,8 @@ def _check(module: PreTrainedModel, args: tuple[Any, ...], kwargs: dict[str, Any
         refuse_weights_of(module.config)
     else:
         settings = object.__getattribute__(module.config, "__dict__")  # configs look up each attribute in Python code
-        if settings["_attn_implementation_internal"] != NAME or module.__dict__[OWNERS]:
+        implementation, owners = module.__dict__[CHECKS]
+        if settings["_attn_implementation_internal"] != implementation or owners:
             _refuse_another(module)
         if settings["_output_attentions"]:
             refuse_weights_of(module.config)
@@ -119,17 +156,19 @@ def _positional_names(forward: Any) -> tuple[str, ...]:
 
 
 def _refuse_another(module: nn.Module) -> None:
-    for owner in (module, *getattr(module, OWNERS)):
+    implementation, owners = getattr(module, CHECKS)
+    for owner in (module, *owners):
         chosen = owner.config._attn_implementation
-        if chosen == NAME:
+        if chosen == implementation:
             continue
         if _for_timestamps(module):  # which transformers makes with eager attention: see `word_timestamps`
-            owner.config._attn_implementation = NAME
+            owner.config._attn_implementation = implementation
             continue
         layer = next(_attached(module))
+        since = "sq.hf.swap" if implementation == ATTACHED else f"attn_implementation={implementation!r}"
         raise ValueError(
-            f"layer {layer.label} of this {type(module).__name__} runs {str(layer.bound.method)!r} since sq.hf.swap, "
-            f"but attn_implementation={chosen!r} was set since, by which its own attention would run: call "
+            f"layer {layer.label} of this {type(module).__name__} runs {str(layer.bound.method)!r} since {since}, but "
+            f"attn_implementation={chosen!r} was set since, by which its own attention would run: call "
             "sq.hf.restore(model) if that is meant, or sq.hf.swap again"
         )
 

@@ -24,7 +24,8 @@ from subquad.methods.core.halves import future_leak
 from subquad.nn.padded_queries import attend_all
 
 KEEPS = {"first": "each item's first token", "ends": "each item's first and last token"}  # what `swap` can keep
-NAME = "subquad"  # of our attention among transformers' own, and of the submodule that runs it
+NAME = "subquad"  # of the submodule that runs a method, and of the record of a swap in a config
+ATTACHED = "subquad-attached"  # of our attention among transformers' own, in a model that `swap` changed
 
 STATE_MARK = "_subquad_state_layer"  # on keys that a `StateCache` handed out: the layer of it that did
 
@@ -138,7 +139,8 @@ class Attached(nn.Module):
 
     `saved_before`: whether its learned parameters are those of an earlier layer too. `keep`: which tokens' attention is
     exact, by their place among the real ones. `kept_now` is a bool (B,N) of these tokens, in place of it. `rotary`: the
-    layer's rotary positions, for methods that move queries.
+    layer's rotary positions, for methods that move queries. `implementation`: the name in the config under which it
+    runs.
     """
 
     def __init__(
@@ -149,6 +151,7 @@ class Attached(nn.Module):
         saved_before: bool = False,
         keep: str | None = None,
         rotary: Rotary | TwoRotaries | None = None,
+        implementation: str = ATTACHED,
     ):
         super().__init__()
         self.keep: str | None = None if bound.method.is_exact else keep
@@ -156,6 +159,7 @@ class Attached(nn.Module):
         self.for_timestamps = False  # while Whisper generates word timestamps: see `word_timestamps`
         self.split: Any = None  # the `split.Split` of a model whose tokens are split over ranks
         self.rotary = rotary
+        self.implementation = implementation
         self.bound = bound
         # What `steps` asks in each call.
         self.is_exact = bound.method.is_exact
@@ -238,7 +242,7 @@ def attached_to(module: nn.Module) -> Attached | None:
     """The bound method that runs in an attention module; None if its own attention runs."""
     chosen = getattr(getattr(module, "config", None), "_attn_implementation", None)
     attached = getattr(module, NAME, None)
-    return attached if chosen == NAME and isinstance(attached, Attached) else None
+    return attached if isinstance(attached, Attached) and chosen == attached.implementation else None
 
 
 def inspect_layers(model: PreTrainedModel) -> list[Layer]:
@@ -248,6 +252,15 @@ def inspect_layers(model: PreTrainedModel) -> list[Layer]:
         ValueError: the model, or a part of it, computes attention in its own way; named.
     """
     give_configs(model)
+    check_interface(model)
+    modules = [(name, module) for name, module in model.named_modules() if uses_interface(module)]
+    if not modules:
+        raise ValueError(f"{type(model).__name__} has no attention layer that goes through the attention interface")
+    return serving_decoders([_describe(number, name, module) for number, (name, module) in enumerate(modules)])
+
+
+def check_interface(model: PreTrainedModel) -> None:
+    """Raise ValueError if a model, or a part of it, computes attention in its own way; names the part."""
     for name, part in model.named_modules():
         if isinstance(part, PreTrainedModel) and not part._can_set_attn_implementation():
             where = f" (its part {name!r})" if name else ""
@@ -258,10 +271,6 @@ def inspect_layers(model: PreTrainedModel) -> list[Layer]:
                 f"interface, so nothing can be swapped into it{why}; architectures that can: BERT, RoBERTa, "
                 "DistilBERT, ModernBERT, MPNet, ViT, wav2vec2, Whisper, T5, BART, Llama, GPT-2 and most others"
             )
-    modules = [(name, module) for name, module in model.named_modules() if uses_interface(module)]
-    if not modules:
-        raise ValueError(f"{type(model).__name__} has no attention layer that goes through the attention interface")
-    return serving_decoders([_describe(number, name, module) for number, (name, module) in enumerate(modules)])
 
 
 def serving_decoders(layers: list[Layer]) -> list[Layer]:

@@ -35,6 +35,7 @@ _ON_CACHE = "generating on a static cache"
 _UNCHANGED = "as given"
 _GIVE_A_BATCH = "give a small batch of your own: sq.hf.swap(model, method, inputs=batch)"
 _KNOWN: WeakKeyDictionary[PreTrainedModel, tuple[str, list[Layer]]] = WeakKeyDictionary()
+_KNOWN_CLASSES: dict[Any, list[Layer]] = {}  # by class and config: layers of models that are equal in both
 
 
 def find_layers(model: AnyModel, *, inputs: Inputs | None = None) -> list[Layer]:
@@ -62,9 +63,36 @@ def find_layers(model: AnyModel, *, inputs: Inputs | None = None) -> list[Layer]
     return tried
 
 
-def _tried(model: PreTrainedModel, layers: list[Layer], inputs: Inputs | None) -> list[Layer]:
+def find_layers_by_class(model: PreTrainedModel, *, compare: bool = True) -> list[Layer]:
+    """Like `find_layers`, but a model is tried only if no other model of its class, modules, dtype and config was.
+
+    Without `compare`, the model runs once with its own attention, which shows who attends to whom, and nothing is
+    compared: a model whose attention is not the same through subquad's boundary is not found.
+
+    Raises:
+        ValueError: as in `find_layers`.
+    """
+    layers = inspect_layers(model)
+    if getattr(model, "declares_attention", False):
+        return layers
+    if not compare:
+        return serving_decoders(_tried(model, layers, None, compare=False))
+    modules = dict(model.named_modules())
+    if any("forward" in vars(module) for module in modules.values()):  # another library changed this model alone
+        return find_layers(model)
+    mark = mark_of_trial(model, layers)
+    kind = type(model), model.dtype, mark, tuple(type(module) for module in modules.values())
+    if kind in _KNOWN_CLASSES:
+        _KNOWN[model] = mark, [replace(layer, module=modules[layer.name]) for layer in _KNOWN_CLASSES[kind]]
+        return _KNOWN[model][1]
+    tried = find_layers(model)
+    _KNOWN_CLASSES[kind] = [replace(layer, module=nn.Identity()) for layer in tried]  # which holds no model
+    return tried
+
+
+def _tried(model: PreTrainedModel, layers: list[Layer], inputs: Inputs | None, *, compare: bool = True) -> list[Layer]:
     """The layers as trials of the model, and of the parts of it that its inputs do not reach, show them."""
-    trace = _try(model, layers, inputs)
+    trace = _try(model, layers, inputs, compare)
     for part in model.modules():
         missing = {layer.module for layer in layers} - trace.keys()
         if not missing:
@@ -76,7 +104,7 @@ def _tried(model: PreTrainedModel, layers: list[Layer], inputs: Inputs | None) -
                     part(**batch)
             except Exception:  # this part does not run alone
                 continue
-            trace |= _try(part, layers, batch)
+            trace |= _try(part, layers, batch, compare)
     return [_as_traced(layer, trace.get(layer.module)) for layer in layers]
 
 
@@ -87,15 +115,15 @@ def _as_traced(layer: Layer, trace: TrialTrace | None) -> Layer:
     return replace(layer, **vars(trace) | {"cross": cross, "causal": trace.causal and not cross})
 
 
-def _try(model: PreTrainedModel, layers: list[Layer], inputs: Inputs | None) -> dict[Any, TrialTrace]:
+def _try(model: PreTrainedModel, layers: list[Layer], inputs: Inputs | None, compare: bool) -> dict[Any, TrialTrace]:
     """What each layer that was reached does; ValueError where the model is not the same through the boundary."""
     runs: list[tuple[str, Run]] = _runs(model) if inputs is None else [(_UNCHANGED, partial(_forward, inputs))]
     try:
-        return _try_runs(model, layers, runs)
+        return _try_runs(model, layers, runs, compare)
     except _DoesNotRunError as error:
         if inputs is None:
             try:
-                return _try_runs(model, layers, _runs(model, images=False))
+                return _try_runs(model, layers, _runs(model, images=False), compare)
             except _DoesNotRunError:  # messages about the first inputs are clearer
                 pass
         raise ValueError(str(error)) from error.__cause__
@@ -105,10 +133,12 @@ class _DoesNotRunError(ValueError):
     """The model does not run on its first inputs with its own attention."""
 
 
-def _try_runs(model: PreTrainedModel, layers: list[Layer], runs: list[tuple[str, Run]]) -> dict[Any, TrialTrace]:
+def _try_runs(
+    model: PreTrainedModel, layers: list[Layer], runs: list[tuple[str, Run]], compare: bool
+) -> dict[Any, TrialTrace]:
     name = type(model).__name__
     traces: dict[Any, TrialTrace] = {}
-    for number, (description, run) in enumerate(runs):
+    for number, (description, run) in enumerate(runs if compare else runs[:1]):
         try:
             with undisturbed(model):
                 unchanged = run(model)
@@ -123,6 +153,8 @@ def _try_runs(model: PreTrainedModel, layers: list[Layer], runs: list[tuple[str,
             calls = recorded_run(model, run)
             for call in calls:
                 traces[call.module] = call.trace.after(traces.get(call.module), on_cache=description == _ON_CACHE)
+            if not compare:
+                continue
             tried = [_as_traced(layer, traces.get(layer.module)) for layer in layers]
             if any(layer.reason for layer in tried):  # reported for each layer, when a method is put into it
                 continue

@@ -10,6 +10,8 @@ where it is                           `from_pretrained` returns the model with i
                                       of another number of layers is refused
 where the name was removed            the same, with a warning
 where `attn_implementation` is given  the model comes with that attention, like any other
+
+A model whose method was asked for by name (`by_name`) is saved with this name, and without a record.
 """
 
 import functools
@@ -23,18 +25,14 @@ from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from subquad.hf.call_checks import refuse_other_implementations
-from subquad.hf.layers import NAME, Attached, attached_to, uses_interface
+from subquad.hf.layers import ATTACHED, NAME, Attached, attached_to, uses_interface
+from subquad.hf.names import SAVED_AS, names_method
 from subquad.hf.positions import extend_as_recorded, with_record
 from subquad.hf.records import OtherLayers, read_record, record_with_parts
 from subquad.methods.core.plugins import record_of
 
 Reattach = Callable[[PreTrainedModel], Any]
 
-# It is in files: never change it. It may not name sdpa, flash or flex, which transformers looks for in names.
-SAVED_AS = (
-    "subquad: this model was saved with its attention swapped; run `import subquad.hf` before loading it (pip install "
-    "'subquad[hf]'), or give another attn_implementation to load it with its own exact attention"
-)
 KEY = "attn_implementation"
 SHARED = "_subquad_shared"  # on a module of a separated part: {attribute: the config that it has when not swapped}
 
@@ -49,10 +47,10 @@ def configs_of(model: nn.Module) -> list[tuple[PreTrainedConfig, nn.Module]]:
     return list(configs.values())
 
 
-def mark(model: nn.Module) -> None:
-    """Write subquad's attention name into the configs of this model and its parts."""
+def mark(model: nn.Module, name: str = SAVED_AS) -> None:
+    """Write a name of subquad's attention into the configs of this model and its parts."""
     for config, _ in configs_of(model):
-        setattr(config, KEY, SAVED_AS)
+        setattr(config, KEY, name)
 
 
 def unmark(model: nn.Module) -> None:
@@ -76,9 +74,24 @@ def without_marks(settings: dict[Any, Any]) -> dict[Any, Any]:
     }
 
 
+def is_ours(implementation: Any) -> bool:
+    """Whether this is a name of subquad's attention."""
+    return implementation in (ATTACHED, SAVED_AS) or names_method(implementation)
+
+
 def asks_for_ours(config: PreTrainedConfig) -> bool:
     """Whether this config names subquad's attention."""
-    return config._attn_implementation in (NAME, SAVED_AS)
+    return is_ours(config._attn_implementation)
+
+
+def asks_for_method(config: PreTrainedConfig) -> bool:
+    """Whether this config asks for a method by its name: see `by_name`."""
+    return names_method(config._attn_implementation)
+
+
+def asks_for_swap(config: PreTrainedConfig) -> bool:
+    """Whether this config is that of a swapped model, or of a saved one."""
+    return asks_for_ours(config) and not asks_for_method(config)
 
 
 def default_implementation(owner: nn.Module, model: nn.Module) -> str:
@@ -123,13 +136,23 @@ def _saying_what_runs(model: PreTrainedModel) -> Iterator[None]:
     before = [
         (vars(config), {key: vars(config)[key] for key in (KEY, NAME) if key in vars(config)}) for config, _ in configs
     ]
-    ours = asks_for_ours(model.config) or any(attached_to(part) is not None for part in model.modules())
+    named = _named_for_files(model)
+    ours = asks_for_swap(model.config) or any(
+        attached is not None and attached.implementation == ATTACHED for attached in map(attached_to, model.modules())
+    )
+    if ours and named is not None:
+        raise ValueError(
+            f"a part of this {type(model).__name__} was swapped by sq.hf.swap, and another has its method by "
+            "attn_implementation, which are not saved together: use sq.hf.swap for both"
+        )
     record, parts = _current_record(model), _records_of_parts(model) if ours else {}
     try:
         for config, _ in configs:
             vars(config).pop(KEY, None)
-            if not asks_for_ours(config):
+            if not asks_for_swap(config):
                 vars(config).pop(NAME, None)
+        if named is not None:
+            vars(model.config)[KEY] = named
         if ours:
             mark(model)
             if parts or record is not None:
@@ -140,6 +163,37 @@ def _saying_what_runs(model: PreTrainedModel) -> Iterator[None]:
             for key in (KEY, NAME):
                 settings.pop(key, None)
             settings.update(values)
+
+
+def _named_for_files(model: PreTrainedModel) -> Any:
+    """What `attn_implementation` must be in a saved config for methods that were asked for by name; None: none were.
+
+    Raises:
+        ValueError: a part's config is not written with the model's, and asks for something else.
+    """
+    if not any(asks_for_method(config) for config, _ in configs_of(model)):
+        return None
+    written: set[int] = set()
+    named = _names_in(model.config, written)
+    names = [(name, part) for name, part in model.named_modules() if isinstance(part, PreTrainedModel)]
+    for name, part in names:
+        if id(part.config) not in written and part.config._attn_implementation != model.config._attn_implementation:
+            raise ValueError(
+                f"the part {name!r} of this {type(model).__name__} has "
+                f"attn_implementation={part.config._attn_implementation!r} in a config that is not saved with the "
+                f"model's, which has {model.config._attn_implementation!r}: use sq.hf.swap(part, method), which is "
+                "saved, or give all parts the same name"
+            )
+    return named
+
+
+def _names_in(config: PreTrainedConfig, written: set[int]) -> Any:
+    """The attention of a config and of the configs in it, as `attn_implementation` takes it: a name, or a dict."""
+    written.add(id(config))
+    name = config._attn_implementation
+    inside = {key: getattr(config, key, None) for key in config.sub_configs}
+    parts = {key: _names_in(part, written) for key, part in inside.items() if isinstance(part, PreTrainedConfig)}
+    return name if all(part == name for part in parts.values()) else {"": name, **parts}
 
 
 def _records_of_parts(model: PreTrainedModel) -> dict[str, Any]:
@@ -207,8 +261,9 @@ def _attach(model: PreTrainedModel, reattach: Reattach, *, is_named: bool) -> No
     """
     if any(isinstance(part, Attached) for part in model.modules()):
         return
-    if not asks_for_ours(model.config):
-        if is_named or not any(isinstance(vars(config).get(NAME), dict) for config, _ in configs_of(model)):
+    if not asks_for_swap(model.config):
+        by_name = any(asks_for_method(config) for config, _ in configs_of(model))
+        if is_named or by_name or not any(isinstance(vars(config).get(NAME), dict) for config, _ in configs_of(model)):
             return
         warnings.warn(
             f"the config of {model.name_or_path or type(model).__name__} records swapped methods, but names no "

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Sequence as Many
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
+from functools import partial
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -17,11 +18,12 @@ from transformers import PreTrainedModel
 
 from subquad.core.plain_tables import alike, as_text, common_name, ranges
 from subquad.distributed import Ranks, Sequence
-from subquad.hf.call_checks import check_calls, refuse_weights_of, stop_checking
+from subquad.hf.call_checks import check_calls, refuse_weights_of, run_first, stop_checking
 from subquad.hf.item_rotary import TwoRotaries
-from subquad.hf.layers import KEEPS, NAME, Attached, Layer, attached_to, head_counts, keep_refusal
+from subquad.hf.layers import ATTACHED, KEEPS, NAME, Attached, Layer, attached_to, head_counts, keep_refusal
 from subquad.hf.left_padding import count_from_first_valid_token, counts_from_first_valid_token, stop_counting
 from subquad.hf.long_inputs import explain_long_inputs, stop_explaining
+from subquad.hf.names import SAVED_AS
 from subquad.hf.parts import give_back, separate
 from subquad.hf.positions import extended_positions, position_limit
 from subquad.hf.probe import find_layers
@@ -151,15 +153,39 @@ def swap(
     for config, _ in configs_of(model):
         refuse_weights_of(config)
     layers = find_layers(model, inputs=inputs)
+    split = None if parallel is None else partial(_tried_split, wrapped, model, layers, parallel, inputs, keep)
+    swapped = swap_layers(wrapped, layers, method, max_length=max_length, keep=keep, split=split)
+    model.config.subquad = Record(len(layers), swapped.methods, keep, **recorded).to_dict()
+    return swapped
+
+
+def swap_layers(
+    wrapped: AnyModel,
+    layers: list[Layer],
+    method: AnyMethod | Mapping[Any, AnyMethod],
+    *,
+    implementation: str = ATTACHED,
+    max_length: int | None = None,
+    keep: str | None = None,
+    split: Callable[[], tuple[Ranks, Sequence | None, SplitFit]] | None = None,
+) -> Swapped:
+    """Attach a method to the layers that a trial found in a model, under a name of our attention in its config.
+
+    `split` makes what divides the tokens over ranks, once no layer refuses its method.
+
+    Raises:
+        ValueError: as in `swap`.
+    """
+    model = transformers_model(wrapped)
     assigned = _assign(layers, method)
-    methods = {number: _method_of(wrapped) for number, wrapped in assigned.items()}
+    methods = {number: _method_of(each) for number, each in assigned.items()}
     for layer in layers:
         reason = layer.refusal(methods[layer.number], keep=keep is not None)
         if reason:
             hint = "" if isinstance(method, Mapping) else "; pass a mapping to swap only the layers that can"
             raise ValueError(f"layer {layer.label} of {type(model).__name__}: {reason}{hint}")
     rotaries = _rotaries(model, layers, methods)
-    split = None if parallel is None else _tried_split(wrapped, model, layers, parallel, inputs, keep)
+    divided = None if split is None else split()
     bound = bind_all(layers, assigned, max_length or position_limit(model))
     refuse_late_parameters(wrapped, bound)
     restore(model)
@@ -168,7 +194,14 @@ def swap(
     for layer in layers:
         learned = bound[layer.number].learned
         rotary = rotaries.get(layer.module)
-        attached = Attached(layer, bound[layer.number], saved_before=learned in saved, keep=keep, rotary=rotary)
+        attached = Attached(
+            layer,
+            bound[layer.number],
+            saved_before=learned in saved,
+            keep=keep,
+            rotary=rotary,
+            implementation=implementation,
+        )
         layer.module.add_module(NAME, attached.train(layer.module.training))
         saved |= {learned} - {None}
     before = originals(model)
@@ -176,17 +209,16 @@ def swap(
         if isinstance(part, PreTrainedModel):  # of which each can be restored alone
             setattr(part, ORIGINAL, before)
     for config, _ in before:
-        config._attn_implementation = NAME
-    model.config.subquad = Record(len(layers), methods, keep, **recorded).to_dict()
-    if split is not None:
-        made = Split(model, *split, NAME, counts_from_first_valid_token(model))
+        config._attn_implementation = implementation
+    if divided is not None:
+        made = Split(model, *divided, implementation, counts_from_first_valid_token(model))
         setattr(model, ATTRIBUTE, made)
         for layer in layers:
             attached_here: Any = layer.module.get_submodule(NAME)
             attached_here.split = made
-    mark(model)
+    mark(model, SAVED_AS if implementation == ATTACHED else implementation)
     check_calls(model)
-    if split is None:
+    if divided is None:
         count_from_first_valid_token(model)
     explain_long_inputs(model)
     return Swapped(tuple(layers), methods, keep, _cut_at(wrapped), _is_extended_to(wrapped, model))
@@ -276,6 +308,7 @@ def keeping(model: AnyModel, tokens: Tensor) -> Iterator[None]:
     if not isinstance(tokens, Tensor) or tokens.dtype != torch.bool or tokens.ndim != 2:
         got = f"{tokens.dtype} {tuple(tokens.shape)}" if isinstance(tokens, Tensor) else type(tokens).__name__
         raise TypeError(f"the tokens to keep must be a bool tensor (batch, tokens), got {got}")
+    run_first(model)
     layers = [attached for attached in map(attached_to, model.modules()) if attached is not None]
     if not layers:
         raise ValueError(f"nothing is swapped into this {type(model).__name__}, whose attention is exact anyway")
@@ -345,6 +378,7 @@ def bounds(model: AnyModel) -> dict[int, BoundMethod]:
 
 def attached_layers(model: AnyModel) -> dict[int, Attached]:
     """The bound methods attached to the layers of a model: {layer number: attached}."""
+    run_first(transformers_model(model))
     by_number = {layer.number: attached_to(layer.module) for layer in find_layers(model)}
     return {number: attached for number, attached in by_number.items() if attached is not None}
 

@@ -21,7 +21,7 @@ from subquad.hf.call_checks import unchecked
 from subquad.hf.layers import NAME, Attached, Layer
 from subquad.hf.mask_encoding import ALMOST_NOTHING
 from subquad.hf.patterns import EVERYTHING, LayerPattern, read_pattern
-from subquad.hf.saved import SAVED_AS, configs_of, default_implementation
+from subquad.hf.saved import configs_of, default_implementation, is_ours
 from subquad.masks import Mask
 from subquad.methods import BoundMethod, Full
 
@@ -322,9 +322,13 @@ def originals(model: nn.Module) -> list[tuple[PreTrainedConfig, str]]:
         for config, implementation in getattr(module, ORIGINAL, [])
     }
     implementations = [(c, owner, swapped.get(id(c), c._attn_implementation)) for c, owner in configs_of(model)]
-    ours = (NAME, SAVED_AS, None)
     return [
-        (c, default_implementation(owner, model) if implementation in ours else implementation)
+        (
+            c,
+            default_implementation(owner, model)
+            if implementation is None or is_ours(implementation)
+            else implementation,
+        )
         for c, owner, implementation in implementations
     ]
 

@@ -51,7 +51,7 @@ def test_another_implementation_set_behind_a_swap_is_noticed(change, tmp_path):
         with pytest.raises(ValueError, match=CHANGED.format("eager")):
             use()
     assert not list(tmp_path.iterdir())
-    case.model.config._attn_implementation = "subquad"
+    case.model.config._attn_implementation = sq.hf.ATTACHED
     assert torch.equal(case.output(), want)
     change(case.model)
     sq.hf.swap(case.model, METHOD)

@@ -334,7 +334,7 @@ def test_reattach_names_what_does_not_fit():
 
 def test_an_unattached_model_under_our_name_says_what_to_do():
     model = build("bert").model
-    model.set_attn_implementation("subquad")
+    model.set_attn_implementation(sq.hf.ATTACHED)
     with pytest.raises(ValueError, match=r"call sq\.hf\.swap"):
         model(input_ids=torch.ones(1, 4, dtype=torch.long))
 

@@ -7,6 +7,7 @@ import torch
 import transformers
 from transformers import DynamicCache
 
+from subquad.hf.layers import ATTACHED
 from subquad.methods import parse_method
 from subquad.tools.models import generation
 from subquad.tools.models.generation import Prompts, has_exact_steps, new_cache, takes_cache, time_steps
@@ -103,7 +104,7 @@ def test_a_refused_step_has_a_reason(pretrained, items, monkeypatch):
     step = Prompts.step
 
     def refused(self):
-        if getattr(self.model.config, "_attn_implementation", "") == "subquad":
+        if getattr(self.model.config, "_attn_implementation", "") == ATTACHED:
             raise ValueError("no steps\nhere")
         return step(self)
 

