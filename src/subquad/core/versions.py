@@ -36,6 +36,7 @@ def cpu_capabilities() -> dict[str, Any]:
         return dict(torch.cpu.get_capabilities())
     return {
         "avx512_bf16": torch.cpu._is_avx512_bf16_supported(),
+        "amx_tile": torch.cpu._is_amx_tile_supported(),
         "amx_bf16": torch.cpu._is_amx_tile_supported(),
         "amx_fp16": torch.cpu._is_amx_fp16_supported(),
     }

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import subquad as sq
+from subquad.core.versions import cpu_capabilities
 from subquad.kernels import native
 from subquad.kernels.native import interface, structures
 
@@ -46,7 +47,7 @@ def test_torch_and_the_library_agree_on_the_cpu():
 @here
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="Linux alone gives the tiles of AMX on request")
 def test_tiles_multiply_bf16_where_the_processor_has_them():
-    have = torch.cpu.get_capabilities()
+    have = cpu_capabilities()
     if not all(have.get(name) for name in ("amx_tile", "amx_bf16")):
         assert "amxbf16" not in native.variants()
     else:
