@@ -25,7 +25,7 @@ from transformers.models.llama import modeling_llama
 import subquad as sq
 from subquad.kernels.native import interface
 
-IMPLEMENTATIONS = ("sdpa", "subquad")
+IMPLEMENTATIONS = ("sdpa", sq.hf.ATTACHED)
 PARTS = ("products with weights", "attention: kernel", "attention: around it", "cache", "masks", "the rest")
 CACHES = {"dynamic": lambda model: transformers.DynamicCache(config=model.config), "growing": sq.hf.GrowingCache}
 

@@ -237,13 +237,13 @@ def test_caches_are_timed_with_each_method(made, tmp_path: Path):
     words = ["--dry-run", "--lengths", "24", "--dtypes", "float32", "--seconds", "0", "--methods", "own", "full"]
     made("caches", *words, "--batch", "2", "--shortest", "8", "--longest", "16", "--frames", "12")
     rows = [line.strip("| ").split(" | ") for line in (tmp_path / "out.md").read_text("utf-8").splitlines()]
-    steps = [row for row in rows if row[0] == "24" and len(row) == 6]
+    steps = [row for row in rows if row[0] == "24" and len(row) == 7]
     assert [row[2] for row in steps] == ["`own`", "`full`"]
     assert steps[0][3].endswith("(1.00×)")
-    assert [row[5] for row in steps] == ["–", "–"]
+    assert [row[5:] for row in steps] == [["–", "–"]] * 2
     batches, speech = ([row[1] for row in rows if row[0] == "float32" and len(row) == n] for n in (4, 3))
     assert batches == speech == ["`own`", "`full`"]
-    assert [len(row) for row in rows if row[0] == "24"] == [6, 6, 4]
+    assert [len(row) for row in rows if row[0] == "24"] == [7, 7, 4]
 
 
 @pytest.mark.parametrize(("batch", "what"), [("1", "of a step,"), ("2", "of a step of 2 requests together,")])
