@@ -13,7 +13,7 @@ import argparse
 import copy
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import sheet
@@ -21,10 +21,11 @@ import torch
 import transformers
 from torch import Tensor
 from torch._inductor import config as inductor
+from transformers.masking_utils import create_masks_for_generate
 from transformers.modeling_outputs import BaseModelOutput
 
 import subquad as sq
-from subquad.hf.compiled_generation import UnmarkedStaticCache
+from subquad.hf.compiled_generation import GENERATED_PRODUCTS, UnmarkedStaticCache
 from subquad.tools.models import demo
 
 OWN = "own"
@@ -34,6 +35,11 @@ KINDS = {
     "growing": "GrowingCache, ms",
     "static": "StaticCache compiled, ms",
     "frozen": "the same with frozen weights, ms",
+}
+BATCH_KINDS = {
+    "dynamic": "DynamicCache, tokens/s",
+    "growing": "GrowingCache, tokens/s",
+    "frozen": "StaticCache, compiled and frozen, tokens/s",
 }
 HEAD = ("tokens before", "dtype", "attention", *KINDS.values())
 
@@ -72,18 +78,23 @@ def fill(cache: Any, config: Any, batch: int, length: int, dtype: torch.dtype) -
 class Steps:
     """Steps of one token on a cache of a prompt. Called as a function, it makes one step."""
 
-    def __init__(self, forward: Callable[..., Any], cache: Any, mask: Tensor):
+    def __init__(self, model: Any, forward: Callable[..., Any], cache: Any, mask: Tensor):
         self.forward, self.cache, self.mask, self.made = forward, cache, mask, 0
         self.static = isinstance(cache, transformers.StaticCache)
         self.token = torch.ones(len(mask), 1, dtype=torch.long)
+        self.config = model.config
+        self.embedded = torch.empty(len(mask), 1, model.config.hidden_size, dtype=model.dtype)
 
     def __call__(self) -> None:
         """One step; the last one of a request takes its tokens out of the cache."""
         with torch.inference_mode():
             inputs: dict[str, Any] = {}
-            if not self.static:  # which sees its own length, and would be compiled again for each mask
+            if not (self.static and self.mask.all()):  # a static cache sees its own length
                 mask = torch.nn.functional.pad(self.mask, (0, self.made + 1), value=1)
                 inputs = {"attention_mask": mask, "position_ids": mask.sum(1, keepdim=True) - 1}
+            if self.static and inputs:  # as `generate` does it, for one compiled step at all lengths
+                masks = {"config": self.config, "inputs_embeds": self.embedded, "past_key_values": self.cache}
+                inputs["attention_mask"] = create_masks_for_generate(**masks, **inputs)
             self.forward(input_ids=self.token, past_key_values=self.cache, use_cache=True, **inputs)
             self.made += 1
             if self.made == NEW:
@@ -99,6 +110,11 @@ class Steps:
         self.made = 0
 
 
+def spread(shortest: int, longest: int, batch: int) -> list[int]:
+    """The lengths of a batch's requests, equally far from each other; of one request, the longest."""
+    return [round(longest - item * (longest - shortest) / max(batch - 1, 1)) for item in reversed(range(batch))]
+
+
 def padding(lengths: list[int]) -> Tensor:
     """The mask of a batch of such lengths, padded on the left."""
     longest = max(lengths)
@@ -106,13 +122,13 @@ def padding(lengths: list[int]) -> Tensor:
 
 
 def steps_of(
-    models: dict[str, Any], mask: Tensor, dtype: torch.dtype, compiled: list[str]
+    models: dict[str, Any], mask: Tensor, dtype: torch.dtype, compiled: list[str], kinds: Iterable[str] = KINDS
 ) -> Iterator[tuple[tuple[str, str], Steps]]:
     """Steps after a prompt, by (method, kind of cache)."""
     batch, length = mask.shape
     with torch.inference_mode():
         for method, model in models.items():
-            for kind in KINDS:
+            for kind in kinds:
                 if kind in ("static", "frozen") and method not in compiled:
                     continue
                 config, forward = model.config, model.forward
@@ -123,8 +139,9 @@ def steps_of(
                 else:
                     static = {"static": transformers.StaticCache, "frozen": UnmarkedStaticCache}[kind]
                     cache = static(config if kind == "static" else model, max_cache_len=length + NEW)
-                    forward = torch.compile(model.forward, fullgraph=True)
-                steps = Steps(forward, fill(cache, config, batch, length, dtype), mask)
+                    products = GENERATED_PRODUCTS if kind == "frozen" else None
+                    forward = torch.compile(model.forward, fullgraph=True, options=products)
+                steps = Steps(model, forward, fill(cache, config, batch, length, dtype), mask)
                 if kind == "frozen":
                     with inductor.patch(freezing=True):
                         steps()
@@ -221,13 +238,16 @@ class Tables:
     def add_batch(self, models: dict[str, Any], name: str) -> None:
         """Steps of requests of several lengths, padded on the left."""
         batch, methods = self.options.batch, self.options.methods
-        spread = (self.options.longest - self.options.shortest) / (batch - 1)
-        mask = padding([round(self.options.shortest + item * spread) for item in range(batch)])
-        ms = medians(dict(steps_of(models, mask, getattr(torch, name), [])), self.options.seconds)
+        mask = padding(spread(self.options.shortest, self.options.longest, batch))
+        torch.compiler.reset()
+        steps = steps_of(models, mask, getattr(torch, name), self.compiled, BATCH_KINDS)
+        ms = medians(dict(steps), self.options.seconds)
         base = ms[methods[0], "dynamic"]
         for method in methods:
-            times = [ms[method, kind] for kind in ("dynamic", "growing")]
-            cells = [f"{1e3 * batch / each:.1f} ({base / each:.2f}×)" for each in times]
+            times = [ms.get((method, kind)) for kind in BATCH_KINDS]
+            cells = [
+                sheet.MISSING if each is None else f"{1e3 * batch / each:.1f} ({base / each:.2f}×)" for each in times
+            ]
             self.batches.append([name, f"`{method}`", *cells])
 
     def add_speech(self, name: str) -> None:
@@ -247,7 +267,7 @@ class Tables:
             "One step of one item: a token after those in the cache. All in turn at each length and dtype; medians; in "
             f"brackets, the speed-up over the first line. A StaticCache has {NEW} free slots, and its model is "
             "compiled by `torch.compile(model.forward, fullgraph=True)`; weights are frozen by "
-            "`torch._inductor.config.freezing`.",
+            "`torch._inductor.config.freezing`, with the options of `sq.hf.compiled_steps`.",
             sheet.table(HEAD, self.steps),
             "What all layers take to add one token to the cache, without the model:",
             sheet.table(["tokens before", "dtype", "DynamicCache, ms", "GrowingCache, ms"], self.added),
@@ -256,7 +276,7 @@ class Tables:
             parts += [
                 f"Steps of a batch of {options.batch} requests of {options.shortest:,} to {options.longest:,} tokens, "
                 "padded on the left: tokens per second.",
-                sheet.table(["dtype", "attention", "DynamicCache, tokens/s", "GrowingCache, tokens/s"], self.batches),
+                sheet.table(["dtype", "attention", *BATCH_KINDS.values()], self.batches),
             ]
         if self.speech:
             parts += [

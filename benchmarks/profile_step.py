@@ -1,9 +1,10 @@
 """Where the time of one generated token goes: products with weights, attention, cache, masks, and everything else.
 
     python benchmarks/profile_step.py [--lengths 512 7900] [--dtypes bfloat16 float32] [--methods own …]
-        [--caches dynamic growing] [--batch 1] [--steps 5] [--out FILE.md]
+        [--caches dynamic growing] [--batch 1] [--shortest 0] [--steps 5] [--out FILE.md]
 
-The model and the caches are those of caches.py. A part's time is that of its calls, less other parts inside; the last
+The model and the caches are those of caches.py. With `--shortest`, the requests of a batch have lengths from there to
+the length of the row, padded on the left. A part's time is that of its calls, less other parts inside; the last
 column is a step without these clocks. "kernel" is SDPA or the compiled library; "around it" is what
 else transformers and subquad do in attention, such as repeating keys for SDPA.
 """
@@ -104,7 +105,14 @@ def parts_of(model: Any, step: caches.Steps, count: int) -> list[float]:
 def main() -> None:
     """Print the table, and write it if --out is given."""
     methods = (caches.OWN, "full:kernel=subquad")
-    options = {"methods": methods, "dtypes": ("bfloat16", "float32"), "caches": ("dynamic",), "batch": 1, "steps": 5}
+    options = {
+        "methods": methods,
+        "dtypes": ("bfloat16", "float32"),
+        "caches": ("dynamic",),
+        "batch": 1,
+        "shortest": 0,
+        "steps": 5,
+    }
     parser = sheet.arguments(__doc__, (512, 7900), **options)
     parser.add_argument("--dry-run", action="store_true", help="A small random model.")
     arguments = parser.parse_args()
@@ -119,11 +127,15 @@ def main() -> None:
                 for method, model in models.items():
                     with torch.inference_mode():
                         cache = caches.fill(CACHES[kind](model), model.config, arguments.batch, length, dtype)
-                    step = caches.Steps(model.forward, cache, caches.padding([length] * arguments.batch))
+                    shortest = min(arguments.shortest or length, length)
+                    mask = caches.padding(caches.spread(shortest, length, arguments.batch))
+                    step = caches.Steps(model, model.forward, cache, mask)
                     ms = parts_of(model, step, arguments.steps)
                     rows.append([f"{length:,}", dtype_name, kind, f"`{method}`", *(f"{part:.2f}" for part in ms)])
     head = ["tokens before", "dtype", "cache", "attention", *PARTS, "without clocks"]
     several = "" if arguments.batch == 1 else f" of {arguments.batch} requests together"
+    if arguments.shortest:
+        several += f", the shortest of {arguments.shortest:,} tokens and padded on the left"
     about = f"Milliseconds of a step{several}, a token after those in the cache; medians. Clocks take time themselves."
     parts = [about, sheet.table(head, rows)]
     sheet.publish("Where the time of a step goes", parts, arguments.out, "bf16 and fp32")

@@ -10,6 +10,16 @@ from subquad.hf.unwrapping import AnyModel, transformers_model
 
 _OFF = "turn it off (TORCHINDUCTOR_FREEZING=0)"
 
+# Inductor writes the products of a few rows with frozen weights itself, keeps oneDNN's where they are faster, and joins
+# the products that have one input, such as those for queries, keys and values.
+GENERATED_PRODUCTS = {
+    "max_autotune_gemm": True,
+    "max_autotune_gemm_backends": "CPP,ATEN",
+    "cpp.enable_concat_linear": True,
+    "autotune_num_choices_displayed": 0,
+    "max_autotune_report_choices_stats": False,
+}
+
 
 def compiled_steps(length: int, model: AnyModel | None = None, **options: Any) -> dict[str, Any]:
     """The options with which `generate` compiles its steps once, on a static cache for up to `length` tokens.
@@ -21,8 +31,10 @@ def compiled_steps(length: int, model: AnyModel | None = None, **options: Any) -
     error of `torch.compile`.
 
     With `torch._inductor.config.freezing`, Inductor takes weights for constants and stores them once more in the order
-    in which the processor reads them, so that a step is faster; and it takes transformers' static cache for a constant
-    too, so that tokens would be wrong. Given the model, the options contain a static cache that stays a cache; it is
+    in which the processor reads them; and it takes transformers' static cache for a constant too, so that tokens would
+    be wrong. Given the model, the options contain a static cache that stays a cache; and on a CPU, Inductor generates
+    the code of the products with the weights, with which a step is about as fast as memory is read
+    (`GENERATED_PRODUCTS`, where no other `options`, `mode` or `backend` is given; compiling takes longer). The cache is
     that of one request, so make the options anew for each:
 
         torch._inductor.config.freezing = True
@@ -52,6 +64,9 @@ def compiled_steps(length: int, model: AnyModel | None = None, **options: Any) -
             "constant of the compiled step, and tokens would be wrong: give the model too, as in "
             f"sq.hf.compiled_steps({length}, model), whose cache is not marked; or {_OFF}"
         )
+    chosen = options.keys() & {"options", "mode", "backend"}
+    if inductor.freezing and model is not None and not chosen and transformers_model(model).device.type == "cpu":
+        options["options"] = GENERATED_PRODUCTS
     config = CompileConfig(**({"fullgraph": True, "mode": None} | options))
     config._compile_all_devices = True  # its only switch for CPUs
     slots = 1 << (length - 1).bit_length()

@@ -10,6 +10,7 @@ import transformers as hf
 from torch._inductor import config as inductor
 
 from subquad.hf import compiled_steps
+from subquad.hf.compiled_generation import GENERATED_PRODUCTS
 from subquad.kernels import native
 from tests.library.hf.models import build
 
@@ -45,8 +46,20 @@ def test_weights_are_frozen_and_the_cache_is_not():
     command = [sys.executable, "-m", "tests.library.hf.frozen_steps", "llama", "gemma3"]
     result = subprocess.run(command, check=True, capture_output=True, text=True)
     for name, seen in json.loads(result.stdout.splitlines()[-1]).items():
-        assert seen["tokens"] == [True, True, True], name
+        assert seen["tokens"] == [True] * 6, name
         assert seen["weights in the graph"] == 0, name
+
+
+def test_products_are_generated_where_weights_are_frozen_and_nothing_else_is_chosen():
+    model = build("llama").model
+    assert compiled_steps(64, model)["compile_config"].options is None
+    with inductor.patch(freezing=True):
+        assert compiled_steps(64, model)["compile_config"].options == GENERATED_PRODUCTS
+        assert compiled_steps(64, model, mode="reduce-overhead")["compile_config"].options is None
+        assert compiled_steps(64, model, options={"trace.enabled": True})["compile_config"].options == {
+            "trace.enabled": True
+        }
+        assert compiled_steps(64, model.to("meta"))["compile_config"].options is None
 
 
 def test_a_model_whose_cache_would_be_marked_is_refused():
