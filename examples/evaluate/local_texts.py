@@ -22,12 +22,12 @@ SENTENCE_END = re.compile(r"\s([a-z]{4,})\.\s")
 
 
 def documents(texts: str | None = None, characters: int = 30_000, items: int = 4, **_: Any) -> dict[str, Dataset]:
-    """The longest documents, each cut to so many characters."""
+    """The longest documents, each cut to a number of characters."""
     return {"test": Dataset.from_list([{"text": text[:characters]} for text in _longest(texts)[:items]])}
 
 
 def last_words(texts: str | None = None, characters: int = 12_000, items: int = 24, **_: Any) -> dict[str, Dataset]:
-    """Passages of at least so many characters up to the last word of a sentence, with four words to choose from."""
+    """Passages of at least this number of characters, up to the last word of a sentence, with four words to choose from."""
     rows: list[dict[str, Any]] = []
     chance = random.Random(0)
     for text in _longest(texts):
