@@ -27,7 +27,7 @@ def documents(texts: str | None = None, characters: int = 30_000, items: int = 4
 
 
 def last_words(texts: str | None = None, characters: int = 12_000, items: int = 24, **_: Any) -> dict[str, Dataset]:
-    """Passages of at least this number of characters, up to the last word of a sentence, with four words to choose from."""
+    """Passages with a least number of characters, up to the last word of a sentence, and four words to choose from."""
     rows: list[dict[str, Any]] = []
     chance = random.Random(0)
     for text in _longest(texts):
