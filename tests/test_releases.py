@@ -14,6 +14,7 @@ import yaml
 import subquad as sq
 
 ROOT = Path(__file__).parents[1]
+ARM = "tests/library/kernels/test_replay.py"
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
 
 
@@ -47,6 +48,12 @@ def test_ci_opens_the_pages_in_a_browser():
     (tests,) = [command for command in commands("ci.yml") if command.startswith("pytest")]
     assert (ROOT / tests.removeprefix("pytest -m slow ")).exists()
     assert "pip install -c constraints.txt '.[browser]'" in commands("ci.yml")
+
+
+def test_ci_runs_the_kernels_of_arm():
+    assert any(command.endswith(ARM) for command in commands("ci.yml"))
+    assert f"`pytest -m slow {ARM}`" in (ROOT / "CONTRIBUTING.md").read_text("utf-8")
+    assert (ROOT / ARM).exists()
 
 
 def test_a_wheel_is_built_and_tested_on_every_platform():
