@@ -10,34 +10,35 @@ import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import torch
+
 from tests.library.kernels.replay import arm, cases
-from tests.library.kernels.replay.recording import file_of
+from tests.library.kernels.replay.recording import Recording, file_of
 
 VARIANTS = "neon", "neonbf16"
 
 
 def count(folder: Path) -> None:
     """Print a row for each kernel and dtype, of the first case that has it."""
-    plugin, file, counted = folder / "libcount.so", folder / "case", set()
+    plugin, file = folder / "libcount.so", folder / "case"
+    counted: set[tuple[str, torch.dtype]] = set()
     arm.run("cc", "-shared", "-fPIC", "-O1", Path(__file__).with_name("count.c"), "-o", plugin)
 
-    def instructions(variant: str) -> int:
-        printed = arm.replay(folder, file, variant, plugin=plugin)
-        return int(re.findall(r"(\d+) instructions", printed)[0])
+    def instructions(name: str, recording: Recording) -> list[int]:
+        file.write_bytes(file_of({name: recording}))
+        printed = [arm.replay(folder, file, variant, plugin=plugin) for variant in VARIANTS]
+        return [int(re.findall(r"(\d+) instructions", text)[0]) for text in printed]
 
     print("| kernel | case | " + " | ".join(VARIANTS) + " |\n| --- | --- |" + " ---: |" * len(VARIANTS))
     for name, (dtype, _) in cases.CASES.items():
         recording = cases.record(name, threads=1)
-        calls = recording.calls.copy()
-        file.write_bytes(file_of({name: recording}))
-        before = [instructions(variant) for variant in VARIANTS]
-        for kernel, arguments in calls:
-            if (kernel, dtype) in counted:
-                continue
-            counted.add((kernel, dtype))
+        calls = recording.calls
+        first = {kernel: arguments for kernel, arguments in reversed(calls) if (kernel, dtype) not in counted}
+        counted |= {(kernel, dtype) for kernel in first}
+        before = instructions(name, recording) if first else []
+        for kernel, arguments in first.items():
             recording.calls = [*calls, (kernel, arguments)]
-            file.write_bytes(file_of({name: recording}))
-            more = [instructions(variant) - least for variant, least in zip(VARIANTS, before, strict=True)]
+            more = [after - least for after, least in zip(instructions(name, recording), before, strict=True)]
             print(f"| `{kernel}` | {name} | " + " | ".join(f"{each:,}" for each in more) + " |", flush=True)
 
 
