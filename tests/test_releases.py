@@ -14,6 +14,7 @@ import yaml
 import subquad as sq
 
 ROOT = Path(__file__).parents[1]
+ARM = "tests/library/kernels/test_replay.py"
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
 
 
@@ -52,6 +53,12 @@ def test_ci_runs_tests_that_need_what_developers_may_lack(file, packages):
     assert (ROOT / file).exists()
     at = commands("ci.yml").index(f"pytest -m slow {file}")
     assert commands("ci.yml")[at - 1] == f"pip install -c constraints.txt {packages}"
+
+
+def test_ci_runs_the_kernels_of_arm():
+    assert any(command.endswith(ARM) for command in commands("ci.yml"))
+    assert f"`pytest -m slow {ARM}`" in (ROOT / "CONTRIBUTING.md").read_text("utf-8")
+    assert (ROOT / ARM).exists()
 
 
 def test_a_wheel_is_built_and_tested_on_every_platform():

@@ -7,8 +7,11 @@
 #include <cpuid.h>
 #endif
 #if defined(__linux__)
+#include <sys/auxv.h>
 #include <sys/syscall.h>
 #include <unistd.h>
+#elif defined(__APPLE__)
+#include <sys/sysctl.h>
 #endif
 
 #include "kernels.hpp"
@@ -19,14 +22,14 @@
 #define EXPORT extern "C" __attribute__((visibility("default")))
 #endif
 
-// SUBQUAD_VARIANTS is a definition of the build: VARIANT(fastest) … VARIANT(baseline)
+// SUBQUAD_VARIANTS is a definition of the build: VARIANT(fastest) … VARIANT(one that runs everywhere)
 #define VARIANT(name) extern const Kernels kernels_##name;
 SUBQUAD_VARIANTS
 #undef VARIANT
 
 namespace {
 
-constexpr int ABI_VERSION = 18;  // one higher with every change that an older `kernels/native/*.py` cannot call
+constexpr int ABI_VERSION = 19;  // one higher with every change that an older `kernels/native/*.py` cannot call
 
 namespace runs {
 
@@ -67,8 +70,24 @@ bool amxbf16() {
   return false;
 #endif
 }
-#endif
 bool baseline() { return true; }
+#elif defined(__aarch64__)
+bool neonbf16() {
+#if defined(__linux__)
+  constexpr unsigned long BF16 = 1ul << 14;  // HWCAP2_BF16, which older headers lack
+  return getauxval(AT_HWCAP2) & BF16;
+#elif defined(__APPLE__)
+  int has = 0;
+  size_t size = sizeof has;
+  return sysctlbyname("hw.optional.arm.FEAT_BF16", &has, &size, nullptr, 0) == 0 && has;
+#else
+  return false;
+#endif
+}
+bool neon() { return true; }  // of all such processors
+#else
+bool baseline() { return true; }
+#endif
 
 }  // namespace runs
 
@@ -85,7 +104,7 @@ constexpr Variant VARIANTS[] = {SUBQUAD_VARIANTS};
 const Variant *fastest() {
   for (const Variant &variant : VARIANTS)
     if (variant.runs()) return &variant;
-  return nullptr;  // not reached: the last is the baseline
+  return nullptr;  // not reached: the last runs everywhere
 }
 
 std::atomic<const Variant *> in_use{fastest()};
@@ -121,8 +140,8 @@ EXPORT int subquad_use_variant(const char *name) {
   return -1;
 }
 
-EXPORT int subquad_has_openmp(void) {
-#if defined(_OPENMP)
+EXPORT int subquad_has_threads(void) {
+#if defined(_OPENMP) || defined(SUBQUAD_DISPATCH)
   return 1;
 #else
   return 0;

@@ -5,9 +5,14 @@
 #if defined(_OPENMP)
 #include <omp.h>
 #include <sched.h>
+#elif defined(SUBQUAD_DISPATCH)
+#include <dispatch/dispatch.h>
+#include <sched.h>
 #endif
 #if defined(__x86_64__)
 #include <immintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
 #endif
 #if defined(__SANITIZE_ADDRESS__)
 #include <sanitizer/asan_interface.h>

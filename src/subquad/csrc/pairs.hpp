@@ -18,13 +18,15 @@ struct TileRows {
 vu paired(vf low, vf high);               // lane by lane the pair of both
 vu paired_neighbours(const float *row);   // of 2·W numbers in a row the pairs of neighbours
 
-#if defined(__AVX512BF16__)
+#if defined(SUBQUAD_PAIRS)
 template <>
 struct Factor<bf16> {
   using Number = Pair;
   static constexpr bool PAIRED = true;
 };
+#endif
 
+#if defined(__AVX512BF16__)
 inline vu paired(vf low, vf high) {
   const __m512i turn = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22, 6, 21, 5,
                                         20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
@@ -38,6 +40,19 @@ static inline vu paired_rows(const bf16 *low, const bf16 *high) {
   const __m512i under = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)low));
   const __m512i upper = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)high));
   return (vu)_mm512_or_si512(under, _mm512_slli_epi32(upper, 16));
+}
+#elif defined(SUBQUAD_PAIRS)
+static inline vu zipped(uint16x4_t low, uint16x4_t high) {
+  return (vu)vcombine_u16(vzip1_u16(low, high), vzip2_u16(low, high));
+}
+inline vu paired(vf low, vf high) {
+  return zipped((uint16x4_t)vcvt_bf16_f32((float32x4_t)low), (uint16x4_t)vcvt_bf16_f32((float32x4_t)high));
+}
+inline vu paired_neighbours(const float *row) {
+  return (vu)vcvtq_high_bf16_f32(vcvtq_low_bf16_f32((float32x4_t)load(row)), (float32x4_t)load(row + W));
+}
+static inline vu paired_rows(const bf16 *low, const bf16 *high) {
+  return zipped(vld1_u16(&low->bits), vld1_u16(&high->bits));
 }
 #endif
 
@@ -60,7 +75,7 @@ static inline void load_pairs(const bf16 *from, int64_t width, Pair *to, int64_t
 // Two rows in pairs of what is above each other, then zeros up to `padded` pairs; `high` null: one row, and zeros.
 static inline void load_rows_paired(const bf16 *low, const bf16 *high, int64_t width, Pair *to, int64_t padded) {
   int64_t d = 0;
-#if defined(__AVX512BF16__)
+#if defined(SUBQUAD_PAIRS)
   for (; high && d + W <= width; d += W) store(to + d, paired_rows(low + d, high + d));
 #endif
   for (; d < width; d++) to[d] = pair_of(low[d].bits, high ? high[d].bits : 0);
@@ -86,7 +101,7 @@ static inline void round_row(const float *from, int64_t width, float *to, int64_
 }
 static inline void round_row(const float *from, int64_t width, Pair *to, int64_t padded) {
   int64_t d = 0;
-#if defined(__AVX512BF16__)
+#if defined(SUBQUAD_PAIRS)
   for (; 2 * (d + W) <= width; d += W) store(to + d, paired_neighbours(from + 2 * d));
 #endif
   for (; d < padded; d++) {

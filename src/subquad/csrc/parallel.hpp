@@ -1,4 +1,19 @@
-// Tasks over the threads of the process's one OpenMP runtime, torch's.
+// Tasks over the threads of the process's one OpenMP runtime, torch's; on macOS over those of Grand Central Dispatch.
+#if defined(_OPENMP) || defined(SUBQUAD_DISPATCH)
+#define SUBQUAD_THREADS
+#endif
+
+// Calls run(thread) with different numbers below `threads`, of which some may come one after the other.
+template <class Run>
+static void on_threads(int threads, const Run &run) {
+#if defined(_OPENMP)
+#pragma omp parallel num_threads(threads)
+  run(omp_get_thread_num());
+#elif defined(SUBQUAD_DISPATCH)
+  dispatch_apply_f(threads, DISPATCH_APPLY_AUTO, (void *)&run,
+                   [](void *of, size_t thread) { (*(const Run *)of)((int)thread); });
+#endif
+}
 
 // Tasks that must all be done before the next stage's begin.
 template <class Run>
@@ -17,12 +32,13 @@ static inline void wait_a_little(int turn) {
 #if defined(__x86_64__)
   if (turn < 10000) return _mm_pause();
 #endif
-#if defined(_OPENMP)
+#if defined(SUBQUAD_THREADS)
   if (turn >= 1000) sched_yield();  // somebody else may need the core to finish
 #endif
 }
 
-// Take tasks until none is left, then wait for those that other threads have taken.
+// Take tasks until none is left, then wait for those that other threads have taken. A thread that has not begun has taken
+// none, so that nobody waits for it.
 template <class Run>
 static void work_on(const Stage<Run> &stage, Progress &progress, int thread) {
   int64_t task;
@@ -38,15 +54,13 @@ static void work_on(const Stage<Run> &stage, Progress &progress, int thread) {
 // when teams change their size, which would slow torch's next call as well as ours.
 template <class... Run>
 static void parallel_stages(int threads, const Stage<Run> &...stages) {
-#if defined(_OPENMP)
+#if defined(SUBQUAD_THREADS)
   if (threads > 1 && ((stages.tasks > 1) || ...)) {
     Progress progress[sizeof...(stages)];
-#pragma omp parallel num_threads(threads)
-    {
-      const int thread = omp_get_thread_num();
+    on_threads(threads, [&](int thread) {
       Progress *of = progress;
       (work_on(stages, *of++, thread), ...);
-    }
+    });
     return;
   }
 #endif
@@ -62,15 +76,13 @@ template <class... Run>
 static void parallel_rounds(int threads, int64_t rounds, Progress *progress, const Stage<Run> &...stages) {
   const int64_t all = rounds * (int64_t)sizeof...(stages);
   for (int64_t i = 0; i < all; i++) progress[i] = Progress();
-#if defined(_OPENMP)
+#if defined(SUBQUAD_THREADS)
   if (threads > 1) {
-#pragma omp parallel num_threads(threads)
-    {
-      const int thread = omp_get_thread_num();
+    on_threads(threads, [&](int thread) {
       Progress *of = progress;
       for (int64_t round = 0; round < rounds; round++)
         (work_on(Stage{stages.tasks, [&](int64_t task, int own) { stages.run(round, task, own); }}, *of++, thread), ...);
-    }
+    });
     return;
   }
 #endif

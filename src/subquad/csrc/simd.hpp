@@ -7,9 +7,16 @@ constexpr int GEMM_ROWS = 6, GEMM_VECTORS = 4;  // of the accumulators: 24 of 32
 #elif defined(__AVX2__)
 constexpr int W = 8;
 constexpr int GEMM_ROWS = 6, GEMM_VECTORS = 2;  // 12 of 16
+#elif defined(__aarch64__)
+constexpr int W = 4;
+constexpr int GEMM_ROWS = 6, GEMM_VECTORS = 4;  // 24 of 32
 #else
 constexpr int W = 4;
-constexpr int GEMM_ROWS = 6, GEMM_VECTORS = 2;
+constexpr int GEMM_ROWS = 6, GEMM_VECTORS = 2;  // 12 of 16
+#endif
+
+#if defined(__AVX512BF16__) || defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
+#define SUBQUAD_PAIRS  // the variant multiplies pairs of bf16: see `pairs.hpp`
 #endif
 
 static inline int64_t round_up(int64_t n, int64_t unit) { return (n + unit - 1) / unit * unit; }
@@ -37,6 +44,10 @@ static inline vf multiply_add(vf x, vf y, vf to) { return to + x * y; }
 #if defined(__AVX512BF16__)
 static inline vf multiply_add(vu x, vu y, vf to) {
   return (vf)_mm512_dpbf16_ps((__m512)to, (__m512bh)x, (__m512bh)y);
+}
+#elif defined(SUBQUAD_PAIRS)
+static inline vf multiply_add(vu x, vu y, vf to) {
+  return (vf)vbfdotq_f32((float32x4_t)to, (bfloat16x8_t)x, (bfloat16x8_t)y);
 }
 #endif
 // A comparison's lanes are −1 (all bits set) where it holds, else 0.

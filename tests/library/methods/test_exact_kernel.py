@@ -12,7 +12,7 @@ from subquad.kernels import native
 from subquad.testing.oracle import normal, qkv
 
 FAST = "full:kernel=subquad"
-vectorised = pytest.mark.skipif(not native.is_vectorised(), reason="no compiled kernels for AVX2 or better")
+vectorised = pytest.mark.skipif(not native.is_vectorised(), reason="no compiled kernels for AVX2, better, or NEON")
 LEFT = torch.arange(150) >= torch.tensor([[0], [31]])
 MASKS = {
     "none": Mask(),

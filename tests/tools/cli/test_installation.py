@@ -22,7 +22,7 @@ def sound(monkeypatch, tmp_path):
     monkeypatch.setattr(requirements, "requires", lambda package: metadata())
     requirements._declared.cache_clear()
     monkeypatch.setattr(native, "refusal", lambda: None)
-    monkeypatch.setattr(native, "has_openmp", lambda: True)
+    monkeypatch.setattr(native, "has_threads", lambda: True)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 4)
     monkeypatch.setattr(installation, "cores", lambda: 4)
     monkeypatch.setattr(installation, "openmp_runtimes", lambda: ["/torch/lib/libgomp.so.1"])
@@ -67,7 +67,7 @@ def test_without_the_kernels_their_own_remedy_is_the_command(monkeypatch):
 
 
 def test_kernels_on_one_thread_on_several_cores(monkeypatch):
-    monkeypatch.setattr(native, "has_openmp", lambda: False)
+    monkeypatch.setattr(native, "has_threads", lambda: False)
     (problem,) = installation.problems(FINE)
     assert problem.command == "CXX=g++ pip install -v --force-reinstall --no-deps ."
     monkeypatch.setattr(installation, "cores", lambda: 1)

@@ -19,7 +19,7 @@ import torch  # noqa: F401  (first: its wheel brings the OpenMP runtime, and the
 
 from subquad.kernels import dispatch as backends
 
-ABI_VERSION = 18  # as in abi.cpp
+ABI_VERSION = 19  # as in abi.cpp
 _FILE = {"darwin": "libsubquad.dylib", "win32": "subquad.dll"}.get(sys.platform, "libsubquad.so")
 _HOW = "Debian, Ubuntu: apt install g++; Fedora: dnf install gcc-c++; macOS: xcode-select --install"
 _AGAIN = "run `pip install -v --force-reinstall --no-deps .` in subquad's folder"  # -v shows what fails
@@ -69,13 +69,13 @@ def use_variant(name: str) -> Iterator[None]:
 
 
 def is_vectorised() -> bool:
-    """Whether there is a variant for this CPU's vector instructions, AVX2 or better."""
+    """Whether there is a variant for this CPU's vector instructions: AVX2 or better, or NEON."""
     return _VECTORISED
 
 
-def has_openmp() -> bool:
-    """Whether the library was built with OpenMP; without it, kernels run on one thread."""
-    return bool(library().subquad_has_openmp())
+def has_threads() -> bool:
+    """Whether kernels run on several threads: those of OpenMP or, on macOS, of Grand Central Dispatch."""
+    return bool(library().subquad_has_threads())
 
 
 def described() -> dict[str, dict[str, Any]]:

@@ -1,11 +1,11 @@
 """Exact attention of a call, for "full" and for the exact parts of other methods.
 
-On CPUs with AVX2, subquad's kernels are faster than SDPA. One is for up to 32 queries without a gradient
-(`kernels.attention.steps`), as in steps on a cache; it knows causal masks, offsets, windows and padding. The other
-(`kernels.attention.exact`) knows causal masks and padding. Other masks, a bias and dropout are SDPA's, and so are few
-queries with few keys. SDPA does not return the log-sum-exp: our kernels do, or for other masks the one
-below SDPA (`kernels.attention.blockwise.partial`); elsewhere, with a bias or with dropout, the logits are computed once
-more, for some queries at a time.
+On CPUs with AVX2, subquad's kernels are faster than SDPA; on ARM, where they run too, their speed was not measured. One
+is for up to 32 queries without a gradient (`kernels.attention.steps`), as in steps on a cache; it knows causal masks,
+offsets, windows and padding. The other (`kernels.attention.exact`) knows causal masks and padding. Other masks, a bias
+and dropout are SDPA's, and so are few queries with few keys. SDPA does not return the log-sum-exp: our kernels do, or
+for other masks the one below SDPA (`kernels.attention.blockwise.partial`); elsewhere, with a bias or with dropout, the
+logits are computed once more, for some queries at a time.
 
 Subquad's kernels do not read padding. SDPA multiplies it by 0, so `exact` clears what is not finite in padding before
 it calls SDPA; `exact_by_sdpa`, the baseline, does not.
@@ -157,7 +157,7 @@ def _few_pay(query: Tensor, key: Tensor, call: Call) -> bool:
 def _kernels_run(query: Tensor) -> bool:
     """Whether subquad's kernels may compute exact attention here.
 
-    Not where a graph is exported, which would need subquad then, nor by the plain instructions that nobody measured.
+    Not where a graph is exported, which would need subquad then, nor on x86-64 without AVX2.
     """
     return query.device.type == "cpu" and not torch.compiler.is_exporting() and native.is_vectorised()
 

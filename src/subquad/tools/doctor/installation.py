@@ -77,7 +77,7 @@ def _of_kernels() -> list[Problem]:
     if reason is not None:
         cause, _, command = reason.partition(": ")
         return [Problem(f"{cause}, so that methods run in plain PyTorch", command)]
-    if not native.has_openmp() and cores() > 1:
+    if not native.has_threads() and cores() > 1:
         command = "CXX=g++ pip install -v --force-reinstall --no-deps ."
         return [Problem("the compiled kernels were built without OpenMP and run on one thread", command)]
     return []

@@ -86,7 +86,7 @@ def _cpu_backend() -> str:
     if reason is not None:
         return f"{reason}. Until then {_COST}"
     others = [name for name in native.variants() if name != native.variant()]
-    threads = "OpenMP" if native.has_openmp() else "built without OpenMP: on one thread"
+    threads = "several threads" if native.has_threads() else "built without OpenMP: on one thread"
     return f"variant {native.variant()} ({', '.join(others) or 'no other'} could run here too), {threads}"
 
 
