@@ -116,6 +116,7 @@ def test_without_transformers_the_extra_is_named():
 def test_without_transformers_and_a_clone_its_packages_are_named():
     (problem,) = installation.problems({"torch": "2.9.1"})
     assert problem.command == "pip install 'transformers>=5.5.4' 'safetensors>=0.5'"
+    assert remedies.install_extra("hf", {}) is None  # without metadata
 
 
 def test_without_the_kernels_the_cause_and_the_command_are_apart(monkeypatch):

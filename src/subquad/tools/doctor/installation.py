@@ -93,8 +93,8 @@ def _of_kernels() -> list[Problem]:
         by_hand = "; install GCC or Clang first" * (command is None)
         return [Problem(f"there is no C++ compiler, which building the kernels needs{by_hand}", command), problem]
     if platform.system() == "Linux" and not native.has_openmp() and cores() > 1:  # elsewhere they never have it
-        problem = f"the compiled kernels were built without OpenMP and run on one thread{in_clone}"
-        return [Problem(problem, f"CXX=g++ {remedies.build_again()}")]
+        about = f"the compiled kernels were built without OpenMP and run on one thread{in_clone}"
+        return [Problem(about, f"CXX=g++ {remedies.build_again()}")]
     return []
 
 

@@ -29,9 +29,14 @@ def install(*requirements: str) -> str:
     return _quoted(["pip", "install", *constraints, *requirements])
 
 
-def install_extra(extra: str, requirements: Mapping[str, str]) -> str:
-    """Install an extra from the clone; without a clone, the packages that it needs, by their lowest versions."""
+def install_extra(extra: str, requirements: Mapping[str, str]) -> str | None:
+    """Install an extra from the clone; without a clone, the packages that it needs, by their lowest versions.
+
+    None where these are not known either.
+    """
     folder = clone()
+    if folder is None and not requirements:
+        return None
     if folder is None:
         return install(*(f"{package}>={least}" for package, least in requirements.items()))
     return install(*_editable(), f"{_from_here(folder)}[{extra}]")
