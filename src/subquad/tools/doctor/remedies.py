@@ -53,8 +53,8 @@ def install_compiler() -> str | None:
     """Install a C++ compiler; None where the way to do so is not known."""
     if platform.system() == "Darwin":
         return "xcode-select --install"
-    found = next((command for program, command in _COMPILERS.items() if shutil.which(program)), None)
-    return found if found is None or _is_root() else f"sudo {found}"
+    command = next((words for program, words in _COMPILERS.items() if shutil.which(program)), None)
+    return command if command is None or _is_root() else f"sudo {command}"
 
 
 def set_variable(name: str, value: object) -> str:
