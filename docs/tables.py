@@ -1,4 +1,4 @@
-"""Write what is generated in docs/: tables of methods, tasks and settings, and lists of the reference.
+"""Write what is generated in docs/ and README: tables of methods, tasks and settings, lists, and how to install.
 
     python docs/tables.py
 
@@ -9,10 +9,12 @@ of date.
 import inspect
 import re
 import sys
+import tomllib
 from collections.abc import Mapping
 from dataclasses import MISSING, fields
 from itertools import groupby
 from pathlib import Path
+from urllib.parse import urlparse
 
 import subquad as sq
 from subquad.core.files import write
@@ -108,6 +110,37 @@ def overviews() -> dict[Path, str]:
     return {(page := ROOT / f"docs/{name}.md"): filled(page, bodies) for name, bodies in parts.items()}
 
 
+def readme() -> dict[Path, str]:
+    """README, with the commands that install subquad from where it is."""
+    page = ROOT / "README.md"
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    return {page: filled(page, {"install": install_commands(project["urls"]["Repository"])})}
+
+
+def is_placeholder(address: str) -> bool:
+    """Whether an address is in the domain that is reserved for examples, as those of pyproject.toml are at first."""
+    return (urlparse(address).hostname or "").endswith(".example")
+
+
+def install_commands(repository: str) -> str:
+    """How to install subquad: from a clone while the repository's address is a placeholder, later from the index."""
+    clone = f"git clone {repository} subquad && cd subquad"
+    comments = ("the library, with Hugging Face models", "with the commands, and a small encoder to try them on")
+    if is_placeholder(repository):
+        options, lines = " -c constraints.txt", ["Install it from a clone of this repository:", "", "```sh", clone]
+        targets = (".[hf]", ".[demo]")
+    else:
+        options, lines = "", ["```sh"]
+        targets = ("subquad[hf]", "subquad[demo]")
+    commands = [f"pip install{options} {target!r}" for target in targets]
+    longest = max(map(len, commands))
+    lines += [f"{command:{longest}}  # {comment}" for command, comment in zip(commands, comments, strict=True)]
+    if not is_placeholder(repository):
+        from_clone = f"{clone} && pip install -c constraints.txt '.[hf]'"
+        lines += ["```", "", "From a clone, with the versions that it is tested with:", "", "```sh", from_clone]
+    return "\n".join([*lines, "```"])
+
+
 def filled(page: Path, bodies: Mapping[str, str]) -> str:
     """A page with several generated parts."""
     text = page.read_text("utf-8")
@@ -131,7 +164,7 @@ def generated() -> dict[Path, str]:
         page = ROOT / "docs" / "methods" / f"{name}.md"
         if not page.exists():
             raise SystemExit(f"{page} is missing: write the page of {name!r} first")
-    return training_pages() | overviews()
+    return training_pages() | overviews() | readme()
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ pytest.importorskip("optuna", reason="the extra tune brings optuna")
 
 from tests.command_lines import Command, Wrong, arguments, check, commands, split
 from tests.test_prose import ROOT, name_of
+from tests.test_releases import has_address
 
 PAGES = [
     ROOT / "README.md",
@@ -104,12 +105,12 @@ def check_paths(words: Sequence[str]) -> None:
 
 
 def check_packages(words: Sequence[str]) -> None:
-    """Files of requirements exist, and subquad is installed from a clone or a wheel: no index has it."""
+    """Files of requirements exist, and subquad is installed from a clone or a wheel until an index has it."""
     for option, value in pairwise(words):
         if option in ("-r", "-c") and not (ROOT / value).is_file():
             raise Wrong(f"there is no {value}")
     installs = "freeze" not in words
-    if installs and any(re.match(r"subquad($|[\[=<>~!])", word) for word in words):
+    if installs and not has_address() and any(re.match(r"subquad($|[\[=<>~!])", word) for word in words):
         raise Wrong("no package index has subquad; install it from a clone: pip install -c constraints.txt .")
 
 
@@ -159,7 +160,6 @@ def test_characters_that_the_shell_would_read_are_found(character: str):
         ("python benchmarks/spans.py --outt a", "no option --outt"),
         ("python -m tests.absent", "no module"),
         ("pytest tests/absent.py", "tests/absent.py"),
-        ("pip install 'subquad[hf]'", "clone"),
         ("pip install -r absent.txt", "absent.txt"),
     ],
 )
@@ -168,6 +168,13 @@ def test_a_wrong_command_is_found(command: str, message: str):
         (wrong,) = wrong_commands(text)
         assert wrong.startswith(f"line {line}: ")
         assert message in wrong
+
+
+@pytest.mark.parametrize("known", [False, True])
+def test_subquad_comes_from_an_index_once_it_has_an_address(monkeypatch, known):
+    monkeypatch.setattr("tests.test_commands.has_address", lambda: known)
+    found = list(wrong_commands("Use `pip install 'subquad[hf]'`.\n"))
+    assert (not found) if known else "clone" in found[0]
 
 
 @pytest.mark.parametrize(

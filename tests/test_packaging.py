@@ -31,6 +31,12 @@ def build(what: str, into: Path, **settings: str) -> Path:
     return built
 
 
+def modules() -> set[str]:
+    """The files of Python of the package, by their paths in it."""
+    package = ROOT / "src" / "subquad"
+    return {path.relative_to(package).as_posix() for path in package.rglob("*.py")}
+
+
 def names_in(wheel: Path) -> set[str]:
     with ZipFile(wheel) as file:
         return set(file.namelist())
@@ -57,6 +63,8 @@ def test_a_wheel_holds_the_library_and_no_sources_and_no_other_library(compiled)
     assert {name for name in names if ".so" in name} == {LIBRARY}
     assert not {name for name in names if name.endswith((".cpp", ".hpp", "CMakeLists.txt"))}
     assert all(name.startswith("subquad") for name in names)
+    info = {name for name in names if name.partition("/")[0].endswith(".dist-info")}
+    assert names - info - {LIBRARY, *DATA} == {f"subquad/{path}" for path in modules()}
 
 
 def test_the_library_shows_its_own_functions_only(compiled, tmp_path):

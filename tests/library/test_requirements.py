@@ -1,5 +1,6 @@
 """Floors and tested versions come from the metadata of the installed package, which pyproject.toml becomes."""
 
+import re
 import subprocess
 import sys
 import warnings
@@ -85,6 +86,22 @@ def test_the_floor_itself_and_the_tested_versions_pass_silently(installed, packa
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             requirements.check([package], extra)
+
+
+def test_every_line_is_read_as_packaging_reads_it():
+    """`packaging` comes with transformers; the core must run without it."""
+    packaging = pytest.importorskip("packaging.requirements", reason="the extra hf brings packaging")
+    expected = set()
+    for line in metadata():
+        read = packaging.Requirement(line)
+        extra = re.search(r"""extra == "([\w-]+)\"""", str(read.marker))
+        expected |= {
+            (read.name, each.operator, each.version, extra[1] if extra else "")
+            for each in read.specifier
+            if each.operator in (">=", "<")
+        }
+    assert len(expected) > 20
+    assert set(requirements._declared()) == expected
 
 
 def test_minor_versions_are_compared_as_numbers(installed, declared):

@@ -122,12 +122,12 @@ def test_the_library_itself_refuses_an_unknown_variant():
 def test_without_the_file_and_with_a_compiler_it_says_what_to_run(monkeypatch, tmp_path):
     monkeypatch.setattr(native, "__file__", str(tmp_path / "__init__.py"))
     monkeypatch.setenv("CXX", f"{sys.executable} -flag")
-    library, reason = native._find()
+    library, refused = native._find()
     assert library is None
-    assert reason is not None
-    assert reason.startswith("no compiled library in this install")
-    assert f"there is a C++ compiler now ({sys.executable})" in reason
-    assert "pip install -v --force-reinstall --no-deps ." in reason
+    assert refused is not None
+    assert refused.cause.startswith("no compiled library in this install")
+    assert f"there is a C++ compiler now ({sys.executable})" in refused.cause
+    assert "pip install -v --force-reinstall --no-deps ." in refused.remedy
 
 
 @pytest.mark.parametrize(("cxx", "path"), [("no-such-compiler", None), ("", "empty")])
@@ -136,37 +136,49 @@ def test_without_the_file_and_a_compiler_it_says_what_to_install(monkeypatch, tm
     monkeypatch.setenv("CXX", cxx)
     if path is not None:
         monkeypatch.setenv("PATH", str(tmp_path / path))
-    _, reason = native._find()
-    assert reason is not None
-    assert "for want of a C++ compiler: install one (Debian, Ubuntu: apt install g++;" in reason
+    _, refused = native._find()
+    assert refused is not None
+    assert refused.cause.endswith("for want of a C++ compiler")
+    assert refused.remedy.startswith("install one (Debian, Ubuntu: apt install g++;")
 
 
 def test_a_damaged_file_is_a_reason(tmp_path):
     damaged = tmp_path / native._FILE
     damaged.write_bytes(b"not a library")
-    library, reason = native._load(damaged)
+    library, refused = native._load(damaged)
     assert library is None
-    assert reason is not None
-    assert reason.startswith("the compiled library cannot be loaded (")
-    assert str(damaged) in reason
+    assert refused is not None
+    assert refused.cause.startswith("the compiled library cannot be loaded (")
+    assert str(damaged) in refused.cause
 
 
 def test_a_library_of_something_else_is_a_reason():
-    library, reason = native._load(Path(torch._C.__file__))
+    library, refused = native._load(Path(torch._C.__file__))
     assert library is None
-    assert reason is not None
-    assert "subquad_variants" in reason
+    assert refused is not None
+    assert "subquad_variants" in refused.cause
 
 
 @here
 def test_a_library_of_another_version_is_a_reason(monkeypatch):
     path = Path(native.__file__).with_name(native._FILE)
     monkeypatch.setattr(native, "ABI_VERSION", 1_000_000)
-    library, reason = native._load(path)
+    library, refused = native._load(path)
     assert library is None
-    assert reason is not None
-    assert f"{path} has interface " in reason
-    assert "but this Python code calls 1000000" in reason
+    assert refused is not None
+    assert f"{path} has interface " in refused.cause
+    assert "but this Python code calls 1000000" in refused.cause
+
+
+@pytest.mark.parametrize(("damaged", "cause"), [(False, None), (True, "the compiled library cannot be loaded (")])
+def test_the_cause_and_the_remedy_make_the_refusal(monkeypatch, tmp_path, damaged, cause):
+    refused = None
+    if damaged:
+        (tmp_path / native._FILE).write_bytes(b"not a library")
+        monkeypatch.setattr(native, "__file__", str(tmp_path / "__init__.py"))
+        _, refused = native._find()
+    monkeypatch.setattr(native, "_REFUSED", refused)
+    assert native.cause() is None if cause is None else native.cause().startswith(cause)
 
 
 def test_a_refused_library_cannot_be_had(monkeypatch):

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from os import environ
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch  # noqa: F401  (first: its wheel brings the OpenMP runtime, and the library must use the one that is loaded)
 
@@ -23,6 +23,13 @@ ABI_VERSION = 19  # as in abi.cpp
 _FILE = {"darwin": "libsubquad.dylib", "win32": "subquad.dll"}.get(sys.platform, "libsubquad.so")
 _HOW = "Debian, Ubuntu: apt install g++; Fedora: dnf install gcc-c++; macOS: xcode-select --install"
 _AGAIN = "run `pip install -v --force-reinstall --no-deps .` in subquad's folder"  # -v shows what fails
+
+
+class Refusal(NamedTuple):
+    """Why the native library cannot be used here, and what to do about it."""
+
+    cause: str
+    remedy: str
 
 
 def library() -> ctypes.CDLL:
@@ -37,8 +44,13 @@ def library() -> ctypes.CDLL:
 
 
 def refusal() -> str | None:
-    """Why the native library cannot be used here, or None when it can."""
+    """Why the native library cannot be used here, with the remedy, or None when it can."""
     return _REFUSAL
+
+
+def cause() -> str | None:
+    """Why the native library cannot be used here, without the remedy, or None when it can."""
+    return None if _REFUSED is None else _REFUSED.cause
 
 
 def variants() -> list[str]:
@@ -83,23 +95,23 @@ def described() -> dict[str, dict[str, Any]]:
     return json.loads(library().subquad_interface())
 
 
-def _find() -> tuple[ctypes.CDLL | None, str | None]:
+def _find() -> tuple[ctypes.CDLL | None, Refusal | None]:
     """The library, or why there is none."""
     path = Path(__file__).with_name(_FILE)
     return _load(path) if path.is_file() else (None, _missing())
 
 
-def _load(path: Path) -> tuple[ctypes.CDLL | None, str | None]:
+def _load(path: Path) -> tuple[ctypes.CDLL | None, Refusal | None]:
     try:
         loaded = ctypes.CDLL(str(path))
         loaded.subquad_variants.restype = loaded.subquad_variant.restype = ctypes.c_char_p
         loaded.subquad_use_variant.argtypes = [ctypes.c_char_p]
         version = loaded.subquad_abi_version()
         if version != ABI_VERSION:
-            return None, f"{path} has interface {version} but this Python code calls {ABI_VERSION}: {_AGAIN}"
+            return None, Refusal(f"{path} has interface {version} but this Python code calls {ABI_VERSION}", _AGAIN)
         _declare_kernels(loaded)
     except (OSError, AttributeError) as error:
-        return None, f"the compiled library cannot be loaded ({error}): {_AGAIN}"
+        return None, Refusal(f"the compiled library cannot be loaded ({error})", _AGAIN)
     return loaded, None
 
 
@@ -110,20 +122,22 @@ def _declare_kernels(loaded: ctypes.CDLL) -> None:
         function.argtypes, function.restype = [ctypes.c_char_p, ctypes.c_void_p], ctypes.c_int64
 
 
-def _missing() -> str:
-    compiler = _compiler()
-    if compiler is None:
-        return f"no compiled library in this install, for want of a C++ compiler: install one ({_HOW}), then {_AGAIN}"
-    return f"no compiled library in this install, though there is a C++ compiler now ({compiler}): {_AGAIN}"
+def _missing() -> Refusal:
+    path = compiler()
+    if path is None:
+        cause = "no compiled library in this install, for want of a C++ compiler"
+        return Refusal(cause, f"install one ({_HOW}), then {_AGAIN}")
+    return Refusal(f"no compiled library in this install, though there is a C++ compiler now ({path})", _AGAIN)
 
 
-def _compiler() -> str | None:
+def compiler() -> str | None:
     """The C++ compiler that a build would take, or None."""
     inputs = shlex.split(environ.get("CXX", ""))[:1]
     return next(filter(None, map(shutil.which, inputs or ["c++", "g++", "clang++", "cl"])), None)
 
 
 # When this module is imported, not later: it costs about a millisecond, once, and torch.compile meets plain values.
-_LIBRARY, _REFUSAL = _find()
+_LIBRARY, _REFUSED = _find()
+_REFUSAL = None if _REFUSED is None else ": ".join(_REFUSED)
 _VECTORISED = _LIBRARY is not None and variants()[0] != "baseline"
 backends.register("cpu", refusal)

@@ -127,16 +127,18 @@ def _show(settings: CrossoverSettings, as_json: bool) -> None:
     record |= {"crossovers": [asdict(each) for each in local]} | ({} if local else {"no crossovers": message})
     beside = {name: f"{version} ({needed[name]})" if name in needed else version for name, version in installed.items()}
     shown = beside | here | ({} if local else {"crossovers": message})
-    blocks = [pairs(shown), *([Text(), _table(local)] if local else []), Text(), _remedies(problems)]
-    show(record, lambda: Group(*blocks), as_json)
+    blocks = [pairs(shown), *([Text(), _table(local)] if local else []), Text()]
+    if not show(record, lambda: Group(*blocks), as_json):
+        _say_remedies(problems)
 
 
-def _remedies(problems: Sequence["Problem"]) -> RenderableType:
-    """What is wrong here, each with the command that fixes it."""
-    if not problems:
-        return Text("Nothing to fix.")
-    lines = [Text(f"{each.problem}:\n    {each.command}") for each in problems]
-    return Group(Text("To fix", "bold"), *lines)
+def _say_remedies(problems: Sequence["Problem"]) -> None:
+    """Print what is wrong here, each with the command that fixes it, in one line: broken ones could not be pasted."""
+    say("To fix:" if problems else "Nothing to fix.")
+    for each in problems:
+        say(f"{each.problem}{':' * (each.command is not None)}")
+        if each.command is not None:
+            say(f"    {each.command}")
 
 
 def _table(measured: Sequence[MeasuredCrossover]) -> RenderableType:
