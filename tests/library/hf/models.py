@@ -8,6 +8,7 @@ import pytest
 import torch
 import transformers as hf
 from torch import Tensor
+from transformers.cache_utils import DynamicSlidingWindowLayer
 
 VOCAB = 60
 LATER_ON_THE_INTERFACE = ("modernbert", "t5")  # than the oldest transformers of ours, in which `swap` refuses them
@@ -216,3 +217,17 @@ def build(name: str) -> Case:
     case.model.set_attn_implementation("eager")
     case.model.eval()
     return case
+
+
+def need_recording(windows: bool) -> None:
+    """Skip where transformers' caches cannot go back after several calls; in 5.17, those with windows cannot.
+
+    A windowed layer of 5.17 returns more keys than it tells masks of.
+    """
+    layer, key = DynamicSlidingWindowLayer(4), torch.zeros(1, 1, 3, 1)
+    if not hasattr(layer, "activate_past_recording"):
+        pytest.skip(f"the caches of transformers {hf.__version__} do not record their past")
+    layer.activate_past_recording()
+    told = [(layer.get_mask_sizes(3)[0], layer.update(key, key)[0].shape[2]) for _ in range(4)]
+    if windows and any(size != returned for size, returned in told):
+        pytest.skip(f"the windows of transformers {hf.__version__} cannot record their past in several calls")

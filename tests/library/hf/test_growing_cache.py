@@ -8,10 +8,9 @@ from itertools import pairwise
 import pytest
 import torch
 import transformers as hf
-from transformers.cache_utils import DynamicSlidingWindowLayer
 
 import subquad as sq
-from tests.library.hf.models import TEXT, build, padded_ids
+from tests.library.hf.models import TEXT, build, need_recording, padded_ids
 
 DECODERS = ("llama", "gpt2", "opt", "qwen3", "mistral", "gemma3", "phi")
 SEQ2SEQ = ("whisper", "t5", "bart")
@@ -37,17 +36,6 @@ def prepared(name, attention="sdpa", method=None):
     case.inputs.pop("decoder_input_ids", None)
     case.inputs.pop("decoder_attention_mask", None)
     return case
-
-
-def need_recording(name):
-    """Skip where a windowed layer of transformers returns more keys than it tells masks of, as that of 5.17 does."""
-    layer, key = DynamicSlidingWindowLayer(4), torch.zeros(1, 1, 3, 1)
-    if not hasattr(layer, "activate_past_recording"):
-        pytest.skip("transformers does not record the past of windows yet")
-    layer.activate_past_recording()
-    told = [(layer.get_mask_sizes(3)[0], layer.update(key, key)[0].shape[2]) for _ in range(4)]
-    if name in WINDOWED and any(size != returned for size, returned in told):
-        pytest.skip("transformers' own windows cannot record the past in several calls")
 
 
 def same(case, tokens=20, **options):
@@ -91,7 +79,7 @@ def test_beams_and_samples(name, method):
 @pytest.mark.parametrize("name", ["llama", "gpt2", "mistral", "gemma3"])
 @pytest.mark.parametrize("method", [None, "full"])
 def test_tokens_that_are_taken_back(name, method):
-    need_recording(name)
+    need_recording(windows=name in WINDOWED)
     case = prepared(name, method=method)
     case.inputs = {"input_ids": case.inputs["input_ids"][:1].repeat(1, 2)}  # a prompt that repeats itself
     same(case, prompt_lookup_num_tokens=3)
@@ -210,7 +198,7 @@ def test_beams_move_only_what_is_filled():
 @pytest.mark.parametrize("name", ["llama", "gemma3"])
 @pytest.mark.parametrize("change", ["deepcopy", "pickle", "save", "repeat", "select", "crop", "detached"])
 def test_a_cache_goes_on_after_a_change(name, change):
-    need_recording(name)
+    need_recording(windows=name in WINDOWED)
     case = prepared(name)
     ids, _ = padded_ids(pads=0)
     outs = []

@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 
 from tests.library.hf.families import DECODERS, FAMILIES, Subject, methods_of, subject
+from tests.library.hf.models import need_recording
 from tests.library.hf.prompts import left_padded, prompt
 
 NEAR = 1e-5  # of the largest logit
@@ -93,6 +94,8 @@ def test_steps_on_a_static_cache(own):
 @pytest.mark.parametrize("kind", ["dynamic", "growing"])
 def test_a_cropped_cache_and_a_second_prompt(own, kind):
     """As assisted generation crops what was refused, and a conversation goes on."""
+    config = own.model.config.get_text_config(decoder=True)
+    need_recording(windows=kind == "dynamic" and getattr(config, "sliding_window", None) is not None)
 
     def run(model):
         cache, ids = model.cache(kind), prompt(80)
