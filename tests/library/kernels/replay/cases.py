@@ -191,7 +191,7 @@ def shards(x: Numbers) -> list[Tensor]:
     vectors, others, valid = x(B, H, N, D), x(B, H, N, 5, seed=1), padding(B, N)
     (mean, squares), (other, more) = moments_of(vectors, valid), moments_of(others, valid)
     means = mean.float().double(), other.float().double()  # what both compute alike from here on
-    terms = [Term(vectors, means[0], torch.ones_like(squares)), Term(others, means[1], torch.ones_like(squares))]
+    terms = Term(vectors, means[0], torch.ones_like(squares)), Term(others, means[1], torch.ones_like(squares))
     codes = centred_codes(terms, x(1, 1, 63, D + 5, seed=2, dtype=FP32), valid)
     labels, votes = assign_codes(codes, codes[:, :, 10:21].contiguous(), valid)
     directions, halves = x(B, H, D, 7, seed=3, dtype=FP32), x(B, H, 7, seed=4, dtype=FP32)
