@@ -241,15 +241,22 @@ def test_caches_are_timed_with_each_method(made, tmp_path: Path):
     assert [row[2] for row in steps] == ["`own`", "`full`"]
     assert steps[0][3].endswith("(1.00×)")
     assert [row[5:] for row in steps] == [["–", "–"]] * 2
-    batches, speech = ([row[1] for row in rows if row[0] == "float32" and len(row) == n] for n in (4, 3))
+    batches, speech = ([row[1] for row in rows if row[0] == "float32" and len(row) == n] for n in (5, 3))
     assert batches == speech == ["`own`", "`full`"]
     assert [len(row) for row in rows if row[0] == "24"] == [7, 7, 4]
 
 
-@pytest.mark.parametrize(("batch", "what"), [("1", "of a step,"), ("2", "of a step of 2 requests together,")])
-def test_the_parts_of_a_step_are_the_step(made, tmp_path: Path, batch: str, what: str):
+@pytest.mark.parametrize(
+    ("batch", "what"),
+    [
+        (["1"], "of a step, a token"),
+        (["2"], "of a step of 2 requests together, a token"),
+        (["2", "--shortest", "8"], "together, the shortest of 8 tokens and padded on the left, a token"),
+    ],
+)
+def test_the_parts_of_a_step_are_the_step(made, tmp_path: Path, batch: list[str], what: str):
     words = ["--dry-run", "--lengths", "24", "--dtypes", "float32", "--steps", "3", "--methods", "own", "full"]
-    made("profile_step", *words, "--caches", "dynamic", "growing", "--batch", batch)
+    made("profile_step", *words, "--caches", "dynamic", "growing", "--batch", *batch)
     sheet = (tmp_path / "out.md").read_text("utf-8")
     assert what in sheet
     rows = [line.strip("| ").split(" | ") for line in sheet.splitlines()]
