@@ -1,4 +1,4 @@
-"""What older versions of torch and transformers lack: all that supporting them costs.
+"""What older versions of torch, Triton and transformers lack: all that supporting them costs.
 
 Each part names what differs, since which version, and with which floor in pyproject.toml it can go.
 """
@@ -8,7 +8,13 @@ from typing import Any
 
 import torch
 
-TORCH = tuple(int(number) for number in re.findall(r"\d+", torch.__version__)[:2])
+
+def release(text: str) -> tuple[int, ...]:
+    """The first two numbers of a version."""
+    return tuple(int(number) for number in re.findall(r"\d+", text)[:2])
+
+
+TORCH = release(torch.__version__)
 
 # ---------------------------------------------------------------------- torch before 2.13; can go with torch>=2.13
 
@@ -42,6 +48,20 @@ def cpu_capabilities() -> dict[str, Any]:
     }
 
 
+# ---------------------------------------------------------------------- Triton before 3.7; can go with triton>=3.7
+
+
+def let_scalars_be_indices(interpreter: Any) -> None:
+    """Have `triton.runtime.interpreter` end loops at loaded numbers: arrays of one, which NumPy refuses."""
+    patch = interpreter._patch_lang_tensor
+
+    def patch_tensor(tensor: Any, *scope: Any) -> None:
+        patch(tensor, *scope)
+        tensor.__index__ = lambda self: int(self.handle.data.item())
+
+    interpreter._patch_lang_tensor = patch_tensor
+
+
 # ---------------------------------------------------------------------- transformers before 5.11; can go with >=5.11
 
 
@@ -65,3 +85,19 @@ def let_attention_be_set(model_class: Any) -> None:
     asked = model_class._can_set_attn_implementation.__func__
     if "_can_set_attn_implementation_cached_value" not in asked.__code__.co_names:
         model_class._can_set_attn_implementation = classmethod(lambda cls: True)
+
+
+# ---------------------------------------------------------------------- transformers before 5.20; can go with >=5.20
+
+
+def set_attention_in_parts(model: Any, change: Any, implementation: Any) -> None:
+    """Set a model's attention in its parts too, after transformers did so with `change`.
+
+    It left out the parts that have another config of the same class, such as T5's encoder and decoder.
+    """
+    if "_attn_was_changed" not in change.__code__.co_consts or not isinstance(implementation, str):
+        return
+    for part in model.modules():
+        config = part.config if hasattr(part, "get_correct_attn_implementation") else model.config
+        if config is not model.config and type(config) is type(model.config):
+            config._attn_implementation_internal = part.get_correct_attn_implementation(implementation)

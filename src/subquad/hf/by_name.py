@@ -24,6 +24,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
+from subquad.core.versions import set_attention_in_parts
 from subquad.hf.boundary import register_boundary
 from subquad.hf.call_checks import FIRST, is_unchecked, refuse_weights_of, run_before_call
 from subquad.hf.layers import NAME, Attached, check_interface, uses_interface
@@ -85,7 +86,10 @@ def read_names() -> None:
         if names_method(attn_implementation):
             method_of(attn_implementation)
             check_interface(self)  # else transformers leaves parts as they are whose attention cannot be set
+        ours = names_method(attn_implementation) or _concerns(self)
         change(self, attn_implementation, *args, **kwargs)
+        if ours:
+            set_attention_in_parts(self, change, attn_implementation)
 
     setattr(get_correct_attn_implementation, _MARK, True)
     PreTrainedModel.get_correct_attn_implementation = get_correct_attn_implementation
@@ -140,6 +144,12 @@ def _is_attached(model: nn.Module, name: str) -> bool:
     """Whether the method of this name runs in all layers of a model."""
     attached = [getattr(module, NAME, None) for module in model.modules() if uses_interface(module)]
     return bool(attached) and all(isinstance(each, Attached) and each.implementation == name for each in attached)
+
+
+def _concerns(model: nn.Module) -> bool:
+    """Whether a config in a model names a method, or a layer has one."""
+    named = any(names_method(config._attn_implementation) for config, _ in configs_of(model))
+    return named or any(isinstance(getattr(part, NAME, None), Attached) for part in model.modules())
 
 
 def _attached_by_name(model: nn.Module) -> bool:

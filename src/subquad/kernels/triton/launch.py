@@ -12,7 +12,14 @@ import triton.language as tl
 from torch import Tensor
 from triton.language import target_info
 
+from subquad.core.versions import let_scalars_be_indices, release
+from subquad.kernels.triton import INTERPRETED
 from subquad.kernels.triton.recording import Launch, LaunchCost, recorded
+
+if INTERPRETED and release(triton.__version__) < (3, 7):
+    from triton.runtime import interpreter
+
+    let_scalars_be_indices(interpreter)
 
 DEFAULTS = {"num_warps": 4, "num_stages": 2}  # of a launch
 Around = Callable[[str], AbstractContextManager[object]]
