@@ -63,10 +63,16 @@ static KeyRange keys_of_item(const Steps &a, int64_t b) {
 }
 
 // Numbers that a product multiplies, as a vector of the type that it takes.
-typedef uint16_t halves __attribute__((vector_size(W * 2), aligned(2), may_alias));
 static inline vf load_wide(const float *p) { return load(p); }
 static inline vu load_wide(const Pair *p) { return load(p); }
-static inline vf load_wide(const bf16 *p) { return (vf)(__builtin_convertvector(*(const halves *)p, vu) << 16); }
+static inline vf load_wide(const bf16 *p) {
+#if defined(__AVX512F__)  // GCC converts in halves, which takes seven instructions instead of one
+  return (vf)((vu)_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)p)) << 16);
+#else
+  typedef uint16_t halves __attribute__((vector_size(W * 2), aligned(2), may_alias));
+  return (vf)(__builtin_convertvector(*(const halves *)p, vu) << 16);
+#endif
+}
 static inline vf load_wide(const f16 *p) {
 #if defined(__AVX512F__)
   return (vf)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)p));
@@ -79,6 +85,35 @@ static inline vf load_wide(const f16 *p) {
 #endif
 }
 
+// V vectors of numbers that follow each other. Two vectors of bf16 are loaded as one and split into the numbers at even and
+// at odd places, which takes an instruction a vector: a bf16 number is the upper half of a float.
+template <int V, class S, class Vector>
+static inline void load_vectors(const S *p, Vector (&x)[V]) {
+  int v = 0;
+  if constexpr (__is_same(S, bf16)) {
+    typedef uint32_t pairs_of_halves __attribute__((vector_size(W * 4), aligned(2), may_alias));
+    UNROLL for (; v + 2 <= V; v += 2) {
+      const vu pairs = *(const pairs_of_halves *)(p + v * W);
+      x[v] = (vf)(pairs << 16);
+      x[v + 1] = (vf)(pairs & 0xffff0000);
+    }
+  }
+  UNROLL for (; v < V; v++) x[v] = load_wide(p + v * W);
+}
+
+// V vectors as `load_vectors` has loaded them, in the order of the numbers again.
+template <class S, int V>
+static inline void in_order(vf (&x)[V]) {
+  if constexpr (__is_same(S, bf16)) {
+    constexpr auto lanes = std::make_integer_sequence<int, W>{};
+    UNROLL for (int v = 0; v + 2 <= V; v += 2) {
+      const vf even = x[v], odd = x[v + 1];
+      x[v] = interleave<0>(even, odd, lanes);
+      x[v + 1] = interleave<W / 2>(even, odd, lanes);
+    }
+  }
+}
+
 // Rows where the caller has them, or packed.
 template <class S>
 struct StepRows {
@@ -86,6 +121,20 @@ struct StepRows {
   int64_t row;
   const int32_t *at;  // null: one after the other
   const S *operator[](int64_t j) const { return first + (at ? at[j] : j) * row; }
+
+  // Where the rows from `from` to `end` are, and behind them the last one again, `count` in all: found before products begin,
+  // which then wait for no arithmetic of addresses.
+  void find(int64_t from, int64_t end, int64_t count, const S **rows) const {
+    if (at) {
+      for (int64_t j = 0; j < count; j++) rows[j] = first + at[from + j < end ? from + j : end - 1] * row;
+      return;
+    }
+    const S *here = first + from * row;
+    for (int64_t j = 0; j < count; j++) {
+      rows[j] = here;
+      here += from + j + 1 < end ? row : 0;
+    }
+  }
 
   // Asks for a part of a row that comes later, for the cache of the second level, whose own prefetching ends with a page.
   // It may lie behind the last row: nothing is read.
@@ -118,27 +167,35 @@ __attribute__((always_inline)) static inline RowVectors<R> added_up(int first, V
   }
 }
 
+// Adds the products of V vectors of a key with those of R queries.
+template <int R, int V, class S, class Q>
+__attribute__((always_inline)) static inline void multiply_vectors(const S *key, const Q *queries, int64_t query_row,
+                                                                   RowVectors<R> &sums) {
+  decltype(load_wide(key)) x[V];
+  load_vectors<V>(key, x);
+  UNROLL for (int v = 0; v < V; v++)
+    UNROLL for (int r = 0; r < R; r++)
+      sums.of[r] = multiply_add(load(queries + r * query_row + v * W), x[v], sums.of[r]);
+}
+
 // Logits of R rows with `count` keys, in whole vectors: those behind the last key are of no use. `vectors` of a row; V of
-// them where that is known to the compiler, else V is 0.
+// them where that is known to the compiler, else V is 0. The numbers of queries are in the order of `load_vectors`.
 template <int R, int V, class S, class Q>
 static void step_logits(const StepRows<S> &keys, int64_t count, int64_t vectors, const Q *queries, int64_t query_row,
-                        float scale, float *logits, bool ask) {
+                        float scale, float *logits) {
   for (int64_t j = 0; j < count; j += W) {
-    const int64_t last = count - 1 - j;
+    const S *some[W];
+    keys.find(j, count, W, some);
     const RowVectors<R> sums = added_up<R, 1>(0, [&](int k) __attribute__((always_inline)) {
-      const S *key = keys[j + (k < last ? k : last)];
+      const S *key = some[k];
       RowVectors<R> own = {};
-      if (ask) keys.ask_beyond(key, (V > 0 ? V : vectors) * W);
+      keys.ask_beyond(key, (V > 0 ? V : vectors) * W);
       if constexpr (V > 0) {
-        UNROLL for (int v = 0; v < V; v++) {
-          const auto x = load_wide(key + v * W);
-          UNROLL for (int r = 0; r < R; r++) own.of[r] = multiply_add(load(queries + r * query_row + v * W), x, own.of[r]);
-        }
+        multiply_vectors<R, V>(key, queries, query_row, own);
       } else {
-        for (int64_t v = 0; v < vectors; v++) {
-          const auto x = load_wide(key + v * W);
-          UNROLL for (int r = 0; r < R; r++) own.of[r] = multiply_add(load(queries + r * query_row + v * W), x, own.of[r]);
-        }
+        int64_t v = 0;
+        for (; v + 2 <= vectors; v += 2) multiply_vectors<R, 2>(key + v * W, queries + v * W, query_row, own);
+        if (v < vectors) multiply_vectors<R, 1>(key + v * W, queries + v * W, query_row, own);
       }
       return own;
     });
@@ -146,43 +203,47 @@ static void step_logits(const StepRows<S> &keys, int64_t count, int64_t vectors,
   }
 }
 
-// Adds the weighted values of the keys from `first` to `end` to V·W columns of R rows.
+// Adds the weighted values of `count` keys to V·W columns of R rows.
 template <int R, int V, class S>
-static void add_step_values(const StepRows<S> &values, int64_t first, int64_t end, int64_t column, const float *weights,
-                            float *out, int64_t out_row, bool ask) {
+static void add_step_columns(const StepRows<S> &values, const S *const *rows, int64_t count, int64_t column,
+                             const float *weights, float *out, int64_t out_row) {
   vf sums[R][V] = {};
-  for (int64_t j = first; j < end; j++) {
-    const S *value = values[j] + column;
+  for (int64_t j = 0; j < count; j++) {
+    const S *value = rows[j] + column;
     vf x[V];
-    if (ask) values.ask_beyond(value, V * W);
-    UNROLL for (int v = 0; v < V; v++) x[v] = load_wide(value + v * W);
+    values.ask_beyond(value, V * W);
+    load_vectors<V>(value, x);
     UNROLL for (int r = 0; r < R; r++) {
       const vf weight = splat(weights[r * STEP_TILE + j]);
       UNROLL for (int v = 0; v < V; v++) sums[r][v] = multiply_add(weight, x[v], sums[r][v]);
     }
   }
-  UNROLL for (int r = 0; r < R; r++)
+  UNROLL for (int r = 0; r < R; r++) {
+    in_order<S>(sums[r]);
     UNROLL for (int v = 0; v < V; v++) {
       float *to = out + r * out_row + column + v * W;
       store(to, load(to) + sums[r][v]);
     }
+  }
 }
 
 template <int R, class S>
 static void add_step_values(const StepRows<S> &values, int64_t first, int64_t end, int64_t width, const float *weights,
-                            float *out, int64_t out_row, bool ask) {
+                            float *out, int64_t out_row) {
   // Sums start at 0 again every STEP_SPAN keys: the error of a sum grows with the number of its terms.
   for (int64_t next; first < end; first = next) {
     next = first / STEP_SPAN * STEP_SPAN + STEP_SPAN;
-    const int64_t last = next < end ? next : end;
+    const int64_t last = next < end ? next : end, count = last - first;
+    const S *rows[STEP_SPAN];
+    values.find(first, last, count, rows);
     int64_t column = 0;
     for (; column + 4 * W <= width; column += 4 * W)
-      add_step_values<R, 4>(values, first, last, column, weights, out, out_row, ask);
+      add_step_columns<R, 4>(values, rows, count, column, weights + first, out, out_row);
     if (column + 2 * W <= width) {
-      add_step_values<R, 2>(values, first, last, column, weights, out, out_row, ask);
+      add_step_columns<R, 2>(values, rows, count, column, weights + first, out, out_row);
       column += 2 * W;
     }
-    if (column < width) add_step_values<R, 1>(values, first, last, column, weights, out, out_row, ask);
+    if (column < width) add_step_columns<R, 1>(values, rows, count, column, weights + first, out, out_row);
   }
 }
 
@@ -354,7 +415,7 @@ static void add_partly_seen(const StepRows<S> &values, int64_t row, int64_t rows
   for (int64_t r = 0; r < rows; r++)
     for (const KeyRange &some : {KeyRange{seen.by_any.first, seen.by_all.first}, {seen.by_all.end, seen.by_any.end}}) {
       const KeyRange own = some.within(seen.of[r]);
-      add_step_values<1>(values, own.first, own.end, E, weights + r * STEP_TILE, to.out + (row + r) * E, E, false);
+      add_step_values<1>(values, own.first, own.end, E, weights + r * STEP_TILE, to.out + (row + r) * E, E);
     }
 }
 
@@ -369,14 +430,15 @@ static void attend_rows(const Steps &a, int64_t b, int64_t row, const StepTile &
   const StepRows<KeyNumber> later = {keys.at ? keys.first : keys[from], keys.row, keys.at ? keys.at + from : nullptr};
   auto logits_of = [&](auto V) {
     step_logits<R, decltype(V)::value>(later, seen.by_any.end - from, vectors, queries, query_row, a.scale,
-                                       logits + from, row == 0);
+                                       logits + from);
   };
   if (vectors == 2) logits_of(std::integral_constant<int, 2>{});
   else if (vectors == 4) logits_of(std::integral_constant<int, 4>{});
+  else if (vectors == 8) logits_of(std::integral_constant<int, 8>{});
   else logits_of(std::integral_constant<int, 0>{});
   weigh_rows(a, row, R, seen, E, logits, to);
   add_partly_seen(values, row, R, seen, E, logits, to);
-  add_step_values<R>(values, seen.by_all.first, seen.by_all.end, E, logits, to.out + row * E, E, row == 0);
+  add_step_values<R>(values, seen.by_all.first, seen.by_all.end, E, logits, to.out + row * E, E);
 }
 
 // Many rows over a tile: with keys as lanes, a product of matrices, for which keys are transposed and values widened once.
@@ -426,12 +488,32 @@ static void attend_many(const Steps &a, int64_t b, int64_t g, int64_t rows, cons
   }
 }
 
+// A query's numbers: in the order of `load_vectors` where keys are read so, else as they are.
+template <class T>
+static void pack_step_query(const Steps &a, int64_t b, int64_t h, int64_t query, int64_t rows, Number<T> *to, int64_t padded) {
+  if constexpr (__is_same(T, bf16) && !Factor<T>::PAIRED) {
+    if (rows < STEP_MANY && keys_in_place<T>(a)) {
+      const T *from = row_of<T>(a.query, b, h, query);
+      int64_t d = 0;
+      for (; d + 2 * W <= a.D; d += 2 * W) {
+        vf two[2];
+        load_vectors<2>(from + d, two);
+        store(to + d, two[0]);
+        store(to + d + W, two[1]);
+      }
+      if (d < a.D) store(to + d, load_wide(from + d));
+      return;
+    }
+  }
+  pack_factor_rows<T>(a.query, b, h, nullptr, query, 1, a.D, to, padded);
+}
+
 template <class T>
 static void attend_chunk(const Steps &a, int64_t b, int64_t g, const KeyRange &chunk, int64_t rows,
                          const StepScratch<T> &own, const StepPartial &to) {
   const int64_t group = a.H / a.G, steps = steps_of<Number<T>>(a.D), D = round_up(steps, W), E = round_up(a.E, W);
   for (int64_t r = 0; r < rows; r++) {
-    pack_factor_rows<T>(a.query, b, g * group + r % group, nullptr, r / group, 1, a.D, own.queries + r * D, D);
+    pack_step_query<T>(a, b, g * group + r % group, r / group, rows, own.queries + r * D, D);
     to.highest[r] = -__builtin_inff();
     to.total[r] = -1;
   }
