@@ -19,6 +19,7 @@
 constexpr int64_t STEP_TILE = 256;        // keys; a multiple of W
 constexpr int64_t STEP_SPAN = 64;         // keys of one sum of values
 constexpr int64_t STEP_CHUNK = 4096;      // the most keys of a chunk
+constexpr int64_t STEP_RUN = 8;           // the most chunks of a task
 constexpr int64_t STEP_ROWS = 4;          // of a block
 constexpr int64_t STEP_MANY = 13;         // rows, from which on a tile is multiplied as a matrix
 constexpr int64_t STEP_BLOCK = 64;        // rows of such a product
@@ -618,10 +619,18 @@ static int64_t steps_forward_of(const Steps &a, void *workspace) {
     const int64_t row = (head * chunks + chunk) * rows;
     return StepPartial{all.out + row * E, all.highest + row, all.total + row};
   };
+  // A task is a run of chunks, so that what a chunk asks for in advance is not for another thread.
+  int64_t run = 1;
+  while (run < STEP_RUN && heads * chunks >= 8 * a.threads * run) run *= 2;
+  const int64_t runs = (chunks + run - 1) / run;
   auto attend = [&](int64_t task, int thread) {
-    const int64_t head = task / chunks, b = head / a.G, chunk = chunks_of(b).first + task % chunks;
-    const KeyRange keys = KeyRange{chunk * length, (chunk + 1) * length}.within(keys_of_item(a, b));
-    if (!keys.empty()) attend_chunk<T>(a, b, head % a.G, keys, rows, scratch.of[thread], partial(head, task % chunks));
+    const int64_t head = task / runs, b = head / a.G, begin = task % runs * run;
+    const KeyRange all_keys = keys_of_item(a, b);
+    const int64_t first = chunks_of(b).first;
+    for (int64_t c = begin; c < begin + run && c < chunks; c++) {
+      const KeyRange keys = KeyRange{(first + c) * length, (first + c + 1) * length}.within(all_keys);
+      if (!keys.empty()) attend_chunk<T>(a, b, head % a.G, keys, rows, scratch.of[thread], partial(head, c));
+    }
   };
   auto merge = [&](int64_t task, int thread) {
     const int64_t b = task / a.H, h = task % a.H, head = b * a.G + h / group;
@@ -634,7 +643,7 @@ static int64_t steps_forward_of(const Steps &a, void *workspace) {
                       merging.of[thread].narrow_sums);
     }
   };
-  parallel_stages(a.threads, Stage{heads * chunks, attend}, Stage{a.B * a.H, merge});
+  parallel_stages(a.threads, Stage{heads * runs, attend}, Stage{a.B * a.H, merge});
   return arena.used;
 }
 
