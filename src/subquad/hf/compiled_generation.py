@@ -33,9 +33,9 @@ def compiled_steps(length: int, model: AnyModel | None = None, **options: Any) -
     With `torch._inductor.config.freezing`, Inductor takes weights for constants and stores them once more in the order
     in which the processor reads them; and it takes transformers' static cache for a constant too, so that tokens would
     be wrong. Given the model, the options contain a static cache that stays a cache; and on a CPU, Inductor generates
-    the code of the products with the weights, with which a step is about as fast as memory is read
-    (`GENERATED_PRODUCTS`, where no other `options`, `mode` or `backend` is given; compiling takes longer). The cache is
-    that of one request, so make the options anew for each:
+    the code of the products with the weights (`GENERATED_PRODUCTS`, where no other `options`, `mode` or `backend` is
+    given): a step then takes about a third longer than reading its bytes from memory, and compiling takes longer. The
+    cache is that of one request, so make the options anew for each:
 
         torch._inductor.config.freezing = True
         model.generate(prompt, max_new_tokens=128, **sq.hf.compiled_steps(2048, model))
