@@ -1,4 +1,4 @@
-"""What ranks tell each other before a forward pass of a split model, and what follows from it."""
+"""Messages between ranks before a forward pass of a split model, and their consequences."""
 
 from __future__ import annotations
 

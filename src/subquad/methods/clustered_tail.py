@@ -58,7 +58,7 @@ class Growth(NamedTuple):
 
 
 class Factors(NamedTuple):
-    """How settings of 0 follow the length: the clusters that of the queries, the top keys that of the keys."""
+    """Growth of the settings that are 0: the clusters grow with the queries, the top keys with the keys."""
 
     clusters: Growth
     topk: Growth

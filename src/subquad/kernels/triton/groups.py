@@ -81,7 +81,7 @@ class Members:
         return Members(labels, C, length, counts, sums)
 
     def arguments(self) -> dict[str, object]:
-        """What `load_sums` reads, by name."""
+        """The arguments of `load_sums`, by name."""
         return {"sums": self.sums, "counts": self.counts, "C": self.groups, "runs": self.counts.shape[2]}
 
     def fill_order(self, order: Tensor, offsets: Tensor, rank: Tensor | None = None) -> None:

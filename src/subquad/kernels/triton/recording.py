@@ -39,7 +39,7 @@ _ALIGNED = 16  # bytes of an address, and what divides a number, where the compi
 
 @dataclass(frozen=True)
 class LaunchCost:
-    """What a launch does.
+    """The cost of a launch.
 
     Attributes:
         products: multiply-adds of matrix products.
@@ -81,7 +81,7 @@ class Launch:
 
     @property
     def code(self) -> tuple[str, ...]:
-        """What decides the code that the compiler makes: two launches with the same run the same."""
+        """The key of the code that the compiler makes: two launches with the same key run the same code."""
         made_of = self.signature, self.constants, self.aligned, self.options
         return self.kernel.__module__, self.name, *map(str, made_of)
 

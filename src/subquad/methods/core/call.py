@@ -50,15 +50,15 @@ class Call:
         return torch.arange(first, first + query.shape[1], device=query.device)
 
     def all_heads(self, query: Tensor) -> int:
-        """How many query heads the layer has."""
+        """The number of query heads of the layer."""
         return query.shape[1] if self.heads is None else self.heads.total
 
     def all_key_heads(self, key: Tensor) -> int:
-        """How many key heads the layer has."""
+        """The number of key heads of the layer."""
         return key.shape[1] if self.heads is None else self.heads.key_total
 
     def first_half(self, query: Tensor) -> Tensor:
-        """Which of the query heads are in the first half of the layer's, which is the larger one."""
+        """The query heads that are in the first half of the layer's, which is the larger one."""
         return self.head_numbers(query) < (self.all_heads(query) + 1) // 2
 
     def under(self, mask: Mask) -> Call:

@@ -1,4 +1,4 @@
-"""What a method that represents all keys needs to be the residual of a sum: see `sum`.
+"""The interface of a method that represents all keys, to be the residual of a sum: see `sum`.
 
 Such a method defines
 
@@ -41,7 +41,7 @@ class GivesWay(Protocol):
 
 
 def refusal_of_residual(method: Method, beside: Method) -> str | None:
-    """Why a method cannot represent the keys that `beside` leaves; None if it can."""
+    """The reason why a method cannot represent the keys that `beside` leaves; None if it can."""
     if not isinstance(method, GivesWay):
         return (
             f"{method.name!r} cannot leave out the pairs that {str(beside)!r} counts; take 'clustered-tail', "
