@@ -3,8 +3,8 @@
 They are read from the metadata of the installed package. A checkout that is in the path without being installed has
 none: then nothing is known, and nothing is refused.
 
-Regular expressions read the lines: `packaging` would too, but `import subquad` needs torch and jaxtyping alone, and
-neither of them brings it.
+Regular expressions read the lines: the package packaging would too, but `import subquad` needs torch and jaxtyping
+alone, and neither of them brings it.
 """
 
 import re

@@ -183,7 +183,7 @@ class GrowingCache(DynamicCache):
     as linear attention does, are those of `DynamicCache`.
 
     Encoder-decoders have two caches, for which transformers has a class:
-    `EncoderDecoderCache(sq.hf.GrowingCache(model), sq.hf.GrowingCache(model))`.
+    `transformers.EncoderDecoderCache(sq.hf.GrowingCache(model), sq.hf.GrowingCache(model))`.
 
     Args:
         model: the model that will use the cache.

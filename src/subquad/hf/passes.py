@@ -134,7 +134,7 @@ class Pass:
     """A forward pass that runs now.
 
     Attributes:
-        of: the sequence.
+        sequence: the tokens on all ranks.
         padded: whether any rank has padding.
         labels: how many labels this rank has, and all have.
         positions: of this rank's tokens; None: the model has no such argument, or they are given.

@@ -1,7 +1,8 @@
 """The pairs that a mask function of transformers lets see each other, read from the function itself.
 
 transformers describes who may attend to whom by small functions of (batch, head, query, key), put together by
-`and_masks` and `or_masks`. All that subquad understands comes down to an interval of distances, key minus query:
+`transformers.masking_utils.and_masks` and `transformers.masking_utils.or_masks`. All that subquad understands comes
+down to an interval of distances, key minus query:
 
     causal                          (−∞, 0]
     bidirectional                   (−∞, ∞)

@@ -184,7 +184,7 @@ def extend_positions(model: AnyModel, length: int, *, mode: str = "interpolate",
     the largest of them plus one, of each sequence where several are packed.
 
     A cache of rotary keys cannot be turned again, so the prompt decides, with all tokens that are still to come:
-    `generate` counts its new tokens (and compares the prompt and `max_new_tokens` with R), and a loop of your own
+    `generate` counts its new tokens (and compares the prompt and the most new tokens with R), and a loop of your own
     states the length of the request with `reaching`. A step that would cross R on a cache that was filled within R is
     an error. A cache keeps how each of its items is read, for these items in these rows.
 

@@ -5,8 +5,8 @@ queries then differ by their positions alone:
 
     q_p = R_p q_0        R_p turns pairs of components by the angles p·θ: `Rotary.turned(q_0, p)`
 
-Candidates for θ are the `inv_freq` buffers of the model, both directions, with pairs of neighbours and of halves. The
-layer has the candidate that reproduces the queries; if none does, it is refused. Learned positions, which are added to
+Candidates for θ are the model's buffers inv_freq, both directions, with pairs of neighbours and of halves. The layer
+has the candidate that reproduces the queries; if none does, it is refused. Learned positions, which are added to
 hidden states, ALiBi and layers without positions leave the queries as they are.
 """
 

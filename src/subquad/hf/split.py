@@ -1,9 +1,9 @@
 """A swapped model on tokens that are split over ranks.
 
-Before each forward pass every rank sends all others a few numbers (`passes.Facts`). From these come the sequence, the
-positions of this rank's tokens and its share of the loss. For a model to be right on a part of its tokens, everything
-in it but attention must treat each token by itself, given its position: `split_trial` finds that out when the model is
-swapped.
+Before each forward pass every rank sends all others a few numbers (`passes.PassMetadata`). From these come the
+sequence, the positions of this rank's tokens and its share of the loss. For a model to be right on a part of its
+tokens, everything in it but attention must treat each token by itself, given its position: `split_trial` finds that
+out when the model is swapped.
 """
 
 from __future__ import annotations

@@ -119,7 +119,7 @@ def swap(
         inputs: a small batch for the trial, for a model that subquad cannot make inputs for.
         keep: tokens whose row and column are exact in self-attention: "first", the first real token of each item, or
             "ends", the first and the last; of each sequence, where several are packed. Other tokens: `keeping`.
-        parallel: ranks over which the tokens of every batch are split: a dimension of a `DeviceMesh` (`mesh["sp"]`), a
+        parallel: ranks over which the tokens of every batch are split: a dimension of a device mesh (`mesh["sp"]`), a
             process group, a `sq.distributed.Ranks`, or a `sq.distributed.Sequence` for one length. Each rank gives the
             model its part of the batch, as `shard` cuts it. It is not saved with the model.
 

@@ -10,7 +10,7 @@ Under a causal mask a query sees those of these keys that are not after it: all 
 ==========  ==========================================================
 paper       here
 ==========  ==========================================================
-w           2 · window: the paper counts both sides, as `attention_window` of published models does
+w           2 · window: the paper counts both sides, as attention_window of published models does
 d           dilation
 G           first; other tokens, or other ones in each item, by `keep=`
 ==========  ==========================================================

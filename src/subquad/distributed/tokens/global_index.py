@@ -18,7 +18,7 @@ class GlobalIndex:
     """The tokens of this rank among the real tokens of their items on all ranks.
 
     Attributes:
-        real: which of them are real.
+        valid: which of them are real.
         index: how many real tokens of its item precede each, on all ranks.
         counts: how many real tokens of each item each rank has.
     """

@@ -90,7 +90,7 @@ class Members:
         Args:
             order: (B,H,N).
             offsets: (B,H,C+1); the tokens in no group are from the last offset on.
-            place: (B,H,N), or None.
+            rank: (B,H,N), or None.
         """
         (B, H, N), C, runs = self.labels.shape, self.groups, self.counts.shape[2]
         tokens, edge = tile(N, TOKENS), tile(C + 1, GROUPS)

@@ -108,7 +108,7 @@ def rows(x: Tensor) -> Tensor:
 
 
 def strides(name: str, x: Tensor) -> dict[str, int]:
-    """The steps of a (B,H,N,·) tensor as arguments of a kernel: `name_b`, `name_h` and `name_n`."""
+    """The steps of a (B,H,N,·) tensor as arguments of a kernel, such as `x_b`, `x_h` and `x_n` for the name x."""
     return {f"{name}_{axis}": step for axis, step in zip("bhn", x.stride(), strict=False)}
 
 

@@ -62,7 +62,7 @@ class Launch:
         signature: the type of each argument: "*bf16" for a pointer, "i32", "constexpr".
         constants: the values of those that are constants of the compiled code.
         aligned: the arguments that are divisible by 16.
-        options: `num_warps`, `num_stages`.
+        options: "num_warps" and "num_stages".
         cost: what the launch does, by the shapes.
     """
 

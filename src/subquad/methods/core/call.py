@@ -33,7 +33,7 @@ class Call:
     learned: Any = None  # the learned parameters, as `Method.make_learned` made them
     wants_lse: bool = False  # whether the log-sum-exp is asked for
     hidden: Tensor | None = None  # the layer's input at the queries, (B,N,width), for methods that need it
-    kept: Any = None  # tokens whose row and column are exact: a `keep.Kept`, whose module imports this one
+    kept: Any = None  # tokens whose row and column are exact: a `global_tokens.Kept`, whose module imports this one
     parallel: Shard | None = None  # the sequence of whose tokens these are one rank's, until its ranks run the method
     heads: Heads | None = None  # which of the layer's heads these are; None: all
     item: Any = None  # a `places.Item`, where only some of each item's keys are at hand

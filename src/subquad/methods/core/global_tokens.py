@@ -42,7 +42,7 @@ _FORMS = "token indices, int (S,) or (B, S), or a bool (B, N)"
 
 @dataclass(frozen=True, eq=False)
 class Kept:
-    """The kept tokens of each item as slots. An empty slot, where `there` is False, holds the number of any token."""
+    """The kept tokens of each item as slots. An empty slot, where `present` is False, holds the number of any token."""
 
     tokens: Int64[Tensor, "B S"]
     present: Bool[Tensor, "B S"]

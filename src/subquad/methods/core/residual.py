@@ -4,7 +4,7 @@ Such a method defines
 
     residual(query, key, value, call) -> Residual
 
-and, where some of its settings rule that out, `keeps_rest`, the text of the settings that do not.
+and, where some of its settings rule that out, `keeps_residual`, the text of the settings that do not.
 """
 
 from dataclasses import dataclass

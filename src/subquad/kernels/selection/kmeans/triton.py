@@ -61,7 +61,7 @@ class KMeansItems:
 
     Attributes:
         clusters: C, the most that an item has.
-        real: the tokens that are not padding, (B,N).
+        valid: the tokens that are not padding, (B,N).
         rank: the number of each token among the real ones, (B,N).
         count: how many are real, (B,).
         wanted: how many clusters the item has, (B,).

@@ -21,7 +21,7 @@ class Clustering:
         top: (B,H,C,K) int32, M where a slot is empty.
         cells: (k̄, v̄, λ), or None.
         mass: (B,H,C) of the list, or None.
-        rest: (B,H,C,E), or None.
+        remaining: (B,H,C,E), or None.
     """
 
     order: Tensor
