@@ -453,7 +453,7 @@ def _extend(model: PreTrainedModel, each: LearnedTable, length: int, mode: str, 
 
 
 def _readers(model: AnyModel) -> Iterator[Any]:
-    """The readers of text for the model in what was given: tokenizers, and modules with a longest sequence."""
+    """The objects that read text for the model: its tokenizer, and modules that may have a longest sequence."""
     yield getattr(model, "tokenizer", None)
     if isinstance(model, nn.Module):
         yield from (module for module in model.modules() if not isinstance(module, PreTrainedModel))

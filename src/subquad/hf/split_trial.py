@@ -157,7 +157,7 @@ class _Whole:
         return names
 
     def loss(self, rule: str | None) -> str | None:
-        """The kind of loss of which parts have shares; None: none of those that are known."""
+        """The kind of the loss, of which parts of the tokens have shares; None if it is not a known kind."""
         main = next(iter(self.outputs.values()))
         if not (takes(self.model, "labels") and isinstance(main, Tensor) and main.ndim == 3):
             return None

@@ -12,7 +12,7 @@ def token_major(like: Tensor, width: int, dtype: torch.dtype | None = None) -> T
 
 
 def one_hot(labels: Int[Tensor, "*axes"], classes: int) -> Bool[Tensor, "*axes {classes}"]:
-    """A bool that is True where a label is the class: torch's `one_hot`, without reading numbers, for transforms.
+    """torch's `one_hot` as a bool, computed without reading a number, which transforms do not allow.
 
     >>> one_hot(torch.tensor([2, 0]), 3).int()
     tensor([[0, 0, 1],

@@ -284,7 +284,7 @@ class Mask:
         return queries if self.offset is None else queries + self.offset
 
     def sees(self, queries: Tensor, keys: Tensor) -> Tensor:
-        """A bool: True where causality and the window let the query of one number see the key of the other."""
+        """A bool, True for the pairs of query and key numbers that causality and the window let see each other."""
         ahead = keys - self.positions(queries)
         allowed = torch.ones_like(ahead, dtype=torch.bool)
         if self.is_causal:

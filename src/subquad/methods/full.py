@@ -106,7 +106,7 @@ class Full(Method):
 
     @property
     def prepare_exact(self) -> Prepare:
-        """The maker of a function of exact attention, by the kernel of the settings."""
+        """The function that prepares exact attention, by the kernel of the settings."""
         return prepare_exact if self.kernel == "subquad" else prepare_sdpa
 
     def sdpa_instead(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> str | None:

@@ -125,7 +125,7 @@ class Method(Settings, Bindable, AuxiliaryLoss, Recurrence):
 
     @property
     def prepare_exact(self) -> Prepare:
-        """The maker of a function of exact attention, of at most `exact_queries` queries; padded ones are not set to 0.
+        """The function that prepares exact attention, of at most `exact_queries` queries; padded ones are not set to 0.
 
         Layers of which this is the same share what it makes.
         """

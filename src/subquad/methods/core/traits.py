@@ -59,7 +59,7 @@ class Traits:
 
     @property
     def leaks_in_training(self) -> bool:
-        """True if causal by halves with centroids that include later queries, so that a loss would see the future."""
+        """True if causality is by halves with centroids that include later queries: a loss would see the future."""
         return self.by_halves and self.causal != "strict"
 
 
