@@ -105,6 +105,10 @@ EVERYWHERE = (
     "Use so many of them",
 )
 DOCSTRINGS = (
+    "What `save` wrote.",
+    "Who calls it now.",
+    "Whose candidate is in each slot.",
+    "Whether a call is audited.",
     "As `refusal`, for what is no floating-point data.",
     "Like the others.",
     "Of one layer.",
@@ -133,7 +137,8 @@ LANGUAGE_OF_RIDDLES = (
     "a token's bucket is its own business",
 )
 ALLOWED = (
-    "Whether, where and when it runs: where does it end?",
+    "Tell whether, where and when it runs: where does it end?",
+    "Whatever is given is checked.",
     "The paper says that this is exact.",
     "The names take the place of numbers.",
     "The message states which layers were refused.",

@@ -1,4 +1,4 @@
-"""How far a model is from exact attention while it runs: audits, and attention whose error is controlled.
+"""Measures of the distance from exact attention while a model runs: audits, and attention whose error is controlled.
 
 Three words have different meanings, in names and in text:
 

@@ -1,4 +1,4 @@
-"""How far the embeddings of an encoder are from the exact model's, on a sample of its inputs.
+"""The distance of an encoder's embeddings from the exact model's, on a sample of its inputs.
 
     fidelity = cos(pool(hidden states with the methods), pool(hidden states with exact attention))
 

@@ -66,7 +66,7 @@ def relative_errors(out: Float[Tensor, "rows E"], exact: Float[Tensor, "rows E"]
 
 
 def _allowed_pairs(call: Call, b: int, heads: Tensor, rows: Tensor, N: int, M: int) -> Tensor | None:
-    """Which keys these queries of one item see, (rows, M); None: all."""
+    """The keys that these queries of one item see, (rows, M); None: all."""
     mask, keys = call.mask, torch.arange(M, device=rows.device)
     valid = mask.key_padding(M)
     if mask.only_padding:
@@ -81,7 +81,7 @@ def _allowed_pairs(call: Call, b: int, heads: Tensor, rows: Tensor, N: int, M: i
 
 
 def _pattern(mask: Mask, b: int, rows: Tensor, keys: Tensor) -> Tensor:
-    """What causality, the window and the segments let these queries see."""
+    """The keys that causality, the window and the segments let these queries see."""
     if isinstance(mask.offset, Tensor) and mask.offset.numel() > 1:
         mask = replace(mask, offset=mask.offset[b])
     allowed = mask.sees(rows[:, None], keys)

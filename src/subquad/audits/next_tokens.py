@@ -1,4 +1,4 @@
-"""How far the next tokens of a causal language model are from the exact model's, on a sample of its prompts.
+"""The distance of a causal language model's next tokens from the exact model's, on a sample of its prompts.
 
 A sampled prompt is read twice more, with the methods of its layers and with exact attention in all of them. The two
 next-token distributions p_exact and p are compared at sampled positions, and at the last one:
@@ -103,7 +103,7 @@ class PromptWatch(OutputWatch):
             )
 
     def _is_input(self, inputs: Mapping[str, Any]) -> bool:
-        """Whether a call reads more than one token and continues no cache."""
+        """True if a call reads more than one token and continues no cache."""
         tokens, past = token_input(inputs), inputs.get("past_key_values")
         if tokens is None or tokens.ndim < 2 or tokens.shape[1] < 2:
             return False

@@ -52,12 +52,12 @@ class OutputWatch(ABC):
 
     @property
     def alarm(self) -> bool | None:
-        """Whether the floor is not kept."""
+        """True if the floor is not kept; None if there is no floor."""
         return None if self._bet is None else self._bet.peak >= self._alarm_at
 
     @abstractmethod
     def _is_input(self, inputs: Mapping[str, Any]) -> bool:
-        """Whether a call reads an input that counts."""
+        """True if a call reads an input that counts."""
 
     @abstractmethod
     def _compare(self, inputs: Mapping[str, Any], valid: Bool[Tensor, "B N"]) -> None:
@@ -85,7 +85,7 @@ class OutputWatch(ABC):
         self._compare(inputs, valid)
 
     def _both(self, read: Any) -> tuple[Any, Any]:
-        """What `read` gives with the methods of the layers, and with exact attention."""
+        """The results of `read` with the methods of the layers and with exact attention."""
         with torch.no_grad(), running_method():
             mine = read()
         with torch.no_grad(), running_exactly():

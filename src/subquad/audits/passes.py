@@ -9,7 +9,7 @@ _here = threading.local()  # services call one model from several threads
 
 
 def uncounted() -> Literal["method", "exact"] | None:
-    """What the layers run in the pass of an audit that is under way in this thread; None outside of one."""
+    """The attention that the layers run in the current pass of an audit in this thread; None outside of such a pass."""
     return getattr(_here, "mode", None)
 
 

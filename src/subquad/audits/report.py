@@ -133,7 +133,7 @@ class AuditReport:
 
     @property
     def alarm(self) -> bool | None:
-        """Whether the output violates its minimum fidelity; None if it has none."""
+        """True if the output violates its minimum fidelity; None if it has none."""
         outputs = [each for each in (self.next_tokens, self.embeddings) if each is not None]
         alarms = [each.alarm for each in outputs if each.alarm is not None]
         return any(alarms) if alarms else None

@@ -1,4 +1,4 @@
-"""Which calls are audited."""
+"""The choice of the calls that are audited."""
 
 import random
 
@@ -11,7 +11,7 @@ class OneOfEvery:
         self._every, self._chance, self._offset = every, random.Random(seed), 0
 
     def __call__(self, calls: int) -> bool:
-        """Whether the next call is audited, after this number of calls."""
+        """True if the next call is audited, after this number of calls."""
         offset = calls % self._every
         if offset == 0:
             self._offset = self._chance.randrange(self._every)

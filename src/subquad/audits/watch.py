@@ -46,7 +46,7 @@ class AuditedCall:
 
 @dataclass(frozen=True)
 class AuditRules:
-    """How every layer of a model is audited: the arguments of `subquad.audit`."""
+    """The rules by which every layer of a model is audited: the arguments of `subquad.audit`."""
 
     rows: int
     every: int

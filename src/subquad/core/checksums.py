@@ -39,7 +39,7 @@ def save(path: Path, state: Any) -> None:
 
 
 def load(path: Path, remedy: str, device: torch.device | None = None) -> Any:
-    """What `save` wrote."""
+    """Read the object that `save` wrote."""
     head, _, data = read_bytes(path, remedy).partition(b"\n")
     if not head.startswith(_MARK):
         raise Damaged(path, "it does not begin with a digest", remedy)

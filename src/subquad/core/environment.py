@@ -1,4 +1,4 @@
-"""What something was made on, versions and hardware, and how that differs from what is here."""
+"""The versions and the hardware with which something was made, and their differences from those present."""
 
 import os
 import platform
@@ -50,7 +50,7 @@ def gpu_architecture() -> str:
 
 
 def differences(made_on: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
-    """What decides about speed and is another here: {what: (there, here)}.
+    """Differences from the present environment that affect the speed: {name: (recorded, present)}.
 
     `made_on` has "versions" and "hardware", as the functions above return them. Missing entries count as equal.
     """

@@ -46,7 +46,7 @@ def too_old(package: str, installed: str, least: str, extra: str) -> str:
 
 
 def _clone(extra: str) -> str:
-    """What pip installs in a clone to get an extra."""
+    """The argument of `pip install` that installs an extra in a clone."""
     return f"'.[{extra}]'" if extra else "."
 
 

@@ -150,7 +150,7 @@ def remove_parts(folder: Path) -> None:
 
 
 def is_part(path: Path) -> bool:
-    """Whether this is a temporary file of ours."""
+    """True if this is a temporary file of ours."""
     return path.name.startswith(".") and path.name.endswith(PART)
 
 
@@ -172,7 +172,7 @@ def sync(path: Path) -> None:
 
 
 def empty_but_for(folder: Path, names: Iterable[str] = ()) -> bool:
-    """Whether a folder contains nothing other than these names and temporary files of ours; also if it is not there."""
+    """True if a folder contains nothing other than these names and temporary files of ours, or does not exist."""
     return not folder.is_dir() or all(is_part(path) or path.name in set(names) for path in folder.iterdir())
 
 

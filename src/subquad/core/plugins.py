@@ -1,4 +1,4 @@
-"""What other packages add to subquad: objects that they declare in groups of entry points."""
+"""Objects that other packages add to subquad by declaring them in groups of entry points."""
 
 from functools import cache
 from importlib.metadata import EntryPoint, PackageNotFoundError, entry_points, packages_distributions, version
@@ -6,7 +6,7 @@ from typing import Any
 
 
 class BrokenPlugin(ValueError):
-    """What another package declares cannot be loaded or used; the message names the package."""
+    """Raised if an object that another package declares cannot be loaded or used; the message names the package."""
 
 
 @cache

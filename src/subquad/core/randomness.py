@@ -29,7 +29,7 @@ def _drawn(seed: int, rows: int, columns: int) -> Tensor:
 
 @lru_cache(maxsize=256)
 def _kept(draw: Callable[..., Tensor], dtype: torch.dtype, device: torch.device, *arguments: Any) -> Tensor:
-    """What is drawn, where and as it is needed: later calls copy it there, without waiting."""
+    """Random numbers on the device and in the dtype that are needed: later calls copy them there without waiting."""
     return draw(*arguments).to(device=device, dtype=dtype)
 
 
@@ -64,13 +64,13 @@ def orthogonal(seed: int, rows: int, columns: int, like: Tensor) -> Tensor:
 
 
 def _become_constants(*sizes: int) -> bool:
-    """Whether `torch.export` runs this, for sizes that are known: what is drawn then goes into the program as it is."""
+    """True if `torch.export` runs this, for known sizes: random numbers then become constants of the program."""
     exporting = torch.compiler.is_exporting() and not torch.compiler.is_dynamo_compiling()
     return exporting and all(isinstance(size, int) for size in sizes)
 
 
 def _constant(draw: Callable[..., Tensor], like: Tensor, *sizes: int) -> Tensor:
-    """What is drawn, as numbers, although tensors are without numbers while they are traced."""
+    """Random numbers as values, although tensors have no values while they are traced."""
     with _disable_current_modes():
         drawn = draw(*sizes).clone()
     return drawn.to(device=like.device, dtype=like.dtype)

@@ -1,4 +1,4 @@
-"""Whether the numbers of a tensor can be read, to size another tensor or to check them."""
+"""Checks of whether the numbers of a tensor can be read, to size another tensor or to check them."""
 
 import torch
 from torch import Tensor
@@ -7,7 +7,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 
 def can_be_read(tensor: Tensor) -> bool:
-    """Whether the numbers of a tensor exist: not while compiling, in a batch of `vmap`, on the meta device or if fake.
+    """True if the numbers of a tensor exist: not while compiling, in a batch of `vmap`, on the meta device or if fake.
 
     Transforms of torch.func can be nested, as in `vmap(grad(f))`, so all their wrappers are looked into.
     """
@@ -21,7 +21,7 @@ def can_be_read(tensor: Tensor) -> bool:
 
 
 def has_left_vmap(tensor: Tensor) -> bool:
-    """Whether a tensor is in a batch of `vmap`, but no transform runs any more."""
+    """True if a tensor is in a batch of `vmap`, but no transform runs any more."""
     if torch.compiler.is_compiling() or _functorch.maybe_current_level() is not None:
         return False
     return _functorch.is_functorch_wrapped_tensor(tensor) and not can_be_read(tensor)

@@ -24,7 +24,7 @@ _KINDS = {
 
 
 def is_folder(path: Path) -> bool:
-    """Whether a path that the user gave is a folder; InputError where it is neither that nor a regular file."""
+    """True if a path that the user gave is a folder; InputError if it is neither that nor a regular file."""
     mode = _status(path).st_mode
     if stat.S_ISDIR(mode):
         return True
@@ -35,7 +35,7 @@ def is_folder(path: Path) -> bool:
 
 
 def exists(path: Path) -> bool:
-    """Whether there is something at a path that the user gave."""
+    """True if there is something at a path that the user gave."""
     return _stat_or_none(path) is not None
 
 

@@ -3,8 +3,8 @@
 They are read from the metadata of the installed package. A checkout that is in the path without being installed has
 none: then nothing is known, and nothing is refused.
 
-Regular expressions read the lines: `packaging` would too, but `import subquad` needs torch and jaxtyping alone, and
-neither of them brings it.
+Regular expressions read the lines: the package packaging would too, but `import subquad` needs torch and jaxtyping
+alone, and neither of them brings it.
 """
 
 import re
@@ -67,18 +67,18 @@ def check(packages: Iterable[str], extra: str = "") -> None:
 
 
 def is_older(installed: str, least: str | None) -> bool:
-    """Whether a version is below a floor; False where the floor is not known."""
+    """True if a version is below a floor; False if the floor is not known."""
     return least is not None and _release(installed) < _release(least)
 
 
 def is_untested(installed: str, limit: str | None) -> bool:
-    """Whether a version is one that nobody tested; False where the limit is not known."""
+    """True if a version is one that nobody tested; False if the limit is not known."""
     return limit is not None and _release(installed) >= _release(limit)
 
 
 @cache
 def _declared() -> tuple[Requirement, ...]:
-    """What the metadata of subquad declares, such as "torch>=2.9" or 'transformers<5.25; extra == "tested"'."""
+    """The requirements in subquad's metadata, such as "torch>=2.9" or 'transformers<5.25; extra == "tested"'."""
     try:
         lines = requires("subquad") or []
     except PackageNotFoundError:

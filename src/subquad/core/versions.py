@@ -1,4 +1,4 @@
-"""What older versions of torch, Triton and transformers lack: all that supporting them costs.
+"""Replacements for what older versions of torch, Triton and transformers lack: all that supporting them costs.
 
 Each part names what differs, since which version, and with which floor in pyproject.toml it can go.
 """
@@ -37,7 +37,7 @@ else:
 
 
 def cpu_capabilities() -> dict[str, Any]:
-    """What the processor can do, as `torch.cpu.get_capabilities` names it; before torch 2.11, only its products."""
+    """The processor's capabilities, named as by `torch.cpu.get_capabilities`; before torch 2.11, only its products."""
     if hasattr(torch.cpu, "get_capabilities"):
         return dict(torch.cpu.get_capabilities())
     return {
@@ -69,13 +69,13 @@ class LayerOfCache:
     """A base of a cache's layers, for the name that `get_max_length` had."""
 
     def get_max_cache_shape(self) -> int:
-        """What `get_max_length` returns."""
+        """The result of `get_max_length`."""
         length: int = self.get_max_length()  # type: ignore[attr-defined]
         return length
 
 
 def records_past(layer: Any) -> bool:
-    """Whether a windowed layer of a cache keeps what is behind the window, which none did."""
+    """True if a windowed layer of a cache keeps what is behind the window, which no layer did."""
     return bool(getattr(layer, "record_past", False))
 
 

@@ -117,7 +117,7 @@ def _with_segments(
 
 
 def segments_rise(ids: Int64[Tensor, "B N"], split: TokenSplit) -> bool:
-    """Whether the tokens of each segment are adjacent and the ids rise, on all ranks together.
+    """True if the tokens of each segment are adjacent and the ids rise, on all ranks together.
 
     Elsewhere near tokens of a segment may be far apart.
     """

@@ -59,7 +59,7 @@ def _of_heads(
 
 
 def _of_no_heads(query: Tensor, key: Tensor, value: Tensor) -> Partial:
-    """What a rank without heads has to send: nothing, and still it receives gradients of nothing."""
+    """The partial that a rank without heads sends: empty, but part of the backward pass."""
     out = query[..., :1] * value.new_zeros(value.shape[3])
     return out, out.sum(-1, dtype=torch.promote_types(out.dtype, torch.float32))
 

@@ -1,4 +1,4 @@
-"""What ranks send each other, with gradients, and a count of it.
+"""Exchanges between ranks, with gradients, and a count of what is sent.
 
 Everything but a ring is made of one collective in which each rank sends each other one what is meant for it. Its
 backward pass is the same with the roles exchanged.
@@ -63,7 +63,7 @@ def exchange(parts: Sequence[Tensor], shapes: Sequence[Shape], group: Any) -> li
 
 
 def gather(x: Tensor, shapes: Sequence[Shape], group: Any) -> list[Tensor]:
-    """What every rank has, in their order; x has this rank's shape. Differentiable: gradients of all ranks add up."""
+    """The tensors of all ranks, in their order; x has this rank's shape. Differentiable: ranks' gradients add up."""
     return exchange([x] * len(shapes), shapes, group)
 
 
@@ -88,7 +88,7 @@ def add(x: Tensor, group: Any) -> Tensor:
 
 
 def adds_at_once(x: Tensor, group: Any) -> bool:
-    """Whether `add` is one exchange: of two ranks, or where the start of another costs more than the bytes."""
+    """True if `add` is one exchange: of two ranks, or where the start of another costs more than the bytes."""
     return dist.get_world_size(group) == 2 or x.numel() * x.element_size() < MANY
 
 

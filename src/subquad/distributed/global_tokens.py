@@ -5,7 +5,7 @@ Kept tokens are few, so that each rank learns all of them, and each attends for 
     tokens    the queries, keys and values of the S kept tokens, from the ranks that have them    S·(H·D + G·(D + E))
     rows      each rank's partial of the kept queries over its own keys; partials merge           S·H·(E + 1)
 
-The method sees what is left on each rank, as in `methods.keep`.
+The method sees what is left on each rank, as in `methods.core.global_tokens`.
 """
 
 from __future__ import annotations

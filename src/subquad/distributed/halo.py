@@ -14,7 +14,7 @@ from subquad.distributed.with_rows import WholeAndRows
 
 @dataclass(frozen=True)
 class Halo:
-    """Which keys of all tokens each rank needs: its own, and `before` and `behind` them.
+    """The keys that each rank needs: its own, and `before` and `behind` them.
 
     Attributes:
         needed: the keys of each rank.
@@ -35,7 +35,7 @@ class Halo:
 
     @property
     def before(self) -> int:
-        """How many keys of other ranks precede this rank's own."""
+        """The number of other ranks' keys that precede this rank's own."""
         return self.local[self.split.rank].start - self.needed[self.split.rank].start
 
     def exchange(
@@ -82,6 +82,6 @@ def _cut(x: Tensor | WholeAndRows, dim: int, start: int, stop: int) -> Tensor:
 
 
 def _common(one: slice, other: slice) -> slice:
-    """What two ranges have in common; if that is nothing, the empty start of the first."""
+    """The intersection of two ranges; if it is empty, the empty start of the first."""
     start, stop = max(one.start, other.start), min(one.stop, other.stop)
     return slice(start, stop) if start < stop else slice(one.start, one.start)

@@ -19,7 +19,7 @@ class Ranks:
     """The ranks of a process group, over which a model's sequences are split, whatever their lengths.
 
     Args:
-        group: a process group, or a one-dimensional `DeviceMesh` such as `mesh["sp"]`; None: all processes.
+        group: a process group, or a one-dimensional device mesh of torch such as `mesh["sp"]`; None: all processes.
         mode: as of `Sequence`.
 
     Raises:

@@ -19,7 +19,7 @@ from subquad.distributed.token_split import TokenSplit
 
 
 class Ring:
-    """How far each block of keys goes.
+    """A ring of ranks that passes each block of keys as far as it is needed.
 
     Args:
         split: which tokens are on which rank; block b holds the keys of rank b.

@@ -37,7 +37,7 @@ class Rows(NamedTuple):
 
 
 def combine_together(several: Sequence[Rows], group: Any) -> list[Tensor]:
-    """What this rank gets of each, (…, other width). Differentiable where rows and what is combined of them are floats.
+    """This rank's result of each, (…, other width). Differentiable where rows and what is combined of them are floats.
 
     If all ranks get the same result, they get the same bits.
     """
@@ -63,7 +63,7 @@ def of_earlier(
     step: Callable[[Tensor, Tensor], Tensor] = torch.add,
     first: Callable[[Tensor], Tensor] = torch.zeros_like,
 ) -> Rows:
-    """What `step` makes of the rows of the ranks before each rank, in their order: by default their sum.
+    """Combine the rows of the ranks before each rank by `step`, in their order: by default their sum.
 
     It begins with what `first` makes of rows of their shape, which is what the first rank gets. That depends on the
     exchange all the same, so that its backward pass runs on all ranks.

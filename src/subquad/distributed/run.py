@@ -1,4 +1,4 @@
-"""How a method runs on a sequence that is split over ranks: what ranks send, and what is refused."""
+"""Run a method on a sequence that is split over ranks: the exchanges between ranks, and the calls that are refused."""
 
 from __future__ import annotations
 
@@ -115,13 +115,13 @@ def _options(call: Call) -> dict[str, Any]:
 
 
 def _has_gradients(query: Tensor, key: Tensor, value: Tensor, call: Call) -> bool:
-    """Whether a backward pass may follow, in which all ranks must take part."""
+    """True if a backward pass may follow, in which all ranks must participate."""
     learned = () if call.learned is None else call.learned.parameters()
     return differentiated(*(x for x in (query, key, value, call.bias, call.hidden, *learned) if x is not None))
 
 
 def refusal(method: Method, call: Call, split: TokenSplit, heads: int) -> str | None:
-    """Why the method cannot run on this sequence, with the remedy; None if it can."""
+    """The reason why the method cannot run on this sequence, with the remedy; None if it can."""
     chosen_way, needs = way(method, call, split, heads), needs_all_tokens(method, call, split)
     rings = ring_of(method) is not None
     if split.mode == "ring" and chosen_way != "ring":
@@ -164,7 +164,7 @@ _IN_A_RING = "packed segments", _IN_CROSS_ATTENTION  # what it can though it has
 
 
 def needs_all_tokens(method: Method, call: Call, split: TokenSplit) -> list[str]:
-    """What of a call concerns more than the keys by themselves."""
+    """The properties of a call that need all tokens, not only the keys by themselves."""
     mask, strategy = call.mask, summary_of(method)
     kind = None if strategy is None else strategy.kind
     asked = {
@@ -182,7 +182,7 @@ def needs_all_tokens(method: Method, call: Call, split: TokenSplit) -> list[str]
 
 
 def way(method: Method, call: Call, split: TokenSplit, heads: int) -> str:
-    """What ranks send: a "summary" of their keys, all keys in a "ring", or all tokens of some "heads"."""
+    """The mode of the exchanges: a "summary" of keys, all keys in a "ring", or all tokens of some "heads"."""
     needs = needs_all_tokens(method, call, split)
     if summary_of(method) is not None and split.mode in ("auto", "summary") and not needs:
         return "summary"

@@ -28,7 +28,7 @@ class Sequence(TokenSplit, Shard):
     Args:
         lengths: how many tokens each rank has, 1 or more.
         keys: how many keys each rank has, where these are other tokens (cross-attention).
-        group: a process group, or a one-dimensional `DeviceMesh` such as `mesh["sp"]`; None: all processes.
+        group: a process group, or a one-dimensional device mesh of torch such as `mesh["sp"]`; None: all processes.
         mode: "summary": ranks send a summary of their keys, whose size does not depend on their number, and methods
             that cannot are refused; "heads": each rank receives all tokens of its share of the heads; "ring": exact
             attention, for which keys and values go from rank to rank; "auto": the first of "summary" and "heads" that

@@ -19,7 +19,7 @@ M = TypeVar("M", bound=Method)
 
 
 def always(method: Method) -> bool:
-    """Whether a strategy supports a method with these settings."""
+    """True if a strategy supports a method with these settings."""
     return True
 
 
@@ -95,6 +95,6 @@ def ring_of(method: Method) -> Strategy[Any] | None:
 
 
 def needed_settings(method: Method) -> str:
-    """What the settings must be for a summary; empty if that does not depend on them."""
+    """The requirements of a summary on the settings; empty if there are none."""
     strategy = _SUMMARIES.get(type(method))
     return "" if strategy is None else strategy.needs

@@ -1,4 +1,4 @@
-"""Which tokens of a sequence are on which rank."""
+"""The distribution of a sequence's tokens over ranks."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from subquad.masks import Mask
 
 
 class TokenSplit:
-    """Which tokens are on which rank, and the exchanges of what belongs to tokens: see `sequence.Sequence`."""
+    """The distribution of tokens over ranks, and the exchanges of what belongs to tokens: see `sequence.Sequence`."""
 
     def __init__(
         self, lengths: Iterable[int], *, keys: Iterable[int] | None = None, group: Any = None, mode: str = "auto"
@@ -37,22 +37,22 @@ class TokenSplit:
 
     @property
     def ranks(self) -> int:
-        """How many processes the group has."""
+        """The number of processes in the group."""
         return len(self.lengths)
 
     @property
     def key_lengths(self) -> tuple[int, ...]:
-        """How many keys each rank has."""
+        """The number of keys on each rank."""
         return self.lengths if self.keys is None else self.keys
 
     @property
     def tokens(self) -> int:
-        """How many tokens there are on all ranks."""
+        """The number of tokens on all ranks."""
         return sum(self.lengths)
 
     @property
     def sizes(self) -> tuple[int, int]:
-        """How many queries and how many keys there are on all ranks."""
+        """The numbers of queries and of keys on all ranks."""
         return self.tokens, sum(self.key_lengths)
 
     @property

@@ -85,7 +85,7 @@ def rows_at_positions(x: Float[Tensor, "B G M D"], at: Int64[Tensor, "B G S"]) -
 
 
 def _rows_follow(x: Float[Tensor, "B G M D"]) -> bool:
-    """Whether the memory is a list of rows, of which some are x's."""
+    """True if the memory is a list of rows, of which some are x's."""
     return x.stride(3) == 1 and all(stride % x.shape[3] == 0 for stride in x.stride()[:3])
 
 

@@ -256,7 +256,7 @@ def _settings(path: Path) -> dict[str, Any]:
 
 
 def _wrong(members: Mapping[str, Any], types: Mapping[str, Any]) -> str:
-    """Which member is missing or of another type, or nothing."""
+    """A message that names the member that is missing or of another type; empty if all are right."""
     for name, kind in types.items():
         if name not in members:
             return f"it lacks {name!r}"
@@ -266,7 +266,7 @@ def _wrong(members: Mapping[str, Any], types: Mapping[str, Any]) -> str:
 
 
 def _wrong_parts(settings: Mapping[str, Any]) -> str:
-    """Which layer's shape or method is not one, or nothing."""
+    """A message that names the layer whose shape or method is wrong; empty if all are right."""
     for number, shape in enumerate(settings["model"]["layers"]):
         if not isinstance(shape, list) or len(shape) != 3 or any(type(n) is not int or n < 1 for n in shape):
             return f"the heads, key heads and width of layer {number} are {str(shape)[:50]}"

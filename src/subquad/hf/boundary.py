@@ -104,7 +104,7 @@ def make_mask(
 
 
 def is_plain(q_length: int, kv_length: int, mask_function: Callable[..., Any] | None = None, **options: Any) -> bool:
-    """Whether the mask is the one that transformers makes for SDPA, so that a model's own code may compute with it.
+    """True if the mask is the one that transformers makes for SDPA, so that a model's own code may compute with it.
 
     It is where one query may see all keys but the padded ones, as a pooler's probe: (B,1,1,M) is then all of the mask.
     """
@@ -254,7 +254,7 @@ def _sequence(layer: Attached, module: nn.Module, attention_mask: Tensor | None,
 
 
 def _pattern(mask_function: Callable[..., Any] | None, options: dict[str, Any]) -> LayerPattern:
-    """What the mask function shows. While compiling, a function's cells cannot be read; its keywords show the same."""
+    """The pattern of the mask function; while compiling, read from its keywords, because its cells cannot be read."""
     if mask_function is None or not torch.compiler.is_compiling():
         return read_pattern(mask_function)
     name = mask_function.__code__.co_qualname

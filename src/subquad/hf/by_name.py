@@ -128,7 +128,7 @@ def _swap(model: PreTrainedModel, name: str) -> None:
 
 
 def _verify(environment: Mapping[str, str]) -> bool:
-    """Whether models are verified before a swap by name."""
+    """True if models are verified before a swap by name."""
     value = environment.get(VERIFY, "1")
     if value not in ("0", "1"):
         raise ValueError(f"{VERIFY}={value!r}, but it must be 0 or 1")
@@ -136,24 +136,24 @@ def _verify(environment: Mapping[str, str]) -> bool:
 
 
 def _is_uniform(model: nn.Module, name: Any) -> bool:
-    """Whether all configs in a model ask for the method of this name."""
+    """True if all configs in a model ask for the method of this name."""
     return names_method(name) and all(config._attn_implementation == name for config, _ in configs_of(model))
 
 
 def _is_attached(model: nn.Module, name: str) -> bool:
-    """Whether the method of this name runs in all layers of a model."""
+    """True if the method of this name runs in all layers of a model."""
     attached = [getattr(module, NAME, None) for module in model.modules() if uses_interface(module)]
     return bool(attached) and all(isinstance(each, Attached) and each.implementation == name for each in attached)
 
 
 def _concerns(model: nn.Module) -> bool:
-    """Whether a config in a model names a method, or a layer has one."""
+    """True if a config in a model names a method, or a layer has one."""
     named = any(names_method(config._attn_implementation) for config, _ in configs_of(model))
     return named or any(isinstance(getattr(part, NAME, None), Attached) for part in model.modules())
 
 
 def _attached_by_name(model: nn.Module) -> bool:
-    """Whether a method runs in a layer of a model because it was asked for by name."""
+    """True if a method runs in a layer of a model because it was asked for by name."""
     return any(isinstance(part, Attached) and names_method(part.implementation) for part in model.modules())
 
 

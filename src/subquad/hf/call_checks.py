@@ -38,7 +38,7 @@ NO_WEIGHTS = (
 
 
 class Checks(NamedTuple):
-    """What is checked in each call of a model.
+    """The parts of a model that are checked in each call.
 
     `implementation` is the name that its config has, and those of `owners`: modules in it with a config that is not the
     config of a checked model.
@@ -76,7 +76,7 @@ def run_first(model: nn.Module) -> None:
 
 
 def is_unchecked() -> bool:
-    """Whether this thread is inside a block of `unchecked`."""
+    """True if this thread is inside a block of `unchecked`."""
     return _UNCHECKED.get()
 
 

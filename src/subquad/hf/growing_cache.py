@@ -183,7 +183,7 @@ class GrowingCache(DynamicCache):
     as linear attention does, are those of `DynamicCache`.
 
     Encoder-decoders have two caches, for which transformers has a class:
-    `EncoderDecoderCache(sq.hf.GrowingCache(model), sq.hf.GrowingCache(model))`.
+    `transformers.EncoderDecoderCache(sq.hf.GrowingCache(model), sq.hf.GrowingCache(model))`.
 
     Args:
         model: the model that will use the cache.
@@ -258,7 +258,7 @@ def _growing(layer: Any, length: int) -> Any:
 
 
 def _makes_new_tensors() -> bool:
-    """Whether keys that were handed out must stay as they are: for a backward pass, and in compiled graphs."""
+    """True if keys that were handed out must stay as they are: for a backward pass, and in compiled graphs."""
     return torch.is_grad_enabled() or is_compiling()
 
 

@@ -121,7 +121,7 @@ class ItemPositions(nn.Embedding):
         return position - first, last - first
 
     def _valid(self, position: Tensor, running: PassInputs | None, sequence: Sequence | None) -> Tensor:
-        """Which tokens (B|1,N) are real."""
+        """A mask of the real tokens, (B|1,N)."""
         if running is None or running.mask is None:
             if running is not None and running.unread and not (running.numbered or running.past):
                 raise ValueError(
@@ -214,7 +214,7 @@ def split_sequence() -> Sequence | None:
 
 
 def valid_tokens(mask: Tensor | None, past: int, position: Tensor, sequence: Sequence | None) -> Tensor:
-    """Which tokens (B|1,N) are real, by a mask (B,P+N) over those in the cache too; None: all."""
+    """A mask of the real tokens (B|1,N), by a mask (B,P+N) over those in the cache too; None: all."""
     if mask is None:
         return position >= 0
     mask = mask[:, past:]

@@ -111,7 +111,7 @@ class ItemRotary(nn.Module):
         return tuple(torch.where(extended[..., None], b, w) for b, w in zip(beyond, within, strict=True))
 
     def _extended(self, x: Tensor, position: Tensor) -> Extended:
-        """Which tokens are read by YaRN; found once for all types of layers of a pass."""
+        """The tokens that are read by YaRN; computed once for all types of layers of a pass."""
         current = _running() or RotaryPass()
         if current.extended is None:
             if position.ndim != 2:
@@ -143,7 +143,7 @@ class ItemRotary(nn.Module):
         current.extended, current.items = extended, items
 
     def _of_prompt(self, current: RotaryPass, x: Tensor, position: Tensor, traced: bool) -> tuple[Extended, Extended]:
-        """Which tokens and which items have more tokens in all than the model has positions."""
+        """The tokens and the items that have more tokens in all than the model has positions."""
         sequence, numbered = split_sequence(), current.numbered
         tokens = x.shape[1] if sequence is None else sequence.tokens
         past = current.past if isinstance(current.past, int) else 0
@@ -186,7 +186,7 @@ class ItemRotary(nn.Module):
         return _plain(items), _plain(items)
 
     def _on_cache(self, current: RotaryPass, kept: Any, x: Tensor, position: Tensor) -> Extended:
-        """Which items of a cache are read by YaRN; ValueError where the next tokens are past what they can have."""
+        """The items of a cache that are read by YaRN; ValueError if the next tokens are past what they can have."""
         batch = len(x)
         if kept is None:
             raise ValueError(_UNKNOWN)
@@ -213,7 +213,7 @@ class ItemRotary(nn.Module):
         return bool(kept) if isinstance(kept, bool) else kept.to(position.device)
 
     def _beyond(self, current: RotaryPass, position: Tensor, rows: int) -> Tensor:
-        """Which tokens on a cache are at least this many positions behind the start of their item."""
+        """The tokens on a cache that are at least this many positions behind the start of their item."""
         if current.numbered or current.mask is None:
             return position >= rows
         before = current.mask.long().argmax(1, keepdim=True)  # padding at the left
@@ -224,7 +224,7 @@ class ItemRotary(nn.Module):
 
 
 def _plain(items: Tensor) -> Extended:
-    """Which items are read by YaRN, as a bool if that is the same for all."""
+    """The items that are read by YaRN, as a bool if that is the same for all."""
     return bool(items.any()) if bool((items == items[:1]).all()) else items
 
 
@@ -437,13 +437,13 @@ def _running() -> RotaryPass | None:
 
 
 def extended_items() -> Extended | None:
-    """Which items of the forward pass that runs now are read by YaRN, a bool or bool (B,1); None where none runs."""
+    """The items of the current forward pass that are read by YaRN, a bool or bool (B,1); None if no pass runs."""
     current = _running()
     return None if current is None else current.items
 
 
 def is_packed() -> bool:
-    """Whether the pass that runs now has packed sequences in one item of which some are read by YaRN and some not."""
+    """True if the current pass has packed sequences in one item of which some are read by YaRN and some not."""
     current = _running()
     if current is None or not isinstance(current.extended, Tensor):
         return False
@@ -503,7 +503,7 @@ def with_longer(rotary: Rotary, model: nn.Module) -> Rotary | TwoRotaries:
 
 
 def holds_frequencies(name: str, buffer: Tensor) -> bool:
-    """Whether a buffer of a module holds rotary frequencies, by its name and shape."""
+    """True if a buffer of a module holds rotary frequencies, by its name and shape."""
     return name.endswith("inv_freq") and buffer.ndim == 1 and buffer.is_floating_point()
 
 
@@ -513,5 +513,5 @@ def frequencies_in(buffer: Tensor) -> Tensor:
 
 
 def same_frequencies(frequencies: Tensor, other: Tensor) -> bool:
-    """Whether two sets of frequencies are equal, and on one device."""
+    """True if two sets of frequencies are equal, and on one device."""
     return frequencies.device == other.device and torch.equal(frequencies, other)

@@ -1,4 +1,4 @@
-"""What a layer makes of the mask that transformers hands it: who may see whom, and which queries are real."""
+"""A layer's reading of the mask from transformers: the pairs that see each other, and the queries that are real."""
 
 from torch import Tensor
 
@@ -13,7 +13,7 @@ def decoded(layer: Attached, mask: Tensor | None, query: Tensor, keys: int, caus
 
 
 def mask_of(layer: Attached, N: int, M: int, encoded: DecodedMask) -> tuple[Mask, Tensor | None]:
-    """Who may see whom, less the padding of keys, and which queries are real (None: all, or not known)."""
+    """The mask without the padding of keys, and the queries that are real (None: all, or not known)."""
     if layer.cross and not encoded.read:
         return Mask(), None
     # Also for a single query, which sees every filled slot: a causal form can be another than the plain one.

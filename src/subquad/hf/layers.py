@@ -116,12 +116,12 @@ class Layer:
 
 
 def _fits_decoders(method: Method) -> bool:
-    """Whether no value of the future enters an output, and steps on a cache are what they are in the whole call."""
+    """True if no value of the future enters an output, and steps on a cache are what they are in the whole call."""
     return method.traits.causal == "strict" or (method.traits.by_halves and method.refuses(Mask.causal()) is None)
 
 
 def keep_refusal(method: Method, *, cross: bool, window: int | None) -> str | None:
-    """Why no token can be kept where this method runs in a layer, or None. "full" keeps all of them anyway."""
+    """The reason why no token can be kept where this method runs in a layer, or None. "full" keeps all anyway."""
     if method.is_exact:
         return None
     if cross:
@@ -307,7 +307,7 @@ def _first(module: nn.Module, config: Any, *names: str) -> int | None:
 
 
 def uses_interface(module: nn.Module) -> bool:
-    """Whether a module calls the attention function that transformers' attention interface names."""
+    """True if a module calls the attention function that transformers' attention interface names."""
     code = getattr(inspect.unwrap(type(module).forward), "__code__", None)
     return code is not None and "ALL_ATTENTION_FUNCTIONS" in code.co_names
 
@@ -323,7 +323,7 @@ def _describe(number: int, name: str, module: nn.Module) -> Layer:
 
 
 def _is_beside_causal(layer: Layer, layers: list[Layer]) -> bool:
-    """Whether the self-attention next to this cross-attention, with which it shares most of its name, is causal."""
+    """True if the self-attention next to this cross-attention, with which it shares most of its name, is causal."""
     shared = [(_shared_parts(layer.name, other.name), other) for other in layers if other is not layer]
     nearest = max(count for count, _ in shared)
     return any(other.causal for count, other in shared if count == nearest)

@@ -49,7 +49,7 @@ def count_from_first_valid_token(model: PreTrainedModel) -> None:
 
 
 def counts_from_first_valid_token(model: PreTrainedModel) -> bool:
-    """Whether `count_from_first_valid_token` changes a model, for one whose tokens are split over ranks."""
+    """True if `count_from_first_valid_token` changes a model, for one whose tokens are split over ranks."""
     return any(True for _ in _parts_that_count(model))
 
 
@@ -66,7 +66,7 @@ def _parts_that_count(model: PreTrainedModel) -> Iterator[PreTrainedModel]:
 
 
 def _is_innermost(part: PreTrainedModel) -> bool:
-    """Whether a model, and none inside of it, contains layers that approximate attention."""
+    """True if a model, and none inside of it, contains layers that approximate attention."""
     inside = [each for each in part.modules() if each is not part and isinstance(each, PreTrainedModel)]
     return _approximates(part) and not any(map(_approximates, inside))
 
@@ -79,7 +79,7 @@ def _approximates(part: nn.Module) -> bool:
 
 
 def _depends_on_distances_alone(part: PreTrainedModel) -> bool:
-    """Whether a model with rotary positions has the same outputs, by its own attention, if all of them are shifted."""
+    """True if a model with rotary positions has the same outputs, by its own attention, if all of them are shifted."""
     if getattr(part, "declares_attention", False) or not takes(part, "position_ids"):
         return False
     if not has_fixed_frequencies(part) or holders_of_tables(part):

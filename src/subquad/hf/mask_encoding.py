@@ -75,7 +75,7 @@ def encode(
 
 
 def filled_slots(mask: Tensor | None) -> int | None:
-    """How many slots of a static cache are filled, which come first; None if all are, or if it cannot be read.
+    """The number of filled slots of a static cache, which come first; None if all are, or if it cannot be read.
 
     On a GPU it is not read, because the GPU would have to finish its work first.
     """

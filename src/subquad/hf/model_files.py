@@ -1,4 +1,4 @@
-"""What a model's folder or hub id gives: config, weights, tokenizer; each way to fail in one line.
+"""The contents of a model's folder or hub id: config, weights, tokenizer; each way to fail in one line.
 
 Nothing of a folder is run: its own code is refused, and pickles are read as plain tensors (`weights_only`).
 """
@@ -104,7 +104,7 @@ def called(load: Any, where: str, **options: Any) -> Any:
 
 
 def _not_reached(where: str, error: Exception) -> str | None:
-    """Why what is not a folder was not found as a hub id, without the network; None where that is not the error."""
+    """The reason why a hub id was not found, without the network; None if that is not the error."""
     from huggingface_hub import constants
     from huggingface_hub.errors import LocalEntryNotFoundError
 
@@ -118,7 +118,7 @@ def _not_reached(where: str, error: Exception) -> str | None:
 
 
 def is_sentence_transformer(where: str) -> bool:
-    """Whether this is the folder of a SentenceTransformer, whose modules are all those of sentence-transformers.
+    """True if this is the folder of a SentenceTransformer, whose modules are all those of sentence-transformers.
 
     Raises:
         InputError: a damaged list of modules, or a module of the folder's own.
@@ -136,7 +136,7 @@ def is_sentence_transformer(where: str) -> bool:
 
 
 def has_pooling(where: str) -> bool:
-    """Whether the folder configures sentence-transformers' pooling of hidden states."""
+    """True if the folder configures sentence-transformers' pooling of hidden states."""
     return optional_file(where, POOLING) is not None
 
 

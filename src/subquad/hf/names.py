@@ -21,7 +21,7 @@ SAVED_AS = (
 
 
 def names_method(implementation: Any) -> bool:
-    """Whether the name of an attention implementation is "subquad", or begins with "subquad:"."""
+    """True if the name of an attention implementation is "subquad", or begins with "subquad:"."""
     if not isinstance(implementation, str) or implementation == SAVED_AS:
         return False
     return implementation == NAME or implementation.startswith(PREFIX)

@@ -78,7 +78,7 @@ def _settings(config: PreTrainedConfig) -> dict[str, Any]:
 
 
 def _referred_to_outside(model: nn.Module, configs: list[PreTrainedConfig]) -> bool:
-    """Whether anything but the modules and configs of a model refers to one of its configs, by counts of references.
+    """True if anything but the modules and configs of a model refers to one of its configs, by counts of references.
 
     It takes microseconds, and spares most models the search of `_read_outside` through all objects that exist.
     """
@@ -93,7 +93,7 @@ def _referred_to_outside(model: nn.Module, configs: list[PreTrainedConfig]) -> b
 
 
 def _read_outside(model: nn.Module, configs: list[PreTrainedConfig]) -> bool:
-    """Whether an attention layer outside of a model, or another model that does not contain it, has one of its configs.
+    """True if an attention layer outside of a model, or another model that does not contain it, has one of its configs.
 
     A module does not know what contains it, so this looks through all modules that exist.
     """
@@ -110,5 +110,5 @@ def _read_outside(model: nn.Module, configs: list[PreTrainedConfig]) -> bool:
 
 
 def _is_apart(other: nn.Module, model: nn.Module) -> bool:
-    """Whether another model neither is in this one nor contains it."""
+    """True if another model neither is in this one nor contains it."""
     return isinstance(other, PreTrainedModel) and all(part is not model for part in other.modules())

@@ -1,4 +1,4 @@
-"""What ranks tell each other before a forward pass of a split model, and what follows from it."""
+"""Messages between ranks before a forward pass of a split model, and their consequences."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ class Pass:
     """A forward pass that runs now.
 
     Attributes:
-        of: the sequence.
+        sequence: the tokens on all ranks.
         padded: whether any rank has padding.
         labels: how many labels this rank has, and all have.
         positions: of this rank's tokens; None: the model has no such argument, or they are given.

@@ -1,7 +1,8 @@
-"""What a mask function of transformers lets a query see, read from the function itself.
+"""The pairs that a mask function of transformers lets see each other, read from the function itself.
 
 transformers describes who may attend to whom by small functions of (batch, head, query, key), put together by
-`and_masks` and `or_masks`. All that subquad understands comes down to an interval of distances, key minus query:
+`transformers.masking_utils.and_masks` and `transformers.masking_utils.or_masks`. All that subquad understands comes
+down to an interval of distances, key minus query:
 
     causal                          (−∞, 0]
     bidirectional                   (−∞, ∞)
@@ -32,7 +33,7 @@ class LayerPattern:
 
     @property
     def causal(self) -> bool:
-        """Whether no later key is seen."""
+        """True if no later key is seen."""
         return self.last == 0
 
     @property
@@ -42,7 +43,7 @@ class LayerPattern:
 
     @property
     def known(self) -> bool:
-        """Whether this is a pattern that `Mask` has: causal or bidirectional, with or without a window."""
+        """True if this is a pattern that `Mask` has: causal or bidirectional, with or without a window."""
         return self.last in (0, math.inf, -self.first) and not (self.last == math.inf and self.first != -math.inf)
 
     def __and__(self, other: "LayerPattern") -> "LayerPattern":
@@ -117,7 +118,7 @@ def _cells(function: MaskFunction) -> dict[str, Any]:
 
 
 def _is_always_true(function: MaskFunction) -> bool:
-    """Whether this returns True whatever it is given, as the `lambda *args: torch.tensor(True)` of some encoders."""
+    """True if this returns True whatever it is given, as the `lambda *args: torch.tensor(True)` of some encoders."""
     code = getattr(function, "__code__", None)
     if code is None or code.co_freevars or any(i.opname.startswith("LOAD_FAST") for i in dis.get_instructions(code)):
         return False

@@ -95,7 +95,7 @@ class Plan:
 
     @property
     def recorded(self) -> dict[str, Any]:
-        """What `swap` records with the model: the floor, what was verified, and the versions it was verified with."""
+        """The members that `swap` records with the model: floor, what was verified, and with which versions."""
         made_with = self.made_on.get("versions")
         members: dict[str, Any] = {"floor": self.floor, "verified": self.verified}
         if isinstance(made_with, dict):
@@ -234,7 +234,7 @@ def load_plan(path: str | Path) -> Plan:
 
 
 def batches_in_words(sizes: Mapping[str, Any]) -> str:
-    """What the batches of a length are like.
+    """A description of the batches of a length.
 
     >>> batches_in_words({"batch": 8, "tokens": 284.2, "padded": 490.7})
     'batches of 8, mean 284 tokens, padded to 491'

@@ -103,7 +103,7 @@ class RotaryPositions(NamedTuple):
 
     @property
     def parameters(self) -> Mapping[str, Any]:
-        """How the config describes the frequencies."""
+        """The config's description of the frequencies."""
         return getattr(self.module.config, "rope_parameters", None) or {}
 
     @property
@@ -114,7 +114,7 @@ class RotaryPositions(NamedTuple):
 
     @property
     def is_windowed(self) -> bool:
-        """Whether all layers see no further than a window, inside the positions of the model."""
+        """True if all layers see no further than a window, inside the positions of the model."""
         config = self.module.config
         types, window = getattr(config, "layer_types", None), getattr(config, "sliding_window", None)
         if types:
@@ -184,7 +184,7 @@ def extend_positions(model: AnyModel, length: int, *, mode: str = "interpolate",
     the largest of them plus one, of each sequence where several are packed.
 
     A cache of rotary keys cannot be turned again, so the prompt decides, with all tokens that are still to come:
-    `generate` counts its new tokens (and compares the prompt and `max_new_tokens` with R), and a loop of your own
+    `generate` counts its new tokens (and compares the prompt and the most new tokens with R), and a loop of your own
     states the length of the request with `reaching`. A step that would cross R on a cache that was filled within R is
     an error. A cache keeps how each of its items is read, for these items in these rows.
 
@@ -401,7 +401,7 @@ def _check_rotary(each: RotaryPositions, length: int) -> None:
 
 
 def _is_geometric(frequencies: Tensor, theta: float) -> bool:
-    """Whether these are the frequencies θ^(−r/R) of the original rotary positions."""
+    """True if these are the frequencies θ^(−r/R) of the original rotary positions."""
     exponents = torch.arange(len(frequencies), dtype=torch.float64) / len(frequencies)
     return torch.allclose(frequencies.double().cpu(), float(theta) ** -exponents, rtol=_ROUNDING, atol=0)
 
@@ -453,7 +453,7 @@ def _extend(model: PreTrainedModel, each: LearnedTable, length: int, mode: str, 
 
 
 def _readers(model: AnyModel) -> Iterator[Any]:
-    """What reads text for the model in what was given: tokenizers, and modules with a longest sequence."""
+    """The objects that read text for the model: its tokenizer, and modules that may have a longest sequence."""
     yield getattr(model, "tokenizer", None)
     if isinstance(model, nn.Module):
         yield from (module for module in model.modules() if not isinstance(module, PreTrainedModel))

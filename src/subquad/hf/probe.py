@@ -1,4 +1,4 @@
-"""What each attention layer of a model does, found by a trial on a few random tokens.
+"""The properties of each attention layer of a model, found by a trial on a few random tokens.
 
 A model's code does not declare who attends to whom: that is in the mask which it makes, in keywords of the call, in the
 shapes of its keys. So before anything is swapped in, the model runs three times on the same small inputs:
@@ -119,7 +119,7 @@ def _as_traced(layer: Layer, trace: TrialTrace | None) -> Layer:
 
 
 def _try(model: PreTrainedModel, layers: list[Layer], inputs: Inputs | None, compare: bool) -> dict[Any, TrialTrace]:
-    """What each layer that was reached does; ValueError where the model is not the same through the boundary."""
+    """The properties of each layer that was reached; ValueError if the model is not the same through the boundary."""
     runs: list[tuple[str, Run]] = _runs(model) if inputs is None else [(_UNCHANGED, partial(_forward, inputs))]
     try:
         return _try_runs(model, layers, runs, compare)
@@ -175,7 +175,7 @@ def _try_runs(
 
 
 def _runs(model: PreTrainedModel, *, images: bool = True) -> list[tuple[str, Run]]:
-    """What to try: first what the model must take, then what not every model does.
+    """The inputs to try: first those that the model must accept, then those that not every model accepts.
 
     Without `images` that is text alone, unpadded: the config of a model of text and images may lack what it needs for
     more, such as the token that starts an image.

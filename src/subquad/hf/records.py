@@ -135,7 +135,7 @@ def _where(config: PreTrainedConfig) -> str:
 
 
 def _edits(plain: Mapping[str, Any]) -> list[str]:
-    """What of a record differs from what was written, in words."""
+    """The differences between a record and what was written, in words."""
     if DIGESTS not in plain:
         return []
     saved, now, parts = plain[DIGESTS], _digests(plain), _parts(plain)

@@ -5,8 +5,8 @@ queries then differ by their positions alone:
 
     q_p = R_p q_0        R_p turns pairs of components by the angles p·θ: `Rotary.turned(q_0, p)`
 
-Candidates for θ are the `inv_freq` buffers of the model, both directions, with pairs of neighbours and of halves. The
-layer has the candidate that reproduces the queries; if none does, it is refused. Learned positions, which are added to
+Candidates for θ are the model's buffers inv_freq, both directions, with pairs of neighbours and of halves. The layer
+has the candidate that reproduces the queries; if none does, it is refused. Learned positions, which are added to
 hidden states, ALiBi and layers without positions leave the queries as they are.
 """
 
@@ -61,11 +61,11 @@ class _Queries:
 
     @property
     def comparable(self) -> bool:
-        """Whether they tell one candidate from another."""
+        """True if these queries distinguish candidates."""
         return all(bool(x.isfinite().all()) and bool(x.any()) for x in (self.first, *self.later.values()))
 
     def distance_from(self, rotary: Rotary) -> float:
-        """How far the later queries are from the first one turned, in the component where they are farthest.
+        """The distance of the later queries from the first one turned, in the component where they are farthest.
 
         Each component counts relative to its size: biases make some of them a hundred times larger than others.
         """
@@ -78,7 +78,7 @@ class _Queries:
 
 
 def moves_queries(method: Method) -> bool:
-    """Whether a method, or a part of it, makes centroids of queries at earlier positions."""
+    """True if a method, or a part of it, makes centroids of queries at earlier positions."""
     return any(getattr(part.method, "queries", None) == "earlier" for part in method.parts)
 
 
@@ -111,7 +111,7 @@ def find_rotary(model: PreTrainedModel, layers: list[Layer]) -> dict[nn.Module, 
 
 
 def has_fixed_frequencies(model: nn.Module) -> bool:
-    """Whether a model has rotary frequencies, and all of them serve all lengths and one axis of positions."""
+    """True if a model has rotary frequencies, and all of them serve all lengths and one axis of positions."""
     candidates = _candidates(model)
     return bool(candidates) and all(candidate.refusal is None for candidate in candidates)
 
@@ -162,7 +162,7 @@ def _candidates(model: nn.Module) -> list[_Candidate]:
 
 
 def _refusal(owner: nn.Module, name: str) -> str | None:
-    """Why the frequencies in this buffer of a module do not serve all positions; None if they do."""
+    """The reason why the frequencies in this buffer of a module do not serve all positions; None if they do."""
     layer_type = _SUFFIX.sub("", name)  # such as "full_attention", where a model has several
     config = getattr(owner, "config", None)
     parameters: Any = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
@@ -262,7 +262,7 @@ def _constant_inputs(modules: set[nn.Module], inputs: dict[nn.Module, Tensor]) -
 
 
 def _position_limit(config: Any) -> int:
-    """How many positions the trial may use: those of the model, and those before its frequencies change."""
+    """The number of positions that the trial may use: those of the model, and those before its frequencies change."""
     config = config.get_text_config(decoder=True)
     parameters = getattr(config, "rope_parameters", None) or {}
     limits = [getattr(config, "max_position_embeddings", None)]

@@ -75,22 +75,22 @@ def without_marks(settings: dict[Any, Any]) -> dict[Any, Any]:
 
 
 def is_ours(implementation: Any) -> bool:
-    """Whether this is a name of subquad's attention."""
+    """True if this is a name of subquad's attention."""
     return implementation in (ATTACHED, SAVED_AS) or names_method(implementation)
 
 
 def asks_for_ours(config: PreTrainedConfig) -> bool:
-    """Whether this config names subquad's attention."""
+    """True if this config names subquad's attention."""
     return is_ours(config._attn_implementation)
 
 
 def asks_for_method(config: PreTrainedConfig) -> bool:
-    """Whether this config asks for a method by its name: see `by_name`."""
+    """True if this config asks for a method by its name: see `by_name`."""
     return names_method(config._attn_implementation)
 
 
 def asks_for_swap(config: PreTrainedConfig) -> bool:
-    """Whether this config is that of a swapped model, or of a saved one."""
+    """True if this config is that of a swapped model, or of a saved one."""
     return asks_for_ours(config) and not asks_for_method(config)
 
 
@@ -166,7 +166,7 @@ def _saying_what_runs(model: PreTrainedModel) -> Iterator[None]:
 
 
 def _named_for_files(model: PreTrainedModel) -> Any:
-    """What `attn_implementation` must be in a saved config for methods that were asked for by name; None: none were.
+    """The saved config's `attn_implementation` for methods that were asked for by name; None: none were.
 
     Raises:
         ValueError: a part's config is not written with the model's, and asks for something else.

@@ -1,9 +1,9 @@
 """A swapped model on tokens that are split over ranks.
 
-Before each forward pass every rank sends all others a few numbers (`passes.Facts`). From these come the sequence, the
-positions of this rank's tokens and its share of the loss. For a model to be right on a part of its tokens, everything
-in it but attention must treat each token by itself, given its position: `split_trial` finds that out when the model is
-swapped.
+Before each forward pass every rank sends all others a few numbers (`passes.PassMetadata`). From these come the
+sequence, the positions of this rank's tokens and its share of the loss. For a model to be right on a part of its
+tokens, everything in it but attention must treat each token by itself, given its position: `split_trial` finds that
+out when the model is swapped.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _TRANSPARENT = ("PeftModel", "DistributedDataParallel", "OptimizedModule")
 
 @dataclass(frozen=True)
 class SplitFit:
-    """How a model runs on a part of its tokens, as the trial found.
+    """The way in which a model runs on a part of its tokens, found by the trial.
 
     Attributes:
         positions: the rule of its positions; None: it has no such argument.
@@ -98,7 +98,7 @@ class Split:
         return (), arguments
 
     def _begin(self, inputs: Mapping[str, Any]) -> Pass:
-        """What the ranks tell each other before a forward pass."""
+        """Exchange between ranks what a forward pass needs to know, before it runs."""
         metadata = pass_metadata(inputs, self.fit.loss)
         device = tokens_of(inputs).device
         every = [PassMetadata(*each) for each in self.ranks.gathered(torch.tensor(metadata, device=device)).tolist()]
@@ -174,7 +174,7 @@ def by_name(module: nn.Module, args: Any, kwargs: Any) -> dict[str, Any]:
 
 
 def takes(module: nn.Module, name: str) -> bool:
-    """Whether the forward pass of a module has a parameter of this name."""
+    """True if the forward pass of a module has a parameter of this name."""
     return name in inspect.signature(module.forward).parameters
 
 

@@ -1,4 +1,4 @@
-"""Whether a model is right on a part of its tokens, found by a trial on a few random tokens in one process.
+"""A trial of whether a model is right on a part of its tokens, on a few random tokens in one process.
 
 The model runs on all tokens with exact attention, and every layer's queries, keys, values and outputs are kept. Then it
 runs on each part alone, and each layer's attention returns its part of what it returned for all, as it would if the
@@ -39,7 +39,7 @@ _REMEDY = "run it on one rank, or swap without `parallel`"
 
 @dataclass
 class _Call:
-    """What one layer was given and gave in one call; axes 2 are tokens. `valid` (B,N) marks the keys that are."""
+    """Inputs and output of one layer in one call; axes 2 are tokens. `valid` (B,N) marks the real keys."""
 
     inputs: tuple[Tensor, Tensor, Tensor]
     valid: Tensor
@@ -78,7 +78,7 @@ class _Replaying(Attached):
 
 
 def fit_of(model: PreTrainedModel, layers: list[Layer], inputs: Batch | None = None) -> SplitFit:
-    """How the model runs on a part of its tokens. Results are kept for as long as the model lives.
+    """Find how the model runs on a part of its tokens. Results are kept for as long as the model lives.
 
     Args:
         model: before anything is swapped in, or after.
@@ -157,7 +157,7 @@ class _Whole:
         return names
 
     def loss(self, rule: str | None) -> str | None:
-        """Which kind of loss it is, of which parts have shares; None: none of those that are known."""
+        """The kind of the loss, of which parts of the tokens have shares; None if it is not a known kind."""
         main = next(iter(self.outputs.values()))
         if not (takes(self.model, "labels") and isinstance(main, Tensor) and main.ndim == 3):
             return None
@@ -266,7 +266,7 @@ def _full(layer: Layer) -> BoundMethod:
 
 
 def _valid(key: Tensor, options: Mapping[str, Any]) -> Tensor:
-    """Which keys are real by the options of a layer's call."""
+    """The keys that are real by the options of a layer's call."""
     valid: Tensor | None = options.get("valid")
     mask: Mask = options["mask"]
     visible = valid if valid is not None else mask.key_padding(key.shape[2])

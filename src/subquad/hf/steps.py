@@ -57,7 +57,7 @@ def attend_step(
 
 
 def _goes_short(layer: Attached, query: Tensor, key: Tensor, value: Tensor) -> bool:
-    """Whether nothing but the attention itself is wanted of a call; what may change between two layers of a pass."""
+    """True if nothing but the attention itself is wanted of a call; what may change between two layers of a pass."""
     bound: Any = layer._modules["bound"]
     if bound.watch is not None or layer.kept_now is not None or layer.split is not None or not query.is_cpu:
         return False

@@ -50,7 +50,7 @@ class HasMethods(Protocol):
 
     @property
     def recorded(self) -> dict[str, Any]:
-        """What is saved with the model in addition to its methods: members of a `records.Record`."""
+        """Data that are saved with the model in addition to its methods: members of a `records.Record`."""
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,7 @@ def swap(
         inputs: a small batch for the trial, for a model that subquad cannot make inputs for.
         keep: tokens whose row and column are exact in self-attention: "first", the first real token of each item, or
             "ends", the first and the last; of each sequence, where several are packed. Other tokens: `keeping`.
-        parallel: ranks over which the tokens of every batch are split: a dimension of a `DeviceMesh` (`mesh["sp"]`), a
+        parallel: ranks over which the tokens of every batch are split: a dimension of a device mesh (`mesh["sp"]`), a
             process group, a `sq.distributed.Ranks`, or a `sq.distributed.Sequence` for one length. Each rank gives the
             model its part of the batch, as `shard` cuts it. It is not saved with the model.
 
@@ -232,7 +232,7 @@ def record(model: AnyModel, **members: Any) -> None:
 
 
 def provenance(model: AnyModel) -> dict[str, Any]:
-    """What is saved with a swapped model in addition to its methods, as plain data; empty where there is nothing.
+    """Data that are saved with a swapped model in addition to its methods, in plain types; empty if there are none.
 
     "versions" of the packages that decide the output, when the methods were chosen. Of a plan also "floor", which its
     output is to keep, and "verified", what was measured at each length ("fidelity", "bound", "speedup", …). "audit",
@@ -280,7 +280,7 @@ def _cut_at(holder: Any) -> int | None:
 
 
 def _is_extended_to(holder: Any, model: PreTrainedModel) -> bool:
-    """Whether a holder's `max_seq_length` is all the positions to which `extend_positions` extended its model."""
+    """True if a holder's `max_seq_length` is all the positions to which `extend_positions` extended its model."""
     cut_at, lengths = _cut_at(holder), [each["length"] for each in extended_positions(model).values()]
     return cut_at is not None and bool(lengths) and cut_at >= min(lengths)
 
@@ -366,7 +366,7 @@ def describe(model: AnyModel) -> Swapped:
 
 
 def refusals(model: AnyModel, method: AnyMethod) -> dict[int, str]:
-    """Which layers cannot run this method, and why: {layer number: reason}. Empty when all can."""
+    """The layers that cannot run this method, and the reasons: {layer number: reason}. Empty when all can."""
     reasons = {layer.number: layer.refusal(_method_of(method)) for layer in find_layers(model)}
     return {number: reason for number, reason in reasons.items() if reason}
 

@@ -18,7 +18,7 @@ RULES = ("places", "ids", "mask")
 
 
 def counted(rule: str, inputs: Inputs, config: Any) -> Tensor | None:
-    """Which tokens (B,n) count, as int64; None: every place does.
+    """The tokens (B,n) that count, as int64; None: every place does.
 
     Raises:
         ValueError: there are no ids to count, or no mask.

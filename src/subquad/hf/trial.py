@@ -75,7 +75,7 @@ class CallRecord:
 
     @property
     def defined(self) -> bool:
-        """Whether every query sees a key."""
+        """True if every query sees a key."""
         return bool(self.allowed.any(-1).all())
 
 
@@ -174,7 +174,7 @@ def _original_function(module: nn.Module, implementation: str) -> Any:
 def _allowed(
     module: nn.Module, query: Tensor, key: Tensor, mask: Tensor | None, is_causal: bool | None, implementation: str
 ) -> Tensor:
-    """Who may see whom by a mask as transformers reads it, bool (B|1,H|1,N,M)."""
+    """The pairs that see each other by a mask as transformers reads it, bool (B|1,H|1,N,M)."""
     N, M = query.shape[2], key.shape[2]
     if mask is not None:
         return mask if mask.dtype == torch.bool else mask > ALMOST_NOTHING
@@ -294,7 +294,7 @@ def _tried_attention(
 
 
 def same_outputs(outputs: Any, other: Any, dtype: torch.dtype) -> bool:
-    """Whether two results of a model agree in all floating-point tensors. Attention weights come from one only."""
+    """True if two results of a model agree in all floating-point tensors. Attention weights come from one only."""
     if isinstance(outputs, Tensor) and isinstance(other, Tensor):
         if not outputs.is_floating_point() or outputs.numel() == 0 or not bool(outputs.isfinite().all()):
             return True

@@ -156,7 +156,7 @@ def _adapters_that_act(layer: Any) -> set[str]:
 
 
 def _active_copy(wrapper: Any) -> str:
-    """Which of its copies of a module PEFT's `modules_to_save` runs, as the prefix of its parameters' names."""
+    """The copy of a module that PEFT's `modules_to_save` runs, as the prefix of its parameters' names."""
     if wrapper.disable_adapters or not wrapper.active_adapters:
         return "original_module"
     return f"modules_to_save.{wrapper.active_adapters[0]}"

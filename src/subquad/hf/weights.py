@@ -1,4 +1,4 @@
-"""Whether the weights in a file are those of the model that its config describes.
+"""A check of whether the weights in a file are those of the model that its config describes.
 
 transformers fills what a file lacks with random numbers and goes on. A figure that is measured on such a model is
 noise, so that every command refuses it, unless what is missing does not reach the output that is read.
@@ -82,14 +82,14 @@ def _unread(model: nn.Module, missing: Collection[str], output: Callable[[], Ten
 
 
 def _parts(name: str) -> list[str]:
-    """What a weight is in, from outside: "text", "text.pooler" of "text.pooler.dense.0.bias"."""
+    """The parts that contain a weight, from outside: "text", "text.pooler" of "text.pooler.dense.0.bias"."""
     words = name.split(".")[:-1]
     end = next((at for at, word in enumerate(words) if word.isdigit()), len(words))
     return [".".join(words[:at]) for at in range(1, end + 1)]
 
 
 def _is_of_a_layer(model: nn.Module, name: str) -> bool:
-    """Whether a weight's name goes into a list of layers that the model has, such as layer.12 of twelve layers."""
+    """True if a weight's name goes into a list of layers that the model has, such as layer.12 of twelve layers."""
     prefix = f"{getattr(model, 'base_model_prefix', '')}."
     module: Any = model
     for word in name.removeprefix("" if hasattr(model, prefix[:-1]) else prefix).split("."):
@@ -100,7 +100,7 @@ def _is_of_a_layer(model: nn.Module, name: str) -> bool:
 
 
 def _meant(missing: Sequence[str], unused: Sequence[str]) -> str:
-    """What explains that these are missing: a prefix that one side has and the other does not."""
+    """An explanation of the missing weights: a prefix that one side has and the other does not."""
     surplus, lacking = _prefix(missing, unused), _prefix(unused, missing)
     if surplus:
         return (

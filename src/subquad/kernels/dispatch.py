@@ -103,7 +103,7 @@ def tracing(name: str, inside: Callable[[], AbstractContextManager[Any]] = nullc
 
 
 def is_tracing() -> bool:
-    """Whether a block of `tracing` is open."""
+    """True if a block of `tracing` is open."""
     return TRACED.get() is not None
 
 
@@ -162,7 +162,7 @@ class Op(Generic[P, R]):
         return run
 
     def takes(self, *args: P.args, **kwargs: P.kwargs) -> bool:
-        """Whether a compiled backend runs here and takes this call; the one that is forced does not matter."""
+        """True if a compiled backend runs here and supports this call; the one that is forced does not matter."""
         x = self.arguments(*args, **kwargs)
         return any(_BACKENDS[name]() is None and refusal(x) is None for name, refusal in self._refusals.items())
 

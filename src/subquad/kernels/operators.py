@@ -137,7 +137,7 @@ class Operator:
 
 
 def _operators_are_observed() -> bool:
-    """Whether modes of torch or a profiler are active, which see each operator that runs."""
+    """True if modes of torch or a profiler are active, which see each operator that runs."""
     modes = torch._C._len_torch_dispatch_stack() + torch._C._len_torch_function_stack()
     return modes > 0 or torch._C._autograd._profiler_enabled()
 

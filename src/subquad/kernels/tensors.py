@@ -12,7 +12,7 @@ def token_major(like: Tensor, width: int, dtype: torch.dtype | None = None) -> T
 
 
 def one_hot(labels: Int[Tensor, "*axes"], classes: int) -> Bool[Tensor, "*axes {classes}"]:
-    """Whether each label is each class; like torch's `one_hot`, but no number is read, which transforms do not allow.
+    """torch's `one_hot` as a bool, computed without reading a number, which transforms do not allow.
 
     >>> one_hot(torch.tensor([2, 0]), 3).int()
     tensor([[0, 0, 1],
@@ -22,5 +22,5 @@ def one_hot(labels: Int[Tensor, "*axes"], classes: int) -> Bool[Tensor, "*axes {
 
 
 def differentiated(*tensors: Tensor) -> bool:
-    """Whether autograd records what is computed from these."""
+    """True if autograd records what is computed from these tensors."""
     return torch.is_grad_enabled() and any(x.requires_grad for x in tensors)

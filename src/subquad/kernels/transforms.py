@@ -23,7 +23,7 @@ def transform() -> str | None:
 
 
 def in_onnx_export() -> bool:
-    """Whether `torch.onnx.export` traces this; Dynamo, which must not see the question, traces for other programs."""
+    """True if `torch.onnx.export` traces this; Dynamo, which must not see the question, traces for other programs."""
     exporting = torch.compiler.is_exporting() and not torch.compiler.is_dynamo_compiling()
     return exporting and torch.onnx.is_in_onnx_export()
 
@@ -46,12 +46,12 @@ def check_can_change(buffer: Tensor, title: str) -> None:
 
 
 def shapes_may_follow_data(*tensors: Tensor) -> bool:
-    """Whether numbers can be read from tensors to size others, without waiting for a device: only on a CPU."""
+    """True if numbers can be read from tensors to size others, without waiting for a device: only on a CPU."""
     return all(x.device.type == "cpu" and can_be_read(x) for x in tensors)
 
 
 def overlaps(x: Tensor) -> bool:
-    """Whether entries of a tensor share memory, by its strides, as windows of `as_strided` or expanded axes do.
+    """True if entries of a tensor share memory, by its strides, as windows of `as_strided` or expanded axes do.
 
     SDPA gives its output the strides of the queries, so that outputs of such queries overwrite each other.
     """

@@ -225,28 +225,28 @@ class Mask:
 
     @property
     def only_padding(self) -> bool:
-        """Whether the mask is padding only, without a pattern between queries and keys."""
+        """True if the mask is padding only, without a pattern between queries and keys."""
         return not self.is_causal and self.span is None and len(self.ids) + len(self.allowed) == 0
 
     @property
     def aligned(self) -> bool:
-        """Whether query i is known to be at key i, without reading a tensor."""
+        """True if query i is known to be at key i, without reading a tensor."""
         return self.offset is None or (isinstance(self.offset, int) and self.offset == 0)
 
     @property
     def only_causal(self) -> bool:
-        """Whether this is the plain causal mask of self-attention, with aligned starts and no condition on the keys."""
+        """True if this is the plain causal mask of self-attention, with aligned starts and no condition on the keys."""
         others = len(self.both) + len(self.keys) + len(self.ids) + len(self.allowed)
         return self.is_causal and self.aligned and self.span is None and others == 0
 
     @property
     def only_later_or_padded(self) -> bool:
-        """Whether the mask hides only padded keys and keys later than a query, with a known offset."""
+        """True if the mask hides only padded keys and keys later than a query, with a known offset."""
         known = self.offset is None or isinstance(self.offset, int)
         return known and self.span is None and len(self.ids) + len(self.allowed) == 0
 
     def visible(self, N: int, M: int, device: torch.device) -> Tensor | None:
-        """Which keys each query may see, a bool that broadcasts to (B,H,N,M); None when all. (B,1,1,M) for padding."""
+        """The keys that each query may see: a bool that broadcasts to (B,H,N,M), (B,1,1,M) for padding; None: all."""
         keys = self.key_padding(M)
         behind = isinstance(self.offset, int) and self.offset >= M - 1  # no key is later than the first query
         if (behind or not self.is_causal) and self.span is None and not (self.ids or self.allowed):
@@ -284,7 +284,7 @@ class Mask:
         return queries if self.offset is None else queries + self.offset
 
     def sees(self, queries: Tensor, keys: Tensor) -> Tensor:
-        """Whether causality and the window let the queries of these numbers see the keys of these numbers: a bool."""
+        """A bool, True for the pairs of query and key numbers that causality and the window let see each other."""
         ahead = keys - self.positions(queries)
         allowed = torch.ones_like(ahead, dtype=torch.bool)
         if self.is_causal:

@@ -162,7 +162,7 @@ def _distances(allowed: Bool[Tensor, "b n M"]) -> tuple[int, int]:
 
 
 def _is_known(first: int | float, last: int | float, N: int, M: int) -> bool:
-    """Whether `Mask` has this interval: causal from the start or to the end, or a window to both sides."""
+    """True if `Mask` has this interval: causal from the start or to the end, or a window to both sides."""
     return (last >= 0 and last in (0, M - N)) or (N == M and first == -last)
 
 
@@ -173,7 +173,7 @@ def _equal(
     last: int | float,
     valid_queries: Bool[Tensor, "b n"] | None = None,
 ) -> bool:
-    """Whether the mask is these keys within these distances, for these queries (None: all), and nothing else."""
+    """True if the mask is these keys within these distances, for these queries (None: all), and nothing else."""
     N, M = allowed.shape[1:]
     first, last = max(first, -N), min(last, M)
     query, key = torch.arange(N, device=allowed.device)[:, None], torch.arange(M, device=allowed.device)

@@ -139,12 +139,12 @@ class AdaptiveSpan(Bucketed):
         return attend_inside(query, key, value, buckets, call, of_distance=terms[None, :, None])
 
     def reach(self, tokens: int, mask: Mask) -> tuple[int, int]:
-        """How many tokens before and after itself a query may see at the largest span."""
+        """The numbers of tokens before and after itself that a query may see at the largest span."""
         span = min(self.span + self.ramp - 1, tokens)
         return span, 0 if mask.is_causal else span
 
     def meetings(self, query: Tensor, key: Tensor, call: Call) -> tuple[Buckets, ...]:
-        """Which queries meet which keys: those inside the longest span."""
+        """Pairs of queries and keys that meet: those inside the longest span."""
         return (neighbours(query, key, call.learned.reach(), call.mask),)
 
     def auxiliary_loss(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Tensor:

@@ -108,7 +108,7 @@ class BigBird(Pattern):
     )
 
     def reach(self, tokens: int, mask: Mask) -> tuple[int, int]:
-        """How many tokens before and after itself a query sees, in addition to the global ones."""
+        """The numbers of tokens before and after itself that a query sees, in addition to the global ones."""
         span = min((self.window + 1) * self.block, tokens)
         return span, 0 if mask.is_causal else span
 
@@ -119,7 +119,7 @@ class BigBird(Pattern):
         return tokens_of(ends[:, None, None], size)[:, 0, 0] if ends.shape[1] else None
 
     def meetings(self, query: Tensor, key: Tensor, call: Call) -> tuple[Buckets, ...]:
-        """Which queries meet which keys: those of the blocks that each block sees, and all for the global blocks."""
+        """Pairs of queries and keys that meet: the blocks that each block sees, and all for the global blocks."""
         pattern, causal = PatternPositions.from_mask(call.mask, query, key, call.item), call.mask.is_causal
         size = sym_min(self.block, pattern.tokens)
         most = ceil_div(pattern.tokens, size)

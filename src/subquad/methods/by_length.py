@@ -172,7 +172,7 @@ class ByLength(Method):
         return min(step.method.exact_queries for step in self.at)
 
     def refuses(self, mask: Mask, **asked: Any) -> str | None:
-        """Why the method refuses a call; the reason names the steps that refuse."""
+        """The reason why the method refuses a call; the reason names the steps that refuse."""
         methods = [step.method for step in self.at]
         return refusal(self, methods, mask, super().refuses(mask, **asked), **asked)
 
@@ -243,7 +243,7 @@ class ByLength(Method):
 
     @property
     def has_auxiliary_loss(self) -> bool:
-        """Whether one of the methods has an auxiliary loss."""
+        """True if one of the methods has an auxiliary loss."""
         return any(step.method.has_auxiliary_loss for step in self.at)
 
     def auxiliary_loss(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Tensor | None:
@@ -258,7 +258,7 @@ class ByLength(Method):
 
 
 def visible_keys(mask: Mask, N: int, M: int, device: torch.device) -> Tensor:
-    """How many real keys each query may see, int (B or 1, N), windows and dense masks left aside."""
+    """The number of real keys that each query may see, int (B or 1, N), without regard to windows and dense masks."""
     valid = mask.key_padding(M)
     valid = torch.ones(1, M, dtype=torch.bool, device=device) if valid is None else valid
     if not mask.is_causal:

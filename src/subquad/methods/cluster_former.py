@@ -99,7 +99,7 @@ class ClusterFormer(Bucketed):
     )
 
     def meetings(self, query: Tensor, key: Tensor, call: Call) -> tuple[Buckets, ...]:
-        """Which queries meet which keys: near ones, and those of the chunk."""
+        """Pairs of queries and keys that meet: near ones, and those of the chunk."""
         with torch.no_grad():
             valid = ValidPositions.from_mask(call.mask, query, key).tokens(valid_as="either")
             labels = cluster_tokens(query, repeat_heads(key, query.shape[1]), valid, self.clusters, call.seed)

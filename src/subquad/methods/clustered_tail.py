@@ -2,10 +2,10 @@
 
 What "i-clustered" (Vyas et al. 2020) loses is three things, each with a cure that needs no training:
 
-    S      = clusters of the queries by (q − mean q) L,  L Lᵀ = covariance of the keys       `ops.choose.clusters`
+    S      = clusters of the queries by (q − mean q) L,  L Lᵀ = covariance of the keys   `kernels.selection.clusters`
              instead of by q: what must be alike within a cluster is q Kᵀ (their proposition 1)
     q̄_j    = Σ_{i in S_j} q_i / |S_j|                                                        their equation 3
-    X      = cells of keys that are alike, with values that are alike                         `ops.choose.cells`
+    X      = cells of keys that are alike, with values that are alike                     `kernels.selection.cells`
     T_j    = the k keys with the largest q̄_j·k_l/√D + ln ‖k_l − mean of its cell‖ + (k_l − k̄)ᵀ W (k_l − k̄)/2D:
              weight that a cell would misplace, as the mean over the queries around q̄_j, whose covariance is W
     k̄, v̄   = one key and one value for the keys of cell x outside T_j, as q̄_j sees them       `kernels.attention.tail`
@@ -58,7 +58,7 @@ class Growth(NamedTuple):
 
 
 class Factors(NamedTuple):
-    """How settings of 0 follow the length: the clusters that of the queries, the top keys that of the keys."""
+    """Growth of the settings that are 0: the clusters grow with the queries, the top keys with the keys."""
 
     clusters: Growth
     topk: Growth

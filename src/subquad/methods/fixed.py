@@ -86,12 +86,12 @@ class Fixed(Pattern):
         return with_sets(type(self).traits, self.sets, far={"block": 1, "columns": 1}, heads=why)
 
     def reach(self, tokens: int, mask: Mask) -> tuple[int, int]:
-        """How many tokens before and after itself a query may see in its block."""
+        """The numbers of tokens before and after itself that a query may see in its block."""
         span = min(self.block, tokens)
         return span, 0 if mask.is_causal else span
 
     def meetings(self, query: Tensor, key: Tensor, call: Call) -> tuple[Buckets, ...]:
-        """Which queries meet which keys: those of their own block, and the columns of the other blocks."""
+        """Pairs of queries and keys that meet: those of the query's own block, and the columns of the other blocks."""
         pattern, N = PatternPositions.from_mask(call.mask, query, key, call.item), query.shape[2]
         block_of_query = pattern.blocks(self.block)
         tokens = torch.arange(sym_min(self.block, pattern.valid_positions.M), device=query.device)
@@ -122,5 +122,5 @@ class Fixed(Pattern):
         return (start + column).view(1, 1, 1, -1)
 
     def _in_no_column(self, pattern: PatternPositions) -> Tensor:
-        """Which tokens are in no column, (#B,N)."""
+        """The tokens that are in no column, (#B,N)."""
         return (pattern.valid_positions.positions - pattern.first) % self.block < self.block - self.columns

@@ -106,11 +106,11 @@ class Full(Method):
 
     @property
     def prepare_exact(self) -> Prepare:
-        """What makes a function of exact attention, by the kernel of the settings."""
+        """The function that prepares exact attention, by the kernel of the settings."""
         return prepare_exact if self.kernel == "subquad" else prepare_sdpa
 
     def sdpa_instead(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> str | None:
-        """Why SDPA computes a call, and not subquad's kernel."""
+        """The reason why SDPA computes a call, and not subquad's kernel."""
         return sdpa_instead(query, key, value, call) if self.kernel == "subquad" else None
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Partial:

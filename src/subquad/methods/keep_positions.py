@@ -38,7 +38,7 @@ class KeptPositions:
     line: ValidPositions
 
     def others(self) -> tuple[Bool[Tensor, "B M"], Bool[Tensor, "B N"] | None]:
-        """Which keys, and which queries, are not kept."""
+        """The keys and the queries that are not kept."""
         return tuple(_absent(x, n) for x, n in ((self.keys, self.line.M), (self.queries, self.line.N)))  # type: ignore
 
     def left_out(self) -> Mask:
@@ -67,7 +67,7 @@ def _of_heads(buckets: Buckets, heads: int) -> Buckets:
 
 
 def _absent(tokens: Int64[Tensor, "B S"] | None, count: int) -> Bool[Tensor, "B count"] | None:
-    """Which of `count` tokens are not listed."""
+    """The tokens, among `count`, that are not listed."""
     if tokens is None:
         return None
     every = torch.ones(len(tokens), count + 1, dtype=torch.bool, device=tokens.device)
@@ -134,7 +134,7 @@ class Keep(Bucketed):
         return KeptPositions(keys, _as_queries(keys, line) if self.sides == "both" else None, line)
 
     def meetings(self, query: Tensor, key: Tensor, call: Call) -> tuple[Buckets, ...]:
-        """Which queries meet which keys."""
+        """Pairs of queries and keys that meet."""
         return self.kept(ValidPositions.from_mask(call.mask, query, key)).meetings(query.shape[1])
 
 

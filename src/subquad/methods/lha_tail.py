@@ -103,7 +103,7 @@ class LearnedHashTail(ByHalves, LearnsHashes):
 
     @property
     def summarises(self) -> bool:
-        """Whether the keys outside a query's bucket take part, as centroids."""
+        """True if the keys outside a query's bucket take part, as centroids."""
         return True
 
     def residual(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Residual:
@@ -112,7 +112,7 @@ class LearnedHashTail(ByHalves, LearnsHashes):
         return residual_in_cells(query, key, value, buckets, self.cells, call)
 
     def meetings(self, query: Tensor, key: Tensor, call: Call) -> tuple[Buckets, ...]:
-        """Which queries meet which keys exactly."""
+        """Pairs of queries and keys that meet exactly."""
         with torch.no_grad():
             of_query, of_key = self.hashes(query, key, call)
             sizes = ValidPositions.from_mask(call.mask, query, key).key_lengths.clamp(max=self.keys)

@@ -85,7 +85,7 @@ def means(
 
 
 def valid_tokens(valid: Tensor | None, M: int, device: torch.device) -> Int64[Tensor, "#B 1"]:
-    """How many real tokens each item has."""
+    """The number of real tokens of each item."""
     return torch.full((1, 1), M, device=device) if valid is None else valid.sum(1, keepdim=True)
 
 

@@ -86,10 +86,10 @@ class Local(Pattern):
         return attend_inside(query, key, value, buckets, call, of_distance=terms)
 
     def reach(self, tokens: int, mask: Mask) -> tuple[int, int]:
-        """How many tokens before and after itself a query sees."""
+        """The numbers of tokens before and after itself that a query sees."""
         span = min(self.window if mask.span is None else min(self.window, mask.span), tokens)
         return span, 0 if mask.is_causal else span
 
     def meetings(self, query: Tensor, key: Tensor, call: Call) -> tuple[Buckets, ...]:
-        """Which queries meet which keys."""
+        """Pairs of queries and keys that meet."""
         return (neighbours(query, key, self.window, call.mask),)

@@ -51,7 +51,7 @@ class LogSparse(Pattern):
     )
 
     def meetings(self, query: Tensor, key: Tensor, call: Call) -> tuple[Buckets, ...]:
-        """Which queries meet which keys: near ones, and each query's own ones at powers of two beyond the window."""
+        """Pairs of queries and keys that meet: near ones, and those at powers of two beyond the window."""
         mask, M = call.mask, key.shape[2]
         near, powers = neighbours(query, key, self.window, mask), self.window.bit_length()
         most = powers

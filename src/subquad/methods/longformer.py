@@ -10,7 +10,7 @@ Under a causal mask a query sees those of these keys that are not after it: all 
 ==========  ==========================================================
 paper       here
 ==========  ==========================================================
-w           2 · window: the paper counts both sides, as `attention_window` of published models does
+w           2 · window: the paper counts both sides, as attention_window of published models does
 d           dilation
 G           first; other tokens, or other ones in each item, by `keep=`
 ==========  ==========================================================
@@ -67,7 +67,7 @@ class Longformer(Pattern):
     )
 
     def reach(self, tokens: int, mask: Mask) -> tuple[int, int]:
-        """How many tokens before and after itself a query sees, in addition to the global ones."""
+        """The numbers of tokens before and after itself that a query sees, in addition to the global ones."""
         span = min(self.window * self.dilation, tokens)
         return span, 0 if mask.is_causal else span
 
@@ -76,7 +76,7 @@ class Longformer(Pattern):
         return torch.arange(min(self.first, item.tokens), device=item.first.device)[None] if self.first else None
 
     def meetings(self, query: Tensor, key: Tensor, call: Call) -> tuple[Buckets, ...]:
-        """Which queries meet which keys: near ones, the global keys, and all keys for the global queries."""
+        """Pairs of queries and keys that meet: near ones, the global keys, and all keys for the global queries."""
         near = neighbours(query, key, self.window, call.mask, self.dilation)
         if self.first == 0:
             return (near,)

@@ -116,7 +116,7 @@ class RandomHash(HashedBuckets):
 
     @property
     def summarises(self) -> bool:
-        """Whether the keys outside a query's bucket take part: with a tail."""
+        """True if the keys outside a query's bucket take part: with a tail."""
         return self.tail > 0
 
     def residual(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Residual:
@@ -125,7 +125,7 @@ class RandomHash(HashedBuckets):
         return residual_in_cells(query, key, value, buckets, self.tail, call)
 
     def meetings(self, query: Tensor, key: Tensor, call: Call) -> tuple[Buckets, ...]:
-        """Which queries meet which keys, in a bucket."""
+        """Pairs of queries and keys that meet in a bucket."""
         if self.tail == 0:
             return super().meetings(query, key, call)
         with torch.no_grad():

@@ -159,7 +159,7 @@ class MixedHeads(Method):
         return min(part.method.exact_queries for part in self.parts)
 
     def refuses(self, mask: Mask, **asked: Any) -> str | None:
-        """Why the method refuses a call; the reason names the parts that refuse."""
+        """The reason why the method refuses a call; the reason names the parts that refuse."""
         methods = [part.method for part in self.parts]
         return refusal(self, methods, mask, super().refuses(mask, **asked), **asked)
 
@@ -202,7 +202,7 @@ class MixedHeads(Method):
 
     @property
     def has_auxiliary_loss(self) -> bool:
-        """Whether one of the parts has an auxiliary loss."""
+        """True if one of the parts has an auxiliary loss."""
         return any(part.method.has_auxiliary_loss for part in self.parts)
 
     def auxiliary_loss(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Tensor | None:

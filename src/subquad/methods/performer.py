@@ -185,7 +185,7 @@ class Performer(Method):
         return Residual(partial, of_query, of_key, by_features=True)
 
     def _common(self, query: Tensor, call: Call) -> Tensor | float:
-        """What all features of a query, and all keys, share: the output does not depend on it, the log-sum-exp does."""
+        """The exponent that all features of a query, and all keys, share: only the log-sum-exp depends on it."""
         if self.kind == "relu":
             return 0.0
         shift: Tensor | float = 0.0 if self.kind == "favor++" else -math.log(self._features)
@@ -194,7 +194,7 @@ class Performer(Method):
         return shift - query.square().sum(-1) * (abs(call.scale) / 2)
 
     def _mapped(self, query: Tensor, key: Tensor, call: Call) -> tuple[Tensor, Tensor, dict[str, Any]]:
-        """What `feature_attention` is given: queries, keys, and the maps that make exponents of them."""
+        """The inputs of `feature_attention`: queries, keys, and the maps that make exponents of them."""
         centre = None
         if isinstance(call.learned, PerformerParameters) and call.learned.moves:
             query, key, centre = call.learned.moved(query, key)

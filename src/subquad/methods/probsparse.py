@@ -116,7 +116,7 @@ def averaged(x: Float[Tensor, "B G M E"], line: ValidPositions, dropout_p: float
 
 
 def visible_key_counts(line: ValidPositions) -> Int64[Tensor, "B #N"]:
-    """How many keys each query sees."""
+    """The number of keys that each query sees."""
     if not line.mask.is_causal:
         return line.key_lengths[:, None]
     valid = torch.ones(line.B, line.M, dtype=torch.int64, device=line.device)
@@ -166,7 +166,7 @@ class ProbSparse(Method):
     )
 
     def refuses(self, mask: Mask, *, cross: bool = False, **asked: bool) -> str | None:
-        """Why the method refuses a call; under a causal mask it must see all queries to choose some of them."""
+        """The reason why the method refuses a call; under a causal mask it must see all queries to choose some."""
         if not (mask.is_causal and cross):
             return super().refuses(mask, cross=cross, **asked)
         return (

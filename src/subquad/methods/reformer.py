@@ -107,7 +107,7 @@ class Reformer(Bucketed):
         return merge_partials([others, attend_inside(query, key, value, alone, call)])
 
     def meetings(self, query: Tensor, key: Tensor, call: Call) -> tuple[Buckets, ...]:
-        """Which queries meet which keys in any round, including themselves, whom they see only if alone."""
+        """Pairs of queries and keys that meet in any round, and each token itself, which it sees only if alone."""
         with torch.no_grad():
             line, D = ValidPositions.from_mask(call.mask, query, query), query.shape[3]
             valid = line.tokens(valid_as="either")

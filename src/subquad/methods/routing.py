@@ -102,7 +102,7 @@ class Routing(Bucketed):
             )
 
     def meetings(self, query: Tensor, key: Tensor, call: Call) -> tuple[Buckets, ...]:
-        """Which queries meet which keys."""
+        """Pairs of queries and keys that meet."""
         with torch.no_grad():
             scores = call.learned(*upcast(query))
             return balanced_buckets(scores, scores, call.mask, enlarge=1.0, size=self.cluster_size, odds=False)

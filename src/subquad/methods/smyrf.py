@@ -97,7 +97,7 @@ class Smyrf(Bucketed):
         return replace(type(self).traits, subquadratic=self.cluster_size > 0)
 
     def meetings(self, query: Tensor, key: Tensor, call: Call) -> tuple[Buckets, ...]:
-        """Which queries meet which keys: the clusters of all rounds."""
+        """Pairs of queries and keys that meet: the clusters of all rounds."""
         with torch.no_grad():
             line = ValidPositions.from_mask(call.mask, query, key)
             f, g = asymmetric(query, key, line)

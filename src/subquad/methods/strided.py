@@ -74,7 +74,7 @@ class Strided(Pattern):
         return with_sets(type(self).traits, self.sets, far={"stride": 1}, heads=why)
 
     def reach(self, tokens: int, mask: Mask) -> tuple[int, int]:
-        """How many tokens before and after itself a query sees."""
+        """The numbers of tokens before and after itself that a query sees."""
         span = min(self.stride, tokens)
         return span, 0 if mask.is_causal else span
 
@@ -88,7 +88,7 @@ class Strided(Pattern):
         return merge_partials([attend_inside(query, key, value, near, call), others])
 
     def meetings(self, query: Tensor, key: Tensor, call: Call) -> tuple[Buckets, ...]:
-        """Which queries meet which keys: near and distant ones; each query's own key counts once."""
+        """Pairs of queries and keys that meet: near and distant ones; each query's own key counts once."""
         (N, M), mask, merged = (query.shape[2], key.shape[2]), call.mask, self.sets == "merged"
         # Merged, the keys l tokens away are left to the distant ones.
         near = neighbours(query, key, self.stride - 1 if merged else self.stride, mask)

@@ -47,7 +47,7 @@ from subquad.methods.local import Local
 
 
 def chooses(method: Method) -> bool:
-    """Whether a part is a choice of pairs and nothing more."""
+    """True if a part is a choice of pairs and nothing more."""
     return isinstance(method, Bucketed) and not isinstance(method, Keep) and not method.summarises
 
 
@@ -184,11 +184,11 @@ class Sum(Method):
 
     @property
     def has_auxiliary_loss(self) -> bool:
-        """Whether one of the parts has an auxiliary loss."""
+        """True if one of the parts has an auxiliary loss."""
         return any(part.has_auxiliary_loss for part in self.addends)
 
     def refuses(self, mask: Mask, **asked: Any) -> str | None:
-        """Why the method refuses a call; the reason names the parts that refuse."""
+        """The reason why the method refuses a call; the reason names the parts that refuse."""
         return refusal(self, self.addends, mask, super().refuses(mask, **asked), **asked)
 
     def check_counts(self, N: int, M: int) -> None:
@@ -239,7 +239,7 @@ class Sum(Method):
         return partials[0] if len(partials) == 1 else merge_partials(partials)
 
     def _without_kept(self, query: Tensor, key: Tensor, call: Call) -> tuple[tuple[Buckets, ...], Call]:
-        """Who meets whom by the kept tokens, and the call in which these are padding."""
+        """The meetings with the kept tokens, and the call in which these are padding."""
         keep: Any = next((part for part in self.addends if isinstance(part, Keep)), None)
         if keep is None:
             return (), call
@@ -255,7 +255,7 @@ class Sum(Method):
                 yield part.clamped_to(N, M), replace(call, learned=learned.get(str(number)))
 
     def meetings(self, query: Tensor, key: Tensor, call: Call) -> tuple[Buckets, ...]:
-        """Which queries meet which keys individually; a pair may be listed several times."""
+        """Pairs of queries and keys that meet individually; a pair may be listed several times."""
         kept, call = self._without_kept(query, key, call)
         ready = self._ready(call, query.shape[2], key.shape[2])
         return kept + sum(

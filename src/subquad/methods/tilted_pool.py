@@ -119,7 +119,7 @@ def layout_of(valid: Bool[Tensor, "B M"] | None, B: int, M: int, device: torch.d
 
 @dataclass(frozen=True)
 class Pools:
-    """Half keys and values: k̄, lse, v̄; a pool without keys is not `there`."""
+    """Half keys and values: k̄, lse, v̄; a pool without keys is not `present`."""
 
     key: Float[Tensor, "B G P D"]
     mass: Float[Tensor, "B G P"]

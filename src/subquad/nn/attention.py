@@ -46,9 +46,9 @@ class MultiheadAttention(nn.Module):
             `global_tokens`, as in published models. They start as copies of the others.
 
     Unlike torch's layer it is batch first by default, and returns the output alone unless `need_weights=False` is
-    given. `load_state_dict` takes torch's weights too. It can be `self_attn` and `multihead_attn` of torch's
-    `TransformerEncoderLayer` and `TransformerDecoderLayer`, in eval mode too. `sq.nn.swap` puts methods into torch's
-    own layers.
+    given. `load_state_dict` takes torch's weights too. It can be the self_attn and multihead_attn of
+    `torch.nn.TransformerEncoderLayer` and `torch.nn.TransformerDecoderLayer`, in eval mode too. `sq.nn.swap` puts
+    methods into torch's own layers.
 
     >>> import torch, subquad as sq
     >>> layer = sq.nn.MultiheadAttention(384, 12, method=sq.ImprovedClustered(clusters=25))

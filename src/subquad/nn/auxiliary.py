@@ -52,12 +52,12 @@ def with_auxiliary_loss(task_loss: Float[Tensor, ""], model: nn.Module, weight: 
 
 
 def has_auxiliary_loss(model: nn.Module) -> bool:
-    """Whether any attention layer of a model has a method with an auxiliary loss."""
+    """True if any attention layer of a model has a method with an auxiliary loss."""
     return any(isinstance(module, BoundMethod) and module.method.has_auxiliary_loss for module in model.modules())
 
 
 def _why_none(model: nn.Module, layers: list[BoundMethod]) -> str:
-    """Why there is no auxiliary loss, and what to do."""
+    """The reason why there is no auxiliary loss, and the remedy."""
     able = [layer for layer in layers if layer.method.has_auxiliary_loss]
     if not able:
         with_one = ", ".join(name for name, method in all_methods().items() if method().has_auxiliary_loss)

@@ -33,7 +33,7 @@ class GlobalRows(Pattern):
     traits: ClassVar[Traits] = Longformer.traits
 
     def meetings(self, query: Tensor, key: Tensor, call: Call) -> tuple[Buckets, ...]:
-        """Which queries meet which keys: the first ones all."""
+        """Pairs of queries and keys that meet: all keys for the first queries."""
         return (rows_of_first(self.first, PatternPositions.from_mask(call.mask, query, key)),)
 
 
@@ -91,7 +91,7 @@ class WithRows:
         return torch.where(self._which(mask, keep)[:, None, :, None], rows, out)
 
     def _which(self, mask: Mask, keep: Keep | None) -> Bool[Tensor, "B N"]:
-        """Which queries are global: kept ones, and those that meet a key where kept tokens are left out."""
+        """The queries that are global: kept ones, and those that meet a key where kept tokens are left out."""
         N, kept = self.query.shape[2], None
         if keep is not None:
             kept = kept_tokens(keep, self.query, self.key, mask)

@@ -56,7 +56,7 @@ def attend_all(
 
 
 def padded_queries(query_valid: Tensor, causal: bool) -> Tensor | None:
-    """Which queries (B,N) are computed apart: the padded ones; None where there are none.
+    """The queries (B,N) that are computed apart: the padded ones; None if there are none.
 
     In a causal layer those behind the last real token, which may see all real keys. Those before the first see none.
     """

@@ -339,7 +339,7 @@ def check_sets(width: int, x: Tensor, y: Tensor | None = None) -> None:
 
 
 def paddings(mask: Mask | None, x: Tensor, y: Tensor) -> tuple[Bool[Tensor, "B N"] | None, Bool[Tensor, "B M"] | None]:
-    """Which elements of x, and which of y, are real; None: all are.
+    """The real elements of x and of y, as bools; None: all are real.
 
     Raises:
         ValueError: the mask is not only padding, or has other sizes.
@@ -354,7 +354,7 @@ def paddings(mask: Mask | None, x: Tensor, y: Tensor) -> tuple[Bool[Tensor, "B N
 
 
 def elements(mask: Mask | None, x: Tensor) -> Bool[Tensor, "B N"] | None:
-    """Which elements of one set are real; None: all are. Errors as `paddings`."""
+    """The real elements of one set, as a bool; None: all are real. Errors as `paddings`."""
     if mask is not None and (mask.keys or mask.queries):
         raise ValueError(f"there is one set here, padded by Mask.padding(sizes), but the mask is {mask}")
     return paddings(mask, x, x)[0]

@@ -127,7 +127,7 @@ def describe(module: nn.Module) -> SwappedModule:
 
 
 def refusals(module: nn.Module, method: str | Method) -> dict[str, str]:
-    """Which layers cannot run this method, and why: {layer name: reason}. Empty if all can.
+    """The layers that cannot run this method, and the reasons: {layer name: reason}. Empty if all can.
 
     Masks are known at a call alone, so a layer that is not here may still refuse one in the forward pass.
 
@@ -150,7 +150,7 @@ def _change(module: nn.Module, **attributes: Any) -> None:
 
 
 def _is_wrapped(layer: nn.Module) -> bool:
-    """Whether another library replaced the forward pass of this one object."""
+    """True if another library replaced the forward pass of this one object."""
     forward = vars(layer).get("forward")
     return forward is not None and getattr(forward, "func", None) is not _kind(layer).forward
 
@@ -190,7 +190,7 @@ def _choose(names: list[str], method: str | Method | Mapping[str, str | Method])
 
 
 def _refusal(module: nn.Module, name: str, layer: nn.Module, method: Method) -> str | None:
-    """Why a layer cannot run a method, from the layer and from where it is."""
+    """The reason why a layer cannot run a method, from the layer and from where it is."""
     above, _, attribute = name.rpartition(".")
     in_decoder = name != "" and isinstance(module.get_submodule(above), nn.TransformerDecoderLayer)
     if in_decoder and attribute == "multihead_attn":

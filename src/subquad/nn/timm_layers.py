@@ -13,7 +13,7 @@ CHANGED: dict[str, Any] = {}
 
 
 def is_one(module: nn.Module) -> bool:
-    """Whether a module is timm's `Attention`, the layer of its vision transformers, or made from it."""
+    """True if a module is timm's `Attention`, the layer of its vision transformers, or made from it."""
     return any(cls.__name__ == "Attention" and cls.__module__.startswith("timm.") for cls in type(module).__mro__)
 
 
@@ -23,7 +23,7 @@ def sizes(layer: Any) -> dict[str, int]:
 
 
 def refusal(layer: Any, method: Method) -> str | None:
-    """Why no method, or not this one, can run in this layer; None where it can."""
+    """The reason why no method, or not this one, can run in this layer; None if it can."""
     if not layer.fused_attn:
         return "its fused_attn is False, so it computes the weights itself; set timm.layers.set_fused_attn(True) first"
     return None

@@ -56,7 +56,7 @@ def check_encoder_padding(encoder: nn.Module, args: tuple[Any, ...], kwargs: dic
 
 
 def _is_batch_first(encoder: Any) -> bool:
-    """Whether the batch is the first axis of the inputs of torch's encoder, which its layers decide."""
+    """True if the batch is the first axis of the inputs of torch's encoder, which its layers decide."""
     return all(bool(part.batch_first) for part in encoder.modules() if isinstance(part, nn.MultiheadAttention))
 
 

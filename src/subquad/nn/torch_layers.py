@@ -13,7 +13,7 @@ CHANGED = {"_qkv_same_embed_dim": False}  # else torch's encoder layers, in eval
 
 
 def is_one(module: nn.Module) -> bool:
-    """Whether a module is torch's `nn.MultiheadAttention`, or made from it."""
+    """True if a module is torch's `nn.MultiheadAttention`, or made from it."""
     return isinstance(module, nn.MultiheadAttention)
 
 
@@ -23,7 +23,7 @@ def sizes(layer: Any) -> dict[str, int]:
 
 
 def refusal(layer: Any, method: Method) -> str | None:
-    """Why no method, or not this one, can run in this layer; None where it can."""
+    """The reason why no method, or not this one, can run in this layer; None if it can."""
     if type(layer).forward is not nn.MultiheadAttention.forward:
         return f"its class, {type(layer).__name__}, has a forward pass of its own, which swap would bypass"
     if layer.bias_k is not None or layer.add_zero_attn:

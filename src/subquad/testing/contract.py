@@ -53,7 +53,7 @@ def once(test: Callable) -> Callable:
 
 
 def has_exact_limit(traits: Traits) -> bool:
-    """Whether the method equals exact attention at some settings."""
+    """True if the method equals exact attention at some settings."""
     return not isinstance(traits.exact_limit, str)
 
 
@@ -150,7 +150,7 @@ def supported_masks(method: Method, B: int, N: int) -> list[Mask]:
 
 
 def compile_failures(methods: Sequence[Method]) -> dict[str, str]:
-    """What goes wrong when each method is compiled, from one process for all of them."""
+    """The failures of methods that are compiled, from one process for all of them."""
     task = {"modules": outside_modules(), "methods": [method.to_dict() for method in methods]}
     done = subprocess.run(
         [sys.executable, "-m", "subquad.testing.compiled"],
@@ -192,7 +192,7 @@ class Contract:
         return [resolve(method) for method in chosen]
 
     def is_long(self, test: str, method: Method) -> bool:
-        """Whether the case of this method is marked `long`, in a test suite that has such a mark."""
+        """True if the case of this method is marked `long`, in a test suite that has such a mark."""
         return False
 
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:

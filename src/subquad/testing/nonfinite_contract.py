@@ -80,17 +80,17 @@ def spoilt(x: Tensor, name: str) -> Tensor:
 
 
 def reads(method: Method, which: int) -> bool:
-    """Whether the output depends on the queries (0) or keys (1) at all: the keys of some methods are the queries."""
+    """True if the output depends on the queries (0) or keys (1) at all: the keys of some methods are the queries."""
     return bool(on_backend("reference", method, qkv())[1 + which].any())
 
 
 def runs_on(method: Method, backend: str) -> str:
-    """What computes a method; a sum merges its parts in plain PyTorch on every backend."""
+    """The backend that computes a method; a sum merges its parts in plain PyTorch on every backend."""
     return "reference" if isinstance(method, sq.Sum) else backend
 
 
 def passes_padding_to_sdpa(method: Method) -> bool:
-    """Whether the method is SDPA itself, whose padding must be finite."""
+    """True if the method is SDPA itself, whose padding must be finite."""
     return isinstance(method, sq.Full) and (method.positions, method.kernel) == ("none", "sdpa")
 
 

@@ -52,7 +52,7 @@ NESTED: dict[str, Callable[[Function, Tensor], Function]] = {  # what `vmap` run
 
 
 def changes_in_training(method: Method) -> bool:
-    """Whether a forward pass in training changes a buffer."""
+    """True if a forward pass in training changes a buffer."""
     bound = bound_for(method, *qkv(N)).train()
     before = [buffer.clone() for buffer in bound.buffers()]
     bound(*qkv(N), **hidden_for(method, qkv(N)[0]))
@@ -67,7 +67,7 @@ def second(function: Function, query: Tensor) -> Tensor:
 
 
 def masks_from_tensors(method: Method) -> Iterator[Callable[[], Mask]]:
-    """What makes masks from tensors that exist already, for the masks that the method supports."""
+    """Functions that make masks from tensors that exist already, for the masks that the method supports."""
     valid, lengths = lengths_to_bool([N - 3, N // 2], N, "left"), torch.tensor([N, 7])
     ids = torch.arange(N).expand(2, N) // 9 - 1
     makers: list[Callable[[], Mask]] = [

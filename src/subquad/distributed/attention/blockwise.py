@@ -70,12 +70,12 @@ class KeyBlocks:
     E: int
 
     def ring(self) -> Ring:
-        """How far each block goes."""
+        """The ring, with the number of ranks that each block passes."""
         queries, keys = spans(self.split.lengths), spans(self.split.key_lengths)
         return Ring(self.split, lambda rank, block: needs(self.mask, queries[rank], keys[block]))
 
     def pieces(self, block: int | None, query: Tensor) -> list[Piece]:
-        """What this rank's queries see of a block; empty where they see nothing."""
+        """The pieces of a block that this rank's queries see; empty if they see nothing."""
         if block is None:
             return []
         keys, local, M = spans(self.split.key_lengths)[block], self.split.local_tokens, sum(self.split.key_lengths)
@@ -145,7 +145,7 @@ def _partial(query: Tensor, key: Tensor, value: Tensor, piece: Piece, blocks: Ke
 
 @dataclass(frozen=True)
 class _QueryRows:
-    """What the backward pass knows of its queries, in one width: g, q, out, and lse."""
+    """Inputs of the backward pass for its queries, in one width: g, q, out, and lse."""
 
     gradient: Float[Tensor, "B H N W"]
     query: Float[Tensor, "B H N W"]

@@ -61,7 +61,7 @@ def attend_balanced_of_ranks(
 
 
 def _chosen(queries: Candidates, keys: Candidates, size: int, split: TokenSplit) -> tuple[Taken, Taken]:
-    """Which candidates of all ranks buckets take, as queries and as keys."""
+    """The candidates of all ranks that buckets take, as queries and as keys."""
     sides = [(queries.scores, split.lengths), (keys.scores, split.key_lengths)]
     choices = combine_together([choosing(scores, size, lengths) for scores, lengths in sides], split.group)
     of_queries, of_keys = (taken(slots, scores, split.rank) for slots, (scores, _) in zip(choices, sides, strict=True))

@@ -19,7 +19,7 @@ Scores = tuple[Tensor | Hashed, Tensor | Hashed]
 
 
 def fixed_buckets(method: HashedBuckets) -> bool:
-    """Whether neither the number nor the size of the buckets grows with the length."""
+    """True if neither the number nor the size of the buckets grows with the length."""
     return method.buckets > 0 and method.bucket_size > 0 and method.selection == "balanced"
 
 

@@ -62,7 +62,7 @@ def attend_whole(
 
 
 def local_sums(key: Tensor, value: Tensor, side: GlobalIndex, learned: Projections, skip: int) -> list[Tensor]:
-    """What this rank's tokens add to the projections of keys and values, without `skip` at each end of the item."""
+    """Contributions of this rank's tokens to the projected keys and values, without `skip` at each end of the item."""
     inside = side.valid & (side.index >= skip) & (side.index < side.tokens[:, None] - skip)
     return [e.mT @ x for e, x in zip(learned.columns(side.index, inside, key), (key, value), strict=True)]
 

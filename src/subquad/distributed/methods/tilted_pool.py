@@ -67,7 +67,7 @@ class TiltedCall:
         return joined(*parts)
 
     def bias(self, pools: Half, heads: int) -> tuple[Float[Tensor, "B H P"], Bool[Tensor, "B P"]]:
-        """What is added to the logits of pooled keys, and which of them have a token."""
+        """The bias of the logits of pooled keys, and a bool that marks the pools that have a token."""
         (key, mass), tilt = pools, self.call.learned
         present = (mass > torch.finfo(mass.dtype).min / 2).any(1)
         slope = (key * tilt.towards.to(key.dtype)[:, None]).sum(-1) * self.scale
@@ -263,7 +263,7 @@ class LineBlocks:
         return number[:, None].expand(-1, self.T, -1)
 
     def pools(self, filled: Bool[Tensor, "B P"], first: int) -> Int64[Tensor, "B T K"]:
-        """What of each pool is not near a block, in the numbers of `_pools`, which begin at `first`.
+        """The parts of pools that are not near a block, in the numbers of `_pools`, which begin at `first`.
 
         A pool may have a part before what is near and one behind it, but only that in which what is near begins.
         """

@@ -70,7 +70,7 @@ def kmeans_of_ranks(problems: Several[Codes], split: TokenSplit) -> list[Int64[T
 
 
 def _may_move(old: Int64[Tensor, "B H C"], new: Int64[Tensor, "B H C"]) -> bool:
-    """Whether centroids differ, which all ranks see alike; on a GPU to ask would take longer than to go on."""
+    """True if centroids differ, which all ranks see alike; on a GPU to ask would take longer than to continue."""
     return old.device.type != "cpu" or not torch.equal(old, new)
 
 

@@ -25,7 +25,7 @@ class Tokens(NamedTuple):
 
 @dataclass(frozen=True)
 class Whole:
-    """What is known of the tokens of all ranks, in fp64.
+    """Moments of the tokens of all ranks, in fp64.
 
     Attributes:
         count: the real ones of each item.
@@ -61,7 +61,7 @@ def moments_as_rows(tokens: Tokens) -> Rows:
 
 
 def whole_of(rows: Float[Tensor, "B H F"], tokens: Tokens, split: TokenSplit) -> Whole:
-    """What is known of the tokens of all ranks, from what comes of `moments_as_rows`."""
+    """The moments of the tokens of all ranks, from the combined result of `moments_as_rows`."""
     D = tokens.x.shape[3]
     count, squares, mean, covariance = rows.split([split.ranks, 1, D, D * D * tokens.covariance], dim=-1)
     counts = count[:, 0].long()

@@ -44,7 +44,7 @@ class Candidates(NamedTuple):
 
 
 class Taken(NamedTuple):
-    """What a bucket takes of the candidates of all ranks, in slots, the highest score first.
+    """The candidates of all ranks that a bucket takes, in slots, the highest score first.
 
     Attributes:
         rank: whose candidate is in each slot; −1 in an empty one.
@@ -58,7 +58,7 @@ class Taken(NamedTuple):
 
     @property
     def filled(self) -> Bool[Tensor, "B H C K"]:
-        """Which slots are filled."""
+        """A bool that marks the slots that are filled."""
         return self.rank >= 0
 
     def in_slots(self, rows: Float[Tensor, "B H C k F"]) -> Float[Tensor, "B H C K F"]:

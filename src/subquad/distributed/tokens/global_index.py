@@ -18,7 +18,7 @@ class GlobalIndex:
     """The tokens of this rank among the real tokens of their items on all ranks.
 
     Attributes:
-        real: which of them are real.
+        valid: which of them are real.
         index: how many real tokens of its item precede each, on all ranks.
         counts: how many real tokens of each item each rank has.
     """
@@ -30,12 +30,12 @@ class GlobalIndex:
 
     @property
     def tokens(self) -> Int64[Tensor, "B"]:
-        """How many real tokens each item has on all ranks."""
+        """The number of real tokens of each item on all ranks."""
         return self.counts.sum(0)
 
     @property
     def before(self) -> Int64[Tensor, "B"]:
-        """How many real tokens each item has on the ranks before this one."""
+        """The number of real tokens of each item on the ranks before this one."""
         return self.counts[: self.this_rank].sum(0)
 
     def ends(self, x: Float[Tensor, "B H M D"], number: int) -> Float[Tensor, "B H S D"]:
@@ -75,7 +75,7 @@ def _global_index(n: int, valid: Tensor | None, counts: Tensor, this_rank: int) 
 
 
 def pool_sums(x: Float[Tensor, "B H M D"], side: GlobalIndex, pools: int, skip: int = 0) -> Float[Tensor, "B H C D"]:
-    """What this rank has of the sums of an item's pools, which leave out `skip` tokens at each end of the item."""
+    """This rank's part of the sums of an item's pools, which leave out `skip` tokens at each end of the item."""
     tokens = (side.tokens - 2 * skip)[:, None]
     index = side.index - skip
     label = torch.where(side.valid & (index >= 0) & (index < tokens), pool_of(index, tokens, pools), pools)

@@ -45,7 +45,7 @@ class Neighbourhood:
 
     @property
     def near(self) -> int:
-        """How many tokens of other ranks a line has on each side, at most."""
+        """The largest number of other ranks' tokens that a line has on each side."""
         return 2 * self.most - 1
 
     @property
@@ -60,7 +60,7 @@ class Neighbourhood:
 
     @property
     def end(self) -> Int64[Tensor, "_R B"]:
-        """What follows each rank's line."""
+        """The first number behind each rank's line."""
         return ((self.first + self.side.counts - 1) // self.block + 2) * self.block
 
     @property
@@ -79,7 +79,7 @@ class Neighbourhood:
         )
 
     def numbers_of_edge(self, rank: int, behind: bool) -> tuple[Int64[Tensor, "B W"], Bool[Tensor, "B W"]]:
-        """Which tokens of the item a rank's edge has, and which of its places are filled."""
+        """The item's tokens at the edge of a rank, and a bool that marks the places that are filled."""
         token_counts, first = self.side.counts[rank][:, None], self.first[rank][:, None]
         number = torch.arange(self.near, device=token_counts.device)
         number = number if behind else token_counts - self.near + number
@@ -188,13 +188,13 @@ class Neighbourhood:
 
 
 def are_sinks(number: Int64[Tensor, "#B M"], side: GlobalIndex, sinks: int, causal: bool) -> Bool[Tensor, "B M"]:
-    """Which numbers are those of an item's first tokens, or without a causal mask of its last ones."""
+    """A bool that marks the numbers of an item's first tokens, and without a causal mask those of its last ones."""
     tokens = side.tokens[:, None]
     first = (number < sinks) & (number >= 0)
     return first.expand(len(tokens), -1) if causal else first | ((number >= tokens - sinks) & (number < tokens))
 
 
 def ends_present(side: GlobalIndex, sinks: int) -> Bool[Tensor, "B S"]:
-    """Which of `GlobalIndex.ends` an item has, each once."""
+    """A bool that marks the tokens of `GlobalIndex.ends` that an item has, each once."""
     number, tokens = torch.arange(sinks, device=side.valid.device), side.tokens[:, None]
     return torch.cat([number < tokens, tokens - sinks + number >= sinks], dim=1)

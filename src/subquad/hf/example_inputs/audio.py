@@ -8,7 +8,7 @@ from subquad.hf.example_inputs.form import Form, configs
 
 
 def samples(form: Form) -> int:
-    """How many samples make `length` frames behind the model's convolutions."""
+    """The number of samples that make `length` frames behind the model's convolutions."""
     strides = _list(form, "conv_stride") or _list(form, "upsampling_ratios") or [8, 8, 5]
     kernels = _list(form, "conv_kernel") or strides
     count = form.length
@@ -28,25 +28,25 @@ def wave(form: Form) -> Tensor:
 
 
 def wave_mask(form: Form) -> Tensor | None:
-    """Which samples are real."""
+    """A mask of the samples that are real."""
     return form.mask(samples(form))
 
 
 def bins(form: Form) -> int:
-    """How many numbers one frame has."""
+    """The number of values in one frame."""
     return form.number(
         "num_mel_bins", "n_mels", "input_feat_per_channel", "feature_size", "mel_bins", "feature_projection_input_dim"
     )
 
 
 def frames(form: Form) -> int:
-    """How many frames: as many as the encoder has positions for where it takes no other number."""
+    """The number of frames: as many as the encoder has positions for if it accepts no other number."""
     fixed = form.number("max_source_positions", "max_length", default=0)
     return 2 * fixed if fixed else free_frames(form)
 
 
 def free_frames(form: Form) -> int:
-    """How many frames where any number will do."""
+    """The number of frames if any number is accepted."""
     return 8 * form.length
 
 
@@ -66,12 +66,12 @@ def channels_by_mel(form: Form) -> Tensor:
 
 
 def chunk(form: Form) -> int:
-    """How many frames a window of an encoder that cuts its frames into chunks has."""
+    """The number of frames in a window of an encoder that cuts its frames into chunks."""
     return 2 * form.number("n_window")
 
 
 def frames_in_chunk(form: Form) -> int:
-    """How many frames where any number will do that is less than a chunk.
+    """The number of frames if any number is accepted that is less than a chunk.
 
     transformers counts 13 tokens for a whole chunk, as one of 100 frames has, whatever the config's `n_window`.
     """
@@ -84,7 +84,7 @@ def joined_frames(form: Form) -> Tensor:
 
 
 def joined_lengths(form: Form) -> Tensor:
-    """How many of `joined_frames` each item has."""
+    """The number of `joined_frames` of each item."""
     return torch.tensor([frames_in_chunk(form)] * form.batch)
 
 
@@ -94,10 +94,10 @@ def one_chunk(form: Form) -> Tensor:
 
 
 def frames_of_chunk(form: Form) -> Tensor:
-    """Which frames of `one_chunk` are real: not the last ones."""
+    """A mask of the frames of `one_chunk` that are real: not the last ones."""
     return F.pad(form.full_mask(frames_in_chunk(form)), (0, chunk(form) - frames_in_chunk(form)))
 
 
 def all_frames(form: Form) -> Tensor:
-    """Which frames are real, ones where no padding is asked for."""
+    """A mask of the frames that are real, all ones if no padding is asked for."""
     return form.full_mask(free_frames(form))

@@ -91,7 +91,7 @@ def _rule(form: Form, name: str, special: Rules) -> Rule | None:
 
 
 def _takes_image_tokens(form: Form) -> bool:
-    """Whether image features take the places of image tokens in the text."""
+    """True if image features take the places of image tokens in the text."""
     if not {"input_ids", "pixel_values"} <= form.parameters.keys() or _tower(form) is None:
         return False
     return any(name in IMAGE_TOKENS for name, _ in special_ids(form.config))
@@ -129,7 +129,7 @@ def _image_inputs(form: Form, special: Rules) -> dict[str, Tensor]:
 
 
 def _count(features: object) -> int | None:
-    """How many feature vectors there are in all."""
+    """The total number of feature vectors; None if it is not known."""
     if isinstance(features, Tensor):
         return features.shape[:-1].numel() if features.ndim > 1 else None
     if isinstance(features, list | tuple):

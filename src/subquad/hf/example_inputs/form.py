@@ -1,4 +1,4 @@
-"""What an example input is made from: the model, its config and forward signature, the sizes asked for."""
+"""The sources of an example input: the model, its config and forward signature, the sizes asked for."""
 
 import inspect
 from collections.abc import Iterator
@@ -100,7 +100,7 @@ class Form:
 
     @cached_property
     def vocabulary(self) -> int:
-        """How many ids the input embeddings know."""
+        """The number of ids that the input embeddings know."""
         try:
             embeddings = self.model.get_input_embeddings()
         except (NotImplementedError, AttributeError):

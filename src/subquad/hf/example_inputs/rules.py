@@ -1,4 +1,4 @@
-"""Which rule makes which parameter of a forward pass: by its name, and by model type where a name is not enough."""
+"""Rules that make the parameters of a forward pass: by name, and by model type if a name is not enough."""
 
 from collections.abc import Callable
 from typing import Any

@@ -6,13 +6,13 @@ from subquad.hf.example_inputs.form import Form
 
 
 def past_length(form: Form) -> int:
-    """How many steps the past has: the context, and what lags reach back."""
+    """The number of steps in the past: the context, and the steps that lags reach back."""
     lags = getattr(form.config, "lags_sequence", None) or [0]
     return form.number("context_length", "prediction_length") + max(lags)
 
 
 def future_length(form: Form) -> int:
-    """How many steps there are to predict."""
+    """The number of steps to predict."""
     return form.number("prediction_length")
 
 

@@ -30,13 +30,13 @@ def patch_size(form: Form) -> int:
 
 
 def channels(form: Form) -> int:
-    """How many colours an image has."""
+    """The number of colours in an image."""
     names = ("num_channels", "in_channels", "in_chans", "num_input_channels")
     return next((n for n in _values(form, *names) if isinstance(n, int)), 3)
 
 
 def _values(form: Form, *names: str) -> Iterator[Any]:
-    """What the configs have under these names; those of vision parts come first."""
+    """The values of the configs under these names; those of vision parts come first."""
     named = sorted(
         configs(form.config), key=lambda c: not any(word in c.model_type for word in ("vision", "vit", "image"))
     )
@@ -67,7 +67,7 @@ def patch_rows(form: Form) -> Tensor:
 
 
 def patch_mask(form: Form) -> Tensor:
-    """Which of the rows are patches of the image: 1 or 0."""
+    """A mask of the rows that are patches of the image: 1 or 0."""
     valid = spatial_shapes(form).prod(-1)
     return (torch.arange(SIDE * SIDE) < valid[:, None]).long()
 

@@ -23,7 +23,7 @@ class Shares:
     bias: Float[Tensor, "#B #H #N k"] | None
 
     def of_heads(self, heads: int, like: Tensor) -> Float[Tensor, "#B {heads} #N k"]:
-        """What is added to the logits of `heads` query heads."""
+        """The bias of the logits of `heads` query heads."""
         if self.bias is None:
             return like.new_zeros(1, heads, 1, 1)
         return repeat_heads(self.bias.expand(-1, self.bias.shape[1], -1, -1), heads)

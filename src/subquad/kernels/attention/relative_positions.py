@@ -52,7 +52,7 @@ def window_ahead(span: int, is_causal: bool, device: torch.device) -> Int64[Tens
 def every_ahead(
     mask: Mask, N: int, M: int, device: torch.device
 ) -> tuple[Int64[Tensor, "#B P"], Int64[Tensor, "#B N M"]]:
-    """How far ahead of a query a key may be, in order, and which of these distances each pair has.
+    """The distances that a key may be ahead of a query, in order, and the index of each pair's distance.
 
     In a packed segment its own tokens are counted. Under a causal mask, keys of the future have the last distance.
     """

@@ -26,7 +26,7 @@ _AGAIN = "run `pip install -v --force-reinstall --no-deps .` in subquad's folder
 
 
 class Refusal(NamedTuple):
-    """Why the native library cannot be used here, and what to do about it."""
+    """The reason why the native library cannot be used here, and the remedy."""
 
     cause: str
     remedy: str
@@ -44,12 +44,12 @@ def library() -> ctypes.CDLL:
 
 
 def refusal() -> str | None:
-    """Why the native library cannot be used here, with the remedy, or None when it can."""
+    """The reason why the native library cannot be used here, with the remedy, or None when it can."""
     return _REFUSAL
 
 
 def cause() -> str | None:
-    """Why the native library cannot be used here, without the remedy, or None when it can."""
+    """The reason why the native library cannot be used here, without the remedy, or None when it can."""
     return None if _REFUSED is None else _REFUSED.cause
 
 
@@ -81,12 +81,12 @@ def use_variant(name: str) -> Iterator[None]:
 
 
 def is_vectorised() -> bool:
-    """Whether there is a variant for this CPU's vector instructions: AVX2 or better, or NEON."""
+    """True if there is a variant for this CPU's vector instructions: AVX2 or better, or NEON."""
     return _VECTORISED
 
 
 def has_threads() -> bool:
-    """Whether kernels run on several threads: those of OpenMP or, on macOS, of Grand Central Dispatch."""
+    """True if kernels run on several threads: those of OpenMP or, on macOS, of Grand Central Dispatch."""
     return bool(library().subquad_has_threads())
 
 

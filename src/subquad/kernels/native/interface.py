@@ -18,7 +18,7 @@ SMALL = 1 << 20  # products that one thread does in some 20 µs
 
 
 def refusal(x: Tensor, *, any_dtype: bool = False) -> str | None:
-    """Why the compiled kernels cannot read this tensor; None where they can."""
+    """The reason why the compiled kernels cannot read this tensor; None if they can."""
     if x.device.type != "cpu":
         return f"the tensors are on {x.device}"
     exporting = torch.compiler.is_exporting() and not torch.compiler.is_dynamo_compiling()

@@ -37,7 +37,7 @@ class Signature:
     def shared(
         self, queries: Int64[Tensor, "B H T S"], keys: Int64[Tensor, "B H T K"], mask: Mask
     ) -> Bool[Tensor, "B H T S K"]:
-        """Which of these pairs meet in the set."""
+        """The pairs among these that meet in the set."""
         both = _any_in_common(self._words_at(queries, keys))
         if self.span is None:
             return both
@@ -45,7 +45,7 @@ class Signature:
         return both & near
 
     def shared_before(self, buckets: Buckets) -> Bool[Tensor, "B H T S K"]:
-        """Which pairs of the set's own blocks meet in an earlier bucket too."""
+        """The pairs of the set's own blocks that meet in an earlier bucket too."""
         queries, keys = buckets.queries, buckets.keys_of_block()
         number = torch.arange(buckets.keys.shape[2], device=keys.device).expand(buckets.keys.shape[:3])
         number = number if buckets.bucket is None else buckets.bucket

@@ -14,7 +14,7 @@ def group_mean(x: Float[Tensor, "B H N D"], labels: Int64[Tensor, "B H N"], grou
 
 
 def group_sizes(labels: Int64[Tensor, "B H N"], groups: int) -> Int64[Tensor, "B H C"]:
-    """How many members each group has."""
+    """The number of members of each group."""
     counts = labels.new_zeros(*labels.shape[:2], groups + 1)
     return counts.scatter_add(2, labels, torch.ones_like(labels))[..., :groups]
 

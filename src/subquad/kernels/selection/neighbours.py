@@ -13,13 +13,13 @@ BLOCK = 16  # the fewest queries of a block: smaller ones would share too few ke
 
 
 def farthest(N: int, M: int, mask: Mask) -> int:
-    """How far a query and a key may be apart; if offsets are on a device, queries count as aligned with keys."""
+    """The largest distance of a query and a key; if offsets are on a device, queries count as aligned with keys."""
     # torch's own minima and maxima, here and below: they can be traced where lengths are symbolic.
     return M + N if isinstance(mask.offset, Tensor) else sym_max((mask.offset or 0) + N, M) - 1
 
 
 def reach(window: int, N: int, M: int, mask: Mask) -> int:
-    """How far a query sees: the window or the mask's own, and no further than there are tokens."""
+    """The distance that a query sees: the window or the mask's own, and no further than there are tokens."""
     span = window if mask.span is None else sym_min(window, mask.span)
     return span if isinstance(mask.offset, Tensor) else sym_min(span, farthest(N, M, mask))
 

@@ -68,7 +68,7 @@ def _check_window(mask: Mask, ids: Int[Tensor, "B N"], segments: int) -> None:
 
 
 def _runs(ids: Int[Tensor, "B N"]) -> int:
-    """How many times a segment begins, or goes on after other tokens."""
+    """The number of times that a segment begins, or continues after other tokens."""
     before = F.pad(ids, (1, 0), value=-1)[:, :-1]
     return int(((ids >= 0) & (ids != before)).sum())
 

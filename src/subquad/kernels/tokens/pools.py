@@ -25,7 +25,7 @@ def pool_of(rank: Int64[Tensor, "..."], tokens: Int64[Tensor, "..."] | int, pool
 
 
 def pool_sizes(tokens: Int64[Tensor, "B"], pools: int) -> Int64[Tensor, "B C"]:
-    """How many tokens each pool of `pool_of` has.
+    """The number of tokens in each pool of `pool_of`.
 
     >>> pool_sizes(torch.tensor([7, 2]), 3)
     tensor([[3, 2, 2],

@@ -34,7 +34,7 @@ class ValidPositions:
 
     @property
     def aligned(self) -> bool:
-        """Whether query i is known to have the position of key i, without reading a tensor."""
+        """True if query i is known to have the position of key i, without reading a tensor."""
         return bool(self.N == self.M and self.mask.aligned)
 
     @property
@@ -50,12 +50,12 @@ class ValidPositions:
 
     @property
     def query_lengths(self) -> Int64[Tensor, "B"]:
-        """How many real queries each item has."""
+        """The number of real queries of each item."""
         return valid_lengths(self.valid_queries, self.B, self.N, self.device)
 
     @property
     def key_lengths(self) -> Int64[Tensor, "B"]:
-        """How many real keys each item has."""
+        """The number of real keys of each item."""
         return valid_lengths(self.valid_keys, self.B, self.M, self.device)
 
     def tokens(self, *, valid_as: str) -> Bool[Tensor, "B N"]:
@@ -76,14 +76,14 @@ class ValidPositions:
 def valid_lengths(
     valid: Bool[Tensor, "B N"] | None, batch: int, tokens: int, device: torch.device
 ) -> Int64[Tensor, "B"]:
-    """How many real tokens each item has."""
+    """The number of real tokens of each item."""
     if valid is None:
         return torch.full((batch,), tokens, dtype=torch.int64, device=device)
     return valid.sum(1)
 
 
 def ranks(valid: Bool[Tensor, "B M"] | None, M: int, device: torch.device) -> Int64[Tensor, "#B M"]:
-    """How many real tokens of its item precede each token."""
+    """The number of real tokens of its item that precede each token."""
     if valid is None:
         return torch.arange(M, device=device)[None]
     return valid.cumsum(1) - valid.long()

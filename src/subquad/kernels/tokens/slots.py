@@ -37,7 +37,7 @@ class Slots:
 
 @dataclass(frozen=True)
 class Buckets:
-    """Which queries meet which keys: every query of a block meets every key of the block's bucket.
+    """Blocks of queries and buckets of keys: every query of a block meets every key of the block's bucket.
 
         queries (T blocks of S slots)     bucket     keys (C buckets of K slots)
         [ 4  0  9  N ] ────────────────►    1        [ 0  1  2  3 ]   bucket 0
@@ -76,7 +76,7 @@ class Buckets:
         return labels.scatter(2, self.queries.flatten(2), of_slot.flatten(2))[..., :N]
 
     def multiplicity(self, N: int, M: int, mask: Mask, rows: slice = slice(None)) -> Float[Tensor, "B H rows M"]:
-        """How often each query, of these rows, meets each key. N×M memory for all: for tests and diagnostics."""
+        """The number of times that each query, of these rows, meets each key. N×M memory for all: for tests."""
         queries = members(self.queries, N)[:, :, rows]
         keys = members(self.keys_of_block(), M)
         query, key = (torch.arange(n, device=queries.device)[None, None] for n in (N, M))

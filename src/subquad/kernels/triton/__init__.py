@@ -26,7 +26,7 @@ WIDEST = 256  # of a key or a value: a kernel holds whole vectors
 
 
 def usable() -> bool:
-    """Whether Triton is installed, so that the kernels can be imported."""
+    """True if Triton is installed, so that the kernels can be imported."""
     return find_spec("triton") is not None
 
 
@@ -48,7 +48,7 @@ def wanted_version() -> str:
 
 
 def wanted() -> bool:
-    """Whether the kernels may run here: importing Triton takes half a second, which other installs do not pay."""
+    """True if the kernels may run here: importing Triton takes half a second, which other installs do not pay."""
     return usable() and (INTERPRETED or torch.version.cuda is not None or torch.version.hip is not None)
 
 
@@ -60,7 +60,7 @@ def load() -> None:
 
 
 def refusal() -> str | None:
-    """Why the backend cannot run here; None where it can."""
+    """The reason why the backend cannot run here; None if it can."""
     if not INTERPRETED and torch.version.cuda is None and torch.version.hip is None:
         slowly = "; with TRITON_INTERPRET=1 the kernels run on the CPU, slowly" if usable() else ""
         return f"this build of torch has no GPU support{slowly}"
@@ -70,7 +70,7 @@ def refusal() -> str | None:
 
 
 def refusal_of_any_dtype(x: Tensor) -> str | None:
-    """Why the kernels cannot read this tensor, whatever numbers it holds; None where they can."""
+    """The reason why the kernels cannot read this tensor, with any dtype; None if they can."""
     devices = ("cpu",) if INTERPRETED else ("cuda",)
     if x.device.type not in devices and not (x.device.type == "meta" and backends.is_tracing()):
         return f"the tensors are on {x.device}"

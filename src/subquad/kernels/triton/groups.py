@@ -81,7 +81,7 @@ class Members:
         return Members(labels, C, length, counts, sums)
 
     def arguments(self) -> dict[str, object]:
-        """What `load_sums` reads, by name."""
+        """The arguments of `load_sums`, by name."""
         return {"sums": self.sums, "counts": self.counts, "C": self.groups, "runs": self.counts.shape[2]}
 
     def fill_order(self, order: Tensor, offsets: Tensor, rank: Tensor | None = None) -> None:
@@ -90,7 +90,7 @@ class Members:
         Args:
             order: (B,H,N).
             offsets: (B,H,C+1); the tokens in no group are from the last offset on.
-            place: (B,H,N), or None.
+            rank: (B,H,N), or None.
         """
         (B, H, N), C, runs = self.labels.shape, self.groups, self.counts.shape[2]
         tokens, edge = tile(N, TOKENS), tile(C + 1, GROUPS)

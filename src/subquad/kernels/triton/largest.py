@@ -90,7 +90,7 @@ def load_ordered(values, at, n):
 
 @triton.jit
 def at_least(held, values, n, least, FRONT: tl.constexpr):
-    """How many of a row are at least so large; `held` is its front."""
+    """The number of entries of a row that are at least `least`; `held` is its front."""
     count = tl.sum((held >= least).to(tl.int32), 0)
     for start in range(FRONT, n, FRONT):
         count += tl.sum((load_ordered(values, start + tl.arange(0, FRONT), n) >= least).to(tl.int32), 0)

@@ -1,4 +1,4 @@
-"""How kernels are launched, and small functions that several of them call."""
+"""Launches of kernels, and small functions that several kernels call."""
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -92,7 +92,7 @@ def slice_of(x: Tensor, most: int = 256) -> int:
 
 
 def runs_of(tokens: int, step: int, others: int, most: int = PROGRAMS) -> tuple[int, int]:
-    """How long the runs are into which tokens are cut, a multiple of `step`, and how many there are: (length, runs).
+    """The length of the runs into which tokens are cut, a multiple of `step`, and their number: (length, runs).
 
     With `others` programs for each run there are some PROGRAMS in all, and at most `most` runs.
     """
@@ -108,7 +108,7 @@ def rows(x: Tensor) -> Tensor:
 
 
 def strides(name: str, x: Tensor) -> dict[str, int]:
-    """The steps of a (B,H,N,·) tensor as arguments of a kernel: `name_b`, `name_h` and `name_n`."""
+    """The steps of a (B,H,N,·) tensor as arguments of a kernel, such as `x_b`, `x_h` and `x_n` for the name x."""
     return {f"{name}_{axis}": step for axis, step in zip("bhn", x.stride(), strict=False)}
 
 

@@ -27,7 +27,7 @@ RUNS = 32  # of a head at most
 
 @dataclass(frozen=True)
 class Moments:
-    """How each head's real vectors are spread; all numbers are those of y = factor·x."""
+    """Mean, spread and number of each head's real vectors; all numbers are those of y = factor·x."""
 
     factor: Float32[Tensor, "B H"]
     mean: Float32[Tensor, "B H D"]
@@ -35,7 +35,7 @@ class Moments:
     count: Float32[Tensor, "B H"]  # of real vectors, at least 1
 
     def arguments(self) -> dict[str, Tensor]:
-        """What `load_centred` reads, by name."""
+        """The arguments of `load_centred`, by name."""
         return {"factor": self.factor, "mean": self.mean}
 
 
@@ -97,7 +97,7 @@ class _Runs:
         return self.x.shape[0] * self.x.shape[1]
 
     def arguments(self) -> dict[str, Any]:
-        """What the kernels read and write."""
+        """The arguments of the kernels, inputs and outputs."""
         _, H, N, D = self.x.shape
         return {
             **{"": self.x, **{f"_{axis}": step for axis, step in zip("bhn", self.x.stride(), strict=False)}},
@@ -138,7 +138,7 @@ def load_centred(x, x_n, token, present, factor, mean, head, start, D, WIDTH: tl
 
 @triton.jit
 def load_present(valid, item, token, N):
-    """Which of these tokens are real."""
+    """Load a bool that marks the real tokens among these."""
     present = token < N
     if valid is not None:
         present = tl.load(valid + item * N + token, mask=present, other=0) != 0

@@ -39,7 +39,7 @@ _ALIGNED = 16  # bytes of an address, and what divides a number, where the compi
 
 @dataclass(frozen=True)
 class LaunchCost:
-    """What a launch does.
+    """The cost of a launch.
 
     Attributes:
         products: multiply-adds of matrix products.
@@ -62,7 +62,7 @@ class Launch:
         signature: the type of each argument: "*bf16" for a pointer, "i32", "constexpr".
         constants: the values of those that are constants of the compiled code.
         aligned: the arguments that are divisible by 16.
-        options: `num_warps`, `num_stages`.
+        options: "num_warps" and "num_stages".
         cost: what the launch does, by the shapes.
     """
 
@@ -81,7 +81,7 @@ class Launch:
 
     @property
     def code(self) -> tuple[str, ...]:
-        """What decides the code that the compiler makes: two launches with the same run the same."""
+        """The key of the code that the compiler makes: two launches with the same key run the same code."""
         made_of = self.signature, self.constants, self.aligned, self.options
         return self.kernel.__module__, self.name, *map(str, made_of)
 

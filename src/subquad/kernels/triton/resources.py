@@ -33,7 +33,7 @@ class Chip:
 
     @property
     def is_nvidia(self) -> bool:
-        """Whether ptxas assembles for it."""
+        """True if ptxas assembles for this architecture."""
         return bool(self.target.backend == "cuda")
 
 
@@ -68,7 +68,7 @@ class Resources:
     kinds: tuple[str, ...] = ()
 
     def resident(self, chip: Chip) -> int:
-        """How many programs one multiprocessor holds at a time, by the occupancy rule."""
+        """The number of programs that one multiprocessor runs at a time, by the occupancy rule."""
         per_program = -(-self.registers // 8) * 8 * self.threads
         limits = [chip.programs, chip.threads // self.threads, chip.registers // max(per_program, 1)]
         return min([*limits, chip.shared // self.shared] if self.shared else limits)

@@ -102,7 +102,7 @@ def _launch(
 
 @triton.jit
 def ranked(logits, bias, present, of_head, of_key, key, M):
-    """What keys are ranked by: −∞ for those that are not there alone. NaN stays, and is the largest."""
+    """The scores by which keys are ranked: −∞ for absent keys alone. NaN stays, and is the largest."""
     inside = key < M
     if bias is not None:
         logits += tl.load(bias + of_head + key, mask=inside, other=0.0)[None, :]
@@ -134,7 +134,7 @@ def scores_of_tile(
     ROWS: tl.constexpr,
     KEYS: tl.constexpr,
 ):
-    """What the keys of a tile are ranked by for a tile of centroids: (ROWS, KEYS)."""
+    """The scores by which a tile of centroids ranks the keys of a tile: (ROWS, KEYS)."""
     of_key = head // H * G + head % H // (H // G)
     key += of_key // G * key_b + of_key % G * key_h
     logits = tl.zeros((ROWS, KEYS), tl.float32)

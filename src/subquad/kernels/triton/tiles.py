@@ -30,7 +30,7 @@ class Tiles(NamedTuple):
     stages: int
 
     def options(self) -> dict[str, int]:
-        """What a launch takes."""
+        """The options of a launch."""
         return {"num_warps": self.warps, "num_stages": self.stages}
 
 

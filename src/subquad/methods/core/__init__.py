@@ -1,1 +1,1 @@
-"""What all methods are made of: the base class, settings, traits, the registry, the grammar of texts."""
+"""The parts of all methods: the base class, settings, traits, the registry, the grammar of texts."""

@@ -30,7 +30,7 @@ class AuxiliaryLoss:
 
     @property
     def has_auxiliary_loss(self) -> bool:
-        """Whether the method, or one of its parts, has an auxiliary loss."""
+        """True if the method, or one of its parts, has an auxiliary loss."""
         return type(self).auxiliary_loss is not AuxiliaryLoss.auxiliary_loss
 
     def run_auxiliary_loss(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Tensor | None:

@@ -160,7 +160,7 @@ class BoundMethod(nn.Module):
 
 
 class Bindable:
-    """How a method gets its learned parameters, if it has any."""
+    """Binding of a method to its learned parameters, if it has any."""
 
     def bind(
         self,
@@ -188,5 +188,5 @@ class Bindable:
         return None
 
     def only_bound(self) -> str:
-        """Why a method with learned parameters takes no bare call, and where it runs."""
+        """The reason why a method with learned parameters takes no bare call, and where it runs."""
         return only_bound(self)

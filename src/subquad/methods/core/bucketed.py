@@ -64,11 +64,11 @@ class Bucketed(Method):
 
     @property
     def summarises(self) -> bool:
-        """Whether the keys outside of a query's buckets count too, as summaries."""
+        """True if the keys outside of a query's buckets count too, as summaries."""
         return False
 
     def meetings(self, query: Tensor, key: Tensor, call: Call) -> tuple[Buckets, ...]:
-        """Which queries meet which keys."""
+        """Pairs of queries and keys that meet."""
         raise NotImplementedError(f"{type(self).__name__} defines no meetings")
 
     def follow(self, query: Tensor, key: Tensor, call: Call) -> None:
@@ -151,7 +151,7 @@ class HashedBuckets(Bucketed):
         return fixed_size(self.bucket_size, self.enlarge)
 
     def refuses(self, mask: Mask, *, cross: bool = False, **asked: bool) -> str | None:
-        """Why the method refuses a call; causal hashes are tied, so queries and keys must be the same tokens."""
+        """The reason why the method refuses a call: causal hashes are tied, so queries and keys must be equal."""
         if not (mask.is_causal and cross):
             return super().refuses(mask, cross=cross, **asked)
         return (
@@ -170,11 +170,11 @@ class HashedBuckets(Bucketed):
         return self.scores(query, key, call)
 
     def ties(self, call: Call) -> bool:
-        """Whether queries and keys have one score: under a causal mask, and for argmax buckets."""
+        """True if queries and keys have one score: under a causal mask, and for argmax buckets."""
         return call.mask.is_causal or self.selection == "argmax"
 
     def meetings(self, query: Tensor, key: Tensor, call: Call) -> tuple[Buckets, ...]:
-        """Which queries meet which keys: in each bucket those that score highest."""
+        """Pairs of queries and keys that meet: in each bucket those that score highest."""
         with torch.no_grad():
             if self.selection == "argmax":
                 scores, _ = self.scores(query, key, call)

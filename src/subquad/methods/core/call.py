@@ -33,7 +33,7 @@ class Call:
     learned: Any = None  # the learned parameters, as `Method.make_learned` made them
     wants_lse: bool = False  # whether the log-sum-exp is asked for
     hidden: Tensor | None = None  # the layer's input at the queries, (B,N,width), for methods that need it
-    kept: Any = None  # tokens whose row and column are exact: a `keep.Kept`, whose module imports this one
+    kept: Any = None  # tokens whose row and column are exact: a `global_tokens.Kept`, whose module imports this one
     parallel: Shard | None = None  # the sequence of whose tokens these are one rank's, until its ranks run the method
     heads: Heads | None = None  # which of the layer's heads these are; None: all
     item: Any = None  # a `places.Item`, where only some of each item's keys are at hand
@@ -50,15 +50,15 @@ class Call:
         return torch.arange(first, first + query.shape[1], device=query.device)
 
     def all_heads(self, query: Tensor) -> int:
-        """How many query heads the layer has."""
+        """The number of query heads of the layer."""
         return query.shape[1] if self.heads is None else self.heads.total
 
     def all_key_heads(self, key: Tensor) -> int:
-        """How many key heads the layer has."""
+        """The number of key heads of the layer."""
         return key.shape[1] if self.heads is None else self.heads.key_total
 
     def first_half(self, query: Tensor) -> Tensor:
-        """Which of the query heads are in the first half of the layer's, which is the larger one."""
+        """The query heads that are in the first half of the layer's, which is the larger one."""
         return self.head_numbers(query) < (self.all_heads(query) + 1) // 2
 
     def under(self, mask: Mask) -> Call:

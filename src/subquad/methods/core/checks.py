@@ -72,7 +72,7 @@ def check_bias(bias: Tensor, query: Tensor, keys: int) -> None:
 
 
 def only_bound(method: Any) -> str:
-    """Why a method with learned parameters takes no bare call, and where it runs."""
+    """The reason why a method with learned parameters takes no bare call, and where it runs."""
     if method.traits.needs_hidden:
         return (
             f"{method.label!r} has learned parameters and reads the layer's input ({method}), so it runs only in a "
@@ -127,7 +127,7 @@ def checked_rotary(rotary: Rotary | None, query: Tensor, mask: Mask) -> Rotary |
 
 
 def lacking(traits: Traits, mask: Mask, *, bias: bool, cross: bool, lse: bool, keep: bool) -> list[str]:
-    """What a call asks for that a method with these traits does not do."""
+    """The requests of a call that a method with these traits does not support."""
     on_keys = traits.cross or (traits.cached and mask.offset is not None)
     checks = {
         A_CAUSAL_MASK: mask.is_causal and traits.causal == "no",

@@ -166,7 +166,7 @@ def _machines() -> list[dict[str, str]]:
 
 
 def _difference(measured: dict[str, str], here: dict[str, str]) -> str:
-    """What differs between the machine of a measurement and this one."""
+    """The differences between the machine of a measurement and this one."""
     names = [name for name in here if measured.get(name) != here[name]]
     earlier = listed([f"{name} {measured.get(name)}" for name in names])
     return f"it was with {earlier}; here: {listed([f'{name} {here[name]}' for name in names])}"

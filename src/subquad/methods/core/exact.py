@@ -107,7 +107,7 @@ def prepare_sdpa(query: Tensor, key: Tensor, value: Tensor, call: Call) -> Atten
 
 
 def sdpa_instead(query: Tensor, key: Tensor, value: Tensor, call: Call) -> str | None:
-    """Why SDPA computes the output of a call, and not subquad's kernel; None if the kernel does."""
+    """The reason why SDPA computes the output of a call, and not subquad's kernel; None if the kernel does."""
     if call.bias is not None or call.dropout_p:
         return "subquad's kernel supports neither a bias nor dropout, so SDPA ran"
     few = few_arguments(query, key, value, call) if _few_pay(query, key, call) else None
@@ -142,7 +142,7 @@ def few_arguments(
 
 
 def _few_pay(query: Tensor, key: Tensor, call: Call) -> bool:
-    """Whether `attend_few`, if it takes the call, is faster than SDPA: except for few keys that all queries see."""
+    """True if `attend_few`, if it takes the call, is faster than SDPA: except for few keys that all queries see."""
     if not _kernels_run(query):  # first: a comparison of lengths would be a condition of an exported program
         return False
     keys, mask = key.shape[2], call.mask
@@ -155,7 +155,7 @@ def _few_pay(query: Tensor, key: Tensor, call: Call) -> bool:
 
 
 def _kernels_run(query: Tensor) -> bool:
-    """Whether subquad's kernels may compute exact attention here.
+    """True if subquad's kernels may compute exact attention here.
 
     Not where a graph is exported, which would need subquad then, nor on x86-64 without AVX2.
     """
@@ -177,7 +177,7 @@ def exact_by_sdpa(query: Tensor, key: Tensor, value: Tensor, call: Call) -> Part
 
 
 def _pays(query: Tensor, key: Tensor) -> bool:
-    """Whether subquad's kernel, if it supports the call, is faster than SDPA: for more than a few queries and pairs."""
+    """True if subquad's kernel, if it supports the call, is faster than SDPA: for more than a few queries and pairs."""
     N, M = query.shape[2], key.shape[2]
     return bool(_kernels_run(query) and N >= QUERIES and N * M >= PAIRS)
 

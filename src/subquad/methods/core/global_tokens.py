@@ -42,13 +42,13 @@ _FORMS = "token indices, int (S,) or (B, S), or a bool (B, N)"
 
 @dataclass(frozen=True, eq=False)
 class Kept:
-    """The kept tokens of each item as slots. An empty slot, where `there` is False, holds the number of any token."""
+    """The kept tokens of each item as slots. An empty slot, where `present` is False, holds the number of any token."""
 
     tokens: Int64[Tensor, "B S"]
     present: Bool[Tensor, "B S"]
 
     def among(self, N: int) -> Bool[Tensor, "B {N}"]:
-        """Which of the N tokens are kept."""
+        """A bool that marks the kept ones of the N tokens."""
         counts = self.tokens.new_zeros(self.tokens.shape[0], N)
         return counts.scatter_add(1, self.tokens, self.present.long()) > 0
 
@@ -57,7 +57,7 @@ class Kept:
         return mask & Mask.padding(~self.among(N))
 
     def which_are(self, valid: Bool[Tensor, "B N"] | None) -> Bool[Tensor, "B S"]:
-        """Which slots hold a token that is real; None: all tokens are."""
+        """A bool that marks the slots with a token that is real; None: all tokens are."""
         return self.present if valid is None else self.present & valid.gather(1, self.tokens)
 
 
@@ -138,7 +138,7 @@ def _indices(N: int) -> str:
 
 
 def _misfit(named: Tensor, B: int, N: int) -> str:
-    """What is wrong with the shape of a bool."""
+    """A message about the wrong shape of a bool."""
     if named.ndim != 2:
         return f"`keep` is a bool {tuple(named.shape)}, but a bool must be (B, N) = {(B, N)}"
     if named.shape[1] != N:
@@ -202,7 +202,7 @@ def completed(
 
 
 def not_kept(kept: Kept, valid: Bool[Tensor, "B N"] | None, N: int) -> Bool[Tensor, "B N"]:
-    """Which real tokens are not kept."""
+    """The real tokens that are not kept."""
     others = ~kept.among(N)
     return others if valid is None else valid & others
 
@@ -290,7 +290,7 @@ def _visible(
     valid_queries: Bool[Tensor, "B n"],
     valid_keys: Bool[Tensor, "B m"] | None,
 ) -> Bool[Tensor, "#B #H n m"]:
-    """Which of these keys each of these queries may see, both given by their numbers. A bias of −∞ hides a key."""
+    """The pairs of these queries and keys that see each other, by their numbers. A bias of −∞ hides a key."""
     pairs = mask.sees(queries[:, None, :, None], keys[:, None, None, :])
     for ids in mask.ids:
         of_query, of_key = (ids.gather(1, tokens.expand(len(ids), -1)) for tokens in (queries, keys))

@@ -81,7 +81,7 @@ def queries_together(*others: str) -> Any:
 
 
 def future_leak(method: Method) -> str:
-    """Why a method that is causal by halves is refused under a causal mask in training, and what to do."""
+    """The reason why a method that is causal by halves is refused under a causal mask in training, and the remedy."""
     return (
         f"{method.label!r} has centroids of queries, later ones too, so training under a causal mask would leak the "
         "future; run it under torch.no_grad(), or train with a method that is strictly causal, such as 'local' or "
@@ -126,7 +126,7 @@ class ByHalves(Method):
         return replace(self, **sizes)
 
     def rectangles(self, tokens: int, start: int) -> list[Rectangles]:
-        """Who meets whom in which part, where `tokens` queries come behind `start` keys.
+        """The parts of the attention, as rectangles of pairs, if `tokens` queries come behind `start` keys.
 
         Raises:
             ValueError: `block` is 0: the parts depend on the dtype (`sized_for`).
@@ -264,7 +264,7 @@ class TokenLine:
 
     @property
     def hides_only_padding(self) -> bool:
-        """Whether it is known that each hidden key is a padded query too, after which there is no other query."""
+        """True if it is known that each hidden key is a padded query too, after which there is no other query."""
         queries, keys = self.valid_queries, self.valid_keys
         if queries is None or keys is None or not shapes_may_follow_data(queries, keys):
             return False
@@ -277,7 +277,7 @@ class TokenLine:
         return TokenLine(self.query[at], self.key[at], self.value[at], queries, keys, self.start)
 
     def present(self) -> Bool[Tensor, "B N"] | None:
-        """Which tokens are real as a query or as a key; None: all are."""
+        """The tokens that are real as a query or as a key; None: all are."""
         if self.valid_queries is None or self.valid_keys is None:
             return None
         return self.valid_queries | self.valid_keys[:, self.start :]

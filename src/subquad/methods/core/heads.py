@@ -21,11 +21,11 @@ class Heads:
 
     @property
     def count(self) -> int:
-        """How many query heads these are."""
+        """The number of query heads."""
         return self.queries.stop - self.queries.start
 
     def within(self, queries: slice, keys: slice) -> tuple["Heads", slice, slice]:
-        """What of these heads is among some of the layer's: those, counted from 0, and their indices here.
+        """The intersection with some of the layer's heads: those heads, counted from 0, and their indices here.
 
         The borders of `queries` do not divide the query heads of a key head.
         """

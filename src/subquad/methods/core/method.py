@@ -115,7 +115,7 @@ class Method(Settings, Bindable, AuxiliaryLoss, Recurrence):
         raise NotImplementedError(f"{type(self).__name__} defines no attend")
 
     def attend_for(self, mask: Mask) -> Attend:
-        """What computes this method's attention under a mask: `attend`, except for causal masks by halves."""
+        """The function that computes this method's attention under a mask: `attend`, except if causal by halves."""
         return self.attend
 
     @property
@@ -125,14 +125,14 @@ class Method(Settings, Bindable, AuxiliaryLoss, Recurrence):
 
     @property
     def prepare_exact(self) -> Prepare:
-        """What makes a function of exact attention, of at most `exact_queries` queries; padded ones are not set to 0.
+        """The function that prepares exact attention, of at most `exact_queries` queries; padded ones are not set to 0.
 
         Layers of which this is the same share what it makes.
         """
         return prepare_exact
 
     def sdpa_instead(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> str | None:
-        """Why SDPA computes a prepared call in place of this method's own code; None if it does not."""
+        """The reason why SDPA computes a prepared call in place of this method's own code; None if it does not."""
         return None
 
     def __call__(
@@ -250,7 +250,7 @@ class Method(Settings, Bindable, AuxiliaryLoss, Recurrence):
 
     @property
     def is_exact(self) -> bool:
-        """Whether this is exact attention, whatever its settings."""
+        """True if this is exact attention, whatever its settings."""
         return self.traits.exact_limit == {}
 
     @property

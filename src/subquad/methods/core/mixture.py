@@ -45,12 +45,12 @@ def trait_values(methods: Iterable[Method], trait: str) -> str:
 
 
 def is_mixture(method: Method) -> bool:
-    """Whether a method runs others on some of the heads or some of the lengths. A sum does not: it is one attention."""
+    """True if a method runs others on some of the heads or some of the lengths. A sum does not: it is one attention."""
     return method.parts != (Part(method, 1),)
 
 
 def refusal(mixture: Method, methods: Iterable[Method], mask: Mask, general: str | None, **asked: bool) -> str | None:
-    """Why a mixture cannot take a call, naming the parts that refuse it; None where it can.
+    """The reason why a mixture cannot take a call, naming the parts that refuse it; None if it can.
 
     Args:
         mixture: whose parts are asked.

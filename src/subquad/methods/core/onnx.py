@@ -1,4 +1,4 @@
-"""What `torch.onnx.export` and `torch.jit.trace` may convert: their programs check no length, unlike torch.export's."""
+"""Conversion by `torch.onnx.export` and `torch.jit.trace`: their programs check no length, unlike torch.export's."""
 
 from typing import Any, Literal
 
@@ -12,7 +12,7 @@ OnnxSupport = Literal["no", "without causal masks", "always"]
 
 
 def refusal_in_onnx(method: Any, query: Tensor, key: Tensor, mask: Mask) -> str | None:
-    """Why a call may not be converted to ONNX; None: it may, or nothing is converted.
+    """The reason why a call may not be converted to ONNX; None: it may, or nothing is converted.
 
     A traced program rests on conditions on its lengths, such as on which side of a block they are. `torch.export` keeps
     them as guards, which raise an error; ONNX drops them, and the program would be wrong without a word. So with a
@@ -49,7 +49,7 @@ def refuse_jit_trace(method: Any) -> None:
 
 
 def _is_converted() -> bool:
-    """Whether `torch.onnx.export` runs, which Dynamo asks once, while it traces."""
+    """True if `torch.onnx.export` runs, which Dynamo asks once, while it traces."""
     return torch.onnx.is_in_onnx_export()
 
 

@@ -161,7 +161,7 @@ def check_providers(record: object) -> None:
 
 
 def _remedy(name: str, source: Mapping[str, Any]) -> str:
-    """What to do about a method that is not registered here."""
+    """The remedy for a method that is not registered here."""
     package, module = source.get("package"), source.get("module")
     if package is None:
         return f"the method {name!r} is not registered here: import {module!r}, the module that registers it"

@@ -26,7 +26,7 @@ class Rectangles:
     key_step: int | None = None  # of their keys, if it is another one
 
     def offsets(self, start: int, device: torch.device) -> int | Int64[Tensor, " R"]:
-        """How far the first query of each rectangle is behind its first key, if the first query is at key `start`."""
+        """The distance of each rectangle's first query behind its first key, if the first query is at key `start`."""
         first = start + self.query - self.key
         if self.key_step is None or self.key_step == self.step:
             return first
@@ -62,7 +62,7 @@ class Rectangles:
 
 
 def rectangles_of(N: int, start: int, block: int) -> Iterator[list[Rectangles]]:
-    """Who meets whom in which part, in groups: the queries of a group are in one part of it at most.
+    """The parts of the attention, as rectangles, in groups: the queries of a group are in one part of it at most.
 
     Query i has the position of key start + i. The groups are the diagonal, the levels, and the keys before `start`.
     """

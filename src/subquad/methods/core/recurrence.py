@@ -13,7 +13,7 @@ from subquad.methods.core.call import Call
 
 
 class Recurrence:
-    """What a method defines whose trait `recurrent` is true."""
+    """The interface of a method whose trait `recurrent` is true."""
 
     def init_state(self, sizes: Sizes, *, like: Tensor, learned: nn.Module | None = None) -> dict[str, Tensor]:
         """The state before the first token: no N, no M in `sizes`.

@@ -1,10 +1,10 @@
-"""What a method that represents all keys needs to be the residual of a sum: see `sum`.
+"""The interface of a method that represents all keys, to be the residual of a sum: see `sum`.
 
 Such a method defines
 
     residual(query, key, value, call) -> Residual
 
-and, where some of its settings rule that out, `keeps_rest`, the text of the settings that do not.
+and, where some of its settings rule that out, `keeps_residual`, the text of the settings that do not.
 """
 
 from dataclasses import dataclass
@@ -41,7 +41,7 @@ class GivesWay(Protocol):
 
 
 def refusal_of_residual(method: Method, beside: Method) -> str | None:
-    """Why a method cannot represent the keys that `beside` leaves; None if it can."""
+    """The reason why a method cannot represent the keys that `beside` leaves; None if it can."""
     if not isinstance(method, GivesWay):
         return (
             f"{method.name!r} cannot leave out the pairs that {str(beside)!r} counts; take 'clustered-tail', "

@@ -141,12 +141,12 @@ class Settings:
 
     @classmethod
     def is_text(cls) -> bool:
-        """Whether the only setting is a text of other methods."""
+        """True if the only setting is a text of other methods."""
         return bool(cls._ruled["text"])
 
     @classmethod
     def is_flag(cls, setting: str) -> bool:
-        """Whether a setting is 1 where a text names it without a value."""
+        """True if a setting is 1 where a text names it without a value."""
         return setting in cls._ruled["flag"]
 
     def __str__(self) -> str:
@@ -172,7 +172,7 @@ class Settings:
 
 
 def _wanted(have: Any, kind: type, least: int | float | None, choices: tuple[str, ...] | None) -> str | None:
-    """What a setting must be and is not; None where it is."""
+    """The requirement that a setting does not meet; None if it does."""
     if choices is not None:
         fits = have in choices and not isinstance(have, bool)
         return None if fits else f"it must be one of {', '.join(map(repr, choices))}"

@@ -1,4 +1,4 @@
-"""What a method can do, and how it is fitted: plain data."""
+"""The capabilities of a method, and how it is fitted: plain data."""
 
 from __future__ import annotations
 
@@ -54,12 +54,12 @@ class Traits:
 
     @property
     def mixes_queries(self) -> bool:
-        """Whether the output of a query depends on the other queries if there is no causal mask."""
+        """True if the output of a query depends on the other queries if there is no causal mask."""
         return self.by_halves or self.causal == "no"
 
     @property
     def leaks_in_training(self) -> bool:
-        """Whether causal by halves with centroids that include later queries, so that a loss would see the future."""
+        """True if causality is by halves with centroids that include later queries: a loss would see the future."""
         return self.by_halves and self.causal != "strict"
 
 

@@ -22,7 +22,7 @@ class Caller(NamedTuple):
 
 
 def caller() -> Caller:
-    """Who calls SDPA now."""
+    """The current caller of SDPA."""
     frames = list(_outside(sys._getframe(1)))
     modules = [owner for owner in map(_owner, frames) if isinstance(owner, nn.Module)]
     code = frames[0].f_code
@@ -31,7 +31,7 @@ def caller() -> Caller:
 
 
 def is_ours() -> bool:
-    """Whether it is subquad's own exact attention that calls SDPA now."""
+    """True if subquad's own exact attention calls SDPA now."""
     return _package(next(_outside(sys._getframe(1)))) == _OURS
 
 
@@ -48,5 +48,5 @@ def _package(frame: FrameType) -> str:
 
 
 def _owner(frame: FrameType) -> object:
-    """What `self` is in a frame."""
+    """The value of `self` in a frame."""
     return frame.f_locals.get("self") if frame.f_code.co_varnames[:1] == ("self",) else None

@@ -103,7 +103,7 @@ def _without_fused_kernels() -> Iterator[None]:
 
 
 class _StandIn:
-    """What is called in place of SDPA, with its arguments."""
+    """A replacement for SDPA, called with its arguments."""
 
     def __init__(self, method: Method, calls: InterceptionLog, strict: bool):
         self.method, self.calls, self.strict = method, calls, strict

@@ -1,4 +1,4 @@
-"""What ran where while calls of SDPA were replaced."""
+"""A log of the calls of SDPA that were replaced, and of what ran in each."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ class InterceptionLog:
 
     @property
     def replaced(self) -> int:
-        """How many calls ran the method."""
+        """The number of calls that ran the method."""
         return sum(row.times for row in self.calls if row.reason is None)
 
     @property
     def exact(self) -> int:
-        """How many calls ran exact attention instead."""
+        """The number of calls that ran exact attention instead."""
         return sum(row.times for row in self.calls if row.reason is not None)
 
     def note(self, caller: Caller, reason: str | None) -> None:

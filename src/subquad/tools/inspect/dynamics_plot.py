@@ -26,7 +26,7 @@ def dynamics_figure(
         record: one entry a logged step; `measure.dynamics.Dynamics` of each layer, by its number.
         name: of the model.
         buckets: B, for a line at the least negative entropy, −ln B.
-        of: what was fitted.
+        subject: what was fitted.
 
     None where the record has no such figures.
     """

@@ -1,6 +1,6 @@
 """Peak memory of a call as the operating system sees it, so that memory which compiled kernels take themselves counts.
 
-Only a process in which little else happens can tell: see `workflows.bench_memory`.
+Only a process in which little else happens can tell: see `tools.bench.memory`.
 """
 
 import sys

@@ -171,10 +171,10 @@ def exact_cost(seconds: Sequence[float], extra_mib: float | None = None) -> Cost
 def beside(seconds: Sequence[float], exact: Sequence[float]) -> tuple["Spread", "Spread"]:
     """Quartiles of a call's seconds, and of its speed-up over exact attention, from the same pairs.
 
-    The speed-up is the median over rounds of exact / own: a slow moment of the machine hits both sides of a ratio. The
-    median of `own` alone may contradict it: in rounds of (own, exact) = (1, 0.9), (1, 11), (10, 9) it is 9 times below
-    exact attention's, though own is the slower one in most rounds. So the time is told as exact attention's median
-    divided by the speed-up.
+    The speed-up is the median over rounds of exact / seconds: a slow moment of the machine hits both sides of a ratio.
+    The median of `seconds` alone may contradict it: in rounds of (seconds, exact) = (1, 0.9), (1, 11), (10, 9) it is
+    9 times below exact attention's, though this call is the slower one in most rounds. So the time is told as exact
+    attention's median divided by the speed-up.
     """
     faster, base = spread(ratios(seconds, exact)), spread(exact).median
     return Spread(base / faster.high, base / faster.median, base / faster.low), faster

@@ -107,7 +107,7 @@ def upper_bound(losses: Sequence[float], confidence: float, count: int | None = 
 
     It assumes that passages are independent and their losses are about normally distributed. Losses of a metric that is
     right or wrong are not: where all are −1, 0 or 1, the bound is that of Clopper and Pearson on the share of 1. With
-    `of`, what the bound of that number of losses with the same mean and spread would be.
+    `count`, what the bound of that number of losses with the same mean and spread would be.
     """
     from scipy.stats import t
 

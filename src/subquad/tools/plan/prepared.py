@@ -36,7 +36,7 @@ class Prepared:
     Attributes:
         pretrained: the model, with its own positions.
         loads: inputs of each length.
-        facts: of the model and the text.
+        metadata: of the model and the text.
         methods: to try; None for those of the grid.
         fitted: learned parameters to try, by name and layer.
         notes: what a reader must know of the weights, and of methods that are not tried.

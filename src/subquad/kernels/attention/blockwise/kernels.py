@@ -87,17 +87,17 @@ class Kernels(NamedTuple):
 
 
 def on_cpu(query: Tensor) -> bool:
-    """Whether torch's kernel for CPUs takes these."""
+    """True if torch's kernel for CPUs supports these queries."""
     return query.device.type == "cpu"
 
 
 def on_gpu(query: Tensor) -> bool:
-    """Whether torch's kernel for GPUs takes these."""
+    """True if torch's kernel for GPUs supports these queries."""
     return query.is_cuda and query.dtype != torch.float64
 
 
 def fused(query: Tensor) -> bool:
-    """Whether a kernel of torch's takes these; otherwise the logits of a piece are in memory."""
+    """True if a kernel of torch's supports these queries; otherwise the logits of a piece are in memory."""
     return on_cpu(query) or on_gpu(query)
 
 

@@ -23,12 +23,12 @@ LANES = 16  # of fewer keys, torch's kernel makes 0 where all logits of a row ar
 
 
 def is_fused(query: Tensor) -> bool:
-    """Whether a kernel of torch's for CPUs computes the partial: outside of transforms and of compiled code."""
+    """True if a kernel of torch's for CPUs computes the partial: outside of transforms and of compiled code."""
     return on_cpu(query) and not torch.compiler.is_compiling() and transform() is None
 
 
 def is_fused_on_gpu(query: Tensor) -> bool:
-    """Whether a kernel of torch's for GPUs computes the partial: outside of transforms and of compiled code."""
+    """True if a kernel of torch's for GPUs computes the partial: outside of transforms and of compiled code."""
     return on_gpu(query) and not torch.compiler.is_compiling() and transform() is None
 
 

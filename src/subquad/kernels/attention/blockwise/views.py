@@ -1,4 +1,4 @@
-"""What some of the queries see of some of the keys, piece by piece."""
+"""Views of some of the keys by some of the queries, piece by piece."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ class Piece(NamedTuple):
 
 
 def needs(mask: Mask, queries: slice, keys: slice) -> bool:
-    """Whether causality and the window let one of these queries see one of these keys."""
+    """True if causality and the window let one of these queries see one of these keys."""
     first, last = keys.start - (queries.stop - 1), keys.stop - 1 - queries.start
     if mask.is_causal and first > 0:
         return False
@@ -48,7 +48,7 @@ class View:
 
     @staticmethod
     def cut(mask: Mask, queries: slice, keys: slice, M: int) -> "View":
-        """What these queries see of these keys, by the mask of all tokens, of which M are keys."""
+        """The view of these keys by these queries, by the mask of all tokens, of which M are keys."""
         valid = mask.key_padding(M)
         return View(
             queries.stop - queries.start,

@@ -16,7 +16,7 @@ SAVED = ("order", "offsets", "top", "centroids", "rest", "lse", "mass", "residua
 
 @clustered_attention.refusal("cpu")
 def refusal(x: Any) -> str | None:
-    """Why the compiled kernels cannot take this call; None where they can."""
+    """The reason why the compiled kernels cannot take this call; None if they can."""
     if x.dropout_p > 0:
         return f"dropout_p={x.dropout_p}, and the kernels have no dropout"
     return interface.refusal(x.query)
@@ -24,7 +24,7 @@ def refusal(x: Any) -> str | None:
 
 @attend_and_list.refusal("cpu")
 def refusal_of_few(x: Any) -> str | None:
-    """Why the compiled kernels cannot take these queries; None where they can."""
+    """The reason why the compiled kernels cannot take these queries; None if they can."""
     return interface.refusal(x.query)
 
 
@@ -93,7 +93,7 @@ def backward(grads: tuple[Tensor, Tensor, Tensor], x: Any) -> None:
 
 
 def _inputs(op: str, x: Any) -> dict[str, Any]:
-    """What both directions read, checked."""
+    """The checked inputs of the forward and backward kernels."""
     (B, H, N, D), (_, G, M, E), dtype = x.query.shape, x.value.shape, x.query.dtype
     interface.check(
         op,

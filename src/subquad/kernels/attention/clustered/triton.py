@@ -39,7 +39,7 @@ CHUNK = 1024  # keys that one program reads: more programs than clusters and hea
 
 @clustered_attention.refusal("triton")
 def refusal(x: Any) -> str | None:
-    """Why the kernels cannot take this call; None where they can."""
+    """The reason why the kernels cannot take this call; None if they can."""
     if x.dropout_p > 0:
         return f"dropout_p={x.dropout_p}, and the kernels have no dropout"
     return refusal_of(x.query, x.key, x.value)
@@ -47,7 +47,7 @@ def refusal(x: Any) -> str | None:
 
 @attend_and_list.refusal("triton")
 def refusal_of_few(x: Any) -> str | None:
-    """Why the kernels cannot take this call; None where they can."""
+    """The reason why the kernels cannot take these queries; None if they can."""
     return refusal_of(x.query, x.key, x.value)
 
 

@@ -11,7 +11,7 @@ from subquad.kernels.native import interface
 
 @exact_partial.refusal("cpu")
 def refusal(x: Any) -> str | None:
-    """Why the compiled kernels cannot take this call; None where they can."""
+    """The reason why the compiled kernels cannot take this call; None if they can."""
     return interface.refusal(x.query)
 
 
@@ -41,7 +41,7 @@ def backward(grads: tuple[Tensor, Tensor, Tensor], x: Any) -> None:
 
 
 def _inputs(op: str, x: Any) -> dict[str, Any]:
-    """What both directions read, checked."""
+    """The checked inputs of the forward and backward kernels."""
     (B, H, N, D), (_, G, M, E), dtype = x.query.shape, x.value.shape, x.query.dtype
     interface.check(
         op,

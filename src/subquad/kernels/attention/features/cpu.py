@@ -21,7 +21,7 @@ PITCH = 16  # of the projections' rows, as in feature_state.hpp
 
 @feature_attention.refusal("cpu")
 def refusal(x: Any) -> str | None:
-    """Why the compiled kernels cannot take this call; None where they can."""
+    """The reason why the compiled kernels cannot take this call; None if they can."""
     return interface.refusal(x.query)
 
 
@@ -54,7 +54,7 @@ def backward(grads: tuple[Tensor, Tensor, Tensor, Tensor], x: Any) -> None:
 
 
 def _inputs(x: Any, *, passes: int) -> dict[str, Any]:
-    """What both directions read, checked."""
+    """The checked inputs of the forward and backward kernels."""
     query, key, value = upcast(x.query, x.key, x.value)
     (B, H, N, D), (_, G, M, C), E = query.shape, key.shape, value.shape[3]
     check_pattern(x)

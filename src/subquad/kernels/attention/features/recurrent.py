@@ -37,7 +37,7 @@ def advanced(
 def _allowed(
     state: FeatureState, of_query: Float[Tensor, "B H N R"]
 ) -> tuple[Float[Tensor, "B H N E"], Float[Tensor, "B H N"]]:
-    """What queries read in the state of their key head."""
+    """The attention of queries to the state of their key head."""
     groups = state.totals.shape[1]
     out, lse = read(FeatureState(*(x.unsqueeze(2) for x in state)), of_query.unflatten(1, (groups, -1)))
     return out.flatten(1, 2), lse.flatten(1, 2)

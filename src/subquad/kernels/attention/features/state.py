@@ -47,7 +47,7 @@ def merge(first: FeatureState, second: FeatureState) -> FeatureState:
 def read(
     state: FeatureState, of_query: Float[Tensor, "*batch N R"]
 ) -> tuple[Float[Tensor, "*batch N E"], Float[Tensor, "*batch N"]]:
-    """What queries see in a state: out, and ln of the sum of its weights. 0 and −inf where there is no key."""
+    """Read a state for queries: out, and ln of the sum of its weights. 0 and −inf where there is no key."""
     exponents = of_query + state.largest.unsqueeze(-2)
     largest = _or_zero(exponents.detach().amax(-1, keepdim=True))
     features = (exponents - largest).exp()

@@ -11,7 +11,7 @@ from subquad.kernels.native import interface
 
 @attend_listed.refusal("cpu")
 def refusal(x: Any) -> str | None:
-    """Why the compiled kernels cannot take this call; None where they can."""
+    """The reason why the compiled kernels cannot take this call; None if they can."""
     if x.query.dtype != torch.float32:
         return f"the dtype is {x.query.dtype}, and the kernels take fp32"
     return interface.refusal(x.query)
@@ -44,7 +44,7 @@ def backward(grads: tuple[Tensor, Tensor, Tensor, Tensor], x: Any) -> None:
 
 
 def _inputs(op: str, x: Any) -> dict[str, Any]:
-    """What both directions read, checked."""
+    """The checked inputs of the forward and backward kernels."""
     (B, H, N, D), (R, E), (C, K) = x.query.shape, x.value.shape[2:], x.lists.shape[2:]
     interface.check(
         op,

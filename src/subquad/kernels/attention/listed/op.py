@@ -24,7 +24,7 @@ def attend_in_clusters(
     present: Bool[Tensor, "B H C K"],
     scale: float,
 ) -> tuple[Float[Tensor, "B H N E"], Float[Tensor, "B H N"]]:
-    """The partial of each query over those of its cluster's K keys that are `there`, with logits scale·q·k + bias."""
+    """The partial of each query over those of its cluster's K keys that are `present`, with logits scale·q·k + bias."""
     C, K = key.shape[2:4]
     lists = torch.where(present, torch.arange(C * K, device=key.device).view(C, K), C * K)
     bias = bias.masked_fill(torch.isneginf(bias), 0.0)

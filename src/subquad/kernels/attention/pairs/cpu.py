@@ -12,7 +12,7 @@ from subquad.kernels.precision import upcast
 
 @attend_pairs.refusal("cpu")
 def refusal(x: Any) -> str | None:
-    """Why the compiled kernels cannot take this call; None where they can."""
+    """The reason why the compiled kernels cannot take this call; None if they can."""
     if x.dropout_p > 0:
         return f"dropout_p={x.dropout_p}, and the kernels have no dropout"
     if x.shown is not None:
@@ -60,7 +60,7 @@ def backward(grads: tuple[Tensor, Tensor, Tensor, Tensor, Tensor], x: Any) -> No
 
 
 def _inputs(op: str, x: Any) -> dict[str, Any]:
-    """What both directions read, checked."""
+    """The checked inputs of the forward and backward kernels."""
     query, key, value = upcast(x.query, x.key, x.value)
     (B, H, N, D), (_, G, M, E) = query.shape, value.shape
     rows = 0 if x.hidden is None else x.hidden.shape[2]

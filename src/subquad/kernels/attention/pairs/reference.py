@@ -154,7 +154,7 @@ def visible(
     mask: Mask,
     other_keys_only: bool,
 ) -> Bool[Tensor, "B H T S K"]:
-    """Which key slots each query slot sees: filled ones, as the mask's pattern lets it."""
+    """The key slots that each query slot sees: filled ones, as the mask's pattern lets it."""
     query, key = queries[..., :, None], keys[..., None, :]
     allowed = (query < N) & (key < M) & mask.sees(query, key)
     return allowed & (query != key) if other_keys_only else allowed

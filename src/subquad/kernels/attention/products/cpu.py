@@ -18,7 +18,7 @@ from subquad.kernels.operators import shapes_of
 
 @causal_product.refusal("cpu")
 def refusal(x: Any) -> str | None:
-    """Why the compiled kernels cannot take this call; None where they can."""
+    """The reason why the compiled kernels cannot take this call; None if they can."""
     return refusal_of_dtype(x.query) or interface.refusal(x.query)
 
 

@@ -50,7 +50,7 @@ directed_product.gradient(_differentiate, _save)
 
 
 def refusal_of_dtype(query: Tensor) -> str | None:
-    """Why compiled kernels cannot take numbers of this kind; None where they can."""
+    """The reason why compiled kernels cannot take numbers of this kind; None if they can."""
     if query.dtype in (torch.bfloat16, torch.float16):
         return f"the dtype is {query.dtype}, and causal products take fp32"
     return None

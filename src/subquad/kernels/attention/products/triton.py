@@ -35,7 +35,7 @@ MOST_FEATURES, MOST_WIDTH = 32, 32  # of R and of E in a tile
 
 @causal_product.refusal("triton")
 def refusal(x: Any) -> str | None:
-    """Why the kernels cannot take this call; None where they can."""
+    """The reason why the kernels cannot take this call; None if they can."""
     return refusal_of_dtype(x.query) or refusal_of(x.query, x.key, x.value)
 
 

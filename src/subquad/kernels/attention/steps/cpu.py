@@ -15,7 +15,7 @@ READ = 8  # products that take as long as to read a number from memory
 
 @attend_few.refusal("cpu")
 def refusal(x: Any) -> str | None:
-    """Why the compiled kernel cannot take this call; None where it can."""
+    """The reason why the compiled kernel cannot take this call; None if it can."""
     reason = interface.refusal(x.query)
     if reason is None and differentiated(x.query, x.key, x.value):
         return "a gradient is wanted, and the kernel has none"
@@ -48,7 +48,7 @@ def prepare(x: Any) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
 
 
 def _arguments(outputs: tuple[Tensor, Tensor], x: Any) -> dict[str, Any]:
-    """What the kernel reads and writes, checked."""
+    """The kernel's checked inputs and outputs."""
     (B, H, N, D), (_, G, M, E), dtype = x.query.shape, x.value.shape, x.query.dtype
     interface.check(
         "steps_forward",

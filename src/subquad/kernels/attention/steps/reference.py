@@ -68,7 +68,7 @@ def visible_keys(
     window: int | None,
     valid_queries: Tensor | None,
 ) -> Tensor | None:
-    """Which keys each query meets: a bool that broadcasts to (B,H,N,M), or None if each meets all."""
+    """The keys that each query meets: a bool that broadcasts to (B,H,N,M), or None if each meets all."""
     N, M, device = query.shape[2], key.shape[2], query.device
     allowed = None if valid is None else valid[:, None, None]
     if causal or window is not None:

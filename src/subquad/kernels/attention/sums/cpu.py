@@ -11,7 +11,7 @@ from subquad.kernels.native import interface
 
 @group_sums.refusal("cpu")
 def refusal(x: Any) -> str | None:
-    """Why the compiled kernel cannot take these vectors; None where it can."""
+    """The reason why the compiled kernel cannot take these vectors; None if it can."""
     return interface.refusal(x.x)
 
 

@@ -52,7 +52,7 @@ def visible_cells(
     cells: int,
     scale: float,
 ) -> tuple[Float[Tensor, "B H X C F"], Float[Tensor, "B H X C"]]:
-    """What each mean query sees of each cell, less its cluster's exact keys: a partial, whose values are [k, v].
+    """Attention of each mean query to each cell, less its cluster's exact keys: a partial, whose values are [k, v].
 
     Computed as attention of the mean queries, once for each cell, to the keys of the cell.
     """

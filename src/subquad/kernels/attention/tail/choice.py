@@ -1,4 +1,4 @@
-"""Which keys a cluster meets exactly: those that their cell would misplace the most weight of."""
+"""The keys that a cluster meets exactly: those that their cell would misplace the most weight of."""
 
 import torch
 from jaxtyping import Bool, Float, Int64

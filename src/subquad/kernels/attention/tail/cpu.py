@@ -24,7 +24,7 @@ NEAR = ("shifts", "kept", "residual")
 
 @attend_with_tail.refusal("cpu")
 def refusal(x: Any) -> str | None:
-    """Why the compiled kernels cannot take this call; None where they can."""
+    """The reason why the compiled kernels cannot take this call; None if they can."""
     if x.dropout_p > 0:
         return f"dropout_p={x.dropout_p}, and the kernels have no dropout"
     return interface.refusal(x.query)
@@ -32,7 +32,7 @@ def refusal(x: Any) -> str | None:
 
 @visible_key_cells.refusal("cpu")
 def refusal_of_few(x: Any) -> str | None:
-    """Why the compiled kernels cannot take these queries; None where they can."""
+    """The reason why the compiled kernels cannot take these queries; None if they can."""
     return interface.refusal(x.query)
 
 
@@ -123,7 +123,7 @@ def backward(grads: tuple[Tensor, Tensor, Tensor, Tensor], x: Any) -> None:
 
 
 def _inputs(op: str, x: Any) -> dict[str, Any]:
-    """What both directions read, checked."""
+    """The checked inputs of the forward and backward kernels."""
     (B, H, N, D), (_, G, M, E), dtype = x.query.shape, x.value.shape, x.query.dtype
     interface.check(
         op,

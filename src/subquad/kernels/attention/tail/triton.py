@@ -42,7 +42,7 @@ from subquad.kernels.triton.selection import choose_top
 
 @attend_with_tail.refusal("triton")
 def refusal(x: Any) -> str | None:
-    """Why the kernels cannot take this call; None where they can."""
+    """The reason why the kernels cannot take this call; None if they can."""
     if x.dropout_p > 0:
         return f"dropout_p={x.dropout_p}, and the kernels have no dropout"
     if x.window > 0:
@@ -52,7 +52,7 @@ def refusal(x: Any) -> str | None:
 
 @visible_key_cells.refusal("triton")
 def refusal_of_few(x: Any) -> str | None:
-    """Why the kernels cannot take this call; None where they can."""
+    """The reason why the kernels cannot take these queries; None if they can."""
     return refusal_of(x.query, x.key, x.value)
 
 

@@ -11,7 +11,7 @@ from subquad.kernels.native import interface
 
 @merge_windows.refusal("cpu")
 def refusal(x: Any) -> str | None:
-    """Why the compiled kernel cannot take these partials; None where it can."""
+    """The reason why the compiled kernel cannot take these partials; None if it can."""
     if any(out.dtype != x.outs[0].dtype for out in x.outs):
         return "the partials have different dtypes"
     return interface.refusal(x.outs[0])

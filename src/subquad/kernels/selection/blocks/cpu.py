@@ -11,7 +11,7 @@ from subquad.kernels.selection.blocks.op import label_blocks, sorted_blocks
 
 @sorted_blocks.refusal("cpu")
 def refusal(x: Any) -> str | None:
-    """Why the compiled kernel cannot take these labels; None where it can."""
+    """The reason why the compiled kernel cannot take these labels; None if it can."""
     return interface.refusal(x.labels, any_dtype=True)
 
 

@@ -12,7 +12,7 @@ from subquad.kernels.triton.groups import group_order
 
 @sorted_blocks.refusal("triton")
 def refusal(x: Any) -> str | None:
-    """Why the backend cannot take these labels; None where it can."""
+    """The reason why the backend cannot take these labels; None if it can."""
     return refusal_of_any_dtype(x.labels)
 
 

@@ -12,7 +12,7 @@ from subquad.kernels.selection.cells.op import cell_labels, key_cells
 
 @key_cells.refusal("cpu")
 def refusal(x: Any) -> str | None:
-    """Why the compiled kernel cannot take these keys; None where it can."""
+    """The reason why the compiled kernel cannot take these keys; None if it can."""
     return interface.refusal(x.key)
 
 

@@ -14,7 +14,7 @@ from subquad.kernels.triton.moments import moments_of
 
 @key_cells.refusal("triton")
 def refusal(x: Any) -> str | None:
-    """Why the kernels cannot take these keys; None where they can."""
+    """The reason why the kernels cannot take these keys; None if they can."""
     return refusal_of(x.key, x.value) or refusal_of_sizes(x.key.shape[2], x.cells)
 
 

@@ -12,7 +12,7 @@ from subquad.kernels.selection.clusters.op import cluster_labels, query_clusters
 
 @query_clusters.refusal("cpu")
 def refusal(x: Any) -> str | None:
-    """Why the compiled kernel cannot take these queries; None where it can."""
+    """The reason why the compiled kernel cannot take these queries; None if it can."""
     return interface.refusal(x.query)
 
 

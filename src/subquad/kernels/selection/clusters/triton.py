@@ -36,7 +36,7 @@ QUERIES, MEANS = 64, 32  # of a tile in fp32; with 64 means, TF32 parts do not f
 
 @query_clusters.refusal("triton")
 def refusal(x: Any) -> str | None:
-    """Why the kernels cannot take these queries; None where they can."""
+    """The reason why the kernels cannot take these queries; None if they can."""
     return refusal_of(x.query, x.key) or refusal_of_sizes(x.query.shape[2], x.clusters)
 
 

@@ -12,7 +12,7 @@ from subquad.kernels.selection.hashing.op import hash_codes, hash_words
 
 @hash_codes.refusal("cpu")
 def refusal(x: Any) -> str | None:
-    """Why the compiled kernel cannot take these vectors; None where it can."""
+    """The reason why the compiled kernel cannot take these vectors; None if it can."""
     return interface.refusal(x.x)
 
 

@@ -22,7 +22,7 @@ SLICE = 32  # components at a time: the three TF32 parts of whole vectors would 
 
 @hash_codes.refusal("triton")
 def refusal(x: Any) -> str | None:
-    """Why the kernel cannot take these vectors; None where it can."""
+    """The reason why the kernel cannot take these vectors; None if it can."""
     return refusal_of(x.x)
 
 
@@ -55,7 +55,7 @@ class Projected:
     scaled: bool = False
 
     def arguments(self, name: str) -> dict[str, Any]:
-        """What the kernel reads, by name."""
+        """The kernel's arguments, by name."""
         x, planes = rows(self.x), rows(self.planes)
         of_head, next_row, share = 0, planes.stride(-2), 1
         if planes.ndim == 4:  # from a head's directions to the next, those of other items too

@@ -11,7 +11,7 @@ from subquad.kernels.selection.kmeans.op import hamming_kmeans, kmeans_labels
 
 @hamming_kmeans.refusal("cpu")
 def refusal(x: Any) -> str | None:
-    """Why the compiled kernel cannot take these codes; None where it can."""
+    """The reason why the compiled kernel cannot take these codes; None if it can."""
     return interface.refusal(x.codes, any_dtype=True)
 
 

@@ -36,12 +36,12 @@ MOST_TOKENS = 2**24  # votes are such integers, too
 
 @hamming_kmeans.refusal("triton")
 def refusal(x: Any) -> str | None:
-    """Why the kernels cannot take these codes; None where they can."""
+    """The reason why the kernels cannot take these codes; None if they can."""
     return refusal_of_any_dtype(x.codes) or refusal_of_sizes(x.codes.shape[2], x.clusters)
 
 
 def refusal_of_sizes(tokens: int, clusters: int) -> str | None:
-    """Why the kernels cannot count this far; None where they can."""
+    """The reason why the kernels cannot count this far; None if they can."""
     if clusters > MOST_CLUSTERS:
         return f"there are {clusters:,} clusters, and the kernels tell at most {MOST_CLUSTERS:,} apart"
     if tokens > MOST_TOKENS:
@@ -57,11 +57,11 @@ def compute(labels: Tensor, x: Any) -> None:
 
 @dataclass(frozen=True)
 class KMeansItems:
-    """What differs between the items of a batch; None where nothing does.
+    """The differences between the items of a batch; None for those that do not exist.
 
     Attributes:
         clusters: C, the most that an item has.
-        real: the tokens that are not padding, (B,N).
+        valid: the tokens that are not padding, (B,N).
         rank: the number of each token among the real ones, (B,N).
         count: how many are real, (B,).
         wanted: how many clusters the item has, (B,).
@@ -92,7 +92,7 @@ class KMeansItems:
         return torch.searchsorted(self.rank, c * self.count[:, None] // wanted).clamp(max=tokens - 1)
 
     def arguments(self) -> dict[str, Tensor | None]:
-        """What `settled` reads, by name."""
+        """The arguments of `settled`, by name."""
         return {"valid": self.valid, "rank": self.rank, "count": self.count, "wanted": self.wanted}
 
 

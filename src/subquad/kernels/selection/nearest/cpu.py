@@ -11,7 +11,7 @@ from subquad.kernels.selection.nearest.op import nearest_clusters, nearest_label
 
 @nearest_clusters.refusal("cpu")
 def refusal(x: Any) -> str | None:
-    """Why the compiled kernel cannot take these queries; None where it can."""
+    """The reason why the compiled kernel cannot take these queries; None if it can."""
     return interface.refusal(x.query)
 
 

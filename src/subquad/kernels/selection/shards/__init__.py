@@ -1,1 +1,1 @@
-"""What one of several processes computes from its own tokens for clusters that hold the tokens of all of them."""
+"""The computations of one of several processes, on its own tokens, for clusters with the tokens of all of them."""

@@ -21,7 +21,7 @@ from subquad.kernels.selection.shards.op import (
 
 @moments_of.refusal("cpu")
 def refusal(x: Any) -> str | None:
-    """Why the compiled kernel cannot take these vectors; None where it can."""
+    """The reason why the compiled kernel cannot take these vectors; None if it can."""
     return interface.refusal(x.x)
 
 
@@ -30,13 +30,13 @@ assign_means.refusal("cpu")(refusal)
 
 @centred_codes.refusal("cpu")
 def refusal_of_terms(x: Any) -> str | None:
-    """Why the compiled kernel cannot take these vectors; None where it can."""
+    """The reason why the compiled kernel cannot take these vectors; None if it can."""
     return interface.refusal(x.terms[0].x)
 
 
 @assign_codes.refusal("cpu")
 def refusal_of_codes(x: Any) -> str | None:
-    """Why the compiled kernel cannot take these codes; None where it can."""
+    """The reason why the compiled kernel cannot take these codes; None if it can."""
     return interface.refusal(x.codes, any_dtype=True)
 
 

@@ -15,7 +15,7 @@ from subquad.kernels.selection.top.op import top_and_best, top_by_hash, top_by_s
 
 @top_and_best.refusal("cpu")
 def refusal(x: Any) -> str | None:
-    """Why the compiled kernels cannot rank by these scores; None where they can."""
+    """The reason why the compiled kernels cannot rank by these scores; None if they can."""
     return interface.refusal(x.scores.terms[0][1] if isinstance(x.scores, Hashed) else x.scores)
 
 

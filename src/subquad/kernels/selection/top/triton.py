@@ -19,7 +19,7 @@ SCORES = 1 << 26  # numbers that lie in memory at a time; where there are more, 
 
 @top_and_best.refusal("triton")
 def refusal(x: Any) -> str | None:
-    """Why the backend cannot rank by these scores; None where it can."""
+    """The reason why the backend cannot rank by these scores; None if it can."""
     ranked = x.scores.terms[0][1] if isinstance(x.scores, Hashed) else x.scores
     if ranked.dtype not in DTYPES:
         return f"the dtype is {ranked.dtype}, and scores are computed in fp32"

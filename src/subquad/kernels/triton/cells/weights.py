@@ -1,4 +1,4 @@
-"""How the kernels weigh pairs of clusters and keys."""
+"""Weights of pairs of clusters and keys in the kernels."""
 
 import triton
 import triton.language as tl
@@ -6,7 +6,7 @@ import triton.language as tl
 
 @triton.jit
 def listed_inside(inside, words, head, C, row, position, present):
-    """Whether the cluster of each row lists the key at each place of the order."""
+    """A bool that is True where the cluster of a row lists the key at a place of the order."""
     pointers = inside + (head * C + row)[:, None] * words + (position >> 5)[None, :]
     word = tl.load(pointers, mask=(row < C)[:, None] & present[None, :], other=0)
     return ((word >> (position & 31)[None, :]) & 1) != 0

@@ -1,4 +1,4 @@
-"""What the kernels of members share: clusters with their lists and cells, and how a program reads these."""
+"""Common parts of the kernels of members: clusters with their lists and cells, and how a program reads these."""
 
 from dataclasses import dataclass
 
@@ -21,7 +21,7 @@ class Clustering:
         top: (B,H,C,K) int32, M where a slot is empty.
         cells: (k̄, v̄, λ), or None.
         mass: (B,H,C) of the list, or None.
-        rest: (B,H,C,E), or None.
+        remaining: (B,H,C,E), or None.
     """
 
     order: Tensor
@@ -37,7 +37,7 @@ class Clustering:
         return group_blocks(self.offsets, self.order.shape[2], size, remaining)
 
     def arguments(self) -> dict[str, object]:
-        """What all kernels read."""
+        """The arguments of all kernels."""
         cell_keys, cell_values, cell_lse = self.cells or (None, None, None)
         return {
             "order": self.order,

@@ -1,4 +1,4 @@
-"""What the backward pass knows of each query, and the gradients of logits."""
+"""The inputs of the backward pass for each query, and the gradients of logits."""
 
 from dataclasses import dataclass
 
@@ -11,7 +11,7 @@ from subquad.kernels.triton.launch import rows, strides
 
 @dataclass(frozen=True)
 class MemberGradients:
-    """What the backward pass knows of each query: p = e^{logit − shift}, ρ, h, and the gradient of its output.
+    """The inputs of the backward pass for each query: p = e^{logit − shift}, ρ, h, and the gradient of its output.
 
     Attributes:
         shift: (B,H,N) fp32, the log-sum-exp of its logits.
@@ -26,7 +26,7 @@ class MemberGradients:
     grad_lse: Tensor | None = None
 
     def arguments(self) -> dict[str, object]:
-        """What the kernels read."""
+        """The arguments of the kernels."""
         return {
             **{"shift": self.shift, "rho": self.rho, "grad_lse": self.grad_lse, "grad": rows(self.grad_out)},
             **strides("grad", rows(self.grad_out)),
@@ -42,7 +42,7 @@ def logit_gradients(logits, gv, shift, rho, h, share, allowed):
 
 @triton.jit
 def load_member(shift, rho, grad_lse, position, member):
-    """What the backward pass knows of each query: (shift, ρ, h)."""
+    """Load the inputs of the backward pass for each query: (shift, ρ, h)."""
     of_shift = tl.load(shift + position, mask=member, other=0.0)
     of_lse = tl.zeros_like(of_shift)
     if grad_lse is not None:

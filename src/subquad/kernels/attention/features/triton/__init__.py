@@ -16,7 +16,7 @@ from subquad.kernels.triton import refusal_of
 
 @feature_attention.refusal("triton")
 def refusal(x: Any) -> str | None:
-    """Why the kernels cannot take this call; None where they can."""
+    """The reason why the kernels cannot take this call; None if they can."""
     return refusal_of(x.query, x.key, x.value)
 
 

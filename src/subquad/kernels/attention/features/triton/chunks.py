@@ -40,7 +40,7 @@ from subquad.kernels.triton.tiles import tiles_of
 
 
 def both_sides(name: str, queries: Side, keys: Side, index: ReadIndex) -> dict[str, Any]:
-    """What the kernels of chunks read."""
+    """The arguments of the kernels of chunks."""
     (_, H, N, D), (_, G, _, E) = queries.rows.shape, keys.payload.shape
     tiles = tiles_of(name, queries.rows.dtype, max(D, E))
     return {
@@ -76,7 +76,7 @@ def read_within_chunks(out: Tensor, lse: Tensor, queries: Side, keys: Side, inde
 
 
 def cost_of(queries: Side, keys: Side, index: ReadIndex, times: int) -> LaunchCost:
-    """What one launch does, in which products of pairs come this often."""
+    """The cost of one launch, in which products of pairs are repeated `times` times."""
     (B, H, N, D), (*_, C), E, R = queries.rows.shape, keys.rows.shape, keys.payload.shape[3], queries.features
     tokens = min(N, index.unit * index.slots)
     made = (0 if queries.projection is None else D) + (0 if keys.projection is None else C)

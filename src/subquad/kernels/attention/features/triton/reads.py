@@ -32,7 +32,7 @@ SLICE = 64  # components of a row at a time, at most
 
 
 class ReadIndex(NamedTuple):
-    """Which tokens read which slot: slot s those from first + s·unit on, for this many slots.
+    """The tokens that read each slot: slot s those from first + s·unit on, for this many slots.
 
     `first` may be negative: there are no tokens before 0.
     """
@@ -42,11 +42,11 @@ class ReadIndex(NamedTuple):
     slots: int
 
     def programs(self, tiles: Tiles) -> int:
-        """How many programs take a head's tokens."""
+        """The number of programs for a head's tokens."""
         return self.slots * triton.cdiv(self.unit, tile(self.unit, tiles.rows))
 
     def arguments(self, tiles: Tiles, R: int) -> dict[str, int]:
-        """What a kernel is given of it, with its tiles of tokens and of features."""
+        """The kernel's arguments for this index, with tiles of tokens and of features."""
         tokens = tile(self.unit, tiles.rows)
         of_unit = {"first": self.first, "unit": self.unit, "tiles": triton.cdiv(self.unit, tokens)}
         return of_unit | tiles.options() | {"TOKENS": tokens, "FEATURES": tile(R, tiles.keys)}
@@ -143,7 +143,7 @@ def slopes_of_keys(
 
 
 def _cost(side: Side, index: ReadIndex, E: int, times: int) -> LaunchCost:
-    """What one launch does, in which products with the states come this often."""
+    """The cost of one launch, in which products with the states are repeated `times` times."""
     (B, heads, tokens, D), R = side.rows.shape, side.features
     count = min(tokens, index.unit * index.slots)
     products = count * R * (times * E + (0 if side.projection is None else D))

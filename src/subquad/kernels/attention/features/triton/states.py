@@ -138,7 +138,7 @@ class States:
 
     @property
     def slots(self) -> int:
-        """How many, less the last."""
+        """The number of slots, less the last."""
         return self.logs.shape[1] - 1
 
     def last(self) -> "States":
@@ -147,7 +147,7 @@ class States:
         return States(self.means[:, self.slots :], self.logs[:, self.slots :], weights)
 
     def arguments(self) -> dict[str, Any]:
-        """What a kernel is given that reads them."""
+        """The arguments of a kernel that reads the states."""
         return {
             "means": self.means,
             "logs": self.logs,

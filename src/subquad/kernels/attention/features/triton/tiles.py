@@ -44,7 +44,7 @@ def shift_of(shift, b, head, shift_b, shift_h, shift_n, token, present):
 
 @triton.jit
 def not_taken_out(shift, present):
-    """Which of the tokens are there and not taken out, which a shift of −∞ does."""
+    """The tokens that are present and not taken out, which a shift of −∞ does."""
     if shift is None:
         return present
     else:
@@ -105,7 +105,7 @@ def base_of(largest):
 
 @triton.jit
 def is_finite(x):
-    """Whether these are numbers, and not infinite."""
+    """A bool that is True where a number is finite."""
     return tl.abs(x) < float("inf")
 
 

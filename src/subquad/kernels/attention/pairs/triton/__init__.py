@@ -23,7 +23,7 @@ MOST_HIDDEN = 1 << 31  # pairs of a head in `hidden`
 
 @attend_pairs.refusal("triton")
 def refusal(x: Any) -> str | None:
-    """Why the kernels cannot take this call; None where they can."""
+    """The reason why the kernels cannot take this call; None if they can."""
     if x.of_distance is not None:
         return "the kernels add nothing to the logits by distance"
     if x.dropout_p > 0:

@@ -80,7 +80,7 @@ def sets_of(x: Any) -> Iterator[BucketSet]:
 
 
 def filled(slots: Tensor, tokens: int) -> Tensor:
-    """Which slots hold the number of a token."""
+    """A bool that marks the slots with the number of a token."""
     return (slots >= 0) & (slots < tokens)
 
 

@@ -21,7 +21,7 @@ MOST_BLOCKS = 32  # of a tile
 
 
 def is_single(buckets: BucketSet) -> bool:
-    """Whether each block has one query, and its bucket, which is its own, one key."""
+    """True if each block has one query, and its bucket, which is its own, one key."""
     return (
         buckets.bucket is None and buckets.queries.shape[2:] == buckets.keys.shape[2:] and buckets.queries.shape[3] == 1
     )

@@ -81,7 +81,7 @@ def position_of(query, offset, offsets, item, M, span):
 
 @triton.jit
 def visible(query, position, key, hidden, M, R, span, CAUSAL: tl.constexpr, WINDOW: tl.constexpr, OTHERS: tl.constexpr):
-    """Which pairs see each other; queries and keys are tokens along different axes, −1 for empty slots."""
+    """The pairs that see each other; queries and keys are tokens along different axes, −1 for empty slots."""
     allowed = (query >= 0) & (key >= 0)
     if CAUSAL:
         allowed = allowed & (key <= position)
