@@ -226,7 +226,7 @@ def _sdpa(query: Tensor, key: Tensor, value: Tensor) -> Callable[[], Tensor]:
 
 
 def _subquad(query: Tensor, key: Tensor, value: Tensor) -> Callable[[], Tensor]:
-    """Exact attention by subquad's kernel, with all but the numbers computed before, as by the layers of a swapped model."""
+    """Exact attention by subquad's kernel, prepared once for these shapes, as in the layers of a swapped model."""
     method = resolve(FAST_EXACT)
     attention = method.prepare_exact(*method.prepare(query, key, value, **_options(query, key)))
     return partial(attention, query, key, value)
