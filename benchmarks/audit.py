@@ -1,4 +1,4 @@
-"""Whether audits keep their word: coverage of the bounds, overhead at 4,096 tokens, drift from prose to Python source.
+"""Check audits: coverage of their bounds, overhead at 4,096 tokens, and drift from prose to Python source.
 
     python benchmarks/audit.py [--data FOLDER] [--audits 1000] [--passages 300] [--out FILE.md]
 
@@ -101,7 +101,7 @@ def coverage(audits: int, calls: int = 10, tolerance: float = 0.1) -> str:
 
 
 def overhead(data: Path, length: int = 4096, passes: int = 3) -> str:
-    """Of one audited call, and at every=100."""
+    """The overhead of one audited call, and of auditing with every=100."""
     read = speeches.passages(data, length, 1)
     sq.hf.swap(read.model.model, METHOD)
     ratios: dict[str, list[float]] = {}
@@ -153,7 +153,7 @@ def texts(data: Path) -> dict[str, str]:
 
 
 def errors_of(model: Pretrained, text: str, passages: int, length: int = 512) -> list[list[tuple[float, ...]]]:
-    """Of each layer, the errors of the rows of each passage; passages in a random order."""
+    """The errors of each layer in the rows of each passage; passages in a random order."""
     ids, content = model.content_ids(text), length - len(model.wrap([], length))
     items = [model.wrap(ids[at : at + content], length) for at in range(0, len(ids) - content, content)]
     random.Random(0).shuffle(items)
@@ -166,7 +166,7 @@ def errors_of(model: Pretrained, text: str, passages: int, length: int = 512) ->
 
 
 def alarms(base: list[list[tuple[float, ...]]], read: list[list[tuple[float, ...]]], same: bool) -> list[int | None]:
-    """Of simulated streams: after how many audited calls of a layer the first alarm came, if it came."""
+    """The number of audited calls of a layer until the first alarm, for each simulated stream with an alarm."""
     chance, when = random.Random(0), []
     for _ in range(STREAMS):
         order = chance.sample(range(len(base[0])), len(base[0]))

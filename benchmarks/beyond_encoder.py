@@ -117,7 +117,7 @@ published, and in the space of the logits."""
 
 
 class Figures(NamedTuple):
-    """Of one method in one setting."""
+    """The figures of one method in one setting."""
 
     share: float  # of exact attention's multiply-adds
     error: float
@@ -295,7 +295,7 @@ def cost(method: sq.Method, tokens: int, width: int) -> float:
 
 @torch.no_grad()
 def measured(setting: Setting, methods: Sequence[str], scored: Sequence[str]) -> dict[str, Figures]:
-    """Of each method; with the figures of the task of those that are `scored`."""
+    """The figures of each method, with those of the task for methods that are `scored`."""
     exact = [call.run(sq.Full()) for call in setting.calls]
     found = {}
     for text in methods:

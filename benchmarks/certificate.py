@@ -30,7 +30,7 @@ CELLS = 32
 
 
 def certified(query: Tensor, key: Tensor, value: Tensor, scale: float) -> tuple[Tensor, Tensor, Tensor]:
-    """Of each query of one head: the bound, the error and the length of the exact output. All (N, …) in fp64."""
+    """The bound, the error and the length of the exact output, for each query of one head. All (N, …) in fp64."""
     N, M = len(query), len(key)
     C, K = by_length(0, OF_ITEM.clusters, N, None)[0], by_length(0, OF_ITEM.topk, M, None)[0]
     labels = clustered(query[None, None].float(), key[None, None].float(), C)[0, 0]

@@ -1,4 +1,4 @@
-"""What each cure of clustered attention brings: clusters, tail and cells in a pretrained encoder, without training.
+"""Ablation of clustered attention in a pretrained encoder, without training: clusters, tail and cells.
 
     python benchmarks/cluster_quality.py [--text PATH …] [--length 512] [--items 24] [--methods METHOD …]
                                          [--adapter ADAPTER]

@@ -77,7 +77,7 @@ beyond, only the settings listed were tried."""
 
 
 class Setting(NamedTuple):
-    """Of "clustered-tail", in the order of its fields."""
+    """The settings of "clustered-tail", in the order of its fields."""
 
     clusters: int
     topk: int
@@ -131,7 +131,7 @@ def attention(
 def tops_and_tail(
     means: Tensor, both: Tensor, terms: Tensor, cell: Tensor, width: int, topk: int, cells: int, scale: float
 ) -> tuple[Tensor, Tensor]:
-    """What the members of each cluster meet: rows [k, v] of top keys and cells, and what is added to their logits."""
+    """The keys of each cluster's members: rows [k, v] of top keys and cells, and what is added to their logits."""
     logits = scale * means @ both[:, :width].T
     top = (logits + terms).topk(min(topk, both.shape[0]), sorted=False).indices
     largest = logits.amax(1, keepdim=True)

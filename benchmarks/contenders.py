@@ -1,4 +1,4 @@
-"""Who is compared by peers.py: exact attention, subquad's methods, the attention of other packages.
+"""The contenders of peers.py: exact attention, subquad's methods, the attention of other packages.
 
 What a package calls attention is wrapped so that the attention alone is timed, without projections.
 """
@@ -109,7 +109,7 @@ def ours(method: sq.Method) -> Callable[[Inputs, int], Core]:
 
 @lru_cache(maxsize=1)
 def fast_masks(length: int) -> tuple[object, object, object]:
-    """What its modules take after q, k and v: everything may be seen. Made once; its masks cache what they derive."""
+    """The modules' arguments after q, k and v: all is visible. Made once; its masks cache what they derive."""
     from fast_transformers.masking import FullMask, LengthMask
 
     lengths = torch.full((BATCH,), length)

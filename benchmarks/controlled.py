@@ -1,4 +1,4 @@
-"""What controlled attention costs and loses beside fixed settings, on real queries, keys and values.
+"""The cost and the error of controlled attention and of fixed settings, on real queries, keys and values.
 
     python benchmarks/controlled.py [--data FOLDER] [--lengths 512 …] [--rounds 3] [--out FILE.md]
 

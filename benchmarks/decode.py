@@ -1,4 +1,4 @@
-"""What a token costs while decoding: exact attention on kept keys, a state, and linear methods on kept keys.
+"""The cost of a token while decoding: exact attention on kept keys, a state, and linear methods on kept keys.
 
     python benchmarks/decode.py [--lengths 128 … 65536] [--methods linear performer] [--out FILE.md]
 

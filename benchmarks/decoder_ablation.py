@@ -1,4 +1,4 @@
-"""What each setting of causal by halves is worth in a decoder: next tokens beside exact attention, and multiply-adds.
+"""Ablation of causal attention by halves in a decoder: next tokens compared with exact attention, and multiply-adds.
 
     python benchmarks/decoder_ablation.py [--data FOLDER] [--lengths 4096] [--groups sizes …] [--prefills sizes …]
         [--passages 2] [--readings 1] [--out FILE.md]

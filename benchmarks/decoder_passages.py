@@ -1,4 +1,4 @@
-"""What the scripts about decoders share: passages of books, and methods beside exact attention on them."""
+"""Shared code of the scripts about decoders: passages of books, and methods compared with exact attention on them."""
 
 import argparse
 import os
@@ -55,7 +55,7 @@ def next_tokens(pretrained: Pretrained, passage: Passage, methods: Mapping[str, 
 
 
 def errors(pretrained: Pretrained, passage: Passage, methods: Mapping[str, Method]) -> dict[str, list[float]]:
-    """Of each method, the error of the attention in `LAYERS`, on the inputs that exact attention has."""
+    """The error of each method's attention in `LAYERS`, on the inputs that exact attention has."""
     with recorded(pretrained.model) as calls:
         pretrained.prefill([passage.tokens])
     exact = [calls[layer].run(Full()) for layer in LAYERS]
@@ -66,14 +66,14 @@ def errors(pretrained: Pretrained, passage: Passage, methods: Mapping[str, Metho
 
 
 def next_token_texts(sums: Sequence[NextTokens]) -> list[str]:
-    """What a table shows of next tokens, under `HEAD`, over some passages."""
+    """The cells of a table about next tokens, under `HEAD`, over some passages."""
     total = summed(sums)
     last = max(total.last_kl / total.last_count, 0.0)
     return [f"{total.perplexity:.2f}", f"{total.mean_kl:.5f}", f"{last:.5f}", f"{total.agreement:.4f}"]
 
 
 def error_texts(numbers: Sequence[Sequence[float]]) -> list[str]:
-    """What a table shows of errors: the mean of some passages in each layer, and that of the layers."""
+    """The cells of a table of errors: the mean of some passages in each layer, and that of the layers."""
     layers = [sum(layer) / len(layer) for layer in zip(*numbers, strict=True)]
     return [f"{error:.4f}" for error in (*layers, sum(layers) / len(layers))]
 

@@ -1,4 +1,4 @@
-"""What `clustered-tail` would lose if it took a bias of distance, as MPNet and T5 add one to their logits.
+"""The loss of `clustered-tail` if it had a bias of distance, as MPNet and T5 add one to their logits.
 
     python benchmarks/distance_bias.py BOOK [--model FOLDER] [--lengths 512 2048] [--windows 0 16 32 64 128]
                                        [--layers 2 6 10] [--out FILE]

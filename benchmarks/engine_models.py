@@ -162,7 +162,7 @@ def example(length: int) -> Tensor:
 
 
 def openvino_runs(converted: Converted, model: Pretrained, threads: int) -> dict[str, Callable[[], Run]]:
-    """What compiles the model for OpenVINO, by number format, or name of the sparse attention."""
+    """The functions that compile the model for OpenVINO, by number format, or name of the sparse attention."""
     import openvino
 
     core = openvino.Core()
@@ -215,7 +215,7 @@ def openvino_runs(converted: Converted, model: Pretrained, threads: int) -> dict
 
 
 def onnxruntime_runs(converted: Converted, model: Pretrained, threads: int) -> dict[str, Callable[[], Run]]:
-    """What loads the model into ONNX Runtime, by number format."""
+    """The functions that load the model into ONNX Runtime, by number format."""
     import onnxruntime
 
     def convert(path: Path) -> None:

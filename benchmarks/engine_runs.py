@@ -1,4 +1,4 @@
-"""What the scripts of several engines share: the checks of their options, and the processes that load rows."""
+"""Shared code of the scripts with several engines: the checks of their options, and the processes that load rows."""
 
 import argparse
 import sys

@@ -51,7 +51,7 @@ class Row:
 
     @property
     def is_exact(self) -> bool:
-        """Whether it runs exact attention with the model's weights in fp32 or bf16."""
+        """Tell whether it runs exact attention with the model's weights in fp32 or bf16."""
         exact = self.method is None or self.method.partition(":")[0] == "full"
         return exact and self.numbers in ("fp32", "bf16")
 
@@ -78,7 +78,7 @@ class EngineError(RuntimeError):
 
 
 def missing(engine: str) -> str | None:
-    """What to say if packages of an engine are not installed."""
+    """The message if packages of an engine are not installed."""
     absent = [package for package in PACKAGES[engine] if find_spec(package) is None]
     return f"{engine}: {', '.join(absent)} not installed: {INSTALL}" if absent else None
 
@@ -172,7 +172,7 @@ def whole_models(job: Job, rows: Sequence[Row]) -> dict[Row, Any]:
 
 
 def attempt(load: Callable[[Any], Any], row: Any) -> Any:
-    """What `load` makes of a row, or why it cannot."""
+    """Call `load` for a row: its result, or why it failed."""
     try:
         return load(row)
     except Exception as error:  # of an engine's own code; the other rows go on

@@ -62,7 +62,7 @@ alone."""
 
 @dataclass(frozen=True)
 class Figures:
-    """What was measured of a row."""
+    """The measurements of a row."""
 
     row: Row
     ms: tuple[float, float, float]  # quartiles, the median in the middle
@@ -130,7 +130,7 @@ def next_tokens(model: Pretrained, item: list[int], outputs: Mapping[Row, Output
 def fidelities(
     model: Pretrained, texts: Sequence[tuple[list[int], Mapping[Row, Outputs]]]
 ) -> dict[Row, dict[str, str]]:
-    """What a table shows of each row's fidelity, over some texts with their outputs."""
+    """The fidelity of each row for a table, over some texts with their outputs."""
     if not model.is_causal_lm:
         each = [cosines(outputs) for _, outputs in texts]
         return {row: {"cosine": f"{statistics.fmean(of_text[row] for of_text in each):.4f}"} for row in each[0]}

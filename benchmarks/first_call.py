@@ -1,4 +1,4 @@
-"""What a process waits for before its first result: imports, the first call of attention, and the second."""
+"""The time of a process until its first result: imports, the first call of attention, and the second."""
 
 import json
 import statistics

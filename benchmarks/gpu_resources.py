@@ -1,4 +1,4 @@
-"""What every Triton kernel takes of a GPU, compiled for four of them. No GPU is needed.
+"""The GPU resources of every Triton kernel, compiled for four GPUs. No GPU is needed.
 
     python benchmarks/gpu_resources.py --processes 2 --out benchmarks/results/gpu-resources.md
 

@@ -36,7 +36,7 @@ HEAD = (
 
 
 class Answers(NamedTuple):
-    """What the harness computed with one attention.
+    """The harness's results with one attention.
 
     `documents` has a log-likelihood, words, bytes and tokens of each document; `words` the log-likelihoods of the four
     words of each passage, and the number of the right one.
@@ -107,7 +107,7 @@ def row(attention: str, its: Answers, exact: Answers) -> list[str]:
 
 
 def about(exact: Answers, characters: int) -> str:
-    """What was read, one sentence a line."""
+    """The texts that were read, one sentence a line."""
     tokens = [each[-1] for each in exact.documents]
     return (
         f"`documents`: {len(tokens)} documents of {min(tokens):,} to {max(tokens):,} tokens, each read as a whole; the "

@@ -39,7 +39,7 @@ class OwnRandom(RandomHash):
 
 
 def compared(bound: BoundMethod, buckets: int) -> dict:
-    """What is measured in one layer."""
+    """The measurements in one layer."""
     lean = at_n_b(bound)
     settings = {name: value for name, value in lean.method.to_dict().items() if name != "name"}
     sizes = {"heads": bound.heads, "kv_heads": bound.kv_heads, "head_dim": bound.head_dim}

@@ -91,7 +91,7 @@ def measured(N, repeats):
 
 
 def floors(N):
-    """Of each kernel: what it does, its multiplications and additions, and the bytes that it reads and writes once.
+    """Each kernel's purpose, its multiplications and additions, and the bytes that it reads and writes once.
 
     Queries that no bucket takes, about a quarter, meet the keys of one.
     """

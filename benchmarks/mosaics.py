@@ -77,7 +77,7 @@ def pages(pictures: Pictures, grid: int, count: int, draw: random.Random) -> Pag
 
 
 def kinds_of(kind: int, places: int, draw: random.Random) -> list[int]:
-    """What the pictures of a page show, in random order: half of them this kind, and each other at most a quarter."""
+    """The kinds of a page's pictures, in random order: half of them this kind, and each other at most a quarter."""
     others = [other for other in range(len(LABELS)) if other != kind] * max(places // 4, 1)
     half = max(places // 2, 1)
     shown = [kind] * half + draw.sample(others, places - half)

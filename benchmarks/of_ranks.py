@@ -1,4 +1,4 @@
-"""What the ranks of `parallel.py` do: times or peak memory of one method, as one line of JSON of rank 0.
+"""The work of the ranks of `parallel.py`: times or peak memory of one method, as one line of JSON of rank 0.
 
 torchrun --standalone --nproc-per-node 2 benchmarks/of_ranks.py times performer 131072 --rounds 5
 """

@@ -26,7 +26,7 @@ METHODS = (
 
 
 def ranks_say(ranks: int, *words: object) -> dict[str, Any]:
-    """What `of_ranks.py` prints in so many processes."""
+    """The output of `of_ranks.py` in so many processes."""
     script = Path(__file__).with_name("of_ranks.py")
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
     done = subprocess.run(

@@ -1,4 +1,4 @@
-"""What the rank that sends most sends in a forward and a backward pass, by method and by length.
+"""The bytes of the rank that sends most in a forward and a backward pass, by method and by length.
 
     torchrun --nproc-per-node 4 benchmarks/parallel_bytes.py [--lengths 1024 8192 65536] [--methods …] [--out FILE.md]
 
@@ -51,7 +51,7 @@ class Row(NamedTuple):
 
 
 class Sent(NamedTuple):
-    """What a rank sends: bytes in both directions, and exchanges forward and backward."""
+    """The traffic of a rank: bytes in both directions, and exchanges forward and backward."""
 
     bytes: int
     forward: int
@@ -69,7 +69,7 @@ def rows(methods: list[str]) -> list[Row]:
 
 
 def sent(row: Row, tokens: int) -> Sent:
-    """Of the rank that sends most, in fp32."""
+    """The traffic of the rank that sends most, in fp32."""
     of = sq.distributed.Sequence.even(tokens, mode=row.mode)
     attend = sq.parse_method(row.method).bind(heads=HEADS, head_dim=WIDTH, max_length=tokens).eval()
     drawn = torch.Generator().manual_seed(of.rank)

@@ -189,7 +189,7 @@ def failures_of(rows: Sequence[Row]) -> list[str]:
 
 
 def conditions(repeats: int) -> list[str]:
-    """What ran where, one fact a line."""
+    """The conditions of the runs, one fact a line."""
     return [
         f"batch {BATCH}, {HEADS} heads, width {WIDTH}, fp32, no padding, no dropout; {CLUSTERS} clusters, {BITS} bits, "
         f"{ITERATIONS} iterations, top-{TOPK}",

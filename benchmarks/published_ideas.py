@@ -60,7 +60,7 @@ They do not count comparisons, exponentials, sums, and k-means on hashes, which 
 
 
 class Answer(NamedTuple):
-    """What an idea makes of one head."""
+    """The result of an idea for one head."""
 
     out: Tensor  # (N, E)
     keys: float  # met exactly, mean of queries
@@ -285,7 +285,7 @@ CLAIMED = "clustered-tail (C = 100, X = 16)"
 
 
 class Figures(NamedTuple):
-    """Of one idea at one number of keys: means of inputs and heads."""
+    """The figures of one idea at one number of keys: means of inputs and heads."""
 
     error: float
     keys: float

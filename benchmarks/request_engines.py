@@ -61,12 +61,12 @@ class Row:
 
     @property
     def is_ours(self) -> bool:
-        """Whether a method of subquad runs in it."""
+        """Tell whether a method of subquad runs in it."""
         return self.method is not None
 
     @property
     def has_float_weights(self) -> bool:
-        """Whether weights are stored as floating-point numbers of 16 or 32 bits."""
+        """Tell whether weights are stored as floating-point numbers of 16 or 32 bits."""
         return self.weights in FLOATS
 
     def __str__(self) -> str:
@@ -114,7 +114,7 @@ def rows_of(engines: Sequence[str], methods: Sequence[str]) -> list[Row]:
 
 
 def missing(engine: str) -> str | None:
-    """What to say if packages of an engine are not installed."""
+    """The message if packages of an engine are not installed."""
     absent = [package for package in PACKAGES[engine] if installed_version(package) is None]
     return f"{engine}: {', '.join(absent)} not installed: {INSTALL}" if absent else None
 
@@ -193,5 +193,5 @@ class Clock:
 
     @property
     def answer(self) -> Answer:
-        """What was taken."""
+        """The measurements as an answer."""
         return Answer(tuple(self.seconds), tuple(self.tokens))

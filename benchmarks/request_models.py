@@ -1,4 +1,4 @@
-"""What runs a request in each engine. Runs take token ids (1, N) and a number of new tokens, and return an `Answer`."""
+"""Requests in each engine: functions of token ids (1, N) and a number of new tokens, which return an `Answer`."""
 
 import copy
 import json

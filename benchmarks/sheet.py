@@ -1,4 +1,4 @@
-"""What the scripts of tables share: times side by side, memory in a process of its own, Markdown with its origin."""
+"""Code for scripts with tables: times side by side, memory in a process of its own, Markdown with its origin."""
 
 import argparse
 import math
@@ -41,7 +41,7 @@ def load_of(length: int, *, causal: bool = False, heads: int = HEADS) -> Load:
 
 
 def milliseconds(calls: Mapping[str, Callable[[], object]], seconds: float) -> dict[str, list[float]]:
-    """Of each call, round by round: every round runs all of them once, so that all meet the same noise."""
+    """The time of each call, round by round: every round runs all of them once, so that all meet the same noise."""
     times = until_steady(calls, Effort(seconds=seconds, least=2, enough=5, precision=0.02))
     return {name: [1e3 * each for each in own] for name, own in times.items()}
 

@@ -64,7 +64,7 @@ in a new order; one clip at a time."""
 
 
 class Clip(NamedTuple):
-    """What is heard, and what is said."""
+    """A recording and its text."""
 
     kind: str
     samples: NDArray[np.float32]
@@ -86,7 +86,7 @@ def heard(content: bytes) -> NDArray[np.float32]:
 
 
 def clip(kind: str, spoken: Iterator[tuple[NDArray[np.float32], str]]) -> Clip:
-    """As much as fits into a clip, with pauses between."""
+    """The sentences that fit into a clip, with pauses between."""
     samples: list[NDArray[np.float32]] = []
     words: list[str] = []
     for part, text in spoken:
@@ -114,7 +114,7 @@ def sentences(book: Path) -> Iterator[str]:
 
 
 def read_aloud(voice: str, texts: Iterator[str]) -> Iterator[tuple[NDArray[np.float32], str]]:
-    """What a program makes of them."""
+    """The recording that a program makes of them."""
     program, name = voice.split()
     for text in texts:
         command = {
@@ -183,7 +183,7 @@ def share(transcripts: Sequence[Sequence[str]], wanted: Sequence[Sequence[str]])
 
 
 def text_of(clip: Clip, transcript: Sequence[str]) -> list[str]:
-    """What is said in the transcript's manner: digits as digits where it writes most of them so."""
+    """The text in the transcript's manner: digits as digits where it writes most of them so."""
     if clip.kind == "real digits" and sum(map(str.isdigit, transcript)) * 2 < len(transcript):
         return [DIGITS[int(word)] for word in clip.words]
     return clip.words

@@ -1,4 +1,4 @@
-"""What positions past an encoder's own are worth: retrieval of long documents, with exact attention.
+"""The worth of positions past an encoder's own: retrieval of long documents, with exact attention.
 
 A question is a sentence that was taken out of a document (the inverse cloze task: Lee et al., "Latent Retrieval for
 Weakly Supervised Open Domain Question Answering", 2019). Documents are consecutive passages of novels and speeches, and

@@ -1,4 +1,4 @@
-"""What the tasks of `tasks.py` share: cells that are kept once they are measured, and intervals by the bootstrap.
+"""Shared code of the tasks of `tasks.py`: cells that are kept once they are measured, and intervals by the bootstrap.
 
 A cell is what one row of a table gives at one length: a list of numbers for each query, text, passage or prompt.
 """
@@ -38,7 +38,7 @@ class TaskAtLength(Protocol):
 
     @property
     def name(self) -> str:
-        """What the command line calls it."""
+        """Its name on the command line."""
 
     @property
     def pretrained(self) -> Pretrained:
@@ -59,7 +59,7 @@ class TaskAtLength(Protocol):
         """One row."""
 
     def about(self) -> str:
-        """What the table is of, one sentence a line."""
+        """The subject of the table, one sentence a line."""
 
     def table(self, cells: Cells) -> str:
         """Markdown: each row with its intervals, those of cells that are missing as `NOT_MEASURED`."""
@@ -73,7 +73,7 @@ class Interval(NamedTuple):
     high: float
 
     def text(self, write: Callable[[float], str]) -> str:
-        """As in a table: the mean, and the ends in brackets."""
+        """The cell of a table: the mean, and the ends in brackets."""
         return f"{write(self.mean)} [{write(self.low)}, {write(self.high)}]"
 
 
@@ -132,7 +132,7 @@ def attention(pretrained: Pretrained, row: str) -> Iterator[None]:
 
 
 def swap_of(pretrained: Pretrained, name: str) -> object:
-    """What `hf.swap` is given for a method; InputError as for `attention`."""
+    """The argument of `hf.swap` for a method; InputError as for `attention`."""
     with as_input_error():
         method = parse_method(name)
     if method.traits.learned:

@@ -64,7 +64,7 @@ class Perplexity:
         return [self.length, [passage.tokens for passage in self.passages]]
 
     def measure(self, row: str, progress: Progress) -> Cell:
-        """Of each passage the losses of its next tokens, in nats."""
+        """The losses of each passage's next tokens, in nats."""
         losses = []
         with attention(self.pretrained, row):
             for number, passage in enumerate(self.passages):
@@ -73,7 +73,7 @@ class Perplexity:
         return losses
 
     def about(self) -> str:
-        """What the table is of, one sentence a line."""
+        """The subject of the table, one sentence a line."""
         return (
             f"Passages of {self.length:,} tokens from {' and '.join(BOOKS)}: {len(self.passages)}.\n"
             "The model may have read these novels when it was trained.\n"
@@ -145,7 +145,7 @@ class Needle:
         return [self.length, [[prompt.tokens, prompt.answer] for prompt in self.prompts]]
 
     def measure(self, row: str, progress: Progress) -> Cell:
-        """Of each prompt, whether greedy decoding gives the answer, and the log-likelihood of its tokens."""
+        """Measure, for each prompt, whether greedy decoding gives the answer, and the log-likelihood of its tokens."""
         scores = []
         with attention(self.pretrained, row):
             for number, prompt in enumerate(self.prompts):
@@ -155,7 +155,7 @@ class Needle:
         return scores
 
     def about(self) -> str:
-        """What the table is of, one sentence a line."""
+        """The subject of the table, one sentence a line."""
         return (
             f"{len(self.prompts)} prompts of {self.length:,} tokens with their answers: as many of each of the tasks "
             f"{', '.join(TASKS)} of `subquad needle`, at depths from 0 to 1, in text from {' and '.join(BOOKS)}."

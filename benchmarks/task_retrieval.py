@@ -158,7 +158,7 @@ class Retrieval:
         return F.normalize(self.pretrained.embed_all(wrapped), dim=-1)
 
     def _vectors(self, row: str, progress: Progress) -> Tensor:
-        """Of each document one unit vector, or one for each chunk under `BEST`: (documents, chunks, width)."""
+        """The unit vector of each document, or one for each chunk under `BEST`: (documents, chunks, width)."""
         if row in (MEAN, BEST):
             return self._chunks if row == BEST else F.normalize(self._chunks.mean(1, keepdim=True), dim=-1)
         length = model_length(self.pretrained) if row == FIRST else self.length
@@ -174,7 +174,7 @@ class Retrieval:
         return torch.stack([chunk_vectors(self.pretrained, document.tokens) for document in self.documents])
 
     def about(self) -> str:
-        """What the table is of, one sentence a line."""
+        """The subject of the table, one sentence a line."""
         count = len(self.documents)
         lines = [
             f"{count} documents of {self.length:,} tokens, parts of novels and speeches, and of each "
@@ -223,7 +223,7 @@ class Retrieval:
         return sum(score >= scores[query][query // self._each] for score in scores[query])
 
     def _shared(self, scores: Cell, exact: Cell, kind: str) -> list[float]:
-        """Of each query, the share of its ten best documents that are among the ten of exact attention."""
+        """The share of each query's ten best documents that are among the ten of exact attention."""
         return [len(top(scores[at]) & top(exact[at])) / len(top(exact[at])) for at in self._numbers(kind)]
 
     @property

@@ -1,4 +1,4 @@
-"""What methods cost on tasks, not in cosines: retrieval, classification, perplexity, needles.
+"""The cost of methods on tasks, not in cosines: retrieval, classification, perplexity, needles.
 
     python benchmarks/tasks.py --data FOLDER --out benchmarks/results/tasks.md
 
@@ -80,7 +80,7 @@ def run(options: argparse.Namespace) -> list[str]:
 
 
 def check(options: argparse.Namespace) -> None:
-    """What can be checked before a model is loaded."""
+    """Check all that can be checked before a model is loaded."""
     for name in options.tasks:
         if name not in LENGTHS:
             raise InputError(f"no task {name!r}{instead(name, LENGTHS, '')}")

@@ -83,7 +83,7 @@ SCALES = {
 
 
 class Answers(NamedTuple):
-    """What a model makes of all pages."""
+    """The outputs of a model for all pages."""
 
     states: list[Float[Tensor, "N D"]]
     kinds: Int[Tensor, " pages"]

@@ -109,7 +109,7 @@ class Store:
         return self.folder / f"{hashlib.sha256(str(row).encode()).hexdigest()[:16]}.json"
 
     def read(self, row: Row) -> dict[str, Request]:
-        """What was measured of a row, by the prompt's digest."""
+        """The measurements of a row, by the prompt's digest."""
         path = self.path(row)
         if not path.exists():
             return {}
@@ -131,7 +131,7 @@ class Store:
 
 @dataclass(frozen=True)
 class Figures:
-    """What a table shows of a row."""
+    """The figures of a row for a table."""
 
     row: Row
     first: float
@@ -145,7 +145,7 @@ class Figures:
 
 
 def digest(item: Sequence[int]) -> str:
-    """What tells a prompt from another one."""
+    """The hash by which prompts are told apart."""
     return hashlib.sha256(np.array(item, np.int64).tobytes()).hexdigest()[:16]
 
 

@@ -28,7 +28,7 @@ CommandError: Any = next(kind for kind in typer.BadParameter.__mro__ if kind.__n
 
 
 class Wrong(Exception):
-    """What is wrong with a command."""
+    """An error in a command."""
 
 
 @dataclass(frozen=True)
@@ -116,7 +116,7 @@ def _end_of_substitution(text: str, start: int) -> int:
 
 
 def _may_expand(word: str) -> bool:
-    """Whether a wildcard in a word is meant for the shell: in a path to a wheel."""
+    """Tell whether a wildcard in a word is meant for the shell: in a path to a wheel."""
     return word.startswith("dist/")
 
 
@@ -164,7 +164,7 @@ def _commands(code: str, line: int, inline: bool = False) -> Iterator[Command | 
 
 
 def arguments(words: Sequence[str]) -> list[str] | None:
-    """What subquad is given by a command; None where it is another program's."""
+    """The arguments that a command gives to subquad; None where it is another program's."""
     if words[0].rpartition("/")[2] == "subquad":
         return list(words[1:])
     for i in range(1, len(words) - 1):

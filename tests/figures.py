@@ -37,16 +37,16 @@ class Figure:
 
     @property
     def is_measured(self) -> bool:
-        """Whether it is compared: decimal numbers, thousands, and numbers with a unit; other integers are counts."""
+        """True if it is compared: decimal numbers, thousands, and numbers with a unit; other integers are counts."""
         return bool(self.unit) or "," in self.text or "." in self.text
 
     @property
     def is_result(self) -> bool:
-        """Whether it can only be a measurement, which a round number of tokens or of seconds need not be."""
+        """Tell whether it can only be a measurement, which a round number of tokens or of seconds need not be."""
         return self.unit in ("×", "%") or "." in self.text
 
     def rounds_to(self, quoted: "Figure") -> bool:
-        """Whether this number is `quoted`, to as many decimals as that has; a sign counts if it is quoted."""
+        """Tell whether this number is `quoted`, to as many decimals as that has; a sign counts if it is quoted."""
         last_digit = int(quoted.value.as_tuple().exponent)
         near = abs(self.value - quoted.value) <= Decimal(5).scaleb(last_digit - 1)
         return near and (not quoted.sign or quoted.sign == (self.sign or "+"))
@@ -101,7 +101,7 @@ def numbers_of(path: Path) -> tuple[Figure, ...]:
 
 
 def wrong_figures(text: str, root: Path) -> list[str]:
-    """What is wrong with the markers of a page and with the figures that they cover."""
+    """The errors in the markers of a page and in the figures that they cover."""
     lines = text.splitlines()
     return [problem for marked in markers(text) for problem in _wrong(marked, lines, root)]
 

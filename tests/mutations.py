@@ -56,7 +56,7 @@ class Target:
 
     @property
     def kinds(self) -> tuple[str, ...]:
-        """What is done to the file."""
+        """The kinds of damage."""
         if self.member is not None:
             return (EDITS,)
         return (*KINDS, EDITS) if self.path.suffix == ".json" else KINDS
@@ -255,7 +255,7 @@ def _another(value: Any, draw: random.Random) -> Any:
 
 
 def outcome(target: Target, wanted: Any) -> str:
-    """What becomes of a damaged file: refused in one line, the same after all, silently another, or a traceback.
+    """The outcome of a damaged file: refused in one line, the same after all, silently another, or a traceback.
 
     Warned of: it is read, and is said to have been edited.
     """

@@ -88,7 +88,7 @@ def check_script(words: Sequence[str]) -> None:
 
 @cache
 def options_of(script: Path) -> frozenset[str]:
-    """What may be an option of a script: texts that look like one, and names that argparse or typer make one from."""
+    """The possible options of a script: texts that look like one, and names that argparse or typer make one from."""
     trees = [ast.parse(path.read_text("utf-8")) for path in (script, BENCHMARKS / "sheet.py")]
     nodes = [node for tree in trees for node in ast.walk(tree)]
     texts = {node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)}

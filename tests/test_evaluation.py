@@ -68,7 +68,7 @@ def offline(monkeypatch, tmp_path):
 
 
 def evaluated(model: Any, texts: str, *, batch: int = 1, **arguments: Any) -> dict[str, list[Any]]:
-    """What the harness computed for each request of both tasks."""
+    """The harness's results for each request of both tasks."""
     metadata = METADATA | {"texts": texts}
     tasks = importlib.import_module("lm_eval.tasks")
     manager = tasks.TaskManager(include_path=str(TASKS), include_defaults=False, metadata=metadata)
@@ -99,7 +99,7 @@ def test_a_name_in_the_arguments_of_the_model_is_a_swap(folder, texts):
 
 
 def test_batches_are_padded_without_a_mask(folder, texts):
-    """What docs/how-to/evaluate.md warns of: with exact attention nothing changes, with a method it does."""
+    """Check the warning of docs/how-to/evaluate.md: with exact attention nothing changes, with a method it does."""
 
     def likelihoods(name: str, batch: int) -> torch.Tensor:
         answers = evaluated("hf", texts, batch=batch, pretrained=folder, attn_implementation=name)

@@ -24,7 +24,7 @@ def function(argument, *others):
 
 @pytest.fixture
 def found(tmp_path):
-    """What is found in a file with this text in backquotes and this documented argument, without the file's name."""
+    """The findings in a file with this text in backquotes and this documented argument, without the file's name."""
 
     def find(text, entry="argument"):
         path = tmp_path / f"file{len(list(tmp_path.iterdir()))}.py"

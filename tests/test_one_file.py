@@ -1,4 +1,4 @@
-"""What is to be one file is one: a method with its page, and a backend, are added to a copy and nothing is touched."""
+"""Check that one file is enough: a method with its page, and a backend, are added to a copy and nothing is touched."""
 
 import os
 import re
@@ -148,7 +148,7 @@ def copied(tmp_path_factory) -> Path:
 
 
 def python(root: Path, *words: str) -> str:
-    """What a process says that imports the copy."""
+    """The output of a process that imports the copy."""
     environment = os.environ | {"PYTHONPATH": f"{root / 'src'}{os.pathsep}{root}"}
     done = subprocess.run([sys.executable, *words], cwd=root, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]

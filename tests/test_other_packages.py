@@ -63,7 +63,7 @@ def process(words: list[str], folder: Path, *sites: Path, **environment: str) ->
 
 
 def python(code: str, folder: Path, *sites: Path) -> str:
-    """What a program prints."""
+    """The output of a program."""
     done = process(["-c", code], folder, *sites)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-3000:]
     return done.stdout
@@ -86,7 +86,7 @@ def commands(folder: Path, *lines: str, sites: tuple[Path, ...] = (), **environm
 
 
 def outputs(folder: Path, *lines: str, sites: tuple[Path, ...] = (), **environment: str) -> list[str]:
-    """What commands print that succeed."""
+    """The output of commands that succeed."""
     results = commands(folder, *lines, sites=sites, **environment)
     assert [code for code, _, _ in results] == [0] * len(lines), results
     return [printed for _, printed, _ in results]

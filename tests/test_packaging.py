@@ -1,4 +1,4 @@
-"""What is in a wheel and in a source distribution, with a C++ compiler and without. No network, no isolation."""
+"""The contents of a wheel and of a source distribution, with a C++ compiler and without. No network, no isolation."""
 
 import shutil
 import subprocess

@@ -45,7 +45,7 @@ def library(without_research, tmp_path_factory) -> Path:
 
 
 def python(root: Path, *words: str) -> str:
-    """What a process prints that imports the copy."""
+    """The output of a process that imports the copy."""
     environment = os.environ | {"PYTHONPATH": str(root), "OMP_NUM_THREADS": "1"}
     done = subprocess.run([sys.executable, *words], cwd=root, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-3000:]

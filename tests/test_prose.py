@@ -26,7 +26,7 @@ WORDS = tomllib.loads((ROOT / "tests" / "words.toml").read_text("utf-8"))
 
 
 def found(lines: Iterable[Line], *tables: str) -> list[str]:
-    """What is written in the lines that the tables of words.toml rule out, with the remedy."""
+    """The words in the lines that the tables of words.toml rule out, with the remedy."""
     lines = list(lines)
     text, any_case = "\n".join(line.text for line in lines), re.IGNORECASE | re.MULTILINE
     rules = [(re.compile(pattern, any_case), say) for table in tables for pattern, say in WORDS[table].items()]

@@ -1,4 +1,4 @@
-"""What a release is made of agrees: versions, floors, platforms, and the scripts that workflows run."""
+"""The parts of a release agree: versions, floors, platforms, and the scripts that workflows run."""
 
 import os
 import re
@@ -34,7 +34,7 @@ def commands(workflow: str) -> list[str]:
 
 
 def has_address() -> bool:
-    """Whether the project's addresses are real ones."""
+    """Tell whether the project's addresses are real ones."""
     return not urlparse(PYPROJECT["project"]["urls"]["Repository"]).hostname.endswith(".example")
 
 

@@ -39,7 +39,7 @@ def before(point: str, function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def parsed(*_: Any) -> Any:
-    """What the command does, in place of reading the text of a method."""
+    """The result of the command, in place of reading the text of a method."""
     try:
         reach("working")
     finally:

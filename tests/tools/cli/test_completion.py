@@ -1,4 +1,4 @@
-"""What a shell completes, asked as the shells ask."""
+"""Completion in shells, requested as the shells do."""
 
 import sys
 

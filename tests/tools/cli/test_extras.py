@@ -1,4 +1,4 @@
-"""What is missing without an extra is named, in every command and at every public entry point."""
+"""Messages about a missing extra name it, in every command and at every public entry point."""
 
 import json
 import subprocess

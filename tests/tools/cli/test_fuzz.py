@@ -62,7 +62,7 @@ def invoke(words: list[str]) -> Result:
 
 
 def wrong(done: Result) -> str:
-    """What is not as promised; "" where all is."""
+    """The broken promise; "" if there is none."""
     if done.exception is not None and not isinstance(done.exception, SystemExit):
         return f"{type(done.exception).__name__}: {done.exception}"
     if done.exit_code not in (0, 2):

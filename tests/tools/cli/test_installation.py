@@ -1,4 +1,4 @@
-"""What `subquad doctor` says of an installation: floors, bf16, threads, and the command that fixes what is wrong."""
+"""Installations as `subquad doctor` sees them: floors, bf16, threads, and the command that fixes a fault."""
 
 import json
 import os

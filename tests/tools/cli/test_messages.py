@@ -1,4 +1,4 @@
-"""What the commands print of what the user gave: as it is, in one line."""
+"""Input that the commands print: as it is, in one line."""
 
 import errno
 import json

@@ -1,4 +1,4 @@
-"""What commands print, and where: --quiet, --verbose, --log-file, --json, and the width of results."""
+"""The output of commands and where it goes: --quiet, --verbose, --log-file, --json, and the width of results."""
 
 import json
 import logging

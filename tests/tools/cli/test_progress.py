@@ -28,7 +28,7 @@ def clock(monkeypatch):
 
 
 def left(estimate, clock, *calls):
-    """What is said at some times, in seconds, after some units of all."""
+    """The messages at some times, in seconds, after some units of all."""
     said = []
     for now, done, total in calls:
         clock.now = 100.0 + now

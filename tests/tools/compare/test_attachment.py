@@ -53,7 +53,7 @@ def test_exact_attention_up_to_the_crossover_and_what_is_recommended_from_there_
 
 
 def test_each_length_runs_what_is_recommended_there():
-    """As on an encoder in bf16: exact attention at 512 tokens, clusters at 2,048."""
+    """Exact attention at 512 tokens and clusters at 2,048, as on an encoder in bf16."""
     tail = row("clustered-tail in bf16", (1.3, 2.7, 2.0), (1.0, 1.0, 1.0))
     found = attached(EXACT_BF16, tail)
     assert found["steps"] == {"0": "full in bf16", "2048": "clustered-tail in bf16", "4096": "full in bf16"}

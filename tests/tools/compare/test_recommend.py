@@ -47,7 +47,7 @@ KERNEL = row("full:kernel=subquad", 1.0, 1.21) | {"settings": {"name": "full", "
     [(1.24, 1.02, KERNEL["method"]), (1.30, 1.02, "clustered"), (1.30, 1.1, KERNEL["method"])],
 )
 def test_a_loss_is_not_accepted_for_a_speed_within_5_percent_or_the_noise(speedup, noise, choice):
-    """As in a plan of 1.24× at 0.9961 where the exact kernel had 1.21× at 1.0000."""
+    """A plan had 1.24× at 0.9961 where the exact kernel had 1.21× at 1.0000."""
     crude = row("clustered", 0.9961, speedup)
     advice = recommend([EXACT, KERNEL, crude], [512], 0.99, noise={512: noise})
     assert advice["choice"] == choice
@@ -91,7 +91,7 @@ def test_noise_is_no_gain():
 
 
 def test_times_that_are_too_noisy_give_no_recommendation_and_the_headline_is_about_that():
-    """As in a run in which exact attention took four times as long as itself, and a row of 1.07× had 4.49×."""
+    """In one run, exact attention took four times as long as itself, and a row of 1.07× had 4.49×."""
     methods = [EXACT, row("i-clustered", 1.0, 4.49, noise=4.02)]
     advice = recommend(methods, [512], 0.99, noise={512: 4.02})
     assert (advice["choice"], advice["by_length"], advice["too_noisy"]) == ("full", {}, [512])
@@ -134,7 +134,7 @@ SAMPLES = {
 
 @pytest.mark.parametrize("methods", SAMPLES.values(), ids=SAMPLES)
 def test_settings_were_not_searched_and_every_claim_says_so(methods):
-    """What is best is the best of the settings tried; the headline, each length's reason and a last one say so."""
+    """The best is the best of the settings tried; the headline, each length's reason and a last one say so."""
     advice = recommend([EXACT, *methods], [512, 2048], 0.99)
     assert "of the settings tried" in advice["headline"].lower()
     *lengths, last = advice["reasons"]

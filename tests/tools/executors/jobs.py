@@ -1,4 +1,4 @@
-"""What jobs of tests do: functions that a worker can import."""
+"""Jobs of tests: functions that a worker can import."""
 
 import os
 import signal

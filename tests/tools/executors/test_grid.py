@@ -63,7 +63,7 @@ def test_24_cells_of_which_one_worker_is_killed_twice(name, alone, tmp_path, unm
 
 
 def _refusals(executor, tmp_path):
-    """What a cluster cannot do, in one line; on the cluster that runs already."""
+    """The refusals of a cluster, in one line; on the cluster that runs already."""
     executor.resources = JobResources(cpus=64.0)
     with pytest.raises(
         InputError,

@@ -1,4 +1,4 @@
-"""What the executor on Ray reports of a cluster that is not there, too small or gone; with a Ray that is none."""
+"""The reports of the executor on Ray about a cluster that is not there, too small or gone; with a fake Ray."""
 
 import socket
 from types import SimpleNamespace

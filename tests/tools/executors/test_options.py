@@ -57,7 +57,7 @@ def test_resources_are_read():
 
 @pytest.fixture
 def two_gpus(monkeypatch):
-    """As on a machine with two GPUs, which this process sees under the names 2 and 5."""
+    """A machine with two GPUs, which this process sees under the names 2 and 5."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2, 5,7")  # there is none with the name 7
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
 

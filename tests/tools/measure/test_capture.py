@@ -1,4 +1,4 @@
-"""What a model's layers are given."""
+"""The inputs of a model's layers."""
 
 import pytest
 import torch

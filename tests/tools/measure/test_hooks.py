@@ -1,4 +1,4 @@
-"""What the diagnostics ask a method."""
+"""The diagnostics' hooks of a method."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""What is noise, on made-up timings."""
+"""The noise of made-up timings."""
 
 import math
 from itertools import pairwise

@@ -216,7 +216,7 @@ def test_a_scale_that_tells_nothing_apart_is_said():
 
 
 def test_where_all_methods_tie_at_the_top_exact_attention_is_recommended_and_that_comes_first():
-    """As in a module with random weights and pooled output: cosines of 1.0000, with relative errors that differ."""
+    """A module with random weights and pooled output has cosines of 1.0000, with relative errors that differ."""
 
     class Pooled(nn.Module):
         def __init__(self):

@@ -83,7 +83,7 @@ def layer(number, utilities, keys, hashes):
 
 
 def record(layers=3, steps=5):
-    """What fitting logs."""
+    """The record that fitting logs."""
     figures = {
         "loss": 1.0,
         "kl_query": 0.5,

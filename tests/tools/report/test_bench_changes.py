@@ -1,4 +1,4 @@
-"""What changed between two runs: only what is beyond the noise."""
+"""The changes between two runs: only those beyond the noise."""
 
 import copy
 

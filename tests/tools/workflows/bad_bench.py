@@ -1,4 +1,4 @@
-"""What `subquad bench` must refuse: arguments, and files that are no results, by what is said about them."""
+"""Input that `subquad bench` must refuse: arguments, and files that are no results, by the message about them."""
 
 import json
 

@@ -78,7 +78,7 @@ def of_reproduce(out: Path) -> Any:
 
 @dataclass(frozen=True)
 class Command:
-    """What is run, and what is compared of what it leaves."""
+    """A command to run, and how to compare its output files."""
 
     words: Callable[[Path, Path], list[str]]  # of the folders of the inputs and of the run
     results: Callable[[Path], Any]
@@ -200,7 +200,7 @@ def _counting(dies_at: int) -> list[str]:
 
 @dataclass
 class Tally:
-    """What came of it."""
+    """The counts of outcomes."""
 
     kills: dict[str, int] = field(default_factory=lambda: dict.fromkeys(COMMANDS, 0))
     in_writes: int = 0

@@ -220,7 +220,7 @@ def made_up(measured):
 
 
 def test_a_tie_is_no_gain_anywhere_in_the_report(made_up):
-    """As `shared-full`, "faster from 1,500" once: 1 % of difference, where exact attention differs by 3 % itself."""
+    """`shared-full` was "faster from 1,500" once: 1 % of difference, where exact attention differs by 3 % itself."""
     report = made_up(
         lambda i: 1.0, lambda i: 0.99, lambda i: 0.97, methods=("shared-full", "local:window=8"), min_fidelity=0.01
     )

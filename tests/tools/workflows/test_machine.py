@@ -1,4 +1,4 @@
-"""What `subquad doctor` says about the backends."""
+"""The report of `subquad doctor` about the backends."""
 
 import sys
 from importlib.metadata import PackageNotFoundError

@@ -54,7 +54,7 @@ def test_another_way_of_pooling_is_refused(folder, content, message):
 
 
 def test_an_embedding_model_may_name_the_language_model_that_it_was_made_from(model, tmp_path):
-    """As all-mpnet-base-v2 does, whose file has no weights of a language model's head."""
+    """The file of all-mpnet-base-v2, for example, has no weights of a language model's head."""
     shutil.copytree(model("mpnet"), tmp_path / "model")
     config = tmp_path / "model" / "config.json"
     config.write_text(json.dumps(json.loads(config.read_text()) | {"architectures": ["MPNetForMaskedLM"]}))

@@ -1,4 +1,4 @@
-"""What a plan is worth on short texts, against the original model."""
+"""The worth of a plan on short texts, against the original model."""
 
 from pathlib import Path
 
