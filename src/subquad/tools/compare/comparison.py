@@ -9,7 +9,6 @@ two times differ is the noise. The units also record the other processes' share 
 import math
 import random
 import statistics
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
@@ -41,6 +40,7 @@ from subquad.tools.compare.jobs import (
 )
 from subquad.tools.compare.tasks import LabelledTask
 from subquad.tools.measure.capture import LayerInputs, recorded
+from subquad.tools.measure.deadline import Deadline
 from subquad.tools.measure.fidelity import cosine, relative_error, weights_l1
 from subquad.tools.measure.group import MeasuringGroup
 from subquad.tools.measure.memory import peak_extra_mib
@@ -94,8 +94,11 @@ class Comparison(JobRun):
     length: int
     floor: Floor
     models: dict[tuple[int, str], Pretrained] = field(default_factory=dict)  # by length, 0 up to the own, and dtype
-    begun: float = field(default_factory=time.perf_counter)
+    deadline: Deadline = field(init=False)
     ended: bool = False  # whether nothing more will be measured, finished or not
+
+    def __post_init__(self) -> None:
+        self.deadline = Deadline(60 * self.settings.minutes)
 
     @property
     def group(self) -> MeasuringGroup:
@@ -267,7 +270,7 @@ class Comparison(JobRun):
 
     def limit(self) -> float | None:
         """What is left of the time limit."""
-        return self._seconds_left
+        return self.deadline.left
 
     def has_time(self, key: str) -> bool:
         """Whether a job is predicted to end within the time limit.
@@ -286,7 +289,7 @@ class Comparison(JobRun):
         if kind != OP.name and int(arguments.partition("/")[0]) not in self._lengths_to_try:
             return False  # the longest was run
         needed = partial(self._predicted, kind, arguments)
-        return self.group.broadcast_from_main(lambda: needed() + self._seconds_of_first <= self._seconds_left)
+        return self.group.broadcast_from_main(lambda: needed() + self._seconds_of_first <= self.deadline.left)
 
     @property
     def _seconds_of_first(self) -> float:
@@ -297,16 +300,12 @@ class Comparison(JobRun):
         rounds = (SEQUENCE(self.length, 1) not in self.results) + has_steps / 4
         return rounds * sum(each.seconds for each in self.rounds_at(self.length)[0].values())
 
-    @property
-    def _seconds_left(self) -> float:
-        return 60 * self.settings.minutes - (time.perf_counter() - self.begun)
-
     @cached_property
     def _has_time_for_quality(self) -> bool:
         """Decided once: cosines over all passages and over the sequences do not belong into one table."""
         passages = len(self.reading.passages) / self.settings.batch
         seconds = passages * self._round_seconds(self.length)
-        return self.group.broadcast_from_main(lambda: seconds <= self._seconds_left)
+        return self.group.broadcast_from_main(lambda: seconds <= self.deadline.left)
 
     def _predicted(self, kind: str, arguments: str) -> float:
         """Seconds that a job may take: those of the last turn at this length, or of a shorter one, grown in between."""

@@ -3,7 +3,6 @@
 import math
 import random
 import statistics
-import time
 from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
@@ -16,6 +15,7 @@ from torch import nn
 from subquad.core.errors import InputError
 from subquad.core.spelling import listed
 from subquad.methods import Full, Method, resolve
+from subquad.tools.measure.deadline import Deadline
 from subquad.tools.measure.memory import peak_extra_mib
 from subquad.tools.measure.noise import AGAIN, against_itself, noise_of
 from subquad.tools.measure.timing import cost, exact_cost, ratios, shuffled, stopwatch
@@ -103,7 +103,7 @@ def compare(
     check_minutes(minutes)
     if exact is not None and not isinstance(exact, nn.Module):
         raise TypeError(f"exact must be a torch.nn.Module, got {type(exact).__name__}")
-    end = time.perf_counter() + 60 * minutes
+    deadline = Deadline(60 * minutes)
     average = machine.load_average()
     with unchanged(module), nullcontext() if exact is None else unchanged(exact), machine.watched() as use:
         run_exactly(calls[0], module)
@@ -116,7 +116,7 @@ def compare(
         rows = [EntryRow(m, sites.assign(m), str(m)) for m in tried]
         rows += [EntryRow(m, sites.assign(m), name, "reference") for name, m in references(sites).items()]
         measurement = Measurement(sites, judge, exact or module, by_length, rows)
-        measurement.run(end, progress)
+        measurement.run(deadline, progress)
     notes = [*([not_reached] if not_reached else []), *measurement.notes(len(calls))]
     factors = list(measurement.noise.values())
     noise = noise_of(machine.load(average, [use]), factors, factors)
@@ -171,9 +171,9 @@ def grouped(
     Raises:
         InputError: a call that the module does not take, or in which no attention is called.
     """
-    end, tokens, causal = time.perf_counter() + seconds, dict[Any, int](), True
+    deadline, tokens, causal = Deadline(seconds), dict[Any, int](), True
     for call in spread_order(list(calls)):
-        if call.shapes in tokens or (tokens and time.perf_counter() > end):
+        if call.shapes in tokens or (tokens and deadline.left < 0):
             continue
         tokens[call.shapes], all_causal = _observed(sites, call)
         causal = causal and all_causal
@@ -260,16 +260,22 @@ class Measurement:
         self.device = device_of(sites.module)
         self._draw = random.Random(0)
 
-    def run(self, end: float, progress: Progress) -> None:
-        """Rounds at every length, the shortest first, until times are stable or the end is near; at least one each."""
+    def run(self, deadline: Deadline, progress: Progress) -> None:
+        """Rounds at every length, the shortest first, until times are stable or time is short; at least one each."""
         total = sum(max(len(group.calls), LEAST_ROUNDS + 1) for group in self.groups.values())
         for number, group in enumerate(self.groups.values()):
-            self._choose_effort(group, (end - time.perf_counter()) / (len(self.groups) - number))
-        while pending := [group for group in self.groups.values() if not group.is_timed or self._has_time(group, end)]:
+            self._choose_effort(group, deadline.left / (len(self.groups) - number))
+        while pending := [
+            group
+            for group in self.groups.values()
+            if not group.is_timed or (not group.is_done and deadline.allows(group.spent / group.rounds))
+        ]:
             for group in pending:
                 done = sum(group.rounds for group in self.groups.values())
                 progress("comparing methods", min(done, total), total)
+                before = deadline.left
                 self._round(group)
+                group.spent += before - deadline.left
         progress("comparing methods", total, total)
 
     def _choose_effort(self, group: LengthGroup, seconds: float) -> None:
@@ -277,13 +283,9 @@ class Measurement:
         exact = partial(run_exactly, group.calls[0], self.sites.module)
         group.with_memory = 2 * (len(self.rows) + 2) * stopwatch(exact, self.device)[0] <= seconds
 
-    def _has_time(self, group: LengthGroup, end: float) -> bool:
-        """Whether another round is wanted, and is predicted to be over by then."""
-        return not group.is_done and time.perf_counter() + group.spent / group.rounds < end
-
     def _round(self, group: LengthGroup) -> None:
         """Run every row on the next input, and count memory or time."""
-        begun, call = time.perf_counter(), group.calls[group.rounds % len(group.calls)]
+        call = group.calls[group.rounds % len(group.calls)]
         counts_memory = group.rounds == 0 and group.with_memory
         rows = [row for row in self.rows if row.refusal is None]
         runs: dict[str, EntryRow | None] = {EXACT: None} | {row.name: row for row in rows}
@@ -306,7 +308,6 @@ class Measurement:
             else:
                 group.seconds.setdefault(name, []).append(costs[name])
         group.rounds += 1
-        group.spent += time.perf_counter() - begun
 
     def _measured(self, call: ModuleCall, row: EntryRow | None, counts_memory: bool) -> tuple[float, Any]:
         """MiB or seconds of a pass, and its output."""

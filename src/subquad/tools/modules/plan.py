@@ -3,7 +3,6 @@
 import math
 import random
 import statistics
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from subquad.core.spelling import listed
 from subquad.methods import Full, Method
 from subquad.nn import describe
 from subquad.nn.swapping import NAME
+from subquad.tools.measure.deadline import Deadline
 from subquad.tools.measure.fidelity import relative_error
 from subquad.tools.measure.noise import AGAIN, against_itself
 from subquad.tools.measure.timing import Cost, Effort, cost, ratios, shuffled, stopwatch, until_steady
@@ -104,14 +104,14 @@ def plan_module(
         raise InputError(
             f"there are {len(calls)} inputs, but a plan needs {FEWEST}: two to measure losses on and two to verify it"
         )
-    begun = time.perf_counter()
+    deadline = Deadline(60 * minutes)
     with unchanged(module):
         run_exactly(calls[0], module)
         sites = attention_sites(module, calls[0])
         if not isinstance(sites, ModuleLayers):
             raise InputError(_other_function(sites.function, module))
         by_length, _ = grouped(sites, calls, SCREENING * 60 * minutes / 2)
-        planning = ModulePlanning(sites, judge, begun, 60 * minutes, progress)
+        planning = ModulePlanning(sites, judge, deadline, progress)
         return planning.run(by_length, tried if tried is not None else grid(max(by_length)), len(calls))
 
 
@@ -161,9 +161,8 @@ class VerifiedChoice:
 class ModulePlanning:
     """One plan under way."""
 
-    def __init__(self, sites: ModuleLayers, judge: Judge, begun: float, seconds: float, progress: Progress):
-        self.sites, self.judge, self.progress = sites, judge, progress
-        self.begun, self.end = begun, begun + seconds
+    def __init__(self, sites: ModuleLayers, judge: Judge, deadline: Deadline, progress: Progress):
+        self.sites, self.judge, self.deadline, self.progress = sites, judge, deadline, progress
         self.device = device_of(sites.module)
         self.names: list[str] = []  # of layers that are called, by number
         self.notes: list[str] = []
@@ -199,13 +198,13 @@ class ModulePlanning:
             name: self._able(layer_calls[name], [method for method in methods if name in assigned[method]])
             for name in self.names
         }
-        deadline = self.begun + SCREENING * (self.end - self.begun)
+        afterwards = (1 - SCREENING) * self.deadline.seconds
         for number, name in enumerate(self.names):
             self.progress("timing methods in layers", number, len(self.names))
             layer_call = layer_calls[name]
             key = (layer_call.shape, tuple(able[name]))
             if key not in timed:
-                timed[key] = self._times(layer_call, able[name], deadline)
+                timed[key] = self._times(layer_call, able[name], self.deadline.left - afterwards)
             times = {each: s for each, s in timed[key].items() if each != EXACT}
             faster = {each: s for each, s in times.items() if s < GAIN * timed[key][EXACT]}
             errors = {each: able[name][each][1] for each in faster}
@@ -251,13 +250,15 @@ class ModulePlanning:
 
     @torch.no_grad()
     def _times(
-        self, layer_call: LayerCall, able: Mapping[str, tuple[Method, float]], deadline: float
+        self, layer_call: LayerCall, able: Mapping[str, tuple[Method, float]], allowed: float
     ) -> dict[str, float]:
-        """Seconds of exact attention, and of each method by its ratio to that in the same rounds."""
+        """Seconds of exact attention, and of each method by its ratio to that in the same rounds.
+
+        Rounds take the `allowed` seconds together, or the time of the fewest.
+        """
         calls: dict[str, Any] = {EXACT: layer_call.bound(Full())}
         calls |= {each: layer_call.bound(method) for each, (method, _) in able.items()}
-        left = max(deadline - time.perf_counter(), 0.0)
-        effort = Effort(seconds=min(CALL_SECONDS, left / len(calls)), least=3, enough=7, most=25)
+        effort = Effort(seconds=min(CALL_SECONDS, max(allowed, 0.0) / len(calls)), least=3, enough=7, most=25)
         rounds = until_steady(calls, effort, self.device)
         exact = statistics.median(rounds[EXACT])
         return {each: exact / statistics.median(ratios(s, rounds[EXACT])) for each, s in rounds.items()}
@@ -275,11 +276,10 @@ class ModulePlanning:
         }
         pass_seconds = min(stopwatch(partial(items[0].run, self.sites.module), self.device)[0] for _ in range(2))
         self.pass_seconds = pass_seconds
-        now = time.perf_counter()
-        until = now + MEASURING * max(self.end - now, 0.0)
-        together = self._together(candidates, 2 * pass_seconds / max(until - now, 1e-9))
+        deadline = self.deadline.part(MEASURING)
+        together = self._together(candidates, 2 * pass_seconds / max(deadline.left, 1e-9))
         for done, call in enumerate(items):
-            begun = time.perf_counter()
+            before = deadline.left
             exact = run_exactly(call, self.sites.module)
             reference = self.judge.value(exact, exact, call)
             for group in _neighbours(list(candidates), together):
@@ -291,8 +291,7 @@ class ModulePlanning:
                     value = self._value(dict.fromkeys(numbers, each), call, exact)
                     for number in numbers:
                         losses[number][each].append((reference - value) / len(numbers))
-            is_late = time.perf_counter() + (time.perf_counter() - begun) > until
-            if done >= 1 and is_late:
+            if done >= 1 and not deadline.allows(before - deadline.left):
                 break
         if together > 1:
             self.notes.append(f"Losses were measured of {together} layers at a time; more minutes measure each.")
@@ -380,10 +379,10 @@ class ModulePlanning:
             choices = {"plan": chosen}
             if number == 0 and uniform is not None:
                 choices["uniform"] = choice.uniform(means, uniform)
-            begun = time.perf_counter()
+            before = self.deadline.left
             verified = self.verifications(choices, held_out, confidence)
             tried += [verified[name] for name in reversed(verified)]  # the plan last
-            if tried[-1].bound <= accepted or time.perf_counter() + (time.perf_counter() - begun) > self.end:
+            if tried[-1].bound <= accepted or not self.deadline.allows(before - self.deadline.left):
                 break
             budget = choice.next_budget(budget, accepted, tried[-1].bound)
         return self._best(tried, accepted)
@@ -421,9 +420,9 @@ class ModulePlanning:
         seconds: dict[str, list[float]] = {name: [] for name in runs}
         values: dict[str, list[float]] = {name: [] for name in choices}
         references: list[float] = []
-        draw, begun = random.Random(0), time.perf_counter()
+        draw, deadline = random.Random(0), self.deadline.part(0.5)
         for number in range(max(len(held_out), VERIFYING_ROUNDS)):
-            if number >= LEAST_VERIFIED and time.perf_counter() > begun + (self.end - begun) / 2:
+            if number >= LEAST_VERIFIED and deadline.left < 0:
                 break
             call, outputs = held_out[number % len(held_out)], dict[str, Any]()
             for name, mapping in shuffled(runs, draw).items():

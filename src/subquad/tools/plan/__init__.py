@@ -2,7 +2,6 @@
 
 loads.py     what is run: inputs of one length, and how far an output is from the exact one
 grid.py      which methods are tried at a length
-deadline.py  the time limit, which every stage asks before each step
 effort.py    how much is measured in the time that there is
 measure.py   times and errors of layers, losses of single layers, and of all layers at once
 choice.py    the cheapest choice under a loss, and the bound that a verification gives

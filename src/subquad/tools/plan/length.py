@@ -34,6 +34,7 @@ from subquad import hf
 from subquad.audits import audit
 from subquad.methods import BoundMethod, Full, Method
 from subquad.tools.measure.capture import recorded
+from subquad.tools.measure.deadline import Deadline
 from subquad.tools.measure.prefix import chain
 from subquad.tools.measure.tradeoff import closest_of_fast, tie_of
 from subquad.tools.models.generation import StepTimes, has_exact_steps
@@ -41,7 +42,6 @@ from subquad.tools.models.pretrained import running
 from subquad.tools.modules.references import WITHOUT as WITHOUT_ATTENTION
 from subquad.tools.modules.references import WithoutAttention
 from subquad.tools.plan import choice
-from subquad.tools.plan.deadline import Deadline
 from subquad.tools.plan.effort import (
     JOB_SECONDS,
     KEPT,

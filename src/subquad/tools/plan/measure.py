@@ -3,7 +3,6 @@
 import math
 import random
 import statistics
-import time
 from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field, replace
@@ -16,6 +15,7 @@ from subquad import hf
 from subquad.masks import Mask
 from subquad.methods import BoundMethod, Full, Method
 from subquad.tools.measure.capture import LayerInputs, recorded
+from subquad.tools.measure.deadline import Deadline
 from subquad.tools.measure.fidelity import relative_error
 from subquad.tools.measure.group import ALONE, MeasuringGroup
 from subquad.tools.measure.prefix import Chain, chain, kept, skipping
@@ -106,20 +106,17 @@ def screen(load: PlanInputs, candidates: Sequence[Candidate], allowed: float = m
 
     After the `allowed` seconds no further layer has its errors measured; those that have are spread over the model.
     """
-    begun, group = time.perf_counter(), load.group
-
-    def left() -> float:
-        return group.broadcast_from_main(lambda: allowed - (time.perf_counter() - begun))
-
+    group = load.group
+    deadline = Deadline(allowed, group)
     with recorded(load.model, group) as calls:
         load.run(load.items[0])
     first = {inputs.number: inputs for inputs in reversed(calls)}  # of layers that run twice, the first call
-    seconds = _layer_times(first, candidates, max(left(), 0.0), group)
+    seconds = _layer_times(first, candidates, max(deadline.left, 0.0), group)
     errors: dict[str, dict[str, float]] = {str(number): {} for number in sorted(first)}
     spreads: dict[str, float] = {}
     numbers = sorted(first)
     for count, position in enumerate(spread_out(len(numbers))):
-        if count >= SCREENED and left() <= 0:
+        if count >= SCREENED and deadline.left <= 0:
             break
         number = numbers[position]
         of_layer = seconds[str(number)]

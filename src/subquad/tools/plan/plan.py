@@ -12,13 +12,13 @@ from subquad.core.messages import expect
 from subquad.hf.adapters import describe_model
 from subquad.hf.plans import Plan, joined
 from subquad.methods import BoundMethod, Full, Method
+from subquad.tools.measure.deadline import Deadline
 from subquad.tools.measure.group import ALONE, MeasuringGroup
 from subquad.tools.measure.timing import beside
 from subquad.tools.models.generation import request_seconds
 from subquad.tools.models.rows import longest
 from subquad.tools.models.split import split_refusals
 from subquad.tools.plan import choice
-from subquad.tools.plan.deadline import Deadline
 from subquad.tools.plan.effort import least_seconds
 from subquad.tools.plan.grid import grid
 from subquad.tools.plan.length import PLAN, Length

@@ -14,13 +14,13 @@ from subquad.core.errors import InputError, as_input_error
 from subquad.methods import BoundMethod, Method, parse_method
 from subquad.tools.calibrate.fitted import calibrated
 from subquad.tools.data.texts import read_documents, report_folders, standard_library
+from subquad.tools.measure.deadline import Deadline
 from subquad.tools.measure.group import ALONE, MeasuringGroup
 from subquad.tools.models.generation import check_new_tokens
 from subquad.tools.models.passages import read
 from subquad.tools.models.pretrained import Pretrained, load
 from subquad.tools.models.split import check_not_fitted
 from subquad.tools.plan.arguments import check_settings
-from subquad.tools.plan.deadline import Deadline
 from subquad.tools.plan.loads import PlanInputs, batch_load, batches_by_length, text_load
 from subquad.tools.plan.measure import Candidate, SingleLosses
 from subquad.tools.plan.plan import candidates_for

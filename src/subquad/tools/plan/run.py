@@ -15,6 +15,7 @@ from subquad.core.errors import InputError, as_input_error
 from subquad.hf.adapters import describe_model
 from subquad.hf.plans import Plan
 from subquad.methods import BoundMethod, Full, Method, resolve
+from subquad.tools.measure.deadline import Deadline
 from subquad.tools.measure.group import ALONE, MeasuringGroup
 from subquad.tools.models.pretrained import Pretrained, check_model, load
 from subquad.tools.models.rows import mark_of
@@ -29,7 +30,6 @@ from subquad.tools.plan.arguments import (
     mark_of_inputs,
     settings_from,
 )
-from subquad.tools.plan.deadline import Deadline
 from subquad.tools.plan.loads import PlanInputs, input_loads
 from subquad.tools.plan.measure import Candidate
 from subquad.tools.plan.plan import Planning, candidates_for, plan_of

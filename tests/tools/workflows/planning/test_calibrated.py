@@ -9,10 +9,10 @@ from typer.testing import CliRunner
 import subquad as sq
 from subquad.tools.calibrate import run as fitting
 from subquad.tools.cli.main import app
+from subquad.tools.measure.deadline import Deadline
 from subquad.tools.models.pretrained import load
 from subquad.tools.plan import loads
 from subquad.tools.plan import run as running
-from subquad.tools.plan.deadline import Deadline
 from subquad.tools.plan.plan import Planning, candidates_for, plan_of
 from subquad.tools.runs.cache import run_cache
 from subquad.tools.runs.floor import Floor

@@ -7,9 +7,9 @@ import pytest
 
 import subquad as sq
 from subquad.core.errors import InputError
+from subquad.tools.measure.deadline import GRACE, Deadline
 from subquad.tools.plan import length as planning
 from subquad.tools.plan import run as running
-from subquad.tools.plan.deadline import GRACE, Deadline
 from subquad.tools.plan.effort import (
     KEPT,
     MEASURING,
@@ -89,7 +89,7 @@ def test_the_first_few_of_an_order_are_spread_over_all(count):
 
 def test_a_deadline_allows_what_fits_and_does_not_count_a_pause(monkeypatch):
     clock = [100.0]
-    monkeypatch.setattr("subquad.tools.plan.deadline.time.perf_counter", lambda: clock[0])
+    monkeypatch.setattr("subquad.tools.measure.deadline.time.perf_counter", lambda: clock[0])
     deadline = Deadline(60.0)
     clock[0] += 20.0
     assert deadline.left == 40.0
@@ -144,7 +144,7 @@ def clock(monkeypatch):
     """A clock that moves on by the seconds of each pass, whole or from some block on."""
     make_steady(monkeypatch.setattr)
     now = [0.0]
-    monkeypatch.setattr("subquad.tools.plan.deadline.time.perf_counter", lambda: now[0])
+    monkeypatch.setattr("subquad.tools.measure.deadline.time.perf_counter", lambda: now[0])
 
     def passing(load, rate=1.0):
         run = load.run

@@ -1,4 +1,4 @@
-"""The time limit of a plan, which every stage asks before each of its steps."""
+"""The time limit of a run, which every stage asks before each of its steps."""
 
 from __future__ import annotations
 
