@@ -31,7 +31,7 @@ def attachment(
     noise: Mapping[int, float],
     limit: int | None,
 ) -> Attachment | None:
-    """What runs in a model that follows the recommendation; None if exact attention in fp32 stays at all lengths.
+    """The attention of a model that follows the recommendation; None if exact attention in fp32 stays at all lengths.
 
     The dtype is that of the longest length with a recommendation. If exact attention in that dtype does not keep the
     floor at a length without one, it is that of the next shorter. Lengths that exceed both the `limit` of the model's
@@ -75,7 +75,7 @@ def running_at(steps: Mapping[int, Row], length: int) -> Row:
 
 
 def described(attached: Attachment) -> str:
-    """What runs at which length, in words."""
+    """The methods that run and the lengths at which they do, in words."""
     names = {int(start): name.partition(IN)[0] for start, name in attached["steps"].items()}
     dtype = "" if attached["dtype"] == FP32 else f"{IN}{attached['dtype']}"
     (_, first), *later = names.items()
@@ -100,7 +100,7 @@ def _steps(chosen: Rows, floor: Floor) -> dict[int, MethodReport] | None:
 
 
 def _can_be_joined(chosen: Rows, floor: Floor) -> bool:
-    """Whether the rows can be the steps of a `by-length` that takes no longer than each of them does alone."""
+    """True if the rows can be the steps of a `by-length` that takes no longer than each of them does alone."""
     methods = [from_dict(row["settings"]) for row in chosen.values()]
     if floor.of_next_tokens or any(map(is_mixture, methods)) or any("plan" in row for row in chosen.values()):
         return False

@@ -75,7 +75,7 @@ _DEMOS = {demo.ENCODER: "demo.encoder()", demo.DECODER: "demo.decoder()"}
 
 
 def _is_one_method(steps: Mapping[int, MethodReport]) -> bool:
-    """Whether the steps can be written as one method in some layers."""
+    """True if the steps can be written as one method in some layers."""
     if len(steps) == 1:
         return True
     layers = {tuple(row["layers"]) for row in steps.values() if not is_full(row)}

@@ -127,7 +127,7 @@ class Comparison(JobRun):
         return sorted({*self.lengths, *([INSTEAD] if instead else [])})
 
     def is_long(self, length: int) -> bool:
-        """Whether a causal model is run at this length with few rows, and with one text."""
+        """True if a causal model is run at this length with few rows, and with one text."""
         return self.pretrained.is_causal_lm and length >= LONG
 
     def rows_at(self, length: int, i: int) -> list[CompareRow]:
@@ -179,12 +179,12 @@ class Comparison(JobRun):
 
     @property
     def has_passages(self) -> bool:
-        """Whether the passages were read with every row, so that quality at the model's own length is theirs."""
+        """True if the passages were read with every row, so that quality at the model's own length is theirs."""
         return not self.pretrained.is_causal_lm and all(QUALITY(row.name) in self.results for row in self.rows)
 
     @property
     def is_finished(self) -> bool:
-        """Whether everything was measured."""
+        """True if everything was measured."""
         return all(job.key in self.results for job in self.jobs())
 
     def fingerprint(self) -> dict[str, Any]:
@@ -269,11 +269,11 @@ class Comparison(JobRun):
     # ------------------------------------------------------------------ time
 
     def limit(self) -> float | None:
-        """What is left of the time limit."""
+        """The seconds that are left of the time limit."""
         return self.deadline.left
 
     def has_time(self, key: str) -> bool:
-        """Whether a job is predicted to end within the time limit.
+        """True if a job is predicted to end within the time limit.
 
         The first two batches at the model's own length run in any case, with the steps after it, and so does what an
         option asks for: the task, and the errors of layers.
@@ -462,7 +462,7 @@ class Comparison(JobRun):
         return SequenceRound(made, use, sum(map(len, items)), quarters)
 
     def is_extended(self, length: int) -> bool:
-        """Whether inputs of this length are read by extended positions."""
+        """True if inputs of this length are read by extended positions."""
         return self.pretrained.limit is not None and length > self.pretrained.limit
 
     def quarters(self, length: int) -> list[float]:
@@ -504,7 +504,7 @@ class Comparison(JobRun):
 
     @property
     def has_eager(self) -> bool:
-        """Whether the model has eager attention in addition to SDPA, which many models still run."""
+        """True if the model has eager attention, which many models still run, in addition to SDPA."""
         return self.group.count == 1 and self.pretrained.model.config._attn_implementation == "sdpa"
 
     def eager(self, length: int) -> EagerPass:
@@ -532,7 +532,7 @@ class Comparison(JobRun):
         return 10 if length <= 512 else 5 if length <= 2048 else 4
 
     def rounds_at(self, length: int) -> list[dict[str, SequencePass]]:
-        """What the rows did with each batch of a length so far."""
+        """The results of the rows for each batch of a length so far."""
         return [each.rows for each in self._batch_results(length)]
 
     def _batch_results(self, length: int) -> list[SequenceRound]:
@@ -623,7 +623,7 @@ class Comparison(JobRun):
 
 
 def _worth(row: CompareRow, seconds: Mapping[str, float], growth: float) -> bool:
-    """Whether a method's time at a shorter length predicts no more than TOO_SLOW, or than exact attention's does."""
+    """True if a method's time, predicted from a shorter length, is at most TOO_SLOW or at most exact attention's."""
     if row.is_full:
         return True
     if row.name not in seconds:
@@ -633,7 +633,7 @@ def _worth(row: CompareRow, seconds: Mapping[str, float], growth: float) -> bool
 
 
 def _plain(output: Any) -> list[Any]:
-    """What a forward pass gave, as a record keeps it."""
+    """The output of a forward pass, as a record keeps it."""
     return _rounded(output) if isinstance(output, torch.Tensor) else list(output)
 
 

@@ -51,7 +51,7 @@ def _within_ten_times(names: Sequence[str], bottom: float) -> str:
 
 
 def _is_approximation(method: MethodReport, length: int, floor: Floor) -> bool:
-    """Whether a row was measured at a length and is not exact there, by its name or by its settings."""
+    """True if a row was measured at a length and is not exact there, by its name or by its settings."""
     if method["status"] != "measured" or str(length) not in method.get("fidelity", {}) or is_exact_kernel(method):
         return False
     settings, dtype = from_dict(method["settings"]), TORCH[method.get("dtype", FP32)]

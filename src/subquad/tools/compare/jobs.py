@@ -27,7 +27,7 @@ class LayerErrors:
 
 @dataclass
 class Embeddings:
-    """What an embedding model made of the text."""
+    """The embeddings of the text by an embedding model."""
 
     passages: list[list[float]]
     queries: list[list[float]]
@@ -35,7 +35,7 @@ class Embeddings:
 
 @dataclass
 class Losses:
-    """What a masked language model lost on the text: negative log-likelihoods in nats, and of how many tokens."""
+    """The loss of a masked language model on the text: total negative log-likelihood, in nats, of `count` tokens."""
 
     nll: float
     count: int

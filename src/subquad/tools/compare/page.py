@@ -41,7 +41,7 @@ def html(report: Report, drawn: Mapping[str, Drawing]) -> str:
 
 
 def _words(report: Report, tables: list[ReportTable]) -> set[str]:
-    """What the glossary may have to explain."""
+    """The words that the glossary may have to explain."""
     markers = {"refused": "refused", "adapter": "@", "plan": "plan:"}
     names = " ".join([method["method"] for method in report["methods"]] + [m["status"] for m in report["methods"]])
     words = {word for word, mark in markers.items() if mark in names}
@@ -51,7 +51,7 @@ def _words(report: Report, tables: list[ReportTable]) -> set[str]:
 
 
 def _kept_where(report: Report) -> str:
-    """What the rows in `_judged` have, in words; empty where no minimum is known."""
+    """The condition that the rows in `_judged` meet, in words; empty where no minimum is known."""
     least, length = reading.min_fidelity(report), reading.model_length(report)
     return f"fidelity ≥ {least:g} at {content.tokens(length)} tokens" if least is not None and length else ""
 

@@ -125,7 +125,7 @@ def _speedup(method: MethodReport, length: str) -> tuple[float | None, object]:
 
 
 def _is_over_fp32(report: Report) -> bool:
-    """Whether the report has rows in 16 bits whose speed-up is over exact attention in fp32."""
+    """True if the report has rows in 16 bits whose speed-up is over exact attention in fp32."""
     lengths = reading.model_lengths(report)
     return any("speedup_fp32" in reading.cost(m, "model", n) for m in reading.ran(report) for n in lengths)
 

@@ -86,7 +86,7 @@ def _with_noise(headline: str, noisy: Sequence[int], is_any_judged: bool, remedy
 
 
 def _headline(best: Mapping[int, MethodReport | None], main_length: int, floor: Floor, shown: str) -> str:
-    """What to use at the main length, and at the others if that is something else; `shown`: "has", or a weaker verb."""
+    """The advice for the main length, and for the others where it differs; `shown`: "has", or a weaker verb."""
     chosen = best.get(main_length)
     if not any(best.values()):
         where = f" and up to {max(best):,}" if len(best) > 1 else ""
@@ -139,7 +139,7 @@ def _approximate_at(methods: Sequence[MethodReport], length: int, floor: Floor) 
 
 
 def _tried(measured: Sequence[MethodReport], lengths: Sequence[int]) -> str:
-    """What the recommendation is about: how many settings of how many methods, and at which lengths."""
+    """The scope of the recommendation: how many settings of how many methods were tried, and at which lengths."""
     rows, methods = len(measured), len({m["settings"].get("name") for m in measured})
     counted = f"{_count(rows, 'setting')} of {_count(methods, 'method')} {'were' if rows > 1 else 'was'} tried"
     where = f" at {listed([f'{length:,}' for length in lengths])} tokens" if lengths else ""
@@ -171,17 +171,17 @@ def _fast(methods: Sequence[MethodReport], length: str, floor: Floor) -> list[Me
 
 
 def _is_exact(method: MethodReport | None) -> bool:
-    """Whether a choice is exact attention, by whatever kernel and in whatever dtype."""
+    """True if a choice is exact attention, by whatever kernel and in whatever dtype."""
     return method is None or is_exact_kernel(method)
 
 
 def is_exact_kernel(method: MethodReport) -> bool:
-    """Whether a row is exact attention by its name, such as `full:kernel=subquad`."""
+    """True if a row is exact attention by its name, such as `full:kernel=subquad`."""
     return method["settings"].get("name") == "full" and not method["method"].startswith("plan:")
 
 
 def is_faithful(method: MethodReport, length: str, floor: Floor) -> bool:
-    """Whether a row was measured at a length and keeps the floor there."""
+    """True if a row was measured at a length and keeps the floor there."""
     return method.get("fidelity", {}).get(length, -math.inf) >= floor.least
 
 
@@ -259,7 +259,7 @@ def _of_request(method: MethodReport, length: str) -> str:
 
 
 def is_full(method: MethodReport) -> bool:
-    """Whether the row is the model's own exact attention, in whatever dtype."""
+    """True if the row is the model's own exact attention, in whatever dtype."""
     return from_dict(method["settings"]) == Full() and not method["method"].startswith("plan:")
 
 

@@ -549,7 +549,7 @@ def _of_requests(c: Comparison) -> list[str]:
 
 
 def _of_long(c: Comparison) -> list[str]:
-    """What is run otherwise at long lengths of causal models."""
+    """The notes on how causal models are run at long lengths."""
     lengths = [f"{n:,}" for n in c.lengths_done if c.is_long(n)]
     if not lengths:
         return []
@@ -564,7 +564,7 @@ def _batches(c: Comparison) -> str:
 
 
 def _of_dtypes(c: Comparison) -> list[str]:
-    """What the figures in 16 bits are relative to, and whether the processor is made for them."""
+    """The notes on 16-bit dtypes: what their figures are relative to, and which the processor is not made for."""
     small = [dtype for dtype in c.dtypes if dtype != FP32]
     notes = [
         f"In {dtype}, weights and activations have 16 bits. Fidelity is to exact attention in fp32; a speed-up is over "
@@ -576,7 +576,7 @@ def _of_dtypes(c: Comparison) -> list[str]:
 
 
 def _cautions(c: Comparison) -> list[str]:
-    """What a reader must know before the figures: what is missing, and that positions were extended."""
+    """The notes to read before the figures: what is missing, and that positions were extended."""
     limit = c.pretrained.limit
     if limit is None or not c.is_extended(c.lengths[-1]):
         return _out_of_time(c)
@@ -586,7 +586,7 @@ def _cautions(c: Comparison) -> list[str]:
 
 
 def _out_of_time(c: Comparison) -> list[str]:
-    """What is still to come, or what the time limit left out."""
+    """A note on what is still to come, or on what the time limit left out; none if the run is finished."""
     if c.is_finished:
         return []
     if not c.ended:

@@ -27,11 +27,11 @@ class Deadline:
         return self._group.broadcast_from_main(lambda: self._end - time.perf_counter())
 
     def allows(self, seconds: float, reserve: float = 0.0) -> bool:
-        """Whether a step that takes this many seconds leaves the reserve."""
+        """True if a step that takes this many seconds leaves the reserve."""
         return self.left >= seconds + reserve
 
     def allows_late(self, seconds: float) -> bool:
-        """Whether a step that must not be missing ends within the limit and its grace."""
+        """True if a step that must not be missing ends within the limit and its grace."""
         return self.allows(seconds, -GRACE * self.seconds)
 
     def part(self, share: float) -> Deadline:

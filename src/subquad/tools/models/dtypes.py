@@ -10,7 +10,7 @@ TORCH = {FP32: torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def has_products(device: str, dtype: str) -> bool:
-    """Whether the device multiplies matrices of this dtype faster than fp32.
+    """True if the device multiplies matrices of this dtype faster than fp32.
 
     A GPU does. A CPU does with instructions for it, as those of AVX512-BF16, AVX512-FP16, AMX, or Arm's extensions.
     """

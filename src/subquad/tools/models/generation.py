@@ -61,12 +61,12 @@ def new_cache(model: Any, swapped: bool) -> Any:
 
 
 def takes_cache(model: Any) -> bool:
-    """Whether a model has steps on a cache."""
+    """True if a model can run steps on a cache."""
     return "past_key_values" in inspect.signature(model.forward).parameters
 
 
 def has_exact_steps(method: Method | BoundMethod) -> bool:
-    """Whether a step on a cache is exact attention by construction.
+    """True if a step on a cache is exact attention by construction.
 
     It is in the methods that are causal by halves, whose last queries meet every key.
     """

@@ -25,7 +25,7 @@ QUARTERS = 4  # in which perplexities show whether a model bears a length
 
 @dataclass(frozen=True)
 class Prefill:
-    """What a prefill leaves: the last hidden states, or the logits of models that have none apart."""
+    """The result of a prefill: the last hidden states, or the logits of models that have none apart."""
 
     states: Float[Tensor, "B N width"]
     model: Any

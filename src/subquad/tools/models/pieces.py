@@ -25,7 +25,7 @@ class Pieces:
         return pretrained.wrap(pretrained.content_ids(self.documents[document][start:end]), length)
 
     def order(self, step: int, batch: int, seed: int) -> list[tuple[int, int, int]]:
-        """What step number `step` reads: each round over the pieces is in an order of its own."""
+        """The spans that step number `step` reads: each round over the pieces is in an order of its own."""
         chosen = []
         for at in range(step * batch, (step + 1) * batch):
             lap, index = divmod(at, len(self.train))

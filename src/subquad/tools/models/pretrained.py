@@ -64,7 +64,7 @@ class Pretrained:
 
     @property
     def is_causal_lm(self) -> bool:
-        """Whether it is a causal language model, which is judged by its next tokens."""
+        """True if it is a causal language model, which is judged by its next tokens."""
         return self.kind == "causal-lm"
 
     def length(self, asked: int | None, option: str, most: int = 512) -> int:
@@ -114,7 +114,7 @@ class Pretrained:
 
     @property
     def is_rotary(self) -> bool:
-        """Whether its limit is that of rotary positions."""
+        """True if its limit is that of rotary positions."""
         return hf.rotary_limit(self.model) is not None
 
     def reach_after(self, length: int) -> int | None:
@@ -198,7 +198,7 @@ class Pretrained:
         }
 
     def identity(self) -> list[Any]:
-        """What tells this model from another one: name, config, some of its weights."""
+        """The facts that tell this model from another one: name, config, some of its weights."""
         config = without_marks(self.model.config.to_dict())
         weights = sum(float(p.detach().flatten()[:64].double().sum()) for p in self.model.parameters())
         extended = [] if self.extend is None else [self.extend]
@@ -283,7 +283,7 @@ class Pretrained:
         return {name: self.group.cut(x) for name, x in batch.items()}
 
     def probe(self) -> Tensor:
-        """What is read from the model on a short input, under autograd if that is on."""
+        """The last hidden states or the logits of the model on a short input, under autograd if that is on."""
         read: Tensor = self.model(**self.batch([self.content_ids("a b c") or [0]]))[0]
         return read  # the last hidden states or the logits: the first output of either kind of model
 
@@ -349,7 +349,7 @@ def load(name: str | None, device: str = "cpu", group: MeasuringGroup = ALONE, d
 
 
 def check_model(name: str | None, device: str) -> None:
-    """What can be checked of a model without its weights: the device, its folder or hub id, and its config.
+    """Check a model without its weights: the device, its folder or hub id, and its config.
 
     Raises:
         InputError: one of them does not work.

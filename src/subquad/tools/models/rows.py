@@ -50,22 +50,22 @@ class CompareRow:
 
     @property
     def is_exact(self) -> bool:
-        """Whether this is the baseline, the model's own exact attention in fp32."""
+        """True if this is the baseline, the model's own exact attention in fp32."""
         return self.is_full and self.dtype == FP32
 
     @property
     def is_full(self) -> bool:
-        """Whether the model's own exact attention runs, in any dtype."""
+        """True if the model's own exact attention runs, in any dtype."""
         return self.method == Full() and self.plan is None
 
     @property
     def swap(self) -> dict[int, Method | BoundMethod] | None:
-        """What `hf.swap` is given; None = the model's own attention."""
+        """The methods by layer, as `hf.swap` takes them; None = the model's own attention."""
         return None if self.is_full else {number: self.at(number) for number in self.layers}
 
     @property
     def note(self) -> str | None:
-        """What a reader must know of its learned parameters, or of its layers."""
+        """A note on its learned parameters, or on its layers; None if there is nothing to note."""
         if self.plan is not None:
             methods = ", ".join(f"{number}: {self.at(number)}" for number in sorted(self.planned))
             return f"the plan of {self.plan}, by layer ({methods})"
@@ -79,7 +79,7 @@ class CompareRow:
         return None if self.plan is not None else longest(self.bounds)
 
     def takes(self, length: int) -> bool:
-        """Whether its learned parameters fit inputs of `length` tokens."""
+        """True if its learned parameters fit inputs of `length` tokens."""
         return self.longest is None or length <= self.longest
 
     def in_dtype(self, dtype: str) -> "CompareRow":
@@ -92,7 +92,7 @@ class CompareRow:
         return replace(self, bounds=bounds, planned=planned, dtype=dtype)
 
     def at(self, layer: int) -> Method | BoundMethod:
-        """What runs in a layer."""
+        """The method that runs in a layer."""
         return self.planned.get(layer, self.bounds.get(layer, self.method))
 
     def alone(

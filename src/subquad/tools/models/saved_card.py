@@ -13,7 +13,7 @@ NEW_FRONT = "---\ntags: [subquad]\n---\n"
 
 @dataclass(frozen=True)
 class Measured:
-    """What a command measured of the attention that it saved.
+    """The measurements that a command made of the attention that it saved.
 
     Attributes:
         lines: one for each length.

@@ -1,4 +1,4 @@
-"""What a saved model has that its original had not: settings that changed, and how far its embeddings are."""
+"""Differences of a saved model from its original: settings that changed, and how far its embeddings are."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any

@@ -52,7 +52,7 @@ EAGER = {"attn_implementation": "eager"}  # a swap that the folder records is no
 
 @dataclass(frozen=True)
 class Chosen:
-    """What is to run in the layers of a model, at which lengths it is recommended, and what was measured of it."""
+    """The methods for the layers of a model, the lengths at which they are recommended, and their measurements."""
 
     name: str
     methods: Mapping[int, Method | BoundMethod]
@@ -68,7 +68,7 @@ class Chosen:
         return max(self.lengths)
 
     def pays_within(self, tokens: int) -> bool:
-        """Whether anything other than the model's own attention runs in inputs of at most `tokens` tokens."""
+        """True if anything other than the model's own attention runs in inputs of at most `tokens` tokens."""
         methods = [each.method if isinstance(each, BoundMethod) else each for each in self.methods.values()]
         steps = [step for each in methods for step in (each.at if isinstance(each, ByLength) else [Step(0, each)])]
         return self.pays_in_dtype or any(step.start <= tokens and step.method != Full() for step in steps)
@@ -76,7 +76,7 @@ class Chosen:
 
 @dataclass(frozen=True)
 class SavedModel:
-    """What `--save` did.
+    """The result of `--save`.
 
     Attributes:
         chosen: what runs in the saved model; None if nothing was saved.

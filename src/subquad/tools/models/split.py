@@ -51,12 +51,12 @@ def split_of(layer: hf.Layer, configured: Method | BoundMethod, sequence: Sequen
 
 
 def what_is_sent(modes: Iterable[str]) -> str:
-    """What the ranks of a method send each other, as a remark on it."""
+    """A remark on what the ranks of a method send each other."""
     return f"its ranks exchange {' and '.join(_SENT[mode] for mode in modes)}"
 
 
 def split_note(ranks: int) -> str:
-    """What the figures of several ranks are."""
+    """A note on the figures of several ranks."""
     return (
         f"The tokens of each input are split over {ranks} ranks, exact attention's too. Qualities and errors are those "
         "of the whole input; a time is that of the slowest rank, and memory that of the rank that took most."

@@ -238,7 +238,7 @@ def after_pass(log: InterceptionLog | None) -> tuple[str | None, tuple[str, ...]
 
 
 def holds_transformers_model(module: Any) -> bool:
-    """Whether a transformers model is in a module. transformers is not imported for this: it is if there is one."""
+    """True if a transformers model is in a module. transformers is not imported for this: it is if there is one."""
     if not isinstance(module, nn.Module):
         raise TypeError(f"expected a torch.nn.Module, got {type(module).__name__}")
     if sys.modules.get("transformers") is None:

@@ -1,4 +1,4 @@
-"""What a module is called with, as the user gives it."""
+"""Calls of a module with the inputs that the user gives."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass

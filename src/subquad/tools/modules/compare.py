@@ -219,7 +219,7 @@ class EntryRow:
 
 @dataclass
 class LengthGroup:
-    """What was measured at a length: values of the judge and seconds by row, and memory."""
+    """The measurements at a length: values of the judge and seconds by row, and memory."""
 
     calls: list[ModuleCall]
     references: list[float] = field(default_factory=list)  # of exact outputs
@@ -233,12 +233,12 @@ class LengthGroup:
 
     @property
     def is_timed(self) -> bool:
-        """Whether every row was timed at least once."""
+        """True if every row was timed at least once."""
         return self.rounds > self.with_memory
 
     @property
     def is_done(self) -> bool:
-        """Whether every input was run, and times are stable."""
+        """True if every input was run, and times are stable."""
         timed = self.rounds - self.with_memory
         steady = timed >= MOST_ROUNDS or (timed >= LEAST_ROUNDS and self.spent >= SECONDS)
         return steady and len(self.references) == len(self.calls)
@@ -378,7 +378,7 @@ class Measurement:
         return report
 
     def notes(self, inputs: int) -> list[str]:
-        """What a reader must know of how it was measured."""
+        """The notes that a reader needs on how it was measured."""
         measured = sum(len(group.references) for group in self.groups.values())
         notes = []
         if measured < inputs:

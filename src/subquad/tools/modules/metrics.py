@@ -40,7 +40,7 @@ class Judge:
         return self.number(output, call.value if self.is_score else exact)
 
     def number(self, output: Any, other: Any) -> float:
-        """What the function returns for an output and the exact output or, of a score, the input.
+        """The number that the function returns for an output and the exact output or, of a score, the input.
 
         Raises:
             TypeError: it is not a number.

@@ -128,7 +128,7 @@ def _other_function(function: str, module: nn.Module) -> str:
 
 @dataclass
 class LayerCall:
-    """What a layer's attention was called with."""
+    """The arguments of a call of a layer's attention."""
 
     args: tuple[Tensor, ...]
     options: dict[str, Any]
@@ -140,7 +140,7 @@ class LayerCall:
 
     @property
     def shape(self) -> tuple[Any, ...]:
-        """What the time of a call depends on."""
+        """The properties of the call that its time depends on."""
         mask = self.options["mask"]
         return tuple(self.args[0].shape), tuple(self.args[1].shape), mask.is_causal, mask.span
 

@@ -1,4 +1,4 @@
-"""What the user gives to `sq.plan`: checks of it, and marks that tell the inputs and metrics of one run from others."""
+"""Checks of what the user gives to `sq.plan`, and marks that tell the inputs and metrics of one run from others."""
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence

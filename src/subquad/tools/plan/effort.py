@@ -23,7 +23,7 @@ JOB_SECONDS = 60.0  # about the most that an interruption loses: no longer job i
 
 @dataclass(frozen=True)
 class PassCost:
-    """What measuring takes.
+    """The cost of measuring losses.
 
     Attributes:
         seconds: of an exact pass.
@@ -85,7 +85,7 @@ class PassCost:
 
 @dataclass(frozen=True)
 class PlanEffort:
-    """What is measured.
+    """The losses that a plan has the time to measure.
 
     Attributes:
         candidates: number of candidates whose losses are measured.

@@ -101,7 +101,7 @@ RECENT = 8  # steps from which it is seen how much slower than predicted the mac
 
 @dataclass(frozen=True)
 class SingleLoss:
-    """What one loss is measured of: a candidate in neighbouring layers, the others exact, on a passage."""
+    """One loss to measure: that of a candidate in neighbouring layers, the others exact, on a passage."""
 
     item: int
     layers: tuple[int, ...]
@@ -189,7 +189,7 @@ class Length:
         return planned
 
     def effort(self, cost: PassCost, deadline: Deadline) -> PlanEffort | None:
-        """What is measured, or what an interrupted run measured; None if the time does not suffice for anything."""
+        """The losses to measure, or those of an interrupted run; None if the time does not suffice for anything."""
         key = EFFORT(self.length, self.minutes)
         if self.cache.has(key):
             return self.cache.read(key, PlanEffort).result
@@ -411,7 +411,7 @@ class Length:
         return on
 
     def served(self, mix: Mapping[int, str]) -> dict[int, Method | BoundMethod]:
-        """What runs if the plan has this choice: shorter texts of a batch run the methods of their own length."""
+        """The methods that run if the plan has this choice: shorter texts of a batch run those of their own length."""
         methods = swap_of(mix, self.by_name)
         return methods if self.shorter is None else self.shorter.with_longer(self.load.model, methods)
 
@@ -567,7 +567,7 @@ class Length:
     def left_out(
         self, planned: Planned, front: Mapping[int, list[Candidate]], effort: PlanEffort, on: VerifiedPassages
     ) -> list[str]:
-        """What the time sufficed for, where it is not all."""
+        """The measurements that were cut short or left out for lack of time."""
         on_front = len({c.name for tried in front.values() for c in tried})
         measured = len({name for by_name in planned.losses.values() for name in by_name})
         screened = sum(map(bool, planned.screen.errors.values()))
@@ -585,7 +585,7 @@ class Length:
         return [part for part in parts if part]
 
     def floors(self, planned: Planned) -> list[dict[str, Any]]:
-        """What other floors would give, as predicted from the same figures."""
+        """The choices that several floors would give, as predicted from the same figures."""
         rows = []
         assert planned.passes is not None
         for floor in sorted({*FLOORS, self.floor}):
@@ -607,7 +607,7 @@ class Length:
 
 
 def swap_of(chosen: Mapping[int, str], by_name: Mapping[str, Candidate]) -> dict[int, Method | BoundMethod]:
-    """What `hf.swap` is given for a choice."""
+    """The methods of a choice by layer, as `hf.swap` takes them."""
     return {layer: Full() if name == EXACT else by_name[name].by_layer[layer] for layer, name in chosen.items()}
 
 

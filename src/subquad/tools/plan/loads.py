@@ -1,4 +1,4 @@
-"""What a plan is measured on: inputs of one length, their model, and how far outputs are from exact."""
+"""The inputs of one length that a plan is measured on, their model, and how far outputs are from exact."""
 
 import math
 import random
@@ -57,7 +57,7 @@ class PlanInputs:
 
     @property
     def noun(self) -> str:
-        """What reports call the inputs."""
+        """The name of the inputs in reports."""
         return "passages" if self.batches is None else "batches"
 
     @property
@@ -275,7 +275,7 @@ def input_loads(model: Any, inputs: Sequence[Any], judge: Judge | None) -> list[
 
 @torch.inference_mode()
 def _run(model: Any, judge: Judge | None, item: Mapping[str, Any]) -> Any:
-    """What the model makes of an input: its output together with the input's mask, or its score."""
+    """The output of the model on an input, together with the input's mask; or its score."""
     output = hf.transformers_model(model)(**item)
     if judge is not None and judge.is_score:
         return judge.number(output, item)
@@ -325,7 +325,7 @@ def score_loss(value: float, exact: float) -> float:
 
 
 def _has_logits(model: Any) -> bool:
-    """Whether a model has a head, so that its output is compared by its logits."""
+    """True if a model has a head, so that its output is compared by its logits."""
     inner = hf.transformers_model(model)
     return inner.base_model is not inner
 

@@ -41,7 +41,7 @@ class Candidate:
 
     @property
     def bounds(self) -> dict[int, BoundMethod]:
-        """What is bound already, with learned parameters."""
+        """The methods that are bound already, with learned parameters, by layer."""
         return {number: method for number, method in self.by_layer.items() if isinstance(method, BoundMethod)}
 
 
@@ -72,7 +72,7 @@ class HeldOutPass:
 
 
 def _shape(inputs: LayerInputs) -> tuple[Any, ...]:
-    """What the time of a call depends on."""
+    """The properties of a layer's inputs that the time of a call depends on."""
     mask = inputs.options["mask"]
     return tuple(inputs.query.shape), tuple(inputs.key.shape), mask.is_causal, mask.span
 
@@ -233,7 +233,7 @@ def _check_finite(self_loss: float) -> None:
 
 
 def _same(load: PlanInputs, item: Any, exact: Any, blocks: Chain, outputs: Sequence[Any]) -> bool:
-    """Whether skipping all blocks but the last one gives the exact output: they are a chain, run once each."""
+    """True if skipping all blocks but the last one gives the exact output: they are a chain, run once each."""
     if any(output is None for output in outputs):
         return False
     with running(load.model, EXACT, load.group), skipping(blocks.blocks[:-1], outputs):
@@ -267,7 +267,7 @@ def faster_at(
     rounds: int = 7,
     group: MeasuringGroup = ALONE,
 ) -> dict[str, list[bool]]:
-    """Whether each method is faster than exact attention on the first tokens of a layer's inputs; by method.
+    """Return, by method and length, whether it is faster than exact attention on the first tokens of a layer's inputs.
 
     Of a group, each process takes the first of its own tokens, and together they have that number.
     """

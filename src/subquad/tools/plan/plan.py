@@ -104,7 +104,7 @@ class Planning:
         return 1
 
     def _up_to_last(self) -> ShorterLengths:
-        """What the plan runs up to the longest length that was planned so far."""
+        """The methods that the plan runs up to the longest length that was planned so far."""
         longest_planned = self.lengths[-1].length
         steps = {
             number: {start: method for start, method in by_start.items() if start <= longest_planned}

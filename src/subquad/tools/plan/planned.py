@@ -1,4 +1,4 @@
-"""What planning finds, length by length."""
+"""The results of planning, length by length."""
 
 import statistics
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ from subquad.tools.plan.measure import EXACT, PassTimes, Screen
 
 @dataclass
 class Verified:
-    """What a verification of one choice found."""
+    """The result of verifying one choice."""
 
     chosen: dict[int, str]
     predicted: float  # the sum of single losses
@@ -41,7 +41,7 @@ class Verified:
 
 @dataclass(frozen=True)
 class ShorterLengths:
-    """What a plan runs for texts that are no longer than a length."""
+    """The methods that a plan runs for texts that are no longer than a length."""
 
     longest: int
     steps: dict[int, dict[int, Method | BoundMethod]]  # by layer: from which length on each method runs
@@ -83,7 +83,7 @@ class Planned:
 
     @property
     def undecided(self) -> bool:
-        """Whether exact attention runs because the time did not suffice to decide anything."""
+        """True if exact attention runs because the time did not suffice to decide anything."""
         return self.least_seconds is not None
 
     @property

@@ -1,4 +1,4 @@
-"""What `subquad plan` measures on: a model, its loads and candidates, from the settings alone; in a worker too."""
+"""The model, loads and candidates that `subquad plan` measures, from the settings alone; in a worker too."""
 
 import math
 from collections.abc import Sequence
@@ -31,7 +31,7 @@ from subquad.tools.runs.settings import COMPARED_LEARNED, PLANNED_LENGTHS, PlanS
 
 @dataclass(frozen=True)
 class Prepared:
-    """What is planned for, and with what.
+    """The model to plan for, its inputs, and the methods to try.
 
     Attributes:
         pretrained: the model, with its own positions.
@@ -87,7 +87,7 @@ def prepare(
 def loss_elsewhere(
     settings: PlanSettings, out: Path, length: int, item: int, candidate: str, layers: tuple[int, ...]
 ) -> float:
-    """What `SingleLosses.loss` gives of a passage, in a worker: a candidate by its name, in some layers."""
+    """The result of `SingleLosses.loss` in a worker: a passage's loss with a candidate, by its name, in some layers."""
     losses, by_name = _losses_once(settings, out, length)
     return losses.loss(item, {number: by_name[candidate].by_layer[number] for number in layers})
 
@@ -116,7 +116,7 @@ def parse_inputs(settings: PlanSettings) -> tuple[list[Method] | None, list[str]
 def of_text(
     pretrained: Pretrained, documents: Sequence[str], settings: PlanSettings
 ) -> tuple[list[PlanInputs], dict[str, Any]]:
-    """What is run of documents, for a text model that is loaded; and the facts of both."""
+    """The inputs that are made from documents for a text model that is loaded; and the facts of both."""
     figure = Floor.for_model(settings, pretrained.kind).figure
     longest = pretrained.length(None, "--lengths", most=PLANNED_LENGTHS[-1])  # of texts whose own lengths are planned
     lengths = settings.model_lengths or (longest,)

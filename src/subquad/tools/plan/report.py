@@ -69,7 +69,7 @@ def compare_command(made: Made, settings: PlanSettings, out: Path) -> str | None
 
 
 def headline(lengths: list[PlannedLength], floor: Floor) -> str:
-    """What the plan does, in a sentence."""
+    """The effect of the plan, in a sentence."""
     gains = [_gain(planned, floor) for planned in lengths if "verified" in planned]
     unproven = [
         f"at {planned['length']:,} tokens, {planned['unproven']}" for planned in lengths if "unproven" in planned
@@ -87,7 +87,7 @@ def headline(lengths: list[PlannedLength], floor: Floor) -> str:
 
 
 def _gain(planned: PlannedLength, floor: Floor) -> str:
-    """What a verified plan gains and loses, and what exact attention by another kernel gains without a loss."""
+    """The gain and the loss of a verified plan, and the gain of exact attention by another kernel without a loss."""
     speed = f"{planned['verified']['speedup']:.2f}× the speed of exact attention at {planned['length']:,} tokens"
     if (requests := planned.get("requests")) is not None:
         speed += f" to the first token and {requests['speedup']:.2f}× with {requests['new_tokens']:,} new ones"
@@ -155,7 +155,7 @@ def _verification(verified: Verified) -> Verification:
 
 
 def _accepted(loss: float, shift: float) -> str:
-    """What a plan may lose on the text that it is made from."""
+    """A note on the loss that a plan may have on the text that it is made from."""
     watched = "`sq.audit` watches the error while the model serves."
     if shift == 1:
         lost = f"The loss of the minimum fidelity, {loss:.4f}, is accepted on this text"

@@ -200,7 +200,7 @@ def _swapped_out(model: Any) -> Iterator[None]:
 
 
 def of_sentence_transformer(model: Any) -> Pretrained:
-    """What reads texts with a SentenceTransformer: its tokenizer and pooling around its transformers model.
+    """Wrap the model, tokenizer and pooling of a SentenceTransformer, to read texts with it.
 
     Raises:
         TypeError: it is not one, so texts cannot be read.

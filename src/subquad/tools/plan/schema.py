@@ -4,7 +4,7 @@ from typing import Any, NotRequired, TypedDict
 
 
 class PlannedLayer(TypedDict):
-    """What runs in a layer at a length."""
+    """The method that runs in a layer at a length."""
 
     method: str
     start: int  # the length from which on it runs
@@ -24,7 +24,7 @@ class Verification(TypedDict):
 
 
 class RequestTimes(TypedDict):
-    """What a request takes, in milliseconds."""
+    """The time that a request takes, in milliseconds."""
 
     first_ms: float  # to the first token: the prefill
     step_ms: float  # each further token
@@ -53,7 +53,7 @@ class Uniform(TypedDict):
 
 
 class OtherFloor(TypedDict):
-    """What another floor would give, as predicted."""
+    """The choice that another floor would give, as predicted."""
 
     floor: float
     chosen: dict[str, str]
@@ -64,7 +64,7 @@ class OtherFloor(TypedDict):
 
 
 class BatchSizes(TypedDict):
-    """What the held-out batches of a length are like."""
+    """The sizes of the held-out batches of a length."""
 
     batch: int  # texts
     tokens: float  # of a text, mean, without padding

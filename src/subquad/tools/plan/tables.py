@@ -32,7 +32,7 @@ SECTIONS = {"Settings": "settings", "Model": "model", "Text": "text", "Hardware"
 
 
 def title(report: PlanReport) -> str:
-    """What the report is of."""
+    """The title of the report."""
     name = str(report["model"].get("name", report["model"].get("class", "model"))).rstrip("/").rpartition("/")[2]
     return f"{name}: attention plan"
 
@@ -65,7 +65,7 @@ def markdown(report: PlanReport, plot_names: Sequence[str] = ()) -> str:
 
 
 def tried(report: PlanReport) -> list[str]:
-    """What the plan was chosen from and verified on, a sentence for each length."""
+    """The candidates and passages that the plan was chosen from and verified on, a sentence for each length."""
     sentences = []
     for planned in report["lengths"]:
         count, passages = planned["tried"], planned["passages"]

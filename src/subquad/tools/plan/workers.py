@@ -10,7 +10,7 @@ from subquad.tools.runs.executors import LOCAL, Executor
 
 @dataclass(frozen=True)
 class Workers:
-    """What measures losses of single layers: this process, or an executor whose workers load the model themselves.
+    """The place where losses of single layers are measured: this process, or workers that load the model themselves.
 
     Everything that measures time runs in this process.
 
@@ -25,7 +25,7 @@ class Workers:
     def single_loss(
         self, losses: SingleLosses, item: int, candidate: Candidate, layers: Sequence[int]
     ) -> Callable[[], float]:
-        """What makes the loss of a passage with a candidate in some layers."""
+        """A function that computes the loss of a passage with a candidate in some layers."""
         if self.elsewhere is None:
             return partial(losses.loss, item, {number: candidate.by_layer[number] for number in layers})
         return partial(self.elsewhere, losses.load.length, item, candidate.name, tuple(layers))
