@@ -380,5 +380,5 @@ def converged(record: dict[str, Any], within: float = 0.01) -> int:
 
 
 def data_of(context: Context) -> Path:
-    """The folder of data; where none is given, as `smoke` may, one of tones is made."""
+    """The folder of data; if none is given, as at the scale "smoke", one of tones is made."""
     return context.shared("tones", tones) if context.data is None else context.data

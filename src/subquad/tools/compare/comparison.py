@@ -211,7 +211,7 @@ class Comparison(JobRun):
     # ------------------------------------------------------------------ units
 
     def jobs(self) -> Iterator[Job[Any]]:
-        """The units with what makes them, the most telling first; `stretch` and `op` read those of shorter lengths.
+        """The jobs, the most telling first; those of single calls and of sequences read the results of shorter lengths.
 
         Each length gets two batches before any length gets a third one. A causal language model is run at its longest
         length as soon as one batch of the shortest shows whether there is time for it.

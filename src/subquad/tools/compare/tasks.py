@@ -83,7 +83,7 @@ def load_task(name: str, data: Path | None, examples: int | None = None) -> Labe
 
 
 def _some(rows: list[Example], total: int, examples: int | None) -> list[Example]:
-    """The share of these rows that leaves `examples` of all `of` rows, in their order; always the same ones."""
+    """The share of these rows that leaves `examples` of all `total` rows, in their order; always the same ones."""
     if examples is None or examples >= total:
         return rows
     count = max(1, len(rows) * examples // total)

@@ -135,7 +135,7 @@ def with_room(
     confidence: float,
     held_out: int,
 ) -> float:
-    """The largest budget whose choice is expected to be verified: its bound on `of` passages is at most `accepted`.
+    """The largest budget whose choice should be verified: its bound on `held_out` passages is at most `accepted`.
 
     The spread over passages is that of the sums of single losses on the passages that were measured. One passage has
     none: half of what is accepted is left for it then.

@@ -25,7 +25,7 @@ def write_plan_report(report: PlanReport, folder: Path) -> list[Path]:
 
 
 def html(report: PlanReport, drawn: Mapping[str, Drawing], use: str) -> str:
-    """The page. `drawn` are SVGs, as `plan_plots.drawings` returns them; `use` are the lines that run the plan."""
+    """The page. `drawn` are SVGs, as `plots.drawings` returns them; `use` are the lines that run the plan."""
     all_tables = tables(report)
     return layout.page(
         "plan.html.j2",

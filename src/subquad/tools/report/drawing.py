@@ -63,7 +63,7 @@ class Style:
 
     @property
     def line(self) -> dict[str, Any]:
-        """The keywords of `Axes.plot` for this style."""
+        """The keywords of `matplotlib.axes.Axes.plot` for this style."""
         return {"color": self.color, "marker": self.marker, "markersize": 5.5 * self.scale, "linewidth": 1.7}
 
 

@@ -68,7 +68,7 @@ class Option:
 
 
 def option(default: Any, help: str, **fields: Any) -> Any:
-    """A setting with an option; `how` are fields of `Option`. A setting without one is not for the command line."""
+    """A setting with an option; `fields` are those of `Option`. A setting without one is not for the command line."""
     return field(default=default, metadata={"help": help, **fields})
 
 
