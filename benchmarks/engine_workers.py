@@ -51,7 +51,7 @@ class Row:
 
     @property
     def is_exact(self) -> bool:
-        """Tell whether it runs exact attention with the model's weights in fp32 or bf16."""
+        """True if it runs exact attention with the model's weights in fp32 or bf16."""
         exact = self.method is None or self.method.partition(":")[0] == "full"
         return exact and self.numbers in ("fp32", "bf16")
 

@@ -61,12 +61,12 @@ class Row:
 
     @property
     def is_ours(self) -> bool:
-        """Tell whether a method of subquad runs in it."""
+        """True if a method of subquad runs in it."""
         return self.method is not None
 
     @property
     def has_float_weights(self) -> bool:
-        """Tell whether weights are stored as floating-point numbers of 16 or 32 bits."""
+        """True if weights are stored as floating-point numbers of 16 or 32 bits."""
         return self.weights in FLOATS
 
     def __str__(self) -> str:

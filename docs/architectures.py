@@ -28,5 +28,5 @@ def cell(column: str, text: str) -> str:
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """What MkDocs calls with the text of a page."""
+    """Handle MkDocs' event with the text of a page."""
     return markdown.replace(PLACE, html_table()) if page.file.src_uri == PAGE else markdown

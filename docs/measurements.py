@@ -29,7 +29,7 @@ def index(folder: Path) -> str:
 
 
 def on_files(files: Any, config: Any) -> Any:
-    """What MkDocs calls with the files of docs/: those of the results come to them, outside of the navigation."""
+    """Handle MkDocs' event with the files of docs/: those of the results come to them, outside of the navigation."""
     from mkdocs.structure.files import File, InclusionLevel
 
     root, hidden = Path(config["docs_dir"]).parent, InclusionLevel.NOT_IN_NAV
@@ -41,7 +41,7 @@ def on_files(files: Any, config: Any) -> Any:
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """What MkDocs calls with the text of a page."""
+    """Handle MkDocs' event with the text of a page."""
     uri = page.file.src_uri
     if uri.startswith(f"{FOLDER}/"):
         page.meta["search"] = {"exclude": True}

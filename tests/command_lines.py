@@ -116,7 +116,7 @@ def _end_of_substitution(text: str, start: int) -> int:
 
 
 def _may_expand(word: str) -> bool:
-    """Tell whether a wildcard in a word is meant for the shell: in a path to a wheel."""
+    """True if a wildcard in a word is meant for the shell: in a path to a wheel."""
     return word.startswith("dist/")
 
 

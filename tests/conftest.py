@@ -50,7 +50,7 @@ def pytest_runtest_teardown() -> None:
 
 @pytest.fixture
 def shapes_are_checked(request: pytest.FixtureRequest) -> bool:
-    """Tell whether the annotations of shapes are checked in this test."""
+    """True if the annotations of shapes are checked in this test."""
     return request.node.stash[CHECKED]
 
 

@@ -42,11 +42,11 @@ class Figure:
 
     @property
     def is_result(self) -> bool:
-        """Tell whether it can only be a measurement, which a round number of tokens or of seconds need not be."""
+        """True if it can only be a measurement, which a round number of tokens or of seconds need not be."""
         return self.unit in ("×", "%") or "." in self.text
 
     def rounds_to(self, quoted: "Figure") -> bool:
-        """Tell whether this number is `quoted`, to as many decimals as that has; a sign counts if it is quoted."""
+        """True if this number is `quoted`, to as many decimals as that has; a sign counts if it is quoted."""
         last_digit = int(quoted.value.as_tuple().exponent)
         near = abs(self.value - quoted.value) <= Decimal(5).scaleb(last_digit - 1)
         return near and (not quoted.sign or quoted.sign == (self.sign or "+"))

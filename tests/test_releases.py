@@ -34,7 +34,7 @@ def commands(workflow: str) -> list[str]:
 
 
 def has_address() -> bool:
-    """Tell whether the project's addresses are real ones."""
+    """True if the project's addresses are real ones."""
     return not urlparse(PYPROJECT["project"]["urls"]["Repository"]).hostname.endswith(".example")
 
 

@@ -1,4 +1,4 @@
-"""What runs in each layer of the demo encoder at each length: the plans of benchmarks/results/plans.jsonl."""
+"""The picture of each layer's method in the demo encoder by length: the plans of benchmarks/results/plans.jsonl."""
 
 import json
 from pathlib import Path

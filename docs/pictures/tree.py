@@ -15,7 +15,7 @@ class Question:
 
 @dataclass(frozen=True)
 class Leaf:
-    """What to use, as on the command line, and why."""
+    """The advice, as on the command line, and the reason."""
 
     method: str
     remark: str

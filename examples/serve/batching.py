@@ -58,7 +58,7 @@ class Batcher:
         return job.result
 
     def alive(self) -> bool:
-        """Whether the thread runs."""
+        """True if the thread runs."""
         return self._thread.is_alive()
 
     def stop(self) -> None:

@@ -1,4 +1,4 @@
-"""What a call is given, and how it says that it does not fit."""
+"""The arguments of a call, and its messages when they do not fit."""
 
 import inspect
 

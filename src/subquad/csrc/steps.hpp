@@ -123,7 +123,7 @@ struct StepRows {
   const int32_t *at;  // null: one after the other
   const S *operator[](int64_t j) const { return first + (at ? at[j] : j) * row; }
 
-  // Where the rows from `from` to `end` are, and behind them the last one again, `count` in all: found before products begin,
+  // Addresses of the rows from `from` to `end`, and of the last one again up to `count`: found before products begin,
   // which then wait for no arithmetic of addresses.
   void find(int64_t from, int64_t end, int64_t count, const S **rows) const {
     if (at) {

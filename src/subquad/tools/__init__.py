@@ -1,1 +1,1 @@
-"""What a person runs: the commands, one folder each, and what they share."""
+"""The command line's side: the commands, one folder each, and what they share."""

@@ -1,4 +1,4 @@
-"""What each rank of a few processes finds of modules and models: how far its part is from one process's.
+"""The findings of each rank of a few processes about modules and models: how far its part is from one process's.
 
 torchrun --standalone --nproc-per-node 3 -m tests.library.distributed.models FOLDER
 """
@@ -199,7 +199,7 @@ def split_llama() -> hf.PreTrainedModel:
 
 
 def on_llama(change: Callable[[hf.PreTrainedModel, dict[str, Any], sq.distributed.Sequence], Any]) -> Callable[[], Any]:
-    """What is said when a batch of a split model is changed so."""
+    """The message when a batch of a split model is changed so."""
 
     def refused() -> Any:
         model, of = split_llama(), split(TOKENS)
@@ -236,7 +236,7 @@ def other_group() -> Any:
 
 
 def on_ring(change: Callable[[Callable[[Tensor], Tensor], Tensor], Any]) -> Callable[[], Any]:
-    """What is said when attention in a ring, and its input, are used so."""
+    """The message when attention in a ring, and its input, are used so."""
     x = normal(1, 2, 3, 4)
     return lambda: change(
         lambda x: sq.attention(x, x, x, method="full", parallel=split(3 * dist.get_world_size(), mode="ring")), x

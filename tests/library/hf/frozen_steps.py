@@ -17,7 +17,7 @@ NEW = 8
 
 
 def seen(name: str) -> dict[str, Any]:
-    """What steps with frozen weights give in requests of three lengths, by a backend that looks and as by default."""
+    """The results of frozen steps in requests of three lengths, by a backend that looks and as by default."""
     case, weights = build(name), []
 
     def backend(graph: Any, inputs: Any) -> Any:

@@ -191,7 +191,7 @@ def edit_methods(folder, edit):
 
 
 def edit_settings(folder, edit):
-    """As whoever writes an adapter would: with the digest of what it holds then."""
+    """Edit settings like the author of an adapter: with the digest of what it holds then."""
     settings = json.loads((folder / "adapter.json").read_text())
     del settings["digest"]
     edit(settings)

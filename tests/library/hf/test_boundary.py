@@ -1,4 +1,4 @@
-"""What models hand to their attention: padding, packing, caches, windows, and what is refused."""
+"""The attention calls of models: padding, packing, caches, windows, and what is refused."""
 
 import json
 import subprocess

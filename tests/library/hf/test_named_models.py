@@ -1,4 +1,4 @@
-"""What docs/models.md says of the architectures that users ask for is what `sq.hf.swap` does with small models of them.
+"""The statements of docs/models.md about architectures hold for `sq.hf.swap` with small models of them.
 
 A line says "works" or "refused" of exact attention and of `clustered-tail`; of a refusal it quotes the reason in
 italics.

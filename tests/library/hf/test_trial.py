@@ -1,4 +1,4 @@
-"""What a trial of a model finds: layers as they are, and models that would not be the same, refused when swapped."""
+"""Trials of models: layers as they are, and models that would not be the same, refused when swapped."""
 
 import copy
 

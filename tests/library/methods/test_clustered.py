@@ -1,4 +1,4 @@
-"""What clustered attention does to queries before it clusters them, and the settings that say how."""
+"""The transformations of queries before clustered attention clusters them, and their settings."""
 
 from dataclasses import replace
 

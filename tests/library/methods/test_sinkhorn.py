@@ -1,4 +1,4 @@
-"""What Sinkhorn attention promises: the own block and a sorted one of keys and of values, noise in training only."""
+"""The promises of Sinkhorn attention: the own block and a sorted one of keys and of values, noise in training only."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""What is fine-tuned, on which texts, and from which head."""
+"""The models that are fine-tuned, their texts, and their head."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""What `--search` reads, and what it refuses in one line."""
+"""The input of `--search`, and its refusals in one line."""
 
 import pytest
 

@@ -25,7 +25,7 @@ NAIVE = "naive"  # the name of `naive`, which is not a method of the library
 
 @dataclass(frozen=True)
 class Load:
-    """What a call works on: all that a process must know to make the same inputs again."""
+    """The inputs of a call: all that a process must know to make them again."""
 
     length: int
     dtype: str
@@ -50,7 +50,7 @@ def in_words(load: str) -> str:
 
 
 def loads_of(s: BenchSettings) -> list[Load]:
-    """What is measured, panel by panel, the shortest first: the longer ones are predicted from them."""
+    """The calls to measure, panel by panel, the shortest first: the longer ones are predicted from them."""
     assert s.heads is not None  # `resolved`
     assert s.head_dim is not None
     return [

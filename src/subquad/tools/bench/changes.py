@@ -1,4 +1,4 @@
-"""What changed since an earlier run of `subquad bench`, beyond the noise."""
+"""Changes since an earlier run of `subquad bench`, beyond the noise."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal
@@ -73,7 +73,7 @@ def _verdict(
 
 
 def _above(one: BenchCell, other: BenchCell) -> bool:
-    """Whether one speed-up is above the other by more than the tolerance, and their quartiles and visits lie apart."""
+    """True if one speed-up is above the other by more than the tolerance, and their quartiles and visits lie apart."""
     apart = one["speedup_low"] > other["speedup_high"]
     if one.get("visits") and other.get("visits"):
         apart = apart and min(one["visits"]) > max(other["visits"])
@@ -81,7 +81,7 @@ def _above(one: BenchCell, other: BenchCell) -> bool:
 
 
 def _differences(old: BenchReport, new: BenchReport) -> Iterator[str]:
-    """What else differs: machine, versions, settings that a time depends on, backend. Shapes are the same."""
+    """The other differences: machine, versions, settings that a time depends on, backend. Shapes are the same."""
     if old["backend"] != new["backend"]:
         yield f"backend: {old['backend']} then, {new['backend']} now"
     yield from _differing("hardware", old["hardware"], new["hardware"])

@@ -1,4 +1,4 @@
-"""What follows from the times of `subquad bench`: exponents of growth and crossovers; and how to find cells."""
+"""Conclusions from the times of `subquad bench`: exponents of growth and crossovers; and how to find cells."""
 
 import math
 from collections.abc import Collection, Mapping, Sequence
@@ -52,7 +52,7 @@ def _crossover(cells: Sequence[BenchCell], panel: Panel, method: str) -> Crossov
 
 
 def ran(cells: Sequence[BenchCell], panel: Panel, method: str) -> bool:
-    """Whether a method was measured at any length of a panel."""
+    """True if a method was measured at any length of a panel."""
     return any(cell["status"] == "measured" for cell in cells_of(cells, panel, method))
 
 

@@ -72,7 +72,7 @@ def _number(value: float | None, unit: str = "") -> str:
 
 
 def _tiles(sheet: Mapping[str, Any]) -> Iterator[str]:
-    """What was tried, and the entries to paste into `kernels/triton/tiles.py`."""
+    """The tiles that were tried, and the entries to paste into `kernels/triton/tiles.py`."""
     if not sheet["tiles"]:
         yield "None were tried: no time was left, or no kernel with a table was launched."
         return

@@ -44,7 +44,7 @@ COMPARED_HEADS = 4  # of whose outputs the fidelity is
 
 @dataclass(frozen=True)
 class SheetPlan:
-    """What the sheet measures, in about `minutes`: no further measurement is begun after them."""
+    """The measurements of the sheet, in about `minutes`: no further measurement is begun after them."""
 
     methods: tuple[str, ...] = METHODS
     causal_methods: tuple[str, ...] = CAUSAL_METHODS
@@ -121,7 +121,7 @@ Store = Callable[[Sheet], None]  # receives what was measured so far
 
 
 def plan_of(settings: BenchSettings) -> SheetPlan:
-    """What to measure; InputError for settings that the sheet does not take, and where there is no GPU for it."""
+    """The plan of a sheet; InputError for settings that the sheet does not take, and where there is no GPU for it."""
     standard = BenchSettings()
     for each in fields(settings):
         if each.name not in TAKEN and getattr(settings, each.name) != getattr(standard, each.name):

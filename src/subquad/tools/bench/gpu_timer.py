@@ -18,7 +18,7 @@ WARM_UP = 3  # calls before one, the first of which compiles
 
 @runtime_checkable
 class Timer(Protocol):
-    """What the sheet of a GPU asks for. Times are medians, in milliseconds."""
+    """The timer for the sheet of a GPU. Times are medians, in milliseconds."""
 
     def eager(self, call: Call) -> float:
         """The time of a call whose kernels Python launches."""

@@ -1,4 +1,4 @@
-"""What `subquad bench` measures where plans are given: their methods, at the shapes of the models they are for."""
+"""The methods of plans in `subquad bench`, at the shapes of the models they are for."""
 
 from dataclasses import replace
 from pathlib import Path

@@ -155,7 +155,7 @@ class RanksBench(JobRun):
         return None
 
     def _add_traffic(self, calls: Mapping[str, Call], rows: Mapping[str, Row]) -> None:
-        """What each call sends, and how far its output is from exact attention's."""
+        """Add what each call sends, and how far its output is from exact attention's."""
         exact = None
         for name, call in calls.items():
             with traffic() as sent:

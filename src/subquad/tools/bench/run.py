@@ -116,7 +116,7 @@ class Bench(JobRun):
 
     @property
     def loads(self) -> list[Load]:
-        """What is measured."""
+        """The calls to measure."""
         return loads_of(self.settings)
 
     @property

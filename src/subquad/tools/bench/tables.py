@@ -59,7 +59,7 @@ def markdown(report: BenchReport, plots: Sequence[str] = ()) -> str:
 
 
 def title(report: BenchReport, panel: Panel) -> str:
-    """What a panel shows."""
+    """The title of a panel."""
     s, (dtype, passes) = report["settings"], panel
     causal = "causal, " if s["causal"] else ""
     return f"{passes}, {dtype}: {causal}batch {s['batch']}, {s['heads']} heads of {s['head_dim']}, on {s['device']}"
@@ -69,7 +69,7 @@ def title(report: BenchReport, panel: Panel) -> str:
 
 
 def _row(cell: BenchCell) -> list[Cell]:
-    """What is shown of a cell, below HEADS."""
+    """The texts of a cell, below HEADS."""
     extra = cells.known(cell.get("extra_bytes"))
     exact = cell["method"] == EXACT
     return [

@@ -54,7 +54,7 @@ def layer_rows(record: dict[str, Any]) -> list[list[str]]:
 
 
 def rich_record(record: dict[str, Any]) -> Group:
-    """What a terminal shows of a fit: the layers' figures, the layers that were left out, and why it ended."""
+    """The record of a fit for a terminal: the layers' figures, the layers that were left out, and why it ended."""
     lines = [f"layer {number} was left exact: {reason}" for number, reason in record.get("refused", {}).items()]
     lines += [untouched(record)] if untouched(record) else []
     lines.append(f"{record['ended']}, {record['seconds']:.0f} s")

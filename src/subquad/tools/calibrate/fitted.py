@@ -89,7 +89,7 @@ def _apart(text: Sequence[Path], apart_from: Sequence[Path], column: str) -> lis
 
 
 def _is_for(folder: Path, method: Method, pretrained: Pretrained, documents: Sequence[str], length: int) -> bool:
-    """Whether this adapter is what calibrating would make."""
+    """True if this adapter is what calibrating would make."""
     if not folder.exists():
         return False
     try:

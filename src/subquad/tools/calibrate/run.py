@@ -52,7 +52,7 @@ class Fitted:
 
     @property
     def method(self) -> Method:
-        """What was fitted."""
+        """The method that was fitted."""
         return next(iter(self.bounds.values())).method
 
 
@@ -228,7 +228,7 @@ class Trainer:
         return losses
 
     def _calls(self, items: list[list[int]]) -> list[LayerInputs]:
-        """What the layers that are fitted are given, as tensors that autograd takes."""
+        """The inputs of the layers that are fitted, as tensors that autograd takes."""
         with recorded(self.pretrained.model) as calls:
             self.pretrained.forward(items)
         chosen = [call for call in calls if call.number in self.bounds]

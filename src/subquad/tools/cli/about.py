@@ -93,7 +93,7 @@ def _traits(method: Method) -> dict[str, Any]:
 
 
 def _abilities(traits: Traits) -> tuple[list[str], list[str]]:
-    """What a method supports and what it refuses, in words."""
+    """The abilities and refusals of a method, in words."""
     words = {
         "causal masks" + (" (of values only)" if traits.causal == "values-only" else ""): traits.causal != "no",
         "cross-attention": traits.cross,

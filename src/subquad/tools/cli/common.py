@@ -1,4 +1,4 @@
-"""What the commands share: errors in one line, and the options of all commands."""
+"""Shared code of the commands: errors in one line, and the options of all commands."""
 
 import errno
 import inspect
@@ -63,7 +63,7 @@ def say_error_after(stop: BaseException) -> None:
 
 
 def _is_out_of_memory(error: Exception) -> bool:
-    """Whether Python, NumPy, torch's CPU allocator or a GPU ran out of memory."""
+    """True if Python, NumPy, torch's CPU allocator or a GPU ran out of memory."""
     marks = ("can't allocate memory", "out of memory", "bad_alloc")
     return isinstance(error, MemoryError) or any(mark in str(error) for mark in marks)
 

@@ -1,4 +1,4 @@
-"""What a shell completes: names of methods and their settings, and names of experiments."""
+"""Completion in shells: names of methods and their settings, and names of experiments."""
 
 import os
 import shlex

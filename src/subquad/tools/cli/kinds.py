@@ -17,7 +17,7 @@ Record = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Kind:
-    """What one command leaves: `holds` recognises the content of its file, and `record` is the part that is shown."""
+    """Results of one command: `holds` recognises the content of its file, and `record` is the part that is shown."""
 
     command: str
     file: str
@@ -37,12 +37,12 @@ class FinishedReport:
 
     @property
     def page(self) -> Path | None:
-        """What a browser shows of it; None where it is gone."""
+        """The page for a browser; None where it is gone."""
         path = self.path.with_name(self.kind.page)
         return path if path.is_file() else None
 
     def table(self) -> RenderableType:
-        """What the command printed."""
+        """The table that the command printed."""
         return self.kind.table(self.record)
 
 
@@ -97,7 +97,7 @@ def check(kind: Kind, path: Path, record: Any) -> None:
 
 
 def _why(folder: Path) -> str:
-    """What may have been meant, or what has to be done first."""
+    """The reason: another name that may have been meant, or what has to be done first."""
     if (folder / "plan.json").is_file():
         return "; it contains a plan alone, which sq.load_plan reads"
     if (folder / ".progress" / "subquad.txt").is_file():

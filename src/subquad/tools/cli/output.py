@@ -70,7 +70,7 @@ class Logged(io.TextIOBase):
         return getattr(self._stream, name)
 
     def isatty(self) -> bool:
-        """Whether the stream is a terminal."""
+        """True if the stream is a terminal."""
         return self._stream.isatty()
 
     def fileno(self) -> int:

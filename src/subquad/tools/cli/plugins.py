@@ -19,7 +19,7 @@ PACKAGES = ("subquad.tools", "subquad.research")
 
 @dataclass(frozen=True)
 class Command:
-    """What a folder registers."""
+    """The registration of a folder."""
 
     run: Callable[..., None]
     position: int  # in the list of commands

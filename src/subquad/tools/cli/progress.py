@@ -61,7 +61,7 @@ def in_words(seconds: float) -> str:
 
 
 class Reported:
-    """What a run calls as it proceeds (`runs.jobs.Progress`); `draw` shows a state on a terminal."""
+    """The progress function of a run (`runs.jobs.Progress`); `draw` shows a state on a terminal."""
 
     def __init__(self, draw: Callable[[str, int, int, str], None]):
         self.draw, self.estimate = draw, Estimate()

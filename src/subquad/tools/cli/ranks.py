@@ -92,7 +92,7 @@ def group(device: str) -> Iterator["MeasuringGroup"]:
 
 
 def _backend(device: str) -> str:
-    """What carries messages between tensors of this device, which then is one of this process' own."""
+    """The backend for messages between tensors of this device, which then is one of this process' own."""
     import torch
 
     from subquad.core.errors import InputError
@@ -112,7 +112,7 @@ def _backend(device: str) -> str:
 
 
 def _another_reports(store: Any) -> bool:
-    """Whether another process reports why all end, by their store. The first one is given a moment to do so."""
+    """True if another process reports why all end, by their store. The first one is given a moment to do so."""
     import torch.distributed as dist
 
     with suppress(RuntimeError):  # it has ended with the process that had it

@@ -16,7 +16,7 @@ from subquad.tools.runs.cache import clear
 
 @dataclass(frozen=True)
 class ResultsFolder:
-    """What a command has and writes in its folder.
+    """The folder of a command, and what it writes there.
 
     Attributes:
         claim: the command with its settings, and the folder.

@@ -17,7 +17,7 @@ class _Signals:
 
 
 def exit_message() -> tuple[str, int]:
-    """What stopped the command, in a word, and the exit code: 128 and the number of the signal, as shells count."""
+    """The name of what stopped the command, and the exit code: 128 and the number of the signal, as shells count."""
     return ("terminated", 128 + signal.SIGTERM) if _Signals.terminated else ("interrupted", 128 + signal.SIGINT)
 
 
@@ -81,7 +81,7 @@ def exit_codes() -> Iterator[None]:
 
 
 def _after_a_stop(error: BaseException) -> bool:
-    """Whether this was raised while a KeyboardInterrupt was dealt with."""
+    """True if this was raised while a KeyboardInterrupt was dealt with."""
     before, visited = error.__context__, {id(error)}
     while before is not None and id(before) not in visited:
         if isinstance(before, KeyboardInterrupt):

@@ -1,4 +1,4 @@
-"""What every command refuses in the words that it is given, before it reads them."""
+"""Refusals of words that every command is given, before it reads them."""
 
 from typing import Any
 

@@ -172,7 +172,7 @@ def read_rows(path: Path) -> Iterator[tuple[int, dict[str, object]]]:
 
 
 def field_of(path: Path, number: int, row: dict[str, object], column: str) -> str:
-    """What a row has in a column, as text; InputError where it has no such column."""
+    """The text in a column of a row; InputError where it has no such column."""
     if column not in row:
         where = f"{path}, line {number}," if path.suffix.lower() == ".jsonl" else path
         raise NoColumn(f"{where} has no column {column!r}{instead(column, map(str, row), '', 'it has')}")

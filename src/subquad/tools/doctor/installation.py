@@ -1,4 +1,4 @@
-"""What is installed against what subquad needs, what the processor can do, and the command that fixes what is wrong."""
+"""The installation and subquad's requirements, the processor's abilities, and commands that fix what is wrong."""
 
 import math
 import os
@@ -39,7 +39,7 @@ def required() -> dict[str, str]:
 
 
 def described() -> dict[str, str]:
-    """What the processor multiplies, and the threads of PyTorch and of the kernels."""
+    """The products of the processor, and the threads of PyTorch and of the kernels."""
     return {"bf16": _products(), "openmp": _threads()}
 
 
@@ -76,7 +76,7 @@ def _of_packages(installed: Mapping[str, str]) -> list[Problem]:
 
 
 def _about_build(package: str) -> str:
-    """What to know about the build of torch that pip installs on Linux by default."""
+    """The remark on the build of torch that pip installs on Linux by default."""
     by_default = package == "torch" and platform.system() == "Linux" and remedies.clone() is None
     return _SMALLER if by_default and not torch.cuda.is_available() else ""
 
@@ -123,7 +123,7 @@ def _of_runtimes() -> list[Problem]:
 
 
 def _products() -> str:
-    """Whether this processor multiplies bf16, and what follows."""
+    """True if this processor multiplies bf16, and what follows."""
     if has_products("cpu", "bf16"):
         return "this processor has products of bf16"
     return "this processor has no products of bf16, which is slower than fp32 here: use fp32"

@@ -106,6 +106,6 @@ def _panel(
 
 
 def _is_clear(speedups: dict[int, float], ties: list[int]) -> bool:
-    """Whether a method was clearly faster at the last two lengths."""
+    """True if a method was clearly faster at the last two lengths."""
     last = sorted(speedups)[-2:]
     return len(last) == 2 and all(length not in ties and speedups[length] >= CLEAR for length in last)

@@ -38,5 +38,5 @@ def fits(report: InspectReport) -> dict[str, InspectedFit]:
 
 
 def about(report: InspectReport) -> dict[str, str]:
-    """What each plot shows, by its name."""
+    """The captions of the plots, by name."""
     return PLOTS | {name: ABOUT_FIT.format(method=fit["method"]) for name, fit in fits(report).items()}

@@ -37,7 +37,7 @@ def bounds(report: InspectReport) -> dict[int, float]:
 
 
 def widens(method: Inspected) -> bool:
-    """Whether the method as given chooses another number of keys than N/B buckets of one round do."""
+    """True if the method as given chooses another number of keys than N/B buckets of one round do."""
     lean, widened = (over_layers(list(choices(method, variant).values())) for variant in ("n_b", "given"))
     return lean is not None and widened is not None and abs(lean.keys - widened.keys) > 0.01 * lean.keys
 

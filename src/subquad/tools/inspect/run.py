@@ -59,7 +59,7 @@ class InspectRow:
 
     @property
     def chooses_keys(self) -> bool:
-        """Whether in some layer it is known which keys a query meets."""
+        """True if in some layer it is known which keys a query meets."""
         return any(isinstance(inner(method), ChoosesKeys) for method in self.by_layer.values())
 
     def refusal(self, inputs: LayerInputs) -> str | None:
@@ -189,7 +189,7 @@ class Inspection(JobRun):
         }
 
     def inputs(self, i: int) -> dict[int, LayerInputs]:
-        """What the layers are given in the i-th sequence; ValueError when NaN or infinity reaches one."""
+        """The inputs of the layers in the i-th sequence; ValueError when NaN or infinity reaches one."""
         if self.recording is None or self.recording[0] != i:
             with recorded(self.pretrained.model) as calls:
                 self.pretrained.forward([self.items[i]])
@@ -331,7 +331,7 @@ def _adapted(folder: Path, pretrained: Pretrained) -> InspectRow:
 
 
 def _planned(folder: Path, pretrained: Pretrained, length: int) -> InspectRow:
-    """What a plan runs for inputs of this length; layers in which that is exact attention have nothing to look at."""
+    """The methods of a plan for inputs of this length; layers with exact attention have nothing to look at."""
     planned = load_plan(folder).by_layer(pretrained.model)
     at = {number: at_length(method, length) for number, method in planned.items()}
     by_layer = {

@@ -1,1 +1,1 @@
-"""What to measure: closeness to exact attention, time, memory."""
+"""Measurements: closeness to exact attention, time, memory."""

@@ -1,4 +1,4 @@
-"""What the fitting of hash functions does, step by step: divergences and negative entropies of bucket utilities.
+"""The dynamics of fitting hash functions, step by step: divergences and negative entropies of bucket utilities.
 
 Sun, Yang, Yoo 2022, "Sparse Attention with Learning-to-Hash", appendix F and figure 4, with ψ and ψ' normalised over
 the buckets:

@@ -1,4 +1,4 @@
-"""What GPUs do at most, and what exact attention reaches on them, as published: the figures of the cost model.
+"""The peaks of GPUs, and what exact attention reaches on them, as published: the figures of the cost model.
 
 Peaks are those of the makers' data sheets, dense: "NVIDIA A100 Tensor Core GPU", SXM 80 GB; "NVIDIA H100 Tensor Core
 GPU", SXM; "NVIDIA H200 Tensor Core GPU", SXM; "AMD Instinct MI300X Accelerator". Throughputs of exact attention:

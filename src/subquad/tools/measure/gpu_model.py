@@ -83,7 +83,7 @@ class GpuStep:
 
 @dataclass(frozen=True)
 class GpuLoad:
-    """What a call works on: B·H heads in all, of one width."""
+    """The size of a call: B·H heads in all, of one width."""
 
     length: int
     heads: int = 32
@@ -93,7 +93,7 @@ class GpuLoad:
 
 @dataclass(frozen=True)
 class Recorded:
-    """What a forward pass and the backward pass behind it ask for."""
+    """The requests of a forward pass and the backward pass behind it."""
 
     forward: list[GpuStep]
     backward: list[GpuStep]
@@ -159,7 +159,7 @@ def methods() -> list[str]:
 
 
 def launches_of(method: Method, load: GpuLoad, causal: bool = False) -> list[Launch]:
-    """What a forward and backward pass launch of our own kernels.
+    """The launches of our own kernels in a forward and backward pass.
 
     Raises:
         ValueError: an op of the method has no kernel, or the method is not causal.
@@ -188,7 +188,7 @@ def call_of(method: Method, load: GpuLoad) -> "Callable[..., Tensor]":
 
 
 def is_exact(method: Method) -> bool:
-    """Whether this is SDPA itself, whose time is not made up of recorded launches."""
+    """True if this is SDPA itself, whose time is not made up of recorded launches."""
     return method.is_exact
 
 

@@ -37,11 +37,11 @@ class MeasuringGroup:
 
     @property
     def is_main(self) -> bool:
-        """Whether this is the process that reads and writes files."""
+        """True if this is the process that reads and writes files."""
         return self.ranks is None or self.ranks.rank == 0
 
     def broadcast_from_main(self, make: Callable[[], R]) -> R:
-        """What the first process makes, in all of them; the others do not call `make`."""
+        """Call `make` in the first process, and return its result in all of them."""
         if self.ranks is None:
             return make()
         made = [make() if self.is_main else None]

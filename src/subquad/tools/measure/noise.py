@@ -77,7 +77,7 @@ def at_least_typical(factors: Mapping[Key, float]) -> dict[Key, float]:
 
 
 def verdict(speedup: float, samples: Sequence[float], noise: float) -> Verdict:
-    """Whether a speed-up exceeds the noise.
+    """True if a speed-up exceeds the noise.
 
     It is, where it is farther from 1 than exact attention differs from itself (`noise`, and never less than `TIE`) and
     the `interval` of the samples that it is the median of lies on one side of 1.
@@ -90,7 +90,7 @@ def verdict(speedup: float, samples: Sequence[float], noise: float) -> Verdict:
 
 
 def noise_of(load: MachineLoad, factors: Sequence[float], models: Sequence[float] = ()) -> Noise:
-    """Whether the times are uncertain, with one or two sentences on why and on what to do.
+    """True if the times are uncertain, with one or two sentences on why and on what to do.
 
     They are if other processes used the machine, or if exact attention differs from itself. `factors` are those of
     `against_itself`, one for each length; `models` are those among them of whole models.

@@ -25,7 +25,7 @@ class Peak:
 
 
 def peak_extra(call: Callable[[], Any], device: torch.device | None = None) -> Peak:
-    """What a call adds to the peak memory of this process, what it returns included.
+    """The memory that a call adds to the peak of this process, its result included.
 
     On a CPU the growth of the peak resident set: pages that were touched. On CUDA what torch's allocator held.
     """

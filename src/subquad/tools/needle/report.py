@@ -110,7 +110,7 @@ def _notes(run: NeedleRun) -> Iterator[str]:
 
 
 def _oracle_notes(run: NeedleRun) -> Iterator[str]:
-    """What the oracle is, and where it did not run."""
+    """The description of the oracle, and where it did not run."""
     if not run.oracles:
         reason = (
             f"no length is at most --oracle-length {run.settings.oracle_length:,}"

@@ -20,7 +20,7 @@ class Cell:
 
     @property
     def sort_key(self) -> str | None:
-        """What a table is sorted by, a number or a text; None where the figure is missing."""
+        """The key by which a table is sorted, a number or a text; None where the figure is missing."""
         if self.value is not None:
             return "Infinity" if self.value == math.inf else repr(self.value)
         return None if self.tone == "missing" else self.text

@@ -97,7 +97,7 @@ class Line:
 
     @property
     def recommended(self) -> bool:
-        """Whether it is recommended, at any length."""
+        """True if it is recommended, at any length."""
         return any(term_of(mark) == "recommended" for mark in self.marks)
 
     @property
@@ -234,7 +234,7 @@ def _request_time(report: Report, length: str) -> Maker:
 
 
 def requests_caption(report: Report) -> str:
-    """What a request is, which steps are exact, and the size of the cache; empty if no steps were timed."""
+    """The definition of a request, which steps are exact, and the size of the cache; empty if no steps were timed."""
     requests = report.get("requests")
     if requests is None:
         return ""
@@ -282,7 +282,7 @@ def _nearness(report: Report, length: str, group: str = "") -> Maker:
 
 
 def _spread_of_nearness(length: str, group: str = "") -> list[Maker]:
-    """What else is known of closeness at any length."""
+    """The remark on what else is known of closeness at any length."""
     return [
         _of_quality(Column("cosine p5", group), "cosine_p5", length, 4),
         _of_quality(Column("relative error", group, short="rel. error"), "relative_error", length, 4),
@@ -429,7 +429,7 @@ def legend(report: Report) -> str:
 
 
 def _padding(report: Report) -> str:
-    """What a length means if batches were padded."""
+    """The meaning of a length if batches were padded."""
     means = [
         f"{mean:,.0f} at {tokens(n)}" for n in model_lengths(report) if (mean := mean_length(report, n)) is not None
     ]
@@ -452,7 +452,7 @@ def _without_attention(report: Report) -> str:
 
 
 def _samples(report: Report) -> str:
-    """What fidelity is, and over how many texts it is a mean."""
+    """The definition of fidelity, and the number of texts over which it is a mean."""
     what = {
         "kl": "e^−KL of next tokens, exact against this",
         "agreement": "the share of positions with the exact top token",

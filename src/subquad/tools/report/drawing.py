@@ -1,4 +1,4 @@
-"""What all plots share: the look of methods, axes, PNGs. matplotlib's global state is left as it was."""
+"""Shared code of all plots: the look of methods, axes, PNGs. matplotlib's global state is left as it was."""
 
 import math
 import warnings

@@ -1,4 +1,4 @@
-"""What the pages share: templates, style sheet, script and figures. A page is one file that requests nothing."""
+"""Shared code of the pages: templates, style sheet, script and figures. A page is one file that requests nothing."""
 
 from base64 import b64encode
 from collections.abc import Iterable, Mapping

@@ -74,13 +74,13 @@ def min_fidelity(report: Report) -> float | None:
 
 
 def floor_figure(report: Report) -> str:
-    """What the floor of the comparison is of: "fidelity", "kl" or "agreement"."""
+    """The quantity of the comparison's floor: "fidelity", "kl" or "agreement"."""
     floor: Mapping[str, Any] = report["settings"].get("floor") or {}
     return str(floor.get("figure", "fidelity"))
 
 
 def noise(report: Mapping[str, Any]) -> tuple[bool, str] | None:
-    """Whether the times are uncertain, and the sentence about the noise; None in reports without it."""
+    """True if the times are uncertain, and the sentence about the noise; None in reports without it."""
     measured: Mapping[str, Any] = report.get("noise") or {}
     return (bool(measured.get("busy")), str(measured["says"])) if measured.get("says") else None
 

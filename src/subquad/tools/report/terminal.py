@@ -63,7 +63,7 @@ class Parts:
 
 
 def fits(console: Console, options: ConsoleOptions, table: Parts) -> bool:
-    """Whether a table fits without being taken apart."""
+    """True if a table fits without being taken apart."""
     return Measurement.get(console, options.update(max_width=10_000), table).maximum <= options.max_width
 
 

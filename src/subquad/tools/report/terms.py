@@ -101,7 +101,7 @@ def family_of(row: str) -> str:
 
 
 def is_reference(row: str) -> bool:
-    """Whether a row's method computes all logits, as exact attention does."""
+    """True if a row's method computes all logits, as exact attention does."""
     name = row.partition(" in ")[0].partition("@")[0]
     return bool(family_of(row)) and parse_method(name).traits.quadratic_baseline
 
@@ -122,7 +122,7 @@ def described(rows: Sequence[str]) -> list[tuple[str, str]]:
 
 
 def description(name: str) -> str:
-    """What a method does, its cost and its source."""
+    """The description of a method: its computation, its cost and its source."""
     method = METHODS[name]
     first_line = (method.__doc__ or "").partition("\n")[0].replace("`", "")
     kind = (

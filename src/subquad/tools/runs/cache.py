@@ -68,7 +68,7 @@ class JobCache:
         return len(list(self.folder.glob("*.json")))
 
     def has(self, key: str) -> bool:
-        """Whether the job of this key is finished."""
+        """True if the job of this key is finished."""
         return self.group.broadcast_from_main(self._path(key).exists)
 
     def get(self, job: Job[R], progress: Progress = silent) -> R:
@@ -146,7 +146,7 @@ def clear(folder: Path) -> None:
 
 
 def begun_in(folder: Path) -> bool:
-    """Whether a run was begun in this folder, and its results are not cleared yet."""
+    """True if a run was begun in this folder, and its results are not cleared yet."""
     return (folder / PROGRESS / MARK).is_file()
 
 

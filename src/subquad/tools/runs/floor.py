@@ -60,7 +60,7 @@ class Floor:
 
     @property
     def of_next_tokens(self) -> bool:
-        """Whether it is a floor of a causal language model."""
+        """True if it is a floor of a causal language model."""
         return self.figure != "fidelity"
 
     @property

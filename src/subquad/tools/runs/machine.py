@@ -1,4 +1,4 @@
-"""What ran where: versions and hardware, and what else the machine did meanwhile."""
+"""The conditions of a run: versions and hardware, and what else the machine did meanwhile."""
 
 import os
 import time
@@ -32,7 +32,7 @@ class Use(TypedDict):
 
 @contextmanager
 def watched(processes: int = 1) -> Iterator[Use]:
-    """What passes inside the block: the seconds, and the processor seconds of other processes.
+    """The time inside the block: the seconds, and the processor seconds of other processes.
 
     If several processes work together, those seconds are unknown: each would count the others as other work.
     From the system's count of busy time less this process' own; time that a hypervisor gave to other guests is busy.
@@ -52,7 +52,7 @@ def load_average() -> float | None:
 
 
 def load(average: float | None, uses: Iterable[Use]) -> MachineLoad:
-    """What else the machine did in these whiles, after a minute with this load average.
+    """The other work of the machine in these whiles, after a minute with this load average.
 
     The share is None below a second in all: the system counts in hundredths of one.
     """
@@ -91,7 +91,7 @@ def _cpu_backend() -> str:
 
 
 def _triton_backend() -> str:
-    """Whether Triton is there, in which version, for which GPU, and whether its tiles were measured there."""
+    """True if Triton is there, in which version, for which GPU, and whether its tiles were measured there."""
     reason = triton.refusal()
     if not triton.usable():
         return str(reason)

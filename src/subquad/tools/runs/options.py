@@ -27,7 +27,7 @@ class Option:
 
     @property
     def is_list(self) -> bool:
-        """Whether it can be repeated: paths, or texts separated by spaces."""
+        """True if it can be repeated: paths, or texts separated by spaces."""
         return get_origin(self.kind) is tuple and self.read is None
 
     @property
@@ -48,7 +48,7 @@ class Option:
 
     @property
     def label(self) -> str:
-        """What the command line calls it."""
+        """The name on the command line."""
         return self.name if self.argument else f"--{self.name.replace('_', '-')}"
 
     def words(self, value: Any) -> list[str]:

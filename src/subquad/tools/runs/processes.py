@@ -19,7 +19,7 @@ def number() -> int:
 
 
 def joined() -> bool:
-    """Whether the processes can talk to each other, which Trainer's arguments bring about."""
+    """True if the processes can talk to each other, which Trainer's arguments bring about."""
     return torch.distributed.is_available() and torch.distributed.is_initialized()
 
 

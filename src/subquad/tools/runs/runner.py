@@ -54,7 +54,7 @@ def run_jobs(
 
 @dataclass(kw_only=True)
 class JobRun(ABC):
-    """What every command has that measures job by job; a subclass names the jobs."""
+    """A command that measures job by job; a subclass names the jobs."""
 
     results: JobResults = field(default_factory=JobResults)
     resumed: int = 0  # jobs that an earlier, interrupted run had finished
@@ -96,7 +96,7 @@ class JobRun(ABC):
         return None
 
     def has_time(self, key: str) -> bool:
-        """Whether a job is to run; a run with a time limit leaves out those that would exceed it."""
+        """True if a job is to run; a run with a time limit leaves out those that would exceed it."""
         return True
 
     @property

@@ -166,7 +166,7 @@ def check_count_of_new_tokens(count: int | None) -> None:
 
 @dataclass(frozen=True)
 class CompareSettings:
-    """What to compare, and how much work to spend."""
+    """The settings of `compare`: what to compare, and how much work to spend."""
 
     model: str | None = option(
         "demo-decoder", **(MODEL | {"help": "Hub id or folder, or one of the demo extra: demo-decoder, demo-encoder."})
@@ -258,7 +258,7 @@ class CompareSettings:
 
 @dataclass(frozen=True)
 class PlanSettings:
-    """What to plan for, on what text, and how much error is accepted."""
+    """The settings of `plan`: for what, on what text, and how much error is accepted."""
 
     model: str | None = option(None, **MODEL)
     text: tuple[Path, ...] = option((), TEXT)
@@ -299,7 +299,7 @@ class PlanSettings:
 
     @property
     def is_from_text(self) -> bool:
-        """Whether the lengths to plan for are those of the text's batches."""
+        """True if the lengths to plan for are those of the text's batches."""
         return self.lengths == FROM_TEXT
 
     @property
@@ -316,7 +316,7 @@ class PlanSettings:
 
 @dataclass(frozen=True)
 class BenchSettings:
-    """What to measure. The defaults are the clustered paper's: batch 1, 6 heads, D = 64."""
+    """The settings of `bench`. The defaults are the clustered paper's: batch 1, 6 heads, D = 64."""
 
     methods: tuple[str, ...] = option(BENCHED, METHODS)
     plans: tuple[Path, ...] = option(
@@ -374,7 +374,7 @@ class CrossoverSettings:
 
 @dataclass(frozen=True)
 class InspectSettings:
-    """What to look at."""
+    """The settings of `inspect`."""
 
     model: str | None = option(None, **MODEL)
     text: tuple[Path, ...] = option((), TEXT)
@@ -395,7 +395,7 @@ class InspectSettings:
 
 @dataclass(frozen=True)
 class NeedleSettings:
-    """What to hide in which prompts, and which attention has to retrieve it."""
+    """The settings of `needle`: what to hide in which prompts, and which attention has to retrieve it."""
 
     model: str | None = option(
         "demo-decoder", **(MODEL | {"help": "Hub id or folder of a causal language model, or demo-decoder."})
@@ -431,7 +431,7 @@ class NeedleSettings:
 
 @dataclass(frozen=True)
 class CalibrateSettings:
-    """What to fit, on what, and how long."""
+    """The settings of `calibrate`: what to fit, on what, and how long."""
 
     method: str = option("lha-tail", 'A method with learned parameters, as "name:setting=value,…".')
     text: tuple[Path, ...] = option((), "Plain text to fit on: file, folder, .jsonl, .csv; repeatable.")

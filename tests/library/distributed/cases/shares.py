@@ -1,4 +1,4 @@
-"""What ranks combine, where each combines a share of the rows for all, as of many bytes.
+"""The collectives of ranks that each combine a share of the rows for all, as of many bytes.
 
 The cases are those of the other modules; here nothing is too small to be shared.
 """

@@ -1,4 +1,4 @@
-"""What is made of the cells of `reproduce forecast`; that it runs, test_smoke.py sees."""
+"""The report of the cells of `reproduce forecast`; that it runs, test_smoke.py sees."""
 
 import pytest
 

@@ -28,7 +28,7 @@ PUBLISHED: dict[str, dict[str, tuple[float, float, float]]] = {  # test error %,
 
 @dataclass(frozen=True, kw_only=True)
 class ConvergenceScale:
-    """What is trained.
+    """The models to train.
 
     Attributes:
         effort: seconds for the times of each method.

@@ -34,7 +34,7 @@ PUBLISHED = {
 
 @dataclass(frozen=True, kw_only=True)
 class LinformerQualityScale:
-    """What is fine-tuned, on what.
+    """The models to fine-tune, and the data.
 
     Attributes:
         model: hub id or folder of an encoder; "": the encoder of the extra `demo`.

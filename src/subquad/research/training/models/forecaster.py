@@ -81,7 +81,7 @@ class SeriesEmbedding(nn.Module):
 
 
 class Forecaster(AttentionModel):
-    """What both have in common: what they read and predict, its level and its loss."""
+    """The base of both forecasters: their input and prediction, the level and the loss."""
 
     config_class = ForecastConfig
 

@@ -21,7 +21,7 @@ from subquad.tools.runs.jobs import silent
 
 @dataclass(frozen=True)
 class WorkerEnvironment:
-    """What a worker's machine must provide, and how the worker sets itself up.
+    """The requirements of a worker's machine, and how the worker sets itself up.
 
     Attributes:
         folder: the working folder of the process that started the job; relative paths are read from there.

@@ -1,4 +1,4 @@
-"""What runs jobs: the interface, and the loop that all executors with workers share.
+"""Executors of jobs: the interface, and the loop that all executors with workers share.
 
     for job, result in executor.run(jobs, reports): …      results as they come, until all jobs are done
 
@@ -22,7 +22,7 @@ RETRIES = 3  # of a job whose worker was lost, before it is given up
 
 
 class Executor(ABC):
-    """What runs jobs; entered, it connects to a cluster where there is one, and left, it ends all workers."""
+    """The executor of jobs; entered, it connects to a cluster where there is one, and left, it ends all workers."""
 
     @property
     @abstractmethod
@@ -136,7 +136,7 @@ class WorkerExecutor(Executor):
         return None
 
     def _has_room(self, job: Job[Any] | None = None) -> bool:
-        """Whether this job, or any, can start now: those that measure time run apart from the others."""
+        """True if this job, or any, can start now: those that measure time run apart from the others."""
         timed = [each.timed for each in self.running.values()]
         if job is None:
             return not timed or self._has_room(next(iter(self.running.values())))

@@ -161,7 +161,7 @@ class RayExecutor(WorkerExecutor):
         self._tasks.clear()
 
     def _outcome(self, task: Any) -> Any:
-        """What a task gave, or how its worker went."""
+        """The result of a task, or how its worker went."""
         errors = self._ray.exceptions
         try:
             return self._ray.get(task)

@@ -149,7 +149,7 @@ def environment_variables(values: dict[str, str]) -> Iterator[None]:
 
 
 def _serve(pipe: Connection) -> None:
-    """What a worker process does until it is killed: run what comes through the pipe, and send back the results."""
+    """Serve as a worker process until it is killed: run what comes through the pipe, and send back the results."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that started the workers; it kills them
     threading.Thread(target=_end_with_parent, daemon=True).start()
     os.dup2(2, 1)  # results on standard output are that process' own

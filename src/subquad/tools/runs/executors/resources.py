@@ -1,4 +1,4 @@
-"""What a job takes of a machine of a cluster."""
+"""The resources that a job takes of a machine of a cluster."""
 
 from __future__ import annotations
 
