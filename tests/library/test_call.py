@@ -1,4 +1,4 @@
-"""What a call is given, and how it says that it does not fit."""
+"""Tests of a call's arguments, and of its errors when they do not fit."""
 
 import inspect
 

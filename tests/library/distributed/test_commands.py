@@ -37,7 +37,7 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def said(inputs: Path) -> list[dict[str, Any]]:
-    """What each of two ranks said, by the name of the case."""
+    """The messages of each of two ranks, by the name of the case."""
     return launch.found("tests.library.distributed.commands", 2, str(inputs))
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 
 def ways(folder: Path) -> dict[str, Callable[..., Any]]:
-    """What loads `folder`/model, /sentences or /pairs; takes `from_pretrained`'s options and returns the model."""
+    """Functions that load `folder`/model, /sentences or /pairs, with `from_pretrained`'s options, and return it."""
     import transformers as hf
     from sentence_transformers import CrossEncoder, SentenceTransformer
 

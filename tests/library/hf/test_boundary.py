@@ -1,4 +1,4 @@
-"""What models hand to their attention: padding, packing, caches, windows, and what is refused."""
+"""Tests of what models hand to their attention: padding, packing, caches, windows, and what is refused."""
 
 import json
 import subprocess

@@ -1,4 +1,4 @@
-"""What docs/models.md says of the architectures that users ask for is what `sq.hf.swap` does with small models of them.
+"""Tests that `sq.hf.swap` treats small models of the listed architectures as docs/models.md says.
 
 A line says "works" or "refused" of exact attention and of `clustered-tail`; of a refusal it quotes the reason in
 italics.

@@ -43,7 +43,7 @@ def assert_near(have, want, near=NEAR):
 
 
 def assert_same(run, own: Subject) -> None:
-    """What `run` returns is the same with the model's own attention and with each method."""
+    """Assert that `run` returns the same with the model's own attention and with each method."""
     with torch.no_grad():
         want = run(own)
         for method in methods_of(own.name):
@@ -93,7 +93,7 @@ def test_steps_on_a_static_cache(own):
 @SAMPLED
 @pytest.mark.parametrize("kind", ["dynamic", "growing"])
 def test_a_cropped_cache_and_a_second_prompt(own, kind):
-    """As assisted generation crops what was refused, and a conversation goes on."""
+    """Assisted generation crops what was refused, and a conversation goes on."""
     config = own.model.config.get_text_config(decoder=True)
     need_recording(windows=kind == "dynamic" and getattr(config, "sliding_window", None) is not None)
 

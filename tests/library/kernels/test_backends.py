@@ -9,7 +9,7 @@ from subquad.kernels import dispatch as module
 
 @pytest.fixture(autouse=True)
 def only_the_reference(monkeypatch):
-    """What runs here is each test's own affair, not this machine's."""
+    """Leave only the reference available, so that each test, not this machine, decides what runs."""
     for name in ("cpu", "triton"):
         monkeypatch.setitem(module._BACKENDS, name, lambda: "not in this test")
 

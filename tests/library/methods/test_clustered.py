@@ -1,4 +1,4 @@
-"""What clustered attention does to queries before it clusters them, and the settings that say how."""
+"""Tests of what clustered attention does to queries before it clusters them, and of its settings for that."""
 
 from dataclasses import replace
 

@@ -315,7 +315,7 @@ def test_gradients_in_fp64(text):
 
 @pytest.fixture(scope="module")
 def alone() -> dict[str, dict]:
-    """What became of the calls in `kept_alone`, from a process of their own."""
+    """The outcomes of the calls in `kept_alone`, from a process of their own."""
     command = [sys.executable, "-m", "tests.library.methods.kept_alone"]
     done = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parents[3], check=False)
     assert done.returncode == 0, done.stderr

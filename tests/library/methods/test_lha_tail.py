@@ -1,4 +1,4 @@
-"""What learned hashing with a tail promises: one bucket a query, its loss written out, and a small error."""
+"""Tests of what learned hashing with a tail promises: one bucket a query, its loss written out, and a small error."""
 
 import pytest
 import torch

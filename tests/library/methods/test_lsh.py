@@ -1,4 +1,4 @@
-"""What random hashing promises: opposite directions shared by queries and keys, or scores that see no content."""
+"""Tests of random hashing: opposite directions shared by queries and keys, or scores that see no content."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""What routing attention promises: balanced clusters, shared keys, centroids that move in training only."""
+"""Tests of what routing attention promises: balanced clusters, shared keys, centroids that move in training only."""
 
 import torch
 

@@ -1,4 +1,4 @@
-"""What docs/assets/architectures.csv has of each model type is so: a sample in CI, all of them with `-m survey`.
+"""Tests that docs/assets/architectures.csv is right about each model type: a sample in CI, all with `-m survey`.
 
 The table is written by `python -m tests.library.hf.survey --out results.json --table`.
 """

@@ -15,7 +15,7 @@ from tests.library.triton.interpreted.fences import fenced
 
 
 def on_both(function, *arguments, **options):
-    """What the reference and the backend give."""
+    """Return the results of the reference and of the backend."""
     results = []
     for backend in ("reference", "triton"):
         with sq.use_backend(backend):
