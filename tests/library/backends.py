@@ -11,7 +11,7 @@ from subquad.testing.oracle import qkv
 
 @functools.cache
 def runs_compiled_code(method: sq.Method) -> bool:
-    """True if a call of the method reaches the native library."""
+    """Tell whether a call of the method reaches the native library."""
     with patch.object(interface, "run", wraps=interface.run) as compiled:
         run(method, *qkv())
     return compiled.called

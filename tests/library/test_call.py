@@ -1,4 +1,4 @@
-"""The arguments of a call, and its messages when they do not fit."""
+"""Tests of a call's arguments, and of its errors when they do not fit."""
 
 import inspect
 

@@ -178,7 +178,7 @@ class TestEveryMethod(CallContract, BatchContract, DecodingContract):
     )
 
     def is_long(self, test: str, method: sq.Method) -> bool:
-        """True if a case is long: of variants whose code is that of their example, a third of the cases runs always."""
+        """Tell whether a case is long; a third of those of variants with their example's code always runs."""
         if test in OF_THE_BASE_CLASS:
             return method not in self.examples or method.name not in REPRESENTATIVES
         if test in OF_THE_CLASS:

@@ -68,7 +68,7 @@ def each(names: Iterable[str]) -> list:
 
 
 def asked(module: str, methods: list) -> list:
-    """The answers of a process of its own about these methods."""
+    """Return what a separate process says about these methods."""
     done = subprocess.run(
         [sys.executable, "-m", module], input=json.dumps(methods), capture_output=True, text=True, cwd=ROOT
     )

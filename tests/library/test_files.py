@@ -66,7 +66,7 @@ def test_what_was_there_stays_when_writing_fails(tmp_path, monkeypatch, at, erro
 
 
 def limited(monkeypatch, size):
-    """A disk with so much room in all: a write takes what fits, the next one fails."""
+    """Simulate a disk with this much room in all: a write takes what fits, the next one fails."""
     monkeypatch.setattr(files, "_to_disk", lambda path, data: _fill(path, data, size))
 
 

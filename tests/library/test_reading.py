@@ -1,4 +1,4 @@
-"""The input files of users: odd files are refused in one line, odd texts are read whole."""
+"""Tests of what users give us to read: odd files are refused in one line, odd texts are read whole."""
 
 import csv
 import os

@@ -1,4 +1,4 @@
-"""The collectives of ranks with a few rows, at once and by shares, and what each of them sends for it."""
+"""The combination of a few rows across ranks, at once and by shares, and what each rank sends for it."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -31,7 +31,7 @@ def everything_by_shares() -> Iterator[None]:
 
 
 def combined() -> dict[str, Any]:
-    """The errors and the bits of each kind of rows, and what is sent forward and backward."""
+    """Return the errors, the bits, and what is sent forward and backward, for each kind of rows."""
     ranks = dist.get_world_size()
     parts = [normal(2, ROWS // 2, WIDTH, seed=seed) for seed in range(ranks)]
     found: dict[str, Any] = {}

@@ -40,7 +40,7 @@ GRADIENTS = "rank {last} has gradients False but rank 0 has True"
 
 
 def disagreements() -> dict[str, str]:
-    """The message to this rank in each of these cases."""
+    """Return the message that this rank gets in each case in which the ranks disagree."""
     last = dist.get_rank() == dist.get_world_size() - 1
     found = {}
     for name, (other, _) in OTHERS.items():

@@ -186,7 +186,7 @@ def drawn_call(rng: Random, ranks: int, only: list[str]) -> Call:
 
 
 def attend(call: Call) -> tuple[Callable[..., Any], list[torch.nn.Parameter]]:
-    """The callable, and the parameters that it has learned, which are the same on all ranks."""
+    """Return the function to call and its learned parameters, which are the same on all ranks."""
     query, key = call.inputs["query"], call.inputs["key"]
     if not call.method.traits.learned:
         return partial(sq.attention, method=call.method, enable_gqa=True), []
@@ -287,7 +287,7 @@ def unstable(call: Call, names: list[str], want: list[Tensor], take: Callable[..
 def differences(
     call: Call, of: sq.distributed.Sequence, have: dict[str, Tensor], learned: list[Tensor]
 ) -> tuple[list[str], bool]:
-    """The difference between this rank's results and one process's, and whether rounding decided a choice."""
+    """Return how this rank's results differ from one process's, and whether rounding decided a choice."""
 
     def own_part(whole: dict[str, Tensor], of_learned: list[Tensor]) -> list[Tensor]:
         return [*part_of_rank(call, of, whole).values(), *of_learned]
@@ -308,7 +308,7 @@ def differences(
 
 
 def leaks(call: Call, of: sq.distributed.Sequence, clean: dict[str, Tensor], rng: Random) -> list[str]:
-    """The changes in other items when item 0 changes."""
+    """Return the results of other items that change when item 0 changes."""
     poison, name = rng.choice(POISONS), rng.choice([n for n, x in call.inputs.items() if len(x) > 1])
     everything, seed = rng.random() < 0.5, rng.getrandbits(40)
     x = call.inputs[name].clone()
@@ -328,7 +328,7 @@ def leaks(call: Call, of: sq.distributed.Sequence, clean: dict[str, Tensor], rng
 
 
 def tried(call: Call, rng: Random, counts: Counter[str], *, verbose: bool) -> tuple[str, list[str]]:
-    """The outcome of the call on this rank: "compared", "alone" if no other item could be changed, or a refusal."""
+    """Return this rank's outcome ("compared", "alone" if there is no other item, or a refusal) and the differences."""
     of = sq.distributed.Sequence(call.lengths, keys=call.keys, mode=call.mode)
     with everything_by_shares() if call.by_shares else nullcontext():
         try:

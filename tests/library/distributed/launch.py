@@ -29,7 +29,7 @@ def ran(module: str, ranks: int, *words: str) -> tuple[Path, str]:
 
 @cache
 def found(module: str, ranks: int, *words: str) -> list[dict[str, Any]]:
-    """Findings of each rank, by the name of the case; the module writes RANK.json into the folder that it is given."""
+    """Return each rank's findings by case name; the module writes RANK.json into the folder that it is given."""
     folder, said = ran(module, ranks, *words)
     files = [folder / f"{rank}.json" for rank in range(ranks)]
     assert all(file.exists() for file in files), said[-3000:]

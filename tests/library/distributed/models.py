@@ -1,4 +1,4 @@
-"""The findings of each rank of a few processes about modules and models: how far its part is from one process's.
+"""A program that compares each rank's part of the results of modules and models with one process's results.
 
 torchrun --standalone --nproc-per-node 3 -m tests.library.distributed.models FOLDER
 """
@@ -199,7 +199,7 @@ def split_llama() -> hf.PreTrainedModel:
 
 
 def on_llama(change: Callable[[hf.PreTrainedModel, dict[str, Any], sq.distributed.Sequence], Any]) -> Callable[[], Any]:
-    """The message when a batch of a split model is changed so."""
+    """Return a function that runs a split model on a batch with this change, which it is expected to refuse."""
 
     def refused() -> Any:
         model, of = split_llama(), split(TOKENS)
@@ -236,7 +236,7 @@ def other_group() -> Any:
 
 
 def on_ring(change: Callable[[Callable[[Tensor], Tensor], Tensor], Any]) -> Callable[[], Any]:
-    """The message when attention in a ring, and its input, are used so."""
+    """Return a function that uses attention in a ring, and its input, in this way."""
     x = normal(1, 2, 3, 4)
     return lambda: change(
         lambda x: sq.attention(x, x, x, method="full", parallel=split(3 * dist.get_world_size(), mode="ring")), x

@@ -1,4 +1,4 @@
-"""The findings of each rank of a few processes: how far its part is from what one process computes.
+"""A program that measures how far each rank's part is from what one process computes.
 
 torchrun --standalone --nproc-per-node 3 -m tests.library.distributed.ranks FOLDER [long]
 """
@@ -58,7 +58,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Sent:
-    """The traffic of a forward and a backward pass: so many exchanges, whose size grows with the length or not."""
+    """A case that counts the exchanges of a forward and a backward pass, whose size grows with the length or not."""
 
     method: str
     mode: str
@@ -142,7 +142,7 @@ def error_of(case: Case, more: Callable[[Callable[..., Any]], dict[str, Any]] = 
 
 
 def runner(case: Case) -> tuple[Callable[..., Any], list[torch.nn.Parameter]]:
-    """The callable, and the parameters that it has learned, which are the same on all ranks."""
+    """Return the function to call and its learned parameters, which are the same on all ranks."""
     method = case.made()
     if not method.traits.learned:
         return partial(sq.attention, method=method, enable_gqa=True), []
@@ -154,7 +154,7 @@ def runner(case: Case) -> tuple[Callable[..., Any], list[torch.nn.Parameter]]:
 
 
 def gradient(x: torch.Tensor) -> torch.Tensor:
-    """The gradient of an input; 0 if it has no part in the output."""
+    """Return the gradient of an input, or zeros if the input has no part in the output."""
     return torch.zeros_like(x) if x.grad is None else x.grad
 
 

@@ -18,7 +18,7 @@ BY_DTYPE = {"torch.float32": 1e-5, "torch.bfloat16": 2e-2, "torch.float64": 1e-1
 
 
 def found(ranks: int, *which: str) -> list[dict[str, Any]]:
-    """The findings of each rank, by the name of the case; `which` are the "long" ones."""
+    """Return each rank's findings, by the name of the case; `which` are the "long" ones."""
     return launch.found("tests.library.distributed.ranks", ranks, *which)
 
 

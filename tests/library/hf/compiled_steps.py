@@ -28,7 +28,7 @@ def tokens_of(model: Any, inputs: dict[str, Any], step: Any, **options: Any) -> 
 
 
 def seen(name: str, method: str) -> dict[str, Any]:
-    """The results of compiled steps: whether tokens are right, how many graphs were made, and their operators."""
+    """Return the findings on compiled steps: whether tokens are right, the number of graphs, and their operators."""
     case, operators = build(name), set()
 
     def backend(graph: Any, _: Any) -> Any:

@@ -30,7 +30,7 @@ class Outputs(nn.Module):
 
 
 def outcomes(name: str, method: str) -> str | dict[int, str]:
-    """The results of a swapped model's exported program at each length."""
+    """Return the outcome of a swapped model's exported program at each length, or the error of the export."""
     model = build(name).model.eval()
     sq.hf.swap(model, method)
     wrapped = Outputs(model).eval()
@@ -46,7 +46,7 @@ def outcomes(name: str, method: str) -> str | dict[int, str]:
 
 
 def outcome(program: Any, wrapped: nn.Module, ids: Tensor) -> str:
-    """True if a program gives what the model gives."""
+    """Return "equal" if a program gives what the model gives, otherwise the error."""
     try:
         torch.testing.assert_close(program(ids), wrapped(ids), atol=1e-5, rtol=1e-4)
     except Exception as error:

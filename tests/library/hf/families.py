@@ -123,7 +123,7 @@ class Subject:
 
     @property
     def reads_memory(self) -> bool:
-        """True if it is the decoder of an encoder."""
+        """True if the family is a decoder that reads an encoder's output."""
         return self.name in ENCODER_DECODERS
 
     def __call__(self, ids: Tensor, cache: Any, mask: Tensor | None = None) -> Tensor:

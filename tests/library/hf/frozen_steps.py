@@ -17,7 +17,7 @@ NEW = 8
 
 
 def seen(name: str) -> dict[str, Any]:
-    """The results of frozen steps in requests of three lengths, by a backend that looks and as by default."""
+    """Return the findings on steps with frozen weights at three lengths, by a backend that looks and the default."""
     case, weights = build(name), []
 
     def backend(graph: Any, inputs: Any) -> Any:

@@ -11,7 +11,7 @@ from typing import Any
 
 
 def ways(folder: Path) -> dict[str, Callable[..., Any]]:
-    """The functions that load `folder`/model, /sentences or /pairs, given `from_pretrained`'s options."""
+    """Functions that load `folder`/model, /sentences or /pairs, with `from_pretrained`'s options, and return it."""
     import transformers as hf
     from sentence_transformers import CrossEncoder, SentenceTransformer
 

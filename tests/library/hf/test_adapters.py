@@ -191,7 +191,7 @@ def edit_methods(folder, edit):
 
 
 def edit_settings(folder, edit):
-    """Edit settings like the author of an adapter: with the digest of what it holds then."""
+    """Edit an adapter's settings and write the digest of the new contents, as the writer of an adapter would."""
     settings = json.loads((folder / "adapter.json").read_text())
     del settings["digest"]
     edit(settings)

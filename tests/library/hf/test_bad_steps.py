@@ -181,7 +181,7 @@ def test_the_method_changes_in_the_middle_of_a_request(own):
 @pytest.mark.parametrize("method", ["full:kernel=subquad", "clustered-tail"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_outputs_are_the_same_bits_for_any_number_of_threads(method, dtype):
-    """A layer's attention has the same bits; torch's products with weights do not."""
+    """The outputs of a layer's attention are compared; torch's products with weights are not the same bits."""
     module = next(iter(subject("llama").swapped(method).model.model.layers)).self_attn
     keys, threads = 6000, torch.get_num_threads()  # so many that the kernel divides them among threads
     groups = module.config.num_key_value_heads
@@ -199,7 +199,7 @@ def test_outputs_are_the_same_bits_for_any_number_of_threads(method, dtype):
 
 
 class Stop(BaseException):
-    """An exception like that of Ctrl-C in the middle of a call."""
+    """An exception like the one that Ctrl-C raises in the middle of a call."""
 
 
 @pytest.mark.parametrize("inside", [0, 1])
@@ -250,7 +250,7 @@ def test_requests_in_turns_do_not_mix(own):
 
 
 def test_a_mask_is_changed_in_place_between_steps(own):
-    """Serving code may do that if it has one buffer for all requests."""
+    """Serving code that has one buffer for all requests may do this."""
 
     def run(model):
         logits, mask = [], torch.ones(2, 31, dtype=torch.long)
@@ -317,7 +317,7 @@ def test_a_model_changes_its_dtype_between_requests():
     "name", [n if n in WITH_GRADIENTS else pytest.param(n, marks=pytest.mark.long) for n in FAMILIES]
 )
 def test_gradients_of_a_step_are_those_of_the_models_own_attention(name):
-    """The gradients are those of the cache's keys and values, for a step with one query and with several."""
+    """Gradients of the cache's keys and values are compared, for a step with one query and with several."""
     own = subject(name)
     memory = own.memory
 

@@ -1,4 +1,4 @@
-"""The attention calls of models: padding, packing, caches, windows, and what is refused."""
+"""Tests of what models hand to their attention: padding, packing, caches, windows, and what is refused."""
 
 import json
 import subprocess

@@ -1,4 +1,4 @@
-"""Refusals at a swapped model's boundary: another implementation behind its back, and attention weights."""
+"""Tests of refusals at a swapped model's boundary: an implementation set behind its back, and attention weights."""
 
 import copy
 from contextlib import contextmanager

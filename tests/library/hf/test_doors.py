@@ -37,7 +37,7 @@ def encoded(model) -> torch.Tensor:
 
 
 class Wrapped(nn.Module):
-    """A user's module: a transformers model and something on top."""
+    """A module as users write them: a transformers model and something on top."""
 
     def __init__(self, inner: nn.Module):
         super().__init__()
@@ -310,11 +310,11 @@ def test_distributed_data_parallel_would_not_synchronise_parameters_that_come_la
 
 
 class ORTModelForFeatureExtraction:
-    """A class like optimum's: no torch module."""
+    """A stand-in for optimum's class: it is no torch module."""
 
 
 class Exported(nn.Module):
-    """A model like that of a SentenceTransformer with backend='onnx'."""
+    """A module that holds an ONNX model as a SentenceTransformer with backend='onnx' does."""
 
     def __init__(self):
         super().__init__()

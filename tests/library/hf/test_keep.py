@@ -56,7 +56,7 @@ def test_the_first_tokens_row_is_exact_in_one_layer(text, side):
 
 
 def test_every_query_meets_the_first_key():
-    """Content beyond a narrow window reaches all tokens through the first one's column."""
+    """The first token, which a window is too narrow to reach, changes all tokens when its key is kept."""
     model, (ids, _) = bert(), padded_ids(pads=0)
     other = ids.clone()
     other[:, 0] = (ids[:, 0] + 7) % 50 + 5

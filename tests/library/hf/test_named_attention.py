@@ -32,7 +32,7 @@ MODELS = {
 
 @pytest.fixture(autouse=True)
 def every_model_is_tried(monkeypatch):
-    """Forget the models that were tried, as in a new process."""
+    """Forget which classes of models were tried, as in a new process."""
     monkeypatch.setattr(probe, "_KNOWN_CLASSES", {})
 
 

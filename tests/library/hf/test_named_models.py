@@ -1,4 +1,4 @@
-"""The statements of docs/models.md about architectures hold for `sq.hf.swap` with small models of them.
+"""Tests that `sq.hf.swap` treats small models of the listed architectures as docs/models.md says.
 
 A line says "works" or "refused" of exact attention and of `clustered-tail`; of a refusal it quotes the reason in
 italics.

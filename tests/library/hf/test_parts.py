@@ -65,7 +65,7 @@ def same(got, want) -> bool:
 
 
 def is_clean(model, config) -> bool:
-    """True if no module of a model has anything of a swap left, and its parts have this config again."""
+    """Tell whether no module of a model has anything of a swap left, and its parts have this config again."""
     left = any({ORIGINAL, SHARED} & vars(module).keys() for module in model.modules())
     configs = {id(part.config) for part in model.modules() if isinstance(part, hf.PreTrainedModel)}
     return not left and configs == {id(config)} and "subquad" not in config.to_json_string()

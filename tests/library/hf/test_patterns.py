@@ -1,4 +1,4 @@
-"""Mask functions of transformers, against the masks that transformers makes of them."""
+"""Tests of what mask functions of transformers show, against the masks that transformers makes of them."""
 
 import math
 

@@ -52,7 +52,7 @@ def batch(lengths: list[int], side: str = "right") -> tuple[Tensor, Tensor]:
 
 
 def added(model: hf.PreTrainedModel, **inputs: Tensor) -> Tensor:
-    """The table of positions in a forward pass (B|1,N,E)."""
+    """The output of the table of positions in a forward pass (B|1,N,E)."""
     rows: list[Tensor] = []
     hook = table_of(model).register_forward_hook(lambda module, args, out: rows.append(out))
     with torch.no_grad():

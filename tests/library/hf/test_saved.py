@@ -77,7 +77,7 @@ def swapped(folder) -> torch.Tensor:
 
 @pytest.fixture(scope="module")
 def elsewhere(folder) -> dict[str, str]:
-    """The outcome of each way of loading in a process that does not import subquad."""
+    """The outcome of each way of loading, in a process that does not import subquad."""
     command = [sys.executable, loading.__file__, str(folder)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

@@ -1,4 +1,4 @@
-"""Trials of models: layers as they are, and models that would not be the same, refused when swapped."""
+"""Tests of what a trial of a model finds: layers as they are, and models that would differ, refused when swapped."""
 
 import copy
 

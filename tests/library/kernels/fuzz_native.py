@@ -35,7 +35,7 @@ rubbish = 0xFF  # of the bytes of the next workspaces: NaN and −1
 
 
 def guarded_run(kernel: str, **arguments: Any) -> None:
-    """Run `interface.run` with a workspace that holds rubbish and has guards on both sides."""
+    """Like `interface.run`, with a workspace that holds rubbish and has guards on both sides."""
     held: list[Any] = []
     packed = interface.structure_of(kernel).pack(arguments, held)
     function = getattr(native.library(), f"subquad_{kernel}")
@@ -396,7 +396,7 @@ CASES: dict[str, Callable[[Draw], list[Tensor]]] = {
 
 
 def untouched(x: Tensor, groups: int) -> list[Tensor]:
-    """The outputs that have no part in head 0 of item 0, nor in the heads that share a key head with it."""
+    """The parts that do not belong to head 0 of item 0, nor to the heads that share a key head with it."""
     return [x[1:], x[0, x.shape[1] // groups :]]
 
 

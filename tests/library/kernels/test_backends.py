@@ -9,7 +9,7 @@ from subquad.kernels import dispatch as module
 
 @pytest.fixture(autouse=True)
 def only_the_reference(monkeypatch):
-    """Each test chooses the backends that run here, not this machine."""
+    """Leave only the reference available, so that each test, not this machine, decides what runs."""
     for name in ("cpu", "triton"):
         monkeypatch.setitem(module._BACKENDS, name, lambda: "not in this test")
 

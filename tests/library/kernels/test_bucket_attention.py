@@ -299,7 +299,7 @@ FORWARD = functools.partial(torch.ops.subquad.pairs_forward, "cpu")
 
 
 def arguments(bucket: Tensor, hidden: Tensor | None = None) -> tuple:
-    """The arguments of one set of two buckets of keys, and four blocks of queries."""
+    """Return the arguments for one set of two buckets of keys, and four blocks of queries."""
     queries, keys = torch.arange(20).view(1, 1, 4, 5), torch.arange(20).view(1, 1, 2, 10)
     return (
         *tracked(*qkv(20, B=1, H=1)),
@@ -342,7 +342,7 @@ def test_offsets_of_any_size_are_compared_as_numbers(variant, number):
 
 @compiled
 def test_sets_of_keys_that_begin_alike_stay_apart(variant):
-    """The first buckets of one item and head are contiguous and begin where all of them do."""
+    """With one item and head, the first buckets of a tensor are contiguous and begin where all of them do."""
     q, k, v = qkv(20, B=1, H=1)
     keys, queries = torch.arange(20).view(1, 1, 4, 5), torch.arange(20).view(1, 1, 4, 5)
     few = Buckets(queries[:, :, :1], keys[:, :, :1]), Buckets(queries, keys)

@@ -57,7 +57,7 @@ def test_items_are_cut_by_their_own_lengths():
 
 
 def met_in_runs(labels: list[int], groups: int, size: int) -> torch.Tensor:
-    """The pairs that meet, by the rule itself."""
+    """The matrix of which token meets which, by the rule itself."""
     order = sorted((label, token) for token, label in enumerate(labels) if label < groups)
     chunk = {token: rank // size for rank, (_, token) in enumerate(order)}
     met = torch.zeros(len(labels), len(labels))

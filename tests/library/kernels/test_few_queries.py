@@ -115,7 +115,7 @@ def test_what_no_query_sees_changes_no_bit(variant, call, poison):
 @pytest.mark.parametrize("side", [0, 1, 2])
 @pytest.mark.parametrize("window", [None, 9])
 def test_what_one_query_sees_stays_with_it(window, side, poison, dtype, implementation):
-    """The key is one of item 1, key head 0, that queries 5 and later see, until it leaves their window."""
+    """The poisoned key, of item 1 and key head 0, is seen by queries 5 and later, until it leaves their window."""
     N, M, at = 20, 300, 285
     inputs = [x.to(dtype) for x in inputs_of(N, M, D=32, E=32)]
     options = {"causal": True, "offset": M - N, "scale": 0.3, "window": window}
@@ -268,7 +268,7 @@ def test_compiled_graphs_serve_all_offsets():
 @given(call=calls())
 @settings(max_examples=60, deadline=None)
 def test_prepared_calls_are_the_same_bits(call):
-    """The tensors are others than those with which the calls were prepared, in any layout."""
+    """The calls get other tensors than those with which they were prepared, in any layout."""
     inputs, valid, options = call
     with torch.no_grad(), sq.use_backend("cpu"):
         attend = prepare_few(*(torch.zeros_like(x) for x in inputs), valid, **options)

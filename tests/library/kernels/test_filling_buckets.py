@@ -28,7 +28,7 @@ def top_of_each_bucket(scores: Tensor, sizes: Tensor, most: int, valid: Tensor |
 
 
 def one_by_one(scores, sizes, valid) -> torch.Tensor:
-    """The best tokens of each column by a sort of (score, token) pairs."""
+    """The best tokens of each column, by a sort of (score, token) pairs."""
     B, H, N, C = scores.shape
     slots = torch.full((B, H, C, int(sizes.max())), N)
     for b, h, c in torch.cartesian_prod(*map(torch.arange, (B, H, C))).tolist():
@@ -105,7 +105,7 @@ def test_by_log_odds_as_the_softmax_orders_them(implementation, spread, C):
 @pytest.mark.parametrize("tied", [False, True], ids=["one", "tied"])
 @pytest.mark.parametrize(("N", "D", "C", "hidden"), [(40, 8, 5, 7), (33, 24, 16, 64), (1500, 5, 37, 3)])
 def test_hashes_that_are_still_to_be_computed(implementation, poisoned, kind, tied, N, D, C, hidden):
-    """Hashes equal their scores; more hidden units than vectors are wide, fewer, and more tokens than one batch."""
+    """They equal their scores; with more hidden units than the width, fewer, and more tokens than are taken at once."""
     functions = HashFunctions(6, 2, D, C, kind=kind, hidden=hidden, seed=1)
     with torch.no_grad():
         for parameter in functions.parameters():

@@ -111,7 +111,7 @@ def test_a_nan_query_gives_keys_that_it_does_not_see_no_gradient_of_nan():
 
 @pytest.mark.parametrize("number", [-1, 2, 2**40])
 def test_a_block_of_no_bucket_meets_nothing(number: int):
-    """An entry of a tensor is no index before it was checked."""
+    """A number in a tensor is no index until it has been checked."""
     q, k, v = tracked(*qkv(24))
     queries = torch.arange(24).view(1, 1, 2, 12).expand(2, 2, 2, 12)
     buckets = Buckets(queries, queries, torch.tensor([1, number]).expand(2, 2, 2))

@@ -23,7 +23,7 @@ def valid(padded: bool) -> Tensor | None:
 
 
 def both(call) -> tuple[list[Tensor], list[Tensor]]:
-    """The results of a call on the compiled backend and on the reference."""
+    """Return the results of a call on the compiled backend and on the reference."""
     found = []
     for backend in ("cpu", "reference"):
         with sq.use_backend(backend):
@@ -59,7 +59,7 @@ def test_choices_equal_the_reference(variant, padded, dtype):
 
 @pytest.mark.parametrize(("B", "H"), [(1, 1), (2, 1), (1, 3), (2, 3)])
 def test_planes_are_those_of_each_item_and_head(variant, B, H):
-    """One head is tested too: a size of one in one axis does not mean that the other axis shares its planes."""
+    """This holds for one head too: a size of one in one axis does not say that the other axis shares its planes."""
     x = normal(B, H, 30, 9)
     terms = (Term(x, *moments_of(x, None)),)
     for shape in {(1, 1), (1, H), (B, 1), (B, H)}:

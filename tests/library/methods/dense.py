@@ -13,7 +13,7 @@ Counts = Callable[[sq.Method, Tensor, Tensor, Call], Tensor]  # (B,H,N,M), how o
 
 
 def added(method: sq.Method, query: Tensor, key: Tensor, call: Call) -> Tensor:
-    """The weights by how often the two share a bucket, over all sets of buckets."""
+    """Count how often each query and key share a bucket, over all sets of buckets."""
     N, M = query.shape[2], key.shape[2]
     return sum(part.multiplicity(N, M, call.mask) for part in method.meetings(query, key, call))
 
@@ -25,7 +25,7 @@ def once_a_set(method: sq.Method, query: Tensor, key: Tensor, call: Call) -> Ten
 
 
 def others_first(method: sq.Method, query: Tensor, key: Tensor, call: Call) -> Tensor:
-    """The weights of `added`, without the query itself; itself alone where it meets no other key."""
+    """Like `added`, without the query itself; itself alone where it meets no other key."""
     counts, itself = added(method, query, key, call), torch.eye(query.shape[2])
     others = counts * (1 - itself)
     return torch.where(others.any(-1, keepdim=True), others, call.mask.to_dense(*counts.shape[2:]) * itself)

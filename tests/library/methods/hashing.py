@@ -1,4 +1,4 @@
-"""Shared code for tests of hash methods: bound methods, hash functions written out, planted groups, padded copies."""
+"""Helpers for tests of hash methods: bound methods, hash functions written out, planted groups, padded copies."""
 
 from dataclasses import dataclass
 

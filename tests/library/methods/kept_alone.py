@@ -17,7 +17,7 @@ WRONG = {"int": 0, "str": "first", "Mask": Mask.causal(), "set": {0}}
 
 
 def compiled(text: str) -> str | None:
-    """The faults when `keep` is compiled: indices without a break, a bool with one."""
+    """Return what goes wrong, if anything, when `keep` is compiled: indices without a break, a bool with one."""
     mask = Mask.padding(torch.tensor([24, 20]))
     keep = [0, -1] if text == COMPILED[0] else torch.tensor([[0, 7], [3, 3]])
 
@@ -45,7 +45,7 @@ def compiled(text: str) -> str | None:
 
 
 def message(keep: object) -> str:
-    """The library's message about it."""
+    """Return what the library says about this `keep`."""
     try:
         sq.attention(*qkv(), method="local", keep=keep)
     except TypeError as error:

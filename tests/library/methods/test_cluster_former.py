@@ -1,4 +1,4 @@
-"""Promises of Cluster-Former: a window and a chunk of similar tokens, each key counted as often as they reach it."""
+"""Tests of Cluster-Former: a window and a chunk of similar tokens, each key counted as often as they reach it."""
 
 import pytest
 import torch

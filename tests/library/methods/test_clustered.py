@@ -1,4 +1,4 @@
-"""The transformations of queries before clustered attention clusters them, and their settings."""
+"""Tests of what clustered attention does to queries before it clusters them, and of its settings for that."""
 
 from dataclasses import replace
 

@@ -107,7 +107,7 @@ def test_each_cure_brings_it_nearer():
 
 
 def test_sizes_in_rectangles_grow_with_the_power_of_three_quarters():
-    """The sizes grow so from 1,024 tokens on; the sizes of padded items are those that they have alone."""
+    """The sizes grow as they do from 1,024 tokens on; the sizes of padded items are those that they have alone."""
     for tokens, clusters, topk in ((64, 8, 46), (1024, 32, 182), (4096, 91, 512), (16384, 256, 1449)):
         assert by_length(0, OF_RECTANGLE.clusters, tokens, None) == (clusters, None)
         assert by_length(0, OF_RECTANGLE.topk, tokens, None) == (topk, None)

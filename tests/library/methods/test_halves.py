@@ -358,7 +358,7 @@ def test_an_item_behind_a_cache_is_what_it_is_alone(method: sq.Method, layout: s
 
 
 def test_items_behind_caches_are_approximated():
-    """The test above compares approximations, except for the second item."""
+    """The results that the test above compares are not exact attention, except for the second item."""
     q, k, v = qkv(4, 2, max(NEW), max(CACHED) + max(NEW))
     mask = Mask.padding(queries=NEW) & Mask.causal(offset=torch.tensor(CACHED))
     exact = sq.attention(q, k, v, method="full", mask=mask)

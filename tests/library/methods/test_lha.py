@@ -1,4 +1,4 @@
-"""The promises of learned hashing: its loss is that of the dense attention, separate gradients, and it finds groups."""
+"""Tests of learned hashing's promises: the loss of the dense attention, separate gradients, and groups are found."""
 
 from dataclasses import replace
 
@@ -30,7 +30,7 @@ SETTINGS = ["buckets=3,hidden=4", "buckets=4,hash=linear,membership=argmax", "bu
 
 
 def inside(logits: torch.Tensor, method: LearnedHash) -> torch.Tensor:
-    """The membership of one head's n tokens: 1 where token i is in bucket b, for ψ."""
+    """The matrix ψ of one head's n tokens: 1 where token i is in bucket b."""
     n, B = logits.shape
     found = torch.zeros_like(logits)
     if method.membership == "argmax":
@@ -275,7 +275,7 @@ def test_a_causal_language_model_sees_no_future_with_argmax_selection(name):
 
 
 def test_balanced_selection_is_refused_in_a_causal_language_model():
-    """The future enters no output with "values only", but the choice of the keys looks at it."""
+    """The meaning of "values only": the future enters no output, but the choice of the keys looks at it."""
     with pytest.raises(ValueError, match="'lha' is not causal and this layer is"):
         sq.hf.swap(build("gpt2").model, "lha:buckets=3")
     layer = bound("lha:buckets=8,enlarge=1.0")

@@ -1,4 +1,4 @@
-"""The promises of learned hashing with a tail: one bucket a query, its loss written out, and a small error."""
+"""Tests of what learned hashing with a tail promises: one bucket a query, its loss written out, and a small error."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""The promises of random hashing: opposite directions shared by queries and keys, or scores that see no content."""
+"""Tests of random hashing: opposite directions shared by queries and keys, or scores that see no content."""
 
 from dataclasses import replace
 

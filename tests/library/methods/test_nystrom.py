@@ -14,7 +14,7 @@ from tests.library.methods.random_calls import some_mask
 
 
 def means(x: Tensor, count: int) -> Tensor:
-    """The means of the segments of a (tokens, width)."""
+    """The means of the segments of a tensor (tokens, width)."""
     labels = [rank * count // max(len(x), count) for rank in range(len(x))]
     rows = [[rank for rank, label in enumerate(labels) if label == segment] for segment in range(count)]
     return torch.stack([x[members].mean(0) for members in rows if members])

@@ -183,7 +183,7 @@ def test_steps_on_a_cache_equal_the_rows_of_the_whole(text):
 
 @pytest.mark.parametrize("text", CACHED)
 def test_a_left_padded_prompt_and_its_steps(text):
-    """Generation runs a prompt, and then one query at a time on all keys so far."""
+    """The calls are those of generation: a prompt, and then one query at a time on all keys so far."""
     q, k, v = qkv(20)
     valid = torch.arange(20) >= torch.tensor([[0], [6]])
     whole = sq.attention(q, k, v, method=text, mask=Mask.padding(valid) & Mask.causal())
@@ -318,7 +318,7 @@ def test_a_dilation_or_stride_beyond_the_input_leaves_the_token_itself():
 
 
 def test_global_tokens_are_those_of_each_item():
-    """The global tokens of a padded item are those behind the padding; of a short one all."""
+    """A padded item's global tokens are those behind the padding; a short item's are all its tokens."""
     q, k, v = qkv(17)
     valid = torch.arange(17) >= torch.tensor([[0], [15]])
     out = sq.attention(q, k, v, method="longformer:window=0,first=3", mask=Mask.padding(valid))

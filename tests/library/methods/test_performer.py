@@ -254,7 +254,7 @@ def test_activation_checkpointing_finds_the_features_of_its_forward_pass(reentra
 
 
 def gradients_of(out: Tensor, inputs: list[Tensor]) -> list[Tensor]:
-    """The gradients by `backward`, which a re-entrant checkpoint asks for."""
+    """Return the gradients that `backward` leaves in the inputs, since a re-entrant checkpoint needs that call."""
     for x in inputs:
         x.grad = None
     out.backward(normal(*out.shape, seed=4))

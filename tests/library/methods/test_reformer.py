@@ -1,4 +1,4 @@
-"""The promises of Reformer: shared unit keys, the own bucket only, itself only where alone."""
+"""Tests of what Reformer promises: shared unit keys, the own bucket only, itself only where alone."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""The promises of routing attention: balanced clusters, shared keys, centroids that move in training only."""
+"""Tests of what routing attention promises: balanced clusters, shared keys, centroids that move in training only."""
 
 import torch
 

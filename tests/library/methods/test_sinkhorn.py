@@ -1,4 +1,4 @@
-"""The promises of Sinkhorn attention: the own block and a sorted one of keys and of values, noise in training only."""
+"""Tests of what Sinkhorn attention promises: the own block, a sorted one of keys and values, noise in training only."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Promises of SMYRF: the asymmetric transformation, equal clusters, keys with more than their share of attention."""
+"""Tests of SMYRF: the asymmetric transformation, equal clusters, keys with more than their share of attention."""
 
 import torch
 

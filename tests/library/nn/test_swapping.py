@@ -195,7 +195,7 @@ def test_copies_and_files_keep_the_method():
 
 
 def outputs_and_methods(module: nn.Module, x: torch.Tensor) -> tuple[list, str]:
-    """The outputs and methods of another process."""
+    """Return the outputs and methods of a module, as computed in another process."""
     return module(x).tolist(), str(sq.nn.describe(module))
 
 

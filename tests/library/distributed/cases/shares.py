@@ -1,4 +1,4 @@
-"""The collectives of ranks that each combine a share of the rows for all, as of many bytes.
+"""Cases in which each rank combines a share of the rows for all ranks, as is done when there are many bytes.
 
 The cases are those of the other modules; here nothing is too small to be shared.
 """

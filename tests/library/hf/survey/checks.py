@@ -1,4 +1,4 @@
-"""Checks of one model: outputs, gradients, generated tokens, packed sequences, by its own attention first."""
+"""The checks of one model: outputs, gradients, generated tokens, packed sequences, by its own attention first."""
 
 import inspect
 import os
@@ -35,7 +35,7 @@ class Check:
     gradient: bool = False
 
     def again(self) -> Outputs:
-        """The result of the model now."""
+        """Return the outputs that the model gives now."""
         with torch.set_grad_enabled(self.gradient):
             return self.run()
 
@@ -160,7 +160,7 @@ def _is_refusal(error: Exception) -> bool:
 
 
 def is_causal(model: PreTrainedModel, inputs: Mapping[str, Tensor]) -> bool:
-    """True if the first token's output is blind to the last token."""
+    """Tell whether the first token's output is blind to the last token."""
     ids = inputs.get("input_ids")
     if ids is None:
         return False

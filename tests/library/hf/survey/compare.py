@@ -79,7 +79,7 @@ def _survey(model: PreTrainedModel, result: dict[str, Any]) -> None:
 
 
 def on_interface(module: nn.Module) -> bool:
-    """True if this module computes attention by transformers' attention interface."""
+    """Tell whether this module computes attention by transformers' attention interface."""
     code = getattr(inspect.unwrap(type(module).forward), "__code__", None)
     return code is not None and "ALL_ATTENTION_FUNCTIONS" in code.co_names
 
@@ -98,7 +98,7 @@ def _reached(model: PreTrainedModel) -> set[str]:
 
 
 def _is_default(check: Check, have: Any) -> bool:
-    """True if this is what the model's default attention gives, which few models' eager attention differs from."""
+    """Tell whether the model's default attention gives this; few models' eager attention differs from it."""
     try:
         check.want = check.again()
     except Exception:  # it takes less than eager attention does

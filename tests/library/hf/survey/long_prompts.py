@@ -76,7 +76,7 @@ def _at_the_exact_limit(model: PreTrainedModel, inputs: Inputs, notes: dict[str,
 
 
 def _of_few_keys(model: PreTrainedModel, inputs: Inputs, notes: dict[str, str]) -> dict[str, str]:
-    """True if few clusters and keys change the outputs, and each prompt of a padded batch is what it is alone."""
+    """Return whether few clusters and keys change the outputs, and each prompt of a padded batch is as it is alone."""
     own, apart = _outputs(model, inputs), _apart(model, inputs)
     sq.hf.swap(model, COARSE)
     statuses: dict[str, str] = {}
@@ -95,7 +95,7 @@ def _of_few_keys(model: PreTrainedModel, inputs: Inputs, notes: dict[str, str]) 
 
 
 def _own(model: PreTrainedModel, inputs: Inputs, notes: dict[str, str]) -> list[Check]:
-    """The result at the exact limit, by the model's own attention."""
+    """The checks of the exact limit, with the results of the model's own attention."""
     checks: list[Check] = []
     padded = _padded(model, inputs)
     add(checks, notes, "outputs", lambda: forward(model, inputs))
@@ -117,7 +117,7 @@ def _own(model: PreTrainedModel, inputs: Inputs, notes: dict[str, str]) -> list[
 
 
 def _gives(check: Check, have: Outputs) -> bool:
-    """True if the model's own attention gives this now."""
+    """Tell whether the model's own attention gives this now."""
     check.want = check.again()
     return check.distance(have)[0] <= TOLERANCE
 

@@ -84,7 +84,7 @@ def farthest(
 
 
 def farthest_gradient(want: Mapping[str, Tensor], have: Mapping[str, Tensor]) -> tuple[float, str]:
-    """The farthest gradient, as a share of the largest gradient of the parameter or, if that is tiny, of all of them.
+    """Like `farthest`, as a share of the largest gradient of the parameter or, where that is tiny, of all of them.
 
     The gradients of keys' biases are 0 but for rounding, since softmax is the same with any number added: their floor
     is ten times as high.

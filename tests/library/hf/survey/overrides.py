@@ -1,4 +1,4 @@
-"""Exceptions to the rules: by model type, the class that stands for it and fields of its small config."""
+"""Exceptions to the rules, by model type: the class that stands for it and fields of its small config."""
 
 from typing import Any
 

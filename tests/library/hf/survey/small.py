@@ -158,7 +158,7 @@ def _shrunk(name: str, value: Any, layers: int | None, wanted: int, special: Any
 
 
 def _has_rope_sections(config: PreTrainedConfig) -> bool:
-    """True if the type splits its rotary frequencies over three axes, in sections that a config may leave unsaid."""
+    """Tell whether the type splits its rotary frequencies over three axes, in sections that a config may omit."""
     return "mrope_section" in getattr(config, "ignore_keys_at_rope_validation", ())
 
 

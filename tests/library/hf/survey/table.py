@@ -71,7 +71,7 @@ def _kind(cell: str) -> str:
 
 
 def long_prompts(result: Mapping[str, Any]) -> str:
-    """The cell of a model by halves in the table; empty where there is no causal self-attention."""
+    """The table's entry for a model by halves; empty where there is no causal self-attention."""
     halves = result.get("by halves")
     if halves is None:
         return ""

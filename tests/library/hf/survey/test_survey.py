@@ -1,4 +1,4 @@
-"""The rows of docs/assets/architectures.csv are true: a sample in CI, all of them with `-m survey`.
+"""Tests that docs/assets/architectures.csv is right about each model type: a sample in CI, all with `-m survey`.
 
 The table is written by `python -m tests.library.hf.survey --out results.json --table`.
 """

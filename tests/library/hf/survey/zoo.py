@@ -70,7 +70,7 @@ def _is_model_of(kind: Any, config: type, module: Any) -> bool:
 
 
 def has_no_interface(model_type: str) -> bool:
-    """True if the type's own code never calls the attention interface, and no other model is part of it."""
+    """Tell whether the type's own code never calls the attention interface, and no other model is part of it."""
     try:
         config = CONFIG_MAPPING[model_type]()
         module = _modeling_module(model_type)

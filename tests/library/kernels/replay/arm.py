@@ -12,7 +12,7 @@ INSTALL = "apt install g++-aarch64-linux-gnu qemu-user cmake ninja-build"
 
 
 def run(*command: str | Path) -> str:
-    """The output of a command.
+    """Return what a command prints.
 
     Raises:
         RuntimeError: it failed.
@@ -32,7 +32,7 @@ def build(folder: Path) -> None:
 
 
 def replay(folder: Path, file: Path, *variants: str, processor: str = "max", plugin: Path | None = None) -> str:
-    """The program's output in the emulator, on a processor that QEMU knows by this name."""
+    """Return what the program prints in the emulator, on a processor that QEMU knows by this name."""
     options = [] if plugin is None else ["-plugin", plugin]
     program = folder / "replay", folder / "libsubquad.so", file
     return run(EMULATOR, "-cpu", processor, "-L", SYSROOT, *options, *program, *variants)

@@ -81,7 +81,7 @@ def padding(B: int, tokens: int) -> Tensor:
 
 
 def of_real(x: Tensor) -> list[Tensor]:
-    """The numbers of each item's tokens in (B,H,N) that are not `padding`, whose numbers nobody defines."""
+    """Return each item's numbers (B,H,N) for the tokens that are not `padding`, whose numbers are undefined."""
     return [
         each[:, valid.nonzero().min() : valid.nonzero().max() + 1]
         for each, valid in zip(x, padding(*x.shape[::2]), strict=True)
@@ -186,7 +186,7 @@ SPACES = "queries", "logits"
 
 
 def shards(x: Numbers) -> list[Tensor]:
-    """The results of ranks for their own tokens."""
+    """Return what ranks compute from their own tokens."""
     B, H, _, N, _, D, _ = SIZES
     vectors, others, valid = x(B, H, N, D), x(B, H, N, 5, seed=1), padding(B, N)
     (mean, squares), (other, more) = moments_of(vectors, valid), moments_of(others, valid)

@@ -1,4 +1,4 @@
-"""The launches that the cost model and the table of resources record: real launches of whole methods."""
+"""Tests of what the cost model and the table of resources record: real launches of whole methods."""
 
 import importlib
 import sys

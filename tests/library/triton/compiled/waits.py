@@ -1,4 +1,4 @@
-"""The operations that would make a program wait for a GPU, found on the meta device, where tensors have no numbers.
+"""Find what would make a program wait for a GPU, on the meta device, where tensors have no numbers.
 
 Most of it raises there by itself: a number that is read, a shape that follows data. A copy from the CPU does not, nor
 does a check of a decomposition, and an operator of ours shows only its shapes.

@@ -1,4 +1,4 @@
-"""The tests that only a GPU can run: no method waits for it, CUDA graphs capture them, and torch compiles them.
+"""Tests that need a GPU: no method waits for it, CUDA graphs capture all of them, and torch compiles them.
 
 The default device is the CPU here, as it is for users: a method must put what it makes beside its inputs.
 """

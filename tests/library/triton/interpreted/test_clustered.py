@@ -92,7 +92,7 @@ def test_strides_of_any_kind_are_read():
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 def test_cells_have_gradients_of_their_own(poisoned):
-    """The cells, and the numbers of the keys that are not in them, are what ranks send each other of their keys."""
+    """Ranks send each other parts of their keys: the cells, and the numbers of the keys that are not in them."""
     cell, terms = torch.arange(17)[None, None] % 3, normal(1, 2, 17, seed=4)
     found = []
     for backend in ("triton", "reference"):

@@ -105,7 +105,7 @@ def test_a_nan_query_gives_later_keys_no_gradient_of_nan():
 
 @pytest.mark.parametrize("pattern", PATTERNS, ids=str)
 def test_strides_and_fences(pattern):
-    """Loads from outside of an input give NaN."""
+    """The numbers outside of an input are NaN, so that loading them would show."""
     inputs, options = qkv(17, B=1, H=1, D=5, E=3), maps(1, 1, 5, R=7) | pattern
     want = on_triton(inputs, hiding(1, 1, 17), **options)
     inside = [fenced(x) for x in inputs[:2]] + [fenced(inputs[2].mT.contiguous()).mT]

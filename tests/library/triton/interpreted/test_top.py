@@ -15,7 +15,7 @@ from tests.library.triton.interpreted.fences import fenced
 
 
 def on_both(function, *arguments, **options):
-    """The results of the reference and of the backend."""
+    """Return the results of the reference and of the backend."""
     results = []
     for backend in ("reference", "triton"):
         with sq.use_backend(backend):
