@@ -11,7 +11,7 @@ from typing import Any
 
 
 def ways(folder: Path) -> dict[str, Callable[..., Any]]:
-    """Functions that load `folder`/model, /sentences or /pairs, with `from_pretrained`'s options, and return it."""
+    """Functions that load `folder`/model, /sentences or /pairs; each takes `from_pretrained`'s options."""
     import transformers as hf
     from sentence_transformers import CrossEncoder, SentenceTransformer
 

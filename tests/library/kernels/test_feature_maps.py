@@ -47,7 +47,7 @@ def estimates(kind: str, x: Tensor, y: Tensor, drawn: Tensor, norm: float | None
 
 
 def mean_square_error(kind: str, x: Tensor, y: Tensor) -> float:
-    """The error for independent rows: Choromanski et al. 2021, lemma 2; Likhosherstov et al. 2022, th. 3.2 (favor++)."""
+    """Error of independent rows: Choromanski et al. 2021, lemma 2; Likhosherstov et al. 2022, theorem 3.2 (favor++)."""
     kernel, sum_, difference = math.exp(x @ y), float((x + y).square().sum()), float((x - y).square().sum())
     if kind == "trigonometric":
         return math.exp(sum_) * kernel**-2 * (1 - math.exp(-difference)) ** 2 / (2 * R)
