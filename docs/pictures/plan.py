@@ -1,4 +1,4 @@
-"""What runs in each layer of the demo encoder at each length: the plans of benchmarks/results/plans.jsonl."""
+"""A picture of benchmarks/results/plans.jsonl: what runs in each layer of the demo encoder at each length."""
 
 import json
 from pathlib import Path

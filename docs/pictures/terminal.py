@@ -1,4 +1,4 @@
-"""What `subquad compare` prints, as a picture: its own renderer, fed with the report in benchmarks/results.
+"""The output of `subquad compare` as a picture: its own renderer, fed with the report in benchmarks/results.
 
 The repository has the report as Markdown, so its figures are read from there into the shape of `report.json`.
 """
@@ -61,7 +61,7 @@ FIGURES = {  # columns of "Whole forward passes" and where report.json has them
 
 
 def section(text: str, title: str) -> str:
-    """What is below a heading, up to the next one."""
+    """The text below a heading, up to the next one."""
     return re.split(r"\n## ", text.partition(f"\n## {title}\n")[2])[0]
 
 

@@ -15,7 +15,7 @@ class Question:
 
 @dataclass(frozen=True)
 class Leaf:
-    """What to use, as on the command line, and why."""
+    """A leaf of the tree: the method to use, as on the command line, and why."""
 
     method: str
     remark: str

@@ -58,7 +58,7 @@ class Batcher:
         return job.result
 
     def alive(self) -> bool:
-        """Whether the thread runs."""
+        """Tell whether the thread runs."""
         return self._thread.is_alive()
 
     def stop(self) -> None:

@@ -1,1 +1,1 @@
-"""What reproduces the papers and trains."""
+"""Reproduction of the papers, and training."""

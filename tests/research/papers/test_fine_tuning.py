@@ -1,4 +1,4 @@
-"""What is fine-tuned, on which texts, and from which head."""
+"""Fine-tuning: the model, the texts, and the head from which it starts."""
 
 import pytest
 import torch

@@ -29,7 +29,7 @@ LAYOUTS = {
 
 
 def launched(count: int, *words: str) -> str:
-    """What processes write that torchrun started."""
+    """Start processes with torchrun and return their standard error."""
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(count)]
     done = subprocess.run(
         [*launcher, *words],
@@ -51,7 +51,7 @@ def each_step() -> Any:
 
 @cache
 def folder(layout: str) -> Path:
-    """What a run of these processes left, in a folder in which one process had begun another one."""
+    """The folder of a run of these processes, in which one process had begun another one."""
     count, sequence, fsdp = LAYOUTS[layout]
     out = Path(mkdtemp())
     write_data(out)
@@ -62,7 +62,7 @@ def folder(layout: str) -> Path:
 
 
 def found(layout: str) -> dict[str, Any]:
-    """What the first process found."""
+    """The findings of the first process."""
     return json.loads((folder(layout) / "0.json").read_text())
 
 

@@ -1,4 +1,4 @@
-"""What training does with its settings, and how it ends when it cannot go on."""
+"""Training with different settings, and its end when it cannot go on."""
 
 import math
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What `--search` reads, and what it refuses in one line."""
+"""The option `--search`: what it reads, and what it refuses in one line."""
 
 import pytest
 

@@ -1,1 +1,1 @@
-"""What reproduces the papers: their experiments, and the tasks and data that only they need."""
+"""Reproduction of the papers: their experiments, and the tasks and data that only they need."""

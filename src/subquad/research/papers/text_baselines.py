@@ -1,4 +1,4 @@
-"""What is reached on labelled texts without attention: the most frequent class, bags of tokens, means of embeddings."""
+"""Baselines on labelled texts without attention: the most frequent class, bags of tokens, means of embeddings."""
 
 from collections import Counter
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""What `subquad train` and `subquad tune` are given: a task, and tables of settings over its defaults."""
+"""The arguments of `subquad train` and `subquad tune`: a task, and tables of settings over its defaults."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path

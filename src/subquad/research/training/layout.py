@@ -70,7 +70,7 @@ class Layout:
 
     @property
     def splits(self) -> bool:
-        """Whether processes share the tokens of an input."""
+        """True if processes share the tokens of an input."""
         return self.settings.sequence > 1
 
     @property

@@ -70,7 +70,7 @@ def fit_key(seed: int) -> str:
 
 
 def cells(scale: AttentionUtilityScale) -> list[Cell]:
-    """What is learned, then one cell for each sequence, with all methods."""
+    """The cells of what is learned, then one cell for each sequence, with all methods."""
     fits = [Cell(fit_key(seed), partial(_fit, scale, seed)) for seed in scale.fit_seeds]
     routing = [Cell("routing", partial(_follow, scale))]
     before = tuple(cell.key for cell in (*fits, *routing))
@@ -153,7 +153,7 @@ def _members(
 
 
 def random_methods(scale: AttentionUtilityScale) -> dict[str, str]:
-    """What is drawn rather than learned: {label: method}."""
+    """The methods that are drawn rather than learned: {label: method}."""
     return {
         "random buckets": f"lsh:buckets={scale.buckets},hash=random",
         "LSH": f"lsh:buckets={scale.buckets}",
@@ -162,7 +162,7 @@ def random_methods(scale: AttentionUtilityScale) -> dict[str, str]:
 
 
 def inputs_of(pretrained: Pretrained, passage: Sequence[int]) -> list[LayerInputs]:
-    """What the layers are given when the model reads a passage with exact attention."""
+    """The inputs of the layers when the model reads a passage with exact attention."""
     with recorded(pretrained.model) as calls:
         pretrained.forward([passage])
     return list(calls)

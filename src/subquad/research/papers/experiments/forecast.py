@@ -26,7 +26,7 @@ FEATURES = {
 
 
 class Case(NamedTuple):
-    """What is predicted, and from how much."""
+    """A case of forecasting: what is predicted, and from how much."""
 
     dataset: str
     features: str
@@ -54,7 +54,7 @@ class Variant(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class ForecastScale:
-    """What is trained, and how long: steps, or `epochs` where they are not 0."""
+    """The settings of the forecasts: what is trained, and for how many steps, or `epochs` where they are not 0."""
 
     cases: tuple[Case, ...]
     baselines: tuple[Case, ...]  # further cases, of which the baselines alone are measured
@@ -173,7 +173,7 @@ def results(scale: ForecastScale, records: JobResults) -> Results:
 
 
 def _runs(scale: ForecastScale, records: JobResults, case: Case, variant: Variant) -> list[dict[str, Any]]:
-    """What the seeds gave; none for a case that is not trained."""
+    """The results of the seeds; none for a case that is not trained."""
     keys = [key(case, variant.name, seed) for seed in scale.seeds[: variant.seeds]]
     return [records[key] for key in keys if key in records]
 

@@ -81,7 +81,7 @@ class SeriesEmbedding(nn.Module):
 
 
 class Forecaster(AttentionModel):
-    """What both have in common: what they read and predict, its level and its loss."""
+    """The base class of both forecasters: what they read and predict, their level and their loss."""
 
     config_class = ForecastConfig
 

@@ -84,7 +84,7 @@ class CausalLanguageModel(AttentionModel, GenerationMixin):
         return self.embedding
 
     def get_output_embeddings(self) -> nn.Linear:
-        """What makes logits; with `tie_word_embeddings` its weight is that of the input's table."""
+        """The layer that makes logits; with `tie_word_embeddings` its weight is that of the input's table."""
         return self.head
 
     def forward(
@@ -203,7 +203,7 @@ class CausalLanguageModel(AttentionModel, GenerationMixin):
 
     @property
     def takes_steps(self) -> bool:
-        """Whether every layer's method supports steps on a key-value cache, which pieces do not."""
+        """True if every layer's method supports steps on a key-value cache, which pieces do not."""
         if self.config.piece:
             return False
         traits = [bound.method.traits for bound in hf.bounds(self).values()]
