@@ -77,7 +77,7 @@ def training(traits: sq.Traits, use: str) -> str:
 
 
 def subquadratic(name: str, traits: sq.Traits) -> str:
-    """True if the time at default settings grows more slowly than N·M, and if not, with which settings it does."""
+    """Tell whether the time at default settings grows more slowly than N·M, and if not, with which settings it does."""
     if traits.subquadratic:
         return "yes"
     return f"no (yes with `{SUBQUADRATIC_WITH[name]}`)" if name in SUBQUADRATIC_WITH else "no"
@@ -89,7 +89,7 @@ def cost(traits: sq.Traits) -> str:
 
 
 def supports() -> str:
-    """The abilities of each method: other keys, masks, a bias, decoding; its exact limit; and its compiled ops."""
+    """A table of what methods support: other keys, masks, a bias, decoding; their exact limits; and compiled ops."""
     header = "method", "cross-attention", "window", "dense mask", "bias", "cached steps", "fixed state", "`keep=`"
     rows = (
         (page(name), *map(tick, flags(method.traits)), exact_when(method), kernels(method))

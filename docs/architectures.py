@@ -28,5 +28,5 @@ def cell(column: str, text: str) -> str:
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """Handle MkDocs' event with the text of a page."""
+    """Put the table into its page; MkDocs calls this with the text of every page."""
     return markdown.replace(PLACE, html_table()) if page.file.src_uri == PAGE else markdown

@@ -18,6 +18,6 @@ class Docstrings(griffe.Extension):
     """Fences the doctests of every docstring."""
 
     def on_object(self, *, obj: griffe.Object, **_: Any) -> None:
-        """Handle Griffe's event for every module, class, function and attribute that it has read."""
+        """Fence an object's doctests; Griffe calls this for every module, class, function and attribute it has read."""
         if obj.docstring:
             obj.docstring.value = fenced(obj.docstring.value)

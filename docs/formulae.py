@@ -10,7 +10,7 @@ def formula(source: str, *_: Any, **__: Any) -> str:
 
 
 def on_config(config: Any) -> Any:
-    """Handle MkDocs' event before it reads the pages."""
+    """Set up the blocks of formulae; MkDocs calls this before it reads the pages."""
     fence = {"name": "math", "class": "formula", "format": formula}
     config["mdx_configs"].setdefault("pymdownx.superfences", {})["custom_fences"] = [fence]
     return config

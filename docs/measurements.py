@@ -29,7 +29,7 @@ def index(folder: Path) -> str:
 
 
 def on_files(files: Any, config: Any) -> Any:
-    """Handle MkDocs' event with the files of docs/: those of the results come to them, outside of the navigation."""
+    """Add the files of the results, outside of the navigation; MkDocs calls this with the files of docs/."""
     from mkdocs.structure.files import File, InclusionLevel
 
     root, hidden = Path(config["docs_dir"]).parent, InclusionLevel.NOT_IN_NAV
@@ -41,7 +41,7 @@ def on_files(files: Any, config: Any) -> Any:
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """Handle MkDocs' event with the text of a page."""
+    """Exclude results from the search, and fix links to them; MkDocs calls this with the text of every page."""
     uri = page.file.src_uri
     if uri.startswith(f"{FOLDER}/"):
         page.meta["search"] = {"exclude": True}

@@ -20,6 +20,6 @@ def expanded(nav: list[Any], docs: Path) -> list[Any]:
 
 
 def on_config(config: Any) -> Any:
-    """Handle MkDocs' event before it reads the pages."""
+    """Expand the folders in the navigation; MkDocs calls this before it reads the pages."""
     config["nav"] = expanded(config["nav"], Path(config["docs_dir"]))
     return config

@@ -37,7 +37,7 @@ def entries(things: Mapping[str, Any], prefix: str, *, members: bool = True) -> 
 
 
 def without(things: Mapping[str, Any], *others: Iterable[str]) -> dict[str, Any]:
-    """The names that are not in the others."""
+    """The things that are not named in the others."""
     named = {name for names in others for name in names}
     return {name: what for name, what in things.items() if name not in named}
 

@@ -118,7 +118,7 @@ def readme() -> dict[Path, str]:
 
 
 def is_placeholder(address: str) -> bool:
-    """True if an address is in the domain that is reserved for examples, as those of pyproject.toml are at first."""
+    """Tell whether an address is in the domain reserved for examples, as those of pyproject.toml are at first."""
     return (urlparse(address).hostname or "").endswith(".example")
 
 

@@ -165,7 +165,7 @@ def exact(causal: bool) -> np.ndarray:
 
 
 def remark(name: str) -> str:
-    """True if another picture could have come out: parameters that are not trained, or a random seed."""
+    """The reason why another picture could have come out: parameters that are not trained, or a random seed."""
     traits = sq.parse_method(drawn_as(name).method).traits
     if traits.learned:
         return "untrained: initial parameters"

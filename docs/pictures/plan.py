@@ -1,4 +1,4 @@
-"""The picture of each layer's method in the demo encoder by length: the plans of benchmarks/results/plans.jsonl."""
+"""A picture of benchmarks/results/plans.jsonl: what runs in each layer of the demo encoder at each length."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The output of `subquad compare`, as a picture: its own renderer, fed with the report in benchmarks/results.
+"""The output of `subquad compare` as a picture: its own renderer, fed with the report in benchmarks/results.
 
 The repository has the report as Markdown, so its figures are read from there into the shape of `report.json`.
 """

@@ -15,7 +15,7 @@ class Question:
 
 @dataclass(frozen=True)
 class Leaf:
-    """The advice, as on the command line, and the reason."""
+    """A leaf of the tree: the method to use, as on the command line, and why."""
 
     method: str
     remark: str

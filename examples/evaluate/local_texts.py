@@ -1,4 +1,4 @@
-"""Tasks made of texts on this machine: nothing is downloaded.
+"""The data of the tasks in this folder, made of texts on this machine: nothing is downloaded.
 
 Each function gets the harness' `--metadata` as arguments, of which it reads its own:
 

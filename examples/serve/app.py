@@ -109,7 +109,7 @@ class Service:
         return counts
 
     def alarm(self) -> bool:
-        """True if the output does not keep its floor, or a layer has drifted from a baseline."""
+        """Tell whether the output does not keep its floor, or a layer has drifted from a baseline."""
         report = None if self.audit is None else self.audit.report()
         return report is not None and bool(report.alarm or report.overall.drifted)
 
@@ -171,7 +171,7 @@ async def embed(body: Texts, request: Request) -> dict[str, Any]:
 
 @app.get("/health")
 async def health(request: Request, response: Response) -> dict[str, Any]:
-    """The state of the service."""
+    """Report what runs, and whether it is as it should be."""
     service: Service = request.app.state.service
     backend = sq.backends()[REQUIRE]
     healthy = backend == "available" and service.batcher.alive()

@@ -58,7 +58,7 @@ class Batcher:
         return job.result
 
     def alive(self) -> bool:
-        """True if the thread runs."""
+        """Tell whether the thread runs."""
         return self._thread.is_alive()
 
     def stop(self) -> None:

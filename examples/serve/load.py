@@ -76,7 +76,7 @@ def scraped(url: str) -> dict[str, float]:
 
 
 def figures(answers: Sequence[Answer], seconds: float, metrics: Mapping[str, float]) -> dict[str, float]:
-    """The figures of a load test: latencies of the client, and the audit of the service since it started."""
+    """The figures of a load: latencies of the client, and the audit of the service since it started."""
     good = [answer for answer in answers if answer.status == 200]
     latencies, sizes = (sorted(getattr(answer, name) for answer in good) for name in ("seconds", "tokens"))
     inputs, audited = (metrics.get(f"subquad_audit_{name}", 0.0) for name in ("inputs", "inputs_audited"))

@@ -1,4 +1,4 @@
-"""The models that are fine-tuned, their texts, and their head."""
+"""Fine-tuning: the model, the texts, and the head from which it starts."""
 
 import pytest
 import torch

@@ -22,7 +22,7 @@ def small(*overrides: str) -> RunSettings:
 
 
 class Killed(BaseException):
-    """A sudden end like a signal that no handler sees: what is on the disk stays, all else is lost."""
+    """An end as sudden as a signal that no handler sees: what is on the disk stays, all else is lost."""
 
 
 def killed_at(step: int) -> Callable[[str, int, int], None]:

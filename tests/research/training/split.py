@@ -1,4 +1,4 @@
-"""The findings of each process that has a part of the tokens.
+"""A program for processes that each have a part of the tokens: it writes down what each one finds.
 
 torchrun --nproc-per-node 3 -m tests.research.training.split FOLDER
 
@@ -70,7 +70,7 @@ class Model:
         return batch | {"labels": ids.where(real & (ids > 3), -100)}
 
     def real(self) -> Any:
-        """The outputs of real tokens."""
+        """The index of the outputs that are of real tokens."""
         mask = self.batch().get("attention_mask")
         if mask is None or self.of is EncoderClassifier:
             return slice(None)
@@ -164,7 +164,7 @@ def kept(outcome: Outcome) -> dict[str, Any]:
 
 
 def curves(folder: Path, *how: str) -> dict[str, Any]:
-    """The curves of runs on these processes; the last goes on with what one process left."""
+    """The results of runs on these processes; the last one continues what one process left."""
     found = {name: kept(train(settings(name, folder, *how), folder / name)) for name in RUNS}
     found["of one"] = kept(train(settings("lm", folder, *how, *LONGER), folder / "of one"))
     return found

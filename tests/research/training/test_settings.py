@@ -1,4 +1,4 @@
-"""The settings: defaults, files, overrides, and one line for each mistake."""
+"""The settings of a run: defaults, files, overrides, and one line for each mistake."""
 
 import re
 import tomllib

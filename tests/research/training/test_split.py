@@ -29,7 +29,7 @@ LAYOUTS = {
 
 
 def launched(count: int, *words: str) -> str:
-    """The files of processes that torchrun started."""
+    """Start processes with torchrun and return their standard error."""
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(count)]
     done = subprocess.run(
         [*launcher, *words],

@@ -1,4 +1,4 @@
-"""The settings in training, and its end when it cannot go on."""
+"""Training with different settings, and its end when it cannot go on."""
 
 import math
 from pathlib import Path

@@ -40,7 +40,7 @@ def command(*args: str | Path) -> Any:
 
 
 def refusal(*args: str | Path) -> str:
-    """The refusal of a run that cannot be, in its one line."""
+    """The one line with which a run that cannot be is refused."""
     result = command(*args)
     assert result.exit_code == 2, result.output
     progress = re.compile(r"\d+/\d+ |reading the data$|step \d+ of \d+: loss ")

@@ -30,7 +30,7 @@ def run(name: str, out: Path) -> Outcome:
 
 
 def checksum(model: torch.nn.Module) -> str:
-    """The checksum of all parameters and buffers, those that are not saved too."""
+    """The checksum of all parameters and buffers, including those that are not saved."""
     found = hashlib.sha256()
     for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
         found.update(name.encode() + tensor.detach().numpy().tobytes())

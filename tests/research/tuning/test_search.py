@@ -1,4 +1,4 @@
-"""The input of `--search`, and its refusals in one line."""
+"""The option `--search`: what it reads, and what it refuses in one line."""
 
 import pytest
 

@@ -54,7 +54,7 @@ def folders(model: str, tasks: Sequence[str], files: Sequence[str] = ()) -> list
 
 
 def at_hand(model: str, context: Context) -> AtHand:
-    """The settings' model: "" is the encoder of the extra `demo`, "random" a small one with data of its own."""
+    """The model and data by name: "" is the encoder of the extra `demo`, "random" a small one with its own data."""
     if model != RANDOM:
         return AtHand(model or None, context.data)
     folder = context.shared("random encoder", write_random_encoder)

@@ -1,4 +1,4 @@
-"""Experiments: cells that are run one by one and kept, and what is made of them."""
+"""The definition of an experiment: cells that are run one by one and kept, and what is made of them."""
 
 from __future__ import annotations
 

@@ -77,7 +77,7 @@ class Results:
 
 @dataclass(frozen=True, kw_only=True)
 class Header:
-    """The facts that a reader needs to judge the results, or to run them again."""
+    """The information that a reader needs to judge the results, or to run them again."""
 
     name: str
     title: str

@@ -86,7 +86,7 @@ def _run_all(
     progress: Progress,
     executor: Executor,
 ) -> dict[str, Any]:
-    """The result of each cell, and how long it took, by its key."""
+    """Run the cells and return what each one gave, and how long it took, by its key."""
     cache, data = cells_in(out), None if data is None else data.absolute()
 
     def job(cell: Cell) -> Cell:
@@ -100,14 +100,14 @@ def _run_all(
 
 
 def run_cell(name: str, changes: Mapping[str, Any], cell: Cell, context: Context, progress: Progress) -> dict[str, Any]:
-    """Run a cell of the experiment of this name, in this process or in a worker."""
+    """Run a cell of the experiment of this name, in this process or in a worker, and return its result."""
     with _fitting(name, changes):
         return cell.run(replace(context, progress=progress))
 
 
 @contextmanager
 def _fitting(experiment: str, changes: Mapping[str, Any]) -> Iterator[None]:
-    """The effect of settings that the user changed, in one line: an experiment is only known to run with its own.
+    """Report failures with changed settings in one line: an experiment is only known to run with its own.
 
     An error with the settings of the scale is a mistake of ours, and goes on.
     """
@@ -164,7 +164,7 @@ def _claim(out: Path, run: dict[str, Any], resume: bool) -> None:
 
 
 def _difference(earlier: dict[str, Any], run: dict[str, Any]) -> str:
-    """The difference to another run: the experiment, the scale, or settings by name."""
+    """The difference between an earlier run and this one: the experiment, the scale, or settings by name."""
     for key in ("experiment", "scale"):
         if earlier.get(key) != run[key]:
             return f"{key} {earlier.get(key)}, not {run[key]}"

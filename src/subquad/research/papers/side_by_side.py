@@ -1,4 +1,4 @@
-"""Shared code of experiments on time: calls in turn, and those that would take too long left out with the reason."""
+"""Common parts of experiments on time: calls in turn, and the reasons why those too slow are left out."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def speedup(visits: Sequence[Timed], name: str, against: str) -> Spread | None:
 
 
 def naive_gib(load: Load) -> float:
-    """The memory of a naive softmax's N×N matrices: two at once in a forward pass, three in a backward pass."""
+    """The GiB of a naive softmax's N×N matrices: two at once in a forward pass, three in a backward pass."""
     matrices = 3 if load.passes == BACKWARD else 2
     size = torch.empty((), dtype=DTYPES[load.dtype]).element_size()
     return matrices * size * load.batch * load.heads * load.length**2 / 2**30

@@ -1,4 +1,4 @@
-"""Shared code of the experiments on speech: models of connected digits, run with any attention, timed."""
+"""Common parts of the experiments on speech: models of connected digits, run with any attention, timed."""
 
 from __future__ import annotations
 
@@ -156,7 +156,7 @@ def shown(name: str) -> str:
 
 
 def shares(name: str) -> bool:
-    """True if its queries are its keys."""
+    """Tell whether a method's queries are its keys."""
     return name == "shared-full" or name.startswith("lsh-")
 
 
@@ -262,7 +262,7 @@ def share_keys(model: CTCEncoder) -> None:
 
 
 def baseline_cell(recipe: Recipe) -> Cell:
-    """The result without the sound."""
+    """The cell that measures what is reached without the sound."""
     return Cell(BASELINES, partial(_baselines, recipe))
 
 

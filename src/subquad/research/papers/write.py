@@ -48,7 +48,7 @@ def as_record(header: Header, results: Results, cells: dict[str, Any]) -> dict[s
 
 
 def rich_record(record: Mapping[str, Any]) -> Group:
-    """The content of results.json for a terminal."""
+    """The content of results.json as a terminal shows it."""
     results = record["results"]
     tables = [Table(**table) for table in results["tables"]]
     return rich_results(Header(**record["experiment"]), Results(summary=results["summary"], tables=tables))

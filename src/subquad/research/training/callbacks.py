@@ -84,7 +84,7 @@ class Patience(TrainerCallback):
             control.should_training_stop = True
 
     def over(self, args: TrainingArguments, best: float | None) -> bool:
-        """True if it ends before the last step, `best` being the best figure so far."""
+        """Tell whether training ends before the last step, `best` being the best figure so far."""
         sign = 1 if args.greater_is_better else -1
         good = self.stop_at is not None and best is not None and sign * best >= sign * self.stop_at
         return good or (self.patience > 0 and self.carried.waited >= self.patience)

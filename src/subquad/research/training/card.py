@@ -42,7 +42,7 @@ def training_card(record: Mapping[str, Any], name: str) -> str:
 
 
 def _title(record: Mapping[str, Any]) -> str:
-    """The title: the user's own files by their names, otherwise the task's."""
+    """The title, which names what was learned: the user's own files, otherwise the task."""
     summary = escaped(record["task"]["summary"])
     files = record["settings"]["task"].get("files")
     return f"{summary[:1].upper()}{summary[1:]}" if files else f"{record['task']['name']}: {summary}"
@@ -71,7 +71,7 @@ def _use(record: Mapping[str, Any], name: str) -> str:
 
 
 def rich_record(record: Mapping[str, Any]) -> Group:
-    """The record of a run for a terminal."""
+    """The record of a run as a terminal shows it."""
     took = f"{record['steps']:,} steps, {record['training_seconds']:,} s."
     return Group(Text(record["task"]["summary"]), rich_metrics(record), Text(took))
 

@@ -73,7 +73,7 @@ def discard_all(folder: Path) -> None:
 
 
 def has_any(folder: Path) -> bool:
-    """True if there are checkpoints, sealed or not."""
+    """Tell whether there are checkpoints, sealed or not."""
     return bool(_checkpoints(folder))
 
 
@@ -123,7 +123,7 @@ def _checksum(path: Path) -> str:
 
 
 def _damage(checkpoint: Path) -> str:
-    """The damage of a checkpoint; None if there is none."""
+    """The damage of a checkpoint in words; "" if there is none."""
     if not (checkpoint / CHECKSUMS).exists():
         return f"{CHECKSUMS} is missing"
     sealed = _sealed(checkpoint / CHECKSUMS)

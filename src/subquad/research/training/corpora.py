@@ -54,7 +54,7 @@ def cut(documents: Sequence[bytes], held_out: float, seed: int) -> CorpusParts:
 
 
 def hold_out(documents: Sequence[bytes], share: float, seed: int) -> tuple[list[bytes], list[bytes]]:
-    """Split off a share that is held out; return the remaining part and that share.
+    """Split documents into what stays and a share that is held out.
 
     Of fewer than ten documents it is the end of each one, which must leave bytes on both sides; of more it is whole
     ones, drawn from the seed.

@@ -1,4 +1,4 @@
-"""The identity of a run's data, so that the run does not continue on other data."""
+"""The marks by which a run remembers its data, so that it does not continue on other data."""
 
 from hashlib import blake2b
 from math import isclose
@@ -73,7 +73,7 @@ def mark_of(split: Any) -> Mark:
 
 
 def _alike(before: Mark, now: Mark) -> bool:
-    """True if two marks are equal up to rounding."""
+    """Tell whether two marks are equal up to rounding."""
     others = [{name: value for name, value in mark.items() if name != "mean"} for mark in (before, now)]
     return others[0] == others[1] and isclose(before.get("mean", 0.0), now.get("mean", 0.0), rel_tol=TOLERANCE)
 

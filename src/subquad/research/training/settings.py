@@ -188,7 +188,7 @@ def _model_kind(table: Mapping[str, Any]) -> type[ModelSettings] | type[Pretrain
 
 
 def _of_model(kind: type[Task], tables: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """The knowledge of a task about its pretrained model."""
+    """The setting that tells a task which pretrained model it is for; none for other tasks."""
     if kind not in FINE_TUNED.values():
         return {}
     if "pretrained" in tables["task"]:
@@ -270,7 +270,7 @@ def checked(kind: type[Any], values: Mapping[str, Any], table: str) -> Any:
 
 
 def _check_number(wanted: Any, value: Any, where: str) -> None:
-    """Refuse numbers that pydantic would take: true as 1, and numbers that are none."""
+    """Refuse values that pydantic would accept: booleans as numbers, infinity and NaN."""
     if isinstance(value, bool) and wanted in (int, float):
         raise InputError(f"{where}={value!r}: Input should be a number")
     if isinstance(value, float) and not math.isfinite(value):

@@ -147,7 +147,7 @@ def _check_same(tables: Tables, earlier: Tables, out: Path) -> None:
 
 
 def _finished(out: Path, tables: Tables) -> bool:
-    """True if the folder contains the results of a run with this number of steps."""
+    """Tell whether the folder contains the results of a run with this number of steps."""
     if not (out / RESULTS).exists():
         return False
     remedy = f"remove this file; --resume then writes it again from the checkpoints in {out}"

@@ -22,7 +22,7 @@ def in_lines(command: str, width: int = WIDTH) -> str:
 
 
 def _parts(command: str) -> list[str]:
-    """The text before the first option, then each option with its values."""
+    """Split a command into what precedes the first option, then each option with its values."""
     parts: list[list[str]] = [[]]
     for word in shlex.split(command):
         if word.startswith("--"):

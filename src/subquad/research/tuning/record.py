@@ -1,4 +1,4 @@
-"""The record of a search, as plain data: its trials, the best first, and the command that trains the best one."""
+"""The report of a search as plain data: its trials, the best first, and the command that trains the best one."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ MOST = 100_000
 
 @dataclass(frozen=True)
 class Tuning:
-    """The settings of a search: its space, its number of trials, and its folder."""
+    """The settings of a search: what is searched, how often, and where."""
 
     base: Base
     searches: tuple[str, ...]
@@ -63,7 +63,7 @@ def tune(asked: Tuning, progress: Progress = silent, executor: Executor = LOCAL)
 
 
 def check(asked: Tuning, executor: Executor = LOCAL) -> list[Searched]:
-    """Check a search and return its space. InputError for errors in it."""
+    """Return the settings that are searched, or raise InputError for what is wrong with the search."""
     if not 1 <= asked.trials <= MOST:
         raise InputError(f"trials {asked.trials} must be at least 1 and at most {MOST:,}")
     if not 0 <= asked.seed < 2**32:

@@ -1,4 +1,4 @@
-"""The space of a search: `--search table.setting=values`, read and checked before anything is trained.
+"""The settings that are searched: `--search table.setting=values`, read and checked before anything is trained.
 
 training.learning_rate=1e-4:1e-2:log      a range, on a logarithmic scale
 training.batch=8:32:8                     a range of whole numbers, every eighth
@@ -73,7 +73,7 @@ class Searched:
 
 @dataclass(frozen=True)
 class Base:
-    """The training without a search: a task, and tables of settings over its defaults."""
+    """The run that a search starts from: a task, and tables of settings over its defaults."""
 
     task: str
     fixed: tuple[Mapping[str, Mapping[str, Any]], ...] = ()
@@ -114,7 +114,7 @@ def _is_of_method(name: str) -> bool:
 
 
 def read_searches(texts: Sequence[str], base: Base) -> list[Searched]:
-    """Read the space of a search.
+    """Return the settings that are searched.
 
     Raises:
         InputError: nothing is, a text is not of the form, a range is upside down, a setting is unknown, given twice or

@@ -107,5 +107,5 @@ def _opened(path: Path, pruner: BasePruner, direction: StudyDirection) -> optuna
 
 
 def _is_whole(trial: FrozenTrial, searched: Sequence[Searched]) -> bool:
-    """True if a trial has all of its values: a process that is killed while it asks leaves one without."""
+    """Tell whether a trial has all of its values: a process that is killed while it asks leaves one without."""
     return set(trial.params) == {one.name for one in searched}

@@ -21,7 +21,7 @@ State = Literal["finished", "pruned", "failed"]
 
 @dataclass
 class Tried:
-    """The result of a trial; its figures are those of the validation examples."""
+    """The outcome of a trial; its figures are those of the validation examples."""
 
     state: State
     value: float | None = None  # of the task's metric

@@ -45,7 +45,7 @@ def markdown(report: TuneReport, images: Sequence[str]) -> str:
 
 
 def rich_table(report: TuneReport) -> Group:
-    """The table for a terminal."""
+    """The report of a search as a terminal shows it."""
     report_table = table(report)
     rows = ([shown(value) for value in row] for row in report_table.rows)
     best = report["best"]

@@ -7,7 +7,7 @@ from subquad.research.papers.results import Lines
 
 
 def found_of(keys: list[str], labels: list[str]) -> JobResults:
-    """The results of the cells of models and times: an update of the n-th takes n + 1 tenths of a second."""
+    """Made-up results of the cells of models and times: an update of the n-th takes n + 1 tenths of a second."""
     quartiles = {
         label: {"update": [0.1 * n, 0.1 * (n + 1), 0.1 * (n + 2)], "forward": [0.01, 0.02 * (n + 1), 0.03]}
         for n, label in enumerate(labels)

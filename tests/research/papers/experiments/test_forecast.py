@@ -1,4 +1,4 @@
-"""The report of the cells of `reproduce forecast`; that it runs, test_smoke.py sees."""
+"""The results made of the cells of `reproduce forecast`; test_smoke.py tests that it runs."""
 
 import pytest
 

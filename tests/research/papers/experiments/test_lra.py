@@ -11,7 +11,7 @@ SCALE = SCALES["smoke"]
 
 
 def found(accuracy):
-    """The results of the cells of `smoke`, with models of this accuracy."""
+    """Made-up results of the cells of `smoke`, with models of this accuracy."""
     test = {"accuracy": accuracy, "accuracy_MAX": 0.5, "loss": 1.0}
     base = {name: {"accuracy": value, "accuracy_MAX": value} for name, value in (("majority", 0.2), (TO_BEAT, 0.5))}
     timed = {"32": {"seconds": 0.01, "relative": 0.75, "rounds": 3}}

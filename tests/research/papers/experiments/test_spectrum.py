@@ -31,7 +31,7 @@ def test_random_weights_are_not_those_of_the_model(found):
 
 
 def made(curves):
-    """The results of cells for two layers of one head each, with Y(8) as given."""
+    """Made-up results of the cells for two layers of one head each, with Y(8) as given."""
     at = [4, 8, 32]
     return {
         key(source): {

@@ -1,4 +1,4 @@
-"""The report of times and memory."""
+"""The results made of times and memory."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The readings of a model's hash functions while it trains; reading changes nothing."""
+"""The figures read from a model's hash functions while it trains; reading changes nothing."""
 
 from dataclasses import replace
 from pathlib import Path

@@ -65,7 +65,7 @@ def test_root_and_its_digits_know_all_of_a_flat_list():
 
 @pytest.mark.slow
 def test_what_little_is_read_at_lras_lengths_says_half():
-    """The shares of 1,000 test examples are within three standard errors of 16.6 %, 36.7 % and 48 %."""
+    """The accuracies on 1,000 test examples are within three standard errors of 16.6 %, 36.7 % and 48 %."""
     task = ListOps(held_out=1000, examples=1000)
     found = {name: figures["accuracy"] for name, figures in task.baselines(task.splits()).items()}
     assert found["majority class"] == pytest.approx(0.166, abs=0.036)

@@ -27,7 +27,7 @@ PUBLISHED: dict[str, tuple[float | None, ...]] = {  # phone error rate on WSJ's 
 
 @dataclass(frozen=True, kw_only=True)
 class ApproximationMatrixScale:
-    """The models to train, and the methods to evaluate them with.
+    """The settings of the approximation matrix: what is trained, and what it is evaluated with.
 
     Attributes:
         columns: methods that models are trained with, of the paper's.

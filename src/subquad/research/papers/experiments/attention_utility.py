@@ -70,7 +70,7 @@ def fit_key(seed: int) -> str:
 
 
 def cells(scale: AttentionUtilityScale) -> list[Cell]:
-    """The job that learns, then one cell for each sequence, with all methods."""
+    """The cells of what is learned, then one cell for each sequence, with all methods."""
     fits = [Cell(fit_key(seed), partial(_fit, scale, seed)) for seed in scale.fit_seeds]
     routing = [Cell("routing", partial(_follow, scale))]
     before = tuple(cell.key for cell in (*fits, *routing))

@@ -64,7 +64,7 @@ def fit_key(label: str, seed: int) -> str:
 
 
 def cells(scale: BucketImbalanceScale) -> list[Cell]:
-    """The job that learns, then one cell for each sequence, with all methods."""
+    """The cells of what is learned, then one cell for each sequence, with all methods."""
     fits = [
         Cell(fit_key(label, seed), partial(_fit, scale, label, seed)) for label in LEARNED for seed in scale.fit_seeds
     ]

@@ -28,7 +28,7 @@ PUBLISHED: dict[str, dict[str, tuple[float, float, float]]] = {  # test error %,
 
 @dataclass(frozen=True, kw_only=True)
 class ConvergenceScale:
-    """The models to train.
+    """The settings of the convergence experiment: what is trained.
 
     Attributes:
         effort: seconds for the times of each method.

@@ -15,7 +15,7 @@ from subquad.research.training.settings import settings_of
 
 @dataclass(frozen=True, kw_only=True)
 class CopyHeatmapScale:
-    """The models to train, and how long."""
+    """The settings of the copy heatmap: what is trained, and for how long."""
 
     lengths: tuple[int, ...]  # L; the input has 2L + 2 tokens
     clusters: tuple[int, ...]

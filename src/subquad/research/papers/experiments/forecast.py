@@ -26,7 +26,7 @@ FEATURES = {
 
 
 class Case(NamedTuple):
-    """The target of a prediction, and the length of its input."""
+    """A case of forecasting: what is predicted, and from how much."""
 
     dataset: str
     features: str
@@ -54,7 +54,7 @@ class Variant(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class ForecastScale:
-    """The models to train, and how long: steps, or `epochs` where they are not 0."""
+    """The settings of the forecasts: what is trained, and for how many steps, or `epochs` where they are not 0."""
 
     cases: tuple[Case, ...]
     baselines: tuple[Case, ...]  # further cases, of which the baselines alone are measured

@@ -1,4 +1,4 @@
-"""The figures of Sun, Yang, Yoo 2022, tables 4 and 5; all but LHA's are Zhou et al.'s (2021)."""
+"""The figures of tables 4 and 5 of Sun, Yang, Yoo 2022; all but LHA's are Zhou et al.'s (2021)."""
 
 PublishedErrors = dict[str, dict[int, tuple[float, float]]]  # {model: {horizon: (MSE, MAE)}}
 

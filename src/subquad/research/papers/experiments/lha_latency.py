@@ -36,7 +36,7 @@ STAGES = ("training", "inference")
 
 @dataclass(frozen=True, kw_only=True)
 class LhaLatencyScale:
-    """The measurements to make."""
+    """The settings of the measurements of LHA's latency."""
 
     lengths: tuple[int, ...]
     attention_sizes: tuple[int, ...]  # S, tokens of a bucket: N/S buckets

@@ -46,7 +46,7 @@ PUBLISHED: dict[str, dict[int, tuple[float, ...]]] = {  # how many times less, b
 
 @dataclass(frozen=True, kw_only=True)
 class LinformerEfficiencyScale:
-    """The measurements to make."""
+    """The settings of the measurements of Linformer's efficiency."""
 
     lengths: tuple[int, ...]
     k: tuple[int, ...] = PUBLISHED_K
@@ -83,7 +83,7 @@ def cells(scale: LinformerEfficiencyScale) -> list[Cell]:
 
 
 def _names(scale: LinformerEfficiencyScale, length: int) -> list[str]:
-    """The methods to run: Linformer where it projects to less than the length, a naive softmax where it fits."""
+    """The calls that are run: Linformer where it projects to less than the length, a naive softmax where it fits."""
     exact = [NAIVE, EXACT] if naive_gib(load_of(scale, length)) <= scale.gib else [EXACT]
     return exact + [linformer(k) for k in scale.k if k < length]
 
@@ -126,7 +126,7 @@ class TimingSeries:
     by_length: dict[int, float] = field(default_factory=dict)
 
     def at(self, length: int) -> float | None:
-        """The measurement, or its prediction from the longest length that was measured."""
+        """The figure at a length, as measured or as estimated from the longest length that was measured."""
         if not self.by_length or length < min(self.by_length):
             return None
         longest = max(n for n in self.by_length if n <= length)

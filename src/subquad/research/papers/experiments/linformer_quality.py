@@ -34,7 +34,7 @@ PUBLISHED = {
 
 @dataclass(frozen=True, kw_only=True)
 class LinformerQualityScale:
-    """The models to fine-tune, and the data.
+    """The settings of the experiment on Linformer's quality: what is fine-tuned, and on what.
 
     Attributes:
         model: hub id or folder of an encoder; "": the encoder of the extra `demo`.

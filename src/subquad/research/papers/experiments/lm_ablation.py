@@ -76,7 +76,10 @@ NON_LOCAL = {  # by the table's hash function; {buckets} of N / size tokens each
 
 @dataclass(frozen=True, kw_only=True)
 class LmAblationScale:
-    """The models to train, and how long. `size` is that of windows and of buckets, `wide` that of the wide windows."""
+    """The settings of the language-model ablation: what is trained, and for how long.
+
+    `size` is that of windows and of buckets, `wide` that of the wide windows.
+    """
 
     corpus: str  # a folder of the data; "": some made text
     length: int

@@ -20,7 +20,7 @@ from subquad.tools.measure.timing import Effort, ratios, until_steady
 
 @dataclass(frozen=True, kw_only=True)
 class LraScale:
-    """The models to train, how long, and the methods to time."""
+    """The settings of the Long Range Arena: what is trained, for how long, and what is timed."""
 
     methods: dict[str, str]  # the table's rows and their methods
     tasks: dict[str, dict[str, dict[str, Any]]]  # each task's tables of settings

@@ -30,7 +30,7 @@ Errors = dict[str, dict[int, Spread]]  # by name and number of features
 
 @dataclass(frozen=True, kw_only=True)
 class PerformerApproximationScale:
-    """The kernels to estimate, with how many features."""
+    """The settings of Performer's approximation: what is estimated, and with how many features."""
 
     # the kernel e^{x·y}, x and y of one norm
     width: int = 64

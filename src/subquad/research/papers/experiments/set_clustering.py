@@ -18,7 +18,7 @@ FIGURE = "log_likelihood"
 
 @dataclass(frozen=True, kw_only=True)
 class SetClusteringScale:
-    """The models to train.
+    """The settings of the clustering of sets: what is trained.
 
     Attributes:
         models: "METHOD points=M": the method of the blocks on the elements, and their learned points; 0: SAB.

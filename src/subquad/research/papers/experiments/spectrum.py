@@ -29,7 +29,7 @@ DOCUMENTS = 60  # of a text in many documents that are read, evenly spread: enou
 
 @dataclass(frozen=True, kw_only=True)
 class SpectrumScale:
-    """The text to read, and the model."""
+    """The settings of the spectrum experiment: what is read, and by which model."""
 
     model: str = ""  # hub id or folder; "": the encoder of the extra `demo`
     texts: tuple[str, ...] = ("wikitext-2/test.txt", "movie_reviews/movie_reviews.zip")

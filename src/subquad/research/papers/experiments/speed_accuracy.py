@@ -15,7 +15,7 @@ from subquad.research.training.model_settings import ModelSettings
 
 @dataclass(frozen=True, kw_only=True)
 class SpeedAccuracyScale:
-    """The models to train.
+    """The settings of the experiment on speed and accuracy: what is trained.
 
     Attributes:
         models: (method, layers); layers 0: as in the recipe.

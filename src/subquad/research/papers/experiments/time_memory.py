@@ -38,7 +38,7 @@ PAPER_GIB = 11e9 / 2**30  # of the paper's graphics card
 
 @dataclass(frozen=True, kw_only=True)
 class TimeMemoryScale:
-    """The measurements to make."""
+    """The settings of the measurements of time and memory."""
 
     lengths: tuple[int, ...]
     memory_lengths: tuple[int, ...]  # of them, those whose memory is measured
@@ -113,7 +113,7 @@ def _memory(scale: TimeMemoryScale, length: int, context: Context) -> dict[str, 
 
 @dataclass(frozen=True)
 class Costs:
-    """The results: times in all visits, and memory."""
+    """The costs that were found: times in all visits, and memory."""
 
     scale: TimeMemoryScale
     visits: Mapping[int, Sequence[Timed]]  # by length

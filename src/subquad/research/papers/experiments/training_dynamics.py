@@ -37,7 +37,7 @@ Record = dict[int, dict[str, float]]  # by step: the mean over the layers of eac
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingDynamicsScale:
-    """The models to train, how often they are looked at, and on how many windows of the validation text."""
+    """The settings: what is trained, how often it is looked at, and on how many windows of validation text."""
 
     corpus: str  # a folder of the data; "": some made text
     length: int
@@ -268,7 +268,7 @@ def _rows(membership: str, curves: dict[str, list[tuple[float, float]]]) -> list
 
 
 def _losses(scale: TrainingDynamicsScale, records: JobResults) -> Table:
-    """The losses of the models."""
+    """The table of the models' test results and training times."""
     rows: list[list[Value]] = [
         [label, seed, f"{run['test']['bits_per_byte']:.3f}", f"{run['training_seconds']:.0f}"]
         for m, label in MEMBERSHIPS.items()

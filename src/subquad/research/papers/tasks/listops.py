@@ -93,7 +93,7 @@ class ListOps(Classification):
         return self.classifier(settings, [str(digit) for digit in range(10)], len(SYMBOLS), self.longest)
 
     def score(self, outputs: Any, batch: Batch) -> Tensor:
-        """True if the value is right, the outermost operator, and the depth."""
+        """Return for each item whether the value is right, the outermost operator, and the depth."""
         symbols = [[t - FIRST for t in row if t >= FIRST] for row in batch["input_ids"].tolist()]
         what = [[row[0] - MIN, depth_of(row)] for row in symbols]
         right = super().score(outputs, batch)
@@ -163,7 +163,7 @@ class Expressions(Dataset[Item]):
 
 
 def solves(accuracy: float, baselines: dict[str, Metrics], items: int) -> bool:
-    """True if a model knows more than the outermost operator and its digits: by two standard errors and more."""
+    """Tell whether a model beats the outermost operator and its digits by more than two standard errors."""
     bar = baselines[TO_BEAT]["accuracy"]
     return accuracy > bar + 2 * (bar * (1 - bar) / items) ** 0.5
 

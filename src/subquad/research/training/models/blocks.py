@@ -1,4 +1,4 @@
-"""Parts of the models: attention through transformers' interface, pre-norm blocks, stacks of them.
+"""Building blocks of the models: attention through transformers' interface, pre-norm blocks, stacks of them.
 
 Attention goes through the same interface as in transformers' own models, and `finish` puts the config's methods into it
 with `sq.hf.swap`. So swapping, inspecting, comparing and calibrating work on these models as on pretrained ones, and a
@@ -186,7 +186,7 @@ class Stack(nn.Module):
 
 
 class InputPositions(nn.Module):
-    """The addition of positions to the input of a model: a learned table, sinusoids, or nothing; then dropout."""
+    """The positions that are added to a model's input: a learned table, sinusoids, or nothing; then dropout."""
 
     def __init__(self, config: AttentionConfig):
         super().__init__()
@@ -209,7 +209,7 @@ class InputPositions(nn.Module):
 
 
 class AttentionModel(PreTrainedModel):
-    """The base of the models: how weights start, and how the config's methods come into the layers."""
+    """The base class of the models: it starts the weights and puts the config's methods into the layers."""
 
     config_class = AttentionConfig
     base_model_prefix = ""

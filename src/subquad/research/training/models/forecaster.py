@@ -81,7 +81,7 @@ class SeriesEmbedding(nn.Module):
 
 
 class Forecaster(AttentionModel):
-    """The base of both forecasters: their input and prediction, the level and the loss."""
+    """The base class of both forecasters: what they read and predict, their level and their loss."""
 
     config_class = ForecastConfig
 

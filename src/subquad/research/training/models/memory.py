@@ -58,7 +58,7 @@ class Memory:
         return positions, valid
 
     def behind(self, block: int, x: Float[Tensor, "B N W"]) -> Float[Tensor, "B M W"]:
-        """Put the remembered input of a block before its new input, which is remembered.
+        """Return what a block read before, followed by its new input, which is remembered.
 
         Raises:
             ValueError: the memory is of another batch, width or device.

@@ -1,4 +1,4 @@
-"""Tasks: data, a model for it, a metric, and the baselines to compare any model with."""
+"""The definition of a task: data, a model for it, a metric, and the baselines to compare any model with."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ class Task(ABC):
 
     @property
     def tokenizer(self) -> Any:
-        """The tokenizer of a trained model; None where the task reads no text."""
+        """The tokenizer that makes text the input of a trained model; None where the task reads no text."""
         return None
 
     def save(self, model: PreTrainedModel, folder: Path) -> None:
@@ -104,7 +104,7 @@ class Task(ABC):
 
     @abstractmethod
     def score(self, outputs: Any, batch: Batch) -> Float[Tensor, "B S"]:
-        """The S numbers of each item that `metrics` needs, such as how many places were right, and out of how many."""
+        """Return S numbers of each item for `metrics`, such as how many places were right, and out of how many."""
 
     @abstractmethod
     def metrics(self, scores: Float[Tensor, "items S"]) -> Metrics:
@@ -115,5 +115,5 @@ class Task(ABC):
         return []
 
     def baselines(self, splits: Splits, data: Path | None) -> dict[str, Metrics]:
-        """The baselines without attention or without learning, on the test examples: {name: figures}."""
+        """The metrics reached without attention or without learning, on the test examples: {name: figures}."""
         return {}

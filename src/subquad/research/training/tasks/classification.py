@@ -1,4 +1,4 @@
-"""Shared code of tasks of one class a sequence: tokens, batches, accuracy, and baselines that know no attention."""
+"""Common parts of tasks of one class a sequence: tokens, batches, accuracy, and baselines that know no attention."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
