@@ -69,7 +69,7 @@ def title(report: BenchReport, panel: Panel) -> str:
 
 
 def _row(cell: BenchCell) -> list[Cell]:
-    """The texts of a cell, below HEADS."""
+    """The row of a table for a measured cell, below HEADS."""
     extra = cells.known(cell.get("extra_bytes"))
     exact = cell["method"] == EXACT
     return [

@@ -17,7 +17,7 @@ Record = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Kind:
-    """Results of one command: `holds` recognises the content of its file, and `record` is the part that is shown."""
+    """A kind of results: `holds` recognises the content of its file, and `record` is the part that is shown."""
 
     command: str
     file: str
@@ -97,7 +97,7 @@ def check(kind: Kind, path: Path, record: Any) -> None:
 
 
 def _why(folder: Path) -> str:
-    """The reason: another name that may have been meant, or what has to be done first."""
+    """A hint for a folder without results: what may have been meant, or what has to be done first."""
     if (folder / "plan.json").is_file():
         return "; it contains a plan alone, which sq.load_plan reads"
     if (folder / ".progress" / "subquad.txt").is_file():

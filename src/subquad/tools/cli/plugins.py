@@ -19,7 +19,7 @@ PACKAGES = ("subquad.tools", "subquad.research")
 
 @dataclass(frozen=True)
 class Command:
-    """The registration of a folder."""
+    """The command that a folder registers."""
 
     run: Callable[..., None]
     position: int  # in the list of commands

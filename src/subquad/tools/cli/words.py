@@ -1,4 +1,4 @@
-"""Refusals of words that every command is given, before it reads them."""
+"""The check of the words that a command is given, before it reads them: empty ones are refused."""
 
 from typing import Any
 

@@ -39,7 +39,7 @@ def required() -> dict[str, str]:
 
 
 def described() -> dict[str, str]:
-    """The products of the processor, and the threads of PyTorch and of the kernels."""
+    """Descriptions of the bf16 products of the processor and of the threads of PyTorch and of the kernels."""
     return {"bf16": _products(), "openmp": _threads()}
 
 
@@ -123,7 +123,7 @@ def _of_runtimes() -> list[Problem]:
 
 
 def _products() -> str:
-    """True if this processor multiplies bf16, and what follows."""
+    """A phrase that tells whether this processor has products of bf16, and what follows."""
     if has_products("cpu", "bf16"):
         return "this processor has products of bf16"
     return "this processor has no products of bf16, which is slower than fp32 here: use fp32"

@@ -331,7 +331,7 @@ def _adapted(folder: Path, pretrained: Pretrained) -> InspectRow:
 
 
 def _planned(folder: Path, pretrained: Pretrained, length: int) -> InspectRow:
-    """The methods of a plan for inputs of this length; layers with exact attention have nothing to look at."""
+    """The row of a plan for inputs of this length, without the layers in which it runs exact attention."""
     planned = load_plan(folder).by_layer(pretrained.model)
     at = {number: at_length(method, length) for number, method in planned.items()}
     by_layer = {

@@ -93,7 +93,7 @@ class GpuLoad:
 
 @dataclass(frozen=True)
 class Recorded:
-    """The requests of a forward pass and the backward pass behind it."""
+    """The steps on a GPU of a forward pass and of its backward pass."""
 
     forward: list[GpuStep]
     backward: list[GpuStep]

@@ -77,10 +77,10 @@ def at_least_typical(factors: Mapping[Key, float]) -> dict[Key, float]:
 
 
 def verdict(speedup: float, samples: Sequence[float], noise: float) -> Verdict:
-    """True if a speed-up exceeds the noise.
+    """The verdict on a speed-up: faster, slower, or within the noise.
 
-    It is, where it is farther from 1 than exact attention differs from itself (`noise`, and never less than `TIE`) and
-    the `interval` of the samples that it is the median of lies on one side of 1.
+    It exceeds the noise where it is farther from 1 than exact attention differs from itself (`noise`, and never less
+    than `TIE`) and the `interval` of the samples that it is the median of lies on one side of 1.
     """
     low, high = interval(samples)
     least = max(noise, TIE)
@@ -90,10 +90,10 @@ def verdict(speedup: float, samples: Sequence[float], noise: float) -> Verdict:
 
 
 def noise_of(load: MachineLoad, factors: Sequence[float], models: Sequence[float] = ()) -> Noise:
-    """True if the times are uncertain, with one or two sentences on why and on what to do.
+    """The noise of the times: whether they are uncertain, and one or two sentences on why and on what to do.
 
-    They are if other processes used the machine, or if exact attention differs from itself. `factors` are those of
-    `against_itself`, one for each length; `models` are those among them of whole models.
+    They are uncertain if other processes used the machine, or if exact attention differs from itself. `factors` are
+    those of `against_itself`, one for each length; `models` are those among them of whole models.
     """
     shared = (load["others"] or 0.0) > SHARE
     if load["others"] is None and load["average"] is not None:

@@ -95,7 +95,7 @@ def _sums_of_largest(weights: Float[Tensor, "B H N M"]) -> Float[Tensor, "B H N 
 
 
 def _met(buckets: tuple[Buckets, ...], N: int, M: int, mask: Mask, rows: slice) -> Bool[Tensor, "B H rows M"]:
-    """True if a query meets a key in any bucket."""
+    """A mask that is True where a query meets a key in any bucket."""
     first, *more = (part.multiplicity(N, M, mask, rows) > 0 for part in buckets)
     for met in more:
         first = first | met

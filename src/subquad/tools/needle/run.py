@@ -37,7 +37,7 @@ ORACLE_COST = 8.0  # times that of a method
 
 @dataclass(frozen=True)
 class Spot:
-    """The place of one prompt; `depth` is None where the facts are all over the text."""
+    """The parameters of one prompt; `depth` is None where the facts are all over the text."""
 
     task: str
     length: int

@@ -282,7 +282,7 @@ def _nearness(report: Report, length: str, group: str = "") -> Maker:
 
 
 def _spread_of_nearness(length: str, group: str = "") -> list[Maker]:
-    """The remark on what else is known of closeness at any length."""
+    """The other columns about closeness to exact attention at a length."""
     return [
         _of_quality(Column("cosine p5", group), "cosine_p5", length, 4),
         _of_quality(Column("relative error", group, short="rel. error"), "relative_error", length, 4),

@@ -80,7 +80,7 @@ def floor_figure(report: Report) -> str:
 
 
 def noise(report: Mapping[str, Any]) -> tuple[bool, str] | None:
-    """True if the times are uncertain, and the sentence about the noise; None in reports without it."""
+    """A flag, True if the times are uncertain, and the sentence about the noise; None in reports without it."""
     measured: Mapping[str, Any] = report.get("noise") or {}
     return (bool(measured.get("busy")), str(measured["says"])) if measured.get("says") else None
 

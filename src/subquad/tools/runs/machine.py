@@ -91,7 +91,7 @@ def _cpu_backend() -> str:
 
 
 def _triton_backend() -> str:
-    """True if Triton is there, in which version, for which GPU, and whether its tiles were measured there."""
+    """The version of Triton, its GPU, and whether its tiles were measured there; or why Triton cannot run."""
     reason = triton.refusal()
     if not triton.usable():
         return str(reason)
