@@ -1,9 +1,11 @@
-"""Steps on a cache: a few queries whose attention is exact, on the shortest way from transformers to the kernel.
+"""Steps on a cache: a few queries, on the shortest way from transformers to the kernel of exact attention.
+
+Their attention is exact, or exact over the keys that a method such as "local" chooses by position.
 
 Each generated token passes through all layers with one query. On a short cache, the checks of a call and the making of
 its mask take longer than the attention itself. So what is the same in all layers of a forward pass is made once, and
-kept on the mask that they are all given: a function of query, key and value (`Method.prepare_exact`). What is the same
-in all passes is read when a method is attached (`Attached`).
+kept on the mask that they are all given: a function of query, key and value (`Method.prepare_exact`, or the method's
+own `prepare_step`). What is the same in all passes is read when a method is attached (`Attached`).
 
 Anything that needs more, such as an audit, autocast or a gradient, goes the general way (`Attached.forward`).
 """
@@ -42,7 +44,7 @@ def attend_step(
     """The outputs (B,N,H,E) of a step; None if the call is not one, or goes the general way."""
     if torch.compiler.is_compiling():  # first: a comparison would be a condition of the graph
         return None
-    if query.shape[2] > layer.exact_queries or not _goes_short(layer, query, key, value):
+    if query.shape[2] > layer.prepared_queries or not _goes_short(layer, query, key, value):
         return None
     shapes = query.shape, key.shape, value.shape, query.dtype, key.dtype, value.dtype
     kind = layer.step_kind, shapes, causal, scale
@@ -80,16 +82,16 @@ def _prepare(
     causal: bool,
     scale: float | None,
 ) -> Attention | None:
-    """Exact attention of calls like this one; None if they do not fit, or the method computes otherwise."""
+    """The attention of calls like this one; None if they do not fit, or the method computes otherwise."""
     (B, H, N, D), (_, G, M, _), bound = query.shape, key.shape, layer.bound
     fits = (bound.heads, bound.kv_heads, bound.head_dim) == (H, G, D) and key.shape == (B, G, M, D)
     if not (fits and value.shape[:3] == (B, G, M) and query.dtype == key.dtype == value.dtype):
         return None
     pattern = decoded(layer, encoded, query, M, causal)
     mask, _ = mask_of(layer, N, M, pattern)
-    if not (mask.is_causal or layer.is_exact):  # `Method.exact_queries` is about the last queries of causal calls
+    if not (mask.is_causal or layer.is_exact):  # a method prepares the last queries of causal calls
         return None
     mask = mask if pattern.valid is None else mask & Mask.padding(keys=pattern.valid.expand(B, M))
     call = Call(mask, bias=None, scale=D**-0.5 if scale is None else scale, dropout_p=0.0, seed=0)
-    prepare: Any = layer.bound.method.prepare_exact
+    prepare: Any = layer.prepare_step
     return prepare(query, key, value, call)

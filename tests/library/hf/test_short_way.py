@@ -13,12 +13,13 @@ from subquad.hf import layer_masks
 from subquad.hf.boundary import attend, make_mask
 from subquad.hf.layers import NAME, Attached
 from subquad.kernels import native
-from subquad.methods import ByLength, ClusteredTail, Full, Method, MixedHeads
+from subquad.methods import METHODS, ByLength, ClusteredTail, Full, Method, MixedHeads
 from subquad.methods.core.names import resolve
 from tests.library.hf.families import FAMILIES
 from tests.library.hf.models import build, padded_ids
 
 EXACT_STEPS = ["full", "full:kernel=subquad", "clustered-tail", "by-length:steps=0:full+64:clustered-tail"]
+STEPS_BY_POSITION = ["local:window=7", "keep:first=3", "local:window=7+keep", "local:window=90+keep:first=2,every=5"]
 
 
 LENGTH = 48  # more than a step has
@@ -75,6 +76,103 @@ def test_more_queries_than_are_exact_go_the_general_way(general_way):
     assert len(general_way) == 2 * len(attached(model))
     step(model, ids, new=3)
     assert len(general_way) == 3 * len(attached(model))
+
+
+def in_one_pass(model, ids, mask, *, new):
+    """The logits of the last `new` tokens, without a cache."""
+    with torch.no_grad():
+        return model(ids, attention_mask=mask, use_cache=False).logits[:, -new:]
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma3"])
+@pytest.mark.parametrize("side", ["left", None])
+@pytest.mark.parametrize("method", STEPS_BY_POSITION)
+def test_a_step_by_position_is_that_of_the_whole_call(method, side, name, general_way):
+    model = build(name).model
+    ids, mask = padded_ids(side or "right", length=LENGTH, pads=6 if side else 0)
+    swapped = sq.hf.swap(model, method)
+    in_windows = [layer.number for layer in swapped.layers if layer.window is not None]
+    taken = {str(swapped.methods[number]) for number in in_windows}
+    assert taken <= ({"full:kernel=subquad"} if "keep" in method else {method})
+    want = {new: in_one_pass(model, ids, mask, new=new) for new in (1, 5)}
+    general_way.clear()  # of the trial and of these
+    torch.testing.assert_close(step(model, ids, mask), want[1], atol=1e-5, rtol=1e-4)
+    assert len(general_way) == len(attached(model))  # for the tokens before the step
+    torch.testing.assert_close(step(model, ids, mask, new=5), want[5], atol=1e-5, rtol=1e-4)
+    others = [each for each in general_way if not each.is_exact]  # several queries meet different keys
+    assert len(others) == 3 * (len(attached(model)) - len(in_windows) * ("keep" in method))
+
+
+def in_windows():
+    """The methods that say that they can run inside a layer's window, with settings that show all of their parts."""
+    texts = [text for name, method in sorted(METHODS.items()) for text in (name, with_example(name, method))]
+    traits = {text: resolve(text).traits for text in texts}
+    return [text for text, t in traits.items() if t.window and t.cached and t.causal == "strict" and not t.learned]
+
+
+def with_example(name, method):
+    """The method with the settings of its traits' example."""
+    return f"{name}:{','.join(f'{key}={value}' for key, value in method.traits.example.items())}"
+
+
+@pytest.mark.parametrize("method", in_windows())
+def test_steps_in_windowed_layers_see_the_keys_of_the_whole_call(method):
+    """Their cache has the keys of the window alone, and positions in it are not those in the text."""
+    model = build("gemma3").model
+    ids, _ = padded_ids(length=LENGTH, pads=0)
+    sq.hf.swap(model, method)
+    torch.testing.assert_close(step(model, ids), in_one_pass(model, ids, None, new=1), atol=1e-5, rtol=1e-4)
+
+
+def test_methods_that_count_from_the_start_are_refused_in_windowed_layers():
+    model = build("mistral").model
+    with pytest.raises(
+        ValueError, match=r"layer 0 .*'keep' counts from each item's first token, which is no longer in"
+    ):
+        sq.hf.swap(model, {"*": "keep"})
+    with pytest.raises(
+        ValueError, match=r"'sum' counts from .*, and all 2 layers of this model attend to a window only"
+    ):
+        sq.hf.swap(model, "local:window=5+keep")
+    sq.hf.swap(model, "longformer:window=5,first=0")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("method", STEPS_BY_POSITION)
+def test_a_step_by_position_does_not_read_other_keys(method, dtype):
+    model = build("llama").model.to(dtype)
+    sq.hf.swap(model, method)
+    module = model.model.layers[0].self_attn
+    q, k, v = (torch.randn(2, heads, n, module.head_dim, dtype=dtype) for heads, n in ((4, 1), (2, 50), (2, 50)))
+    mask, options = sq.Mask.causal(offset=49), {"method": method, "enable_gqa": True}
+    want = sq.attention(q, k, v, mask=mask, **options)
+    places = torch.eye(50, dtype=dtype).expand(2, 2, -1, -1)
+    others = sq.attention(q[:, :2], k, places, mask=mask, method=method)[0, 0, 0] == 0
+    assert others.any() == (method != STEPS_BY_POSITION[-1])
+    k[:, :, others], v[:, :, others] = torch.nan, torch.inf
+    out, _ = attend(module, q, k, v, None)
+    torch.testing.assert_close(out.transpose(1, 2), want, atol=1e-5 if dtype == torch.float32 else 2e-2, rtol=1e-2)
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        "local:positions=relative",
+        "strided",
+        "local+strided",
+        "mixed-heads:methods=local+keep",
+        "full",
+        "performer+local",
+    ],
+)
+def test_methods_that_prepare_no_step(method):
+    assert resolve(method).prepare_step is None
+
+
+def test_a_class_that_meets_otherwise_prepares_no_step():
+    other = type("Other", (sq.Local,), {"meetings": sq.Local.meetings})
+    assert sq.Local().prepare_step is not None
+    assert other().prepare_step is None
 
 
 def negated(base, function):
@@ -241,7 +339,7 @@ def test_what_does_not_fit_is_named(change, error, message):
     mask = make_mask(1, 1, 9, 8, 0, None)
     with pytest.raises(error, match=message):
         attend(module, *change(q, k, v), mask)
-    assert getattr(module, NAME).exact_queries > 0
+    assert getattr(module, NAME).prepared_queries > 0
 
 
 @pytest.mark.parametrize("name", ["gemma2", "gpt-oss"])
