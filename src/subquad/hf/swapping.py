@@ -108,12 +108,12 @@ def swap(
     Args:
         model: any transformers model whose attention goes through the attention interface, or a wrapper around one: a
             SentenceTransformer, a CrossEncoder, a pipeline, a PeftModel, a DataParallel, a module of your own.
-        method: one method for every layer, except that layers with a window inside which it cannot run have exact attention
-            there ("full", in decoders "full:kernel=subquad", whose steps are the faster ones);
-            or a mapping from layer numbers (as `describe` counts them) or name patterns ("encoder.*", as fnmatch reads
-            them; later entries win) to methods. Layers that a mapping leaves out run "full": exact attention. A method
-            that is bound already, with its learned parameters, is for one layer; others with learned parameters are
-            bound here, with those that they start with. Or a plan, as `sq.load_plan` reads it.
+        method: one method for every layer, except that layers with a window inside which it cannot run have exact
+            attention there ("full", in decoders "full:kernel=subquad", whose steps are the faster ones); or a mapping
+            from layer numbers (as `describe` counts them) or name patterns ("encoder.*", as fnmatch reads them; later
+            entries win) to methods. Layers that a mapping leaves out run "full": exact attention. A method that is
+            bound already, with its learned parameters, is for one layer; others with learned parameters are bound here,
+            with those that they start with. Or a plan, as `sq.load_plan` reads it.
         max_length: the longest input, for methods that are bound here and whose parameters depend on it; by default
             what the model's learned positions reach (`position_limit`), where they set a limit.
         inputs: a small batch for the trial, for a model that subquad cannot make inputs for.
