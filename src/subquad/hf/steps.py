@@ -5,12 +5,15 @@ Their attention is exact, or exact over the keys that a method such as "local" c
 Each generated token passes through all layers with one query. On a short cache, the checks of a call and the making of
 its mask take longer than the attention itself. So what is the same in all layers of a forward pass is made once, and
 kept on the mask that they are all given: a function of query, key and value (`Method.prepare_exact`, or the method's
-own `prepare_step`). What is the same in all passes is read when a method is attached (`Attached`).
+own `prepare_step`). What is the same in all passes is read when a method is attached (`Attached`). Cross-attention has
+no mask, and its keys stay the same from step to step: its layers keep such a function each.
 
 Anything that needs more, such as an audit, autocast or a gradient, goes the general way (`Attached.forward`).
 """
 
+from threading import get_ident
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -18,6 +21,7 @@ from torch._C import _get_tracing_state
 
 from subquad.hf.layer_masks import decoded, mask_of
 from subquad.hf.layers import Attached
+from subquad.kernels.dispatch import forced_backend
 from subquad.kernels.transforms import transform
 from subquad.masks import Mask
 from subquad.methods import BoundMethod
@@ -25,6 +29,8 @@ from subquad.methods.core.call import Attention, Call
 from subquad.methods.core.current_shard import in_use
 
 _STEPS = "_subquad_steps"  # on a mask of `boundary.make_mask`: what its layers have prepared for it
+# For cross-attention, which has no mask: what each layer prepared last, and what that depends on.
+_UNMASKED: WeakKeyDictionary[Attached, tuple[Any, Attention | None]] = WeakKeyDictionary()
 
 
 def share_steps(mask: Tensor) -> None:
@@ -49,13 +55,33 @@ def attend_step(
     shapes = query.shape, key.shape, value.shape, query.dtype, key.dtype, value.dtype
     kind = layer.step_kind, shapes, causal, scale
     prepared = getattr(mask, _STEPS, None)
-    if prepared is None:
+    if mask is None:
+        attention = _unmasked(layer, query, key, value, causal, scale, kind)
+    elif prepared is None:
         attention = _prepare(layer, query, key, value, mask, causal, scale)
     elif kind in prepared:
         attention = prepared[kind]
     else:
         attention = prepared[kind] = _prepare(layer, query, key, value, mask, causal, scale)
     return None if attention is None else attention(query, key, value).transpose(1, 2).contiguous()
+
+
+def _unmasked(
+    layer: Attached,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    causal: bool,
+    scale: float | None,
+    kind: tuple[Any, ...],
+) -> Attention | None:
+    """The attention of a step without a mask, prepared anew if anything that it depends on is not as it last was."""
+    now = kind, forced_backend(), torch.get_num_threads(), get_ident()
+    last, attention = _UNMASKED.get(layer, (None, None))
+    if last != now:
+        attention = _prepare(layer, query, key, value, None, causal, scale)
+        _UNMASKED[layer] = now, attention
+    return attention
 
 
 def _goes_short(layer: Attached, query: Tensor, key: Tensor, value: Tensor) -> bool:

@@ -1,5 +1,7 @@
 """Steps on a cache go a short way from transformers to the kernel, with what a forward pass's layers share."""
 
+import copy
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass
 
@@ -9,7 +11,7 @@ import transformers as hf
 from torch.profiler import ProfilerActivity, profile
 
 import subquad as sq
-from subquad.hf import layer_masks
+from subquad.hf import layer_masks, steps
 from subquad.hf.boundary import attend, make_mask
 from subquad.hf.layers import NAME, Attached
 from subquad.kernels import native
@@ -349,3 +351,56 @@ def test_capped_logits_and_sinks_under_autocast(name):
     ids = torch.randint(5, 60, (1, 10))
     with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
         assert model(input_ids=ids, use_cache=False).logits.isfinite().all()
+
+
+@pytest.fixture
+def cross_step():
+    """A swapped cross-attention of a decoder of speech, called with numbers of queries and of keys."""
+    model = build("whisper").model
+    sq.hf.swap(model, "full:kernel=subquad")
+    module = model.model.decoder.layers[0].encoder_attn
+    sizes = module.num_heads, module.head_dim
+
+    def call(tokens, keys, dtype=torch.float32):
+        q, k = (torch.randn(2, sizes[0], n, sizes[1], dtype=dtype) for n in (tokens, keys))
+        out, _ = attend(module, q, k, k, None, is_causal=False)
+        want = torch.nn.functional.scaled_dot_product_attention(q, k, k)
+        torch.testing.assert_close(out.transpose(1, 2), want, atol=2e-2 if dtype == torch.bfloat16 else 1e-5, rtol=1e-2)
+
+    return call
+
+
+def test_cross_attention_prepares_its_steps_once(cross_step, monkeypatch):
+    made = []
+    prepare = steps._prepare
+    monkeypatch.setattr(steps, "_prepare", lambda *args: made.append(args) or prepare(*args))
+    for _ in range(3):
+        cross_step(1, 700)
+    assert len(made) == 1
+    cross_step(2, 700)
+    cross_step(2, 600)
+    cross_step(2, 600, torch.bfloat16)
+    assert len(made) == 4
+    with sq.use_backend("reference"):
+        cross_step(2, 600, torch.bfloat16)
+    assert len(made) == 5
+    threads = torch.get_num_threads()
+    try:
+        torch.set_num_threads(threads + 1)
+        cross_step(2, 600, torch.bfloat16)
+    finally:
+        torch.set_num_threads(threads)
+    assert len(made) == 6
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(cross_step, 2, 600, torch.bfloat16).result()
+    assert len(made) == 7
+
+
+def test_a_model_that_made_a_step_can_be_copied_and_pickled(tmp_path):
+    case = build("whisper")
+    sq.hf.swap(case.model, "full:kernel=subquad")
+    out = case.output()
+    torch.save(case.model, tmp_path / "model.pt")
+    for other in (copy.deepcopy(case.model), torch.load(tmp_path / "model.pt", weights_only=False)):
+        case.model = other
+        torch.testing.assert_close(case.output(), out, atol=1e-6, rtol=1e-6)
