@@ -454,13 +454,10 @@ class Comparison(JobRun):
         """Seconds and MiB of a batch through a row's model, and its output; `run` has the dtype and the methods."""
         model = self._model_for(length, run[0])
         forward = partial(model.forward, items, cached=self.new_tokens_after(length) > 0)
+        peak = partial(peak_extra_mib, forward, model.device, self.group) if with_memory else lambda: (None, forward())
         with running(model.model, run[1], self.group):
-            if not with_memory:
-                seconds, output = stopwatch(forward, model.device, self.group)
-                return (seconds, None), output
-            peak = partial(peak_extra_mib, forward, model.device, self.group)
             seconds, (mib, output) = stopwatch(peak, model.device, self.group)
-            return (seconds, mib), output
+        return (seconds, mib), output
 
     def is_extended(self, length: int) -> bool:
         """True if inputs of this length are read by extended positions."""
