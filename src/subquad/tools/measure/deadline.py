@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from typing import TypeVar
 
 from subquad.tools.measure.group import ALONE, MeasuringGroup
 
+Step = TypeVar("Step")
 GRACE = 0.1  # share of a limit by which the least that a verification needs may exceed it
 
 
@@ -37,6 +39,13 @@ class Deadline:
     def part(self, share: float) -> Deadline:
         """The limit of a part of the work: a share of the seconds that are left."""
         return Deadline(share * max(self.left, 0.0), self._group)
+
+    def within(self, steps: Iterable[Step], least: int) -> Iterator[Step]:
+        """The first `least` steps, and the others as long as time is left when one begins."""
+        for number, step in enumerate(steps):
+            if number >= least and self.left <= 0:
+                return
+            yield step
 
     @contextmanager
     def paused(self) -> Iterator[None]:

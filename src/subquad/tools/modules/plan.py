@@ -20,7 +20,7 @@ from subquad.nn.swapping import NAME
 from subquad.tools.measure.deadline import Deadline
 from subquad.tools.measure.fidelity import relative_error
 from subquad.tools.measure.noise import AGAIN, against_itself
-from subquad.tools.measure.timing import Cost, Effort, cost, ratios, shuffled, stopwatch, until_steady
+from subquad.tools.measure.timing import Cost, Effort, cost, one_round, ratios, speedup, stopwatch, until_steady
 from subquad.tools.measure.tradeoff import EQUAL, SIMILAR, closest_of_fast, tie_of
 from subquad.tools.modules.attention import ModuleLayers, attention_sites
 from subquad.tools.modules.calls import ModuleCall, as_calls, device_of, run_exactly, spread_order
@@ -261,7 +261,7 @@ class ModulePlanning:
         effort = Effort(seconds=min(CALL_SECONDS, max(allowed, 0.0) / len(calls)), least=3, enough=7, most=25)
         rounds = until_steady(calls, effort, self.device)
         exact = statistics.median(rounds[EXACT])
-        return {each: exact / statistics.median(ratios(s, rounds[EXACT])) for each, s in rounds.items()}
+        return {each: exact / speedup(s, rounds[EXACT]) for each, s in rounds.items()}
 
     def losses(
         self, items: Sequence[ModuleCall], seconds: Mapping[int, Mapping[str, float]]
@@ -421,18 +421,16 @@ class ModulePlanning:
         values: dict[str, list[float]] = {name: [] for name in choices}
         references: list[float] = []
         draw, deadline = random.Random(0), self.deadline.part(0.5)
-        for number in range(max(len(held_out), VERIFYING_ROUNDS)):
-            if number >= LEAST_VERIFIED and deadline.left < 0:
-                break
-            call, outputs = held_out[number % len(held_out)], dict[str, Any]()
-            for name, mapping in shuffled(runs, draw).items():
-                with self.sites.running(mapping), _named_refusal(call, mapping):
-                    taken, outputs[name] = stopwatch(partial(call.run, self.sites.module), self.device)
-                seconds[name].append(taken)
+        for number in deadline.within(range(max(len(held_out), VERIFYING_ROUNDS)), LEAST_VERIFIED):
+            call = held_out[number % len(held_out)]
+            taken, outputs = one_round(runs, partial(self._timed, call), draw)
+            for name in runs:
+                seconds[name].append(taken[name])
             if number < len(held_out):
                 references.append(self.judge.reference(outputs[EXACT], call))
                 for name in choices:
                     values[name].append(self.judge.value(outputs[name], outputs[EXACT], call))
+            del outputs  # before those of the next round are there
         noise = against_itself(ratios(seconds[AGAIN], seconds[EXACT]))
         verified = {}
         for name, chosen in choices.items():
@@ -442,6 +440,11 @@ class ModulePlanning:
             speed = cost(seconds[name], seconds[EXACT], noise=noise)
             verified[name] = VerifiedChoice(dict(chosen), losses, values[name], list(references), bound, speed, noise)
         return verified
+
+    def _timed(self, call: ModuleCall, methods: Mapping[str, Method]) -> tuple[float, Any]:
+        """Seconds of a held-out input with these methods, and the output."""
+        with self.sites.running(methods), _named_refusal(call, methods):
+            return stopwatch(partial(call.run, self.sites.module), self.device)
 
     def _plan(
         self,
