@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 from subquad.tools.measure.group import ALONE, MeasuringGroup
 
-GRACE = 0.1  # share of a limit by which the least that a verification needs may exceed it
+GRACE = 0.1  # share of a limit by which a necessary step may exceed it
 
 
 class Deadline:
@@ -31,7 +31,7 @@ class Deadline:
         return self.left >= seconds + reserve
 
     def allows_late(self, seconds: float) -> bool:
-        """True if a step that must not be missing ends within the limit and its grace."""
+        """True if a necessary step, which takes this many seconds, exceeds the limit by no more than the grace."""
         return self.allows(seconds, -GRACE * self.seconds)
 
     def part(self, share: float) -> Deadline:
