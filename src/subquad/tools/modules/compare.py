@@ -22,14 +22,7 @@ from subquad.tools.measure.metrics import Judge, Metric, Score, judge_of, relati
 from subquad.tools.measure.noise import AGAIN, against_itself, noise_of
 from subquad.tools.measure.timing import cost, exact_cost, ratios, shuffled, stopwatch
 from subquad.tools.measure.without_attention import WITHOUT, WithoutAttention
-from subquad.tools.modules.attention import (
-    Assigned,
-    AttentionSites,
-    ModuleLayers,
-    after_pass,
-    attention_sites,
-    outside,
-)
+from subquad.tools.modules.attention import Assigned, AttentionSites, after_pass, attention_sites, outside
 from subquad.tools.modules.comparison import ModuleComparison
 from subquad.tools.modules.unchanged import unchanged
 from subquad.tools.report.schema import MethodReport
@@ -172,7 +165,7 @@ def references(sites: AttentionSites) -> dict[str, Method]:
 
     Layers that `sq.nn.swap` changes leave torch's fused encoder kernels, so exact attention may take longer there.
     """
-    swapped: dict[str, Method] = {f"full (by {sites.function})": Full()} if isinstance(sites, ModuleLayers) else {}
+    swapped: dict[str, Method] = {f"full (by {sites.function})": Full()} if sites.function == "sq.nn.swap" else {}
     return {**swapped, WITHOUT: WithoutAttention()}
 
 

@@ -102,7 +102,7 @@ def plan_module(
         raise InputError(
             f"there are {len(calls)} inputs, but a plan needs {FEWEST}: two to measure losses on and two to verify it"
         )
-    deadline = Deadline(60 * minutes)
+    deadline, screening = Deadline(60 * minutes), Deadline(SCREENING * 60 * minutes)
     with unchanged(module):
         run_exactly(calls[0], module)
         sites = attention_sites(module, calls[0])
@@ -110,7 +110,7 @@ def plan_module(
             raise InputError(_other_function(sites.function, module))
         by_length, _ = grouped(sites, calls, SCREENING * 60 * minutes / 2)
         planning = ModulePlanning(sites, judge, deadline, progress)
-        return planning.run(by_length, tried if tried is not None else grid(max(by_length)), len(calls))
+        return planning.run(by_length, tried if tried is not None else grid(max(by_length)), len(calls), screening)
 
 
 def _other_function(function: str, module: nn.Module) -> str:
@@ -166,7 +166,9 @@ class ModulePlanning:
         self.notes: list[str] = []
         self.pass_seconds = 0.0  # of exact attention
 
-    def run(self, by_length: Mapping[int, list[ModuleCall]], methods: Sequence[Method], inputs: int) -> ModulePlan:
+    def run(
+        self, by_length: Mapping[int, list[ModuleCall]], methods: Sequence[Method], inputs: int, screening: Deadline
+    ) -> ModulePlan:
         """Screen the methods, measure losses, choose and verify."""
         # In the order of lengths, so that neighbours go to both.
         parts = divided([call for calls in by_length.values() for call in calls], MOST)
@@ -174,7 +176,7 @@ class ModulePlanning:
         references = [self.judge.reference(run_exactly(call, self.sites.module), call) for call in items]
         accepted = self.judge.accepted_loss(references)
         longest = by_length[max(by_length)][0]
-        seconds = self.screen(longest, methods)
+        seconds = self.screen(longest, methods, screening)
         losses = self.losses(items, seconds)
         without = None if self.judge.is_score else self.without_attention(items[0])
         losses, accepted = self.distinguished(losses, accepted, without)
@@ -184,7 +186,7 @@ class ModulePlanning:
             self.notes.append(f"The time sufficed for {used} of {inputs} inputs; more minutes measure more.")
         return self._plan(verified, why_exact, losses)
 
-    def screen(self, call: ModuleCall, methods: Sequence[Method]) -> dict[int, dict[str, float]]:
+    def screen(self, call: ModuleCall, methods: Sequence[Method], deadline: Deadline) -> dict[int, dict[str, float]]:
         """Seconds of the candidates of each layer on its own inputs, exact attention's among them.
 
         Of those that are faster than exact attention, the Pareto front of time and error.
@@ -198,13 +200,12 @@ class ModulePlanning:
             name: self._able(layer_calls[name], [method for method in methods if name in assigned[method]])
             for name in self.names
         }
-        afterwards = (1 - SCREENING) * self.deadline.seconds
         for number, name in enumerate(self.names):
             self.progress("timing methods in layers", number, len(self.names))
             layer_call = layer_calls[name]
             key = (layer_call.shape, tuple(able[name]))
             if key not in timed:
-                timed[key] = self._times(layer_call, able[name], self.deadline.left - afterwards)
+                timed[key] = self._times(layer_call, able[name], deadline.left)
             times = {each: s for each, s in timed[key].items() if each != EXACT}
             faster = {each: s for each, s in times.items() if s < choice.GAIN * timed[key][EXACT]}
             errors = {each: able[name][each][1] for each in faster}

@@ -8,9 +8,7 @@ share of what they lose together. Verification corrects what such a choice misse
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeVar
-
-Input = TypeVar("Input")
+from typing import Any
 
 KEPT = 6  # candidates of a length, or of a layer of a module, whose losses are measured
 LEAST_KEPT = 3
@@ -160,7 +158,7 @@ def spread_out(count: int) -> Sequence[int]:
     return sorted(range(count), key=lambda number: number * 0.6180339887 % 1.0)  # the golden ratio's fractional part
 
 
-def divided(inputs: Sequence[Input], most: int) -> tuple[list[Input], list[Input]]:
+def divided(inputs: Sequence[Any], most: int) -> tuple[list[Any], list[Any]]:
     """The inputs for losses, and those held out.
 
     For losses: two to `most` of four or more inputs, evenly spread, and a third of them or fewer.
