@@ -15,9 +15,8 @@ from subquad.core.spelling import listed
 from subquad.hf.plans import joined
 from subquad.methods import BoundMethod, ByLength, Full, Method, from_dict
 from subquad.methods.core.mixture import is_mixture
-from subquad.tools.compare import recommend
+from subquad.tools.compare import recommend, run
 from subquad.tools.compare.recommend import describe_performance, fastest, is_faithful, is_full
-from subquad.tools.compare.run import prepare
 from subquad.tools.models.dtypes import FP32, TORCH
 from subquad.tools.models.rows import IN, CompareRow
 from subquad.tools.models.saved_card import Measured
@@ -97,7 +96,7 @@ def chosen_by_comparison(settings: CompareSettings, report: Report, out: Path) -
     attached = report["recommendation"].get("attachment")
     if attached is None:
         return None
-    c = prepare(settings, out)  # what was fitted is in the folder
+    c = run.prepare(settings, out)  # what was fitted is in the folder
     names = {int(start): name for start, name in attached["steps"].items()}
     rows = {row.name: row for row in c.rows}
     reports = {method["method"]: method for method in report["methods"]}
