@@ -45,15 +45,15 @@ EAGER = {"attn_implementation": "eager"}  # a swap that the folder records is no
 
 @runtime_checkable
 class SavingSettings(Protocol):
-    """The settings that a command must have for `--save`."""
+    """The settings of a command that can save the model that it measured."""
 
     @property
     def model(self) -> str | None:
-        """Hub id or folder of the model; None: the default one."""
+        """Hub id or folder; None: a model of the demo extra."""
 
     @property
-    def text(self) -> tuple[Path, ...]:
-        """The files that were read; empty: the default text."""
+    def text(self) -> Sequence[Path]:
+        """Files and folders of text; empty: the standard library's."""
 
     @property
     def column(self) -> str:
@@ -61,15 +61,15 @@ class SavingSettings(Protocol):
 
     @property
     def extend(self) -> int | None:
-        """The tokens to which positions are extended, if they are."""
+        """The number of positions that rotary ones are extended to."""
 
     @property
-    def named_lengths(self) -> tuple[int, ...]:
+    def named_lengths(self) -> Sequence[int]:
         """The lengths that the user named."""
 
     @property
-    def model_lengths(self) -> tuple[int, ...]:
-        """The lengths at which the whole model runs, the shortest first."""
+    def model_lengths(self) -> Sequence[int]:
+        """The lengths at which the model is run."""
 
 
 @dataclass(frozen=True)
