@@ -46,6 +46,7 @@ from subquad.tools.measure.group import MeasuringGroup
 from subquad.tools.measure.memory import peak_extra_mib
 from subquad.tools.measure.noise import AGAIN
 from subquad.tools.measure.timing import one_round, predicted, stopwatch, timed_rounds
+from subquad.tools.measure.without_attention import WITHOUT, WithoutAttention
 from subquad.tools.models.dtypes import FP32, TORCH
 from subquad.tools.models.generation import (
     STEPS_IN_ROUND,
@@ -58,7 +59,6 @@ from subquad.tools.models.next_tokens import quarter_perplexities
 from subquad.tools.models.passages import TokenizedText
 from subquad.tools.models.pretrained import BATCH, Pretrained, running
 from subquad.tools.models.rows import CompareRow, mark_of
-from subquad.tools.modules.references import WITHOUT, WithoutAttention
 from subquad.tools.runs import machine
 from subquad.tools.runs.floor import Floor
 from subquad.tools.runs.jobs import Job

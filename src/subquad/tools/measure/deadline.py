@@ -10,7 +10,7 @@ from typing import TypeVar
 from subquad.tools.measure.group import ALONE, MeasuringGroup
 
 Step = TypeVar("Step")
-GRACE = 0.1  # share of a limit by which the least that a verification needs may exceed it
+GRACE = 0.1  # share of a limit by which a necessary step may exceed it
 
 
 class Deadline:
@@ -33,7 +33,7 @@ class Deadline:
         return self.left >= seconds + reserve
 
     def allows_late(self, seconds: float) -> bool:
-        """True if a step that must not be missing ends within the limit and its grace."""
+        """True if a necessary step, which takes this many seconds, exceeds the limit by no more than the grace."""
         return self.allows(seconds, -GRACE * self.seconds)
 
     def part(self, share: float) -> Deadline:

@@ -15,15 +15,15 @@ from torch import nn
 from subquad.core.errors import InputError
 from subquad.core.spelling import listed
 from subquad.methods import Full, Method, resolve
+from subquad.tools.measure.calls import ModuleCall, as_calls, device_of, run_exactly, spread_order
 from subquad.tools.measure.deadline import Deadline
 from subquad.tools.measure.memory import peak_extra_mib
+from subquad.tools.measure.metrics import Judge, Metric, Score, judge_of, relative_error_of
 from subquad.tools.measure.noise import AGAIN, against_itself, noise_of
 from subquad.tools.measure.timing import cost, exact_cost, one_round, ratios, stopwatch
+from subquad.tools.measure.without_attention import WITHOUT, WithoutAttention
 from subquad.tools.modules.attention import Assigned, AttentionSites, after_pass, attention_sites, outside
-from subquad.tools.modules.calls import ModuleCall, as_calls, device_of, run_exactly, spread_order
 from subquad.tools.modules.comparison import ModuleComparison
-from subquad.tools.modules.metrics import Judge, Metric, Score, judge_of, relative_error_of
-from subquad.tools.modules.references import references
 from subquad.tools.modules.unchanged import unchanged
 from subquad.tools.report.schema import MethodReport
 from subquad.tools.runs import machine
@@ -158,6 +158,15 @@ def methods_of(methods: str | Method | Sequence[str | Method]) -> list[Method]:
     if not tried:
         raise InputError("the methods name none but exact attention, so there is nothing to compare it with")
     return tried
+
+
+def references(sites: AttentionSites) -> dict[str, Method]:
+    """The methods that others are compared with, by the names of their rows: exact attention, and none at all.
+
+    Layers that `sq.nn.swap` changes leave torch's fused encoder kernels, so exact attention may take longer there.
+    """
+    swapped: dict[str, Method] = {f"full (by {sites.function})": Full()} if sites.function == "sq.nn.swap" else {}
+    return {**swapped, WITHOUT: WithoutAttention()}
 
 
 def grouped(

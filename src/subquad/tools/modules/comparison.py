@@ -10,7 +10,7 @@ from subquad.core.spelling import listed
 from subquad.methods import Method, from_dict
 from subquad.tools.compare.distinguish import distinguished
 from subquad.tools.compare.recommend import recommend
-from subquad.tools.modules.references import WITHOUT
+from subquad.tools.measure.without_attention import WITHOUT
 from subquad.tools.modules.tables import Columns, as_markdown, as_terminal
 from subquad.tools.report import cells
 from subquad.tools.report.schema import MethodReport
