@@ -4,10 +4,10 @@ from io import StringIO
 import pytest
 from rich.console import Console
 
+from subquad.tools.compare.settings import COMPARED
 from subquad.tools.compare.tables import markdown, rich_table
 from subquad.tools.measure.noise import noise_of
 from subquad.tools.report import cells, content
-from subquad.tools.runs.settings import COMPARED
 from tests.tools.report import sample
 
 

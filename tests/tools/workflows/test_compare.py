@@ -19,12 +19,13 @@ from subquad.tools.compare.jobs import OP, SEQUENCE
 from subquad.tools.compare.page import html
 from subquad.tools.compare.report import read_anew, report_of
 from subquad.tools.compare.run import measure, prepare
+from subquad.tools.compare.settings import CompareSettings
 from subquad.tools.compare.tables import markdown, rich_table
 from subquad.tools.compare.write import write_report
 from subquad.tools.measure.noise import AGAIN
 from subquad.tools.models import saving
+from subquad.tools.plan.settings import PlanSettings
 from subquad.tools.report.content import legend, main_table, op_table, use
-from subquad.tools.runs.settings import CompareSettings, PlanSettings
 
 pytestmark = pytest.mark.usefixtures("undisturbed")
 

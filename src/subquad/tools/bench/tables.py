@@ -6,8 +6,9 @@ from rich.console import Group, RenderableType
 from rich.table import Table as RichTable
 from rich.text import Text
 
+from subquad.methods.full import EXACT
 from subquad.tools.bench.crossovers import Panel, cells_of, names, panels, ran
-from subquad.tools.bench.schema import EXACT, BenchCell, BenchReport, Change, Changes, Crossover
+from subquad.tools.bench.schema import BenchCell, BenchReport, Change, Changes, Crossover
 from subquad.tools.compare.tables import noise_line
 from subquad.tools.report import cells, reading
 from subquad.tools.report.cells import Cell, Tone

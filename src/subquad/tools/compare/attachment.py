@@ -12,6 +12,7 @@ from typing import TypeVar
 from subquad.core.spelling import listed
 from subquad.methods import ByLength, from_dict
 from subquad.methods.core.mixture import is_mixture
+from subquad.methods.full import EXACT
 from subquad.tools.compare import recommend
 from subquad.tools.compare.recommend import fastest, is_faithful, is_full
 from subquad.tools.models.dtypes import FP32
@@ -134,7 +135,7 @@ def _joined(chosen: Rows, floor: Floor) -> dict[int, MethodReport]:
 
 def _note(best: Mapping[int, MethodReport | None], chosen: Rows, runs: Rows, floor: Floor) -> str:
     """The lengths at which something else runs than what is recommended there, and why; empty if there are none."""
-    recommended = {n: "full" if row is None else row["method"] for n, row in best.items()}
+    recommended = {n: EXACT if row is None else row["method"] for n, row in best.items()}
     differing = [n for n, row in runs.items() if n in recommended and row["method"] != recommended[n]]
     if not differing:
         return ""

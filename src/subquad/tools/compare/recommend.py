@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 
 from subquad.core.spelling import listed
 from subquad.methods import Full, from_dict
+from subquad.methods.full import EXACT
 from subquad.tools.measure.exact_limits import exact_up_to
 from subquad.tools.measure.noise import Verdict, percent
 from subquad.tools.measure.tradeoff import EQUAL, SIMILAR, closest_of_fast
@@ -58,7 +59,7 @@ def recommend(
     ]
     if measured:
         reasons.append(_tried(measured, judged))
-    names = {length: "full" if method is None else method["method"] for length, method in best.items()}
+    names = {length: EXACT if method is None else method["method"] for length, method in best.items()}
     shown = "is shown to have" if unproven else "has"
     headline = _headline(best, min(best) if noisy and best and main_length in noisy else main_length, floor, shown)
     headline = _with_noise(headline, list(noisy), bool(best), remedy) if noisy else headline
@@ -66,7 +67,7 @@ def recommend(
         each = " ".join(f"At {n:,} tokens, {why}." for n, why in unproven.items())
         headline = f"This comparison does not tell methods apart. {each} {REMEDY} {headline}"
     recommendation: Recommendation = {
-        "choice": names.get(main_length, "full"),
+        "choice": names.get(main_length, EXACT),
         "by_length": {str(length): name for length, name in names.items()},
         "headline": headline,
         "reasons": reasons,
@@ -177,7 +178,7 @@ def _is_exact(method: MethodReport | None) -> bool:
 
 def is_exact_kernel(method: MethodReport) -> bool:
     """True if a row is exact attention by its name, such as `full:kernel=subquad`."""
-    return method["settings"].get("name") == "full" and not method["method"].startswith("plan:")
+    return method["settings"].get("name") == EXACT and not method["method"].startswith("plan:")
 
 
 def is_faithful(method: MethodReport, length: str, floor: Floor) -> bool:

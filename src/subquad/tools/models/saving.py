@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 
@@ -28,6 +28,7 @@ from subquad.methods.by_length import Step
 from subquad.tools.compare import run as compare
 from subquad.tools.compare.attachment import described, running_at
 from subquad.tools.compare.recommend import describe_performance
+from subquad.tools.compare.settings import CompareSettings
 from subquad.tools.data.texts import read_documents, standard_library
 from subquad.tools.models.dtypes import FP32, TORCH, convert
 from subquad.tools.models.longer import longer_note, short_note, yarn_note
@@ -43,11 +44,40 @@ from subquad.tools.models.saved_settings import (
     longest_text,
     text_settings,
 )
+from subquad.tools.plan.settings import PlanSettings
 from subquad.tools.report.schema import Report
-from subquad.tools.runs.settings import CompareSettings, PlanSettings
 
 CARD = "README.md"
 EAGER = {"attn_implementation": "eager"}  # a swap that the folder records is not what the user asks about
+
+
+@runtime_checkable
+class SavingSettings(Protocol):
+    """The settings of a command that can save the model that it measured."""
+
+    @property
+    def model(self) -> str | None:
+        """Hub id or folder; None: a model of the demo extra."""
+
+    @property
+    def text(self) -> Sequence[Path]:
+        """Files and folders of text; empty: the standard library's."""
+
+    @property
+    def column(self) -> str:
+        """The column of tables with the text."""
+
+    @property
+    def extend(self) -> int | None:
+        """The number of positions that rotary ones are extended to."""
+
+    @property
+    def named_lengths(self) -> Sequence[int]:
+        """The lengths that the user named."""
+
+    @property
+    def model_lengths(self) -> Sequence[int]:
+        """The lengths at which the model is run."""
 
 
 @dataclass(frozen=True)
@@ -93,7 +123,7 @@ class SavedModel:
     why_not: str = ""
 
 
-def check(folder: Path | None, out: Path, settings: CompareSettings | PlanSettings) -> str:
+def check(folder: Path | None, out: Path, settings: SavingSettings) -> str:
     """Refuse, before anything is measured, what could not be saved; without a folder nothing is to be saved.
 
     Returns what the user must know of the saved model in advance; empty if there is nothing.
@@ -166,7 +196,7 @@ def chosen_by_plan(settings: PlanSettings, out: Path) -> Chosen | None:
         return Chosen("the plan", methods, lengths, measured, weights, plan.recorded)
 
 
-def save(chosen: Chosen | None, settings: CompareSettings | PlanSettings, folder: Path) -> SavedModel:
+def save(chosen: Chosen | None, settings: SavingSettings, folder: Path) -> SavedModel:
     """Write the model with the chosen methods as its own library does, and compare what was written with the original.
 
     The longest text that it reads is that of the original model, unless a longer one was named in `settings.lengths`
@@ -245,7 +275,7 @@ def _accepted(model: Any) -> int | None:
     return accepted
 
 
-def _documents(settings: CompareSettings | PlanSettings) -> Sequence[str]:
+def _documents(settings: SavingSettings) -> Sequence[str]:
     """The documents that a command read."""
     return read_documents(settings.text, settings.column) if settings.text else standard_library()
 

@@ -15,6 +15,8 @@ from torch import nn
 from subquad.core.errors import InputError
 from subquad.core.spelling import listed
 from subquad.methods import Full, Method, resolve
+from subquad.methods.full import EXACT
+from subquad.tools.compare.settings import COMPARED, COMPARED_CAUSAL
 from subquad.tools.measure.deadline import Deadline
 from subquad.tools.measure.memory import peak_extra_mib
 from subquad.tools.measure.noise import AGAIN, against_itself, noise_of
@@ -28,9 +30,7 @@ from subquad.tools.modules.unchanged import unchanged
 from subquad.tools.report.schema import MethodReport
 from subquad.tools.runs import machine
 from subquad.tools.runs.jobs import Progress, silent
-from subquad.tools.runs.settings import COMPARED, COMPARED_CAUSAL
 
-EXACT = "full"
 LENGTHS = 4  # with figures of their own; inputs of more lengths are one group
 LEAST_ROUNDS, MOST_ROUNDS = 9, 60  # of timings at a length, if time allows
 SECONDS = 2.0  # of the rounds at a length, from which on `LEAST_ROUNDS` suffice

@@ -8,6 +8,7 @@ from typing import Any
 
 from subquad.core.spelling import listed
 from subquad.methods import Method, from_dict
+from subquad.methods.full import EXACT
 from subquad.tools.compare.distinguish import distinguished
 from subquad.tools.compare.recommend import recommend
 from subquad.tools.modules.references import WITHOUT
@@ -78,7 +79,7 @@ class ModuleComparison:
         rows, blind = self._distinguished
         result = recommend(rows, lengths, floor, max(lengths), self.noise, blind=blind)
         chosen = result["by_length"]
-        by_length = {n: _method_of(self.rows, chosen.get(str(n), "full")) for n in lengths}
+        by_length = {n: _method_of(self.rows, chosen.get(str(n), EXACT)) for n in lengths}
         return ModuleRecommendation(by_length[min(lengths)], by_length, result["headline"], tuple(result["reasons"]))
 
     @property

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from subquad.core.errors import InputError
 from subquad.core.spelling import listed
 from subquad.methods import Full, Method
+from subquad.methods.full import EXACT
 from subquad.nn import describe
 from subquad.nn.swapping import NAME
 from subquad.tools.measure.deadline import Deadline
@@ -33,7 +34,6 @@ from subquad.tools.plan import choice
 from subquad.tools.plan.grid import grid, pareto
 from subquad.tools.runs.jobs import Progress, silent
 
-EXACT = "full"
 FEWEST, MOST = 4, 16  # inputs, and those of them on which losses are measured
 KEPT = 6  # candidates of a layer whose losses are measured
 GAIN = 0.97  # a candidate that takes more of exact attention's time in a layer is left out

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 from subquad.core.spelling import listed
+from subquad.methods.full import EXACT
 from subquad.tools.report.cells import known
 from subquad.tools.report.schema import Cost, MethodReport, Quality, Report
 from subquad.tools.report.terms import is_reference
@@ -102,7 +103,7 @@ def marks(report: Report, method: MethodReport) -> list[str]:
     layers = report["model"].get("layers")
     total = len(layers) if isinstance(layers, Sequence) else layers
     some = method.get("layers")
-    is_full = method["settings"].get("name") == "full"  # in another dtype
+    is_full = method["settings"].get("name") == EXACT  # in another dtype
     partial = method["status"] == "measured" and bool(some) and isinstance(total, int) and len(some or []) < total
     explanations = {
         "baseline": method["status"] == "exact",
