@@ -14,6 +14,7 @@ from rich.console import Console
 
 import subquad as sq
 from subquad.core.errors import InputError
+from subquad.tools.compare.columns import legend, main_table, op_table, use
 from subquad.tools.compare.comparison import Comparison
 from subquad.tools.compare.jobs import OP, SEQUENCE
 from subquad.tools.compare.page import html
@@ -25,7 +26,6 @@ from subquad.tools.compare.write import write_report
 from subquad.tools.measure.noise import AGAIN
 from subquad.tools.models import saving
 from subquad.tools.plan.settings import PlanSettings
-from subquad.tools.report.content import legend, main_table, op_table, use
 
 pytestmark = pytest.mark.usefixtures("undisturbed")
 

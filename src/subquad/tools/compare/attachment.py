@@ -15,9 +15,9 @@ from subquad.methods.core.mixture import is_mixture
 from subquad.methods.full import EXACT
 from subquad.tools.compare import recommend
 from subquad.tools.compare.recommend import fastest, is_faithful, is_full
+from subquad.tools.compare.schema import Attachment, MethodReport
 from subquad.tools.models.dtypes import FP32
 from subquad.tools.models.rows import IN
-from subquad.tools.report.schema import Attachment, MethodReport
 from subquad.tools.runs.floor import Floor
 
 Row = TypeVar("Row")

@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from subquad.core.spelling import listed
 from subquad.methods import Full, from_dict
 from subquad.methods.full import EXACT
+from subquad.tools.compare.schema import MethodReport, Recommendation
 from subquad.tools.measure.exact_limits import exact_up_to
 from subquad.tools.measure.noise import Verdict, percent
 from subquad.tools.measure.tradeoff import EQUAL, SIMILAR, closest_of_fast
 from subquad.tools.models.dtypes import FP32, TORCH
-from subquad.tools.report.schema import MethodReport, Recommendation
 from subquad.tools.runs.floor import Floor
 
 MARGIN = 1.1  # a smaller speed-up is not worth a change
@@ -35,7 +35,7 @@ def recommend(
     The recommendation is about the settings that were tried; no others are searched. Lengths above the text's `tokens`
     are not judged, and neither are those whose `noise` (how far exact attention differs from itself there, as a factor)
     exceeds `TOO_NOISY`; `remedy` is what to do about that. `blind` are the clauses of `distinguish.distinguished`,
-    which also gives the `methods`. `methods` and the result have the types of `report.schema`.
+    which also gives the `methods`. `methods` and the result have the types of `compare.schema`.
     """
     measured = [m for m in methods if m["status"] == "measured" and _is_candidate(m)]
     best = fastest(methods, lengths, floor, tokens, noise)

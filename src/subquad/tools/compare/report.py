@@ -29,21 +29,7 @@ from subquad.tools.compare.jobs import (
     SequencePass,
 )
 from subquad.tools.compare.recommend import recommend
-from subquad.tools.compare.settings import COMPARED, LENGTHS, OP_LENGTHS, CompareSettings
-from subquad.tools.measure.exact_limits import exact_up_to
-from subquad.tools.measure.fidelity import cosine, crossover, percentile, relative_error, retrieval_agreement
-from subquad.tools.measure.noise import AGAIN, ASSUMED_NOISE, TIE, against_itself, at_least_typical, noise_of
-from subquad.tools.measure.timing import cost, exact_cost, ratios
-from subquad.tools.models.dtypes import FP32, TORCH, has_products
-from subquad.tools.models.generation import ROUNDS, has_exact_steps, takes_cache
-from subquad.tools.models.longer import longer_note, quarters_note, yarn_note
-from subquad.tools.models.next_tokens import NextTokens, summed
-from subquad.tools.models.rows import IN, NOT_CALIBRATED, CompareRow
-from subquad.tools.models.split import split_note, what_is_sent
-from subquad.tools.modules.references import WITHOUT
-from subquad.tools.plan.loads import FEWEST_PASSAGES
-from subquad.tools.report.schema import (
-    Cost,
+from subquad.tools.compare.schema import (
     EagerCost,
     MethodReport,
     Quality,
@@ -52,6 +38,19 @@ from subquad.tools.report.schema import (
     Requests,
     RunNoise,
 )
+from subquad.tools.compare.settings import COMPARED, LENGTHS, OP_LENGTHS, CompareSettings
+from subquad.tools.measure.exact_limits import exact_up_to
+from subquad.tools.measure.fidelity import cosine, crossover, percentile, relative_error, retrieval_agreement
+from subquad.tools.measure.noise import AGAIN, ASSUMED_NOISE, TIE, against_itself, at_least_typical, noise_of
+from subquad.tools.measure.timing import Cost, cost, exact_cost, ratios
+from subquad.tools.models.dtypes import FP32, TORCH, has_products
+from subquad.tools.models.generation import ROUNDS, has_exact_steps, takes_cache
+from subquad.tools.models.longer import longer_note, quarters_note, yarn_note
+from subquad.tools.models.next_tokens import NextTokens, summed
+from subquad.tools.models.rows import IN, NOT_CALIBRATED, CompareRow
+from subquad.tools.models.split import split_note, what_is_sent
+from subquad.tools.modules.references import WITHOUT
+from subquad.tools.plan.loads import FEWEST_PASSAGES
 from subquad.tools.runs import machine
 from subquad.tools.runs.floor import OPTIONS, Floor
 from subquad.tools.runs.options import as_command, settings_of

@@ -28,6 +28,7 @@ from subquad.methods.by_length import Step
 from subquad.tools.compare import run as compare
 from subquad.tools.compare.attachment import described, running_at
 from subquad.tools.compare.recommend import describe_performance
+from subquad.tools.compare.schema import Report
 from subquad.tools.compare.settings import CompareSettings
 from subquad.tools.data.texts import read_documents, standard_library
 from subquad.tools.models.dtypes import FP32, TORCH, convert
@@ -45,7 +46,6 @@ from subquad.tools.models.saved_settings import (
     text_settings,
 )
 from subquad.tools.plan.settings import PlanSettings
-from subquad.tools.report.schema import Report
 
 CARD = "README.md"
 EAGER = {"attn_implementation": "eager"}  # a swap that the folder records is not what the user asks about
@@ -53,15 +53,15 @@ EAGER = {"attn_implementation": "eager"}  # a swap that the folder records is no
 
 @runtime_checkable
 class SavingSettings(Protocol):
-    """The settings of a command that can save the model that it measured."""
+    """The settings that a command must have for `--save`."""
 
     @property
     def model(self) -> str | None:
-        """Hub id or folder; None: a model of the demo extra."""
+        """Hub id or folder of the model; None: the default one."""
 
     @property
-    def text(self) -> Sequence[Path]:
-        """Files and folders of text; empty: the standard library's."""
+    def text(self) -> tuple[Path, ...]:
+        """The files that were read; empty: the default text."""
 
     @property
     def column(self) -> str:
@@ -69,15 +69,15 @@ class SavingSettings(Protocol):
 
     @property
     def extend(self) -> int | None:
-        """The number of positions that rotary ones are extended to."""
+        """The tokens to which positions are extended, if they are."""
 
     @property
-    def named_lengths(self) -> Sequence[int]:
+    def named_lengths(self) -> tuple[int, ...]:
         """The lengths that the user named."""
 
     @property
-    def model_lengths(self) -> Sequence[int]:
-        """The lengths at which the model is run."""
+    def model_lengths(self) -> tuple[int, ...]:
+        """The lengths at which the whole model runs, the shortest first."""
 
 
 @dataclass(frozen=True)

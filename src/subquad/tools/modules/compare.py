@@ -16,6 +16,7 @@ from subquad.core.errors import InputError
 from subquad.core.spelling import listed
 from subquad.methods import Full, Method, resolve
 from subquad.methods.full import EXACT
+from subquad.tools.compare.schema import MethodReport
 from subquad.tools.compare.settings import COMPARED, COMPARED_CAUSAL
 from subquad.tools.measure.deadline import Deadline
 from subquad.tools.measure.memory import peak_extra_mib
@@ -27,7 +28,6 @@ from subquad.tools.modules.comparison import ModuleComparison
 from subquad.tools.modules.metrics import Judge, Metric, Score, judge_of, relative_error_of
 from subquad.tools.modules.references import references
 from subquad.tools.modules.unchanged import unchanged
-from subquad.tools.report.schema import MethodReport
 from subquad.tools.runs import machine
 from subquad.tools.runs.jobs import Progress, silent
 

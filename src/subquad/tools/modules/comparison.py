@@ -11,10 +11,10 @@ from subquad.methods import Method, from_dict
 from subquad.methods.full import EXACT
 from subquad.tools.compare.distinguish import distinguished
 from subquad.tools.compare.recommend import recommend
+from subquad.tools.compare.schema import MethodReport
 from subquad.tools.modules.references import WITHOUT
 from subquad.tools.modules.tables import Columns, as_markdown, as_terminal
 from subquad.tools.report import cells
-from subquad.tools.report.schema import MethodReport
 from subquad.tools.runs.floor import Floor
 
 MODULE_ATTENTION = "full (the module's own)"
