@@ -92,12 +92,9 @@ class CompareSettings:
 
     def __post_init__(self) -> None:
         check_floor(self)
-        common.check_dtype(self.dtype, (AUTO,))
-        common.check_count_of_new_tokens(self.new_tokens)
-        common.check_extension(self.extend)
-        for name, least in (("batch", 1), ("passages", 1)):
-            if getattr(self, name) < least:
-                raise InputError(f"--{name} {getattr(self, name)} must be at least {least}")
+        common.check_model_runs(self.dtype, self.batch, self.extend, self.new_tokens, (AUTO,))
+        if self.passages < 1:
+            raise InputError(f"--passages {self.passages} must be at least 1")
         if self.examples is not None and self.task is None:
             raise InputError(f"--examples {self.examples} chooses examples of a task, but no --task is given")
         if not 0.0 < self.minutes < math.inf:

@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from subquad.core.errors import InputError
 from subquad.tools.runs import common_options as common
 from subquad.tools.runs.options import option
 
@@ -50,11 +49,7 @@ class PlanSettings:
     seed: int = option(0, "Random seed for the passages.")
 
     def __post_init__(self) -> None:
-        common.check_dtype(self.dtype)
-        common.check_count_of_new_tokens(self.new_tokens)
-        common.check_extension(self.extend)
-        if self.batch < 1:
-            raise InputError(f"--batch {self.batch} must be at least 1")
+        common.check_model_runs(self.dtype, self.batch, self.extend, self.new_tokens)
 
     @property
     def is_from_text(self) -> bool:

@@ -63,34 +63,22 @@ def _whole(text: str) -> int:
         raise InputError(f"length {text!r} is not a whole number; lengths are written as 512,1024") from None
 
 
-def check_dtype(name: str | None, others: tuple[str, ...] = ()) -> None:
-    """Check that a model can be run in this dtype.
+def check_model_runs(
+    dtype: str | None, batch: int, extend: int | None, new_tokens: int | None, others: tuple[str, ...] = ()
+) -> None:
+    """Check how a command is asked to run a model.
 
     Raises:
-        InputError: it is none of `DTYPES`, nor of the `others` that a command accepts.
+        InputError: the dtype is none of `DTYPES`, nor of the `others` that the command accepts; a count of texts or of
+            positions is below 1; or the new tokens are below 0, or 1, which no step gives.
     """
-    if name is not None and name not in DTYPES + others:
-        raise InputError(f"--dtype {name!r} is none of {', '.join(DTYPES + others)}")
-
-
-def check_extension(tokens: int | None) -> None:
-    """Check that a model can be extended to a number of tokens.
-
-    Raises:
-        InputError: it is below 1.
-    """
-    if tokens is not None and tokens < 1:
-        raise InputError(f"--extend {tokens} must be at least 1")
-
-
-def check_count_of_new_tokens(count: int | None) -> None:
-    """Check that a number of new tokens is that of a request.
-
-    Raises:
-        InputError: it is below 0, or 1, which no step gives.
-    """
-    if count is not None and (count < 0 or count == 1):
+    if dtype is not None and dtype not in DTYPES + others:
+        raise InputError(f"--dtype {dtype!r} is none of {', '.join(DTYPES + others)}")
+    if new_tokens is not None and (new_tokens < 0 or new_tokens == 1):
         raise InputError(
-            f"--new-tokens {count} must be 0, for no requests, or at least 2: the prefill gives the first new token, "
-            "and steps give the others"
+            f"--new-tokens {new_tokens} must be 0, for no requests, or at least 2: the prefill gives the first new "
+            "token, and steps give the others"
         )
+    for name, count in (("extend", extend), ("batch", batch)):
+        if count is not None and count < 1:
+            raise InputError(f"--{name} {count} must be at least 1")
