@@ -21,9 +21,9 @@ from pathlib import Path
 from typing import Any
 
 from subquad.tools.compare.plots import plots
+from subquad.tools.compare.settings import COMPARED, COMPARED_LONG
 from subquad.tools.compare.tables import markdown
 from subquad.tools.report import cells
-from subquad.tools.runs.settings import COMPARED, COMPARED_LONG
 
 ROOT = Path(__file__).parents[1]
 PAGE = "docs/results/speed-and-fidelity.md"

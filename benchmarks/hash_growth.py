@@ -18,9 +18,9 @@ import torch
 from subquad import hf
 from subquad.methods import parse_method
 from subquad.tools.calibrate.run import fit, mean_at
+from subquad.tools.calibrate.settings import CalibrateSettings
 from subquad.tools.data.texts import read_documents
 from subquad.tools.models.pretrained import load
-from subquad.tools.runs.settings import CalibrateSettings
 
 METHODS = (
     "lha-tail:buckets=16", "lha-tail:buckets=32", "lha-tail:buckets=64", "lha-tail:buckets=128",

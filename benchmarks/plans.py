@@ -22,7 +22,7 @@ from subquad.tools.models.pretrained import Pretrained, load, running
 from subquad.tools.plan.length import swap_of
 from subquad.tools.plan.loads import text_load
 from subquad.tools.plan.run import of_text, plan_loads
-from subquad.tools.runs.settings import PlanSettings
+from subquad.tools.plan.settings import PlanSettings
 
 HEAD = (
     "| planned on | run on | tokens | seed | seconds | predicted / measured loss | fidelity there | speed-up | "

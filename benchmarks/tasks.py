@@ -27,10 +27,10 @@ from subquad.core.reading import is_folder
 from subquad.core.spelling import instead
 from subquad.tools.bench.calls import threads
 from subquad.tools.cli.progress import progress_bar
+from subquad.tools.compare.settings import COMPARED, COMPARED_CAUSAL
 from subquad.tools.models.passages import SHORTEST
 from subquad.tools.models.pretrained import Pretrained, load
 from subquad.tools.runs.jobs import Progress
-from subquad.tools.runs.settings import COMPARED, COMPARED_CAUSAL
 
 LENGTHS = {  # of each task, if nothing else is said
     "retrieval": (512, 2048, 4096),

@@ -11,8 +11,8 @@ import typer
 from subquad.core.errors import InputError, as_input_error
 from subquad.methods import parse_method
 from subquad.tools.cli.main import app
-from subquad.tools.runs import settings as settings_of_commands
-from subquad.tools.runs.options import from_arguments
+from subquad.tools.doctor.settings import CrossoverSettings
+from subquad.tools.runs.options import from_arguments, settings_of
 
 BLOCK = re.compile(r"^(?P<indent> *)```(?:sh|bash)\n(?P<code>.*?)^ *```$", re.DOTALL | re.MULTILINE)
 FENCED = re.compile(r"^ *```.*?^ *```$", re.DOTALL | re.MULTILINE)
@@ -212,15 +212,11 @@ def _group() -> Any:
 
 def _check_settings(name: str, asked: Mapping[str, Any]) -> None:
     """Options that are fields of settings, and the methods among them."""
-    settings: Any = from_arguments(_settings(name), asked, {})
+    kind = CrossoverSettings if name == "doctor" else settings_of(name)
+    settings: Any = from_arguments(kind, asked, {})
     methods = getattr(settings, "methods", ()) or ()
     for method in (*methods, *filter(None, [getattr(settings, "method", None)])):
         parse_method(method.replace("{buckets}", "4"))
-
-
-def _settings(name: str) -> type:
-    named = "CrossoverSettings" if name == "doctor" else f"{name.capitalize()}Settings"
-    return getattr(settings_of_commands, named)
 
 
 def _check_training(name: str, asked: Mapping[str, Any]) -> None:

@@ -13,8 +13,9 @@ import pytest
 ROOT = Path(__file__).parents[1]
 LIBRARY = "subquad/kernels/native/libsubquad.so"
 SOURCES = {"abi.cpp", "kernels.cpp", "kernels.hpp"}
-PAGES = ("base.html.j2", "parts.html.j2", "page.html.j2", "plan.html.j2", "page.css", "page.js")
-DATA = {"subquad/py.typed", *(f"subquad/tools/report/{name}" for name in PAGES)}
+PAGES = ("base.html.j2", "parts.html.j2", "page.css", "page.js")
+TEMPLATES = {f"subquad/tools/{command}/page.html.j2" for command in ("compare", "plan")}
+DATA = {"subquad/py.typed", *(f"subquad/tools/report/{name}" for name in PAGES), *TEMPLATES}
 
 pytestmark = [
     pytest.mark.slow,

@@ -17,9 +17,9 @@ from pictures.svg import MONO
 from subquad.methods import parse_method
 from subquad.tools.compare.attachment import attachment
 from subquad.tools.compare.code import code_of
+from subquad.tools.compare.schema import Report
 from subquad.tools.compare.tables import rich_table
 from subquad.tools.models import demo
-from subquad.tools.report.schema import Report
 from subquad.tools.runs.floor import Floor
 
 REPORT = Path(__file__).parents[2] / "benchmarks" / "results" / "compare-default.md"

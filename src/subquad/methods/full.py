@@ -23,6 +23,8 @@ from subquad.methods.core.exact import exact, exact_by_sdpa, prepare_exact, prep
 from subquad.methods.core.method import Call, Method, Partial, Traits, choice, upcast
 from subquad.methods.core.onnx import OnnxSupport
 
+EXACT, FAST_EXACT = "full", "full:kernel=subquad"
+
 
 def with_distances(query: Tensor, key: Tensor, call: Call) -> tuple[Tensor, Call]:
     """The queries and the call of exact attention in which the terms of the distances are a bias."""
@@ -55,7 +57,7 @@ class Full(Method):
     positions: str = choice("none", "relative")
     kernel: str = choice("sdpa", "subquad")
 
-    name: ClassVar[str] = "full"
+    name: ClassVar[str] = EXACT
     onnx: ClassVar[OnnxSupport] = "always"
     attends_by: ClassVar[frozenset[str]] = Method.attends_by | {"attend"}
     traits: ClassVar[Traits] = Traits(

@@ -24,7 +24,7 @@ from subquad.kernels.tokens.positions import ValidIndex, ValidPositions
 from subquad.kernels.tokens.slots import Buckets, valid_slots
 from subquad.masks import Mask
 from subquad.methods.core.bucketed import Bucketed, StepByPosition
-from subquad.methods.core.call import Prepare
+from subquad.methods.core.call import PrepareStep
 from subquad.methods.core.method import Call, Traits, choice, whole
 
 BLOCK = 16  # queries of a block; all blocks meet the same keys
@@ -136,7 +136,7 @@ class Keep(Bucketed):
         return KeptPositions(keys, _as_queries(keys, line) if self.sides == "both" else None, line)
 
     @property
-    def prepare_step(self) -> Prepare | None:
+    def prepare_step(self) -> PrepareStep | None:
         """The preparation of exact attention to the kept tokens, or to all keys if the query is one of them."""
         return StepByPosition(self)
 

@@ -33,7 +33,7 @@ from subquad.kernels.selection.neighbours import neighbours
 from subquad.kernels.tokens.slots import Buckets
 from subquad.masks import Mask
 from subquad.methods.core.bucketed import StepByPosition, attend_inside
-from subquad.methods.core.call import Prepare
+from subquad.methods.core.call import PrepareStep
 from subquad.methods.core.method import Call, Partial, Traits, choice, upcast, whole
 from subquad.methods.core.onnx import OnnxSupport
 from subquad.methods.core.pattern import Pattern
@@ -78,7 +78,7 @@ class Local(Pattern):
         return RelativePositions(heads, head_dim) if self.positions == "relative" else None
 
     @property
-    def prepare_step(self) -> Prepare | None:
+    def prepare_step(self) -> PrepareStep | None:
         """The preparation of exact attention to the window, without relative positions."""
         return StepByPosition(self) if self.positions == "none" else None
 

@@ -35,7 +35,7 @@ from subquad.kernels.tokens.positions import ValidPositions
 from subquad.kernels.tokens.slots import Buckets
 from subquad.masks import Mask
 from subquad.methods.core.bucketed import Bucketed, StepByPosition, attend_inside
-from subquad.methods.core.call import Prepare
+from subquad.methods.core.call import PrepareStep
 from subquad.methods.core.fitting import output_error
 from subquad.methods.core.grammar import MISSING, as_term, joined, terms
 from subquad.methods.core.method import Call, Method, Partial, Traits
@@ -180,7 +180,7 @@ class Sum(Method):
         return self.__dict__["_addends"]
 
     @property
-    def prepare_step(self) -> Prepare | None:
+    def prepare_step(self) -> PrepareStep | None:
         """The preparation of exact attention to the keys of all parts, if each prepares its own; None otherwise."""
         return StepByPosition(self) if all(part.prepare_step for part in self.addends) else None
 

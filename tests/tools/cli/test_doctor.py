@@ -13,8 +13,8 @@ from subquad.kernels import dispatch, triton
 from subquad.methods.core.crossovers import MeasuredCrossover, read_all
 from subquad.tools.cli.main import app
 from subquad.tools.doctor import measure as doctor
+from subquad.tools.doctor.settings import CrossoverSettings
 from subquad.tools.measure.timing import Effort
-from subquad.tools.runs.settings import CrossoverSettings
 
 TINY = ["--lengths", "16,32", "--dtypes", "float32", "--heads", "2", "--head-dim", "8"]
 TWO = ["--methods", "clustered:clusters=4 smyrf:cluster_size=4"]

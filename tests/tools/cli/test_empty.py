@@ -10,9 +10,10 @@ from typer.testing import CliRunner
 from subquad.core.errors import InputError
 from subquad.research.papers.overrides import read_changes
 from subquad.research.training.settings import read_overrides
+from subquad.tools.bench.settings import BenchSettings
 from subquad.tools.cli.main import app
+from subquad.tools.plan.settings import PlanSettings
 from subquad.tools.runs.executors.resources import read_resources
-from subquad.tools.runs.settings import BenchSettings, PlanSettings
 
 run = CliRunner().invoke
 COMMANDS: Any = get_command(app)

@@ -39,7 +39,7 @@ from typer.testing import CliRunner
 from pathlib import Path
 import subquad as sq
 from subquad.tools.bench.plans import resolved
-from subquad.tools.runs.settings import BenchSettings
+from subquad.tools.bench.settings import BenchSettings
 from subquad.tools.cli.main import app
 said = {{}}
 for command in {list(COMMANDS)}:

@@ -13,13 +13,16 @@ from subquad.tools.cli.finished import ASKED, Claim
 from subquad.tools.cli.main import app
 from subquad.tools.compare import run as compare
 from subquad.tools.compare.command import COMPARE
+from subquad.tools.compare.settings import CompareSettings
 from subquad.tools.inspect import run as inspect
 from subquad.tools.inspect.command import INSPECT
+from subquad.tools.inspect.settings import InspectSettings
 from subquad.tools.needle import run as retrieval
 from subquad.tools.needle.command import NEEDLE
+from subquad.tools.needle.settings import NeedleSettings
 from subquad.tools.plan import run as planning
 from subquad.tools.plan.command import PLAN
-from subquad.tools.runs.settings import CompareSettings, InspectSettings, NeedleSettings, PlanSettings
+from subquad.tools.plan.settings import PlanSettings
 from tests.tools.report import sample, sample_inspect, sample_needle, sample_plan
 
 run = CliRunner().invoke

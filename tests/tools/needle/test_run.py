@@ -10,7 +10,7 @@ from subquad.tools.models.pretrained import load
 from subquad.tools.needle import run as needle
 from subquad.tools.needle.report import report_of
 from subquad.tools.needle.run import ORACLE, NeedleRun, check, measure
-from subquad.tools.runs.settings import NeedleSettings
+from subquad.tools.needle.settings import NeedleSettings
 from tests.tools.workflows import tiny
 
 HALVES = "clustered-tail:clusters=4,topk=4,cells=2,block=32,last=8"

@@ -3,9 +3,9 @@
 import math
 from typing import Any
 
+from subquad.tools.compare.schema import Report
 from subquad.tools.measure.fidelity import crossover
 from subquad.tools.measure.noise import noise_of
-from subquad.tools.report.schema import Report
 
 NOISE = 1.03  # how far exact attention differs from itself
 OWN, LENGTHS, OP_LENGTHS = 512, (512, 2048, 4096), (512, 1024, 2048, 4096, 8192, 16384)

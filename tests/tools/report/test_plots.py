@@ -8,9 +8,11 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.image import imread
 
+from subquad.tools.calibrate.settings import LEARNED
+from subquad.tools.compare import columns
 from subquad.tools.compare.plots import pareto, plots, quality_vs_speed, styles, time_vs_length
-from subquad.tools.report import content, drawing
-from subquad.tools.runs.settings import COMPARED, COMPARED_LEARNED
+from subquad.tools.compare.settings import COMPARED
+from subquad.tools.report import drawing
 from tests.tools.report import sample
 from tests.tools.report.test_tables import noisy
 
@@ -19,7 +21,7 @@ from tests.tools.report.test_tables import noisy
 def test_all_are_drawn(make):
     before = dict(matplotlib.rcParams)
     drawn = plots(make())
-    assert list(drawn) == list(content.PLOTS)
+    assert list(drawn) == list(columns.PLOTS)
     assert dict(matplotlib.rcParams) == before
     for png in drawn.values():
         pixels = imread(io.BytesIO(png), format="png")
@@ -70,7 +72,7 @@ def test_methods_look_different_and_families_alike():
 
 
 def test_all_methods_of_a_whole_comparison_look_different():
-    names = ["full", *COMPARED, *(f"{name}@folder" for name in COMPARED_LEARNED)]
+    names = ["full", *COMPARED, *(f"{name}@folder" for name in LEARNED)]
     looks = drawing.styles(names)
     assert len({look.marker for look in looks.values()}) == len({look.color for look in looks.values()}) == len(names)
 

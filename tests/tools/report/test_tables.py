@@ -4,10 +4,11 @@ from io import StringIO
 import pytest
 from rich.console import Console
 
+from subquad.tools.compare import columns
+from subquad.tools.compare.settings import COMPARED
 from subquad.tools.compare.tables import markdown, rich_table
 from subquad.tools.measure.noise import noise_of
-from subquad.tools.report import cells, content
-from subquad.tools.runs.settings import COMPARED
+from subquad.tools.report import cells
 from tests.tools.report import sample
 
 
@@ -49,7 +50,7 @@ def test_terminal_says_what_it_must():
 def test_a_report_that_does_not_say_the_lengths_marks_its_one_choice():
     report = sample.encoder()
     del report["recommendation"]["by_length"]
-    marked = [line for line in content.main_table(report).lines if line.recommended]
+    marked = [line for line in columns.main_table(report).lines if line.recommended]
     assert [(line.name, line.marks) for line in marked] == [(report["recommendation"]["choice"], ["recommended"])]
 
 
@@ -57,7 +58,7 @@ def test_a_column_of_sizes_has_one_number_of_decimals():
     report = sample.encoder()
     for method, ms in zip(report["methods"], (0.0412, 9.876, 41.25, 640.4), strict=False):
         method["model"]["512"] |= {"ms": ms, "ms_low": ms, "ms_high": 2 * ms, "extra_mib": 100 * ms}
-    table = content.model_table(report)
+    table = columns.model_table(report)
     place = {(column.group, column.head): i for i, column in enumerate(table.columns)}
     shown = {
         head: [line.cells[place["512 tokens", head]].text for line in table.lines[:4]]
@@ -93,7 +94,7 @@ def test_language_models_have_perplexity_and_fidelity_and_no_cosine():
 @pytest.mark.parametrize("make", [sample.causal, sample.encoder])
 def test_tokens_a_second_are_those_without_padding(make):
     report = make()
-    length = content.model_length(report)
+    length = columns.model_length(report)
     rates = rates_of(report)
     report["settings"]["batch_tokens"] = {length: 2.5 * int(length)}
     assert rates_of(report) == pytest.approx([2.5 * rate for rate in rates], abs=2)
@@ -101,9 +102,9 @@ def test_tokens_a_second_are_those_without_padding(make):
 
 def rates_of(report):
     """The column of tokens a second at the model's own length, which without batches are the length / the time."""
-    table = content.model_table(report)
+    table = columns.model_table(report)
     at = next(i for i, column in enumerate(table.columns) if column.head == "tokens/s")
-    length = content.model_length(report)
+    length = columns.model_length(report)
     ms = [method["model"][length]["ms"] for method in report["methods"] if method["status"] != "refused"]
     rates = [float(line.cells[at].text.replace(",", "")) for line in table.lines]
     if "batch_tokens" not in report["settings"]:
@@ -128,12 +129,12 @@ def test_untrusted_text_is_no_markup():
 )
 def test_markdown_holds_every_fact(make, milliseconds):
     report = make()
-    text = markdown(report, list(content.PLOTS)).replace("\\", "")
+    text = markdown(report, list(columns.PLOTS)).replace("\\", "")
     facts = [report["command"], report["created"], report["recommendation"]["headline"], "0.99"]
     facts += [*report["notes"], *report["recommendation"]["reasons"], *report["versions"].values()]
     facts += [m["method"] for m in report["methods"]] + [m["reason"] for m in report["methods"] if "reason" in m]
     facts += [f"| {time} |" for time in milliseconds]
-    facts += [f"({name})" for name in content.PLOTS]
+    facts += [f"({name})" for name in columns.PLOTS]
     assert [fact for fact in facts if fact not in text] == []
 
 
@@ -183,8 +184,8 @@ def noisy():
     report = sample.encoder()
     for method in report["methods"]:
         for part in ("model", "op"):
-            for figures in method.get(part, {}).values():
-                figures |= {} if method["status"] == "exact" else {"verdict": "within the noise"}
+            for costs in method.get(part, {}).values():
+                costs |= {} if method["status"] == "exact" else {"verdict": "within the noise"}
         if "crossover" in method:
             method["crossover"] = None
     load = {"others": 0.61, "average": 7.4, "cores": 2}
@@ -212,7 +213,7 @@ def test_a_busy_machine_is_said_in_the_box_of_the_terminal_and_above_the_advice_
 @pytest.mark.parametrize("make", [sample.encoder, sample.causal])
 def test_every_length_with_a_speed_of_the_model_has_a_fidelity(make):
     report = make()
-    for table in (content.speed_table(report), content.main_table(report), content.model_table(report)):
+    for table in (columns.speed_table(report), columns.main_table(report), columns.model_table(report)):
         heads = {(column.group.split()[0], column.head) for column in table.columns if column.group}
         lengths = {group for group, head in heads if head == "speed-up"}
         assert lengths == {f"{int(n):,}" for n in report["methods"][0]["model"]}
@@ -228,17 +229,17 @@ def test_every_length_with_a_speed_of_the_model_has_a_fidelity(make):
 
 
 def test_the_number_of_texts_behind_a_fidelity_is_said():
-    legend = content.legend(sample.encoder())
+    legend = columns.legend(sample.encoder())
     assert "over 48 passages at 512, 5 sequences at 2,048, 4 sequences at 4,096" in legend
-    assert "exact perplexity / this one's" in content.legend(sample.causal())
+    assert "exact perplexity / this one's" in columns.legend(sample.causal())
 
 
 def test_times_without_fidelity_say_so():
-    text = markdown(sample.encoder(), list(content.PLOTS))
+    text = markdown(sample.encoder(), list(columns.PLOTS))
     section = text[text.index("## One attention call") :].split("\n\n")
-    assert section[1] == content.OP_NOTE
-    assert "these times have no fidelity" in content.PLOTS["time-vs-length.png"][1]
-    assert not any(column.head == "faster from" for column in content.main_table(sample.encoder()).columns)
+    assert section[1] == columns.OP_NOTE
+    assert "these times have no fidelity" in columns.PLOTS["time-vs-length.png"][1]
+    assert not any(column.head == "faster from" for column in columns.main_table(sample.encoder()).columns)
 
 
 @pytest.mark.parametrize(
@@ -254,7 +255,7 @@ def test_times_without_fidelity_say_so():
 )
 def test_crossover(crossover, text):
     method = copy.deepcopy(sample.encoder()["methods"][4]) | {"crossover": crossover}
-    assert cells.crossover(method).text == text
+    assert columns.crossover(method).text == text
 
 
 def test_fidelity_below_what_was_asked_for_is_told():

@@ -12,10 +12,9 @@ from subquad.research.papers.results import Table as ExperimentTable
 from subquad.research.training import card as training_card
 from subquad.tools.bench import tables as bench_tables
 from subquad.tools.calibrate import card as adapter_card
-from subquad.tools.compare import tables
+from subquad.tools.compare import columns, tables
 from subquad.tools.inspect import tables as inspect_tables
 from subquad.tools.plan import tables as plan_tables
-from subquad.tools.report import content
 from subquad.tools.report.content import Column, Line, ReportTable
 from subquad.tools.report.terminal import Parts, plain_table, rich_of
 from tests.tools.report import sample, sample_bench, sample_inspect, sample_plan
@@ -34,7 +33,7 @@ def figures(*found):
 
 def compared():
     report = sample.encoder()
-    found = (content.speed_table(report), content.task_table(report), content.quality_table(report))
+    found = (columns.speed_table(report), columns.task_table(report), columns.quality_table(report))
     return tables.rich_table(report), figures(*found)
 
 

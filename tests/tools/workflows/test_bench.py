@@ -15,6 +15,7 @@ from subquad.tools.bench import run as bench
 from subquad.tools.bench.plans import resolved
 from subquad.tools.bench.report import report_of
 from subquad.tools.bench.run import TIME, Bench, Timed, measure
+from subquad.tools.bench.settings import QUICK, BenchSettings
 from subquad.tools.bench.tables import markdown
 from subquad.tools.cli.main import app
 from subquad.tools.measure.noise import AGAIN
@@ -22,7 +23,6 @@ from subquad.tools.measure.resident import Peak
 from subquad.tools.measure.timing import Effort
 from subquad.tools.runs.executors import LocalExecutor
 from subquad.tools.runs.options import from_arguments
-from subquad.tools.runs.settings import QUICK, BenchSettings
 from tests.tools.workflows.bad_bench import bad_inputs
 
 SMALL = ["--heads", "2", "--head-dim", "8", "--methods", "clustered:clusters=4 i-clustered:clusters=4,topk=4"]

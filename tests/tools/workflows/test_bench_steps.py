@@ -9,11 +9,12 @@ from typer.testing import CliRunner
 
 from subquad.core.errors import InputError
 from subquad.kernels import native
+from subquad.methods.full import FAST_EXACT
 from subquad.tools.bench import steps
+from subquad.tools.bench.settings import BenchSettings
 from subquad.tools.bench.steps import QUERIES, check, measure
 from subquad.tools.bench.steps_page import markdown
 from subquad.tools.cli.main import app
-from subquad.tools.runs.settings import FAST_EXACT, BenchSettings
 
 SMALL = BenchSettings(
     steps=True, lengths=(64,), passes=("forward",), heads=4, kv_heads=2, head_dim=16, quick=True, threads=1

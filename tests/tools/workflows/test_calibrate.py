@@ -13,10 +13,10 @@ from subquad.core import files
 from subquad.core.errors import InputError
 from subquad.tools.calibrate import run as module
 from subquad.tools.calibrate.run import calibrate, mean_at, save
+from subquad.tools.calibrate.settings import CalibrateSettings
 from subquad.tools.cli.main import app
 from subquad.tools.models.pieces import cut
 from subquad.tools.models.pretrained import load
-from subquad.tools.runs.settings import CalibrateSettings
 
 LHA = "lha:buckets=3,hidden=16"
 

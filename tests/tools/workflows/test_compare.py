@@ -15,18 +15,19 @@ from rich.console import Console
 import subquad as sq
 from subquad.core.errors import InputError
 from subquad.tools.compare.attachment import methods_by_layer
+from subquad.tools.compare.columns import legend, main_table, op_table, use
 from subquad.tools.compare.comparison import Comparison
 from subquad.tools.compare.jobs import OP, SEQUENCE
 from subquad.tools.compare.page import html
 from subquad.tools.compare.report import read_anew, report_of
 from subquad.tools.compare.run import measure, prepare
+from subquad.tools.compare.settings import CompareSettings
 from subquad.tools.compare.tables import markdown, rich_table
 from subquad.tools.compare.write import write_report
 from subquad.tools.measure.noise import AGAIN
 from subquad.tools.models import saving
 from subquad.tools.models.saved_card import Measured
-from subquad.tools.report.content import legend, main_table, op_table, use
-from subquad.tools.runs.settings import CompareSettings, PlanSettings
+from subquad.tools.plan.settings import PlanSettings
 
 pytestmark = pytest.mark.usefixtures("undisturbed")
 

@@ -15,13 +15,13 @@ from subquad.methods import parse_method
 from subquad.tools.calibrate import run as fitting
 from subquad.tools.compare import comparison
 from subquad.tools.compare.code import code_of
+from subquad.tools.compare.reading import marks, notes
 from subquad.tools.compare.report import report_of
 from subquad.tools.compare.run import measure, prepare
+from subquad.tools.compare.settings import CompareSettings
 from subquad.tools.measure.exact_limits import exact_up_to
 from subquad.tools.measure.fidelity import relative_error
 from subquad.tools.models.pretrained import load
-from subquad.tools.report.reading import marks, notes
-from subquad.tools.runs.settings import CompareSettings
 
 pytestmark = pytest.mark.usefixtures("undisturbed")
 

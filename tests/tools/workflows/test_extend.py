@@ -16,13 +16,14 @@ from subquad.tools.compare.code import code_of
 from subquad.tools.compare.page import html
 from subquad.tools.compare.report import report_of
 from subquad.tools.compare.run import measure, prepare
+from subquad.tools.compare.settings import CompareSettings
 from subquad.tools.compare.tables import rich_table
 from subquad.tools.models import pretrained
 from subquad.tools.models.generation import prompt_tokens
 from subquad.tools.plan.prepared import prepare as prepare_plan
 from subquad.tools.plan.run import make
+from subquad.tools.plan.settings import PlanSettings
 from subquad.tools.runs.jobs import silent
-from subquad.tools.runs.settings import CompareSettings, PlanSettings
 
 pytestmark = pytest.mark.usefixtures("undisturbed")
 

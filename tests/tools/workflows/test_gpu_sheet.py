@@ -12,9 +12,9 @@ from subquad.tools.bench import gpu_sheet
 from subquad.tools.bench.gpu_page import markdown
 from subquad.tools.bench.gpu_sheet import Sheet, SheetPlan, fill, plan_of
 from subquad.tools.bench.gpu_tiles import TriedTiles
+from subquad.tools.bench.settings import BenchSettings
 from subquad.tools.cli.main import app
 from subquad.tools.measure.gpu_model import GpuStep, Recorded
-from subquad.tools.runs.settings import BenchSettings
 
 METHODS = "linear", "i-clustered:clusters=4,topk=3"
 PLAN = SheetPlan(METHODS, ("local",), (32, 16), (8,), heads=2, dtype="float32", device="cpu")

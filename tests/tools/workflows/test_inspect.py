@@ -11,11 +11,11 @@ import subquad as sq
 from subquad.tools.cli.main import app
 from subquad.tools.inspect.report import report_of
 from subquad.tools.inspect.run import Inspection, measure
+from subquad.tools.inspect.settings import INSPECTED, InspectSettings
 from subquad.tools.measure.capture import recorded
 from subquad.tools.measure.spectrum import cumulative, needed, singular_values
 from subquad.tools.measure.utility import attention_utility, utilities
 from subquad.tools.models.pretrained import load
-from subquad.tools.runs.settings import INSPECTED, InspectSettings
 
 run = CliRunner().invoke
 FILES = {

@@ -10,14 +10,15 @@ from rich.console import Console
 
 from subquad.core.errors import InputError
 from subquad.tools.cli.main import app
+from subquad.tools.compare.columns import request_table, requests_caption
 from subquad.tools.compare.jobs import STEPS
 from subquad.tools.compare.page import html
 from subquad.tools.compare.report import report_of
 from subquad.tools.compare.run import measure, prepare
+from subquad.tools.compare.settings import CompareSettings
 from subquad.tools.compare.tables import markdown, rich_table
 from subquad.tools.models import generation
-from subquad.tools.report.content import request_table, requests_caption
-from subquad.tools.runs.settings import CompareSettings, PlanSettings
+from subquad.tools.plan.settings import PlanSettings
 
 pytestmark = pytest.mark.usefixtures("undisturbed")
 HALVES, WINDOW = "clustered:clusters=4,block=16,last=4", "local:window=4"

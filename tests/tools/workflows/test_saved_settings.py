@@ -13,7 +13,7 @@ from sentence_transformers.sentence_transformer.modules import Dense, Normalize,
 
 import subquad as sq
 from subquad.tools.models.saved_settings import EmbeddedTexts, text_settings
-from subquad.tools.runs import settings
+from subquad.tools.plan import settings
 from tests.tools.workflows import tiny
 from tests.tools.workflows.planning.steady import make_steady
 from tests.tools.workflows.test_saving import METHOD, card_of, command, compared, texts

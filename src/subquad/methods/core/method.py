@@ -17,7 +17,7 @@ from subquad.kernels.tokens.rotary import Rotary
 from subquad.masks import Mask
 from subquad.methods.core.auxiliary import AuxiliaryLoss
 from subquad.methods.core.bound_method import Bindable, BoundMethod
-from subquad.methods.core.call import Attend, Call, Partial, Prepare, checked_shard
+from subquad.methods.core.call import Attend, Call, Partial, Prepare, PrepareStep, checked_shard
 from subquad.methods.core.checks import (
     as_autocast,
     check_options,
@@ -135,7 +135,7 @@ class Method(Settings, Bindable, AuxiliaryLoss, Recurrence):
         return prepare_exact
 
     @property
-    def prepare_step(self) -> Prepare | None:
+    def prepare_step(self) -> PrepareStep | None:
         """The function that prepares this method's attention of one query on a cache; None if it has none.
 
         Layers of which this is equal share what it makes.

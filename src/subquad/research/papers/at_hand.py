@@ -13,10 +13,10 @@ from subquad.methods import parse_method
 from subquad.research.papers.base import Context
 from subquad.research.papers.random_encoder import write_random_encoder
 from subquad.tools.calibrate.run import fit, mean_at, save
+from subquad.tools.calibrate.settings import CalibrateSettings
 from subquad.tools.data.texts import read_documents
 from subquad.tools.models.pretrained import Pretrained, load
 from subquad.tools.models.rows import CompareRow, row_of_adapter
-from subquad.tools.runs.settings import CalibrateSettings
 
 RANDOM = "random"  # the model of smoke runs
 ADAPTER = "adapter"  # what a cell that calibrates leaves in its folder

@@ -8,10 +8,10 @@ from typing import Any, Protocol
 import torch
 
 from subquad.methods import parse_method
+from subquad.methods.full import EXACT
 from subquad.tools.bench.calls import DTYPES, NAIVE, Load, hindrance, second_call
-from subquad.tools.bench.schema import EXACT
+from subquad.tools.bench.settings import BACKWARD
 from subquad.tools.measure.timing import Effort, Spread, ratios, spread, until_steady
-from subquad.tools.runs.settings import BACKWARD
 
 PROBE = 2048  # tokens: calls of more are predicted from one of this length
 Timed = Mapping[str, Mapping[str, Any]]  # by name: {"seconds": round by round} or {"reason": why it was not run}

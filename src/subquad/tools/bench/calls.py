@@ -14,10 +14,10 @@ from torch.nn import Parameter
 from subquad.attention import attention
 from subquad.distributed import Sequence
 from subquad.methods import parse_method
-from subquad.tools.bench.schema import EXACT
+from subquad.methods.full import EXACT
+from subquad.tools.bench.settings import BACKWARD, BenchSettings
 from subquad.tools.measure.group import ALONE, MeasuringGroup
 from subquad.tools.measure.timing import stopwatch
-from subquad.tools.runs.settings import BACKWARD, BenchSettings
 
 DTYPES = {name: getattr(torch, name) for name in ("float32", "bfloat16", "float16", "float64")}
 NO_MEMORY = "out of memory"  # a reason

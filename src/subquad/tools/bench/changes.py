@@ -3,7 +3,8 @@
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
-from subquad.tools.bench.schema import EXACT, BenchCell, BenchReport, Change, Changes
+from subquad.methods.full import EXACT
+from subquad.tools.bench.schema import BenchCell, BenchReport, Change, Changes
 from subquad.tools.report.cells import known
 
 TOLERANCE = 0.05

@@ -5,7 +5,7 @@ import math
 from subquad.core.errors import InputError, check_device
 from subquad.core.spelling import instead
 from subquad.tools.bench.calls import DTYPES
-from subquad.tools.runs.settings import PASSES, BenchSettings
+from subquad.tools.bench.settings import PASSES, BenchSettings
 
 MOST_NUMBERS = 2**50  # of a tensor: a thousand times the memory of the largest machines
 MOST_THREADS = 4096

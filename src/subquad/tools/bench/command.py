@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from subquad.tools.bench.settings import QUICK, STEPPED, BenchSettings
 from subquad.tools.cli import ranks
 from subquad.tools.cli.common import needs, user_errors
 from subquad.tools.cli.kinds import Kind, names_itself, table_in
@@ -18,7 +19,6 @@ from subquad.tools.cli.progress import progress_bar
 from subquad.tools.cli.workers import with_workers
 from subquad.tools.runs import processes
 from subquad.tools.runs.executors import Executor
-from subquad.tools.runs.settings import QUICK, STEPPED, BenchSettings
 
 BENCH = Kind(
     "subquad bench", "bench.json", "bench.md", names_itself("subquad bench"), table_in("subquad.tools.bench.tables")

@@ -5,7 +5,8 @@ from collections.abc import Collection, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
-from subquad.tools.bench.schema import EXACT, BenchCell, Crossover
+from subquad.methods.full import EXACT
+from subquad.tools.bench.schema import BenchCell, Crossover
 from subquad.tools.measure.fidelity import crossover
 
 Panel = tuple[str, str]  # dtype, passes

@@ -9,7 +9,7 @@ import torch
 from subquad.core.errors import InputError
 from subquad.core.reading import is_folder, read_json
 from subquad.tools.bench.schema import KIND, SCHEMA, BenchReport
-from subquad.tools.runs.settings import BenchSettings
+from subquad.tools.bench.settings import BenchSettings
 
 IDENTITY = {"method": str, "dtype": str, "passes": str, "length": int, "status": str}
 METRICS = ("ms", "ms_low", "ms_high", "speedup", "speedup_low", "speedup_high", "extra_bytes")

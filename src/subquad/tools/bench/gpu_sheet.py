@@ -18,16 +18,16 @@ from subquad.core.environment import gpu_architecture
 from subquad.core.errors import InputError, as_input_error, check_device
 from subquad.kernels import triton
 from subquad.methods import parse_method
+from subquad.methods.full import EXACT
 from subquad.tools.bench.calls import DTYPES, Calls, Load
 from subquad.tools.bench.gpu_tiles import TriedTiles, fastest, try_tiles
 from subquad.tools.bench.gpu_timer import Call, GpuTimer, Timer, reason_of
-from subquad.tools.bench.schema import EXACT
+from subquad.tools.bench.settings import PASSES, BenchSettings
 from subquad.tools.measure import gpu_model as model
 from subquad.tools.measure.fidelity import cosine
 from subquad.tools.measure.gpu_chips import Gpu, gpu_named
 from subquad.tools.runs import machine
 from subquad.tools.runs.jobs import Progress, silent
-from subquad.tools.runs.settings import PASSES, BenchSettings
 
 METHODS = (
     *("clustered-tail", "i-clustered", "clustered", "lsh", "smyrf", "reformer"),

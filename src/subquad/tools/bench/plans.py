@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from subquad.core.errors import InputError, as_input_error
-from subquad.tools.runs.settings import BENCHED, BenchSettings
+from subquad.tools.bench.settings import BENCHED, BenchSettings
 
 if TYPE_CHECKING:
     from subquad.hf.plans import Plan

@@ -5,8 +5,9 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
+from subquad.methods.full import EXACT
 from subquad.tools.bench.crossovers import Panel, by_length, names, panels
-from subquad.tools.bench.schema import EXACT, BenchReport
+from subquad.tools.bench.schema import BenchReport
 from subquad.tools.report import cells, drawing
 from subquad.tools.report.drawing import Style
 

@@ -19,11 +19,12 @@ from subquad.core.errors import InputError, as_input_error
 from subquad.distributed import MODES as ALL_MODES
 from subquad.distributed import Sequence, traffic
 from subquad.methods import Full, Method, parse_method
+from subquad.methods.full import EXACT
 from subquad.tools.bench.calls import NO_MEMORY, Calls, Load, hindrance, in_words, loads_of, threads
 from subquad.tools.bench.plans import resolved
 from subquad.tools.bench.ranks_page import KIND
 from subquad.tools.bench.run import check
-from subquad.tools.bench.schema import EXACT
+from subquad.tools.bench.settings import BenchSettings
 from subquad.tools.measure.fidelity import relative_error
 from subquad.tools.measure.group import MeasuringGroup
 from subquad.tools.measure.timing import predicted, spread, timed_rounds
@@ -31,7 +32,6 @@ from subquad.tools.runs import machine
 from subquad.tools.runs.jobs import Job, JobKind, Progress
 from subquad.tools.runs.options import as_command
 from subquad.tools.runs.runner import JobRun
-from subquad.tools.runs.settings import BenchSettings
 
 Call = Callable[[], Tensor]
 MODES = tuple(mode for mode in ALL_MODES if mode != "auto")

@@ -7,10 +7,11 @@ from itertools import chain
 
 import subquad as sq
 from subquad.methods import Method
+from subquad.methods.full import EXACT
 from subquad.tools.bench.calls import Load
 from subquad.tools.bench.crossovers import by_length, cells_of, crossovers, growth, names, panels
 from subquad.tools.bench.run import MEMORY, TIME, Bench
-from subquad.tools.bench.schema import EXACT, KIND, SCHEMA, BenchCell, BenchReport
+from subquad.tools.bench.schema import KIND, SCHEMA, BenchCell, BenchReport
 from subquad.tools.measure.noise import AGAIN, TIE, against_itself, at_least_typical, noise_of, verdict
 from subquad.tools.measure.timing import beside, ratios, speedup, spread
 from subquad.tools.runs import machine

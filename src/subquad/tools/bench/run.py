@@ -24,11 +24,12 @@ import torch
 from subquad.core.errors import as_input_error
 from subquad.kernels.dispatch import choose
 from subquad.methods import Full, Method, parse_method
+from subquad.methods.full import EXACT
 from subquad.tools.bench.calls import Calls, Load, hindrance, in_words, loads_of, out_of_memory, second_call, threads
 from subquad.tools.bench.checks import check_sizes
 from subquad.tools.bench.memory import extra_memory
 from subquad.tools.bench.plans import resolved
-from subquad.tools.bench.schema import EXACT
+from subquad.tools.bench.settings import BenchSettings
 from subquad.tools.measure.noise import AGAIN
 from subquad.tools.measure.resident import Peak
 from subquad.tools.measure.timing import Effort, predicted, until_steady
@@ -36,7 +37,6 @@ from subquad.tools.runs import machine
 from subquad.tools.runs.executors import LOCAL, Executor
 from subquad.tools.runs.jobs import Job, JobKey, JobKind, Progress, silent
 from subquad.tools.runs.runner import JobRun
-from subquad.tools.runs.settings import BenchSettings
 
 VISITS = 3
 JOBS_VERSION = 2  # changes with what the results of jobs hold, so that a run of another version is not resumed

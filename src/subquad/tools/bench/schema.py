@@ -8,7 +8,6 @@ from typing import Any, Literal, NotRequired, TypedDict
 from subquad.tools.measure.noise import Noise, Verdict
 
 KIND, SCHEMA = "subquad bench", 1
-EXACT = "full"  # the method that SDPA goes by
 
 
 class BenchCell(TypedDict):

@@ -21,10 +21,11 @@ from torch import Tensor
 from subquad.core.errors import InputError
 from subquad.masks import Mask
 from subquad.methods import resolve
+from subquad.methods.full import EXACT, FAST_EXACT
 from subquad.tools.bench.calls import DTYPES, hindrance, threads
 from subquad.tools.bench.checks import check_sizes
 from subquad.tools.bench.plans import resolved
-from subquad.tools.bench.schema import EXACT
+from subquad.tools.bench.settings import BENCHED, BenchSettings
 from subquad.tools.bench.steps_page import KIND
 from subquad.tools.measure.fidelity import relative_error
 from subquad.tools.measure.noise import noise_of
@@ -33,7 +34,6 @@ from subquad.tools.runs import machine
 from subquad.tools.runs.jobs import Job, JobKind, Progress, silent
 from subquad.tools.runs.options import as_command
 from subquad.tools.runs.runner import JobRun
-from subquad.tools.runs.settings import BENCHED, FAST_EXACT, BenchSettings
 
 QUERIES = (1, 4, 16, 32)  # of each head: a token, drafts of assisted decoding, short chunks
 READ = "read"  # the name of the read in a round

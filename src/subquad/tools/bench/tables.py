@@ -6,13 +6,13 @@ from rich.console import Group, RenderableType
 from rich.table import Table as RichTable
 from rich.text import Text
 
+from subquad.methods.full import EXACT
 from subquad.tools.bench.crossovers import Panel, cells_of, names, panels, ran
-from subquad.tools.bench.schema import EXACT, BenchCell, BenchReport, Change, Changes, Crossover
-from subquad.tools.compare.tables import noise_line
-from subquad.tools.report import cells, reading
+from subquad.tools.bench.schema import BenchCell, BenchReport, Change, Changes, Crossover
+from subquad.tools.report import cells, content
 from subquad.tools.report.cells import Cell, Tone
 from subquad.tools.report.content import Column, Line, ReportTable, pieces, text_of
-from subquad.tools.report.markup import bullets, escaped, fenced, pairs_table, sections, table_of
+from subquad.tools.report.markup import bullets, escaped, fenced, noise_line, pairs_table, sections, table_of
 from subquad.tools.report.terminal import TONES, Parts, rich_of, ruled
 
 HEADS = ("ms", "±", "speed-up", "quartiles", "µs/token", "growth", "MiB")
@@ -31,7 +31,7 @@ def rich_table(report: BenchReport) -> RenderableType:
         parts += [Text(f"\n{title(report, panel)}", "bold"), _terminal(report["cells"], panel)]
         parts += [Text(f"• {line}") for line in _conclusions(report, panel)]
     parts.append(Text(f"\n{LEGEND} {NO_FIDELITY}", "dim"))
-    if noise := reading.noise(report):
+    if noise := content.noise(report):
         parts.append(Text(noise[1], "yellow" if noise[0] else "dim"))
     if "changes" in report:
         parts += _changes(report["changes"])

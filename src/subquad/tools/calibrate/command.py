@@ -6,13 +6,13 @@ from typing import Annotated
 import typer
 
 from subquad.core.errors import InputError
+from subquad.tools.calibrate.settings import CalibrateSettings
 from subquad.tools.cli.common import needs, user_errors
 from subquad.tools.cli.kinds import Kind, Record, table_in
 from subquad.tools.cli.options import AsJson, with_options
 from subquad.tools.cli.output import say, show
 from subquad.tools.cli.plugins import Command
 from subquad.tools.cli.progress import progress_bar
-from subquad.tools.runs.settings import CalibrateSettings
 
 
 def _is_fitted(content: Record) -> bool:

@@ -9,11 +9,11 @@ from subquad.core.errors import InputError, NothingToLearn
 from subquad.methods import Method
 from subquad.methods.core.plugins import all_methods
 from subquad.tools.calibrate.run import fit, mark_of_documents, save
+from subquad.tools.calibrate.settings import CalibrateSettings
 from subquad.tools.data.texts import read_documents, report_folders
 from subquad.tools.models.pretrained import Pretrained
 from subquad.tools.models.rows import CompareRow, row_of_adapter
 from subquad.tools.runs.jobs import Progress
-from subquad.tools.runs.settings import CalibrateSettings
 
 IN_COMMON = 0.1  # the share of a text's letters that may be in documents that are fitted on: rows of tables repeat
 _WHY_APART = "a method would be measured on what it was fitted on"

@@ -22,6 +22,7 @@ from subquad.core import checksums as seals
 from subquad.core.errors import InputError, NothingToLearn, as_input_error
 from subquad.methods import BoundMethod, Fit, Full, LearnedHash, Method, parse_method
 from subquad.tools.calibrate.card import adapter_card
+from subquad.tools.calibrate.settings import CalibrateSettings
 from subquad.tools.data.texts import read_documents, report_folders
 from subquad.tools.measure.capture import LayerInputs, recorded
 from subquad.tools.measure.dynamics import hash_dynamics
@@ -34,7 +35,6 @@ from subquad.tools.models.pretrained import Pretrained, load
 from subquad.tools.models.rows import longest
 from subquad.tools.runs.cache import clear, run_cache
 from subquad.tools.runs.jobs import Progress, silent
-from subquad.tools.runs.settings import CalibrateSettings
 
 EVERY = 50  # steps between measurements on the held-out passages
 PATIENCE = 4  # measurements without a better mean, after which it ends

@@ -11,8 +11,8 @@ import typer
 from subquad.tools.cli import ranks
 from subquad.tools.cli.common import user_errors
 from subquad.tools.cli.completion import method_texts
+from subquad.tools.runs.common_options import DATA, DEVICE
 from subquad.tools.runs.options import Option, from_arguments, options
-from subquad.tools.runs.settings import DATA, DEVICE
 
 COMPLETED = {"methods": method_texts, "method": method_texts}  # options whose words a shell can complete
 Device = Annotated[str, typer.Option(help=DEVICE)]

@@ -15,15 +15,16 @@ from subquad.core.spelling import listed
 from subquad.hf.plans import joined
 from subquad.methods import BoundMethod, ByLength, Full, Method, from_dict
 from subquad.methods.core.mixture import is_mixture
+from subquad.methods.full import EXACT
 from subquad.tools.compare import recommend, run
 from subquad.tools.compare.recommend import describe_performance, fastest, is_faithful, is_full
+from subquad.tools.compare.schema import Attachment, MethodReport, Report
+from subquad.tools.compare.settings import CompareSettings
 from subquad.tools.models.dtypes import FP32, TORCH
 from subquad.tools.models.rows import IN, CompareRow
 from subquad.tools.models.saved_card import Measured
 from subquad.tools.models.saving import Chosen
-from subquad.tools.report.schema import Attachment, MethodReport, Report
 from subquad.tools.runs.floor import Floor
-from subquad.tools.runs.settings import CompareSettings
 
 Row = TypeVar("Row")
 Rows = Mapping[int, MethodReport]  # by length, in tokens
@@ -173,7 +174,7 @@ def _joined(chosen: Rows, floor: Floor) -> dict[int, MethodReport]:
 
 def _note(best: Mapping[int, MethodReport | None], chosen: Rows, runs: Rows, floor: Floor) -> str:
     """The lengths at which something else runs than what is recommended there, and why; empty if there are none."""
-    recommended = {n: "full" if row is None else row["method"] for n, row in best.items()}
+    recommended = {n: EXACT if row is None else row["method"] for n, row in best.items()}
     differing = [n for n, row in runs.items() if n in recommended and row["method"] != recommended[n]]
     if not differing:
         return ""

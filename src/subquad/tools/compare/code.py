@@ -5,10 +5,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from subquad.tools.compare.recommend import is_full
+from subquad.tools.compare.schema import Attachment, MethodReport
 from subquad.tools.models import demo
 from subquad.tools.models.dtypes import TORCH
 from subquad.tools.models.rows import IN
-from subquad.tools.report.schema import Attachment, MethodReport
 
 AUTO_CLASSES = {"embedding": "AutoModel", "masked-lm": "AutoModelForMaskedLM", "causal-lm": "AutoModelForCausalLM"}
 SAVED = "served"  # an example of a folder

@@ -13,7 +13,7 @@ from subquad.tools.cli.kinds import Kind, has, table_in
 from subquad.tools.cli.options import Again, AsJson, Save, with_options
 from subquad.tools.cli.output import say, say_what_was_saved, show, tell
 from subquad.tools.cli.plugins import Command
-from subquad.tools.runs.settings import CompareSettings
+from subquad.tools.compare.settings import CompareSettings
 
 COMPARE = Kind(
     "subquad compare",

@@ -19,6 +19,7 @@ import torch
 from subquad import hf
 from subquad.core.errors import InputError
 from subquad.methods import Full
+from subquad.methods.full import EXACT
 from subquad.tools.compare.growth import exponent
 from subquad.tools.compare.jobs import (
     EAGER,
@@ -38,6 +39,7 @@ from subquad.tools.compare.jobs import (
     SequenceRound,
     StepRounds,
 )
+from subquad.tools.compare.settings import COMPARED, COMPARED_LONG, CompareSettings
 from subquad.tools.compare.tasks import LabelledTask
 from subquad.tools.measure.capture import LayerInputs, recorded
 from subquad.tools.measure.deadline import Deadline
@@ -63,9 +65,7 @@ from subquad.tools.runs import machine
 from subquad.tools.runs.floor import Floor
 from subquad.tools.runs.jobs import Job
 from subquad.tools.runs.runner import JobRun
-from subquad.tools.runs.settings import COMPARED, COMPARED_LONG, CompareSettings
 
-EXACT = "full"
 JOBS_VERSION = 8  # changes with what the results of jobs hold, so that a run of another version is not resumed
 LAYER_PASSAGES, LAYER_TOKENS = 4, 2048  # on which layers are measured one by one, at most
 WEIGHTS_UP_TO = 1024  # tokens: rows of attention weights take as many columns of values
@@ -138,7 +138,7 @@ class Comparison(JobRun):
         """
         if not self.is_long(length):
             return self.rows
-        dtype, usual = self.dtypes[-1], {"full", *COMPARED_LONG}
+        dtype, usual = self.dtypes[-1], {EXACT, *COMPARED_LONG}
         named = self.settings.methods != COMPARED
         rows = [row for row in self.rows if row.dtype == dtype]
         rows = [row for row in rows if named or row.plan or row.adapter or str(row.method) in usual]

@@ -5,10 +5,10 @@ from collections.abc import Mapping, Sequence
 from subquad.core.spelling import listed
 from subquad.methods import from_dict
 from subquad.tools.compare.recommend import is_exact_kernel, is_faithful
+from subquad.tools.compare.schema import MethodReport
 from subquad.tools.measure.exact_limits import exact_up_to
 from subquad.tools.measure.tradeoff import NARROW, PROVES, UNNOTICED, tie_of
 from subquad.tools.models.dtypes import FP32, TORCH
-from subquad.tools.report.schema import MethodReport
 from subquad.tools.runs.floor import Floor
 
 

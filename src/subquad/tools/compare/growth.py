@@ -12,9 +12,9 @@ from collections.abc import Callable, Mapping, Sequence
 
 from subquad.methods import Method, from_dict
 from subquad.tools.compare.recommend import is_exact_kernel, is_faithful, is_full
+from subquad.tools.compare.schema import MethodReport
 from subquad.tools.measure.exact_limits import exact_up_to
 from subquad.tools.models.dtypes import FP32, TORCH
-from subquad.tools.report.schema import MethodReport
 from subquad.tools.runs.floor import Floor
 
 Curve = Callable[[float], float]  # from tokens to milliseconds

@@ -7,12 +7,13 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
+from subquad.tools.compare import reading
 from subquad.tools.compare.growth import Curve, crossing, curve_of
 from subquad.tools.compare.recommend import is_exact_kernel
+from subquad.tools.compare.schema import MethodReport, Report
 from subquad.tools.models.dtypes import FP32
-from subquad.tools.report import cells, reading, vector
+from subquad.tools.report import cells, vector
 from subquad.tools.report.drawing import Style, log_lengths, ticks, ticks_at
-from subquad.tools.report.schema import MethodReport, Report
 
 LARGE, NARROW = (9.6, 4.8), 4.0  # inches
 FARTHER = 2  # times the longest length, up to which times are predicted

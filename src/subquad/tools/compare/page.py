@@ -4,37 +4,38 @@ import re
 from collections.abc import Mapping
 from functools import partial
 
-from subquad.tools.report import content, layout, reading, terms
+from subquad.tools.compare import columns, reading
+from subquad.tools.compare.schema import Report
+from subquad.tools.report import content, layout, terms
 from subquad.tools.report.content import ReportTable
-from subquad.tools.report.schema import Report
 from subquad.tools.report.vector import Drawing
 
 
 def html(report: Report, drawn: Mapping[str, Drawing]) -> str:
     """The page: recommendation and main table first, then plots, all figures, and what they were measured on.
 
-    `drawn` maps the names in `content.PLOTS` to SVGs, as `plots.drawings` returns them.
+    `drawn` maps the names in `columns.PLOTS` to SVGs, as `plots.drawings` returns them.
     """
     names = [method["method"] for method in report["methods"]]
-    main, others = content.main_table(report), _tables(report)
+    main, others = columns.main_table(report), _tables(report)
     return layout.page(
-        "page.html.j2",
+        "compare/page.html.j2",
         drawn,
         report=report,
         prose=partial(_prose, names),
-        name=content.short_name(report),
-        use=content.use(report),
-        next=content.NEXT,
+        name=columns.short_name(report),
+        use=columns.use(report),
+        next=columns.NEXT,
         main=main,
         judged=_judged(report),
         kept_where=_kept_where(report),
         refused=reading.refused(report),
         remarks=reading.notes(report),
-        legend=content.legend(report),
-        noise=reading.noise(report),
-        figures=layout.shown(content.PLOTS, drawn),
+        legend=columns.legend(report),
+        noise=content.noise(report),
+        figures=layout.shown(columns.PLOTS, drawn),
         tables=others,
-        facts=content.summary_sections(report),
+        facts=columns.summary_sections(report),
         glossary=terms.glossary(_words(report, [main, *(table for _, _, table in others)])),
         methods=terms.described(names),
     )
@@ -53,7 +54,7 @@ def _words(report: Report, tables: list[ReportTable]) -> set[str]:
 def _kept_where(report: Report) -> str:
     """The condition that the rows in `_judged` meet, in words; empty where no minimum is known."""
     least, length = reading.min_fidelity(report), reading.model_length(report)
-    return f"fidelity ≥ {least:g} at {content.tokens(length)} tokens" if least is not None and length else ""
+    return f"fidelity ≥ {least:g} at {columns.tokens(length)} tokens" if least is not None and length else ""
 
 
 def _judged(report: Report) -> list[str]:
@@ -76,14 +77,14 @@ def _prose(names: list[str], text: str) -> list[tuple[str, bool]]:
 def _tables(report: Report) -> list[tuple[str, str, ReportTable]]:
     """(title, remark, table) of all that have columns."""
     tables = [
-        (content.REQUESTS, content.requests_caption(report), content.request_table(report)),
-        ("Whole forward passes", "One sequence at a time; time and quartiles.", content.model_table(report)),
+        (columns.REQUESTS, columns.requests_caption(report), columns.request_table(report)),
+        ("Whole forward passes", "One sequence at a time; time and quartiles.", columns.model_table(report)),
         (
             "Error of each layer's attention",
             "‖out − exact‖ / ‖exact‖ on the exact model's own queries, keys and values.",
-            content.layer_table(report),
+            columns.layer_table(report),
         ),
-        ("One attention call", content.OP_NOTE, content.op_table(report)),
-        ("Memory of one attention call", "Peak extra MiB, by number of tokens.", content.op_memory_table(report)),
+        ("One attention call", columns.OP_NOTE, columns.op_table(report)),
+        ("Memory of one attention call", "Peak extra MiB, by number of tokens.", columns.op_memory_table(report)),
     ]
     return [(title, caption, table) for title, caption, table in tables if table.columns]

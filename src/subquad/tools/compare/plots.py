@@ -9,10 +9,11 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
 
+from subquad.tools.compare import columns, reading
 from subquad.tools.compare.length_plot import model_time_vs_length
-from subquad.tools.report import cells, content, drawing, reading, vector
+from subquad.tools.compare.schema import MethodReport, Report
+from subquad.tools.report import cells, drawing, vector
 from subquad.tools.report.drawing import Style, log_lengths, ticks
-from subquad.tools.report.schema import MethodReport, Report
 
 RESOLUTION = 1e-3  # of the fidelity axis at 1
 NARROW = 4.0  # inches
@@ -20,7 +21,7 @@ LEGEND_HANDLE, LEGEND_LETTER = 0.5, 0.07  # inches: of a marker with its gaps, a
 
 
 def plots(report: Report) -> dict[str, bytes]:
-    """PNGs by name; a plot without figures to draw is left out. Names, titles and texts: `content.PLOTS`."""
+    """PNGs by name; a plot without figures to draw is left out. Names, titles and texts: `columns.PLOTS`."""
     with drawing.look():
         drawn = {name: make(report) for name, make in _makers().items()}
         return {name: drawing.png(_titled(report, name, each)) for name, each in drawn.items() if each is not None}
@@ -33,7 +34,7 @@ def drawings(report: Report) -> dict[str, vector.Drawing]:
 
 def _makers() -> dict[str, Callable[..., Figure | None]]:
     makers = (quality_vs_speed, model_time, error_by_layer, time_vs_length)
-    return dict(zip(content.PLOTS, makers, strict=True))
+    return dict(zip(columns.PLOTS, makers, strict=True))
 
 
 def model_time(report: Report, narrow: bool = False) -> Figure | None:
@@ -42,8 +43,8 @@ def model_time(report: Report, narrow: bool = False) -> Figure | None:
 
 
 def _titled(report: Report, name: str, figure: Figure) -> Figure:
-    title = content.PLOTS[name][0]
-    return drawing.titled(figure, content.short_name(report), f"{title[0].lower()}{title[1:]}")
+    title = columns.PLOTS[name][0]
+    return drawing.titled(figure, columns.short_name(report), f"{title[0].lower()}{title[1:]}")
 
 
 def styles(report: Report) -> dict[str, Style]:
@@ -85,11 +86,11 @@ def quality_vs_speed(report: Report, narrow: bool = False) -> Figure | None:
 def _legend_columns(handles: Sequence[Line2D], width: float) -> int:
     """The number of columns, at most three, that fit into the figure's width in inches; columns are filled in turn."""
     labels = [str(handle.get_label()) for handle in handles]
-    for columns in (3, 2):
-        height = math.ceil(len(labels) / columns)
+    for count in (3, 2):
+        height = math.ceil(len(labels) / count)
         longest = [max(map(len, labels[i : i + height])) for i in range(0, len(labels), height)]
         if sum(LEGEND_HANDLE + LEGEND_LETTER * letters for letters in longest) <= width:
-            return columns
+            return count
     return 1
 
 
@@ -271,7 +272,7 @@ def _timed(method: MethodReport) -> str:
     """A method's entry in the legend."""
     if method["status"] == "exact":
         return f"{method['method']} (exact attention)"
-    at = cells.crossover(method)
+    at = columns.crossover(method)
     if at.tone in ("slower", "missing"):
         return method["method"]
     where = "at every length" if at.tone == "faster" else f"from {at.text.replace('≤', 'at most ')} tokens"

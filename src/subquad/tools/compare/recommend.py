@@ -5,11 +5,12 @@ from collections.abc import Mapping, Sequence
 
 from subquad.core.spelling import listed
 from subquad.methods import Full, from_dict
+from subquad.methods.full import EXACT
+from subquad.tools.compare.schema import MethodReport, Recommendation
 from subquad.tools.measure.exact_limits import exact_up_to
 from subquad.tools.measure.noise import Verdict, percent
 from subquad.tools.measure.tradeoff import EQUAL, SIMILAR, closest_of_fast
 from subquad.tools.models.dtypes import FP32, TORCH
-from subquad.tools.report.schema import MethodReport, Recommendation
 from subquad.tools.runs.floor import Floor
 
 MARGIN = 1.1  # a smaller speed-up is not worth a change
@@ -34,7 +35,7 @@ def recommend(
     The recommendation is about the settings that were tried; no others are searched. Lengths above the text's `tokens`
     are not judged, and neither are those whose `noise` (how far exact attention differs from itself there, as a factor)
     exceeds `TOO_NOISY`; `remedy` is what to do about that. `blind` are the clauses of `distinguish.distinguished`,
-    which also gives the `methods`. `methods` and the result have the types of `report.schema`.
+    which also gives the `methods`. `methods` and the result have the types of `compare.schema`.
     """
     measured = [m for m in methods if m["status"] == "measured" and _is_candidate(m)]
     best = fastest(methods, lengths, floor, tokens, noise)
@@ -58,7 +59,7 @@ def recommend(
     ]
     if measured:
         reasons.append(_tried(measured, judged))
-    names = {length: "full" if method is None else method["method"] for length, method in best.items()}
+    names = {length: EXACT if method is None else method["method"] for length, method in best.items()}
     shown = "is shown to have" if unproven else "has"
     headline = _headline(best, min(best) if noisy and best and main_length in noisy else main_length, floor, shown)
     headline = _with_noise(headline, list(noisy), bool(best), remedy) if noisy else headline
@@ -66,7 +67,7 @@ def recommend(
         each = " ".join(f"At {n:,} tokens, {why}." for n, why in unproven.items())
         headline = f"This comparison does not tell methods apart. {each} {REMEDY} {headline}"
     recommendation: Recommendation = {
-        "choice": names.get(main_length, "full"),
+        "choice": names.get(main_length, EXACT),
         "by_length": {str(length): name for length, name in names.items()},
         "headline": headline,
         "reasons": reasons,
@@ -177,7 +178,7 @@ def _is_exact(method: MethodReport | None) -> bool:
 
 def is_exact_kernel(method: MethodReport) -> bool:
     """True if a row is exact attention by its name, such as `full:kernel=subquad`."""
-    return method["settings"].get("name") == "full" and not method["method"].startswith("plan:")
+    return method["settings"].get("name") == EXACT and not method["method"].startswith("plan:")
 
 
 def is_faithful(method: MethodReport, length: str, floor: Floor) -> bool:

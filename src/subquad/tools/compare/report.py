@@ -11,9 +11,10 @@ import torch
 from subquad.core.errors import InputError
 from subquad.core.spelling import listed
 from subquad.methods import METHODS
+from subquad.methods.full import EXACT
 from subquad.tools.compare.attachment import attachment
 from subquad.tools.compare.code import code_of
-from subquad.tools.compare.comparison import EXACT, MOST_POSITIONS, TOO_SLOW, Comparison
+from subquad.tools.compare.comparison import MOST_POSITIONS, TOO_SLOW, Comparison
 from subquad.tools.compare.distinguish import distinguished
 from subquad.tools.compare.growth import growth_note
 from subquad.tools.compare.jobs import (
@@ -28,20 +29,7 @@ from subquad.tools.compare.jobs import (
     SequencePass,
 )
 from subquad.tools.compare.recommend import recommend
-from subquad.tools.measure.exact_limits import exact_up_to
-from subquad.tools.measure.fidelity import cosine, crossover, percentile, relative_error, retrieval_agreement
-from subquad.tools.measure.noise import AGAIN, ASSUMED_NOISE, TIE, against_itself, at_least_typical, noise_of
-from subquad.tools.measure.timing import cost, exact_cost, ratios
-from subquad.tools.measure.without_attention import WITHOUT
-from subquad.tools.models.dtypes import FP32, TORCH, has_products
-from subquad.tools.models.generation import ROUNDS, has_exact_steps, takes_cache
-from subquad.tools.models.longer import longer_note, quarters_note, yarn_note
-from subquad.tools.models.next_tokens import NextTokens, summed
-from subquad.tools.models.rows import IN, NOT_CALIBRATED, CompareRow
-from subquad.tools.models.split import split_note, what_is_sent
-from subquad.tools.plan.loads import FEWEST_PASSAGES
-from subquad.tools.report.schema import (
-    Cost,
+from subquad.tools.compare.schema import (
     EagerCost,
     MethodReport,
     Quality,
@@ -50,11 +38,23 @@ from subquad.tools.report.schema import (
     Requests,
     RunNoise,
 )
+from subquad.tools.compare.settings import COMPARED, LENGTHS, OP_LENGTHS, CompareSettings
+from subquad.tools.measure.exact_limits import exact_up_to
+from subquad.tools.measure.fidelity import cosine, crossover, percentile, relative_error, retrieval_agreement
+from subquad.tools.measure.noise import AGAIN, ASSUMED_NOISE, TIE, against_itself, at_least_typical, noise_of
+from subquad.tools.measure.timing import Cost, cost, exact_cost, ratios
+from subquad.tools.measure.without_attention import WITHOUT
+from subquad.tools.models.dtypes import FP32, TORCH, has_products
+from subquad.tools.models.generation import ROUNDS, has_exact_steps, takes_cache
+from subquad.tools.models.longer import longer_note, quarters_note, yarn_note
+from subquad.tools.models.next_tokens import NextTokens, summed
+from subquad.tools.models.rows import IN, NOT_CALIBRATED, CompareRow
+from subquad.tools.models.split import split_note, what_is_sent
+from subquad.tools.plan.loads import FEWEST_PASSAGES
 from subquad.tools.runs import machine
 from subquad.tools.runs.floor import OPTIONS, Floor
-from subquad.tools.runs.options import as_command
+from subquad.tools.runs.options import as_command, settings_of
 from subquad.tools.runs.records import to_plain
-from subquad.tools.runs.settings import COMPARED, LENGTHS, OP_LENGTHS, CompareSettings, PlanSettings
 
 _REPEAT = "repeat the command with --again on an idle machine"
 _INTERVAL = "95 % interval of the median of its ratios (by order statistics; the whole range of fewer than six turns)"
@@ -190,7 +190,7 @@ def _recommendation(
         recommendation["attachment"] = attached
         recommendation["code"] = code_of(attached, methods, model, settings.model)
         recommendation["reasons"] += [attached["note"]] if "note" in attached else []
-    choices = {recommendation["choice"], *recommendation["by_length"].values()} - {"full"}
+    choices = {recommendation["choice"], *recommendation["by_length"].values()} - {EXACT}
     dtypes = [m.get("dtype", FP32) for m in methods if m["method"] in choices]
     command = _plan_command(settings, dtypes[0] if dtypes else FP32, lengths, tokens, ranks)
     return {**recommendation, "next": command} if command else recommendation
@@ -204,7 +204,7 @@ def _plan_command(s: CompareSettings, dtype: str, lengths: Sequence[int], tokens
     lengths = tuple(length for length in lengths if FEWEST_PASSAGES * length <= tokens)
     shared = ("model", "text", "column", *OPTIONS.values(), "extend", "adapters", "calibrate", "device", "seed")
     options = {name: getattr(s, name) for name in shared} | {"dtype": dtype}
-    return as_command("plan", PlanSettings(lengths=lengths, **options), ranks) if lengths else None
+    return as_command("plan", settings_of("plan")(lengths=lengths, **options), ranks) if lengths else None
 
 
 def _noise(c: Comparison) -> RunNoise:

@@ -7,8 +7,18 @@ from pathlib import Path
 from subquad.core.errors import InputError, as_input_error
 from subquad.core.messages import note
 from subquad.methods import Full, Method, parse_method
+from subquad.methods.full import EXACT
 from subquad.tools.calibrate.fitted import calibrated
+from subquad.tools.calibrate.settings import LEARNED
 from subquad.tools.compare.comparison import Comparison
+from subquad.tools.compare.settings import (
+    AUTO,
+    COMPARED,
+    COMPARED_16_BITS,
+    COMPARED_16_BITS_CAUSAL,
+    COMPARED_CAUSAL,
+    CompareSettings,
+)
 from subquad.tools.compare.tasks import LabelledTask, load_task
 from subquad.tools.data.texts import read_documents, report_folders, standard_library
 from subquad.tools.measure.deadline import Deadline
@@ -22,15 +32,6 @@ from subquad.tools.models.split import check_not_fitted, split
 from subquad.tools.runs import machine
 from subquad.tools.runs.floor import Floor
 from subquad.tools.runs.jobs import Progress, silent
-from subquad.tools.runs.settings import (
-    AUTO,
-    COMPARED,
-    COMPARED_16_BITS,
-    COMPARED_16_BITS_CAUSAL,
-    COMPARED_CAUSAL,
-    COMPARED_LEARNED,
-    CompareSettings,
-)
 
 REFRESHED_AFTER = 30.0  # seconds
 
@@ -83,7 +84,7 @@ def _parse_inputs(settings: CompareSettings) -> tuple[list[Method], list[str] | 
         raise InputError("no methods to compare: --methods names none")
     names = settings.methods
     if settings.calibrate and names == COMPARED:
-        names += COMPARED_LEARNED
+        names += LEARNED
     with as_input_error():
         methods = list(dict.fromkeys([Full(), *map(parse_method, names)]))
     documents = read_documents(settings.text, settings.column) if settings.text else None
@@ -107,7 +108,7 @@ def prepare(
         settings = replace(settings, lengths=(min(pretrained.limit or usual, usual), settings.extend))
     pretrained = pretrained.extended_to(settings.extend, settings.named_lengths)
     if pretrained.is_causal_lm and settings.methods == COMPARED:
-        learned = [method for method in methods if str(method) in COMPARED_LEARNED]
+        learned = [method for method in methods if str(method) in LEARNED]
         methods = [Full(), *map(parse_method, COMPARED_CAUSAL), *learned]
     if task is not None and pretrained.kind != "embedding":
         raise InputError(f"--task {task.name} needs an embedding model; {pretrained.name} is a {pretrained.kind}")
@@ -145,7 +146,7 @@ def _in_dtypes(settings: CompareSettings, rows: Sequence[CompareRow], causal: bo
     if dtype == AUTO:
         if not has_products(settings.device, "bf16"):
             return list(rows)
-        usual = {"full", *(COMPARED_16_BITS_CAUSAL if causal else COMPARED_16_BITS)}
+        usual = {EXACT, *(COMPARED_16_BITS_CAUSAL if causal else COMPARED_16_BITS)}
         is_usual = settings.methods == COMPARED
         twice = [row for row in rows if row.layers and (row.plan or row.adapter or not is_usual or row.name in usual)]
         return [*rows, *(row.in_dtype("bf16") for row in twice)]

@@ -1,17 +1,17 @@
 """A report in the terminal and in Markdown."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
 
 from rich.console import Console, ConsoleOptions, Group, RenderableType
 from rich.panel import Panel
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from subquad.tools.report import content, reading
+from subquad.tools.compare import columns, reading
+from subquad.tools.compare.schema import Report
+from subquad.tools.report import content
 from subquad.tools.report.content import ReportTable
-from subquad.tools.report.markup import bullets, escaped, fenced, pairs_table, table_of
-from subquad.tools.report.schema import Report
+from subquad.tools.report.markup import bullets, escaped, fenced, noise_line, pairs_table, table_of
 from subquad.tools.report.terminal import Parts, fits, rich_of
 
 
@@ -23,21 +23,21 @@ def rich_table(report: Report) -> RenderableType:
 def markdown(report: Report, plot_names: Sequence[str] = ()) -> str:
     """All of a report as Markdown. `figures` are the names of the plots that lie next to it."""
     parts = [
-        f"# {escaped(content.short_name(report))}: attention methods compared",
+        f"# {escaped(columns.short_name(report))}: attention methods compared",
         _recommendation(report),
         "## Methods",
-        table_of(content.main_table(report)),
-        escaped(content.legend(report)),
-        noise_line(report) if not reading.warning(report) else "",
+        table_of(columns.main_table(report)),
+        escaped(columns.legend(report)),
+        noise_line(report) if not content.warning(report) else "",
         bullets(f"Refused: {', '.join(names)}: {reason}" for reason, names in reading.refused(report).items()),
         bullets(reading.notes(report)),
-        *(f"![{title}]({name})\n\n{about}" for name, (title, about) in content.PLOTS.items() if name in plot_names),
-        *_section(content.REQUESTS, content.request_table(report), content.requests_caption(report)),
-        *_section("Whole forward passes", content.model_table(report)),
-        *_section("Relative error of each layer's attention", content.layer_table(report)),
-        *_section("One attention call", content.op_table(report), content.OP_NOTE),
-        *_section("Peak extra memory of one attention call, MiB", content.op_memory_table(report)),
-        *(text for title, pairs in content.summary_sections(report) for text in (f"## {title}", pairs_table(pairs))),
+        *(f"![{title}]({name})\n\n{about}" for name, (title, about) in columns.PLOTS.items() if name in plot_names),
+        *_section(columns.REQUESTS, columns.request_table(report), columns.requests_caption(report)),
+        *_section("Whole forward passes", columns.model_table(report)),
+        *_section("Relative error of each layer's attention", columns.layer_table(report)),
+        *_section("One attention call", columns.op_table(report), columns.OP_NOTE),
+        *_section("Peak extra memory of one attention call, MiB", columns.op_memory_table(report)),
+        *(text for title, pairs in columns.summary_sections(report) for text in (f"## {title}", pairs_table(pairs))),
         "## Notes",
         bullets(report["notes"]) or "None.",
         "## Command",
@@ -59,32 +59,32 @@ class _CompareTerminal:
         for layout in self._layouts():
             if all(fits(console, options, table) for table in layout):
                 break
-        yield Text(f"{content.short_name(self.report)}: {self.report['model'].get('kind', 'model')}", "bold")
+        yield Text(f"{columns.short_name(self.report)}: {self.report['model'].get('kind', 'model')}", "bold")
         yield from layout
         yield from self._requests(console, options)
         if reading.refused(self.report):
             yield _refusals(self.report)
-        for line in (*reading.notes(self.report), content.legend(self.report)):
+        for line in (*reading.notes(self.report), columns.legend(self.report)):
             yield Text(line, "dim")
         for line in self.report.get("cautions", []):
             yield Text(line, "yellow")
-        noise = reading.noise(self.report)
+        noise = content.noise(self.report)
         if noise and not noise[0]:
             yield Text(noise[1], "dim")
         yield _panel(self.report)
 
     def _requests(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
-        table = content.request_table(self.report)
+        table = columns.request_table(self.report)
         if not table.columns:
             return
         whole, folded = rich_of(table, False), rich_of(table, True)
-        yield Text(content.REQUESTS, "bold")
+        yield Text(columns.REQUESTS, "bold")
         yield whole if fits(console, options, whole) else folded
-        yield Text(content.requests_caption(self.report), "dim")
+        yield Text(columns.requests_caption(self.report), "dim")
 
     def _layouts(self) -> list[list[Parts]]:
-        one = [content.main_table(self.report)]
-        parts = (content.speed_table(self.report), content.task_table(self.report), content.quality_table(self.report))
+        one = [columns.main_table(self.report)]
+        parts = (columns.speed_table(self.report), columns.task_table(self.report), columns.quality_table(self.report))
         apart = [table for table in parts if table.columns]
         return [[rich_of(table, folded) for table in tables] for tables in (one, apart) for folded in (False, True)]
 
@@ -99,14 +99,14 @@ def _refusals(report: Report) -> RichTable:
 
 
 def _panel(report: Report) -> Panel:
-    advice, warning = report["recommendation"], reading.warning(report)
+    advice, warning = report["recommendation"], content.warning(report)
     lines = [Text(warning, "yellow")] if warning else []
     lines += [Text(advice["headline"], "bold"), *(Text(f"• {reason}") for reason in advice["reasons"])]
-    code = content.use(report)
+    code = columns.use(report)
     if code:
         lines.append(Text(code, "cyan"))
     if "next" in advice:
-        lines += [Text(content.NEXT), Text(advice["next"], "cyan")]
+        lines += [Text(columns.NEXT), Text(advice["next"], "cyan")]
     style = "yellow" if warning else "green" if code else "blue"
     return Panel(Group(*lines), title="Recommendation", title_align="left", border_style=style)
 
@@ -116,23 +116,15 @@ def _panel(report: Report) -> Panel:
 
 def _recommendation(report: Report) -> str:
     advice = report["recommendation"]
-    code = content.use(report)
+    code = columns.use(report)
     lines = [
-        noise_line(report) if reading.warning(report) else "",
+        noise_line(report) if content.warning(report) else "",
         f"**{escaped(advice['headline'])}**",
         bullets(advice["reasons"]),
         fenced(code, "python") if code else "",
-        f"{content.NEXT}\n\n{fenced(advice['next'])}" if "next" in advice else "",
+        f"{columns.NEXT}\n\n{fenced(advice['next'])}" if "next" in advice else "",
     ]
     return "\n\n".join(filter(None, lines))
-
-
-def noise_line(report: Mapping[str, Any]) -> str:
-    """A note on the noise; bold if the times are uncertain."""
-    noise = reading.noise(report)
-    if noise is None:
-        return ""
-    return f"**{escaped(noise[1])}**" if noise[0] else escaped(noise[1])
 
 
 def _section(title: str, table: ReportTable, caption: str = "") -> list[str]:

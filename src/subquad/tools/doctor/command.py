@@ -18,9 +18,9 @@ from subquad.tools.cli.options import AsJson, with_options
 from subquad.tools.cli.output import say, show
 from subquad.tools.cli.plugins import Command
 from subquad.tools.cli.progress import progress_bar
+from subquad.tools.doctor.settings import CrossoverSettings
 from subquad.tools.report.terminal import ruled
 from subquad.tools.runs.options import options
-from subquad.tools.runs.settings import CrossoverSettings
 
 if TYPE_CHECKING:
     from subquad.tools.doctor.installation import Problem

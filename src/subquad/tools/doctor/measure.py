@@ -15,15 +15,16 @@ from subquad.core.spelling import instead
 from subquad.methods import parse_method
 from subquad.methods.core.crossovers import MeasuredCrossover
 from subquad.methods.core.crossovers import machine as local_machine
+from subquad.methods.full import EXACT, FAST_EXACT
 from subquad.tools.bench.calls import Calls, Load
 from subquad.tools.bench.checks import check_sizes
 from subquad.tools.bench.crossovers import crossing
-from subquad.tools.bench.schema import EXACT
+from subquad.tools.bench.settings import BenchSettings
+from subquad.tools.doctor.settings import MASKS, CrossoverSettings
 from subquad.tools.measure.noise import TIE, noise_of, verdict
 from subquad.tools.measure.timing import Effort, ratios, until_steady
 from subquad.tools.runs import machine
 from subquad.tools.runs.jobs import Progress, silent
-from subquad.tools.runs.settings import FAST_EXACT, MASKS, BenchSettings, CrossoverSettings
 
 EFFORT = Effort(seconds=0.2, least=3, enough=6, most=30, precision=0.02)
 CLEAR = 1.1  # the speed-up at two lengths in a row after which longer ones are not measured

@@ -22,11 +22,11 @@ from subquad.tools.inspect.schema import (
     Spectrum,
     UtilityMetrics,
 )
+from subquad.tools.inspect.settings import InspectSettings
 from subquad.tools.measure.balance import BucketSizes
 from subquad.tools.measure.spectrum import heat_map_index
 from subquad.tools.runs import machine
 from subquad.tools.runs.options import as_command
-from subquad.tools.runs.settings import InspectSettings
 
 SHARP = (
     "Spectrum: a curve that rises at once means that each matrix of weights is close to one of low rank. It does not "

@@ -21,8 +21,10 @@ from subquad import hf
 from subquad.core.errors import InputError, as_input_error
 from subquad.hf.plans import load_plan
 from subquad.methods import BoundMethod, Full, Method, parse_method
+from subquad.methods.full import EXACT
 from subquad.tools.data.texts import read_documents, report_folders, standard_library
 from subquad.tools.inspect.schema import LayerSpectrum, UtilityMetrics, Variant
+from subquad.tools.inspect.settings import InspectSettings
 from subquad.tools.measure.balance import bucket_sizes
 from subquad.tools.measure.capture import LayerInputs, recorded
 from subquad.tools.measure.fidelity import attention_weights
@@ -35,7 +37,6 @@ from subquad.tools.models.rows import mark_of
 from subquad.tools.runs import machine
 from subquad.tools.runs.jobs import Job, JobKind, Progress, silent
 from subquad.tools.runs.runner import JobRun
-from subquad.tools.runs.settings import InspectSettings
 
 POINTS = 96  # of a curve of the spectrum
 
@@ -233,7 +234,7 @@ class Inspection(JobRun):
         s = self.settings
         assert s.layer is not None
         inputs, shown = self.inputs(0)[s.layer], slice(s.tokens)
-        rows = [InspectRow("full", Full(), {s.layer: Full()}), *self.rows]
+        rows = [InspectRow(EXACT, Full(), {s.layer: Full()}), *self.rows]
         able = {row.label: row.by_layer[s.layer] for row in rows if not row.refusal(inputs)}
         return {label: _map(method, inputs, s.head, shown) for label, method in able.items()}
 

@@ -15,6 +15,9 @@ from torch import nn
 from subquad.core.errors import InputError
 from subquad.core.spelling import listed
 from subquad.methods import Full, Method, resolve
+from subquad.methods.full import EXACT
+from subquad.tools.compare.schema import MethodReport
+from subquad.tools.compare.settings import COMPARED, COMPARED_CAUSAL
 from subquad.tools.measure.calls import ModuleCall, as_calls, device_of, run_exactly, spread_order
 from subquad.tools.measure.deadline import Deadline
 from subquad.tools.measure.memory import peak_extra_mib
@@ -25,12 +28,9 @@ from subquad.tools.measure.without_attention import WITHOUT, WithoutAttention
 from subquad.tools.modules.attention import Assigned, AttentionSites, after_pass, attention_sites, outside
 from subquad.tools.modules.comparison import ModuleComparison
 from subquad.tools.modules.unchanged import unchanged
-from subquad.tools.report.schema import MethodReport
 from subquad.tools.runs import machine
 from subquad.tools.runs.jobs import Progress, silent
-from subquad.tools.runs.settings import COMPARED, COMPARED_CAUSAL
 
-EXACT = "full"
 LENGTHS = 4  # with figures of their own; inputs of more lengths are one group
 LEAST_ROUNDS, MOST_ROUNDS = 9, 60  # of timings at a length, if time allows
 SECONDS = 2.0  # of the rounds at a length, from which on `LEAST_ROUNDS` suffice

@@ -8,12 +8,13 @@ from typing import Any
 
 from subquad.core.spelling import listed
 from subquad.methods import Method, from_dict
+from subquad.methods.full import EXACT
 from subquad.tools.compare.distinguish import distinguished
 from subquad.tools.compare.recommend import recommend
+from subquad.tools.compare.schema import MethodReport
 from subquad.tools.measure.without_attention import WITHOUT
 from subquad.tools.modules.tables import Columns, as_markdown, as_terminal
 from subquad.tools.report import cells
-from subquad.tools.report.schema import MethodReport
 from subquad.tools.runs.floor import Floor
 
 MODULE_ATTENTION = "full (the module's own)"
@@ -78,7 +79,7 @@ class ModuleComparison:
         rows, blind = self._distinguished
         result = recommend(rows, lengths, floor, max(lengths), self.noise, blind=blind)
         chosen = result["by_length"]
-        by_length = {n: _method_of(self.rows, chosen.get(str(n), "full")) for n in lengths}
+        by_length = {n: _method_of(self.rows, chosen.get(str(n), EXACT)) for n in lengths}
         return ModuleRecommendation(by_length[min(lengths)], by_length, result["headline"], tuple(result["reasons"]))
 
     @property

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from subquad.core.errors import InputError
 from subquad.core.spelling import listed
 from subquad.methods import Full, Method
+from subquad.methods.full import EXACT
 from subquad.nn import describe
 from subquad.nn.swapping import NAME
 from subquad.tools.measure.calls import ModuleCall, as_calls, device_of, run_exactly, spread_order
@@ -34,7 +35,6 @@ from subquad.tools.plan.effort import KEPT, MOST, divided
 from subquad.tools.plan.grid import grid, pareto
 from subquad.tools.runs.jobs import Progress, silent
 
-EXACT = "full"
 FEWEST = 4  # inputs
 SCREENING, MEASURING = 0.25, 0.5  # shares of the time: until layers are screened, and of the remaining time for losses
 CALL_SECONDS = 0.3  # share of the rounds of a call of a layer

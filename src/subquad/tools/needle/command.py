@@ -12,7 +12,7 @@ from subquad.tools.cli.options import Again, AsJson, with_options
 from subquad.tools.cli.output import say, show
 from subquad.tools.cli.plugins import Command
 from subquad.tools.cli.progress import progress_bar
-from subquad.tools.runs.settings import NeedleSettings
+from subquad.tools.needle.settings import NeedleSettings
 
 NEEDLE = Kind(
     "subquad needle",

@@ -4,16 +4,15 @@ import math
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 
+from subquad.methods.full import EXACT
 from subquad.tools.measure.exact_limits import exact_up_to
 from subquad.tools.models.rows import CompareRow
 from subquad.tools.needle.run import ORACLE, NeedleRun, Spot
 from subquad.tools.needle.schema import KIND, SCHEMA, NeedleCell, NeedleMethod, NeedleReport
+from subquad.tools.needle.settings import NeedleSettings
 from subquad.tools.needle.tasks import TASKS
 from subquad.tools.runs import machine
 from subquad.tools.runs.options import as_command
-from subquad.tools.runs.settings import NeedleSettings
-
-EXACT = "full"
 
 
 def report_of(run: NeedleRun, asked: NeedleSettings) -> NeedleReport:

@@ -23,11 +23,11 @@ from subquad.tools.models.rows import CompareRow, mark_of, row_of
 from subquad.tools.needle.oracle import oracle_of
 from subquad.tools.needle.prompts import Haystack, Prompt
 from subquad.tools.needle.scoring import AnswerScore, answer_score
+from subquad.tools.needle.settings import NEEDLE_LENGTHS, NEEDLE_METHODS, NeedleSettings
 from subquad.tools.needle.tasks import TASKS
 from subquad.tools.runs import machine
 from subquad.tools.runs.jobs import Job, JobKey, JobKind, Progress, silent
 from subquad.tools.runs.runner import JobRun
-from subquad.tools.runs.settings import NEEDLE_LENGTHS, NEEDLE_METHODS, NeedleSettings
 
 JOBS_VERSION = 1  # changes with what the results of jobs hold, so that a run of another version is not resumed
 ORACLE = "oracle-top"

@@ -14,8 +14,8 @@ from subquad.methods import BoundMethod
 from subquad.methods.core.mixture import common_seed, is_mixture
 from subquad.tools.measure.metrics import Judge, Metric, Score, judge_of
 from subquad.tools.plan.measure import Candidate
+from subquad.tools.plan.settings import PlanSettings
 from subquad.tools.runs.floor import check_floor
-from subquad.tools.runs.settings import PlanSettings
 
 LEAST_MINUTES = 0.1
 

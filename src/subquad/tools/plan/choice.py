@@ -12,6 +12,7 @@ from collections.abc import Collection, Mapping, Sequence
 import numpy as np
 
 from subquad.audits.statistics import share_upper
+from subquad.methods.full import EXACT
 from subquad.tools.measure.tradeoff import EQUAL, NARROW, PROVES, SIMILAR, UNNOTICED
 
 ByLayer = Mapping[int, Mapping[str, float]]  # by layer and candidate
@@ -38,7 +39,7 @@ def closest(seconds: ByLayer, losses: ByLayer, budget: float, pass_seconds: floa
     Of choices with equal losses, it is the fastest.
     """
     fastest = cheapest(seconds, losses, budget)
-    saved = sum(seconds[layer]["full"] - seconds[layer][name] for layer, name in fastest.items())
+    saved = sum(seconds[layer][EXACT] - seconds[layer][name] for layer, name in fastest.items())
     slack = (SIMILAR - 1) * max(pass_seconds - saved, 0.0)
     unit_of_loss, unit_of_time = max(budget, 1e-12), max(slack, 1e-12)
     worth = {
@@ -76,7 +77,7 @@ def tied(losses: ByLayer, kernels: Collection[str]) -> int:
 
     0 if they are told apart, as a single candidate always is.
     """
-    names = {name for layer in losses.values() for name in layer} - {"full", *kernels}
+    names = {name for layer in losses.values() for name in layer} - {EXACT, *kernels}
     unnoticed = all(total(losses, uniform(losses, name)) < UNNOTICED for name in names)
     return len(names) if len(names) > 1 and unnoticed else 0
 
@@ -93,7 +94,7 @@ def total(values: ByLayer, chosen: Mapping[int, str]) -> float:
 
 def best_uniform(seconds: ByLayer, losses: ByLayer, budget: float) -> str | None:
     """The fastest single candidate in all layers that have it, exact attention in the others; None where none fits."""
-    names = {name for layer in losses.values() for name in layer} - {"full"}
+    names = {name for layer in losses.values() for name in layer} - {EXACT}
     mixes = {name: uniform(losses, name) for name in names}
     able = [name for name, mix in mixes.items() if total(losses, mix) <= budget]
     return min(able, key=lambda name: total(seconds, mixes[name]), default=None)
@@ -101,7 +102,7 @@ def best_uniform(seconds: ByLayer, losses: ByLayer, budget: float) -> str | None
 
 def uniform(losses: ByLayer, name: str) -> dict[int, str]:
     """One candidate in every layer that has it."""
-    return {layer: name if name in candidates else "full" for layer, candidates in losses.items()}
+    return {layer: name if name in candidates else EXACT for layer, candidates in losses.items()}
 
 
 def upper_bound(losses: Sequence[float], confidence: float, count: int | None = None) -> float:
@@ -145,11 +146,11 @@ def with_room(
     if any(len(each) == 1 for passages in losses.values() for each in passages.values()):
         return accepted / 2
     means = {
-        n: {"full": 0.0} | {x: sum(each) / len(each) for x, each in passages.items()} for n, passages in losses.items()
+        n: {EXACT: 0.0} | {x: sum(each) / len(each) for x, each in passages.items()} for n, passages in losses.items()
     }
     budget = accepted
     for _ in range(12):
-        chosen = {n: name for n, name in cheapest(seconds, means, budget).items() if name != "full"}
+        chosen = {n: name for n, name in cheapest(seconds, means, budget).items() if name != EXACT}
         if not chosen:
             return budget
         sums = [sum(each) for each in zip(*(losses[n][name] for n, name in chosen.items()), strict=True)]

@@ -13,8 +13,8 @@ from subquad.tools.cli.options import Again, AsJson, Save, with_options
 from subquad.tools.cli.output import say, say_what_was_saved, show, tell
 from subquad.tools.cli.plugins import Command
 from subquad.tools.cli.workers import with_workers
+from subquad.tools.plan.settings import PlanSettings
 from subquad.tools.runs.executors import Executor
-from subquad.tools.runs.settings import PlanSettings
 
 PLAN = Kind("subquad plan", "report.json", "report.html", names_itself("plan"), table_in("subquad.tools.plan.tables"))
 

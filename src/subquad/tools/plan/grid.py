@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 
 from subquad.methods import Method, parse_method
-from subquad.tools.runs.settings import FAST_EXACT
+from subquad.methods.full import FAST_EXACT
 
 LEAST = 8  # clusters
 

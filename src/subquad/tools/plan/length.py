@@ -33,6 +33,7 @@ from typing import Any
 from subquad import hf
 from subquad.audits import audit
 from subquad.methods import BoundMethod, Full, Method
+from subquad.methods.full import EXACT
 from subquad.tools.measure.capture import recorded
 from subquad.tools.measure.deadline import Deadline
 from subquad.tools.measure.prefix import chain
@@ -60,7 +61,6 @@ from subquad.tools.plan.effort import (
 from subquad.tools.plan.grid import pareto
 from subquad.tools.plan.loads import PlanInputs, score_loss
 from subquad.tools.plan.measure import (
-    EXACT,
     Candidate,
     HeldOutPass,
     PassTimes,

@@ -14,6 +14,7 @@ import torch
 from subquad import hf
 from subquad.masks import Mask
 from subquad.methods import BoundMethod, Full, Method
+from subquad.methods.full import EXACT
 from subquad.tools.measure.capture import LayerInputs, recorded
 from subquad.tools.measure.deadline import Deadline
 from subquad.tools.measure.fidelity import relative_error
@@ -24,7 +25,6 @@ from subquad.tools.models.pretrained import running
 from subquad.tools.plan.effort import spread_out
 from subquad.tools.plan.loads import Loss, PlanInputs
 
-EXACT = "full"
 ROUNDS = Effort(seconds=0.8, least=3, enough=7, most=25)  # of the calls of one layer
 PASSES, MOST_PASSES, PASSES_SECONDS = 2, 4, 2.0  # timed exact passes; more than two of fast models only
 SLOW = 3.0  # times exact attention's first call, from which on a candidate's is not repeated

@@ -12,6 +12,7 @@ from subquad.core.messages import expect
 from subquad.hf.adapters import describe_model
 from subquad.hf.plans import Plan, joined
 from subquad.methods import BoundMethod, Full, Method
+from subquad.methods.full import EXACT
 from subquad.tools.measure.deadline import Deadline
 from subquad.tools.measure.group import ALONE, MeasuringGroup
 from subquad.tools.measure.timing import beside
@@ -23,7 +24,7 @@ from subquad.tools.plan.effort import least_seconds
 from subquad.tools.plan.grid import grid
 from subquad.tools.plan.length import PLAN, Length
 from subquad.tools.plan.loads import PlanInputs
-from subquad.tools.plan.measure import EXACT, Candidate
+from subquad.tools.plan.measure import Candidate
 from subquad.tools.plan.planned import Planned, ShorterLengths
 from subquad.tools.plan.schema import PlannedRequests, RequestTimes
 from subquad.tools.plan.workers import UNAIDED, Workers

@@ -8,9 +8,10 @@ from typing import Any
 from subquad import hf
 from subquad.hf.plans import joined
 from subquad.methods import BoundMethod, Full, Method
+from subquad.methods.full import EXACT
 from subquad.tools.measure.noise import interval
 from subquad.tools.models.generation import StepTimes
-from subquad.tools.plan.measure import EXACT, PassTimes, Screen
+from subquad.tools.plan.measure import PassTimes, Screen
 
 
 @dataclass

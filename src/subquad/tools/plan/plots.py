@@ -7,8 +7,9 @@ from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.patches import Patch, Rectangle
 
+from subquad.methods.full import EXACT
 from subquad.tools.plan.schema import PlannedLayer, PlannedLength, PlanReport
-from subquad.tools.plan.tables import EXACT, PLOTS, title
+from subquad.tools.plan.tables import PLOTS, title
 from subquad.tools.report import cells, drawing, vector
 
 NARROW = 4.0  # inches

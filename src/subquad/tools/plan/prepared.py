@@ -13,6 +13,7 @@ from subquad import hf
 from subquad.core.errors import InputError, as_input_error
 from subquad.methods import BoundMethod, Method, parse_method
 from subquad.tools.calibrate.fitted import calibrated
+from subquad.tools.calibrate.settings import LEARNED
 from subquad.tools.data.texts import read_documents, report_folders, standard_library
 from subquad.tools.measure.deadline import Deadline
 from subquad.tools.measure.group import ALONE, MeasuringGroup
@@ -24,9 +25,9 @@ from subquad.tools.plan.arguments import check_settings
 from subquad.tools.plan.loads import PlanInputs, batch_load, batches_by_length, text_load
 from subquad.tools.plan.measure import Candidate, SingleLosses
 from subquad.tools.plan.plan import candidates_for
+from subquad.tools.plan.settings import PLANNED_LENGTHS, PlanSettings
 from subquad.tools.runs.floor import Floor
 from subquad.tools.runs.jobs import Progress, silent
-from subquad.tools.runs.settings import COMPARED_LEARNED, PLANNED_LENGTHS, PlanSettings
 
 
 @dataclass(frozen=True)
@@ -72,7 +73,7 @@ def prepare(
     adapters = _adapters(settings.adapters, pretrained)
     loads, metadata = of_text(pretrained, documents or standard_library(), settings)
     # As compare does: those that are named, or its own.
-    able = list(map(parse_method, COMPARED_LEARNED)) if methods is None else methods
+    able = list(map(parse_method, LEARNED)) if methods is None else methods
     length = pretrained.length(None, "max-length")
     with nullcontext() if deadline is None else deadline.paused():
         rows, reasons = calibrated(

@@ -5,6 +5,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from subquad.core.spelling import listed
+from subquad.methods.full import EXACT
 from subquad.tools.measure.tradeoff import UNNOTICED
 from subquad.tools.models import demo
 from subquad.tools.models.dtypes import FP32
@@ -12,14 +13,13 @@ from subquad.tools.models.longer import longer_note, short_note, yarn_note
 from subquad.tools.models.split import split_note
 from subquad.tools.plan import choice
 from subquad.tools.plan.loads import PlanInputs
-from subquad.tools.plan.measure import EXACT
 from subquad.tools.plan.plan import requests_of
 from subquad.tools.plan.planned import Planned, Verified
 from subquad.tools.plan.run import Made
 from subquad.tools.plan.schema import PlannedLayer, PlannedLength, PlanReport, Verification
+from subquad.tools.plan.settings import PlanSettings
 from subquad.tools.runs.floor import OPTIONS, Floor
-from subquad.tools.runs.options import as_command
-from subquad.tools.runs.settings import CompareSettings, PlanSettings
+from subquad.tools.runs.options import as_command, settings_of
 
 SCHEMA = 1
 
@@ -64,7 +64,7 @@ def compare_command(made: Made, settings: PlanSettings, out: Path) -> str | None
     options = {name: getattr(settings, name) for name in shared}
     options |= {"model": settings.model or demo.ENCODER, "dtype": settings.dtype or FP32}
     ranks = made.planning.loads[0].group.count
-    return as_command("compare", CompareSettings(plans=(out,), lengths=lengths, **options), ranks)
+    return as_command("compare", settings_of("compare")(plans=(out,), lengths=lengths, **options), ranks)
 
 
 def headline(lengths: list[PlannedLength], floor: Floor) -> str:

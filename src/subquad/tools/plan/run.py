@@ -38,6 +38,7 @@ from subquad.tools.plan.loads import PlanInputs, input_loads
 from subquad.tools.plan.measure import Candidate
 from subquad.tools.plan.plan import Planning, candidates_for, plan_of
 from subquad.tools.plan.prepared import loss_elsewhere, of_text, parse_inputs, prepare
+from subquad.tools.plan.settings import PlanSettings
 from subquad.tools.plan.short import short_fidelities
 from subquad.tools.plan.workers import UNAIDED, Workers
 from subquad.tools.runs import machine
@@ -46,7 +47,6 @@ from subquad.tools.runs.executors import LOCAL, Executor
 from subquad.tools.runs.floor import Floor
 from subquad.tools.runs.jobs import Progress, silent
 from subquad.tools.runs.options import as_command
-from subquad.tools.runs.settings import PlanSettings
 
 OUTSIDE, MOST_OUTSIDE = 0.15, 15.0  # share of the limit, and at most seconds, for starting and for the report
 JOBS_VERSION = 4  # changes with what the units hold, so that a run of another version is not resumed

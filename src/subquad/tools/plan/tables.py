@@ -6,6 +6,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from subquad.hf.plans import batches_in_words
+from subquad.methods.full import EXACT
 from subquad.tools.plan.schema import PlannedLength, PlanReport
 from subquad.tools.report import cells
 from subquad.tools.report.cells import MISSING, Cell
@@ -14,7 +15,6 @@ from subquad.tools.report.markup import bullets, escaped, fenced, sections, tabl
 from subquad.tools.report.terminal import rich_of
 
 BLANK = Cell(MISSING, "missing")
-EXACT = "full"
 NEXT = "Next, compare the plan with other methods on the same text, at the lengths at which it is not exact attention."
 PLOTS = {
     "plan-layers.png": (

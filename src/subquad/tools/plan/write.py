@@ -28,7 +28,7 @@ def html(report: PlanReport, drawn: Mapping[str, Drawing], use: str) -> str:
     """The page. `drawn` are SVGs, as `plots.drawings` returns them; `use` are the lines that run the plan."""
     all_tables = tables(report)
     return layout.page(
-        "plan.html.j2",
+        "plan/page.html.j2",
         drawn,
         title=title(report),
         report=report,

@@ -4,8 +4,6 @@ import math
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from subquad.tools.report.schema import MethodReport
-
 Tone = Literal["", "faster", "slower", "low", "tie", "missing"]
 MISSING = "–"
 
@@ -76,19 +74,6 @@ def kept(value: Any, least: float | None) -> Cell:
     if x is None or least is None or x >= least:
         return number(x, 4)
     return Cell(number(x, 4).text, "low", x)
-
-
-def crossover(method: MethodReport) -> Cell:
-    """The length from which on a method is clearly faster: "3,100", "≤512" (measured, maybe less) or "none" seen."""
-    if "crossover" not in method or method["status"] == "exact":
-        return Cell(MISSING, "missing")
-    x = known(method["crossover"])
-    if x is None:
-        return Cell("none", "slower", math.inf)
-    measured = sorted(map(int, method.get("op") or {}))
-    if not measured or x <= measured[0]:
-        return Cell(f"≤{next(iter(measured), 0):,}", "faster", x)
-    return Cell(f"≤{x:,.0f}" if x in measured else f"{two_digits(x):,}", value=x)
 
 
 def two_digits(x: float) -> int:

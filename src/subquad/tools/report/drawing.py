@@ -16,6 +16,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from subquad.methods.core.names import name_of
+from subquad.methods.full import EXACT
 from subquad.tools.report.content import pieces
 
 Marker = str | tuple[int, int, int]  # as matplotlib names them: a letter, or (points, 1, turn) of a star
@@ -81,14 +82,14 @@ def styles(names: Sequence[str]) -> dict[str, Style]:
         members.setdefault(name_of(name), []).append(name)
     strangers = [family for family in members if family not in FAMILIES]
     bases = FAMILIES | {family: OTHERS[i % len(OTHERS)] for i, family in enumerate(strangers)}
-    order = [name for name in names if name != "full"]
+    order = [name for name in names if name != EXACT]
     looks = {
         name: Style(_shade(bases[family], i, len(alike)), MARKERS[order.index(name) % len(MARKERS)])
         for family, alike in members.items()
         for i, name in enumerate(alike)
-        if name != "full"
+        if name != EXACT
     }
-    return {"full": Style(FAMILIES["full"], "*")} | looks
+    return {EXACT: Style(FAMILIES[EXACT], "*")} | looks
 
 
 def log_lengths(ax: Any) -> None:

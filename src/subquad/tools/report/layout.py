@@ -16,10 +16,10 @@ from subquad.tools.report.vector import Drawing
 
 
 def page(template: str, drawn: Mapping[str, Drawing], **content: Any) -> str:
-    """Fill a template of this folder. The page may run our own script and nothing else, and load nothing."""
-    script = _text("page.js")
+    """Fill a template, `folder/name`. The page may run our own script and nothing else, and load nothing."""
+    script = _text("report/page.js")
     digest = b64encode(sha256(script.encode()).digest()).decode()
-    style = _text("page.css") + vector.palette(drawn.values())
+    style = _text("report/page.css") + vector.palette(drawn.values())
     return _environment().get_template(template).render(script=script, digest=digest, style=style, **content)
 
 
@@ -58,5 +58,5 @@ def _environment() -> Environment:
 
 @cache
 def _text(name: str) -> Markup:
-    """A file of this folder."""
-    return Markup((files("subquad.tools.report") / name).read_text("utf-8"))
+    """A file in a folder of `subquad.tools`."""
+    return Markup((files("subquad.tools") / name).read_text("utf-8"))

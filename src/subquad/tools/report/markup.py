@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from subquad.tools.report.content import Line, ReportTable, sections_of
+from subquad.tools.report.content import Line, ReportTable, noise, sections_of
 
 
 def table_of(table: ReportTable) -> str:
@@ -51,3 +51,11 @@ def fenced(text: str, language: str = "sh") -> str:
     while fence in text:
         fence += "`"
     return f"{fence}{language}\n{text}\n{fence}"
+
+
+def noise_line(report: Mapping[str, Any]) -> str:
+    """A note on the noise; bold if the times are uncertain."""
+    measured = noise(report)
+    if measured is None:
+        return ""
+    return f"**{escaped(measured[1])}**" if measured[0] else escaped(measured[1])

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from subquad.methods import METHODS, parse_method
 from subquad.methods.core.names import name_of
 from subquad.methods.core.plugins import find_method
+from subquad.methods.full import EXACT
 
 TERMS = {
     # Comparisons
@@ -125,7 +126,5 @@ def description(name: str) -> str:
     """The description of a method: its computation, its cost and its source."""
     method = METHODS[name]
     first_line = (method.__doc__ or "").partition("\n")[0].replace("`", "")
-    kind = (
-        " It is a reference method, never recommended." if method.traits.quadratic_baseline and name != "full" else ""
-    )
+    kind = " It is a reference method, never recommended." if method.traits.quadratic_baseline and name != EXACT else ""
     return f"{first_line}{kind} Cost: {method.traits.complexity}. Source: {method.traits.source}."

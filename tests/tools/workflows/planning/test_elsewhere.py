@@ -10,8 +10,8 @@ from subquad.tools.plan import run as running
 from subquad.tools.plan.measure import SingleLosses
 from subquad.tools.plan.plan import candidates_for
 from subquad.tools.plan.prepared import loss_elsewhere, prepare
+from subquad.tools.plan.settings import PlanSettings
 from subquad.tools.runs.executors import LocalExecutor
-from subquad.tools.runs.settings import PlanSettings
 from tests.tools.workflows.planning.steady import make_steady
 
 METHODS = ("local:window=12", "clustered:clusters=8")

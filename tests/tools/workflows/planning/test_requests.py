@@ -15,10 +15,10 @@ from subquad.tools.plan.plan import requests_of
 from subquad.tools.plan.planned import Planned, Verified
 from subquad.tools.plan.prepared import prepare
 from subquad.tools.plan.report import headline
+from subquad.tools.plan.settings import PlanSettings
 from subquad.tools.plan.tables import requests
 from subquad.tools.runs.floor import Floor
 from subquad.tools.runs.jobs import silent
-from subquad.tools.runs.settings import PlanSettings
 from tests.tools.workflows.planning.steady import make_steady
 
 pytestmark = pytest.mark.slow

@@ -9,10 +9,10 @@ import subquad as sq
 from subquad.hf.adapters import describe_model
 from subquad.hf.plans import Plan
 from subquad.tools.plan.prepared import prepare
+from subquad.tools.plan.settings import PlanSettings
 from subquad.tools.plan.short import PASSAGES, short_fidelities
 from subquad.tools.runs.floor import Floor
 from subquad.tools.runs.jobs import silent
-from subquad.tools.runs.settings import PlanSettings
 
 ROUGH = sq.Clustered(clusters=4)
 

@@ -6,9 +6,9 @@ from types import SimpleNamespace
 from subquad.tools.measure.group import ALONE
 from subquad.tools.plan.planned import Planned, Verified
 from subquad.tools.plan.report import compare_command, headline
+from subquad.tools.plan.settings import PlanSettings
 from subquad.tools.plan.tables import tried
 from subquad.tools.runs.floor import Floor
-from subquad.tools.runs.settings import PlanSettings
 
 EXACT = {"length": 512, "layers": {}, "rounds": [], "floors": [], "passages": 0, "tried": 16}
 UNDECIDED = {

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from subquad.methods.full import EXACT
 from subquad.nn import MultiheadAttention
 from subquad.nn.auxiliary import has_auxiliary_loss, with_auxiliary_loss
 from subquad.research.papers.base import Cell, Context, Experiment, JobResults
@@ -26,10 +27,9 @@ from subquad.research.papers.side_by_side import (
     speedup,
 )
 from subquad.tools.bench.calls import NAIVE, Load
-from subquad.tools.bench.schema import EXACT
+from subquad.tools.bench.settings import BACKWARD
 from subquad.tools.measure.fidelity import crossover
 from subquad.tools.measure.timing import Effort, spread
-from subquad.tools.runs.settings import BACKWARD
 
 STAGES = ("training", "inference")
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from subquad.core import checksums as seals
+from subquad.methods.full import EXACT
 from subquad.research.papers.at_hand import AtHand, at_hand, folders
 from subquad.research.papers.base import Cell, Context, Experiment, JobResults, spread
 from subquad.research.papers.fine_tuning import FineTune, head_of, texts_of
@@ -18,7 +19,6 @@ from subquad.research.training.run import evaluate, train
 from subquad.research.training.settings import ModelSettings, RunSettings, TrainingSettings
 from subquad.tools.compare.tasks import Probe
 
-EXACT = "full"
 SHARINGS = {"headwise": "", "key-value": ", shared kv", "layerwise": ", shared kv, layer"}  # ours -> the paper's
 # Table 2, n = 512: RoBERTa-base and Linformers, accuracy in %
 PUBLISHED = {

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from subquad.core import checksums as seals
 from subquad.methods import parse_method
+from subquad.methods.full import EXACT
 from subquad.research.papers.at_hand import AtHand, at_hand, calibrate, calibrated_row, folders
 from subquad.research.papers.base import AGAIN, Cell, Context, Experiment, JobResults, spread
 from subquad.research.papers.results import HeatMap, Results, Table, Value
@@ -22,7 +23,6 @@ from subquad.tools.measure.fidelity import cosine
 from subquad.tools.models.pretrained import Pretrained, running
 from subquad.tools.models.rows import row_of
 
-EXACT = "full"
 GLUE = ("CoLA", "MNLI", "MRPC", "QNLI", "QQP", "RTE", "SST-2", "STS-B")
 # Clustered attention, table 4 (25 clusters), and LHA, table 2 (C keys a cluster), both with RoBERTa-base, in points.
 PUBLISHED_EXACT = {

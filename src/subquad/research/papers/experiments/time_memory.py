@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+from subquad.methods.full import EXACT
 from subquad.research.papers.base import Cell, Context, Experiment, JobResults
 from subquad.research.papers.results import Lines, Results, Table
 from subquad.research.papers.side_by_side import (
@@ -20,10 +21,9 @@ from subquad.research.papers.side_by_side import (
 )
 from subquad.tools.bench.calls import NAIVE, Calls, Load
 from subquad.tools.bench.memory import extra_memory
-from subquad.tools.bench.schema import EXACT
+from subquad.tools.bench.settings import BACKWARD
 from subquad.tools.measure.fidelity import crossover
 from subquad.tools.measure.timing import Effort, Spread, spread
-from subquad.tools.runs.settings import BACKWARD
 
 PAPER_METHODS = (
     EXACT,

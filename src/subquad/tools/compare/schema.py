@@ -9,19 +9,6 @@ from typing import Any, Literal, NotRequired, TypedDict
 from subquad.tools.measure.noise import Noise
 from subquad.tools.measure.timing import Cost
 
-__all__ = [
-    "Attachment",
-    "Cost",
-    "EagerCost",
-    "MethodReport",
-    "Quality",
-    "Recommendation",
-    "Report",
-    "RequestCost",
-    "Requests",
-    "RunNoise",
-]
-
 
 class Quality(TypedDict):
     """Closeness to the exact model: the first group for embedding models, the second for language models."""

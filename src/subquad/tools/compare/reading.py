@@ -1,11 +1,13 @@
-"""Read a report, in which every figure may be absent."""
+"""Read the report of a comparison, in which every figure may be absent."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 from subquad.core.spelling import listed
+from subquad.methods.full import EXACT
+from subquad.tools.compare.schema import MethodReport, Quality, Report
+from subquad.tools.measure.timing import Cost
 from subquad.tools.report.cells import known
-from subquad.tools.report.schema import Cost, MethodReport, Quality, Report
 from subquad.tools.report.terms import is_reference
 
 
@@ -79,18 +81,6 @@ def floor_figure(report: Report) -> str:
     return str(floor.get("figure", "fidelity"))
 
 
-def noise(report: Mapping[str, Any]) -> tuple[bool, str] | None:
-    """A flag, True if the times are uncertain, and the sentence about the noise; None in reports without it."""
-    measured: Mapping[str, Any] = report.get("noise") or {}
-    return (bool(measured.get("busy")), str(measured["says"])) if measured.get("says") else None
-
-
-def warning(report: Mapping[str, Any]) -> str:
-    """The sentences about the noise if the times are uncertain, which belong to the recommendation; otherwise empty."""
-    measured = noise(report)
-    return measured[1] if measured and measured[0] else ""
-
-
 def noise_at(report: Report, part: Literal["model", "op"], length: str) -> float | None:
     """How far exact attention differs from itself at a length, as a factor."""
     measured: Mapping[str, Any] = report.get("noise") or {}
@@ -102,7 +92,7 @@ def marks(report: Report, method: MethodReport) -> list[str]:
     layers = report["model"].get("layers")
     total = len(layers) if isinstance(layers, Sequence) else layers
     some = method.get("layers")
-    is_full = method["settings"].get("name") == "full"  # in another dtype
+    is_full = method["settings"].get("name") == EXACT  # in another dtype
     partial = method["status"] == "measured" and bool(some) and isinstance(total, int) and len(some or []) < total
     explanations = {
         "baseline": method["status"] == "exact",
