@@ -71,8 +71,8 @@ class StepByPosition:
             return None
         N, M = query.shape[2], key.shape[2]
         met = self.method.clamped_to(N, M).meetings(query[:, :1], key[:, :1], call)
-        seen = torch.stack([buckets.multiplicity(N, M, call.mask)[:, 0, 0] for buckets in met]).sum(0) > 0
-        return prepare_exact(query, key, value, call.under(Mask.padding(keys=seen)))
+        visible = torch.stack([buckets.multiplicity(N, M, call.mask)[:, 0, 0] for buckets in met]).sum(0) > 0
+        return prepare_exact(query, key, value, call.under(Mask.padding(keys=visible)))
 
 
 class Bucketed(Method):
