@@ -27,7 +27,7 @@ from subquad.hf.rotary import find_rotary
 from subquad.tools.bench.calls import DTYPES
 from subquad.tools.measure.capture import recorded
 from subquad.tools.measure.fidelity import relative_error
-from subquad.tools.measure.timing import by_name, one_round, ratios, shuffled
+from subquad.tools.measure.timing import speedup, timed_rounds
 from subquad.tools.models.passages import read
 from subquad.tools.models.pretrained import Pretrained, load
 
@@ -123,15 +123,15 @@ class Panel:
         attends = {name: partial(self.attends[name], **({} if name == SDPA else positions)) for name in names}
         calls = {name: call_of(attends[name], tensors, gradient) for name in names}
         errors = {name: relative_error(call(), exact()) for name, call in calls.items()}  # these calls warm up, too
-        seconds = by_name([one_round(shuffled(calls, random.Random(number))) for number in range(rounds)])
+        seconds = timed_rounds(calls, rounds, random.Random(0))
         self.seconds |= {name: (length, statistics.median(each)) for name, each in seconds.items()}
         sdpa = f"{1e3 * self.seconds[SDPA][1]:,.1f}" if names else NOT_RUN
         rows = []
         for name in self.attends:
             results = [sdpa, NOT_RUN, sheet.MISSING, sheet.MISSING]
             if name in names:
-                speedup = statistics.median(ratios(seconds[name], seconds[SDPA]))
-                results = [sdpa, f"{speedup:.2f}×", f"{errors[name]:.4f}", f"{errors[SDPA]:.4f}"]
+                speed = speedup(seconds[name], seconds[SDPA])
+                results = [sdpa, f"{speed:.2f}×", f"{errors[name]:.4f}", f"{errors[SDPA]:.4f}"]
             rows.append([f"{length:,}", inputs.source, self.dtype, self.passes, f"`{name}`", *results])
         return rows[1:]  # without SDPA's own
 

@@ -10,7 +10,6 @@ exact attention in fp32.
 
 import argparse
 import random
-import statistics
 from functools import partial
 from pathlib import Path
 
@@ -19,7 +18,7 @@ import torch
 from subquad import hf
 from subquad.tools.bench.calls import DTYPES
 from subquad.tools.measure.memory import peak_extra_mib
-from subquad.tools.measure.timing import shuffled, stopwatch
+from subquad.tools.measure.timing import one_round, speedup, stopwatch
 from subquad.tools.models.next_tokens import NextTokens, Prefill, prefill, summed
 from subquad.tools.models.passages import read
 from subquad.tools.models.pretrained import Pretrained, load, running
@@ -36,13 +35,14 @@ EXACT, FP32 = "exact", "exact, fp32"
 
 def timing_round(
     pretrained: Pretrained, item: list[int], methods: list[str], seed: int
-) -> dict[str, tuple[float, Prefill]]:
+) -> tuple[dict[str, float], dict[str, Prefill]]:
     """Seconds and results of a prefill with exact attention and with every method, in random order."""
-    results = {}
-    for name in shuffled(dict.fromkeys([EXACT, *methods]), random.Random(seed)):
-        with running(pretrained.model, None if name == EXACT else name):
-            results[name] = stopwatch(partial(pretrained.prefill, [item]))
-    return results
+
+    def timed(method: str | None) -> tuple[float, Prefill]:
+        with running(pretrained.model, method):
+            return stopwatch(partial(pretrained.prefill, [item]))
+
+    return one_round({EXACT: None} | {method: method for method in methods}, timed, random.Random(seed))
 
 
 def next_tokens(
@@ -73,15 +73,13 @@ def rows_of(
 ) -> list[str]:
     """A row of Markdown for exact attention and one for each method, from some timing rounds on the first item."""
     rounds = [timing_round(pretrained, items[0], methods, seed) for seed in range(count)]
+    seconds = {name: [taken[name] for taken, _ in rounds] for name in (EXACT, *methods)}
     results = [rounds[-1], *(timing_round(pretrained, item, methods, 0) for item in items[1:])]
-    tokens = [
-        next_tokens(pretrained, item, {name: run for name, (_, run) in result.items()}, fp32)
-        for item, result in zip(items, results, strict=True)
-    ]
+    tokens = [next_tokens(pretrained, item, runs, fp32) for item, (_, runs) in zip(items, results, strict=True)]
     lines = []
     for name in (EXACT, *methods):
         total = summed([same_dtype[name] for same_dtype, _ in tokens])
-        speed = statistics.median(each[EXACT][0] / each[name][0] for each in rounds)
+        speed = speedup(seconds[name], seconds[EXACT])
         cells = [f"{len(items[0]):,}", f"`{name}`", f"{total.perplexity:.3f}", f"{total.mean_kl:.5f}"]
         cells += [f"{max(total.last_kl / total.last_count, 0.0):.5f}", f"{total.agreement:.4f}", f"{speed:.2f}×"]
         if fp32 is not None:

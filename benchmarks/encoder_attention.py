@@ -23,7 +23,7 @@ import subquad as sq
 from subquad.tools.bench.calls import DTYPES, threads
 from subquad.tools.measure.capture import LayerInputs
 from subquad.tools.measure.fidelity import cosine, relative_error
-from subquad.tools.measure.timing import by_name, one_round, ratios, shuffled
+from subquad.tools.measure.timing import speedup, timed_rounds
 from subquad.tools.models.pretrained import Pretrained, running
 
 SDPA = "SDPA"
@@ -46,8 +46,8 @@ encoder it is the cosine of the speech's embedding. Exact is SDPA in fp32, also 
 
 def median_ratios(calls: Mapping[str, Callable[[], object]], turns: int) -> tuple[float, dict[str, float]]:
     """SDPA's milliseconds, and the median of each call's speed-ups over it."""
-    seconds = by_name([one_round(shuffled(calls, random.Random(turn))) for turn in range(turns)])
-    speedups = {name: statistics.median(ratios(each, seconds[SDPA])) for name, each in seconds.items() if name != SDPA}
+    seconds = timed_rounds(calls, turns, random.Random(0))
+    speedups = {name: speedup(each, seconds[SDPA]) for name, each in seconds.items() if name != SDPA}
     return 1e3 * statistics.median(seconds[SDPA]), speedups
 
 
@@ -76,10 +76,10 @@ def of_layers(calls: Sequence[LayerInputs], dtype: str, methods: Sequence[str], 
         runs = {name: partial(attend, layers, name, gradient) for name in (SDPA, *methods)}
         outs = {name: run() for name, run in runs.items()}
         time, speedups = median_ratios(runs, turns)
-        for name, speedup in speedups.items():
+        for name, speed in speedups.items():
             pairs = zip(outs[name], exact, strict=True)
             error = statistics.mean(relative_error(out.float(), wanted) for out, wanted in pairs)
-            rows.append([what, f"`{name}`", f"{time:,.1f}", f"{speedup:.2f}×", f"error {error:.4f}"])
+            rows.append([what, f"`{name}`", f"{time:,.1f}", f"{speed:.2f}×", f"error {error:.4f}"])
     return rows
 
 

@@ -32,7 +32,7 @@ from engine_workers import PACKAGES, EngineError, Job, Row, Worker, missing, spa
 from transformers.modeling_outputs import BaseModelOutputWithPast
 
 from subquad.tools.measure.fidelity import cosine
-from subquad.tools.measure.timing import ratios, shuffled, spread
+from subquad.tools.measure.timing import shuffled, speedup, spread
 from subquad.tools.models.next_tokens import NextTokens, Prefill, differences, next_of, summed
 from subquad.tools.models.passages import read
 from subquad.tools.models.pretrained import Pretrained, load
@@ -161,8 +161,8 @@ def measured(
     figures = []
     for row in running:
         times = spread([1e3 * each for each in seconds[row]])
-        speedup = statistics.median(ratios(seconds[row], seconds[EXACT]))
-        figures.append(Figures(row, (times.low, times.median, times.high), speedup, fidelity[row]))
+        speed = speedup(seconds[row], seconds[EXACT])
+        figures.append(Figures(row, (times.low, times.median, times.high), speed, fidelity[row]))
     return figures, failed
 
 

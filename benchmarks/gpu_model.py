@@ -48,7 +48,7 @@ def main() -> None:
 
 
 def recorded(texts: list[str], loads: list[GpuLoad]) -> tuple[Table, dict[str, str]]:
-    """The memory and launches that each method requests at each load; and why others cannot be recorded."""
+    """The kernels and operators that each method runs at each load; and why other methods cannot be recorded."""
     found: Table = {}
     missing = {}
     for text in texts:

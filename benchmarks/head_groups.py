@@ -21,7 +21,7 @@ from torch import Tensor
 from subquad.methods import Full, Method
 from subquad.tools.data.texts import standard_library
 from subquad.tools.measure.capture import LayerInputs, recorded
-from subquad.tools.measure.timing import Effort, until_steady
+from subquad.tools.measure.timing import Effort, speedup, until_steady
 from subquad.tools.models.passages import read
 from subquad.tools.models.pretrained import load
 from subquad.tools.plan.grid import grid
@@ -87,7 +87,7 @@ def row_of(inputs: LayerInputs, length: int) -> str:
     method, split = max(splits.items(), key=lambda pair: seconds[pair[0]] / pair[1].seconds)
     both = {"all": partial(inputs.run, method), "split": partial(run_split, inputs, split)}
     taken = until_steady(both, EFFORT, exact.device)
-    measured = statistics.median(a / b for a, b in zip(taken["all"], taken["split"], strict=True))
+    measured = speedup(taken["split"], taken["all"])
     predicted = seconds[method] / split.seconds
     error = (total[method] / float(exact.double().square().sum())) ** 0.5
     return (

@@ -19,7 +19,7 @@ import torch
 from subquad import hf
 from subquad.methods import parse_method
 from subquad.tools.measure.fidelity import cosine
-from subquad.tools.measure.timing import interleaved
+from subquad.tools.measure.timing import timed_rounds
 
 METHODS = (
     "local:window=64", "local:window=128", "local:window=256", "smyrf", "i-clustered:clusters=25,topk=32",
@@ -45,7 +45,7 @@ def row(method: str, read: speeches.Passages, exact: list[torch.Tensor], rounds:
         pairs = zip(read.items, exact, strict=True)
         cosines.append(statistics.mean(float(cosine(swapped.embed([item]), want)) for item, want in pairs))
         calls = {"exact": partial(read.model.embed, read.items[:1]), "ours": partial(swapped.embed, read.items[:1])}
-        seconds = {name: statistics.median(own) for name, own in interleaved(calls, rounds).items()}
+        seconds = {name: statistics.median(own) for name, own in timed_rounds(calls, rounds).items()}
         times.append(seconds["ours"] / seconds["exact"])
     return [f"`{method}`", *(f"{each:.3f}" for each in cosines), *(f"{each:.2f}" for each in times)]
 

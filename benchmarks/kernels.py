@@ -24,7 +24,7 @@ from subquad.kernels.attention.features.op import feature_attention
 from subquad.kernels.attention.products.op import causal_product
 from subquad.kernels.selection.hashing.op import hash_codes
 from subquad.kernels.selection.kmeans.op import hamming_kmeans
-from subquad.tools.measure.timing import interleaved
+from subquad.tools.measure.timing import timed_rounds
 from subquad.tools.runs import machine
 
 H, D, C, K, BITS, ITERATIONS, BUCKET, FEATURES, TILE = 6, 64, 100, 32, 63, 10, 128, 256, 64
@@ -37,7 +37,7 @@ def medians(calls, repeats):
     """Milliseconds of each call, in turn."""
     for call in calls.values():
         call()
-    return {name: 1e3 * statistics.median(times) for name, times in interleaved(calls, repeats).items()}
+    return {name: 1e3 * statistics.median(times) for name, times in timed_rounds(calls, repeats).items()}
 
 
 def copy_rate(repeats):

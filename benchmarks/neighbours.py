@@ -13,7 +13,7 @@ import statistics
 import torch
 
 import subquad as sq
-from subquad.tools.measure.timing import interleaved
+from subquad.tools.measure.timing import timed_rounds
 
 
 def median(seconds):
@@ -38,8 +38,8 @@ def main():
     print(f"{'ms':<16}   alone  in turn |  i-clustered alone  in turn")
     for name, call in neighbours.items():
         both = {name: call} | ours
-        interleaved(both, 10)
-        alone, own, alternating_rounds = (interleaved(calls, given.repeats) for calls in ({name: call}, ours, both))
+        timed_rounds(both, 10)
+        alone, own, alternating_rounds = (timed_rounds(calls, given.repeats) for calls in ({name: call}, ours, both))
         theirs = f"{name:<16}{median(alone[name])} {median(alternating_rounds[name])}"
         print(f"{theirs} | {median(own['ours']):>18} {median(alternating_rounds['ours'])}")
 

@@ -48,7 +48,7 @@ import subquad as sq
 from subquad.core.files import write
 from subquad.kernels.dispatch import chosen_backend
 from subquad.tools.measure.fidelity import relative_error
-from subquad.tools.measure.timing import Cost, cost, exact_cost, interleaved
+from subquad.tools.measure.timing import Cost, cost, exact_cost, timed_rounds
 from subquad.tools.report import cells
 from subquad.tools.runs import machine
 
@@ -125,7 +125,7 @@ def timed(what: str, calls: dict[str, Call], repeats: int, failures: dict[str, s
     for done in range(repeats):
         say(f"{what}: round {done + 1} of {repeats}")
         running = {name: partial(caught, name) for name in calls if name not in failures}
-        for name, took in interleaved(running, rounds=1).items():
+        for name, took in timed_rounds(running, 1).items():
             seconds[name] += took
     return {name: took for name, took in seconds.items() if name not in failures}
 

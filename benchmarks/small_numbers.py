@@ -22,7 +22,7 @@ from subquad import hf
 from subquad.methods import parse_method
 from subquad.tools.data.texts import standard_library
 from subquad.tools.measure.fidelity import cosine
-from subquad.tools.measure.timing import interleaved
+from subquad.tools.measure.timing import timed_rounds
 from subquad.tools.models.passages import read
 from subquad.tools.models.pretrained import Pretrained, load
 
@@ -68,7 +68,7 @@ def rows(encoder: Pretrained, items: list[list[int]], method: str, rounds: int) 
         took = sheet.MISSING
         if rounds:
             calls = {"exact": partial(encoder.embed, items[:1]), "swapped": partial(swapped.embed, items[:1])}
-            seconds = {call: statistics.median(each) for call, each in interleaved(calls, rounds).items()}
+            seconds = {call: statistics.median(each) for call, each in timed_rounds(calls, rounds).items()}
             took = f"{seconds['swapped'] / seconds['exact']:.2f}"
         found.append([f"`{method}`", name, f"{mib(model):.0f}", f"{near:.3f}", took])
     return found

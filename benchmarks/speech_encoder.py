@@ -38,7 +38,7 @@ import subquad as sq
 from subquad.research.papers.tasks.speech import edit_distance
 from subquad.tools.bench.calls import threads
 from subquad.tools.measure.fidelity import cosine
-from subquad.tools.measure.timing import by_name, one_round, ratios, shuffled
+from subquad.tools.measure.timing import speedup, timed_rounds
 
 RATE, SECONDS, PAUSE = 16000, 29, 0.6
 SPEAKERS = ("george", "jackson", "lucas", "nicolas", "theo", "yweweler")
@@ -202,14 +202,14 @@ def main() -> None:
         whisper, names = Whisper(clips), [EXACT, *options.methods]
         encoders = {name: whisper.encoder(name) for name in names}
         calls = {name: partial(encoder, whisper.features[0]) for name, encoder in encoders.items()}
-        one_round(calls)  # what the first call takes longer
-        seconds = by_name([one_round(shuffled(calls, random.Random(turn))) for turn in range(options.turns)])
+        timed_rounds(calls, 1)  # what the first call takes longer
+        seconds = timed_rounds(calls, options.turns, random.Random(0))
         exact = [encoders[EXACT](features) for features in whisper.features]
         said = [whisper.words(states) for states in exact]
         for name in names:
             states = [encoders[name](features) for features in whisper.features]
             found = [whisper.words(each) for each in states]
-            speed = statistics.median(ratios(seconds[name], seconds[EXACT]))
+            speed = speedup(seconds[name], seconds[EXACT])
             for kind in kinds:
                 at = [i for i, each in enumerate(clips) if each.kind == kind]
                 fidelity = statistics.mean(float(cosine(states[i][0], exact[i][0]).mean()) for i in at)

@@ -59,7 +59,7 @@ class TaskAtLength(Protocol):
         """One row."""
 
     def about(self) -> str:
-        """The subject of the table, one sentence a line."""
+        """Describe the inputs and the figures of the table, one sentence a line."""
 
     def table(self, cells: Cells) -> str:
         """Markdown: each row with its intervals, those of cells that are missing as `NOT_MEASURED`."""

@@ -73,7 +73,7 @@ class Perplexity:
         return losses
 
     def about(self) -> str:
-        """The subject of the table, one sentence a line."""
+        """Describe the passages that were measured, one sentence a line."""
         return (
             f"Passages of {self.length:,} tokens from {' and '.join(BOOKS)}: {len(self.passages)}.\n"
             "The model may have read these novels when it was trained.\n"
@@ -155,7 +155,7 @@ class Needle:
         return scores
 
     def about(self) -> str:
-        """The subject of the table, one sentence a line."""
+        """Describe the prompts that were measured, one sentence a line."""
         return (
             f"{len(self.prompts)} prompts of {self.length:,} tokens with their answers: as many of each of the tasks "
             f"{', '.join(TASKS)} of `subquad needle`, at depths from 0 to 1, in text from {' and '.join(BOOKS)}."

@@ -174,7 +174,7 @@ class Retrieval:
         return torch.stack([chunk_vectors(self.pretrained, document.tokens) for document in self.documents])
 
     def about(self) -> str:
-        """The subject of the table, one sentence a line."""
+        """Describe the documents and queries that were measured, one sentence a line."""
         count = len(self.documents)
         lines = [
             f"{count} documents of {self.length:,} tokens, parts of novels and speeches, and of each "

@@ -92,7 +92,7 @@ class Classification:
         return review.tokens[: self.length - len(self.pretrained.wrap([], self.length))]
 
     def about(self) -> str:
-        """The subject of the table, one sentence a line."""
+        """Describe the reviews and how they were labelled, one sentence a line."""
         sizes = sorted(len(self.pretrained.wrap(each.tokens, self.length)) for each in self.reviews)
         lines = [
             f"The {len(self.reviews)} longest reviews, half of them positive, cut at {self.length:,} tokens: "

@@ -32,7 +32,7 @@ import subquad as sq
 from subquad.core.spelling import nearest
 from subquad.tools.bench.calls import threads
 from subquad.tools.measure.fidelity import cosine
-from subquad.tools.measure.timing import by_name, one_round, ratios, shuffled
+from subquad.tools.measure.timing import speedup, timed_rounds
 
 EXACT = "exact"
 METHODS = (
@@ -165,8 +165,8 @@ def row(tokens: int, method: str, approximate: Answers, exact: Answers, pages: P
 
 def timed(calls: Mapping[str, Callable[[], object]], turns: int) -> dict[str, list[float]]:
     """Seconds of each call, turn by turn."""
-    one_round(calls)  # what the first call takes longer
-    return by_name([one_round(shuffled(calls, random.Random(turn))) for turn in range(turns)])
+    timed_rounds(calls, 1)  # what the first call takes longer
+    return timed_rounds(calls, turns, random.Random(0))
 
 
 def main() -> None:
@@ -189,7 +189,7 @@ def main() -> None:
             took.append(f"{1e3 * statistics.median(seconds[EXACT]):.0f} ms at {tokens:,} tokens")
             exact = answers(runs[EXACT], pages)
             for name, run in runs.items():
-                speed = statistics.median(ratios(seconds[name], seconds[EXACT]))
+                speed = speedup(seconds[name], seconds[EXACT])
                 rows.append(row(tokens, name, answers(run, pages), exact, pages, speed))
                 print(*rows[-1], flush=True)
     config = model.config

@@ -28,7 +28,7 @@ CommandError: Any = next(kind for kind in typer.BadParameter.__mro__ if kind.__n
 
 
 class Wrong(Exception):
-    """An error in a command."""
+    """A command cannot be run as it is written; the message has the reason."""
 
 
 @dataclass(frozen=True)

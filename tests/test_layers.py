@@ -11,6 +11,7 @@ import networkx as nx
 import pytest
 
 import subquad
+from tests.targets import folder_graph, two_way
 
 SOURCE = Path(subquad.__file__).parent
 FILES = sorted(SOURCE.rglob("*.py"))
@@ -159,6 +160,11 @@ def test_no_module_imports_itself_through_others():
     assert [circle for circle in circles(SOURCE) if circle not in CIRCLES] == []
 
 
+def test_no_two_folders_of_tools_import_each_other():
+    pairs = two_way(folder_graph(SOURCE / "tools"))
+    assert not pairs, f"move what both folders use to tools/measure or tools/models: {pairs}"
+
+
 def test_no_private_function_is_called_from_another_module():
     assert private_calls(FILES) == {}
 
@@ -187,6 +193,23 @@ def test_the_finder_of_circles_finds_them(tmp_path):
         path.parent.mkdir(exist_ok=True, parents=True)
         path.write_text(text)
     assert circles(tmp_path / "house") == [{"house.a", "house.b", "house.rooms.c"}]
+
+
+def test_the_finder_of_folders_that_import_each_other_finds_them(tmp_path):
+    files = {
+        "plan/a.py": "def f():\n    from subquad.tools.compare import b",
+        "plan/c.py": "import subquad.tools.measure.d",
+        "compare/b.py": "import subquad.tools.compare.e\nimport subquad.tools.plan.a\nfrom subquad.tools import plan",
+        "measure/d.py": "from subquad.toolshed.plan import a",
+    }
+    for name, text in files.items():
+        path = tmp_path / "tools" / name
+        path.parent.mkdir(exist_ok=True, parents=True)
+        path.write_text(text)
+    graph = folder_graph(tmp_path / "tools")
+    assert set(graph.edges) == {("plan", "compare"), ("plan", "measure"), ("compare", "plan")}
+    assert two_way(graph) == {("compare", "plan"): ["plan/a.py:2"]}
+    assert graph["compare"]["plan"]["places"] == ["compare/b.py:2", "compare/b.py:3"]
 
 
 def test_the_reader_of_imports_sees_them():

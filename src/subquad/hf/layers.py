@@ -81,6 +81,19 @@ class Layer:
         present_kinds = [kind for kind, present in kinds.items() if present]
         return f"`parallel` is not supported with {present_kinds[0]}, which this layer has" if present_kinds else None
 
+    def window_refusal(self, method: Method) -> str | None:
+        """The reason why a method cannot run inside this layer's window; None if it can, or if there is no window."""
+        if self.window is None:
+            return None
+        if not method.traits.window:
+            return f"{method.label!r} has no window"
+        if self.causal and method.traits.from_start:
+            return (
+                f"{method.label!r} counts from each item's first token, which is no longer in a window's cache once "
+                "that has moved on"
+            )
+        return None
+
     def refusal(self, method: Method, *, keep: bool = False) -> str | None:
         """The reason why a method cannot run in this layer, or not with kept tokens; None if it can."""
         traits, name = method.traits, method.label
@@ -106,8 +119,9 @@ class Layer:
             )
         if self.cross and not traits.cross:
             return f"{name!r} is for self-attention and this is cross-attention"
-        if self.window is not None and not traits.window:
-            return f"{name!r} has no window and this layer attends to a window only (and is cheap already)"
+        beside_window = self.window_refusal(method)
+        if beside_window is not None:
+            return f"{beside_window}, and this layer attends to a window only (and is cheap already)"
         if self.biased and not traits.bias:
             return f"{name!r} supports no additive bias and this layer adds a position bias to its logits; 'full' does"
         if self.beside_softmax and not method.is_exact:
@@ -163,9 +177,12 @@ class Attached(nn.Module):
         self.bound = bound
         # What `steps` asks in each call.
         self.is_exact = bound.method.is_exact
-        self.exact_queries = 0 if self.keep else min(bound.method.exact_queries, MOST_QUERIES)
+        of_method = bound.method.prepare_step
+        self.prepare_step = of_method or bound.method.prepare_exact
+        exact_queries = min(bound.method.exact_queries, MOST_QUERIES)
+        self.prepared_queries = 0 if self.keep else 1 if of_method else exact_queries
         sizes = bound.heads, bound.kv_heads, bound.head_dim
-        self.step_kind = layer.cross, layer.window, self.is_exact, bound.method.prepare_exact, *sizes
+        self.step_kind = layer.cross, layer.window, self.is_exact, self.prepare_step, *sizes
         if saved_before:  # by this transformers' `save_pretrained` knows that it is on purpose, and saves them once
             self._tied_weights_keys = {f"bound.{name}": name for name, _ in bound.named_parameters()}
         self.label, self.cross, self.causal, self.window = layer.label, layer.cross, layer.causal, layer.window

@@ -1,14 +1,19 @@
-"""Steps on a cache: a few queries whose attention is exact, on the shortest way from transformers to the kernel.
+"""Steps on a cache: a few queries, on the shortest way from transformers to the kernel of exact attention.
+
+Their attention is exact, or exact over the keys that a method such as "local" chooses by position.
 
 Each generated token passes through all layers with one query. On a short cache, the checks of a call and the making of
 its mask take longer than the attention itself. So what is the same in all layers of a forward pass is made once, and
-kept on the mask that they are all given: a function of query, key and value (`Method.prepare_exact`). What is the same
-in all passes is read when a method is attached (`Attached`).
+kept on the mask that they are all given: a function of query, key and value (`Method.prepare_exact`, or the method's
+own `prepare_step`). What is the same in all passes is read when a method is attached (`Attached`). Cross-attention has
+no mask, and its keys stay the same from step to step: its layers keep such a function each.
 
 Anything that needs more, such as an audit, autocast or a gradient, goes the general way (`Attached.forward`).
 """
 
+from threading import get_ident
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -16,6 +21,7 @@ from torch._C import _get_tracing_state
 
 from subquad.hf.layer_masks import decoded, mask_of
 from subquad.hf.layers import Attached
+from subquad.kernels.dispatch import forced_backend
 from subquad.kernels.transforms import transform
 from subquad.masks import Mask
 from subquad.methods import BoundMethod
@@ -23,6 +29,8 @@ from subquad.methods.core.call import Attention, Call
 from subquad.methods.core.current_shard import in_use
 
 _STEPS = "_subquad_steps"  # on a mask of `boundary.make_mask`: what its layers have prepared for it
+# For cross-attention, which has no mask: what each layer prepared last, and what that depends on.
+_UNMASKED: WeakKeyDictionary[Attached, tuple[Any, Attention | None]] = WeakKeyDictionary()
 
 
 def share_steps(mask: Tensor) -> None:
@@ -42,18 +50,38 @@ def attend_step(
     """The outputs (B,N,H,E) of a step; None if the call is not one, or goes the general way."""
     if torch.compiler.is_compiling():  # first: a comparison would be a condition of the graph
         return None
-    if query.shape[2] > layer.exact_queries or not _goes_short(layer, query, key, value):
+    if query.shape[2] > layer.prepared_queries or not _goes_short(layer, query, key, value):
         return None
     shapes = query.shape, key.shape, value.shape, query.dtype, key.dtype, value.dtype
     kind = layer.step_kind, shapes, causal, scale
     prepared = getattr(mask, _STEPS, None)
-    if prepared is None:
+    if mask is None:
+        attention = _unmasked(layer, query, key, value, causal, scale, kind)
+    elif prepared is None:
         attention = _prepare(layer, query, key, value, mask, causal, scale)
     elif kind in prepared:
         attention = prepared[kind]
     else:
         attention = prepared[kind] = _prepare(layer, query, key, value, mask, causal, scale)
     return None if attention is None else attention(query, key, value).transpose(1, 2).contiguous()
+
+
+def _unmasked(
+    layer: Attached,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    causal: bool,
+    scale: float | None,
+    kind: tuple[Any, ...],
+) -> Attention | None:
+    """The attention of a step without a mask, prepared anew if anything that it depends on is not as it last was."""
+    now = kind, forced_backend(), torch.get_num_threads(), get_ident()
+    last, attention = _UNMASKED.get(layer, (None, None))
+    if last != now:
+        attention = _prepare(layer, query, key, value, None, causal, scale)
+        _UNMASKED[layer] = now, attention
+    return attention
 
 
 def _goes_short(layer: Attached, query: Tensor, key: Tensor, value: Tensor) -> bool:
@@ -80,16 +108,16 @@ def _prepare(
     causal: bool,
     scale: float | None,
 ) -> Attention | None:
-    """Exact attention of calls like this one; None if they do not fit, or the method computes otherwise."""
+    """The attention of calls like this one; None if they do not fit, or the method computes otherwise."""
     (B, H, N, D), (_, G, M, _), bound = query.shape, key.shape, layer.bound
     fits = (bound.heads, bound.kv_heads, bound.head_dim) == (H, G, D) and key.shape == (B, G, M, D)
     if not (fits and value.shape[:3] == (B, G, M) and query.dtype == key.dtype == value.dtype):
         return None
     pattern = decoded(layer, encoded, query, M, causal)
     mask, _ = mask_of(layer, N, M, pattern)
-    if not (mask.is_causal or layer.is_exact):  # `Method.exact_queries` is about the last queries of causal calls
+    if not (mask.is_causal or layer.is_exact):  # a method prepares the last queries of causal calls
         return None
     mask = mask if pattern.valid is None else mask & Mask.padding(keys=pattern.valid.expand(B, M))
     call = Call(mask, bias=None, scale=D**-0.5 if scale is None else scale, dropout_p=0.0, seed=0)
-    prepare: Any = layer.bound.method.prepare_exact
+    prepare: Any = layer.prepare_step
     return prepare(query, key, value, call)

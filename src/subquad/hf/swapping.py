@@ -108,12 +108,12 @@ def swap(
     Args:
         model: any transformers model whose attention goes through the attention interface, or a wrapper around one: a
             SentenceTransformer, a CrossEncoder, a pipeline, a PeftModel, a DataParallel, a module of your own.
-        method: one method for every layer, except that layers with a window which the method does not have run exact
-            attention inside their window ("full", in decoders "full:kernel=subquad", whose steps are the faster ones);
-            or a mapping from layer numbers (as `describe` counts them) or name patterns ("encoder.*", as fnmatch reads
-            them; later entries win) to methods. Layers that a mapping leaves out run "full": exact attention. A method
-            that is bound already, with its learned parameters, is for one layer; others with learned parameters are
-            bound here, with those that they start with. Or a plan, as `sq.load_plan` reads it.
+        method: one method for every layer, except that layers with a window inside which it cannot run have exact
+            attention there ("full", in decoders "full:kernel=subquad", whose steps are the faster ones); or a mapping
+            from layer numbers (as `describe` counts them) or name patterns ("encoder.*", as fnmatch reads them; later
+            entries win) to methods. Layers that a mapping leaves out run "full": exact attention. A method that is
+            bound already, with its learned parameters, is for one layer; others with learned parameters are bound here,
+            with those that they start with. Or a plan, as `sq.load_plan` reads it.
         max_length: the longest input, for methods that are bound here and whose parameters depend on it; by default
             what the model's learned positions reach (`position_limit`), where they set a limit.
         inputs: a small batch for the trial, for a model that subquad cannot make inputs for.
@@ -456,14 +456,14 @@ def _assign(layers: list[Layer], method: AnyMethod | Mapping[Any, AnyMethod]) ->
 
 
 def _outside_windows(layers: list[Layer], method: Method) -> dict[int, AnyMethod]:
-    """The method in every layer, but exact attention in those with a window, where the method has none."""
-    windowed = {layer.number for layer in layers if layer.window is not None and not method.traits.window}
-    if len(windowed) == len(layers):
+    """The method in every layer, but exact attention in those with a window inside which it cannot run."""
+    reasons = {layer.number: layer.window_refusal(method) for layer in layers}
+    if all(reasons.values()):
         raise ValueError(
-            f"{method.label!r} has no window, and all {len(layers)} layers of this model attend to a window only (and "
+            f"{reasons[layers[0].number]}, and all {len(layers)} layers of this model attend to a window only (and "
             "are cheap already): there is nothing to gain, so leave the model as it is"
         )
-    return {layer.number: _inside_window(layer) if layer.number in windowed else method for layer in layers}
+    return {layer.number: _inside_window(layer) if reasons[layer.number] else method for layer in layers}
 
 
 def _inside_window(layer: Layer) -> Method:

@@ -51,7 +51,7 @@ def choose(**refusals: str | None) -> str:
     >>> choose(cpu="the tensors are on cuda:0")
     'reference'
     """
-    forced = _forced_now()
+    forced = forced_backend()
     if forced is None:
         for name in reversed(_BACKENDS):
             if name in refusals and refusals[name] is None and _BACKENDS[name]() is None:
@@ -118,7 +118,8 @@ def _forcing(name: str) -> Iterator[None]:
         _forced.reset(token)
 
 
-def _forced_now() -> str | None:
+def forced_backend() -> str | None:
+    """The backend that a block of `use_backend` forces now; None outside of such blocks."""
     if torch.compiler.is_compiling():  # Dynamo cannot read a ContextVar; of a global, it compiles again after a change
         return _open_blocks[-1] if _open_blocks else None
     return _forced.get()

@@ -101,6 +101,7 @@ class BigBird(Pattern):
     traits: ClassVar[Traits] = replace(
         Pattern.shared_traits,
         stochastic=True,
+        from_start=True,
         exact_limit={"block": "N"},
         example={"block": 4, "random": 1},
         complexity="O(N·b·(g + w + r)·D) time, with blocks of b tokens, each of which sees g + w + r blocks",

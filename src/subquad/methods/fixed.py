@@ -66,6 +66,7 @@ class Fixed(Pattern):
     traits: ClassVar[Traits] = replace(
         Pattern.shared_traits,
         subquadratic=False,
+        from_start=True,
         exact_limit={"block": "N"},
         example={"block": 4, "columns": 1},
         complexity="O(N·(l + c·N/l)·D) time with blocks of l and c columns, which is O(N√N·D) at l = √N",

@@ -23,7 +23,8 @@ from subquad.core.rounding import ceil_div
 from subquad.kernels.tokens.positions import ValidIndex, ValidPositions
 from subquad.kernels.tokens.slots import Buckets, valid_slots
 from subquad.masks import Mask
-from subquad.methods.core.bucketed import Bucketed
+from subquad.methods.core.bucketed import Bucketed, StepByPosition
+from subquad.methods.core.call import PrepareStep
 from subquad.methods.core.method import Call, Traits, choice, whole
 
 BLOCK = 16  # queries of a block; all blocks meet the same keys
@@ -105,6 +106,7 @@ class Keep(Bucketed):
         window=True,
         order_free=False,
         positional=True,
+        from_start=True,
         exact_limit={"first": "N"},
         example={"first": 2, "last": 1},
         complexity="O((N + M)·S·D) time and O(N + S) memory with S kept tokens",
@@ -132,6 +134,11 @@ class Keep(Bucketed):
             kept_slots = kept_slots | ranks.at(multiples)
         keys = kept_slots.tokens[:, 0]
         return KeptPositions(keys, _as_queries(keys, line) if self.sides == "both" else None, line)
+
+    @property
+    def prepare_step(self) -> PrepareStep | None:
+        """The preparation of exact attention to the kept tokens, or to all keys if the query is one of them."""
+        return StepByPosition(self)
 
     def meetings(self, query: Tensor, key: Tensor, call: Call) -> tuple[Buckets, ...]:
         """Pairs of queries and keys that meet."""

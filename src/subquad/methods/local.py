@@ -32,7 +32,8 @@ from subquad.kernels.attention.relative_positions import NOT_EXACT, RelativePosi
 from subquad.kernels.selection.neighbours import neighbours
 from subquad.kernels.tokens.slots import Buckets
 from subquad.masks import Mask
-from subquad.methods.core.bucketed import attend_inside
+from subquad.methods.core.bucketed import StepByPosition, attend_inside
+from subquad.methods.core.call import PrepareStep
 from subquad.methods.core.method import Call, Partial, Traits, choice, upcast, whole
 from subquad.methods.core.onnx import OnnxSupport
 from subquad.methods.core.pattern import Pattern
@@ -75,6 +76,11 @@ class Local(Pattern):
     def make_learned(self, heads: int, kv_heads: int, head_dim: int, max_length: int | None) -> nn.Module | None:
         """u, v and W_R, for relative positions."""
         return RelativePositions(heads, head_dim) if self.positions == "relative" else None
+
+    @property
+    def prepare_step(self) -> PrepareStep | None:
+        """The preparation of exact attention to the window, without relative positions."""
+        return StepByPosition(self) if self.positions == "none" else None
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Partial:
         """Attend by blocks; positions count the tokens of each segment."""

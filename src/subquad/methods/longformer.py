@@ -60,11 +60,16 @@ class Longformer(Pattern):
     name: ClassVar[str] = "longformer"
     traits: ClassVar[Traits] = replace(
         Pattern.shared_traits,
+        from_start=True,
         exact_limit={"window": "N", "dilation": 1},
         example={"window": 3, "dilation": 2, "first": 2},
         complexity="O(N·(W + g)·D) time, O(N·(W + g + D)) memory with a window of W and g global tokens",
         source="Beltagy et al. 2020",
     )
+
+    def describe(self) -> Traits:
+        """The traits: without global tokens, distances alone matter."""
+        return type(self).traits if self.first else replace(type(self).traits, from_start=False)
 
     def reach(self, tokens: int, mask: Mask) -> tuple[int, int]:
         """The numbers of tokens before and after itself that a query sees, in addition to the global ones."""

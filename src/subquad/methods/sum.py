@@ -34,7 +34,8 @@ from subquad.kernels.tokens.padding import cleared_inputs
 from subquad.kernels.tokens.positions import ValidPositions
 from subquad.kernels.tokens.slots import Buckets
 from subquad.masks import Mask
-from subquad.methods.core.bucketed import Bucketed, attend_inside
+from subquad.methods.core.bucketed import Bucketed, StepByPosition, attend_inside
+from subquad.methods.core.call import PrepareStep
 from subquad.methods.core.fitting import output_error
 from subquad.methods.core.grammar import MISSING, as_term, joined, terms
 from subquad.methods.core.method import Call, Method, Partial, Traits
@@ -141,6 +142,7 @@ class Sum(Method):
 
     terms: str = text_of_methods("local+keep", examples=("local:window=2+keep:last", "local:window=3+lsh:buckets=2"))
 
+    attends_by: ClassVar[frozenset[str]] = Method.attends_by | {"attend", "meetings"}
     name: ClassVar[str] = "sum"
     traits: ClassVar[Traits] = of_sum((Local(), Keep()))
 
@@ -176,6 +178,11 @@ class Sum(Method):
     def addends(self) -> tuple[Method, ...]:
         """The parts by kind: those that choose pairs, kept tokens, the residual."""
         return self.__dict__["_addends"]
+
+    @property
+    def prepare_step(self) -> PrepareStep | None:
+        """The preparation of exact attention to the keys of all parts, if each prepares its own; None otherwise."""
+        return StepByPosition(self) if all(part.prepare_step for part in self.addends) else None
 
     @property
     def default_seed(self) -> int:

@@ -1,5 +1,7 @@
 """Steps on a cache go a short way from transformers to the kernel, with what a forward pass's layers share."""
 
+import copy
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass
 
@@ -9,16 +11,17 @@ import transformers as hf
 from torch.profiler import ProfilerActivity, profile
 
 import subquad as sq
-from subquad.hf import layer_masks
+from subquad.hf import layer_masks, steps
 from subquad.hf.boundary import attend, make_mask
 from subquad.hf.layers import NAME, Attached
 from subquad.kernels import native
-from subquad.methods import ByLength, ClusteredTail, Full, Method, MixedHeads
+from subquad.methods import METHODS, ByLength, ClusteredTail, Full, Method, MixedHeads
 from subquad.methods.core.names import resolve
 from tests.library.hf.families import FAMILIES
 from tests.library.hf.models import build, padded_ids
 
 EXACT_STEPS = ["full", "full:kernel=subquad", "clustered-tail", "by-length:steps=0:full+64:clustered-tail"]
+STEPS_BY_POSITION = ["local:window=7", "keep:first=3", "local:window=7+keep", "local:window=90+keep:first=2,every=5"]
 
 
 LENGTH = 48  # more than a step has
@@ -75,6 +78,103 @@ def test_more_queries_than_are_exact_go_the_general_way(general_way):
     assert len(general_way) == 2 * len(attached(model))
     step(model, ids, new=3)
     assert len(general_way) == 3 * len(attached(model))
+
+
+def in_one_pass(model, ids, mask, *, new):
+    """The logits of the last `new` tokens, without a cache."""
+    with torch.no_grad():
+        return model(ids, attention_mask=mask, use_cache=False).logits[:, -new:]
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma3"])
+@pytest.mark.parametrize("side", ["left", None])
+@pytest.mark.parametrize("method", STEPS_BY_POSITION)
+def test_a_step_by_position_is_that_of_the_whole_call(method, side, name, general_way):
+    model = build(name).model
+    ids, mask = padded_ids(side or "right", length=LENGTH, pads=6 if side else 0)
+    swapped = sq.hf.swap(model, method)
+    in_windows = [layer.number for layer in swapped.layers if layer.window is not None]
+    taken = {str(swapped.methods[number]) for number in in_windows}
+    assert taken <= ({"full:kernel=subquad"} if "keep" in method else {method})
+    want = {new: in_one_pass(model, ids, mask, new=new) for new in (1, 5)}
+    general_way.clear()  # of the trial and of these
+    torch.testing.assert_close(step(model, ids, mask), want[1], atol=1e-5, rtol=1e-4)
+    assert len(general_way) == len(attached(model))  # for the tokens before the step
+    torch.testing.assert_close(step(model, ids, mask, new=5), want[5], atol=1e-5, rtol=1e-4)
+    others = [each for each in general_way if not each.is_exact]  # several queries meet different keys
+    assert len(others) == 3 * (len(attached(model)) - len(in_windows) * ("keep" in method))
+
+
+def in_windows():
+    """The methods that say that they can run inside a layer's window, with settings that show all of their parts."""
+    texts = [text for name, method in sorted(METHODS.items()) for text in (name, with_example(name, method))]
+    traits = {text: resolve(text).traits for text in texts}
+    return [text for text, t in traits.items() if t.window and t.cached and t.causal == "strict" and not t.learned]
+
+
+def with_example(name, method):
+    """The method with the settings of its traits' example."""
+    return f"{name}:{','.join(f'{key}={value}' for key, value in method.traits.example.items())}"
+
+
+@pytest.mark.parametrize("method", in_windows())
+def test_steps_in_windowed_layers_see_the_keys_of_the_whole_call(method):
+    """Their cache has the keys of the window alone, and positions in it are not those in the text."""
+    model = build("gemma3").model
+    ids, _ = padded_ids(length=LENGTH, pads=0)
+    sq.hf.swap(model, method)
+    torch.testing.assert_close(step(model, ids), in_one_pass(model, ids, None, new=1), atol=1e-5, rtol=1e-4)
+
+
+def test_methods_that_count_from_the_start_are_refused_in_windowed_layers():
+    model = build("mistral").model
+    with pytest.raises(
+        ValueError, match=r"layer 0 .*'keep' counts from each item's first token, which is no longer in"
+    ):
+        sq.hf.swap(model, {"*": "keep"})
+    with pytest.raises(
+        ValueError, match=r"'sum' counts from .*, and all 2 layers of this model attend to a window only"
+    ):
+        sq.hf.swap(model, "local:window=5+keep")
+    sq.hf.swap(model, "longformer:window=5,first=0")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("method", STEPS_BY_POSITION)
+def test_a_step_by_position_does_not_read_other_keys(method, dtype):
+    model = build("llama").model.to(dtype)
+    sq.hf.swap(model, method)
+    module = model.model.layers[0].self_attn
+    q, k, v = (torch.randn(2, heads, n, module.head_dim, dtype=dtype) for heads, n in ((4, 1), (2, 50), (2, 50)))
+    mask, options = sq.Mask.causal(offset=49), {"method": method, "enable_gqa": True}
+    want = sq.attention(q, k, v, mask=mask, **options)
+    places = torch.eye(50, dtype=dtype).expand(2, 2, -1, -1)
+    others = sq.attention(q[:, :2], k, places, mask=mask, method=method)[0, 0, 0] == 0
+    assert others.any() == (method != STEPS_BY_POSITION[-1])
+    k[:, :, others], v[:, :, others] = torch.nan, torch.inf
+    out, _ = attend(module, q, k, v, None)
+    torch.testing.assert_close(out.transpose(1, 2), want, atol=1e-5 if dtype == torch.float32 else 2e-2, rtol=1e-2)
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        "local:positions=relative",
+        "strided",
+        "local+strided",
+        "mixed-heads:methods=local+keep",
+        "full",
+        "performer+local",
+    ],
+)
+def test_methods_that_prepare_no_step(method):
+    assert resolve(method).prepare_step is None
+
+
+def test_a_class_that_meets_otherwise_prepares_no_step():
+    other = type("Other", (sq.Local,), {"meetings": sq.Local.meetings})
+    assert sq.Local().prepare_step is not None
+    assert other().prepare_step is None
 
 
 def negated(base, function):
@@ -241,7 +341,7 @@ def test_what_does_not_fit_is_named(change, error, message):
     mask = make_mask(1, 1, 9, 8, 0, None)
     with pytest.raises(error, match=message):
         attend(module, *change(q, k, v), mask)
-    assert getattr(module, NAME).exact_queries > 0
+    assert getattr(module, NAME).prepared_queries > 0
 
 
 @pytest.mark.parametrize("name", ["gemma2", "gpt-oss"])
@@ -251,3 +351,56 @@ def test_capped_logits_and_sinks_under_autocast(name):
     ids = torch.randint(5, 60, (1, 10))
     with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
         assert model(input_ids=ids, use_cache=False).logits.isfinite().all()
+
+
+@pytest.fixture
+def cross_step():
+    """A swapped cross-attention of a decoder of speech, called with numbers of queries and of keys."""
+    model = build("whisper").model
+    sq.hf.swap(model, "full:kernel=subquad")
+    module = model.model.decoder.layers[0].encoder_attn
+    sizes = module.num_heads, module.head_dim
+
+    def call(tokens, keys, dtype=torch.float32):
+        q, k = (torch.randn(2, sizes[0], n, sizes[1], dtype=dtype) for n in (tokens, keys))
+        out, _ = attend(module, q, k, k, None, is_causal=False)
+        want = torch.nn.functional.scaled_dot_product_attention(q, k, k)
+        torch.testing.assert_close(out.transpose(1, 2), want, atol=2e-2 if dtype == torch.bfloat16 else 1e-5, rtol=1e-2)
+
+    return call
+
+
+def test_cross_attention_prepares_its_steps_once(cross_step, monkeypatch):
+    made = []
+    prepare = steps._prepare
+    monkeypatch.setattr(steps, "_prepare", lambda *args: made.append(args) or prepare(*args))
+    for _ in range(3):
+        cross_step(1, 700)
+    assert len(made) == 1
+    cross_step(2, 700)
+    cross_step(2, 600)
+    cross_step(2, 600, torch.bfloat16)
+    assert len(made) == 4
+    with sq.use_backend("reference"):
+        cross_step(2, 600, torch.bfloat16)
+    assert len(made) == 5
+    threads = torch.get_num_threads()
+    try:
+        torch.set_num_threads(threads + 1)
+        cross_step(2, 600, torch.bfloat16)
+    finally:
+        torch.set_num_threads(threads)
+    assert len(made) == 6
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(cross_step, 2, 600, torch.bfloat16).result()
+    assert len(made) == 7
+
+
+def test_a_model_that_made_a_step_can_be_copied_and_pickled(tmp_path):
+    case = build("whisper")
+    sq.hf.swap(case.model, "full:kernel=subquad")
+    out = case.output()
+    torch.save(case.model, tmp_path / "model.pt")
+    for other in (copy.deepcopy(case.model), torch.load(tmp_path / "model.pt", weights_only=False)):
+        case.model = other
+        torch.testing.assert_close(case.output(), out, atol=1e-6, rtol=1e-6)

@@ -4,6 +4,7 @@ import pytest
 
 from subquad.research.papers import side_by_side
 from subquad.research.papers.side_by_side import all_rounds, alternating_rounds, growth, shown, speedup
+from subquad.tools.bench import calls
 from subquad.tools.measure.timing import Effort
 
 EFFORT = Effort(seconds=0.0, least=2)
@@ -43,7 +44,7 @@ def test_each_call_runs_once_a_round_and_one_that_refuses_says_why():
 
 
 def test_a_long_call_is_predicted_from_a_shorter_one_and_left_out(monkeypatch):
-    monkeypatch.setattr(side_by_side, "stopwatch", lambda call, device: (1.0, call()))
+    monkeypatch.setattr(calls, "stopwatch", lambda call, device: (1.0, call()))
     found, log = run(4 * side_by_side.PROBE, ["full", "linear"], limit=5.0)
     assert found["full"] == {"reason": "predicted 16 s per call"}
     assert "seconds" in found["linear"]

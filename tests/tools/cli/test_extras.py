@@ -1,4 +1,4 @@
-"""Messages about a missing extra name it, in every command and at every public entry point."""
+"""Every command and every public entry point whose extra is not installed names that extra in its error message."""
 
 import json
 import subprocess

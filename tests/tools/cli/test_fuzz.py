@@ -62,7 +62,7 @@ def invoke(words: list[str]) -> Result:
 
 
 def wrong(done: Result) -> str:
-    """The broken promise; "" if there is none."""
+    """Describe what no command may do, such as printing a traceback, if this one did it; else ""."""
     if done.exception is not None and not isinstance(done.exception, SystemExit):
         return f"{type(done.exception).__name__}: {done.exception}"
     if done.exit_code not in (0, 2):

@@ -14,6 +14,7 @@ from rich.console import Console
 
 import subquad as sq
 from subquad.core.errors import InputError
+from subquad.tools.compare.attachment import methods_by_layer
 from subquad.tools.compare.columns import legend, main_table, op_table, use
 from subquad.tools.compare.comparison import Comparison
 from subquad.tools.compare.jobs import OP, SEQUENCE
@@ -25,6 +26,7 @@ from subquad.tools.compare.tables import markdown, rich_table
 from subquad.tools.compare.write import write_report
 from subquad.tools.measure.noise import AGAIN
 from subquad.tools.models import saving
+from subquad.tools.models.saved_card import Measured
 from subquad.tools.plan.settings import PlanSettings
 
 pytestmark = pytest.mark.usefixtures("undisturbed")
@@ -588,8 +590,8 @@ def test_the_headline_may_name_the_dtype_of_a_saved_model(settings, tmp_path):
     asked = settings("bert", dtype="bf16", methods=(EVERYTHING,), lengths=(), op_lengths=(32,), layers=False)
     done = measure(asked, tmp_path / "out")
     row = next(row for row in done.rows if row.name == "full in bf16")
-    chosen = saving.Chosen("full in bf16", saving._by_layer({0: row}, done.pretrained.model), [48],
-                           saving.Measured([], "", {}, "bf16"), torch.bfloat16, pays_in_dtype=True)  # fmt: skip
+    chosen = saving.Chosen("full in bf16", methods_by_layer({0: row}, done.pretrained.model), [48],
+                           Measured([], "", {}, "bf16"), torch.bfloat16, pays_in_dtype=True)  # fmt: skip
     saving.save(chosen, asked, tmp_path / "saved")
     from transformers import AutoModel
 

@@ -1,7 +1,7 @@
 """Methods that choose which queries meet which keys, in buckets, and attend exactly inside them."""
 
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
@@ -16,6 +16,8 @@ from subquad.kernels.selection.cells.op import cells_of_keys
 from subquad.kernels.selection.hash_functions import Hashed, HashFunctions, hashed
 from subquad.kernels.tokens.slots import Buckets
 from subquad.masks import Mask
+from subquad.methods.core.call import Attention
+from subquad.methods.core.exact import prepare_exact
 from subquad.methods.core.method import Call, Method, Partial, Traits
 from subquad.methods.core.residual import Residual
 
@@ -53,11 +55,33 @@ def _sizes(buckets: Buckets, cells: int, call: Call) -> dict[str, Any]:
     return {"clusters": C, "topk": K, "cells": cells, "scale": call.scale, "dropout_p": call.dropout_p}
 
 
+@dataclass(frozen=True)
+class StepByPosition:
+    """Prepares steps of one query, for a method whose pairs depend on positions alone and are the same in all heads.
+
+    A step is exact attention to the keys that the query meets: all others count as padding. So the kernel for few
+    queries runs it, and the layers of a forward pass list the pairs once.
+    """
+
+    method: Any
+
+    def __call__(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Attention | None:
+        """Prepare the attention of tensors like these; None if tokens are packed."""
+        if call.mask.ids:
+            return None
+        N, M = query.shape[2], key.shape[2]
+        met = self.method.clamped_to(N, M).meetings(query[:, :1], key[:, :1], call)
+        seen = torch.stack([buckets.multiplicity(N, M, call.mask)[:, 0, 0] for buckets in met]).sum(0) > 0
+        return prepare_exact(query, key, value, call.under(Mask.padding(keys=seen)))
+
+
 class Bucketed(Method):
     """A method that defines `meetings` instead of `attend`. A key counts as often as it meets a query.
 
     In a sum with others, a key counts once, by the product of query and key: only the choice is the method's.
     """
+
+    attends_by: ClassVar[frozenset[str]] = Method.attends_by | {"attend", "meetings"}
 
     weighs: ClassVar[bool] = False  # whether it adds terms of its own to the logits of the pairs
     pairs_once: ClassVar[bool] = False  # whether no pair meets twice

@@ -19,6 +19,7 @@ Partial = tuple[Tensor, Tensor | None]  # (out, lse); lse is None where it is no
 Attend = Callable[[Tensor, Tensor, Tensor, "Call"], Partial]
 Attention = Callable[[Tensor, Tensor, Tensor], Tensor]  # out of query, key and value; all else is prepared
 Prepare = Callable[[Tensor, Tensor, Tensor, "Call"], Attention]
+PrepareStep = Callable[[Tensor, Tensor, Tensor, "Call"], Attention | None]  # None: the call goes the general way
 
 
 @dataclass(frozen=True, eq=False)

@@ -17,7 +17,7 @@ from subquad.kernels.tokens.rotary import Rotary
 from subquad.masks import Mask
 from subquad.methods.core.auxiliary import AuxiliaryLoss
 from subquad.methods.core.bound_method import Bindable, BoundMethod
-from subquad.methods.core.call import Attend, Call, Partial, Prepare, checked_shard
+from subquad.methods.core.call import Attend, Call, Partial, Prepare, PrepareStep, checked_shard
 from subquad.methods.core.checks import (
     as_autocast,
     check_options,
@@ -81,13 +81,16 @@ class Method(Settings, Bindable, AuxiliaryLoss, Recurrence):
     traits: ClassVar[Traits]
     onnx: ClassVar[OnnxSupport] = "no"  # when its ONNX programs of a dynamic length are right at every length
     following_length: ClassVar[tuple[str, ...]] = ()  # settings whose 0 is replaced by a root of the length
-    # The functions that `exact_queries` is about: a class that overrides one of them, and not it, has no exact queries.
+    # The functions that `exact_queries` and `prepare_step` are about: a class that overrides one of them has no exact
+    # queries and prepares no step, unless it defines these properties too.
     attends_by: ClassVar[frozenset[str]] = frozenset({"__call__", "prepare", "run", "attend_partial", "attend_for"})
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
-        if "exact_queries" not in vars(cls) and vars(cls).keys() & cls.attends_by:
-            cls.exact_queries = 0  # type: ignore[assignment]
+        if vars(cls).keys() & cls.attends_by:
+            for name, value in (("exact_queries", 0), ("prepare_step", None)):
+                if name not in vars(cls):
+                    setattr(cls, name, value)
         if "name" in vars(cls) and cls.__module__.startswith("subquad.methods."):
             assert cls.name not in METHODS, f"there are two methods called {cls.name!r}"
             register(METHODS, cls)
@@ -130,6 +133,14 @@ class Method(Settings, Bindable, AuxiliaryLoss, Recurrence):
         Layers of which this is the same share what it makes.
         """
         return prepare_exact
+
+    @property
+    def prepare_step(self) -> PrepareStep | None:
+        """The function that prepares this method's attention of one query on a cache; None if it has none.
+
+        Layers of which this is equal share what it makes.
+        """
+        return None
 
     def sdpa_instead(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> str | None:
         """The reason why SDPA computes a prepared call in place of this method's own code; None if it does not."""

@@ -19,7 +19,17 @@ ALL = (
     "subquadratic",
     "quadratic_baseline",
 )
-ANY = ("by_halves", "stochastic", "positional", "by_values", "relative", "synthetic", "needs_hidden", "learned")
+ANY = (
+    "by_halves",
+    "stochastic",
+    "positional",
+    "from_start",
+    "by_values",
+    "relative",
+    "synthetic",
+    "needs_hidden",
+    "learned",
+)
 
 
 def combined(methods: Sequence[Method], **changes: Any) -> Traits:

@@ -32,6 +32,7 @@ class Traits:
     order_free: bool = True  # permuting the queries (and the keys with them, unless `positional`) permutes the outputs
     subquadratic: bool = True  # its work grows by less than N·M
     positional: bool = False  # which keys a query meets depends on positions
+    from_start: bool = False  # which keys a query meets depends on how far they are from the item's first token
     by_values: bool = False  # what its choices are made from includes the values: its outputs are not linear in them
     cached: bool = False  # not `cross`, but steps on a cache: N ≠ M under a mask with the position of the queries
     relative: bool = False  # the logits contain learned terms of the distance in addition to the products

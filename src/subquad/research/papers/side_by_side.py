@@ -9,9 +9,9 @@ import torch
 
 from subquad.methods import parse_method
 from subquad.methods.full import EXACT
-from subquad.tools.bench.calls import DTYPES, NAIVE, Load, hindrance
+from subquad.tools.bench.calls import DTYPES, NAIVE, Load, hindrance, second_call
 from subquad.tools.bench.settings import BACKWARD
-from subquad.tools.measure.timing import Effort, Spread, ratios, spread, stopwatch, until_steady
+from subquad.tools.measure.timing import Effort, Spread, ratios, spread, until_steady
 
 PROBE = 2048  # tokens: calls of more are predicted from one of this length
 Timed = Mapping[str, Mapping[str, Any]]  # by name: {"seconds": round by round} or {"reason": why it was not run}
@@ -53,11 +53,7 @@ def _too_long(make: Callable[[int], ComparedCalls], length: int, name: str, limi
     if length <= PROBE:
         return None
     calls = make(PROBE)
-    call = calls.call_of(name)
-    if hindrance(call) is not None:
-        return None  # it reports this itself
-    calls.clear()
-    expected = stopwatch(call, torch.device(device))[0] * (length / PROBE) ** growth(name)
+    expected = second_call(calls.call_of(name), device, calls.clear) * (length / PROBE) ** growth(name)
     return f"predicted {expected:,.0f} s per call" if expected > limit else None
 
 

@@ -17,6 +17,7 @@ from subquad.methods import parse_method
 from subquad.methods.full import EXACT
 from subquad.tools.bench.settings import BACKWARD, BenchSettings
 from subquad.tools.measure.group import ALONE, MeasuringGroup
+from subquad.tools.measure.timing import stopwatch
 
 DTYPES = {name: getattr(torch, name) for name in ("float32", "bfloat16", "float16", "float64")}
 NO_MEMORY = "out of memory"  # a reason
@@ -138,6 +139,14 @@ def hindrance(call: Callable[[], Any]) -> str | None:
     except (RuntimeError, MemoryError) as error:
         return out_of_memory(error)
     return None
+
+
+def second_call(call: Callable[[], Any], device: str, between: Callable[[], Any]) -> float:
+    """Seconds of a call after one that warms up; 0 if it cannot run, for which it reports the reason itself."""
+    if hindrance(call) is not None:
+        return 0.0
+    between()
+    return stopwatch(call, torch.device(device))[0]
 
 
 def out_of_memory(error: RuntimeError | MemoryError) -> str:

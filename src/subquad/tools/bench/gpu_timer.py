@@ -1,13 +1,13 @@
 """Times of calls on a GPU: launched from Python, replayed from a CUDA graph, and of each kernel by itself."""
 
 import statistics
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol, runtime_checkable
 
 import torch
 
+from subquad.tools.measure.deadline import Deadline
 from subquad.tools.measure.memory import peak_extra_mib
 
 Call = Callable[[], Any]
@@ -93,9 +93,8 @@ class GpuTimer:
 
     def _median(self, call: Call) -> float:
         torch.cuda.synchronize(self.device)
-        began = time.perf_counter()
         times: list[float] = []
-        while len(times) < 3 or (time.perf_counter() - began < SECONDS and len(times) < MOST):
+        for _ in Deadline(SECONDS).within(range(MOST), least=3):
             start, end = _event(), _event()
             start.record()
             call()

@@ -27,7 +27,7 @@ from subquad.tools.bench.run import check
 from subquad.tools.bench.settings import BenchSettings
 from subquad.tools.measure.fidelity import relative_error
 from subquad.tools.measure.group import MeasuringGroup
-from subquad.tools.measure.timing import by_name, one_round, predicted, shuffled, spread
+from subquad.tools.measure.timing import predicted, spread, timed_rounds
 from subquad.tools.runs import machine
 from subquad.tools.runs.jobs import Job, JobKind, Progress
 from subquad.tools.runs.options import as_command
@@ -139,8 +139,7 @@ class RanksBench(JobRun):
         self._add_traffic(calls, rows)
         draw, device = random.Random(load.seed), torch.device(load.device)
         count = FEW if self.settings.quick else ROUNDS
-        times = by_name([one_round(shuffled(calls, draw), device, inputs.clear, self.group) for _ in range(count)])
-        for name, seconds in times.items():
+        for name, seconds in timed_rounds(calls, count, draw, device, inputs.clear, self.group).items():
             rows[name].ms_low, rows[name].ms, rows[name].ms_high = spread([1e3 * each for each in seconds])
         return list(rows.values())
 

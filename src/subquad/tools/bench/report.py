@@ -1,6 +1,5 @@
 """From the results of a benchmark's units to its report."""
 
-import statistics
 from collections.abc import Mapping
 from dataclasses import asdict
 from datetime import UTC, datetime
@@ -14,7 +13,7 @@ from subquad.tools.bench.crossovers import by_length, cells_of, crossovers, grow
 from subquad.tools.bench.run import MEMORY, TIME, Bench
 from subquad.tools.bench.schema import KIND, SCHEMA, BenchCell, BenchReport
 from subquad.tools.measure.noise import AGAIN, TIE, against_itself, at_least_typical, noise_of, verdict
-from subquad.tools.measure.timing import beside, ratios, spread
+from subquad.tools.measure.timing import beside, ratios, speedup, spread
 from subquad.tools.runs import machine
 from subquad.tools.runs.options import as_command
 
@@ -72,7 +71,7 @@ def _noise(bench: Bench) -> dict[Load, float]:
 
 def _by_visit(times: list[list[float]], exact: list[list[float]]) -> list[float]:
     """The median speed-up of each visit: rounds that follow each other agree better than visits do."""
-    return [statistics.median(ratios(mine, theirs)) for mine, theirs in zip(times, exact, strict=True)]
+    return [speedup(mine, theirs) for mine, theirs in zip(times, exact, strict=True)]
 
 
 def _cells(bench: Bench, noise: Mapping[Load, float]) -> list[BenchCell]:

@@ -25,14 +25,14 @@ from subquad.core.errors import as_input_error
 from subquad.kernels.dispatch import choose
 from subquad.methods import Full, Method, parse_method
 from subquad.methods.full import EXACT
-from subquad.tools.bench.calls import Calls, Load, hindrance, in_words, loads_of, out_of_memory, threads
+from subquad.tools.bench.calls import Calls, Load, hindrance, in_words, loads_of, out_of_memory, second_call, threads
 from subquad.tools.bench.checks import check_sizes
 from subquad.tools.bench.memory import extra_memory
 from subquad.tools.bench.plans import resolved
 from subquad.tools.bench.settings import BenchSettings
 from subquad.tools.measure.noise import AGAIN
 from subquad.tools.measure.resident import Peak
-from subquad.tools.measure.timing import Effort, predicted, stopwatch, until_steady
+from subquad.tools.measure.timing import Effort, predicted, until_steady
 from subquad.tools.runs import machine
 from subquad.tools.runs.executors import LOCAL, Executor
 from subquad.tools.runs.jobs import Job, JobKey, JobKind, Progress, silent
@@ -212,18 +212,9 @@ class Bench(JobRun):
                 return length, statistics.median(visits[0])
         if shorter or load.length <= PROBE:
             return None, 0.0
-        return PROBE, _second_call(replace(load, length=PROBE), method)
+        calls = Calls(replace(load, length=PROBE))
+        return PROBE, second_call(calls.call_of(str(method)), load.device, calls.clear)
 
 
 def _reason(visits: list[Timed]) -> str | None:
     return next((timed.reason for timed in visits if timed.reason is not None), None)
-
-
-def _second_call(load: Load, method: Method) -> float:
-    """Seconds of a call after one that warms up; 0 if it cannot run, for which it reports the reason itself."""
-    calls = Calls(load)
-    call = calls.call_of(str(method))
-    if hindrance(call) is not None:
-        return 0.0
-    calls.clear()
-    return stopwatch(call, torch.device(load.device))[0]

@@ -29,7 +29,7 @@ from subquad.tools.bench.settings import BENCHED, BenchSettings
 from subquad.tools.bench.steps_page import KIND
 from subquad.tools.measure.fidelity import relative_error
 from subquad.tools.measure.noise import noise_of
-from subquad.tools.measure.timing import Effort, ratios, spread, until_steady
+from subquad.tools.measure.timing import Effort, speedup, spread, until_steady
 from subquad.tools.runs import machine
 from subquad.tools.runs.jobs import Job, JobKind, Progress, silent
 from subquad.tools.runs.options import as_command
@@ -171,9 +171,9 @@ class StepsBench(JobRun):
             row = rows[name]
             row.ms_low, row.ms, row.ms_high = spread([1e3 * each for each in seconds[name]])
             row.gb_per_s = read_bytes / row.ms / 1e6
-            row.of_read = statistics.median(ratios(seconds[name], seconds[READ]))
+            row.of_read = speedup(seconds[name], seconds[READ])
             if EXACT in able:
-                row.speedup = statistics.median(ratios(seconds[name], seconds[EXACT]))
+                row.speedup = speedup(seconds[name], seconds[EXACT])
         read = statistics.median(seconds[READ])
         return StepCalls(list(rows.values()), read_bytes / read / 1e9, use)
 

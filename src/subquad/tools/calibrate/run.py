@@ -8,9 +8,9 @@ that was cut off goes on and ends with the same parameters.
 
 import copy
 import math
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, cast
@@ -28,6 +28,7 @@ from subquad.tools.measure.capture import LayerInputs, recorded
 from subquad.tools.measure.dynamics import hash_dynamics
 from subquad.tools.measure.fidelity import relative_error
 from subquad.tools.measure.hooks import ChoosesKeys, at_n_b
+from subquad.tools.measure.timing import stopwatch
 from subquad.tools.measure.utility import attention_utility
 from subquad.tools.models.pieces import Pieces, cut
 from subquad.tools.models.pretrained import Pretrained, load
@@ -183,13 +184,12 @@ class Trainer:
         losses: dict[int, list[float]] = {}
         while not self.ended:
             progress(self._line(), self.step, self.steps)
-            begun = time.perf_counter()
-            losses_of_step = self._step()
+            seconds, losses_of_step = stopwatch(self._step)
             for number, loss in losses_of_step.items():
                 losses.setdefault(number, []).append(loss)
             self._note_loss(sum(losses_of_step.values()) / len(losses_of_step))
             self.step += 1
-            self.seconds += time.perf_counter() - begun
+            self.seconds += seconds
             if self.step % EVERY == 0 or self.step == self.steps:
                 self._measure(checkpoint, {number: sum(some) / len(some) for number, some in losses.items()})
                 losses = {}
@@ -235,8 +235,11 @@ class Trainer:
         return [replace(c, query=c.query.clone(), key=c.key.clone(), value=c.value.clone()) for c in chosen]
 
     def _measure(self, checkpoint: Path, losses: dict[int, float]) -> None:
-        """Measure every layer on the held-out passages, remember its best parameters, save, and see if it is time."""
-        begun = time.perf_counter()
+        """Measure every layer on the held-out passages, remember its best parameters, see if it is time, and save."""
+        self.seconds += stopwatch(partial(self._measure_layers, losses))[0]
+        self._save(checkpoint)
+
+    def _measure_layers(self, losses: dict[int, float]) -> None:
         sums: dict[int, dict[str, float]] = {}
         for span in self.pieces.held_out:
             for call in self._calls([self.pieces.passage(self.pretrained, span, self.length)]):
@@ -256,8 +259,6 @@ class Trainer:
             self.ended = "all steps done"
         elif self.stale >= PATIENCE:
             self.ended = f"no better for {PATIENCE * EVERY} steps"
-        self.seconds += time.perf_counter() - begun
-        self._save(checkpoint)
 
     def _better(self, new: dict[str, float], old: dict[str, float]) -> bool:
         metric = self.metric

@@ -65,7 +65,8 @@ class Reported:
 
     def __init__(self, draw: Callable[[str, int, int, str], None]):
         self.draw, self.estimate = draw, Estimate()
-        self.said, self.under_way, self.since = time.monotonic(), "", time.monotonic()
+        self.under_way, self.said = "", time.monotonic()
+        self.since = self.said
         self.counted = (-1, -1)  # units done and in all, in the last call
 
     def expect(self, costs: Sequence[float] = (), seconds: float | None = None) -> None:

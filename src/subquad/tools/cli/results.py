@@ -16,7 +16,7 @@ from subquad.tools.runs.cache import clear
 
 @dataclass(frozen=True)
 class ResultsFolder:
-    """The folder of a command, and what it writes there.
+    """The folder into which a command writes its results.
 
     Attributes:
         claim: the command with its settings, and the folder.

@@ -7,17 +7,23 @@ and a plan or a mixture cannot be a step of it: there, one row runs at all lengt
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import TypeVar
+from pathlib import Path
+from typing import Any, TypeVar
 
+from subquad import hf
 from subquad.core.spelling import listed
-from subquad.methods import ByLength, from_dict
+from subquad.hf.plans import joined
+from subquad.methods import BoundMethod, ByLength, Full, Method, from_dict
 from subquad.methods.core.mixture import is_mixture
 from subquad.methods.full import EXACT
-from subquad.tools.compare import recommend
-from subquad.tools.compare.recommend import fastest, is_faithful, is_full
-from subquad.tools.compare.schema import Attachment, MethodReport
-from subquad.tools.models.dtypes import FP32
-from subquad.tools.models.rows import IN
+from subquad.tools.compare import recommend, run
+from subquad.tools.compare.recommend import describe_performance, fastest, is_faithful, is_full
+from subquad.tools.compare.schema import Attachment, MethodReport, Report
+from subquad.tools.compare.settings import CompareSettings
+from subquad.tools.models.dtypes import FP32, TORCH
+from subquad.tools.models.rows import IN, CompareRow
+from subquad.tools.models.saved_card import Measured
+from subquad.tools.models.saving import Chosen
 from subquad.tools.runs.floor import Floor
 
 Row = TypeVar("Row")
@@ -84,6 +90,39 @@ def described(attached: Attachment) -> str:
         return f"{first}{dtype}"
     each = [f"{first} below {later[0][0]:,} tokens", *(f"{name} from {start:,} tokens on" for start, name in later)]
     return f"{listed(each)}{f',{dtype}' if dtype else ''}"
+
+
+def chosen_by_comparison(settings: CompareSettings, report: Report, out: Path) -> Chosen | None:
+    """The methods that a comparison recommends, each from its length on; None where exact attention in fp32 stays."""
+    attached = report["recommendation"].get("attachment")
+    if attached is None:
+        return None
+    c = run.prepare(settings, out)  # what was fitted is in the folder
+    names = {int(start): name for start, name in attached["steps"].items()}
+    rows = {row.name: row for row in c.rows}
+    reports = {method["method"]: method for method in report["methods"]}
+    lines = [
+        f"{n:,} tokens: {describe_performance(reports[running_at(names, n)], str(n), c.floor)}."
+        for n in attached["lengths"]
+    ]
+    measured = Measured(lines, report["command"], report["hardware"], attached["dtype"], noise=report["noise"]["says"])
+    methods = methods_by_layer({start: rows[name] for start, name in names.items()}, c.pretrained.model)
+    dtype, lengths = attached["dtype"], attached["lengths"]
+    return Chosen(described(attached), methods, lengths, measured, TORCH[dtype], pays_in_dtype=dtype != FP32)
+
+
+def methods_by_layer(steps: Mapping[int, CompareRow], model: Any) -> dict[int, Method | BoundMethod]:
+    """The methods of each layer from their numbers of tokens on; a layer that a row leaves out is exact there."""
+    layers = {layer.number: layer for layer in hf.find_layers(model)}
+    numbers = sorted({number for row in steps.values() for number in row.layers})
+    if len(steps) == 1:
+        return {number: steps[0].at(number) for number in numbers}
+    methods: dict[int, Method | BoundMethod] = {}
+    for number in numbers:
+        each = {start: row.at(number) if number in row.layers else Full() for start, row in steps.items()}
+        method, bound = joined(layers[number], each)
+        methods[number] = method if bound is None else bound
+    return methods
 
 
 def _dtype(row: MethodReport) -> str:

@@ -151,7 +151,7 @@ def _request_time(report: Report, length: str) -> Maker:
 
 
 def requests_caption(report: Report) -> str:
-    """The definition of a request, which steps are exact, and the size of the cache; empty if no steps were timed."""
+    """Explains what a request generates, which steps are exact, and the cache's size; empty if no steps were timed."""
     requests = report.get("requests")
     if requests is None:
         return ""

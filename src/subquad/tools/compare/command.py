@@ -41,6 +41,7 @@ def compare(
     with user_errors(), ranks.group(settings.device) as group, needs("demo"):
         from subquad.tools.cli.finished import Claim
         from subquad.tools.cli.results import results_in
+        from subquad.tools.compare.attachment import chosen_by_comparison
         from subquad.tools.compare.report import read_anew, report_of, why_not
         from subquad.tools.compare.run import check, measure
         from subquad.tools.compare.write import write_report
@@ -66,7 +67,7 @@ def compare(
             result: Any = results.written(read_anew(report, settings), write_report)
         if not group.is_main:
             return
-        chosen = saving.chosen_by_comparison(settings, result, out) if save else None
+        chosen = chosen_by_comparison(settings, result, out) if save else None
         saved = None if save is None else saving.save(chosen, settings, save)
         if not show(result, lambda: COMPARE.table(result), as_json):
             say(f"Report: {out / COMPARE.page}")

@@ -47,7 +47,8 @@ from subquad.tools.measure.fidelity import cosine, relative_error, weights_l1
 from subquad.tools.measure.group import MeasuringGroup
 from subquad.tools.measure.memory import peak_extra_mib
 from subquad.tools.measure.noise import AGAIN
-from subquad.tools.measure.timing import by_name, one_round, predicted, shuffled, stopwatch
+from subquad.tools.measure.timing import one_round, predicted, stopwatch, timed_rounds
+from subquad.tools.measure.without_attention import WITHOUT, WithoutAttention
 from subquad.tools.models.dtypes import FP32, TORCH
 from subquad.tools.models.generation import (
     STEPS_IN_ROUND,
@@ -60,7 +61,6 @@ from subquad.tools.models.next_tokens import quarter_perplexities
 from subquad.tools.models.passages import TokenizedText
 from subquad.tools.models.pretrained import BATCH, Pretrained, running
 from subquad.tools.models.rows import CompareRow, mark_of
-from subquad.tools.modules.references import WITHOUT, WithoutAttention
 from subquad.tools.runs import machine
 from subquad.tools.runs.floor import Floor
 from subquad.tools.runs.jobs import Job
@@ -424,8 +424,6 @@ class Comparison(JobRun):
         """
         batches, is_long = self._batches(length), self.is_long(length)
         items = batches[i % len(batches)]
-        outputs: dict[str, Any] = {}
-        passes: dict[str, tuple[float, float | None]] = {}
         before = self.rounds_at(length)
         rows = {row.name: row for row in self.rows_at(length, i)}
         ran = before[0] if before else {row.name for row in self._fast_enough(length)}
@@ -435,18 +433,7 @@ class Comparison(JobRun):
         elif self.group.count == 1 and not is_long:  # split tokens: exact attention has its own way over the ranks
             runs[WITHOUT] = FP32, WithoutAttention()
         with machine.watched(self.group.count) as use:
-            for name, (dtype, methods) in shuffled(runs, random.Random(i)).items():
-                model = self._model_for(length, dtype)
-                forward = partial(model.forward, items, cached=self.new_tokens_after(length) > 0)
-                with running(model.model, methods, self.group):
-                    if i == 0:
-                        seconds, (mib, outputs[name]) = stopwatch(
-                            partial(peak_extra_mib, forward, model.device, self.group), model.device, self.group
-                        )
-                        passes[name] = seconds, mib
-                    else:
-                        seconds, outputs[name] = stopwatch(forward, model.device, self.group)
-                        passes[name] = seconds, None
+            passes, outputs = one_round(runs, partial(self._pass, length, items, i == 0), random.Random(i))
         outputs.pop(AGAIN, None)
         if is_long and i > 0:
             outputs.clear()
@@ -460,6 +447,17 @@ class Comparison(JobRun):
                 outputs = {name: each.sums() for name, each in outputs.items()}
         made = {name: SequencePass(_plain(outputs.get(name, ())), *costs) for name, costs in passes.items()}
         return SequenceRound(made, use, sum(map(len, items)), quarters)
+
+    def _pass(
+        self, length: int, items: list[list[int]], with_memory: bool, run: tuple[str, Any]
+    ) -> tuple[tuple[float, float | None], Any]:
+        """Seconds and MiB of a batch through a row's model, and its output; `run` has the dtype and the methods."""
+        model = self._model_for(length, run[0])
+        forward = partial(model.forward, items, cached=self.new_tokens_after(length) > 0)
+        peak = partial(peak_extra_mib, forward, model.device, self.group) if with_memory else lambda: (None, forward())
+        with running(model.model, run[1], self.group):
+            seconds, (mib, output) = stopwatch(peak, model.device, self.group)
+        return (seconds, mib), output
 
     def is_extended(self, length: int) -> bool:
         """True if inputs of this length are read by extended positions."""
@@ -600,17 +598,15 @@ class Comparison(JobRun):
         shorter = [n for n in self.call_lengths if n < length]
         if shorter:
             before = self.results[OP(shorter[-1])].rows
-            seconds = {name: statistics.median(call.seconds) for name, call in before.items()}
-            rows = [row for row in rows if _worth(row, seconds, length / shorter[-1])]
+            medians = {name: statistics.median(call.seconds) for name, call in before.items()}
+            rows = [row for row in rows if _worth(row, medians, length / shorter[-1])]
         rows = [row for row in rows if row.takes(length)]
         calls = {row.name: row.alone(q, k, v, is_causal=layer.causal, parallel=sequence) for row in rows}
         with machine.watched(self.group.count) as use, torch.inference_mode():
             memory = {name: peak_extra_mib(call, model.device, self.group)[0] for name, call in calls.items()}
-            timed, draw = calls | {AGAIN: calls[EXACT]}, random.Random(length)
-            count = 9 if length <= 2048 else 3
-            rounds = [one_round(shuffled(timed, draw), model.device, group=self.group) for _ in range(count)]
-        seconds_by_name = by_name(rounds)
-        return OpRounds({name: OpTiming(seconds_by_name[name], memory.get(name)) for name in timed}, use)
+            timed, count = calls | {AGAIN: calls[EXACT]}, 9 if length <= 2048 else 3
+            seconds = timed_rounds(timed, count, random.Random(length), model.device, group=self.group)
+        return OpRounds({name: OpTiming(each, memory.get(name)) for name, each in seconds.items()}, use)
 
     def _losses(self, model: Pretrained, items: Sequence[Sequence[int]]) -> Losses:
         nll, count = 0.0, 0

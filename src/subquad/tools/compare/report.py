@@ -43,13 +43,13 @@ from subquad.tools.measure.exact_limits import exact_up_to
 from subquad.tools.measure.fidelity import cosine, crossover, percentile, relative_error, retrieval_agreement
 from subquad.tools.measure.noise import AGAIN, ASSUMED_NOISE, TIE, against_itself, at_least_typical, noise_of
 from subquad.tools.measure.timing import Cost, cost, exact_cost, ratios
+from subquad.tools.measure.without_attention import WITHOUT
 from subquad.tools.models.dtypes import FP32, TORCH, has_products
 from subquad.tools.models.generation import ROUNDS, has_exact_steps, takes_cache
 from subquad.tools.models.longer import longer_note, quarters_note, yarn_note
 from subquad.tools.models.next_tokens import NextTokens, summed
 from subquad.tools.models.rows import IN, NOT_CALIBRATED, CompareRow
 from subquad.tools.models.split import split_note, what_is_sent
-from subquad.tools.modules.references import WITHOUT
 from subquad.tools.plan.loads import FEWEST_PASSAGES
 from subquad.tools.runs import machine
 from subquad.tools.runs.floor import OPTIONS, Floor

@@ -1,7 +1,5 @@
 """`subquad compare`: attention methods in a model, by quality, speed and memory."""
 
-import math
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -23,6 +21,7 @@ from subquad.tools.compare.settings import (
 )
 from subquad.tools.compare.tasks import LabelledTask, load_task
 from subquad.tools.data.texts import read_documents, report_folders, standard_library
+from subquad.tools.measure.deadline import Deadline
 from subquad.tools.measure.group import ALONE, MeasuringGroup
 from subquad.tools.models.dtypes import FP32, has_products
 from subquad.tools.models.generation import check_new_tokens
@@ -58,13 +57,13 @@ def measure(
     with as_input_error():
         comparison.check_finite()
     comparison.load_average = average
-    shown, lengths = -math.inf, 0
+    until_refresh, lengths = Deadline(REFRESHED_AFTER), 0
 
     def after(key: str) -> None:
-        nonlocal shown, lengths
+        nonlocal until_refresh, lengths
         is_new = len(comparison.lengths_done) > lengths
-        if is_new or (lengths and time.perf_counter() - shown > REFRESHED_AFTER):
-            shown, lengths = time.perf_counter(), len(comparison.lengths_done)
+        if is_new or (lengths and until_refresh.left < 0):
+            until_refresh, lengths = Deadline(REFRESHED_AFTER), len(comparison.lengths_done)
             if not comparison.is_finished:
                 refresh(comparison)
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from typing import TypeVar
 
 from subquad.tools.measure.group import ALONE, MeasuringGroup
 
-GRACE = 0.1  # share of a limit by which the least that a verification needs may exceed it
+Step = TypeVar("Step")
+GRACE = 0.1  # share of a limit by which a necessary step may exceed it
 
 
 class Deadline:
@@ -31,12 +33,19 @@ class Deadline:
         return self.left >= seconds + reserve
 
     def allows_late(self, seconds: float) -> bool:
-        """True if a step that must not be missing ends within the limit and its grace."""
+        """True if a necessary step, which takes this many seconds, exceeds the limit by no more than the grace."""
         return self.allows(seconds, -GRACE * self.seconds)
 
     def part(self, share: float) -> Deadline:
         """The limit of a part of the work: a share of the seconds that are left."""
         return Deadline(share * max(self.left, 0.0), self._group)
+
+    def within(self, steps: Iterable[Step], least: int) -> Iterator[Step]:
+        """The first `least` steps, and the others as long as time is left when one begins."""
+        for number, step in enumerate(steps):
+            if number >= least and self.left <= 0:
+                return
+            yield step
 
     @contextmanager
     def paused(self) -> Iterator[None]:

@@ -83,7 +83,7 @@ class GpuStep:
 
 @dataclass(frozen=True)
 class GpuLoad:
-    """The size of a call: B·H heads in all, of one width."""
+    """The shape of a call of attention. Its heads are those of all items of the batch together, B·H."""
 
     length: int
     heads: int = 32

@@ -1,19 +1,23 @@
-"""Time several calls in turn, so that all are exposed to the same noise."""
+"""Run calls in rounds, in each of which every call runs once, so that all are exposed to the same noise; time them."""
 
 import random
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple, NotRequired, TypedDict, TypeVar
 
 import torch
 
 from subquad.methods import Method
+from subquad.tools.measure.deadline import Deadline
 from subquad.tools.measure.group import ALONE, MeasuringGroup
 from subquad.tools.measure.noise import Verdict, verdict
 
-Call = TypeVar("Call")
+Run = TypeVar("Run")
+C = TypeVar("C")  # what a run costs
+R = TypeVar("R")  # what it returns
 
 
 class Cost(TypedDict):
@@ -30,40 +34,49 @@ class Cost(TypedDict):
     extra_mib: float | None  # peak of memory allocated on top of what was there before
 
 
-def interleaved(
-    calls: Mapping[str, Callable[[], Any]], rounds: int, device: torch.device | None = None
-) -> dict[str, list[float]]:
-    """Seconds of each call in each round: every round runs all of them once, one after the other. No warm-up."""
-    return by_name([one_round(calls, device) for _ in range(rounds)])
-
-
 def one_round(
-    calls: Mapping[str, Callable[[], Any]],
-    device: torch.device | None = None,
-    between: Callable[[], Any] = lambda: None,
-    group: MeasuringGroup = ALONE,
-) -> dict[str, float]:
-    """Seconds of each call, one after the other; before each one `between` runs, outside the stopwatch."""
-    seconds = {}
-    for name, call in calls.items():
-        between()
-        seconds[name] = stopwatch(call, device, group)[0]
-    return seconds
+    runs: Mapping[str, Run], measure: Callable[[Run], tuple[C, R] | None], draw: random.Random | None = None
+) -> tuple[dict[str, C], dict[str, R]]:
+    """Measure every run once, in a random order if `draw` is given: what each costs and returns, in that order.
+
+    `measure` returns both, as a `stopwatch` does, or None for a run that is refused, which is left out.
+    """
+    costs, outputs = dict[str, C](), dict[str, R]()
+    for name, run in (runs if draw is None else shuffled(runs, draw)).items():
+        if (measured := measure(run)) is not None:
+            costs[name], outputs[name] = measured
+    return costs, outputs
 
 
-def shuffled(calls: Mapping[str, Call], draw: random.Random) -> dict[str, Call]:
-    """The calls in random order.
+def shuffled(runs: Mapping[str, Run], draw: random.Random) -> dict[str, Run]:
+    """The runs in random order.
 
     With one order for all rounds, a call may always come when the system takes the processor away: on a machine with
     many processes, rounds of some milliseconds keep step with its time slices, and one call of 1 ms is seen to take 20.
     In an order that is random in each round, what hits one call hits exact attention's two timings as often.
     """
-    return {name: calls[name] for name in draw.sample(list(calls), len(calls))}
+    return {name: runs[name] for name in draw.sample(list(runs), len(runs))}
 
 
-def by_name(rounds: Sequence[Mapping[str, float]]) -> dict[str, list[float]]:
-    """Rounds of seconds as the seconds of each call, round by round."""
-    return {name: [seconds[name] for seconds in rounds] for name in rounds[0]} if rounds else {}
+def timed_rounds(
+    calls: Mapping[str, Callable[[], Any]],
+    count: int,
+    draw: random.Random | None = None,
+    device: torch.device | None = None,
+    between: Callable[[], Any] = lambda: None,
+    group: MeasuringGroup = ALONE,
+) -> dict[str, list[float]]:
+    """Seconds of each call in each of `count` rounds, in random orders if `draw` is given. No warm-up.
+
+    Before each call `between` runs, outside the stopwatch. What the calls return is not kept.
+    """
+
+    def timed(call: Callable[[], Any]) -> tuple[float, None]:
+        between()
+        return stopwatch(call, device, group)[0], None
+
+    rounds = [one_round(calls, timed, draw)[0] for _ in range(count)]
+    return {name: [seconds[name] for seconds in rounds] for name in calls}
 
 
 @dataclass(frozen=True)
@@ -75,6 +88,13 @@ class Effort:
     enough: int = 9  # rounds, if the medians are stable
     most: int = 500
     precision: float = 0.01  # a median is stable when its quartiles' distance / √rounds is below this share of it
+
+    def suffices(self, seconds: Sequence[float]) -> bool:
+        """True if the median of a call's seconds, round by round, is stable."""
+        if len(seconds) < self.enough:
+            return False
+        low, median, high = spread(seconds)
+        return high - low <= self.precision * median * len(seconds) ** 0.5
 
 
 def until_steady(
@@ -88,29 +108,19 @@ def until_steady(
 
     Every round runs all calls once, in an order of its own. One to three rounds before them warm up and do not count.
     """
-    draw = random.Random(0)
-    start = time.perf_counter()
-    allowed = effort.seconds * len(calls)
-
-    def left(share: float = 1.0) -> bool:
-        return group.broadcast_from_main(lambda: time.perf_counter() - start < share * allowed)
-
+    deadline = Deadline(effort.seconds * len(calls), group)
+    a_round = partial(timed_rounds, calls, 1, random.Random(0), device, between, group)
     for _ in range(3):
-        one_round(shuffled(calls, draw), device, between, group)
-        if not left(0.1):
+        a_round()
+        if deadline.left <= 0.9 * deadline.seconds:
             break
-    rounds: list[dict[str, float]] = []
-    while len(rounds) < effort.least or (left() and len(rounds) < effort.most and not _steady(rounds, effort)):
-        rounds.append(one_round(shuffled(calls, draw), device, between, group))
-    seconds = by_name(rounds)
-    return {name: seconds[name] for name in calls if name in seconds}
-
-
-def _steady(rounds: Sequence[Mapping[str, float]], effort: Effort) -> bool:
-    if len(rounds) < effort.enough:
-        return False
-    spreads = [spread(seconds) for seconds in by_name(rounds).values()]
-    return all(s.high - s.low <= effort.precision * s.median * len(rounds) ** 0.5 for s in spreads)
+    seconds: dict[str, list[float]] = {name: [] for name in calls}
+    for done in deadline.within(range(max(effort.least, effort.most)), effort.least):
+        if done >= effort.least and all(map(effort.suffices, seconds.values())):
+            break
+        for name, taken in a_round().items():
+            seconds[name] += taken
+    return seconds
 
 
 def predicted(method: Method, seconds: float, growth: float) -> float:
@@ -135,21 +145,10 @@ def cost(
 ) -> Cost:
     """Seconds by round, and exact attention's in the same rounds, as time in ms, quartiles and a speed-up.
 
-    Args:
-        seconds: of this call.
-        exact: of exact attention.
-        extra_mib: peak memory.
-        noise: how far exact attention differs from itself, as `noise.against_itself` has it; then there is a verdict.
+    There is a verdict if `noise` is given: how far exact attention differs from itself (`noise.against_itself`).
     """
     times, faster = beside(seconds, exact)
-    result: Cost = {
-        "ms": 1e3 * times.median,
-        "ms_low": 1e3 * times.low,
-        "ms_high": 1e3 * times.high,
-        "repeats": len(seconds),
-        "speedup": faster.median,
-        "extra_mib": extra_mib,
-    }
+    result = _cost(times, faster.median, len(seconds), extra_mib)
     if noise is not None:
         result["verdict"] = verdict(faster.median, ratios(seconds, exact), noise)
     return result
@@ -157,15 +156,12 @@ def cost(
 
 def exact_cost(seconds: Sequence[float], extra_mib: float | None = None) -> Cost:
     """The cost of exact attention itself, whose speed-up is 1."""
-    times = spread([1e3 * each for each in seconds])
-    return {
-        "ms": times.median,
-        "ms_low": times.low,
-        "ms_high": times.high,
-        "repeats": len(seconds),
-        "speedup": 1.0,
-        "extra_mib": extra_mib,
-    }
+    return _cost(spread(seconds), 1.0, len(seconds), extra_mib)
+
+
+def _cost(times: "Spread", faster: float, repeats: int, extra_mib: float | None) -> Cost:
+    low, median, high = (1e3 * seconds for seconds in times)
+    return Cost(ms=median, ms_low=low, ms_high=high, repeats=repeats, speedup=faster, extra_mib=extra_mib)
 
 
 def beside(seconds: Sequence[float], exact: Sequence[float]) -> tuple["Spread", "Spread"]:
@@ -178,6 +174,11 @@ def beside(seconds: Sequence[float], exact: Sequence[float]) -> tuple["Spread", 
     """
     faster, base = spread(ratios(seconds, exact)), spread(exact).median
     return Spread(base / faster.high, base / faster.median, base / faster.low), faster
+
+
+def speedup(seconds: Sequence[float], exact: Sequence[float]) -> float:
+    """The median over rounds of exact attention's time / this one's."""
+    return statistics.median(ratios(seconds, exact))
 
 
 def ratios(seconds: Sequence[float], exact: Sequence[float]) -> list[float]:

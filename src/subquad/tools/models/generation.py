@@ -11,6 +11,7 @@ import random
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,7 +22,7 @@ from torch import Tensor
 from subquad.core.errors import InputError
 from subquad.methods import BoundMethod, Method
 from subquad.methods.core.mixture import is_mixture
-from subquad.tools.measure.timing import shuffled, stopwatch
+from subquad.tools.measure.timing import one_round, stopwatch
 from subquad.tools.models.dtypes import short_name
 from subquad.tools.models.pretrained import Pretrained, running
 
@@ -182,36 +183,39 @@ def time_steps(
     Each round has an order of its own. Rows of one model with caches of one type share the prompts.
     """
     by_cache: dict[tuple[int, type], Prompts] = {}
-    prompts, exact, sizes = dict[str, Prompts](), dict[int, Tensor](), dict[str, float]()
+    exact, sizes = dict[int, Tensor](), dict[str, float]()
+    rows, steps = {name: RowSteps() for name in runs}, dict[str, partial[tuple[float, None] | None]]()
     for name, (model, methods) in runs.items():
         cache = new_cache(model.model, swapped=methods is not None)
         at = id(model), type(cache)
         if at not in by_cache:
             by_cache[at] = Prompts(model, items, cache)
-        prompts[name] = by_cache[at]
-        sizes.setdefault(short_name(model.model.dtype), prompts[name].cache_mib)
+        prompts = by_cache[at]
+        sizes.setdefault(short_name(model.model.dtype), prompts.cache_mib)
         if at[0] not in exact:
             with running(model.model, None):
-                exact[at[0]] = prompts[name].timed_step()[1].log_softmax(-1)
-    rows = {name: RowSteps() for name in runs}
-    for number in range(rounds):
-        for name, (model, methods) in shuffled(runs, draw).items():
-            if rows[name].reason is None:
-                _run_round(rows[name], prompts[name], methods, number == 0, exact[id(model)])
+                exact[at[0]] = prompts.timed_step()[1].log_softmax(-1)
+        steps[name] = partial(_second_step, rows[name], prompts, methods, exact[at[0]])
+    for _ in range(rounds):
+        for name, seconds in one_round(steps, lambda step: step(), draw)[0].items():
+            rows[name].seconds.append(seconds)
     return StepTimes(rows, sizes)
 
 
-def _run_round(row: RowSteps, prompts: Prompts, methods: Any, first: bool, exact: Tensor) -> None:
+def _second_step(row: RowSteps, prompts: Prompts, methods: Any, exact: Tensor) -> tuple[float, None] | None:
+    """Seconds of the second step of a row in a round; None from the round on in which it is refused."""
+    if row.reason is not None:
+        return None
     with running(prompts.model, methods):
         try:
             _, logits = prompts.timed_step()
         except ValueError as refusal:
             row.reason = " ".join(str(refusal).split())
-            return
-        if first and methods is not None:
+            return None
+        if not row.seconds and methods is not None:
             kl = F.kl_div(logits.log_softmax(-1), exact, reduction="none", log_target=True).sum(-1).mean()
             row.kl = max(float(kl), 0.0)
-        row.seconds.append(prompts.timed_step()[0])
+        return prompts.timed_step()[0], None
 
 
 def _left_padded(pretrained: Pretrained, items: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:

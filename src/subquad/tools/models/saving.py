@@ -20,22 +20,15 @@ from subquad.hf.model_files import (
     optional_file,
     read_tokenizer,
 )
-from subquad.hf.plans import joined, load_plan
 from subquad.hf.reattaching import ADAPTER
 from subquad.hf.swapping import record
 from subquad.methods import BoundMethod, ByLength, Full, Method
 from subquad.methods.by_length import Step
-from subquad.tools.compare import run as compare
-from subquad.tools.compare.attachment import described, running_at
-from subquad.tools.compare.recommend import describe_performance
-from subquad.tools.compare.schema import Report
-from subquad.tools.compare.settings import CompareSettings
 from subquad.tools.data.texts import read_documents, standard_library
-from subquad.tools.models.dtypes import FP32, TORCH, convert
-from subquad.tools.models.longer import longer_note, short_note, yarn_note
+from subquad.tools.models.dtypes import convert
+from subquad.tools.models.longer import longer_note, yarn_note
 from subquad.tools.models.model_types import class_of
-from subquad.tools.models.pretrained import architecture_of, config_of, load, model_location
-from subquad.tools.models.rows import CompareRow
+from subquad.tools.models.pretrained import architecture_of, config_of, model_location
 from subquad.tools.models.saved_card import Measured, saved_card
 from subquad.tools.models.saved_settings import (
     POSITIONS,
@@ -45,7 +38,6 @@ from subquad.tools.models.saved_settings import (
     longest_text,
     text_settings,
 )
-from subquad.tools.plan.settings import PlanSettings
 
 CARD = "README.md"
 EAGER = {"attn_implementation": "eager"}  # a swap that the folder records is not what the user asks about
@@ -53,15 +45,15 @@ EAGER = {"attn_implementation": "eager"}  # a swap that the folder records is no
 
 @runtime_checkable
 class SavingSettings(Protocol):
-    """The settings that a command must have for `--save`."""
+    """The settings of a command that can save the model that it measured."""
 
     @property
     def model(self) -> str | None:
-        """Hub id or folder of the model; None: the default one."""
+        """Hub id or folder; None: a model of the demo extra."""
 
     @property
-    def text(self) -> tuple[Path, ...]:
-        """The files that were read; empty: the default text."""
+    def text(self) -> Sequence[Path]:
+        """Files and folders of text; empty: the standard library's."""
 
     @property
     def column(self) -> str:
@@ -69,15 +61,15 @@ class SavingSettings(Protocol):
 
     @property
     def extend(self) -> int | None:
-        """The tokens to which positions are extended, if they are."""
+        """The number of positions that rotary ones are extended to."""
 
     @property
-    def named_lengths(self) -> tuple[int, ...]:
+    def named_lengths(self) -> Sequence[int]:
         """The lengths that the user named."""
 
     @property
-    def model_lengths(self) -> tuple[int, ...]:
-        """The lengths at which the whole model runs, the shortest first."""
+    def model_lengths(self) -> Sequence[int]:
+        """The lengths at which the model is run."""
 
 
 @dataclass(frozen=True)
@@ -150,50 +142,6 @@ def check(folder: Path | None, out: Path, settings: SavingSettings) -> str:
         f"The saved model will keep {limit_name(original)} {limit:,} of the original; --lengths with a longer one "
         "raises it."
     )
-
-
-def chosen_by_comparison(settings: CompareSettings, report: Report, out: Path) -> Chosen | None:
-    """The methods that a comparison recommends, each from its length on; None where exact attention in fp32 stays."""
-    attached = report["recommendation"].get("attachment")
-    if attached is None:
-        return None
-    c = compare.prepare(settings, out)  # what was fitted is in the folder
-    names = {int(start): name for start, name in attached["steps"].items()}
-    rows = {row.name: row for row in c.rows}
-    reports = {method["method"]: method for method in report["methods"]}
-    lines = [
-        f"{n:,} tokens: {describe_performance(reports[running_at(names, n)], str(n), c.floor)}."
-        for n in attached["lengths"]
-    ]
-    measured = Measured(lines, report["command"], report["hardware"], attached["dtype"], noise=report["noise"]["says"])
-    methods = _by_layer({start: rows[name] for start, name in names.items()}, c.pretrained.model)
-    dtype, lengths = attached["dtype"], attached["lengths"]
-    return Chosen(described(attached), methods, lengths, measured, TORCH[dtype], pays_in_dtype=dtype != FP32)
-
-
-def chosen_by_plan(settings: PlanSettings, out: Path) -> Chosen | None:
-    """The methods of the plan in a folder, and the longest length at which it is not exact attention, or None.
-
-    Raises:
-        InputError: what is in the folder is not a plan for the model.
-    """
-    with as_input_error():
-        plan = load_plan(out)
-        lengths = [int(length) for length, verified in plan.verified.items() if "exact_because" not in verified]
-        if not lengths:
-            return None
-        made, dtype = plan.made_on, str(plan.model["dtype"]).removeprefix("torch.")
-        lines = [
-            f"{n:,} tokens: {plan.description(n)}, on {entry['passages']} "
-            f"{'batches' if entry.get('batches') else 'passages'}."
-            for n in lengths
-            if (entry := plan.verified[str(n)])
-        ]
-        short = made.get("short_texts")
-        measured = Measured(lines, made["command"], made["hardware"], dtype, short_note(short) if short else "")
-        methods = plan.by_layer(load(settings.model, settings.device).model)
-        weights = None if settings.dtype is None else TORCH[settings.dtype]
-        return Chosen("the plan", methods, lengths, measured, weights, plan.recorded)
 
 
 def save(chosen: Chosen | None, settings: SavingSettings, folder: Path) -> SavedModel:
@@ -299,20 +247,6 @@ def _write_card(path: Path, original: str, folder: str, loaded: Any, saved: Save
 def _check_empty(folder: Path) -> None:
     if not files.empty_but_for(folder):
         raise InputError(f"--save {folder}: the folder is not empty; give a new or an empty one")
-
-
-def _by_layer(steps: Mapping[int, CompareRow], model: Any) -> dict[int, Method | BoundMethod]:
-    """The methods of each layer from their numbers of tokens on; a layer that a row leaves out is exact there."""
-    layers = {layer.number: layer for layer in hf.find_layers(model)}
-    numbers = sorted({number for row in steps.values() for number in row.layers})
-    if len(steps) == 1:
-        return {number: steps[0].at(number) for number in numbers}
-    methods: dict[int, Method | BoundMethod] = {}
-    for number in numbers:
-        each = {start: row.at(number) if number in row.layers else Full() for start, row in steps.items()}
-        method, bound = joined(layers[number], each)
-        methods[number] = method if bound is None else bound
-    return methods
 
 
 def _loaded(where: str) -> tuple[Any, Any]:

@@ -1,7 +1,5 @@
 """`sq.compare` and `sq.plan_module`: any PyTorch module, inputs for it, and a function of its output.
 
-calls.py      what the module is called with
-metrics.py    how close an output is to the exact one
 attention.py  where methods go: `sq.hf.swap`, `sq.nn.swap` or `sq.intercept`
 unchanged.py  the module is afterwards what it was before
 compare.py    every method in the module: fidelity, speed, memory

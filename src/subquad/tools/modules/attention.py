@@ -1,6 +1,5 @@
 """Places for methods in a module: its transformers model, into its layers, or into its calls of SDPA."""
 
-import sys
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -16,7 +15,7 @@ from subquad.core.errors import InputError
 from subquad.methods import Full, Method
 from subquad.nn.interception import InterceptionLog, SdpaCalls, intercept
 from subquad.nn.swapping import NAME
-from subquad.tools.modules.calls import ModuleCall, run_exactly
+from subquad.tools.measure.calls import ModuleCall, holds_transformers_model, run_exactly
 
 FULL = Full()
 NOT_CALIBRATED = "not calibrated: its learned parameters are those that it starts with"
@@ -235,17 +234,6 @@ def after_pass(log: InterceptionLog | None) -> tuple[str | None, tuple[str, ...]
     if not log.replaced:
         return reason, ()
     return None, (f"{log.exact} of {log.exact + log.replaced} calls stay exact: {reason}",)
-
-
-def holds_transformers_model(module: Any) -> bool:
-    """True if a transformers model is in a module. transformers is not imported for this: it is if there is one."""
-    if not isinstance(module, nn.Module):
-        raise TypeError(f"expected a torch.nn.Module, got {type(module).__name__}")
-    if sys.modules.get("transformers") is None:
-        return False
-    from transformers import PreTrainedModel
-
-    return any(isinstance(part, PreTrainedModel) for part in module.modules())
 
 
 def _assigned(methods: dict[Any, Method], refused: Mapping[Any, str], method: Method) -> Assigned:

@@ -18,15 +18,15 @@ from subquad.methods import Full, Method, resolve
 from subquad.methods.full import EXACT
 from subquad.tools.compare.schema import MethodReport
 from subquad.tools.compare.settings import COMPARED, COMPARED_CAUSAL
+from subquad.tools.measure.calls import ModuleCall, as_calls, device_of, run_exactly, spread_order
 from subquad.tools.measure.deadline import Deadline
 from subquad.tools.measure.memory import peak_extra_mib
+from subquad.tools.measure.metrics import Judge, Metric, Score, judge_of, relative_error_of
 from subquad.tools.measure.noise import AGAIN, against_itself, noise_of
-from subquad.tools.measure.timing import cost, exact_cost, ratios, shuffled, stopwatch
+from subquad.tools.measure.timing import cost, exact_cost, one_round, ratios, stopwatch
+from subquad.tools.measure.without_attention import WITHOUT, WithoutAttention
 from subquad.tools.modules.attention import Assigned, AttentionSites, after_pass, attention_sites, outside
-from subquad.tools.modules.calls import ModuleCall, as_calls, device_of, run_exactly, spread_order
 from subquad.tools.modules.comparison import ModuleComparison
-from subquad.tools.modules.metrics import Judge, Metric, Score, judge_of, relative_error_of
-from subquad.tools.modules.references import references
 from subquad.tools.modules.unchanged import unchanged
 from subquad.tools.runs import machine
 from subquad.tools.runs.jobs import Progress, silent
@@ -160,6 +160,15 @@ def methods_of(methods: str | Method | Sequence[str | Method]) -> list[Method]:
     return tried
 
 
+def references(sites: AttentionSites) -> dict[str, Method]:
+    """The methods that others are compared with, by the names of their rows: exact attention, and none at all.
+
+    Layers that `sq.nn.swap` changes leave torch's fused encoder kernels, so exact attention may take longer there.
+    """
+    swapped: dict[str, Method] = {f"full (by {sites.function})": Full()} if sites.function == "sq.nn.swap" else {}
+    return {**swapped, WITHOUT: WithoutAttention()}
+
+
 def grouped(
     sites: AttentionSites, calls: Sequence[ModuleCall], seconds: float
 ) -> tuple[dict[int, list[ModuleCall]], bool]:
@@ -273,9 +282,7 @@ class Measurement:
             for group in pending:
                 done = sum(group.rounds for group in self.groups.values())
                 progress("comparing methods", min(done, total), total)
-                before = deadline.left
-                self._round(group)
-                group.spent += before - deadline.left
+                group.spent += stopwatch(partial(self._round, group))[0]
         progress("comparing methods", total, total)
 
     def _choose_effort(self, group: LengthGroup, seconds: float) -> None:
@@ -291,26 +298,18 @@ class Measurement:
         runs: dict[str, EntryRow | None] = {EXACT: None} | {row.name: row for row in rows}
         if not counts_memory:
             runs[AGAIN] = None
-        outputs: dict[str, Any] = {}
-        costs: dict[str, float] = {}
-        for name, row in shuffled(runs, self._draw).items():
-            try:
-                costs[name], outputs[name] = self._measured(call, row, counts_memory)
-            except (ValueError, TypeError) as error:
-                if row is None:
-                    raise
-                row.reason = f"input {call.number}: {' '.join(str(error).split())}"
+        costs, outputs = one_round(runs, partial(self._measured, call, counts_memory), self._draw)
         if group.rounds < len(group.calls):
             self._judge(group, call, outputs)
-        for name in outputs:
-            if counts_memory:
-                group.memory[name] = costs[name]
-            else:
-                group.seconds.setdefault(name, []).append(costs[name])
+        if counts_memory:
+            group.memory = costs
+        else:
+            for name, seconds in costs.items():
+                group.seconds.setdefault(name, []).append(seconds)
         group.rounds += 1
 
-    def _measured(self, call: ModuleCall, row: EntryRow | None, counts_memory: bool) -> tuple[float, Any]:
-        """MiB or seconds of a pass, and its output."""
+    def _measured(self, call: ModuleCall, counts_memory: bool, row: EntryRow | None) -> tuple[float, Any] | None:
+        """MiB or seconds of a pass, and its output; None if the row's method refuses it."""
         measure, forward = peak_extra_mib if counts_memory else stopwatch, partial(call.run, self.sites.module)
         if row is None:
             try:
@@ -318,12 +317,16 @@ class Measurement:
             except Exception:
                 run_exactly(call, self.sites.module)  # raises with the number of the input
                 raise
-        with self.sites.running(row.assigned.methods) as log:
-            figure, output = measure(forward, self.device)
-        row.reason, row.notes = after_pass(log)
-        if row.reason is not None:
-            raise ValueError(row.reason)
-        return figure, output
+        try:
+            with self.sites.running(row.assigned.methods) as log:
+                measured = measure(forward, self.device)
+            reason, row.notes = after_pass(log)
+        except (ValueError, TypeError) as error:
+            reason = str(error)
+        if reason is None:
+            return measured
+        row.reason = f"input {call.number}: {' '.join(reason.split())}"
+        return None
 
     def _judge(self, group: LengthGroup, call: ModuleCall, outputs: dict[str, Any]) -> None:
         exact = outputs[EXACT] if self.exact is self.sites.module else run_exactly(call, self.exact)

@@ -12,7 +12,7 @@ from subquad.methods.full import EXACT
 from subquad.tools.compare.distinguish import distinguished
 from subquad.tools.compare.recommend import recommend
 from subquad.tools.compare.schema import MethodReport
-from subquad.tools.modules.references import WITHOUT
+from subquad.tools.measure.without_attention import WITHOUT
 from subquad.tools.modules.tables import Columns, as_markdown, as_terminal
 from subquad.tools.report import cells
 from subquad.tools.runs.floor import Floor

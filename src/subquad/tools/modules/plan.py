@@ -18,26 +18,24 @@ from subquad.methods import Full, Method
 from subquad.methods.full import EXACT
 from subquad.nn import describe
 from subquad.nn.swapping import NAME
+from subquad.tools.measure.calls import ModuleCall, as_calls, device_of, run_exactly, spread_order
 from subquad.tools.measure.deadline import Deadline
 from subquad.tools.measure.fidelity import relative_error
+from subquad.tools.measure.metrics import Judge, Metric, Score, judge_of
 from subquad.tools.measure.noise import AGAIN, against_itself
-from subquad.tools.measure.timing import Cost, Effort, cost, ratios, shuffled, stopwatch, until_steady
+from subquad.tools.measure.timing import Cost, Effort, cost, one_round, ratios, speedup, stopwatch, until_steady
 from subquad.tools.measure.tradeoff import EQUAL, SIMILAR, closest_of_fast, tie_of
+from subquad.tools.measure.without_attention import WithoutAttention
 from subquad.tools.modules.attention import ModuleLayers, attention_sites
-from subquad.tools.modules.calls import ModuleCall, as_calls, device_of, run_exactly, spread_order
 from subquad.tools.modules.compare import check_minutes, check_module, grouped, methods_of
-from subquad.tools.modules.metrics import Judge, Metric, Score, judge_of
 from subquad.tools.modules.planned import HeldOutResult, ModulePlan
-from subquad.tools.modules.references import WithoutAttention
 from subquad.tools.modules.unchanged import unchanged
 from subquad.tools.plan import choice
+from subquad.tools.plan.effort import KEPT, MOST, divided
 from subquad.tools.plan.grid import grid, pareto
 from subquad.tools.runs.jobs import Progress, silent
 
-FEWEST, MOST = 4, 16  # inputs, and those of them on which losses are measured
-KEPT = 6  # candidates of a layer whose losses are measured
-GAIN = 0.97  # a candidate that takes more of exact attention's time in a layer is left out
-FASTER = 1.02  # a plan that is not so much faster is exact attention
+FEWEST = 4  # inputs
 SCREENING, MEASURING = 0.25, 0.5  # shares of the time: until layers are screened, and of the remaining time for losses
 CALL_SECONDS = 0.3  # share of the rounds of a call of a layer
 LEAST_VERIFIED = 2  # held-out inputs, however long they take
@@ -104,7 +102,7 @@ def plan_module(
         raise InputError(
             f"there are {len(calls)} inputs, but a plan needs {FEWEST}: two to measure losses on and two to verify it"
         )
-    deadline = Deadline(60 * minutes)
+    deadline, screening = Deadline(60 * minutes), Deadline(SCREENING * 60 * minutes)
     with unchanged(module):
         run_exactly(calls[0], module)
         sites = attention_sites(module, calls[0])
@@ -112,7 +110,7 @@ def plan_module(
             raise InputError(_other_function(sites.function, module))
         by_length, _ = grouped(sites, calls, SCREENING * 60 * minutes / 2)
         planning = ModulePlanning(sites, judge, deadline, progress)
-        return planning.run(by_length, tried if tried is not None else grid(max(by_length)), len(calls))
+        return planning.run(by_length, tried if tried is not None else grid(max(by_length)), len(calls), screening)
 
 
 def _other_function(function: str, module: nn.Module) -> str:
@@ -168,13 +166,17 @@ class ModulePlanning:
         self.notes: list[str] = []
         self.pass_seconds = 0.0  # of exact attention
 
-    def run(self, by_length: Mapping[int, list[ModuleCall]], methods: Sequence[Method], inputs: int) -> ModulePlan:
+    def run(
+        self, by_length: Mapping[int, list[ModuleCall]], methods: Sequence[Method], inputs: int, screening: Deadline
+    ) -> ModulePlan:
         """Screen the methods, measure losses, choose and verify."""
-        items, held_out = _split([call for calls in by_length.values() for call in calls])
+        # In the order of lengths, so that neighbours go to both.
+        parts = divided([call for calls in by_length.values() for call in calls], MOST)
+        items, held_out = map(spread_order, parts)
         references = [self.judge.reference(run_exactly(call, self.sites.module), call) for call in items]
         accepted = self.judge.accepted_loss(references)
         longest = by_length[max(by_length)][0]
-        seconds = self.screen(longest, methods)
+        seconds = self.screen(longest, methods, screening)
         losses = self.losses(items, seconds)
         without = None if self.judge.is_score else self.without_attention(items[0])
         losses, accepted = self.distinguished(losses, accepted, without)
@@ -184,7 +186,7 @@ class ModulePlanning:
             self.notes.append(f"The time sufficed for {used} of {inputs} inputs; more minutes measure more.")
         return self._plan(verified, why_exact, losses)
 
-    def screen(self, call: ModuleCall, methods: Sequence[Method]) -> dict[int, dict[str, float]]:
+    def screen(self, call: ModuleCall, methods: Sequence[Method], deadline: Deadline) -> dict[int, dict[str, float]]:
         """Seconds of the candidates of each layer on its own inputs, exact attention's among them.
 
         Of those that are faster than exact attention, the Pareto front of time and error.
@@ -198,15 +200,14 @@ class ModulePlanning:
             name: self._able(layer_calls[name], [method for method in methods if name in assigned[method]])
             for name in self.names
         }
-        afterwards = (1 - SCREENING) * self.deadline.seconds
         for number, name in enumerate(self.names):
             self.progress("timing methods in layers", number, len(self.names))
             layer_call = layer_calls[name]
             key = (layer_call.shape, tuple(able[name]))
             if key not in timed:
-                timed[key] = self._times(layer_call, able[name], self.deadline.left - afterwards)
+                timed[key] = self._times(layer_call, able[name], deadline.left)
             times = {each: s for each, s in timed[key].items() if each != EXACT}
-            faster = {each: s for each, s in times.items() if s < GAIN * timed[key][EXACT]}
+            faster = {each: s for each, s in times.items() if s < choice.GAIN * timed[key][EXACT]}
             errors = {each: able[name][each][1] for each in faster}
             front = pareto(errors, faster, KEPT) if faster else []
             seconds[number] = {EXACT: timed[key][EXACT]} | {each: faster[each] for each in front}
@@ -261,7 +262,7 @@ class ModulePlanning:
         effort = Effort(seconds=min(CALL_SECONDS, max(allowed, 0.0) / len(calls)), least=3, enough=7, most=25)
         rounds = until_steady(calls, effort, self.device)
         exact = statistics.median(rounds[EXACT])
-        return {each: exact / statistics.median(ratios(s, rounds[EXACT])) for each, s in rounds.items()}
+        return {each: exact / speedup(s, rounds[EXACT]) for each, s in rounds.items()}
 
     def losses(
         self, items: Sequence[ModuleCall], seconds: Mapping[int, Mapping[str, float]]
@@ -406,7 +407,7 @@ class ModulePlanning:
         )
         assert best is not None
         lossy = statistics.mean(best.losses) > EQUAL * accepted
-        least = max(SIMILAR, best.noise) if lossy else FASTER
+        least = max(SIMILAR, best.noise) if lossy else choice.FASTER
         if best.cost["speedup"] < least or best.cost.get("verdict") != "faster":
             return best, f"{best.cost['speedup']:.2f}× the speed of the module's own attention is not clearly faster"
         return best, None
@@ -421,18 +422,16 @@ class ModulePlanning:
         values: dict[str, list[float]] = {name: [] for name in choices}
         references: list[float] = []
         draw, deadline = random.Random(0), self.deadline.part(0.5)
-        for number in range(max(len(held_out), VERIFYING_ROUNDS)):
-            if number >= LEAST_VERIFIED and deadline.left < 0:
-                break
-            call, outputs = held_out[number % len(held_out)], dict[str, Any]()
-            for name, mapping in shuffled(runs, draw).items():
-                with self.sites.running(mapping), _named_refusal(call, mapping):
-                    taken, outputs[name] = stopwatch(partial(call.run, self.sites.module), self.device)
-                seconds[name].append(taken)
+        for number in deadline.within(range(max(len(held_out), VERIFYING_ROUNDS)), LEAST_VERIFIED):
+            call = held_out[number % len(held_out)]
+            taken, outputs = one_round(runs, partial(self._timed, call), draw)
+            for name in runs:
+                seconds[name].append(taken[name])
             if number < len(held_out):
                 references.append(self.judge.reference(outputs[EXACT], call))
                 for name in choices:
                     values[name].append(self.judge.value(outputs[name], outputs[EXACT], call))
+            del outputs  # before those of the next round are there
         noise = against_itself(ratios(seconds[AGAIN], seconds[EXACT]))
         verified = {}
         for name, chosen in choices.items():
@@ -442,6 +441,11 @@ class ModulePlanning:
             speed = cost(seconds[name], seconds[EXACT], noise=noise)
             verified[name] = VerifiedChoice(dict(chosen), losses, values[name], list(references), bound, speed, noise)
         return verified
+
+    def _timed(self, call: ModuleCall, methods: Mapping[str, Method]) -> tuple[float, Any]:
+        """Seconds of a held-out input with these methods, and the output."""
+        with self.sites.running(methods), _named_refusal(call, methods):
+            return stopwatch(partial(call.run, self.sites.module), self.device)
 
     def _plan(
         self,
@@ -480,17 +484,6 @@ def _named_refusal(call: ModuleCall, methods: Mapping[str, Method]) -> Iterator[
             f"{named} did not run on input {call.number}, which is held out: {error}; leave it out of methods, or plan "
             "for such inputs apart"
         ) from error
-
-
-def _split(calls: Sequence[ModuleCall]) -> tuple[list[ModuleCall], list[ModuleCall]]:
-    """Two to `MOST` of the calls, at most a third of them, for losses; and all others, which are held out.
-
-    Neighbours in the order of lengths go to both.
-    """
-    few = max(min(MOST, len(calls) // 3), 2)
-    chosen = {i * len(calls) // few for i in range(few)}
-    items = [call for i, call in enumerate(calls) if i in chosen]
-    return spread_order(items), spread_order([call for i, call in enumerate(calls) if i not in chosen])
 
 
 def _neighbours(numbers: Sequence[int], together: int) -> list[Sequence[int]]:

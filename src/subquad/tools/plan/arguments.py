@@ -12,7 +12,7 @@ from torch import Tensor
 from subquad.core.errors import InputError
 from subquad.methods import BoundMethod
 from subquad.methods.core.mixture import common_seed, is_mixture
-from subquad.tools.modules.metrics import Judge, Metric, Score, judge_of
+from subquad.tools.measure.metrics import Judge, Metric, Score, judge_of
 from subquad.tools.plan.measure import Candidate
 from subquad.tools.plan.settings import PlanSettings
 from subquad.tools.runs.floor import check_floor

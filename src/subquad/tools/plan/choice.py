@@ -16,6 +16,8 @@ from subquad.methods.full import EXACT
 from subquad.tools.measure.tradeoff import EQUAL, NARROW, PROVES, SIMILAR, UNNOTICED
 
 ByLayer = Mapping[int, Mapping[str, float]]  # by layer and candidate
+GAIN = 0.97  # a candidate that takes more of exact attention's time in a layer is left out
+FASTER = 1.02  # a plan that is not so much faster is exact attention
 ROUNDS = 4  # verifications of a plan, at most
 CONFIDENCE = 0.95  # that a verified fidelity is at least its bound, over all rounds
 

@@ -46,7 +46,7 @@ def plan(
         from subquad.tools.cli.results import results_in
         from subquad.tools.models import saving
         from subquad.tools.plan.report import compare_command, report_of
-        from subquad.tools.plan.run import check, make
+        from subquad.tools.plan.run import check, chosen_by_plan, make
         from subquad.tools.plan.write import write_plan_report
 
         if group.is_main and (warned := saving.check(save, out, settings)):
@@ -65,7 +65,7 @@ def plan(
             result = results.written(report, write_plan_report)
         if not group.is_main:
             return
-        chosen = saving.chosen_by_plan(settings, out) if save else None
+        chosen = chosen_by_plan(settings, out) if save else None
         saved = None if save is None else saving.save(chosen, settings, save)
         if not show(result, lambda: PLAN.table(result), as_json):
             say(f"Plan: {out / 'plan.json'}")

@@ -8,9 +8,11 @@ share of what they lose together. Verification corrects what such a choice misse
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
-KEPT = 6  # candidates of a length whose losses are measured
+KEPT = 6  # candidates of a length, or of a layer of a module, whose losses are measured
 LEAST_KEPT = 3
+MOST = 16  # inputs on which losses are measured
 PASSAGES = 2  # on which losses are measured, at least
 VERIFIED = 3  # passages on which a plan is verified, at least
 SCREENING = 0.15  # share of a length's time after which no further layer is screened
@@ -154,3 +156,13 @@ def spread_out(count: int) -> Sequence[int]:
     [0, 5, 2, 4, 1, 3]
     """
     return sorted(range(count), key=lambda number: number * 0.6180339887 % 1.0)  # the golden ratio's fractional part
+
+
+def divided(inputs: Sequence[Any], most: int) -> tuple[list[Any], list[Any]]:
+    """The inputs for losses, and those held out.
+
+    For losses: two to `most` of four or more inputs, evenly spread, and a third of them or fewer.
+    """
+    few = max(min(most, len(inputs) // 3), 2)
+    chosen = [i * len(inputs) // few for i in range(few)]
+    return [inputs[i] for i in chosen], [each for i, each in enumerate(inputs) if i not in chosen]

@@ -38,10 +38,10 @@ from subquad.tools.measure.capture import recorded
 from subquad.tools.measure.deadline import Deadline
 from subquad.tools.measure.prefix import chain
 from subquad.tools.measure.tradeoff import closest_of_fast, tie_of
+from subquad.tools.measure.without_attention import WITHOUT as WITHOUT_ATTENTION
+from subquad.tools.measure.without_attention import WithoutAttention
 from subquad.tools.models.generation import StepTimes, has_exact_steps
 from subquad.tools.models.pretrained import running
-from subquad.tools.modules.references import WITHOUT as WITHOUT_ATTENTION
-from subquad.tools.modules.references import WithoutAttention
 from subquad.tools.plan import choice
 from subquad.tools.plan.effort import (
     JOB_SECONDS,
@@ -89,8 +89,6 @@ BASELINE: JobKind[dict[str, Any]] = JobKind("baseline", dict[str, Any])
 STEPS: JobKind[StepTimes] = JobKind("steps", StepTimes)
 CROSSOVER: JobKind[dict[str, list[bool]]] = JobKind("crossover", dict[str, list[bool]])
 
-GAIN = 0.97  # a candidate that takes more of exact attention's time in a layer is not one
-FASTER = 1.02  # a plan whose whole model is not so much faster is exact attention
 FLOORS = (0.9, 0.95, 0.98, 0.99, 0.995, 0.999)  # of the table of what other floors would give
 FRACTIONS = (0.25, 0.4, 0.55, 0.7, 0.85)  # of a length, where the crossover is looked for
 CROSSOVER_ROUNDS = (7, 5, 3)  # of timing there: as many as there is time for
@@ -202,7 +200,7 @@ class Length:
         for layer, errors in screened.errors.items():
             exact = screened.seconds[layer][EXACT]
             for name, error in errors.items():
-                if math.isfinite(error) and screened.seconds[layer][name] < GAIN * exact:
+                if math.isfinite(error) and screened.seconds[layer][name] < choice.GAIN * exact:
                     pays.setdefault(name, []).append((error, screened.seconds[layer][name] / exact))
         errors = {name: statistics.mean(error for error, _ in each) for name, each in pays.items()}
         seconds = {name: statistics.mean(share for _, share in each) for name, each in pays.items()}
@@ -215,7 +213,7 @@ class Length:
                 self.by_name[name]
                 for name in names
                 if int(layer) in self.by_name[name].by_layer
-                and screened.seconds[layer][name] < GAIN * screened.seconds[layer][EXACT]
+                and screened.seconds[layer][name] < choice.GAIN * screened.seconds[layer][EXACT]
             ]
             for layer in screened.errors
         }
@@ -386,7 +384,7 @@ class Length:
             if all(name == EXACT for name in chosen.values()):
                 planned.why_exact = "no method in any layer keeps the floor"
                 break
-            if planned.predicted_speedup(chosen) < FASTER:
+            if planned.predicted_speedup(chosen) < choice.FASTER:
                 planned.why_exact = "what the floor allows is no faster than exact attention"
                 break
             try:
@@ -437,7 +435,7 @@ class Length:
         best = closest_of_fast(
             [exact, *held], lambda each: each.speedup, lambda each: max(each.loss, 0.0), accepted, fastest.noise
         )
-        if best is None or best is exact or best.speedup < FASTER:
+        if best is None or best is exact or best.speedup < choice.FASTER:
             planned.why_exact = (
                 f"the verified plan has {fastest.speedup:.2f}× the speed of exact attention with a loss of "
                 f"{fastest.loss:.4f}, which is not a clear gain"

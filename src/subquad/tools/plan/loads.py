@@ -17,18 +17,19 @@ from subquad.core.errors import InputError
 from subquad.tools.measure.capture import recorded
 from subquad.tools.measure.fidelity import cosine
 from subquad.tools.measure.group import ALONE, MeasuringGroup
+from subquad.tools.measure.metrics import Judge
 from subquad.tools.models.generation import StepTimes, new_tokens_after, prompt_tokens, time_steps
 from subquad.tools.models.next_tokens import POSITIONS, Prefill, differences, one_of_each
 from subquad.tools.models.passages import TokenizedText
 from subquad.tools.models.pretrained import Pretrained
-from subquad.tools.modules.metrics import Judge
+from subquad.tools.plan.effort import MOST, divided
 from subquad.tools.plan.schema import BatchSizes
 from subquad.tools.runs.floor import Figure
 
 Batch = list[list[int]]  # token ids of texts that are read together, special tokens included
 Loss = Callable[[Any, Any], float]  # of an output, and of the exact model's; 0 if they are equal
 TOKENS = 12_288  # of the passages on which losses are measured
-FEWEST, MOST = 3, 16  # passages for losses
+FEWEST = 3  # passages for losses
 FEWEST_PASSAGES = 5  # of a length: two for losses, and three to verify on
 SAMPLED_POSITIONS = 128  # of a passage, whose next tokens the losses of single layers compare
 ROUNDING = 1e-3  # of a metric that compares an output with itself
@@ -189,13 +190,6 @@ def _steps(model: Pretrained, most: int, item: Batch, choices: Mapping[str, Any]
     """Generated tokens after at most `most` tokens of each text of a batch, with each choice of methods in turn."""
     runs = {name: (model, methods) for name, methods in choices.items()}
     return time_steps(runs, [text[:most] for text in item], random.Random(0))
-
-
-def divided(items: Sequence[Any], most: int) -> tuple[list[Any], list[Any]]:
-    """Two to `most` of five or more items, at most a third of them and evenly spread; and all others."""
-    few = max(min(most, len(items) // 3), 2)
-    chosen = [i * len(items) // few for i in range(few)]
-    return [items[i] for i in chosen], [item for i, item in enumerate(items) if i not in chosen]
 
 
 def cosine_loss(output: Tensor, exact: Tensor) -> float:

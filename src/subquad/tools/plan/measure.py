@@ -20,7 +20,7 @@ from subquad.tools.measure.deadline import Deadline
 from subquad.tools.measure.fidelity import relative_error
 from subquad.tools.measure.group import ALONE, MeasuringGroup
 from subquad.tools.measure.prefix import Chain, chain, kept, skipping
-from subquad.tools.measure.timing import Effort, one_round, shuffled, stopwatch, until_steady
+from subquad.tools.measure.timing import Effort, one_round, speedup, stopwatch, timed_rounds, until_steady
 from subquad.tools.models.pretrained import running
 from subquad.tools.plan.effort import spread_out
 from subquad.tools.plan.loads import Loss, PlanInputs
@@ -115,9 +115,7 @@ def screen(load: PlanInputs, candidates: Sequence[Candidate], allowed: float = m
     errors: dict[str, dict[str, float]] = {str(number): {} for number in sorted(first)}
     spreads: dict[str, float] = {}
     numbers = sorted(first)
-    for count, position in enumerate(spread_out(len(numbers))):
-        if count >= SCREENED and deadline.left <= 0:
-            break
+    for position in deadline.within(spread_out(len(numbers)), SCREENED):
         number = numbers[position]
         of_layer = seconds[str(number)]
         able = [c for c in candidates if c.name in of_layer and of_layer[c.name] < SLOW * of_layer[EXACT]]
@@ -175,7 +173,8 @@ def _times(
     """
     calls: dict[str, Any] = {EXACT: lambda: inputs.run(Full())}
     calls |= {name: lambda m=method: inputs.run(m) for name, method in methods.items()}
-    first = one_round({"first": calls[EXACT]} | calls, inputs.query.device, group=group)
+    warm_up = timed_rounds({"first": calls[EXACT]} | calls, 1, device=inputs.query.device, group=group)
+    first = {name: seconds for name, (seconds,) in warm_up.items()}
     timed = {name: call for name, call in calls.items() if name == EXACT or first[name] < SLOW * first[EXACT]}
     effort = replace(ROUNDS, seconds=min(ROUNDS.seconds, allowed / len(timed)))
     rounds = until_steady(timed, effort, inputs.query.device, group=group)
@@ -249,10 +248,12 @@ def held_out_pass(load: PlanInputs, item: Any, choices: Mapping[str, Any], seed:
 
     The order is drawn from the seed.
     """
-    outputs, seconds = {}, {}
-    for name, methods in shuffled(choices, random.Random(seed)).items():
+
+    def timed(methods: Any) -> tuple[float, Any]:
         with running(load.model, methods, load.group):
-            seconds[name], outputs[name] = stopwatch(lambda: load.run(item), group=load.group)
+            return stopwatch(lambda: load.run(item), group=load.group)
+
+    seconds, outputs = one_round(choices, timed, random.Random(seed))
     exact = outputs.pop(EXACT)
     losses = {EXACT: float(load.loss(exact, exact))}
     _check_finite(losses[EXACT])
@@ -276,11 +277,10 @@ def faster_at(
         cut = _first_tokens(inputs, length, group)
         calls: dict[str, Any] = {EXACT: lambda cut=cut: cut.run(Full())}
         calls |= {name: lambda m=method, cut=cut: cut.run(m) for name, method in methods.items()}
-        draw = random.Random(length)
-        one_round(calls, group=group)
-        taken = [one_round(shuffled(calls, draw), group=group) for _ in range(rounds)]
+        timed_rounds(calls, 1, group=group)
+        taken = timed_rounds(calls, rounds, random.Random(length), group=group)
         for name in methods:
-            won[name].append(statistics.median(each[EXACT] / each[name] for each in taken) > 1.0)
+            won[name].append(speedup(taken[name], taken[EXACT]) > 1.0)
     return won
 
 

@@ -12,7 +12,6 @@ from subquad.tools.models.dtypes import FP32
 from subquad.tools.models.longer import longer_note, short_note, yarn_note
 from subquad.tools.models.split import split_note
 from subquad.tools.plan import choice
-from subquad.tools.plan.length import FASTER
 from subquad.tools.plan.loads import PlanInputs
 from subquad.tools.plan.plan import requests_of
 from subquad.tools.plan.planned import Planned, Verified
@@ -92,7 +91,7 @@ def _gain(planned: PlannedLength, floor: Floor) -> str:
     if (requests := planned.get("requests")) is not None:
         speed += f" to the first token and {requests['speedup']:.2f}× with {requests['new_tokens']:,} new ones"
     fidelity = floor.describe(1 - planned["verified"]["loss"])
-    if (lossless := planned.get("lossless", 1.0)) < FASTER or planned["verified"]["loss"] < UNNOTICED:
+    if (lossless := planned.get("lossless", 1.0)) < choice.FASTER or planned["verified"]["loss"] < UNNOTICED:
         return f"{speed} ({fidelity})"
     return f"{speed} ({fidelity}; {lossless:.2f}× is predicted without a loss)"
 

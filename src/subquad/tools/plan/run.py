@@ -13,14 +13,18 @@ from torch import nn
 from subquad import hf
 from subquad.core.errors import InputError, as_input_error
 from subquad.hf.adapters import describe_model
-from subquad.hf.plans import Plan
+from subquad.hf.plans import Plan, load_plan
 from subquad.methods import BoundMethod, Full, Method, resolve
+from subquad.tools.measure.calls import holds_transformers_model
 from subquad.tools.measure.deadline import Deadline
 from subquad.tools.measure.group import ALONE, MeasuringGroup
+from subquad.tools.measure.metrics import Judge, Metric, Score
+from subquad.tools.models.dtypes import TORCH
+from subquad.tools.models.longer import short_note
 from subquad.tools.models.pretrained import Pretrained, check_model, load
 from subquad.tools.models.rows import mark_of
-from subquad.tools.modules.attention import holds_transformers_model
-from subquad.tools.modules.metrics import Judge, Metric, Score
+from subquad.tools.models.saved_card import Measured
+from subquad.tools.models.saving import Chosen
 from subquad.tools.plan.arguments import (
     as_inputs,
     check_settings,
@@ -174,6 +178,31 @@ def plan(
             made.plan.save(folder, model)
             clear(folder)
     return made.plan
+
+
+def chosen_by_plan(settings: PlanSettings, out: Path) -> Chosen | None:
+    """The methods of the plan in a folder, and the longest length at which it is not exact attention, or None.
+
+    Raises:
+        InputError: what is in the folder is not a plan for the model.
+    """
+    with as_input_error():
+        plan = load_plan(out)
+        lengths = [int(length) for length, verified in plan.verified.items() if "exact_because" not in verified]
+        if not lengths:
+            return None
+        made, dtype = plan.made_on, str(plan.model["dtype"]).removeprefix("torch.")
+        lines = [
+            f"{n:,} tokens: {plan.description(n)}, on {entry['passages']} "
+            f"{'batches' if entry.get('batches') else 'passages'}."
+            for n in lengths
+            if (entry := plan.verified[str(n)])
+        ]
+        short = made.get("short_texts")
+        measured = Measured(lines, made["command"], made["hardware"], dtype, short_note(short) if short else "")
+        methods = plan.by_layer(load(settings.model, settings.device).model)
+        weights = None if settings.dtype is None else TORCH[settings.dtype]
+        return Chosen("the plan", methods, lengths, measured, weights, plan.recorded)
 
 
 def _of_inputs(model: Any, inputs: Sequence[Any], judge: Judge | None) -> tuple[list[PlanInputs], dict[str, Any]]:

@@ -7,7 +7,6 @@ import json
 import platform
 import re
 import shutil
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from subquad.core import checksums as seals
 from subquad.core import files
 from subquad.core.errors import InputError
 from subquad.tools.measure.group import ALONE, MeasuringGroup
+from subquad.tools.measure.timing import stopwatch
 from subquad.tools.runs.jobs import Job, Progress, silent
 from subquad.tools.runs.records import from_plain, to_plain
 
@@ -87,9 +87,8 @@ class JobCache:
                 f"{self.folder} is not on {platform.node()}: all machines must see the folder of the run, by this name"
             )
         if not self.has(job.key):
-            start = time.perf_counter()
-            result = job.run(progress)
-            self.group.broadcast_from_main(partial(self._write, job.key, result, time.perf_counter() - start))
+            seconds, result = stopwatch(partial(job.run, progress))
+            self.group.broadcast_from_main(partial(self._write, job.key, result, seconds))
         return self.read(job.key, job.record)
 
     def read(self, key: str, record: Any) -> CachedResult[Any]:

@@ -3,8 +3,8 @@
 from collections.abc import Callable
 from typing import Any
 
+from subquad.tools.plan import choice, measure
 from subquad.tools.plan import length as planning
-from subquad.tools.plan import measure
 
 SPEED = {"full": 1.0, "local:window=12": 0.6, "local:window=2": 0.2, "clustered:clusters=8": 0.4}  # other methods: 0.5
 PATCHED = [
@@ -12,7 +12,7 @@ PATCHED = [
     (measure, "stopwatch"),
     (planning, "held_out_pass"),
     (planning, "faster_at"),
-    (planning, "FASTER"),
+    (choice, "FASTER"),
 ]
 
 
@@ -33,4 +33,4 @@ def make_steady(put: Callable[[Any, str, Any], None]) -> None:
         "faster_at",
         lambda at, methods, lengths, rounds, group: {n: [x >= 8 for x in lengths] for n in methods},
     )
-    put(planning, "FASTER", 1.0)
+    put(choice, "FASTER", 1.0)

@@ -15,7 +15,7 @@ from subquad.research.papers.results import Bars, Lines, Results, Table
 from subquad.research.papers.tasks.listops import TO_BEAT, solves
 from subquad.research.training.run import train
 from subquad.research.training.settings import settings_of
-from subquad.tools.measure.timing import Effort, ratios, until_steady
+from subquad.tools.measure.timing import Effort, speedup, until_steady
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -181,7 +181,7 @@ def _throughput(scale: LraScale, context: Context) -> dict[str, Any]:
         for row, timing in seconds.items():
             rates[row][str(length)] = {
                 "seconds": statistics.median(timing),
-                "relative": statistics.median(ratios(timing, seconds["Transformer"])),
+                "relative": speedup(timing, seconds["Transformer"]),
                 "rounds": len(timing),
             }
     return rates

@@ -7,7 +7,6 @@ import signal
 import socket
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, redirect_stdout
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from typing import Any
 import torch
 
 from subquad.core.errors import InputError
+from subquad.tools.measure.deadline import Deadline
 from subquad.tools.runs.executors.attempt import JobFailure, WorkerEnvironment, attempt
 from subquad.tools.runs.executors.base import LostWorker, WorkerExecutor
 from subquad.tools.runs.executors.processes import environment_variables, pickled
@@ -142,15 +142,15 @@ class RayExecutor(WorkerExecutor):
     def ended(self) -> list[tuple[str, Any]]:
         """Wait until something ends. InputError where the cluster goes meanwhile."""
         ready: list[Any] = []
-        heard = time.monotonic()
+        silence = Deadline(PATIENCE)
         while not ready:
             try:
                 ready, _ = self._ray.wait(list(self._tasks), num_returns=1, timeout=PATIENCE / 8)
             except (ConnectionError, self._ray.exceptions.RaySystemError) as error:
                 raise self._lost_cluster() from error
             if not _unreachable(self._head):
-                heard = time.monotonic()
-            elif time.monotonic() - heard > PATIENCE:
+                silence = Deadline(PATIENCE)
+            elif silence.left < 0:
                 raise self._lost_cluster()
         return [(self._tasks.pop(task)[0], self._outcome(task)) for task in ready]
 

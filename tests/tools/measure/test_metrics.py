@@ -7,7 +7,7 @@ import pytest
 import torch
 from transformers.modeling_outputs import MaskedLMOutput
 
-from subquad.tools.modules.metrics import METRICS, first_tensor
+from subquad.tools.measure.metrics import METRICS, first_tensor
 
 
 def test_cosine_is_the_mean_over_rows():

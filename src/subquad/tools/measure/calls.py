@@ -1,5 +1,6 @@
 """Calls of a module with the inputs that the user gives."""
 
+import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -87,3 +88,14 @@ def spread_order(calls: list[ModuleCall]) -> list[ModuleCall]:
 def device_of(module: nn.Module) -> torch.device:
     """The device of the module's first parameter or buffer; the CPU if it has none."""
     return next((tensor.device for tensor in [*module.parameters(), *module.buffers()]), torch.device("cpu"))
+
+
+def holds_transformers_model(module: Any) -> bool:
+    """True if a transformers model is in a module. transformers is not imported for this: it is if there is one."""
+    if not isinstance(module, nn.Module):
+        raise TypeError(f"expected a torch.nn.Module, got {type(module).__name__}")
+    if sys.modules.get("transformers") is None:
+        return False
+    from transformers import PreTrainedModel
+
+    return any(isinstance(part, PreTrainedModel) for part in module.modules())
