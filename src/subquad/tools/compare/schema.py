@@ -1,4 +1,4 @@
-"""The shape of `report.json`, which tables, plots and the page are drawn from.
+"""The shape of `report.json` of `subquad compare`, which its tables, plots and page are made from.
 
 Times are in milliseconds (as defined by `measure.timing.Cost`), memory is in MiB, lengths are token counts as strings
 (JSON keys). A figure that was not measured is absent or None, never 0.
