@@ -23,7 +23,8 @@ def markdown(report: Mapping[str, Any]) -> str:
     parts = [
         "# Exact attention of few queries over a cache",
         f"Batch {s['batch']}, {s['heads']} query heads on {s['kv_heads']} key heads of width {s['head_dim']}; the "
-        "queries are the last tokens of the keys, and the inputs standard normal. `full` is SDPA. GB/s are the bytes "
+        "queries are the last tokens of the keys, and the inputs standard normal. `full` is a call of SDPA, and the "
+        "kernel is timed as the layers of a swapped model call it, with its arguments prepared. GB/s are the bytes "
         "of keys and values divided by the time. “Of the read” is the time in which the machine reads as many bytes "
         "(`torch.sum` over fp32 numbers, in the same rounds) divided by the call's: 1 is the speed of the memory, or "
         "of the caches if the keys fit into them. The relative error is to attention in fp64 on the same inputs.",
