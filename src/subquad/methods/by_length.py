@@ -45,6 +45,7 @@ def of_lengths(methods: list[Method]) -> Traits:
     return combined(
         methods,
         subquadratic=methods[-1].traits.subquadratic,
+        from_start=not all(method.is_exact for method in methods),  # a query's length is its distance from the start
         exact_limit="each length is exact where its own method is: see there",
         example={"steps": "0:full+10:i-clustered:clusters=5;topk=4"},
         source="the methods' own: " + trait_values(methods, "source"),

@@ -136,6 +136,9 @@ def test_methods_that_count_from_the_start_are_refused_in_windowed_layers():
         ValueError, match=r"'sum' counts from .*, and all 2 layers of this model attend to a window only"
     ):
         sq.hf.swap(model, "local:window=5+keep")
+    with pytest.raises(ValueError, match=r"'by-length' counts from each item's first token"):
+        sq.hf.swap(model, "by-length:steps=0:full+8:local:window=2")
+    sq.hf.swap(model, "by-length:steps=0:full+8:full:kernel=subquad")
     sq.hf.swap(model, "longformer:window=5,first=0")
 
 
