@@ -82,15 +82,29 @@ static inline void load_rows_paired(const bf16 *low, const bf16 *high, int64_t w
   for (; d < padded; d++) to[d].bits = 0;
 }
 
+// The numbers of W pairs: those at even places and those at odd ones; a bf16 number is the upper half of a float.
+static inline void split_pairs(vu pairs, vf &even, vf &odd) {
+  even = (vf)(pairs << 16);
+  odd = (vf)(pairs & 0xffff0000);
+}
+
+// The numbers that `split_pairs` has split, in their order again.
+static inline void join_pairs(vf &even, vf &odd) {
+  constexpr auto lanes = std::make_integer_sequence<int, W>{};
+  const vf low = interleave<0>(even, odd, lanes);
+  odd = interleave<W / 2>(even, odd, lanes);
+  even = low;
+}
+
 // A packed row in floats, `padded` of them and whole vectors: in its place, or in `spare`.
 static inline const float *as_floats(const float *row, int64_t, float *) { return row; }
 static inline const float *as_floats(const Pair *row, int64_t padded, float *spare) {
-  constexpr auto lanes = std::make_integer_sequence<int, W>{};
   for (int64_t d = 0; d < padded; d += 2 * W) {
-    const vu pairs = load(row + d / 2);
-    const vf low = (vf)(pairs << 16), high = (vf)(pairs & 0xffff0000);
-    store(spare + d, interleave<0>(low, high, lanes));
-    if (d + W < padded) store(spare + d + W, interleave<W / 2>(low, high, lanes));
+    vf first, second;
+    split_pairs(load(row + d / 2), first, second);
+    join_pairs(first, second);
+    store(spare + d, first);
+    if (d + W < padded) store(spare + d + W, second);
   }
   return spare;
 }

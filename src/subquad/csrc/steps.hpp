@@ -87,16 +87,14 @@ static inline vf load_wide(const f16 *p) {
 }
 
 // V vectors of numbers that follow each other. Two vectors of bf16 are loaded as one and split into the numbers at even and
-// at odd places, which takes an instruction a vector: a bf16 number is the upper half of a float.
+// at odd places, which takes an instruction a vector.
 template <int V, class S, class Vector>
 static inline void load_vectors(const S *p, Vector (&x)[V]) {
   int v = 0;
   if constexpr (__is_same(S, bf16)) {
     typedef uint32_t pairs_of_halves __attribute__((vector_size(W * 4), aligned(2), may_alias));
     UNROLL for (; v + 2 <= V; v += 2) {
-      const vu pairs = *(const pairs_of_halves *)(p + v * W);
-      x[v] = (vf)(pairs << 16);
-      x[v + 1] = (vf)(pairs & 0xffff0000);
+      split_pairs(*(const pairs_of_halves *)(p + v * W), x[v], x[v + 1]);
     }
   }
   UNROLL for (; v < V; v++) x[v] = load_wide(p + v * W);
@@ -106,12 +104,7 @@ static inline void load_vectors(const S *p, Vector (&x)[V]) {
 template <class S, int V>
 static inline void in_order(vf (&x)[V]) {
   if constexpr (__is_same(S, bf16)) {
-    constexpr auto lanes = std::make_integer_sequence<int, W>{};
-    UNROLL for (int v = 0; v + 2 <= V; v += 2) {
-      const vf even = x[v], odd = x[v + 1];
-      x[v] = interleave<0>(even, odd, lanes);
-      x[v + 1] = interleave<W / 2>(even, odd, lanes);
-    }
+    UNROLL for (int v = 0; v + 2 <= V; v += 2) join_pairs(x[v], x[v + 1]);
   }
 }
 
