@@ -119,9 +119,9 @@ class Layer:
             )
         if self.cross and not traits.cross:
             return f"{name!r} is for self-attention and this is cross-attention"
-        beside_window = self.window_refusal(method)
-        if beside_window is not None:
-            return f"{beside_window}, and this layer attends to a window only (and is cheap already)"
+        refused_by_window = self.window_refusal(method)
+        if refused_by_window is not None:
+            return f"{refused_by_window}, and this layer attends to a window only (and is cheap already)"
         if self.biased and not traits.bias:
             return f"{name!r} supports no additive bias and this layer adds a position bias to its logits; 'full' does"
         if self.beside_softmax and not method.is_exact:
@@ -177,10 +177,10 @@ class Attached(nn.Module):
         self.bound = bound
         # What `steps` asks in each call.
         self.is_exact = bound.method.is_exact
-        of_method = bound.method.prepare_step
-        self.prepare_step = of_method or bound.method.prepare_exact
+        by_position = bound.method.prepare_step
+        self.prepare_step = by_position or bound.method.prepare_exact
         exact_queries = min(bound.method.exact_queries, MOST_QUERIES)
-        self.prepared_queries = 0 if self.keep else 1 if of_method else exact_queries
+        self.prepared_queries = 0 if self.keep else 1 if by_position else exact_queries
         sizes = bound.heads, bound.kv_heads, bound.head_dim
         self.step_kind = layer.cross, layer.window, self.is_exact, self.prepare_step, *sizes
         if saved_before:  # by this transformers' `save_pretrained` knows that it is on purpose, and saves them once

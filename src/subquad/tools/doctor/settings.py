@@ -11,7 +11,7 @@ MASKS = ("none", "causal")
 
 @dataclass(frozen=True)
 class CrossoverSettings:
-    """Which crossovers `subquad doctor --measure` measures."""
+    """The crossovers that `subquad doctor --measure` measures."""
 
     methods: tuple[str, ...] = option(CROSSING, f"{common.METHODS} Default: {' '.join(CROSSING)}.")
     lengths: tuple[int, ...] = option(

@@ -16,7 +16,7 @@ def _lengths_to_plan(text: str) -> tuple[int, ...] | str:
 
 @dataclass(frozen=True)
 class PlanSettings:
-    """The settings of `plan`: for what, on what text, and how much error is accepted."""
+    """The settings of `plan`: the model, the text, and the error that is accepted."""
 
     model: str | None = option(None, **common.MODEL)
     text: tuple[Path, ...] = option((), common.TEXT)
