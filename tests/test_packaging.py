@@ -24,6 +24,9 @@ pytestmark = [
 ]
 
 
+UNOPTIMISED = {"cmake.build-type": "Debug"}
+
+
 def build(what: str, into: Path, **settings: str) -> Path:
     pytest.importorskip("scikit_build_core")
     code = f"from scikit_build_core import build; build.build_{what}({str(into)!r}, {settings!r})"
@@ -49,8 +52,19 @@ def compiled(tmp_path_factory) -> tuple[Path, Path]:
     if shutil.which("c++") is None:
         pytest.skip("no C++ compiler")
     folder = tmp_path_factory.mktemp("build")
-    wheel = build("wheel", tmp_path_factory.mktemp("wheel"), **{"cmake.build-type": "Debug", "build-dir": str(folder)})
+    wheel = build("wheel", tmp_path_factory.mktemp("wheel"), **UNOPTIMISED, **{"build-dir": str(folder)})
     return wheel, folder
+
+
+def test_another_isolated_build_in_the_same_folder_compiles_nothing_again(compiled, tmp_path):
+    _, folder = compiled
+    before = {path: path.stat().st_mtime_ns for path in folder.rglob("*.cpp.o")}
+    info = folder / ".skbuild-info.json"
+    info.write_text(info.read_text().replace(sys.prefix, "/an/environment/that/is/gone"))
+    cache = (folder / "CMakeCache.txt").stat().st_mtime_ns
+    build("wheel", tmp_path, **UNOPTIMISED, **{"build-dir": str(folder)})
+    assert (folder / "CMakeCache.txt").stat().st_mtime_ns != cache
+    assert {path: path.stat().st_mtime_ns for path in folder.rglob("*.cpp.o")} == before != {}
 
 
 def test_one_wheel_serves_every_python(compiled):
@@ -79,8 +93,8 @@ def test_the_library_shows_its_own_functions_only(compiled, tmp_path):
 def test_no_function_of_one_variant_can_be_linked_into_another(compiled):
     """The linker keeps one of two inline functions of the same name: it could be one that this CPU cannot run."""
     objects = sorted(compiled[1].rglob("kernels.cpp.o"))
-    assert objects
-    symbols = {path.parents[4].name: defined_in(path) - {"DW.ref.__gxx_personality_v0"} for path in objects}
+    symbols = {path.parent.name: defined_in(path) - {"DW.ref.__gxx_personality_v0"} for path in objects}
+    assert len(symbols) == len(objects) > 1
     assert all(symbols.values())
     for one, other in combinations(symbols, 2):
         assert not symbols[one] & symbols[other], f"in {one} and {other}"
@@ -97,7 +111,7 @@ def test_the_runtime_of_openmp_is_asked_for_by_the_name_that_torch_brings(compil
 
 def test_without_a_compiler_a_wheel_of_python_alone_comes_out(tmp_path, monkeypatch):
     monkeypatch.setenv("CXX", "no-such-compiler")
-    wheel = build("wheel", tmp_path)
+    wheel = build("wheel", tmp_path, **{"build-dir": str(tmp_path / "build")})
     assert wheel.name.endswith("-py3-none-any.whl")
     names = names_in(wheel)
     assert {*DATA, "subquad/kernels/native/__init__.py"} <= names

@@ -12,13 +12,15 @@ struct Rows {
 };
 struct RowsOut : Rows {};  // that a kernel writes: Python may not hand it a copy
 
+// Inlined even in unoptimised builds: outside of the variants' namespaces, the linker would keep one function for all, which
+// could be one that this processor cannot run.
 template <class T>
 struct List {
   const T *items;
   int64_t count;
-  const T *begin() const { return items; }
-  const T *end() const { return items + count; }
-  const T &operator[](int64_t i) const { return items[i]; }
+  __attribute__((always_inline)) const T *begin() const { return items; }
+  __attribute__((always_inline)) const T *end() const { return items + count; }
+  __attribute__((always_inline)) const T &operator[](int64_t i) const { return items[i]; }
 };
 
 // What Python must put into a field: a number, rows, the address of numbers, other structures or a list of them.
