@@ -7,6 +7,7 @@ every pair of them.
 
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Sequence
+from heapq import heapify, heapreplace
 from itertools import combinations
 
 import pytest
@@ -26,8 +27,14 @@ def covering(
     parts = [{*enumerate(row), *combinations(enumerate(map(kind, row)), min(strength, len(row)))} for row in rows]
     missing: set[Hashable] = set().union(*parts)
     taken, used = [], Counter[Hashable]()
+    best_first = [(-len(part), 0, i) for i, part in enumerate(parts)]
+    heapify(best_first)
     while missing:
-        best = max(range(len(rows)), key=lambda i: (len(parts[i] & missing), -sum(used[v] for v in enumerate(rows[i]))))
+        *before, best = best_first[0]
+        now = [-len(parts[best] & missing), sum(used[v] for v in enumerate(rows[best]))]
+        if now != before:  # rows only become worse, so that the first one that has not is the best
+            heapreplace(best_first, (*now, best))
+            continue
         taken.append(best)
         used.update(enumerate(rows[best]))
         missing -= parts[best]

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -28,7 +29,9 @@ def texts(path: Path) -> Iterator[str]:
             yield node.value
 
 
-TEXTS = [text for path in SOURCES for text in texts(path)]
+@cache
+def texts_of_sources() -> list[str]:
+    return [text for path in SOURCES for text in texts(path)]
 
 
 @pytest.mark.slow
@@ -128,12 +131,16 @@ def test_troubleshooting_quotes_messages_of_the_library():
     quoted = re.findall(r"^- `(.+)`:$", page, re.MULTILINE)
     assert len(quoted) > 10
     for message in quoted:
-        assert any(message in text for text in TEXTS), f"no message of the library says {message!r}"
+        assert any(message in text for text in texts_of_sources()), f"no message of the library says {message!r}"
 
 
 def test_extras_that_messages_and_pages_name_exist():
     pages = [path.read_text("utf-8") for path in [*DOCS.rglob("*.md"), *ROOT.glob("*.md")]]
-    named = [extra for text in [*TEXTS, *pages] for extra in re.findall(r"(?:subquad|\'\.|\.whl)\[([\w,]+)\]", text)]
+    named = [
+        extra
+        for text in [*texts_of_sources(), *pages]
+        for extra in re.findall(r"(?:subquad|\'\.|\.whl)\[([\w,]+)\]", text)
+    ]
     named += [
         node.args[-1].value  # `needs("train")` of the command line, `not_installed(package, "metrics")`
         for path in SOURCES
