@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 
-from subquad import hf
 from subquad.masks import Mask
 from subquad.methods import BoundMethod, Full, Method
 from subquad.methods.full import EXACT
@@ -19,11 +18,11 @@ from subquad.tools.measure.capture import LayerInputs, recorded
 from subquad.tools.measure.deadline import Deadline
 from subquad.tools.measure.fidelity import relative_error
 from subquad.tools.measure.group import ALONE, MeasuringGroup
-from subquad.tools.measure.prefix import Chain, chain, kept, skipping
+from subquad.tools.measure.prefix import Chain, kept, skipping
 from subquad.tools.measure.timing import Effort, one_round, speedup, stopwatch, timed_rounds, until_steady
-from subquad.tools.models.pretrained import running
 from subquad.tools.plan.effort import spread_out
 from subquad.tools.plan.loads import Loss, PlanInputs
+from subquad.tools.plan.subject import PlanSubject
 
 ROUNDS = Effort(seconds=0.8, least=3, enough=7, most=25)  # of the calls of one layer
 PASSES, MOST_PASSES, PASSES_SECONDS = 2, 4, 2.0  # timed exact passes; more than two of fast models only
@@ -84,7 +83,7 @@ def pass_times(load: PlanInputs, allowed: float = math.inf) -> PassTimes:
     The first pass, which may read the weights from the disk, does not count, unless there is no time for another one.
     """
     passes: list[float] = []
-    with running(load.model, None, load.group):
+    with load.running(None):
         while len(passes) < PASSES or (sum(passes) < PASSES_SECONDS and len(passes) < MOST_PASSES):
             if passes and sum(passes) + passes[-1] > allowed:
                 break
@@ -96,7 +95,7 @@ def pass_times(load: PlanInputs, allowed: float = math.inf) -> PassTimes:
 
 def _judge(load: PlanInputs, loss: Loss, output: Any) -> None:
     """The work for a loss in addition to the pass."""
-    with running(load.model, EXACT, load.group):
+    with load.running(EXACT):
         loss(copy(output), output)  # a copy: some losses take less time for the same object
 
 
@@ -193,28 +192,32 @@ class SingleLosses:
     of the first layer are not computed again, where they are a chain.
     """
 
-    def __init__(self, load: PlanInputs):
+    def __init__(self, load: PlanSubject):
         self.load = load
         self._item: int | None = None
         self._exact: Any = None
         self._chain: Chain | None = None
         self._outputs: list[Any] = []
 
-    @torch.inference_mode()
     def loss(self, item: int, methods: Mapping[int, Method | BoundMethod]) -> float:
-        """The loss with these methods in their layers, on the passage of this number."""
+        """The loss with these methods in their layers, on the passage of this number; NaN if they refuse it."""
         load = self.load
-        if self._item != item:
-            self._read(item)
-        blocks = self._chain.before(min(methods)) if self._chain else ()
-        with running(load.model, methods, load.group), skipping(blocks, self._outputs):
-            return float(load.single_loss(load.run(load.items[item]), self._exact))
+        with load.no_gradients():
+            if self._item != item:
+                self._read(item)
+            blocks = self._chain.before(min(methods)) if self._chain else ()
+            try:
+                with load.running(methods), skipping(blocks, self._outputs):
+                    output = load.run(load.items[item])
+            except load.refusals:
+                return math.nan
+            return float(load.single_loss(output, self._exact))
 
     def _read(self, item: int) -> None:
         """Run exact attention on a passage."""
-        load, blocks = self.load, chain(self.load.model, hf.find_layers(self.load.model))
+        load, blocks = self.load, self.load.chain()
         self._item, self._exact, self._outputs = None, None, []  # free the memory of the passage before
-        with running(load.model, EXACT, load.group), kept(blocks.blocks if blocks else ()) as outputs:
+        with load.running(EXACT), kept(blocks.blocks if blocks else ()) as outputs:
             exact = load.run(load.items[item])
         _check_finite(load.single_loss(exact, exact))
         is_chain = blocks is not None and _same(load, load.items[item], exact, blocks, outputs)
@@ -231,11 +234,11 @@ def _check_finite(self_loss: float) -> None:
         )
 
 
-def _same(load: PlanInputs, item: Any, exact: Any, blocks: Chain, outputs: Sequence[Any]) -> bool:
+def _same(load: PlanSubject, item: Any, exact: Any, blocks: Chain, outputs: Sequence[Any]) -> bool:
     """True if skipping all blocks but the last one gives the exact output: they are a chain, run once each."""
     if any(output is None for output in outputs):
         return False
-    with running(load.model, EXACT, load.group), skipping(blocks.blocks[:-1], outputs):
+    with load.running(EXACT), skipping(blocks.blocks[:-1], outputs):
         try:
             return abs(load.single_loss(load.run(item), exact)) < SAME
         except (RuntimeError, TypeError, ValueError, IndexError):  # blocks that hand on what is not their output
@@ -250,7 +253,7 @@ def held_out_pass(load: PlanInputs, item: Any, choices: Mapping[str, Any], seed:
     """
 
     def timed(methods: Any) -> tuple[float, Any]:
-        with running(load.model, methods, load.group):
+        with load.running(methods):
             return stopwatch(lambda: load.run(item), group=load.group)
 
     seconds, outputs = one_round(choices, timed, random.Random(seed))
