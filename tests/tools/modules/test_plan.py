@@ -26,8 +26,8 @@ def seeded():
 def clock(monkeypatch):
     """Seconds that depend on the methods alone: those of `IN_A_LAYER` in each layer, and one of everything else."""
 
-    def in_layers(calls, *_):
-        return {name: [IN_A_LAYER[name]] * 7 for name in calls}
+    def in_layers(inputs, methods, *_):
+        return {name: IN_A_LAYER[name] for name in ("full", *methods)}
 
     def whole(call, *_):
         module = call.args[0]
@@ -36,7 +36,7 @@ def clock(monkeypatch):
         output = call()
         return 1.0 + sum(IN_A_LAYER[method] for method in methods) + layers - len(methods), output
 
-    monkeypatch.setattr(planning, "until_steady", in_layers)
+    monkeypatch.setattr(planning, "call_times", in_layers)
     monkeypatch.setattr(planning, "stopwatch", whole)
 
 

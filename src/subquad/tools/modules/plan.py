@@ -2,8 +2,7 @@
 
 import math
 import random
-import statistics
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -19,11 +18,13 @@ from subquad.methods.full import EXACT
 from subquad.nn import describe
 from subquad.nn.swapping import NAME
 from subquad.tools.measure.calls import ModuleCall, as_calls, device_of, run_exactly, spread_order
+from subquad.tools.measure.capture import LayerInputs
 from subquad.tools.measure.deadline import Deadline
 from subquad.tools.measure.fidelity import relative_error
+from subquad.tools.measure.group import ALONE
 from subquad.tools.measure.metrics import Judge, Metric, Score, judge_of
 from subquad.tools.measure.noise import AGAIN, against_itself
-from subquad.tools.measure.timing import Cost, Effort, cost, one_round, ratios, speedup, stopwatch, until_steady
+from subquad.tools.measure.timing import Cost, cost, one_round, ratios, stopwatch
 from subquad.tools.measure.tradeoff import EQUAL, SIMILAR
 from subquad.tools.measure.without_attention import WithoutAttention
 from subquad.tools.modules.attention import ModuleLayers, attention_sites
@@ -33,7 +34,7 @@ from subquad.tools.modules.unchanged import unchanged
 from subquad.tools.plan import choice
 from subquad.tools.plan.effort import KEPT, MEASURING, MOST, PASSAGES, divided
 from subquad.tools.plan.grid import grid
-from subquad.tools.plan.measure import Candidate, PassTimes, Screen, SingleLosses
+from subquad.tools.plan.measure import Candidate, PassTimes, Screen, SingleLosses, call_shape, call_times
 from subquad.tools.plan.planned import Planned, Verified
 from subquad.tools.plan.planner import Planner, Sentences
 from subquad.tools.plan.subject import PlanSubject
@@ -128,25 +129,6 @@ def _other_function(function: str, module: nn.Module) -> str:
     )
 
 
-@dataclass
-class LayerCall:
-    """The arguments of a call of a layer's attention."""
-
-    args: tuple[Tensor, ...]
-    options: dict[str, Any]
-    sizes: dict[str, Any]
-
-    def bound(self, method: Method) -> Callable[[], Tensor]:
-        """A call of a method on it."""
-        return partial(method.bind(**self.sizes).eval(), *self.args, **self.options)
-
-    @property
-    def shape(self) -> tuple[Any, ...]:
-        """The properties of the call that its time depends on."""
-        mask = self.options["mask"]
-        return tuple(self.args[0].shape), tuple(self.args[1].shape), mask.is_causal, mask.span
-
-
 class JudgedOutput:
     """An output for an input, and what the judge says of it as the exact one."""
 
@@ -165,9 +147,9 @@ class ModuleSubject(PlanSubject):
 
     sites: ModuleLayers
     judge: Judge
-    names: Sequence[str]  # of layers that are called
     length: int
     items: Sequence[ModuleCall]
+    names: Sequence[str]  # of layers that can run a method at all
     no_gradients = torch.no_grad  # and not inference mode, in which a module cannot compute gradients inside
     refusals = (ValueError, TypeError)  # of a method, for an input that it does not take
 
@@ -175,9 +157,24 @@ class ModuleSubject(PlanSubject):
         """The output for an input."""
         return JudgedOutput(item.run(self.sites.module), item, self.judge)
 
-    def single_loss(self, output: JudgedOutput, exact: JudgedOutput) -> float:
+    def loss(self, output: JudgedOutput, exact: JudgedOutput) -> float:
         """How much less the value of an output is than that of the exact one."""
         return exact.reference - self.judge.value(output.output, exact.output, exact.call)
+
+    @contextmanager
+    def recorded(self) -> Iterator[list[LayerInputs]]:
+        """Collect the inputs of the first call of each layer inside, with exact attention by subquad."""
+        calls: list[LayerInputs] = []
+
+        def hook(number: int, part: nn.Module, args: tuple[Tensor, Tensor, Tensor], options: dict[str, Any]) -> None:
+            if all(inputs.number != number for inputs in calls):
+                calls.append(LayerInputs(number, self.names[number], *args, dict(options)))
+
+        with self.running(dict.fromkeys(range(len(self.names)), Full())), ExitStack() as stack:
+            for number, name in enumerate(self.names):
+                bound = self.sites.module.get_submodule(f"{name}.{NAME}".lstrip("."))
+                stack.callback(bound.register_forward_pre_hook(partial(hook, number), with_kwargs=True).remove)
+            yield calls
 
     def running(self, methods: Any) -> AbstractContextManager[None]:
         """Run methods in the layers with these numbers; the others, or with `EXACT` all, have their own attention."""
@@ -213,7 +210,6 @@ class ModulePlanning(Planner):
     def __init__(self, sites: ModuleLayers, judge: Judge, deadline: Deadline, progress: Progress):
         self.sites, self.judge, self.deadline, self.progress = sites, judge, deadline, progress
         self.device = device_of(sites.module)
-        self.names: list[str] = []  # of layers that are called, by number
         self.notes: list[str] = []
 
     def run(
@@ -225,6 +221,7 @@ class ModulePlanning(Planner):
         items, self.held_out = map(spread_order, parts)
         references = [self.judge.reference(run_exactly(call, self.sites.module), call) for call in items]
         self.accepted = self.judge.accepted_loss(references)
+        self.subject = ModuleSubject(self.sites, self.judge, max(by_length), items, self.sites.exact_able)
         screened = self.screen(by_length[max(by_length)][0], methods, screening)
         kept = {
             int(n): [self.by_name[name] for name in self.front(replace(screened, errors={n: errors}), KEPT)]
@@ -232,8 +229,8 @@ class ModulePlanning(Planner):
         }
         run = partial(items[0].run, self.sites.module)
         passes = PassTimes(min(stopwatch(run, self.device)[0] for _ in range(2)), 0.0, 0.0)
-        planned = Planned(max(by_length), passes, screened, chosen=dict.fromkeys(kept, EXACT))
-        losses = SingleLosses(ModuleSubject(self.sites, self.judge, self.names, planned.length, items))
+        planned = Planned(self.subject.length, passes, screened, chosen=dict.fromkeys(kept, EXACT))
+        losses = SingleLosses(self.subject)
         planned.losses = self.losses(losses, kept, passes.seconds)
         if not self.judge.is_score:
             planned.without = losses.loss(0, dict.fromkeys(kept, WithoutAttention()))
@@ -246,76 +243,31 @@ class ModulePlanning(Planner):
             self.notes.append(f"The time sufficed for {used} of {inputs} inputs; more minutes measure more.")
         return self._plan(planned, verified)
 
+    @torch.no_grad()
     def screen(self, call: ModuleCall, methods: Sequence[Method], deadline: Deadline) -> Screen:
         """Seconds and errors of the methods in each layer on its own inputs; those become candidates that run there."""
-        layer_calls = self._recorded(call)
-        self.names = list(layer_calls)
-        timed: dict[Any, dict[str, float]] = {}
+        with self.subject.recorded() as layers:
+            call.run(self.sites.module)
         screened = Screen({}, {})
-        assigned = {method: self.sites.assign(method).methods or () for method in methods}
         self.by_name = {str(method): Candidate(str(method), {}) for method in methods}
         self.candidates = list(self.by_name.values())
-        for number, (name, layer_call) in enumerate(layer_calls.items()):
-            self.progress("timing methods in layers", number, len(self.names))
-            able = self._able(layer_call, [method for method in methods if name in assigned[method]])
-            key = (layer_call.shape, tuple(able))
+        assigned = {method: self.sites.assign(method).methods or () for method in methods}
+        timed: dict[Any, dict[str, float]] = {}
+        for inputs in sorted(layers, key=lambda inputs: inputs.number):
+            number = inputs.number
+            self.progress("timing methods in layers", number, len(self.subject.names))
+            exact, errors = inputs.run(Full()), dict[str, float]()
+            for method in methods:
+                if inputs.name in assigned[method] and math.isfinite(error := _error(inputs, method, exact)):
+                    errors[str(method)] = error
+                    self.by_name[str(method)].by_layer[number] = method
+            key = call_shape(inputs), tuple(errors)
             if key not in timed:
-                timed[key] = self._times(layer_call, able, deadline.left)
-            screened.seconds[str(number)] = timed[key]
-            screened.errors[str(number)] = {each: error for each, (_, error) in able.items()}
-            for each, (method, _) in able.items():
-                self.by_name[each].by_layer[number] = method
+                allowed = max(min(CALL_SECONDS * (len(errors) + 1), deadline.left), 0.0)
+                able = {name: self.by_name[name].by_layer[number] for name in errors}
+                timed[key] = call_times(inputs, able, ALONE, allowed)
+            screened.seconds[str(number)], screened.errors[str(number)] = timed[key], errors
         return screened
-
-    def _recorded(self, call: ModuleCall) -> dict[str, LayerCall]:
-        """The first call of each layer, by name."""
-        module, calls = self.sites.module, dict[str, LayerCall]()
-        with ExitStack() as stack:
-            stack.enter_context(self.sites.running(dict.fromkeys(self.sites.exact_able, Full())))
-            for name in self.sites.exact_able:
-                bound: Any = module.get_submodule(f"{name}.{NAME}".lstrip("."))
-                sizes = {"heads": bound.heads, "kv_heads": bound.kv_heads, "head_dim": bound.head_dim}
-
-                def hook(
-                    part: nn.Module,
-                    args: tuple[Tensor, ...],
-                    options: dict[str, Any],
-                    name: str = name,
-                    sizes: dict[str, Any] = sizes,
-                ) -> None:
-                    calls.setdefault(name, LayerCall(args, dict(options), sizes))
-
-                stack.callback(bound.register_forward_pre_hook(hook, with_kwargs=True).remove)
-            call.run(module)
-        return {name: calls[name] for name in self.sites.exact_able if name in calls}
-
-    @torch.no_grad()
-    def _able(self, layer_call: LayerCall, methods: Sequence[Method]) -> dict[str, tuple[Method, float]]:
-        """The methods that run in a layer, with the relative errors of their outputs."""
-        exact, able = layer_call.bound(Full())(), dict[str, tuple[Method, float]]()
-        for method in methods:
-            try:
-                error = relative_error(layer_call.bound(method)(), exact)
-            except (ValueError, TypeError):  # a mask that it does not take
-                continue
-            if math.isfinite(error):
-                able[str(method)] = (method, error)
-        return able
-
-    @torch.no_grad()
-    def _times(
-        self, layer_call: LayerCall, able: Mapping[str, tuple[Method, float]], allowed: float
-    ) -> dict[str, float]:
-        """Seconds of exact attention, and of each method by its ratio to that in the same rounds.
-
-        Rounds take the `allowed` seconds together, or the time of the fewest.
-        """
-        calls: dict[str, Any] = {EXACT: layer_call.bound(Full())}
-        calls |= {each: layer_call.bound(method) for each, (method, _) in able.items()}
-        effort = Effort(seconds=min(CALL_SECONDS, max(allowed, 0.0) / len(calls)), least=3, enough=7, most=25)
-        rounds = until_steady(calls, effort, self.device)
-        exact = statistics.median(rounds[EXACT])
-        return {each: exact / speedup(s, rounds[EXACT]) for each, s in rounds.items()}
 
     def losses(
         self, passes: SingleLosses, kept: Mapping[int, Sequence[Candidate]], pass_seconds: float
@@ -348,7 +300,7 @@ class ModulePlanning(Planner):
 
     def layers_of(self, chosen: Mapping[int, str]) -> dict[str, Any]:
         """The mapping for `sq.nn.swap`: layers with exact attention are left out."""
-        return {self.names[n]: self.by_name[each].by_layer[n] for n, each in chosen.items() if each != EXACT}
+        return {self.subject.names[n]: self.by_name[each].by_layer[n] for n, each in chosen.items() if each != EXACT}
 
     def verification(self, planned: Planned, mixes: Mapping[str, dict[int, str]], number: int) -> dict[str, Verified]:
         """Choices on the held-out inputs, in rounds of random order with exact attention timed twice."""
@@ -377,9 +329,7 @@ class ModulePlanning(Planner):
                 chosen=mix,
                 predicted=choice.total(planned.mean_losses, mix),
                 losses=losses[name],
-                bound=choice.upper_bound(losses[name], choice.of_round())
-                if all(map(math.isfinite, losses[name]))
-                else math.inf,
+                bound=choice.upper_bound(losses[name], choice.of_round()),
                 speedups=ratios(seconds[name], seconds[EXACT]),
                 of_exact=noise,
                 exact=self.judge.fidelity(references, references),
@@ -418,11 +368,19 @@ class ModulePlanning(Planner):
             self.judge.min_fidelity,
             self.layers_of(planned.chosen),
             dict(describe(self.sites.module).kinds),
-            {self.names[n]: means[n][each] for n, each in planned.chosen.items() if each != EXACT},
+            {self.subject.names[n]: means[n][each] for n, each in planned.chosen.items() if each != EXACT},
             result,
             planned.why_exact,
             tuple(self.notes),
         )
+
+
+def _error(inputs: LayerInputs, method: Method, exact: Tensor) -> float:
+    """The relative error of a method on a layer's inputs; infinite if it refuses them, such as their mask."""
+    try:
+        return relative_error(inputs.run(method), exact)
+    except (ValueError, TypeError):
+        return math.inf
 
 
 @contextmanager

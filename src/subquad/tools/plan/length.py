@@ -31,9 +31,9 @@ from typing import Any
 
 from subquad import hf
 from subquad.audits import audit
+from subquad.hf.plans import joined
 from subquad.methods import BoundMethod, Full, Method
 from subquad.methods.full import EXACT
-from subquad.tools.measure.capture import recorded
 from subquad.tools.measure.deadline import Deadline
 from subquad.tools.measure.without_attention import WITHOUT as WITHOUT_ATTENTION
 from subquad.tools.measure.without_attention import WithoutAttention
@@ -66,7 +66,7 @@ from subquad.tools.plan.measure import (
     pass_times,
     screen,
 )
-from subquad.tools.plan.planned import Planned, ShorterLengths, Verified
+from subquad.tools.plan.planned import Planned, Verified
 from subquad.tools.plan.planner import OutOfTime, Planner, Sentences, SingleLoss
 from subquad.tools.plan.workers import UNAIDED, Workers
 from subquad.tools.runs.cache import JobCache
@@ -104,6 +104,23 @@ SAYS = Sentences(
     small="the fidelity without any attention is still {fidelity:.4f}, and a tenth of that loss, {accepted:.2g}, is "
     "accepted",
 )
+
+
+@dataclass(frozen=True)
+class ShorterLengths:
+    """The methods that a plan runs for texts that are no longer than a length."""
+
+    longest: int
+    steps: dict[int, dict[int, Method | BoundMethod]]  # by layer: from which length on each method runs
+
+    def with_longer(self, model: Any, methods: Mapping[int, Method | BoundMethod]) -> dict[int, Method | BoundMethod]:
+        """The methods of all layers, each text of a batch by its length: these where it is longer."""
+        both = {}
+        for layer in hf.find_layers(model):
+            steps = {**self.steps[layer.number], self.longest + 1: methods.get(layer.number, Full())}
+            method, bound = joined(layer, steps)
+            both[layer.number] = method if bound is None else bound
+        return both
 
 
 @dataclass
@@ -384,7 +401,7 @@ class Length(Planner):
         rounds = next((rounds for rounds in CROSSOVER_ROUNDS if (rounds + 1) * a_round <= left), 0)
 
         def measured() -> dict[str, list[bool]]:
-            with recorded(self.load.model, self.load.group) as calls:
+            with self.load.recorded() as calls:
                 self.load.run(self.load.items[0])
             inputs = {call.number: call for call in reversed(calls)}
             won: dict[str, list[bool]] = {}

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from subquad import hf
 from subquad.core.errors import InputError
-from subquad.tools.measure.capture import recorded
+from subquad.tools.measure.capture import LayerInputs, recorded
 from subquad.tools.measure.fidelity import cosine
 from subquad.tools.measure.group import ALONE, MeasuringGroup
 from subquad.tools.measure.metrics import Judge
@@ -63,6 +63,10 @@ class PlanInputs(PlanSubject):
         """Run methods, as `hf.swap` takes them, in the model; its own attention if it is None."""
         return running(self.model, methods, self.group)
 
+    def recorded(self) -> AbstractContextManager[list[LayerInputs]]:
+        """Collect the inputs of every attention call inside."""
+        return recorded(self.model, self.group)
+
     def chain(self) -> Chain | None:
         """The blocks of the model, if they are a chain."""
         return chain(self.model, hf.find_layers(self.model))
@@ -76,11 +80,6 @@ class PlanInputs(PlanSubject):
     def single_loss(self) -> Loss:
         """The loss of outputs with a method in single layers."""
         return self.sampled_loss or self.loss
-
-    @property
-    def losses(self) -> tuple[Loss, Loss]:
-        """The loss, and that of single layers."""
-        return self.loss, self.single_loss
 
 
 def text_load(
