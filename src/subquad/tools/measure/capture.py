@@ -89,7 +89,7 @@ def recorded(model: Any, group: MeasuringGroup = ALONE) -> Iterator[list[LayerIn
             args: tuple[Tensor, ...],
             options: dict[str, Any],
             layer: hf.Layer = layer,
-            rotary: Callable[[], Rotary | TwoRotaries | None] = rotary,
+            rotary: Callable[[], Any] = rotary,
         ) -> None:
             if any(options.get(name) is not None for name in EXACT_ALONE):
                 return

@@ -370,10 +370,9 @@ class Length(Planner):
                 needed = (least - done) * step if number and done < least else step
                 if done < least and not deadline.allows_late(needed):
                     raise OutOfTime
-                passes.append(self.cache.get(job))
+                self.cache.get(job)
                 step = max(step, before - deadline.left)
-            else:
-                passes.append(self.cache.get(job))
+            passes.append(self.cache.get(job))
         confidence = choice.of_round()
         return {
             name: Verified(
