@@ -47,16 +47,6 @@ class Deadline:
                 return
             yield step
 
-    def fitting(self, steps: Iterable[Step], least: int) -> Iterator[Step]:
-        """The first `least` steps, and the others as long as there is time for one that takes as long as the last."""
-        taken = 0.0
-        for number, step in enumerate(steps):
-            if number >= least and not self.allows(taken):
-                return
-            begun = self.left
-            yield step
-            taken = begun - self.left
-
     @contextmanager
     def paused(self) -> Iterator[None]:
         """Do not count the time inside."""

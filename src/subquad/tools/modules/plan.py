@@ -36,7 +36,7 @@ from subquad.tools.plan.effort import KEPT, MEASURING, MOST, PASSAGES, divided
 from subquad.tools.plan.grid import grid
 from subquad.tools.plan.measure import Candidate, PassTimes, Screen, SingleLosses, call_shape, call_times
 from subquad.tools.plan.planned import Planned, Verified
-from subquad.tools.plan.planner import Planner, Sentences
+from subquad.tools.plan.planner import Messages, Planner
 from subquad.tools.plan.subject import PlanSubject
 from subquad.tools.runs.jobs import Progress, silent
 
@@ -82,7 +82,7 @@ def plan_module(
 
     Returns:
         A `ModulePlan`. `sq.nn.swap(module, plan.layers)` puts it in; `plan.layers` is empty if exact attention should
-        stay, with the reason in `plan.why_exact`.
+        stay, with the reason in its `why_exact`.
 
     Raises:
         ValueError: fewer than four inputs, a module without layers that `sq.nn.swap` takes, a method with learned
@@ -189,7 +189,7 @@ class VerifiedInModule(Verified):
     cost: Cost | None = None
 
 
-SAYS = Sentences(
+MESSAGES = Messages(
     nothing="no method in any layer is faster and keeps the fidelity",
     nothing_closer=None,
     failed="the last choice has a mean loss of {loss:.4f} (at most {bound:.4f} at the confidence of a round) on "
@@ -204,7 +204,7 @@ SAYS = Sentences(
 class ModulePlanning(Planner):
     """One plan under way."""
 
-    says, noun, verifies_any_gain = SAYS, "inputs", True
+    messages, noun, verifies_any_gain = MESSAGES, "inputs", True
     accepted = 0.0
 
     def __init__(self, sites: ModuleLayers, judge: Judge, deadline: Deadline, progress: Progress):
@@ -280,11 +280,14 @@ class ModulePlanning(Planner):
         together = self._together(kept, 2 * pass_seconds / max(deadline.left, 1e-9))
         names = [candidate.name for candidate in self.candidates]
         measured = []
-        for item in deadline.fitting(range(len(items)), PASSAGES):
+        for item in range(len(items)):
+            begun = deadline.left
             for each in self.sweep(kept, together, names, [item]):
                 self.progress("losses of single layers", item * len(kept) + each.layers[0], len(items) * len(kept))
                 methods = {number: self.by_name[each.candidate].by_layer[number] for number in each.layers}
                 measured.append((each, passes.loss(item, methods)))
+            if item + 1 >= PASSAGES and not deadline.allows(begun - deadline.left):
+                break
         if together > 1:
             self.notes.append(f"Losses were measured of {together} layers at a time; more minutes measure each.")
         return self.by_layer(kept, measured)

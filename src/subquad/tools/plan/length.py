@@ -67,7 +67,7 @@ from subquad.tools.plan.measure import (
     screen,
 )
 from subquad.tools.plan.planned import Planned, Verified
-from subquad.tools.plan.planner import OutOfTime, Planner, Sentences, SingleLoss
+from subquad.tools.plan.planner import Messages, OutOfTime, Planner, SingleLoss
 from subquad.tools.plan.workers import UNAIDED, Workers
 from subquad.tools.runs.cache import JobCache
 from subquad.tools.runs.jobs import Job, JobKind, Progress
@@ -93,7 +93,7 @@ STEPS_COST = 4.0  # exact passes that take as long as the steps of a plan and of
 RECENT = 8  # steps from which it is seen how much slower than predicted the machine is now
 
 
-SAYS = Sentences(
+MESSAGES = Messages(
     nothing="no method in any layer keeps the floor",
     nothing_closer="no method in any layer keeps the floor",
     failed="the last choice has a loss of {loss:.4f} (at most {bound:.4f} at confidence {confidence:.4f}) on {count} "
@@ -127,7 +127,7 @@ class ShorterLengths:
 class Length(Planner):
     """Planning one length."""
 
-    says = SAYS
+    messages = MESSAGES
 
     load: PlanInputs
     candidates: Sequence[Candidate]

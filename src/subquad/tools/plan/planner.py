@@ -1,7 +1,7 @@
 """The stages of planning that all subjects have: losses by layer, whether they prove something, choices, verification.
 
 A subclass plans one kind of subject: `length.Length` a text model at one length, `modules.plan.ModulePlanning` any
-module. It says how a choice is verified and what the time allows; its `Sentences` name what was found.
+module. It defines how a choice is verified and what the time allows, and its `Messages` report what was found.
 """
 
 import math
@@ -36,7 +36,7 @@ class SingleLoss:
 
 
 @dataclass(frozen=True)
-class Sentences:
+class Messages:
     """Why a plan is exact attention, and why losses prove little: sentences with the figures in braces."""
 
     nothing: str  # no choice but exact attention
@@ -50,7 +50,7 @@ class Sentences:
 class Planner(ABC):
     """Planning of one subject."""
 
-    says: ClassVar[Sentences]
+    messages: ClassVar[Messages]
     verifies_any_gain: ClassVar[bool] = False  # also choices that are predicted to be hardly faster
     candidates: Sequence[Candidate]
 
@@ -134,14 +134,14 @@ class Planner(ABC):
         without, accepted = planned.without, self.accepted_of(planned)
         if count := choice.tied(planned.mean_losses, planned.kernels):
             scale = "" if without is None else f" (without attention: {1 - without:.4f})"
-            planned.unproven = self.says.tied.format(tie=tie_of(count), scale=scale)
+            planned.unproven = self.messages.tied.format(tie=tie_of(count), scale=scale)
             planned.losses = {
                 n: {name: each for name, each in by_name.items() if name in planned.kernels}
                 for n, by_name in planned.losses.items()
             }
         elif accepted < self.accepted:
             assert without is not None
-            planned.unproven = self.says.small.format(without=without, fidelity=1 - without, accepted=accepted)
+            planned.unproven = self.messages.small.format(without=without, fidelity=1 - without, accepted=accepted)
 
     def accepted_of(self, planned: Planned) -> float:
         """The loss that is accepted: at most a tenth of that without attention."""
@@ -166,7 +166,9 @@ class Planner(ABC):
         for number in range(choice.ROUNDS):
             chosen = choice.closest(planned.seconds, planned.mean_losses, budget, planned.passes.seconds)
             if all(name == EXACT for name in chosen.values()):
-                planned.why_exact = (self.says.nothing_closer or planned.why_exact) if number else self.says.nothing
+                planned.why_exact = (
+                    (self.messages.nothing_closer or planned.why_exact) if number else self.messages.nothing
+                )
                 break
             if planned.predicted_speedup(chosen) < choice.FASTER and not self.verifies_any_gain:
                 planned.why_exact = "what the floor allows is no faster than exact attention"
@@ -184,8 +186,10 @@ class Planner(ABC):
             last = verified["plan"]
             planned.rounds.append(last)
             planned.uniform_verified = verified.get("uniform", planned.uniform_verified)
-            figures = {"loss": last.loss, "bound": last.bound, "count": len(last.losses), "accepted": accepted}
-            planned.why_exact = self.says.failed.format(**figures, confidence=confidence, noun=self.noun)
+            counted = {"count": len(last.losses), "noun": self.noun, "confidence": confidence}
+            planned.why_exact = self.messages.failed.format(
+                loss=last.loss, bound=last.bound, accepted=accepted, **counted
+            )
             if last.bound <= accepted or not (share := self.share_of_next(last)):
                 break
             budget = choice.next_budget(budget, accepted, last.bound) * share
@@ -203,7 +207,7 @@ class Planner(ABC):
             [exact, *held], lambda each: each.speedup, lambda each: max(each.loss, 0.0), accepted, fastest.noise
         )
         if best is None or best is exact or not self.is_clear(best, accepted):
-            planned.why_exact = self.says.unclear.format(speedup=fastest.speedup, loss=fastest.loss)
+            planned.why_exact = self.messages.unclear.format(speedup=fastest.speedup, loss=fastest.loss)
             return fastest
         planned.chosen, planned.verified, planned.why_exact = best.chosen, best, None
         return best

@@ -42,5 +42,5 @@ class PlanSubject(ABC):
         """Run methods in layers by number, `EXACT` in all layers, or the model's own attention if it is None."""
 
     def chain(self) -> Chain | None:
-        """The blocks whose outputs can be kept; None if they are no chain, or it is not known."""
+        """The blocks whose outputs can be kept; None if they do not run in a chain, or if that is not known."""
         return None
