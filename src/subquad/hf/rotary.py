@@ -36,7 +36,6 @@ from subquad.hf.layers import Layer
 from subquad.hf.split import takes
 from subquad.hf.trial import recorded_run
 from subquad.kernels.tokens.rotary import Rotary
-from subquad.methods import Method
 
 _TOKENS = 16
 _OFFSETS = 61, 509  # of positions that a model is given, in addition to those that it counts itself
@@ -75,11 +74,6 @@ class _Queries:
         turned = torch.stack([rotary.turned(first, shift) for shift in self.later])
         sizes = later.flatten(0, -2).norm(dim=0)
         return float(((turned - later).flatten(0, -2).norm(dim=0) / sizes.clamp(min=1e-3 * float(sizes.max()))).max())
-
-
-def moves_queries(method: Method) -> bool:
-    """True if a method, or a part of it, makes centroids of queries at earlier positions."""
-    return any(getattr(part.method, "queries", None) == "earlier" for part in method.parts)
 
 
 def find_rotary(model: PreTrainedModel, layers: list[Layer]) -> dict[nn.Module, Rotary | TwoRotaries | None]:

@@ -28,7 +28,7 @@ from subquad.hf.parts import give_back, separate
 from subquad.hf.positions import extended_positions, position_limit
 from subquad.hf.probe import find_layers
 from subquad.hf.records import Record, read_record
-from subquad.hf.rotary import find_rotary, moves_queries
+from subquad.hf.rotary import find_rotary
 from subquad.hf.saved import asks_for_ours, configs_of, mark, unmark
 from subquad.hf.split import ATTRIBUTE, Split, SplitFit, ranks_of, refuse_holder
 from subquad.hf.split_trial import fit_of
@@ -36,6 +36,7 @@ from subquad.hf.trial import ORIGINAL, originals
 from subquad.hf.unwrapping import AnyModel, refuse_late_parameters, transformers_model
 from subquad.kernels.tokens.rotary import Rotary
 from subquad.methods import BoundMethod, Full, Method, resolve
+from subquad.methods.core.mixture import moves_queries
 from subquad.methods.core.plugins import find_method
 
 AnyMethod = str | Method | BoundMethod

@@ -26,8 +26,8 @@ def seeded():
 def clock(monkeypatch):
     """Seconds that depend on the methods alone: those of `IN_A_LAYER` in each layer, and one of everything else."""
 
-    def in_layers(calls, *_):
-        return {name: [IN_A_LAYER[name]] * 7 for name in calls}
+    def in_layers(inputs, methods, *_):
+        return {name: IN_A_LAYER[name] for name in ("full", *methods)}
 
     def whole(call, *_):
         module = call.args[0]
@@ -36,7 +36,7 @@ def clock(monkeypatch):
         output = call()
         return 1.0 + sum(IN_A_LAYER[method] for method in methods) + layers - len(methods), output
 
-    monkeypatch.setattr(planning, "until_steady", in_layers)
+    monkeypatch.setattr(planning, "call_times", in_layers)
     monkeypatch.setattr(planning, "stopwatch", whole)
 
 
@@ -195,12 +195,20 @@ def test_each_function_names_the_other_one():
 def test_inputs_that_show_no_loss_leave_exact_kernels_alone_and_a_note():
     kernel = "full:kernel=subquad"
     modules = planning.ModulePlanning.__new__(planning.ModulePlanning)
-    modules.methods = {name: sq.methods.resolve(name) for name in (CRUDE, CLOSE, kernel)}
-    modules.notes = []
+    modules.candidates = [planning.Candidate(x, {0: sq.methods.resolve(x)}) for x in (CRUDE, CLOSE, kernel)]
+    modules.accepted = 0.01
+
+    def told_apart(losses, without):
+        planned = planning.Planned(60, losses=losses, without=without)
+        modules.tell_apart(planned)
+        return planned.losses, modules.accepted_of(planned), planned.unproven
+
     losses = {0: {CRUDE: [1e-6], CLOSE: [0.0], kernel: [0.0]}}
-    assert modules.distinguished(losses, 0.01, 0.05) == ({0: {kernel: [0.0]}}, 0.01)
-    assert modules.notes[0].startswith("These inputs do not tell methods apart: both approximations have")
+    left, _, note = told_apart(losses, 0.5)
+    assert left == {0: {kernel: [0.0]}}
+    assert note.startswith("These inputs do not tell methods apart: both approximations have")
     losses[0][CRUDE] = [0.004]
-    assert modules.distinguished(losses, 0.01, 0.05) == (losses, pytest.approx(0.005))
-    assert modules.notes[0].startswith("Without any attention the loss is only 0.0500, so a tenth of that is accepted")
-    assert modules.distinguished(losses, 0.01, None) == modules.distinguished(losses, 0.01, 0.5) == (losses, 0.01)
+    left, accepted, note = told_apart(losses, 0.05)
+    assert (left, accepted) == (losses, pytest.approx(0.005))
+    assert note.startswith("Without any attention the loss is only 0.0500, so a tenth of that is accepted")
+    assert told_apart(losses, None) == told_apart(losses, 0.5) == (losses, 0.01, None)

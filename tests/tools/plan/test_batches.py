@@ -12,8 +12,8 @@ from subquad.tools.models.next_tokens import Prefill
 from subquad.tools.models.passages import TokenizedText
 from subquad.tools.models.pretrained import Pretrained
 from subquad.tools.plan.arguments import check_settings
+from subquad.tools.plan.length import ShorterLengths
 from subquad.tools.plan.loads import FEWEST_PASSAGES, batch_load, batches_by_length, next_token_loss, padded_length
-from subquad.tools.plan.planned import ShorterLengths
 from subquad.tools.plan.settings import FROM_TEXT, PlanSettings
 from subquad.tools.plan.tables import tried
 from subquad.tools.runs.options import as_command, from_arguments

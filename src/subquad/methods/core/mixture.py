@@ -87,3 +87,8 @@ def common_seed(methods: Iterable[Method]) -> int:
             f"the parts have the seeds {' and '.join(map(str, seeds))}, but a call has one for all of them"
         )
     return seeds[0] if seeds else 0
+
+
+def moves_queries(method: Method) -> bool:
+    """True if a method, or a part of it, makes centroids of queries at earlier positions."""
+    return any(getattr(part.method, "queries", None) == "earlier" for part in method.parts)

@@ -1,4 +1,4 @@
-"""Record what every attention layer of a swapped model is given."""
+"""Record what every attention layer of a swapped model is given. transformers is imported only for `recorded`."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -9,12 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from subquad import hf
-from subquad.hf.item_rotary import Extended, TwoRotaries, extended_items
-from subquad.hf.rotary import find_rotary, moves_queries
 from subquad.kernels.tokens.rotary import Rotary
 from subquad.masks import Mask
 from subquad.methods import BoundMethod, Method
+from subquad.methods.core.mixture import moves_queries
 from subquad.tools.measure.group import ALONE, MeasuringGroup
 
 EXACT_ALONE = ("softcap", "sinks")  # unsupported by methods: a call that has one is exact attention, and not recorded
@@ -40,7 +38,7 @@ class LayerInputs:
         if isinstance(method, BoundMethod):
             return method(self.query, self.key, self.value, **options)
         gqa = self.query.shape[1] != self.key.shape[1]
-        return method(self.query, self.key, self.value, enable_gqa=gqa, **options)
+        return method(self.query, self.key, self.value, **options | {"enable_gqa": gqa})
 
 
 def without_padded_queries(
@@ -56,8 +54,10 @@ def without_padded_queries(
     return {"mask": mask} | {name: value for name, value in options.items() if name not in EXACT_ALONE}
 
 
-def _rotary_of(rotary: Callable[[], Rotary | TwoRotaries | None], items: Extended | None) -> Rotary | None:
+def _rotary_of(rotary: Callable[[], Any], items: Any) -> Rotary | None:
     """The rotary positions of the items of one call, which some models read by their lengths."""
+    from subquad.hf.item_rotary import TwoRotaries
+
     made = rotary()
     return made.for_items(False if items is None else items) if isinstance(made, TwoRotaries) else made
 
@@ -71,13 +71,17 @@ def recorded(model: Any, group: MeasuringGroup = ALONE) -> Iterator[list[LayerIn
     Raises:
         ValueError: a query, key or value holds NaN or infinity; names it and the layer.
     """
+    from subquad import hf
+    from subquad.hf.item_rotary import extended_items
+    from subquad.hf.rotary import find_rotary
+
     before, keep = hf.bounds(model), hf.describe(model).keep  # with what they learned
     calls: list[LayerInputs] = []
     handles = []
     for layer in hf.swap(model, "full", parallel=group.ranks).layers:
 
         @cache
-        def rotary(layer: hf.Layer = layer) -> Rotary | TwoRotaries | None:
+        def rotary(layer: hf.Layer = layer) -> Any:
             return find_rotary(hf.transformers_model(model), [layer])[layer.module] if layer.causal else None
 
         def hook(
@@ -85,7 +89,7 @@ def recorded(model: Any, group: MeasuringGroup = ALONE) -> Iterator[list[LayerIn
             args: tuple[Tensor, ...],
             options: dict[str, Any],
             layer: hf.Layer = layer,
-            rotary: Callable[[], Rotary | TwoRotaries | None] = rotary,
+            rotary: Callable[[], Any] = rotary,
         ) -> None:
             if any(options.get(name) is not None for name in EXACT_ALONE):
                 return

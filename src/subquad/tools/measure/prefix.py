@@ -15,10 +15,6 @@ from typing import Any
 
 from torch import nn
 
-from subquad import hf
-from subquad.hf import Layer
-from subquad.hf.unwrapping import AnyModel
-
 
 @dataclass(frozen=True)
 class Chain:
@@ -32,11 +28,13 @@ class Chain:
         return self.blocks[: self.of_layer[layer]]
 
 
-def chain(model: AnyModel, layers: Sequence[Layer]) -> Chain | None:
+def chain(model: Any, layers: Sequence[Any]) -> Chain | None:
     """The outermost list of blocks that holds all attention layers; None where there is none, or they are not in order.
 
     Whether the blocks of such a list do run one after the other, and only once, is for the caller to try.
     """
+    from subquad import hf
+
     for name, module in hf.transformers_model(model).named_modules():  # layers have their names inside of it
         if not isinstance(module, nn.ModuleList) or not name:
             continue

@@ -22,26 +22,22 @@ Each step asks the deadline first, with its predicted time, and leaves time for 
 decided is kept like a result, so that a run that resumes chooses the same.
 """
 
-import math
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from hashlib import sha256
 from typing import Any
 
 from subquad import hf
 from subquad.audits import audit
+from subquad.hf.plans import joined
 from subquad.methods import BoundMethod, Full, Method
 from subquad.methods.full import EXACT
-from subquad.tools.measure.capture import recorded
 from subquad.tools.measure.deadline import Deadline
-from subquad.tools.measure.prefix import chain
-from subquad.tools.measure.tradeoff import closest_of_fast, tie_of
 from subquad.tools.measure.without_attention import WITHOUT as WITHOUT_ATTENTION
 from subquad.tools.measure.without_attention import WithoutAttention
 from subquad.tools.models.generation import StepTimes, has_exact_steps
-from subquad.tools.models.pretrained import running
 from subquad.tools.plan import choice
 from subquad.tools.plan.effort import (
     JOB_SECONDS,
@@ -58,7 +54,6 @@ from subquad.tools.plan.effort import (
     least_seconds,
     spread_out,
 )
-from subquad.tools.plan.grid import pareto
 from subquad.tools.plan.loads import PlanInputs, score_loss
 from subquad.tools.plan.measure import (
     Candidate,
@@ -71,7 +66,8 @@ from subquad.tools.plan.measure import (
     pass_times,
     screen,
 )
-from subquad.tools.plan.planned import Planned, ShorterLengths, Verified
+from subquad.tools.plan.planned import Planned, Verified
+from subquad.tools.plan.planner import Messages, OutOfTime, Planner, SingleLoss
 from subquad.tools.plan.workers import UNAIDED, Workers
 from subquad.tools.runs.cache import JobCache
 from subquad.tools.runs.jobs import Job, JobKind, Progress
@@ -97,23 +93,41 @@ STEPS_COST = 4.0  # exact passes that take as long as the steps of a plan and of
 RECENT = 8  # steps from which it is seen how much slower than predicted the machine is now
 
 
+MESSAGES = Messages(
+    nothing="no method in any layer keeps the floor",
+    nothing_closer="no method in any layer keeps the floor",
+    failed="the last choice has a loss of {loss:.4f} (at most {bound:.4f} at confidence {confidence:.4f}) on {count} "
+    "held-out {noun}, and {accepted:.4f} is accepted",
+    unclear="the verified plan has {speedup:.2f}× the speed of exact attention with a loss of {loss:.4f}, which is not "
+    "a clear gain",
+    tied="{tie}, 1.0000{scale}",
+    small="the fidelity without any attention is still {fidelity:.4f}, and a tenth of that loss, {accepted:.2g}, is "
+    "accepted",
+)
+
+
 @dataclass(frozen=True)
-class SingleLoss:
-    """One loss to measure: that of a candidate in neighbouring layers, the others exact, on a passage."""
+class ShorterLengths:
+    """The methods that a plan runs for texts that are no longer than a length."""
 
-    item: int
-    layers: tuple[int, ...]
-    candidate: str
-    position: float  # of the first of these layers among all that have candidates, in [0, 1)
+    longest: int
+    steps: dict[int, dict[int, Method | BoundMethod]]  # by layer: from which length on each method runs
 
-
-class OutOfTime(Exception):
-    """The time ended before the least that a verification needs."""
+    def with_longer(self, model: Any, methods: Mapping[int, Method | BoundMethod]) -> dict[int, Method | BoundMethod]:
+        """The methods of all layers, each text of a batch by its length: these where it is longer."""
+        both = {}
+        for layer in hf.find_layers(model):
+            steps = {**self.steps[layer.number], self.longest + 1: methods.get(layer.number, Full())}
+            method, bound = joined(layer, steps)
+            both[layer.number] = method if bound is None else bound
+        return both
 
 
 @dataclass
-class Length:
+class Length(Planner):
     """Planning one length."""
+
+    messages = MESSAGES
 
     load: PlanInputs
     candidates: Sequence[Candidate]
@@ -125,8 +139,17 @@ class Length:
     workers: Workers = UNAIDED
     shorter: ShorterLengths | None = None  # whose methods run for the shorter texts of a batch
 
+    deadline: Deadline = field(init=False)  # of `plan`
+    cost: PassCost = field(init=False)  # at the pace that was seen
+    held_out: VerifiedPassages = field(init=False)
+
     def __post_init__(self) -> None:
         self.by_name = {candidate.name: candidate for candidate in self.candidates}
+
+    @property
+    def noun(self) -> str:
+        """The name of the inputs in reports."""
+        return self.load.noun
 
     @property
     def length(self) -> int:
@@ -149,7 +172,7 @@ class Length:
 
     def plan(self, deadline: Deadline) -> Planned:
         """Measure, choose and verify."""
-        passes = self.passes(deadline)
+        self.deadline, passes = deadline, self.passes(deadline)
         least = least_seconds(passes.seconds, passes.loss_seconds)
         if not self.cache.has(SCREEN(self.length)) and not deadline.allows(least):
             return _undecided(Planned(self.length, passes), least, deadline.left)
@@ -161,50 +184,38 @@ class Length:
         if not any(front.values()):
             planned.why_exact = "no candidate is faster than exact attention in any layer"
             return planned
-        blocks = chain(self.load.model, hf.find_layers(self.load.model))
         times = passes.seconds, passes.loss_seconds, passes.single_loss_seconds
-        cost = PassCost(*times, layers=sum(map(bool, front.values())), chained=blocks is not None)
-        effort = self.effort(cost, deadline)
+        self.cost = PassCost(*times, layers=sum(map(bool, front.values())), chained=self.load.chain() is not None)
+        effort = self.effort()
         if effort is None:
             return _undecided(planned, least, deadline.left)
-        planned.losses, pace = self.losses(screened, effort, cost, deadline)
-        cost = cost.slower(pace)
+        planned.losses, pace = self.losses(screened, effort)
+        self.cost = self.cost.slower(pace)
         if not any(planned.losses.values()):
             return _undecided(planned, least, deadline.left)
-        planned.without = self.without_attention(cost, deadline)
+        planned.without = self.without_attention()
         self.tell_apart(planned)
+        self.held_out = self.cache.get(HELD_OUT.job(self.length, self.minutes, run=self._affordable_verification))
         try:
-            verified_on = self.verify(planned, cost, deadline)
+            self.choose(planned, self.held_out.passages, self.held_out.with_uniform)
         except OutOfTime:
             return _undecided(planned, least, deadline.left)
-        planned.left_out = self.left_out(planned, front, effort, verified_on)
+        planned.left_out = self.left_out(planned, front, effort)
         if planned.verified is not None:
-            planned.starts = self.starts(planned, cost, deadline)
+            planned.starts = self.starts(planned)
             if self.load.group.count == 1:  # an audit needs all tokens
-                planned.baseline = self.baseline(planned, cost, verified_on, deadline)
-            planned.steps = self.steps(planned, cost, deadline)
+                planned.baseline = self.baseline(planned)
+            planned.steps = self.steps(planned)
         planned.floors = self.floors(planned)
         return planned
 
-    def effort(self, cost: PassCost, deadline: Deadline) -> PlanEffort | None:
+    def effort(self) -> PlanEffort | None:
         """The losses to measure, or those of an interrupted run; None if the time does not suffice for anything."""
         key = EFFORT(self.length, self.minutes)
         if self.cache.has(key):
             return self.cache.read(key, PlanEffort).result
-        effort = affordable(cost, deadline.left)
+        effort = affordable(self.cost, self.deadline.left)
         return effort and self.cache.get(EFFORT.job(self.length, self.minutes, run=lambda: effort))
-
-    def front(self, screened: Screen, most: int) -> list[str]:
-        """At most `most` candidates of the Pareto front of error and time, from fast to close, of those that pay."""
-        pays: dict[str, list[tuple[float, float]]] = {}
-        for layer, errors in screened.errors.items():
-            exact = screened.seconds[layer][EXACT]
-            for name, error in errors.items():
-                if math.isfinite(error) and screened.seconds[layer][name] < choice.GAIN * exact:
-                    pays.setdefault(name, []).append((error, screened.seconds[layer][name] / exact))
-        errors = {name: statistics.mean(error for error, _ in each) for name, each in pays.items()}
-        seconds = {name: statistics.mean(share for _, share in each) for name, each in pays.items()}
-        return pareto(errors, seconds, most)
 
     def kept(self, screened: Screen, names: Sequence[str]) -> dict[int, list[Candidate]]:
         """The candidates of each layer with these names, where they pay; of a layer that was not screened, too."""
@@ -218,9 +229,7 @@ class Length:
             for layer in screened.errors
         }
 
-    def losses(
-        self, screened: Screen, effort: PlanEffort, cost: PassCost, deadline: Deadline
-    ) -> tuple[dict[int, dict[str, list[float]]], float]:
+    def losses(self, screened: Screen, effort: PlanEffort) -> tuple[dict[int, dict[str, list[float]]], float]:
         """Losses of single layers, as many as time allows; and how many times longer than predicted they took.
 
         A few candidates are measured on two passages first, then the others, and then all on further passages. Only
@@ -228,50 +237,26 @@ class Length:
         """
         names = self.front(screened, effort.candidates)
         kept, order = self.kept(screened, names), [names[i] for i in spread_out(len(names))]
-        first = [*self.sweep(kept, effort, order[:LEAST_KEPT]), *self.sweep(kept, effort, order[LEAST_KEPT:])]
-        further = self.sweep(kept, effort, order, range(PASSAGES, len(self.load.items)))
-        measured, pace = self._measured([*first, *further], len(first), effort, cost, deadline)
+        at_once = effort.together
+        first = [*self.sweep(kept, at_once, order[:LEAST_KEPT]), *self.sweep(kept, at_once, order[LEAST_KEPT:])]
+        further = self.sweep(kept, at_once, order, range(PASSAGES, len(self.load.items)))
+        measured, pace = self._measured([*first, *further], len(first), effort)
         both = {(each.layers, each.candidate) for each, _ in measured if each.item == PASSAGES - 1}
         if both:
             measured = [pair for pair in measured if (pair[0].layers, pair[0].candidate) in both]
         counts = {item: sum(each.item == item for each, _ in measured) for item in range(len(self.load.items))}
         whole = {item for item, count in counts.items() if count == counts[0]}
-        by_layer: dict[int, dict[str, list[float]]] = {number: {} for number in kept}
-        for each, loss in measured:
-            if each.item in whole:
-                for number in each.layers:
-                    by_layer[number].setdefault(each.candidate, []).append(loss / len(each.layers))
-        finite = {
-            number: {name: each for name, each in by_name.items() if all(map(math.isfinite, each))}
-            for number, by_name in by_layer.items()
-        }
-        return finite, pace
-
-    def sweep(
-        self,
-        kept: Mapping[int, list[Candidate]],
-        effort: PlanEffort,
-        names: Sequence[str],
-        items: Sequence[int] = range(PASSAGES),
-    ) -> Iterator[SingleLoss]:
-        """The losses of these candidates in all layers, passage by passage."""
-        numbers = sorted(number for number, tried in kept.items() if tried)
-        for item in items:
-            for name in names:
-                for begin in range(0, len(numbers), effort.together):
-                    group = numbers[begin : begin + effort.together]
-                    able = tuple(number for number in group if self.by_name[name] in kept[number])
-                    if able:
-                        yield SingleLoss(item, able, name, begin / len(numbers))
+        return self.by_layer(kept, (pair for pair in measured if pair[0].item in whole)), pace
 
     def _measured(
-        self, wanted: Sequence[SingleLoss], first: int, effort: PlanEffort, cost: PassCost, deadline: Deadline
+        self, wanted: Sequence[SingleLoss], first: int, effort: PlanEffort
     ) -> tuple[list[tuple[SingleLoss, float]], float]:
         """The losses that there is time for, in order; of the passages after the first ones, only whole ones are begun.
 
         Also how many times longer than predicted the last ones took.
         """
         passes, width = SingleLosses(self.load), self.workers.executor.width
+        cost, deadline = self.cost, self.deadline
         ended = LOSSES(self.length, self.minutes)
         is_ended = self.cache.has(ended)
         if is_ended:
@@ -319,7 +304,7 @@ class Length:
         if done < batch:
             self.progress(what, begin + done, total)
 
-    def without_attention(self, cost: PassCost, deadline: Deadline) -> float | None:
+    def without_attention(self) -> float | None:
         """The mean loss of outputs without attention, on the passages that all losses have.
 
         None if time is short, of a score, whose single values show little, and over ranks, where exact attention has
@@ -332,81 +317,20 @@ class Length:
         for i, item in enumerate(self.load.items[:PASSAGES]):
             choices = {EXACT: None, WITHOUT_ATTENTION: nothing}
             job = WITHOUT.job(self.length, i, run=partial(held_out_pass, self.load, item, choices, seed=i))
-            if not self.cache.has(job.key) and not deadline.allows(cost.of_verification(1, 2), cost.reserve):
+            if not self.cache.has(job.key) and not self.deadline.allows(
+                self.cost.of_verification(1, 2), self.cost.reserve
+            ):
                 return None
             losses.append(self.cache.get(job).losses[WITHOUT_ATTENTION])
         return statistics.mean(losses)
 
-    def tell_apart(self, planned: Planned) -> None:
-        """Leave exact kernels alone as candidates if this text shows no loss of any other one, and note why."""
-        planned.kernels = tuple(
-            c.name for c in self.candidates if all(isinstance(m, Method) and m.is_exact for m in c.by_layer.values())
-        )
-        if count := choice.tied(planned.mean_losses, planned.kernels):
-            scale = "" if planned.without is None else f" (without attention: {1 - planned.without:.4f})"
-            planned.unproven = f"{tie_of(count)}, 1.0000{scale}"
-            planned.losses = {
-                n: {name: each for name, each in by_name.items() if name in planned.kernels}
-                for n, by_name in planned.losses.items()
-            }
-        elif self.accepted_of(planned) < self.accepted:
-            assert planned.without is not None
-            planned.unproven = (
-                f"the fidelity without any attention is still {1 - planned.without:.4f}, and a tenth of that loss, "
-                f"{self.accepted_of(planned):.2g}, is accepted"
-            )
+    def _affordable_verification(self) -> VerifiedPassages:
+        return affordable_verification(self.cost, self.deadline.left, len(self.load.held_out))
 
-    def accepted_of(self, planned: Planned) -> float:
-        """The loss that is accepted: at most a tenth of that without attention."""
-        return choice.provable(self.accepted, planned.without)
-
-    def verify(self, planned: Planned, cost: PassCost, deadline: Deadline) -> VerifiedPassages:
-        """Choose and verify until a verification holds; of all choices that were verified the fastest is taken.
-
-        The best uniform choice is verified together with the first one, if there is time. What is chosen when the time
-        suffices for no further round is far more exact. Exact attention is taken where nothing was verified, or is no
-        slower.
-
-        Raises:
-            OutOfTime: the time ended before the first choice was verified.
-        """
-        accepted, confidence = self.accepted_of(planned), choice.of_round()
-        assert planned.passes is not None
-        job = HELD_OUT.job(
-            *(self.length, self.minutes),
-            run=lambda: affordable_verification(cost, deadline.left, len(self.load.held_out)),
-        )
-        on = self.cache.get(job)
-        budget = choice.with_room(planned.seconds, planned.losses, accepted, confidence, on.passages)
-        planned.uniform = choice.best_uniform(planned.seconds, planned.mean_losses, accepted)
-        for number in range(choice.ROUNDS):
-            chosen = choice.closest(planned.seconds, planned.mean_losses, budget, planned.passes.seconds)
-            if all(name == EXACT for name in chosen.values()):
-                planned.why_exact = "no method in any layer keeps the floor"
-                break
-            if planned.predicted_speedup(chosen) < choice.FASTER:
-                planned.why_exact = "what the floor allows is no faster than exact attention"
-                break
-            try:
-                verification = self.verification(planned, chosen, number, on, cost, deadline)
-            except OutOfTime:
-                if not planned.rounds:
-                    raise
-                planned.why_exact = f"{planned.why_exact}; there was no time for another choice"
-                break
-            planned.rounds.append(verification)
-            planned.why_exact = (
-                f"the last choice has a loss of {verification.loss:.4f} (at most {verification.bound:.4f} at "
-                f"confidence {confidence:.4f}) on {len(verification.losses)} held-out {self.load.noun}, and "
-                f"{accepted:.4f} is accepted"
-            )
-            if verification.bound <= accepted:
-                break
-            a_round = cost.of_verification(len(verification.losses), 2)
-            last = not deadline.allows(2 * a_round, cost.afterwards)
-            budget = choice.next_budget(budget, accepted, verification.bound) * (0.5 if last else 1.0)
-        self._take_best(planned)
-        return on
+    def share_of_next(self, last: Verified) -> float:
+        """Half of the budget for the last round that there is time for, which is then far more exact."""
+        a_round = self.cost.of_verification(len(last.losses), 2)
+        return 1.0 if self.deadline.allows(2 * a_round, self.cost.afterwards) else 0.5
 
     def served(self, mix: Mapping[int, str]) -> dict[int, Method | BoundMethod]:
         """The methods that run if the plan has this choice: shorter texts of a batch run those of their own length."""
@@ -420,52 +344,21 @@ class Length:
             listed += [(n, start, str(m)) for n, steps in self.shorter.steps.items() for start, m in steps.items()]
         return _mark(listed)
 
-    def held_out(self, count: int) -> dict[int, Any]:
+    def verified_on(self, count: int) -> dict[int, Any]:
         """Some held-out passages by number, of which the first few are spread over all."""
         return {i: self.load.held_out[i] for i in spread_out(len(self.load.held_out))[:count]}
 
-    def _take_best(self, planned: Planned) -> None:
-        tried = [*planned.rounds, *([planned.uniform_verified] if planned.uniform_verified else [])]
-        accepted = self.accepted_of(planned)
-        held = [verification for verification in tried if verification.bound <= accepted]
-        if not held:
-            return
-        exact = Verified(dict.fromkeys(planned.chosen, EXACT), 0.0, [0.0], 0.0, [1.0])
-        fastest = max(held, key=lambda verification: verification.speedup)
-        best = closest_of_fast(
-            [exact, *held], lambda each: each.speedup, lambda each: max(each.loss, 0.0), accepted, fastest.noise
-        )
-        if best is None or best is exact or best.speedup < choice.FASTER:
-            planned.why_exact = (
-                f"the verified plan has {fastest.speedup:.2f}× the speed of exact attention with a loss of "
-                f"{fastest.loss:.4f}, which is not a clear gain"
-            )
-            return
-        planned.chosen, planned.verified, planned.why_exact = best.chosen, best, None
-
-    def verification(
-        self,
-        planned: Planned,
-        chosen: dict[int, str],
-        number: int,
-        on: VerifiedPassages,
-        cost: PassCost,
-        deadline: Deadline,
-    ) -> Verified:
-        """The plan of a round on the held-out passages, and in the first round also the best uniform choice.
-
-        A round that takes longer than predicted ends after three passages or more.
+    def verification(self, planned: Planned, mixes: Mapping[str, dict[int, str]], number: int) -> dict[str, Verified]:
+        """Choices on the held-out passages; a round that takes longer than predicted ends after three or more.
 
         Raises:
             OutOfTime: there is no time for three.
         """
-        mixes = {"plan": chosen}
-        if number == 0 and on.with_uniform and planned.uniform is not None:
-            mixes["uniform"] = choice.uniform(planned.mean_losses, planned.uniform)
+        on, cost, deadline = self.held_out, self.cost, self.deadline
         choices: dict[str, Any] = {EXACT: None} | {name: self.served(mix) for name, mix in mixes.items()}
         mark, passes = self._mark_of(mixes), []
         step, least = cost.of_verification(1, len(choices)), min(VERIFIED, on.passages)
-        for done, (i, item) in enumerate(self.held_out(on.passages).items()):
+        for done, (i, item) in enumerate(self.verified_on(on.passages).items()):
             self.progress(f"verifying the plan at {self.length:,} tokens", done, on.passages)
             job = VERIFY.job(
                 *(self.length, number, mark, i), run=partial(held_out_pass, self.load, item, choices, seed=i)
@@ -477,12 +370,11 @@ class Length:
                 needed = (least - done) * step if number and done < least else step
                 if done < least and not deadline.allows_late(needed):
                     raise OutOfTime
-                passes.append(self.cache.get(job))
+                self.cache.get(job)
                 step = max(step, before - deadline.left)
-            else:
-                passes.append(self.cache.get(job))
+            passes.append(self.cache.get(job))
         confidence = choice.of_round()
-        verified = {
+        return {
             name: Verified(
                 chosen=mix,
                 predicted=choice.total(planned.mean_losses, mix),
@@ -492,10 +384,8 @@ class Length:
             )
             for name, mix in mixes.items()
         }
-        planned.uniform_verified = verified.get("uniform", planned.uniform_verified)
-        return verified["plan"]
 
-    def starts(self, planned: Planned, cost: PassCost, deadline: Deadline) -> dict[str, int]:
+    def starts(self, planned: Planned) -> dict[str, int]:
         """The length from which on each chosen method is faster than exact attention, at most this one.
 
         This one if there is no time to measure it.
@@ -505,12 +395,12 @@ class Length:
         a_round = sum(FRACTIONS) * sum(
             planned.seconds[layer][EXACT] + planned.seconds[layer][name] for name, layer in layer_of.items()
         )
-        reserve = PASSAGES * cost.seconds if self.load.group.count == 1 else 0.0  # for the baseline
-        left = min(deadline.left - reserve, JOB_SECONDS) - cost.seconds
+        reserve = PASSAGES * self.cost.seconds if self.load.group.count == 1 else 0.0  # for the baseline
+        left = min(self.deadline.left - reserve, JOB_SECONDS) - self.cost.seconds
         rounds = next((rounds for rounds in CROSSOVER_ROUNDS if (rounds + 1) * a_round <= left), 0)
 
         def measured() -> dict[str, list[bool]]:
-            with recorded(self.load.model, self.load.group) as calls:
+            with self.load.recorded() as calls:
                 self.load.run(self.load.items[0])
             inputs = {call.number: call for call in reversed(calls)}
             won: dict[str, list[bool]] = {}
@@ -527,19 +417,17 @@ class Length:
         won = self.cache.get(job)
         return {name: choice.crossover(lengths, wins, self.length) for name, wins in won.items()}
 
-    def baseline(
-        self, planned: Planned, cost: PassCost, on: VerifiedPassages, deadline: Deadline
-    ) -> dict[str, Any] | None:
+    def baseline(self, planned: Planned) -> dict[str, Any] | None:
         """The usual errors of the plan's layers on the held-out passages that time allows; None if not even on two."""
-        passages = int(min(deadline.left, JOB_SECONDS) / max(cost.seconds, 1e-9))
-        items = list(self.held_out(min(max(passages, PASSAGES), on.passages)).values())
+        passages = int(min(self.deadline.left, JOB_SECONDS) / max(self.cost.seconds, 1e-9))
+        items = list(self.verified_on(min(max(passages, PASSAGES), self.held_out.passages)).values())
         job = BASELINE.job(self.length, run=partial(self.usual_errors, self.served(planned.chosen), items))
-        if not self.cache.has(job.key) and not deadline.allows_late(PASSAGES * cost.seconds):
+        if not self.cache.has(job.key) and not self.deadline.allows_late(PASSAGES * self.cost.seconds):
             planned.left_out.append("no baseline for audits")
             return None
         return self.cache.get(job)
 
-    def steps(self, planned: Planned, cost: PassCost, deadline: Deadline) -> StepTimes | None:
+    def steps(self, planned: Planned) -> StepTimes | None:
         """Generated tokens after the first passage, with exact attention and with the plan; None if not timed."""
         if self.load.steps is None:
             return None
@@ -548,7 +436,7 @@ class Length:
         choices: dict[str, Any] = {EXACT: None, PLAN: served}
         run = partial(self.load.steps, self.load.items[0], choices)
         job = STEPS.job(self.length, self._mark_of({PLAN: planned.chosen}), run=run)
-        if not self.cache.has(job.key) and not deadline.allows_late(STEPS_COST * cost.seconds):
+        if not self.cache.has(job.key) and not self.deadline.allows_late(STEPS_COST * self.cost.seconds):
             planned.left_out.append("no times of generated tokens")
             return None
         self.progress(f"timing generated tokens after {self.length:,} tokens", 0, 1)
@@ -557,20 +445,18 @@ class Length:
     def usual_errors(self, methods: Mapping[int, Any], items: Sequence[Any]) -> dict[str, Any]:
         """The baseline of an audit of every call on some passages."""
         inside = hf.transformers_model(self.load.model).base_model  # without a head, whose output would be audited too
-        with running(self.load.model, methods), audit(inside, tolerance=1e9, every=1) as audited:
+        with self.load.running(methods), audit(inside, tolerance=1e9, every=1) as audited:
             for item in items:
                 self.load.run(item)
             return audited.baseline()
 
-    def left_out(
-        self, planned: Planned, front: Mapping[int, list[Candidate]], effort: PlanEffort, on: VerifiedPassages
-    ) -> list[str]:
+    def left_out(self, planned: Planned, front: Mapping[int, list[Candidate]], effort: PlanEffort) -> list[str]:
         """The measurements that were cut short or left out for lack of time."""
         on_front = len({c.name for tried in front.values() for c in tried})
         measured = len({name for by_name in planned.losses.values() for name in by_name})
         screened = sum(map(bool, planned.screen.errors.values()))
         passages = max((len(each) for by_name in planned.losses.values() for each in by_name.values()), default=0)
-        verified = max((len(each.losses) for each in planned.rounds), default=on.passages)
+        verified = max((len(each.losses) for each in planned.rounds), default=self.held_out.passages)
         parts = [
             f"errors of {screened} of {len(planned.screen.errors)} layers" * (screened < len(front)),
             f"losses of {measured} of {on_front} candidates" * (measured < on_front),
@@ -578,7 +464,8 @@ class Length:
             f"losses on one of the {self.load.noun}" * (passages < PASSAGES),
             f"a verification on {verified} of {len(self.load.held_out)} held-out {self.load.noun}"
             * (verified < len(self.load.held_out)),
-            "no verification of the best single method" * (planned.uniform is not None and not on.with_uniform),
+            "no verification of the best single method"
+            * (planned.uniform is not None and not self.held_out.with_uniform),
         ]
         return [part for part in parts if part]
 

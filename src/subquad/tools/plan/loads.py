@@ -5,6 +5,7 @@ import random
 import statistics
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -14,16 +15,18 @@ from torch import Tensor
 
 from subquad import hf
 from subquad.core.errors import InputError
-from subquad.tools.measure.capture import recorded
+from subquad.tools.measure.capture import LayerInputs, recorded
 from subquad.tools.measure.fidelity import cosine
 from subquad.tools.measure.group import ALONE, MeasuringGroup
 from subquad.tools.measure.metrics import Judge
+from subquad.tools.measure.prefix import Chain, chain
 from subquad.tools.models.generation import StepTimes, new_tokens_after, prompt_tokens, time_steps
 from subquad.tools.models.next_tokens import POSITIONS, Prefill, differences, one_of_each
 from subquad.tools.models.passages import TokenizedText
-from subquad.tools.models.pretrained import Pretrained
+from subquad.tools.models.pretrained import Pretrained, running
 from subquad.tools.plan.effort import MOST, divided
 from subquad.tools.plan.schema import BatchSizes
+from subquad.tools.plan.subject import PlanSubject
 from subquad.tools.runs.floor import Figure
 
 Batch = list[list[int]]  # token ids of texts that are read together, special tokens included
@@ -38,7 +41,7 @@ HELD_OUT = 8  # passages to verify on, at least; and at least twice as many as f
 
 
 @dataclass(frozen=True)
-class PlanInputs:
+class PlanInputs(PlanSubject):
     """Inputs of one length for one model."""
 
     length: int
@@ -56,6 +59,18 @@ class PlanInputs:
     )
     batches: BatchSizes | None = None  # of batches whose texts have lengths of their own; None of inputs of one length
 
+    def running(self, methods: Any) -> AbstractContextManager[None]:
+        """Run methods, as `hf.swap` takes them, in the model; its own attention if it is None."""
+        return running(self.model, methods, self.group)
+
+    def recorded(self) -> AbstractContextManager[list[LayerInputs]]:
+        """Collect the inputs of every attention call inside."""
+        return recorded(self.model, self.group)
+
+    def chain(self) -> Chain | None:
+        """The blocks of the model, if they are a chain."""
+        return chain(self.model, hf.find_layers(self.model))
+
     @property
     def noun(self) -> str:
         """The name of the inputs in reports."""
@@ -65,11 +80,6 @@ class PlanInputs:
     def single_loss(self) -> Loss:
         """The loss of outputs with a method in single layers."""
         return self.sampled_loss or self.loss
-
-    @property
-    def losses(self) -> tuple[Loss, Loss]:
-        """The loss, and that of single layers."""
-        return self.loss, self.single_loss
 
 
 def text_load(

@@ -3,7 +3,7 @@
 import math
 import random
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -11,19 +11,17 @@ from typing import Any
 
 import torch
 
-from subquad import hf
 from subquad.masks import Mask
 from subquad.methods import BoundMethod, Full, Method
 from subquad.methods.full import EXACT
-from subquad.tools.measure.capture import LayerInputs, recorded
+from subquad.tools.measure.capture import LayerInputs
 from subquad.tools.measure.deadline import Deadline
 from subquad.tools.measure.fidelity import relative_error
 from subquad.tools.measure.group import ALONE, MeasuringGroup
-from subquad.tools.measure.prefix import Chain, chain, kept, skipping
+from subquad.tools.measure.prefix import Chain, kept, skipping
 from subquad.tools.measure.timing import Effort, one_round, speedup, stopwatch, timed_rounds, until_steady
-from subquad.tools.models.pretrained import running
 from subquad.tools.plan.effort import spread_out
-from subquad.tools.plan.loads import Loss, PlanInputs
+from subquad.tools.plan.subject import PlanSubject
 
 ROUNDS = Effort(seconds=0.8, least=3, enough=7, most=25)  # of the calls of one layer
 PASSES, MOST_PASSES, PASSES_SECONDS = 2, 4, 2.0  # timed exact passes; more than two of fast models only
@@ -71,20 +69,20 @@ class HeldOutPass:
     seconds: dict[str, float]
 
 
-def _shape(inputs: LayerInputs) -> tuple[Any, ...]:
+def call_shape(inputs: LayerInputs) -> tuple[Any, ...]:
     """The properties of a layer's inputs that the time of a call depends on."""
     mask = inputs.options["mask"]
     return tuple(inputs.query.shape), tuple(inputs.key.shape), mask.is_causal, mask.span
 
 
 @torch.inference_mode()
-def pass_times(load: PlanInputs, allowed: float = math.inf) -> PassTimes:
+def pass_times(load: PlanSubject, allowed: float = math.inf) -> PassTimes:
     """Time exact passes of the first input, and losses of its output.
 
     The first pass, which may read the weights from the disk, does not count, unless there is no time for another one.
     """
     passes: list[float] = []
-    with running(load.model, None, load.group):
+    with load.running(None):
         while len(passes) < PASSES or (sum(passes) < PASSES_SECONDS and len(passes) < MOST_PASSES):
             if passes and sum(passes) + passes[-1] > allowed:
                 break
@@ -94,21 +92,21 @@ def pass_times(load: PlanInputs, allowed: float = math.inf) -> PassTimes:
     return PassTimes(statistics.median(passes[1:] or passes), *losses)
 
 
-def _judge(load: PlanInputs, loss: Loss, output: Any) -> None:
+def _judge(load: PlanSubject, loss: Callable[[Any, Any], float], output: Any) -> None:
     """The work for a loss in addition to the pass."""
-    with running(load.model, EXACT, load.group):
+    with load.running(EXACT):
         loss(copy(output), output)  # a copy: some losses take less time for the same object
 
 
 @torch.inference_mode()
-def screen(load: PlanInputs, candidates: Sequence[Candidate], allowed: float = math.inf) -> Screen:
+def screen(load: PlanSubject, candidates: Sequence[Candidate], allowed: float = math.inf) -> Screen:
     """Errors and times of all candidates on what the layers are given for the first input.
 
     After the `allowed` seconds no further layer has its errors measured; those that have are spread over the model.
     """
     group = load.group
     deadline = Deadline(allowed, group)
-    with recorded(load.model, group) as calls:
+    with load.recorded() as calls:
         load.run(load.items[0])
     first = {inputs.number: inputs for inputs in reversed(calls)}  # of layers that run twice, the first call
     seconds = _layer_times(first, candidates, max(deadline.left, 0.0), group)
@@ -144,7 +142,7 @@ def _layer_times(
     """
     alike: dict[Any, list[int]] = {}
     for number, inputs in first.items():
-        alike.setdefault(_shape(inputs), []).append(number)
+        alike.setdefault(call_shape(inputs), []).append(number)
     seconds: dict[str, dict[str, float]] = {}
     for numbers in alike.values():
         numbers.sort()
@@ -152,7 +150,7 @@ def _layer_times(
         # Learned parameters of another layer cost as much as the middle one's.
         methods = {c.name: [c.by_layer[n] for n in (middle, *numbers) if n in c.by_layer] for c in candidates}
         able = {name: each[0] for name, each in methods.items() if each}
-        timed = _times(first[middle], able, group, allowed / len(alike))
+        timed = call_times(first[middle], able, group, allowed / len(alike))
         for number in numbers:
             tried = {EXACT, *(c.name for c in candidates if number in c.by_layer)}
             seconds[str(number)] = {name: s for name, s in timed.items() if name in tried}
@@ -164,7 +162,7 @@ def _of_heads(out: torch.Tensor, exact: torch.Tensor, group: MeasuringGroup) -> 
     return (wrong / size.clamp(min=1e-30)).tolist()
 
 
-def _times(
+def call_times(
     inputs: LayerInputs, methods: Mapping[str, Method | BoundMethod], group: MeasuringGroup, allowed: float
 ) -> dict[str, float]:
     """Seconds of each method on these inputs, from its ratio to exact attention in the same rounds.
@@ -193,28 +191,32 @@ class SingleLosses:
     of the first layer are not computed again, where they are a chain.
     """
 
-    def __init__(self, load: PlanInputs):
+    def __init__(self, load: PlanSubject):
         self.load = load
         self._item: int | None = None
         self._exact: Any = None
         self._chain: Chain | None = None
         self._outputs: list[Any] = []
 
-    @torch.inference_mode()
     def loss(self, item: int, methods: Mapping[int, Method | BoundMethod]) -> float:
-        """The loss with these methods in their layers, on the passage of this number."""
+        """The loss with these methods in their layers, on the passage of this number; NaN if they refuse it."""
         load = self.load
-        if self._item != item:
-            self._read(item)
-        blocks = self._chain.before(min(methods)) if self._chain else ()
-        with running(load.model, methods, load.group), skipping(blocks, self._outputs):
-            return float(load.single_loss(load.run(load.items[item]), self._exact))
+        with load.no_gradients():
+            if self._item != item:
+                self._read(item)
+            blocks = self._chain.before(min(methods)) if self._chain else ()
+            try:
+                with load.running(methods), skipping(blocks, self._outputs):
+                    output = load.run(load.items[item])
+            except load.refusals:
+                return math.nan
+            return float(load.single_loss(output, self._exact))
 
     def _read(self, item: int) -> None:
         """Run exact attention on a passage."""
-        load, blocks = self.load, chain(self.load.model, hf.find_layers(self.load.model))
+        load, blocks = self.load, self.load.chain()
         self._item, self._exact, self._outputs = None, None, []  # free the memory of the passage before
-        with running(load.model, EXACT, load.group), kept(blocks.blocks if blocks else ()) as outputs:
+        with load.running(EXACT), kept(blocks.blocks if blocks else ()) as outputs:
             exact = load.run(load.items[item])
         _check_finite(load.single_loss(exact, exact))
         is_chain = blocks is not None and _same(load, load.items[item], exact, blocks, outputs)
@@ -231,11 +233,11 @@ def _check_finite(self_loss: float) -> None:
         )
 
 
-def _same(load: PlanInputs, item: Any, exact: Any, blocks: Chain, outputs: Sequence[Any]) -> bool:
+def _same(load: PlanSubject, item: Any, exact: Any, blocks: Chain, outputs: Sequence[Any]) -> bool:
     """True if skipping all blocks but the last one gives the exact output: they are a chain, run once each."""
     if any(output is None for output in outputs):
         return False
-    with running(load.model, EXACT, load.group), skipping(blocks.blocks[:-1], outputs):
+    with load.running(EXACT), skipping(blocks.blocks[:-1], outputs):
         try:
             return abs(load.single_loss(load.run(item), exact)) < SAME
         except (RuntimeError, TypeError, ValueError, IndexError):  # blocks that hand on what is not their output
@@ -243,14 +245,14 @@ def _same(load: PlanInputs, item: Any, exact: Any, blocks: Chain, outputs: Seque
 
 
 @torch.inference_mode()
-def held_out_pass(load: PlanInputs, item: Any, choices: Mapping[str, Any], seed: int) -> HeldOutPass:
+def held_out_pass(load: PlanSubject, item: Any, choices: Mapping[str, Any], seed: int) -> HeldOutPass:
     """One held-out input through every choice, exact attention among them: losses, and seconds of whole passes.
 
     The order is drawn from the seed.
     """
 
     def timed(methods: Any) -> tuple[float, Any]:
-        with running(load.model, methods, load.group):
+        with load.running(methods):
             return stopwatch(lambda: load.run(item), group=load.group)
 
     seconds, outputs = one_round(choices, timed, random.Random(seed))

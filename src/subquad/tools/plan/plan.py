@@ -22,10 +22,10 @@ from subquad.tools.models.split import split_refusals
 from subquad.tools.plan import choice
 from subquad.tools.plan.effort import least_seconds
 from subquad.tools.plan.grid import grid
-from subquad.tools.plan.length import PLAN, Length
+from subquad.tools.plan.length import PLAN, Length, ShorterLengths
 from subquad.tools.plan.loads import PlanInputs
 from subquad.tools.plan.measure import Candidate
-from subquad.tools.plan.planned import Planned, ShorterLengths
+from subquad.tools.plan.planned import Planned
 from subquad.tools.plan.schema import PlannedRequests, RequestTimes
 from subquad.tools.plan.workers import UNAIDED, Workers
 from subquad.tools.runs.cache import JobCache

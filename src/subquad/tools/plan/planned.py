@@ -5,12 +5,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from subquad import hf
-from subquad.hf.plans import joined
-from subquad.methods import BoundMethod, Full, Method
 from subquad.methods.full import EXACT
 from subquad.tools.measure.noise import interval
-from subquad.tools.models.generation import StepTimes
 from subquad.tools.plan.measure import PassTimes, Screen
 
 
@@ -23,6 +19,7 @@ class Verified:
     losses: list[float]  # of each held-out passage
     bound: float  # on the mean loss
     speedups: list[float]  # exact attention's seconds / the choice's, passage by passage
+    of_exact: float | None = None  # how far exact attention, timed twice, differs from itself; None: timed once
 
     @property
     def loss(self) -> float:
@@ -37,24 +34,7 @@ class Verified:
     @property
     def noise(self) -> float:
         """By what factor the speed-up may be too high."""
-        return self.speedup / interval(self.speedups).low
-
-
-@dataclass(frozen=True)
-class ShorterLengths:
-    """The methods that a plan runs for texts that are no longer than a length."""
-
-    longest: int
-    steps: dict[int, dict[int, Method | BoundMethod]]  # by layer: from which length on each method runs
-
-    def with_longer(self, model: Any, methods: Mapping[int, Method | BoundMethod]) -> dict[int, Method | BoundMethod]:
-        """The methods of all layers, each text of a batch by its length: these where it is longer."""
-        both = {}
-        for layer in hf.find_layers(model):
-            steps = {**self.steps[layer.number], self.longest + 1: methods.get(layer.number, Full())}
-            method, bound = joined(layer, steps)
-            both[layer.number] = method if bound is None else bound
-        return both
+        return self.speedup / interval(self.speedups).low if self.of_exact is None else self.of_exact
 
 
 @dataclass
@@ -78,7 +58,7 @@ class Planned:
     starts: dict[str, int] = field(default_factory=dict)  # by candidate: the length from which on it runs
     floors: list[dict[str, Any]] = field(default_factory=list)
     baseline: dict[str, Any] | None = None
-    steps: StepTimes | None = None  # generated tokens with exact attention and with the plan; None if not timed
+    steps: Any = None  # `StepTimes`, of generated tokens with exact attention and with the plan; None if not timed
     has_exact_steps: bool = False  # whether they are exact attention by construction
     left_out: list[str] = field(default_factory=list)  # what the time did not suffice for
 

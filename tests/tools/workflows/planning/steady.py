@@ -8,7 +8,7 @@ from subquad.tools.plan import length as planning
 
 SPEED = {"full": 1.0, "local:window=12": 0.6, "local:window=2": 0.2, "clustered:clusters=8": 0.4}  # other methods: 0.5
 PATCHED = [
-    (measure, "_times"),
+    (measure, "call_times"),
     (measure, "stopwatch"),
     (planning, "held_out_pass"),
     (planning, "faster_at"),
@@ -25,7 +25,11 @@ def make_steady(put: Callable[[Any, str, Any], None]) -> None:
         found.seconds |= {"full": 1.0} | {n: 0.5 for n in found.seconds if n != "full"}
         return found
 
-    put(measure, "_times", lambda at, methods, group, allowed: {"full": 1.0} | {n: SPEED.get(n, 0.5) for n in methods})
+    put(
+        measure,
+        "call_times",
+        lambda at, methods, group, allowed: {"full": 1.0} | {n: SPEED.get(n, 0.5) for n in methods},
+    )
     put(measure, "stopwatch", lambda call, group: (1.0, call()))
     put(planning, "held_out_pass", faster)
     put(

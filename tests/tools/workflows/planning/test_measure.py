@@ -9,7 +9,7 @@ import transformers
 import subquad as sq
 from subquad.tools.measure import prefix
 from subquad.tools.measure.prefix import chain, kept, skipping
-from subquad.tools.plan import measure
+from subquad.tools.plan import loads, measure
 from subquad.tools.plan.loads import input_loads, output_loss, score_loss
 from subquad.tools.plan.measure import Candidate, SingleLosses, screen
 from tests.library.hf.models import build
@@ -69,7 +69,7 @@ def test_single_losses_are_those_of_whole_passes(name, monkeypatch):
             sq.hf.restore(model)
             assert short[layer] == pytest.approx(wanted, rel=1e-4)
             assert wanted > 1e-4
-    monkeypatch.setattr(measure, "chain", lambda *_: None)
+    monkeypatch.setattr(loads, "chain", lambda *_: None)
     assert SingleLosses(load).loss(0, {1: method}) == pytest.approx(short[1], rel=1e-4)
 
 
@@ -114,7 +114,7 @@ def test_a_list_of_blocks_that_is_no_chain_is_noticed(monkeypatch):
     monkeypatch.setattr(measure, "skipping", wrong)
     methods = {1: sq.Local(window=3)}
     found = SingleLosses(load).loss(0, methods)
-    monkeypatch.setattr(measure, "chain", lambda *_: None)
+    monkeypatch.setattr(loads, "chain", lambda *_: None)
     assert found == pytest.approx(SingleLosses(load).loss(0, methods), rel=1e-5)
     assert used[0] == 1  # the trial
     assert used[1] == 0  # and whole passes from then on

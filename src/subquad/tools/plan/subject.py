@@ -1,0 +1,46 @@
+"""The subject of a plan, as far as losses of it are measured: a text model at a length, or any module."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, ClassVar
+
+import torch
+
+from subquad.tools.measure.capture import LayerInputs
+from subquad.tools.measure.group import ALONE, MeasuringGroup
+from subquad.tools.measure.prefix import Chain
+
+
+class PlanSubject(ABC):
+    """A model with inputs, a judge of its outputs, and a way to put methods into its layers by their numbers."""
+
+    length: int  # tokens of an input, or of the longest one
+    items: Sequence[Any]  # the inputs on which losses are measured
+    run: Callable[[Any], Any]  # one input through the model
+    loss: Callable[[Any, Any], float]  # of an output, and of the exact one; 0 if they are equal
+    group: MeasuringGroup = ALONE  # whose processes split the tokens of an input
+    no_gradients: ClassVar[type[torch.no_grad | torch.inference_mode]] = torch.inference_mode
+    refusals: ClassVar[tuple[type[Exception], ...]] = ()  # by which a method refuses an input: its loss there is NaN
+
+    @property
+    def single_loss(self) -> Callable[[Any, Any], float]:
+        """The loss of outputs with a method in single layers."""
+        return self.loss
+
+    @property
+    def losses(self) -> tuple[Callable[[Any, Any], float], Callable[[Any, Any], float]]:
+        """The loss, and that of single layers."""
+        return self.loss, self.single_loss
+
+    @abstractmethod
+    def recorded(self) -> AbstractContextManager[list[LayerInputs]]:
+        """Collect the inputs of every attention call inside."""
+
+    @abstractmethod
+    def running(self, methods: Any) -> AbstractContextManager[None]:
+        """Run methods in layers by number, `EXACT` in all layers, or the model's own attention if it is None."""
+
+    def chain(self) -> Chain | None:
+        """The blocks whose outputs can be kept; None if they do not run in a chain, or if that is not known."""
+        return None
