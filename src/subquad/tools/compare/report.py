@@ -1,7 +1,6 @@
 """From the results of a comparison's units to its report."""
 
 import math
-import statistics
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
@@ -41,8 +40,8 @@ from subquad.tools.compare.schema import (
 from subquad.tools.compare.settings import COMPARED, LENGTHS, OP_LENGTHS, CompareSettings
 from subquad.tools.measure.exact_limits import exact_up_to
 from subquad.tools.measure.fidelity import cosine, crossover, percentile, relative_error, retrieval_agreement
-from subquad.tools.measure.noise import AGAIN, ASSUMED_NOISE, TIE, against_itself, at_least_typical, noise_of
-from subquad.tools.measure.timing import Cost, cost, exact_cost, ratios
+from subquad.tools.measure.noise import TIE, at_least_typical, noise_of
+from subquad.tools.measure.rounds import RoundTimes
 from subquad.tools.measure.without_attention import WITHOUT
 from subquad.tools.models.dtypes import FP32, TORCH, has_products
 from subquad.tools.models.generation import ROUNDS, has_exact_steps, takes_cache
@@ -63,8 +62,9 @@ _INTERVAL = "95 % interval of the median of its ratios (by order statistics; the
 def report_of(comparison: Comparison) -> Report:
     """All figures and the recommendation."""
     c, s = comparison, comparison.settings
-    noise = _noise(c)
-    methods = [_method_report(c, row, noise) for row in c.rows] + [_refused(row) for row in c.refused]
+    times = c.times
+    noise = _noise(c, times)
+    methods = [_method_report(c, row, times, noise) for row in c.rows] + [_refused(row) for row in c.refused]
     report: Report = {
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
         "command": as_command("compare", s.as_used, c.group.count),
@@ -207,26 +207,18 @@ def _plan_command(s: CompareSettings, dtype: str, lengths: Sequence[int], tokens
     return as_command("plan", settings_of("plan")(lengths=lengths, **options), ranks) if lengths else None
 
 
-def _noise(c: Comparison) -> RunNoise:
+def _noise(c: Comparison, times: Mapping[str, Mapping[str, RoundTimes]]) -> RunNoise:
     """How far exact attention differs from itself at each length, and the load of the machine."""
-    itself = {
-        "model": {str(n): _itself(c.seconds(n), c.exact_at(n)) for n in c.lengths_done},
-        "op": {str(n): _itself(_op_seconds(c, n)) for n in c.call_lengths_done},
-    }
     kinds = (c.results.all(SEQUENCE), c.results.all(OP), c.results.all(STEPS))
-    uses = [unit.use for results in kinds for unit in results]
-    assumed = [n for n in c.lengths_done if len(c.seconds(n)[c.exact_at(n)]) == 1 and AGAIN not in c.seconds(n)]
-    measured = {part: {n: f for n, f in each.items() if part != "model" or int(n) not in assumed}
-                for part, each in itself.items()}  # fmt: skip
-    factors = [factor for part in measured.values() for factor in part.values()]
-    noise = noise_of(machine.load(c.load_average, uses), factors, list(measured["model"].values()))
-    lengths = c.step_lengths_done
-    return {
-        **noise,
-        **{part: at_least_typical(factors) for part, factors in itself.items()},  # type: ignore[typeddict-item]
-        "step": at_least_typical({str(n): _itself(c.step_seconds(n), c.exact_at(n)) for n in lengths}),
-        "request": at_least_typical({str(n): _itself(c.request_seconds(n), c.exact_at(n)) for n in lengths}),
+    uses = [job.use for results in kinds for job in results]
+    models = [each.noise for each in times["model"].values() if not each.is_assumed]
+    noise = noise_of(
+        machine.load(c.load_average, uses), [*models, *(each.noise for each in times["op"].values())], models
+    )
+    factors = {
+        part: at_least_typical({n: each.noise for n, each in by_length.items()}) for part, by_length in times.items()
     }
+    return {**noise, **factors}  # type: ignore[typeddict-item]
 
 
 # ---------------------------------------------------------------------- one method
@@ -236,9 +228,19 @@ def _refused(row: CompareRow) -> MethodReport:
     return {"method": row.name, "settings": row.method.to_dict(), "status": "refused", "reason": row.reason or ""}
 
 
-def _method_report(c: Comparison, row: CompareRow, noise: RunNoise) -> MethodReport:
+def _method_report(
+    c: Comparison, row: CompareRow, times: Mapping[str, Mapping[str, RoundTimes]], noise: RunNoise
+) -> MethodReport:
     quality = {str(n): q for n in c.lengths_done if (q := _quality(c, row, n))}
-    op = {str(n): cost for n in c.call_lengths_done if (cost := _op_cost(c, row, n, noise["op"][str(n)]))}
+    exact = next(each.name for each in c.rows if each.is_full and each.dtype == row.dtype)
+    factors: Mapping[str, Any] = noise
+    costs = {
+        part: {
+            n: each.cost(row.name, factors[part][n], exact) for n, each in of_part.items() if row.name in each.seconds
+        }
+        for part, of_part in times.items()
+    }
+    op = costs["op"]
     report: MethodReport = {
         "method": row.name,
         "settings": row.method.to_dict(),
@@ -247,11 +249,16 @@ def _method_report(c: Comparison, row: CompareRow, noise: RunNoise) -> MethodRep
         "layers": row.layers,
         "quality": quality,
         "fidelity": {n: _fidelity(q, _quality(c, c.rows[0], int(n)), c.floor) for n, q in quality.items()},
-        "model": {str(n): cost for n in c.lengths_done if (cost := _model_cost(c, row, n, noise["model"][str(n)]))},
+        "model": costs["model"],
         "op": op,
     }
-    for n in c.step_lengths_done:
-        _add_request(report, c, row, n, noise)
+    if costs["step"]:
+        new_tokens = {n: c.new_tokens_after(int(n)) for n in costs["step"]}
+        report["step"] = costs["step"]
+        report["request"] = {n: {**costs["request"][n], "new_tokens": new} for n, new in new_tokens.items()}
+        kls = {n: c.results[STEPS(int(n))].times.rows[row.name].kl for n in costs["step"]}
+        if known := {n: kl for n, kl in kls.items() if kl is not None}:
+            report["step_kl"] = known
     if row.modes:
         report["parallel"] = list(row.modes)
     if row.adapter:
@@ -378,46 +385,6 @@ def _perplexity(nll: float, count: int) -> float:
     return math.exp(nll / max(count, 1))
 
 
-def _model_cost(c: Comparison, row: CompareRow, length: int, noise: float) -> Cost | None:
-    """None where this row was left out."""
-    ran = c.rounds_at(length)[0]
-    return _cost_in_dtype(c, row, c.seconds(length), ran[row.name].extra_mib, noise) if row.name in ran else None
-
-
-def _cost_in_dtype(
-    c: Comparison, row: CompareRow, seconds: Mapping[str, list[float]], extra_mib: float | None, noise: float
-) -> Cost:
-    """Relative to exact attention in the same dtype, and to that in fp32, which may have run once, or not at all."""
-    taken = seconds[row.name]
-    exact = next(each.name for each in c.rows if each.is_full and each.dtype == row.dtype)
-    in_dtype = exact_cost(taken, extra_mib) if row.is_full else cost(taken, seconds[exact], extra_mib, noise)
-    if row.dtype == FP32 or EXACT not in seconds:
-        return in_dtype
-    in_fp32 = seconds[EXACT] if len(seconds[EXACT]) == len(taken) else seconds[EXACT][:1] * len(taken)
-    over_fp32 = cost(taken, in_fp32, extra_mib, noise)
-    return {**in_dtype, "speedup_fp32": over_fp32["speedup"], "verdict_fp32": over_fp32["verdict"]}
-
-
-def _op_cost(c: Comparison, row: CompareRow, length: int, noise: float) -> Cost | None:
-    """None where this row was left out."""
-    ran = c.results[OP(length)].rows
-    return _cost_in_dtype(c, row, _op_seconds(c, length), ran[row.name].extra_mib, noise) if row.name in ran else None
-
-
-def _add_request(report: MethodReport, c: Comparison, row: CompareRow, length: int, noise: RunNoise) -> None:
-    """Add what a generated token and a whole request cost after a prompt of this length, if the row has steps."""
-    steps, at = c.results[STEPS(length)].times.rows.get(row.name), str(length)
-    if steps is None or steps.reason is not None:
-        return
-    memory = c.rounds_at(length)[0][row.name].extra_mib
-    step = _cost_in_dtype(c, row, c.step_seconds(length), None, noise["step"][at])
-    request = _cost_in_dtype(c, row, c.request_seconds(length), memory, noise["request"][at])
-    report.setdefault("step", {})[at] = step
-    report.setdefault("request", {})[at] = {**request, "new_tokens": c.new_tokens_after(length)}
-    if steps.kl is not None:
-        report.setdefault("step_kl", {})[at] = steps.kl
-
-
 def _requests(c: Comparison) -> Requests:
     """Facts about the requests of all rows."""
     lengths = c.step_lengths_done
@@ -447,22 +414,6 @@ def _steps_in_words(kls: Mapping[str, tuple[float, int]]) -> str:
     shown = [f"{name} (a KL of {kl:.2g} to an exact step after {n:,} tokens)" for name, (kl, n) in kls.items()]
     others = f", and {len(shown) - 5} more rows" if len(shown) > 5 else ""
     return f"{exact}, except those of {listed(shown[:5])}{others}."
-
-
-def _itself(seconds: Mapping[str, list[float]], exact: str = EXACT) -> float:
-    """How far exact attention differs from itself, as a factor; assumed, where it was timed once only.
-
-    If it was not timed twice in each turn, the factor is how far the speed-ups of different turns differ, typically.
-    """
-    if AGAIN in seconds:
-        return against_itself(ratios(seconds[AGAIN], seconds[exact]))
-    others = [each for name, each in seconds.items() if name != exact and len(each) == len(seconds[exact]) > 1]
-    spreads = [max(each) / min(each) for row in others if (each := ratios(row, seconds[exact]))]
-    return statistics.median(spreads) if spreads else ASSUMED_NOISE
-
-
-def _op_seconds(c: Comparison, length: int) -> dict[str, list[float]]:
-    return {name: call.seconds for name, call in c.results[OP(length)].rows.items()}
 
 
 # ---------------------------------------------------------------------- what a reader must know

@@ -20,10 +20,10 @@ from subquad.tools.compare.schema import MethodReport
 from subquad.tools.compare.settings import COMPARED, COMPARED_CAUSAL
 from subquad.tools.measure.calls import ModuleCall, as_calls, device_of, run_exactly, spread_order
 from subquad.tools.measure.deadline import Deadline
-from subquad.tools.measure.memory import peak_extra_mib
 from subquad.tools.measure.metrics import Judge, Metric, Score, judge_of, relative_error_of
-from subquad.tools.measure.noise import AGAIN, against_itself, noise_of
-from subquad.tools.measure.timing import cost, exact_cost, one_round, ratios, stopwatch
+from subquad.tools.measure.noise import AGAIN, noise_of
+from subquad.tools.measure.rounds import PassCost, RoundTimes, measured_pass
+from subquad.tools.measure.timing import one_round, stopwatch
 from subquad.tools.measure.without_attention import WITHOUT, WithoutAttention
 from subquad.tools.modules.attention import Assigned, AttentionSites, after_pass, attention_sites, outside
 from subquad.tools.modules.comparison import ModuleComparison
@@ -234,21 +234,24 @@ class LengthGroup:
     references: list[float] = field(default_factory=list)  # of exact outputs
     values: dict[str, list[float]] = field(default_factory=dict)
     errors: dict[str, list[float]] = field(default_factory=dict)  # relative, of outputs with a floating-point tensor
-    seconds: dict[str, list[float]] = field(default_factory=dict)
-    memory: dict[str, float] = field(default_factory=dict)
-    rounds: int = 0
-    with_memory: bool = True  # the first round counts memory in place of time
+    rounds: list[dict[str, PassCost]] = field(default_factory=list)
+    with_memory: bool = True  # the first round counts memory, and its times do not count
     spent: float = 0.0
+
+    @property
+    def times(self) -> RoundTimes:
+        """What the rows took."""
+        return RoundTimes.of(self.rounds, warms_up=self.with_memory)
 
     @property
     def is_timed(self) -> bool:
         """True if every row was timed at least once."""
-        return self.rounds > self.with_memory
+        return len(self.rounds) > self.with_memory
 
     @property
     def is_done(self) -> bool:
         """True if every input was run, and times are stable."""
-        timed = self.rounds - self.with_memory
+        timed = len(self.rounds) - self.with_memory
         steady = timed >= MOST_ROUNDS or (timed >= LEAST_ROUNDS and self.spent >= SECONDS)
         return steady and len(self.references) == len(self.calls)
 
@@ -277,10 +280,10 @@ class Measurement:
         while pending := [
             group
             for group in self.groups.values()
-            if not group.is_timed or (not group.is_done and deadline.allows(group.spent / group.rounds))
+            if not group.is_timed or (not group.is_done and deadline.allows(group.spent / len(group.rounds)))
         ]:
             for group in pending:
-                done = sum(group.rounds for group in self.groups.values())
+                done = sum(len(group.rounds) for group in self.groups.values())
                 progress("comparing methods", min(done, total), total)
                 group.spent += stopwatch(partial(self._round, group))[0]
         progress("comparing methods", total, total)
@@ -292,34 +295,29 @@ class Measurement:
 
     def _round(self, group: LengthGroup) -> None:
         """Run every row on the next input, and count memory or time."""
-        call = group.calls[group.rounds % len(group.calls)]
-        counts_memory = group.rounds == 0 and group.with_memory
+        number = len(group.rounds)
+        call, counts_memory = group.calls[number % len(group.calls)], number == 0 and group.with_memory
         rows = [row for row in self.rows if row.refusal is None]
         runs: dict[str, EntryRow | None] = {EXACT: None} | {row.name: row for row in rows}
         if not counts_memory:
             runs[AGAIN] = None
         costs, outputs = one_round(runs, partial(self._measured, call, counts_memory), self._draw)
-        if group.rounds < len(group.calls):
+        if number < len(group.calls):
             self._judge(group, call, outputs)
-        if counts_memory:
-            group.memory = costs
-        else:
-            for name, seconds in costs.items():
-                group.seconds.setdefault(name, []).append(seconds)
-        group.rounds += 1
+        group.rounds.append(costs)
 
-    def _measured(self, call: ModuleCall, counts_memory: bool, row: EntryRow | None) -> tuple[float, Any] | None:
-        """MiB or seconds of a pass, and its output; None if the row's method refuses it."""
-        measure, forward = peak_extra_mib if counts_memory else stopwatch, partial(call.run, self.sites.module)
+    def _measured(self, call: ModuleCall, counts_memory: bool, row: EntryRow | None) -> tuple[PassCost, Any] | None:
+        """What a pass took, and its output; None if the row's method refuses it."""
+        measure = partial(measured_pass, partial(call.run, self.sites.module), counts_memory, self.device)
         if row is None:
             try:
-                return measure(forward, self.device)
+                return measure()
             except Exception:
                 run_exactly(call, self.sites.module)  # raises with the number of the input
                 raise
         try:
             with self.sites.running(row.assigned.methods) as log:
-                measured = measure(forward, self.device)
+                measured = measure()
             reason, row.notes = after_pass(log)
         except (ValueError, TypeError) as error:
             reason = str(error)
@@ -344,10 +342,7 @@ class Measurement:
     @property
     def noise(self) -> dict[int, float]:
         """By length, how far exact attention differs from itself."""
-        return {
-            length: against_itself(ratios(group.seconds[AGAIN], group.seconds[EXACT]))
-            for length, group in self.groups.items()
-        }
+        return {length: group.times.noise for length, group in self.groups.items()}
 
     def exact_report(self) -> MethodReport:
         """The row of the module's own attention."""
@@ -368,11 +363,9 @@ class Measurement:
         noise = self.noise
         report["fidelity"], report["model"] = {}, {}
         for length, group in self.groups.items():
-            at, exact, mib = str(length), group.seconds[EXACT], group.memory.get(name)
+            at = str(length)
             report["fidelity"][at] = self.judge.fidelity(group.values[name], group.references)
-            report["model"][at] = (
-                exact_cost(exact, mib) if status == "exact" else cost(group.seconds[name], exact, mib, noise[length])
-            )
+            report["model"][at] = group.times.cost(name, noise[length])
             if name in group.errors:
                 report.setdefault("relative_error", {})[at] = statistics.fmean(group.errors[name])
             if self.judge.is_score:
