@@ -1,7 +1,7 @@
 """From the results of a comparison's units to its report."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -32,7 +32,6 @@ from subquad.tools.compare.schema import (
     EagerCost,
     MethodReport,
     Quality,
-    Recommendation,
     Report,
     Requests,
     RunNoise,
@@ -47,25 +46,26 @@ from subquad.tools.models.dtypes import FP32, TORCH, has_products
 from subquad.tools.models.generation import ROUNDS, has_exact_steps, takes_cache
 from subquad.tools.models.longer import longer_note, quarters_note, yarn_note
 from subquad.tools.models.next_tokens import NextTokens, summed
+from subquad.tools.models.passages import FEWEST_PASSAGES
 from subquad.tools.models.rows import IN, NOT_CALIBRATED, CompareRow
 from subquad.tools.models.split import split_note, what_is_sent
-from subquad.tools.plan.loads import FEWEST_PASSAGES
 from subquad.tools.runs import machine
 from subquad.tools.runs.floor import OPTIONS, Floor
-from subquad.tools.runs.options import as_command, settings_of
+from subquad.tools.runs.options import as_command
 from subquad.tools.runs.records import to_plain
 
+NextCommand = Callable[..., str]  # the line of another command, from the number of ranks and fields of its settings
 _REPEAT = "repeat the command with --again on an idle machine"
 _INTERVAL = "95 % interval of the median of its ratios (by order statistics; the whole range of fewer than six turns)"
 
 
-def report_of(comparison: Comparison) -> Report:
-    """All figures and the recommendation."""
+def report_of(comparison: Comparison, plan: NextCommand | None = None) -> Report:
+    """All figures and the recommendation; `plan` makes the command that plans for the same model."""
     c, s = comparison, comparison.settings
     times = c.times
     noise = _noise(c, times)
     methods = [_method_report(c, row, times, noise) for row in c.rows] + [_refused(row) for row in c.refused]
-    report: Report = {
+    report: Any = {
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
         "command": as_command("compare", s.as_used, c.group.count),
         "versions": machine.versions(),
@@ -92,11 +92,6 @@ def report_of(comparison: Comparison) -> Report:
         "without_attention": {str(n): each for n in c.lengths_done if (each := _without_attention(c, n))},
         "eager": {str(n): _eager(c, n) for n in c.lengths if EAGER(n) in c.results},
         "noise": noise,
-        "recommendation": _recommendation(
-            *(s, c.floor, methods, c.lengths_done, len(c.reading.tokens), c.group.count, noise),
-            c.pretrained.metadata(),
-            {str(n): each for n in c.lengths_done if (each := _without_attention(c, n))},
-        ),
         "notes": _notes(c, methods),
         "cautions": _cautions(c),
     }
@@ -111,37 +106,25 @@ def report_of(comparison: Comparison) -> Report:
             "examples": c.task.examples,
             "baselines": c.task.baselines,
         }
-    return report
+    return _with_recommendation(report, s, c.floor, plan)
 
 
-def read_anew(report: Report, settings: CompareSettings) -> Report:
+def read_anew(report: Report, settings: CompareSettings, plan: NextCommand | None = None) -> Report:
     """A finished report as these settings read it: with a recommendation for their minimum fidelity.
 
     It is the same object where it was for that already.
     """
     previous = report["settings"]
-    ranks = previous.get("ranks", 1)
     floor = Floor.for_model(settings, report["model"]["kind"])
     if previous.get("floor") == floor.to_dict():
         return report
-    methods = [_judged_by(floor, method) for method in report["methods"]]
-    return {
+    anew: Report = {
         **report,
-        "methods": methods,
-        "command": as_command("compare", settings.as_used, ranks),
+        "methods": [_judged_by(floor, method) for method in report["methods"]],
+        "command": as_command("compare", settings.as_used, previous.get("ranks", 1)),
         "settings": {**previous, "min_fidelity": floor.least, "floor": floor.to_dict()},
-        "recommendation": _recommendation(
-            settings,
-            floor,
-            methods,
-            previous["lengths"],
-            report["text"]["tokens"],
-            ranks,
-            report["noise"],
-            report["model"],
-            report.get("without_attention", {}),
-        ),
     }
+    return _with_recommendation(anew, settings, floor, plan)
 
 
 def why_not(report: Report) -> str:
@@ -165,19 +148,12 @@ def _judged_by(floor: Floor, method: MethodReport) -> MethodReport:
     return {**method, "fidelity": {n: _fidelity(each, each, floor) for n, each in quality.items()}}
 
 
-def _recommendation(
-    settings: CompareSettings,
-    floor: Floor,
-    methods: Sequence[MethodReport],
-    lengths: Sequence[int],
-    tokens: int,
-    ranks: int,
-    noise: RunNoise,
-    model: Mapping[str, Any],
-    without: Mapping[str, Quality],
-) -> Recommendation:
+def _with_recommendation(report: Report, settings: CompareSettings, floor: Floor, plan: NextCommand | None) -> Report:
+    """The report with the recommendation under this floor, and the command that plans for the same model and text."""
+    methods, lengths, noise = report["methods"], report["settings"]["lengths"], report["noise"]
+    tokens, model = report["text"]["tokens"], report["model"]
     factors = {int(n): factor for n, factor in noise["model"].items()}
-    bottoms = {int(n): _fidelity(each, {}, floor) for n, each in without.items()}
+    bottoms = {int(n): _fidelity(each, {}, floor) for n, each in report.get("without_attention", {}).items()}
     methods, blind = distinguished(methods, lengths, floor, bottoms)
     judged = lengths[::-1] if floor.of_next_tokens else lengths  # a causal model is about the longest prompt
     recommendation = recommend(methods, judged, floor, tokens, factors, _REPEAT, blind)
@@ -192,19 +168,12 @@ def _recommendation(
         recommendation["reasons"] += [attached["note"]] if "note" in attached else []
     choices = {recommendation["choice"], *recommendation["by_length"].values()} - {EXACT}
     dtypes = [m.get("dtype", FP32) for m in methods if m["method"] in choices]
-    command = _plan_command(settings, dtypes[0] if dtypes else FP32, lengths, tokens, ranks)
-    return {**recommendation, "next": command} if command else recommendation
-
-
-def _plan_command(s: CompareSettings, dtype: str, lengths: Sequence[int], tokens: int, ranks: int) -> str | None:
-    """The command that plans for the same model, text and lengths, in the recommended dtype.
-
-    None where the text is too short for a plan.
-    """
-    lengths = tuple(length for length in lengths if FEWEST_PASSAGES * length <= tokens)
-    shared = ("model", "text", "column", *OPTIONS.values(), "extend", "adapters", "calibrate", "device", "seed")
-    options = {name: getattr(s, name) for name in shared} | {"dtype": dtype}
-    return as_command("plan", settings_of("plan")(lengths=lengths, **options), ranks) if lengths else None
+    long_enough = tuple(length for length in lengths if FEWEST_PASSAGES * length <= tokens)
+    if plan is not None and long_enough:
+        shared = ("model", "text", "column", *OPTIONS.values(), "extend", "adapters", "calibrate", "device", "seed")
+        options = {name: getattr(settings, name) for name in shared} | {"dtype": dtypes[0] if dtypes else FP32}
+        recommendation["next"] = plan(report["settings"].get("ranks", 1), lengths=long_enough, **options)
+    return {**report, "recommendation": recommendation}
 
 
 def _noise(c: Comparison, times: Mapping[str, Mapping[str, RoundTimes]]) -> RunNoise:
