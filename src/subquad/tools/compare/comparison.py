@@ -47,7 +47,7 @@ from subquad.tools.measure.fidelity import cosine, relative_error, weights_l1
 from subquad.tools.measure.group import MeasuringGroup
 from subquad.tools.measure.memory import peak_extra_mib
 from subquad.tools.measure.noise import AGAIN
-from subquad.tools.measure.rounds import PassCost, RoundTimes, measured_pass
+from subquad.tools.measure.rounds import MeasuredPass, RoundTimes, measured_pass
 from subquad.tools.measure.timing import one_round, predicted, stopwatch, timed_rounds
 from subquad.tools.measure.without_attention import WITHOUT, WithoutAttention
 from subquad.tools.models.dtypes import FP32, TORCH
@@ -305,7 +305,8 @@ class Comparison(JobRun):
     def _has_time_for_quality(self) -> bool:
         """Decided once: cosines over all passages and over the sequences do not belong into one table."""
         passages = len(self.reading.passages) / self.settings.batch
-        seconds = passages * self._round_seconds(self.length)
+        a_round = OVERHEAD * sum(row.seconds for row in self.rounds_at(self.length)[-1].values())
+        seconds = passages * a_round
         return self.group.broadcast_from_main(lambda: seconds <= self.deadline.left)
 
     def _predicted(self, kind: str, arguments: str) -> float:
@@ -355,10 +356,6 @@ class Comparison(JobRun):
         power = exponent(row.method)
         before, after = (n + EVEN * (n / EVEN) ** power for n in (measured, length))
         return after / before
-
-    def _round_seconds(self, length: int) -> float:
-        """Seconds of a turn through all rows, with what follows its passes."""
-        return OVERHEAD * sum(row.seconds for row in self.rounds_at(length)[-1].values())
 
     # ------------------------------------------------------------------ measurements
 
@@ -451,7 +448,7 @@ class Comparison(JobRun):
 
     def _pass(
         self, length: int, items: list[list[int]], counts_memory: bool, run: tuple[str, Any]
-    ) -> tuple[PassCost, Any]:
+    ) -> tuple[MeasuredPass, Any]:
         """A batch through a row's model; `run` has the dtype and the methods."""
         model = self._model_for(length, run[0])
         forward = partial(model.forward, items, cached=self.new_tokens_after(length) > 0)
@@ -553,7 +550,7 @@ class Comparison(JobRun):
 
     def pass_times(self, length: int) -> RoundTimes:
         """Seconds of a pass of each row, batch by batch, and its memory. At a long length every turn counts."""
-        return RoundTimes.of(self.rounds_at(length), self.exact_at(length), warms_up=not self.is_long(length))
+        return RoundTimes.of_rounds(self.rounds_at(length), self.exact_at(length), warms_up=not self.is_long(length))
 
     def exact_at(self, length: int) -> str:
         """The row of exact attention that is timed in every turn at a length."""

@@ -21,7 +21,7 @@ from subquad.tools.measure.calls import ModuleCall, as_calls, device_of, run_exa
 from subquad.tools.measure.deadline import Deadline
 from subquad.tools.measure.metrics import Judge, Metric, Score, judge_of, relative_error_of
 from subquad.tools.measure.noise import AGAIN, noise_of
-from subquad.tools.measure.rounds import PassCost, RoundTimes, measured_pass
+from subquad.tools.measure.rounds import MeasuredPass, RoundTimes, measured_pass
 from subquad.tools.measure.timing import one_round, stopwatch
 from subquad.tools.measure.without_attention import WITHOUT, WithoutAttention
 from subquad.tools.modules.attention import Assigned, AttentionSites, after_pass, attention_sites, outside
@@ -111,7 +111,8 @@ def compare(
         if tried is None:
             causal_model = is_causal and sites.function == "sq.hf.swap"
             tried = [resolve(text) for text in (COMPARED_CAUSAL if causal_model else COMPARED)]
-        rows = [EntryRow(m, sites.assign(m), str(m)) for m in tried]
+        rows = [EntryRow(Full(), Assigned(None), EXACT, "exact")]
+        rows += [EntryRow(m, sites.assign(m), str(m)) for m in tried]
         rows += [EntryRow(m, sites.assign(m), name, "reference") for name, m in references(sites).items()]
         measurement = Measurement(sites, judge, exact or module, by_length, rows)
         measurement.run(deadline, progress)
@@ -124,7 +125,7 @@ def compare(
         judge.name,
         judge.min_fidelity,
         {length: len(group.references) for length, group in measurement.groups.items()},
-        (measurement.exact_report(), *map(measurement.report, measurement.rows)),
+        tuple(map(measurement.report, measurement.rows)),
         measurement.noise,
         (*notes, noise["says"]),
     )
@@ -141,12 +142,12 @@ def references(sites: AttentionSites) -> dict[str, Method]:
 
 @dataclass
 class EntryRow:
-    """A method in the comparison."""
+    """A method in the comparison; the first one is the module's own attention."""
 
     method: Method
     assigned: Assigned
     name: str
-    status: Literal["measured", "reference"] = "measured"
+    status: Literal["exact", "measured", "reference"] = "measured"
     reason: str | None = None  # why it was refused in a pass
     notes: tuple[str, ...] = ()
 
@@ -164,14 +165,14 @@ class LengthGroup:
     references: list[float] = field(default_factory=list)  # of exact outputs
     values: dict[str, list[float]] = field(default_factory=dict)
     errors: dict[str, list[float]] = field(default_factory=dict)  # relative, of outputs with a floating-point tensor
-    rounds: list[dict[str, PassCost]] = field(default_factory=list)
+    rounds: list[dict[str, MeasuredPass]] = field(default_factory=list)
     with_memory: bool = True  # the first round counts memory, and its times do not count
     spent: float = 0.0
 
     @property
     def times(self) -> RoundTimes:
         """What the rows took."""
-        return RoundTimes.of(self.rounds, warms_up=self.with_memory)
+        return RoundTimes.of_rounds(self.rounds, warms_up=self.with_memory)
 
     @property
     def is_timed(self) -> bool:
@@ -221,25 +222,24 @@ class Measurement:
     def _choose_effort(self, group: LengthGroup, seconds: float) -> None:
         """Warm up, and leave memory out if a round for it and one for times are predicted to take longer than this."""
         exact = partial(run_exactly, group.calls[0], self.sites.module)
-        group.with_memory = 2 * (len(self.rows) + 2) * stopwatch(exact, self.device)[0] <= seconds
+        group.with_memory = 2 * (len(self.rows) + 1) * stopwatch(exact, self.device)[0] <= seconds
 
     def _round(self, group: LengthGroup) -> None:
         """Run every row on the next input, and count memory or time."""
         number = len(group.rounds)
         call, counts_memory = group.calls[number % len(group.calls)], number == 0 and group.with_memory
-        rows = [row for row in self.rows if row.refusal is None]
-        runs: dict[str, EntryRow | None] = {EXACT: None} | {row.name: row for row in rows}
+        runs = {row.name: row for row in self.rows if row.refusal is None}
         if not counts_memory:
-            runs[AGAIN] = None
+            runs[AGAIN] = runs[EXACT]
         costs, outputs = one_round(runs, partial(self._measured, call, counts_memory), self._draw)
         if number < len(group.calls):
             self._judge(group, call, outputs)
         group.rounds.append(costs)
 
-    def _measured(self, call: ModuleCall, counts_memory: bool, row: EntryRow | None) -> tuple[PassCost, Any] | None:
+    def _measured(self, call: ModuleCall, counts_memory: bool, row: EntryRow) -> tuple[MeasuredPass, Any] | None:
         """What a pass took, and its output; None if the row's method refuses it."""
         measure = partial(measured_pass, partial(call.run, self.sites.module), counts_memory, self.device)
-        if row is None:
+        if row.status == "exact":
             try:
                 return measure()
             except Exception:
@@ -274,33 +274,22 @@ class Measurement:
         """By length, how far exact attention differs from itself."""
         return {length: group.times.noise for length, group in self.groups.items()}
 
-    def exact_report(self) -> MethodReport:
-        """The row of the module's own attention."""
-        return self._report(EXACT, Full(), "exact")
-
     def report(self, row: EntryRow) -> MethodReport:
-        """The row of a method."""
+        """The row of a method in the result."""
+        report: MethodReport = {"method": row.name, "settings": row.method.to_dict(), "status": row.status}
         if row.refusal is not None:
-            settings = row.method.to_dict()
-            return {"method": row.name, "settings": settings, "status": "refused", "reason": row.refusal}
-        report = self._report(row.name, row.method, row.status)
+            return {**report, "status": "refused", "reason": row.refusal}
+        noise, groups = self.noise, {str(length): group for length, group in self.groups.items()}
+        values = {at: group.values[row.name] for at, group in groups.items()}
+        errors = {at: group.errors[row.name] for at, group in groups.items() if row.name in group.errors}
+        report["fidelity"] = {at: self.judge.fidelity(values[at], group.references) for at, group in groups.items()}
+        report["model"] = {at: group.times.cost(row.name, noise[int(at)]) for at, group in groups.items()}
+        if errors:
+            report["relative_error"] = {at: statistics.fmean(each) for at, each in errors.items()}
+        if self.judge.is_score:
+            report["task"] = {at: sum(each) / len(each) for at, each in values.items()}
         if notes := list(dict.fromkeys((*row.assigned.notes, *row.notes))):
             report["remarks"] = notes
-        return report
-
-    def _report(self, name: str, method: Method, status: Any) -> MethodReport:
-        report: MethodReport = {"method": name, "settings": method.to_dict(), "status": status}
-        noise = self.noise
-        report["fidelity"], report["model"] = {}, {}
-        for length, group in self.groups.items():
-            at = str(length)
-            report["fidelity"][at] = self.judge.fidelity(group.values[name], group.references)
-            report["model"][at] = group.times.cost(name, noise[length])
-            if name in group.errors:
-                report.setdefault("relative_error", {})[at] = statistics.fmean(group.errors[name])
-            if self.judge.is_score:
-                values = group.values[name]
-                report.setdefault("task", {})[at] = sum(values) / len(values)
         return report
 
     def notes(self, inputs: int) -> list[str]:

@@ -261,33 +261,38 @@ def _quality(c: Comparison, row: CompareRow, length: int) -> Quality:
     runs = c.rounds_at(length)
     if row.name not in runs[0]:
         return {}
-    return _of_sequences(c, row, runs, length) | (_of_layers(c, row) if length == c.length else {})
+    return _of_sequences(c, row.name, runs) | (_of_layers(c, row) if length == c.length else {})
 
 
 def _without_attention(c: Comparison, length: int) -> Quality:
     """Closeness of the model without attention to the exact one in the first batch; empty if it was not run."""
-    first = c.rounds_at(length)[0]
-    if WITHOUT not in first:
+    first = c.rounds_at(length)[:1]
+    if WITHOUT not in first[0]:
         return {}
-    mine, exact = (first[name].output for name in (WITHOUT, EXACT))
-    if c.pretrained.is_causal_lm:
-        totals = NextTokens(*mine)
-        return {"perplexity": totals.perplexity, "kl": totals.mean_kl, "agreement": totals.agreement}
+    quality = _of_sequences(c, WITHOUT, first)
+    if c.pretrained.kind == "masked-lm":
+        quality["of_exact"] = min(1.0, _of_sequences(c, EXACT, first)["perplexity"] / quality["perplexity"])
+    quality.pop("kl_last_quarter", None)
+    quality.pop("agreement_last_quarter", None)
+    return quality
+
+
+def _of_sequences(c: Comparison, name: str, runs: Sequence[Mapping[str, SequencePass]]) -> Quality:
+    """Closeness of a row in the batches that are timed; of a causal model that of its next tokens."""
+    mine, exact = ([run[each].output for run in runs if each in run] for each in (name, EXACT))
     if c.pretrained.kind == "embedding":
-        return _cosines(torch.tensor(mine), torch.tensor(exact))
-    perplexity, its = _perplexity(*mine), _perplexity(*exact)
-    return {"perplexity": perplexity, "of_exact": min(1.0, its / perplexity)}
-
-
-def _of_sequences(c: Comparison, row: CompareRow, runs: Sequence[Mapping[str, SequencePass]], length: int) -> Quality:
-    """Closeness in the batches that are timed."""
-    if c.pretrained.kind != "embedding":
-        if c.pretrained.is_causal_lm:
-            return _next_tokens(c, row, length)
-        nll, count = (sum(run[row.name].output[part] for run in runs) for part in (0, 1))
-        return {"perplexity": _perplexity(nll, count)}
-    mine, exact = (torch.tensor([each for run in runs for each in run[name].output]) for name in (row.name, EXACT))
-    return _cosines(mine, exact)
+        return _cosines(*(torch.tensor([vector for batch in each for vector in batch]) for each in (mine, exact)))
+    if not c.pretrained.is_causal_lm:
+        return {"perplexity": _perplexity(*map(sum, zip(*mine, strict=True)))}
+    totals = summed([NextTokens(*output) for output in mine if output])
+    last = max(totals.last_count, 1.0)
+    return {
+        "perplexity": totals.perplexity,
+        "kl": totals.mean_kl,
+        "agreement": totals.agreement,
+        "kl_last_quarter": max(totals.last_kl / last, 0.0),
+        "agreement_last_quarter": totals.last_same / last,
+    }
 
 
 def _of_layers(c: Comparison, row: CompareRow) -> Quality:
@@ -307,20 +312,6 @@ def _of_passages(c: Comparison, row: CompareRow) -> Quality:
         _scores(torch.tensor(mine.queries), passages), _scores(torch.tensor(exact.queries), its_passages)
     )
     return {**_cosines(passages, its_passages), "top1": top1, "recall10": recall10}
-
-
-def _next_tokens(c: Comparison, row: CompareRow, length: int) -> Quality:
-    """Perplexity of a causal language model, and its next tokens compared with the exact model's."""
-    outputs = [run[row.name].output for run in c.rounds_at(length) if row.name in run]
-    totals = summed([NextTokens(*output) for output in outputs if output])
-    last = max(totals.last_count, 1.0)
-    return {
-        "perplexity": totals.perplexity,
-        "kl": totals.mean_kl,
-        "agreement": totals.agreement,
-        "kl_last_quarter": max(totals.last_kl / last, 0.0),
-        "agreement_last_quarter": totals.last_same / last,
-    }
 
 
 def _cosines(mine: torch.Tensor, exact: torch.Tensor) -> Quality:

@@ -8,7 +8,7 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple
 
 import torch
 
@@ -19,38 +19,20 @@ from subquad.tools.measure.noise import AGAIN, ASSUMED_NOISE, against_itself
 from subquad.tools.measure.timing import Cost, cost, exact_cost, ratios, stopwatch
 
 
-@runtime_checkable
-class Pass(Protocol):
-    """What one pass of a row took."""
-
-    @property
-    def seconds(self) -> float:
-        """Its time, which is longer if memory was counted meanwhile."""
-
-    @property
-    def extra_mib(self) -> float | None:
-        """Its memory, if it was counted."""
-
-
-class PassCost(NamedTuple):
+class MeasuredPass(NamedTuple):
     """What one pass took."""
 
     seconds: float
-    extra_mib: float | None = None
+    extra_mib: float | None
 
 
 def measured_pass(
-    forward: Callable[[], Any],
-    counts_memory: bool,
-    device: torch.device | None = None,
-    group: MeasuringGroup = ALONE,
-) -> tuple[PassCost, Any]:
+    forward: Callable[[], Any], counts_memory: bool, device: torch.device | None = None, group: MeasuringGroup = ALONE
+) -> tuple[MeasuredPass, Any]:
     """Seconds of a pass, its memory if that is counted, and its output."""
-    if not counts_memory:
-        seconds, output = stopwatch(forward, device, group)
-        return PassCost(seconds), output
-    seconds, (mib, output) = stopwatch(partial(peak_extra_mib, forward, device, group), device, group)
-    return PassCost(seconds, mib), output
+    peak = partial(peak_extra_mib, forward, device, group) if counts_memory else lambda: (None, forward())
+    seconds, (mib, output) = stopwatch(peak, device, group)
+    return MeasuredPass(seconds, mib), output
 
 
 @dataclass(frozen=True)
@@ -68,8 +50,8 @@ class RoundTimes:
     exact: str = EXACT
 
     @classmethod
-    def of(cls, rounds: Sequence[Mapping[str, Pass]], exact: str = EXACT, *, warms_up: bool) -> "RoundTimes":
-        """The times of the rounds; those of the first one, if it warms up, only as long as there are no others.
+    def of_rounds(cls, rounds: Sequence[Mapping[str, Any]], exact: str = EXACT, *, warms_up: bool) -> "RoundTimes":
+        """Times from what each row's pass took in each round; a first one that warms up counts if it is the only one.
 
         A row that runs in the first of these rounds alone has one entry.
         """
