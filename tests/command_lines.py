@@ -11,8 +11,8 @@ import typer
 from subquad.core.errors import InputError, as_input_error
 from subquad.methods import parse_method
 from subquad.tools.cli.main import app
-from subquad.tools.doctor.settings import CrossoverSettings
-from subquad.tools.runs.options import from_arguments, settings_of
+from subquad.tools.cli.plugins import settings_of
+from subquad.tools.runs.options import from_arguments
 
 BLOCK = re.compile(r"^(?P<indent> *)```(?:sh|bash)\n(?P<code>.*?)^ *```$", re.DOTALL | re.MULTILINE)
 FENCED = re.compile(r"^ *```.*?^ *```$", re.DOTALL | re.MULTILINE)
@@ -212,8 +212,7 @@ def _group() -> Any:
 
 def _check_settings(name: str, asked: Mapping[str, Any]) -> None:
     """Options that are fields of settings, and the methods among them."""
-    kind = CrossoverSettings if name == "doctor" else settings_of(name)
-    settings: Any = from_arguments(kind, asked, {})
+    settings: Any = from_arguments(settings_of(name), asked, {})
     methods = getattr(settings, "methods", ()) or ()
     for method in (*methods, *filter(None, [getattr(settings, "method", None)])):
         parse_method(method.replace("{buckets}", "4"))

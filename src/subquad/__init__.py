@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from subquad.audits import Controlled, audit
     from subquad.hf.plans import Plan, load_plan
     from subquad.nn.interception import intercept
-    from subquad.tools.modules.compare import compare
-    from subquad.tools.modules.comparison import ModuleComparison
+    from subquad.tools.compare.module_result import ModuleComparison
+    from subquad.tools.compare.modules import compare
     from subquad.tools.modules.plan import plan_module
     from subquad.tools.modules.planned import ModulePlan
     from subquad.tools.plan.run import plan
@@ -53,9 +53,9 @@ _ELSEWHERE = {
     "intercept": "nn.interception",
     "Plan": "hf.plans",
     "load_plan": "hf.plans",
-    "ModuleComparison": "tools.modules.comparison",
+    "ModuleComparison": "tools.compare.module_result",
     "ModulePlan": "tools.modules.planned",
-    "compare": "tools.modules.compare",
+    "compare": "tools.compare.modules",
     "plan": "tools.plan.run",
     "plan_module": "tools.modules.plan",
 }

@@ -11,8 +11,8 @@ import transformers
 from torch import nn
 
 import subquad as sq
+from subquad.tools.compare.module_result import ModuleComparison
 from subquad.tools.compare.settings import COMPARED, COMPARED_CAUSAL
-from subquad.tools.modules.comparison import ModuleComparison
 from tests.tools.modules.models import LayerBlock, SdpaBlock, encoder, inputs
 
 CRUDE, CLOSE = "clustered:clusters=4", "i-clustered:clusters=8,topk=16"

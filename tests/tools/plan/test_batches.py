@@ -9,11 +9,11 @@ import subquad as sq
 from subquad.core.errors import InputError
 from subquad.hf.plans import Plan
 from subquad.tools.models.next_tokens import Prefill
-from subquad.tools.models.passages import TokenizedText
+from subquad.tools.models.passages import FEWEST_PASSAGES, TokenizedText
 from subquad.tools.models.pretrained import Pretrained
 from subquad.tools.plan.arguments import check_settings
 from subquad.tools.plan.length import ShorterLengths
-from subquad.tools.plan.loads import FEWEST_PASSAGES, batch_load, batches_by_length, next_token_loss, padded_length
+from subquad.tools.plan.loads import batch_load, batches_by_length, next_token_loss, padded_length
 from subquad.tools.plan.settings import FROM_TEXT, PlanSettings
 from subquad.tools.plan.tables import tried
 from subquad.tools.runs.options import as_command, from_arguments

@@ -6,6 +6,7 @@ import math
 import os
 import re
 from dataclasses import replace
+from functools import partial
 from io import StringIO
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from rich.console import Console
 
 import subquad as sq
 from subquad.core.errors import InputError
+from subquad.tools.cli.plugins import command_line
 from subquad.tools.compare.attachment import methods_by_layer
 from subquad.tools.compare.columns import legend, main_table, op_table, use
 from subquad.tools.compare.comparison import Comparison
@@ -31,6 +33,7 @@ from subquad.tools.plan.settings import PlanSettings
 
 pytestmark = pytest.mark.usefixtures("undisturbed")
 
+PLAN = partial(command_line, "plan")
 METHODS = (
     "clustered:clusters=4",
     "i-clustered:clusters=4,topk=4",
@@ -217,7 +220,7 @@ def made_up(measured):
             for name, row in unit.rows.items():
                 seconds = {"full": exact, AGAIN: again}.get(name, of_methods)
                 row.seconds = list(map(seconds, range(9))) if i is None else seconds(i)
-        return report_of(done)
+        return report_of(done, PLAN)
 
     return make
 
@@ -307,10 +310,10 @@ def test_the_next_command_plans_for_the_same_model_and_text(measured, text):
     comparison = measured("bert")
     model = comparison.settings.model
     shown = f"subquad plan {model} --text {text} --lengths 48,96 --dtype fp32"
-    assert report_of(comparison)["recommendation"]["next"] == shown
+    assert report_of(comparison, PLAN)["recommendation"]["next"] == shown
     given = {"min_fidelity": 0.9, "column": "body", "adapters": (Path("my adapter"),)}
     comparison.settings = replace(comparison.settings, **given)
-    report = report_of(comparison)
+    report = report_of(comparison, PLAN)
     shown = (
         f"subquad plan {model} --text {text} --column body --min-fidelity 0.9 --lengths 48,96 --adapter 'my adapter' "
         "--dtype fp32"
@@ -325,10 +328,10 @@ def test_the_next_command_plans_for_the_same_model_and_text(measured, text):
 def test_there_is_no_next_command_for_lengths_of_which_the_text_has_too_few_passages(measured):
     comparison = measured("bert")
     comparison.reading = replace(comparison.reading, tokens=comparison.reading.tokens[: 5 * 96 - 1])
-    assert "--lengths 48" in report_of(comparison)["recommendation"]["next"].split(" --text ")[1]
-    assert "96" not in report_of(comparison)["recommendation"]["next"].rpartition("--lengths")[2]
+    assert "--lengths 48" in report_of(comparison, PLAN)["recommendation"]["next"].split(" --text ")[1]
+    assert "96" not in report_of(comparison, PLAN)["recommendation"]["next"].rpartition("--lengths")[2]
     comparison.reading = replace(comparison.reading, tokens=comparison.reading.tokens[: 5 * 48 - 1])
-    assert "next" not in report_of(comparison)["recommendation"]
+    assert "next" not in report_of(comparison, PLAN)["recommendation"]
 
 
 class Stop(Exception):

@@ -199,4 +199,4 @@ def _on_ranks(
             say(f"Results: {out / RANKS.file} and {out / RANKS.page}")
 
 
-COMMAND = Command(bench, position=4, kinds=(BENCH, RANKS, STEPS))
+COMMAND = Command(bench, position=4, kinds=(BENCH, RANKS, STEPS), settings=BenchSettings)

@@ -68,4 +68,4 @@ def _check_free(out: Path) -> None:
         raise InputError(f"{out} has a README.md, which the adapter's card would replace; give another folder")
 
 
-COMMAND = Command(calibrate, position=3, kinds=(CALIBRATE,))
+COMMAND = Command(calibrate, position=3, kinds=(CALIBRATE,), settings=CalibrateSettings)

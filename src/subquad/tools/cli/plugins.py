@@ -11,8 +11,10 @@ from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from pkgutil import iter_modules
+from typing import Any
 
 from subquad.tools.cli.kinds import Kind
+from subquad.tools.runs.options import as_command
 
 PACKAGES = ("subquad.tools", "subquad.research")
 
@@ -24,6 +26,7 @@ class Command:
     run: Callable[..., None]
     position: int  # in the list of commands
     kinds: tuple[Kind, ...] = ()
+    settings: Any = None  # the class of its settings, if its options are theirs
 
 
 @cache
@@ -36,6 +39,16 @@ def commands() -> tuple[Command, ...]:
 def kinds() -> tuple[Kind, ...]:
     """The kinds of records of all commands."""
     return tuple(kind for command in commands() for kind in command.kinds)
+
+
+def settings_of(name: str) -> Any:
+    """The class of the settings of a command."""
+    return next(command.settings for command in commands() if command.run.__name__ == name)
+
+
+def command_line(name: str, ranks: int, **fields: Any) -> str:
+    """The line that calls a command with these fields of its settings, in one process or on several ranks."""
+    return as_command(name, settings_of(name)(**fields), ranks)
 
 
 def _modules() -> Iterator[str]:

@@ -1,1 +1,1 @@
-"""`subquad compare`."""
+"""`subquad compare`, for text models, and `sq.compare`, for any PyTorch module."""

@@ -12,7 +12,7 @@ from subquad.tools.cli.common import needs, user_errors
 from subquad.tools.cli.kinds import Kind, has, table_in
 from subquad.tools.cli.options import Again, AsJson, Save, with_options
 from subquad.tools.cli.output import say, say_what_was_saved, show, tell
-from subquad.tools.cli.plugins import Command
+from subquad.tools.cli.plugins import Command, command_line
 from subquad.tools.compare.settings import CompareSettings
 
 COMPARE = Kind(
@@ -50,6 +50,7 @@ def compare(
         if group.is_main and (warned := saving.check(save, out, settings)):
             tell(warned)
 
+        plan = partial(command_line, "plan")
         claim = Claim(COMPARE, settings.as_used, out, group.count)
         with results_in(claim, partial(check, settings), again, group) as results:
             report: Any = results.finished
@@ -58,13 +59,13 @@ def compare(
                     lengths: list[int] = []
 
                     def refresh(comparison: Any) -> None:
-                        results.refreshed(report_of(comparison), write_report)
+                        results.refreshed(report_of(comparison, plan), write_report)
                         if lengths != comparison.lengths_done:
                             lengths[:] = comparison.lengths_done
                             note(progress, f"figures at {lengths[-1]:,} tokens: {out / COMPARE.page}")
 
-                    report = report_of(measure(settings, out, progress, group, refresh))
-            result: Any = results.written(read_anew(report, settings), write_report)
+                    report = report_of(measure(settings, out, progress, group, refresh), plan)
+            result: Any = results.written(read_anew(report, settings, plan), write_report)
         if not group.is_main:
             return
         chosen = chosen_by_comparison(settings, result, out) if save else None
@@ -74,4 +75,4 @@ def compare(
         say_what_was_saved(saved, save, as_json, why_not(result))
 
 
-COMMAND = Command(compare, position=1, kinds=(COMPARE,))
+COMMAND = Command(compare, position=1, kinds=(COMPARE,), settings=CompareSettings)

@@ -10,7 +10,7 @@ import math
 import random
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any
 
@@ -47,6 +47,7 @@ from subquad.tools.measure.fidelity import cosine, relative_error, weights_l1
 from subquad.tools.measure.group import MeasuringGroup
 from subquad.tools.measure.memory import peak_extra_mib
 from subquad.tools.measure.noise import AGAIN
+from subquad.tools.measure.rounds import MeasuredPass, RoundTimes, measured_pass
 from subquad.tools.measure.timing import one_round, predicted, stopwatch, timed_rounds
 from subquad.tools.measure.without_attention import WITHOUT, WithoutAttention
 from subquad.tools.models.dtypes import FP32, TORCH
@@ -304,7 +305,8 @@ class Comparison(JobRun):
     def _has_time_for_quality(self) -> bool:
         """Decided once: cosines over all passages and over the sequences do not belong into one table."""
         passages = len(self.reading.passages) / self.settings.batch
-        seconds = passages * self._round_seconds(self.length)
+        a_round = OVERHEAD * sum(row.seconds for row in self.rounds_at(self.length)[-1].values())
+        seconds = passages * a_round
         return self.group.broadcast_from_main(lambda: seconds <= self.deadline.left)
 
     def _predicted(self, kind: str, arguments: str) -> float:
@@ -314,8 +316,7 @@ class Comparison(JobRun):
             shorter = [n for n in self.call_lengths_done if n < length]
             if not shorter:
                 return 0.0
-            timed = self.results[OP(shorter[-1])].rows.values()
-            return sum(map(sum, (call.seconds for call in timed))) * (length / shorter[-1]) ** GROWTH
+            return sum(map(sum, self.call_times(shorter[-1]).seconds.values())) * (length / shorter[-1]) ** GROWTH
         if kind in (EAGER.name, STEPS.name) and length not in self.lengths_done:
             return math.inf
         if kind == STEPS.name:
@@ -323,13 +324,14 @@ class Comparison(JobRun):
         measured = [n for n in self.lengths_done if n <= length][-1]
         growth = (length / measured) ** GROWTH
         if kind == EAGER.name:
-            return EAGER_SHARE * self.seconds(measured)[EXACT][0] * growth
+            return EAGER_SHARE * self.pass_times(measured).seconds[EXACT][0] * growth
         return self._predicted_round(length, measured)
 
     def _predicted_steps(self, length: int) -> float:
         """Seconds of the prefills of exact attention in each dtype, and of all steps, if they are known from before."""
         exact = [row.name for row in self.rows_at(length, 1) if row.is_full]
-        prefills = OVERHEAD * sum(self.seconds(length)[name][-1] for name in exact)
+        seconds = self.pass_times(length).seconds
+        prefills = OVERHEAD * sum(seconds[name][-1] for name in exact)
         shorter = [n for n in self.step_lengths_done if n < length]
         if not shorter:
             return prefills
@@ -354,10 +356,6 @@ class Comparison(JobRun):
         power = exponent(row.method)
         before, after = (n + EVEN * (n / EVEN) ** power for n in (measured, length))
         return after / before
-
-    def _round_seconds(self, length: int) -> float:
-        """Seconds of a turn through all rows, with what follows its passes."""
-        return OVERHEAD * sum(row.seconds for row in self.rounds_at(length)[-1].values())
 
     # ------------------------------------------------------------------ measurements
 
@@ -449,15 +447,13 @@ class Comparison(JobRun):
         return SequenceRound(made, use, sum(map(len, items)), quarters)
 
     def _pass(
-        self, length: int, items: list[list[int]], with_memory: bool, run: tuple[str, Any]
-    ) -> tuple[tuple[float, float | None], Any]:
-        """Seconds and MiB of a batch through a row's model, and its output; `run` has the dtype and the methods."""
+        self, length: int, items: list[list[int]], counts_memory: bool, run: tuple[str, Any]
+    ) -> tuple[MeasuredPass, Any]:
+        """A batch through a row's model; `run` has the dtype and the methods."""
         model = self._model_for(length, run[0])
         forward = partial(model.forward, items, cached=self.new_tokens_after(length) > 0)
-        peak = partial(peak_extra_mib, forward, model.device, self.group) if with_memory else lambda: (None, forward())
         with running(model.model, run[1], self.group):
-            seconds, (mib, output) = stopwatch(peak, model.device, self.group)
-        return (seconds, mib), output
+            return measured_pass(forward, counts_memory, model.device, self.group)
 
     def is_extended(self, length: int) -> bool:
         """True if inputs of this length are read by extended positions."""
@@ -485,19 +481,34 @@ class Comparison(JobRun):
             times = time_steps(runs | {AGAIN: runs[self.exact_at(length)]}, items, random.Random(length))
         return StepRounds(times, use)
 
-    def step_seconds(self, length: int) -> dict[str, list[float]]:
+    def step_times(self, length: int) -> RoundTimes:
         """Seconds of a step of each row that has steps, round by round."""
         rows = self.results[STEPS(length)].times.rows
-        return {name: row.seconds for name, row in rows.items() if row.reason is None}
+        seconds = {name: row.seconds for name, row in rows.items() if row.reason is None}
+        return RoundTimes(seconds, exact=self.exact_at(length))
 
-    def request_seconds(self, length: int) -> dict[str, list[float]]:
-        """Seconds of a whole request of each row that has steps, one for each prefill."""
-        steps = {name: statistics.median(each) for name, each in self.step_seconds(length).items()}
-        new = self.new_tokens_after(length)
+    def request_times(self, length: int) -> RoundTimes:
+        """Seconds of a whole request of each row that has steps, one for each prefill, with the prefill's memory."""
+        steps = self.step_times(length).medians
+        prefills, new = self.pass_times(length), self.new_tokens_after(length)
+        seconds = {
+            name: request_seconds(each, steps[name], new) for name, each in prefills.seconds.items() if name in steps
+        }
+        return replace(prefills, seconds=seconds)
+
+    def call_times(self, length: int) -> RoundTimes:
+        """Seconds of one layer's attention alone, round by round, and its memory."""
+        rows = self.results[OP(length)].rows.items()
+        return RoundTimes({name: row.seconds for name, row in rows}, {name: row.extra_mib for name, row in rows})
+
+    @property
+    def times(self) -> dict[str, dict[str, RoundTimes]]:
+        """All times by what was timed, as the report names it, and by length."""
         return {
-            name: request_seconds(prefills, steps[name], new)
-            for name, prefills in self.seconds(length).items()
-            if name in steps
+            "model": {str(n): self.pass_times(n) for n in self.lengths_done},
+            "op": {str(n): self.call_times(n) for n in self.call_lengths_done},
+            "step": {str(n): self.step_times(n) for n in self.step_lengths_done},
+            "request": {str(n): self.request_times(n) for n in self.step_lengths_done},
         }
 
     @property
@@ -537,15 +548,9 @@ class Comparison(JobRun):
         keys = (SEQUENCE(length, i) for i in range(self.sequence_count(length)))
         return [self.results[key] for key in keys if key in self.results]
 
-    def seconds(self, length: int) -> dict[str, list[float]]:
-        """Seconds of each row, batch by batch; those of the warm-up as long as there are no others.
-
-        At a long length every turn counts. Rows that ran in the first one alone have one entry.
-        """
-        rounds_at = self.rounds_at(length)
-        if not self.is_long(length):
-            rounds_at = rounds_at[1:] or rounds_at
-        return {name: [each[name].seconds for each in rounds_at if name in each] for name in rounds_at[0]}
+    def pass_times(self, length: int) -> RoundTimes:
+        """Seconds of a pass of each row, batch by batch, and its memory. At a long length every turn counts."""
+        return RoundTimes.of_rounds(self.rounds_at(length), self.exact_at(length), warms_up=not self.is_long(length))
 
     def exact_at(self, length: int) -> str:
         """The row of exact attention that is timed in every turn at a length."""
@@ -575,7 +580,7 @@ class Comparison(JobRun):
         shorter = [n for n in self.lengths_done if n < length]
         if not shorter:
             return self.rows
-        seconds = {name: statistics.median(each) for name, each in self.seconds(shorter[-1]).items()}
+        seconds = self.pass_times(shorter[-1]).medians
         return [row for row in self.rows if row.takes(length) and _worth(row, seconds, length / shorter[-1])]
 
     def op(self, length: int) -> OpRounds:
@@ -597,8 +602,7 @@ class Comparison(JobRun):
         )
         shorter = [n for n in self.call_lengths if n < length]
         if shorter:
-            before = self.results[OP(shorter[-1])].rows
-            medians = {name: statistics.median(call.seconds) for name, call in before.items()}
+            medians = self.call_times(shorter[-1]).medians
             rows = [row for row in rows if _worth(row, medians, length / shorter[-1])]
         rows = [row for row in rows if row.takes(length)]
         calls = {row.name: row.alone(q, k, v, is_causal=layer.causal, parallel=sequence) for row in rows}

@@ -1,8 +1,7 @@
 """From the results of a comparison's units to its report."""
 
 import math
-import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -33,7 +32,6 @@ from subquad.tools.compare.schema import (
     EagerCost,
     MethodReport,
     Quality,
-    Recommendation,
     Report,
     Requests,
     RunNoise,
@@ -41,31 +39,33 @@ from subquad.tools.compare.schema import (
 from subquad.tools.compare.settings import COMPARED, LENGTHS, OP_LENGTHS, CompareSettings
 from subquad.tools.measure.exact_limits import exact_up_to
 from subquad.tools.measure.fidelity import cosine, crossover, percentile, relative_error, retrieval_agreement
-from subquad.tools.measure.noise import AGAIN, ASSUMED_NOISE, TIE, against_itself, at_least_typical, noise_of
-from subquad.tools.measure.timing import Cost, cost, exact_cost, ratios
+from subquad.tools.measure.noise import TIE, at_least_typical, noise_of
+from subquad.tools.measure.rounds import RoundTimes
 from subquad.tools.measure.without_attention import WITHOUT
 from subquad.tools.models.dtypes import FP32, TORCH, has_products
 from subquad.tools.models.generation import ROUNDS, has_exact_steps, takes_cache
 from subquad.tools.models.longer import longer_note, quarters_note, yarn_note
 from subquad.tools.models.next_tokens import NextTokens, summed
+from subquad.tools.models.passages import FEWEST_PASSAGES
 from subquad.tools.models.rows import IN, NOT_CALIBRATED, CompareRow
 from subquad.tools.models.split import split_note, what_is_sent
-from subquad.tools.plan.loads import FEWEST_PASSAGES
 from subquad.tools.runs import machine
 from subquad.tools.runs.floor import OPTIONS, Floor
-from subquad.tools.runs.options import as_command, settings_of
+from subquad.tools.runs.options import as_command
 from subquad.tools.runs.records import to_plain
 
+NextCommand = Callable[..., str]  # the line of another command, from the number of ranks and fields of its settings
 _REPEAT = "repeat the command with --again on an idle machine"
 _INTERVAL = "95 % interval of the median of its ratios (by order statistics; the whole range of fewer than six turns)"
 
 
-def report_of(comparison: Comparison) -> Report:
-    """All figures and the recommendation."""
+def report_of(comparison: Comparison, plan: NextCommand | None = None) -> Report:
+    """All figures and the recommendation; `plan` makes the command that plans for the same model."""
     c, s = comparison, comparison.settings
-    noise = _noise(c)
-    methods = [_method_report(c, row, noise) for row in c.rows] + [_refused(row) for row in c.refused]
-    report: Report = {
+    times = c.times
+    noise = _noise(c, times)
+    methods = [_method_report(c, row, times, noise) for row in c.rows] + [_refused(row) for row in c.refused]
+    report: Any = {
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
         "command": as_command("compare", s.as_used, c.group.count),
         "versions": machine.versions(),
@@ -92,11 +92,6 @@ def report_of(comparison: Comparison) -> Report:
         "without_attention": {str(n): each for n in c.lengths_done if (each := _without_attention(c, n))},
         "eager": {str(n): _eager(c, n) for n in c.lengths if EAGER(n) in c.results},
         "noise": noise,
-        "recommendation": _recommendation(
-            *(s, c.floor, methods, c.lengths_done, len(c.reading.tokens), c.group.count, noise),
-            c.pretrained.metadata(),
-            {str(n): each for n in c.lengths_done if (each := _without_attention(c, n))},
-        ),
         "notes": _notes(c, methods),
         "cautions": _cautions(c),
     }
@@ -111,37 +106,25 @@ def report_of(comparison: Comparison) -> Report:
             "examples": c.task.examples,
             "baselines": c.task.baselines,
         }
-    return report
+    return _with_recommendation(report, s, c.floor, plan)
 
 
-def read_anew(report: Report, settings: CompareSettings) -> Report:
+def read_anew(report: Report, settings: CompareSettings, plan: NextCommand | None = None) -> Report:
     """A finished report as these settings read it: with a recommendation for their minimum fidelity.
 
     It is the same object where it was for that already.
     """
     previous = report["settings"]
-    ranks = previous.get("ranks", 1)
     floor = Floor.for_model(settings, report["model"]["kind"])
     if previous.get("floor") == floor.to_dict():
         return report
-    methods = [_judged_by(floor, method) for method in report["methods"]]
-    return {
+    anew: Report = {
         **report,
-        "methods": methods,
-        "command": as_command("compare", settings.as_used, ranks),
+        "methods": [_judged_by(floor, method) for method in report["methods"]],
+        "command": as_command("compare", settings.as_used, previous.get("ranks", 1)),
         "settings": {**previous, "min_fidelity": floor.least, "floor": floor.to_dict()},
-        "recommendation": _recommendation(
-            settings,
-            floor,
-            methods,
-            previous["lengths"],
-            report["text"]["tokens"],
-            ranks,
-            report["noise"],
-            report["model"],
-            report.get("without_attention", {}),
-        ),
     }
+    return _with_recommendation(anew, settings, floor, plan)
 
 
 def why_not(report: Report) -> str:
@@ -165,19 +148,12 @@ def _judged_by(floor: Floor, method: MethodReport) -> MethodReport:
     return {**method, "fidelity": {n: _fidelity(each, each, floor) for n, each in quality.items()}}
 
 
-def _recommendation(
-    settings: CompareSettings,
-    floor: Floor,
-    methods: Sequence[MethodReport],
-    lengths: Sequence[int],
-    tokens: int,
-    ranks: int,
-    noise: RunNoise,
-    model: Mapping[str, Any],
-    without: Mapping[str, Quality],
-) -> Recommendation:
+def _with_recommendation(report: Report, settings: CompareSettings, floor: Floor, plan: NextCommand | None) -> Report:
+    """The report with the recommendation under this floor, and the command that plans for the same model and text."""
+    methods, lengths, noise = report["methods"], report["settings"]["lengths"], report["noise"]
+    tokens, model = report["text"]["tokens"], report["model"]
     factors = {int(n): factor for n, factor in noise["model"].items()}
-    bottoms = {int(n): _fidelity(each, {}, floor) for n, each in without.items()}
+    bottoms = {int(n): _fidelity(each, {}, floor) for n, each in report.get("without_attention", {}).items()}
     methods, blind = distinguished(methods, lengths, floor, bottoms)
     judged = lengths[::-1] if floor.of_next_tokens else lengths  # a causal model is about the longest prompt
     recommendation = recommend(methods, judged, floor, tokens, factors, _REPEAT, blind)
@@ -192,41 +168,26 @@ def _recommendation(
         recommendation["reasons"] += [attached["note"]] if "note" in attached else []
     choices = {recommendation["choice"], *recommendation["by_length"].values()} - {EXACT}
     dtypes = [m.get("dtype", FP32) for m in methods if m["method"] in choices]
-    command = _plan_command(settings, dtypes[0] if dtypes else FP32, lengths, tokens, ranks)
-    return {**recommendation, "next": command} if command else recommendation
+    long_enough = tuple(length for length in lengths if FEWEST_PASSAGES * length <= tokens)
+    if plan is not None and long_enough:
+        shared = ("model", "text", "column", *OPTIONS.values(), "extend", "adapters", "calibrate", "device", "seed")
+        options = {name: getattr(settings, name) for name in shared} | {"dtype": dtypes[0] if dtypes else FP32}
+        recommendation["next"] = plan(report["settings"].get("ranks", 1), lengths=long_enough, **options)
+    return {**report, "recommendation": recommendation}
 
 
-def _plan_command(s: CompareSettings, dtype: str, lengths: Sequence[int], tokens: int, ranks: int) -> str | None:
-    """The command that plans for the same model, text and lengths, in the recommended dtype.
-
-    None where the text is too short for a plan.
-    """
-    lengths = tuple(length for length in lengths if FEWEST_PASSAGES * length <= tokens)
-    shared = ("model", "text", "column", *OPTIONS.values(), "extend", "adapters", "calibrate", "device", "seed")
-    options = {name: getattr(s, name) for name in shared} | {"dtype": dtype}
-    return as_command("plan", settings_of("plan")(lengths=lengths, **options), ranks) if lengths else None
-
-
-def _noise(c: Comparison) -> RunNoise:
+def _noise(c: Comparison, times: Mapping[str, Mapping[str, RoundTimes]]) -> RunNoise:
     """How far exact attention differs from itself at each length, and the load of the machine."""
-    itself = {
-        "model": {str(n): _itself(c.seconds(n), c.exact_at(n)) for n in c.lengths_done},
-        "op": {str(n): _itself(_op_seconds(c, n)) for n in c.call_lengths_done},
-    }
     kinds = (c.results.all(SEQUENCE), c.results.all(OP), c.results.all(STEPS))
-    uses = [unit.use for results in kinds for unit in results]
-    assumed = [n for n in c.lengths_done if len(c.seconds(n)[c.exact_at(n)]) == 1 and AGAIN not in c.seconds(n)]
-    measured = {part: {n: f for n, f in each.items() if part != "model" or int(n) not in assumed}
-                for part, each in itself.items()}  # fmt: skip
-    factors = [factor for part in measured.values() for factor in part.values()]
-    noise = noise_of(machine.load(c.load_average, uses), factors, list(measured["model"].values()))
-    lengths = c.step_lengths_done
-    return {
-        **noise,
-        **{part: at_least_typical(factors) for part, factors in itself.items()},  # type: ignore[typeddict-item]
-        "step": at_least_typical({str(n): _itself(c.step_seconds(n), c.exact_at(n)) for n in lengths}),
-        "request": at_least_typical({str(n): _itself(c.request_seconds(n), c.exact_at(n)) for n in lengths}),
+    uses = [job.use for results in kinds for job in results]
+    models = [each.noise for each in times["model"].values() if not each.is_assumed]
+    noise = noise_of(
+        machine.load(c.load_average, uses), [*models, *(each.noise for each in times["op"].values())], models
+    )
+    factors = {
+        part: at_least_typical({n: each.noise for n, each in by_length.items()}) for part, by_length in times.items()
     }
+    return {**noise, **factors}  # type: ignore[typeddict-item]
 
 
 # ---------------------------------------------------------------------- one method
@@ -236,9 +197,19 @@ def _refused(row: CompareRow) -> MethodReport:
     return {"method": row.name, "settings": row.method.to_dict(), "status": "refused", "reason": row.reason or ""}
 
 
-def _method_report(c: Comparison, row: CompareRow, noise: RunNoise) -> MethodReport:
+def _method_report(
+    c: Comparison, row: CompareRow, times: Mapping[str, Mapping[str, RoundTimes]], noise: RunNoise
+) -> MethodReport:
     quality = {str(n): q for n in c.lengths_done if (q := _quality(c, row, n))}
-    op = {str(n): cost for n in c.call_lengths_done if (cost := _op_cost(c, row, n, noise["op"][str(n)]))}
+    exact = next(each.name for each in c.rows if each.is_full and each.dtype == row.dtype)
+    factors: Mapping[str, Any] = noise
+    costs = {
+        part: {
+            n: each.cost(row.name, factors[part][n], exact) for n, each in of_part.items() if row.name in each.seconds
+        }
+        for part, of_part in times.items()
+    }
+    op = costs["op"]
     report: MethodReport = {
         "method": row.name,
         "settings": row.method.to_dict(),
@@ -247,11 +218,16 @@ def _method_report(c: Comparison, row: CompareRow, noise: RunNoise) -> MethodRep
         "layers": row.layers,
         "quality": quality,
         "fidelity": {n: _fidelity(q, _quality(c, c.rows[0], int(n)), c.floor) for n, q in quality.items()},
-        "model": {str(n): cost for n in c.lengths_done if (cost := _model_cost(c, row, n, noise["model"][str(n)]))},
+        "model": costs["model"],
         "op": op,
     }
-    for n in c.step_lengths_done:
-        _add_request(report, c, row, n, noise)
+    if costs["step"]:
+        new_tokens = {n: c.new_tokens_after(int(n)) for n in costs["step"]}
+        report["step"] = costs["step"]
+        report["request"] = {n: {**costs["request"][n], "new_tokens": new} for n, new in new_tokens.items()}
+        kls = {n: c.results[STEPS(int(n))].times.rows[row.name].kl for n in costs["step"]}
+        if known := {n: kl for n, kl in kls.items() if kl is not None}:
+            report["step_kl"] = known
     if row.modes:
         report["parallel"] = list(row.modes)
     if row.adapter:
@@ -285,33 +261,38 @@ def _quality(c: Comparison, row: CompareRow, length: int) -> Quality:
     runs = c.rounds_at(length)
     if row.name not in runs[0]:
         return {}
-    return _of_sequences(c, row, runs, length) | (_of_layers(c, row) if length == c.length else {})
+    return _of_sequences(c, row.name, runs) | (_of_layers(c, row) if length == c.length else {})
 
 
 def _without_attention(c: Comparison, length: int) -> Quality:
     """Closeness of the model without attention to the exact one in the first batch; empty if it was not run."""
-    first = c.rounds_at(length)[0]
-    if WITHOUT not in first:
+    first = c.rounds_at(length)[:1]
+    if WITHOUT not in first[0]:
         return {}
-    mine, exact = (first[name].output for name in (WITHOUT, EXACT))
-    if c.pretrained.is_causal_lm:
-        totals = NextTokens(*mine)
-        return {"perplexity": totals.perplexity, "kl": totals.mean_kl, "agreement": totals.agreement}
+    quality = _of_sequences(c, WITHOUT, first)
+    if c.pretrained.kind == "masked-lm":
+        quality["of_exact"] = min(1.0, _of_sequences(c, EXACT, first)["perplexity"] / quality["perplexity"])
+    quality.pop("kl_last_quarter", None)
+    quality.pop("agreement_last_quarter", None)
+    return quality
+
+
+def _of_sequences(c: Comparison, name: str, runs: Sequence[Mapping[str, SequencePass]]) -> Quality:
+    """Closeness of a row in the batches that are timed; of a causal model that of its next tokens."""
+    mine, exact = ([run[each].output for run in runs if each in run] for each in (name, EXACT))
     if c.pretrained.kind == "embedding":
-        return _cosines(torch.tensor(mine), torch.tensor(exact))
-    perplexity, its = _perplexity(*mine), _perplexity(*exact)
-    return {"perplexity": perplexity, "of_exact": min(1.0, its / perplexity)}
-
-
-def _of_sequences(c: Comparison, row: CompareRow, runs: Sequence[Mapping[str, SequencePass]], length: int) -> Quality:
-    """Closeness in the batches that are timed."""
-    if c.pretrained.kind != "embedding":
-        if c.pretrained.is_causal_lm:
-            return _next_tokens(c, row, length)
-        nll, count = (sum(run[row.name].output[part] for run in runs) for part in (0, 1))
-        return {"perplexity": _perplexity(nll, count)}
-    mine, exact = (torch.tensor([each for run in runs for each in run[name].output]) for name in (row.name, EXACT))
-    return _cosines(mine, exact)
+        return _cosines(*(torch.tensor([vector for batch in each for vector in batch]) for each in (mine, exact)))
+    if not c.pretrained.is_causal_lm:
+        return {"perplexity": _perplexity(*map(sum, zip(*mine, strict=True)))}
+    totals = summed([NextTokens(*output) for output in mine if output])
+    last = max(totals.last_count, 1.0)
+    return {
+        "perplexity": totals.perplexity,
+        "kl": totals.mean_kl,
+        "agreement": totals.agreement,
+        "kl_last_quarter": max(totals.last_kl / last, 0.0),
+        "agreement_last_quarter": totals.last_same / last,
+    }
 
 
 def _of_layers(c: Comparison, row: CompareRow) -> Quality:
@@ -331,20 +312,6 @@ def _of_passages(c: Comparison, row: CompareRow) -> Quality:
         _scores(torch.tensor(mine.queries), passages), _scores(torch.tensor(exact.queries), its_passages)
     )
     return {**_cosines(passages, its_passages), "top1": top1, "recall10": recall10}
-
-
-def _next_tokens(c: Comparison, row: CompareRow, length: int) -> Quality:
-    """Perplexity of a causal language model, and its next tokens compared with the exact model's."""
-    outputs = [run[row.name].output for run in c.rounds_at(length) if row.name in run]
-    totals = summed([NextTokens(*output) for output in outputs if output])
-    last = max(totals.last_count, 1.0)
-    return {
-        "perplexity": totals.perplexity,
-        "kl": totals.mean_kl,
-        "agreement": totals.agreement,
-        "kl_last_quarter": max(totals.last_kl / last, 0.0),
-        "agreement_last_quarter": totals.last_same / last,
-    }
 
 
 def _cosines(mine: torch.Tensor, exact: torch.Tensor) -> Quality:
@@ -378,46 +345,6 @@ def _perplexity(nll: float, count: int) -> float:
     return math.exp(nll / max(count, 1))
 
 
-def _model_cost(c: Comparison, row: CompareRow, length: int, noise: float) -> Cost | None:
-    """None where this row was left out."""
-    ran = c.rounds_at(length)[0]
-    return _cost_in_dtype(c, row, c.seconds(length), ran[row.name].extra_mib, noise) if row.name in ran else None
-
-
-def _cost_in_dtype(
-    c: Comparison, row: CompareRow, seconds: Mapping[str, list[float]], extra_mib: float | None, noise: float
-) -> Cost:
-    """Relative to exact attention in the same dtype, and to that in fp32, which may have run once, or not at all."""
-    taken = seconds[row.name]
-    exact = next(each.name for each in c.rows if each.is_full and each.dtype == row.dtype)
-    in_dtype = exact_cost(taken, extra_mib) if row.is_full else cost(taken, seconds[exact], extra_mib, noise)
-    if row.dtype == FP32 or EXACT not in seconds:
-        return in_dtype
-    in_fp32 = seconds[EXACT] if len(seconds[EXACT]) == len(taken) else seconds[EXACT][:1] * len(taken)
-    over_fp32 = cost(taken, in_fp32, extra_mib, noise)
-    return {**in_dtype, "speedup_fp32": over_fp32["speedup"], "verdict_fp32": over_fp32["verdict"]}
-
-
-def _op_cost(c: Comparison, row: CompareRow, length: int, noise: float) -> Cost | None:
-    """None where this row was left out."""
-    ran = c.results[OP(length)].rows
-    return _cost_in_dtype(c, row, _op_seconds(c, length), ran[row.name].extra_mib, noise) if row.name in ran else None
-
-
-def _add_request(report: MethodReport, c: Comparison, row: CompareRow, length: int, noise: RunNoise) -> None:
-    """Add what a generated token and a whole request cost after a prompt of this length, if the row has steps."""
-    steps, at = c.results[STEPS(length)].times.rows.get(row.name), str(length)
-    if steps is None or steps.reason is not None:
-        return
-    memory = c.rounds_at(length)[0][row.name].extra_mib
-    step = _cost_in_dtype(c, row, c.step_seconds(length), None, noise["step"][at])
-    request = _cost_in_dtype(c, row, c.request_seconds(length), memory, noise["request"][at])
-    report.setdefault("step", {})[at] = step
-    report.setdefault("request", {})[at] = {**request, "new_tokens": c.new_tokens_after(length)}
-    if steps.kl is not None:
-        report.setdefault("step_kl", {})[at] = steps.kl
-
-
 def _requests(c: Comparison) -> Requests:
     """Facts about the requests of all rows."""
     lengths = c.step_lengths_done
@@ -447,22 +374,6 @@ def _steps_in_words(kls: Mapping[str, tuple[float, int]]) -> str:
     shown = [f"{name} (a KL of {kl:.2g} to an exact step after {n:,} tokens)" for name, (kl, n) in kls.items()]
     others = f", and {len(shown) - 5} more rows" if len(shown) > 5 else ""
     return f"{exact}, except those of {listed(shown[:5])}{others}."
-
-
-def _itself(seconds: Mapping[str, list[float]], exact: str = EXACT) -> float:
-    """How far exact attention differs from itself, as a factor; assumed, where it was timed once only.
-
-    If it was not timed twice in each turn, the factor is how far the speed-ups of different turns differ, typically.
-    """
-    if AGAIN in seconds:
-        return against_itself(ratios(seconds[AGAIN], seconds[exact]))
-    others = [each for name, each in seconds.items() if name != exact and len(each) == len(seconds[exact]) > 1]
-    spreads = [max(each) / min(each) for row in others if (each := ratios(row, seconds[exact]))]
-    return statistics.median(spreads) if spreads else ASSUMED_NOISE
-
-
-def _op_seconds(c: Comparison, length: int) -> dict[str, list[float]]:
-    return {name: call.seconds for name, call in c.results[OP(length)].rows.items()}
 
 
 # ---------------------------------------------------------------------- what a reader must know

@@ -162,4 +162,4 @@ def _in_words(crossover: MeasuredCrossover) -> str:
     return f"{'≤' * (crossover.state != 'at')}{crossover.start:,}"
 
 
-COMMAND = Command(doctor, position=10)
+COMMAND = Command(doctor, position=10, settings=CrossoverSettings)

@@ -50,4 +50,4 @@ def inspect(
             say(f"Results: {out / INSPECT.file}, {out / INSPECT.page}, and the plots next to them")
 
 
-COMMAND = Command(inspect, position=5, kinds=(INSPECT,))
+COMMAND = Command(inspect, position=5, kinds=(INSPECT,), settings=InspectSettings)

@@ -13,6 +13,7 @@ from subquad.tools.data.texts import STANDARD_LIBRARY
 from subquad.tools.models.pretrained import Pretrained
 
 SHORTEST = 16  # content tokens of a passage
+FEWEST_PASSAGES = 5  # of a length to plan for: two for losses, and three to verify on
 
 
 @dataclass(frozen=True)

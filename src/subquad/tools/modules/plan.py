@@ -28,7 +28,7 @@ from subquad.tools.measure.timing import Cost, cost, one_round, ratios, stopwatc
 from subquad.tools.measure.tradeoff import EQUAL, SIMILAR
 from subquad.tools.measure.without_attention import WithoutAttention
 from subquad.tools.modules.attention import ModuleLayers, attention_sites
-from subquad.tools.modules.compare import check_minutes, check_module, grouped, methods_of
+from subquad.tools.modules.inputs import check_minutes, check_module, grouped, methods_of
 from subquad.tools.modules.planned import HeldOutResult, ModulePlan
 from subquad.tools.modules.unchanged import unchanged
 from subquad.tools.plan import choice

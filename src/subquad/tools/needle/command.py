@@ -50,4 +50,4 @@ def needle(
             say(f"Report: {out / NEEDLE.page}, with needle.png next to it")
 
 
-COMMAND = Command(needle, position=6, kinds=(NEEDLE,))
+COMMAND = Command(needle, position=6, kinds=(NEEDLE,), settings=NeedleSettings)

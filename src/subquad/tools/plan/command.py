@@ -11,7 +11,7 @@ from subquad.tools.cli.common import needs, user_errors
 from subquad.tools.cli.kinds import Kind, names_itself, table_in
 from subquad.tools.cli.options import Again, AsJson, Save, with_options
 from subquad.tools.cli.output import say, say_what_was_saved, show, tell
-from subquad.tools.cli.plugins import Command
+from subquad.tools.cli.plugins import Command, command_line
 from subquad.tools.cli.workers import with_workers
 from subquad.tools.plan.settings import PlanSettings
 from subquad.tools.runs.executors import Executor
@@ -45,7 +45,7 @@ def plan(
         from subquad.tools.cli.finished import Claim
         from subquad.tools.cli.results import results_in
         from subquad.tools.models import saving
-        from subquad.tools.plan.report import compare_command, report_of
+        from subquad.tools.plan.report import next_command, report_of
         from subquad.tools.plan.run import check, chosen_by_plan, make
         from subquad.tools.plan.write import write_plan_report
 
@@ -61,7 +61,7 @@ def plan(
                     made = make(settings, out, progress, executor, group)
                 if group.is_main:
                     made.plan.save(out, made.planning.loads[0].model)
-                report = report_of(made, compare_command(made, settings, out))
+                report = report_of(made, next_command(made, settings, out, partial(command_line, "compare")))
             result = results.written(report, write_plan_report)
         if not group.is_main:
             return
@@ -73,4 +73,4 @@ def plan(
         say_what_was_saved(saved, save, as_json)
 
 
-COMMAND = Command(plan, position=2, kinds=(PLAN,))
+COMMAND = Command(plan, position=2, kinds=(PLAN,), settings=PlanSettings)

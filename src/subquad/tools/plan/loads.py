@@ -22,7 +22,7 @@ from subquad.tools.measure.metrics import Judge
 from subquad.tools.measure.prefix import Chain, chain
 from subquad.tools.models.generation import StepTimes, new_tokens_after, prompt_tokens, time_steps
 from subquad.tools.models.next_tokens import POSITIONS, Prefill, differences, one_of_each
-from subquad.tools.models.passages import TokenizedText
+from subquad.tools.models.passages import FEWEST_PASSAGES, TokenizedText
 from subquad.tools.models.pretrained import Pretrained, running
 from subquad.tools.plan.effort import MOST, divided
 from subquad.tools.plan.schema import BatchSizes
@@ -33,7 +33,6 @@ Batch = list[list[int]]  # token ids of texts that are read together, special to
 Loss = Callable[[Any, Any], float]  # of an output, and of the exact model's; 0 if they are equal
 TOKENS = 12_288  # of the passages on which losses are measured
 FEWEST = 3  # passages for losses
-FEWEST_PASSAGES = 5  # of a length: two for losses, and three to verify on
 SAMPLED_POSITIONS = 128  # of a passage, whose next tokens the losses of single layers compare
 ROUNDING = 1e-3  # of a metric that compares an output with itself
 GROUPS = 3  # lengths that are planned for a text's batches, at most

@@ -1,6 +1,7 @@
 """From a run of planning to its report."""
 
 import statistics
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -19,12 +20,11 @@ from subquad.tools.plan.run import Made
 from subquad.tools.plan.schema import PlannedLayer, PlannedLength, PlanReport, Verification
 from subquad.tools.plan.settings import PlanSettings
 from subquad.tools.runs.floor import OPTIONS, Floor
-from subquad.tools.runs.options import as_command, settings_of
 
 SCHEMA = 1
 
 
-def report_of(made: Made, next_command: str | None = None) -> PlanReport:
+def report_of(made: Made, command: str | None = None) -> PlanReport:
     """All figures of a plan, and the command that the reader may give next."""
     planning, made_on = made.planning, made.plan.made_on
     lengths = [_length(planned, load) for planned, load in zip(planning.lengths, planning.loads, strict=True)]
@@ -49,13 +49,14 @@ def report_of(made: Made, next_command: str | None = None) -> PlanReport:
         "headline": headline(lengths, planning.floor),
         "notes": _notes(made),
     }
-    return report if next_command is None else {**report, "next": next_command}
+    return report if command is None else {**report, "next": command}
 
 
-def compare_command(made: Made, settings: PlanSettings, out: Path) -> str | None:
+def next_command(made: Made, settings: PlanSettings, out: Path, compare: Callable[..., str]) -> str | None:
     """The command that compares the plan with other methods; None where it is exact attention at all lengths.
 
-    It measures at the lengths at which the plan is not exact attention.
+    It measures at the lengths at which the plan is not exact attention. `compare` makes it from the number of ranks and
+    the settings.
     """
     lengths = tuple(planned.length for planned in made.planning.lengths if planned.verified is not None)
     if not lengths:
@@ -64,7 +65,7 @@ def compare_command(made: Made, settings: PlanSettings, out: Path) -> str | None
     options = {name: getattr(settings, name) for name in shared}
     options |= {"model": settings.model or demo.ENCODER, "dtype": settings.dtype or FP32}
     ranks = made.planning.loads[0].group.count
-    return as_command("compare", settings_of("compare")(plans=(out,), lengths=lengths, **options), ranks)
+    return compare(ranks, plans=(out,), lengths=lengths, **options)
 
 
 def headline(lengths: list[PlannedLength], floor: Floor) -> str:

@@ -3,7 +3,6 @@
 import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
-from importlib import import_module
 from pathlib import Path
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
@@ -88,11 +87,6 @@ def from_arguments(settings: type[S], arguments: Mapping[str, Any], standard: Ma
     known = options(settings)
     values = {name: o.value(arguments[o.name]) for name, o in known.items() if arguments.get(o.name) is not None}
     return settings(**{**standard, **values})
-
-
-def settings_of(command: str) -> Any:
-    """The class of a command's settings, from the command's folder: so a report names another command's options."""
-    return getattr(import_module(f"subquad.tools.{command}.settings"), f"{command.capitalize()}Settings")
 
 
 def as_command(command: str, settings: Any, ranks: int = 1) -> str:

@@ -1,11 +1,13 @@
 """Sentences and the next command in the report of a plan."""
 
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
+from subquad.tools.cli.plugins import command_line
 from subquad.tools.measure.group import ALONE
 from subquad.tools.plan.planned import Planned, Verified
-from subquad.tools.plan.report import compare_command, headline
+from subquad.tools.plan.report import headline, next_command
 from subquad.tools.plan.settings import PlanSettings
 from subquad.tools.plan.tables import tried
 from subquad.tools.runs.floor import Floor
@@ -65,9 +67,11 @@ def test_the_next_command_compares_where_the_plan_is_not_exact():
     verified = Verified({0: "local"}, 0.0, [0.0], 0.0, [2.0])
     lengths = [Planned(512), Planned(2048, verified=verified), Planned(4096, verified=verified)]
     made = SimpleNamespace(planning=SimpleNamespace(lengths=lengths, loads=[SimpleNamespace(group=ALONE)]))
-    command = compare_command(made, PlanSettings(lengths=(512, 2048, 4096)), Path("out"))
+    compare = partial(command_line, "compare")
+    command = next_command(made, PlanSettings(lengths=(512, 2048, 4096)), Path("out"), compare)
     assert "--lengths 2048,4096" in command
     assert "512" not in command
     assert command.startswith("subquad compare demo-encoder ")
-    assert "--batch 8" in compare_command(made, PlanSettings(batch=8), Path("out"))
-    assert compare_command(SimpleNamespace(planning=SimpleNamespace(lengths=lengths[:1])), None, Path("out")) is None
+    assert "--batch 8" in next_command(made, PlanSettings(batch=8), Path("out"), compare)
+    exact = SimpleNamespace(planning=SimpleNamespace(lengths=lengths[:1]))
+    assert next_command(exact, None, Path("out"), compare) is None

@@ -1,9 +1,8 @@
 """The result of `sq.compare`."""
 
-import copy
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 from subquad.core.spelling import listed
@@ -16,6 +15,7 @@ from subquad.tools.measure.without_attention import WITHOUT
 from subquad.tools.modules.tables import Columns, as_markdown, as_terminal
 from subquad.tools.report import cells
 from subquad.tools.runs.floor import Floor
+from subquad.tools.runs.records import to_plain
 
 MODULE_ATTENTION = "full (the module's own)"
 
@@ -94,26 +94,13 @@ class ModuleComparison:
 
     def to_dict(self) -> dict[str, Any]:
         """The result as plain data, which can be written as JSON."""
-        recommendation = self.recommendation
-        return {
-            "module": self.module,
-            "attention": self.attention,
-            "metric": self.metric,
-            "min_fidelity": self.min_fidelity,
-            "lengths": {str(length): count for length, count in self.lengths.items()},
-            "rows": copy.deepcopy(list(self.rows)),
-            "noise": {str(length): factor for length, factor in self.noise.items()},
-            "notes": list(self.notes),
-            "recommendation": {
-                "method": None if recommendation.method is None else str(recommendation.method),
-                "by_length": {
-                    str(length): None if method is None else str(method)
-                    for length, method in recommendation.by_length.items()
-                },
-                "headline": recommendation.headline,
-                "reasons": list(recommendation.reasons),
-            },
-        }
+        advice, values = self.recommendation, {each.name: getattr(self, each.name) for each in fields(self)}
+        for name in ("lengths", "noise"):
+            values[name] = {str(length): value for length, value in values[name].items()}
+        by_length = {str(length): None if m is None else str(m) for length, m in advice.by_length.items()}
+        chosen = {"method": by_length[str(min(self.lengths))], "by_length": by_length}
+        plain: dict[str, Any] = to_plain({**values, "recommendation": {**vars(advice), **chosen}})
+        return plain
 
     def __str__(self) -> str:
         return as_terminal(self._columns, self._lines, [self._head, *self._sentences])

@@ -7,31 +7,29 @@ from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
-from numbers import Real
 from typing import Any, Literal
 
 from torch import nn
 
-from subquad.core.errors import InputError
 from subquad.core.spelling import listed
 from subquad.methods import Full, Method, resolve
 from subquad.methods.full import EXACT
+from subquad.tools.compare.module_result import ModuleComparison
 from subquad.tools.compare.schema import MethodReport
 from subquad.tools.compare.settings import COMPARED, COMPARED_CAUSAL
-from subquad.tools.measure.calls import ModuleCall, as_calls, device_of, run_exactly, spread_order
+from subquad.tools.measure.calls import ModuleCall, as_calls, device_of, run_exactly
 from subquad.tools.measure.deadline import Deadline
-from subquad.tools.measure.memory import peak_extra_mib
 from subquad.tools.measure.metrics import Judge, Metric, Score, judge_of, relative_error_of
-from subquad.tools.measure.noise import AGAIN, against_itself, noise_of
-from subquad.tools.measure.timing import cost, exact_cost, one_round, ratios, stopwatch
+from subquad.tools.measure.noise import AGAIN, noise_of
+from subquad.tools.measure.rounds import MeasuredPass, RoundTimes, measured_pass
+from subquad.tools.measure.timing import one_round, stopwatch
 from subquad.tools.measure.without_attention import WITHOUT, WithoutAttention
 from subquad.tools.modules.attention import Assigned, AttentionSites, after_pass, attention_sites, outside
-from subquad.tools.modules.comparison import ModuleComparison
+from subquad.tools.modules.inputs import LENGTHS, check_minutes, check_module, grouped, methods_of
 from subquad.tools.modules.unchanged import unchanged
 from subquad.tools.runs import machine
 from subquad.tools.runs.jobs import Progress, silent
 
-LENGTHS = 4  # with figures of their own; inputs of more lengths are one group
 LEAST_ROUNDS, MOST_ROUNDS = 9, 60  # of timings at a length, if time allows
 SECONDS = 2.0  # of the rounds at a length, from which on `LEAST_ROUNDS` suffice
 OBSERVING = 0.1  # share of the time in which the lengths of inputs are counted
@@ -113,7 +111,8 @@ def compare(
         if tried is None:
             causal_model = is_causal and sites.function == "sq.hf.swap"
             tried = [resolve(text) for text in (COMPARED_CAUSAL if causal_model else COMPARED)]
-        rows = [EntryRow(m, sites.assign(m), str(m)) for m in tried]
+        rows = [EntryRow(Full(), Assigned(None), EXACT, "exact")]
+        rows += [EntryRow(m, sites.assign(m), str(m)) for m in tried]
         rows += [EntryRow(m, sites.assign(m), name, "reference") for name, m in references(sites).items()]
         measurement = Measurement(sites, judge, exact or module, by_length, rows)
         measurement.run(deadline, progress)
@@ -126,38 +125,10 @@ def compare(
         judge.name,
         judge.min_fidelity,
         {length: len(group.references) for length, group in measurement.groups.items()},
-        (measurement.exact_report(), *map(measurement.report, measurement.rows)),
+        tuple(map(measurement.report, measurement.rows)),
         measurement.noise,
         (*notes, noise["says"]),
     )
-
-
-def check_module(module: Any) -> None:
-    """TypeError where it is not a module."""
-    if not isinstance(module, nn.Module):
-        raise TypeError(f"expected a torch.nn.Module, got {type(module).__name__}")
-
-
-def check_minutes(minutes: float) -> None:
-    """Raise TypeError where it is not a number, InputError where it is not above 0."""
-    if isinstance(minutes, bool) or not isinstance(minutes, Real):
-        raise TypeError(f"minutes must be a number, got {minutes!r}")
-    if not 0 < minutes < math.inf:
-        raise InputError(f"minutes {minutes:g} must be above 0 and finite")
-
-
-def methods_of(methods: str | Method | Sequence[str | Method]) -> list[Method]:
-    """The methods that are named, each once, exact attention aside.
-
-    Raises:
-        ValueError: an unknown method.
-        InputError: none is named.
-    """
-    named = [methods] if isinstance(methods, str | Method) else list(methods)
-    tried = [method for method in dict.fromkeys(map(resolve, named)) if method != Full()]
-    if not tried:
-        raise InputError("the methods name none but exact attention, so there is nothing to compare it with")
-    return tried
 
 
 def references(sites: AttentionSites) -> dict[str, Method]:
@@ -169,54 +140,14 @@ def references(sites: AttentionSites) -> dict[str, Method]:
     return {**swapped, WITHOUT: WithoutAttention()}
 
 
-def grouped(
-    sites: AttentionSites, calls: Sequence[ModuleCall], seconds: float
-) -> tuple[dict[int, list[ModuleCall]], bool]:
-    """The calls by their number of tokens, and whether all attention is causal.
-
-    Tokens are the queries of the first call of attention. Calls of more than `LENGTHS` lengths are one group, under the
-    longest. After these seconds, calls of shapes that were not counted yet are left out.
-
-    Raises:
-        InputError: a call that the module does not take, or in which no attention is called.
-    """
-    deadline, tokens, causal = Deadline(seconds), dict[Any, int](), True
-    for call in spread_order(list(calls)):
-        if call.shapes in tokens or (tokens and deadline.left < 0):
-            continue
-        tokens[call.shapes], all_causal = _observed(sites, call)
-        causal = causal and all_causal
-    groups: dict[int, list[ModuleCall]] = {}
-    for call in spread_order(list(calls)):
-        if call.shapes in tokens:
-            groups.setdefault(tokens[call.shapes], []).append(call)
-    if len(groups) > LENGTHS:
-        groups = {max(groups): [call for call in spread_order(list(calls)) if call.shapes in tokens]}
-    return dict(sorted(groups.items())), causal
-
-
-def _observed(sites: AttentionSites, call: ModuleCall) -> tuple[int, bool]:
-    """The tokens of a call, and whether all of its attention is causal."""
-    try:
-        with sites.observed() as observed:
-            call.run(sites.module)
-    except Exception as error:
-        run_exactly(call, sites.module)  # raises if the module itself does not take the input
-        message = " ".join(str(error).split())
-        raise InputError(f"no method can run in this {type(sites.module).__name__}: {message}") from error
-    if not observed:
-        raise InputError(f"no attention that a method can replace was called for input {call.number}")
-    return observed[0].tokens, all(each.is_causal for each in observed)
-
-
 @dataclass
 class EntryRow:
-    """A method in the comparison."""
+    """A method in the comparison; the first one is the module's own attention."""
 
     method: Method
     assigned: Assigned
     name: str
-    status: Literal["measured", "reference"] = "measured"
+    status: Literal["exact", "measured", "reference"] = "measured"
     reason: str | None = None  # why it was refused in a pass
     notes: tuple[str, ...] = ()
 
@@ -234,21 +165,24 @@ class LengthGroup:
     references: list[float] = field(default_factory=list)  # of exact outputs
     values: dict[str, list[float]] = field(default_factory=dict)
     errors: dict[str, list[float]] = field(default_factory=dict)  # relative, of outputs with a floating-point tensor
-    seconds: dict[str, list[float]] = field(default_factory=dict)
-    memory: dict[str, float] = field(default_factory=dict)
-    rounds: int = 0
-    with_memory: bool = True  # the first round counts memory in place of time
+    rounds: list[dict[str, MeasuredPass]] = field(default_factory=list)
+    with_memory: bool = True  # the first round counts memory, and its times do not count
     spent: float = 0.0
+
+    @property
+    def times(self) -> RoundTimes:
+        """What the rows took."""
+        return RoundTimes.of_rounds(self.rounds, warms_up=self.with_memory)
 
     @property
     def is_timed(self) -> bool:
         """True if every row was timed at least once."""
-        return self.rounds > self.with_memory
+        return len(self.rounds) > self.with_memory
 
     @property
     def is_done(self) -> bool:
         """True if every input was run, and times are stable."""
-        timed = self.rounds - self.with_memory
+        timed = len(self.rounds) - self.with_memory
         steady = timed >= MOST_ROUNDS or (timed >= LEAST_ROUNDS and self.spent >= SECONDS)
         return steady and len(self.references) == len(self.calls)
 
@@ -277,10 +211,10 @@ class Measurement:
         while pending := [
             group
             for group in self.groups.values()
-            if not group.is_timed or (not group.is_done and deadline.allows(group.spent / group.rounds))
+            if not group.is_timed or (not group.is_done and deadline.allows(group.spent / len(group.rounds)))
         ]:
             for group in pending:
-                done = sum(group.rounds for group in self.groups.values())
+                done = sum(len(group.rounds) for group in self.groups.values())
                 progress("comparing methods", min(done, total), total)
                 group.spent += stopwatch(partial(self._round, group))[0]
         progress("comparing methods", total, total)
@@ -288,38 +222,32 @@ class Measurement:
     def _choose_effort(self, group: LengthGroup, seconds: float) -> None:
         """Warm up, and leave memory out if a round for it and one for times are predicted to take longer than this."""
         exact = partial(run_exactly, group.calls[0], self.sites.module)
-        group.with_memory = 2 * (len(self.rows) + 2) * stopwatch(exact, self.device)[0] <= seconds
+        group.with_memory = 2 * (len(self.rows) + 1) * stopwatch(exact, self.device)[0] <= seconds
 
     def _round(self, group: LengthGroup) -> None:
         """Run every row on the next input, and count memory or time."""
-        call = group.calls[group.rounds % len(group.calls)]
-        counts_memory = group.rounds == 0 and group.with_memory
-        rows = [row for row in self.rows if row.refusal is None]
-        runs: dict[str, EntryRow | None] = {EXACT: None} | {row.name: row for row in rows}
+        number = len(group.rounds)
+        call, counts_memory = group.calls[number % len(group.calls)], number == 0 and group.with_memory
+        runs = {row.name: row for row in self.rows if row.refusal is None}
         if not counts_memory:
-            runs[AGAIN] = None
+            runs[AGAIN] = runs[EXACT]
         costs, outputs = one_round(runs, partial(self._measured, call, counts_memory), self._draw)
-        if group.rounds < len(group.calls):
+        if number < len(group.calls):
             self._judge(group, call, outputs)
-        if counts_memory:
-            group.memory = costs
-        else:
-            for name, seconds in costs.items():
-                group.seconds.setdefault(name, []).append(seconds)
-        group.rounds += 1
+        group.rounds.append(costs)
 
-    def _measured(self, call: ModuleCall, counts_memory: bool, row: EntryRow | None) -> tuple[float, Any] | None:
-        """MiB or seconds of a pass, and its output; None if the row's method refuses it."""
-        measure, forward = peak_extra_mib if counts_memory else stopwatch, partial(call.run, self.sites.module)
-        if row is None:
+    def _measured(self, call: ModuleCall, counts_memory: bool, row: EntryRow) -> tuple[MeasuredPass, Any] | None:
+        """What a pass took, and its output; None if the row's method refuses it."""
+        measure = partial(measured_pass, partial(call.run, self.sites.module), counts_memory, self.device)
+        if row.status == "exact":
             try:
-                return measure(forward, self.device)
+                return measure()
             except Exception:
                 run_exactly(call, self.sites.module)  # raises with the number of the input
                 raise
         try:
             with self.sites.running(row.assigned.methods) as log:
-                measured = measure(forward, self.device)
+                measured = measure()
             reason, row.notes = after_pass(log)
         except (ValueError, TypeError) as error:
             reason = str(error)
@@ -344,40 +272,24 @@ class Measurement:
     @property
     def noise(self) -> dict[int, float]:
         """By length, how far exact attention differs from itself."""
-        return {
-            length: against_itself(ratios(group.seconds[AGAIN], group.seconds[EXACT]))
-            for length, group in self.groups.items()
-        }
-
-    def exact_report(self) -> MethodReport:
-        """The row of the module's own attention."""
-        return self._report(EXACT, Full(), "exact")
+        return {length: group.times.noise for length, group in self.groups.items()}
 
     def report(self, row: EntryRow) -> MethodReport:
-        """The row of a method."""
+        """The row of a method in the result."""
+        report: MethodReport = {"method": row.name, "settings": row.method.to_dict(), "status": row.status}
         if row.refusal is not None:
-            settings = row.method.to_dict()
-            return {"method": row.name, "settings": settings, "status": "refused", "reason": row.refusal}
-        report = self._report(row.name, row.method, row.status)
+            return {**report, "status": "refused", "reason": row.refusal}
+        noise, groups = self.noise, {str(length): group for length, group in self.groups.items()}
+        values = {at: group.values[row.name] for at, group in groups.items()}
+        errors = {at: group.errors[row.name] for at, group in groups.items() if row.name in group.errors}
+        report["fidelity"] = {at: self.judge.fidelity(values[at], group.references) for at, group in groups.items()}
+        report["model"] = {at: group.times.cost(row.name, noise[int(at)]) for at, group in groups.items()}
+        if errors:
+            report["relative_error"] = {at: statistics.fmean(each) for at, each in errors.items()}
+        if self.judge.is_score:
+            report["task"] = {at: sum(each) / len(each) for at, each in values.items()}
         if notes := list(dict.fromkeys((*row.assigned.notes, *row.notes))):
             report["remarks"] = notes
-        return report
-
-    def _report(self, name: str, method: Method, status: Any) -> MethodReport:
-        report: MethodReport = {"method": name, "settings": method.to_dict(), "status": status}
-        noise = self.noise
-        report["fidelity"], report["model"] = {}, {}
-        for length, group in self.groups.items():
-            at, exact, mib = str(length), group.seconds[EXACT], group.memory.get(name)
-            report["fidelity"][at] = self.judge.fidelity(group.values[name], group.references)
-            report["model"][at] = (
-                exact_cost(exact, mib) if status == "exact" else cost(group.seconds[name], exact, mib, noise[length])
-            )
-            if name in group.errors:
-                report.setdefault("relative_error", {})[at] = statistics.fmean(group.errors[name])
-            if self.judge.is_score:
-                values = group.values[name]
-                report.setdefault("task", {})[at] = sum(values) / len(values)
         return report
 
     def notes(self, inputs: int) -> list[str]:
