@@ -171,7 +171,7 @@ class LengthGroup:
 
     @property
     def times(self) -> RoundTimes:
-        """What the rows took."""
+        """The times of the rows."""
         return RoundTimes.of_rounds(self.rounds, warms_up=self.with_memory)
 
     @property
@@ -237,7 +237,7 @@ class Measurement:
         group.rounds.append(costs)
 
     def _measured(self, call: ModuleCall, counts_memory: bool, row: EntryRow) -> tuple[MeasuredPass, Any] | None:
-        """What a pass took, and its output; None if the row's method refuses it."""
+        """The seconds and the memory of a pass, and its output; None if the row's method refuses it."""
         measure = partial(measured_pass, partial(call.run, self.sites.module), counts_memory, self.device)
         if row.status == "exact":
             try:

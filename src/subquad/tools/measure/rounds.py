@@ -1,7 +1,7 @@
-"""The rounds of a comparison at one length: what each row took in each of them, next to exact attention.
+"""The rounds of a comparison at one length: seconds and memory of each row in each round, next to exact attention.
 
-Every round runs all rows on one input. Where the first round counts memory and warms up, exact attention runs once in
-it, and its times count only if there is no other round; in all others exact attention is timed twice.
+Every round runs all rows on one input. If the first round counts memory and warms up, exact attention runs once in it,
+and its times count only if there is no other round; in all others exact attention is timed twice.
 """
 
 import statistics
@@ -20,7 +20,7 @@ from subquad.tools.measure.timing import Cost, cost, exact_cost, ratios, stopwat
 
 
 class MeasuredPass(NamedTuple):
-    """What one pass took."""
+    """The seconds of one pass, and the MiB that it took in addition; None if they were not counted."""
 
     seconds: float
     extra_mib: float | None
@@ -37,7 +37,7 @@ def measured_pass(
 
 @dataclass(frozen=True)
 class RoundTimes:
-    """What the rows took at one length.
+    """The times of the rows at one length.
 
     Attributes:
         seconds: of each row, round by round.
@@ -51,7 +51,7 @@ class RoundTimes:
 
     @classmethod
     def of_rounds(cls, rounds: Sequence[Mapping[str, Any]], exact: str = EXACT, *, warms_up: bool) -> "RoundTimes":
-        """Times from what each row's pass took in each round; a first one that warms up counts if it is the only one.
+        """Times from each row's pass in each round; a first one that warms up counts if it is the only one.
 
         A row that runs in the first of these rounds alone has one entry.
         """
@@ -71,7 +71,7 @@ class RoundTimes:
 
     @property
     def noise(self) -> float:
-        """How far exact attention differs from itself, as a factor; assumed, where it was timed once only.
+        """How far exact attention differs from itself, as a factor; assumed if it was timed once only.
 
         If it was not timed twice in each round, the factor is how far the speed-ups of different rounds differ,
         typically.
@@ -84,7 +84,7 @@ class RoundTimes:
         return statistics.median(spreads) if spreads else ASSUMED_NOISE
 
     def cost(self, name: str, noise: float, exact: str = EXACT) -> Cost:
-        """What a row costs next to exact attention in its dtype, the row `exact`, and next to that in fp32.
+        """The cost of a row next to exact attention in its dtype, the row `exact`, and next to that in fp32.
 
         The one in fp32 may have run once, or not at all.
         """

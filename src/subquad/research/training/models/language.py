@@ -147,7 +147,9 @@ class CausalLanguageModel(AttentionModel, GenerationMixin):
         positions, attention_mask = here.shard(positions.expand(input_ids.shape)), here.shard(attention_mask)
         with here.attending():
             x = self.input_positions(self.embedding(here.shard(input_ids)), positions)
-            mask = create_causal_mask(self.config, x, attention_mask, past_key_values, position_ids=position_ids)
+            mask = create_causal_mask(
+                self.config, x, attention_mask, past_key_values=past_key_values, position_ids=position_ids
+            )
             return self.stack(x, mask, positions, past_key_values=past_key_values), past_key_values
 
     def _in_pieces(self, input_ids: Tensor, attention_mask: Tensor | None, memory: Memory) -> Tensor:
@@ -161,7 +163,8 @@ class CausalLanguageModel(AttentionModel, GenerationMixin):
             positions, before = memory.placed(here)
             x = self.input_positions(self.embedding(ids), positions[:, remembered:])
             cache = Memory.as_cache(remembered, x)
-            mask = create_causal_mask(self.config, x, before.long() if memory.padded else None, cache)
+            padding = before.long() if memory.padded else None
+            mask = create_causal_mask(self.config, x, padding, past_key_values=cache)
             hidden.append(self.stack(x, mask, positions, memory=memory))
         return torch.cat(hidden, dim=1)
 
