@@ -42,7 +42,7 @@ def seeded():
 
 def test_fidelity_is_the_mean_cosine_to_the_modules_own_attention():
     module, items = nn.Sequential(LayerBlock(), LayerBlock()), inputs(50, 50, 50)
-    result = sq.compare(module, items, methods=[CRUDE, CLOSE], minutes=0.5)
+    result = sq.compare(module, items, methods=[CRUDE, CLOSE], minutes=3.0)
 
     module.eval()
     with torch.no_grad():
@@ -61,7 +61,7 @@ def test_fidelity_is_the_mean_cosine_to_the_modules_own_attention():
 
 
 def test_each_length_has_its_figures():
-    result = sq.compare(encoder(), inputs(20, 70, 20, 70, 20), methods=CRUDE, minutes=0.5)
+    result = sq.compare(encoder(), inputs(20, 70, 20, 70, 20), methods=CRUDE, minutes=3.0)
     assert result.lengths == {20: 3, 70: 2}
     for row in result.rows:
         assert set(row["fidelity"]) == set(row["model"]) == {"20", "70"}
@@ -74,7 +74,7 @@ def test_each_length_has_its_figures():
 
 
 def test_many_lengths_are_one_group_under_the_longest():
-    result = sq.compare(encoder(), inputs(20, 25, 30, 35, 40), methods=CRUDE, minutes=0.5)
+    result = sq.compare(encoder(), inputs(20, 25, 30, 35, 40), methods=CRUDE, minutes=3.0)
     assert result.lengths == {40: 5}
     assert any("more than 4 lengths" in note for note in result.notes)
 
@@ -99,7 +99,7 @@ def test_inputs_are_tensors_tuples_or_mappings():
     padding = torch.arange(30)[None] >= 20
     items = [x, (x, None, padding), {"src": x, "src_key_padding_mask": padding}]
     values = []
-    sq.compare(module, items, methods=CRUDE, minutes=0.5, score=lambda output, item: values.append(item) or 1.0)
+    sq.compare(module, items, methods=CRUDE, minutes=3.0, score=lambda output, item: values.append(item) or 1.0)
     assert {id(value) for value in values} == {id(item) for item in items}
 
 
