@@ -26,7 +26,7 @@ from transformers import PreTrainedModel
 
 from subquad.core.versions import set_attention_in_parts
 from subquad.hf.boundary import register_boundary
-from subquad.hf.call_checks import FIRST, is_unchecked, refuse_weights_of, run_before_call
+from subquad.hf.call_checks import FIRST, is_unchecked, refuse_weights, run_before_call
 from subquad.hf.layers import NAME, Attached, check_interface, uses_interface
 from subquad.hf.names import method_of, name_of, names_method
 from subquad.hf.probe import find_layers_by_class
@@ -121,8 +121,7 @@ def _swap(model: PreTrainedModel, name: str) -> None:
     # in the model's own dtype, and the trial runs the model's Python code.
     alone = torch.inference_mode(False), torch.autocast(model.device.type, enabled=False)
     with alone[0], alone[1], torch.compiler.set_stance("force_eager"):
-        for config, _ in configs_of(model):
-            refuse_weights_of(config)
+        refuse_weights(configs_of(model))
         layers = find_layers_by_class(model, compare=_verify(os.environ))
         swap_layers(model, layers, method_of(name), implementation=name)
 

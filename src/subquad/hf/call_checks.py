@@ -102,6 +102,16 @@ def refuse_other_implementations(model: nn.Module) -> None:
             _refuse_another(part)
 
 
+def refuse_weights(configs: list[tuple[PreTrainedConfig, nn.Module]]) -> None:
+    """Raise ValueError if a config of a model makes it return attention weights in every call; `configs_of` lists them.
+
+    A loop over them in `swap` itself would keep a config in a variable, as if it was in use outside of the model, and
+    `parts.separate` would search all objects for a module that has it.
+    """
+    for config, _ in configs:
+        refuse_weights_of(config)
+
+
 def refuse_weights_of(config: PreTrainedConfig) -> None:
     """Raise ValueError if a config makes its model return attention weights in every call."""
     if config.output_attentions:

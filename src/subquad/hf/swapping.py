@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 
 from subquad.core.plain_tables import alike, as_text, common_name, ranges
 from subquad.distributed import Ranks, Sequence
-from subquad.hf.call_checks import check_calls, refuse_weights_of, run_first, stop_checking
+from subquad.hf.call_checks import check_calls, refuse_weights, run_first, stop_checking
 from subquad.hf.item_rotary import TwoRotaries
 from subquad.hf.layers import ATTACHED, KEEPS, NAME, Attached, Layer, attached_to, head_counts, keep_refusal
 from subquad.hf.left_padding import count_from_first_valid_token, counts_from_first_valid_token, stop_counting
@@ -151,8 +151,7 @@ def swap(
             f"keep={keep!r}, but it must be {' or '.join(map(repr, KEEPS))} or None; for other tokens use "
             "sq.hf.keeping(model, mask)"
         )
-    for config, _ in configs_of(model):
-        refuse_weights_of(config)
+    refuse_weights(configs_of(model))
     layers = find_layers(model, inputs=inputs)
     split = None if parallel is None else partial(_tried_split, wrapped, model, layers, parallel, inputs, keep)
     swapped = swap_layers(wrapped, layers, method, max_length=max_length, keep=keep, split=split)

@@ -8,6 +8,7 @@ import torch
 import transformers as hf
 
 import subquad as sq
+from subquad.hf import parts
 from subquad.hf.parts import SHARED
 from subquad.hf.trial import ORIGINAL
 from tests.library.hf.models import TEXT, VOCAB, build
@@ -19,6 +20,20 @@ SIZES = {
     "decoder_attention_heads": 4, "encoder_ffn_dim": 48, "decoder_ffn_dim": 48, "max_position_embeddings": 64,
     "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 2, "forced_eos_token_id": None,
 }  # fmt: skip
+
+
+@pytest.mark.parametrize("by_name", [False, True])
+def test_a_model_that_shares_no_config_is_swapped_without_a_search_through_all_objects(monkeypatch, by_name):
+    monkeypatch.setattr(parts, "_read_outside", lambda model, configs: pytest.fail("all objects were searched"))
+    case = build("bert")
+    if by_name:
+        case.model.set_attn_implementation("subquad")
+        case.model(**case.inputs)
+    else:
+        sq.hf.swap(case.model, ROUGH)
+        sq.hf.swap(case.model, OTHER)
+    assert sq.hf.describe(case.model).methods
+    sq.hf.restore(case.model)
 
 
 def made(name: str, implementation: str = "sdpa"):
