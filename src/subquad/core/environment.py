@@ -16,13 +16,9 @@ OUTPUT = ("subquad", "torch", "transformers")  # packages of which a minor versi
 
 def versions() -> dict[str, str]:
     """Versions of everything that results depend on; packages that are not installed are left out."""
-    installed = {"python": platform.python_version()}
-    for package in ("subquad", "torch", "triton", "transformers", "scikit-learn", "matplotlib"):
-        try:
-            installed[package] = version(package)
-        except PackageNotFoundError:
-            continue
-    return installed
+    packages = ("subquad", "torch", "triton", "transformers", "scikit-learn", "matplotlib")
+    installed = {package: number for package in packages if (number := _version_of(package)) is not None}
+    return {"python": platform.python_version(), **installed}
 
 
 def hardware(device: str = "cpu") -> dict[str, str]:
@@ -82,6 +78,15 @@ def changed_versions(recorded: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
         for package in OUTPUT
         if package in recorded and _minor(str(recorded[package])) != _minor(here.get(package, "none"))
     }
+
+
+@cache  # reading it takes milliseconds, and every swap records the versions
+def _version_of(package: str) -> str | None:
+    """The version of an installed package; None if it is not installed."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
 
 
 def _minor(version_text: str) -> list[str]:
