@@ -21,8 +21,9 @@ from torch import Tensor, nn
 from subquad.audits.outputs import OutputWatch, token_input
 from subquad.audits.report import LARGEST, NextTokenReport
 from subquad.audits.statistics import RunningMoments, mean_upper, share_upper
+from subquad.core.versions import NAMES_OF_CACHE, cache_in
 
-LEFT_OUT = ("past_key_values", "cache_position", "labels", "use_cache", "logits_to_keep", "return_dict")
+LEFT_OUT = (*NAMES_OF_CACHE, "cache_position", "labels", "use_cache", "logits_to_keep", "return_dict")
 
 
 @dataclass(frozen=True)
@@ -104,7 +105,7 @@ class PromptWatch(OutputWatch):
 
     def _is_input(self, inputs: Mapping[str, Any]) -> bool:
         """True if a call reads more than one token and continues no cache."""
-        tokens, past = token_input(inputs), inputs.get("past_key_values")
+        tokens, past = token_input(inputs), cache_in(inputs)
         if tokens is None or tokens.ndim < 2 or tokens.shape[1] < 2:
             return False
         return past is None or not int(past.get_seq_length())

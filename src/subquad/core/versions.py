@@ -3,7 +3,9 @@
 Each part names what differs, since which version, and with which floor in pyproject.toml it can go.
 """
 
+import inspect
 import re
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -101,3 +103,19 @@ def set_attention_in_parts(model: Any, change: Any, implementation: Any) -> None
         config = part.config if hasattr(part, "get_correct_attn_implementation") else model.config
         if config is not model.config and type(config) is type(model.config):
             config._attn_implementation_internal = part.get_correct_attn_implementation(implementation)
+
+
+# ---------------------------------------------------------------------- transformers before 5.24; can go with >=5.24
+
+NAMES_OF_CACHE = ("cache", "past_key_values")  # of the argument that holds keys and values, since 5.24 and before
+
+
+def cache_in(inputs: Mapping[str, Any]) -> Any:
+    """The cache of keys and values among the arguments of a forward pass; None without one."""
+    held = (inputs.get(name) for name in NAMES_OF_CACHE)  # Flaubert's `cache` is a dict of something else
+    return next((cache for cache in held if hasattr(cache, "get_seq_length")), None)
+
+
+def name_of_cache(function: Callable[..., Any]) -> str | None:
+    """The name of the argument by which a function takes a cache of keys and values; None if it takes none."""
+    return next((name for name in NAMES_OF_CACHE if name in inspect.signature(function).parameters), None)

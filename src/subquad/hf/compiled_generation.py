@@ -3,11 +3,13 @@
 from typing import Any
 
 from torch import Tensor
-from transformers import CompileConfig, StaticCache
+from transformers import CompileConfig, GenerationMixin, StaticCache
 from transformers.cache_utils import StaticLayer, StaticSlidingWindowLayer
 
+from subquad.core.versions import name_of_cache
 from subquad.hf.unwrapping import AnyModel, transformers_model
 
+NAME_OF_CACHE = str(name_of_cache(GenerationMixin.prepare_inputs_for_generation))  # among the options of `generate`
 _OFF = "turn it off (TORCHINDUCTOR_FREEZING=0)"
 
 # Inductor writes the products of a few rows with frozen weights itself, keeps oneDNN's where they are faster, and joins
@@ -72,7 +74,7 @@ def compiled_steps(length: int, model: AnyModel | None = None, **options: Any) -
     slots = 1 << (length - 1).bit_length()
     if model is None:
         return {"cache_implementation": "static", "max_cache_len": slots, "compile_config": config}
-    return {"past_key_values": UnmarkedStaticCache(model, slots), "compile_config": config}
+    return {NAME_OF_CACHE: UnmarkedStaticCache(model, slots), "compile_config": config}
 
 
 class UnmarkedStaticCache(StaticCache):

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import PreTrainedModel
 
+from subquad.core.versions import cache_in
 from subquad.distributed import Ranks, Sequence
 from subquad.hf.passes import NOW
 from subquad.methods.core.current_shard import in_use
@@ -186,7 +187,7 @@ def extend_table(table: nn.Embedding, holder: PreTrainedModel, reserved: int, le
 
 def _enter(names: tuple[str, ...], module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     inputs = {**dict(zip(names, args, strict=False)), **kwargs}
-    mask, cached = inputs.get("attention_mask"), inputs.get("past_key_values")
+    mask, cached = inputs.get("attention_mask"), cache_in(inputs)
     valid = mask.bool() if isinstance(mask, Tensor) and mask.ndim == 2 else None
     _RUNNING.inputs = PassInputs(
         module,

@@ -33,6 +33,7 @@ from torch.nn import functional as F
 from transformers import Cache, GenerationMixin, PreTrainedModel
 
 from subquad.core.readable import can_be_read
+from subquad.core.versions import cache_in
 from subquad.distributed import Ranks
 from subquad.hf.item_positions import last_of_runs, span, split_sequence, valid_tokens
 from subquad.hf.passes import NOW
@@ -415,7 +416,7 @@ def _names(forward: Callable[..., Any]) -> tuple[str, ...]:
 
 
 def _pass_of(inputs: Mapping[str, Any]) -> RotaryPass:
-    mask, cached = inputs.get("attention_mask"), inputs.get("past_key_values")
+    mask, cached = inputs.get("attention_mask"), cache_in(inputs)
     valid = mask.bool() if isinstance(mask, Tensor) and mask.ndim == 2 else None
     past = 0 if cached is None else cached.get_seq_length()
     if isinstance(past, Tensor) and can_be_read(past):

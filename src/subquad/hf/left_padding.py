@@ -22,6 +22,7 @@ from torch.compiler import is_compiling
 from transformers import Cache, PreTrainedModel
 
 from subquad.core.readable import can_be_read
+from subquad.core.versions import cache_in
 from subquad.hf.call_checks import CALL, arguments_by_name
 from subquad.hf.example_inputs import example_inputs
 from subquad.hf.layers import Attached
@@ -117,7 +118,7 @@ def _call(forward: Callable[..., Any], module: PreTrainedModel, args: tuple[Any,
         return forward(module, *args, **kwargs)
     output = forward(module, **{**inputs, "position_ids": positions})
     outputs = output.values() if isinstance(output, Mapping) else output
-    for cache in (inputs.get("past_key_values"), *outputs):
+    for cache in (cache_in(inputs), *outputs):
         if isinstance(cache, Cache):
             setattr(cache, MARK, True)
     return output
@@ -127,7 +128,7 @@ def _call_with_marked(
     forward: Callable[..., Any], module: PreTrainedModel, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
     """Call a model that counts from the first token of the batch, except on a cache that is marked."""
-    cache = arguments_by_name(module, args, kwargs).get("past_key_values")
+    cache = cache_in(arguments_by_name(module, args, kwargs))
     if cache is None or not getattr(cache, MARK, False):
         return forward(module, *args, **kwargs)
     return _call(forward, module, args, kwargs)
@@ -135,7 +136,7 @@ def _call_with_marked(
 
 def _positions_of_call(inputs: Mapping[str, Any]) -> Tensor | None:
     """The positions that a call must have; None if those that it has are right."""
-    cache, mask, positions = (inputs.get(name) for name in ("past_key_values", "attention_mask", "position_ids"))
+    cache, mask, positions = cache_in(inputs), inputs.get("attention_mask"), inputs.get("position_ids")
     marked = cache is not None and getattr(cache, MARK, False)
     if not marked and (positions is not None or mask is None or (is_compiling() and cache is not None)):
         return None

@@ -12,6 +12,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from subquad.core.hooks import add_hook, remove_hooks
+from subquad.core.versions import cache_in
 from subquad.hf.positions import holders_of_tables, position_limit
 
 
@@ -37,10 +38,8 @@ def _add_note(holder: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output
     limit = position_limit(holder)
     if not isinstance(inputs, Tensor) or inputs.ndim < 2 or limit is None:
         return
-    cached = kwargs.get("past_key_values")
-    tokens = inputs.shape[1] + (
-        cached.get_seq_length() if cached is not None and hasattr(cached, "get_seq_length") else 0
-    )
+    cached = cache_in(kwargs)
+    tokens = inputs.shape[1] + (0 if cached is None else cached.get_seq_length())
     if tokens > limit:
         error.add_note(
             f"The input has {tokens:,} tokens, but {type(holder).__name__} has {limit:,} positions: call "

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from subquad.core.versions import cache_in
 from subquad.distributed import Sequence
 from subquad.hf.token_positions import tokens_of
 
@@ -112,7 +113,7 @@ def _kind_of_positions(ids: Tensor | None, mask: Tensor | None) -> tuple[int, in
 
 
 def _refuse_inputs(inputs: Mapping[str, Any]) -> None:
-    if inputs.get("past_key_values") is not None or inputs.get("use_cache"):
+    if cache_in(inputs) is not None or inputs.get("use_cache"):
         raise ValueError(
             "a cache (generate, past_key_values, use_cache=True) is not supported with `parallel`: a new token would "
             "be on one rank and its keys on all; swap without `parallel` to generate"

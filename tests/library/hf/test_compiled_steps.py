@@ -9,6 +9,7 @@ import torch
 import transformers as hf
 from torch._inductor import config as inductor
 
+from subquad.core.versions import cache_in
 from subquad.hf import compiled_steps
 from subquad.hf.compiled_generation import GENERATED_PRODUCTS
 from subquad.kernels import native
@@ -71,11 +72,11 @@ def test_a_model_whose_cache_would_be_marked_is_refused():
 
 def test_the_marks_are_gone_however_the_cache_is_allocated():
     case = build("gemma3")
-    first, second = (compiled_steps(64, case.model)["past_key_values"] for _ in range(2))
+    first, second = (cache_in(compiled_steps(64, case.model)) for _ in range(2))
     with torch.no_grad():
         case.model(**case.inputs, past_key_values=first)
     layer = first.layers[0]
-    second.early_initialization(1, layer.num_heads, layer.k_head_dim, layer.dtype, layer.device)
+    second.early_initialization(1, layer.num_heads, layer.k_head_dim, layer.keys.dtype, layer.keys.device)
     for cache in (first, second):
         tensors = [x for layer in cache.layers for x in vars(layer).values() if isinstance(x, torch.Tensor)]
         assert len(tensors) == 3 * len(cache.layers)

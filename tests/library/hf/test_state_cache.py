@@ -391,7 +391,7 @@ def test_keys_that_are_changed_after_the_cache_are_noticed():
     model = swapped().model
     ids, _ = padded_ids(pads=0)
     cache, update = sq.hf.StateCache(model), hf.Cache.update
-    cache.update = lambda key, value, *rest: [1.0 * x for x in update(cache, key, value, *rest)]
+    cache.update = lambda key, value, *rest, **more: [1.0 * x for x in update(cache, key, value, *rest, **more)]
     prompt = model(input_ids=ids, past_key_values=cache).logits
     torch.testing.assert_close(prompt, model(input_ids=ids).logits)
     with pytest.raises(ValueError, match=r"that layer 0 .* did not come through its attention"):

@@ -20,6 +20,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from subquad.core.errors import InputError
+from subquad.core.versions import name_of_cache
 from subquad.methods import BoundMethod, Method
 from subquad.methods.core.mixture import is_mixture
 from subquad.tools.measure.timing import one_round, stopwatch
@@ -63,7 +64,7 @@ def new_cache(model: Any, swapped: bool) -> Any:
 
 def takes_cache(model: Any) -> bool:
     """True if a model can run steps on a cache."""
-    return "past_key_values" in inspect.signature(model.forward).parameters
+    return name_of_cache(model.forward) is not None
 
 
 def has_exact_steps(method: Method | BoundMethod) -> bool:
@@ -135,6 +136,7 @@ class Prompts:
     def __init__(self, pretrained: Pretrained, items: Sequence[Sequence[int]], cache: Any):
         self.model = pretrained.model
         self.options = set(inspect.signature(self.model.forward).parameters)
+        self.name_of_cache = str(name_of_cache(self.model.forward))
         ids, self.visible = _left_padded(pretrained, items)
         self.cache = cache
         with running(self.model, None):
@@ -165,13 +167,12 @@ class Prompts:
             return stopwatch(self.step, self.model.device)
 
     def _run(self, ids: Tensor) -> Tensor:
-        more: dict[str, Any] = {LAST: 1} if LAST in self.options else {}
+        more: dict[str, Any] = {self.name_of_cache: self.cache}
+        if LAST in self.options:
+            more[LAST] = 1
         if "position_ids" in self.options:
             more["position_ids"] = (self.visible.cumsum(-1) - 1).clamp(min=0)[:, -ids.shape[1] :]
-        output = self.model(
-            input_ids=ids, attention_mask=self.visible, past_key_values=self.cache, use_cache=True, **more
-        )
-        return output.logits
+        return self.model(input_ids=ids, attention_mask=self.visible, use_cache=True, **more).logits
 
 
 @torch.inference_mode()

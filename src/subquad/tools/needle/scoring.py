@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
+from subquad.core.versions import name_of_cache
 from subquad.tools.models.pretrained import Pretrained
 from subquad.tools.needle.prompts import Prompt
 
@@ -29,6 +30,7 @@ def answer_score(pretrained: Pretrained, prompt: Prompt) -> AnswerScore:
     model = pretrained.model
     batch = pretrained.batch([prompt.tokens])
     last = {"logits_to_keep": 1} if "logits_to_keep" in inspect.signature(model.forward).parameters else {}
+    cache = name_of_cache(model.forward) or "past_key_values"
     output = model(**batch, use_cache=True, **last)
     likelihoods, right = [], True
     for number, token in enumerate(prompt.answer, 1):
@@ -38,7 +40,5 @@ def answer_score(pretrained: Pretrained, prompt: Prompt) -> AnswerScore:
         if number < len(prompt.answer):
             ids = torch.tensor([[token]], device=model.device)
             visible = torch.ones(1, len(prompt.tokens) + number, dtype=torch.long, device=model.device)
-            output = model(
-                input_ids=ids, attention_mask=visible, past_key_values=output.past_key_values, use_cache=True
-            )
+            output = model(input_ids=ids, attention_mask=visible, use_cache=True, **{cache: output[cache]})
     return AnswerScore(sum(likelihoods) / len(likelihoods), right)

@@ -73,7 +73,7 @@ class SelfOrCrossAttention(nn.Module):
         positions: Int[Tensor, "B _tokens"],
         *,
         source: Float[Tensor, "B M W"] | None = None,
-        past_key_values: Cache | None = None,
+        cache: Cache | None = None,
     ) -> Float[Tensor, "B N W"]:
         """Self-attention, or attention to `source` where there is one.
 
@@ -89,8 +89,8 @@ class SelfOrCrossAttention(nn.Module):
                 self._with_positions(query, positions[:, -query.shape[2] :]),
                 self._with_positions(key, positions),
             )
-        if past_key_values is not None:
-            key, value = past_key_values.update(key, value, self.layer_idx)
+        if cache is not None:
+            key, value = cache.update(key, value, self.layer_idx)
         attend = ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation, sdpa_attention_forward)
         dropout = self.config.attention_dropout if self.training else 0.0
         options: dict[str, Any] = {"scaling": self.head_dim**-0.5, "is_causal": self.is_causal}
@@ -143,7 +143,7 @@ class Block(nn.Module):
         positions: Tensor,
         *,
         source: Tensor | None = None,
-        past_key_values: Cache | None = None,
+        cache: Cache | None = None,
         memory: Memory | None = None,
         across: ModelSplit | None = None,
     ) -> Tensor:
@@ -153,7 +153,7 @@ class Block(nn.Module):
         """
         remembered = None if memory is None else self.norm(memory.behind(self.index, x))
         hidden = self.norm(x) if remembered is None else remembered[:, -x.shape[1] :]
-        attended = self.attention(hidden, attention_mask, positions, source=remembered, past_key_values=past_key_values)
+        attended = self.attention(hidden, attention_mask, positions, source=remembered, cache=cache)
         x = x + self.dropout(attended)
         if self.cross_norm is not None and self.cross_attention is not None:
             with (across or ModelSplit(None)).attending():

@@ -11,6 +11,7 @@ from transformers.masking_utils import create_causal_mask
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from subquad import hf
+from subquad.core.versions import cache_in, name_of_cache
 from subquad.methods import parse_method
 from subquad.nn.memory import refuse_without_memory
 from subquad.research.training.models.blocks import AttentionModel, InputPositions, Stack
@@ -19,6 +20,8 @@ from subquad.research.training.models.encoder import item_losses, per_item_loss
 from subquad.research.training.models.memory import Memory
 from subquad.research.training.models.positions import counted
 from subquad.research.training.models.splitting import refuse_when_split, split
+
+NAME_OF_CACHE = str(name_of_cache(create_causal_mask))  # in transformers' functions and outputs
 
 
 @strict
@@ -97,6 +100,7 @@ class CausalLanguageModel(AttentionModel, GenerationMixin):
         use_cache: bool | None = None,
         logits_to_keep: int | Tensor = 0,
         memory: Memory | None = None,
+        cache: Cache | None = None,
         **_: Any,
     ) -> CausalLMOutputWithPast:
         """Logits (B, N, symbols) of the next symbol, and the mean over items of their mean cross-entropy with labels.
@@ -106,41 +110,41 @@ class CausalLanguageModel(AttentionModel, GenerationMixin):
 
         With `config.piece` the input is read in pieces; each attends to the hidden states of the `config.memory`
         tokens before it, too. `memory` is a `Memory` of what was read in earlier calls, which this call adds to.
+        `cache` is transformers' name for `past_key_values` since 5.24.
 
         Raises:
             ValueError: more tokens than there are learned positions; pieces or a memory together with a key-value
                 cache, packed sequences, padding on the left, or a method that has as many keys as queries.
         """
+        cache = past_key_values if cache is None else cache
         if memory is not None or self.config.piece:
             refuse_when_split("a model that reads pieces or has a memory")
-            self._check_pieces(
-                input_ids, attention_mask, position_ids, past_key_values is not None or use_cache, memory
-            )
+            self._check_pieces(input_ids, attention_mask, position_ids, cache is not None or use_cache, memory)
             memory = Memory(self.config.memory) if memory is None else memory
             x = self._in_pieces(input_ids, attention_mask, memory)
         else:
-            x, past_key_values = self._at_once(input_ids, attention_mask, position_ids, past_key_values, use_cache)
+            x, cache = self._at_once(input_ids, attention_mask, position_ids, cache, use_cache)
         kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
         here = split(input_ids.shape[1])
         logits = self.head(x if labels is not None else x[:, kept])
         loss = None if labels is None else per_item_loss(logits, shifted(labels), here)
         logits = logits if self.training else here.whole(logits)
-        return CausalLMOutputWithPast(loss=loss, logits=logits, past_key_values=past_key_values)
+        return CausalLMOutputWithPast(loss=loss, logits=logits, **{NAME_OF_CACHE: cache})
 
     def _at_once(
         self,
         input_ids: Tensor,
         attention_mask: Tensor | None,
         position_ids: Tensor | None,
-        past_key_values: Cache | None,
+        cache: Cache | None,
         use_cache: bool | None,
     ) -> tuple[Tensor, Cache | None]:
         """The hidden states of all tokens, and the cache behind them."""
-        if use_cache and past_key_values is None:
-            past_key_values = DynamicCache(config=self.config)
-        before = past_key_values.get_seq_length() if past_key_values is not None else 0
+        if use_cache and cache is None:
+            cache = DynamicCache(config=self.config)
+        before = cache.get_seq_length() if cache is not None else 0
         self._check_length(before + input_ids.shape[1])
-        if position_ids is not None or past_key_values is not None:
+        if position_ids is not None or cache is not None:
             refuse_when_split("`position_ids` or a key-value cache")
         positions = self._positions(input_ids, attention_mask, before) if position_ids is None else position_ids
         here = split(input_ids.shape[1])
@@ -148,9 +152,9 @@ class CausalLanguageModel(AttentionModel, GenerationMixin):
         with here.attending():
             x = self.input_positions(self.embedding(here.shard(input_ids)), positions)
             mask = create_causal_mask(
-                self.config, x, attention_mask, past_key_values=past_key_values, position_ids=position_ids
+                self.config, x, attention_mask, position_ids=position_ids, **{NAME_OF_CACHE: cache}
             )
-            return self.stack(x, mask, positions, past_key_values=past_key_values), past_key_values
+            return self.stack(x, mask, positions, cache=cache), cache
 
     def _in_pieces(self, input_ids: Tensor, attention_mask: Tensor | None, memory: Memory) -> Tensor:
         """The hidden states of all tokens, each piece behind the memory of those before it."""
@@ -164,7 +168,7 @@ class CausalLanguageModel(AttentionModel, GenerationMixin):
             x = self.input_positions(self.embedding(ids), positions[:, remembered:])
             cache = Memory.as_cache(remembered, x)
             padding = before.long() if memory.padded else None
-            mask = create_causal_mask(self.config, x, padding, past_key_values=cache)
+            mask = create_causal_mask(self.config, x, padding, **{NAME_OF_CACHE: cache})
             hidden.append(self.stack(x, mask, positions, memory=memory))
         return torch.cat(hidden, dim=1)
 
@@ -200,7 +204,7 @@ class CausalLanguageModel(AttentionModel, GenerationMixin):
 
         Tokens are the same with and without. Such a method reads the whole text again for each of them.
         """
-        if options.get("past_key_values") is None and not self.takes_steps:
+        if cache_in(options) is None and not self.takes_steps:
             options.setdefault("use_cache", False)
         return super().generate(*args, **options)
 
