@@ -12,6 +12,7 @@ from subquad.core.messages import expect
 from subquad.hf.adapters import describe_model
 from subquad.hf.plans import Plan, joined
 from subquad.methods import BoundMethod, Full, Method
+from subquad.methods.core.mixture import is_mixture
 from subquad.methods.full import EXACT
 from subquad.tools.measure.deadline import Deadline
 from subquad.tools.measure.group import ALONE, MeasuringGroup
@@ -177,6 +178,7 @@ def candidates_for(
         for method in grid(length) if methods is None else methods:
             if method not in refused:
                 refused[method] = split_refusals(layers, method, group) | hf.refusals(model, method)
+                refused[method] |= _refused_from_a_length_on(layers, method)
             able = {n: method for n in numbers if n not in refused[method]}
             if able and method != Full():
                 candidates.append(Candidate(str(method), dict(able)))
@@ -185,6 +187,16 @@ def candidates_for(
         ]
 
     return at_length
+
+
+def _refused_from_a_length_on(layers: Sequence[hf.Layer], method: Method) -> dict[int, str]:
+    """The layers that cannot run a method for long inputs only, as plans have it: a decoder's windowed layers."""
+    reasons = {
+        layer.number: layer.window_refusal(joined(layer, {0: Full(), 1: method})[0])
+        for layer in layers
+        if layer.window is not None and not is_mixture(method)
+    }
+    return {number: reason for number, reason in reasons.items() if reason}
 
 
 def plan_of(planning: Planning, made_on: dict[str, Any]) -> Plan:
