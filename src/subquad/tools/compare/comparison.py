@@ -142,7 +142,7 @@ class Comparison(JobRun):
         dtype, usual = self.dtypes[-1], {EXACT, *COMPARED_LONG}
         named = self.settings.methods != COMPARED
         rows = [row for row in self.rows if row.dtype == dtype]
-        rows = [row for row in rows if named or row.plan or row.adapter or str(row.method) in usual]
+        rows = [row for row in rows if named or row.is_named or str(row.method) in usual]
         return [row for row in self.rows if row.is_exact and i == 0 and row not in rows] + rows
 
     @property
@@ -242,7 +242,7 @@ class Comparison(JobRun):
         for length in self.call_lengths:
             yield OP.job(length, run=partial(self.op, length))
         for row in self.rows if self.settings.layers else []:
-            if row.dtype == FP32 and not row.is_exact:
+            if row.dtype == FP32 and not row.is_exact and row.other is None:
                 yield LAYERS.job(row.name, run=partial(self.layer_errors, row))
 
     def _rounds(self, length: int, start: int, stop: int) -> Iterator[Job[Any]]:
@@ -587,10 +587,10 @@ class Comparison(JobRun):
         """One layer's attention alone, on N(0,1) inputs of its shape, batch 1: seconds of each round, and memory.
 
         A row whose parameters are for shorter inputs is left out: the model could not run it at this length. So are
-        plans, which have several methods.
+        plans, which have several methods, and attention that is not subquad's, which only a whole model calls.
         """
         model = self.pretrained.model
-        rows = [row for row in self.rows if row.plan is None and row.dtype == FP32]
+        rows = [row for row in self.rows if row.is_called_alone]
         layer = hf.find_layers(model)[0]
         heads, kv_heads, width = hf.head_counts(layer)
         sequence = None if self.group.ranks is None else self.group.ranks.even(length)

@@ -3,8 +3,9 @@
 import math
 import random
 import statistics
-from collections.abc import Iterable, Sequence
-from contextlib import nullcontext
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal
@@ -32,7 +33,11 @@ from subquad.tools.runs.jobs import Progress, silent
 
 LEAST_ROUNDS, MOST_ROUNDS = 9, 60  # of timings at a length, if time allows
 SECONDS = 2.0  # of the rounds at a length, from which on `LEAST_ROUNDS` suffice
+NOT_OURS = "not subquad's, so it is measured, but never recommended"
+UNCHANGED = 1e-6  # relative error of the module's own output after a row of others, at most
 OBSERVING = 0.1  # share of the time in which the lengths of inputs are counted
+
+Change = Callable[[nn.Module], AbstractContextManager[Any]]  # changes a module in a `with` block
 
 
 def compare(
@@ -43,6 +48,7 @@ def compare(
     metric: str | Metric | None = None,
     score: Score | None = None,
     exact: nn.Module | None = None,
+    others: Mapping[str, Change] | None = None,
     min_fidelity: float = 0.99,
     minutes: float = 2.0,
     progress: Progress = silent,
@@ -71,6 +77,9 @@ def compare(
         score: instead of a metric, from the output and its input, larger is better, such as 1.0 where a class is right.
             The fidelity is then 1 − (mean score of exact attention − mean score).
         exact: a module whose outputs are the exact ones, such as this one in fp32; by default the module itself.
+        others: rows that are not subquad's, by their names: functions that take the module and return a context
+            manager, in whose block the module runs, such as `lambda module: sdpa_kernel(SDPBackend.MATH)`. They are
+            measured like methods, and never recommended.
         min_fidelity: what the recommended method keeps, in the units of the metric.
         minutes: how long it may take. One round of each length is always run.
         progress: called with what is under way, and how much of it is done.
@@ -84,8 +93,8 @@ def compare(
     Raises:
         ValueError: no inputs; an input that the module does not take, with the module's message; no attention that a
             method can replace; an output without a floating-point tensor, for a named metric; an unknown metric or
-            method; a metric that is not finite for the exact output. A method that cannot run is not an error but a
-            row with the reason.
+            method; a metric that is not finite for the exact output; a row of `others` after which the module has
+            other outputs than before. A method that cannot run is not an error but a row with the reason.
         TypeError: `module` is not a module, an input has another type, or the metric does not return a number.
 
     >>> import torch, subquad as sq
@@ -113,7 +122,9 @@ def compare(
             tried = [resolve(text) for text in (COMPARED_CAUSAL if causal_model else COMPARED)]
         rows = [EntryRow(Full(), Assigned(None), EXACT, "exact")]
         rows += [EntryRow(m, sites.assign(m), str(m)) for m in tried]
+        rows += [EntryRow(Full(), Assigned(change), name, "other") for name, change in (others or {}).items()]
         rows += [EntryRow(m, sites.assign(m), name, "reference") for name, m in references(sites).items()]
+        check_names(rows)
         measurement = Measurement(sites, judge, exact or module, by_length, rows)
         measurement.run(deadline, progress)
     notes = [*([not_reached] if not_reached else []), *measurement.notes(len(calls))]
@@ -140,6 +151,13 @@ def references(sites: AttentionSites) -> dict[str, Method]:
     return {**swapped, WITHOUT: WithoutAttention()}
 
 
+def check_names(rows: Sequence["EntryRow"]) -> None:
+    """ValueError for two rows of one name, whose figures would be mixed."""
+    counts = Counter(row.name for row in rows)
+    if twice := [row.name for row in rows if row.status == "other" and counts[row.name] > 1]:
+        raise ValueError(f"others has a row {twice[0]!r}, but that is the name of another row: give it another name")
+
+
 @dataclass
 class EntryRow:
     """A method in the comparison; the first one is the module's own attention."""
@@ -147,7 +165,7 @@ class EntryRow:
     method: Method
     assigned: Assigned
     name: str
-    status: Literal["exact", "measured", "reference"] = "measured"
+    status: Literal["exact", "measured", "other", "reference"] = "measured"
     reason: str | None = None  # why it was refused in a pass
     notes: tuple[str, ...] = ()
 
@@ -202,6 +220,7 @@ class Measurement:
         self.groups = {length: LengthGroup(calls) for length, calls in by_length.items()}
         self.device = device_of(sites.module)
         self._draw = random.Random(0)
+        self._undone = set[str]()  # the rows of others that left the module as it was
 
     def run(self, deadline: Deadline, progress: Progress) -> None:
         """Rounds at every length, the shortest first, until times are stable or time is short; at least one each."""
@@ -245,6 +264,8 @@ class Measurement:
             except Exception:
                 run_exactly(call, self.sites.module)  # raises with the number of the input
                 raise
+        if row.status == "other":
+            return self._measured_other(call, row, measure)
         try:
             with self.sites.running(row.assigned.methods) as log:
                 measured = measure()
@@ -255,6 +276,28 @@ class Measurement:
             return measured
         row.reason = f"input {call.number}: {' '.join(reason.split())}"
         return None
+
+    def _measured_other(
+        self, call: ModuleCall, row: EntryRow, measure: Callable[[], tuple[MeasuredPass, Any]]
+    ) -> tuple[MeasuredPass, Any] | None:
+        """A pass of the module as the row changes it; None if that fails. The first one must leave it as it was."""
+        module = self.sites.module
+        measured: tuple[MeasuredPass, Any] | None = None
+        before = None if row.name in self._undone else run_exactly(call, module)
+        try:
+            with row.assigned.methods(module):
+                measured = measure()
+        except Exception as error:  # of any kind, because it is another package's code
+            row.reason = f"input {call.number}: {type(error).__name__}: {' '.join(str(error).split())}"
+        if before is not None:
+            error_after = relative_error_of(run_exactly(call, module), before)
+            if error_after is not None and not error_after <= UNCHANGED:
+                raise ValueError(
+                    f"the row {row.name!r} changed the module for good: after it, the relative error of the module's "
+                    f"own output is {error_after:.2g}, so nothing could be compared with it"
+                )
+            self._undone.add(row.name)
+        return measured
 
     def _judge(self, group: LengthGroup, call: ModuleCall, outputs: dict[str, Any]) -> None:
         exact = outputs[EXACT] if self.exact is self.sites.module else run_exactly(call, self.exact)
@@ -288,7 +331,8 @@ class Measurement:
             report["relative_error"] = {at: statistics.fmean(each) for at, each in errors.items()}
         if self.judge.is_score:
             report["task"] = {at: sum(each) / len(each) for at, each in values.items()}
-        if notes := list(dict.fromkeys((*row.assigned.notes, *row.notes))):
+        notes = [NOT_OURS] if row.status == "other" else []
+        if notes := list(dict.fromkeys((*notes, *row.assigned.notes, *row.notes))):
             report["remarks"] = notes
         return report
 

@@ -100,6 +100,7 @@ def marks(report: Report, method: MethodReport) -> list[str]:
         "reference": method["status"] == "measured" and not is_full and is_reference(method["method"]),
         f"{len(some or [])} of {total} layers": partial,
         "not calibrated": method.get("unfitted", False),
+        "not subquad's": method["status"] == "other",
     }
     return [mark for mark, holds in explanations.items() if mark and holds]
 

@@ -57,6 +57,7 @@ def recommend(
     reasons += [
         f"{n:,} tokens: not judged, because the text has only {tokens:,} tokens." for n in lengths if n > tokens
     ]
+    reasons += [_faster_others(methods, best[n], n, floor) for n in judged]
     if measured:
         reasons.append(_tried(measured, judged))
     names = {length: EXACT if method is None else method["method"] for length, method in best.items()}
@@ -70,7 +71,7 @@ def recommend(
         "choice": names.get(main_length, EXACT),
         "by_length": {str(length): name for length, name in names.items()},
         "headline": headline,
-        "reasons": reasons,
+        "reasons": [reason for reason in reasons if reason],
     }
     return {**recommendation, "too_noisy": list(noisy)} if noisy else recommendation
 
@@ -178,7 +179,7 @@ def _is_exact(method: MethodReport | None) -> bool:
 
 def is_exact_kernel(method: MethodReport) -> bool:
     """True if a row is exact attention by its name, such as `full:kernel=subquad`."""
-    return method["settings"].get("name") == EXACT and not method["method"].startswith("plan:")
+    return method["settings"].get("name") == EXACT and _is_one_method(method)
 
 
 def is_faithful(method: MethodReport, length: str, floor: Floor) -> bool:
@@ -213,6 +214,15 @@ def _reason(methods: Sequence[MethodReport], best: MethodReport | None, length: 
         f"{length:,} tokens: none of the settings tried reaches {floor}; "
         f"the closest is {closest['method']}: {describe_performance(closest, at, floor)}."
     )
+
+
+def _faster_others(methods: Sequence[MethodReport], best: MethodReport | None, length: int, floor: Floor) -> str:
+    """The rows that are not subquad's and are faster than the choice at a length; empty if none is."""
+    at, chosen = str(length), 1.0 if best is None else _speedup(best, str(length))
+    others = [m for m in methods if m["status"] == "other" and is_faithful(m, at, floor)]
+    faster = [m for m in others if _speedup(m, at) > chosen and _verdict(m, at) == "faster"]
+    shown = listed([f"{m['method']}: {describe_performance(m, at, floor)}" for m in faster])
+    return f"{length:,} tokens: attention that is not subquad's was faster still: {shown}." if faster else ""
 
 
 def _choice(best: MethodReport, fast: Sequence[MethodReport], at: str, floor: Floor, noise: float) -> str:
@@ -261,7 +271,12 @@ def _of_request(method: MethodReport, length: str) -> str:
 
 def is_full(method: MethodReport) -> bool:
     """True if the row is the model's own exact attention, in whatever dtype."""
-    return from_dict(method["settings"]) == Full() and not method["method"].startswith("plan:")
+    return from_dict(method["settings"]) == Full() and _is_one_method(method)
+
+
+def _is_one_method(method: MethodReport) -> bool:
+    """True if the row's settings are all that runs, which they are not in a plan or in attention of another kind."""
+    return method["status"] != "other" and not method["method"].startswith("plan:")
 
 
 def _speedup(method: MethodReport, length: str) -> float:

@@ -213,7 +213,7 @@ def _method_report(
     report: MethodReport = {
         "method": row.name,
         "settings": row.method.to_dict(),
-        "status": "exact" if row.is_exact else "measured",
+        "status": "exact" if row.is_exact else "measured" if row.other is None else "other",
         "dtype": row.dtype,
         "layers": row.layers,
         "quality": quality,
@@ -349,9 +349,7 @@ def _requests(c: Comparison) -> Requests:
     """Facts about the requests of all rows."""
     lengths = c.step_lengths_done
     rows = {n: c.results[STEPS(n)].times.rows for n in lengths}
-    approximate = [
-        row for row in c.rows if not (row.is_full or all(has_exact_steps(row.at(number)) for number in row.layers))
-    ]
+    approximate = [row for row in c.rows if not (row.is_full or _has_exact_steps(row))]
     kls: dict[str, tuple[float, int]] = {}  # of each method in the first of its dtypes, and at its longest length
     for row in approximate:
         of_row = [(kl, n) for n in lengths if row.name in rows[n] and (kl := rows[n][row.name].kl) is not None]
@@ -364,6 +362,10 @@ def _requests(c: Comparison) -> Requests:
         "steps": _steps_in_words(kls),
         "refused": {name: row.reason for n in lengths for name, row in rows[n].items() if row.reason is not None},
     }
+
+
+def _has_exact_steps(row: CompareRow) -> bool:
+    return row.other is None and all(has_exact_steps(row.at(number)) for number in row.layers)
 
 
 def _steps_in_words(kls: Mapping[str, tuple[float, int]]) -> str:
@@ -537,7 +539,7 @@ def _row_notes(row: CompareRow, length: int, causal: bool) -> list[str]:
     notes, most = [], exact_up_to(row.method, causal, TORCH[row.dtype])
     if row.modes:
         notes.append(what_is_sent(row.modes))
-    if not row.is_full and most >= length:
+    if not row.is_full and row.other is None and most >= length:
         where = f"on at most {most:,.0f} tokens" if math.isfinite(most) else "with these settings"
         by_halves = causal and row.method.traits.by_halves  # whose exact blocks run subquad's kernel
         notes.append(f"is exact attention {where}{'' if by_halves else '; a speed-up there is due to chance'}")
@@ -548,7 +550,7 @@ def _row_notes(row: CompareRow, length: int, causal: bool) -> list[str]:
 
 def _left_out(c: Comparison, row: CompareRow, method: MethodReport) -> str | None:
     """The length from which on a method was too slow, as a note."""
-    op_lengths = c.call_lengths_done if row.plan is None and row.dtype == FP32 else []  # as `Comparison.op`
+    op_lengths = c.call_lengths_done if row.is_called_alone else []
     lengths = [n for n in c.lengths_done if row in c.rows_at(n, 0)]
     wanted = ((lengths, method["model"]), (op_lengths, method["op"]))
     skipped = [n for lengths, have in wanted for n in lengths if str(n) not in have and row.takes(n)]

@@ -25,6 +25,7 @@ from subquad.tools.measure.deadline import Deadline
 from subquad.tools.measure.group import ALONE, MeasuringGroup
 from subquad.tools.models.dtypes import FP32, has_products
 from subquad.tools.models.generation import check_new_tokens
+from subquad.tools.models.other_attention import row_of_attention
 from subquad.tools.models.passages import read
 from subquad.tools.models.pretrained import MAIN_LENGTH, Pretrained, check_model, load
 from subquad.tools.models.rows import NOT_CALIBRATED, CompareRow, row_of, row_of_adapter, row_of_plan
@@ -80,7 +81,7 @@ def check(settings: CompareSettings) -> None:
 
 def _parse_inputs(settings: CompareSettings) -> tuple[list[Method], list[str] | None, LabelledTask | None]:
     """The methods, exact attention first, the documents and the labelled task that the settings name."""
-    if not settings.methods and not settings.adapters and not settings.plans:
+    if not (settings.methods or settings.adapters or settings.plans or settings.attention):
         raise InputError("no methods to compare: --methods names none")
     names = settings.methods
     if settings.calibrate and names == COMPARED:
@@ -122,8 +123,10 @@ def prepare(
     rows = [split(row, pretrained) for row in rows]
     for line in _unfitted(rows):
         note(progress, line)
-    rows = _in_dtypes(settings, rows, pretrained.is_causal_lm)
     reading = read(pretrained, documents or standard_library(), length, settings.passages, settings.seed)
+    for name in dict.fromkeys(settings.attention):
+        rows.append(row_of_attention(pretrained, name, reading.passages[0]))
+    rows = _in_dtypes(settings, rows, pretrained.is_causal_lm)
     return Comparison(
         settings=settings,
         pretrained=pretrained,
@@ -148,7 +151,7 @@ def _in_dtypes(settings: CompareSettings, rows: Sequence[CompareRow], causal: bo
             return list(rows)
         usual = {EXACT, *(COMPARED_16_BITS_CAUSAL if causal else COMPARED_16_BITS)}
         is_usual = settings.methods == COMPARED
-        twice = [row for row in rows if row.layers and (row.plan or row.adapter or not is_usual or row.name in usual)]
+        twice = [row for row in rows if row.layers and (row.is_named or not is_usual or row.name in usual)]
         return [*rows, *(row.in_dtype("bf16") for row in twice)]
     if dtype == FP32:
         return list(rows)

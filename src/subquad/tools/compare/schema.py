@@ -51,7 +51,7 @@ class MethodReport(TypedDict):
 
     method: str  # as the command line writes it, "i-clustered:clusters=25"
     settings: dict[str, Any]  # Method.to_dict()
-    status: Literal["exact", "measured", "refused", "reference"]  # "reference": there to compare with, in sq.compare
+    status: Literal["exact", "measured", "refused", "other", "reference"]  # "other": not subquad's
     reason: NotRequired[str]  # why it was refused, or which layers stay exact
     remarks: NotRequired[list[str]]  # what a reader must know of it: where it is exact, where it cannot run
     dtype: NotRequired[str]  # "fp32", "bf16" or "fp16"

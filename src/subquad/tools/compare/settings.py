@@ -58,6 +58,11 @@ class CompareSettings:
     )
     adapters: tuple[Path, ...] = option((), **common.ADAPTERS)
     plans: tuple[Path, ...] = option((), **common.PLANS)
+    attention: tuple[str, ...] = option(
+        (),
+        "An attention of transformers that is not subquad's, as its own row: eager, flex_attention, or a name that was "
+        "registered there; repeatable.",
+    )
     calibrate: tuple[Path, ...] = option(
         (), "Fit learned parameters on this text first; it must not be the text compared on. Repeatable."
     )

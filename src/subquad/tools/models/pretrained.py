@@ -407,14 +407,29 @@ def _pooling(config: Any, where: str) -> Pooling:
     return pooling_of(where)
 
 
+@dataclass(frozen=True)
+class OtherAttention:
+    """An implementation of attention that is not subquad's, by the name that `attn_implementation` takes."""
+
+    name: str
+
+
 @contextmanager
 def running(model: Any, methods: Any, group: MeasuringGroup = ALONE) -> Iterator[None]:
-    """Run `methods` (as `hf.swap` takes them; None = the model's own attention) in a model, for a while.
+    """Run `methods` (as `hf.swap` takes them, or an `OtherAttention`; None = the model's own) in a model, for a while.
 
     Of a group, each process then runs the model on its part of the tokens; the model's own attention is "full" there.
     """
     if methods is None and group.ranks is None:
         yield
+        return
+    if isinstance(methods, OtherAttention):
+        before = model.config._attn_implementation
+        model.set_attn_implementation(methods.name)
+        try:
+            yield
+        finally:
+            model.set_attn_implementation(before)
         return
     hf.swap(model, "full" if methods is None else methods, parallel=group.ranks)
     try:

@@ -16,8 +16,9 @@ from subquad.distributed import Sequence
 from subquad.hf.plans import load_plan
 from subquad.methods import BoundMethod, Full, Method
 from subquad.tools.models.dtypes import FP32, TORCH
-from subquad.tools.models.pretrained import Pretrained
+from subquad.tools.models.pretrained import OtherAttention, Pretrained
 
+OTHER = "attention:"  # before the name of an implementation that is not subquad's
 IN = " in "  # between the name of a row and its dtype: "clustered-tail in bf16"
 NOT_CALIBRATED = "not calibrated: its learned parameters are those that it starts with"
 
@@ -33,6 +34,7 @@ class CompareRow:
     bounds: dict[int, BoundMethod] = field(default_factory=dict)  # with learned parameters, by layer
     plan: str | None = None  # the folder of a plan, whose layers run the methods in `planned`
     planned: dict[int, Method | BoundMethod] = field(default_factory=dict)
+    other: OtherAttention | None = None  # an implementation that is not subquad's, instead of a method
     modes: tuple[str, ...] = ()  # what ranks send each other, where tokens are split: "summary", "heads", "ring"
     dtype: str = FP32  # of the model's weights
 
@@ -40,9 +42,12 @@ class CompareRow:
     def name(self) -> str:
         """The method as the command line writes it; `@` and the adapter's name where parameters come from one.
 
-        Of a plan, `plan:` and the name of its folder. The dtype is added where it is not fp32.
+        Of a plan, `plan:` and the name of its folder; of another implementation, `attention:` and its name.
+        The dtype is added where it is not fp32.
         """
-        if self.plan is not None:
+        if self.other is not None:
+            name = f"{OTHER}{self.other.name}"
+        elif self.plan is not None:
             name = f"plan:{Path(self.plan).resolve().name}"
         else:
             name = str(self.method) if self.adapter is None else f"{self.method}@{Path(self.adapter).name}"
@@ -56,16 +61,30 @@ class CompareRow:
     @property
     def is_full(self) -> bool:
         """True if the model's own exact attention runs, in any dtype."""
-        return self.method == Full() and self.plan is None
+        return self.method == Full() and self.plan is None and self.other is None
 
     @property
-    def swap(self) -> dict[int, Method | BoundMethod] | None:
-        """The methods by layer, as `hf.swap` takes them; None = the model's own attention."""
+    def is_called_alone(self) -> bool:
+        """True if one call of its attention is timed too."""
+        return self.plan is None and self.other is None and self.dtype == FP32
+
+    @property
+    def is_named(self) -> bool:
+        """True if an option of its own names it: it is measured wherever that is possible."""
+        return any(each is not None for each in (self.plan, self.adapter, self.other))
+
+    @property
+    def swap(self) -> dict[int, Method | BoundMethod] | OtherAttention | None:
+        """The methods by layer or the implementation that `running` runs; None = the model's own attention."""
+        if self.other is not None:
+            return self.other
         return None if self.is_full else {number: self.at(number) for number in self.layers}
 
     @property
     def note(self) -> str | None:
         """A note on its learned parameters, or on its layers; None if there is nothing to note."""
+        if self.other is not None:
+            return f"transformers' attention {self.other.name!r}, which is not subquad's: measured, not recommended"
         if self.plan is not None:
             methods = ", ".join(f"{number}: {self.at(number)}" for number in sorted(self.planned))
             return f"the plan of {self.plan}, by layer ({methods})"

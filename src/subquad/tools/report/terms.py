@@ -36,6 +36,8 @@ TERMS = {
     "minimum fidelity": "The fidelity that a recommended method must reach (--min-fidelity, --max-kl or "
     "--min-agreement).",
     "ms": "Exact attention's median time in milliseconds / the speed-up; of exact attention itself the median.",
+    "not subquad's": "A row of --attention: attention that transformers runs by this name. It is measured like all "
+    "others, and is never recommended.",
     "not calibrated": "The learned parameters of this method have their initial values; subquad calibrate fits them.",
     "Pareto front": "The methods that no other method exceeds in both fidelity and speed.",
     "perplexity": "exp of the mean negative log-likelihood per token; lower is better.",
