@@ -6,7 +6,6 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
-from typing import cast
 
 from subquad.research.tuning.run import TrialRow, Tuning
 from subquad.research.tuning.schema import KIND, SCHEMA, TriedTrial, TuneReport
@@ -26,22 +25,20 @@ def record_of(asked: Tuning, rows: Sequence[TrialRow], words: Sequence[str], exe
     options = ["--trials", str(asked.trials), *(["--prune"] if asked.prune else [])]
     options += ["--seed", str(asked.seed)] if asked.seed else []
     best = ordered[0]
-    return {
-        "kind": KIND,
-        "schema": SCHEMA,
-        "created": datetime.now(UTC).isoformat(timespec="seconds"),
-        "command": shlex.join(["subquad", "tune", *words, *searches, *options]),
-        "task": {"name": task.name, "summary": task.title, "metric": task.metric, "greater": task.greater_is_better},
-        "search": {one.name: _scale(one.log, bool(one.choices)) for one in searched},
-        "trials": [
-            cast(TriedTrial, {"number": row.number, "values": row.values, **asdict(row.tried)}) for row in ordered
-        ],
-        "best": {
+    return TuneReport(
+        kind=KIND,
+        schema=SCHEMA,
+        created=datetime.now(UTC).isoformat(timespec="seconds"),
+        command=shlex.join(["subquad", "tune", *words, *searches, *options]),
+        task={"name": task.name, "summary": task.title, "metric": task.metric, "greater": task.greater_is_better},
+        search={one.name: _scale(one.log, bool(one.choices)) for one in searched},
+        trials=[TriedTrial(row.number, row.values, **asdict(row.tried)) for row in ordered],
+        best={
             "number": best.number,
             "command": shlex.join(["subquad", "train", *_without_method(words, best), *_set(asked, best)]),
         },
-        "machine": {**hardware(asked.device), **versions(), **({"executor": executor} if executor else {})},
-    }
+        machine={**hardware(asked.device), **versions(), **({"executor": executor} if executor else {})},
+    )
 
 
 def _scale(log: bool, choices: bool) -> str:

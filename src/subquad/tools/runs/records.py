@@ -1,7 +1,7 @@
 """Typed records to plain data that JSON holds, and back; all that runs keep goes through here.
 
 A record is a dataclass of numbers, texts, lists, dicts with text as keys, and records.
-A field that is None is left out.
+A field that is None is left out if that is its default, and null otherwise.
 """
 
 from collections.abc import Mapping
@@ -11,10 +11,19 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 
 
 def to_plain(value: Any) -> Any:
-    """Returns plain data for a record, or for lists and dicts of records."""
+    """Returns plain data for a record, or for lists and dicts of records.
+
+    >>> from dataclasses import dataclass
+    >>> @dataclass
+    ... class Timed:
+    ...     seconds: float | None
+    ...     reason: str | None = None
+    >>> to_plain([Timed(None)])
+    [{'seconds': None}]
+    """
     if is_dataclass(value):
-        named = ((f.name, getattr(value, f.name)) for f in fields(value))
-        return {name: to_plain(held) for name, held in named if held is not None}
+        held = ((f, getattr(value, f.name)) for f in fields(value))
+        return {f.name: to_plain(each) for f, each in held if each is not None or f.default is not None}
     if isinstance(value, Mapping):
         return {key: to_plain(held) for key, held in value.items()}
     return [to_plain(held) for held in value] if isinstance(value, list | tuple) else value
