@@ -8,7 +8,7 @@ from dataclasses import asdict
 from datetime import UTC, datetime
 
 from subquad.research.tuning.run import TrialRow, Tuning
-from subquad.research.tuning.schema import KIND, SCHEMA, TriedTrial, TuneReport
+from subquad.research.tuning.schema import TriedTrial, TuneReport
 from subquad.research.tuning.search import METHOD, read_searches
 from subquad.tools.runs.machine import hardware, versions
 
@@ -26,8 +26,6 @@ def record_of(asked: Tuning, rows: Sequence[TrialRow], words: Sequence[str], exe
     options += ["--seed", str(asked.seed)] if asked.seed else []
     best = ordered[0]
     return TuneReport(
-        kind=KIND,
-        schema=SCHEMA,
         created=datetime.now(UTC).isoformat(timespec="seconds"),
         command=shlex.join(["subquad", "tune", *words, *searches, *options]),
         task={"name": task.name, "summary": task.title, "metric": task.metric, "greater": task.greater_is_better},

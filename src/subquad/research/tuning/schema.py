@@ -20,12 +20,12 @@ class TriedTrial:
     reason: str | None  # why it failed
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class TuneReport:
     """A search: its trials, the best first."""
 
-    kind: str
-    schema: int
+    kind: str = KIND
+    schema: int = SCHEMA
     created: str
     command: str
     task: dict[str, Any]  # name, summary, metric, and whether a greater value is better
