@@ -40,7 +40,7 @@ def compared():
 def inspected():
     report = sample_inspect.report()
     return inspect_tables.rich_table(report), figures(
-        inspect_tables.summary(report), inspect_tables.spectrum(report["spectrum"])
+        inspect_tables.summary(report), inspect_tables.spectrum(report.spectrum)
     )
 
 
