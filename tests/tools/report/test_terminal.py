@@ -51,7 +51,7 @@ def planned():
 
 def benched():
     report = sample_bench.report()
-    cells = [cell.text for each in report["cells"] if each["status"] == "measured" for cell in bench_tables._row(each)]
+    cells = [cell.text for each in report.cells if each.status == "measured" for cell in bench_tables._row(each)]
     return bench_tables.rich_table(report), set(cells)
 
 
