@@ -42,18 +42,9 @@ def _named(key: Key) -> str:
 
 
 def _change(then: BenchCell, now: BenchCell) -> Change:
-    speedups = [cell.speedup for cell in (then, now)]
-    return Change(
-        method=now.method,
-        dtype=now.dtype,
-        passes=now.passes,
-        length=now.length,
-        verdict=_verdict(then, now),
-        speedups=speedups,
-        speedup_ratio=_ratio(speedups[1], speedups[0]),
-        time_ratio=_ratio(then.ms, now.ms),
-        memory_ratio=_ratio(now.extra_bytes, then.extra_bytes),
-    )
+    speedups = [then.speedup, now.speedup]
+    ratios = _ratio(now.speedup, then.speedup), _ratio(then.ms, now.ms), _ratio(now.extra_bytes, then.extra_bytes)
+    return Change(now.method, now.dtype, now.passes, now.length, _verdict(then, now), speedups, *ratios)
 
 
 def _ratio(above: Any, below: Any) -> float | None:

@@ -37,7 +37,7 @@ SHARP = (
 def report_of(inspection: Inspection, asked: InspectSettings) -> InspectReport:
     """All figures, with what they depend on. `asked` are the settings as the user gave them: those of the command."""
     x, s = inspection, inspection.settings
-    text = x.reading.metadata(s.text)
+    text, tokens = x.reading.metadata(s.text), [_readable(x, token) for token in x.items[0][: s.tokens]]
     return InspectReport(
         created=datetime.now(UTC).isoformat(timespec="seconds"),
         command=as_command("inspect", asked),
@@ -49,12 +49,7 @@ def report_of(inspection: Inspection, asked: InspectSettings) -> InspectReport:
         text={name: text[name] for name in ("source", "documents", "tokens")},
         bounds={str(n): _mean([unit.bound for unit in _samples_of(x, n)]) for n in x.layers},
         methods=[_inspected(x, row) for row in x.rows],
-        maps=Maps(
-            layer=s.layer or 0,
-            head=s.head,
-            tokens=[_readable(x, token) for token in x.items[0][: s.tokens]],
-            weights=x.results[MAPS()],
-        ),
+        maps=Maps(s.layer or 0, s.head, tokens, x.results[MAPS()]),
         fits=[_fit(row) for row in x.rows if row.history and isinstance(row.method, LearnedHash)],
         notes=_notes(x),
         spectrum=_spectrum(x) if s.spectrum else None,
@@ -67,11 +62,8 @@ def _samples_of(x: Inspection, layer: int) -> list[InspectedLayer]:
 
 def _spectrum(x: Inspection) -> Spectrum:
     assert x.settings.length is not None
-    return Spectrum(
-        at=x.curve,
-        index=heat_map_index(x.settings.length),
-        layers={str(n): _layer_spectrum([x.results[SPECTRUM(i, n)] for i in range(len(x.items))]) for n in x.layers},
-    )
+    layers = {str(n): _layer_spectrum([x.results[SPECTRUM(i, n)] for i in range(len(x.items))]) for n in x.layers}
+    return Spectrum(x.curve, heat_map_index(x.settings.length), layers)
 
 
 def _layer_spectrum(samples: Sequence[LayerSpectrum]) -> LayerSpectrum:

@@ -8,7 +8,7 @@ from subquad.methods.full import EXACT
 from subquad.tools.measure.exact_limits import exact_up_to
 from subquad.tools.models.rows import CompareRow
 from subquad.tools.needle.run import ORACLE, NeedleRun, Spot
-from subquad.tools.needle.schema import NeedleCell, NeedleMethod, NeedleReport
+from subquad.tools.needle.schema import NeedleCell, NeedleMethod, NeedleReport, Role
 from subquad.tools.needle.settings import NeedleSettings
 from subquad.tools.needle.tasks import TASKS
 from subquad.tools.runs import machine
@@ -39,12 +39,8 @@ def report_of(run: NeedleRun, asked: NeedleSettings) -> NeedleReport:
 
 
 def _method(run: NeedleRun, row: CompareRow) -> NeedleMethod:
-    return NeedleMethod(
-        method=row.name,
-        role="exact" if row.is_exact else "measured",
-        settings=row.method.to_dict(),
-        cells=_cells(run, row.name),
-    )
+    role: Role = "exact" if row.is_exact else "measured"
+    return NeedleMethod(row.name, role, row.method.to_dict(), _cells(run, row.name))
 
 
 def _oracle(run: NeedleRun) -> list[NeedleMethod]:
@@ -65,19 +61,12 @@ def _cells(run: NeedleRun, name: str) -> list[NeedleCell]:
 
 
 def _cell(run: NeedleRun, name: str, spots: Sequence[Spot]) -> NeedleCell:
-    scores = [run.score(spot, name) for spot in spots]
+    first, scores = spots[0], [run.score(spot, name) for spot in spots]
     exact = [run.score(spot, EXACT).log_likelihood for spot in spots]
     mean = math.fsum(score.log_likelihood for score in scores) / len(scores)
-    finite = math.isfinite(mean)
-    return NeedleCell(
-        task=spots[0].task,
-        length=spots[0].length,
-        depth=spots[0].depth,
-        samples=len(spots),
-        log_likelihood=mean if finite else None,
-        difference=mean - math.fsum(exact) / len(exact) if finite else None,
-        right=sum(score.right for score in scores) / len(scores),
-    )
+    right, difference = sum(score.right for score in scores) / len(scores), mean - math.fsum(exact) / len(exact)
+    figures: tuple[float | None, float | None] = (mean, difference) if math.isfinite(mean) else (None, None)
+    return NeedleCell(first.task, first.length, first.depth, len(spots), *figures, right)
 
 
 # ---------------------------------------------------------------------- what a reader must know

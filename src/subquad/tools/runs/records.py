@@ -11,16 +11,7 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 
 
 def to_plain(value: Any) -> Any:
-    """Returns plain data for a record, or for lists and dicts of records.
-
-    >>> from dataclasses import dataclass
-    >>> @dataclass
-    ... class Timed:
-    ...     seconds: float | None
-    ...     reason: str | None = None
-    >>> to_plain([Timed(None)])
-    [{'seconds': None}]
-    """
+    """Returns plain data for a record, or for lists and dicts of records."""
     if is_dataclass(value):
         held = ((f, getattr(value, f.name)) for f in fields(value))
         return {f.name: to_plain(each) for f, each in held if each is not None or f.default is not None}
@@ -36,9 +27,12 @@ def from_plain(kind: Any, plain: Any) -> Any:
     >>> @dataclass
     ... class Timed:
     ...     seconds: list[float]
+    ...     growth: float | None
     ...     reason: str | None = None
-    >>> from_plain(dict[str, Timed], to_plain({"full": Timed([0.5])}))
-    {'full': Timed(seconds=[0.5], reason=None)}
+    >>> to_plain({"full": Timed([0.5], None)})
+    {'full': {'seconds': [0.5], 'growth': None}}
+    >>> from_plain(dict[str, Timed], {"full": {"seconds": [0.5], "growth": None}})
+    {'full': Timed(seconds=[0.5], growth=None, reason=None)}
 
     Raises:
         TypeError: the data lacks a field of a record, or has one that the record does not.
