@@ -251,9 +251,10 @@ def utility_metrics(
         key: UtilityMetrics(*(each.mean(0).tolist() for each in (values.utility, values.keys, values.bound)))
         for key, values in utility.items()
     }
-    given = {label: metrics["given", label] for label in choosing}
-    lean_or_given = {label: metrics.get(("n_b", label), given[label]) for label in choosing}
-    return bound.mean(0).tolist(), {label: {"n_b": lean_or_given[label], "given": given[label]} for label in choosing}
+    configured = {label: metrics["given", label] for label in choosing}
+    return bound.mean(0).tolist(), {
+        label: {"n_b": metrics.get(("n_b", label), values), "given": values} for label, values in configured.items()
+    }
 
 
 def size_metrics(inputs: LayerInputs, methods: Mapping[str, Method | BoundMethod]) -> dict[str, dict[str, Any]]:

@@ -65,8 +65,8 @@ def _cell(run: NeedleRun, name: str, spots: Sequence[Spot]) -> NeedleCell:
     exact = [run.score(spot, EXACT).log_likelihood for spot in spots]
     mean = math.fsum(score.log_likelihood for score in scores) / len(scores)
     right, difference = sum(score.right for score in scores) / len(scores), mean - math.fsum(exact) / len(exact)
-    figures: tuple[float | None, float | None] = (mean, difference) if math.isfinite(mean) else (None, None)
-    return NeedleCell(first.task, first.length, first.depth, len(spots), *figures, right)
+    metrics: tuple[float | None, float | None] = (mean, difference) if math.isfinite(mean) else (None, None)
+    return NeedleCell(first.task, first.length, first.depth, len(spots), *metrics, right)
 
 
 # ---------------------------------------------------------------------- what a reader must know
