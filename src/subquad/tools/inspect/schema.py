@@ -1,6 +1,6 @@
 """The shape of `results.json` of `subquad inspect`, which its tables and plots are made from.
 
-A figure that was not measured is absent or None, never 0.
+A figure that was not measured is None, never 0.
 """
 
 from dataclasses import dataclass
