@@ -134,13 +134,7 @@ def _layer(planned: Planned, number: int, name: str) -> PlannedLayer:
 
 
 def _verification(verified: Verified) -> Verification:
-    return Verification(
-        predicted=verified.predicted,
-        loss=verified.loss,
-        bound=verified.bound,
-        speedup=verified.speedup,
-        passages=len(verified.losses),
-    )
+    return Verification(verified.predicted, verified.loss, verified.bound, verified.speedup, len(verified.losses))
 
 
 def _accepted(loss: float, shift: float) -> str:
