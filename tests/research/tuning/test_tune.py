@@ -101,7 +101,7 @@ def test_a_trial_whose_end_the_study_was_not_told_does_not_run_again(asked, made
     monkeypatch.undo()
     assert made_up == [0]
     monkeypatch.setattr(trials.Trial, "run", lambda self, progress: trials.Tried("finished", float(self.number)))
-    assert [row.tried.value for row in tune(asked)][1:] == [1.0, 2.0, 3.0]
+    assert [row.value for row in tune(asked)][1:] == [1.0, 2.0, 3.0]
 
 
 def test_more_trials_add_to_a_finished_search(asked, made_up):
@@ -135,11 +135,11 @@ def test_a_bad_trial_is_pruned_at_a_validation(asked, monkeypatch):
 
     monkeypatch.setattr(trials, "train", train)
     rows = tune(replace(asked, trials=STARTUP + 1, prune=True))
-    assert [row.tried.state for row in rows] == ["finished"] * STARTUP + ["pruned"]
-    assert (rows[-1].tried.value, rows[-1].tried.steps) == (0.1, 2)
-    assert rows[-1].tried.seconds >= 0.1
+    assert [row.state for row in rows] == ["finished"] * STARTUP + ["pruned"]
+    assert (rows[-1].value, rows[-1].steps) == (0.1, 2)
+    assert rows[-1].seconds >= 0.1
     rows = tune(replace(asked, trials=STARTUP + 1, out=asked.out.parent / "unpruned"))
-    assert [row.tried.state for row in rows] == ["finished"] * (STARTUP + 1)
+    assert [row.state for row in rows] == ["finished"] * (STARTUP + 1)
 
 
 def test_a_failed_trial_does_not_end_the_search_but_three_do(asked, monkeypatch):
@@ -148,7 +148,7 @@ def test_a_failed_trial_does_not_end_the_search_but_three_do(asked, monkeypatch)
 
     monkeypatch.setattr(trials.Trial, "run", some)
     fail = {1}
-    assert [row.tried.state for row in tune(asked)] == ["finished", "failed", "finished", "finished"]
+    assert [row.state for row in tune(asked)] == ["finished", "failed", "finished", "finished"]
     fail = {0, 1, 2, 3}
     with pytest.raises(InputError, match=r"^all 3 trials failed, the last one because it diverged$"):
         tune(replace(asked, out=asked.out.parent / "other"))
@@ -212,7 +212,7 @@ def test_trials_in_two_processes_are_all_kept(asked):
     with ProcessExecutor(2) as executor:
         rows = tune(replace(asked, trials=3), executor=executor)
     assert [row.number for row in rows] == [0, 1, 2]
-    assert {row.tried.state for row in rows} == {"finished"}
+    assert {row.state for row in rows} == {"finished"}
     again = tune(replace(asked, trials=3))  # in one process: they are kept
     assert again == rows
 

@@ -4,6 +4,7 @@ from dataclasses import replace
 import pytest
 
 from subquad.tools.bench import run as bench
+from subquad.tools.runs.records import to_plain
 from tests.tools.workflows.conftest import model, text
 
 __all__ = ["model", "text"]
@@ -26,7 +27,7 @@ def put(tmp_path):
 
     def write(name, content, folder="run"):
         (tmp_path / folder).mkdir(exist_ok=True)
-        (tmp_path / folder / name).write_text(content if isinstance(content, str) else json.dumps(content))
+        (tmp_path / folder / name).write_text(content if isinstance(content, str) else json.dumps(to_plain(content)))
         return tmp_path / folder
 
     return write

@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 from subquad.tools.cli.kinds import kind_of
 from subquad.tools.cli.main import app
 from subquad.tools.cli.plugins import kinds
+from subquad.tools.runs.records import to_plain
 from tests.tools.report import sample, sample_bench, sample_inspect, sample_needle, sample_plan
 
 RECORDS = Path(__file__).parents[1] / "report" / "records"  # of small runs, as their commands wrote them
@@ -99,7 +100,7 @@ def test_open_shows_the_page_in_the_browser(put, monkeypatch):
 
 
 def test_every_kind_is_told_from_the_others():
-    contents = {command: made() for command, (_, made, _) in SAMPLES.items()}
+    contents = {command: to_plain(made()) for command, (_, made, _) in SAMPLES.items()}
     contents["train"] = {"task": {}, "test": {}}
     contents["reproduce"] = {"experiment": {}, "results": {}}
     contents["calibrate"] = {"record": {"history": []}}

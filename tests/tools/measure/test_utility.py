@@ -1,7 +1,7 @@
 """Attention utility: its theorems, and its definition written out."""
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import ClassVar
 
 import pytest
@@ -213,12 +213,12 @@ def test_dynamics_are_the_parts_of_the_loss():
     mask = sq.Mask.padding([24, 10])
     bound.train()(q, k, k, mask=mask)
     state = hash_dynamics(bound, q, k, mask=mask)
-    assert state["kl_query"] + state["kl_key"] == pytest.approx(bound.auxiliary_loss().item(), rel=1e-5)
-    assert -math.log(4) <= state["negative_entropy_query"] < 0
-    assert -math.log(4) <= state["negative_entropy_key"] < 0
+    assert state.kl_query + state.kl_key == pytest.approx(bound.auxiliary_loss().item(), rel=1e-5)
+    assert -math.log(4) <= state.negative_entropy_query < 0
+    assert -math.log(4) <= state.negative_entropy_key < 0
     short = hash_dynamics(bound, q[1:, :, :10], k[1:, :, :10])
     long = hash_dynamics(bound, q[1:], k[1:], mask=sq.Mask.padding([10]))
-    assert long == pytest.approx(short, rel=1e-5)
+    assert asdict(long) == pytest.approx(asdict(short), rel=1e-5)
 
 
 def test_dynamics_are_of_lha_only():

@@ -126,30 +126,30 @@ def test_the_report_has_every_cell_and_says_what_the_oracle_is(settings, tmp_pat
     asked = settings(lengths=(300, 310), samples=2, methods=(HALVES, "local:window=16"), oracle_length=300)
     run = measure(asked, tmp_path)
     report = report_of(run, asked)
-    assert [(m["method"], m["role"], len(m["cells"])) for m in report["methods"]] == [
+    assert [(m.method, m.role, len(m.cells)) for m in report.methods] == [
         ("full", "exact", 4),
         (HALVES, "measured", 4),
         ("local:window=16", "measured", 4),
         (ORACLE, "oracle", 2),
     ]
-    for method in report["methods"]:
-        for cell in method["cells"]:
-            assert cell["samples"] == (1 if method["role"] == "oracle" else 2)
-            exact = [run.score(spot, "full") for spot in run.prompts if _is_of(spot, cell)][: cell["samples"]]
-            mine = [run.score(spot, method["method"]) for spot in run.prompts if _is_of(spot, cell)
-                    and method["method"] in run.rows_at(spot)]  # fmt: skip
+    for method in report.methods:
+        for cell in method.cells:
+            assert cell.samples == (1 if method.role == "oracle" else 2)
+            exact = [run.score(spot, "full") for spot in run.prompts if _is_of(spot, cell)][: cell.samples]
+            mine = [run.score(spot, method.method) for spot in run.prompts if _is_of(spot, cell)
+                    and method.method in run.rows_at(spot)]  # fmt: skip
             mean = sum(score.log_likelihood for score in mine) / len(mine)
-            assert cell["log_likelihood"] == pytest.approx(mean)
-            assert cell["difference"] == pytest.approx(mean - sum(s.log_likelihood for s in exact) / len(exact))
-            assert cell["right"] == sum(score.right for score in mine) / len(mine)
-    notes = " ".join(report["notes"])
+            assert cell.log_likelihood == pytest.approx(mean)
+            assert cell.difference == pytest.approx(mean - sum(s.log_likelihood for s in exact) / len(exact))
+            assert cell.right == sum(score.right for score in mine) / len(mine)
+    notes = " ".join(report.notes)
     assert f"as many as {HALVES} meets exactly" in notes
     assert "left out at 310 tokens, because it is slow; --oracle-length 310 includes them" in notes
     assert "the first of the 2 prompts" in notes
 
 
 def _is_of(spot, cell):
-    return (spot.task, spot.length, spot.depth) == (cell["task"], cell["length"], cell["depth"])
+    return (spot.task, spot.length, spot.depth) == (cell.task, cell.length, cell.depth)
 
 
 @pytest.mark.parametrize(
@@ -162,7 +162,7 @@ def _is_of(spot, cell):
 )
 def test_notes_say_why_there_is_no_oracle_and_what_is_exact(settings, tmp_path, changes, reason):
     asked = settings(tasks=("passkey",), **changes)
-    assert reason in " ".join(report_of(measure(asked, tmp_path), asked)["notes"])
+    assert reason in " ".join(report_of(measure(asked, tmp_path), asked).notes)
 
 
 def test_an_interrupted_run_resumes(settings, tmp_path, monkeypatch):
@@ -181,7 +181,7 @@ def test_an_interrupted_run_resumes(settings, tmp_path, monkeypatch):
     resumed = measure(settings(), tmp_path / "out")
     assert len(calls) == 3 + 6 - 2
     assert resumed.resumed == 2
-    assert any("2 of 6 units come from an earlier" in note for note in report_of(resumed, settings())["notes"])
+    assert any("2 of 6 units come from an earlier" in note for note in report_of(resumed, settings()).notes)
     assert [resumed.score(spot, "full") for spot in whole.prompts] == [
         whole.score(spot, "full") for spot in whole.prompts
     ]

@@ -1,6 +1,7 @@
 """Plans for batches of texts with lengths of their own: how they are drawn, what runs in them, and what is reported."""
 
 import random
+from dataclasses import replace
 
 import pytest
 import torch
@@ -14,10 +15,12 @@ from subquad.tools.models.pretrained import Pretrained
 from subquad.tools.plan.arguments import check_settings
 from subquad.tools.plan.length import ShorterLengths
 from subquad.tools.plan.loads import batch_load, batches_by_length, next_token_loss, padded_length
+from subquad.tools.plan.schema import BatchSizes, PlannedLength, Verification
 from subquad.tools.plan.settings import FROM_TEXT, PlanSettings
 from subquad.tools.plan.tables import tried
 from subquad.tools.runs.options import as_command, from_arguments
 from tests.library.hf.models import build
+from tests.tools.report import sample_plan
 
 
 class Plain(Pretrained):
@@ -136,8 +139,9 @@ def test_a_plan_and_its_report_describe_the_batches():
     entry = {"fidelity": 0.995, "bound": 0.993, "confidence": 0.95, "speedup": 1.3}
     plan = Plan({}, (256, 512), {}, {"256": entry, "512": entry | {"batches": SIZES}})
     assert plan.description(512) == f"{plan.description(256)} (batches of 8, mean 284 tokens, padded to 491)"
-    length = {"length": 512, "tried": 9, "passages": 4, "verified": {"passages": 8}, "batches": SIZES}
-    assert tried({"lengths": [length]}) == [
+    verified = Verification(predicted=0.005, loss=0.005, bound=0.007, speedup=1.3, passages=8)
+    length = PlannedLength(512, {}, [], [], passages=4, tried=9, batches=BatchSizes(**SIZES), verified=verified)
+    assert tried(replace(sample_plan.plan(), lengths=[length])) == [
         "512 tokens (batches of 8, mean 284 tokens, padded to 491): 9 candidates were tried on 4 batches, and the plan "
         "was verified on 8 held-out batches."
     ]

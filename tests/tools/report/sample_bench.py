@@ -1,8 +1,9 @@
 """A benchmark as `subquad bench` makes it: SDPA's time grows as N², the methods' as N; they cross at 1,000 and 100."""
 
 from subquad.tools.bench.crossovers import crossovers, growth
-from subquad.tools.bench.schema import BenchReport
+from subquad.tools.bench.schema import BenchCell, BenchReport
 from subquad.tools.measure.noise import noise_of
+from subquad.tools.runs.records import from_plain
 
 LENGTHS = (256, 512, 1024, 2048, 4096)
 QUADRATIC_MS = 1e-5  # × N²
@@ -19,32 +20,30 @@ def report(lengths=LENGTHS, not_run=()) -> BenchReport:
         for length in lengths
         for method in ("full", *CROSS)
     ]
-    return {
-        "kind": "subquad bench",
-        "schema": 1,
-        "created": "2026-03-14T09:26:53+00:00",
-        "command": "subquad bench --methods 'clustered i-clustered:clusters=25,topk=64'",
-        "versions": {"python": "3.11.7", "torch": "2.13.0"},
-        "hardware": {"processor": "Example CPU @ 2.6 GHz", "cores": "8", "threads": "4"},
-        "backend": "cpu",
-        "backends": {"reference": "available", "cpu": "available", "triton": "there is no GPU"},
-        "settings": {
+    return BenchReport(
+        created="2026-03-14T09:26:53+00:00",
+        command="subquad bench --methods 'clustered i-clustered:clusters=25,topk=64'",
+        versions={"python": "3.11.7", "torch": "2.13.0"},
+        hardware={"processor": "Example CPU @ 2.6 GHz", "cores": "8", "threads": "4"},
+        backend="cpu",
+        backends={"reference": "available", "cpu": "available", "triton": "there is no GPU"},
+        settings={
             "lengths": list(lengths), "device": "cpu", "batch": 2, "heads": 6, "head_dim": 64, "threads": 4, "seed": 0,
             "causal": False, "quick": False,
         },
-        "methods": {"full": {"name": "full"}, "clustered": {"name": "clustered", "clusters": 100}},
-        "cells": cells,
-        "crossovers": crossovers(cells),
-        "notes": ["Standard normal inputs [of q, k and v]."],
-        "noise": noise_of({"others": 0.02, "average": 0.3, "cores": 8}, [NOISE]),
-    }  # fmt: skip
+        methods={"full": {"name": "full"}, "clustered": {"name": "clustered", "clusters": 100}},
+        cells=cells,
+        crossovers=crossovers(cells),
+        notes=["Standard normal inputs [of q, k and v]."],
+        noise=noise_of({"others": 0.02, "average": 0.3, "cores": 8}, [NOISE]),
+    )  # fmt: skip
 
 
 def cell(method, dtype, passes, length, left_out=False, without_exact=False):
     """A cell; its quartiles lie 2 % beside the median."""
     found = {"method": method, "dtype": dtype, "passes": passes, "length": length, "status": "measured"}
     if left_out:
-        return found | {"status": "not run", "reason": "predicted 71 s per call"}
+        return from_plain(BenchCell, found | {"status": "not run", "reason": "predicted 71 s per call"})
     exact = QUADRATIC_MS * length**2
     ms = exact if method == "full" else QUADRATIC_MS * length * CROSS[method]
     found |= {"ms": ms, "ms_low": 0.98 * ms, "ms_high": 1.02 * ms, "repeats": 21}
@@ -57,4 +56,4 @@ def cell(method, dtype, passes, length, left_out=False, without_exact=False):
         found |= {"speedup": faster, "speedup_low": 0.98 * faster, "speedup_high": 1.02 * faster}
         verdict = "within the noise" if 1 / NOISE <= faster <= NOISE else "faster" if faster > 1 else "slower"
         found |= {"noise": NOISE} if method == "full" else {"verdict": verdict}
-    return found
+    return from_plain(BenchCell, found)

@@ -3,6 +3,7 @@
 import random
 
 from subquad.tools.inspect.schema import InspectReport
+from subquad.tools.runs.records import from_plain
 
 LAYERS, HEADS, BUCKETS, LENGTH = 3, 4, 4, 64
 # method -> (utility in layer 0 at N/B and as given; a tenth more in each next layer), keys
@@ -45,7 +46,7 @@ def report(
         "fits": [{"method": "lha:buckets=4@fitted", "buckets": 4, "history": record()}] * fits,
         "notes": ["clustered:clusters=2 chooses no keys [of its own]."],
     }  # fmt: skip
-    return made | ({"spectrum": spectra()} if spectrum else {})
+    return from_plain(InspectReport, made | ({"spectrum": spectra()} if spectrum else {}))
 
 
 def spectra():

@@ -1,6 +1,7 @@
 """A report as `subquad needle` makes it, with figures that are easy to predict."""
 
 from subquad.tools.needle.schema import NeedleReport
+from subquad.tools.runs.records import from_plain
 
 LENGTHS, DEPTHS, SAMPLES = [2048, 4096], [0.0, 0.5, 1.0], 2
 TASKS = {"passkey": -0.2, "frequent": -0.6}  # the log-likelihood of exact attention
@@ -14,7 +15,7 @@ METHODS = {
 
 
 def report() -> NeedleReport:
-    return {
+    return from_plain(NeedleReport, {
         "kind": "subquad needle",
         "schema": 1,
         "created": "2026-03-14T09:26:53+00:00",
@@ -29,7 +30,7 @@ def report() -> NeedleReport:
         "text": {"source": "a [text]", "documents": 2, "tokens": 99_999},
         "methods": [method(name, *figures) for name, figures in METHODS.items()],
         "notes": ["oracle-top [was] left out at 4,096 tokens."],
-    }  # fmt: skip
+    })  # fmt: skip
 
 
 def method(name, role, difference):

@@ -1,8 +1,10 @@
 """A report as `subquad plan` makes them, with made-up but plausible figures."""
 
+from dataclasses import replace
 from typing import Any
 
-from subquad.tools.plan.schema import PlanReport
+from subquad.tools.plan.schema import PlannedLength, PlanReport
+from subquad.tools.runs.records import from_plain
 
 EXACT, ROUGH, CLOSE = "full", "clustered:clusters=25", "i-clustered:clusters=25"
 TIMES, LOSSES = {EXACT: 1.0, ROUGH: 0.41, CLOSE: 0.51}, {EXACT: 0.0, ROUGH: 0.0094, CLOSE: 0.0011}
@@ -22,7 +24,7 @@ def plan() -> PlanReport:
         "uniform": {"method": CLOSE, "predicted": 0.0066, "loss": 0.0070, "speedup": 1.08},
         "floors": [_floor(0.9, 1.4, CLOSE, 1.2), _floor(0.99, 1.12, CLOSE, 1.08), _floor(0.999, 1.03, None, 1.0)],
     }
-    return {
+    made = {
         "kind": "plan",
         "schema": 1,
         "created": "2026-03-14T09:26:53+00:00",
@@ -36,6 +38,7 @@ def plan() -> PlanReport:
         "headline": "With a fidelity ≥ 0.98: 1.12× the speed of exact attention at 512 tokens (fidelity 0.9881).",
         "notes": ["Lengths between those that were planned run the plan of the next longer one."],
     }
+    return from_plain(PlanReport, made)
 
 
 def _length(length: int, methods: dict[str, str]) -> Any:
@@ -67,10 +70,9 @@ def _floor(floor: float, speedup: float, uniform: str | None, uniform_speedup: f
 
 def report(lengths: tuple[int, ...] = (512, 2048), layers: int = 3) -> PlanReport:
     """A plan's report whose figures differ from each other, so that a test finds each of them in a table."""
-    return plan() | {
-        "lengths": [_planned(length, layers, (number + 1) / 100) for number, length in enumerate(lengths)],
-        "headline": "With a fidelity ≥ 0.99: 1.31× at 512 tokens.",
-    }
+    planned = [_planned(length, layers, (number + 1) / 100) for number, length in enumerate(lengths)]
+    headline = "With a fidelity ≥ 0.99: 1.31× at 512 tokens."
+    return replace(plan(), lengths=from_plain(list[PlannedLength], planned), headline=headline)
 
 
 def _planned(length: int, layers: int, loss: float) -> Any:

@@ -1,6 +1,6 @@
 """The changes between two runs: only those beyond the noise."""
 
-import copy
+from dataclasses import replace
 
 import pytest
 
@@ -10,15 +10,19 @@ from tests.tools.report import sample_bench
 
 def pair(**figures):
     """A run, and one in which the first cell of `clustered` has other figures."""
-    old = sample_bench.report()
-    new = copy.deepcopy(old)
-    cell = next(cell for cell in new["cells"] if cell["method"] == "clustered")
-    cell |= {name: value(cell) if callable(value) else value for name, value in figures.items()}
+    old, new = sample_bench.report(), sample_bench.report()
+    change(new, lambda cell: {name: value(cell) if callable(value) else value for name, value in figures.items()})
     return old, new
 
 
+def change(report, figures):
+    """Give the first cell of `clustered` other figures."""
+    i, cell = next((i, cell) for i, cell in enumerate(report.cells) if cell.method == "clustered")
+    report.cells[i] = replace(cell, **figures(cell))
+
+
 def verdict(old, new):
-    return next(c for c in changes(old, new, "old.json")["cells"] if c["method"] == "clustered")["verdict"]
+    return next(c for c in changes(old, new, "old.json").cells if c.method == "clustered").verdict
 
 
 def speedups(factor, spread):
@@ -50,10 +54,8 @@ def test_verdict(factor, spread, expected):
     ([2.5, 2.6, 3.05], None, "faster"),  # a file without visits: the quartiles alone
 ])  # fmt: skip
 def test_every_visit_must_agree(then, now, expected):
-    old, new = pair(**speedups(1.2, 0.02))
-    next(cell for cell in old["cells"] if cell["method"] == "clustered")["visits"] = then
-    if now is not None:
-        next(cell for cell in new["cells"] if cell["method"] == "clustered")["visits"] = now
+    old, new = pair(**speedups(1.2, 0.02), visits=now)
+    change(old, lambda cell: {"visits": then})
     assert verdict(old, new) == expected
 
 
@@ -61,52 +63,50 @@ def test_tolerance_alone_decides_when_there_is_no_noise():
     for factor, expected in ((1 + TOLERANCE - 0.001, "within the noise"), (1 + TOLERANCE + 0.001, "faster")):
         old, new = pair(**speedups(factor, 0.0))
         for report in (old, new):
-            cell = next(cell for cell in report["cells"] if cell["method"] == "clustered")
-            cell["speedup_low"] = cell["speedup_high"] = cell["speedup"]
+            change(report, lambda cell: {"speedup_low": cell.speedup, "speedup_high": cell.speedup})
         assert verdict(old, new) == expected
 
 
 def test_a_slower_machine_is_no_change():
     old, new = sample_bench.report(), sample_bench.report()
-    for cell in new["cells"]:
-        cell |= {name: 3 * cell[name] for name in ("ms", "ms_low", "ms_high")}
-    found = changes(old, new, "old.json")
-    assert {c["verdict"] for c in found["cells"]} == {"within the noise", "no speed-up to compare"}
-    assert all(c["time_ratio"] == pytest.approx(1 / 3) for c in found["cells"])
-    assert {c["method"] for c in found["cells"] if c["verdict"] == "no speed-up to compare"} == {"full"}
+    slower = [replace(cell, ms=3 * cell.ms, ms_low=3 * cell.ms_low, ms_high=3 * cell.ms_high) for cell in new.cells]
+    found = changes(old, replace(new, cells=slower), "old.json")
+    assert {c.verdict for c in found.cells} == {"within the noise", "no speed-up to compare"}
+    assert all(c.time_ratio == pytest.approx(1 / 3) for c in found.cells)
+    assert {c.method for c in found.cells if c.verdict == "no speed-up to compare"} == {"full"}
 
 
 def test_without_sdpa_there_is_no_verdict_but_a_ratio_of_times():
     old = sample_bench.report(not_run=[("full", 256)])
     new = sample_bench.report()
     assert verdict(old, new) == verdict(new, old) == "no speed-up to compare"
-    found = next(c for c in changes(old, new, "x")["cells"] if c["method"] == "clustered")
-    assert (found["speedup_ratio"], found["time_ratio"]) == (None, 1.0)
-    assert found["speedups"] == [None, pytest.approx(2.56)]
+    found = next(c for c in changes(old, new, "x").cells if c.method == "clustered")
+    assert (found.speedup_ratio, found.time_ratio) == (None, 1.0)
+    assert found.speedups == [None, pytest.approx(2.56)]
 
 
 def test_memory_is_compared_where_both_have_it():
-    old, new = pair(extra_bytes=lambda c: 2 * c["extra_bytes"])
-    assert next(c for c in changes(old, new, "x")["cells"] if c["method"] == "clustered")["memory_ratio"] == 2.0
+    old, new = pair(extra_bytes=lambda c: 2 * c.extra_bytes)
+    assert next(c for c in changes(old, new, "x").cells if c.method == "clustered").memory_ratio == 2.0
     old, new = pair(extra_bytes=None)
-    assert next(c for c in changes(old, new, "x")["cells"] if c["method"] == "clustered")["memory_ratio"] is None
+    assert next(c for c in changes(old, new, "x").cells if c.method == "clustered").memory_ratio is None
 
 
 def test_cells_in_one_of_the_files_are_named():
     old, new = sample_bench.report(lengths=(256, 512)), sample_bench.report(lengths=(512, 1024))
     found = changes(old, new, "x")
-    assert len(found["cells"]) == len(found["only_old"]) == len(found["only_new"]) == 9
-    assert "clustered, float32, forward, 256 tokens" in found["only_old"]
-    assert "full, bfloat16, forward, 1,024 tokens" in found["only_new"]
+    assert len(found.cells) == len(found.only_old) == len(found.only_new) == 9
+    assert "clustered, float32, forward, 256 tokens" in found.only_old
+    assert "full, bfloat16, forward, 1,024 tokens" in found.only_new
 
 
 def test_what_else_differs_is_told():
     old, new = sample_bench.report(), sample_bench.report()
-    assert changes(old, new, "x")["notes"] == []
-    new["hardware"]["threads"], new["settings"]["seed"], new["backend"] = "8", 12, "reference"
-    del new["versions"]["torch"]
-    new["settings"]["lengths"] = [1]  # shows in the cells
-    assert changes(old, new, "x")["notes"] == [
+    assert changes(old, new, "x").notes == []
+    new.hardware["threads"], new.settings["seed"] = "8", 12
+    del new.versions["torch"]
+    new.settings["lengths"] = [1]  # shows in the cells
+    assert changes(old, replace(new, backend="reference"), "x").notes == [
         "backend: cpu then, reference now",
         "hardware threads: 4 then, 8 now",
         "version of torch: 2.13.0 then, none now",

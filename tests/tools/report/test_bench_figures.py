@@ -1,5 +1,7 @@
 """Exponents and crossovers, on times whose growth is known."""
 
+from dataclasses import replace
+
 import pytest
 
 from subquad.tools.bench.crossovers import by_length, cells_of, crossing, crossovers, growth, names, panels
@@ -38,46 +40,46 @@ def test_crossing(speedups, state, tokens):
 
 
 def test_crossovers_are_told_for_every_method_and_panel_but_sdpa():
-    found = {(c["method"], c["dtype"], c["passes"]): c for c in crossovers(sample_bench.report()["cells"])}
+    found = {(c.method, c.dtype, c.passes): c for c in crossovers(sample_bench.report().cells)}
     assert len(found) == 2 * 3
-    assert found["clustered", *PANEL]["state"] == "below the shortest"
-    assert found["i-clustered:clusters=25,topk=64", *PANEL]["tokens"] == pytest.approx(1000)
+    assert found["clustered", *PANEL].state == "below the shortest"
+    assert found["i-clustered:clusters=25,topk=64", *PANEL].tokens == pytest.approx(1000)
 
 
 def test_a_length_without_sdpa_does_not_move_the_crossover():
-    cells = sample_bench.report(not_run=[("full", 2048), ("full", 4096)])["cells"]
-    found = next(c for c in crossovers(cells) if c["method"].startswith("i-") and c["dtype"] == "float32")
-    assert (found["state"], found["longest"]) == ("at", 1024)
-    assert found["tokens"] == pytest.approx(1000)
+    cells = sample_bench.report(not_run=[("full", 2048), ("full", 4096)]).cells
+    found = next(c for c in crossovers(cells) if c.method.startswith("i-") and c.dtype == "float32")
+    assert (found.state, found.longest) == ("at", 1024)
+    assert found.tokens == pytest.approx(1000)
 
 
 def crossover_of(**ties):
     """That of the method that crosses at 1,000 tokens; `at_512=1.1` puts a tie with that speed-up there."""
-    cells = sample_bench.report()["cells"]
-    for cell in cells:
-        speedup = ties.get(f"at_{cell['length']}")
-        if speedup and (cell["method"], cell["dtype"], cell["passes"]) == ("i-clustered:clusters=25,topk=64", *PANEL):
-            cell |= {"speedup": speedup, "verdict": "within the noise"}
-    return next(c for c in crossovers(cells) if c["method"].startswith("i-"))
+    cells = sample_bench.report().cells
+    for i, cell in enumerate(cells):
+        speedup = ties.get(f"at_{cell.length}")
+        if speedup and (cell.method, cell.dtype, cell.passes) == ("i-clustered:clusters=25,topk=64", *PANEL):
+            cells[i] = replace(cell, speedup=speedup, verdict="within the noise")
+    return next(c for c in crossovers(cells) if c.method.startswith("i-"))
 
 
 def test_a_tie_is_no_crossover():
-    assert "ties" not in crossover_of()
+    assert crossover_of().ties is None
     for tie in (0.99, 1.1):
         hidden = crossover_of(at_512=tie)
-        assert (hidden["state"], hidden["tokens"], hidden["ties"]) == ("at or below", 1024, [512])
+        assert (hidden.state, hidden.tokens, hidden.ties) == ("at or below", 1024, [512])
     shorter = crossover_of(at_256=1.1)
-    assert (shorter["state"], shorter["ties"]) == ("at", [256])
-    assert shorter["tokens"] == pytest.approx(1000)
+    assert (shorter.state, shorter.ties) == ("at", [256])
+    assert shorter.tokens == pytest.approx(1000)
     never = crossover_of(at_1024=1.01, at_2048=1.02, at_4096=1.02)
-    assert (never["state"], never["tokens"], never["ties"]) == ("not reached", None, [1024, 2048, 4096])
+    assert (never.state, never.tokens, never.ties) == ("not reached", None, [1024, 2048, 4096])
     everywhere = crossover_of(**{f"at_{n}": 1.03 for n in sample_bench.LENGTHS})
-    assert everywhere["state"] == "not reached"
+    assert everywhere.state == "not reached"
 
 
 def test_cells_are_found_shortest_first_and_sdpa_leads():
-    cells = sample_bench.report(not_run=[("clustered", 512)])["cells"][::-1]
+    cells = sample_bench.report(not_run=[("clustered", 512)]).cells[::-1]
     assert panels(cells) == sample_bench.PANELS[::-1]
     assert names(cells)[0] == "full"
-    assert [cell["length"] for cell in cells_of(cells, PANEL, "clustered")] == list(sample_bench.LENGTHS)
+    assert [cell.length for cell in cells_of(cells, PANEL, "clustered")] == list(sample_bench.LENGTHS)
     assert list(by_length(cells, PANEL, "clustered", "ms")) == [256, 1024, 2048, 4096]

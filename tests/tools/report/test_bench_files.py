@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -16,9 +17,10 @@ from subquad.tools.bench.crossovers import crossovers
 from subquad.tools.bench.plots import PLOTS, figure, plots
 from subquad.tools.bench.schema import BenchCell
 from subquad.tools.bench.tables import markdown, rich_table
-from subquad.tools.bench.write import csv_of, write_bench
+from subquad.tools.bench.write import COLUMNS, csv_of, write_bench
 from subquad.tools.measure.noise import noise_of
 from subquad.tools.report import drawing
+from subquad.tools.runs.records import to_plain
 from tests.tools.report import sample_bench
 
 LEFT_OUT = [("full", 4096), ("clustered", 512)]
@@ -34,10 +36,10 @@ def compared():
     """A report in which every sort of change is."""
     report = sample_bench.report()
     old = sample_bench.report(lengths=(256, 512, 128))
-    for cell, factor in zip(old["cells"][1:3], (0.1, 10.0), strict=True):
-        cell |= {name: factor * cell[name] for name in ("speedup", "speedup_low", "speedup_high")}
-    old["backend"] = "reference"
-    return report | {"changes": changes(old, report, "old.json")}
+    for i, factor in ((1, 0.1), (2, 10.0)):
+        names = ("speedup", "speedup_low", "speedup_high")
+        old.cells[i] = replace(old.cells[i], **{name: factor * getattr(old.cells[i], name) for name in names})
+    return replace(report, changes=changes(replace(old, backend="reference"), report, "old.json"))
 
 
 # ---------------------------------------------------------------------- text
@@ -86,10 +88,10 @@ def test_a_method_that_was_never_run_is_named_once_with_the_reason():
 
 def test_ties_are_said_and_not_green():
     report = sample_bench.report()
-    for cell in report["cells"]:
-        if cell["method"] == "clustered" and cell["length"] in (256, 512):
-            cell |= {"verdict": "within the noise"}
-    report["crossovers"] = crossovers(report["cells"])
+    for i, cell in enumerate(report.cells):
+        if cell.method == "clustered" and cell.length in (256, 512):
+            report.cells[i] = replace(cell, verdict="within the noise")
+    report = replace(report, crossovers=crossovers(report.cells))
     for text in (printed(report, 200), markdown(report)):
         assert "clustered: faster than SDPA from at most 1,024 tokens on; within the noise at 256, 512" in text
         assert text.count("≈2.56×") == text.count("≈5.12×") == len(sample_bench.PANELS)
@@ -101,8 +103,8 @@ def test_ties_are_said_and_not_green():
 
 
 def test_a_busy_machine_is_said():
-    report = sample_bench.report()
-    report["noise"] = noise_of({"others": 0.61, "average": 7.4, "cores": 2}, [1.4])
+    noise = noise_of({"others": 0.61, "average": 7.4, "cores": 2}, [1.4])
+    report = replace(sample_bench.report(), noise=noise)
     for text in (printed(report, 1000), markdown(report)):
         assert "The machine was busy: exact attention timed against itself differs by up to 40 %" in text
         assert "Repeat the command on an idle machine" in text
@@ -113,10 +115,10 @@ def test_a_busy_machine_is_said():
 
 def test_no_ring_where_the_noise_hides_the_crossing_and_a_band_shows_it():
     report = sample_bench.report()
-    for cell in report["cells"]:
-        if cell["method"].startswith("i-") and cell["length"] <= 1024:
-            cell |= {"verdict": "within the noise", "speedup": 1.01}
-    report["crossovers"] = crossovers(report["cells"])
+    for i, cell in enumerate(report.cells):
+        if cell.method.startswith("i-") and cell.length <= 1024:
+            report.cells[i] = replace(cell, verdict="within the noise", speedup=1.01)
+    report = replace(report, crossovers=crossovers(report.cells))
     with drawing.look():
         ax = figure(report, "speedup.png").axes[0]
     assert [line for line in ax.lines if len(line.get_xdata()) == 1] == []
@@ -141,8 +143,8 @@ def test_changes_are_told():
 def test_markdown_holds_every_fact_and_its_tables_are_rectangular():
     report = compared()
     text = markdown(report, list(PLOTS)).replace("\\", "")
-    facts = [report["command"], report["created"], *report["notes"], *report["versions"].values()]
-    facts += [*report["hardware"].values(), "triton: there is no GPU", *(f"({name})" for name in PLOTS)]
+    facts = [report.command, report.created, *report.notes, *report.versions.values()]
+    facts += [*report.hardware.values(), "triton: there is no GPU", *(f"({name})" for name in PLOTS)]
     assert [fact for fact in facts if fact not in text] == []
     for block in markdown(report).split("\n\n"):
         if block.startswith("|"):
@@ -152,10 +154,11 @@ def test_markdown_holds_every_fact_and_its_tables_are_rectangular():
 def test_csv_has_a_row_a_cell_and_a_column_a_figure():
     report = sample_bench.report(not_run=LEFT_OUT)
     rows = list(csv.DictReader(io.StringIO(csv_of(report))))
-    assert len(rows) == len(report["cells"]) == 45
-    assert list(rows[0]) == list(BenchCell.__annotations__)
-    for row, cell in zip(rows, report["cells"], strict=True):
-        assert {name: value for name, value in row.items() if value} == {n: str(v) for n, v in cell.items()}
+    assert len(rows) == len(report.cells) == 45
+    assert list(rows[0]) == list(COLUMNS)
+    assert set(COLUMNS) == set(BenchCell.__annotations__)
+    for row, cell in zip(rows, report.cells, strict=True):
+        assert {name: value for name, value in row.items() if value} == {n: str(v) for n, v in to_plain(cell).items()}
 
 
 # ---------------------------------------------------------------------- plots
@@ -228,20 +231,19 @@ def test_pngs_are_neither_blank_nor_a_blot():
 
 def test_one_length_and_one_panel_are_drawn():
     report = sample_bench.report(lengths=(256,))
-    report["cells"] = [cell for cell in report["cells"] if (cell["dtype"], cell["passes"]) == ("float32", "forward")]
-    assert list(plots(report)) == list(PLOTS)
+    cells = [cell for cell in report.cells if (cell.dtype, cell.passes) == ("float32", "forward")]
+    assert list(plots(replace(report, cells=cells))) == list(PLOTS)
 
 
 @pytest.mark.parametrize("name", PLOTS)
 @pytest.mark.parametrize("passes", [("forward",), ("forward", "forward+backward")])
 def test_title_and_legend_are_inside_the_picture(name, passes):
     report = sample_bench.report()
-    report["cells"] = [cell for cell in report["cells"] if cell["dtype"] == "float32" and cell["passes"] in passes]
-    for cell in report["cells"][2::3]:
-        cell["method"] = "i-clustered:clusters=200,bits=31,iterations=20,topk=64"
-    report["crossovers"] = []
+    cells = [cell for cell in report.cells if cell.dtype == "float32" and cell.passes in passes]
+    long = "i-clustered:clusters=200,bits=31,iterations=20,topk=64"
+    cells[2::3] = [replace(cell, method=long) for cell in cells[2::3]]
     with drawing.look():
-        drawn = figure(report, name)
+        drawn = figure(replace(report, cells=cells, crossovers=[]), name)
         renderer = FigureCanvasAgg(drawn).get_renderer()
         drawn.draw(renderer)
         for part in (drawn._suptitle, *drawn.legends):
@@ -254,10 +256,9 @@ def test_title_and_legend_are_inside_the_picture(name, passes):
 def test_without_memory_its_plot_is_left_out_and_an_earlier_one_removed(tmp_path, unpainted):
     report = sample_bench.report()
     assert {path.name for path in write_bench(report, tmp_path)} == {"bench.json", "bench.csv", "bench.md", *PLOTS}
-    assert json.loads((tmp_path / "bench.json").read_text()) == report
-    for cell in report["cells"]:
-        del cell["extra_bytes"], cell["bytes_per_token"]
-    write_bench(report, tmp_path)
+    assert json.loads((tmp_path / "bench.json").read_text()) == to_plain(report)
+    cells = [replace(cell, extra_bytes=None, bytes_per_token=None) for cell in report.cells]
+    write_bench(replace(report, cells=cells), tmp_path)
     names = {path.name for path in tmp_path.iterdir()}
     assert names == {"bench.json", "bench.csv", "bench.md", "time-per-token.png", "speedup.png"}
     assert "memory-per-token.png" not in (tmp_path / "bench.md").read_text()

@@ -3,6 +3,7 @@
 import io
 import json
 import math
+from dataclasses import replace
 
 import matplotlib
 import numpy as np
@@ -15,9 +16,11 @@ from rich.console import Console
 from subquad.tools.inspect import bucket_plots
 from subquad.tools.inspect.dynamics_plot import dynamics_figure
 from subquad.tools.inspect.plots import DRAW, PLOTS, plots
+from subquad.tools.inspect.schema import LayerMetrics, LayerSpectrum
 from subquad.tools.inspect.tables import markdown, of_layer, rich_table, spectrum, summary
 from subquad.tools.inspect.write import write_inspection
 from subquad.tools.report import drawing
+from subquad.tools.runs.records import to_plain
 from tests.tools.report import sample_inspect as sample
 
 pytestmark = pytest.mark.filterwarnings("ignore:Glyph")  # the sample has a token that the font has not
@@ -68,7 +71,7 @@ def test_a_layer_has_its_own_figures():
 
 def test_without_figures_a_layer_of_a_method_is_blank():
     report = sample.report()
-    report["methods"][0]["layers"]["2"] = {"reason": "it cannot run there"}
+    report.methods[0].layers["2"] = LayerMetrics("it cannot run there")
     assert "lsh:buckets=4" not in rows(of_layer(report, "2"))
     assert rows(summary(report))["lsh:buckets=4"][1] == "0.350"  # the mean of those two that are there
 
@@ -85,8 +88,8 @@ def test_the_terminal_needs_80_columns_and_cuts_nothing(width):
 def test_markdown_holds_every_fact_and_its_tables_are_rectangular():
     report = sample.report()
     text = markdown(report, list(PLOTS)).replace("\\", "")
-    facts = [report["command"], report["created"], *report["notes"], *report["versions"].values(), "a [text]"]
-    facts += [*report["hardware"].values(), *(f"({name})" for name in PLOTS), "### Layer 2", "| 0.500 |"]
+    facts = [report.command, report.created, *report.notes, *report.versions.values(), "a [text]"]
+    facts += [*report.hardware.values(), *(f"({name})" for name in PLOTS), "### Layer 2", "| 0.500 |"]
     assert [fact for fact in facts if fact not in text] == []
     for block in markdown(report).split("\n\n"):
         if block.startswith("|"):
@@ -94,7 +97,7 @@ def test_markdown_holds_every_fact_and_its_tables_are_rectangular():
 
 
 def test_the_spectrum_has_a_line_a_layer_where_it_was_asked_for():
-    table = spectrum(sample.spectra())
+    table = spectrum(sample.report().spectrum)
     assert (table.first, table.columns[0].title) == ("layer", "Y(16): median")
     ys = [4 ** (-1 / p) for p in (2, 3, 4, 5)]  # layer 1, heads 0 to 3
     expected = [(ys[1] + ys[2]) / 2, ys[0], ys[3]]
@@ -122,7 +125,7 @@ def test_pngs_are_neither_blank_nor_a_blot():
 def test_what_is_unknown_is_not_drawn_and_an_earlier_plot_is_removed(tmp_path, unpainted):
     written = {path.name for path in write_inspection(sample.report(), tmp_path)}
     assert written == {"results.json", "results.md", *PLOTS}
-    assert json.loads((tmp_path / "results.json").read_text()) == sample.report()
+    assert json.loads((tmp_path / "results.json").read_text()) == to_plain(sample.report())
     write_inspection(sample.report(hashing=(), choosing={}, spectrum=False), tmp_path)
     assert {path.name for path in tmp_path.iterdir()} == {"results.json", "results.md", "attention-maps.png"}
 
@@ -169,37 +172,37 @@ def test_maps_show_the_weights_with_tokens_on_both_axes():
     figure = drawn("attention-maps.png", report)
     panels = [ax for ax in figure.axes if ax.images and ax.get_visible()]
     assert len(panels) == 6
-    for ax, weights in zip(panels, report["maps"]["weights"].values(), strict=False):
+    for ax, weights in zip(panels, report.maps.weights.values(), strict=False):
         np.testing.assert_allclose(ax.images[0].get_array(), weights)
         assert ax.images[0].norm is panels[0].images[0].norm
     left = [label.get_text() for label in panels[0].get_yticklabels()]
     assert left == ["[CLS]", "a$b", "##ing", "注意", "a-very-long…", "'"]
     assert [label.get_text() for label in panels[-1].get_xticklabels()] == left
-    shown = sum(map(sum, report["maps"]["weights"]["full"])) / 6
+    shown = sum(map(sum, report.maps.weights["full"])) / 6
     assert panels[0].get_title(loc="left") == f"full\n{100 * shown:.0f} % of the weight is on these keys"
 
 
 def test_the_spectrum_has_a_thin_line_a_head_a_thick_one_a_layer_and_a_square_for_both():
     report = sample.report()
     curves, heat, *_ = drawn("spectrum.png", report).axes
-    found = report["spectrum"]["layers"]
+    found = report.spectrum.layers
     thick = [line for line in curves.lines if line.get_label().startswith("layer")]
     for line, layer in zip(thick, found.values(), strict=True):
-        assert list(line.get_ydata()) == pytest.approx(np.median(layer["curves"], 0))
+        assert list(line.get_ydata()) == pytest.approx(np.median(layer.curves, 0))
     thin = [line for line in curves.lines if line.get_linewidth() < 1]
     assert len(thin) == sample.LAYERS * sample.HEADS
-    shares = [[curve[2] for curve in layer["curves"]] for layer in found.values()]  # at j = 16
+    shares = [[curve[2] for curve in layer.curves] for layer in found.values()]  # at j = 16
     np.testing.assert_allclose(heat.images[0].get_array(), shares)
     assert [text.get_text() for text in heat.texts][:2] == [".25", ".50"]
 
 
 def test_layers_with_fewer_heads_leave_squares_empty_and_many_layers_have_a_bar():
     report = sample.report()
-    layers = report["spectrum"]["layers"]
-    layers["2"] = {name: values[:2] for name, values in layers["2"].items()}
+    layers = report.spectrum.layers
+    layers["2"] = LayerSpectrum(layers["2"].curves[:2], layers["2"].needed[:2])
     heat = drawn("spectrum.png", report).axes[1]
     assert heat.images[0].get_array().mask.sum() == 2
-    report["spectrum"]["layers"] = {str(n): layers["1"] for n in range(30)}
+    layers |= {str(n): layers["1"] for n in range(30)}
     figure = drawn("spectrum.png", report)
     assert not figure.axes[0].get_legend()
     assert [ax.get_ylabel() for ax in figure.axes].count("layer") == 2  # the bar's and the heat map's
@@ -208,9 +211,9 @@ def test_layers_with_fewer_heads_leave_squares_empty_and_many_layers_have_a_bar(
 @pytest.mark.parametrize("name", PLOTS)
 def test_all_text_is_inside_the_picture(name):
     report = sample.report()
-    report["model"]["name"] = "x" * 90
-    report["settings"]["layer"] = report["maps"]["layer"] = 2
-    figure = drawn(name, report)
+    report.model["name"] = "x" * 90
+    report.settings["layer"] = 2
+    figure = drawn(name, replace(report, maps=replace(report.maps, layer=2)))
     renderer = FigureCanvasAgg(figure).get_renderer()
     for part in [figure._suptitle, *figure.legends, *(ax for ax in figure.axes if ax.get_visible())]:
         box = part.get_tightbbox(renderer)  # of axes with their titles, labels and ticks
@@ -222,8 +225,8 @@ def test_all_text_is_inside_the_picture(name):
 
 def test_a_long_title_takes_another_line():
     report = sample.report()
-    report["methods"] = report["methods"][:1]
-    report["model"]["name"] = "a-model-of-thirty-six-letters-in-all"
+    del report.methods[1:]
+    report.model["name"] = "a-model-of-thirty-six-letters-in-all"
     figure = drawn("utility.png", report)
     title = figure._suptitle
     assert title.get_text().replace("\n", " ").endswith("below each box, keys per query")
@@ -235,11 +238,9 @@ def test_a_long_title_takes_another_line():
 
 def test_one_head_one_layer_one_token():
     report = sample.report()
-    report["bounds"] = {"1": [0.5]}
-    for method in report["methods"]:
-        method["layers"] = {"1": method["layers"]["1"]}
-    report["maps"] |= {"tokens": ["a"], "weights": {"full": [[1.0]]}}
-    assert list(plots(report)) == list(PLOTS)
+    methods = [replace(method, layers={"1": method.layers["1"]}) for method in report.methods]
+    maps = replace(report.maps, tokens=["a"], weights={"full": [[1.0]]})
+    assert list(plots(replace(report, bounds={"1": [0.5]}, methods=methods, maps=maps))) == list(PLOTS)
 
 
 # ---------------------------------------------------------------------- dynamics

@@ -1,18 +1,20 @@
 """The tables and the plot of `subquad needle`."""
 
-import copy
 import io
 import json
 import math
+from dataclasses import replace
 
 import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from rich.console import Console
 
 from subquad.tools.needle.plots import PLOTS, grid
+from subquad.tools.needle.schema import NeedleReport
 from subquad.tools.needle.tables import markdown, of_task, rich_table, summary
 from subquad.tools.needle.write import write_needle
 from subquad.tools.report import drawing
+from subquad.tools.runs.records import from_plain
 from tests.tools.report import sample_needle as sample
 
 
@@ -54,7 +56,7 @@ def test_rows_are_methods_with_means_over_tasks_and_depths():
 
 def test_one_task_has_no_mean():
     report = sample.report()
-    report["settings"]["tasks"] = ["passkey"]
+    report.settings["tasks"] = ["passkey"]
     assert [column.head for column in summary(report).columns] == ["passkey", "right"] * 2
 
 
@@ -69,7 +71,8 @@ def test_the_table_of_a_task_has_its_depths():
 
 def test_what_is_not_finite_is_missing_and_makes_no_mean():
     report = sample.report()
-    report["methods"][1]["cells"][0] |= {"log_likelihood": None, "difference": None}
+    cells = report.methods[1].cells
+    cells[0] = replace(cells[0], log_likelihood=None, difference=None)
     figures = rows(summary(report))["clustered-tail"]
     assert figures[:3] == ["–", "–", "-0.020"]
     assert figures[4] == "-0.030"
@@ -128,24 +131,23 @@ def test_what_was_not_measured_is_empty(figure):
 
 def test_colours_are_symmetric_and_noise_is_pale(figure):
     assert {(ax.images[0].norm.vmin, ax.images[0].norm.vmax) for ax in panels(figure)} == {(-8.0, 8.0)}
-    report = copy.deepcopy(sample.report())
-    report["methods"] = report["methods"][:2]
-    pale = grid(report)
+    report = sample.report()
+    pale = grid(replace(report, methods=report.methods[:2]))
     assert {(ax.images[0].norm.vmin, ax.images[0].norm.vmax) for ax in panels(pale)} == {(-0.1, 0.1)}
 
 
 def test_a_difference_that_rounds_to_0_has_no_minus():
     report = sample.report()
-    report["methods"][1]["cells"][0]["difference"] = -0.001
+    cells = report.methods[1].cells
+    cells[0] = replace(cells[0], difference=-0.001)
     assert panels(grid(report))[0].texts[0].get_text() == "+0.00\n100 %"
 
 
 @pytest.mark.parametrize("methods", [2, 4])
 def test_figures_stay_inside_the_picture(methods):
     report = sample.report()
-    report["methods"] = report["methods"][:methods]
     with drawing.look():
-        figure = grid(report)
+        figure = grid(replace(report, methods=report.methods[:methods]))
         FigureCanvasAgg(figure).draw()
     renderer = FigureCanvasAgg(figure).get_renderer()
     label = figure.axes[-1].yaxis.label.get_window_extent(renderer)
@@ -166,5 +168,5 @@ def test_files_are_written_with_the_json_last(tmp_path):
     report = sample.report()
     paths = write_needle(report, tmp_path)
     assert [path.name for path in paths] == ["report.md", *PLOTS, "report.json"]
-    assert json.loads(paths[-1].read_text()) == report
+    assert from_plain(NeedleReport, json.loads(paths[-1].read_text())) == report
     assert paths[1].read_bytes().startswith(b"\x89PNG")

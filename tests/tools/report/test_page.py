@@ -2,6 +2,7 @@
 
 import re
 from base64 import b64encode
+from dataclasses import replace
 from hashlib import sha256
 from html.parser import HTMLParser
 
@@ -177,12 +178,9 @@ def test_the_layers_of_a_plan_are_filtered_by_number_and_method():
     table = page[page.index('id="layers"') :].partition("</table>")[0]
     assert 'data-entry="0 exact clustered:clusters=25 41.0 % 0.0094 0.400" data-kept' in table
     assert 'data-entry="4 exact exact – – –">' in table
-    exact = plan()
-    exact["lengths"] = exact["lengths"][:1]
+    exact = replace(plan(), lengths=plan().lengths[:1])
     assert 'type="checkbox"' not in plan_write.html(exact, {}, "")
-    one = plan()
-    for length in one["lengths"]:
-        length["layers"] = {"0": length["layers"]["0"]}
+    one = replace(plan(), lengths=[replace(p, layers={"0": p.layers["0"]}) for p in plan().lengths])
     assert "<form" not in plan_write.html(one, {}, "")
 
 
@@ -190,16 +188,15 @@ def test_the_next_command_of_a_plan_is_there_if_the_report_has_one():
     report = plan()
     assert plan_tables.NEXT not in plan_write.html(report, {}, "")
     assert plan_tables.NEXT not in plan_tables.markdown(report)
-    report["next"] = "subquad compare --plan 'my plan'"
+    report = replace(report, next="subquad compare --plan 'my plan'")
     page = Page(plan_write.html(report, {}, ""))
-    assert report["next"] in page.text
+    assert report.next in page.text
     assert any(plan_tables.NEXT in text for text in page.text)
-    assert f"```sh\n{report['next']}\n```" in plan_tables.markdown(report)
+    assert f"```sh\n{report.next}\n```" in plan_tables.markdown(report)
 
 
 def test_a_plan_has_no_column_without_a_figure():
-    exact = plan()
-    exact["lengths"] = exact["lengths"][:1]
+    exact = replace(plan(), lengths=plan().lengths[:1])
     found = {heading: [column.title for column in table.columns] for heading, _, table in plan_tables.tables(exact)}
     assert found == {"Layers": ["128 tokens: method"]}
     both = plan_tables.layers(plan())

@@ -40,7 +40,7 @@ def compared():
 def inspected():
     report = sample_inspect.report()
     return inspect_tables.rich_table(report), figures(
-        inspect_tables.summary(report), inspect_tables.spectrum(report["spectrum"])
+        inspect_tables.summary(report), inspect_tables.spectrum(report.spectrum)
     )
 
 
@@ -51,7 +51,7 @@ def planned():
 
 def benched():
     report = sample_bench.report()
-    cells = [cell.text for each in report["cells"] if each["status"] == "measured" for cell in bench_tables._row(each)]
+    cells = [cell.text for each in report.cells if each.status == "measured" for cell in bench_tables._row(each)]
     return bench_tables.rich_table(report), set(cells)
 
 

@@ -186,47 +186,47 @@ def made_up(tmp_path, **seconds):
 def test_sdpa_is_timed_against_itself_in_the_same_rounds(tmp_path):
     exact = [1.0] * 6
     report = made_up(tmp_path, exact=exact, again=[1.0, 1.0, 1.2, 1.2, 1.0, 1.0], own=[0.9] * 6)
-    sdpa, method = report["cells"]
-    assert sdpa["noise"] == pytest.approx(1.2)
-    assert "verdict" not in sdpa
-    assert (method["verdict"], method["speedup"]) == ("within the noise", pytest.approx(1 / 0.9))
-    assert report["crossovers"][0]["state"] == "not reached"
+    sdpa, method = report.cells
+    assert sdpa.noise == pytest.approx(1.2)
+    assert sdpa.verdict is None
+    assert (method.verdict, method.speedup) == ("within the noise", pytest.approx(1 / 0.9))
+    assert report.crossovers[0].state == "not reached"
     assert "within the noise" in markdown(report)
     quiet = made_up(tmp_path / "quiet", exact=exact, again=exact, own=[0.9] * 6)
-    assert (quiet["cells"][1]["verdict"], quiet["crossovers"][0]["state"]) == ("faster", "below the shortest")
+    assert (quiet.cells[1].verdict, quiet.crossovers[0].state) == ("faster", "below the shortest")
 
 
 def test_rounds_that_jump_between_two_values_are_noise_though_visits_agree(tmp_path):
     """A busy machine takes the processor away for 20 times as long as a call takes, in a third of the calls."""
     exact, again = [1.0, 1.0, 20.0, 1.0, 20.0, 1.0], [1.0, 20.0, 1.0, 20.0, 1.0, 1.0]
-    sdpa, method = made_up(tmp_path, exact=exact, again=again, own=[15.0] * 6)["cells"]
-    assert sdpa["noise"] > 10
-    assert method["verdict"] == "within the noise"
+    sdpa, method = made_up(tmp_path, exact=exact, again=again, own=[15.0] * 6).cells
+    assert sdpa.noise > 10
+    assert method.verdict == "within the noise"
 
 
 def test_one_visit_on_the_other_side_is_noise(tmp_path):
     exact = [1.0] * 6
     report = made_up(tmp_path, exact=exact, again=exact, own=[0.5, 0.5, 0.5, 0.5, 1.1, 1.1])
-    assert report["cells"][1]["verdict"] == "within the noise"
+    assert report.cells[1].verdict == "within the noise"
 
 
 def test_time_and_speedup_cannot_contradict_each_other(tmp_path):
     """Own median 1 s, SDPA's 9 s: 9 times faster by the medians, and slower in five rounds of six."""
     own, exact = [1.0, 1.0, 1.0, 1.0, 10.0, 10.0], [0.9, 0.9, 0.9, 9.0, 9.0, 9.0]
-    sdpa, method = made_up(tmp_path, exact=exact, again=exact, own=own)["cells"]
-    assert method["speedup"] < 1
-    assert method["ms"] > sdpa["ms"]
-    assert sdpa["ms"] / method["ms"] == pytest.approx(method["speedup"])
-    assert method["us_per_token"] == pytest.approx(1e3 * method["ms"] / 16)
+    sdpa, method = made_up(tmp_path, exact=exact, again=exact, own=own).cells
+    assert method.speedup < 1
+    assert method.ms > sdpa.ms
+    assert sdpa.ms / method.ms == pytest.approx(method.speedup)
+    assert method.us_per_token == pytest.approx(1e3 * method.ms / 16)
 
 
 @pytest.mark.parametrize(("others", "busy"), [(0.0, False), (10.0, True)])
 def test_what_others_used_of_the_machine_is_in_the_report(tmp_path, others, busy):
     report = made_up(tmp_path, exact=[1.0] * 6, again=[1.0] * 6, own=[0.9] * 6, others=others)
-    assert report["noise"]["busy"] is busy
-    assert report["noise"]["load"]["others"] == (1.0 if busy else 0.0)
-    assert report["noise"]["load"]["cores"] == os.cpu_count()
-    assert ("Repeat the command on an idle machine" in report["noise"]["says"]) is busy
+    assert report.noise["busy"] is busy
+    assert report.noise["load"]["others"] == (1.0 if busy else 0.0)
+    assert report.noise["load"]["cores"] == os.cpu_count()
+    assert ("Repeat the command on an idle machine" in report.noise["says"]) is busy
 
 
 # ---------------------------------------------------------------------- resume
@@ -335,9 +335,9 @@ def test_what_a_method_refuses_is_a_reason(error, reason, monkeypatch, tmp_path)
 
     monkeypatch.setattr(bench.Calls, "call_of", refusing)
     settings = BenchSettings(methods=(NAMES[1],), lengths=(16,), passes=("forward",), heads=1, head_dim=8)
-    exact, refused = report_of(measure(settings, tmp_path))["cells"]
-    assert (refused["status"], refused["reason"]) == ("not run", reason)
-    assert exact["status"] == "measured"
+    exact, refused = report_of(measure(settings, tmp_path)).cells
+    assert (refused.status, refused.reason) == ("not run", reason)
+    assert exact.status == "measured"
 
 
 @pytest.mark.parametrize("error", [ZeroDivisionError(), RuntimeError("a bug"), AssertionError()])
@@ -450,7 +450,7 @@ def test_units_run_from_copies_after_those_that_they_read(tmp_path):
     memory = {key: of for key, of in executor.after.items() if key.startswith("memory")}
     assert len(memory) == 4
     assert memory["memory/float32/forward/16/full"] == (False, {f"{first}{visit}" for visit in range(bench.VISITS)})
-    assert any("Run by 2 processes" in note for note in report_of(found)["notes"])
+    assert any("Run by 2 processes" in note for note in report_of(found).notes)
 
 
 def test_the_sheet_of_a_gpu_is_measured_here():

@@ -11,6 +11,7 @@ import subquad as sq
 from subquad.tools.cli.main import app
 from subquad.tools.inspect.report import report_of
 from subquad.tools.inspect.run import Inspection, measure
+from subquad.tools.inspect.schema import InspectedFit, LayerMetrics
 from subquad.tools.inspect.settings import INSPECTED, InspectSettings
 from subquad.tools.measure.capture import recorded
 from subquad.tools.measure.spectrum import cumulative, needed, singular_values
@@ -30,7 +31,7 @@ def inspected(model, text, folder, **settings):
 
 
 def of(report, name):
-    return next(method for method in report["methods"] if method["method"].startswith(name))
+    return next(method for method in report.methods if method.method.startswith(name))
 
 
 @pytest.fixture(scope="module")
@@ -53,49 +54,49 @@ def test_the_figures_are_those_of_the_measures(model, text, report):
             attention_utility(replace(method, enlarge=1.0), q, k, scale=scale).utility[0],
         ))  # fmt: skip
     bound, given, lean = (torch.stack(values).mean(0).tolist() for values in zip(*found, strict=True))
-    layer = of(report, "lsh")["layers"]["1"]
-    assert report["bounds"]["1"] == pytest.approx(bound)
-    assert layer["utility"]["given"]["utility"] == pytest.approx(given)
-    assert layer["utility"]["n_b"]["utility"] == pytest.approx(lean)
+    layer = of(report, "lsh").layers["1"]
+    assert report.bounds["1"] == pytest.approx(bound)
+    assert layer.utility["given"].utility == pytest.approx(given)
+    assert layer.utility["n_b"].utility == pytest.approx(lean)
 
 
 def test_every_layer_has_utilities_within_their_bounds_and_sizes_that_add_up(report):
     for name in ("lsh", "smyrf", "lha"):
-        for layer in of(report, name)["layers"].values():
-            for figures in layer["utility"].values():
-                assert all(u <= b + 1e-6 for u, b in zip(figures["utility"], figures["bound"], strict=True))
-                assert all(16 <= keys <= 64 for keys in figures["keys"])
+        for layer in of(report, name).layers.values():
+            for figures in layer.utility.values():
+                assert all(u <= b + 1e-6 for u, b in zip(figures.utility, figures.bound, strict=True))
+                assert all(16 <= keys <= 64 for keys in figures.keys)
             for side in ("queries", "keys"):
-                assert torch.tensor(layer[side]).shape == (2, 4, 4)  # sequences, heads, buckets
-                assert (torch.tensor(layer[side]).sum(-1) == 64).all()
-        assert set(of(report, name)["imbalance"]) == {"size", "size_of_filled", "ratio", "ratio_of_both"}
-    assert of(report, "smyrf")["layers"]["0"]["utility"]["n_b"]["keys"] == [16.0] * 4
+                assert torch.tensor(getattr(layer, side)).shape == (2, 4, 4)  # sequences, heads, buckets
+                assert (torch.tensor(getattr(layer, side)).sum(-1) == 64).all()
+        assert set(vars(of(report, name).imbalance)) == {"size", "size_of_filled", "ratio", "ratio_of_both"}
+    assert of(report, "smyrf").layers["0"].utility["n_b"].keys == [16.0] * 4
 
 
 def test_what_chooses_no_keys_is_in_the_maps_alone(report):
-    assert of(report, "clustered")["layers"] == {"0": {}, "1": {}}
-    assert any("clustered:clusters=4" in note and "maps alone" in note for note in report["notes"])
-    assert list(report["maps"]["weights"]) == ["full", *(method["method"] for method in report["methods"])]
+    assert of(report, "clustered").layers == {"0": LayerMetrics(), "1": LayerMetrics()}
+    assert any("clustered:clusters=4" in note and "maps alone" in note for note in report.notes)
+    assert list(report.maps.weights) == ["full", *(method.method for method in report.methods)]
 
 
 def test_learned_methods_are_not_calibrated_without_an_adapter(report):
-    assert of(report, "lha")["method"] == "lha:buckets=4,hidden=4 (not calibrated)"
-    assert of(report, "lha")["calibrated"] is False
-    assert of(report, "lsh")["calibrated"] is None
-    assert any("Not calibrated" in note for note in report["notes"])
+    assert of(report, "lha").method == "lha:buckets=4,hidden=4 (not calibrated)"
+    assert of(report, "lha").calibrated is False
+    assert of(report, "lsh").calibrated is None
+    assert any("Not calibrated" in note for note in report.notes)
 
 
 def test_maps_are_the_weights_of_the_head_that_is_asked_for(model, text, tmp_path):
     asked = inspected(model("bert"), text, tmp_path, tokens=64, layer=0, head=2, methods=("clustered:clusters=4",))
-    maps = asked["maps"]
-    weights = {name: torch.tensor(of) for name, of in maps["weights"].items()}
-    assert (maps["layer"], maps["head"], len(maps["tokens"])) == (0, 2, 64)
-    assert (maps["tokens"][0], maps["tokens"][-1]) == ("[CLS]", "[SEP]")
+    maps = asked.maps
+    weights = {name: torch.tensor(of) for name, of in maps.weights.items()}
+    assert (maps.layer, maps.head, len(maps.tokens)) == (0, 2, 64)
+    assert (maps.tokens[0], maps.tokens[-1]) == ("[CLS]", "[SEP]")
     for of_method in weights.values():
         torch.testing.assert_close(of_method.sum(-1), torch.ones(64), atol=1e-4, rtol=0)
     assert not weights["full"].allclose(weights["clustered:clusters=4"], atol=0.01)
     other = inspected(model("bert"), text, tmp_path, tokens=64, layer=0, head=3, methods=("clustered:clusters=4",))
-    assert not weights["full"].allclose(torch.tensor(other["maps"]["weights"]["full"]), atol=0.01)
+    assert not weights["full"].allclose(torch.tensor(other.maps.weights["full"]), atol=0.01)
 
 
 def test_an_adapter_brings_its_own_parameters(model, text, tmp_path):
@@ -110,44 +111,44 @@ def test_an_adapter_brings_its_own_parameters(model, text, tmp_path):
     adapters = (tmp_path / "as-it-starts", tmp_path / "changed")
     found = inspected(model("bert"), text, tmp_path / "out", adapters=adapters)
     start, same, other = (of(found, f"lha:buckets=4,hidden=4{end}") for end in (" (", "@as", "@changed"))
-    assert same["calibrated"] is True
-    assert same["layers"] == start["layers"]
-    assert other["layers"] != start["layers"]
-    assert f"--adapter {tmp_path}/changed" in found["command"]
-    assert found["fits"] == [{"method": other["method"], "buckets": 4, "history": history}]
+    assert same.calibrated is True
+    assert same.layers == start.layers
+    assert other.layers != start.layers
+    assert f"--adapter {tmp_path}/changed" in found.command
+    assert found.fits == [InspectedFit(other.method, 4, history)]
 
 
 def test_causal_layers_have_the_utility_of_causal_attention(model, text, tmp_path):
     found = inspected(model("gpt2"), text, tmp_path, tokens=64)
-    full = torch.tensor(found["maps"]["weights"]["full"])
+    full = torch.tensor(found.maps.weights["full"])
     assert full.triu(1).abs().max() == 0
-    assert found["maps"]["weights"].keys() == {
+    assert found.maps.weights.keys() == {
         "full",
         "clustered:clusters=4",
         "lsh:buckets=4",
         "lha:buckets=4,hidden=4 (not calibrated)",
     }
-    assert "causal" in of(found, "smyrf")["layers"]["0"]["reason"]
-    assert any("smyrf" in note and "layers 0, 1" in note for note in found["notes"])
-    assert any("Causal layers" in note for note in found["notes"])
-    assert all(keys <= 32.5 for keys in of(found, "lsh")["layers"]["0"]["utility"]["given"]["keys"])
+    assert "causal" in of(found, "smyrf").layers["0"].reason
+    assert any("smyrf" in note and "layers 0, 1" in note for note in found.notes)
+    assert any("Causal layers" in note for note in found.notes)
+    assert all(keys <= 32.5 for keys in of(found, "lsh").layers["0"].utility["given"].keys)
 
 
 def test_default_methods_take_the_number_of_buckets(model, text, tmp_path):
     found = inspected(model("bert"), text, tmp_path, methods=INSPECTED, buckets=8)
-    assert of(found, "lsh")["settings"]["buckets"] == 8
-    assert of(found, "smyrf")["settings"]["clusters"] == 8
-    assert found["settings"]["keys"] == 8
+    assert of(found, "lsh").settings["buckets"] == 8
+    assert of(found, "smyrf").settings["clusters"] == 8
+    assert found.settings["keys"] == 8
 
 
 def test_the_spectrum_is_that_of_the_measure_and_comes_when_it_is_asked_for(model, text, tmp_path, report):
-    assert "spectrum" not in report
-    assert "--spectrum" not in report["command"]
+    assert report.spectrum is None
+    assert "--spectrum" not in report.command
     asked = inspected(model("bert"), text, tmp_path, methods=("lsh:buckets=4",), spectrum=True)
-    assert asked["command"].endswith("--spectrum")
-    assert any("low rank" in note for note in asked["notes"])
-    found = asked["spectrum"]
-    assert (found["index"], found["at"][:16], found["at"][-1]) == (16, list(range(1, 17)), 64)
+    assert asked.command.endswith("--spectrum")
+    assert any("low rank" in note for note in asked.notes)
+    found = asked.spectrum
+    assert (found.index, found.at[:16], found.at[-1]) == (16, list(range(1, 17)), 64)
     pretrained = load(model("bert"))
     settings = InspectSettings(model=model("bert"), text=(text,), methods=(), sequences=2)
     values = []
@@ -155,10 +156,10 @@ def test_the_spectrum_is_that_of_the_measure_and_comes_when_it_is_asked_for(mode
         with recorded(pretrained.model) as calls:
             pretrained.forward([item])
         values.append(singular_values(calls[1].query, calls[1].key, scale=calls[1].options["scale"])[0])
-    shares = torch.stack([cumulative(each) for each in values]).mean(0)[:, [j - 1 for j in found["at"]]]
-    layer = found["layers"]["1"]
-    torch.testing.assert_close(torch.tensor(layer["curves"]).double(), shares, atol=1e-5, rtol=0)
-    assert layer["needed"] == pytest.approx(torch.stack([needed(each, 0.9) for each in values]).mean(0).tolist())
+    shares = torch.stack([cumulative(each) for each in values]).mean(0)[:, [j - 1 for j in found.at]]
+    layer = found.layers["1"]
+    torch.testing.assert_close(torch.tensor(layer.curves).double(), shares, atol=1e-5, rtol=0)
+    assert layer.needed == pytest.approx(torch.stack([needed(each, 0.9) for each in values]).mean(0).tolist())
 
 
 def test_an_interrupted_run_goes_on(model, text, tmp_path, monkeypatch):
@@ -173,8 +174,8 @@ def test_an_interrupted_run_goes_on(model, text, tmp_path, monkeypatch):
         inspected(model("bert"), text, tmp_path / "out", spectrum=True)
     monkeypatch.setattr(Inspection, "maps", maps)
     rest = inspected(model("bert"), text, tmp_path / "out", spectrum=True)
-    assert any("4 of 9 units come from an earlier, interrupted run" in note for note in rest["notes"])
-    assert (rest["methods"], rest["spectrum"]) == (whole["methods"], whole["spectrum"])
+    assert any("4 of 9 units come from an earlier, interrupted run" in note for note in rest.notes)
+    assert (rest.methods, rest.spectrum) == (whole.methods, whole.spectrum)
 
 
 # ---------------------------------------------------------------------- the command

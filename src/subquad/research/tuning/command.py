@@ -7,7 +7,7 @@ import typer
 
 from subquad.research.training.arguments import Config, Method, Override, tables_of
 from subquad.tools.cli.common import needs, user_errors
-from subquad.tools.cli.kinds import Kind, names_itself, table_in
+from subquad.tools.cli.kinds import Kind, names_itself, record_in, table_in
 from subquad.tools.cli.options import AsJson, DataDir, Device
 from subquad.tools.cli.output import say, show
 from subquad.tools.cli.plugins import Command
@@ -22,6 +22,7 @@ TUNE = Kind(
     "results.md",
     names_itself("subquad tune"),
     table_in("subquad.research.tuning.write"),
+    record_in("subquad.research.tuning.schema", "TuneReport"),
 )
 
 

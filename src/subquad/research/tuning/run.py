@@ -14,6 +14,7 @@ from subquad.core import checksums as seals
 from subquad.core import files
 from subquad.core.errors import InputError
 from subquad.core.messages import note
+from subquad.research.tuning.schema import TriedTrial
 from subquad.research.tuning.search import Base, Searched, Value, all_points, read_searches
 from subquad.research.tuning.study import Study
 from subquad.research.tuning.trial import Trial, Tried
@@ -42,16 +43,7 @@ class Tuning:
     device: str = "cpu"
 
 
-@dataclass(frozen=True)
-class TrialRow:
-    """A trial that has ended: its values as texts, and what came of it."""
-
-    number: int
-    values: dict[str, str]
-    tried: Tried
-
-
-def tune(asked: Tuning, progress: Progress = silent, executor: Executor = LOCAL) -> list[TrialRow]:
+def tune(asked: Tuning, progress: Progress = silent, executor: Executor = LOCAL) -> list[TriedTrial]:
     """Run trials until the folder contains as many as requested; all of them, in their order.
 
     Raises:
@@ -93,9 +85,9 @@ class _Search:
             self.out / TRIALS, key_field="trial", file_name=str, remedy="; the same command runs the trial again"
         )
         self.values: dict[int, dict[str, Value]] = {}
-        self.rows: dict[int, TrialRow] = {}
+        self.rows: dict[int, TriedTrial] = {}
 
-    def run(self, executor: Executor) -> list[TrialRow]:
+    def run(self, executor: Executor) -> list[TriedTrial]:
         """Run what is left to run."""
         begun = self.study.open(self.searched)
         self._read_ended()
@@ -106,7 +98,7 @@ class _Search:
                 self._take(int(job.key.removeprefix("trial ")))
                 reports.done += 1
         self.progress("done", wanted, wanted)
-        if not any(row.tried.state == "finished" for row in self.rows.values()):
+        if not any(row.state == "finished" for row in self.rows.values()):
             self._check_hope(list(self.rows.values()), least=1)
         return [self.rows[number] for number in sorted(self.rows)]
 
@@ -160,7 +152,7 @@ class _Search:
     def _take(self, number: int, recorded: bool = False) -> None:
         """Take note of a trial that ended, whose result is kept: its checkpoints are not needed any more."""
         tried = self.cache.read(str(number), Tried).result
-        self.rows[number] = TrialRow(number, self._texts(number), tried)
+        self.rows[number] = TriedTrial(number, self._texts(number), **vars(tried))
         if not recorded:
             self.study.tell(number, tried.state, tried.value)
         shutil.rmtree(self.cache.folder / f"{number}", ignore_errors=True)
@@ -169,10 +161,10 @@ class _Search:
             self._check_hope(list(self.rows.values()), least=HOPELESS)
 
     @staticmethod
-    def _check_hope(rows: list[TrialRow], least: int) -> None:
+    def _check_hope(rows: list[TriedTrial], least: int) -> None:
         """InputError where at least `least` trials have ended, and all of them failed."""
-        if len(rows) >= least and all(row.tried.state == "failed" for row in rows):
-            raise InputError(f"all {len(rows)} trials failed, the last one because {rows[-1].tried.reason}")
+        if len(rows) >= least and all(row.state == "failed" for row in rows):
+            raise InputError(f"all {len(rows)} trials failed, the last one because {rows[-1].reason}")
 
 
 def _claim(asked: Tuning) -> None:

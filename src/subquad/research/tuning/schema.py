@@ -1,11 +1,13 @@
 """The shape of what `subquad tune` writes, which its table and plots are made from."""
 
-from typing import Any, Literal, TypedDict
+from dataclasses import dataclass
+from typing import Any, Literal
 
 KIND, SCHEMA = "subquad tune", 1
 
 
-class TriedTrial(TypedDict):
+@dataclass(frozen=True)
+class TriedTrial:
     """A trial that has ended; its figures are those of the validation examples."""
 
     number: int
@@ -18,11 +20,12 @@ class TriedTrial(TypedDict):
     reason: str | None  # why it failed
 
 
-class TuneReport(TypedDict):
+@dataclass(frozen=True, kw_only=True)
+class TuneReport:
     """A search: its trials, the best first."""
 
-    kind: str
-    schema: int
+    kind: str = KIND
+    schema: int = SCHEMA
     created: str
     command: str
     task: dict[str, Any]  # name, summary, metric, and whether a greater value is better

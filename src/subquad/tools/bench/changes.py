@@ -19,22 +19,20 @@ def changes(old: BenchReport, new: BenchReport, name: str) -> Changes:
     ranges of its ratios do not overlap, and every visit of the new run was faster than every visit of the old.
     """
     then, now = _measured(old), _measured(new)
-    return {
-        "old": name,
-        "created": old["created"],
-        "tolerance": TOLERANCE,
-        "cells": [_change(then[key], now[key]) for key in now if key in then],
-        "only_old": [_named(key) for key in then if key not in now],
-        "only_new": [_named(key) for key in now if key not in then],
-        "notes": list(_differences(old, new)),
-    }
+    return Changes(
+        old=name,
+        created=old.created,
+        tolerance=TOLERANCE,
+        cells=[_change(then[key], now[key]) for key in now if key in then],
+        only_old=[_named(key) for key in then if key not in now],
+        only_new=[_named(key) for key in now if key not in then],
+        notes=list(_differences(old, new)),
+    )
 
 
 def _measured(report: BenchReport) -> dict[Key, BenchCell]:
     return {
-        (cell["method"], cell["dtype"], cell["passes"], cell["length"]): cell
-        for cell in report["cells"]
-        if cell["status"] == "measured"
+        (cell.method, cell.dtype, cell.passes, cell.length): cell for cell in report.cells if cell.status == "measured"
     }
 
 
@@ -44,18 +42,9 @@ def _named(key: Key) -> str:
 
 
 def _change(then: BenchCell, now: BenchCell) -> Change:
-    speedups = [cell.get("speedup") for cell in (then, now)]
-    return {
-        "method": now["method"],
-        "dtype": now["dtype"],
-        "passes": now["passes"],
-        "length": now["length"],
-        "verdict": _verdict(then, now),
-        "speedups": speedups,
-        "speedup_ratio": _ratio(speedups[1], speedups[0]),
-        "time_ratio": then["ms"] / now["ms"],
-        "memory_ratio": _ratio(now.get("extra_bytes"), then.get("extra_bytes")),
-    }
+    speedups = [then.speedup, now.speedup]
+    ratios = _ratio(now.speedup, then.speedup), _ratio(then.ms, now.ms), _ratio(now.extra_bytes, then.extra_bytes)
+    return Change(now.method, now.dtype, now.passes, now.length, _verdict(then, now), speedups, *ratios)
 
 
 def _ratio(above: Any, below: Any) -> float | None:
@@ -66,29 +55,29 @@ def _ratio(above: Any, below: Any) -> float | None:
 def _verdict(
     then: BenchCell, now: BenchCell
 ) -> Literal["faster", "slower", "within the noise", "no speed-up to compare"]:
-    if now["method"] == EXACT or not (then.get("speedup") and now.get("speedup")):
+    if now.method == EXACT or not (then.speedup and now.speedup):
         return "no speed-up to compare"
     if _above(now, then):
         return "faster"
     return "slower" if _above(then, now) else "within the noise"
 
 
-def _above(one: BenchCell, other: BenchCell) -> bool:
+def _above(one: Any, other: Any) -> bool:
     """True if one speed-up is above the other by more than the tolerance, and their quartiles and visits lie apart."""
-    apart = one["speedup_low"] > other["speedup_high"]
-    if one.get("visits") and other.get("visits"):
-        apart = apart and min(one["visits"]) > max(other["visits"])
-    return apart and one["speedup"] > other["speedup"] * (1 + TOLERANCE)
+    apart = one.speedup_low > other.speedup_high
+    if one.visits and other.visits:
+        apart = apart and min(one.visits) > max(other.visits)
+    return apart and one.speedup > other.speedup * (1 + TOLERANCE)
 
 
 def _differences(old: BenchReport, new: BenchReport) -> Iterator[str]:
     """The other differences: machine, versions, settings that a time depends on, backend. Shapes are the same."""
-    if old["backend"] != new["backend"]:
-        yield f"backend: {old['backend']} then, {new['backend']} now"
-    yield from _differing("hardware", old["hardware"], new["hardware"])
-    yield from _differing("version of", old["versions"], new["versions"])
+    if old.backend != new.backend:
+        yield f"backend: {old.backend} then, {new.backend} now"
+    yield from _differing("hardware", old.hardware, new.hardware)
+    yield from _differing("version of", old.versions, new.versions)
     shaping = ("device", "seed", "quick")
-    then, now = ({name: report["settings"].get(name) for name in shaping} for report in (old, new))
+    then, now = ({name: report.settings.get(name) for name in shaping} for report in (old, new))
     yield from _differing("setting", then, now)
 
 

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -11,7 +12,7 @@ import typer
 from subquad.tools.bench.settings import QUICK, STEPPED, BenchSettings
 from subquad.tools.cli import ranks
 from subquad.tools.cli.common import needs, user_errors
-from subquad.tools.cli.kinds import Kind, names_itself, table_in
+from subquad.tools.cli.kinds import Kind, names_itself, record_in, table_in
 from subquad.tools.cli.options import Again, AsJson, with_options
 from subquad.tools.cli.output import say, show
 from subquad.tools.cli.plugins import Command
@@ -21,7 +22,12 @@ from subquad.tools.runs import processes
 from subquad.tools.runs.executors import Executor
 
 BENCH = Kind(
-    "subquad bench", "bench.json", "bench.md", names_itself("subquad bench"), table_in("subquad.tools.bench.tables")
+    "subquad bench",
+    "bench.json",
+    "bench.md",
+    names_itself("subquad bench"),
+    table_in("subquad.tools.bench.tables"),
+    record_in("subquad.tools.bench.schema", "BenchReport"),
 )
 RANKS = Kind(
     "subquad bench on ranks",
@@ -104,7 +110,7 @@ def bench(
                 with progress_bar() as progress, executor:
                     report = report_of(measure(settings, out, progress, executor))
             if old is not None:
-                report = {**report, "changes": changes(old, report, str(compare))}
+                report = replace(report, changes=changes(old, report, str(compare)))
             outcome: Any = results.written(report, write_bench)
         if not show(outcome, lambda: BENCH.table(outcome), as_json):
             say(f"Results: {out / BENCH.file}, {out / BENCH.page}, and the plots next to them")

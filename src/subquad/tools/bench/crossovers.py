@@ -48,33 +48,33 @@ def crossovers(cells: Sequence[BenchCell]) -> list[Crossover]:
 
 def _crossover(cells: Sequence[BenchCell], panel: Panel, method: str) -> Crossover:
     speedups = by_length(cells, panel, method, "speedup")
-    ties = [cell["length"] for cell in cells_of(cells, panel, method) if cell.get("verdict") == "within the noise"]
-    return Crossover(method=method, dtype=panel[0], passes=panel[1], **crossing(speedups, ties))  # type: ignore[typeddict-item]
+    ties = [cell.length for cell in cells_of(cells, panel, method) if cell.verdict == "within the noise"]
+    return Crossover(method, *panel, **crossing(speedups, ties))
 
 
 def ran(cells: Sequence[BenchCell], panel: Panel, method: str) -> bool:
     """True if a method was measured at any length of a panel."""
-    return any(cell["status"] == "measured" for cell in cells_of(cells, panel, method))
+    return any(cell.status == "measured" for cell in cells_of(cells, panel, method))
 
 
 def panels(cells: Sequence[BenchCell]) -> list[Panel]:
     """Dtypes and passes that were measured together, in the order of the cells."""
-    return list(dict.fromkeys((cell["dtype"], cell["passes"]) for cell in cells))
+    return list(dict.fromkeys((cell.dtype, cell.passes) for cell in cells))
 
 
 def names(cells: Sequence[BenchCell]) -> list[str]:
     """The methods, SDPA first."""
-    methods = dict.fromkeys(cell["method"] for cell in cells)
+    methods = dict.fromkeys(cell.method for cell in cells)
     return sorted(methods, key=lambda name: name != EXACT)
 
 
 def cells_of(cells: Sequence[BenchCell], panel: Panel, method: str) -> list[BenchCell]:
     """A method's cells in a panel, shortest first."""
-    chosen = [cell for cell in cells if (cell["dtype"], cell["passes"], cell["method"]) == (*panel, method)]
-    return sorted(chosen, key=lambda cell: cell["length"])
+    chosen = [cell for cell in cells if (cell.dtype, cell.passes, cell.method) == (*panel, method)]
+    return sorted(chosen, key=lambda cell: cell.length)
 
 
 def by_length(cells: Sequence[BenchCell], panel: Panel, method: str, figure: str) -> dict[int, float]:
     """A figure by length, where it is known and above 0."""
-    values: dict[int, Any] = {cell["length"]: cell.get(figure) for cell in cells_of(cells, panel, method)}
+    values: dict[int, Any] = {cell.length: getattr(cell, figure, None) for cell in cells_of(cells, panel, method)}
     return {length: float(value) for length, value in values.items() if value is not None and value > 0}

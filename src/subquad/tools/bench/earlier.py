@@ -10,6 +10,7 @@ from subquad.core.errors import InputError
 from subquad.core.reading import is_folder, read_json
 from subquad.tools.bench.schema import KIND, SCHEMA, BenchReport
 from subquad.tools.bench.settings import BenchSettings
+from subquad.tools.runs.records import from_plain
 
 IDENTITY = {"method": str, "dtype": str, "passes": str, "length": int, "status": str}
 METRICS = ("ms", "ms_low", "ms_high", "speedup", "speedup_low", "speedup_high", "extra_bytes")
@@ -34,7 +35,10 @@ def read_earlier(path: Path, settings: BenchSettings) -> BenchReport:
     for number, cell in enumerate(report["cells"]):
         _check(path, number, cell)
     _check_alike(path, report["settings"], settings)
-    return report  # type: ignore[return-value]
+    try:
+        return from_plain(BenchReport, report)
+    except (AttributeError, TypeError) as error:
+        raise InputError(f"{path} is damaged: {error}") from error
 
 
 def _check_alike(path: Path, then: Mapping[str, Any], now: BenchSettings) -> None:

@@ -31,13 +31,13 @@ def figure(report: BenchReport, name: str) -> Figure | None:
     and the grey band at 1 is how far SDPA differs from itself.
     """
     what, heading, label = PLOTS[name]
-    shown = [panel for panel in panels(report["cells"]) if _lines(report, panel, what)]
+    shown = [panel for panel in panels(report.cells) if _lines(report, panel, what)]
     if not shown:
         return None
     dtypes, passes = (list(dict.fromkeys(panel[i] for panel in shown)) for i in (0, 1))
     drawn = Figure(figsize=(max(4.6 * len(passes), 6.4), 3.9 * len(dtypes) + 1.2), layout="constrained")
     axes = drawn.subplots(len(dtypes), len(passes), squeeze=False, sharey=True)
-    looks = drawing.styles(names(report["cells"]))
+    looks = drawing.styles(names(report.cells))
     for row, dtype in zip(axes, dtypes, strict=True):
         for ax, which in zip(row, passes, strict=True):
             if (dtype, which) in shown:
@@ -50,7 +50,7 @@ def figure(report: BenchReport, name: str) -> Figure | None:
     entry = 0.7 + 0.08 * max(map(len, handles))  # inches of the widest: a handle and its letters
     columns = max(1, min(4, len(handles), int(drawn.get_figwidth() / entry)))
     drawn.legend(handles=list(handles.values()), loc="outside lower center", ncols=columns)
-    s = report["settings"]
+    s = report.settings
     threads = f"{s['threads']} thread{'' if s['threads'] == 1 else 's'}"
     shape = f"batch {s['batch']}, {s['heads']} heads of {s['head_dim']}, {s['device']}, {threads}"
     shape = f"causal, {shape}" if s["causal"] else shape
@@ -60,7 +60,7 @@ def figure(report: BenchReport, name: str) -> Figure | None:
 
 def _lines(report: BenchReport, panel: Panel, what: str) -> dict[str, dict[int, float]]:
     """Figures by length of the methods that have some."""
-    lines = {name: by_length(report["cells"], panel, name, what) for name in names(report["cells"])}
+    lines = {name: by_length(report.cells, panel, name, what) for name in names(report.cells)}
     return {name: values for name, values in lines.items() if values and not (what == "speedup" and name == EXACT)}
 
 
@@ -77,7 +77,7 @@ def _panel(ax: Any, report: BenchReport, panel: Panel, what: str, looks: dict[st
     drawing.log_lengths(ax)
     if what == "speedup":
         ax.axhline(1.0, color="#5b636b", linewidth=1.2, linestyle=(0, (4, 3)))
-        _shade_noise(ax, by_length(report["cells"], panel, EXACT, "noise"))
+        _shade_noise(ax, by_length(report.cells, panel, EXACT, "noise"))
         _mark_crossovers(ax, report, panel, looks)
     unit: Callable[[float], str] = (lambda y: f"{y:g}×") if what == "speedup" else (lambda y: f"{y:,g}")
     drawing.ticks(ax.yaxis, ax.get_ylim(), unit)
@@ -86,10 +86,10 @@ def _panel(ax: Any, report: BenchReport, panel: Panel, what: str, looks: dict[st
 def _edge(report: BenchReport, panel: Panel, name: str, what: str, side: str) -> dict[int, float]:
     """A quartile of a figure, by length."""
     if what == "us_per_token":
-        tokens = report["settings"]["batch"]
-        times = by_length(report["cells"], panel, name, f"ms_{side}")
+        tokens = report.settings["batch"]
+        times = by_length(report.cells, panel, name, f"ms_{side}")
         return {length: 1e3 * ms / (tokens * length) for length, ms in times.items()}
-    return by_length(report["cells"], panel, name, f"{what}_{side}")
+    return by_length(report.cells, panel, name, f"{what}_{side}")
 
 
 def _shade_noise(ax: Any, noise: dict[int, float]) -> None:
@@ -101,7 +101,7 @@ def _shade_noise(ax: Any, noise: dict[int, float]) -> None:
 
 def _mark_crossovers(ax: Any, report: BenchReport, panel: Panel, looks: dict[str, Style]) -> None:
     ring = {"markersize": 12, "markerfacecolor": "none", "markeredgewidth": 1.8, "linestyle": "", "zorder": 5}
-    for crossover in report["crossovers"]:
-        at = cells.known(crossover["tokens"]) if crossover["state"] == "at" else None
-        if (crossover["dtype"], crossover["passes"]) == panel and at is not None:
-            ax.plot(at, 1.0, marker="o", color=looks[crossover["method"]].color, **ring)
+    for crossover in report.crossovers:
+        at = cells.known(crossover.tokens) if crossover.state == "at" else None
+        if (crossover.dtype, crossover.passes) == panel and at is not None:
+            ax.plot(at, 1.0, marker="o", color=looks[crossover.method].color, **ring)

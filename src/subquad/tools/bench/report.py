@@ -1,17 +1,19 @@
 """From the results of a benchmark's units to its report."""
 
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
+from functools import partial
 from itertools import chain
+from typing import Any
 
 import subquad as sq
 from subquad.methods import Method
 from subquad.methods.full import EXACT
 from subquad.tools.bench.calls import Load
-from subquad.tools.bench.crossovers import by_length, cells_of, crossovers, growth, names, panels
+from subquad.tools.bench.crossovers import by_length, crossovers, growth, names, panels
 from subquad.tools.bench.run import MEMORY, TIME, Bench
-from subquad.tools.bench.schema import KIND, SCHEMA, BenchCell, BenchReport
+from subquad.tools.bench.schema import BenchCell, BenchReport
 from subquad.tools.measure.noise import AGAIN, TIE, against_itself, at_least_typical, noise_of, verdict
 from subquad.tools.measure.timing import beside, ratios, speedup, spread
 from subquad.tools.runs import machine
@@ -24,28 +26,26 @@ def report_of(bench: Bench) -> BenchReport:
     by_load = _noise(bench)
     cells = _cells(bench, by_load)
     uses = [visit.use for visit in bench.results.all(TIME)]
-    return {
-        "kind": KIND,
-        "schema": SCHEMA,
-        "created": datetime.now(UTC).isoformat(timespec="seconds"),
-        "command": as_command("bench", s),
-        "versions": bench.versions,
-        "hardware": bench.hardware,
-        "backend": bench.backend,
-        "backends": sq.backends(),
-        "settings": {name: value for name, value in asdict(s).items() if name not in ("methods", "plans")}
+    return BenchReport(
+        created=datetime.now(UTC).isoformat(timespec="seconds"),
+        command=as_command("bench", s),
+        versions=bench.versions,
+        hardware=bench.hardware,
+        backend=bench.backend,
+        backends=sq.backends(),
+        settings={name: value for name, value in asdict(s).items() if name not in ("methods", "plans")}
         | {
             "lengths": sorted(set(s.lengths)),
             "passes": list(dict.fromkeys(s.passes)),
             "dtypes": list(dict.fromkeys(s.dtypes)),
             "threads": int(bench.hardware["threads"]),
         },
-        "methods": {str(method): method.to_dict() for method in bench.methods},
-        "cells": cells,
-        "crossovers": crossovers(cells),
-        "notes": _notes(bench),
-        "noise": noise_of(machine.load(bench.load_average, uses), list(by_load.values())),
-    }
+        methods={str(method): method.to_dict() for method in bench.methods},
+        cells=cells,
+        crossovers=crossovers(cells),
+        notes=_notes(bench),
+        noise=noise_of(machine.load(bench.load_average, uses), list(by_load.values())),
+    )
 
 
 # ---------------------------------------------------------------------- cells
@@ -76,46 +76,42 @@ def _by_visit(times: list[list[float]], exact: list[list[float]]) -> list[float]
 
 def _cells(bench: Bench, noise: Mapping[Load, float]) -> list[BenchCell]:
     cells = [_cell(bench, load, method, noise) for load in bench.loads for method in bench.methods]
-    for panel in panels(cells):
-        for name in names(cells):
-            exponents = growth(by_length(cells, panel, name, "ms"))
-            for cell in cells_of(cells, panel, name):
-                if cell["length"] in exponents:
-                    cell["growth"] = exponents[cell["length"]]
-    return cells
+    exponents = {
+        (*panel, name): growth(by_length(cells, panel, name, "ms")) for panel in panels(cells) for name in names(cells)
+    }
+    return [replace(cell, growth=exponents[cell.dtype, cell.passes, cell.method].get(cell.length)) for cell in cells]
 
 
 def _cell(bench: Bench, load: Load, method: Method, noise: Mapping[Load, float]) -> BenchCell:
     rounds, exact, reason = bench.visits(load, str(method)), bench.visits(load, EXACT), bench.reason(load, method)
-    cell: BenchCell = {
-        "method": str(method),
-        "dtype": load.dtype,
-        "passes": load.passes,
-        "length": load.length,
-        "status": "not run" if reason else "measured",
-    }
+    measured = partial(BenchCell, str(method), load.dtype, load.passes, load.length)
     if reason:
-        cell["reason"] = reason
-        return cell
-    seconds = list(chain(*rounds))
+        return measured("not run", reason)
+    seconds, tokens = list(chain(*rounds)), load.batch * load.length
     ms = spread(seconds)
+    compared: dict[str, Any] = {}
     if exact:
         visits = _by_visit(rounds, exact)
         times, faster = beside(seconds, list(chain(*exact)))
-        cell |= {"speedup": faster.median, "speedup_low": faster.low, "speedup_high": faster.high, "visits": visits}
+        compared = {"speedup": faster.median, "speedup_low": faster.low, "speedup_high": faster.high, "visits": visits}
         if str(method) == EXACT:
-            cell["noise"] = noise[load]
+            compared["noise"] = noise[load]
         else:
             ms = times
-            cell["verdict"] = verdict(faster.median, visits, noise[load])
-    cell |= {"ms": 1e3 * ms.median, "ms_low": 1e3 * ms.low, "ms_high": 1e3 * ms.high, "repeats": len(seconds)}
-    cell["us_per_token"] = 1e6 * ms.median / (load.batch * load.length)
+            compared["verdict"] = verdict(faster.median, visits, noise[load])
     peak = None if bench.settings.quick else bench.results[MEMORY(load.key, method)]
-    if peak is not None:
-        cell["extra_bytes"], cell["memory"] = peak.bytes, peak.method
-        if peak.bytes is not None:
-            cell["bytes_per_token"] = peak.bytes / (load.batch * load.length)
-    return cell
+    return measured(
+        "measured",
+        **compared,
+        ms=1e3 * ms.median,
+        ms_low=1e3 * ms.low,
+        ms_high=1e3 * ms.high,
+        repeats=len(seconds),
+        us_per_token=1e6 * ms.median / tokens,
+        extra_bytes=None if peak is None else peak.bytes,
+        memory=None if peak is None else peak.method,
+        bytes_per_token=None if peak is None or peak.bytes is None else peak.bytes / tokens,
+    )
 
 
 # ---------------------------------------------------------------------- what a reader must know

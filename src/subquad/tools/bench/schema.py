@@ -1,16 +1,18 @@
 """The shape of `bench.json`, which the tables, the CSV and the plots of `subquad bench` are made from.
 
-A figure that was not measured is absent or None, never 0.
+A figure that was not measured is None, never 0.
 """
 
-from typing import Any, Literal, NotRequired, TypedDict
+from dataclasses import dataclass
+from typing import Any, Literal
 
 from subquad.tools.measure.noise import Noise, Verdict
 
 KIND, SCHEMA = "subquad bench", 1
 
 
-class BenchCell(TypedDict):
+@dataclass(frozen=True)
+class BenchCell:
     """One method at one length, in one dtype, forward or forward+backward."""
 
     method: str  # as the command line writes it; "full" is SDPA
@@ -18,25 +20,26 @@ class BenchCell(TypedDict):
     passes: str  # "forward" or "forward+backward"
     length: int  # tokens
     status: Literal["measured", "not run"]
-    reason: NotRequired[str]  # why it was not run
-    ms: NotRequired[float]  # SDPA's median / the speed-up; of SDPA, and where it was not run, the median over rounds
-    ms_low: NotRequired[float]  # the same with the quartiles
-    ms_high: NotRequired[float]
-    repeats: NotRequired[int]
-    us_per_token: NotRequired[float]
-    growth: NotRequired[float]  # exponent of the time from the next shorter length to this one
-    speedup: NotRequired[float]  # median over rounds of SDPA's time / this one's; absent where SDPA was not run
-    speedup_low: NotRequired[float]
-    speedup_high: NotRequired[float]
-    visits: NotRequired[list[float]]  # the speed-up of each visit: medians of rounds that followed each other
-    verdict: NotRequired[Verdict]  # whether the speed-up is clear of the noise
-    noise: NotRequired[float]  # of SDPA: how far it differs from itself, timed again in each round, as a factor
-    extra_bytes: NotRequired[int | None]  # peak memory of a call, above what its inputs take
-    bytes_per_token: NotRequired[float]
-    memory: NotRequired[str]  # how memory was counted, or why it was not
+    reason: str | None = None  # why it was not run
+    speedup: float | None = None  # median over rounds of SDPA's time / this one's; absent where SDPA was not run
+    speedup_low: float | None = None
+    speedup_high: float | None = None
+    visits: list[float] | None = None  # the speed-up of each visit: medians of rounds that followed each other
+    noise: float | None = None  # of SDPA: how far it differs from itself, timed again in each round, as a factor
+    verdict: Verdict | None = None  # whether the speed-up is clear of the noise
+    ms: float | None = None  # SDPA's median / the speed-up; of SDPA, and where it was not run, the median over rounds
+    ms_low: float | None = None  # the same with the quartiles
+    ms_high: float | None = None
+    repeats: int | None = None
+    us_per_token: float | None = None
+    extra_bytes: int | None = None  # peak memory of a call, above what its inputs take
+    memory: str | None = None  # how memory was counted, or why it was not
+    bytes_per_token: float | None = None
+    growth: float | None = None  # exponent of the time from the next shorter length to this one
 
 
-class Crossover(TypedDict):
+@dataclass(frozen=True)
+class Crossover:
     """From where on a method is clearly faster than SDPA, at every longer length at which both were run."""
 
     method: str
@@ -44,12 +47,13 @@ class Crossover(TypedDict):
     passes: str
     state: Literal["at", "at or below", "below the shortest", "not reached", "unknown"]
     tokens: float | None  # "at": between two lengths, interpolated; "at or below": a length that was run
-    shortest: NotRequired[int]  # the lengths with a speed-up
-    longest: NotRequired[int]
-    ties: NotRequired[list[int]]  # the lengths at which the speed-up is within the noise
+    shortest: int | None = None  # the lengths with a speed-up
+    longest: int | None = None
+    ties: list[int] | None = None  # the lengths at which the speed-up is within the noise
 
 
-class Change(TypedDict):
+@dataclass(frozen=True)
+class Change:
     """A cell against the same cell of an earlier run. Ratios above 1 are faster now, or take more memory now."""
 
     method: str
@@ -59,11 +63,12 @@ class Change(TypedDict):
     verdict: Literal["faster", "slower", "within the noise", "no speed-up to compare"]
     speedups: list[float | None]  # then, now
     speedup_ratio: float | None
-    time_ratio: float  # time then / time now
+    time_ratio: float | None  # time then / time now
     memory_ratio: float | None  # memory now / then
 
 
-class Changes(TypedDict):
+@dataclass(frozen=True)
+class Changes:
     """The results of `--compare`."""
 
     old: str
@@ -75,11 +80,12 @@ class Changes(TypedDict):
     notes: list[str]  # what else differs
 
 
-class BenchReport(TypedDict):
+@dataclass(frozen=True, kw_only=True)
+class BenchReport:
     """All of `bench.json`."""
 
-    kind: str  # KIND
-    schema: int  # SCHEMA
+    kind: str = KIND
+    schema: int = SCHEMA
     created: str  # ISO 8601, UTC
     command: str
     versions: dict[str, str]
@@ -91,5 +97,6 @@ class BenchReport(TypedDict):
     cells: list[BenchCell]
     crossovers: list[Crossover]
     notes: list[str]
-    noise: NotRequired[Noise]
-    changes: NotRequired[Changes]
+    noise: Noise | None = None
+    changes: Changes | None = None
+    asked: dict[str, Any] | None = None  # the settings that the command was given

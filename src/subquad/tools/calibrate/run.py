@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 
@@ -316,7 +316,7 @@ def measure_layer(bound: BoundMethod, call: LayerInputs) -> dict[str, float]:
         measured = attention_utility(at_n_b(bound), call.query, call.key, **options)
         metrics |= {"utility": float(measured.utility.mean()), "keys": float(measured.keys.mean())}
         if isinstance(bound.method, LearnedHash):
-            metrics |= cast(dict[str, float], hash_dynamics(bound, call.query, call.key, **options))
+            metrics |= asdict(hash_dynamics(bound, call.query, call.key, **options))
         return metrics
 
 

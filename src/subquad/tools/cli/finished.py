@@ -3,16 +3,17 @@
 import json
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
 from subquad.core.errors import InputError
 from subquad.core.reading import read_json
-from subquad.tools.cli.kinds import Kind, check, kind_of
+from subquad.tools.cli.kinds import Kind, kind_of, record_of
 from subquad.tools.cli.plugins import kinds
 from subquad.tools.runs.cache import begun_in
 from subquad.tools.runs.options import options
+from subquad.tools.runs.records import to_plain
 
 ASKED = "asked"  # the key of a report with the settings that the command was given
 RANKS = "ranks"  # in addition, if there were several
@@ -42,11 +43,11 @@ class Claim:
         plain: dict[str, Any] = json.loads(json.dumps(asdict(self.settings), default=str))
         return plain if self.ranks == 1 else {**plain, RANKS: self.ranks}
 
-    def marked(self, report: Mapping[str, Any]) -> dict[str, Any]:
+    def marked(self, report: Any) -> Any:
         """The report with the settings that it was asked for with."""
-        return {**report, ASKED: self.asked}
+        return {**report, ASKED: self.asked} if isinstance(report, Mapping) else replace(report, asked=self.asked)
 
-    def finished(self, again: bool = False) -> dict[str, Any] | None:
+    def finished(self, again: bool = False) -> Any:
         """The report of these settings, some that only change how results are read aside; None where there is none.
 
         There is none before the first run, after one that was cut off while its report was written, and `again`.
@@ -63,8 +64,7 @@ class Claim:
             self._refuse(report, f"with {differing}")
         if begun_in(self.folder):
             return None
-        check(self.kind, self.path, report)
-        return report
+        return record_of(self.kind, self.path, report)
 
     def _refuse(self, report: Mapping[str, Any], difference: str) -> NoReturn:
         raise InputError(
@@ -110,9 +110,9 @@ class Claim:
                 raise InputError(f"{self.folder} contains a model ({name}); give another folder with --out")
 
     @staticmethod
-    def day(report: Mapping[str, Any]) -> str:
+    def day(report: Any) -> str:
         """The day on which a report was made."""
-        return str(report.get("created", "an unknown day")).partition("T")[0]
+        return str(to_plain(report).get("created", "an unknown day")).partition("T")[0]
 
     def changed_since(self) -> list[str]:
         """The files and folders of the settings that are newer than the report."""

@@ -11,13 +11,14 @@ from rich.console import Console, RenderableType
 
 from subquad.core.errors import InputError
 from subquad.core.reading import is_folder, read_json
+from subquad.tools.runs.records import from_plain
 
 Record = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of results: `holds` recognises the content of its file, and `record` is the part that is shown."""
+    """A kind of results: `holds` recognises the content of its file, and `record` reads the record that is shown."""
 
     command: str
     file: str
@@ -51,6 +52,11 @@ def table_in(module: str, function: str = "rich_table") -> Callable[[Any], Rende
     return lambda record: getattr(import_module(module), function)(record)
 
 
+def record_in(module: str, name: str) -> Callable[[Record], Any]:
+    """Reads content as a record of a module, which is loaded on use."""
+    return lambda content: from_plain(getattr(import_module(module), name), content)
+
+
 def names_itself(kind: str) -> Callable[[Record], bool]:
     """Recognises content by its entry "kind"."""
     return lambda content: content.get("kind") == kind
@@ -74,26 +80,23 @@ def read_finished(folder: Path, kinds: Sequence[Kind]) -> FinishedReport:
     """
     paths = [folder / name for name in dict.fromkeys(kind.file for kind in kinds)] if is_folder(folder) else [folder]
     contents = {path: read_json(path) for path in paths if path.is_file()}
-    reports = [
-        FinishedReport(kind, path, kind.record(content))
-        for path, content in contents.items()
-        if (kind := kind_of(content, kinds)) is not None
-    ]
-    if len(reports) > 1:
-        listed = " and ".join(f"{one.path.name} ({one.kind.command})" for one in reports)
+    runs = [(kind, path) for path, content in contents.items() if (kind := kind_of(content, kinds)) is not None]
+    if len(runs) > 1:
+        listed = " and ".join(f"{path.name} ({kind.command})" for kind, path in runs)
         raise InputError(f"{folder} contains several runs, {listed}; give the file of one of them")
-    if not reports:
-        raise InputError(f"{folder} contains no finished run of subquad{_why(folder)}")
-    check(reports[0].kind, reports[0].path, reports[0].record)
-    return reports[0]
+    for kind, path in runs:
+        return FinishedReport(kind, path, record_of(kind, path, contents[path]))
+    raise InputError(f"{folder} contains no finished run of subquad{_why(folder)}")
 
 
-def check(kind: Kind, path: Path, record: Any) -> None:
-    """InputError where what was read from a file has no such parts as the table shows."""
+def record_of(kind: Kind, path: Path, content: Record) -> Any:
+    """The record of a file's content; InputError where it has no such parts as the table shows."""
     try:
+        record = kind.record(content)
         Console(file=StringIO()).print(kind.table(record))
     except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
         raise InputError(f"{path} is damaged: it has no table to show ({type(error).__name__}: {error})") from error
+    return record
 
 
 def _why(folder: Path) -> str:

@@ -163,8 +163,9 @@ def show(record: Any, table: Callable[[], RenderableType], as_json: bool) -> boo
     """Print a record as a table, or as JSON and nothing else; returns whether it was JSON."""
     if as_json:
         from subquad.tools.report.files import finite
+        from subquad.tools.runs.records import to_plain
 
-        print(json.dumps(finite(record), indent=1))
+        print(json.dumps(finite(to_plain(record)), indent=1))
     else:
         results_console().print(table())
     return as_json

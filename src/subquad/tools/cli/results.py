@@ -26,9 +26,9 @@ class ResultsFolder:
 
     claim: Claim
     group: MeasuringGroup
-    finished: dict[str, Any] | None
+    finished: Any
 
-    def written(self, report: Any, write: Callable[[Any, Path], list[Path]]) -> dict[str, Any]:
+    def written(self, report: Any, write: Callable[[Any, Path], list[Path]]) -> Any:
         """The report, written with the settings that were asked for unless it is the one in the folder.
 
         Results of jobs that were kept meanwhile are forgotten then.
@@ -57,7 +57,7 @@ def results_in(
     the command measures again.
     """
 
-    def finished_report() -> dict[str, Any] | None:
+    def finished_report() -> Any:
         try:
             return claim.finished(again)
         except InputError:

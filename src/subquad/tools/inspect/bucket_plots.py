@@ -19,7 +19,7 @@ WIDEST = 4  # powers of 2 of a ratio that are drawn; beyond is in the outermost 
 
 def sizes(report: InspectReport) -> Figure | None:
     """Queries and keys of each bucket, a group of bars for each head of one layer, a panel for each method."""
-    layer = str(report["settings"]["layer"])
+    layer = str(report.settings["layer"])
     shown = hashing(report, layer)
     if not shown:
         return None
@@ -28,18 +28,18 @@ def sizes(report: InspectReport) -> Figure | None:
     for ax, method in zip(axes, shown, strict=True):
         expected = _stacked(ax, method, layer)
         line = ax.axhline(expected, color=EXPECTED, linewidth=1.3, linestyle=(0, (4, 3)), label="expected size")
-        imbalance_text = _imbalance(method["layers"][layer]["imbalance"])
-        ax.set_title(f"{method['method']}: {imbalance_text}, of all sequences", fontsize=9, loc="left")
+        imbalance_text = _imbalance(method.layers[layer].imbalance)
+        ax.set_title(f"{method.method}: {imbalance_text}, of all sequences", fontsize=9, loc="left")
         ax.set_ylabel("tokens")
     axes[-1].set_xlabel("head; its buckets from the largest to the smallest")
     figure.legend(handles=[*SIDES, line], loc="outside lower center", ncols=3)
-    what = f"bucket sizes in layer {layer}, first sequence of {report['settings']['length']:,} tokens"
-    return drawing.titled(figure, report["model"]["name"], what)
+    what = f"bucket sizes in layer {layer}, first sequence of {report.settings['length']:,} tokens"
+    return drawing.titled(figure, report.model["name"], what)
 
 
 def _stacked(ax: Any, method: Inspected, layer: str) -> float:
     """Draw the first sequence's buckets; returns their expected size."""
-    queries, keys = (np.array(method["layers"][layer][side][0]) for side in ("queries", "keys"))
+    queries, keys = (np.array(getattr(method.layers[layer], side)[0]) for side in ("queries", "keys"))
     heads, buckets = queries.shape
     order = np.argsort(-(queries + keys), axis=1, kind="stable")
     queries, keys = (np.take_along_axis(side, order, 1) for side in (queries, keys))
@@ -73,21 +73,21 @@ def histograms(report: InspectReport) -> Figure | None:
         row[1].axvline(0, color=EXPECTED, linewidth=1.3, linestyle=(0, (4, 3)))
         row[0].set_ylabel("buckets")
         row[0].xaxis.set_major_formatter(FuncFormatter(lambda tokens, _: f"{tokens:,.0f}"))
-        row[0].set_title(method["method"], fontsize=9, loc="left")
-        row[1].set_title(_imbalance(method["imbalance"]), fontsize=9, loc="left")
+        row[0].set_title(method.method, fontsize=9, loc="left")
+        row[1].set_title(_imbalance(method.imbalance), fontsize=9, loc="left")
     axes[-1, 0].set_xlabel("size of a bucket: queries and keys")
     axes[-1, 1].set_xlabel("queries / keys of a bucket that has both")
     axes[-1, 1].xaxis.set_major_locator(FixedLocator(range(-WIDEST, WIDEST + 1)))
     axes[-1, 1].xaxis.set_major_formatter(FuncFormatter(lambda power, _: _ratio(round(power))))
     figure.legend(handles=[axes[0, 0].lines[0]], labels=["balanced"], loc="outside lower center")
-    return drawing.titled(figure, report["model"]["name"], "buckets of all heads in all layers")
+    return drawing.titled(figure, report.model["name"], "buckets of all heads in all layers")
 
 
 def _tokens(method: Inspected) -> tuple[Any, Any]:
     """Queries and keys of all buckets."""
-    layers = [layer for layer in method["layers"].values() if "queries" in layer]
+    layers = [layer for layer in method.layers.values() if layer.queries]
     queries, keys = (
-        np.array([n for layer in layers for sequence in layer[side] for head in sequence for n in head])
+        np.array([n for layer in layers for sequence in getattr(layer, side) for head in sequence for n in head])
         for side in ("queries", "keys")
     )
     return queries, keys
@@ -99,4 +99,4 @@ def _ratio(power: int) -> str:
 
 
 def _imbalance(imbalance: Any) -> str:
-    return f"{share(imbalance['size']).text} unbalanced in size, {share(imbalance['ratio']).text} in ratio"
+    return f"{share(imbalance.size).text} unbalanced in size, {share(imbalance.ratio).text} in ratio"

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from subquad.tools.cli.common import needs, user_errors
-from subquad.tools.cli.kinds import Kind, names_itself, table_in
+from subquad.tools.cli.kinds import Kind, names_itself, record_in, table_in
 from subquad.tools.cli.options import Again, AsJson, with_options
 from subquad.tools.cli.output import say, show
 from subquad.tools.cli.plugins import Command
@@ -20,6 +20,7 @@ INSPECT = Kind(
     "results.md",
     names_itself("subquad inspect"),
     table_in("subquad.tools.inspect.tables"),
+    record_in("subquad.tools.inspect.schema", "InspectReport"),
 )
 
 

@@ -12,17 +12,17 @@ from subquad.tools.report import drawing
 
 def attention_maps(report: InspectReport) -> Figure | None:
     """A panel for each method, on one scale; tokens on both axes."""
-    maps = report["maps"]
-    names = list(maps["weights"])
+    maps = report.maps
+    names = list(maps.weights)
     if not names:
         return None
-    tokens = len(maps["tokens"])
+    tokens = len(maps.tokens)
     columns = _columns(len(names)) if tokens <= 48 else min(len(names), 2)
     rows = math.ceil(len(names) / columns)
     side = max(2.6, 0.098 * tokens)  # inches: room for a token's name in each row
     figure = Figure(figsize=(columns * (side + 0.35) + 1.9, rows * (side + 0.45) + 1.3), layout="constrained")
     axes = figure.subplots(rows, columns, squeeze=False)
-    largest = max(weight for weights in maps["weights"].values() for row in weights for weight in row)
+    largest = max(weight for weights in maps.weights.values() for row in weights for weight in row)
     scale = PowerNorm(0.5, 0.0, max(largest, 1e-6))
     for i, ax in enumerate(axes.flat):
         if i >= len(names):
@@ -32,8 +32,8 @@ def attention_maps(report: InspectReport) -> Figure | None:
     bar = figure.colorbar(image, ax=axes, shrink=0.7 / rows, aspect=18, pad=0.015)
     bar.set_label("attention weight (colours by its square root)", fontsize=8.5)
     bar.ax.tick_params(labelsize=8)
-    shown = f"layer {maps['layer']}, head {maps['head']}, first {tokens} of {report['settings']['length']:,} tokens"
-    return drawing.titled(figure, report["model"]["name"], f"attention from rows to columns; {shown}")
+    shown = f"layer {maps.layer}, head {maps.head}, first {tokens} of {report.settings['length']:,} tokens"
+    return drawing.titled(figure, report.model["name"], f"attention from rows to columns; {shown}")
 
 
 def _columns(panels: int) -> int:
@@ -42,7 +42,7 @@ def _columns(panels: int) -> int:
 
 
 def _map(ax: Any, maps: Maps, name: str, scale: PowerNorm, *, left: bool, bottom: bool) -> Any:
-    weights, tokens = maps["weights"][name], [_short(token) for token in maps["tokens"]]
+    weights, tokens = maps.weights[name], [_short(token) for token in maps.tokens]
     image = ax.imshow(weights, cmap="Blues", norm=scale, interpolation="nearest", aspect="auto")
     inside = sum(map(sum, weights)) / len(weights)
     ax.set_title(f"{name}\n{100 * inside:.0f} % of the weight is on these keys", fontsize=8.5, loc="left")

@@ -24,19 +24,19 @@ DRAW = dict(zip(PLOTS, (utility, sizes, histograms, attention_maps, spectrum), s
 
 def plots(report: InspectReport) -> dict[str, bytes]:
     """PNGs by name; a plot without figures to draw is left out."""
-    model = report["model"]["name"]
+    model = report.model["name"]
     with drawing.look():
         drawings = {name: make(report) for name, make in DRAW.items()}
         for name, fit in fits(report).items():
-            drawings[name] = dynamics_figure(fit["history"], model, fit["buckets"], subject=fit["method"])
+            drawings[name] = dynamics_figure(fit.history, model, fit.buckets, subject=fit.method)
         return {name: drawing.png(figure) for name, figure in drawings.items() if figure is not None}
 
 
 def fits(report: InspectReport) -> dict[str, InspectedFit]:
     """The plots of fits: one for each adapter with hash functions."""
-    return {FIT if i == 0 else FIT.replace(".", f"-{i + 1}."): fit for i, fit in enumerate(report["fits"])}
+    return {FIT if i == 0 else FIT.replace(".", f"-{i + 1}."): fit for i, fit in enumerate(report.fits)}
 
 
 def about(report: InspectReport) -> dict[str, str]:
     """The captions of the plots, by name."""
-    return PLOTS | {name: ABOUT_FIT.format(method=fit["method"]) for name, fit in fits(report).items()}
+    return PLOTS | {name: ABOUT_FIT.format(method=fit.method) for name, fit in fits(report).items()}

@@ -1,7 +1,7 @@
 """Read the results of an inspection, in which any figure may be absent."""
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from subquad.tools.inspect.schema import Inspected, InspectReport, LayerMetrics, Variant
 
@@ -16,13 +16,13 @@ class Choice(NamedTuple):
 
 def choice(layer: LayerMetrics, variant: Variant) -> Choice | None:
     """The choice of one layer; None if the method chooses no keys there."""
-    result: Any = layer.get("utility", {}).get(variant)
-    return None if result is None else Choice(*(mean(result[name]) for name in Choice._fields))
+    measured = (layer.utility or {}).get(variant)
+    return None if measured is None else Choice(*(mean(getattr(measured, name)) for name in Choice._fields))
 
 
 def choices(method: Inspected, variant: Variant) -> dict[int, Choice]:
     """The choices by layer."""
-    by_layer = {int(number): choice(layer, variant) for number, layer in method["layers"].items()}
+    by_layer = {int(number): choice(layer, variant) for number, layer in method.layers.items()}
     return {number: one for number, one in by_layer.items() if one is not None}
 
 
@@ -33,7 +33,7 @@ def over_layers(layers: Sequence[Choice]) -> Choice | None:
 
 def bounds(report: InspectReport) -> dict[int, float]:
     """The upper bound at N/B keys by layer, as the mean over heads."""
-    return {int(number): mean(heads) for number, heads in report["bounds"].items()}
+    return {int(number): mean(heads) for number, heads in report.bounds.items()}
 
 
 def widens(method: Inspected) -> bool:
@@ -46,10 +46,8 @@ def hashing(report: InspectReport, layer: str | None = None) -> list[Inspected]:
     """The methods whose bucket sizes are known, in one layer or in any."""
     return [
         method
-        for method in report["methods"]
-        if any(
-            "queries" in layer_metrics for number, layer_metrics in method["layers"].items() if layer in (None, number)
-        )
+        for method in report.methods
+        if any(metrics.queries for number, metrics in method.layers.items() if layer in (None, number))
     ]
 
 

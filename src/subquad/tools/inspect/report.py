@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 
 import torch
@@ -10,8 +10,6 @@ import torch
 from subquad.methods import LearnedHash
 from subquad.tools.inspect.run import LAYER, MAPS, SPECTRUM, InLayer, InspectedLayer, Inspection, InspectRow
 from subquad.tools.inspect.schema import (
-    KIND,
-    SCHEMA,
     VARIANTS,
     Inspected,
     InspectedFit,
@@ -19,6 +17,7 @@ from subquad.tools.inspect.schema import (
     InspectReport,
     LayerMetrics,
     LayerSpectrum,
+    Maps,
     Spectrum,
     UtilityMetrics,
 )
@@ -38,32 +37,23 @@ SHARP = (
 def report_of(inspection: Inspection, asked: InspectSettings) -> InspectReport:
     """All figures, with what they depend on. `asked` are the settings as the user gave them: those of the command."""
     x, s = inspection, inspection.settings
-    text = x.reading.metadata(s.text)
-    report: InspectReport = {
-        "kind": KIND,
-        "schema": SCHEMA,
-        "created": datetime.now(UTC).isoformat(timespec="seconds"),
-        "command": as_command("inspect", asked),
-        "versions": machine.versions(),
-        "hardware": machine.hardware(s.device),
-        "settings": {"buckets": s.buckets, "length": s.length, "keys": x.keys, "sequences": len(x.items)}
+    text, tokens = x.reading.metadata(s.text), [_readable(x, token) for token in x.items[0][: s.tokens]]
+    return InspectReport(
+        created=datetime.now(UTC).isoformat(timespec="seconds"),
+        command=as_command("inspect", asked),
+        versions=machine.versions(),
+        hardware=machine.hardware(s.device),
+        settings={"buckets": s.buckets, "length": s.length, "keys": x.keys, "sequences": len(x.items)}
         | {name: getattr(s, name) for name in ("layer", "head", "tokens", "seed")},
-        "model": x.pretrained.metadata(),
-        "text": {name: text[name] for name in ("source", "documents", "tokens")},
-        "bounds": {str(n): _mean([unit.bound for unit in _samples_of(x, n)]) for n in x.layers},
-        "methods": [_inspected(x, row) for row in x.rows],
-        "maps": {
-            "layer": s.layer or 0,
-            "head": s.head,
-            "tokens": [_readable(x, token) for token in x.items[0][: s.tokens]],
-            "weights": x.results[MAPS()],
-        },
-        "fits": [_fit(row) for row in x.rows if row.history and isinstance(row.method, LearnedHash)],
-        "notes": _notes(x),
-    }
-    if s.spectrum:
-        report["spectrum"] = _spectrum(x)
-    return report
+        model=x.pretrained.metadata(),
+        text={name: text[name] for name in ("source", "documents", "tokens")},
+        bounds={str(n): _mean([unit.bound for unit in _samples_of(x, n)]) for n in x.layers},
+        methods=[_inspected(x, row) for row in x.rows],
+        maps=Maps(s.layer or 0, s.head, tokens, x.results[MAPS()]),
+        fits=[_fit(row) for row in x.rows if row.history and isinstance(row.method, LearnedHash)],
+        notes=_notes(x),
+        spectrum=_spectrum(x) if s.spectrum else None,
+    )
 
 
 def _samples_of(x: Inspection, layer: int) -> list[InspectedLayer]:
@@ -72,17 +62,14 @@ def _samples_of(x: Inspection, layer: int) -> list[InspectedLayer]:
 
 def _spectrum(x: Inspection) -> Spectrum:
     assert x.settings.length is not None
-    return {
-        "at": x.curve,
-        "index": heat_map_index(x.settings.length),
-        "layers": {str(n): _layer_spectrum([x.results[SPECTRUM(i, n)] for i in range(len(x.items))]) for n in x.layers},
-    }
+    layers = {str(n): _layer_spectrum([x.results[SPECTRUM(i, n)] for i in range(len(x.items))]) for n in x.layers}
+    return Spectrum(x.curve, heat_map_index(x.settings.length), layers)
 
 
 def _layer_spectrum(samples: Sequence[LayerSpectrum]) -> LayerSpectrum:
-    heads = zip(*(unit["curves"] for unit in samples), strict=True)  # of each head its sequences
+    heads = zip(*(unit.curves for unit in samples), strict=True)  # of each head its sequences
     curves = [[round(share, 6) for share in _mean(sequences)] for sequences in heads]
-    return {"curves": curves, "needed": _mean([unit["needed"] for unit in samples])}
+    return LayerSpectrum(curves, _mean([unit.needed for unit in samples]))
 
 
 def _readable(x: Inspection, token: int) -> str:
@@ -92,7 +79,7 @@ def _readable(x: Inspection, token: int) -> str:
 
 def _fit(row: InspectRow) -> InspectedFit:
     functions = next(iter(row.bounds.values())).learned
-    return {"method": row.label, "buckets": getattr(functions, "buckets", 0), "history": row.history}
+    return InspectedFit(row.label, getattr(functions, "buckets", 0), row.history)
 
 
 # ---------------------------------------------------------------------- one method
@@ -100,29 +87,26 @@ def _fit(row: InspectRow) -> InspectedFit:
 
 def _inspected(x: Inspection, row: InspectRow) -> Inspected:
     layers = {str(n): _layer([unit.methods[row.label] for unit in _samples_of(x, n)]) for n in x.layers}
-    settings = row.method.to_dict()
-    inspected: Inspected = {"method": row.label, "settings": settings, "calibrated": row.calibrated, "layers": layers}
-    if hashed := [layer for layer in layers.values() if "queries" in layer]:
-        inspected["imbalance"] = _shares(hashed)
-    return inspected
+    hashed = [layer for layer in layers.values() if layer.queries]
+    imbalance = _shares(hashed) if hashed else None
+    return Inspected(row.label, row.method.to_dict(), row.calibrated, layers, imbalance)
 
 
 def _layer(samples: Sequence[InLayer]) -> LayerMetrics:
     """One layer of one method, from its sequences."""
     if samples[0].reason is not None:
-        return {"reason": samples[0].reason}
-    metrics: LayerMetrics = {}
-    if utilities := [unit.utility for unit in samples if unit.utility]:
-        metrics["utility"] = {variant: _utility([each[variant] for each in utilities]) for variant in VARIANTS}
-    if samples[0].queries is not None:
-        metrics["queries"] = [unit.queries for unit in samples if unit.queries is not None]
-        metrics["keys"] = [unit.keys for unit in samples if unit.keys is not None]
-        metrics["imbalance"] = _shares([metrics])
-    return metrics
+        return LayerMetrics(samples[0].reason)
+    utilities = [unit.utility for unit in samples if unit.utility]
+    metrics = LayerMetrics(
+        utility={each: _utility([unit[each] for unit in utilities]) for each in VARIANTS} if utilities else None,
+        queries=[unit.queries for unit in samples if unit.queries is not None] or None,
+        keys=[unit.keys for unit in samples if unit.keys is not None] or None,
+    )
+    return replace(metrics, imbalance=_shares([metrics])) if metrics.queries else metrics
 
 
 def _utility(samples: Sequence[UtilityMetrics]) -> UtilityMetrics:
-    return {name: _mean([unit[name] for unit in samples]) for name in ("utility", "keys", "bound")}  # type: ignore
+    return UtilityMetrics(*(_mean([getattr(unit, name) for unit in samples]) for name in ("utility", "keys", "bound")))
 
 
 def _mean(lists: Sequence[Sequence[float]]) -> list[float]:
@@ -132,11 +116,11 @@ def _mean(lists: Sequence[Sequence[float]]) -> list[float]:
 
 def _shares(layers: Sequence[LayerMetrics]) -> InspectedShares:
     queries, keys = (
-        torch.tensor([head for layer in layers for sequence in layer[side] for head in sequence])
+        torch.tensor([head for layer in layers for sequence in getattr(layer, side) for head in sequence])
         for side in ("queries", "keys")
     )
     imbalances = BucketSizes(queries[None], keys[None], torch.ones_like(queries[None]).bool()).imbalance()
-    return {name: None if math.isnan(share) else share for name, share in asdict(imbalances).items()}  # type: ignore
+    return InspectedShares(**{name: None if math.isnan(one) else one for name, one in asdict(imbalances).items()})
 
 
 # ---------------------------------------------------------------------- what a reader must know

@@ -216,7 +216,7 @@ class Inspection(JobRun):
         able = {row.label: row.by_layer[number] for row in self.rows if row.label not in reasons}
         bound, utility = utility_metrics(inputs, able, self.keys)
         sizes = size_metrics(inputs, able)
-        metrics = {label: InLayer(**utility.get(label, {}), **sizes.get(label, {})) for label in able}
+        metrics = {label: InLayer(utility=utility.get(label), **sizes.get(label, {})) for label in able}
         return InspectedLayer(bound, metrics | {label: InLayer(reason) for label, reason in reasons.items()})
 
     def spectrum(self, i: int, number: int) -> LayerSpectrum:
@@ -241,23 +241,20 @@ class Inspection(JobRun):
 
 def utility_metrics(
     inputs: LayerInputs, methods: Mapping[str, Method | BoundMethod], keys: int
-) -> tuple[list[float], dict[str, dict[str, Any]]]:
+) -> tuple[list[float], dict[str, dict[Variant, UtilityMetrics]]]:
     """The upper bound of each head; the utility of the methods that choose keys, with N/B of them and as given."""
     choosing = {label: method for label, method in methods.items() if isinstance(inner(method), ChoosesKeys)}
     asked = {("given", label): method for label, method in choosing.items()}
     asked |= {("n_b", label): lean for label, method in choosing.items() if (lean := at_n_b(method)) is not method}
     bound, utility = utilities(asked, inputs.query, inputs.key, keys=keys, **_options(inputs))
-    metrics: dict[str, dict[str, Any]] = {}
-    for label in choosing:
-        exact_choice = utility["given", label]
-        variants = {"n_b": utility.get(("n_b", label), exact_choice), "given": exact_choice}
-        metrics[label] = {
-            "utility": {
-                variant: {name: getattr(values, name).mean(0).tolist() for name in ("utility", "keys", "bound")}
-                for variant, values in variants.items()
-            }
-        }
-    return bound.mean(0).tolist(), metrics
+    metrics = {
+        key: UtilityMetrics(*(each.mean(0).tolist() for each in (values.utility, values.keys, values.bound)))
+        for key, values in utility.items()
+    }
+    configured = {label: metrics["given", label] for label in choosing}
+    return bound.mean(0).tolist(), {
+        label: {"n_b": metrics.get(("n_b", label), values), "given": values} for label, values in configured.items()
+    }
 
 
 def size_metrics(inputs: LayerInputs, methods: Mapping[str, Method | BoundMethod]) -> dict[str, dict[str, Any]]:
@@ -280,7 +277,7 @@ def spectrum_metrics(inputs: LayerInputs, curve: list[int]) -> LayerSpectrum:
     """For each head of a sequence: Y at each j of `curve`, and how many singular values hold 90 % of their sum."""
     (values,) = singular_values(inputs.query, inputs.key, **_options(inputs))
     shares = cumulative(values)[:, [j - 1 for j in curve]]
-    return {"curves": shares.tolist(), "needed": needed(values, 0.9).tolist()}
+    return LayerSpectrum(shares.tolist(), needed(values, 0.9).tolist())
 
 
 def _options(inputs: LayerInputs) -> dict[str, Any]:

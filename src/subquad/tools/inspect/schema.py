@@ -1,9 +1,10 @@
 """The shape of `results.json` of `subquad inspect`, which its tables and plots are made from.
 
-A figure that was not measured is absent or None, never 0.
+A figure that was not measured is None, never 0.
 """
 
-from typing import Any, Literal, NotRequired, TypedDict
+from dataclasses import dataclass
+from typing import Any, Literal
 
 KIND, SCHEMA = "subquad inspect", 1
 
@@ -12,7 +13,8 @@ Variant = Literal["n_b", "given"]
 VARIANTS: tuple[Variant, ...] = ("n_b", "given")
 
 
-class InspectedShares(TypedDict):
+@dataclass(frozen=True)
+class InspectedShares:
     """Shares of unbalanced buckets; None where there is no bucket to take the share of."""
 
     size: float | None
@@ -21,7 +23,8 @@ class InspectedShares(TypedDict):
     ratio_of_both: float | None
 
 
-class UtilityMetrics(TypedDict):
+@dataclass(frozen=True)
+class UtilityMetrics:
     """Utilities of one layer for each of its heads, as means over the sequences."""
 
     utility: list[float]
@@ -29,27 +32,30 @@ class UtilityMetrics(TypedDict):
     bound: list[float]  # the most that this number of keys can have
 
 
-class LayerMetrics(TypedDict):
+@dataclass(frozen=True)
+class LayerMetrics:
     """One method in one layer."""
 
-    reason: NotRequired[str]  # why it could not run there; then nothing else is here
-    utility: NotRequired[dict[Variant, UtilityMetrics]]
-    queries: NotRequired[list[list[list[int]]]]  # in each bucket, for each head, for each sequence
-    keys: NotRequired[list[list[list[int]]]]
-    imbalance: NotRequired[InspectedShares]
+    reason: str | None = None  # why it could not run there; then nothing else is here
+    utility: dict[Variant, UtilityMetrics] | None = None
+    queries: list[list[list[int]]] | None = None  # in each bucket, for each head, for each sequence
+    keys: list[list[list[int]]] | None = None
+    imbalance: InspectedShares | None = None
 
 
-class Inspected(TypedDict):
+@dataclass(frozen=True)
+class Inspected:
     """One method."""
 
     method: str  # as the command line writes it, and what its learned parameters are
     settings: dict[str, Any]  # Method.to_dict()
     calibrated: bool | None  # None: it has no learned parameters
     layers: dict[str, LayerMetrics]
-    imbalance: NotRequired[InspectedShares]  # over all layers
+    imbalance: InspectedShares | None = None  # over all layers
 
 
-class InspectedFit(TypedDict):
+@dataclass(frozen=True)
+class InspectedFit:
     """How the learned parameters of an adapter were fitted."""
 
     method: str  # as in Inspected
@@ -57,7 +63,8 @@ class InspectedFit(TypedDict):
     history: list[dict[str, Any]]  # {"step": …, "layers": {number: figures}}
 
 
-class Maps(TypedDict):
+@dataclass(frozen=True)
+class Maps:
     """Attention weights of one head on some tokens of the first sequence."""
 
     layer: int
@@ -66,14 +73,16 @@ class Maps(TypedDict):
     weights: dict[str, list[list[float]]]  # method -> queries × keys
 
 
-class LayerSpectrum(TypedDict):
+@dataclass(frozen=True)
+class LayerSpectrum:
     """Singular values of one layer's exact weights, for each of its heads: means over the sequences."""
 
     curves: list[list[float]]  # Y(j) at each j of Spectrum.at
     needed: list[float]  # how many singular values hold 90 % of their sum
 
 
-class Spectrum(TypedDict):
+@dataclass(frozen=True)
+class Spectrum:
     """Y(j) = Σ_{i≤j} σ_i / Σ_i σ_i of softmax(scale·Q Kᵀ)."""
 
     at: list[int]  # the j of the curves
@@ -81,11 +90,12 @@ class Spectrum(TypedDict):
     layers: dict[str, LayerSpectrum]
 
 
-class InspectReport(TypedDict):
+@dataclass(frozen=True, kw_only=True)
+class InspectReport:
     """All of `results.json`."""
 
-    kind: str  # KIND
-    schema: int  # SCHEMA
+    kind: str = KIND
+    schema: int = SCHEMA
     created: str  # ISO 8601, UTC
     command: str
     versions: dict[str, str]
@@ -96,6 +106,7 @@ class InspectReport(TypedDict):
     bounds: dict[str, list[float]]  # layer -> for each head the upper bound at `keys` keys
     methods: list[Inspected]
     maps: Maps
-    spectrum: NotRequired[Spectrum]  # where it was asked for
     fits: list[InspectedFit]
     notes: list[str]
+    spectrum: Spectrum | None = None  # where it was asked for
+    asked: dict[str, Any] | None = None  # the settings that the command was given

@@ -52,10 +52,10 @@ class _Terminal:
         yield Text(title(self.report), "bold")
         full = rich_of(table, False)
         yield full if fits(console, options, full) else rich_of(table, True)
-        if "spectrum" in self.report:
-            yield rich_of(spectrum(self.report["spectrum"]), False)
+        if self.report.spectrum is not None:
+            yield rich_of(spectrum(self.report.spectrum), False)
             yield Text(SPECTRUM_LEGEND, "dim")
-        for line in (LEGEND, *self.report["notes"]):
+        for line in (LEGEND, *self.report.notes):
             yield Text(line, "dim")
 
 
@@ -68,22 +68,22 @@ def markdown(report: InspectReport, plots: Sequence[str] = ()) -> str:
         escaped(LEGEND),
         *(f"![{name}]({name})\n\n{escaped(shows[name])}" for name in plots),
     ]
-    if "spectrum" in report:
-        parts += ["## Spectrum", table_of(spectrum(report["spectrum"])), escaped(SPECTRUM_LEGEND)]
+    if report.spectrum is not None:
+        parts += ["## Spectrum", table_of(spectrum(report.spectrum)), escaped(SPECTRUM_LEGEND)]
     parts.append("## Layers")
-    for number in report["bounds"]:
+    for number in report.bounds:
         parts += [f"### Layer {number}", table_of(of_layer(report, number))]
-    parts += sections({t: report[t.lower()] for t in ("Settings", "Model", "Text", "Hardware", "Versions")})  # type: ignore[literal-required]
-    methods = [(method["method"], text_of(method["method"], method["settings"])) for method in report["methods"]]
-    parts += ["## Methods", pairs_table(methods), "## Notes", bullets(report["notes"])]
-    parts += ["## Command", fenced(report["command"]), escaped(report["created"])]
+    parts += sections({t: getattr(report, t.lower()) for t in ("Settings", "Model", "Text", "Hardware", "Versions")})
+    methods = [(method.method, text_of(method.method, method.settings)) for method in report.methods]
+    parts += ["## Methods", pairs_table(methods), "## Notes", bullets(report.notes)]
+    parts += ["## Command", fenced(report.command), escaped(report.created)]
     return "\n\n".join(parts) + "\n"
 
 
 def title(report: InspectReport) -> str:
     """The title of an inspection."""
-    name = report["model"]["name"].rstrip("/").rpartition("/")[2]
-    s, layers = report["settings"], len(report["bounds"])
+    name = report.model["name"].rstrip("/").rpartition("/")[2]
+    s, layers = report.settings, len(report.bounds)
     sequences = f"{s['sequences']} sequence{'' if s['sequences'] == 1 else 's'} of {s['length']:,} tokens"
     return f"{name}: what methods choose, means over {layers} layer{'' if layers == 1 else 's'}, {sequences}"
 
@@ -95,28 +95,26 @@ def summary(report: InspectReport) -> ReportTable:
     """The means over the layers."""
     means = lambda method, variant: over_layers(list(choices(method, variant).values()))  # noqa: E731
     best = mean(list(bounds(report).values()))
-    return _table(report, means, lambda method: method.get("imbalance"), best)
+    return _table(report, means, lambda method: method.imbalance, best)
 
 
 def of_layer(report: InspectReport, number: str) -> ReportTable:
     """The table of one layer."""
     return _table(
         report,
-        lambda method, variant: choice(method["layers"][number], variant),
-        lambda method: method["layers"][number].get("imbalance"),
+        lambda method, variant: choice(method.layers[number], variant),
+        lambda method: method.layers[number].imbalance,
         bounds(report)[int(number)],
     )
 
 
 def spectrum(measured: Spectrum) -> ReportTable:
     """A line for each layer: how fast the singular values of its heads' weights fall."""
-    share = measured["at"].index(measured["index"])
-    heads = [
-        Column(head, group) for group in (f"Y({measured['index']})", "for 90 %") for head in ("median", "min", "max")
-    ]
+    share = measured.at.index(measured.index)
+    heads = [Column(head, group) for group in (f"Y({measured.index})", "for 90 %") for head in ("median", "min", "max")]
     lines = []
-    for number, layer in measured["layers"].items():
-        shares, counts = [curve[share] for curve in layer["curves"]], layer["needed"]
+    for number, layer in measured.layers.items():
+        shares, counts = [curve[share] for curve in layer.curves], layer.needed
         row = [cells.number(statistic(shares)) for statistic in (median, min, max)]
         lines.append(Line(number, [*row, *(cells.number(statistic(counts), 0) for statistic in (median, min, max))]))
     return ReportTable(heads, lines, first="layer")
@@ -129,14 +127,14 @@ def _table(
     best: float,
 ) -> ReportTable:
     """Methods that choose keys or hash, then the upper bound and random buckets."""
-    s = report["settings"]
+    s = report.settings
     heads = [Column(head, GROUPS[variant]) for variant in VARIANTS for head in ("keys", "utility", "bound")]
     lines = []
-    for method in report["methods"]:
+    for method in report.methods:
         columns = [_choice(chosen(method, variant)) for variant in VARIANTS]
         row = [*columns[0], *columns[1], *_shares(shares(method))]
         if any(cell.tone != "missing" for cell in row):
-            name, bracket, mark = method["method"].partition(" (")
+            name, bracket, mark = method.method.partition(" (")
             lines.append(Line(name, row, [mark.removesuffix(")")] if bracket else []))
     for name, utility in (("upper bound", best), ("random buckets", 1 / s["buckets"])):
         blanks = [BLANK] * (len(heads) - 2 + len(SHARES))
@@ -153,4 +151,4 @@ def _choice(choice: Choice | None) -> list[Cell]:
 def _shares(shares: InspectedShares | None) -> list[Cell]:
     if shares is None:
         return [BLANK] * len(SHARES)
-    return [cells.share(shares[name]) for name in SHARES]  # type: ignore[literal-required]
+    return [cells.share(getattr(shares, name)) for name in SHARES]

@@ -16,15 +16,15 @@ WIDTH = 0.34  # of a box; methods are 1 apart
 
 def utility(report: InspectReport) -> Figure | None:
     """A box of the layers for each method, with N/B keys and as given, next to the bound and random buckets."""
-    shown = [method for method in report["methods"] if choices(method, "n_b")]
+    shown = [method for method in report.methods if choices(method, "n_b")]
     if not shown:
         return None
-    s = report["settings"]
-    looks = drawing.styles([method["method"] for method in shown])
+    s = report.settings
+    looks = drawing.styles([method.method for method in shown])
     figure = Figure(figsize=(max(6.4, 1.5 * len(shown) + 3.2), 4.6), layout="constrained")
     ax = figure.subplots()
     for position, method in enumerate(shown):
-        color, two = looks[method["method"]].color, widens(method)
+        color, two = looks[method.method].color, widens(method)
         shifts: dict[Variant, float] = {"n_b": -WIDTH / 1.8, "given": WIDTH / 1.8} if two else {"n_b": 0.0}
         for variant, shift in shifts.items():
             shares = list(choices(method, variant).values())
@@ -35,7 +35,7 @@ def utility(report: InspectReport) -> Figure | None:
     _box(ax, float(len(shown)), best, BOUND, solid=True)
     _below(ax, float(len(shown)), min(best), f"{s['keys']:,}")
     ax.axhline(1 / s["buckets"], color=RANDOM, linewidth=1.3, linestyle=(0, (4, 3)))
-    ax.set_xticks(range(len(shown) + 1), [*(drawing.broken(m["method"]) for m in shown), "upper\nbound"], fontsize=8.5)
+    ax.set_xticks(range(len(shown) + 1), [*(drawing.broken(m.method) for m in shown), "upper\nbound"], fontsize=8.5)
     ax.set(xlim=(-0.6, len(shown) + 0.6), ylim=(0, 1.02), ylabel="attention utility")
     ax.grid(axis="x", visible=False)
     handles: list[Any] = [
@@ -48,7 +48,7 @@ def utility(report: InspectReport) -> Figure | None:
     figure.legend(handles=handles, loc="outside lower center", ncols=3)
     layers = f"{len(best)} layer{'' if len(best) == 1 else 's'}"
     what = f"attention utility, {layers}; below each box, keys per query"
-    return drawing.titled(figure, report["model"]["name"], what)
+    return drawing.titled(figure, report.model["name"], what)
 
 
 def _box(ax: Any, position: float, values: Sequence[float], color: str, *, solid: bool) -> None:

@@ -7,7 +7,8 @@ the buckets:
     negative entropy  = mean over tokens and heads of Σ_b ψ_b ln ψ_b             in [−ln B, 0]
 """
 
-from typing import Any, TypedDict
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -18,7 +19,8 @@ from subquad.methods import BoundMethod, LearnedHash
 from subquad.tools.measure.hooks import asked
 
 
-class Dynamics(TypedDict):
+@dataclass(frozen=True)
+class Dynamics:
     """The state of one layer's hash functions."""
 
     kl_query: float
@@ -44,12 +46,12 @@ def hash_dynamics(
     query, key, call = asked(bound, query, key, **options)
     of_query, of_key = method.scores(query, key, call)
     psi_query, psi_key = method.utilities(query, key, of_query, of_key, call)
-    return {
-        "kl_query": float(divergence(psi_query, of_query)),
-        "kl_key": float(divergence(psi_key, of_key)),
-        "negative_entropy_query": float(negative_entropy(psi_query)),
-        "negative_entropy_key": float(negative_entropy(psi_key)),
-    }
+    return Dynamics(
+        kl_query=float(divergence(psi_query, of_query)),
+        kl_key=float(divergence(psi_key, of_key)),
+        negative_entropy_query=float(negative_entropy(psi_query)),
+        negative_entropy_key=float(negative_entropy(psi_key)),
+    )
 
 
 def negative_entropy(psi: Float[Tensor, "B H N C"]) -> Float[Tensor, ""]:

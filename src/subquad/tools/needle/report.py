@@ -8,7 +8,7 @@ from subquad.methods.full import EXACT
 from subquad.tools.measure.exact_limits import exact_up_to
 from subquad.tools.models.rows import CompareRow
 from subquad.tools.needle.run import ORACLE, NeedleRun, Spot
-from subquad.tools.needle.schema import KIND, SCHEMA, NeedleCell, NeedleMethod, NeedleReport
+from subquad.tools.needle.schema import NeedleCell, NeedleMethod, NeedleReport, Role
 from subquad.tools.needle.settings import NeedleSettings
 from subquad.tools.needle.tasks import TASKS
 from subquad.tools.runs import machine
@@ -18,14 +18,12 @@ from subquad.tools.runs.options import as_command
 def report_of(run: NeedleRun, asked: NeedleSettings) -> NeedleReport:
     """All figures, with what they depend on. `asked` are the settings as the user gave them: those of the command."""
     s = run.settings
-    return {
-        "kind": KIND,
-        "schema": SCHEMA,
-        "created": datetime.now(UTC).isoformat(timespec="seconds"),
-        "command": as_command("needle", asked),
-        "versions": machine.versions(),
-        "hardware": machine.hardware(s.device),
-        "settings": {
+    return NeedleReport(
+        created=datetime.now(UTC).isoformat(timespec="seconds"),
+        command=as_command("needle", asked),
+        versions=machine.versions(),
+        hardware=machine.hardware(s.device),
+        settings={
             "tasks": list(dict.fromkeys(s.tasks)),
             "lengths": run.lengths,
             "depths": sorted(set(s.depths)),
@@ -33,20 +31,16 @@ def report_of(run: NeedleRun, asked: NeedleSettings) -> NeedleReport:
             "oracle_length": s.oracle_length,
             "seed": s.seed,
         },
-        "model": run.pretrained.metadata(),
-        "text": run.text,
-        "methods": [*(_method(run, row) for row in run.rows), *_oracle(run)],
-        "notes": list(_notes(run)),
-    }
+        model=run.pretrained.metadata(),
+        text=run.text,
+        methods=[*(_method(run, row) for row in run.rows), *_oracle(run)],
+        notes=list(_notes(run)),
+    )
 
 
 def _method(run: NeedleRun, row: CompareRow) -> NeedleMethod:
-    return {
-        "method": row.name,
-        "role": "exact" if row.is_exact else "measured",
-        "settings": row.method.to_dict(),
-        "cells": _cells(run, row.name),
-    }
+    role: Role = "exact" if row.is_exact else "measured"
+    return NeedleMethod(row.name, role, row.method.to_dict(), _cells(run, row.name))
 
 
 def _oracle(run: NeedleRun) -> list[NeedleMethod]:
@@ -54,9 +48,7 @@ def _oracle(run: NeedleRun) -> list[NeedleMethod]:
     if not run.oracles:
         return []
     topk = {str(length): row.method.to_dict()["topk"] for length, row in run.oracles.items()}
-    return [
-        {"method": ORACLE, "role": "oracle", "settings": {"name": ORACLE, "topk": topk}, "cells": _cells(run, ORACLE)}
-    ]
+    return [NeedleMethod(ORACLE, "oracle", {"name": ORACLE, "topk": topk}, _cells(run, ORACLE))]
 
 
 def _cells(run: NeedleRun, name: str) -> list[NeedleCell]:
@@ -69,19 +61,12 @@ def _cells(run: NeedleRun, name: str) -> list[NeedleCell]:
 
 
 def _cell(run: NeedleRun, name: str, spots: Sequence[Spot]) -> NeedleCell:
-    scores = [run.score(spot, name) for spot in spots]
+    first, scores = spots[0], [run.score(spot, name) for spot in spots]
     exact = [run.score(spot, EXACT).log_likelihood for spot in spots]
     mean = math.fsum(score.log_likelihood for score in scores) / len(scores)
-    finite = math.isfinite(mean)
-    return {
-        "task": spots[0].task,
-        "length": spots[0].length,
-        "depth": spots[0].depth,
-        "samples": len(spots),
-        "log_likelihood": mean if finite else None,
-        "difference": mean - math.fsum(exact) / len(exact) if finite else None,
-        "right": sum(score.right for score in scores) / len(scores),
-    }
+    right, difference = sum(score.right for score in scores) / len(scores), mean - math.fsum(exact) / len(exact)
+    metrics: tuple[float | None, float | None] = (mean, difference) if math.isfinite(mean) else (None, None)
+    return NeedleCell(first.task, first.length, first.depth, len(spots), *metrics, right)
 
 
 # ---------------------------------------------------------------------- what a reader must know

@@ -1,13 +1,15 @@
 """The shape of `report.json` of `subquad needle`, which its tables and plots are made from."""
 
-from typing import Any, Literal, TypedDict
+from dataclasses import dataclass
+from typing import Any, Literal
 
 KIND, SCHEMA = "subquad needle", 1
 
 Role = Literal["exact", "measured", "oracle"]
 
 
-class NeedleCell(TypedDict):
+@dataclass(frozen=True)
+class NeedleCell:
     """The prompts of one task with one length and depth, through one method."""
 
     task: str
@@ -19,7 +21,8 @@ class NeedleCell(TypedDict):
     right: float  # share of the prompts that greedy decoding answers correctly
 
 
-class NeedleMethod(TypedDict):
+@dataclass(frozen=True)
+class NeedleMethod:
     """One method, or the oracle."""
 
     method: str
@@ -28,11 +31,12 @@ class NeedleMethod(TypedDict):
     cells: list[NeedleCell]
 
 
-class NeedleReport(TypedDict):
+@dataclass(frozen=True, kw_only=True)
+class NeedleReport:
     """All of `report.json`."""
 
-    kind: str  # KIND
-    schema: int  # SCHEMA
+    kind: str = KIND
+    schema: int = SCHEMA
     created: str  # ISO 8601, UTC
     command: str
     versions: dict[str, str]
@@ -42,3 +46,4 @@ class NeedleReport(TypedDict):
     text: dict[str, Any]
     methods: list[NeedleMethod]
     notes: list[str]
+    asked: dict[str, Any] | None = None  # the settings that the command was given

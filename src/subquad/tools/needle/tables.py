@@ -40,7 +40,7 @@ class _NeedleTerminal:
         yield Text(title(self.report), "bold")
         full = rich_of(table, False)
         yield full if fits(console, options, full) else rich_of(table, True)
-        for line in (LEGEND, *self.report["notes"]):
+        for line in (LEGEND, *self.report.notes):
             yield Text(line, "dim")
 
 
@@ -53,18 +53,18 @@ def markdown(report: NeedleReport, plots: Sequence[str] = ()) -> str:
         *(f"![{name}]({name})\n\n{escaped(PLOTS[name])}" for name in plots),
         "## By depth",
     ]
-    for task in report["settings"]["tasks"]:
+    for task in report.settings["tasks"]:
         parts += [f"### {escaped(task)}", table_of(of_task(report, task))]
-    parts += sections({t: report[t.lower()] for t in ("Settings", "Model", "Text", "Hardware", "Versions")})  # type: ignore[literal-required]
-    parts += ["## Notes", bullets(report["notes"])]
-    parts += ["## Command", fenced(report["command"]), escaped(report["created"])]
+    parts += sections({t: getattr(report, t.lower()) for t in ("Settings", "Model", "Text", "Hardware", "Versions")})
+    parts += ["## Notes", bullets(report.notes)]
+    parts += ["## Command", fenced(report.command), escaped(report.created)]
     return "\n\n".join(parts) + "\n"
 
 
 def title(report: NeedleReport) -> str:
     """The title of a run."""
-    name = report["model"]["name"].rstrip("/").rpartition("/")[2]
-    samples = report["settings"]["samples"]
+    name = report.model["name"].rstrip("/").rpartition("/")[2]
+    samples = report.settings["samples"]
     return f"{name}: retrieval from long prompts, {samples} prompt{'' if samples == 1 else 's'} per task and depth"
 
 
@@ -75,8 +75,8 @@ Maker = tuple[Column, Callable[[NeedleMethod], Cell]]
 
 def summary(report: NeedleReport) -> ReportTable:
     """For each length, the mean of all tasks, of each task over its depths, and the share of right answers."""
-    tasks, makers = report["settings"]["tasks"], []
-    for length in report["settings"]["lengths"]:
+    tasks, makers = report.settings["tasks"], []
+    for length in report.settings["lengths"]:
         group = f"{length:,} tokens"
         if len(tasks) > 1:
             makers.append((Column("mean", group), partial(_mean, report, length)))
@@ -88,8 +88,8 @@ def summary(report: NeedleReport) -> ReportTable:
 def of_task(report: NeedleReport, task: str) -> ReportTable:
     """For each length and depth of one task, its log-likelihood and its share of right answers."""
     makers: list[Maker] = []
-    for length in report["settings"]["lengths"]:
-        group, depths = f"{length:,} tokens", {cell["depth"] for cell in _all_cells(report, task)}
+    for length in report.settings["lengths"]:
+        group, depths = f"{length:,} tokens", {cell.depth for cell in _all_cells(report, task)}
         for depth in sorted(depths, key=lambda each: each or 0.0):
             head = "all" if depth is None else f"{depth:g}"
             at: dict[str, Any] = {"length": length, "task": task, "depth": depth}
@@ -99,12 +99,12 @@ def of_task(report: NeedleReport, task: str) -> ReportTable:
 
 
 def _table(report: NeedleReport, makers: Sequence[Maker]) -> ReportTable:
-    lines = [Line(m["method"], [make(m) for _, make in makers], MARKS[m["role"]]) for m in report["methods"]]
+    lines = [Line(m.method, [make(m) for _, make in makers], MARKS[m.role]) for m in report.methods]
     return ReportTable([column for column, _ in makers], lines)
 
 
 def _all_cells(report: NeedleReport, task: str) -> list[NeedleCell]:
-    return [cell for method in report["methods"] for cell in method["cells"] if cell["task"] == task]
+    return [cell for method in report.methods for cell in method.cells if cell.task == task]
 
 
 def _mean(report: NeedleReport, length: int, method: NeedleMethod) -> Cell:
@@ -112,7 +112,7 @@ def _mean(report: NeedleReport, length: int, method: NeedleMethod) -> Cell:
 
 
 def _right(report: NeedleReport, length: int, method: NeedleMethod) -> Cell:
-    return cells.share(over_tasks(report, method, length, lambda cell: cell["right"]))
+    return cells.share(over_tasks(report, method, length, lambda cell: cell.right))
 
 
 def _of_cells(method: NeedleMethod, length: int, task: str, **depth: Any) -> Cell:
@@ -120,8 +120,8 @@ def _of_cells(method: NeedleMethod, length: int, task: str, **depth: Any) -> Cel
 
 
 def _share_of_cell(method: NeedleMethod, length: int, task: str, depth: float | None) -> Cell:
-    return cells.share(mean_over(_at_depth(cells_of(method, length, task), depth=depth), lambda cell: cell["right"]))
+    return cells.share(mean_over(_at_depth(cells_of(method, length, task), depth=depth), lambda cell: cell.right))
 
 
 def _at_depth(listed: list[NeedleCell], **depth: Any) -> list[NeedleCell]:
-    return [cell for cell in listed if not depth or cell["depth"] == depth["depth"]]
+    return [cell for cell in listed if not depth or cell.depth == depth["depth"]]

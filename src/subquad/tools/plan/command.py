@@ -8,7 +8,7 @@ import typer
 
 from subquad.tools.cli import ranks
 from subquad.tools.cli.common import needs, user_errors
-from subquad.tools.cli.kinds import Kind, names_itself, table_in
+from subquad.tools.cli.kinds import Kind, names_itself, record_in, table_in
 from subquad.tools.cli.options import Again, AsJson, Save, with_options
 from subquad.tools.cli.output import say, say_what_was_saved, show, tell
 from subquad.tools.cli.plugins import Command, command_line
@@ -16,7 +16,14 @@ from subquad.tools.cli.workers import with_workers
 from subquad.tools.plan.settings import PlanSettings
 from subquad.tools.runs.executors import Executor
 
-PLAN = Kind("subquad plan", "report.json", "report.html", names_itself("plan"), table_in("subquad.tools.plan.tables"))
+PLAN = Kind(
+    "subquad plan",
+    "report.json",
+    "report.html",
+    names_itself("plan"),
+    table_in("subquad.tools.plan.tables"),
+    record_in("subquad.tools.plan.schema", "PlanReport"),
+)
 
 NO_MODEL = (
     "Planning for demo-encoder: no model was given, and its passes take a fraction of the time of those of "

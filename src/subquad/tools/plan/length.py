@@ -68,6 +68,7 @@ from subquad.tools.plan.measure import (
 )
 from subquad.tools.plan.planned import Planned, Verified
 from subquad.tools.plan.planner import Messages, OutOfTime, Planner, SingleLoss
+from subquad.tools.plan.schema import OtherFloor
 from subquad.tools.plan.workers import UNAIDED, Workers
 from subquad.tools.runs.cache import JobCache
 from subquad.tools.runs.jobs import Job, JobKind, Progress
@@ -469,7 +470,7 @@ class Length(Planner):
         ]
         return [part for part in parts if part]
 
-    def floors(self, planned: Planned) -> list[dict[str, Any]]:
+    def floors(self, planned: Planned) -> list[OtherFloor]:
         """The choices that several floors would give, as predicted from the same figures."""
         rows = []
         assert planned.passes is not None
@@ -479,14 +480,14 @@ class Length(Planner):
             best = choice.best_uniform(planned.seconds, planned.mean_losses, accepted)
             mix = choice.uniform(planned.mean_losses, best) if best else {}
             rows.append(
-                {
-                    "floor": floor,
-                    "chosen": {str(layer): name for layer, name in chosen.items()},
-                    "loss": choice.total(planned.mean_losses, chosen),
-                    "speedup": planned.predicted_speedup(chosen),
-                    "uniform": best,
-                    "uniform_speedup": planned.predicted_speedup(mix) if best else 1.0,
-                }
+                OtherFloor(
+                    floor=floor,
+                    chosen={str(layer): name for layer, name in chosen.items()},
+                    loss=choice.total(planned.mean_losses, chosen),
+                    speedup=planned.predicted_speedup(chosen),
+                    uniform=best,
+                    uniform_speedup=planned.predicted_speedup(mix) if best else 1.0,
+                )
             )
         return rows
 

@@ -133,11 +133,8 @@ def batch_load(
     few, wanted = _counts(size * length)
     items, held_out = divided(batches[:wanted], few)
     items.sort(key=padded_length, reverse=True)
-    sizes: BatchSizes = {
-        "batch": size,
-        "tokens": statistics.fmean(len(text) for batch in held_out for text in batch),
-        "padded": statistics.fmean(map(padded_length, held_out)),
-    }
+    tokens = statistics.fmean(len(text) for batch in held_out for text in batch)
+    sizes = BatchSizes(batch=size, tokens=tokens, padded=statistics.fmean(map(padded_length, held_out)))
     return replace(_inputs(pretrained, length, items, held_out, figure, new_tokens), batches=sizes)
 
 

@@ -32,6 +32,7 @@ from subquad.tools.plan.workers import UNAIDED, Workers
 from subquad.tools.runs.cache import JobCache
 from subquad.tools.runs.floor import Floor
 from subquad.tools.runs.jobs import Progress
+from subquad.tools.runs.records import to_plain
 
 ROOM = 1.1  # of the minutes that are reported as needed
 SHORT = 512  # tokens; shorter lengths are not recommended below this
@@ -226,18 +227,16 @@ def requests_of(planned: Planned, load: PlanInputs) -> PlannedRequests | None:
     per_token, faster = beside(mine.seconds, exact.seconds)
     step = {EXACT: statistics.median(exact.seconds), PLAN: per_token.median}
     whole = {name: request_seconds([first[name]], step[name], load.new_tokens)[0] for name in first}
-    times: dict[str, RequestTimes] = {
-        name: {"first_ms": 1e3 * first[name], "step_ms": 1e3 * step[name], "ms": 1e3 * whole[name]} for name in first
-    }
-    return {
-        "new_tokens": load.new_tokens,
-        "exact": times[EXACT],
-        "plan": times[PLAN],
-        "step_speedup": faster.median,
-        "speedup": whole[EXACT] / whole[PLAN],
-        "exact_steps": planned.has_exact_steps,
-        "step_kl": mine.kl or 0.0,
-    }
+    times = {name: RequestTimes(1e3 * first[name], 1e3 * step[name], 1e3 * whole[name]) for name in first}
+    return PlannedRequests(
+        new_tokens=load.new_tokens,
+        exact=times[EXACT],
+        plan=times[PLAN],
+        step_speedup=faster.median,
+        speedup=whole[EXACT] / whole[PLAN],
+        exact_steps=planned.has_exact_steps,
+        step_kl=mine.kl or 0.0,
+    )
 
 
 def _verified(planned: Planned, planning: Planning, load: PlanInputs) -> dict[str, Any]:
@@ -251,9 +250,9 @@ def _verified(planned: Planned, planning: Planning, load: PlanInputs) -> dict[st
     if output is not None:
         others["output"] = output
     if load.batches is not None:
-        others["batches"] = dict(load.batches)
+        others["batches"] = to_plain(load.batches)
     if (requests := requests_of(planned, load)) is not None:
-        others["requests"] = dict(requests)
+        others["requests"] = to_plain(requests)
     if verified is None:
         return {
             "floor": planning.floor.least,

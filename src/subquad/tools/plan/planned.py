@@ -8,6 +8,7 @@ from typing import Any
 from subquad.methods.full import EXACT
 from subquad.tools.measure.noise import interval
 from subquad.tools.plan.measure import PassTimes, Screen
+from subquad.tools.plan.schema import OtherFloor
 
 
 @dataclass
@@ -56,7 +57,7 @@ class Planned:
     why_exact: str | None = None
     least_seconds: float | None = None  # that deciding takes, where the time did not suffice for it
     starts: dict[str, int] = field(default_factory=dict)  # by candidate: the length from which on it runs
-    floors: list[dict[str, Any]] = field(default_factory=list)
+    floors: list[OtherFloor] = field(default_factory=list)
     baseline: dict[str, Any] | None = None
     steps: Any = None  # `StepTimes`, of generated tokens with exact attention and with the plan; None if not timed
     has_exact_steps: bool = False  # whether they are exact attention by construction

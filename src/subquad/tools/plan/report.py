@@ -17,7 +17,7 @@ from subquad.tools.plan.loads import PlanInputs
 from subquad.tools.plan.plan import requests_of
 from subquad.tools.plan.planned import Planned, Verified
 from subquad.tools.plan.run import Made
-from subquad.tools.plan.schema import PlannedLayer, PlannedLength, PlanReport, Verification
+from subquad.tools.plan.schema import PlannedLayer, PlannedLength, PlanReport, Uniform, Verification
 from subquad.tools.plan.settings import PlanSettings
 from subquad.tools.runs.floor import OPTIONS, Floor
 
@@ -28,14 +28,14 @@ def report_of(made: Made, command: str | None = None) -> PlanReport:
     """All figures of a plan, and the command that the reader may give next."""
     planning, made_on = made.planning, made.plan.made_on
     lengths = [_length(planned, load) for planned, load in zip(planning.lengths, planning.loads, strict=True)]
-    report: PlanReport = {
-        "kind": "plan",
-        "schema": SCHEMA,
-        "created": datetime.now(UTC).isoformat(timespec="seconds"),
-        "command": made_on["command"],
-        "versions": made_on["versions"],
-        "hardware": made_on["hardware"],
-        "settings": {
+    return PlanReport(
+        kind="plan",
+        schema=SCHEMA,
+        created=datetime.now(UTC).isoformat(timespec="seconds"),
+        command=made_on["command"],
+        versions=made_on["versions"],
+        hardware=made_on["hardware"],
+        settings={
             "floor": planning.floor.least,
             "floor_text": str(planning.floor),
             "minutes": planning.deadline.seconds / 60,
@@ -43,13 +43,13 @@ def report_of(made: Made, command: str | None = None) -> PlanReport:
             "confidence": choice.CONFIDENCE,
             "lengths": [planned.length for planned in planning.lengths],
         },
-        "model": made.metadata,
-        "text": made_on["text"],
-        "lengths": lengths,
-        "headline": headline(lengths, planning.floor),
-        "notes": _notes(made),
-    }
-    return report if command is None else {**report, "next": command}
+        model=made.metadata,
+        text=made_on["text"],
+        lengths=lengths,
+        headline=headline(lengths, planning.floor),
+        notes=_notes(made),
+        next=command,
+    )
 
 
 def next_command(made: Made, settings: PlanSettings, out: Path, compare: Callable[..., str]) -> str | None:
@@ -70,13 +70,11 @@ def next_command(made: Made, settings: PlanSettings, out: Path, compare: Callabl
 
 def headline(lengths: list[PlannedLength], floor: Floor) -> str:
     """The effect of the plan, in a sentence."""
-    gains = [_gain(planned, floor) for planned in lengths if "verified" in planned]
-    unproven = [
-        f"at {planned['length']:,} tokens, {planned['unproven']}" for planned in lengths if "unproven" in planned
-    ]
+    gains = [_gain(planned, planned.verified, floor) for planned in lengths if planned.verified is not None]
+    unproven = [f"at {p.length:,} tokens, {p.unproven}" for p in lengths if p.unproven is not None]
     first = f"This text does not tell methods apart: {'; '.join(unproven)}. " if unproven else ""
-    undecided = [f"{planned['length']:,}" for planned in lengths if "least_seconds" in planned]
-    exact = [f"{p['length']:,}" for p in lengths if "verified" not in p and "least_seconds" not in p]
+    undecided = [f"{p.length:,}" for p in lengths if p.least_seconds is not None]
+    exact = [f"{p.length:,}" for p in lengths if p.verified is None and p.least_seconds is None]
     late = f" Nothing was decided at {listed(undecided)} tokens, for want of time." if undecided else ""
     if not gains:
         where = f"at {listed(exact)} tokens no" if undecided else "at no length does a"
@@ -86,72 +84,57 @@ def headline(lengths: list[PlannedLength], floor: Floor) -> str:
     return f"{first}With {floor}: {', '.join(gains)}{others}.{late}"
 
 
-def _gain(planned: PlannedLength, floor: Floor) -> str:
+def _gain(planned: PlannedLength, verified: Verification, floor: Floor) -> str:
     """The gain and the loss of a verified plan, and the gain of exact attention by another kernel without a loss."""
-    speed = f"{planned['verified']['speedup']:.2f}× the speed of exact attention at {planned['length']:,} tokens"
-    if (requests := planned.get("requests")) is not None:
-        speed += f" to the first token and {requests['speedup']:.2f}× with {requests['new_tokens']:,} new ones"
-    fidelity = floor.describe(1 - planned["verified"]["loss"])
-    if (lossless := planned.get("lossless", 1.0)) < choice.FASTER or planned["verified"]["loss"] < UNNOTICED:
+    speed = f"{verified.speedup:.2f}× the speed of exact attention at {planned.length:,} tokens"
+    if (requests := planned.requests) is not None:
+        speed += f" to the first token and {requests.speedup:.2f}× with {requests.new_tokens:,} new ones"
+    fidelity = floor.describe(1 - verified.loss)
+    if planned.lossless is None or planned.lossless < choice.FASTER or verified.loss < UNNOTICED:
         return f"{speed} ({fidelity})"
-    return f"{speed} ({fidelity}; {lossless:.2f}× is predicted without a loss)"
+    return f"{speed} ({fidelity}; {planned.lossless:.2f}× is predicted without a loss)"
 
 
 def _length(planned: Planned, load: PlanInputs) -> PlannedLength:
-    report: PlannedLength = {
-        "length": planned.length,
-        "layers": {str(number): _layer(planned, number, name) for number, name in sorted(planned.chosen.items())},
-        "rounds": [_verification(each) for each in planned.rounds],
-        "floors": planned.floors,  # type: ignore[typeddict-item]
-        "passages": max((len(each) for by_name in planned.losses.values() for each in by_name.values()), default=0),
-        "tried": len({name for seconds in planned.screen.seconds.values() for name in seconds} - {EXACT}),
-    }
-    if load.batches is not None:
-        report["batches"] = load.batches
-    if planned.passes is not None:
-        report["model_ms"] = 1e3 * planned.passes.seconds
-    if planned.least_seconds is not None:
-        report["least_seconds"] = planned.least_seconds
-    if planned.verified is not None:
-        report["verified"] = _verification(planned.verified)
-        if (requests := requests_of(planned, load)) is not None:
-            report["requests"] = requests
-    if planned.why_exact is not None:
-        report["exact_because"] = planned.why_exact
-    if planned.unproven is not None:
-        report["unproven"] = planned.unproven
-    if planned.without is not None:
-        report["without_attention"] = 1 - planned.without
-    if planned.kernels and any(planned.losses.values()):
-        report["lossless"] = planned.lossless_speedup
-    if planned.uniform is not None:
-        mix = choice.uniform(planned.mean_losses, planned.uniform)
-        report["uniform"] = {"method": planned.uniform, "predicted": choice.total(planned.mean_losses, mix)}
-        if planned.uniform_verified is not None:
-            report["uniform"]["loss"] = planned.uniform_verified.loss
-            report["uniform"]["speedup"] = planned.uniform_verified.speedup
-    return report
+    return PlannedLength(
+        length=planned.length,
+        layers={str(number): _layer(planned, number, name) for number, name in sorted(planned.chosen.items())},
+        rounds=[_verification(each) for each in planned.rounds],
+        floors=planned.floors,
+        passages=max((len(each) for by_name in planned.losses.values() for each in by_name.values()), default=0),
+        tried=len({name for seconds in planned.screen.seconds.values() for name in seconds} - {EXACT}),
+        batches=load.batches,
+        model_ms=None if planned.passes is None else 1e3 * planned.passes.seconds,
+        least_seconds=planned.least_seconds,
+        verified=None if planned.verified is None else _verification(planned.verified),
+        requests=requests_of(planned, load),
+        exact_because=planned.why_exact,
+        unproven=planned.unproven,
+        without_attention=None if planned.without is None else 1 - planned.without,
+        lossless=planned.lossless_speedup if planned.kernels and any(planned.losses.values()) else None,
+        uniform=None if planned.uniform is None else _uniform(planned, planned.uniform),
+    )
+
+
+def _uniform(planned: Planned, name: str) -> Uniform:
+    predicted = choice.total(planned.mean_losses, choice.uniform(planned.mean_losses, name))
+    verified = planned.uniform_verified
+    return Uniform(name, predicted) if verified is None else Uniform(name, predicted, verified.loss, verified.speedup)
 
 
 def _layer(planned: Planned, number: int, name: str) -> PlannedLayer:
     seconds = planned.screen.seconds[str(number)]
-    return {
-        "method": name,
-        "start": 0 if name == EXACT else planned.starts.get(name, planned.length),
-        "loss": planned.mean_losses[number][name],
-        "time": seconds[name] / seconds[EXACT],
-        "error": planned.screen.errors[str(number)].get(name),
-    }
+    return PlannedLayer(
+        method=name,
+        start=0 if name == EXACT else planned.starts.get(name, planned.length),
+        loss=planned.mean_losses[number][name],
+        time=seconds[name] / seconds[EXACT],
+        error=planned.screen.errors[str(number)].get(name),
+    )
 
 
 def _verification(verified: Verified) -> Verification:
-    return {
-        "predicted": verified.predicted,
-        "loss": verified.loss,
-        "bound": verified.bound,
-        "speedup": verified.speedup,
-        "passages": len(verified.losses),
-    }
+    return Verification(verified.predicted, verified.loss, verified.bound, verified.speedup, len(verified.losses))
 
 
 def _accepted(loss: float, shift: float) -> str:
@@ -176,7 +159,7 @@ def _of_requests(made: Made) -> list[str]:
         "A request is the prefill, which gives the first new token, and a step on its cache (`DynamicCache`) of the "
         "median time for each further one: later steps read a few more tokens, which is not counted."
     ]
-    approximate = {n: r["step_kl"] for n, r in timed.items() if not r["exact_steps"]}
+    approximate = {n: r.step_kl for n, r in timed.items() if not r.exact_steps}
     if not approximate:
         return [*notes, "The plan's steps are exact attention by construction, over the keys of its own prefill."]
     each = listed([f"{kl:.2g} nats after {n:,} tokens" for n, kl in approximate.items()])

@@ -47,6 +47,7 @@ from subquad.tools.runs.executors import LOCAL, Executor
 from subquad.tools.runs.floor import Floor
 from subquad.tools.runs.jobs import Progress, silent
 from subquad.tools.runs.options import as_command
+from subquad.tools.runs.records import to_plain
 
 OUTSIDE, MOST_OUTSIDE = 0.15, 15.0  # share of the limit, and at most seconds, for starting and for the report
 JOBS_VERSION = 4  # changes with what the units hold, so that a run of another version is not resumed
@@ -326,5 +327,5 @@ def fingerprint(
         "machine": [machine.versions(), machine.hardware(settings.device)],
         "units": JOBS_VERSION,
         **({"ranks": loads[0].group.count} if loads[0].group.count > 1 else {}),
-        **({"batches": [load.batches for load in loads]} if loads[0].batches is not None else {}),
+        **({"batches": to_plain([load.batches for load in loads])} if loads[0].batches is not None else {}),
     }

@@ -1,9 +1,11 @@
-"""The content of a report of `subquad plan`, as plain data."""
+"""The content of a report of `subquad plan`; None: not measured, or there is none."""
 
-from typing import Any, NotRequired, TypedDict
+from dataclasses import dataclass
+from typing import Any
 
 
-class PlannedLayer(TypedDict):
+@dataclass(frozen=True)
+class PlannedLayer:
     """The method that runs in a layer at a length."""
 
     method: str
@@ -13,7 +15,8 @@ class PlannedLayer(TypedDict):
     error: float | None  # relative error of the layer's output; None for exact attention
 
 
-class Verification(TypedDict):
+@dataclass(frozen=True)
+class Verification:
     """One choice on the held-out passages."""
 
     predicted: float  # the sum of the single losses
@@ -23,7 +26,8 @@ class Verification(TypedDict):
     passages: int
 
 
-class RequestTimes(TypedDict):
+@dataclass(frozen=True)
+class RequestTimes:
     """The time that a request takes, in milliseconds."""
 
     first_ms: float  # to the first token: the prefill
@@ -31,7 +35,8 @@ class RequestTimes(TypedDict):
     ms: float  # the whole request
 
 
-class PlannedRequests(TypedDict):
+@dataclass(frozen=True)
+class PlannedRequests:
     """Requests with exact attention and with the plan."""
 
     new_tokens: int
@@ -43,16 +48,18 @@ class PlannedRequests(TypedDict):
     step_kl: float  # KL(exact ‖ plan) of a step on the same cache, in nats
 
 
-class Uniform(TypedDict):
+@dataclass(frozen=True)
+class Uniform:
     """The fastest single method whose predicted loss is accepted."""
 
     method: str
     predicted: float
-    loss: NotRequired[float]
-    speedup: NotRequired[float]
+    loss: float | None = None
+    speedup: float | None = None
 
 
-class OtherFloor(TypedDict):
+@dataclass(frozen=True)
+class OtherFloor:
     """The choice that another floor would give, as predicted."""
 
     floor: float
@@ -63,7 +70,8 @@ class OtherFloor(TypedDict):
     uniform_speedup: float
 
 
-class BatchSizes(TypedDict):
+@dataclass(frozen=True)
+class BatchSizes:
     """The sizes of the held-out batches of a length."""
 
     batch: int  # texts
@@ -71,28 +79,30 @@ class BatchSizes(TypedDict):
     padded: float  # tokens of the longest text of a batch, mean
 
 
-class PlannedLength(TypedDict):
+@dataclass(frozen=True)
+class PlannedLength:
     """One length."""
 
     length: int
     layers: dict[str, PlannedLayer]
     rounds: list[Verification]
-    verified: NotRequired[Verification]  # missing where the plan is exact attention
-    requests: NotRequired[PlannedRequests]  # of a causal language model
-    exact_because: NotRequired[str]
-    unproven: NotRequired[str]  # why losses on this text prove little, in a clause
-    without_attention: NotRequired[float]  # fidelity
-    lossless: NotRequired[float]  # predicted speed-up of exact attention by subquad's kernel alone
-    uniform: NotRequired[Uniform]
     floors: list[OtherFloor]
     passages: int  # on which single losses were measured; batches, if these are described
-    batches: NotRequired[BatchSizes]  # missing where every input has the length
-    model_ms: NotRequired[float]  # of an exact pass; missing where none was run
     tried: int  # candidates
-    least_seconds: NotRequired[float]  # that deciding takes, where the time did not suffice for it
+    batches: BatchSizes | None = None  # None where every input has the length
+    model_ms: float | None = None  # of an exact pass; None where none was run
+    least_seconds: float | None = None  # that deciding takes, where the time did not suffice for it
+    verified: Verification | None = None  # None where the plan is exact attention
+    requests: PlannedRequests | None = None  # of a causal language model
+    exact_because: str | None = None
+    unproven: str | None = None  # why losses on this text prove little, in a clause
+    without_attention: float | None = None  # fidelity
+    lossless: float | None = None  # predicted speed-up of exact attention by subquad's kernel alone
+    uniform: Uniform | None = None
 
 
-class PlanReport(TypedDict):
+@dataclass(frozen=True)
+class PlanReport:
     """All of a plan."""
 
     kind: str
@@ -106,5 +116,6 @@ class PlanReport(TypedDict):
     text: dict[str, Any]
     lengths: list[PlannedLength]
     headline: str
-    next: NotRequired[str]  # the command that compares the plan with other methods
     notes: list[str]
+    next: str | None = None  # the command that compares the plan with other methods
+    asked: dict[str, Any] | None = None  # settings that the command was given

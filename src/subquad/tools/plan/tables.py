@@ -33,7 +33,7 @@ SECTIONS = {"Settings": "settings", "Model": "model", "Text": "text", "Hardware"
 
 def title(report: PlanReport) -> str:
     """The title of the report."""
-    name = str(report["model"].get("name", report["model"].get("class", "model"))).rstrip("/").rpartition("/")[2]
+    name = str(report.model.get("name", report.model.get("class", "model"))).rstrip("/").rpartition("/")[2]
     return f"{name}: attention plan"
 
 
@@ -42,45 +42,42 @@ def rich_table(report: PlanReport) -> RenderableType:
     parts: list[RenderableType] = [Text(title(report), "bold")]
     shown = (verified(report), requests(report), layers(report))
     parts += [rich_of(table, False) for table in shown if table.columns and table.lines]
-    parts.append(Text(report["headline"], "bold"))
-    if any("batches" in planned for planned in report["lengths"]):
+    parts.append(Text(report.headline, "bold"))
+    if any(planned.batches is not None for planned in report.lengths):
         parts += map(Text, tried(report))
-    parts += [Text(note, "dim") for note in report["notes"]]
-    if "next" in report:
-        parts += [Text(NEXT), Text(report["next"])]
+    parts += [Text(note, "dim") for note in report.notes]
+    if report.next is not None:
+        parts += [Text(NEXT), Text(report.next)]
     return Group(*parts)
 
 
 def markdown(report: PlanReport, plot_names: Sequence[str] = ()) -> str:
     """All of a plan as Markdown. `figures` are the names of the plots that lie next to it."""
-    parts = [f"# {escaped(title(report))}", f"**{escaped(report['headline'])}**", bullets(tried(report))]
-    if "next" in report:
-        parts += [NEXT, fenced(report["next"])]
+    parts = [f"# {escaped(title(report))}", f"**{escaped(report.headline)}**", bullets(tried(report))]
+    if report.next is not None:
+        parts += [NEXT, fenced(report.next)]
     for heading, about, table in tables(report):
         parts += [f"## {heading}", escaped(about), table_of(table)]
     parts += [f"![{head}]({name})\n\n{about}" for name, (head, about) in PLOTS.items() if name in plot_names]
     parts += sections(described(report))
-    parts += ["## Notes", bullets(report["notes"]), "## Command", fenced(report["command"]), escaped(report["created"])]
+    parts += ["## Notes", bullets(report.notes), "## Command", fenced(report.command), escaped(report.created)]
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
 def tried(report: PlanReport) -> list[str]:
     """The candidates and passages that the plan was chosen from and verified on, a sentence for each length."""
     sentences = []
-    for planned in report["lengths"]:
-        count, passages = planned["tried"], planned["passages"]
-        length, noun = f"{planned['length']:,} tokens", "passages"
-        if "batches" in planned:
-            length, noun = f"{length} ({batches_in_words(planned['batches'])})", "batches"
-        if "least_seconds" in planned:
-            sentences.append(
-                f"{length}: nothing was decided, which takes about {planned['least_seconds']:,.0f} seconds at least."
-            )
+    for planned in report.lengths:
+        length, noun = f"{planned.length:,} tokens", "passages"
+        if planned.batches is not None:
+            length, noun = f"{length} ({batches_in_words(vars(planned.batches))})", "batches"
+        if (least := planned.least_seconds) is not None:
+            sentences.append(f"{length}: nothing was decided, which takes about {least:,.0f} seconds at least.")
             continue
-        text = f"{length}: {count} candidates were tried"
-        text += f" on {passages} {noun}" if passages else ", and none was faster than exact attention"
-        if "verified" in planned:
-            text += f", and the plan was verified on {planned['verified']['passages']} held-out {noun}"
+        text = f"{length}: {planned.tried} candidates were tried"
+        text += f" on {planned.passages} {noun}" if planned.passages else ", and none was faster than exact attention"
+        if planned.verified is not None:
+            text += f", and the plan was verified on {planned.verified.passages} held-out {noun}"
         sentences.append(f"{text}.")
     return sentences
 
@@ -112,7 +109,7 @@ def tables(report: PlanReport) -> list[tuple[str, str, ReportTable]]:
 
 def described(report: PlanReport) -> dict[str, dict[str, object]]:
     """Settings and the like by heading."""
-    return {heading: report[name] for heading, name in SECTIONS.items()}  # type: ignore[literal-required]
+    return {heading: getattr(report, name) for heading, name in SECTIONS.items()}
 
 
 def metadata_of(report: PlanReport) -> list[tuple[str, list[tuple[str, str]]]]:
@@ -132,26 +129,24 @@ def verified(report: PlanReport) -> ReportTable:
         Column("fidelity", "best single method"),
         Column("speed-up", "best single method"),
     ]
-    lines = [Line(f"{p['length']:,} tokens", _verified(p)) for p in report["lengths"]]
+    lines = [Line(f"{p.length:,} tokens", _verified(p)) for p in report.lengths]
     return ReportTable(columns, lines, first="length").dense()
 
 
 def _verified(planned: PlannedLength) -> list[Cell]:
-    verified_plan = planned.get("verified")
     mine = [BLANK] * 5
-    if verified_plan is not None:
+    if (of_plan := planned.verified) is not None:
         mine = [
-            cells.number(1 - verified_plan["loss"], 4),
-            cells.number(1 - verified_plan["bound"], 4),
-            cells.speedup(verified_plan["speedup"]),
-            cells.number(verified_plan["predicted"], 4),
-            cells.number(verified_plan["loss"], 4),
+            cells.number(1 - of_plan.loss, 4),
+            cells.number(1 - of_plan.bound, 4),
+            cells.speedup(of_plan.speedup),
+            cells.number(of_plan.predicted, 4),
+            cells.number(of_plan.loss, 4),
         ]
-    best = planned.get("uniform")
-    if best is None:
+    if (best := planned.uniform) is None:
         return [*mine, BLANK, BLANK, BLANK]
-    fidelity = 1 - best["loss"] if "loss" in best else None
-    return [*mine, Cell(best["method"]), cells.number(fidelity, 4), cells.speedup(best.get("speedup"))]
+    fidelity = None if best.loss is None else 1 - best.loss
+    return [*mine, Cell(best.method), cells.number(fidelity, 4), cells.speedup(best.speedup)]
 
 
 def requests(report: PlanReport) -> ReportTable:
@@ -160,37 +155,37 @@ def requests(report: PlanReport) -> ReportTable:
     heads = ("first token, ms", "further token, ms", "request, ms")
     columns = [Column(head, group) for group in ("exact attention", "plan") for head in heads]
     columns += [Column(head, "speed-up") for head in ("first token", "further token", "request")]
-    planned = [p for p in report["lengths"] if "requests" in p]
     lines = []
-    for p in planned:
-        measured = p["requests"]
-        cell = [cells.size(row[name]) for row in (measured["exact"], measured["plan"]) for name in times]  # type: ignore[literal-required]
-        speeds = (p["verified"]["speedup"], measured["step_speedup"], measured["speedup"])
-        lines.append(Line(f"{p['length']:,} + {measured['new_tokens']:,} tokens", [*cell, *map(cells.speedup, speeds)]))
+    for p in report.lengths:
+        if (measured := p.requests) is None or p.verified is None:
+            continue
+        cell = [cells.size(getattr(row, name)) for row in (measured.exact, measured.plan) for name in times]
+        speeds = (p.verified.speedup, measured.step_speedup, measured.speedup)
+        lines.append(Line(f"{p.length:,} + {measured.new_tokens:,} tokens", [*cell, *map(cells.speedup, speeds)]))
     return ReportTable(columns, lines, first="length")
 
 
 def layers(report: PlanReport) -> ReportTable:
     """A line for each layer; what runs at each length."""
     heads = ("method", "time", "loss", "layer error")
-    columns = [Column(head, f"{p['length']:,} tokens") for p in report["lengths"] for head in heads]
-    numbers = list(dict.fromkeys(number for p in report["lengths"] for number in p["layers"]))
-    lines = [Line(number, [cell for p in report["lengths"] for cell in _layer(p, number)]) for number in numbers]
+    columns = [Column(head, f"{p.length:,} tokens") for p in report.lengths for head in heads]
+    numbers = list(dict.fromkeys(number for p in report.lengths for number in p.layers))
+    lines = [Line(number, [cell for p in report.lengths for cell in _layer(p, number)]) for number in numbers]
     return ReportTable(columns, lines, first="layer").dense()
 
 
 def approximate(report: PlanReport) -> list[str]:
     """The numbers of the layers that run something else than exact attention, at any length."""
-    layers = [pair for planned in report["lengths"] for pair in planned["layers"].items()]
-    return list(dict.fromkeys(number for number, layer in layers if layer["method"] != EXACT))
+    layers = [pair for planned in report.lengths for pair in planned.layers.items()]
+    return list(dict.fromkeys(number for number, layer in layers if layer.method != EXACT))
 
 
 def _layer(planned: PlannedLength, number: str) -> list[Cell]:
-    layer = planned["layers"].get(number)
-    if layer is None or layer["method"] == EXACT:
+    layer = planned.layers.get(number)
+    if layer is None or layer.method == EXACT:
         return [Cell("exact", "tie"), BLANK, BLANK, BLANK]
-    measured = cells.share(layer["time"]), cells.number(layer["loss"], 4), cells.number(layer.get("error"), 3)
-    return [Cell(layer["method"]), *measured]
+    measured = cells.share(layer.time), cells.number(layer.loss, 4), cells.number(layer.error, 3)
+    return [Cell(layer.method), *measured]
 
 
 def floors(report: PlanReport) -> ReportTable:
@@ -198,16 +193,16 @@ def floors(report: PlanReport) -> ReportTable:
     columns = [Column("loss"), Column("speed-up"), Column("best single method"), Column("its speed-up")]
     lines = [
         Line(
-            f"{p['length']:,} tokens, {f['floor']:g}",
+            f"{p.length:,} tokens, {f.floor:g}",
             [
-                cells.number(f["loss"], 4),
-                cells.speedup(f["speedup"]),
-                Cell(f["uniform"]) if f["uniform"] else BLANK,
-                cells.speedup(f["uniform_speedup"]) if f["uniform"] else BLANK,
+                cells.number(f.loss, 4),
+                cells.speedup(f.speedup),
+                Cell(f.uniform) if f.uniform else BLANK,
+                cells.speedup(f.uniform_speedup) if f.uniform else BLANK,
             ],
         )
-        for p in report["lengths"]
-        for f in p["floors"]
+        for p in report.lengths
+        for f in p.floors
     ]
     return ReportTable(columns, lines, first="length, floor").dense()
 
@@ -217,16 +212,16 @@ def rounds(report: PlanReport) -> ReportTable:
     columns = [Column("predicted loss"), Column("loss"), Column("upper bound"), Column("speed-up"), Column("passages")]
     lines = [
         Line(
-            f"{p['length']:,} tokens, {i + 1}",
+            f"{p.length:,} tokens, {i + 1}",
             [
-                cells.number(r["predicted"], 4),
-                cells.number(r["loss"], 4),
-                cells.number(r["bound"], 4),
-                cells.speedup(r["speedup"]),
-                cells.number(r["passages"], 0),
+                cells.number(r.predicted, 4),
+                cells.number(r.loss, 4),
+                cells.number(r.bound, 4),
+                cells.speedup(r.speedup),
+                cells.number(r.passages, 0),
             ],
         )
-        for p in report["lengths"]
-        for i, r in enumerate(p["rounds"])
+        for p in report.lengths
+        for i, r in enumerate(p.rounds)
     ]
     return ReportTable(columns, lines, first="length, round")

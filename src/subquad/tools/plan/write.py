@@ -46,6 +46,6 @@ def html(report: PlanReport, drawn: Mapping[str, Drawing], use: str) -> str:
 
 def _methods(report: PlanReport) -> list[str]:
     """The methods that the plan or its tables name."""
-    chosen = [layer["method"] for planned in report["lengths"] for layer in planned["layers"].values()]
-    alone = [planned["uniform"]["method"] for planned in report["lengths"] if "uniform" in planned]
+    chosen = [layer.method for planned in report.lengths for layer in planned.layers.values()]
+    alone = [planned.uniform.method for planned in report.lengths if planned.uniform is not None]
     return [*chosen, *alone]

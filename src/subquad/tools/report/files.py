@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from subquad.core.files import write_all
+from subquad.tools.runs.records import to_plain
 
 
 def write_files(contents: Mapping[str, bytes], folder: Path, stale: Iterable[str] = ()) -> list[Path]:
@@ -25,8 +26,8 @@ def write_files(contents: Mapping[str, bytes], folder: Path, stale: Iterable[str
 
 
 def as_json(data: Any) -> bytes:
-    """JSON with null for NaN and infinity, which it does not have."""
-    return json.dumps(finite(data), indent=2, ensure_ascii=False, allow_nan=False).encode() + b"\n"
+    """JSON of a record or of plain data, with null for NaN and infinity, which it does not have."""
+    return json.dumps(finite(to_plain(data)), indent=2, ensure_ascii=False, allow_nan=False).encode() + b"\n"
 
 
 def finite(value: Any) -> Any:

@@ -1,7 +1,7 @@
 """Typed records to plain data that JSON holds, and back; all that runs keep goes through here.
 
 A record is a dataclass of numbers, texts, lists, dicts with text as keys, and records.
-A field that is None is left out.
+A field that is None is left out if that is its default, and null otherwise.
 """
 
 from collections.abc import Mapping
@@ -13,8 +13,8 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 def to_plain(value: Any) -> Any:
     """Returns plain data for a record, or for lists and dicts of records."""
     if is_dataclass(value):
-        named = ((f.name, getattr(value, f.name)) for f in fields(value))
-        return {name: to_plain(held) for name, held in named if held is not None}
+        held = ((f, getattr(value, f.name)) for f in fields(value))
+        return {f.name: to_plain(each) for f, each in held if each is not None or f.default is not None}
     if isinstance(value, Mapping):
         return {key: to_plain(held) for key, held in value.items()}
     return [to_plain(held) for held in value] if isinstance(value, list | tuple) else value
@@ -27,9 +27,12 @@ def from_plain(kind: Any, plain: Any) -> Any:
     >>> @dataclass
     ... class Timed:
     ...     seconds: list[float]
+    ...     growth: float | None
     ...     reason: str | None = None
-    >>> from_plain(dict[str, Timed], to_plain({"full": Timed([0.5])}))
-    {'full': Timed(seconds=[0.5], reason=None)}
+    >>> to_plain({"full": Timed([0.5], None)})
+    {'full': {'seconds': [0.5], 'growth': None}}
+    >>> from_plain(dict[str, Timed], {"full": {"seconds": [0.5], "growth": None}})
+    {'full': Timed(seconds=[0.5], growth=None, reason=None)}
 
     Raises:
         TypeError: the data lacks a field of a record, or has one that the record does not.

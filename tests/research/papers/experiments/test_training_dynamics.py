@@ -1,6 +1,6 @@
 """The figures read from a model's hash functions while it trains; reading changes nothing."""
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -49,7 +49,7 @@ def test_the_figures_are_the_means_over_the_layers():
     want, largest = [], []
     for attached, (query, k, _), options in given:
         mask, bound = options["mask"], attached.bound
-        want.append(hash_dynamics(bound, query, k, mask=mask, scale=options["scale"]))
+        want.append(asdict(hash_dynamics(bound, query, k, mask=mask, scale=options["scale"])))
         labels = sum(h(x * options["scale"] ** 0.5) for h, x in ((bound.learned.query, query), (bound.learned.key, k)))
         counts = torch.stack([(labels.argmax(-1) == b).sum(-1) for b in range(3)])
         largest.append(float(counts.amax(0).double().mean() / 20))

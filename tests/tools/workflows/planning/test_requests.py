@@ -1,6 +1,7 @@
 """Whole requests in a plan: exact attention and the plan, to the first token, for each further one, and in all."""
 
 import json
+from dataclasses import asdict, replace
 from math import exp
 
 import pytest
@@ -15,10 +16,12 @@ from subquad.tools.plan.plan import requests_of
 from subquad.tools.plan.planned import Planned, Verified
 from subquad.tools.plan.prepared import prepare
 from subquad.tools.plan.report import headline
+from subquad.tools.plan.schema import PlannedLength, Verification
 from subquad.tools.plan.settings import PlanSettings
 from subquad.tools.plan.tables import requests
 from subquad.tools.runs.floor import Floor
 from subquad.tools.runs.jobs import silent
+from tests.tools.report.sample_plan import plan
 from tests.tools.workflows.planning.steady import make_steady
 
 pytestmark = pytest.mark.slow
@@ -37,10 +40,10 @@ LOAD = PlanInputs(64, None, print, max, [], [], new_tokens=11)
 
 def test_a_request_is_the_prefill_and_its_steps():
     found = requests_of(planned(), LOAD)
-    assert found["exact"] == pytest.approx({"first_ms": 4000, "step_ms": 200, "ms": 6000})
-    assert found["plan"] == pytest.approx({"first_ms": 2000, "step_ms": 100, "ms": 3000})
-    assert (found["step_speedup"], found["speedup"]) == pytest.approx((2.0, 2.0))
-    assert (found["new_tokens"], found["exact_steps"], found["step_kl"]) == (11, True, 0.0)
+    assert asdict(found.exact) == pytest.approx({"first_ms": 4000, "step_ms": 200, "ms": 6000})
+    assert asdict(found.plan) == pytest.approx({"first_ms": 2000, "step_ms": 100, "ms": 3000})
+    assert (found.step_speedup, found.speedup) == pytest.approx((2.0, 2.0))
+    assert (found.new_tokens, found.exact_steps, found.step_kl) == (11, True, 0.0)
 
 
 @pytest.mark.parametrize("changed", [{"steps": None}, {"verified": None}])
@@ -54,10 +57,12 @@ def test_refused_steps_leave_requests_out():
 
 
 def test_the_headline_and_the_table_have_both_speeds():
-    length = {"length": 64, "verified": {"speedup": 2.0, "loss": 0.01}, "requests": requests_of(planned(), LOAD)}
+    exact = PlannedLength(128, layers={}, rounds=[], floors=[], passages=2, tried=1)
+    verified = Verification(predicted=0.01, loss=0.01, bound=0.02, speedup=2.0, passages=3)
+    length = replace(exact, length=64, verified=verified, requests=requests_of(planned(), LOAD))
     said = headline([length], Floor("kl", 0.1))
     assert "2.00× the speed of exact attention at 64 tokens to the first token and 2.00× with 11 new ones" in said
-    table = requests({"lengths": [length, {"length": 128}]})
+    table = requests(replace(plan(), lengths=[length, exact]))
     assert [line.name for line in table.lines] == ["64 + 11 tokens"]
     assert [cell.text for cell in table.lines[0].cells][-3:] == ["2.00×", "2.00×", "2.00×"]
 

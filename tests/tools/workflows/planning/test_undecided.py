@@ -1,5 +1,6 @@
 """Sentences and the next command in the report of a plan."""
 
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -8,25 +9,16 @@ from subquad.tools.cli.plugins import command_line
 from subquad.tools.measure.group import ALONE
 from subquad.tools.plan.planned import Planned, Verified
 from subquad.tools.plan.report import headline, next_command
+from subquad.tools.plan.schema import PlannedLength, Verification
 from subquad.tools.plan.settings import PlanSettings
 from subquad.tools.plan.tables import tried
 from subquad.tools.runs.floor import Floor
+from tests.tools.report.sample_plan import plan
 
-EXACT = {"length": 512, "layers": {}, "rounds": [], "floors": [], "passages": 0, "tried": 16}
-UNDECIDED = {
-    "length": 4096,
-    "layers": {},
-    "rounds": [],
-    "floors": [],
-    "passages": 0,
-    "tried": 0,
-    "least_seconds": 412.0,
-}
-VERIFIED = EXACT | {
-    "length": 2048,
-    "passages": 2,
-    "verified": {"predicted": 0.004, "loss": 0.004, "bound": 0.006, "speedup": 1.5, "passages": 3},
-}
+EXACT = PlannedLength(512, layers={}, rounds=[], floors=[], passages=0, tried=16)
+UNDECIDED = replace(EXACT, length=4096, tried=0, least_seconds=412.0)
+HELD = Verification(predicted=0.004, loss=0.004, bound=0.006, speedup=1.5, passages=3)
+VERIFIED = replace(EXACT, length=2048, passages=2, verified=HELD)
 
 
 def test_the_headline_does_not_recommend_exact_attention_where_nothing_was_decided():
@@ -41,15 +33,14 @@ def test_the_headline_does_not_recommend_exact_attention_where_nothing_was_decid
 
 
 def test_what_was_tried_names_the_time_that_is_missing():
-    report = {"lengths": [VERIFIED, UNDECIDED]}
-    assert tried(report) == [
+    assert tried(replace(plan(), lengths=[VERIFIED, UNDECIDED])) == [
         "2,048 tokens: 16 candidates were tried on 2 passages, and the plan was verified on 3 held-out passages.",
         "4,096 tokens: nothing was decided, which takes about 412 seconds at least.",
     ]
 
 
 def test_the_headline_names_what_a_gain_costs_and_what_is_free():
-    planned = VERIFIED | {"lossless": 1.21, "verified": VERIFIED["verified"] | {"loss": 0.0039}}
+    planned = replace(VERIFIED, lossless=1.21, verified=replace(HELD, loss=0.0039))
     assert headline([planned], Floor()) == (
         "With fidelity ≥ 0.99: 1.50× the speed of exact attention at 2,048 tokens (fidelity 0.996; 1.21× is predicted "
         "without a loss)."
@@ -58,7 +49,7 @@ def test_the_headline_names_what_a_gain_costs_and_what_is_free():
 
 def test_a_text_that_does_not_tell_methods_apart_comes_first():
     why = "all 9 approximations have the fidelity of exact attention, 1.0000 (without attention: 0.9000)"
-    assert headline([EXACT | {"unproven": why}], Floor()).startswith(
+    assert headline([replace(EXACT, unproven=why)], Floor()).startswith(
         f"This text does not tell methods apart: at 512 tokens, {why}. Stay with exact attention"
     )
 

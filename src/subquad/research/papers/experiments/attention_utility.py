@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
 
@@ -123,8 +123,8 @@ def _measure(scale: AttentionUtilityScale, i: int, context: Context) -> dict[str
         bound, utility = utility_metrics(call, methods, scale.length // scale.buckets)
         measured[BOUND][str(call.number)] = bound
         for label, utility_of in utility.items():
-            measured[label][str(call.number)] = utility_of["utility"]["n_b"]["utility"]
-            measured["own settings"][label][str(call.number)] = utility_of["utility"]["given"]
+            measured[label][str(call.number)] = utility_of["n_b"].utility
+            measured["own settings"][label][str(call.number)] = asdict(utility_of["given"])
     return measured
 
 

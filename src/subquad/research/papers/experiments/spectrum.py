@@ -77,8 +77,8 @@ def _spectra(scale: SpectrumScale, source: str, context: Context) -> dict[str, A
     by_layer = [spectra[layer :: len(layers)] for layer in range(len(layers))]
     return {
         "at": points,
-        "curves": [_mean([sequence["curves"] for sequence in layer]) for layer in by_layer],
-        "needed": [_mean([[sequence["needed"]] for sequence in layer])[0] for layer in by_layer],
+        "curves": [_mean([sequence.curves for sequence in layer]) for layer in by_layer],
+        "needed": [_mean([[sequence.needed] for sequence in layer])[0] for layer in by_layer],
     }
 
 

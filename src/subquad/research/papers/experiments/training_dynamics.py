@@ -6,11 +6,11 @@ import math
 import statistics
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -128,8 +128,7 @@ def listening(model: Any) -> Iterator[list[dict[str, float]]]:
         labels = scores(bound, query, key, **asked)[0].argmax(-1)
         counts = nn.functional.one_hot(labels).sum(2)
         largest = (counts.amax(-1) / labels.shape[2]).mean()
-        metrics = cast(dict[str, float], hash_dynamics(bound, query, key, **asked))
-        heard.append(metrics | {"largest": float(largest)})
+        heard.append(asdict(hash_dynamics(bound, query, key, **asked)) | {"largest": float(largest)})
 
     layers = [layer.module.get_submodule(hf.NAME) for layer in hf.find_layers(model)]
     handles = [layer.register_forward_pre_hook(hear, with_kwargs=True) for layer in layers]
