@@ -11,12 +11,14 @@ import torch
 from jaxtyping import config as jaxtyping_config
 
 from tests.covering import mark_long
-from tests.shape_checks import ONE_OF, sampled
+from tests.shape_checks import ONE_OF, make_checks_late, sampled
 
 with suppress(
     ModuleNotFoundError
 ):  # a GPU's machine may lack it: the tests of Triton's kernels run without shape checks
     import beartype  # noqa: F401  (before subquad: what it imports under the shape checks is compiled again)
+
+make_checks_late()
 
 # The conformance suite is code of tests: pytest explains its assertions, and shapes are not checked in its functions.
 sys.meta_path.sort(key=lambda finder: type(finder).__name__ != "AssertionRewritingHook")
