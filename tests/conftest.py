@@ -13,12 +13,10 @@ from jaxtyping import config as jaxtyping_config
 from tests.covering import mark_long
 from tests.shape_checks import ONE_OF, make_checks_late, sampled
 
-with suppress(
-    ModuleNotFoundError
-):  # a GPU's machine may lack it: the tests of Triton's kernels run without shape checks
-    import beartype  # noqa: F401  (before subquad: what it imports under the shape checks is compiled again)
-
-make_checks_late()
+# Before subquad. A GPU's machine may lack beartype: the tests of Triton's kernels run without shape checks.
+with suppress(ModuleNotFoundError):
+    make_checks_late()
+jaxtyping_config.update("jaxtyping_disable", True)  # while tests are collected
 
 # The conformance suite is code of tests: pytest explains its assertions, and shapes are not checked in its functions.
 sys.meta_path.sort(key=lambda finder: type(finder).__name__ != "AssertionRewritingHook")
@@ -52,11 +50,6 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
     jaxtyping_config.update("jaxtyping_disable", not item.stash[CHECKED])
-
-
-@pytest.hookimpl(trylast=True)
-def pytest_runtest_teardown() -> None:
-    jaxtyping_config.update("jaxtyping_disable", False)  # modules that are imported meanwhile, doctests
 
 
 @pytest.fixture
