@@ -1,4 +1,5 @@
 import importlib
+import os
 import sys
 from collections.abc import Callable
 from contextlib import suppress
@@ -62,6 +63,13 @@ def shapes_are_checked(request: pytest.FixtureRequest) -> bool:
 def unchecked() -> None:
     """No checks of shapes: for errors that they would come before, and for nested tensors of the strided layout."""
     jaxtyping_config.update("jaxtyping_disable", True)  # until the end of the test
+
+
+@pytest.fixture(scope="session")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder that all processes of a run of tests have in common, for what takes long to make; with a lock there."""
+    own = tmp_path_factory.getbasetemp()
+    return own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
 
 
 @pytest.fixture
