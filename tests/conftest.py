@@ -1,11 +1,14 @@
 import importlib
 import os
 import sys
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 from contextlib import suppress
+from multiprocessing import Pipe
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -78,3 +81,25 @@ def script(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], ModuleType]:
     # As for a script, and for the processes that it starts.
     monkeypatch.syspath_prepend(Path(__file__).parents[1] / "benchmarks")
     return importlib.import_module
+
+
+@pytest.fixture
+def in_threads(script: Callable[[str], ModuleType], monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Lets the scripts with several engines load and run rows in threads: processes would import everything again."""
+    workers = script("engine_workers")
+
+    class Thread(threading.Thread):
+        exitcode = None
+
+        def terminate(self) -> None:
+            """Does nothing: the thread has ended after its last request."""
+
+    class Worker(workers.Worker):
+        def __init__(self, prepare: Callable[..., dict[Any, Any]] | None = None):
+            self.connection, theirs = Pipe()
+            self.process = Thread(target=workers.serve, args=(theirs, prepare), daemon=True)
+            self.process.start()
+
+    monkeypatch.setattr(script("engine_runs"), "Worker", Worker)
+    with patch.dict(os.environ):  # which their process sets for itself
+        yield
