@@ -1,22 +1,26 @@
 import importlib
+import os
 import sys
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 from contextlib import suppress
+from multiprocessing import Pipe
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
 from jaxtyping import config as jaxtyping_config
 
 from tests.covering import mark_long
-from tests.shape_checks import ONE_OF, sampled
+from tests.shape_checks import ONE_OF, make_checks_late, sampled
 
-with suppress(
-    ModuleNotFoundError
-):  # a GPU's machine may lack it: the tests of Triton's kernels run without shape checks
-    import beartype  # noqa: F401  (before subquad: what it imports under the shape checks is compiled again)
+# Before subquad. A GPU's machine may lack beartype: the tests of Triton's kernels run without shape checks.
+with suppress(ModuleNotFoundError):
+    make_checks_late()
+jaxtyping_config.update("jaxtyping_disable", True)  # while tests are collected
 
 # The conformance suite is code of tests: pytest explains its assertions, and shapes are not checked in its functions.
 sys.meta_path.sort(key=lambda finder: type(finder).__name__ != "AssertionRewritingHook")
@@ -52,11 +56,6 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     jaxtyping_config.update("jaxtyping_disable", not item.stash[CHECKED])
 
 
-@pytest.hookimpl(trylast=True)
-def pytest_runtest_teardown() -> None:
-    jaxtyping_config.update("jaxtyping_disable", False)  # modules that are imported meanwhile, doctests
-
-
 @pytest.fixture
 def shapes_are_checked(request: pytest.FixtureRequest) -> bool:
     """True if the annotations of shapes are checked in this test."""
@@ -69,9 +68,38 @@ def unchecked() -> None:
     jaxtyping_config.update("jaxtyping_disable", True)  # until the end of the test
 
 
+@pytest.fixture(scope="session")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder that all processes of a run of tests have in common, for what takes long to make; with a lock there."""
+    own = tmp_path_factory.getbasetemp()
+    return own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
+
+
 @pytest.fixture
 def script(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], ModuleType]:
     """Imports a script of benchmarks/ by its name."""
     # As for a script, and for the processes that it starts.
     monkeypatch.syspath_prepend(Path(__file__).parents[1] / "benchmarks")
     return importlib.import_module
+
+
+@pytest.fixture
+def in_threads(script: Callable[[str], ModuleType], monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Lets the scripts with several engines load and run rows in threads: processes would import everything again."""
+    workers = script("engine_workers")
+
+    class Thread(threading.Thread):
+        exitcode = None
+
+        def terminate(self) -> None:
+            """Does nothing: the thread has ended after its last request."""
+
+    class Worker(workers.Worker):
+        def __init__(self, prepare: Callable[..., dict[Any, Any]] | None = None):
+            self.connection, theirs = Pipe()
+            self.process = Thread(target=workers.serve, args=(theirs, prepare), daemon=True)
+            self.process.start()
+
+    monkeypatch.setattr(script("engine_runs"), "Worker", Worker)
+    with patch.dict(os.environ):  # which their process sets for itself
+        yield

@@ -50,6 +50,7 @@ def test_an_encoder_in_pytorch_and_with_methods(engines, monkeypatch, tmp_path):
     assert "with exact attention, " in sheet
 
 
+@pytest.mark.usefixtures("in_threads")
 def test_a_decoder_is_compared_by_its_next_tokens(engines, monkeypatch, tmp_path):
     rows = rows_in(measure(engines, monkeypatch, tmp_path, "llama", "--engines", "torch", "subquad"))
     assert rows["PyTorch", "fp32"][2:] == ["0.00000", "1.0000"]
@@ -58,6 +59,7 @@ def test_a_decoder_is_compared_by_its_next_tokens(engines, monkeypatch, tmp_path
     assert float(rows[f"subquad `{METHOD}`", "fp32"][2]) > 1e-4
 
 
+@pytest.mark.usefixtures("in_threads")
 def test_engines_that_are_not_installed_are_named_with_the_command_and_the_others_run(
     engines, script, monkeypatch, tmp_path, capsys
 ):

@@ -4,11 +4,13 @@ import shutil
 import subprocess
 import sys
 import tarfile
+from collections.abc import Iterator
 from itertools import combinations
 from pathlib import Path
 from zipfile import ZipFile
 
 import pytest
+from filelock import FileLock
 
 ROOT = Path(__file__).parents[1]
 LIBRARY = "subquad/kernels/native/libsubquad.so"
@@ -46,14 +48,18 @@ def names_in(wheel: Path) -> set[str]:
         return set(file.namelist())
 
 
-@pytest.fixture(scope="module")
-def compiled(tmp_path_factory) -> tuple[Path, Path]:
-    """A wheel and its build folder; unoptimised, which takes seconds, and leaves all inline functions to be seen."""
+@pytest.fixture
+def compiled(shared) -> Iterator[tuple[Path, Path]]:
+    """A wheel and its build folder; unoptimised, which takes seconds, and leaves all inline functions to be seen.
+
+    One for all processes of tests, of which one has it at a time.
+    """
     if shutil.which("c++") is None:
         pytest.skip("no C++ compiler")
-    folder = tmp_path_factory.mktemp("build")
-    wheel = build("wheel", tmp_path_factory.mktemp("wheel"), **UNOPTIMISED, **{"build-dir": str(folder)})
-    return wheel, folder
+    wheels, folder = shared / "wheel", shared / "build"
+    with FileLock(shared / "build.lock"):
+        made = next(wheels.glob("subquad-*"), None)
+        yield made or build("wheel", wheels, **UNOPTIMISED, **{"build-dir": str(folder)}), folder
 
 
 def test_another_isolated_build_in_the_same_folder_compiles_nothing_again(compiled, tmp_path):

@@ -286,11 +286,13 @@ def test_one_part_alone_and_its_file(tmp_path):
         assert each.model.vision_tower.config._attn_implementation == "sdpa"
 
 
-def test_one_name_for_the_whole_of_a_model_of_parts():
+def test_one_name_for_the_whole_of_a_model_of_parts(monkeypatch):
     want, model = llava(), llava()
     sq.hf.swap(want, "full:kernel=subquad")
+    expected, tried = llava_output(want), trials(monkeypatch)
     model.set_attn_implementation("subquad")
-    assert torch.equal(llava_output(model), llava_output(want))
+    assert torch.equal(llava_output(model), expected)
+    assert tried == [type(model)]  # and not its towers again and again, for the sizes of their features
 
 
 def test_a_part_that_is_called_first_swaps_the_whole_model(monkeypatch):

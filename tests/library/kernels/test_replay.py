@@ -43,8 +43,9 @@ def test_each_variant_of_this_processor(recorded: Path, tmp_path: Path):
 
 
 @pytest.mark.skipif(bool(arm.MISSING), reason=f"no {', '.join(arm.MISSING)}: {arm.INSTALL}")
-def test_each_variant_of_arm(recorded: Path, tmp_path: Path):
-    arm.build(tmp_path)
-    assert_all_ran(arm.replay(tmp_path, recorded), ["neonbf16", "neon"])
-    without_bf16 = arm.replay(tmp_path, recorded, processor="cortex-a72")
-    assert_all_ran(without_bf16, ["neon"])
+@pytest.mark.parametrize("optimisation", ["-O2", pytest.param("-O3", marks=pytest.mark.long)])  # in half of the time
+def test_each_variant_of_arm(recorded: Path, tmp_path: Path, optimisation: str):
+    """The variant with bf16 on a processor that has it, and on one without it all that are offered there."""
+    arm.build(tmp_path, optimisation)
+    assert_all_ran(arm.replay(tmp_path, recorded, "neonbf16"), ["neonbf16"])
+    assert_all_ran(arm.replay(tmp_path, recorded, processor="cortex-a72"), ["neon"])

@@ -156,7 +156,7 @@ def test_the_narrower_window_wins():
     assert (Mask.window(5) & Mask.window(2) & Mask()).span == 2
 
 
-def test_and_takes_masks_only():
+def test_and_takes_masks_only(unchecked):
     with pytest.raises(TypeError, match="unsupported operand"):
         Mask.causal() & torch.ones(2)
 

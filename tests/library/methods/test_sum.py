@@ -188,6 +188,9 @@ def test_methods_are_added():
         == Sum.from_methods("linear", "keep:first=2", sq.Local(5))
     )
     assert [part.name for part in added.addends] == ["local", "keep", "linear"]
+
+
+def test_a_method_and_its_text_are_not_added(unchecked):
     with pytest.raises(TypeError, match="unsupported operand"):
         sq.Local() + "keep"
 

@@ -11,6 +11,7 @@ from subquad.hf.example_inputs import vision
 from subquad.hf.example_inputs.form import PADDINGS, Form, special_ids
 from subquad.hf.example_inputs.rules import BY_NAME, BY_TYPE, IF_REQUIRED, MASK_OF, Rule, Rules
 from subquad.hf.example_inputs.text import IMAGE_TOKENS
+from subquad.hf.trial import undisturbed
 
 
 def example_inputs(
@@ -116,7 +117,8 @@ def _image_inputs(form: Form, special: Rules) -> dict[str, Tensor]:
     rules |= {k: v for k, v in special.items() if k in wanted and v is not None}
     inputs = {name: rule(form) for name, rule in rules.items()}
     try:
-        with torch.no_grad():
+        # On its own attention: a tower whose method is still to be swapped in would be tried first, and its towers too.
+        with undisturbed(form.model):
             placed = {k: v.to(form.model.device) for k, v in inputs.items()}
             features = _tower(form).get_image_features(**placed)
     except Exception:  # whatever error a tower raises for an image that it does not accept: text alone is valid
