@@ -75,3 +75,18 @@ def script(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], ModuleType]:
     # As for a script, and for the processes that it starts.
     monkeypatch.syspath_prepend(Path(__file__).parents[1] / "benchmarks")
     return importlib.import_module
+
+
+@pytest.fixture
+def run_script(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Runs an imported script of benchmarks/ with the words of a command line; raises SystemExit if it fails."""
+
+    def run(module: ModuleType, *words: str) -> None:
+        monkeypatch.setattr(sys, "argv", [f"benchmarks/{module.__name__}.py", *words])
+        try:
+            module.sheet.run(module.main)
+        except SystemExit as end:
+            if end.code:
+                raise
+
+    return run
