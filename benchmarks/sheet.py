@@ -24,6 +24,7 @@ from subquad.tools.runs.common_options import read_list
 HEADS, WIDTH = 6, 64
 MISSING = "–"
 THREADS = torch.get_num_threads()
+DATA = Path(os.environ.get("SUBQUAD_DATA", ""))
 
 
 def run(main: Callable[..., None]) -> None:
