@@ -174,16 +174,9 @@ def test_a_method_that_does_not_run_has_no_tiles(monkeypatch):
 # ---------------------------------------------------------------------- scripts
 
 
-def test_the_page_of_the_model(script, run_script, monkeypatch, tmp_path, capsys):
+def test_the_page_of_the_model(script, run_script, tmp_path, capsys):
     page = tmp_path / "page.md"
-    words = [
-        "--lengths",
-        "1024 4096",
-        "--widths",
-        "64",
-        "--methods",
-        "i-clustered clustered-tail local:window=5",
-    ]
+    words = ["--lengths", "1024 4096", "--widths", "64", "--methods", "i-clustered clustered-tail local:window=5"]
     run_script(script("gpu_model"), *words, "--out", str(page))
     text = page.read_text("utf-8")
     assert text == capsys.readouterr().out.removesuffix("\n")
