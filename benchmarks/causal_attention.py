@@ -1,24 +1,24 @@
 """Causal attention of one layer: methods by halves beside SDPA in the same dtype, forward and backward.
 
-    python benchmarks/causal_attention.py --lengths 2048,4096 --model demo-decoder --text book.txt [--out FILE.md]
+    python benchmarks/causal_attention.py --lengths "2048 4096" --model demo-decoder --text book.txt [--out FILE.md]
 
 With a model and a text, the inputs are the query, key and value of one layer at the middle of the text, as far as the
 model's positions reach. Longer inputs, and all inputs without a model, are standard normal: attention is then almost
 uniform, which is not what a model's attention looks like.
 """
 
-import argparse
 import random
 import statistics
 import sys
 from collections.abc import Callable, Sequence
 from functools import cache, partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import sheet
 import torch
 import torch.nn.functional as F
+import typer
 from torch import Tensor
 
 import subquad as sq
@@ -136,67 +136,50 @@ class Panel:
         return rows[1:]  # without SDPA's own
 
 
-def options() -> argparse.ArgumentParser:
-    """The options of the command line."""
-
-    def words(text: str) -> list[str]:
-        return text.split(",")
-
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--lengths", type=words, default="2048,4096,8192,16384,32768")
-    parser.add_argument("--methods", nargs="+", default=["clustered-tail"])
-    parser.add_argument("--dtypes", type=words, default="float32")
-    parser.add_argument("--passes", type=words, default="forward", help=f"any of {', '.join(PASSES)}")
-    parser.add_argument("--model", help="whose layer gives the inputs, for example demo-decoder")
-    parser.add_argument("--text", type=Path, help="what the model reads")
-    parser.add_argument("--layer", type=int, default=15)
-    parser.add_argument("--heads", type=int, default=9, help="of random inputs; with a model, the model's")
-    parser.add_argument("--key-heads", type=int, default=3)
-    parser.add_argument("--head-dim", type=int, default=64)
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    parser.add_argument("--turns", type=int, default=5)
-    parser.add_argument("--limit", type=float, default=30.0, help="seconds of a call at most, as predicted")
-    parser.add_argument("--out", type=Path)
-    return parser
-
-
-def main() -> None:
+def main(
+    lengths: tuple[int, ...] = (2048, 4096, 8192, 16384, 32768),
+    methods: tuple[str, ...] = ("clustered-tail",),
+    dtypes: tuple[str, ...] = ("float32",),
+    passes: tuple[str, ...] = ("forward",),
+    model: Annotated[str | None, typer.Option(help="whose layer gives the inputs, for example demo-decoder")] = None,
+    text: Annotated[Path | None, typer.Option(help="what the model reads")] = None,
+    layer: int = 15,
+    heads: Annotated[int, typer.Option(help="of random inputs; with a model, the model's")] = 9,
+    key_heads: int = 3,
+    head_dim: int = 64,
+    threads: int = sheet.THREADS,
+    turns: int = 5,
+    limit: Annotated[float, typer.Option(help="seconds of a call at most, as predicted")] = 30.0,
+    out: Path | None = None,
+) -> None:
     """Print a table, and write it to a file where one is named; its rows go to the standard error as they are made."""
-    parser = options()
-    arguments = parser.parse_args()
-    if arguments.model and not arguments.text:
-        parser.error("--model needs --text, which the model reads")
-    torch.set_num_threads(arguments.threads)
-    lengths, shape = sorted(map(int, arguments.lengths)), (arguments.heads, arguments.key_heads, arguments.head_dim)
+    sheet.check_known("--passes", passes, PASSES)
+    sheet.check_known("--dtypes", dtypes, DTYPES)
+    if model and not text:
+        raise typer.BadParameter("--model needs --text, which the model reads")
+    torch.set_num_threads(threads)
+    lengths, shape = tuple(sorted(lengths)), (heads, key_heads, head_dim)
     pretrained, reach, kinds = None, 0, "standard normal"
-    if arguments.model:
-        pretrained, text = load(arguments.model), arguments.text.read_text("utf-8")
+    if model and text:
+        pretrained, words = load(model), text.read_text("utf-8")
         shape, reach = hf.head_counts(hf.find_layers(pretrained.model)[0]), pretrained.limit or lengths[-1]
-        kinds = f"those of layer {arguments.layer} of {pretrained.name}, after RoPE, at the middle of the text"
+        kinds = f"those of layer {layer} of {pretrained.name}, after RoPE, at the middle of the text"
         kinds += f" up to {reach:,} tokens, and standard normal beyond"
-    panels = [
-        Panel(dtype, passes, arguments.methods, arguments.limit)
-        for dtype in arguments.dtypes
-        for passes in arguments.passes
-    ]
+    panels = [Panel(dtype, each, methods, limit) for dtype in dtypes for each in passes]
     rows = []
     for length in lengths:
         if pretrained is not None and length <= reach:
-            inputs = layer_inputs(pretrained, text, arguments.layer, length)
+            inputs = layer_inputs(pretrained, words, layer, length)
         else:
             inputs = normal_inputs(length, *shape)
         exact = cache(call_of(F.scaled_dot_product_attention, inputs.tensors, None))
         for panel in panels:
-            rows += panel.rows(inputs, exact, arguments.turns)
+            rows += panel.rows(inputs, exact, turns)
             print(*rows[-len(panel.attends) + 1 :], sep="\n", file=sys.stderr, flush=True)
-    heads, key_heads, width = shape
-    about = ABOUT.format(
-        heads=heads, key_heads=key_heads, width=width, turns=arguments.turns, inputs=kinds, limit=arguments.limit
-    )
-    sheet.publish(
-        "Causal attention alone", [about, sheet.table(HEAD, rows)], arguments.out, ", ".join(arguments.dtypes)
-    )
+    heads, key_heads, head_dim = shape
+    about = ABOUT.format(heads=heads, key_heads=key_heads, width=head_dim, turns=turns, inputs=kinds, limit=limit)
+    sheet.publish("Causal attention alone", [about, sheet.table(HEAD, rows)], out, ", ".join(dtypes))
 
 
 if __name__ == "__main__":
-    main()
+    sheet.run(main)

@@ -1,6 +1,6 @@
 """Prefill of a causal language model by halves: its time, and its next tokens beside those of exact attention.
 
-    python benchmarks/causal_by_halves.py demo-decoder book.txt --lengths 2048,4096,8192
+    python benchmarks/causal_by_halves.py demo-decoder book.txt --lengths "2048 4096 8192"
 
 Each turn runs exact attention and every method once, in a new order; a speed-up is the median of the ratios within a
 turn. With several passages, next tokens are those of all of them, and times and memory those of the first one. In
@@ -8,12 +8,14 @@ another dtype than fp32, both exact attention and the methods run in it, and a s
 exact attention in fp32.
 """
 
-import argparse
 import random
 from functools import partial
 from pathlib import Path
+from typing import Annotated
 
+import sheet
 import torch
+import typer
 
 from subquad import hf
 from subquad.tools.bench.calls import DTYPES
@@ -90,37 +92,37 @@ def rows_of(
     return lines
 
 
-def main() -> None:
+def main(
+    model: str,
+    text: Path,
+    lengths: tuple[int, ...] = (2048, 4096, 8192),
+    methods: tuple[str, ...] = METHODS,
+    turns: int = 3,
+    dtype: str = "float32",
+    passages: Annotated[int, typer.Option(help="evenly spaced in the text; one is at its middle")] = 1,
+    memory: Annotated[bool, typer.Option("--memory", help="measure the peak memory of a prefill, too")] = False,
+) -> None:
     """Print a table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model")
-    parser.add_argument("text", type=Path)
-    parser.add_argument("--lengths", default="2048,4096,8192")
-    parser.add_argument("--methods", nargs="+", default=METHODS)
-    parser.add_argument("--turns", type=int, default=3)
-    parser.add_argument("--dtype", choices=DTYPES, default="float32")
-    parser.add_argument("--passages", type=int, default=1, help="evenly spaced in the text; one is at its middle")
-    parser.add_argument("--memory", action="store_true", help="measure the peak memory of a prefill, too")
-    arguments = parser.parse_args()
-    pretrained, fp32 = load(arguments.model), None
-    text = read(pretrained, [arguments.text.read_text("utf-8")], 512, 1, 0)
-    if arguments.dtype != "float32":
-        pretrained, fp32 = pretrained.in_dtype(DTYPES[arguments.dtype]), pretrained
-    for method in arguments.methods:  # what the first swap of a method does is not timed
+    sheet.check_known("--dtype", (dtype,), DTYPES)
+    pretrained, fp32 = load(model), None
+    documents = read(pretrained, [text.read_text("utf-8")], 512, 1, 0)
+    if dtype != "float32":
+        pretrained, fp32 = pretrained.in_dtype(DTYPES[dtype]), pretrained
+    for method in methods:  # what the first swap of a method does is not timed
         with running(pretrained.model, method):
             pass
-    passages = "one passage" if arguments.passages == 1 else f"{arguments.passages} passages"
-    about = f"{pretrained.name}, {arguments.dtype}, {passages}, {torch.get_num_threads()} threads"
+    counted = "one passage" if passages == 1 else f"{passages} passages"
+    about = f"{pretrained.name}, {dtype}, {counted}, {torch.get_num_threads()} threads"
     print(f"{about}, {machine.hardware('cpu')}\n")
     head = ["tokens", "method", "perplexity", "KL", "KL, last quarter", "same top token", "prefill"]
-    head += ["KL to exact fp32"] * (fp32 is not None) + ["memory, MiB"] * arguments.memory
+    head += ["KL to exact fp32"] * (fp32 is not None) + ["memory, MiB"] * memory
     print(f"| {' | '.join(head)} |\n| {' | '.join(['---'] * len(head))} |")
-    for length in map(int, arguments.lengths.split(",")):
-        items = text.sequences(pretrained, length, arguments.passages + 2)[1:-1]  # without the preface and the licence
-        rows = rows_of(pretrained, items, list(arguments.methods), arguments.turns, arguments.memory, fp32)
+    for length in lengths:
+        items = documents.sequences(pretrained, length, passages + 2)[1:-1]  # without the preface and the licence
+        rows = rows_of(pretrained, items, list(methods), turns, memory, fp32)
         print("\n".join(rows), flush=True)
     hf.restore(pretrained.model)
 
 
 if __name__ == "__main__":
-    main()
+    sheet.run(main)

@@ -1,7 +1,7 @@
 """Ablation of clustered attention in a pretrained encoder, without training: clusters, tail and cells.
 
-    python benchmarks/cluster_quality.py [--text PATH …] [--length 512] [--items 24] [--methods METHOD …]
-                                         [--adapter ADAPTER]
+    python benchmarks/cluster_quality.py [--text PATH --text …] [--length 512] [--items 24]
+                                         [--methods METHOD --methods …] [--adapter ADAPTER]
 
 Prints for each method the mean cosine of final embeddings to those of exact attention, over all items, and the relative
 error of the attention layers' outputs on the longest one, as the mean of the layers. Rows called "keys alone" make the
@@ -9,13 +9,15 @@ cells from keys alone; all others see keys and values. With the adapter of an `l
 makes, it is measured both ways, too: its fit does not depend on the cells.
 """
 
-import argparse
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
+from typing import Annotated
 from unittest.mock import patch
 
+import sheet
 import torch
+import typer
 
 from subquad import Full, hf
 from subquad.kernels.dispatch import use_backend
@@ -72,27 +74,26 @@ def measured(
 
 
 @torch.no_grad()
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--text", type=Path, nargs="*", default=[])
-    parser.add_argument("--length", type=int, default=512)
-    parser.add_argument("--items", type=int, default=24)
-    parser.add_argument("--methods", nargs="*", default=ROWS)
-    parser.add_argument("--adapter", type=Path)
-    given = parser.parse_args()
+def main(
+    text: Annotated[list[Path] | None, typer.Option(help="a file or folder; repeatable")] = None,
+    length: int = 512,
+    items: int = 24,
+    methods: Annotated[list[str] | None, typer.Option(help="a row of the table; repeatable")] = None,
+    adapter: Path | None = None,
+) -> None:
     pretrained = load(None)
-    documents = read_documents(given.text) if given.text else standard_library()
-    items = read(pretrained, documents, given.length, given.items, seed=0).passages
-    exact = torch.cat([pretrained.embed([item]) for item in items])
-    longest = max(items, key=len)
+    documents = read_documents(text) if text else standard_library()
+    passages = read(pretrained, documents, length, items, seed=0).passages
+    exact = torch.cat([pretrained.embed([item]) for item in passages])
+    longest = max(passages, key=len)
     with recorded(pretrained.model) as calls:
         pretrained.forward([longest])
-    print(f"{len(items)} passages, {sum(map(len, items)) / len(items):.0f} tokens each; {machine.versions()}")
+    print(f"{len(passages)} passages, {sum(map(len, passages)) / len(passages):.0f} tokens each; {machine.versions()}")
     print(f"{'':<58}{'cosine':>10}{'error':>10}")
-    for row in [*given.methods, *([FITTED, FITTED + ALONE] if given.adapter else [])]:
-        near, error = measured(row, pretrained, items, exact, calls, given.adapter)
+    for row in [*(methods or ROWS), *([FITTED, FITTED + ALONE] if adapter else [])]:
+        near, error = measured(row, pretrained, passages, exact, calls, adapter)
         print(f"{row:<58}{near:>10.4f}{error:>10.4f}", flush=True)
 
 
 if __name__ == "__main__":
-    main()
+    sheet.run(main)

@@ -1,6 +1,6 @@
 """The published figures of `subquad compare`: its default run, one with longer positions, and one in the demo encoder.
 
-    python benchmarks/compare_default.py [NOVEL.txt …] [--runs demo-decoder longer demo-encoder]
+    python benchmarks/compare_default.py [NOVEL.txt …] [--runs "demo-decoder longer demo-encoder"]
 
 compares, on the default text, the default rows in the demo decoder; the closest ones in bf16 at up to 16,384 tokens,
 with positions extended by YaRN; and the default rows in fp32 in the demo encoder. With texts, rows of the encoder are
@@ -10,7 +10,6 @@ encoder's rows to the page there, between marks. Run it alone on the machine: if
 busy, it is not written unless `--busy` is given. An interrupted run resumes.
 """
 
-import argparse
 import json
 import os
 import re
@@ -18,7 +17,10 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+import sheet
+import typer
 
 from subquad.tools.compare.plots import plots
 from subquad.tools.compare.settings import COMPARED, COMPARED_LONG
@@ -115,20 +117,20 @@ def publish(run: str, report: Any, root: Path = ROOT) -> None:
         (root / PAGE).write_text(TABLE.sub(lambda _: table(report), text), encoding="utf-8")
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("texts", nargs="*", type=Path, help="to fit learned parameters on")
-    parser.add_argument("--runs", nargs="+", choices=RESULTS, default=list(RESULTS))
-    parser.add_argument("--work", type=Path, default=Path("subquad-compare"), help="folder of the runs")
-    parser.add_argument("--busy", action="store_true", help="write the files even if the machine was busy")
-    given = parser.parse_args()
-    given.work.mkdir(parents=True, exist_ok=True)
-    for run in given.runs:
-        report = measured(run, given.texts, given.work)
-        if report["noise"]["busy"] and not given.busy:
+def main(
+    texts: Annotated[list[Path] | None, typer.Argument(help="to fit learned parameters on")] = None,
+    runs: tuple[str, ...] = tuple(RESULTS),
+    work: Annotated[Path, typer.Option(help="folder of the runs")] = Path("subquad-compare"),
+    busy: Annotated[bool, typer.Option("--busy", help="write the files even if the machine was busy")] = False,
+) -> None:
+    sheet.check_known("--runs", runs, RESULTS)
+    work.mkdir(parents=True, exist_ok=True)
+    for run in runs:
+        report = measured(run, texts or [], work)
+        if report["noise"]["busy"] and not busy:
             sys.exit(f"{run}: nothing is written. {report['noise']['says']}")
         publish(run, report)
 
 
 if __name__ == "__main__":
-    main()
+    sheet.run(main)

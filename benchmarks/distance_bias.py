@@ -1,7 +1,7 @@
 """The loss of `clustered-tail` if it had a bias of distance, as MPNet and T5 add one to their logits.
 
-    python benchmarks/distance_bias.py BOOK [--model FOLDER] [--lengths 512 2048] [--windows 0 16 32 64 128]
-                                       [--layers 2 6 10] [--out FILE]
+    python benchmarks/distance_bias.py BOOK [--model FOLDER] [--lengths "512 2048"] [--windows "0 16 32 64 128"]
+                                       [--layers "2 6 10"] [--out FILE]
 
 The model is all-mpnet-base-v2 by default, from PyPI (`mpnet_base.py`), whose positions are stretched beyond 512 tokens.
 Its queries, keys and values are those of one passage, with exact attention in every layer.
@@ -21,14 +21,15 @@ The figures are relative errors of a layer's output to that of exact attention w
 queries, keys and values.
 """
 
-import argparse
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 import mpnet_base
 import sheet
 import torch
+import typer
 from torch import Tensor
 
 from subquad import hf
@@ -202,30 +203,29 @@ def passage(pretrained: Pretrained, book: Path, length: int, start: int) -> list
 
 
 @torch.no_grad()
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("book", type=Path)
-    parser.add_argument("--model", help="a folder; default: all-mpnet-base-v2 as `mpnet_base.py` makes it")
-    parser.add_argument("--lengths", type=int, nargs="*", default=[512, 2048])
-    parser.add_argument("--windows", type=int, nargs="*", default=[0, 16, 32, 64, 128])
-    parser.add_argument("--layers", type=int, nargs="*", help="layers that are measured; default: all")
-    parser.add_argument("--start", type=int, default=20_000, help="first character of the passage")
-    parser.add_argument("--out", type=Path)
-    arguments = parser.parse_args()
-    if arguments.model is None:
-        arguments.model = str(mpnet_base.folder())
-    pretrained, settings, parts = load(arguments.model), settings_of(arguments.windows), []
-    for length in arguments.lengths:
+def main(
+    book: Path,
+    model: Annotated[
+        str | None, typer.Option(help="a folder; default: all-mpnet-base-v2 as `mpnet_base.py` makes it")
+    ] = None,
+    lengths: tuple[int, ...] = (512, 2048),
+    windows: tuple[int, ...] = (0, 16, 32, 64, 128),
+    layers: Annotated[tuple[int, ...], typer.Option(help="layers that are measured; default: all")] = (),
+    start: Annotated[int, typer.Option(help="first character of the passage")] = 20_000,
+    out: Path | None = None,
+) -> None:
+    pretrained, settings, parts = load(model or str(mpnet_base.folder())), settings_of(windows), []
+    for length in lengths:
         if (hf.position_limit(pretrained.model) or length) < length:
             hf.extend_positions(pretrained.model, length)
         with recorded(pretrained.model) as calls:
-            pretrained.forward([passage(pretrained, arguments.book, length, arguments.start)])
-        measured = [call for call in calls if arguments.layers is None or call.number in arguments.layers]
+            pretrained.forward([passage(pretrained, book, length, start)])
+        measured = [call for call in calls if not layers or call.number in layers]
         errors = torch.stack([layer_errors(call, settings, ClusteredTail()) for call in measured])
-        layers = ", ".join(str(call.number) for call in measured)
-        parts += [f"## {length:,} tokens", f"Layers {layers}.", table(arguments.windows, errors)]
-    sheet.publish("A bias of distance in clustered-tail", [ABOUT, *parts], arguments.out)
+        numbers = ", ".join(str(call.number) for call in measured)
+        parts += [f"## {length:,} tokens", f"Layers {numbers}.", table(windows, errors)]
+    sheet.publish("A bias of distance in clustered-tail", [ABOUT, *parts], out)
 
 
 if __name__ == "__main__":
-    main()
+    sheet.run(main)

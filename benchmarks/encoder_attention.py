@@ -1,26 +1,28 @@
 """Attention of the demo encoder on a speech, alone and in the whole encoder, in fp32 and bf16, beside SDPA.
 
-    python benchmarks/encoder_attention.py [FOLDER] --lengths 2048 4096 --threads 2 [--out FILE.md]
+    python benchmarks/encoder_attention.py [FOLDER] --lengths "2048 4096" --threads 2 [--out FILE.md]
 
 FOLDER holds state_union/state_union.zip; the default is the environment variable SUBQUAD_DATA. Longer inputs than a
 speech are not run.
 """
 
-import os
 import random
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Annotated
 
 import sheet
 import speeches
 import torch
 import torch.nn.functional as F
+import typer
 from torch import Tensor
 
 import subquad as sq
-from subquad.tools.bench.calls import DTYPES, threads
+from subquad.tools.bench.calls import DTYPES
+from subquad.tools.bench.calls import threads as use_threads
 from subquad.tools.measure.capture import LayerInputs
 from subquad.tools.measure.fidelity import cosine, relative_error
 from subquad.tools.measure.timing import speedup, timed_rounds
@@ -101,23 +103,28 @@ def of_encoder(fp32: Pretrained, item: list[int], dtype: str, methods: Sequence[
     ]
 
 
-def main() -> None:
+def main(
+    folder: Annotated[Path, typer.Argument()] = sheet.DATA,
+    lengths: tuple[int, ...] = (2048, 4096),
+    dtypes: tuple[str, ...] = ("float32", "bfloat16"),
+    methods: tuple[str, ...] = METHODS,
+    turns: int = 7,
+    threads: int = sheet.THREADS,
+    out: Path | None = None,
+) -> None:
     """Measure, and print or write the table."""
-    parser = sheet.arguments(__doc__, (2048, 4096), dtypes=("float32", "bfloat16"), methods=METHODS, turns=7)
-    parser.add_argument("folder", nargs="?", type=Path, default=Path(os.environ.get("SUBQUAD_DATA", "")))
-    options = parser.parse_args()
     rows = []
-    with threads(options.threads):
-        for length in options.lengths:
-            passages = speeches.passages(options.folder, length, 1)
+    with use_threads(threads):
+        for length in lengths:
+            passages = speeches.passages(folder, length, 1)
             calls = passages.inputs()
-            for dtype in options.dtypes:
-                arguments = dtype, options.methods, options.turns
+            for dtype in dtypes:
+                arguments = dtype, methods, turns
                 found = of_layers(calls, *arguments) + of_encoder(passages.model, passages.items[0], *arguments)
                 rows += [[f"{length:,}", dtype, *row] for row in found]
-    about = ABOUT.format(turns=options.turns)
-    sheet.publish("Attention of the demo encoder", [about, sheet.table(HEAD, rows)], options.out, "fp32 and bf16")
+    about = ABOUT.format(turns=turns)
+    sheet.publish("Attention of the demo encoder", [about, sheet.table(HEAD, rows)], out, "fp32 and bf16")
 
 
 if __name__ == "__main__":
-    main()
+    sheet.run(main)

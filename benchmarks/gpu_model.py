@@ -5,11 +5,11 @@
 What is recorded and what is assumed is in `subquad/tools/measure/gpu_model.py`; `gpu_chips.py` beside it has the peaks.
 """
 
-import argparse
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 
+import sheet
 import torch
 from sheet import MISSING, table
 
@@ -22,6 +22,7 @@ from subquad.tools.measure.gpu_chips import GPUS, Gpu
 from subquad.tools.measure.gpu_model import GpuLoad, Recorded, captured, eager, exact, holding, methods
 
 PASSES = "forward", "forward+backward"
+METHODS = tuple(methods())
 # What the plan of these kernels expected of a forward pass at D=64 on an H100, and asked of clustered-tail.
 EXPECTED = {
     "i-clustered": {4096: 1.3, 16384: 6, 65536: 24},
@@ -32,19 +33,18 @@ EXPECTED = {
 Table = dict[str, dict[GpuLoad, Recorded]]
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--lengths", type=int, nargs="+", default=[1024 << i for i in range(7)])
-    parser.add_argument("--widths", type=int, nargs="+", default=[64, 128])
-    parser.add_argument("--methods", nargs="+", default=methods())
-    parser.add_argument("--out", type=Path)
-    given = parser.parse_args()
-    loads = [GpuLoad(length, width=width) for width in given.widths for length in given.lengths]
-    found, missing = recorded(given.methods, loads)
+def main(
+    lengths: tuple[int, ...] = tuple(1024 << i for i in range(7)),
+    widths: tuple[int, ...] = (64, 128),
+    methods: tuple[str, ...] = METHODS,
+    out: Path | None = None,
+) -> None:
+    loads = [GpuLoad(length, width=width) for width in widths for length in lengths]
+    found, missing = recorded(list(methods), loads)
     text = "\n\n".join([*ABOUT, *parts(found, missing, loads), *assumptions()]) + "\n"
     print(text)
-    if given.out is not None:
-        write(given.out, text)
+    if out is not None:
+        write(out, text)
 
 
 def recorded(texts: list[str], loads: list[GpuLoad]) -> tuple[Table, dict[str, str]]:
@@ -201,4 +201,4 @@ def assumptions() -> list[str]:
 
 
 if __name__ == "__main__":
-    main()
+    sheet.run(main)

@@ -6,7 +6,6 @@ The kernels are those that the methods launch, forward and backward, recorded on
 compiled on the disk, so that a run that was interrupted goes on.
 """
 
-import argparse
 import multiprocessing
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
@@ -14,6 +13,7 @@ from importlib.metadata import version
 from itertools import product
 from pathlib import Path
 
+import sheet
 import torch
 from sheet import MISSING, table
 
@@ -24,26 +24,27 @@ from subquad.kernels.triton.resources import CHIPS, Resources, compile_for
 from subquad.tools.measure.gpu_model import GpuLoad, launches_of_passes, methods
 
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
+METHODS = tuple(methods())
 
 Kernels = dict[tuple[str, ...], tuple[Launch, list[str]]]  # by the code: a launch, and the loads that it occurs at
 _launches: list[Launch] = []  # what the processes of a fork see; kernels cannot be sent
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--lengths", type=int, nargs="+", default=[1000, 4096])
-    parser.add_argument("--widths", type=int, nargs="+", default=[64, 128])
-    parser.add_argument("--methods", nargs="+", default=methods())
-    parser.add_argument("--chips", nargs="+", choices=CHIPS, default=list(CHIPS))
-    parser.add_argument("--processes", type=int, default=1)
-    parser.add_argument("--out", type=Path)
-    given = parser.parse_args()
-    kernels, missing = of_methods(given.methods, given.lengths, given.widths)
-    found = compiled(list(kernels), [launch for launch, _ in kernels.values()], given.chips, given.processes)
-    text = "\n\n".join(parts(kernels, found, missing, given.chips, given.lengths)) + "\n"
+def main(
+    lengths: tuple[int, ...] = (1000, 4096),
+    widths: tuple[int, ...] = (64, 128),
+    methods: tuple[str, ...] = METHODS,
+    chips: tuple[str, ...] = tuple(CHIPS),
+    processes: int = 1,
+    out: Path | None = None,
+) -> None:
+    sheet.check_known("--chips", chips, CHIPS)
+    kernels, missing = of_methods(list(methods), list(lengths), list(widths))
+    found = compiled(list(kernels), [launch for launch, _ in kernels.values()], list(chips), processes)
+    text = "\n\n".join(parts(kernels, found, missing, list(chips), list(lengths))) + "\n"
     print(text)
-    if given.out is not None:
-        write(given.out, text)
+    if out is not None:
+        write(out, text)
 
 
 def of_methods(texts: list[str], lengths: list[int], widths: list[int]) -> tuple[Kernels, dict[str, str]]:
@@ -113,7 +114,7 @@ def parts(
     tokens = " and ".join(f"{length:,}" for length in lengths)
     made_by = ", ".join(f"{name} {version(name)}" for name in ("triton", "subquad"))
     lines.append(
-        f"`python benchmarks/gpu_resources.py --lengths {' '.join(map(str, lengths))} --out "
+        f"`python benchmarks/gpu_resources.py --lengths '{' '.join(map(str, lengths))}' --out "
         f"benchmarks/results/gpu-resources.md`: {tokens} tokens, 32 heads, "
         f"forward and backward, torch {torch.__version__.partition('+')[0]}, {made_by}."
     )
@@ -132,4 +133,4 @@ def cell(versions: list[Resources], chip: str) -> str:
 
 
 if __name__ == "__main__":
-    main()
+    sheet.run(main)

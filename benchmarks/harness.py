@@ -4,15 +4,14 @@ The tasks are those of examples/evaluate, on the documentation of Python's stand
 of each attention are kept in --keep, and not computed again.
 """
 
-import argparse
 import hashlib
 import json
 import math
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import sheet
+import typer
 from lm_eval import __version__ as harness_version
 from lm_eval import simple_evaluate
 from lm_eval.tasks import TaskManager
@@ -117,38 +116,37 @@ def about(exact: Answers, characters: int) -> str:
     )
 
 
-def main(words: Sequence[str] | None = None) -> None:
+def main(
+    model: Annotated[str, typer.Option(help="a folder or hub id")] = demo.DECODER,
+    texts: Annotated[str | None, typer.Option(help="a file or folder of texts")] = None,
+    attention: Annotated[tuple[str, ...], typer.Option(help="names; the first is the exact one")] = ATTENTIONS,
+    documents: int = 2,
+    characters: Annotated[int, typer.Option(help="of a document, at most")] = 16_000,
+    passages: int = 8,
+    passage: Annotated[int, typer.Option(help="characters of a passage, at least")] = 6_000,
+    keep: Path = Path("harness"),
+    out: Path | None = None,
+) -> None:
     """Run what is not kept yet, and print the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default=demo.DECODER, help="a folder or hub id")
-    parser.add_argument("--texts", help="a file or folder of texts")
-    parser.add_argument("--attention", nargs="+", default=ATTENTIONS, help="names; the first is the exact one")
-    parser.add_argument("--documents", type=int, default=2)
-    parser.add_argument("--characters", type=int, default=16_000, help="of a document, at most")
-    parser.add_argument("--passages", type=int, default=8)
-    parser.add_argument("--passage", type=int, default=6_000, help="characters of a passage, at least")
-    parser.add_argument("--keep", type=Path, default=Path("harness"))
-    parser.add_argument("--out", type=Path)
-    arguments = parser.parse_args(words)
-    folder = demo.decoder() if arguments.model == demo.DECODER else arguments.model
-    texts = {"texts": arguments.texts} if arguments.texts else {}
+    folder = demo.decoder() if model == demo.DECODER else model
+    read = {"texts": texts} if texts else {}
     asked = {
-        "documents": {"items": arguments.documents, "characters": arguments.characters, **texts},
-        "last_word": {"items": arguments.passages, "characters": arguments.passage, **texts},
+        "documents": {"items": documents, "characters": characters, **read},
+        "last_word": {"items": passages, "characters": passage, **read},
     }
     computed: dict[str, Answers] = {}
-    for attention in arguments.attention:
-        digest = hashlib.sha256(json.dumps([folder, attention, asked]).encode()).hexdigest()[:12]
-        kept = arguments.keep / f"{digest}.json"
+    for name in attention:
+        digest = hashlib.sha256(json.dumps([folder, name, asked]).encode()).hexdigest()[:12]
+        kept = keep / f"{digest}.json"
         if not kept.exists():
-            write(kept, json.dumps(answers(folder, attention, asked)))
-        computed[attention] = Answers(*json.loads(kept.read_text("utf-8")))
-    exact = computed[arguments.attention[0]]
-    rows = [row(attention, its, exact) for attention, its in computed.items()]
+            write(kept, json.dumps(answers(folder, name, asked)))
+        computed[name] = Answers(*json.loads(kept.read_text("utf-8")))
+    exact = computed[attention[0]]
+    rows = [row(name, its, exact) for name, its in computed.items()]
     harness = f"lm_eval {harness_version}, batches of one item."
-    parts = [about(exact, arguments.passage), sheet.table(HEAD, rows), harness]
-    sheet.publish("The LM Evaluation Harness with attention by name", parts, arguments.out)
+    parts = [about(exact, passage), sheet.table(HEAD, rows), harness]
+    sheet.publish("The LM Evaluation Harness with attention by name", parts, out)
 
 
 if __name__ == "__main__":
-    main()
+    sheet.run(main)

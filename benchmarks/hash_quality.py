@@ -1,6 +1,6 @@
 """How much the hash matters: clustered attention in a pretrained encoder, with the paper's hash and with ours.
 
-    python benchmarks/hash_quality.py [--text PATH …] [--length 512] [--items 24]
+    python benchmarks/hash_quality.py [--text PATH --text …] [--length 512] [--items 24]
 
 Prints the mean cosine of final embeddings to the exact model's, for k-means on
 
@@ -10,11 +10,13 @@ Prints the mean cosine of final embeddings to the exact model's, for k-means on
     Euclidean   the library's, then Lloyd's algorithm on the queries themselves (`refine`): what hashing gives up
 """
 
-import argparse
 from pathlib import Path
+from typing import Annotated
 from unittest.mock import patch
 
+import sheet
 import torch
+import typer
 
 from subquad.kernels.attention.clustered import reference as clustered
 from subquad.kernels.dispatch import use_backend
@@ -60,17 +62,16 @@ HASHES = {
 }
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--text", type=Path, nargs="*", default=[])
-    parser.add_argument("--length", type=int, default=512)
-    parser.add_argument("--items", type=int, default=24)
-    given = parser.parse_args()
+def main(
+    text: Annotated[list[Path] | None, typer.Option(help="a file or folder; repeatable")] = None,
+    length: int = 512,
+    items: int = 24,
+) -> None:
     pretrained = load(None)
-    documents = read_documents(given.text) if given.text else standard_library()
-    items = read(pretrained, documents, given.length, given.items, seed=0).passages
-    exact = torch.cat([pretrained.embed([item]) for item in items])
-    print(f"{len(items)} passages, {sum(map(len, items)) / len(items):.0f} tokens each; {machine.versions()}")
+    documents = read_documents(text) if text else standard_library()
+    passages = read(pretrained, documents, length, items, seed=0).passages
+    exact = torch.cat([pretrained.embed([item]) for item in passages])
+    print(f"{len(passages)} passages, {sum(map(len, passages)) / len(passages):.0f} tokens each; {machine.versions()}")
     print(f"{'':<12}" + "".join(f"{method:>26}" for method in METHODS))
     for name, labels in HASHES.items():
         row = []
@@ -80,9 +81,9 @@ def main():
                 patch.object(clustered, "cluster_queries", labels),
                 running(pretrained.model, method),
             ):
-                row.append(float(cosine(torch.cat([pretrained.embed([item]) for item in items]), exact).mean()))
+                row.append(float(cosine(torch.cat([pretrained.embed([item]) for item in passages]), exact).mean()))
         print(f"{name:<12}" + "".join(f"{value:>26.4f}" for value in row))
 
 
 if __name__ == "__main__":
-    main()
+    sheet.run(main)

@@ -7,10 +7,11 @@ of "lha" and "lsh" leave some queries out, which then attend in the bucket that 
 such a query has utility 0, as in the paper; in "all" it has that of the bucket that it is given.
 """
 
-import argparse
 from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
+
+import sheet
 
 from subquad.methods import BoundMethod, LearnedHash, RandomHash, Smyrf
 from subquad.tools.data.texts import read_documents
@@ -52,19 +53,14 @@ def compared(bound: BoundMethod, buckets: int) -> dict:
     }
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("text", type=Path)
-    parser.add_argument("adapter", type=Path)
-    parser.add_argument("--passages", type=int, default=8)
-    asked = parser.parse_args()
+def main(text: Path, adapter: Path, passages: int = 8) -> None:
     model = load(None)
-    row = row_of_adapter(model, asked.adapter)
-    passages = read(model, read_documents([asked.text]), 512, asked.passages, seed=0).passages
+    row = row_of_adapter(model, adapter)
+    items = read(model, read_documents([text]), 512, passages, seed=0).passages
     sums = defaultdict(lambda: defaultdict(float))
-    for passage in passages:
+    for item in items:
         with recorded(model.model) as calls:
-            model.forward([passage])
+            model.forward([item])
         for call in calls:
             methods = compared(row.bounds[call.number], row.method.buckets)
             options = {name: value for name, value in call.options.items() if name != "dropout_p"}
@@ -72,12 +68,12 @@ def main() -> None:
             bound, measured = utilities(methods, call.query, call.key, keys=keys, **options)
             figures = {"bound": bound} | {name: each.utility for name, each in measured.items()}
             for name, figure in figures.items():
-                sums[call.number][name] += float(figure.mean()) / len(passages)
-                sums["mean"][name] += float(figure.mean()) / len(passages) / len(calls)
+                sums[call.number][name] += float(figure.mean()) / len(items)
+                sums["mean"][name] += float(figure.mean()) / len(items) / len(calls)
     print("layer", *sums["mean"], sep="\t")
     for layer in [*(name for name in sums if name != "mean"), "mean"]:
         print(layer, *(f"{figure:.3f}" for figure in sums[layer].values()), sep="\t")
 
 
 if __name__ == "__main__":
-    main()
+    sheet.run(main)

@@ -1,6 +1,6 @@
 """Is it worth giving groups of one layer's heads their own settings in a plan?
 
-    python benchmarks/head_groups.py [--lengths 2048,4096] [--threads N] [--out FILE.md]
+    python benchmarks/head_groups.py [--lengths "2048 4096"] [--threads N] [--out FILE.md]
 
 For each layer of the demo encoder and each method u of the plan's grid at that length: the fastest split of the heads
 into two groups, with two methods of the grid, whose squared error over the layer's output is at most that of u in all
@@ -8,13 +8,13 @@ heads. A split is first predicted, with the time of h heads as h/H of the time o
 each layer is then measured in turn with u, with the copies that gather and scatter the heads of a group.
 """
 
-import argparse
 import statistics
 from functools import partial
 from itertools import permutations
 from pathlib import Path
 from typing import NamedTuple
 
+import sheet
 import torch
 from torch import Tensor
 
@@ -106,21 +106,15 @@ def rows_of(length: int) -> list[str]:
     return [row_of(inputs, length) for inputs in calls]
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--lengths", default="2048,4096")
-    parser.add_argument("--threads", type=int)
-    parser.add_argument("--out", type=Path)
-    given = parser.parse_args()
-    if given.threads:
-        torch.set_num_threads(given.threads)
+def main(lengths: tuple[int, ...] = (2048, 4096), threads: int = sheet.THREADS, out: Path | None = None) -> None:
+    torch.set_num_threads(threads)
     lines = [HEAD, "|" + " --- |" * (HEAD.count("|") - 1)]
-    for length in map(int, given.lengths.split(",")):
+    for length in lengths:
         lines += rows_of(length)
     print("\n".join(lines))
-    if given.out:
-        given.out.write_text("# Groups of heads with methods of their own\n\n" + "\n".join(lines) + "\n")
+    if out:
+        out.write_text("# Groups of heads with methods of their own\n\n" + "\n".join(lines) + "\n")
 
 
 if __name__ == "__main__":
-    main()
+    sheet.run(main)

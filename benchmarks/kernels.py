@@ -1,6 +1,6 @@
 """How far each compiled kernel is from its floor: its time beside the least that arithmetic and memory traffic allow.
 
-    python benchmarks/kernels.py --gflops 235 [--lengths 4096 16384] [--threads 2] [--repeats 30] [--out FILE.md]
+    python benchmarks/kernels.py --gflops 235 [--lengths "4096 16384"] [--threads 2] [--repeats 30] [--out FILE.md]
 
 The setting is the papers': one item, 6 heads, 64 wide, 100 clusters, 63 bits, 10 iterations, 32 top keys, fp32; for
 learned hashing linear functions as they start, and a bucket of 128·√2 tokens for every 128; 256 random features of
@@ -11,11 +11,13 @@ core that `benchmarks/products.cpp` prints, times the threads. Memory: the bytes
 the rate of a large tensor's copy. Kernels that run only inside of others are differences of two times.
 """
 
-import argparse
 import statistics
 from pathlib import Path
+from typing import Annotated
 
+import sheet
 import torch
+import typer
 
 import subquad as sq
 from subquad.core.files import write
@@ -151,20 +153,19 @@ def report(lengths, repeats, gflops):
     return "\n".join(lines) + "\n"
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--lengths", type=int, nargs="+", default=[4096, 16384])
-    parser.add_argument("--gflops", type=float, required=True, help="of products on one core: benchmarks/products.cpp")
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    parser.add_argument("--repeats", type=int, default=30)
-    parser.add_argument("--out", type=Path)
-    given = parser.parse_args()
-    torch.set_num_threads(given.threads)
-    text = report(given.lengths, given.repeats, given.gflops * given.threads)
+def main(
+    gflops: Annotated[float, typer.Option(help="of products on one core: benchmarks/products.cpp")],
+    lengths: tuple[int, ...] = (4096, 16384),
+    threads: int = sheet.THREADS,
+    repeats: int = 30,
+    out: Path | None = None,
+) -> None:
+    torch.set_num_threads(threads)
+    text = report(lengths, repeats, gflops * threads)
     print(text)
-    if given.out:
-        write(given.out, text)
+    if out:
+        write(out, text)
 
 
 if __name__ == "__main__":
-    main()
+    sheet.run(main)

@@ -6,12 +6,13 @@
 Attention is exact, by subquad's kernel in bf16. The model is the demo decoder, the text the first tokens of a novel.
 """
 
-import os
 from pathlib import Path
+from typing import Annotated
 
 import sheet
+import typer
 
-from subquad.tools.bench.calls import threads
+from subquad.tools.bench.calls import threads as use_threads
 from subquad.tools.models import demo
 from subquad.tools.models.next_tokens import QUARTERS, quarter_perplexities
 from subquad.tools.models.pretrained import Pretrained, load, running
@@ -29,23 +30,25 @@ def measure(model: Pretrained, tokens: list[int]) -> list[float]:
         return quarter_perplexities([model.quarters([tokens], model.prefill([tokens]))])
 
 
-def main() -> None:
+def main(
+    folder: Annotated[Path, typer.Argument()] = sheet.DATA,
+    lengths: tuple[int, ...] = (16384,),
+    threads: int = sheet.THREADS,
+    out: Path | None = None,
+) -> None:
     """Measure, and print or write the table."""
-    parser = sheet.arguments(__doc__, (16384,))
-    parser.add_argument("folder", nargs="?", type=Path, default=Path(os.environ.get("SUBQUAD_DATA", "")))
-    options = parser.parse_args()
     model, rows = load(demo.DECODER, dtype="bf16"), []
-    text = model.content_ids((options.folder / NOVEL).read_text("utf-8", errors="replace"))
-    with threads(options.threads):
-        for length in options.lengths:
+    text = model.content_ids((folder / NOVEL).read_text("utf-8", errors="replace"))
+    with use_threads(threads):
+        for length in lengths:
             tokens = model.wrap(text, length)
             own = measure(model, tokens)
             extended = measure(model.extended_to(length).reaching(length), tokens)
             for positions, quarters in (("as it is", own), ("extended", extended)):
                 rows.append([f"{length:,}", positions, *(f"{each:.2f}" for each in quarters)])
     about = ABOUT.format(name=model.name, novel="Great Expectations", limit=model.limit or 0)
-    sheet.publish("Prompts past a decoder's own positions", [about, sheet.table(HEAD, rows)], options.out, "bf16")
+    sheet.publish("Prompts past a decoder's own positions", [about, sheet.table(HEAD, rows)], out, "bf16")
 
 
 if __name__ == "__main__":
-    main()
+    sheet.run(main)

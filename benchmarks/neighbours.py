@@ -7,9 +7,9 @@ Both use one OpenMP runtime. Printed are the median times of a torch call and of
 multiple. What remains is the caches: each finds there what the other left.
 """
 
-import argparse
 import statistics
 
+import sheet
 import torch
 
 import subquad as sq
@@ -20,12 +20,8 @@ def median(seconds):
     return f"{1e3 * statistics.median(seconds):>8.3f}"
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    parser.add_argument("--repeats", type=int, default=200)
-    given = parser.parse_args()
-    torch.set_num_threads(given.threads)
+def main(threads: int = sheet.THREADS, repeats: int = 200) -> None:
+    torch.set_num_threads(threads)
     q, k, v = torch.randn(3, 1, 6, 1024, 64)
     a, b = torch.randn(2, 700, 700)
     x = torch.randn(400_000)
@@ -39,10 +35,10 @@ def main():
     for name, call in neighbours.items():
         both = {name: call} | ours
         timed_rounds(both, 10)
-        alone, own, alternating_rounds = (timed_rounds(calls, given.repeats) for calls in ({name: call}, ours, both))
+        alone, own, alternating_rounds = (timed_rounds(calls, repeats) for calls in ({name: call}, ours, both))
         theirs = f"{name:<16}{median(alone[name])} {median(alternating_rounds[name])}"
         print(f"{theirs} | {median(own['ours']):>18} {median(alternating_rounds['ours'])}")
 
 
 if __name__ == "__main__":
-    main()
+    sheet.run(main)

@@ -3,7 +3,6 @@
 torchrun --standalone --nproc-per-node 2 benchmarks/of_ranks.py times performer 131072 --rounds 5
 """
 
-import argparse
 import json
 import time
 from collections.abc import Callable
@@ -11,6 +10,7 @@ from datetime import timedelta
 from statistics import median
 from typing import Any
 
+import sheet
 import torch
 import torch.distributed as dist
 
@@ -67,18 +67,12 @@ def memory(method: str, tokens: int) -> dict[str, Any]:
     return {"peak": None if None in peaks else max(peaks)}
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("times", "memory"))
-    parser.add_argument("method")
-    parser.add_argument("tokens", type=int)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--threads", type=int, default=1)
-    given = parser.parse_args()
-    torch.set_num_threads(given.threads)
+def main(what: str, method: str, tokens: int, rounds: int = 5, threads: int = 1) -> None:
+    sheet.check_known("what", (what,), ("times", "memory"))
+    torch.set_num_threads(threads)
     dist.init_process_group("gloo", timeout=timedelta(minutes=10))
-    work = given.method, given.tokens
-    found = times(*work, given.rounds) if given.what == "times" else memory(*work)
+    work = method, tokens
+    found = times(*work, rounds) if what == "times" else memory(*work)
     if dist.get_rank() == 0:
         print(json.dumps(found), flush=True)
     dist.barrier()
@@ -86,4 +80,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sheet.run(main)

@@ -71,6 +71,7 @@ PROFILED_METHODS = "clustered-tail", "i-clustered", "lsh", "local", "performer"
 
 
 def main() -> None:
+    # argparse, because this script also runs on bare machines, which do not have Typer.
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True, help="Folder for the results.")
     parser.add_argument("--minutes", type=float, default=9.0, help="Time limit of the whole run.")

@@ -5,7 +5,6 @@
 Forward and backward of one layer in bf16: q, k and v are there, projections are not counted. Each GPU has N/R tokens.
 """
 
-import argparse
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -170,18 +169,15 @@ def _cell(name: str, times: dict[str, float | None]) -> str:
     return f"**{said}**" if time == min(known) else said
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--tokens", type=int, nargs="+", default=[10**6, 10**7, 10**8])
-    parser.add_argument("--gpus", type=int, nargs="+", default=[8, 32, 128, 512])
-    parser.add_argument("--out", type=Path)
-    given = parser.parse_args()
-    table = sheet.table(["tokens", "GPUs", *WAYS], rows(Machine(), given.tokens, given.gpus))
+def main(
+    tokens: tuple[int, ...] = (10**6, 10**7, 10**8), gpus: tuple[int, ...] = (8, 32, 128, 512), out: Path | None = None
+) -> None:
+    table = sheet.table(["tokens", "GPUs", *WAYS], rows(Machine(), tokens, gpus))
     text = f"# One attention layer on many GPUs, predicted\n\n{ABOUT}\n\n{table}\n"
     print(text)
-    if given.out is not None:
-        write(given.out, text)
+    if out is not None:
+        write(out, text)
 
 
 if __name__ == "__main__":
-    main()
+    sheet.run(main)

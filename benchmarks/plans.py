@@ -1,12 +1,11 @@
 """Do plans keep their floor on text that they were not made from, and how fast are they?
 
-    python benchmarks/plans.py NOVELS SPEECHES [--lengths 512,1024,2048,4096] [--seeds 0,1] [--out PLANS.jsonl]
+    python benchmarks/plans.py NOVELS SPEECHES [--lengths "512 1024"] [--seeds "0 1"] [--out PLANS.jsonl]
 
 NOVELS and SPEECHES are folders of .txt files. For each length and seed a plan is made on one text and run on the other,
 and the other way round. Rows that the file of `--out` has already are not made again; a table of all rows is printed.
 """
 
-import argparse
 import json
 import statistics
 import tempfile
@@ -14,6 +13,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+import sheet
 import torch
 
 from subquad.tools.data.texts import read_documents
@@ -30,13 +30,9 @@ HEAD = (
 )
 
 
-def row(
-    pretrained: Pretrained, texts: dict[str, list[str]], on: str, other: str, length: int, seed: int, given
-) -> dict:
+def row(pretrained: Pretrained, texts: dict[str, list[str]], on: str, other: str, settings: PlanSettings) -> dict:
     """Plan on one text and run on the other."""
-    settings = PlanSettings(
-        lengths=(length,), seed=seed, minutes=given.minutes, min_fidelity=given.floor, shift=given.shift
-    )
+    (length,) = settings.lengths
     begun = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
         loads, facts = of_text(pretrained, texts[on], settings)
@@ -46,7 +42,7 @@ def row(
     seconds = time.perf_counter() - begun
     planned = made.planning.lengths[0]
     by_name = {c.name: c for c in made.planning.candidates(length)}
-    elsewhere = text_load(pretrained, read(pretrained, texts[other], length, 1, seed), length)
+    elsewhere = text_load(pretrained, read(pretrained, texts[other], length, 1, settings.seed), length)
     losses = []
     with torch.inference_mode():
         for item in elsewhere.held_out:
@@ -56,8 +52,8 @@ def row(
     found = planned.verified
     uniform = planned.uniform_verified
     return {
-        "on": on, "other": other, "length": length, "seed": seed, "seconds": round(seconds),
-        "floor": given.floor, "shift": given.shift,
+        "on": on, "other": other, "length": length, "seed": settings.seed, "seconds": round(seconds),
+        "floor": settings.min_fidelity, "shift": settings.shift,
         "predicted": found.predicted if found else 0.0, "loss": found.loss if found else 0.0,
         "speedup": found.speedup if found else 1.0, "exact_because": planned.why_exact,
         "uniform": planned.uniform, "uniform_speedup": uniform.speedup if uniform else None,
@@ -85,34 +81,34 @@ def table(rows: Sequence[dict]) -> str:
     return "\n".join(lines)
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
+def main(
+    novels: Path,
+    speeches: Path,
+    lengths: tuple[int, ...] = (512, 1024, 2048, 4096),
+    seeds: tuple[int, ...] = (0,),
+    minutes: float = 8.0,
+    floor: float = 0.99,
+    shift: float = 1.6,
+    out: Path = Path("plans.jsonl"),
+) -> None:
     """Make the rows that are missing, and print the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("novels", type=Path)
-    parser.add_argument("speeches", type=Path)
-    parser.add_argument("--lengths", default="512,1024,2048,4096")
-    parser.add_argument("--seeds", default="0")
-    parser.add_argument("--minutes", type=float, default=8.0)
-    parser.add_argument("--floor", type=float, default=0.99)
-    parser.add_argument("--shift", type=float, default=1.6)
-    parser.add_argument("--out", type=Path, default=Path("plans.jsonl"))
-    given = parser.parse_args(arguments)
-    texts = {name: read_documents((getattr(given, name),), "text") for name in ("novels", "speeches")}
+    texts = {name: read_documents((path,), "text") for name, path in (("novels", novels), ("speeches", speeches))}
     pretrained = load(None)
-    rows = [json.loads(line) for line in given.out.read_text().splitlines()] if given.out.exists() else []
+    rows = [json.loads(line) for line in out.read_text().splitlines()] if out.exists() else []
     keys = ("on", "length", "seed", "floor", "shift")
     have = {tuple(r[key] for key in keys) for r in rows}
-    for seed in map(int, given.seeds.split(",")):
-        for length in map(int, given.lengths.split(",")):
+    for seed in seeds:
+        for length in lengths:
             for on, other in (("novels", "speeches"), ("speeches", "novels")):
-                if (on, length, seed, given.floor, given.shift) in have:
+                if (on, length, seed, floor, shift) in have:
                     continue
-                rows.append(row(pretrained, texts, on, other, length, seed, given))
-                with given.out.open("a") as file:
+                settings = PlanSettings(lengths=(length,), seed=seed, minutes=minutes, min_fidelity=floor, shift=shift)
+                rows.append(row(pretrained, texts, on, other, settings))
+                with out.open("a") as file:
                     file.write(json.dumps(rows[-1]) + "\n")
                 print(rows[-1], flush=True)
     print(table(rows))
 
 
 if __name__ == "__main__":
-    main()
+    sheet.run(main)

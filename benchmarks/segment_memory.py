@@ -1,12 +1,11 @@
 """Is a memory of earlier tokens better than longer pieces without one, in a small language model?
 
-    python benchmarks/segment_memory.py [--data FOLDER] [--steps 800] [--seeds 0 1] [--out FILE.md]
+    python benchmarks/segment_memory.py [--data FOLDER] [--steps 800] [--seeds "0 1"] [--out FILE.md]
 
 FOLDER holds wikitext-2/; the default is the environment variable SUBQUAD_DATA. `subquad train lm` trains each model in
 a process of its own (the extra `train`).
 """
 
-import argparse
 import json
 import os
 import resource
@@ -51,28 +50,27 @@ def trained(piece: int, memory: int, seed: int, steps: int, data: str) -> tuple[
     return json.loads(done.stdout)["test"], seconds
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", default=os.environ.get("SUBQUAD_DATA", "data"))
-    parser.add_argument("--steps", type=int, default=800)
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1])
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--out", type=Path)
-    given = parser.parse_args()
-    torch.set_num_threads(given.threads)
-    os.environ["OMP_NUM_THREADS"] = str(given.threads)
+def main(
+    data: str = os.environ.get("SUBQUAD_DATA", "data"),
+    steps: int = 800,
+    seeds: tuple[int, ...] = (0, 1),
+    threads: int = 1,
+    out: Path | None = None,
+) -> None:
+    torch.set_num_threads(threads)
+    os.environ["OMP_NUM_THREADS"] = str(threads)
     rows = []
     for piece, memory in SIZES:
-        for seed in given.seeds:
-            test, seconds = trained(piece, memory, seed, given.steps, given.data)
+        for seed in seeds:
+            test, seconds = trained(piece, memory, seed, steps, data)
             rows.append([
                 f"{piece}", f"{memory}", f"{keys_per_query(piece, memory):.1f}", f"{seed}",
                 f"{test['bits_per_byte']:.3f}", f"{test['byte_perplexity']:.2f}", f"{seconds:.0f} s",
             ])  # fmt: skip
     head = ["`model.piece`", "`model.memory`", "keys per query, mean", "seed", "bits per byte", "perplexity of a byte"]
-    about = ABOUT.format(steps=given.steps, limit=LIMIT)
-    sheet.publish("A memory of earlier tokens", [about, sheet.table([*head, "processor time"], rows)], given.out)
+    about = ABOUT.format(steps=steps, limit=LIMIT)
+    sheet.publish("A memory of earlier tokens", [about, sheet.table([*head, "processor time"], rows)], out)
 
 
 if __name__ == "__main__":
-    main()
+    sheet.run(main)

@@ -5,7 +5,6 @@
 FOLDER is what `subquad plan --save FOLDER` wrote. Needs the extras `serve` and `test`.
 """
 
-import argparse
 import importlib
 import os
 import random
@@ -152,28 +151,21 @@ def cells(figures: Mapping[str, float], memory: int | None, of_audit: bool) -> l
     ]
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("--requests", type=int, default=200)
-    parser.add_argument("--concurrency", type=int, default=8)
-    parser.add_argument("--rounds", type=int, default=8)
-    parser.add_argument("--out", type=Path)
-    options = parser.parse_args()
+def main(folder: Path, requests: int = 200, concurrency: int = 8, rounds: int = 8, out: Path | None = None) -> None:
     load, parts = load_module(), []
     with TemporaryDirectory() as scratch:
         for title, (share, *words) in LOADS.items():
-            texts = load.passages(load.LANGUAGE, round(share * options.requests), *words)
-            found = table(options.folder, texts, options.concurrency, options.rounds, Path(scratch))
+            texts = load.passages(load.LANGUAGE, round(share * requests), *words)
+            found = table(folder, texts, concurrency, rounds, Path(scratch))
             parts.append(f"## {title}\n\n{found}")
     about = (
         "One text in each request: passages of Python's reference whose numbers of words are spread evenly on a "
-        f"logarithmic scale, {options.concurrency} at a time, from a client on the same machine, in {options.rounds} "
+        f"logarithmic scale, {concurrency} at a time, from a client on the same machine, in {rounds} "
         "rounds with a share of the texts for each service in turn. Latencies include the client's work. The memory is "
         "that of all processes of the service."
     )
-    sheet.publish("A served model under load", [about, *parts], options.out)
+    sheet.publish("A served model under load", [about, *parts], out)
 
 
 if __name__ == "__main__":
-    main()
+    sheet.run(main)

@@ -1,13 +1,16 @@
 """Code for scripts with tables: times side by side, memory in a process of its own, Markdown with its origin."""
 
 import argparse
+import inspect
 import math
 import os
 import shlex
 import statistics
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import wraps
 from pathlib import Path
+from typing import Annotated, Any, get_args, get_origin
 
 import torch
 
@@ -16,9 +19,70 @@ from subquad.tools.bench.calls import Load
 from subquad.tools.bench.memory import extra_memory
 from subquad.tools.measure.timing import Effort, until_steady
 from subquad.tools.runs import machine
+from subquad.tools.runs.common_options import read_list
 
 HEADS, WIDTH = 6, 64
 MISSING = "–"
+THREADS = torch.get_num_threads()
+DATA = Path(os.environ.get("SUBQUAD_DATA", ""))
+
+
+def run(main: Callable[..., None]) -> None:
+    """Run a function as a script: its parameters are the options, and its module's docstring is the help.
+
+    An option whose type is `tuple[int, ...]` or `tuple[str, ...]` takes one text, of values separated by spaces.
+    """
+    import typer  # in this function, because on_gpu.py imports this file on machines without typer
+
+    @wraps(main)
+    def command(**arguments: Any) -> None:
+        main(**{name: value for name, value in arguments.items() if value is not None})
+
+    parameters = []
+    for parameter in inspect.signature(main).parameters.values():
+        is_annotated = get_origin(parameter.annotation) is Annotated
+        kind, info = get_args(parameter.annotation) if is_annotated else (parameter.annotation, typer.Option())
+        if get_origin(kind) is tuple:
+            info.parser, info.metavar = _reader(get_args(kind)[0]), "'VALUE …'"
+            info.show_default = " ".join(map(str, parameter.default)) or False
+            parameter = parameter.replace(annotation=Annotated[str, info], default=None)
+        parameters.append(parameter)
+    command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    command.__annotations__ = {each.name: each.annotation for each in parameters}
+    app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+    paragraphs = str(sys.modules[main.__module__].__doc__).split("\n\n")
+    app.command(help="\n\n".join(f"\b\n{paragraph}" for paragraph in paragraphs))(command)
+    app()
+
+
+def _reader(kind: type) -> Callable[[str], tuple[Any, ...]]:
+    """A reader of a text of several whole numbers, which commas may separate as well as spaces, or names."""
+    import typer
+
+    def read(text: str) -> tuple[Any, ...]:
+        try:
+            values = tuple(text.split()) if kind is str else tuple(map(kind, read_list(text)))
+        except ValueError:
+            values = ()
+        if not values:
+            kinds = "names" if kind is str else "whole numbers"
+            raise typer.BadParameter(f"{text!r} must be {kinds} separated by spaces")
+        return values
+
+    return read
+
+
+def check_known(option: str, words: Iterable[str], known: Iterable[str]) -> None:
+    """Check that words are among the known ones.
+
+    Raises:
+        typer.BadParameter: one is not.
+    """
+    import typer
+
+    for word in words:
+        if word not in known:
+            raise typer.BadParameter(f"{word!r} is none of {', '.join(known)}", param_hint=option)
 
 
 def arguments(text: str, lengths: Sequence[int], **others: object) -> argparse.ArgumentParser:

@@ -13,7 +13,6 @@ What is measured: the cosine of the encoder's states to the exact ones, how many
 
 import copy
 import io
-import os
 import random
 import re
 import shutil
@@ -24,11 +23,12 @@ import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import numpy as np
 import sheet
 import torch
+import typer
 import whisper_tiny
 from numpy.typing import NDArray
 from torch import Tensor
@@ -36,7 +36,7 @@ from transformers import WhisperFeatureExtractor
 
 import subquad as sq
 from subquad.research.papers.tasks.speech import edit_distance
-from subquad.tools.bench.calls import threads
+from subquad.tools.bench.calls import threads as use_threads
 from subquad.tools.measure.fidelity import cosine
 from subquad.tools.measure.timing import speedup, timed_rounds
 
@@ -189,21 +189,25 @@ def text_of(clip: Clip, transcript: Sequence[str]) -> list[str]:
     return clip.words
 
 
-def main() -> None:
+def main(
+    folder: Annotated[Path, typer.Argument()] = sheet.DATA,
+    book: Path | None = None,
+    methods: tuple[str, ...] = METHODS,
+    turns: int = 15,
+    clips: int = 2,
+    threads: int = sheet.THREADS,
+    out: Path | None = None,
+) -> None:
     """Measure, and print or write the table."""
-    parser = sheet.arguments(__doc__, (1500,), methods=METHODS, turns=15, clips=2)
-    parser.add_argument("folder", nargs="?", type=Path, default=Path(os.environ.get("SUBQUAD_DATA", "")))
-    parser.add_argument("--book", type=Path)
-    options = parser.parse_args()
-    clips = clips_of(options.folder, options.book, options.clips)
-    kinds = list(dict.fromkeys(each.kind for each in clips))
+    spoken = clips_of(folder, book, clips)
+    kinds = list(dict.fromkeys(each.kind for each in spoken))
     rows = []
-    with threads(options.threads):
-        whisper, names = Whisper(clips), [EXACT, *options.methods]
+    with use_threads(threads):
+        whisper, names = Whisper(spoken), [EXACT, *methods]
         encoders = {name: whisper.encoder(name) for name in names}
         calls = {name: partial(encoder, whisper.features[0]) for name, encoder in encoders.items()}
         timed_rounds(calls, 1)  # what the first call takes longer
-        seconds = timed_rounds(calls, options.turns, random.Random(0))
+        seconds = timed_rounds(calls, turns, random.Random(0))
         exact = [encoders[EXACT](features) for features in whisper.features]
         said = [whisper.words(states) for states in exact]
         for name in names:
@@ -211,16 +215,16 @@ def main() -> None:
             found = [whisper.words(each) for each in states]
             speed = speedup(seconds[name], seconds[EXACT])
             for kind in kinds:
-                at = [i for i, each in enumerate(clips) if each.kind == kind]
+                at = [i for i, each in enumerate(spoken) if each.kind == kind]
                 fidelity = statistics.mean(float(cosine(states[i][0], exact[i][0]).mean()) for i in at)
                 changed = share([found[i] for i in at], [said[i] for i in at])
-                errors = share([found[i] for i in at], [text_of(clips[i], said[i]) for i in at])
+                errors = share([found[i] for i in at], [text_of(spoken[i], said[i]) for i in at])
                 row = [kind, f"`{name}`", f"{fidelity:.4f}", f"{changed:.1%}", f"{errors:.3f}", f"{speed:.2f}×"]
                 rows.append(row)
     rows.sort(key=lambda row: kinds.index(row[0]))
-    about = ABOUT.format(clips=len(clips), turns=options.turns)
-    sheet.publish("A speech encoder: Whisper tiny.en", [about, sheet.table(HEAD, rows)], options.out)
+    about = ABOUT.format(clips=len(spoken), turns=turns)
+    sheet.publish("A speech encoder: Whisper tiny.en", [about, sheet.table(HEAD, rows)], out)
 
 
 if __name__ == "__main__":
-    main()
+    sheet.run(main)

@@ -14,21 +14,21 @@ Intervals are bootstrapped over documents. The encoder is that of the `demo` ext
 """
 
 import copy
-import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import sheet
 import torch
+import typer
 from speeches import speeches
 from torch import Tensor
 from torch.nn.functional import normalize
 
 from subquad import hf
-from subquad.tools.bench.calls import threads
+from subquad.tools.bench.calls import threads as use_threads
 from subquad.tools.models.pretrained import Pretrained, load
 
 WORDS = 8, 40  # of a question
@@ -50,7 +50,9 @@ def texts(data: Path) -> list[str]:
     return [*novels, "\n\n".join(speeches(data))]
 
 
-def documents(model: Pretrained, sources: Sequence[str], length: int, count: int, questions: int) -> list[LongDocument]:
+def documents_of(
+    model: Pretrained, sources: Sequence[str], length: int, count: int, questions: int
+) -> list[LongDocument]:
     """`count` documents of `length` tokens, special tokens included: as many of each source, evenly spaced in it."""
     content = length - len(model.wrap([], length))
     chosen = []
@@ -180,20 +182,24 @@ def table_rows(rows: Iterable[Mapping[str, Any]]) -> list[list[str]]:
     ]
 
 
-def main() -> None:
+def main(
+    folder: Annotated[Path, typer.Argument()] = sheet.DATA,
+    lengths: tuple[int, ...] = (2048,),
+    documents: Annotated[int, typer.Option(help="at each length")] = 100,
+    questions: int = 3,
+    threads: int = sheet.THREADS,
+    out: Path | None = None,
+) -> None:
     """Measure, and print or write the table."""
-    parser = sheet.arguments(__doc__, (2048,), documents=100, questions=3)
-    parser.add_argument("folder", nargs="?", type=Path, default=Path(os.environ.get("SUBQUAD_DATA", "")))
-    options = parser.parse_args()
     model, rows, lowest = load(None), [], 1.0
-    with threads(options.threads):
-        for length in options.lengths:
-            chosen = documents(model, texts(options.folder), length, options.documents, options.questions)
+    with use_threads(threads):
+        for length in lengths:
+            chosen = documents_of(model, texts(folder), length, documents, questions)
             rows += measure(model, chosen, length)
             lowest = min(lowest, *short_cosines(model, chosen[:10], length).values())
-    about = ABOUT.format(count=options.documents, questions=options.questions, short=f"{lowest:.6f}")
-    sheet.publish("Positions past an encoder's own", [about, sheet.table(HEAD, table_rows(rows))], options.out)
+    about = ABOUT.format(count=documents, questions=questions, short=f"{lowest:.6f}")
+    sheet.publish("Positions past an encoder's own", [about, sheet.table(HEAD, table_rows(rows))], out)
 
 
 if __name__ == "__main__":
-    main()
+    sheet.run(main)

@@ -103,3 +103,18 @@ def in_threads(script: Callable[[str], ModuleType], monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(script("engine_runs"), "Worker", Worker)
     with patch.dict(os.environ):  # which their process sets for itself
         yield
+
+
+@pytest.fixture
+def run_script(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Runs an imported script of benchmarks/ with the words of a command line; raises SystemExit if it fails."""
+
+    def run(module: ModuleType, *words: str) -> None:
+        monkeypatch.setattr(sys, "argv", [f"benchmarks/{module.__name__}.py", *words])
+        try:
+            module.sheet.run(module.main)
+        except SystemExit as end:
+            if end.code:
+                raise
+
+    return run

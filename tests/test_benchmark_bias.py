@@ -2,7 +2,6 @@
 
 import importlib
 import io
-import sys
 import zipfile
 from pathlib import Path
 from types import ModuleType
@@ -62,15 +61,13 @@ def test_exact_keys_have_their_own_bias(script, model):
     assert errors[4:].max() < 1e-5
 
 
-def test_the_script_writes_a_table(script, model, tmp_path, monkeypatch):
+def test_the_script_writes_a_table(script, run_script, model, tmp_path):
     model.save_pretrained(tmp_path / "model")
     hf.AutoTokenizer.from_pretrained(str(get_model_path())).save_pretrained(tmp_path / "model")
     (tmp_path / "book.txt").write_text("A long river runs through the green valley. " * 60)
-    options = ["--model", str(tmp_path / "model"), "--lengths", "40", "--windows", "0", "8", "--start", "0"]
+    options = ["--model", str(tmp_path / "model"), "--lengths", "40", "--windows", "0 8", "--start", "0"]
     for layers, measured in (([], "Layers 0, 1."), (["--layers", "1"], "Layers 1.")):
-        arguments = [str(tmp_path / "book.txt"), *options, *layers, "--out", str(tmp_path / "out.md")]
-        monkeypatch.setattr(sys, "argv", ["distance_bias.py", *arguments])
-        script.main()
+        run_script(script, str(tmp_path / "book.txt"), *options, *layers, "--out", str(tmp_path / "out.md"))
         lines = (tmp_path / "out.md").read_text().splitlines()
         assert "## 40 tokens" in lines
         assert measured in lines

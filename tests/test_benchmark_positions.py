@@ -1,7 +1,6 @@
 """The benchmark of longer positions: its documents, its ranks, and a small run."""
 
 import importlib
-import sys
 from pathlib import Path
 from types import ModuleType
 
@@ -32,7 +31,7 @@ def book(seed: int) -> str:
 
 def test_a_question_is_not_in_its_document_and_documents_have_the_length(benchmark):
     model = load(None)
-    made = benchmark.documents(model, [book(0), book(1)], 300, 5, 2)
+    made = benchmark.documents_of(model, [book(0), book(1)], 300, 5, 2)
     assert [len(each.tokens) for each in made] == [298] * 5
     for each in made:
         assert len(each.questions) == 2
@@ -52,11 +51,10 @@ def test_an_interval_surrounds_the_mean_and_is_a_point_without_variation(benchma
     assert low < 0.5 < high
 
 
-def test_a_small_run(benchmark, monkeypatch, tmp_path):
+def test_a_small_run(benchmark, run_script, monkeypatch, tmp_path):
     monkeypatch.setattr(benchmark, "texts", lambda folder: [book(2)])
     words = ["--lengths", "560", "--documents", "3", "--questions", "1", "--threads", str(torch.get_num_threads())]
-    monkeypatch.setattr(sys, "argv", ["benchmarks/stretched_positions.py", *words, "--out", str(tmp_path / "out.md")])
-    benchmark.main()
+    run_script(benchmark, *words, "--out", str(tmp_path / "out.md"))
     lines = (tmp_path / "out.md").read_text("utf-8").splitlines()
     rows = [line.strip("| ").split(" | ") for line in lines if line.startswith("| 560")]
     assert [row[1] for row in rows] == list(benchmark.WAYS)

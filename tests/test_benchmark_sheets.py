@@ -3,6 +3,7 @@
 import ast
 import copy
 import importlib
+import inspect
 import os
 import re
 import sys
@@ -27,14 +28,17 @@ def script(monkeypatch: pytest.MonkeyPatch):
 
 
 @pytest.fixture
-def made(script, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+def made(script, run_script, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     """Run a script as from the command line; the lines of its tables, by their first cell, as the file has them."""
 
     def run(name: str, *words: str) -> dict[str, list[str]]:
         threads = str(torch.get_num_threads())
-        given = [f"benchmarks/{name}.py", "--threads", threads, *words, "--out", str(tmp_path / "out.md")]
-        monkeypatch.setattr(sys, "argv", given)
-        script(name).main()
+        given = ["--threads", threads, *words, "--out", str(tmp_path / "out.md")]
+        if inspect.signature(script(name).main).parameters:
+            run_script(script(name), *given)
+        else:  # its main reads the words of the command line
+            monkeypatch.setattr(sys, "argv", [f"benchmarks/{name}.py", *given])
+            script(name).main()
         written = (tmp_path / "out.md").read_text("utf-8")
         assert f"`python benchmarks/{name}.py --threads" in written
         lines = [line.strip("|").split("|") for line in written.splitlines() if line.startswith("|")]
@@ -83,7 +87,7 @@ def test_memory_is_given_a_token_and_sdpa_only_where_it_is_asked_for(made, scrip
 def test_causal_attention_is_compared_with_sdpa_and_long_calls_are_not_run(made):
     shape = ["--heads", "4", "--key-heads", "2", "--head-dim", "16", "--turns", "1"]
     spec = "clustered-tail:block=16,last=0,clusters=2,topk=2,cells=2"
-    words = [*shape, "--lengths", "48,96", "--methods", spec, "--dtypes", "bfloat16"]
+    words = [*shape, "--lengths", "48 96", "--methods", spec, "--dtypes", "bfloat16"]
     lines = made("causal_attention", *words, "--passes", "forward+backward", "--limit", "0")
     inputs, dtype, passes, method, _, speedup, error, sdpa_error = lines["48"]
     assert (inputs, dtype, passes, method) == ("random", "bfloat16", "forward+backward", f"`{spec}`")
@@ -190,18 +194,18 @@ def test_the_published_table_has_a_cosine_at_every_length_that_has_a_speed(scrip
 
 
 @pytest.mark.parametrize("words", [(), ("--busy",)])
-def test_a_busy_machine_makes_no_published_figures(script, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, words):
+def test_a_busy_machine_makes_no_published_figures(script, run_script, monkeypatch, tmp_path: Path, words):
     made, report, published = script("compare_default"), a_comparison(script), []
     report["noise"] = report["noise"] | {"busy": True, "says": "The machine was busy."}
     monkeypatch.setattr(made, "measured", lambda run, texts, work: report)
     monkeypatch.setattr(made, "publish", lambda run, report: published.append(run))
-    monkeypatch.setattr(sys, "argv", ["compare_default.py", "novel.txt", "--work", str(tmp_path / "work"), *words])
-    if words:
-        made.main()
+    words = ("novel.txt", "--work", str(tmp_path / "work"), *words)
+    if "--busy" in words:
+        run_script(made, *words)
     else:
         with pytest.raises(SystemExit, match="nothing is written"):
-            made.main()
-    assert published == (list(made.RESULTS) if words else [])
+            run_script(made, *words)
+    assert published == (list(made.RESULTS) if "--busy" in words else [])
 
 
 def measured_rows(made: ModuleType) -> dict[str, dict[str, str]]:
@@ -266,3 +270,36 @@ def test_the_parts_of_a_step_are_the_step(made, tmp_path: Path, batch: list[str]
     ]
     for row in steps:
         assert all(float(part) > 0 for part in row[4:])
+
+
+def test_a_script_reads_its_options_from_its_main(script, run_script, capsys):
+    """Several values are one text, and wrong ones are named together with the right ones."""
+    sheet, found = script("sheet"), []
+    module = ModuleType("example", "What the script does.")
+    module.sheet = sheet
+
+    def main(text: str, lengths: tuple[int, ...] = (512, 2048), methods: tuple[str, ...] = (), turns: int = 3) -> None:
+        sheet.check_known("--methods", methods, ("full", "local:window=3,sinks=1"))
+        found.append((text, lengths, methods, turns))
+
+    main.__module__, module.main = __name__, main
+    run_script(module, "a")
+    run_script(module, "a", "--lengths", "3 4", "--methods", "full local:window=3,sinks=1", "--turns", "5")
+    run_script(module, "a", "--lengths", "3,4")
+    assert found == [
+        ("a", (512, 2048), (), 3),
+        ("a", (3, 4), ("full", "local:window=3,sinks=1"), 5),
+        ("a", (3, 4), (), 3),
+    ]
+    run_script(module, "--help")
+    assert "512 2048" in capsys.readouterr().out
+    for words, option, message in [
+        (("--lengths", "3 x"), "--lengths", "'3 x' must be whole numbers separated by spaces"),
+        (("--lengths", ""), "--lengths", "'' must be whole numbers separated by spaces"),
+        (("--methods", "ful"), "--methods", "'ful' is none of full, local:window=3,sinks=1"),
+    ]:
+        with pytest.raises(SystemExit):
+            run_script(module, "a", *words)
+        error = " ".join(capsys.readouterr().err.split())
+        assert option in error
+        assert message in error

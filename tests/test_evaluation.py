@@ -155,13 +155,14 @@ def script(monkeypatch) -> ModuleType:
     return importlib.import_module("harness")
 
 
-def test_the_table_of_the_page(script, folder, texts, tmp_path, monkeypatch):
+def test_the_table_of_the_page(script, run_script, folder, texts, tmp_path, monkeypatch):
     sizes = ["--documents", "3", "--characters", "900", "--passages", "3", "--passage", "900"]
-    words = ["--model", folder, "--texts", texts, *sizes, "--keep", str(tmp_path / "kept"), "--attention", "sdpa", NAME]
-    script.main([*words, "--out", str(tmp_path / "first.md")])
+    words = ["--model", folder, "--texts", texts, *sizes, "--attention", f"sdpa {NAME}"]
+    words += ["--keep", str(tmp_path / "kept")]
+    run_script(script, *words, "--out", str(tmp_path / "first.md"))
     rows = [line for line in (tmp_path / "first.md").read_text("utf-8").splitlines() if line.startswith("| `")]
     assert [row.split("|")[1].strip() for row in rows[1:]] == ["`sdpa`", f"`{NAME}`"]  # below the heading
     assert all("of 3" in row for row in rows[1:])
     monkeypatch.setattr(script, "answers", None)  # what is kept is not computed again
-    script.main([*words, "--out", str(tmp_path / "second.md")])
+    run_script(script, *words, "--out", str(tmp_path / "second.md"))
     assert rows == [line for line in (tmp_path / "second.md").read_text("utf-8").splitlines() if line in rows]

@@ -1,7 +1,6 @@
 """Tests of what the cost model and the table of resources record: real launches of whole methods."""
 
 import importlib
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -175,21 +174,10 @@ def test_a_method_that_does_not_run_has_no_tiles(monkeypatch):
 # ---------------------------------------------------------------------- scripts
 
 
-def test_the_page_of_the_model(script, monkeypatch, tmp_path, capsys):
+def test_the_page_of_the_model(script, run_script, tmp_path, capsys):
     page = tmp_path / "page.md"
-    words = [
-        "--lengths",
-        "1024",
-        "4096",
-        "--widths",
-        "64",
-        "--methods",
-        "i-clustered",
-        "clustered-tail",
-        "local:window=5",
-    ]
-    monkeypatch.setattr(sys, "argv", ["gpu_model.py", *words, "--out", str(page)])
-    script("gpu_model").main()
+    words = ["--lengths", "1024 4096", "--widths", "64", "--methods", "i-clustered clustered-tail local:window=5"]
+    run_script(script("gpu_model"), *words, "--out", str(page))
     text = page.read_text("utf-8")
     assert text == capsys.readouterr().out.removesuffix("\n")
     assert "| i-clustered, 4,096 | 1.3× |" in text
@@ -197,16 +185,15 @@ def test_the_page_of_the_model(script, monkeypatch, tmp_path, capsys):
     assert text.count("### ") == 8  # GPUs and passes
 
 
-def test_the_page_of_the_resources(script, monkeypatch, tmp_path):
+def test_the_page_of_the_resources(script, run_script, monkeypatch, tmp_path):
     page = tmp_path / "page.md"
-    words = ["--lengths", "1024", "4096", "--widths", "64", "--methods", "clustered", "--chips", "sm_80"]
-    monkeypatch.setattr(sys, "argv", ["gpu_resources.py", *words, "--out", str(page)])
+    words = ["--lengths", "1024 4096", "--widths", "64", "--methods", "clustered", "--chips", "sm_80"]
     module = script("gpu_resources")
     made = Resources(registers=100, spills=0, stack=0, shared=2048, threads=128, products=3)
     spilled = replace(made, spills=8)
     of = {"members_to_queries": spilled}
     monkeypatch.setattr(module, "compile_for", lambda launch, chip: of.get(launch.name, made))
-    module.main()
+    run_script(module, *words, "--out", str(page))
     text = page.read_text("utf-8")
     assert "| `members_sums` | bf16 D=64 | 1 | 100 · 2 · 4 · 3 |" in text
     assert "| `members_to_queries` | bf16 D=64 | 1 | 100 · 2 · 4 · 3 · **8 B spilled** |" in text
