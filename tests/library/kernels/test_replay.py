@@ -43,9 +43,8 @@ def test_each_variant_of_this_processor(recorded: Path, tmp_path: Path):
 
 
 @pytest.mark.skipif(bool(arm.MISSING), reason=f"no {', '.join(arm.MISSING)}: {arm.INSTALL}")
-@pytest.mark.parametrize("optimisation", ["-O2", pytest.param("-O3", marks=pytest.mark.long)])  # in half of the time
-def test_each_variant_of_arm(recorded: Path, tmp_path: Path, optimisation: str):
+def test_each_variant_of_arm(recorded: Path, tmp_path: Path):
     """The variant with bf16 on a processor that has it, and on one without it all that are offered there."""
-    arm.build(tmp_path, optimisation)
+    arm.build(tmp_path)
     assert_all_ran(arm.replay(tmp_path, recorded, "neonbf16"), ["neonbf16"])
     assert_all_ran(arm.replay(tmp_path, recorded, processor="cortex-a72"), ["neon"])

@@ -23,11 +23,10 @@ def run(*command: str | Path) -> str:
     return done.stdout + done.stderr
 
 
-def build(folder: Path, optimisation: str = "-O3") -> None:
-    """Compile the library and the program into a folder; by default, the library as users have it."""
+def build(folder: Path) -> None:
+    """Compile the library and the program into a folder."""
     system = "-DCMAKE_SYSTEM_NAME=Linux", "-DCMAKE_SYSTEM_PROCESSOR=aarch64", f"-DCMAKE_CXX_COMPILER={CROSS}"
-    flags = f"-DCMAKE_CXX_FLAGS_RELEASE={optimisation} -DNDEBUG"
-    run("cmake", "-S", ROOT, "-B", folder, "-G", "Ninja", *system, flags)
+    run("cmake", "-S", ROOT, "-B", folder, "-G", "Ninja", *system)
     run("cmake", "--build", folder)
     run(CROSS, "-std=c++20", "-O1", SOURCE, "-o", folder / "replay", "-ldl")
 
