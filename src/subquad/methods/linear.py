@@ -35,8 +35,8 @@ from subquad.methods.core.residual import Residual
 
 
 def log_elu(x: Tensor) -> Tensor:
-    """ln(elu(x) + 1): x below 0, ln(1 + x) above, each the smaller of the two where it holds."""
-    return torch.minimum(x, x.clamp(min=0).log1p())
+    """ln(elu(x) + 1): x up to 0, ln(1 + x) above. The derivative at 0 is 1, whatever clamp has there."""
+    return torch.where(x > 0, x.clamp(min=0).log1p(), x)
 
 
 FEATURE_MAPS: dict[str, Callable[[Tensor], Tensor]] = {

@@ -50,7 +50,8 @@ def test_equals_the_dense_formula_forward_and_backward(text: str, shapes: int):
     Mask.window(3), Mask.causal() & Mask.window(6), Mask.window(40), Mask.padding(keys=[5, 23]),
 ], ids=str)  # fmt: skip
 def test_windows_and_hidden_keys(mask):
-    inputs, bound = tracked(*qkv(23, dtype=torch.float64)), layer("adaptive-span:span=20,ramp=4", 2.5, 9.0)
+    # Spans between two distances: at the ends of a ramp there is no derivative, and clamp has another in torch 2.14.
+    inputs, bound = tracked(*qkv(23, dtype=torch.float64)), layer("adaptive-span:span=20,ramp=4", 2.5, 9.25)
     out, wanted = bound(*inputs, mask=mask), dense(bound, *inputs, mask)
     torch.testing.assert_close(out, wanted, atol=1e-6, rtol=1e-6)
     learned = [*inputs, bound.learned.span]
