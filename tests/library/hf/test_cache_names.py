@@ -34,7 +34,7 @@ def test_the_name_of_a_function_is_its_own():
 def test_a_step_with_padding_on_the_left_is_that_of_the_whole_call(given_by_place):
     model = build("llama").model
     sq.hf.swap(model, "full")
-    ids, mask = padded_ids()
+    ids, mask = padded_ids("left")
     with torch.no_grad():
         want = model(input_ids=ids, attention_mask=mask).logits[:, -1]
         prompt, step = {"attention_mask": mask[:, :-1]}, {"attention_mask": mask}
