@@ -6,7 +6,7 @@ Each part names what differs, since which version, and with which floor in pypro
 import inspect
 import re
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -87,6 +87,21 @@ def let_attention_be_set(model_class: Any) -> None:
     asked = model_class._can_set_attn_implementation.__func__
     if "_can_set_attn_implementation_cached_value" not in asked.__code__.co_names:
         model_class._can_set_attn_implementation = classmethod(lambda cls: True)
+
+
+# ---------------------------------------------------------------------- transformers before 5.13; can go with >=5.13
+
+ModelClass = TypeVar("ModelClass", bound=type[Any])
+
+
+def loading_shared_modules(model_class: ModelClass) -> ModelClass:
+    """Have transformers load a model's weights into modules that its parts share.
+
+    It did so for classes registered with `register_for_auto_class` alone, and made new weights for the others.
+    """
+    if not hasattr(model_class, "is_custom_code"):
+        model_class.is_remote_code = classmethod(lambda cls: True)
+    return model_class
 
 
 # ---------------------------------------------------------------------- transformers before 5.20; can go with >=5.20

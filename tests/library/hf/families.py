@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers.modeling_outputs import BaseModelOutput
 
 import subquad as sq
-from tests.library.hf.models import VOCAB
+from tests.library.hf.models import VOCAB, need_the_interface
 from tests.library.hf.named import DECODER, MARKS
 from tests.library.hf.prompts import generated
 
@@ -190,6 +190,7 @@ def model(name: str) -> hf.PreTrainedModel:
 def subject(name: str, batch: int = 6) -> Subject:
     """A model with its own attention, and what an encoder gave for a batch, of which the second item is padded."""
     made = _own(name)
+    need_the_interface(made)
     if name not in ENCODER_DECODERS:
         return Subject(name, made)
     generator = torch.Generator().manual_seed(7)

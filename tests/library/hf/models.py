@@ -10,8 +10,10 @@ import transformers as hf
 from torch import Tensor
 from transformers.cache_utils import DynamicSlidingWindowLayer
 
+from subquad.core.versions import release
+
 VOCAB = 60
-LATER_ON_THE_INTERFACE = ("modernbert", "t5")  # than the oldest transformers of ours, in which `swap` refuses them
+ON_THE_INTERFACE_SINCE = {"ModernBert": (5, 7), "Swin": (5, 9), "T5": (5, 15)}  # by the beginnings of classes' names
 TEXT = {
     "vocab_size": VOCAB, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4,
     "intermediate_size": 48, "max_position_embeddings": 64, "pad_token_id": 0,
@@ -209,14 +211,29 @@ def build(name: str) -> Case:
     """A fresh model on its own eager attention, in eval mode, always with the same weights and inputs."""
     torch.manual_seed(0)
     case = BUILDERS[name]()
-    if name in LATER_ON_THE_INTERFACE and not case.model._can_set_attn_implementation():
-        pytest.skip(f"{type(case.model).__name__} of transformers {hf.__version__} is not on the attention interface")
+    need_the_interface(case.model)
     for parameter in case.model.parameters():  # sharper attention than at initialisation: mistakes must show
         if parameter.ndim > 1:
             parameter.data.mul_(3.0)
-    case.model.set_attn_implementation("eager")
+    for part in case.model.modules():
+        if isinstance(part, hf.PreTrainedModel):  # before transformers 5.20, a model leaves out the stacks of T5
+            part.set_attn_implementation("eager")
     case.model.eval()
     return case
+
+
+def need_transformers(*since: int, what: str) -> None:
+    """Skip with a transformers before the release `since`, of which `what` is true."""
+    if release(hf.__version__) < since:
+        pytest.skip(f"transformers {hf.__version__} {what}")
+
+
+def need_the_interface(model: hf.PreTrainedModel) -> None:
+    """Skip with a transformers in which a model computes its attention itself, so that `swap` refuses it."""
+    name = type(model).__name__
+    for beginning, since in ON_THE_INTERFACE_SINCE.items():
+        if name.startswith(beginning):
+            need_transformers(*since, what=f"computes the attention of {name} itself")
 
 
 def need_recording(windows: bool) -> None:

@@ -8,7 +8,7 @@ import torch
 import transformers as hf
 from torch import nn
 
-from tests.library.hf.models import TEXT, VOCAB, Case, padded_ids
+from tests.library.hf.models import TEXT, VOCAB, Case, need_the_interface, padded_ids
 
 MARKS = {"bos_token_id": 1, "eos_token_id": 2}
 DECODER = TEXT | MARKS | {"num_key_value_heads": 2}
@@ -88,7 +88,7 @@ def t5() -> Case:
     return Case(hf.T5EncoderModel(config), {"input_ids": ids, "attention_mask": mask}, mask.bool())
 
 
-class Attention(nn.Module):
+class OwnAttention(nn.Module):
     """Attention with a bias by distance, in the model's own code, as models that bring their code with them have."""
 
     def __init__(self, config: Any):
@@ -110,7 +110,7 @@ class OwnCode(hf.PreTrainedModel):
     def __init__(self, config: Any):
         super().__init__(config)
         self.embeddings = nn.Embedding(config.vocab_size, config.hidden_size)
-        self.attention = Attention(config)
+        self.attention = OwnAttention(config)
         self.post_init()
 
     def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> Any:
@@ -167,6 +167,7 @@ def build(name: str) -> Case:
     """A model on its own eager attention, in eval mode, always with the same weights and inputs."""
     torch.manual_seed(0)
     case = MODELS[name]()
+    need_the_interface(case.model)
     for parameter in case.model.parameters():  # sharper attention than at initialisation: mistakes must show
         if parameter.ndim > 1:
             parameter.data.mul_(3.0)

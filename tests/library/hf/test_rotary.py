@@ -15,7 +15,7 @@ from subquad.hf.probe import find_layers
 from subquad.hf.rotary import find_rotary
 from subquad.hf.trial import recorded_run
 from subquad.methods import Full
-from tests.library.hf.models import TEXT, build
+from tests.library.hf.models import TEXT, build, need_transformers
 
 BIG = TEXT | {"max_position_embeddings": 512, "bos_token_id": 1, "eos_token_id": 2}
 HEADS = {"num_key_value_heads": 2, "head_dim": 8}
@@ -121,6 +121,7 @@ def test_layers_of_two_kinds_have_their_own_frequencies():
 
 
 def test_layers_that_differ_in_scaling_alone_are_told_apart_in_16_bits():
+    need_transformers(5, 9, what="looks for YaRN's settings of one kind of layers among those of all")
     kinds = {"full_attention": {"rope_type": "yarn", **SCALED}, "sliding_attention": LAYERS["sliding_attention"]}
     model = make(
         hf.Gemma3ForCausalLM, hf.Gemma3TextConfig(**BIG, **HEADS, **GEMMA, rope_parameters=kinds), torch.bfloat16

@@ -21,7 +21,7 @@ from subquad.hf.passes import PassMetadata, check_metadata
 from subquad.hf.probe import find_layers
 from subquad.hf.split_trial import fit_of
 from tests.library.distributed.models import bert, gpt2, llama, modernbert, opt, roberta, text
-from tests.library.hf.models import TEXT
+from tests.library.hf.models import TEXT, need_the_interface
 from tests.library.hf.survey.zoo import small_model
 
 
@@ -52,6 +52,7 @@ def split(alone: None) -> hf.PreTrainedModel:
 )
 def test_the_trial_finds_positions_and_loss(make: Callable[[], hf.PreTrainedModel], positions: str, loss: str):
     model = make()
+    need_the_interface(model)
     fit = fit_of(model, find_layers(model))
     assert (fit.positions, fit.loss) == (positions, loss)
 
@@ -124,6 +125,7 @@ def mixing() -> hf.PreTrainedModel:
 )  # fmt: skip
 def test_models_that_are_not_right_on_a_part_are_refused(alone: None, make: Any, message: str):
     model = make()
+    need_the_interface(model)
     with pytest.raises(ValueError, match=message):
         sq.hf.swap(model, "full", parallel=dist.group.WORLD)
     assert sq.hf.bounds(model) == {}

@@ -7,6 +7,7 @@ import transformers as hf
 import subquad as sq
 from subquad.hf.layers import Attached
 from tests.library.hf.families import subject
+from tests.library.hf.models import need_the_interface
 from tests.library.hf.prompts import left_padded, prompt
 
 METHODS = ("full:kernel=subquad", "clustered-tail:clusters=4,topk=4,cells=2,block=16,last=8", "local:window=8")
@@ -52,6 +53,7 @@ def test_a_bias_is_cut_to_the_filled_slots():
         vocab_size=60, d_model=32, d_kv=8, d_ff=48, num_layers=2, num_heads=4, decoder_start_token_id=0, pad_token_id=0
     )
     t5, ids = hf.T5ForConditionalGeneration(config).eval(), torch.randint(5, 60, (2, 40))
+    need_the_interface(t5)
 
     def logits(length=None):
         inner = hf.DynamicCache(config=config) if length is None else hf.StaticCache(config, length)

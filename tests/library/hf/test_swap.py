@@ -10,7 +10,7 @@ from torch.func import functional_call, grad, vmap
 
 import subquad as sq
 from subquad.testing.oracle import normal
-from tests.library.hf.models import BUILDERS, ENCODERS, TEXT, build, padded_ids
+from tests.library.hf.models import BUILDERS, ENCODERS, TEXT, build, need_the_interface, padded_ids
 
 CLUSTERED = ["clustered:clusters=4,iterations=3", "i-clustered:clusters=4,topk=3"]
 
@@ -131,8 +131,7 @@ def test_the_encoder_of_t5_alone_takes_its_bias(method, side):
     torch.manual_seed(0)
     config = hf.T5Config(vocab_size=60, d_model=32, d_kv=8, d_ff=48, num_layers=2, num_heads=4)
     model = hf.T5EncoderModel(config).eval()
-    if not model._can_set_attn_implementation():
-        pytest.skip(f"T5 of transformers {hf.__version__} is not on the attention interface")
+    need_the_interface(model)
     for parameter in (p for p in model.parameters() if p.ndim > 1):
         parameter.data.mul_(3.0)
     ids, mask = padded_ids(side)

@@ -235,13 +235,13 @@ def _state_of(layer: Any) -> dict[str, Any]:
 
     Steps change states of a fixed size in place, and dicts of them, as in layers of linear attention and convolutions.
     """
-    return {name: _kept(each) for name, each in vars(layer).items()}
+    return {name: each if name in ("keys", "values") else _kept(each) for name, each in vars(layer).items()}
 
 
 def _kept(attribute: Any) -> Any:
     if isinstance(attribute, dict):
-        return {key: each.clone() if isinstance(each, Tensor) else each for key, each in attribute.items()}
-    return attribute.clone() if isinstance(attribute, Tensor) and attribute.ndim == 0 else attribute
+        return {key: _kept(each) for key, each in attribute.items()}
+    return attribute.clone() if isinstance(attribute, Tensor) else attribute
 
 
 def _bytes_of(cache: Any) -> int:

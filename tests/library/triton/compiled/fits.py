@@ -14,8 +14,9 @@ from subquad.kernels.triton.resources import CHIPS, compile_for
 IN_CI = ("sm_90",)
 NAMES = tuple(CHIPS) if os.environ.get("SUBQUAD_ALL_CHIPS") else IN_CI
 
-# Older compilers of Triton keep a few numbers of these kernels in memory, 44 bytes per thread with 3.6: that is slower.
-SPILLED_BEFORE = {"round_of_codes": (3, 7)}
+# Some compilers of Triton keep a few numbers of these kernels in memory, 44 and 72 bytes per thread: that is slower.
+TRITON = release(triton.__version__)
+SPILLED = {"round_of_codes": TRITON < (3, 7), "gradient_of_keys": TRITON == (3, 8)}
 
 
 def meta(*shape: int, dtype: torch.dtype = torch.bfloat16, grad: bool = False) -> torch.Tensor:
@@ -44,7 +45,6 @@ def assert_all_fit(launches: list[Launch]) -> None:
         for name in NAMES:
             chip, found = CHIPS[name], compile_for(launch, CHIPS[name])
             what = f"{launch.name} for {name} with {launch.constants}, {launch.options}: {found}"
-            spills = release(triton.__version__) < SPILLED_BEFORE.get(launch.name, ())
-            assert spills or found.spills == found.stack == 0, what
+            assert SPILLED.get(launch.name) or found.spills == found.stack == 0, what
             assert found.shared <= chip.shared_of_program, what
             assert found.products > 0 or not multiplies, what

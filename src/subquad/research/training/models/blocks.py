@@ -20,6 +20,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.utils.generic import ModelOutput
 
 from subquad import hf
+from subquad.core.versions import loading_shared_modules
 from subquad.hf.layers import attached_to
 from subquad.hf.positions import reach_of
 from subquad.hf.records import read_record
@@ -208,6 +209,7 @@ class InputPositions(nn.Module):
         return self.dropout(x)
 
 
+@loading_shared_modules
 class AttentionModel(PreTrainedModel):
     """The base class of the models: it starts the weights and puts the config's methods into the layers."""
 
