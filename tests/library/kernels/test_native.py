@@ -246,7 +246,7 @@ def layout_of(*fields: tuple[str, str, int], size: int) -> structures.Structure:
 
 
 def test_a_structure_is_packed_as_the_library_describes_it():
-    """Where two fields are swapped in C++, their numbers are swapped in memory."""
+    """If two fields are swapped in C++, their numbers are swapped in memory."""
     x = torch.zeros(2, 3, 5, 7)
     values = {"N": 5, "threads": 1, "scale": 0.5, "x": x}
     kinds = ("N", "int64"), ("threads", "int32"), ("scale", "float32"), ("x", "rows")

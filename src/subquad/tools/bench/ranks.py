@@ -170,7 +170,7 @@ def _once(inputs: Calls, method: str, sequence: Sequence) -> Tensor:
 
 
 def _hindrance(call: Call) -> str | None:
-    """Why this call cannot run, which all ranks find alike; memory that runs out on one of them ends the run."""
+    """The reason why this call cannot run, the same on all ranks. InputError if one of them runs out of memory."""
     reason = hindrance(call)
     if reason == NO_MEMORY:
         raise InputError(f"{reason}; give shorter inputs or more ranks")

@@ -186,7 +186,7 @@ class Bench(JobRun):
         return [timed.seconds for timed in measured if timed.seconds is not None] if not _reason(measured) else []
 
     def reason(self, load: Load, method: Method) -> str | None:
-        """Why a method was not run."""
+        """The reason why a method was not run; None if it was."""
         return _reason(self._timed(load, str(method)))
 
     def _timed(self, load: Load, name: str) -> list[Timed]:

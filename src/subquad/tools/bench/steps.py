@@ -233,7 +233,7 @@ def _subquad(query: Tensor, key: Tensor, value: Tensor) -> Callable[[], Tensor]:
 
 
 def _sdpa_instead(query: Tensor, key: Tensor, value: Tensor) -> str | None:
-    """Why SDPA computes the call of `_subquad`, and not subquad's kernel."""
+    """The reason why SDPA computes the call of `_subquad`; None if subquad's kernel does."""
     method = resolve(FAST_EXACT)
     return method.sdpa_instead(*method.prepare(query, key, value, **_options(query, key)))
 

@@ -64,7 +64,7 @@ class InspectRow:
         return any(isinstance(inner(method), ChoosesKeys) for method in self.by_layer.values())
 
     def refusal(self, inputs: LayerInputs) -> str | None:
-        """Why it cannot run on these inputs."""
+        """The reason why it cannot run on these inputs; None if it can."""
         method = self.by_layer.get(inputs.number)
         if method is None:
             return self.missing

@@ -27,7 +27,7 @@ class TokenizedText:
 
     @property
     def documents(self) -> int:
-        """How many documents there are."""
+        """The number of documents."""
         return len(self.document_lengths)
 
     def sequences(self, pretrained: Pretrained, length: int, count: int) -> list[list[int]]:

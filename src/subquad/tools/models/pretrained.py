@@ -401,7 +401,7 @@ def architecture_of(config: Any) -> str:
 
 
 def _pooling(config: Any, where: str) -> Pooling:
-    """How an embedding is made of hidden states: as in a model of `subquad train`, or as its folder configures it."""
+    """The pooling of hidden states to an embedding, as in a model of `subquad train` or as its folder configures it."""
     if config.model_type == "subquad-encoder":
         return "cls" if config.pooling == "first" else "mean"
     return pooling_of(where)

@@ -97,7 +97,7 @@ class EmbeddedTexts:
         self._embeddings = embedded(model, list(self._texts)) if self._texts else torch.empty(0)
 
     def compared(self, model: Any) -> list[str]:
-        """How close the embeddings of the saved model are: of texts within the original's limit, and of longer ones."""
+        """Sentences on the cosines to the original's embeddings: of texts within its limit, and of longer ones."""
         if not self._texts:
             return []
         cosines = cosine(embedded(model, list(self._texts)), self._embeddings)

@@ -210,7 +210,7 @@ def _nothing_within(original: Mapping[str, Any], limit: int) -> str:
 
 
 def _note_on_positions(model: Any, limit: int | None, tokens: int) -> str:
-    """How a saved model reads inputs of `tokens` tokens, if they exceed the positions of the original."""
+    """A note on inputs of `tokens` tokens in a saved model; empty if the original's positions reach as far."""
     if limit is None or limit >= tokens:
         return ""
     reach = hf.rotary_limit(model)

@@ -1,4 +1,4 @@
-"""How much of a plan is measured in the time that there is: candidates, layers at a time, and passages.
+"""Choose how much of a plan is measured in the time that there is: candidates, layers at a time, and passages.
 
 The loss of one candidate in one layer takes a pass from that layer on. If the losses of all candidates in all layers
 take too long, fewer candidates are measured, and then several neighbouring layers at a time: each of them gets an equal

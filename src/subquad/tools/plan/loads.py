@@ -161,7 +161,7 @@ def padded_length(batch: Batch) -> int:
 
 
 def _counts(tokens: int) -> tuple[int, int]:
-    """How many inputs of this many tokens losses are measured on, and how many there are with those held out."""
+    """The number of inputs of this many tokens that losses are measured on, and the number with those held out."""
     few = min(max(TOKENS // tokens, FEWEST), MOST)
     return few, few + max(2 * few, HELD_OUT)
 
@@ -331,7 +331,7 @@ def _has_logits(model: Any) -> bool:
 
 
 def _tokens(model: Any, item: Mapping[str, Any]) -> int:
-    """How many queries the first attention layer has for an input."""
+    """The number of queries of the first attention layer for an input."""
     inner = hf.transformers_model(model)
     with torch.inference_mode(), recorded(inner) as calls:
         inner(**item)

@@ -94,7 +94,7 @@ class Planning:
             raise self._too_short(begun)
 
     def _affordable(self, lengths: Sequence[Length]) -> int:
-        """How many of the lengths, in order, there is time for: at least one.
+        """The number of lengths, in order, that there is time for: at least one.
 
         The time of a pass of the shortest is measured; longer ones take at least as much time per token.
         """

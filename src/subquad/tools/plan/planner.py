@@ -37,7 +37,7 @@ class SingleLoss:
 
 @dataclass(frozen=True)
 class Messages:
-    """Why a plan is exact attention, and why losses prove little: sentences with the figures in braces."""
+    """Sentences on why a plan is exact attention, and on why losses prove little, with the figures in braces."""
 
     nothing: str  # no choice but exact attention
     nothing_closer: str | None  # the same after a verification that failed; None: its own reason stays

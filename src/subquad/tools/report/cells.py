@@ -44,7 +44,7 @@ def share(value: Any) -> Cell:
 
 
 def decimals(value: Any) -> int:
-    """How many decimals of milliseconds or MiB make three significant digits, at most two."""
+    """The number of decimals of milliseconds or MiB that makes three significant digits, at most two."""
     x = known(value)
     return 0 if x is None or abs(x) >= 100 else 1 if abs(x) >= 10 else 2
 

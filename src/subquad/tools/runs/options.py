@@ -13,7 +13,7 @@ S = TypeVar("S")
 
 @dataclass(frozen=True)
 class Option:
-    """How the command line asks for a setting."""
+    """An option or argument of the command line, for one setting."""
 
     name: str  # without dashes, as Python writes it
     help: str

@@ -28,7 +28,7 @@ CENTROIDS = "centroids.pt"
 
 @dataclass(frozen=True, kw_only=True)
 class AttentionUtilityScale:
-    """Which model reads what, and what is fitted.
+    """The model, its texts, and what is fitted.
 
     Attributes:
         model: hub id or folder of an embedding model; "": the encoder of the extra `demo`.

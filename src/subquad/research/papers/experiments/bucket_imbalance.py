@@ -28,7 +28,7 @@ WIDEST = 4  # powers of 2 of a ratio that are told apart
 
 @dataclass(frozen=True, kw_only=True)
 class BucketImbalanceScale:
-    """Which model reads what, and what is fitted; as in `attention_utility`.
+    """The model, its texts, and what is fitted; as in `attention_utility`.
 
     Attributes:
         layer: whose buckets are drawn one by one; the paper's third one is number 2.

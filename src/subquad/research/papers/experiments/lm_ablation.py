@@ -256,7 +256,7 @@ def _mean(scale: LmAblationScale, row: Ablation, records: JobResults) -> float:
 
 
 def _noise(scale: LmAblationScale, rows: list[Ablation], records: JobResults) -> str:
-    """How the differences between rows compare with those between seeds."""
+    """A comparison of the differences between rows with those between seeds, in words."""
     means = [_mean(scale, row, records) for row in rows]
     if len(scale.seeds) < 2:
         return f"One seed; the rows are within {max(means) - min(means):.3f} bits of one another."
@@ -269,7 +269,7 @@ def _noise(scale: LmAblationScale, rows: list[Ablation], records: JobResults) ->
 
 
 def _agreement(scale: LmAblationScale, rows: list[Ablation], records: JobResults) -> str:
-    """How far the order of the published rows is ours; nothing where fewer than two were trained."""
+    """The rank correlation of the published rows with ours, in words; empty if fewer than two were trained."""
     pairs = [(row.published, _mean(scale, row, records)) for row in rows if row.published]
     if len(pairs) < 2:
         return ""

@@ -1,4 +1,4 @@
-"""How close random features come to softmax attention: the kernel, the attention matrix, a pretrained encoder."""
+"""The error of random features against softmax attention: the kernel, the attention matrix, a pretrained encoder."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ NO_ATTENTION = "linformer:projection=mean-pool,ends=pooled,k=1"  # every token g
 
 @dataclass(frozen=True, kw_only=True)
 class PretrainedApproximationScale:
-    """Which model, which tasks, what is put into it.
+    """The model, its tasks, and the methods that are put into it.
 
     Attributes:
         model: hub id or folder of an embedding model; "": the encoder of the extra `demo`.
@@ -318,7 +318,7 @@ def published() -> Table:
 
 
 def _plot(scale: PretrainedApproximationScale, records: JobResults) -> HeatMap:
-    """How near each method stays to exact attention: of each task the cosine, and the share of answers that stay."""
+    """The heat map of each method's closeness to exact attention: for each task, cosine and share of equal answers."""
     shown_columns = [
         (task, name) for task in scale.tasks for name in ("cosine", "same") if name in records[key(task, EXACT)]
     ]

@@ -180,7 +180,7 @@ def _time(time: Spread | None) -> str:
 
 
 def _note(costs: Costs) -> str:
-    """Why some were not run."""
+    """The calls that were not run, with the reasons, in words."""
     reasons = {
         f"{name} at {n:,} tokens: {visit[name]['reason']}"
         for n, visits in costs.visits.items()
