@@ -117,7 +117,7 @@ def _image_inputs(form: Form, special: Rules) -> dict[str, Tensor]:
     rules |= {k: v for k, v in special.items() if k in wanted and v is not None}
     inputs = {name: rule(form) for name, rule in rules.items()}
     try:
-        # On its own attention: a tower whose method is still to be swapped in would be tried first, and its towers too.
+        # Undisturbed: in a model with a method by name, this call would start a swap, whose trial makes inputs again.
         with undisturbed(form.model):
             placed = {k: v.to(form.model.device) for k, v in inputs.items()}
             features = _tower(form).get_image_features(**placed)
