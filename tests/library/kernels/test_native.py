@@ -177,13 +177,13 @@ def test_the_cause_and_the_remedy_make_the_refusal(monkeypatch, tmp_path, damage
         (tmp_path / native._FILE).write_bytes(b"not a library")
         monkeypatch.setattr(native, "__file__", str(tmp_path / "__init__.py"))
         _, refused = native._find()
-    monkeypatch.setattr(native, "_REFUSED", refused)
+    monkeypatch.setattr(native, "_REFUSAL", refused)
     assert native.cause() is None if cause is None else native.cause().startswith(cause)
 
 
 def test_a_refused_library_cannot_be_had(monkeypatch):
     monkeypatch.setattr(native, "_LIBRARY", None)
-    monkeypatch.setattr(native, "_REFUSAL", "it is Sunday")
+    monkeypatch.setattr(native, "_MESSAGE", "it is Sunday")
     assert native.refusal() == sq.backends()["cpu"] == "it is Sunday"
     with pytest.raises(RuntimeError, match="native library cannot be used: it is Sunday"):
         native.variants()
