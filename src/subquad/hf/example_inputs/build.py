@@ -31,8 +31,8 @@ def example_inputs(
 
     Args:
         model: any transformers model.
-        batch: how many items.
-        length: how many tokens, or frames of sound; models of a fixed length get that.
+        batch: number of items.
+        length: number of tokens, or frames of sound; models of a fixed length get that.
         padding: "right" or "left" shortens the last item, with an attention mask that is 0 on that side. Models
             without an attention mask know "none" only.
         seed: the same seed makes the same inputs.

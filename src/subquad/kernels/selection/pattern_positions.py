@@ -19,8 +19,8 @@ class Item:
 
     Attributes:
         first: the position of its first real token, which may be below 0.
-        length: from its first real token to its last.
-        tokens: of the longest item that there may be.
+        length: the number of tokens from its first real one to its last.
+        tokens: the length of the longest item that there may be.
     """
 
     first: Int64[Tensor, "#B 1"]

@@ -63,11 +63,11 @@ def refusal(mixture: Method, methods: Iterable[Method], mask: Mask, general: str
     """The reason why a mixture cannot take a call, naming the parts that refuse it; None if it can.
 
     Args:
-        mixture: whose parts are asked.
+        mixture: the mixture.
         methods: its parts.
-        mask: of the call.
+        mask: the mask of the call.
         general: the refusal by the mixture's own traits.
-        asked: as in `Method.refuses`.
+        asked: the options of `Method.refuses`.
     """
     reasons = {str(method): method.refuses(mask, **asked) for method in methods}
     refusing = {part: reason for part, reason in reasons.items() if reason}

@@ -44,10 +44,10 @@ class Row:
     """One method at one length in one mode.
 
     Attributes:
-        bytes: that the rank that sends most sends in a call.
-        exchanges: that it makes in one.
+        bytes: bytes that are sent in a call, of the rank that sends most.
+        exchanges: its exchanges in a call.
         error: ‖out − exact‖ / ‖exact‖ over the tokens of all ranks; None where exact attention was not run.
-        reason: why it was not run.
+        reason: the reason why it was not run.
     """
 
     method: str

@@ -24,9 +24,9 @@ def dynamics_figure(
 
     Args:
         record: one entry a logged step; `measure.dynamics.Dynamics` of each layer, by its number.
-        name: of the model.
+        name: the name of the model.
         buckets: B, for a line at the least negative entropy, −ln B.
-        subject: what was fitted.
+        subject: the fitted part, in words.
 
     None where the record has no such figures.
     """

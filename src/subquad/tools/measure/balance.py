@@ -74,7 +74,7 @@ def bucket_sizes(
     """Sizes of the buckets by each token's highest score; padding is left out.
 
     Args:
-        method: that has `scores`; one with learned parameters bound.
+        method: a method that has `scores`; one with learned parameters bound.
         options: as in `subquad.attention`: `mask`, `scale`.
 
     Raises:

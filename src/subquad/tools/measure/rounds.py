@@ -40,7 +40,7 @@ class RoundTimes:
     """The times of the rows at one length.
 
     Attributes:
-        seconds: of each row, round by round.
+        seconds: the times of each row, round by round.
         memory: MiB of each row whose memory was counted.
         exact: the row of exact attention that is timed in every round.
     """

@@ -86,8 +86,8 @@ class Pretrained:
         has no row for longer inputs, but rotary positions give worse and worse outputs without an error.
 
         Args:
-            tokens: how far; None if nothing is asked for.
-            lengths: of inputs that the user named.
+            tokens: the positions to extend to; None if nothing is asked for.
+            lengths: lengths of inputs that the user named.
 
         Raises:
             InputError: the model has as many positions, or cannot be extended; or a length is beyond them.

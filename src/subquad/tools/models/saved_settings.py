@@ -80,9 +80,9 @@ class EmbeddedTexts:
 
     Args:
         model: the SentenceTransformer.
-        documents: what the texts are cut from.
+        documents: returns the documents that the texts are cut from.
         limit: the tokens of the longest text that it reads whole; None if there is no limit.
-        tokens: of the longest texts that are of interest.
+        tokens: the length of the longest texts that are of interest.
     """
 
     def __init__(self, model: Any, documents: Callable[[], Sequence[str]], limit: int | None, tokens: int):

@@ -24,7 +24,7 @@ class Parts:
 
     Args:
         part: makes the table with the columns of these numbers, which do not count the first one.
-        groups: of each column; a part ends with a group where it can.
+        groups: the group of each column; a part ends with a group where it can.
     """
 
     def __init__(self, part: Callable[[Sequence[int]], RichTable], groups: Sequence[str]):

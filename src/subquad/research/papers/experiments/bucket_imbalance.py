@@ -31,8 +31,8 @@ class BucketImbalanceScale:
     """The model, its texts, and what is fitted; as in `attention_utility`.
 
     Attributes:
-        layer: whose buckets are drawn one by one; the paper's third one is number 2.
-        heads: how many heads of it.
+        layer: the layer whose buckets are drawn one by one; the paper's third one is number 2.
+        heads: number of its heads that are drawn.
     """
 
     model: str = ""

@@ -61,13 +61,13 @@ class PretrainedApproximationScale:
 
     Attributes:
         model: hub id or folder of an embedding model; "": the encoder of the extra `demo`.
-        tasks: as `subquad compare --task` names them; "labelled" are tables of your own.
-        examples: of each task, training and test together, sampled at random; 0: all.
+        tasks: names of tasks, as in `subquad compare --task`; "labelled" are tables of your own.
+        examples: number for each task, training and test together, sampled at random; 0: all.
         length: tokens of a text that are read.
-        methods: that run as they are.
+        methods: methods that run as they are.
         fits: methods whose learned parameters are calibrated first, on `text` under the data folder.
-        steps: of calibration; 0: the method's own recipe.
-        seeds: of methods that depend on one.
+        steps: calibration steps; 0: the method's own recipe.
+        seeds: seeds of methods that depend on one.
     """
 
     model: str = ""

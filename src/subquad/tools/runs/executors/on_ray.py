@@ -48,10 +48,10 @@ class RayExecutor(WorkerExecutor):
     """Works as tasks of a Ray cluster, or of one that is started on this machine for the run.
 
     Args:
-        address: of a cluster; None is the one that RAY_ADDRESS names, or else this machine alone.
+        address: the address of a cluster; None is the one that RAY_ADDRESS names, or else this machine alone.
         workers: the most jobs at once; None is as many as the cluster has room for.
-        resources: what each job takes.
-        device: what jobs compute on.
+        resources: the resources of each job.
+        device: the device that jobs compute on.
     """
 
     def __init__(self, address: str | None, workers: int | None, resources: JobResources, device: str = "cpu"):
