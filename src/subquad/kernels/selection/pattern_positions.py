@@ -50,7 +50,7 @@ class PatternPositions:
     first: Int64[Tensor, "#B 1"]  # the position of each item's first real token
     length: Int64[Tensor, "#B 1"]
     start: Int64[Tensor, "#B 1"]  # the place of query 0, which may be below 0
-    tokens: int  # of the longest item that there may be
+    tokens: int  # length of the longest item that there may be
 
     @staticmethod
     def from_mask(

@@ -7,7 +7,7 @@ from subquad.masks import Mask
 from subquad.methods.core.method import Method, Part, Traits
 
 WEAKEST_FIRST: tuple[Literal["no", "values-only", "strict"], ...] = ("no", "values-only", "strict")
-# How traits that are yes or no combine: what all methods must be able to do or be, and what one of them is enough for.
+# Traits that are yes or no, by how they combine: those that all methods must have, and those that one is enough for.
 ALL = (
     "cross",
     "window",

@@ -24,7 +24,7 @@ class TriedTiles:
 
     kernel: str
     width: int
-    bytes: int  # of a number
+    bytes: int  # bytes of a number
     tiles: tuple[int, ...]  # rows, keys, warps, stages
     ms: float | None
     reason: str | None = None

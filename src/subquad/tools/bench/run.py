@@ -112,7 +112,7 @@ class Bench(JobRun):
     methods: list[Method]
     versions: dict[str, str] = field(default_factory=dict)
     hardware: dict[str, str] = field(default_factory=dict)
-    executor: str = ""  # what made the units, where it was not this process
+    executor: str = ""  # the executor of the jobs, if it was not this process
 
     @property
     def loads(self) -> list[Load]:

@@ -22,7 +22,7 @@ class TokenizedText:
 
     passages: list[list[int]]
     queries: list[list[int]]
-    tokens: list[int]  # of all documents, one after the other, without special tokens
+    tokens: list[int]  # the tokens of all documents in a row, without special tokens
     document_lengths: list[int]
 
     @property

@@ -52,9 +52,9 @@ class Pretrained:
     kind: Kind
     pooling: Pooling
     limit: int | None  # tokens that its positions reach
-    notes: tuple[str, ...] = ()  # of its weights, what a reader must know
+    notes: tuple[str, ...] = ()  # sentences on its weights
     group: MeasuringGroup = ALONE
-    library: str = "transformers"  # whose folder it comes from
+    library: str = "transformers"  # the library of its folder
     extend: int | None = None  # tokens to which its positions are extended for inputs that exceed them
 
     @property

@@ -80,8 +80,8 @@ class Chosen:
     methods: Mapping[int, Method | BoundMethod]
     lengths: Sequence[int]
     measured: Measured
-    dtype: torch.dtype | None = None  # of the weights; None: as they are
-    recorded: Mapping[str, Any] = field(default_factory=dict)  # of a plan: what `swap` records of it
+    dtype: torch.dtype | None = None  # the dtype of the weights; None: as they are
+    recorded: Mapping[str, Any] = field(default_factory=dict)  # the part of a plan that `swap` records
     pays_in_dtype: bool = False  # whether exact attention in this dtype is a recommendation too
 
     @property

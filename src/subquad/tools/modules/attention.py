@@ -48,7 +48,7 @@ class AttentionSites(ABC):
     module: nn.Module
     count: int
 
-    function: ClassVar[str]  # of the library that puts methods there
+    function: ClassVar[str]  # the library's function that puts methods there
     kind: ClassVar[str] = "layers"
 
     @abstractmethod

@@ -149,7 +149,7 @@ class ModuleSubject(PlanSubject):
     judge: Judge
     length: int
     items: Sequence[ModuleCall]
-    names: Sequence[str]  # of layers that can run a method at all
+    names: Sequence[str]  # the names of layers that can run a method at all
     no_gradients = torch.no_grad  # and not inference mode, in which a module cannot compute gradients inside
     refusals = (ValueError, TypeError)  # of a method, for an input that it does not take
 

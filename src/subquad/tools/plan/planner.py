@@ -32,7 +32,7 @@ class SingleLoss:
     item: int
     layers: tuple[int, ...]
     candidate: str
-    position: float  # of the first of these layers among all that have candidates, in [0, 1)
+    position: float  # the position of the first of these layers among all with candidates, in [0, 1)
 
 
 @dataclass(frozen=True)

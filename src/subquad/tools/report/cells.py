@@ -14,7 +14,7 @@ class Cell:
 
     text: str
     tone: Tone = ""
-    value: float | None = field(default=None, compare=False)  # what a table is sorted by; None: by the text
+    value: float | None = field(default=None, compare=False)  # the key for sorting a table; None: the text
 
     @property
     def sort_key(self) -> str | None:

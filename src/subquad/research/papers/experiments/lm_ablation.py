@@ -22,8 +22,8 @@ class Ablation(NamedTuple):
 
     name: str
     family: str
-    heads: str  # not local ones: "none", "all" or "half"
-    layers: str  # that have them: "none", "all", or the "upper" half
+    heads: str  # the heads that are not local: "none", "all" or "half"
+    layers: str  # the layers with such heads: "none", "all", or the "upper" half
     hash: str
     published: float | None  # per word, validation data
     published_test: float | None = None

@@ -34,7 +34,7 @@ class PerformerApproximationScale:
 
     # the kernel e^{x·y}, x and y of one norm
     width: int = 64
-    norm: float = 1.0  # where the number of features varies
+    norm: float = 1.0  # the norm at which the number of features varies
     kernel_features: tuple[int, ...] = (16, 64, 256, 1024)
     norms: tuple[float, ...] = (0.25, 0.5, 0.75, 1.0, 1.5, 2.0)  # with the second number of features
     draws: int = 300
