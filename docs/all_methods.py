@@ -48,7 +48,7 @@ def when(name: str) -> str:
 
 
 def uses() -> str:
-    """When to use each method, and what it costs."""
+    """A table of when to use each method, and of what it costs."""
     header = "method", "family", "when to use it", "training", "sub-quadratic", "causal", "cost"
     rows = (
         (

@@ -123,7 +123,7 @@ def is_placeholder(address: str) -> bool:
 
 
 def install_commands(repository: str) -> str:
-    """How to install subquad: from a clone while the repository's address is a placeholder, later from the index."""
+    """Commands that install subquad: from a clone while the repository's address is a placeholder, later from PyPI."""
     clone = f"git clone {repository} subquad && cd subquad"
     comments = ("the library, with Hugging Face models", "with the commands, and a small encoder to try them on")
     if is_placeholder(repository):

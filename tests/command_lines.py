@@ -11,7 +11,7 @@ import typer
 from subquad.core.errors import InputError, as_input_error
 from subquad.methods import parse_method
 from subquad.tools.cli.main import app
-from subquad.tools.cli.plugins import settings_of
+from subquad.tools.cli.plugins import settings_class
 from subquad.tools.runs.options import from_arguments
 
 BLOCK = re.compile(r"^(?P<indent> *)```(?:sh|bash)\n(?P<code>.*?)^ *```$", re.DOTALL | re.MULTILINE)
@@ -212,7 +212,7 @@ def _group() -> Any:
 
 def _check_settings(name: str, asked: Mapping[str, Any]) -> None:
     """Options that are fields of settings, and the methods among them."""
-    settings: Any = from_arguments(settings_of(name), asked, {})
+    settings: Any = from_arguments(settings_class(name), asked, {})
     methods = getattr(settings, "methods", ()) or ()
     for method in (*methods, *filter(None, [getattr(settings, "method", None)])):
         parse_method(method.replace("{buckets}", "4"))

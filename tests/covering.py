@@ -18,7 +18,7 @@ Row = Sequence[Hashable]
 def covering(
     rows: Sequence[Row], strength: int = 2, kind: Callable[[Hashable], Hashable] = lambda value: value
 ) -> list[int]:
-    """Which rows to take, in their order, so that every `strength` values that occur together in a row still do.
+    """Choose rows, in their order, so that every `strength` values that occur together in a row still do.
 
     Greedy and deterministic: the next row adds the most, and of those its values were used least. It works on any set
     of rows, so also where some combinations do not exist. Every value occurs, but only the kinds of values occur in

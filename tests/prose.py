@@ -1,4 +1,4 @@
-"""Where the project's prose stands: paragraphs of Markdown, and the strings and comments of Python sources.
+"""Find the project's prose: paragraphs of Markdown, and the strings and comments of Python sources.
 
     python -m tests.prose FILE.md …
 

@@ -1,4 +1,4 @@
-"""Which tests check the shapes of the annotations, at every call that they make: it doubles the time of a call."""
+"""Choose the tests that check the shapes of the annotations at every call, which doubles the time of a call."""
 
 from collections.abc import Callable, Iterable, Iterator
 from functools import wraps

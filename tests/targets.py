@@ -102,7 +102,7 @@ def two_way(graph: nx.DiGraph) -> dict[tuple[str, str], list[str]]:
 
 
 def places(find: Callable[[ast.AST], Iterator[int]], files: Iterable[Path]) -> list[str]:
-    """What a finder of lines finds in some files, as file:line."""
+    """The lines that a finder finds in some files, as file:line."""
     return [f"{file.relative_to(ROOT)}:{line}" for file in files for line in sorted(find(tree_of(file)))]
 
 

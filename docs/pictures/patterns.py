@@ -111,7 +111,7 @@ PATTERNS = {
 
 
 def drawn_as(name: str) -> Pattern:
-    """How a method is drawn: a method that is not listed above with the settings of its trait `example`."""
+    """The pattern of a method: of one that is not listed above, with the settings of its trait `example`."""
     if name in PATTERNS:
         return PATTERNS[name]
     method = sq.METHODS[name]

@@ -85,7 +85,7 @@ def figure(cell: str) -> float | None:
 
 
 def verdict(cell: str) -> str:
-    """How the report judges a speed-up."""
+    """The report's verdict on a speed-up."""
     return "within the noise" if cell.startswith("≈") else "slower" if cell.startswith("↓") else "faster"
 
 

@@ -66,7 +66,7 @@ WIDTHS = (176, 66, 154)
 
 
 def leaves(node: "Question | Leaf") -> int:
-    """How many leaves are below."""
+    """The number of leaves below."""
     return 1 if isinstance(node, Leaf) else sum(leaves(below) for _, below in node.answers)
 
 

@@ -1,4 +1,4 @@
-"""Which methods have kernels: backends are compared for these, and for the others they would be the same code."""
+"""The methods that have kernels: backends are compared for these, and for the others they would be the same code."""
 
 import functools
 from unittest.mock import patch

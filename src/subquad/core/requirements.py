@@ -66,14 +66,19 @@ def check(packages: Iterable[str], extra: str = "") -> None:
             )
 
 
+def release(text: str) -> tuple[int, ...]:
+    """The first three numbers of a version."""
+    return tuple(int(number) for number in re.findall(r"\d+", text)[:3])
+
+
 def is_older(installed: str, least: str | None) -> bool:
     """True if a version is below a floor; False if the floor is not known."""
-    return least is not None and _release(installed) < _release(least)
+    return least is not None and release(installed) < release(least)
 
 
 def is_untested(installed: str, limit: str | None) -> bool:
     """True if a version is one that nobody tested; False if the limit is not known."""
-    return limit is not None and _release(installed) >= _release(limit)
+    return limit is not None and release(installed) >= release(limit)
 
 
 @cache
@@ -88,11 +93,6 @@ def _declared() -> tuple[Requirement, ...]:
         named, _, marker = line.partition(";")
         package = re.match(r"\s*([\w.-]+)", named)
         extra = re.search(r"""extra\s*==\s*["']([\w-]+)["']""", marker)
-        for sign, release in re.findall(r"(>=|<(?!=))\s*([\d.]+)", named):
-            declared.append(Requirement(package[1] if package else "", sign, release, extra[1] if extra else ""))
+        for sign, version in re.findall(r"(>=|<(?!=))\s*([\d.]+)", named):
+            declared.append(Requirement(package[1] if package else "", sign, version, extra[1] if extra else ""))
     return tuple(declared)
-
-
-def _release(text: str) -> list[int]:
-    """The first three numbers of a version."""
-    return [int(number) for number in re.findall(r"\d+", text)[:3]]

@@ -28,7 +28,7 @@ def define(
         fake: makes empty outputs from the same arguments, for compilers. Its annotations are the operator's schema.
         first: arguments that come before those of `fake` in the schema, such as `"str backend"`; `fake` does not get
             them.
-        traced: what compilers run in the place of `fake`, with all arguments.
+        traced: the function that compilers run in place of `fake`, with all arguments.
     """
     schema = infer_schema(fake, mutates_args=())
     skipped = first.count(",") + 1 if first else 0

@@ -4,17 +4,12 @@ Each part names what differs, since which version, and with which floor in pypro
 """
 
 import inspect
-import re
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 import torch
 
-
-def release(text: str) -> tuple[int, ...]:
-    """The first two numbers of a version."""
-    return tuple(int(number) for number in re.findall(r"\d+", text)[:2])
-
+from subquad.core.requirements import release
 
 TORCH = release(torch.__version__)
 

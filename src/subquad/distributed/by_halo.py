@@ -157,9 +157,9 @@ class Common:
     """The tokens of each item that all queries see, and which see all keys unless the mask is causal.
 
     Attributes:
-        positions: among the tokens of all ranks; −1 for none.
-        rows: what this rank knows of them: keys, values, whether they are real keys, and queries; 0 elsewhere.
-        split: which tokens are on which rank.
+        positions: their positions among the tokens of all ranks; −1 for none.
+        rows: this rank's keys, values, validity of keys and queries at these positions; 0 if another rank has them.
+        split: the split of the tokens over the ranks.
     """
 
     positions: Int64[Tensor, "B S"]

@@ -29,8 +29,8 @@ class Traffic:
     """Bytes and messages that this rank sent to others inside `traffic`, backward passes included.
 
     Attributes:
-        bytes: of tensors.
-        calls: of collectives.
+        bytes: size of the tensors.
+        calls: number of collectives.
     """
 
     bytes: int = 0

@@ -19,7 +19,7 @@ class Halo:
     Attributes:
         needed: the keys of each rank.
         local: the keys that each rank has.
-        split: which tokens are on which rank.
+        split: the split of the tokens over the ranks.
     """
 
     needed: list[slice]

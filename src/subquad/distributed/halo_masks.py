@@ -71,7 +71,7 @@ class _Near:
     call: Call
     before: int
     valid: Bool[Tensor, "B M"] | None
-    queries: Bool[Tensor, "B N"] | None  # which are real
+    queries: Bool[Tensor, "B N"] | None  # True for real queries
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, first: int, first_key: int) -> Partial:
         """The partial, where the first query and the first key have these numbers among the rank's own."""

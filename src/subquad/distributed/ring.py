@@ -22,7 +22,7 @@ class Ring:
     """A ring of ranks that passes each block of keys as far as it is needed.
 
     Args:
-        split: which tokens are on which rank; block b holds the keys of rank b.
+        split: the split of the tokens over the ranks; block b holds the keys of rank b.
         needs: whether the queries of a rank, the first argument, need a block, the second.
     """
 

@@ -28,8 +28,8 @@ class Rows(NamedTuple):
     """The rows of this rank, (…, width), and how those of all ranks are combined.
 
     Attributes:
-        local: of the same shape and dtype on all ranks.
-        combine: from (ranks, rows, width) to what each rank gets, (rows, other width), in their order.
+        local: the rows, of the same shape and dtype on all ranks.
+        combine: makes of (ranks, rows, width) the result of each rank, (rows, other width), in their order.
     """
 
     local: Tensor

@@ -26,8 +26,8 @@ class Sequence(TokenSplit, Shard):
     Every rank of the group makes the same one, and all make the same calls with it.
 
     Args:
-        lengths: how many tokens each rank has, 1 or more.
-        keys: how many keys each rank has, where these are other tokens (cross-attention).
+        lengths: number of tokens of each rank, 1 or more.
+        keys: number of keys of each rank, if these are other tokens (cross-attention).
         group: a process group, or a one-dimensional device mesh of torch such as `mesh["sp"]`; None: all processes.
         mode: "summary": ranks send a summary of their keys, whose size does not depend on their number, and methods
             that cannot are refused; "heads": each rank receives all tokens of its share of the heads; "ring": exact

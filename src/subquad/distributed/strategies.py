@@ -28,14 +28,14 @@ class Strategy(Generic[M]):
     """The way in which ranks run the methods of one class on a sequence whose tokens they share.
 
     Attributes:
-        kind: what ranks send. "partials": a summary of their keys, by a function of the method's own. "halo": the keys
+        kind: their messages. "partials": a summary of their keys, by a function of the method's own. "halo": the keys
             near their borders; distances alone decide which key a query meets. "places": the same where it matters too
             a token's position in its item. "ring": all keys and values, in turn.
         attend: the partial of this rank's queries over the keys of all ranks, which all ranks compute together. It gets
             the method for the sizes of the whole sequence, this rank's query, key and value, the call (whose mask is
             that of this rank's tokens) and the split. Padded queries may come out as anything finite.
         fits: whether the settings of a method allow it; elsewhere it runs by heads.
-        needs: what the settings must be for that, for the message of a refusal.
+        needs: the settings that allow it, for the message of a refusal.
         loss_reads_tokens: whether the auxiliary loss, if there is one, depends on the inputs.
     """
 

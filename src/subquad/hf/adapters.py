@@ -81,10 +81,10 @@ def save_adapter(
         sq.hf.save_adapter(model, "my-adapter")
 
     Args:
-        model: whose layers they are.
+        model: the swapped model.
         path: the folder; made if missing; an adapter in it is replaced at once.
         bounds: {layer number: bound method}; by default those that run in the model.
-        record: of their training, as plain data.
+        record: a record of their training, as plain data.
         card: Markdown for readers.
         max_length: the longest length that they were bound for, where their number depends on it; by default the one
             that `bind` was given.

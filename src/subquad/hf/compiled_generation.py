@@ -47,7 +47,7 @@ def compiled_steps(length: int, model: AnyModel | None = None, **options: Any) -
     Args:
         length: tokens of the longest request, its new ones included. The cache has room for the next power of two.
         model: the model that will generate, needed where weights are frozen.
-        options: of `torch.compile`, such as `backend`.
+        options: options of `torch.compile`, such as `backend`.
 
     Raises:
         ValueError: the length is below 1; or torch freezes weights (`torch._inductor.config.freezing`), and the model

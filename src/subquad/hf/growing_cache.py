@@ -187,7 +187,7 @@ class GrowingCache(DynamicCache):
 
     Args:
         model: the model that will use the cache.
-        length: how many tokens to allocate, of prompt and continuation together.
+        length: number of tokens to allocate, of prompt and continuation together.
 
     Raises:
         ValueError: `length` is less than 1, or no layer of the model keeps keys and values. Later: keys of another

@@ -62,8 +62,8 @@ class ItemPositions(nn.Embedding):
     """A table of positions that reads items longer than itself, as described at the head of this file.
 
     Attributes:
-        reach: how many positions an item may have.
-        mode: how longer items are read.
+        reach: the number of positions that an item may have.
+        mode: the way in which longer items are read.
         reserved: rows at the front that no position uses.
     """
 

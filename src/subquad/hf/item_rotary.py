@@ -56,14 +56,14 @@ class RotaryPass:
     """The inputs of a model that show where items begin and end, and what follows from them.
 
     Attributes:
-        mask: bool (B,P+N), which tokens are real; None: no mask is given, or one that is not (batch, tokens).
+        mask: bool (B,P+N), True for real tokens; None: no mask is given, or one that is not (batch, tokens).
         unread: a mask of another shape is given.
         past: P, the tokens in the cache.
         cache: the cache that is given.
         numbered: whether `position_ids` are given.
-        extended: which tokens are read by YaRN; None before that is known.
-        items: which items are.
-        undecided: which items (B,1) have no real token so far, if there are tokens to come.
+        extended: the tokens that are read by YaRN; None before that is known.
+        items: the items that are read by YaRN.
+        undecided: (B,1), True for items without a real token so far, if there are tokens to come.
     """
 
     mask: Tensor | None = None
@@ -86,7 +86,7 @@ class ItemRotary(nn.Module):
     Attributes:
         longer: the same module with YaRN's frequencies.
         rows: R, the model's own positions.
-        reach: how many positions an item may have.
+        reach: the number of positions that an item may have.
         layer_types: the types of layers whose frequencies were extended; empty in a model whose layers have the same.
     """
 

@@ -33,7 +33,7 @@ _DISENTANGLED = (
     "its attention is disentangled: the logit of a query and a key has terms of each with an embedding of their "
     "distance, q_i·r(j−i) and k_j·r(i−j), so it is not q_i·k_j and a bias of the distance alone"
 )
-# What attention of a model type has that no method here computes, in which case an adapter would not help.
+# Terms of a model type's attention that no method here computes, in which case an adapter would not help.
 UNSUPPORTED_TERMS = {"deberta": _DISENTANGLED, "deberta-v2": _DISENTANGLED}
 
 _CROSS = re.compile(r"cross|encoder_attn|encdec|encoder_decoder", re.IGNORECASE)
@@ -55,7 +55,7 @@ class Layer:
     biased: bool = False
     sizes: tuple[int, int, int] | None = None
     beside_softmax: tuple[str, ...] = ()  # "capped logits", "sinks": what only exact attention does here
-    reason: str | None = None  # why nothing but the model's own attention can run here
+    reason: str | None = None  # the reason why only the model's own attention can run here
     in_causal_decoder: bool = False  # cross-attention whose queries come one after the other
     hands_hidden: bool = False  # passes its input on to the attention function, as models made by subquad do
 

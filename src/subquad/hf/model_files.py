@@ -15,7 +15,7 @@ Pooling = Literal["mean", "cls"]
 _READ_WHOLE = (".json", ".txt", ".model", ".jinja")  # by transformers; weights are mapped
 
 POOLING = "1_Pooling/config.json"  # of sentence-transformers
-# What it calls each way of pooling; several may be true, and are then joined.
+# The prefix of the names of its poolings; several may be true, and are then joined.
 _MODES = "pooling_mode_"
 _MEAN, _CLS = "pooling_mode_mean_tokens", "pooling_mode_cls_token"
 

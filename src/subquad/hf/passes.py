@@ -24,12 +24,12 @@ class PassMetadata(NamedTuple):
     """The numbers that a rank sends.
 
     Attributes:
-        tokens: on this rank.
-        items: of the batch.
+        tokens: number of tokens on this rank.
+        items: number of items of the batch.
         mask: 0: none is given; 1: it hides nothing; 2: it hides padding.
         positions: 0: none are given; 1: they grow by one; 2: at least between real tokens; 3: not even that.
-        first: the first of them.
-        labels: how many count; −1: none are given.
+        first: the first position.
+        labels: the number of labels that count; −1: none are given.
         shifted: whether labels are given that are shifted already.
     """
 
@@ -137,9 +137,9 @@ class Pass:
     Attributes:
         sequence: the tokens on all ranks.
         padded: whether any rank has padding.
-        labels: how many labels this rank has, and all have.
-        positions: of this rank's tokens; None: the model has no such argument, or they are given.
-        share: what this rank's mean loss is multiplied with; None: it is a sum over a number that is given.
+        labels: the numbers of labels of this rank, and of all.
+        positions: the positions of this rank's tokens; None: the model has no such argument, or they are given.
+        share: the factor of this rank's mean loss; None: it is a sum over a number that is given.
     """
 
     sequence: Sequence

@@ -44,7 +44,7 @@ class Plan:
     output, where an audit can measure it.
     """
 
-    model: dict[str, Any]  # as `describe_model` has it
+    model: dict[str, Any]  # the description by `describe_model`
     lengths: tuple[int, ...]
     layers: dict[int, Method]
     verified: dict[str, dict[str, Any]]

@@ -201,7 +201,7 @@ def extend_positions(model: AnyModel, length: int, *, mode: str = "interpolate",
             nothing and are left as they are.
         length: tokens that the model must take. Not more than its own positions changes nothing, and fewer raise a
             warning. A second call keeps the larger length, and has the mode of the second.
-        mode: how items are read that are longer than a table of learned positions.
+        mode: the way in which items longer than a table of learned positions are read.
         tokenizer: the model's tokenizer, where `model` does not hold it.
 
     Raises:

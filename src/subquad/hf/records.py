@@ -38,9 +38,9 @@ class Record:
     """The swap that a config records: the number of layers, the method of each, and whose attention stays exact.
 
     Attributes:
-        versions: of the packages that decide the output, when the methods were chosen.
-        floor: that of the plan whose methods these are, for `sq.audit`: see `Plan.floor`.
-        verified: what the plan measured at each length: see `Plan.verified`.
+        versions: versions of the packages that decide the output, when the methods were chosen.
+        floor: the floor of the plan whose methods these are, for `sq.audit`: see `Plan.floor`.
+        verified: the plan's measurements at each length: see `Plan.verified`.
         audit: arguments of `sq.audit` that are not its defaults: see `Audit.record`.
     """
 

@@ -227,7 +227,7 @@ def shard(model: AnyModel, batch: Mapping[str, Any], sequence: Sequence | None =
         model: the swapped model.
         batch: the model's inputs, the same on all ranks: (batch, tokens) of input_ids, attention_mask,
             token_type_ids, position_ids, labels and shift_labels, inputs_embeds, and values that are not tensors.
-        sequence: which tokens each rank has; None: an even split.
+        sequence: the split of the tokens over the ranks; None: an even split.
 
     Labels of a causal language model are shifted before they are cut, as `shift_labels`, because the label of a rank's
     last token is the first token of the next rank.

@@ -39,7 +39,7 @@ class TrialTrace:
     window: int | None
     biased: bool
     beside_softmax: tuple[str, ...]
-    reason: str | None  # why the mask function is not understood
+    reason: str | None  # the reason why the mask function is not understood
 
     def after(self, before: "TrialTrace | None", *, on_cache: bool) -> "TrialTrace":
         """Combine two records; a step on a cache adds only what is not known yet."""
@@ -82,7 +82,7 @@ class CallRecord:
 @dataclass
 class _Recorder:
     originals: dict[int, str]  # id of a config → its attention implementation
-    default: str  # that of a config which is not among them
+    default: str  # the implementation of other configs
     calls: list[CallRecord] = field(default_factory=list)
     # By the address of a mask's storage: the mask, which keeps the address its own, its pattern and `reason`.
     masks: dict[int | None, tuple[Any, LayerPattern | None, str | None]] = field(default_factory=dict)

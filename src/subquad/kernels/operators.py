@@ -20,7 +20,7 @@ from torch.utils.flop_counter import register_flop_formula
 from subquad.core.torch_ops import define, differentiate
 from subquad.kernels.tensors import token_major
 
-# What `dispatch.tracing` sets: the context in which operators on meta tensors also call the backend's function.
+# The context, set by `dispatch.tracing`, in which operators on meta tensors also call the backend's function.
 TRACED: ContextVar[Callable[[], AbstractContextManager[Any]] | None] = ContextVar("subquad_traced", default=None)
 
 

@@ -113,7 +113,6 @@ class ByLength(Method):
     )
 
     name: ClassVar[str] = "by-length"
-    attends_by: ClassVar[frozenset[str]] = Method.attends_by | {"attend"}
     traits: ClassVar[Traits] = of_lengths([Full(), ImprovedClustered()])
 
     def __post_init__(self) -> None:

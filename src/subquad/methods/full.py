@@ -59,7 +59,6 @@ class Full(Method):
 
     name: ClassVar[str] = EXACT
     onnx: ClassVar[OnnxSupport] = "always"
-    attends_by: ClassVar[frozenset[str]] = Method.attends_by | {"attend"}
     traits: ClassVar[Traits] = Traits(
         family="exact",
         causal="strict",

@@ -120,7 +120,7 @@ class Past:
     tokens: Int64[Tensor, "B"]
     keys: Float[Tensor, "B G k D"]  # Σ_i E_κi k_i
     values: Float[Tensor, "B G k E"]  # Σ_i F_κi v_i
-    first_key: Float[Tensor, "B G 1 D"]  # of rank 0
+    first_key: Float[Tensor, "B G 1 D"]  # the key of rank 0
     first_value: Float[Tensor, "B G 1 E"]
 
 

@@ -98,7 +98,6 @@ class MixedHeads(Method):
     methods: str = text_of_methods("local+lha", examples=("local:window=2+full", "lha:buckets=2+local:window=4"))
 
     name: ClassVar[str] = "mixed-heads"
-    attends_by: ClassVar[frozenset[str]] = Method.attends_by | {"attend"}
     traits: ClassVar[Traits] = of_heads((Local(), LearnedHash()))
 
     def __post_init__(self) -> None:

@@ -142,7 +142,6 @@ class Sum(Method):
 
     terms: str = text_of_methods("local+keep", examples=("local:window=2+keep:last", "local:window=3+lsh:buckets=2"))
 
-    attends_by: ClassVar[frozenset[str]] = Method.attends_by | {"attend", "meetings"}
     name: ClassVar[str] = "sum"
     traits: ClassVar[Traits] = of_sum((Local(), Keep()))
 

@@ -25,8 +25,8 @@ def remember(
 
     Args:
         x: the input of an attention layer.
-        memory: what was remembered of the input before.
-        length: how many states are kept.
+        memory: the states of earlier inputs.
+        length: number of states that are kept.
 
     Raises:
         ValueError: a negative length, or a memory of another batch, width or device.

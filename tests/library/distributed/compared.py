@@ -1,4 +1,4 @@
-"""How far what ranks have is from what one process has."""
+"""Compare what several ranks compute with what one process computes."""
 
 from collections.abc import Iterable
 

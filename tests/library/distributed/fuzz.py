@@ -81,7 +81,7 @@ class Call:
 
 
 def split(rng: Random, ranks: int, most: int) -> tuple[int, ...]:
-    """How many tokens each rank has: one each, a few, about as many each, or some with one."""
+    """A random number of tokens for each rank: one each, equal numbers, any numbers, or any with one rank of one."""
     kind = rng.randrange(5)
     if kind == 0:
         return (1,) * ranks
@@ -257,7 +257,7 @@ def size_of(x: Tensor, least: float = 1.0) -> float:
 
 
 def errors(names: list[str], want: list[Tensor], have: list[Tensor]) -> list[float]:
-    """How far each result is from what it should be, of gradients relative to the largest of all of them.
+    """The distance of each result from what it should be, of gradients relative to the largest of all of them.
 
     The gradient of a parameter is a sum over all tokens, in which large terms may cancel.
     """
@@ -279,7 +279,7 @@ def nudged(call: Call, seed: int) -> Call:
 
 
 def unstable(call: Call, names: list[str], want: list[Tensor], take: Callable[..., list[Tensor]]) -> float:
-    """How far one process is from itself after changes in the last bits of its inputs: the largest of some changes."""
+    """The largest distance of one process from itself, of several changes in the last bits of its inputs."""
     changes = (take(*results(nudged(call, 1000 * change), None)) for change in range(1, 9))
     return max(max(errors(names, want, changed)) for changed in changes)
 
@@ -347,7 +347,7 @@ def tried(call: Call, rng: Random, counts: Counter[str], *, verbose: bool) -> tu
 
 
 def refused_alone(call: Call) -> str | None:
-    """Why one process refuses the call; None if it does not."""
+    """The reason why one process refuses the call; None if it does not."""
     try:
         results(call, None)
     except ValueError as refusal:

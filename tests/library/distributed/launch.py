@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[3]
 
 @cache
 def ran(module: str, ranks: int, *words: str) -> tuple[Path, str]:
-    """Where the ranks wrote what they found, and what they said; once, also where they failed."""
+    """The folder that the ranks wrote to, and their standard error; they run once, even if they fail."""
     folder = Path(mkdtemp())
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
     done = subprocess.run(

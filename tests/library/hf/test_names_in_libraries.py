@@ -1,4 +1,4 @@
-"""Where a method can be asked for by name, and where a name is kept: in libraries around transformers, and in files.
+"""The places that accept or store the name of a method: libraries around transformers, and files.
 
 What the named method does in a model is tested in `test_named_attention`.
 """
@@ -163,7 +163,7 @@ for folder, options in ((sys.argv[1], named), (sys.argv[2], {})):
 
 @pytest.mark.slow
 def test_without_subquad_the_error_quotes_the_name(tmp_path):
-    """Of an argument, and of a file; in one process, in which both load after the import."""
+    """The name is in an argument or in a file. One process tries both, and loads both after the import."""
     folders = [str(tmp_path / name) for name in ("own", "named")]
     build("bert").model.save_pretrained(folders[0])
     named(build("bert"), NAME).model.save_pretrained(folders[1])

@@ -1,4 +1,4 @@
-"""How scores become buckets: sizes, queries that no bucket takes, and buckets of one label."""
+"""Tests of buckets made from scores: sizes, queries that no bucket takes, and buckets of one label."""
 
 import functools
 

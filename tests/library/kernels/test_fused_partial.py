@@ -13,7 +13,7 @@ TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-12, torch.bfloat16: 3e-2}
 
 
 def allowed_of(mask: str, N: int, M: int) -> torch.Tensor | None:
-    """Which pairs meet; in "dense", one query meets no key, and in "padding" one item has no key."""
+    """The pairs that meet; in "dense", one query meets no key, and in "padding" one item has no key."""
     draw = torch.Generator().manual_seed(1)
     if mask == "padding":
         return torch.arange(M) < torch.tensor([M - 7, 0])[:, None, None, None]

@@ -177,13 +177,13 @@ def test_the_cause_and_the_remedy_make_the_refusal(monkeypatch, tmp_path, damage
         (tmp_path / native._FILE).write_bytes(b"not a library")
         monkeypatch.setattr(native, "__file__", str(tmp_path / "__init__.py"))
         _, refused = native._find()
-    monkeypatch.setattr(native, "_REFUSED", refused)
+    monkeypatch.setattr(native, "_REFUSAL", refused)
     assert native.cause() is None if cause is None else native.cause().startswith(cause)
 
 
 def test_a_refused_library_cannot_be_had(monkeypatch):
     monkeypatch.setattr(native, "_LIBRARY", None)
-    monkeypatch.setattr(native, "_REFUSAL", "it is Sunday")
+    monkeypatch.setattr(native, "_MESSAGE", "it is Sunday")
     assert native.refusal() == sq.backends()["cpu"] == "it is Sunday"
     with pytest.raises(RuntimeError, match="native library cannot be used: it is Sunday"):
         native.variants()
@@ -246,7 +246,7 @@ def layout_of(*fields: tuple[str, str, int], size: int) -> structures.Structure:
 
 
 def test_a_structure_is_packed_as_the_library_describes_it():
-    """Where two fields are swapped in C++, their numbers are swapped in memory."""
+    """If two fields are swapped in C++, their numbers are swapped in memory."""
     x = torch.zeros(2, 3, 5, 7)
     values = {"N": 5, "threads": 1, "scale": 0.5, "x": x}
     kinds = ("N", "int64"), ("threads", "int32"), ("scale", "float32"), ("x", "rows")

@@ -201,8 +201,8 @@ def test_a_query_all_of_whose_logits_are_minus_infinity_is_nan(variant):
 @pytest.mark.parametrize("side", ["query", "key"])
 @pytest.mark.parametrize("method", [Clustered(clusters=12), ImprovedClustered(clusters=12, topk=30)], ids=str)
 def test_log_sum_exps_are_finite_where_those_of_the_reference_are(variant, method, side, poison, place):
-    """Which number stands where one is not finite may differ. Values, which log-sum-exps do not read, get gradients of
-    0, and infinite logits may spoil more of their head's other gradients than in the reference, but nothing else.
+    """NaN and infinities may differ from the reference's. Values, which log-sum-exps do not read, get gradients of 0,
+    and infinite logits may spoil more of their head's other gradients than in the reference, but nothing else.
     """
     for N, M in ((40, 90), (9, 20)):
         inputs = [x.clone() for x in qkv(N, M)]

@@ -82,7 +82,7 @@ def test_no_mask_hides_nothing():
 
 @st.composite
 def makers(draw) -> Callable[[], Mask]:
-    """How to make a mask; the test makes it, because the run-time type checks draw random numbers of their own."""
+    """A function that makes a mask in the test, because the run-time type checks draw random numbers of their own."""
     bits = st.lists(st.booleans(), min_size=5, max_size=5)
     rows = torch.tensor(draw(st.lists(bits, min_size=5, max_size=5)))
     ids = draw(st.lists(st.integers(-1, 2), min_size=5, max_size=5))

@@ -19,7 +19,7 @@ def added(method: sq.Method, query: Tensor, key: Tensor, call: Call) -> Tensor:
 
 
 def once_a_set(method: sq.Method, query: Tensor, key: Tensor, call: Call) -> Tensor:
-    """Once for each set of buckets in which the two share one."""
+    """The number of sets of buckets in which a query and a key share a bucket."""
     N, M = query.shape[2], key.shape[2]
     return sum(part.multiplicity(N, M, call.mask).clamp(max=1) for part in method.meetings(query, key, call))
 

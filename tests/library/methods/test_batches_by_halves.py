@@ -42,7 +42,7 @@ class RandomBatch:
         return RandomBatch(sq.METHODS[name](**settings), [rng.randint(0, past) for _ in new], new, layout)
 
     def valid(self) -> tuple[Tensor, Tensor]:
-        """Which keys and which queries are real."""
+        """True for real keys, and True for real queries."""
         T, N = max(self.cached), max(self.new)
         cached, new = (torch.tensor(lengths)[:, None] for lengths in (self.cached, self.new))
         tokens, keys = torch.arange(N), torch.arange(T + N)

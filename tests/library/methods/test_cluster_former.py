@@ -10,7 +10,7 @@ from tests.library.methods.dense import weighted_softmax
 
 
 def parts(method: ClusterFormer, q: torch.Tensor, k: torch.Tensor, mask: Mask | None = None) -> list[torch.Tensor]:
-    """How often each query meets each key in the window, and in the chunk."""
+    """The number of times that each query meets each key in the window, and in the chunk."""
     N = q.shape[2]
     call = method.prepare(q, k, k, mask=mask)[3]
     return [part.multiplicity(N, N, call.mask) for part in method.meetings(q, k, call)]

@@ -13,7 +13,7 @@ from subquad.tools.measure.utility import attention_utility
 
 
 def met(method: RandomHash, q, k, **options) -> torch.Tensor:
-    """How often each query meets each key."""
+    """The number of times that each query meets each key."""
     call = method.prepare(q, k, k, enable_gqa=q.shape[1] != k.shape[1], **options)[3]
     return sum(part.multiplicity(q.shape[2], k.shape[2], call.mask) for part in method.meetings(q, k, call))
 
@@ -133,7 +133,7 @@ def test_random_scores_of_queries_and_of_keys_are_others_and_no_seed_swaps_them(
 
 
 def test_random_buckets_have_a_utility_of_about_one_in_b_and_directions_more():
-    """Where the attention of similar queries and keys is large."""
+    """Queries equal keys here, so the attention of similar ones is large."""
     q = k = 2 * normal(1, 4, 256, 16)
     found = {}
     for hash in ("planes", "random"):

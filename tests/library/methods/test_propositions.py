@@ -142,7 +142,7 @@ def test_the_mass_of_the_top_keys_carries_gradient():
 
 
 def dropped(method: sq.Method) -> torch.Tensor:
-    """Which weights dropout sets to 0, (1, 2, 20, 20)."""
+    """True for weights that dropout sets to 0, (1, 2, 20, 20)."""
     q, k = vectors("random", 20, 0), vectors("random", 20, 1)
     identity = torch.eye(20, dtype=torch.float64).expand(1, 2, 20, 20)
     torch.manual_seed(0)

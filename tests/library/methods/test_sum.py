@@ -53,7 +53,7 @@ def texts() -> list[str]:
 
 
 def kept_pairs(keep: sq.Keep | None, mask: Mask, N: int) -> tuple[Tensor, Mask]:
-    """Which pairs (B,1,N,N) the kept tokens count, and the mask without them, item by item."""
+    """The pairs (B,1,N,N) that the kept tokens count, and the mask without them, item by item."""
     valid = mask.key_padding(N)
     valid = torch.ones(2, N, dtype=torch.bool) if valid is None else valid
     columns, rows = torch.zeros(2, 1, N, N, dtype=torch.bool), torch.ones_like(valid)

@@ -102,7 +102,7 @@ def test_each_item_of_a_padded_batch_is_laid_out_by_its_own_length(side):
 @pytest.mark.parametrize("n", [1, 2, 7, 24, 100, 333])
 @pytest.mark.parametrize("settings", [settings for _, settings in SETTINGS if settings["pools"]])
 def test_every_key_counts_once(n, settings):
-    """Where all logits are 0, pools weigh as many keys as they hold: out is the mean of all values."""
+    """If all logits are 0, pools weigh as many keys as they contain: out is the mean of all values."""
     bound = sq.TiltedPool(**settings).bind(heads=2, head_dim=8)
     q, k, v = qkv(n)
     torch.testing.assert_close(bound(0 * q, k, v), v.mean(2, keepdim=True).expand_as(v), atol=1e-5, rtol=1e-4)

@@ -1,4 +1,4 @@
-"""Where the cases of the Triton kernels run: in the interpreter on CPU tensors, or on a GPU."""
+"""The device of the Triton kernels' cases: CPU tensors in the interpreter, or a GPU."""
 
 import os
 

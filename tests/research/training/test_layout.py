@@ -1,4 +1,4 @@
-"""How processes share a run: settings, and what cannot run on a part of the tokens. Needs no other process."""
+"""Tests of runs of several processes: settings, and what cannot run on a part of the tokens. One process is enough."""
 
 from collections.abc import Iterator
 from typing import Any

@@ -1,4 +1,4 @@
-"""How long a run still takes: from the units of this run, from their work, or from its limit."""
+"""Tests of the time that a run still takes: from the units of this run, from their work, or from its limit."""
 
 import pytest
 

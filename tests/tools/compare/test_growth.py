@@ -1,4 +1,4 @@
-"""How times grow with the length, and what a comparison says about it."""
+"""Tests of the growth of times with the length, and of a comparison's note on it."""
 
 import pytest
 

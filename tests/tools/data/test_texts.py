@@ -1,4 +1,4 @@
-"""Where text comes from."""
+"""Tests of the sources of text."""
 
 import sys
 

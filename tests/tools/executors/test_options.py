@@ -1,4 +1,4 @@
-"""Which executor options ask for, and what is refused in one line."""
+"""Tests of the executor that options ask for, and of refusals in one line."""
 
 import os
 from multiprocessing.process import BaseProcess

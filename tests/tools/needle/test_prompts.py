@@ -12,7 +12,7 @@ from tests.tools.workflows import tiny
 
 
 def index_of(part, tokens):
-    """Where the part stands in the tokens; fails unless it does once."""
+    """The position of the part in the tokens, in which it must occur exactly once."""
     hits = [at for at in range(len(tokens)) if tokens[at : at + len(part)] == part]
     assert len(hits) == 1
     return hits[0]

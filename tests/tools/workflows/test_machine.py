@@ -17,7 +17,7 @@ from subquad.tools.runs import machine
 @pytest.fixture
 def no_library(monkeypatch):
     monkeypatch.setattr(native, "_LIBRARY", None)
-    monkeypatch.setattr(native, "_REFUSAL", "nobody built it: build it")
+    monkeypatch.setattr(native, "_MESSAGE", "nobody built it: build it")
 
 
 @pytest.mark.usefixtures("no_library")

@@ -28,11 +28,11 @@ class Whole:
     """Moments of the tokens of all ranks, in fp64.
 
     Attributes:
-        count: the real ones of each item.
-        before: those on lower ranks.
-        mean: of each head.
+        count: the number of real tokens of each item.
+        before: the number of those on lower ranks.
+        mean: the mean of each head.
         squares: the mean of the squared components less their mean, over all components; 0 where there are no tokens.
-        covariance: or None where nobody wants it.
+        covariance: the covariance; None if it is not needed.
     """
 
     count: Int64[Tensor, "B"]

@@ -34,7 +34,7 @@ class Candidates(NamedTuple):
 
     Attributes:
         tokens: in ascending order; an empty slot holds the number of tokens.
-        scores: what they are ranked by; −inf for an empty slot.
+        scores: the scores that they are ranked by; −inf for an empty slot.
         best: the bucket that each token scores highest.
     """
 
@@ -47,9 +47,9 @@ class Taken(NamedTuple):
     """The candidates of all ranks that a bucket takes, in slots, the highest score first.
 
     Attributes:
-        rank: whose candidate is in each slot; −1 in an empty one.
-        candidate: which of this rank's candidates it is; k where it is none of them.
-        mine: which of this rank's candidates are taken.
+        rank: the rank of the candidate in each slot; −1 in an empty one.
+        candidate: its number among this rank's candidates; k if it is another rank's.
+        mine: True for those of this rank's candidates that are taken.
     """
 
     rank: Int64[Tensor, "B H C K"]

@@ -18,9 +18,9 @@ class GlobalIndex:
     """The tokens of this rank among the real tokens of their items on all ranks.
 
     Attributes:
-        valid: which of them are real.
-        index: how many real tokens of its item precede each, on all ranks.
-        counts: how many real tokens of each item each rank has.
+        valid: True for real tokens.
+        index: the number of real tokens of its item that precede each, on all ranks.
+        counts: the number of real tokens of each item on each rank.
     """
 
     valid: Bool[Tensor, "B M"]

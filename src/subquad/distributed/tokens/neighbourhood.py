@@ -34,7 +34,7 @@ class Neighbourhood:
 
     Attributes:
         side: the tokens of this rank.
-        split: which tokens are on which rank.
+        split: the split of the tokens over the ranks.
         block: tokens of a block, of each item; `most`: of any.
     """
 

@@ -31,8 +31,8 @@ def example_inputs(
 
     Args:
         model: any transformers model.
-        batch: how many items.
-        length: how many tokens, or frames of sound; models of a fixed length get that.
+        batch: number of items.
+        length: number of tokens, or frames of sound; models of a fixed length get that.
         padding: "right" or "left" shortens the last item, with an attention mask that is 0 on that side. Models
             without an attention mask know "none" only.
         seed: the same seed makes the same inputs.
@@ -117,7 +117,7 @@ def _image_inputs(form: Form, special: Rules) -> dict[str, Tensor]:
     rules |= {k: v for k, v in special.items() if k in wanted and v is not None}
     inputs = {name: rule(form) for name, rule in rules.items()}
     try:
-        # On its own attention: a tower whose method is still to be swapped in would be tried first, and its towers too.
+        # Undisturbed: in a model with a method by name, this call would start a swap, whose trial makes inputs again.
         with undisturbed(form.model):
             placed = {k: v.to(form.model.device) for k, v in inputs.items()}
             features = _tower(form).get_image_features(**placed)

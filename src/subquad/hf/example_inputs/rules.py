@@ -27,7 +27,7 @@ BY_NAME: dict[str, Rule] = {
     "mm_token_type_ids": text.token_kinds,
 }
 
-# What an attention mask covers where the main input is not text.
+# The tokens that an attention mask covers if the main input is not text.
 MASK_OF: dict[str, Rule] = {
     "input_values": audio.wave_mask,
     "input_features": lambda form: form.mask(audio.free_frames(form)),

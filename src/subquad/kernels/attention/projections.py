@@ -32,7 +32,7 @@ class Shares:
 class Projections(nn.Module):
     """E and F of one layer, or of all layers."""
 
-    segment: Int64[Tensor, "n"]  # of each token at the start
+    segment: Int64[Tensor, "n"]  # the segment of each token at the start
     first: Int64[Tensor, "k"]  # rank of each segment's first token
     last: Int64[Tensor, "k"]  # and behind its last
     full: Int64[Tensor, "k"]  # n_κ

@@ -39,18 +39,18 @@ def library() -> ctypes.CDLL:
         RuntimeError: it cannot be used here (with the reason).
     """
     if _LIBRARY is None:
-        raise RuntimeError(f"subquad's native library cannot be used: {_REFUSAL}")
+        raise RuntimeError(f"subquad's native library cannot be used: {_MESSAGE}")
     return _LIBRARY
 
 
 def refusal() -> str | None:
     """The reason why the native library cannot be used here, with the remedy, or None when it can."""
-    return _REFUSAL
+    return _MESSAGE
 
 
 def cause() -> str | None:
     """The reason why the native library cannot be used here, without the remedy, or None when it can."""
-    return None if _REFUSED is None else _REFUSED.cause
+    return None if _REFUSAL is None else _REFUSAL.cause
 
 
 def variants() -> list[str]:
@@ -137,7 +137,7 @@ def compiler() -> str | None:
 
 
 # When this module is imported, not later: it costs about a millisecond, once, and torch.compile meets plain values.
-_LIBRARY, _REFUSED = _find()
-_REFUSAL = None if _REFUSED is None else ": ".join(_REFUSED)
+_LIBRARY, _REFUSAL = _find()
+_MESSAGE = None if _REFUSAL is None else ": ".join(_REFUSAL)
 _VECTORISED = _LIBRARY is not None and variants()[0] != "baseline"
 backends.register("cpu", refusal)

@@ -19,8 +19,8 @@ class Item:
 
     Attributes:
         first: the position of its first real token, which may be below 0.
-        length: from its first real token to its last.
-        tokens: of the longest item that there may be.
+        length: the number of tokens from its first real one to its last.
+        tokens: the length of the longest item that there may be.
     """
 
     first: Int64[Tensor, "#B 1"]
@@ -50,7 +50,7 @@ class PatternPositions:
     first: Int64[Tensor, "#B 1"]  # the position of each item's first real token
     length: Int64[Tensor, "#B 1"]
     start: Int64[Tensor, "#B 1"]  # the place of query 0, which may be below 0
-    tokens: int  # of the longest item that there may be
+    tokens: int  # length of the longest item that there may be
 
     @staticmethod
     def from_mask(

@@ -144,10 +144,10 @@ class KeyLine:
                 q q   q              queries in the line: 0 where a token is none
     """
 
-    order: Int64[Tensor, "B M"] | None  # where each one was; None: all stay where they are
+    order: Int64[Tensor, "B M"] | None  # the former position of each key; None: all stay
     at: Int64[Tensor, "B N"] | None  # positions of the queries among the keys; None: those of the keys
-    line_positions: Int64[Tensor, "B N"] | None  # of the queries in the line; None: query i is token i
-    valid: Bool[Tensor, "B M"]  # which of the line are real keys
+    line_positions: Int64[Tensor, "B N"] | None  # positions of the queries in the line; None: query i is token i
+    valid: Bool[Tensor, "B M"]  # True for real keys of the line
     lengths: Int64[Tensor, "B"]
 
     @staticmethod

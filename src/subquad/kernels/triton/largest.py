@@ -48,7 +48,7 @@ def list_largest(
         finite: whether −∞ is never taken.
         of_blocks: (B,H,C,n/block), the numbers of the blocks that a row is made of: place p is then that of
             of_blocks[p // block] · block + p % block; None: the row is whole.
-        block: how long the blocks are.
+        block: the length of the blocks.
         ranks: (B,H,C,n) int32, to be filled with the slot that each number is listed in, −1 for others; or None.
         lse: (B,H,C) fp32, to be filled with ln Σ e^value of those that are listed, or None.
     """

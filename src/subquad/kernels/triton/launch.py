@@ -12,7 +12,8 @@ import triton.language as tl
 from torch import Tensor
 from triton.language import target_info
 
-from subquad.core.versions import let_scalars_be_indices, release
+from subquad.core.requirements import release
+from subquad.core.versions import let_scalars_be_indices
 from subquad.kernels.triton import INTERPRETED
 from subquad.kernels.triton.recording import Launch, LaunchCost, recorded
 

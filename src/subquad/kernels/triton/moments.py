@@ -32,7 +32,7 @@ class Moments:
     factor: Float32[Tensor, "B H"]
     mean: Float32[Tensor, "B H D"]
     variance: Float32[Tensor, "B H"]  # over all components
-    count: Float32[Tensor, "B H"]  # of real vectors, at least 1
+    count: Float32[Tensor, "B H"]  # number of real vectors, at least 1
 
     def arguments(self) -> dict[str, Tensor]:
         """The arguments of `load_centred`, by name."""

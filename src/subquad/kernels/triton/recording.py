@@ -43,8 +43,8 @@ class LaunchCost:
 
     Attributes:
         products: multiply-adds of matrix products.
-        bytes: that pass between the chip and its memory.
-        operations: on single numbers, outside of matrix products; counted where they take the most time.
+        bytes: bytes that pass between the chip and its memory.
+        operations: operations on single numbers, outside of matrix products; counted where they take the most time.
     """
 
     products: int = 0
@@ -63,7 +63,7 @@ class Launch:
         constants: the values of those that are constants of the compiled code.
         aligned: the arguments that are divisible by 16.
         options: "num_warps" and "num_stages".
-        cost: what the launch does, by the shapes.
+        cost: the cost of the launch, by the shapes.
     """
 
     kernel: Any
@@ -118,7 +118,7 @@ class OtherCall:
     Attributes:
         name: the operator's.
         numbers: elements of its largest tensor.
-        bytes: of all tensors that it reads and writes, each once.
+        bytes: size of all tensors that it reads and writes, each once.
         products: multiply-adds, if it is a product of matrices.
         upcast: whether these are of fp32.
     """

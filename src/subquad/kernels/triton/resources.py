@@ -50,11 +50,11 @@ class Resources:
     """The resources of one kernel.
 
     Attributes:
-        registers: of a thread.
+        registers: registers per thread.
         spills: bytes of registers that did not fit and go through memory.
         stack: bytes of a thread's stack frame.
         shared: bytes of shared memory of a program.
-        threads: of a program.
+        threads: threads per program.
         products: instructions of the tensor cores in its code.
         kinds: the types of the numbers that these multiply, as the instructions name them; of NVIDIA's alone.
     """

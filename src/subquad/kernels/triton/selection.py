@@ -41,7 +41,7 @@ def choose_top(
         key: (B,G,M,D).
         bias: (B,H,M) fp32, or None.
         present: (B,G,M), not 0 for keys that may be taken; None: all.
-        scale: of the products.
+        scale: the factor of the products.
         top: at most M slots for each centroid.
         wanted: (B,), how many of the largest an item takes; None: all K.
         lse: (B,H,C) fp32, to be filled with ln Σ e^score over the K keys, or None.

@@ -81,8 +81,6 @@ class Bucketed(Method):
     In a sum with others, a key counts once, by the product of query and key: only the choice is the method's.
     """
 
-    attends_by: ClassVar[frozenset[str]] = Method.attends_by | {"attend", "meetings"}
-
     weighs: ClassVar[bool] = False  # whether it adds terms of its own to the logits of the pairs
     pairs_once: ClassVar[bool] = False  # whether no pair meets twice
 

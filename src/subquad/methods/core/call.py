@@ -36,7 +36,7 @@ class Call:
     hidden: Tensor | None = None  # the layer's input at the queries, (B,N,width), for methods that need it
     kept: Any = None  # tokens whose row and column are exact: a `global_tokens.Kept`, whose module imports this one
     parallel: Shard | None = None  # the sequence of whose tokens these are one rank's, until its ranks run the method
-    heads: Heads | None = None  # which of the layer's heads these are; None: all
+    heads: Heads | None = None  # the heads of the layer that these are; None: all
     item: Any = None  # a `places.Item`, where only some of each item's keys are at hand
     rotary: Rotary | None = None  # by which angles positions turned queries and keys, where that is known
 

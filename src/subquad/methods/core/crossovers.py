@@ -39,7 +39,7 @@ _TYPES: dict[str, tuple[type, ...]] = {  # of the values in the file
 class MeasuredCrossover:
     """From how many tokens on one method is faster than the fastest exact attention, forward."""
 
-    machine: dict[str, str]  # what `machine` returned
+    machine: dict[str, str]  # the result of `machine`
     method: str  # its canonical text
     dtype: str
     heads: int
@@ -47,7 +47,7 @@ class MeasuredCrossover:
     causal: bool
     state: str  # as in a report of `subquad bench`: "at", "at or below", "below the shortest", "not reached"
     tokens: float | None
-    shortest: int  # of the measured lengths
+    shortest: int  # the shortest of the measured lengths
     longest: int
 
     @property

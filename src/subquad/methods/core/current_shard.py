@@ -21,7 +21,7 @@ from subquad.methods.core.call import Shard
 @dataclass
 class _State:
     shard: Shard | None = None
-    blocks: int = 0  # of `use` that are entered
+    blocks: int = 0  # number of blocks of `use` that are entered
     ended: bool = False  # whether a block with a sequence has ended
     running: bool = False  # whether a method runs on its rank's share
 

@@ -103,7 +103,8 @@ class ByHalves(Method):
     last: int
     queries: str
 
-    attends_by: ClassVar[frozenset[str]] = Method.attends_by | {"attend_causally"}
+    # In exact rows, neither `attend` nor `meetings` is called.
+    attends_by: ClassVar[frozenset[str]] = (Method.attends_by - {"attend", "meetings"}) | {"attend_causally"}
 
     def attend_in_rectangle(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Partial:
         """Attention of the queries of a rectangle to its keys, of which padding may leave fewer."""

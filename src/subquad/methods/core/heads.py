@@ -8,10 +8,10 @@ class Heads:
     """Some of the heads of a layer.
 
     Attributes:
-        queries: which query heads these are.
+        queries: the query heads.
         keys: the number of each key head; a number may be there several times.
-        total: how many query heads the layer has.
-        key_total: how many key heads it has.
+        total: the number of query heads of the layer.
+        key_total: the number of its key heads.
     """
 
     queries: slice

@@ -79,11 +79,13 @@ class Method(Settings, Bindable, AuxiliaryLoss, Recurrence):
     """
 
     traits: ClassVar[Traits]
-    onnx: ClassVar[OnnxSupport] = "no"  # when its ONNX programs of a dynamic length are right at every length
+    onnx: ClassVar[OnnxSupport] = "no"  # the calls whose ONNX programs of a dynamic length are right at every length
     following_length: ClassVar[tuple[str, ...]] = ()  # settings whose 0 is replaced by a root of the length
     # The functions that `exact_queries` and `prepare_step` are about: a class that overrides one of them has no exact
     # queries and prepares no step, unless it defines these properties too.
-    attends_by: ClassVar[frozenset[str]] = frozenset({"__call__", "prepare", "run", "attend_partial", "attend_for"})
+    attends_by: ClassVar[frozenset[str]] = frozenset(
+        {"__call__", "prepare", "run", "attend_partial", "attend_for", "attend", "meetings"}
+    )
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()

@@ -7,7 +7,7 @@ from subquad.masks import Mask
 from subquad.methods.core.method import Method, Part, Traits
 
 WEAKEST_FIRST: tuple[Literal["no", "values-only", "strict"], ...] = ("no", "values-only", "strict")
-# How traits that are yes or no combine: what all methods must be able to do or be, and what one of them is enough for.
+# Traits that are yes or no, by how they combine: those that all methods must have, and those that one is enough for.
 ALL = (
     "cross",
     "window",
@@ -63,11 +63,11 @@ def refusal(mixture: Method, methods: Iterable[Method], mask: Mask, general: str
     """The reason why a mixture cannot take a call, naming the parts that refuse it; None if it can.
 
     Args:
-        mixture: whose parts are asked.
+        mixture: the mixture.
         methods: its parts.
-        mask: of the call.
+        mask: the mask of the call.
         general: the refusal by the mixture's own traits.
-        asked: as in `Method.refuses`.
+        asked: the options of `Method.refuses`.
     """
     reasons = {str(method): method.refuses(mask, **asked) for method in methods}
     refusing = {part: reason for part, reason in reasons.items() if reason}

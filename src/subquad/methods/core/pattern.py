@@ -46,9 +46,9 @@ def with_sets(traits: Traits, sets: str, *, far: Mapping[str, int | str], heads:
 
     Args:
         traits: those with sets="merged", which take quadratic time in the end.
-        sets: which it is.
+        sets: the one of `SETS`.
         far: the exact limit of distant keys alone.
-        heads: why there is none where each half of the heads sees one kind.
+        heads: the reason why there is no exact limit if each half of the heads sees one kind.
     """
     if sets == "near":
         return replace(traits, subquadratic=True)

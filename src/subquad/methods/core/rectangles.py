@@ -18,12 +18,12 @@ class Rectangles:
 
     query: int  # the first of the first rectangle
     key: int
-    queries: int  # of each
+    queries: int  # number of queries of each
     keys: int
     step: int = 1
     count: int = 1
     diagonal: bool = False
-    key_step: int | None = None  # of their keys, if it is another one
+    key_step: int | None = None  # the step of their keys, if it is another one
 
     def offsets(self, start: int, device: torch.device) -> int | Int64[Tensor, " R"]:
         """The distance of each rectangle's first query behind its first key, if the first query is at key `start`."""

@@ -32,7 +32,7 @@ def whole(
         default: the setting where none is given.
         least: the smallest that it may be.
         most: the largest, for settings that size parameters or set how often work is repeated.
-        beyond: why not more, if the message should state more than the number.
+        beyond: the reason for `most`, if the message should state more than the number.
         clamped: a value above the number of tokens means that number.
         counts: it is the number of parts of the tokens, so far more parts than tokens are refused.
         flag: 1 where a text names it without a value.

@@ -1,4 +1,4 @@
-"""How well random features estimate e^{x·y}: the relative error, measured and from the exact formulas.
+"""The relative error of random features that estimate e^{x·y}, measured and from the exact formulas.
 
 x and y are random directions of one norm. The error is relative, √(mean (estimate/e^{x·y} − 1)²) over pairs and draws.
 For independent rows it is the root of the mean over pairs of (z = x + y, Δ = x − y, R rows, D their width)

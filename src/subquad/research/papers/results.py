@@ -22,13 +22,13 @@ class Table:
 class Lines:
     """Series of points (x, y), joined or not; `bands` has (low, high) at the points of some series."""
 
-    file: str  # of the PNG, without its ending
+    file: str  # the name of the PNG, without its ending
     title: str
     x: str
     y: str
     series: Mapping[str, Sequence[tuple[float, float]]]
     bands: Mapping[str, Sequence[tuple[float, float]]] = field(default_factory=dict)
-    labels: Mapping[str, Sequence[str]] = field(default_factory=dict)  # of each point, written next to it
+    labels: Mapping[str, Sequence[str]] = field(default_factory=dict)  # the text next to each point
     levels: Mapping[str, float] = field(default_factory=dict)  # horizontal lines: baselines, published figures
     joined: bool = True
     log_x: bool = False
@@ -87,4 +87,4 @@ class Header:
     settings: Mapping[str, object]
     deviations: Sequence[str]
     machine: Mapping[str, object]
-    seconds: float  # of all cells together
+    seconds: float  # the time of all cells together

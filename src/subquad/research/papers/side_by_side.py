@@ -69,7 +69,7 @@ def all_rounds(visits: Sequence[Timed], name: str) -> list[float]:
 
 
 def speedup(visits: Sequence[Timed], name: str, against: str) -> Spread | None:
-    """How many times faster than another call, round by round; None where either was not run."""
+    """The speed-ups of `name` over `against`, round by round; None if either was not run."""
     seconds, other = all_rounds(visits, name), all_rounds(visits, against)
     return spread(ratios(seconds, other)) if seconds and other else None
 

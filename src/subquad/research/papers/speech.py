@@ -59,7 +59,7 @@ SMALL_DEVIATIONS = (
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """How a model comes about.
+    """The settings of a model and of its training.
 
     Attributes:
         task, model, training: settings of the task `speech`.

@@ -27,10 +27,10 @@ class Carried(TrainerCallback, ExportableState):
     """State that a resumed run needs in addition to Trainer's own.
 
     Attributes:
-        seconds: of training so far.
+        seconds: duration of the training so far.
         loss: the sum of the losses since the log's last line of them, which was that of step `logged`; a tensor between
             steps, so that it stays in fp32, and a number in checkpoints.
-        logged: that step.
+        logged: the step of the last such line.
         waited: validations since the best one.
     """
 

@@ -83,7 +83,7 @@ def checkpoint_at(folder: Path, step: int) -> Path:
 
 
 def step_of(checkpoint: Path) -> int:
-    """How many updates its weights have seen."""
+    """The number of updates that a checkpoint's weights have had."""
     match = _NAME.fullmatch(checkpoint.name)
     assert match is not None
     return int(match[1])

@@ -1,4 +1,4 @@
-"""How a run ends early: with one line that states why, and in which process."""
+"""End a run early, with one line that states why, and in which process."""
 
 from __future__ import annotations
 

@@ -130,7 +130,7 @@ def _config(where: str, labels: Sequence[str]) -> Any:
 
 
 def _positions(where: str) -> int | None:
-    """How many tokens the positions of a model reach, by its config."""
+    """The number of tokens that the positions of a model reach, by its config."""
     with torch.device("meta"):
         limit = hf.position_limit(outline(where))
     return limit or getattr(read_config(where), "max_position_embeddings", None)

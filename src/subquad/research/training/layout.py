@@ -1,4 +1,4 @@
-"""How the processes of a run share its work: which of them have the same items, and which have other ones."""
+"""The division of a run among processes: which of them have the same items, and which have other ones."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ LONGEST_WAIT = 1e6  # seconds
 
 @dataclass(frozen=True, kw_only=True)
 class ParallelSettings:
-    """How several processes share a run.
+    """The division of a run among several processes.
 
     Attributes:
         sequence: number of processes that share the tokens of each input; further processes share the batch's items.
@@ -75,22 +75,22 @@ class Layout:
 
     @property
     def shares(self) -> int:
-        """How many parts a batch is divided into, each of other items."""
+        """The number of parts that a batch is divided into, each of other items."""
         return processes.count() // self.settings.sequence
 
     @property
     def share(self) -> int:
-        """Which of these parts this process has."""
+        """The index of this process's part of a batch."""
         return processes.number() // self.settings.sequence
 
     @property
     def seconds(self) -> int:
-        """How long a process waits for the others."""
+        """The seconds that a process waits for the others, rounded up."""
         return ceil(self.settings.timeout)
 
     @property
     def part(self) -> int:
-        """Which part of the tokens this process has."""
+        """The index of this process's part of the tokens."""
         return processes.number() % self.settings.sequence
 
     @contextmanager
@@ -112,7 +112,7 @@ class Layout:
             yield
 
     def refusal(self, model: nn.Module, group: Any) -> str | None:
-        """Why this model cannot run on a part of the tokens, with the remedy."""
+        """The reason why this model cannot run on a part of the tokens, with the remedy; None if it can."""
         what = f"parallel.sequence={self.settings.sequence}"
         config = getattr(model, "config", None)
         if not isinstance(config, AttentionConfig):
@@ -132,7 +132,7 @@ class Layout:
 
 
 def _refusal_of_methods(model: Any, sequence: Sequence) -> str | None:
-    """Why a method of a layer cannot run on a part of the tokens."""
+    """The reason why a layer's method cannot run on a part of the tokens; None if all can."""
     assert isinstance(model, PreTrainedModel)
     layers, bounds = hf.find_layers(model), hf.bounds(model)
     masks = {layer.number: Mask.causal() if layer.causal else Mask() for layer in layers}

@@ -39,7 +39,7 @@ LISTED = {name: "docs/training/tasks.md" if name == "task" else "docs/reference/
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingSettings:
-    """How a model is trained.
+    """The settings of a model's training.
 
     Attributes:
         steps: number of weight updates.

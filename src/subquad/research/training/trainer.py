@@ -273,7 +273,7 @@ class MethodTrainer(Trainer):
         return loss.detach().float().mean(), scores, torch.zeros(len(scores), device=scores.device)
 
     def _valid_items(self, items: int) -> int | None:
-        """How many items of a batch are not repeated ones, with which the last batch of several processes is filled.
+        """The number of items that are not repeats, in a last batch that several processes fill with repeated items.
 
         None for any other batch. Processes that share the weights call the model together, so all of them have a number
         or none has.

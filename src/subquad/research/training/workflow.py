@@ -28,7 +28,7 @@ SETTINGS = "settings.toml"
 RESULTS = "results.json"
 CARD = "README.md"
 PREDICTABLE = ("constant", "halving", "plateau")  # schedules that do not look at how long the run is to be
-# What may change while a run is interrupted: where memory and time go, not what is learned.
+# Settings that may change while a run is interrupted: they decide memory and time, not what is learned.
 FREE = ("accumulate", "evaluation_batch", "workers", "checkpoint_minutes")
 FREE_TABLE = "parallel"  # all of it
 # Settings that have come since, with the values that mean what there was before.

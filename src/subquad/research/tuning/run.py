@@ -110,7 +110,7 @@ class _Search:
                 self._take(trial.number, recorded=trial.state.is_finished())
 
     def _wanted(self, begun: Mapping[int, dict[str, Value]]) -> int:
-        """How many trials there are to be in all; few points are tried once each."""
+        """The number of trials to run in all; few points are tried once each."""
         points = all_points(self.searched, self.asked.trials)
         if points is None:
             return max(self.asked.trials, len(self.rows))

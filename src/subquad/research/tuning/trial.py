@@ -37,7 +37,7 @@ class Trial:
 
     number: int
     settings: RunSettings
-    folder: Path  # of its checkpoints
+    folder: Path  # the folder of its checkpoints
     study: Path  # the folder of the study
     data: Path | None
     device: str

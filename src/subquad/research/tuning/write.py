@@ -58,7 +58,7 @@ def rich_table(report: TuneReport) -> Group:
 
 
 def summary(report: TuneReport) -> str:
-    """How many trials ended how, and the best value."""
+    """The number of trials in each state, and the best value, in words."""
     states = [trial.state for trial in report.trials]
     counts = ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(states))
     best, way = report.trials[0], "highest" if report.task["greater"] else "lowest"

@@ -1,4 +1,4 @@
-"""Which tiles of each kernel are the fastest on a GPU: a few candidates, each in a whole forward and backward pass."""
+"""Find the fastest tiles of each kernel on a GPU: a few candidates, each in a whole forward and backward pass."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -24,7 +24,7 @@ class TriedTiles:
 
     kernel: str
     width: int
-    bytes: int  # of a number
+    bytes: int  # bytes of a number
     tiles: tuple[int, ...]  # rows, keys, warps, stages
     ms: float | None
     reason: str | None = None

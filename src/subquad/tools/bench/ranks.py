@@ -44,10 +44,10 @@ class Row:
     """One method at one length in one mode.
 
     Attributes:
-        bytes: that the rank that sends most sends in a call.
-        exchanges: that it makes in one.
+        bytes: bytes that are sent in a call, of the rank that sends most.
+        exchanges: its exchanges in a call.
         error: ‖out − exact‖ / ‖exact‖ over the tokens of all ranks; None where exact attention was not run.
-        reason: why it was not run.
+        reason: the reason why it was not run.
     """
 
     method: str
@@ -170,7 +170,7 @@ def _once(inputs: Calls, method: str, sequence: Sequence) -> Tensor:
 
 
 def _hindrance(call: Call) -> str | None:
-    """Why this call cannot run, which all ranks find alike; memory that runs out on one of them ends the run."""
+    """The reason why this call cannot run, the same on all ranks. InputError if one of them runs out of memory."""
     reason = hindrance(call)
     if reason == NO_MEMORY:
         raise InputError(f"{reason}; give shorter inputs or more ranks")

@@ -52,7 +52,7 @@ def report_of(bench: Bench) -> BenchReport:
 
 
 def _noise(bench: Bench) -> dict[Load, float]:
-    """How far SDPA differs from itself at each length, and at least as far as at most lengths of the panel.
+    """The factor by which SDPA differs from itself at each length, raised to the median of the panel's lengths.
 
     By the medians of visits or the quartiles of all rounds, whichever are farther from 1: where the system takes the
     processor away in about half of the calls, medians jump between two values, and those of three visits may agree.

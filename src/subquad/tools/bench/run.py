@@ -112,7 +112,7 @@ class Bench(JobRun):
     methods: list[Method]
     versions: dict[str, str] = field(default_factory=dict)
     hardware: dict[str, str] = field(default_factory=dict)
-    executor: str = ""  # what made the units, where it was not this process
+    executor: str = ""  # the executor of the jobs, if it was not this process
 
     @property
     def loads(self) -> list[Load]:
@@ -186,7 +186,7 @@ class Bench(JobRun):
         return [timed.seconds for timed in measured if timed.seconds is not None] if not _reason(measured) else []
 
     def reason(self, load: Load, method: Method) -> str | None:
-        """Why a method was not run."""
+        """The reason why a method was not run; None if it was."""
         return _reason(self._timed(load, str(method)))
 
     def _timed(self, load: Load, name: str) -> list[Timed]:

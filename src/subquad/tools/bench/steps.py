@@ -51,8 +51,8 @@ class StepCall:
         gb_per_s: bytes of keys and values / the time.
         of_read: the time of the machine's own read of as many bytes / this one's, the median over rounds.
         error: ‖out − exact‖ / ‖exact‖ to fp64 on the same inputs.
-        sdpa_instead: why SDPA computes the call of `full:kernel=subquad`; None if the kernel does.
-        reason: why it was not run.
+        sdpa_instead: the reason why SDPA computes the call of `full:kernel=subquad`; None if the kernel does.
+        reason: the reason why it was not run.
     """
 
     method: str
@@ -233,7 +233,7 @@ def _subquad(query: Tensor, key: Tensor, value: Tensor) -> Callable[[], Tensor]:
 
 
 def _sdpa_instead(query: Tensor, key: Tensor, value: Tensor) -> str | None:
-    """Why SDPA computes the call of `_subquad`, and not subquad's kernel."""
+    """The reason why SDPA computes the call of `_subquad`; None if subquad's kernel does."""
     method = resolve(FAST_EXACT)
     return method.sdpa_instead(*method.prepare(query, key, value, **_options(query, key)))
 

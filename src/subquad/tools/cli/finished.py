@@ -141,7 +141,7 @@ def _shown(value: Any) -> str:
 
 
 def _newest(path: Path) -> float:
-    """When a file, or a file below a folder, was last changed; 0 where there is none."""
+    """The time of the last change of a path, or of a file below it; 0 if it does not exist."""
     if not path.exists():
         return 0.0
     below = (Path(root, name) for root, _, names in os.walk(path) for name in names)

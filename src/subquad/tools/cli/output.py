@@ -84,7 +84,7 @@ class Logged(io.TextIOBase):
 
 @dataclass(frozen=True)
 class Manner:
-    """How much a command prints on standard error, and its log file."""
+    """The verbosity of a command on standard error, and its log file."""
 
     quiet: bool = False
     verbose: bool = False
@@ -95,7 +95,7 @@ _manner = Manner()  # of the command that runs
 
 
 def manner() -> Manner:
-    """How much the running command prints."""
+    """The `Manner` of the running command."""
     return _manner
 
 

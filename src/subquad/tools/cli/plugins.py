@@ -41,14 +41,14 @@ def kinds() -> tuple[Kind, ...]:
     return tuple(kind for command in commands() for kind in command.kinds)
 
 
-def settings_of(name: str) -> Any:
+def settings_class(name: str) -> Any:
     """The class of the settings of a command."""
     return next(command.settings for command in commands() if command.run.__name__ == name)
 
 
 def command_line(name: str, ranks: int, **fields: Any) -> str:
     """The line that calls a command with these fields of its settings, in one process or on several ranks."""
-    return as_command(name, settings_of(name)(**fields), ranks)
+    return as_command(name, settings_class(name)(**fields), ranks)
 
 
 def _modules() -> Iterator[str]:

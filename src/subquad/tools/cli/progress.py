@@ -15,7 +15,7 @@ SILENT = 30.0  # seconds after which a line is printed in any case
 
 
 class Estimate:
-    """How long a run still takes: from the work that was done in this run, or from its time limit if that is less."""
+    """The time that a run still takes: from the work done in this run, or from its time limit if that is less."""
 
     def __init__(self) -> None:
         self.costs: Sequence[float] = ()

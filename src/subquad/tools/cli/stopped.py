@@ -1,4 +1,4 @@
-"""How a command ends that is told to stop: with Ctrl-C, or with SIGTERM, which schedulers and `kill` send."""
+"""The end of a command that is told to stop: with Ctrl-C, or with SIGTERM, which schedulers and `kill` send."""
 
 import os
 import signal
@@ -11,7 +11,7 @@ import typer
 
 
 class _Signals:
-    """Which signal stopped the command: Ray replaces our KeyboardInterrupt by its own, so its type does not tell."""
+    """A flag for SIGTERM: Ray replaces our KeyboardInterrupt by its own, so the exception's type does not tell."""
 
     terminated = False
 

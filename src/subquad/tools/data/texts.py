@@ -78,7 +78,7 @@ def _is_text(path: Path) -> bool:
 
 
 def _counted(files: Sequence[Path], folder: Path) -> str:
-    """How many files these are, with the names of the first ones."""
+    """The number of files, with the names of the first ones."""
     names = ", ".join(str(path.relative_to(folder)) for path in files[:FEW])
     more = ", …" if len(files) > FEW else ""
     which = f" ({names}{more})" if files else ""

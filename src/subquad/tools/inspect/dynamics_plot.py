@@ -24,9 +24,9 @@ def dynamics_figure(
 
     Args:
         record: one entry a logged step; `measure.dynamics.Dynamics` of each layer, by its number.
-        name: of the model.
+        name: the name of the model.
         buckets: B, for a line at the least negative entropy, −ln B.
-        subject: what was fitted.
+        subject: the fitted part, in words.
 
     None where the record has no such figures.
     """
@@ -74,7 +74,7 @@ def _mean(lines: Sequence[tuple[list[int], list[float]]]) -> dict[int, float]:
 
 
 def _layer_bar(figure: Figure, axes: Any, colors: Any, layers: Sequence[int]) -> None:
-    """Which colour is which layer."""
+    """Draw the bar that shows each layer's colour."""
     edges = [i - 0.5 for i in range(len(layers) + 1)]
     bar = figure.colorbar(ScalarMappable(BoundaryNorm(edges, len(layers)), colors), ax=axes, aspect=30, pad=0.015)
     few = range(0, len(layers), max(1, math.ceil(len(layers) / 12)))

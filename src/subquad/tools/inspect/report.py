@@ -149,7 +149,7 @@ def _notes(x: Inspection) -> list[str]:
 
 
 def _refused(x: Inspection, row: InspectRow) -> list[str]:
-    """Which layers it could not run in."""
+    """Sentences on the layers that a method could not run in, by reason."""
     by_reason: dict[str, list[str]] = {}
     for number in x.layers:
         reason = _samples_of(x, number)[0].methods[row.label].reason

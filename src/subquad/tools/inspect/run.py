@@ -49,9 +49,9 @@ class InspectRow:
     method: Method
     by_layer: Mapping[int, Method | BoundMethod]
     calibrated: bool | None = None  # None: no learned parameters
-    history: list[dict[str, Any]] = field(default_factory=list)  # of its fit
-    missing: str = "the adapter has no such layer"  # why a layer is not in `by_layer`
-    note: str | None = None  # of a plan: what runs where
+    history: list[dict[str, Any]] = field(default_factory=list)  # the history of its fit
+    missing: str = "the adapter has no such layer"  # the reason why a layer is not in `by_layer`
+    note: str | None = None  # the layers of a plan and their methods, in words
 
     @property
     def bounds(self) -> dict[int, BoundMethod]:
@@ -64,7 +64,7 @@ class InspectRow:
         return any(isinstance(inner(method), ChoosesKeys) for method in self.by_layer.values())
 
     def refusal(self, inputs: LayerInputs) -> str | None:
-        """Why it cannot run on these inputs."""
+        """The reason why it cannot run on these inputs; None if it can."""
         method = self.by_layer.get(inputs.number)
         if method is None:
             return self.missing
@@ -144,7 +144,7 @@ class Inspection(JobRun):
     reading: TokenizedText
     rows: list[InspectRow]
     items: list[list[int]]  # the sequences
-    recording: tuple[int, dict[int, LayerInputs]] | None = None  # of the sequence that was last at work
+    recording: tuple[int, dict[int, LayerInputs]] | None = None  # the inputs of the sequence that was last at work
 
     @classmethod
     def prepare(cls, settings: InspectSettings) -> "Inspection":

@@ -56,7 +56,7 @@ class Inspected:
 
 @dataclass(frozen=True)
 class InspectedFit:
-    """How the learned parameters of an adapter were fitted."""
+    """The record of fitting an adapter's learned parameters."""
 
     method: str  # as in Inspected
     buckets: int

@@ -1,4 +1,4 @@
-"""How evenly a hash fills its buckets without balancing, with each token in its highest-scoring bucket.
+"""Measure how evenly a hash fills its buckets without balancing, with each token in its highest-scoring bucket.
 
 Sun, Yang, Yoo 2022, "Sparse Attention with Learning-to-Hash", section 3.2 and appendix H:
 
@@ -74,7 +74,7 @@ def bucket_sizes(
     """Sizes of the buckets by each token's highest score; padding is left out.
 
     Args:
-        method: that has `scores`; one with learned parameters bound.
+        method: a method that has `scores`; one with learned parameters bound.
         options: as in `subquad.attention`: `mask`, `scale`.
 
     Raises:
@@ -88,7 +88,7 @@ def bucket_sizes(
 
 
 def counts(scores: Float[Tensor, "B H N C"], valid: Bool[Tensor, "B N"] | None) -> Int64[Tensor, "B H C"]:
-    """How many real tokens score highest in each bucket."""
+    """The number of real tokens that score highest in each bucket."""
     labels = scores.argmax(-1)
     taken = torch.ones_like(labels) if valid is None else valid[:, None].expand_as(labels).long()
     return torch.zeros_like(labels[..., :1]).expand(*labels.shape[:2], scores.shape[3]).scatter_add(2, labels, taken)

@@ -17,7 +17,7 @@ class ModuleCall:
     """One call of a module.
 
     Attributes:
-        number: of the input, from 0.
+        number: the number of the input, from 0.
         value: the input as the user gave it.
         args: positional arguments.
         kwargs: keyword arguments.

@@ -1,4 +1,4 @@
-"""How close something is to the exact model."""
+"""Measures of closeness to exact attention and to the exact model."""
 
 import math
 from collections.abc import Collection, Mapping

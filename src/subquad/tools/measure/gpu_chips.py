@@ -22,14 +22,14 @@ class Gpu:
     """A GPU.
 
     Attributes:
-        name: as it is spoken of.
+        name: its usual name.
         peak: TFLOP/s of products of 16-bit numbers.
         slower: how many times as long products of fp32 take: ours, "tf32x3", which are three in TF32 at half the rate,
             or fp32 as it is on AMD's matrix cores; and torch's, "fp32", which leave the tensor cores alone.
         lanes: 10¹² operations a second on single fp32 numbers: half of the TFLOP/s of the data sheet outside of tensor
             cores, which counts a multiply-add as two.
         bandwidth: GB/s of the memory.
-        multiprocessors: how many.
+        multiprocessors: number of multiprocessors.
         keys: 10⁹ keys a second that a sort of torch is assumed to reach: some 2 on an A100, by bandwidth elsewhere.
         exact: implementations of exact attention, the fastest first: width of a head -> throughput by length.
     """

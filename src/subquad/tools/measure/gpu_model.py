@@ -50,12 +50,12 @@ class GpuStep:
     Attributes:
         name: the kernel's or the operator's.
         products: multiply-adds.
-        bytes: that pass between the chip and its memory.
-        programs: of the launch; None for a call of torch, which is taken to fill the GPU.
-        kind: how the products are computed: of "16 bits", or as `Gpu.slower` has it.
+        bytes: bytes that pass between the chip and its memory.
+        programs: programs of the launch; None for a call of torch, which is taken to fill the GPU.
+        kind: the kind of products: "16 bits", or one of `Gpu.slower`.
         keys: numbers that it sorts.
-        operations: on single numbers.
-        kernels: how many follow each other on the device.
+        operations: operations on single numbers.
+        kernels: number of kernels that follow each other on the device.
     """
 
     name: str

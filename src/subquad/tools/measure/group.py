@@ -72,7 +72,7 @@ class MeasuringGroup:
         return x if self.ranks is None else self.ranks.even(x.shape[1]).shard(x)
 
     def local_tokens(self, tokens: int) -> int:
-        """How many tokens this process has of an input of `tokens`."""
+        """The number of tokens that this process has of an input of `tokens`."""
         return tokens if self.ranks is None else self.ranks.even(tokens).lengths[self.ranks.rank]
 
     def _every(self, numbers: Sequence[float]) -> Tensor:

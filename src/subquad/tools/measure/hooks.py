@@ -28,7 +28,7 @@ class ChoosesKeys(Protocol):
     """A method whose chosen keys can be read."""
 
     def meetings(self, query: Tensor, key: Tensor, call: Call) -> tuple[Buckets, ...]:
-        """Which queries meet which keys."""
+        """The pairs of queries and keys that meet."""
 
 
 @runtime_checkable
@@ -94,7 +94,7 @@ def asked(
 
 @torch.no_grad()
 def meetings(method: Method | BoundMethod, query: Tensor, key: Tensor, **options: Any) -> tuple[Buckets, ...]:
-    """Which queries meet which keys in this method. ValueError if it does not declare them; others as in `asked`."""
+    """The pairs of queries and keys that meet. ValueError if the method does not declare them; others as in `asked`."""
     chooses = inner(method)
     if not isinstance(chooses, ChoosesKeys):
         raise ValueError(f"{chooses.name!r} does not declare which keys a query meets: it has no `meetings`")

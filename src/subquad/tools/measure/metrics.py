@@ -1,4 +1,4 @@
-"""How close a module's output is to the exact one: metrics by name, the user's metric, or a score of the output."""
+"""Metrics of a module's closeness to the exact output: by name, the user's own, or a score of the output."""
 
 import dataclasses
 import math
@@ -77,7 +77,7 @@ class Judge:
         return 1.0 - (mean(references) - mean(values)) if self.is_score else mean(values)
 
     def accepted_loss(self, references: Sequence[float]) -> float:
-        """How far the mean value may be below the exact one."""
+        """The most by which the mean value may be below the exact one."""
         return 1.0 - self.min_fidelity if self.is_score else mean(references) - self.min_fidelity
 
 

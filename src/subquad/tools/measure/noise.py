@@ -59,7 +59,7 @@ def interval(values: Sequence[float]) -> Interval:
 
 
 def against_itself(ratios: Sequence[float]) -> float:
-    """How far the ratio of two timings of the same call may be from 1, as a factor ≥ 1.
+    """The farthest that the ratio of two timings of the same call may be from 1, as a factor ≥ 1.
 
     `ratios` are those of exact attention's two times in each round. The result is the farther end of their `interval`:
     1.03 means that a speed-up of 1.03× or 0.97× may be noise.

@@ -40,7 +40,7 @@ class RoundTimes:
     """The times of the rows at one length.
 
     Attributes:
-        seconds: of each row, round by round.
+        seconds: the times of each row, round by round.
         memory: MiB of each row whose memory was counted.
         exact: the row of exact attention that is timed in every round.
     """
@@ -71,7 +71,7 @@ class RoundTimes:
 
     @property
     def noise(self) -> float:
-        """How far exact attention differs from itself, as a factor; assumed if it was timed once only.
+        """The factor by which exact attention differs from itself; assumed if it was timed once only.
 
         If it was not timed twice in each round, the factor is how far the speed-ups of different rounds differ,
         typically.

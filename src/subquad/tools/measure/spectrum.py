@@ -1,4 +1,4 @@
-"""How many dimensions exact attention has: the singular values of its weights.
+"""The spectrum of exact attention: the singular values of its weights.
 
 Wang, Li, Khabsa, Fang, Ma 2020, "Linformer: Self-Attention with Linear Complexity", section 3 and figure 1, with
 P = softmax(scale·Q Kᵀ) of one head and σ_1 ≥ σ_2 ≥ … its singular values:

@@ -31,12 +31,12 @@ def closest_of_fast(
     """The closest of the choices that are about as fast as the fastest; None if there are no choices.
 
     Args:
-        choices: what may be chosen.
-        speedup: of a choice.
-        loss: of a choice; losses that differ by less than `EQUAL` of the accepted loss are equal, and the faster choice
+        choices: the possible choices.
+        speedup: the speed-up of a choice.
+        loss: its loss; losses that differ by less than `EQUAL` of the accepted loss are equal, and the faster choice
             is taken.
         accepted: the loss that is accepted.
-        noise: how far the same call differs from itself, as a factor.
+        noise: the factor by which the same call differs from itself.
 
     >>> speeds, losses = {"crude": 1.24, "exact": 1.21}, {"crude": 0.004, "exact": 0.0}
     >>> closest_of_fast(list(speeds), speeds.get, losses.get, accepted=0.01)

@@ -60,8 +60,8 @@ def utilities(
     O(H·N·M·(D + ln M)) time; memory for a few queries' weights at a time.
 
     Args:
-        methods: that have `meetings`; those with learned parameters bound.
-        keys: of the bound, for all items or for each; larger numbers count as all keys.
+        methods: methods that have `meetings`; those with learned parameters bound.
+        keys: number of keys of the bound, for all items or for each; larger numbers count as all keys.
         options: as in `subquad.attention`: `mask`, `scale`, `bias`. Padded queries are left out of the means.
 
     Raises:

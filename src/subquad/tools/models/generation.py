@@ -40,11 +40,11 @@ Run = tuple[Pretrained, Any]  # a model, and the methods that run in it, as `run
 class RowSteps:
     """The steps of one row."""
 
-    seconds: list[float] = field(default_factory=list)  # of a step, round by round
+    seconds: list[float] = field(default_factory=list)  # the times of a step, round by round
     kl: float | None = (
         None  # KL(exact ‖ this) of the next token after one step, in nats; None of exact attention itself
     )
-    reason: str | None = None  # why there are no steps
+    reason: str | None = None  # the reason why there are no steps
 
 
 @dataclass

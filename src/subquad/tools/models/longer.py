@@ -7,7 +7,7 @@ from subquad.core.spelling import listed
 
 
 def longer_note(limit: int) -> str:
-    """How a model with `limit` positions of its own reads longer inputs, and what to do for retrieval instead.
+    """A note on longer inputs in a model with `limit` positions of its own, and on what to do for retrieval instead.
 
     Its figures are those of `benchmarks/stretched_positions.py`.
     """
@@ -22,7 +22,7 @@ def longer_note(limit: int) -> str:
 
 
 def yarn_note(limit: int, extended: int) -> str:
-    """How a decoder with `limit` rotary positions of its own reads inputs of up to `extended` tokens."""
+    """A note on inputs of up to `extended` tokens in a decoder with `limit` rotary positions of its own."""
     return (
         f"The model's rotary positions were trained to {limit:,} tokens. Requests of at most {limit:,} tokens have "
         f"exactly these; longer ones, up to {extended:,}, are read by YaRN (factor {extended / limit:.3g}), without "

@@ -30,7 +30,7 @@ class Prefill:
     states: Float[Tensor, "B N width"]
     model: Any
     output: Any = None  # the class of what the layers give around them; None: these are logits
-    valid: Bool[Tensor, "B M"] | None = None  # which positions of the whole prompts are not padding, if it is known
+    valid: Bool[Tensor, "B M"] | None = None  # True for positions of the whole prompts that are not padding
 
     def every(self, step: int) -> "Prefill":
         """One of each `step` positions, the last one among them."""

@@ -22,12 +22,12 @@ class TokenizedText:
 
     passages: list[list[int]]
     queries: list[list[int]]
-    tokens: list[int]  # of all documents, one after the other, without special tokens
+    tokens: list[int]  # the tokens of all documents in a row, without special tokens
     document_lengths: list[int]
 
     @property
     def documents(self) -> int:
-        """How many documents there are."""
+        """The number of documents."""
         return len(self.document_lengths)
 
     def sequences(self, pretrained: Pretrained, length: int, count: int) -> list[list[int]]:

@@ -52,9 +52,9 @@ class Pretrained:
     kind: Kind
     pooling: Pooling
     limit: int | None  # tokens that its positions reach
-    notes: tuple[str, ...] = ()  # of its weights, what a reader must know
+    notes: tuple[str, ...] = ()  # sentences on its weights
     group: MeasuringGroup = ALONE
-    library: str = "transformers"  # whose folder it comes from
+    library: str = "transformers"  # the library of its folder
     extend: int | None = None  # tokens to which its positions are extended for inputs that exceed them
 
     @property
@@ -86,8 +86,8 @@ class Pretrained:
         has no row for longer inputs, but rotary positions give worse and worse outputs without an error.
 
         Args:
-            tokens: how far; None if nothing is asked for.
-            lengths: of inputs that the user named.
+            tokens: the positions to extend to; None if nothing is asked for.
+            lengths: lengths of inputs that the user named.
 
         Raises:
             InputError: the model has as many positions, or cannot be extended; or a length is beyond them.
@@ -401,7 +401,7 @@ def architecture_of(config: Any) -> str:
 
 
 def _pooling(config: Any, where: str) -> Pooling:
-    """How an embedding is made of hidden states: as in a model of `subquad train`, or as its folder configures it."""
+    """The pooling of hidden states to an embedding, as in a model of `subquad train` or as its folder configures it."""
     if config.model_type == "subquad-encoder":
         return "cls" if config.pooling == "first" else "mean"
     return pooling_of(where)

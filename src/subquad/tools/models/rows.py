@@ -35,8 +35,8 @@ class CompareRow:
     plan: str | None = None  # the folder of a plan, whose layers run the methods in `planned`
     planned: dict[int, Method | BoundMethod] = field(default_factory=dict)
     other: OtherAttention | None = None  # an implementation that is not subquad's, instead of a method
-    modes: tuple[str, ...] = ()  # what ranks send each other, where tokens are split: "summary", "heads", "ring"
-    dtype: str = FP32  # of the model's weights
+    modes: tuple[str, ...] = ()  # the messages of ranks, if tokens are split: "summary", "heads", "ring"
+    dtype: str = FP32  # the dtype of the model's weights
 
     @property
     def name(self) -> str:

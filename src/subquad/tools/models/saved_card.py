@@ -17,10 +17,10 @@ class Measured:
 
     Attributes:
         lines: one for each length.
-        original: what was measured against the original model on short texts; empty if nothing was.
-        noise: how far exact attention differed from itself meanwhile; empty if that is not known.
+        original: the comparison with the original model on short texts; empty if there was none.
+        noise: a note on how far exact attention differed from itself meanwhile; empty if that is not known.
         differing: a line for each setting of the saved model that differs from the original model's.
-        closeness: how close the embeddings of the saved model are to the original model's; empty if not measured.
+        closeness: sentences on the cosines of its embeddings to the original model's; empty if not measured.
     """
 
     lines: Sequence[str]
@@ -48,10 +48,10 @@ def saved_card(
     Args:
         folder: its name.
         kind: the class that loads it.
-        name: what runs in it, in words; `methods` are those of its layers.
+        name: the attention that it runs, in words; `methods` are those of its layers.
         tokens: the longest inputs on which it was measured.
         original: the card of the model that it was made from; empty if it has none.
-        note: how it reads inputs that are longer than the model's own positions; empty if it reads none.
+        note: a note on inputs that are longer than the model's own positions; empty if it reads none.
     """
     front, body = _parted(original)
     machine = ", ".join(f"{key} {value}" for key, value in {**measured.hardware, "dtype": measured.dtype}.items())

@@ -80,9 +80,9 @@ class EmbeddedTexts:
 
     Args:
         model: the SentenceTransformer.
-        documents: what the texts are cut from.
+        documents: returns the documents that the texts are cut from.
         limit: the tokens of the longest text that it reads whole; None if there is no limit.
-        tokens: of the longest texts that are of interest.
+        tokens: the length of the longest texts that are of interest.
     """
 
     def __init__(self, model: Any, documents: Callable[[], Sequence[str]], limit: int | None, tokens: int):
@@ -97,7 +97,7 @@ class EmbeddedTexts:
         self._embeddings = embedded(model, list(self._texts)) if self._texts else torch.empty(0)
 
     def compared(self, model: Any) -> list[str]:
-        """How close the embeddings of the saved model are: of texts within the original's limit, and of longer ones."""
+        """Sentences on the cosines to the original's embeddings: of texts within its limit, and of longer ones."""
         if not self._texts:
             return []
         cosines = cosine(embedded(model, list(self._texts)), self._embeddings)

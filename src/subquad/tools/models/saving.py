@@ -80,8 +80,8 @@ class Chosen:
     methods: Mapping[int, Method | BoundMethod]
     lengths: Sequence[int]
     measured: Measured
-    dtype: torch.dtype | None = None  # of the weights; None: as they are
-    recorded: Mapping[str, Any] = field(default_factory=dict)  # of a plan: what `swap` records of it
+    dtype: torch.dtype | None = None  # the dtype of the weights; None: as they are
+    recorded: Mapping[str, Any] = field(default_factory=dict)  # the part of a plan that `swap` records
     pays_in_dtype: bool = False  # whether exact attention in this dtype is a recommendation too
 
     @property
@@ -210,7 +210,7 @@ def _nothing_within(original: Mapping[str, Any], limit: int) -> str:
 
 
 def _note_on_positions(model: Any, limit: int | None, tokens: int) -> str:
-    """How a saved model reads inputs of `tokens` tokens, if they exceed the positions of the original."""
+    """A note on inputs of `tokens` tokens in a saved model; empty if the original's positions reach as far."""
     if limit is None or limit >= tokens:
         return ""
     reach = hf.rotary_limit(model)

@@ -32,7 +32,7 @@ def split(row: CompareRow, pretrained: Pretrained) -> CompareRow:
 
 
 def split_refusals(layers: Iterable[hf.Layer], method: Method, group: MeasuringGroup) -> dict[int, str]:
-    """Which layers cannot run the method on tokens that are split over a group, and why."""
+    """The layers that cannot run the method on tokens that are split over a group, with the reasons."""
     if group.ranks is None:
         return {}
     reasons = {layer.number: split_of(layer, method, group.ranks.even(group.count))[0] for layer in layers}
@@ -40,7 +40,7 @@ def split_refusals(layers: Iterable[hf.Layer], method: Method, group: MeasuringG
 
 
 def split_of(layer: hf.Layer, configured: Method | BoundMethod, sequence: Sequence) -> tuple[str | None, str]:
-    """Why a method cannot run in this layer on split tokens, None if it can, and what its ranks send."""
+    """The reason why a method cannot run in this layer on split tokens, None if it can, and what its ranks send."""
     method, learned = (
         (configured.method, configured.learned) if isinstance(configured, BoundMethod) else (configured, None)
     )

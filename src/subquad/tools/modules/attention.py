@@ -48,7 +48,7 @@ class AttentionSites(ABC):
     module: nn.Module
     count: int
 
-    function: ClassVar[str]  # of the library that puts methods there
+    function: ClassVar[str]  # the library's function that puts methods there
     kind: ClassVar[str] = "layers"
 
     @abstractmethod
@@ -210,7 +210,7 @@ def attention_sites(module: nn.Module, call: ModuleCall) -> AttentionSites:
 
 
 def outside(sites: AttentionSites, call: ModuleCall) -> str | None:
-    """How many calls of attention no method reaches, in a sentence; None if it reaches all that can be seen."""
+    """A sentence on the number of attention calls that no method reaches; None if all that can be seen are reached."""
     if isinstance(sites, SdpaCallSites):
         return None
     with sites.observed() as observed:

@@ -149,7 +149,7 @@ class ModuleSubject(PlanSubject):
     judge: Judge
     length: int
     items: Sequence[ModuleCall]
-    names: Sequence[str]  # of layers that can run a method at all
+    names: Sequence[str]  # the names of layers that can run a method at all
     no_gradients = torch.no_grad  # and not inference mode, in which a module cannot compute gradients inside
     refusals = (ValueError, TypeError)  # of a method, for an input that it does not take
 
@@ -158,7 +158,7 @@ class ModuleSubject(PlanSubject):
         return JudgedOutput(item.run(self.sites.module), item, self.judge)
 
     def loss(self, output: JudgedOutput, exact: JudgedOutput) -> float:
-        """How much less the value of an output is than that of the exact one."""
+        """The value of the exact output minus that of this one."""
         return exact.reference - self.judge.value(output.output, exact.output, exact.call)
 
     @contextmanager
@@ -293,7 +293,7 @@ class ModulePlanning(Planner):
         return self.by_layer(kept, measured)
 
     def _together(self, kept: Mapping[int, Sequence[Candidate]], share_of_pass: float) -> int:
-        """How many layers have their losses measured together, so that two inputs fit: 1, 2, 4, … or all."""
+        """The number of layers whose losses are measured together, so that two inputs fit: 1, 2, 4, … or all."""
         together, names = 1, [candidate.name for candidate in self.candidates]
         while together < len(kept):
             if len(list(self.sweep(kept, together, names, [0]))) * share_of_pass <= 1:

@@ -17,7 +17,7 @@ class HeldOutResult:
     Attributes:
         inputs: number of held-out inputs.
         fidelity: mean over them.
-        least: what the mean fidelity is at least, at a confidence of 95 % over all choices that were verified.
+        least: a lower bound of the mean fidelity, at a confidence of 95 % over all choices that were verified.
         cost: time of a pass, and its speed-up over the module's own attention with the verdict of the noise.
     """
 
@@ -42,14 +42,14 @@ class ModulePlan:
 
     Attributes:
         module: the class of the module.
-        metric: by what outputs were judged.
-        min_fidelity: what the plan keeps on held-out inputs.
+        metric: the metric or score of the outputs.
+        min_fidelity: the least mean fidelity that a plan may have on held-out inputs.
         layers: {layer name: method}. Layers that are not in it keep their own attention; empty: all of them should.
         kinds: {layer name: class} of all layers.
-        losses: {layer name: what the method in this layer alone costs in fidelity}, of those in `layers`.
+        losses: {layer name: loss of fidelity by the method in this layer alone}, of those in `layers`.
         verified: the plan on held-out inputs, or the last choice that was tried; None if none was.
-        why_exact: why exact attention should stay, in a sentence; None if `layers` are faster.
-        notes: what a reader must know.
+        why_exact: the reason why exact attention should stay, in a sentence; None if `layers` are faster.
+        notes: sentences that a reader of the plan needs.
     """
 
     module: str

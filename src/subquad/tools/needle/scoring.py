@@ -1,4 +1,4 @@
-"""How well a model continues a prompt with its answer.
+"""Score how well a model continues a prompt with its answer.
 
 The prompt is one prefill with whatever attention is in the model, and the answer's tokens are steps on its cache, one
 after the other, as in `generate`. Each step is given the answer's token, not the model's (teacher forcing), so the

@@ -73,7 +73,7 @@ def _least(costs: ByLayer, limits: Sequence[tuple[ByLayer, float]]) -> dict[int,
 
 
 def tied(losses: ByLayer, kernels: Collection[str]) -> int:
-    """How many candidates are not told apart: all but exact `kernels`, if each has no loss that is seen in all layers.
+    """The number of tied candidates: all but exact `kernels`, if the loss of each in all layers is too small to notice.
 
     0 if they are told apart, as a single candidate always is.
     """

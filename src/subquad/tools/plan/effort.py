@@ -1,4 +1,4 @@
-"""How much of a plan is measured in the time that there is: candidates, layers at a time, and passages.
+"""Choose how much of a plan is measured in the time that there is: candidates, layers at a time, and passages.
 
 The loss of one candidate in one layer takes a pass from that layer on. If the losses of all candidates in all layers
 take too long, fewer candidates are measured, and then several neighbouring layers at a time: each of them gets an equal
@@ -28,8 +28,8 @@ class PassCost:
     """The cost of measuring losses.
 
     Attributes:
-        seconds: of an exact pass.
-        loss_seconds: of the loss of an output, and of putting methods in and out.
+        seconds: duration of an exact pass.
+        loss_seconds: duration of computing the loss of an output, and of putting methods in and out.
         single_loss_seconds: the same for losses of single layers, which may use fewer positions.
         layers: number of attention layers that have a candidate.
         chained: whether the blocks in front of a layer are computed once.
@@ -92,7 +92,7 @@ class PlanEffort:
     Attributes:
         candidates: number of candidates whose losses are measured.
         together: number of neighbouring layers whose losses are measured at a time.
-        seconds: of the losses of a passage, as predicted.
+        seconds: predicted duration of the losses of a passage.
     """
 
     candidates: int

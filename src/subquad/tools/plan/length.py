@@ -138,9 +138,9 @@ class Length(Planner):
     progress: Progress
     minutes: float  # of the whole run: what one with another limit decided by the clock is not taken from it
     workers: Workers = UNAIDED
-    shorter: ShorterLengths | None = None  # whose methods run for the shorter texts of a batch
+    shorter: ShorterLengths | None = None  # the methods of shorter texts of a batch
 
-    deadline: Deadline = field(init=False)  # of `plan`
+    deadline: Deadline = field(init=False)  # the deadline of `plan`
     cost: PassCost = field(init=False)  # at the pace that was seen
     held_out: VerifiedPassages = field(init=False)
 

@@ -47,16 +47,16 @@ class PlanInputs(PlanSubject):
     model: Any
     run: Callable[[Any], Any]  # one input through the model
     loss: Loss
-    items: Sequence[Any]  # on which losses are measured
-    held_out: Sequence[Any]  # on which the plan is verified
-    group: MeasuringGroup = ALONE  # whose processes split the tokens of an input
+    items: Sequence[Any]  # the inputs on which losses are measured
+    held_out: Sequence[Any]  # the inputs on which the plan is verified
+    group: MeasuringGroup = ALONE  # the processes that split the tokens of an input
     sampled_loss: Loss | None = None  # a cheaper estimate of the loss, for single layers
-    pooling: str | None = None  # of the embeddings whose cosine the loss is of; None of other losses
-    new_tokens: int = 0  # of a request after an input; 0: no steps are timed
+    pooling: str | None = None  # the pooling of embeddings whose cosine is the loss; None for other losses
+    new_tokens: int = 0  # new tokens of a request after an input; 0: no steps are timed
     steps: Callable[[Any, Mapping[str, Any]], StepTimes] | None = (
         None  # after an input, with several choices of methods
     )
-    batches: BatchSizes | None = None  # of batches whose texts have lengths of their own; None of inputs of one length
+    batches: BatchSizes | None = None  # sizes of batches of texts with lengths of their own; None if all have one
 
     def running(self, methods: Any) -> AbstractContextManager[None]:
         """Run methods, as `hf.swap` takes them, in the model; its own attention if it is None."""
@@ -161,7 +161,7 @@ def padded_length(batch: Batch) -> int:
 
 
 def _counts(tokens: int) -> tuple[int, int]:
-    """How many inputs of this many tokens losses are measured on, and how many there are with those held out."""
+    """The number of inputs of this many tokens that losses are measured on, and the number with those held out."""
     few = min(max(TOKENS // tokens, FEWEST), MOST)
     return few, few + max(2 * few, HELD_OUT)
 
@@ -331,7 +331,7 @@ def _has_logits(model: Any) -> bool:
 
 
 def _tokens(model: Any, item: Mapping[str, Any]) -> int:
-    """How many queries the first attention layer has for an input."""
+    """The number of queries of the first attention layer for an input."""
     inner = hf.transformers_model(model)
     with torch.inference_mode(), recorded(inner) as calls:
         inner(**item)

@@ -46,7 +46,7 @@ class Planning:
     candidates: Callable[[int], list[Candidate]]  # for a length
     floor: Floor
     deadline: Deadline
-    shift: float = 1.0  # how many times the losses of other text may be those of this one
+    shift: float = 1.0  # the most by which losses of other text may exceed those of this one, as a factor
     workers: Workers = UNAIDED
     lengths: list[Planned] = field(default_factory=list)
 
@@ -94,7 +94,7 @@ class Planning:
             raise self._too_short(begun)
 
     def _affordable(self, lengths: Sequence[Length]) -> int:
-        """How many of the lengths, in order, there is time for: at least one.
+        """The number of lengths, in order, that there is time for: at least one.
 
         The time of a pass of the shortest is measured; longer ones take at least as much time per token.
         """

@@ -17,10 +17,10 @@ class Verified:
 
     chosen: dict[int, str]
     predicted: float  # the sum of single losses
-    losses: list[float]  # of each held-out passage
+    losses: list[float]  # the loss of each held-out passage
     bound: float  # on the mean loss
     speedups: list[float]  # exact attention's seconds / the choice's, passage by passage
-    of_exact: float | None = None  # how far exact attention, timed twice, differs from itself; None: timed once
+    of_exact: float | None = None  # the factor between two timings of exact attention; None: timed once
 
     @property
     def loss(self) -> float:
@@ -48,20 +48,20 @@ class Planned:
     losses: dict[int, dict[str, list[float]]] = field(default_factory=dict)  # by layer and candidate and passage
     chosen: dict[int, str] = field(default_factory=dict)
     uniform: str | None = None  # the best single candidate in all layers that have it
-    rounds: list[Verified] = field(default_factory=list)  # of the plan
-    verified: Verified | None = None  # of what was taken; None where it is exact attention
+    rounds: list[Verified] = field(default_factory=list)  # the verifications of the plan
+    verified: Verified | None = None  # the result for the final choice; None if that is exact attention
     uniform_verified: Verified | None = None
     without: float | None = None  # the mean loss without attention; None where there was no time to measure it
     kernels: tuple[str, ...] = ()  # candidates that are exact attention by another kernel
-    unproven: str | None = None  # why losses on this text prove nothing, in a clause
+    unproven: str | None = None  # the reason why losses on this text prove nothing, in a clause
     why_exact: str | None = None
-    least_seconds: float | None = None  # that deciding takes, where the time did not suffice for it
+    least_seconds: float | None = None  # the time that a decision needs, if there was less
     starts: dict[str, int] = field(default_factory=dict)  # by candidate: the length from which on it runs
     floors: list[OtherFloor] = field(default_factory=list)
     baseline: dict[str, Any] | None = None
     steps: Any = None  # `StepTimes`, of generated tokens with exact attention and with the plan; None if not timed
     has_exact_steps: bool = False  # whether they are exact attention by construction
-    left_out: list[str] = field(default_factory=list)  # what the time did not suffice for
+    left_out: list[str] = field(default_factory=list)  # the parts that there was no time for
 
     @property
     def undecided(self) -> bool:

@@ -32,12 +32,12 @@ class SingleLoss:
     item: int
     layers: tuple[int, ...]
     candidate: str
-    position: float  # of the first of these layers among all that have candidates, in [0, 1)
+    position: float  # the position of the first of these layers among all with candidates, in [0, 1)
 
 
 @dataclass(frozen=True)
 class Messages:
-    """Why a plan is exact attention, and why losses prove little: sentences with the figures in braces."""
+    """Sentences on why a plan is exact attention, and on why losses prove little, with the figures in braces."""
 
     nothing: str  # no choice but exact attention
     nothing_closer: str | None  # the same after a verification that failed; None: its own reason stays

@@ -37,10 +37,10 @@ class Prepared:
     Attributes:
         pretrained: the model, with its own positions.
         loads: inputs of each length.
-        metadata: of the model and the text.
-        methods: to try; None for those of the grid.
+        metadata: metadata of the model and the text.
+        methods: the methods to try; None for those of the grid.
         fitted: learned parameters to try, by name and layer.
-        notes: what a reader must know of the weights, and of methods that are not tried.
+        notes: sentences on the weights, and on methods that are not tried.
     """
 
     pretrained: Pretrained

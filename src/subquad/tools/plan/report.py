@@ -150,7 +150,7 @@ def _accepted(loss: float, shift: float) -> str:
 
 
 def _of_requests(made: Made) -> list[str]:
-    """How requests were timed, and whether the plan's steps are exact."""
+    """Sentences on how requests were timed, and on whether the plan's steps are exact."""
     pairs = zip(made.planning.lengths, made.planning.loads, strict=True)
     timed = {load.length: r for planned, load in pairs if (r := requests_of(planned, load)) is not None}
     if not timed:

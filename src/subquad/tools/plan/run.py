@@ -59,8 +59,8 @@ class Made:
 
     plan: Plan
     planning: Planning
-    metadata: dict[str, Any]  # of the model, for the report
-    notes: tuple[str, ...] = ()  # what a reader must know of the weights, and of methods that were not tried
+    metadata: dict[str, Any]  # metadata of the model, for the report
+    notes: tuple[str, ...] = ()  # sentences on the weights, and on methods that were not tried
 
 
 def make(

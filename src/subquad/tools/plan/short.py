@@ -1,4 +1,4 @@
-"""How close a planned model is to the original one on short texts, within the model's own positions.
+"""The closeness of a planned model to the original one on short texts, within the model's own positions.
 
 The model is extended as far as the longest plan needs, and runs the plan as it is saved. The original is the model as
 it was given, in its own dtype and with its own attention. Texts are the first tokens of held-out passages.

@@ -18,10 +18,10 @@ class PlanSubject(ABC):
     length: int  # tokens of an input, or of the longest one
     items: Sequence[Any]  # the inputs on which losses are measured
     run: Callable[[Any], Any]  # one input through the model
-    loss: Callable[[Any, Any], float]  # of an output, and of the exact one; 0 if they are equal
-    group: MeasuringGroup = ALONE  # whose processes split the tokens of an input
+    loss: Callable[[Any, Any], float]  # the loss of an output against the exact one; 0 if they are equal
+    group: MeasuringGroup = ALONE  # the processes that split the tokens of an input
     no_gradients: ClassVar[type[torch.no_grad | torch.inference_mode]] = torch.inference_mode
-    refusals: ClassVar[tuple[type[Exception], ...]] = ()  # by which a method refuses an input: its loss there is NaN
+    refusals: ClassVar[tuple[type[Exception], ...]] = ()  # errors of methods that refuse an input: its loss is NaN
 
     @property
     def single_loss(self) -> Callable[[Any, Any], float]:

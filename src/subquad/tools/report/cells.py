@@ -14,7 +14,7 @@ class Cell:
 
     text: str
     tone: Tone = ""
-    value: float | None = field(default=None, compare=False)  # what a table is sorted by; None: by the text
+    value: float | None = field(default=None, compare=False)  # the key for sorting a table; None: the text
 
     @property
     def sort_key(self) -> str | None:
@@ -44,7 +44,7 @@ def share(value: Any) -> Cell:
 
 
 def decimals(value: Any) -> int:
-    """How many decimals of milliseconds or MiB make three significant digits, at most two."""
+    """The number of decimals of milliseconds or MiB that makes three significant digits, at most two."""
     x = known(value)
     return 0 if x is None or abs(x) >= 100 else 1 if abs(x) >= 10 else 2
 

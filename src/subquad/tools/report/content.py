@@ -24,7 +24,7 @@ class Column:
     group: str = ""
     about: str = ""
     named: str = ""  # the term
-    short: str = ""  # of the head, for narrow tables; its words may be below each other
+    short: str = ""  # a short head for narrow tables; its words may be below each other
 
     @property
     def term(self) -> str:

@@ -24,7 +24,7 @@ class Parts:
 
     Args:
         part: makes the table with the columns of these numbers, which do not count the first one.
-        groups: of each column; a part ends with a group where it can.
+        groups: the group of each column; a part ends with a group where it can.
     """
 
     def __init__(self, part: Callable[[Sequence[int]], RichTable], groups: Sequence[str]):
@@ -46,7 +46,7 @@ class Parts:
                 yield ""
 
     def _fitting(self, columns: Sequence[int], console: Console, options: ConsoleOptions) -> int:
-        """How many of these columns fit, at least one; a group is not taken apart if that leaves another one."""
+        """The number of these columns that fit, at least one; a group is not taken apart if that leaves another one."""
         count = 1
         while count < len(columns) and self._width(columns[: count + 1], console, options) <= options.max_width:
             count += 1

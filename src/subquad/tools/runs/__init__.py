@@ -1,1 +1,1 @@
-"""How a command runs: settings, cached results, executors."""
+"""The run of a command: settings, cached results, executors."""

@@ -1,4 +1,4 @@
-"""How much a method may change what a model gives: the floor, in the units of that kind of model."""
+"""The floor: the most by which a method may change what a model gives, in the units of that kind of model."""
 
 import math
 from dataclasses import dataclass

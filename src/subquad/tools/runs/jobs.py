@@ -40,7 +40,7 @@ class Job(Generic[R]):
         after: keys of jobs that must be finished before.
         timed: whether it measures time, so that nothing else may run on its machine.
         record: the type of the result, for reading it from JSON (`runs.records`).
-        label: what a user reads while it runs; default: the key.
+        label: the text that users read while it runs; default: the key.
     """
 
     key: str

@@ -13,15 +13,15 @@ S = TypeVar("S")
 
 @dataclass(frozen=True)
 class Option:
-    """How the command line asks for a setting."""
+    """An option or argument of the command line, for one setting."""
 
     name: str  # without dashes, as Python writes it
     help: str
     kind: Any  # the type of the setting
     default: Any
-    argument: bool = False  # given by its place
+    argument: bool = False  # True if it is given by its position
     envvar: str | None = None
-    read: Callable[[str], Any] | None = None  # of lists that are given as one text
+    read: Callable[[str], Any] | None = None  # the reader of lists that are given as one text
     shown: str | None = None  # the default of such a list, as text
     reading: bool = False  # changes how results are read, not what is measured
 

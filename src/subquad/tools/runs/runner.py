@@ -58,7 +58,7 @@ class JobRun(ABC):
 
     results: JobResults = field(default_factory=JobResults)
     resumed: int = 0  # jobs that an earlier, interrupted run had finished
-    load_average: float | None = None  # of the machine, before the run
+    load_average: float | None = None  # the machine's load average before the run
 
     @abstractmethod
     def fingerprint(self) -> Any:

@@ -40,7 +40,7 @@ class Check:
             return self.run()
 
     def distance(self, have: Outputs) -> tuple[float, str]:
-        """How far this is from `want`, and where."""
+        """The largest distance of this from `want`, and where it is."""
         return farthest_gradient(self.want, have) if self.gradient else farthest(self.want, have, self.defined)
 
 

@@ -145,7 +145,7 @@ def _tokens_of(outputs: Outputs, padded: Inputs) -> Outputs:
 
 @torch.no_grad()
 def _apart(model: PreTrainedModel, inputs: Inputs) -> float | None:
-    """How far a left-padded batch is from each prompt alone; None where it cannot be told.
+    """The distance of a left-padded batch from each prompt alone; None if it cannot be told.
 
     Rotary queries form other clusters at other positions, so the model must take positions.
     """

@@ -48,7 +48,7 @@ def rows(table: Path = TABLE) -> list[dict[str, str]]:
 
 
 def counts(table: list[dict[str, str]], version: str) -> str:
-    """How many model types have each outcome."""
+    """A table of the number of model types with each outcome."""
     statuses = Counter(row["full"] for row in table)
     halves = Counter(_kind(row["long prompts"]) for row in table if row["long prompts"])
     lines = [

@@ -1,4 +1,4 @@
-"""Which class stands for a model type, and a small random model of it."""
+"""The class that is built for a model type, and a small random model of it."""
 
 import importlib
 import inspect

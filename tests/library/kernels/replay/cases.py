@@ -75,7 +75,7 @@ class Numbers(NamedTuple):
 
 
 def padding(B: int, tokens: int) -> Tensor:
-    """Which tokens are real: those at both ends of an item are padding."""
+    """True for real tokens: those at both ends of an item are padding."""
     at, item = torch.arange(tokens), torch.arange(B)[:, None]
     return (at >= 3 + item) & (at < tokens - 5 * (item + 1))
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 import triton
 
-from subquad.core.versions import release
+from subquad.core.requirements import release
 from subquad.kernels.triton.recording import Launch, recording
 from subquad.kernels.triton.resources import CHIPS, compile_for
 

@@ -1,4 +1,4 @@
-"""How often a forward pass asks the device for something: each launch costs the host some microseconds."""
+"""The number of requests of a forward pass to the device: each launch costs the host some microseconds."""
 
 import pytest
 

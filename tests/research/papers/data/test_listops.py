@@ -34,7 +34,7 @@ def drawn(rules, count):
 
 
 def sizes(symbols):
-    """How many arguments each operator has."""
+    """The number of arguments of each operator."""
     open_lists, found = [0], []
     for symbol in symbols:
         if symbol == END:

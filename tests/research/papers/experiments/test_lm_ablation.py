@@ -1,4 +1,4 @@
-"""Which attention each row of LHA's table 1 has, and what is said of the figures."""
+"""Tests of the attention in each row of LHA's table 1, and of the sentences on the figures."""
 
 from dataclasses import replace
 

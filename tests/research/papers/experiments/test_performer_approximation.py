@@ -11,9 +11,9 @@ from subquad.research.papers.experiments.performer_approximation import (
     attention_key,
     cells,
     head_errors,
+    kernel_points,
     performer,
     results,
-    settings_of_points,
     squared_norm,
 )
 
@@ -48,7 +48,7 @@ def test_errors_of_heads_are_relative():
 
 def test_one_of_norm_and_features_is_fixed_while_the_other_varies():
     scale = PerformerApproximationScale(length=8, kernel_features=(16, 64), norms=(0.5, 1.0), norm=1.0)
-    assert settings_of_points(scale) == [(1.0, 16), (1.0, 64), (0.5, 64)]
+    assert kernel_points(scale) == [(1.0, 16), (1.0, 64), (0.5, 64)]
 
 
 def test_results_have_all_three_parts_with_the_mean_beside_them(found):

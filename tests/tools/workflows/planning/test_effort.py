@@ -1,4 +1,4 @@
-"""How much of a plan is measured in the time that there is."""
+"""Tests of how much of a plan is measured in the time that there is."""
 
 import re
 from dataclasses import replace

@@ -10,7 +10,7 @@ from subquad.kernels.attention.clustered.centroids import attend_and_list, lists
 from subquad.kernels.attention.clustered.op import clustered_attention, clustered_backward, clustered_forward
 from subquad.kernels.native import interface
 
-# What the forward pass gives between `out` and the queries' log-sum-exp, in its order.
+# The outputs of the forward pass between `out` and the queries' log-sum-exp, in its order.
 SAVED = ("order", "offsets", "top", "centroids", "rest", "lse", "mass", "residual")
 
 

@@ -16,7 +16,7 @@ from subquad.kernels.attention.tail.op import (
 from subquad.kernels.attention.tail.visible import lists_of, visible_key_cells
 from subquad.kernels.native import interface
 
-# What the forward pass returns in addition to `out` and `lse`, in its order.
+# The outputs of the forward pass in addition to `out` and `lse`, in its order.
 LISTS = ("order", "offsets", "key_order", "cell_offsets", "top")
 SAVED = (*LISTS, "centroids", "cell_keys", "cell_values", "cell_lse", "cell_residual")
 NEAR = ("shifts", "kept", "residual")

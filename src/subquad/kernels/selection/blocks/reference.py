@@ -26,8 +26,8 @@ def sorted_blocks(
 class Blocks:
     """A sorted layout: T = blocks × size slots, where every block holds members of one group only."""
 
-    slot: Int64[Tensor, "B H N"]  # of each token; T for those in no group
-    group: Int64[Tensor, "B H blocks"]  # of each block; unused blocks repeat the last group
+    slot: Int64[Tensor, "B H N"]  # the slot of each token; T for those in no group
+    group: Int64[Tensor, "B H blocks"]  # the group of each block; unused blocks repeat the last one
     size: int
 
     def gather(self, x: Shaped[Tensor, "B H N D"]) -> Shaped[Tensor, "B H blocks size D"]:

@@ -63,8 +63,8 @@ class KMeansItems:
         clusters: C, the most that an item has.
         valid: the tokens that are not padding, (B,N).
         rank: the number of each token among the real ones, (B,N).
-        count: how many are real, (B,).
-        wanted: how many clusters the item has, (B,).
+        count: the number of real tokens, (B,).
+        wanted: the number of clusters of the item, (B,).
     """
 
     clusters: int

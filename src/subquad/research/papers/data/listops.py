@@ -35,7 +35,7 @@ Symbols = list[int]
 
 @dataclass(frozen=True, kw_only=True)
 class Rules:
-    """Which expressions there are.
+    """The parameters of the random expressions.
 
     Attributes:
         shortest, longest: tokens of an expression, both included.

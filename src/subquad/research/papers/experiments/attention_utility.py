@@ -28,7 +28,7 @@ CENTROIDS = "centroids.pt"
 
 @dataclass(frozen=True, kw_only=True)
 class AttentionUtilityScale:
-    """Which model reads what, and what is fitted.
+    """The model, its texts, and what is fitted.
 
     Attributes:
         model: hub id or folder of an embedding model; "": the encoder of the extra `demo`.
@@ -36,11 +36,11 @@ class AttentionUtilityScale:
         fit: the text that hash functions and centroids are fitted to; another one.
         length: N, tokens of a sequence.
         buckets: B.
-        sequences: spread evenly over the text; the first one is its beginning.
-        steps: of LHA's calibration; 0: the method's own recipe.
-        moves: of routing's centroids, each by one passage.
-        seeds: of what is drawn at random.
-        fit_seeds: of the calibrations.
+        sequences: number of sequences, spread evenly over the text; the first one is its beginning.
+        steps: steps of LHA's calibration; 0: the method's own recipe.
+        moves: updates of routing's centroids, each by one passage.
+        seeds: seeds of random draws.
+        fit_seeds: seeds of the calibrations.
     """
 
     model: str = ""

@@ -28,11 +28,11 @@ WIDEST = 4  # powers of 2 of a ratio that are told apart
 
 @dataclass(frozen=True, kw_only=True)
 class BucketImbalanceScale:
-    """Which model reads what, and what is fitted; as in `attention_utility`.
+    """The model, its texts, and what is fitted; as in `attention_utility`.
 
     Attributes:
-        layer: whose buckets are drawn one by one; the paper's third one is number 2.
-        heads: how many heads of it.
+        layer: the layer whose buckets are drawn one by one; the paper's third one is number 2.
+        heads: number of its heads that are drawn.
     """
 
     model: str = ""

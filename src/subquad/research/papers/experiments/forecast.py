@@ -195,7 +195,7 @@ def _published(case: Case) -> Mapping[str, tuple[float, float]]:
 
 
 def _summary(scale: ForecastScale, records: JobResults) -> str:
-    """Which wins, in plain words."""
+    """The number of forecasts that each model wins, in words."""
     every = [_all(scale, records, case) for case in scale.cases]
     first = [min(errors, key=errors.__getitem__) for errors in every]
     won = {name: first.count(name) for name in dict.fromkeys(first)}

@@ -163,7 +163,7 @@ class Grid:
         return self.by_length[figure].get(name, TimingSeries(1)).by_length.get(length)
 
     def ratio(self, figure: str, against: str, length: int, k: int) -> str | None:
-        """How many times less."""
+        """The figure of `against`, divided by that of Linformer with this k."""
         return (
             self.by_length[figure]
             .get(against, TimingSeries(1))

@@ -114,7 +114,7 @@ def _baselines(scale: LinformerQualityScale, context: Context) -> dict[str, Any]
     return {"sizes": sizes, "accuracy": plain}
 
 
-def settings_of(scale: LinformerQualityScale, at: AtHand, head: Path, method: str, seed: int) -> RunSettings:
+def run_settings(scale: LinformerQualityScale, at: AtHand, head: Path, method: str, seed: int) -> RunSettings:
     """The settings of one run."""
     task = texts_of(scale.task, at.data, scale.examples, scale.learn)
     settings = FineTune(
@@ -136,7 +136,7 @@ def settings_of(scale: LinformerQualityScale, at: AtHand, head: Path, method: st
 
 def _tune(scale: LinformerQualityScale, method: str, seed: int, context: Context) -> dict[str, Any]:
     at = at_hand(scale.model, context)
-    settings = settings_of(scale, at, context.beside(BASELINES) / HEAD, method, seed)
+    settings = run_settings(scale, at, context.beside(BASELINES) / HEAD, method, seed)
     start = settings.task.model(settings.model).to(context.device)
     before = evaluate(settings, start, context.folder / "start", data=at.data, device=context.device)
     outcome = train(settings, context.folder, data=at.data, device=context.device, progress=context.progress)

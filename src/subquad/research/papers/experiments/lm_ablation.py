@@ -22,8 +22,8 @@ class Ablation(NamedTuple):
 
     name: str
     family: str
-    heads: str  # not local ones: "none", "all" or "half"
-    layers: str  # that have them: "none", "all", or the "upper" half
+    heads: str  # the heads that are not local: "none", "all" or "half"
+    layers: str  # the layers with such heads: "none", "all", or the "upper" half
     hash: str
     published: float | None  # per word, validation data
     published_test: float | None = None
@@ -256,7 +256,7 @@ def _mean(scale: LmAblationScale, row: Ablation, records: JobResults) -> float:
 
 
 def _noise(scale: LmAblationScale, rows: list[Ablation], records: JobResults) -> str:
-    """How the differences between rows compare with those between seeds."""
+    """A comparison of the differences between rows with those between seeds, in words."""
     means = [_mean(scale, row, records) for row in rows]
     if len(scale.seeds) < 2:
         return f"One seed; the rows are within {max(means) - min(means):.3f} bits of one another."
@@ -269,7 +269,7 @@ def _noise(scale: LmAblationScale, rows: list[Ablation], records: JobResults) ->
 
 
 def _agreement(scale: LmAblationScale, rows: list[Ablation], records: JobResults) -> str:
-    """How far the order of the published rows is ours; nothing where fewer than two were trained."""
+    """The rank correlation of the published rows with ours, in words; empty if fewer than two were trained."""
     pairs = [(row.published, _mean(scale, row, records)) for row in rows if row.published]
     if len(pairs) < 2:
         return ""

@@ -27,7 +27,7 @@ class LraScale:
     seeds: tuple[int, ...]
     lengths: tuple[int, ...]  # bytes of the texts that are timed
     timed: dict[str, Any]  # the model that is timed
-    batch: int  # of the texts that are timed
+    batch: int  # number of texts that are timed together
     seconds: float  # of timing, for each method and length
 
 

@@ -1,4 +1,4 @@
-"""How close random features come to softmax attention: the kernel, the attention matrix, a pretrained encoder."""
+"""The error of random features against softmax attention: the kernel, the attention matrix, a pretrained encoder."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class PerformerApproximationScale:
 
     # the kernel e^{x·y}, x and y of one norm
     width: int = 64
-    norm: float = 1.0  # where the number of features varies
+    norm: float = 1.0  # the norm at which the number of features varies
     kernel_features: tuple[int, ...] = (16, 64, 256, 1024)
     norms: tuple[float, ...] = (0.25, 0.5, 0.75, 1.0, 1.5, 2.0)  # with the second number of features
     draws: int = 300
@@ -98,8 +98,8 @@ def model_key(sequence: int) -> str:
 # ---------------------------------------------------------------------- the kernel
 
 
-def settings_of_points(scale: PerformerApproximationScale) -> list[tuple[float, int]]:
-    """(norm, features) that are measured: one of them fixed, then the other."""
+def kernel_points(scale: PerformerApproximationScale) -> list[tuple[float, int]]:
+    """The pairs (norm, features) that are measured: one of them fixed, then the other."""
     fixed = scale.kernel_features[min(1, len(scale.kernel_features) - 1)]
     of_features = [(scale.norm, number) for number in scale.kernel_features]
     return list(dict.fromkeys([*of_features, *((norm, fixed) for norm in scale.norms)]))
@@ -112,7 +112,7 @@ def _kernel(scale: PerformerApproximationScale, rows: str, context: Context) -> 
         context.progress(kind, KINDS.index(kind), len(KINDS))
         measured_errors[kind] = [
             [norm, number, measured(kind, *xy, number, scale.draws, rows == "iid"), expected(kind, *xy, number)]
-            for norm, number in settings_of_points(scale)
+            for norm, number in kernel_points(scale)
             for xy in [pairs(norm, scale.width, 64)]
         ]
     return measured_errors
@@ -220,7 +220,7 @@ def _kernel_results(scale: PerformerApproximationScale, records: JobResults) -> 
         for rows in ROWS
         for kind in KINDS
     }
-    fixed = settings_of_points(scale)[min(1, len(scale.kernel_features) - 1)][1]
+    fixed = kernel_points(scale)[min(1, len(scale.kernel_features) - 1)][1]
     tables, plots = [], []
     for what, at in (
         ("features", [(scale.norm, number) for number in scale.kernel_features]),

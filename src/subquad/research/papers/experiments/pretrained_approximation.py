@@ -57,17 +57,17 @@ NO_ATTENTION = "linformer:projection=mean-pool,ends=pooled,k=1"  # every token g
 
 @dataclass(frozen=True, kw_only=True)
 class PretrainedApproximationScale:
-    """Which model, which tasks, what is put into it.
+    """The model, its tasks, and the methods that are put into it.
 
     Attributes:
         model: hub id or folder of an embedding model; "": the encoder of the extra `demo`.
-        tasks: as `subquad compare --task` names them; "labelled" are tables of your own.
-        examples: of each task, training and test together, sampled at random; 0: all.
+        tasks: names of tasks, as in `subquad compare --task`; "labelled" are tables of your own.
+        examples: number for each task, training and test together, sampled at random; 0: all.
         length: tokens of a text that are read.
-        methods: that run as they are.
+        methods: methods that run as they are.
         fits: methods whose learned parameters are calibrated first, on `text` under the data folder.
-        steps: of calibration; 0: the method's own recipe.
-        seeds: of methods that depend on one.
+        steps: calibration steps; 0: the method's own recipe.
+        seeds: seeds of methods that depend on one.
     """
 
     model: str = ""
@@ -318,7 +318,7 @@ def published() -> Table:
 
 
 def _plot(scale: PretrainedApproximationScale, records: JobResults) -> HeatMap:
-    """How near each method stays to exact attention: of each task the cosine, and the share of answers that stay."""
+    """The heat map of each method's closeness to exact attention: for each task, cosine and share of equal answers."""
     shown_columns = [
         (task, name) for task in scale.tasks for name in ("cosine", "same") if name in records[key(task, EXACT)]
     ]

@@ -34,7 +34,7 @@ class SpectrumScale:
     model: str = ""  # hub id or folder; "": the encoder of the extra `demo`
     texts: tuple[str, ...] = ("wikitext-2/test.txt", "movie_reviews/movie_reviews.zip")
     length: int = 512
-    sequences: int = 4  # of each text
+    sequences: int = 4  # number for each text
 
 
 SCALES = {

@@ -20,7 +20,7 @@ class SpeedAccuracyScale:
     Attributes:
         models: (method, layers); layers 0: as in the recipe.
         tuned: (method, layers) whose models start from those of the same kind with 100 clusters.
-        tuning: what differs in the training of these.
+        tuning: settings that differ in the training of these.
         effort: seconds for the times of each.
     """
 

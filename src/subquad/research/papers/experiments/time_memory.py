@@ -41,12 +41,12 @@ class TimeMemoryScale:
     """The settings of the measurements of time and memory."""
 
     lengths: tuple[int, ...]
-    memory_lengths: tuple[int, ...]  # of them, those whose memory is measured
-    tokens: int  # of a batch: tokens // N items, at least one
+    memory_lengths: tuple[int, ...]  # the lengths whose memory is measured too
+    tokens: int  # tokens of a batch: tokens // N items, at least one
     methods: tuple[str, ...] = PAPER_METHODS
     heads: int = 6
     head_dim: int = 64
-    visits: int = 3  # of each length, with all others between
+    visits: int = 3  # number for each length, with all others between
     seconds: float = 1.0  # a method's share of a visit
     limit: float = 10.0  # seconds: a call that is predicted to take longer is not run
     gib: float = 4.0  # nor a naive softmax that needs more
@@ -180,7 +180,7 @@ def _time(time: Spread | None) -> str:
 
 
 def _note(costs: Costs) -> str:
-    """Why some were not run."""
+    """The calls that were not run, with the reasons, in words."""
     reasons = {
         f"{name} at {n:,} tokens: {visit[name]['reason']}"
         for n, visits in costs.visits.items()

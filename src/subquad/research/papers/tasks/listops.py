@@ -74,7 +74,7 @@ class ListOps(Classification):
 
     @property
     def rules(self) -> Rules:
-        """Which expressions there are."""
+        """The parameters of the random expressions."""
         return Rules(
             shortest=self.shortest,
             longest=self.longest,

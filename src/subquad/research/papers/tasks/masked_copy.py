@@ -80,7 +80,7 @@ class MaskedCopy(Task):
         return {name: torch.from_numpy(np.stack([item[name] for item in items])) for name in items[0]}
 
     def score(self, outputs: Any, batch: Batch) -> Tensor:
-        """How many masked places were right, and how many there are."""
+        """The numbers of correct and of all masked positions, for each item."""
         asked = batch["labels"] != -100
         right = (outputs.logits.argmax(-1) == batch["labels"]) & asked
         return torch.stack([right.sum(1), asked.sum(1)], dim=1).float()

@@ -77,7 +77,7 @@ class AttentionConfig(PreTrainedConfig):
         return self.method[layer]
 
     def absolute_heads(self, layer: int) -> list[bool]:
-        """Which of a layer's heads get positions in queries and keys: those without relative ones of their own."""
+        """True for each head of a layer whose queries and keys get positions: one without relative ones of its own."""
         method = parse_method(self.method_of(layer))
         heads = [True] * self.num_attention_heads
         dealt = method.deal(self.num_attention_heads, self.num_key_value_heads or self.num_attention_heads)

@@ -26,7 +26,7 @@ class SpeechConfig(AttentionConfig):
 
     Attributes:
         bands: energies a frame.
-        symbols: that it can write, the blank among them, which is 0.
+        symbols: number of output symbols, with the blank, which is 0.
         subsample: frames that are joined into one token before the first layer; 1: each frame is a token.
     """
 

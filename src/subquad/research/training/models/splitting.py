@@ -64,7 +64,7 @@ class ModelSplit:
 
 
 def split(tokens: int, keys: int | None = None) -> ModelSplit:
-    """How `tokens` are split, and for cross-attention `keys` that are others.
+    """The split of `tokens`, and of `keys` where cross-attention has others.
 
     Raises:
         InputError: fewer tokens than ranks.

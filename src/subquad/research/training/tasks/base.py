@@ -49,10 +49,10 @@ class Task(ABC):
     name: ClassVar[str]
     summary: ClassVar[str]  # one line: what is read, what is predicted, what is measured
     summary_of_files: ClassVar[str] = ""  # the same of the user's own {files}, for a task that has `files`
-    metric: ClassVar[str]  # of `figures`: what the best model is chosen by
+    metric: ClassVar[str]  # the one of `figures` that the best model is chosen by
     greater_is_better: ClassVar[bool]
     needs: ClassVar[str | None] = None  # the folder of real data, under the data directory
-    pipeline: ClassVar[str | None] = None  # of transformers, in which a trained model with its tokenizer reads text
+    pipeline: ClassVar[str | None] = None  # the pipeline of transformers for a trained model with its tokenizer
     start: ClassVar[Mapping[str, Mapping[str, Any]]] = {}  # defaults for "model" and "training" that suit the task
 
     @abstractmethod

@@ -79,11 +79,11 @@ class FineTunedText(LabelledTexts):
 
     @property
     def longest(self) -> int:
-        """How many tokens of a text are read."""
+        """The number of tokens of a text that are read."""
         return int(self.tokenizer.model_max_length)
 
     def size(self, text: str) -> int:
-        """How many tokens a text has, with the special ones."""
+        """The number of tokens of a text, with the special ones."""
         return len(self.tokenizer(text, truncation=False, verbose=False)["input_ids"])
 
     def ids(self, text: str) -> NDArray[np.int64]:

@@ -186,7 +186,7 @@ def _as_window(sequence: Symbols) -> tuple[Tensor, Tensor]:
 
 
 def words_ended(ids: Tensor, labels: Tensor) -> Tensor:
-    """How many words end in each item: spaces and ends of lines after another byte, and all ends of lines."""
+    """The number of words that end in each item: spaces and ends of lines after another byte, and all ends of lines."""
     before, after = ids[:, :-1], labels[:, 1:]
     inside = (before != SPACE) & (before != LINE) & (before < Lm.predicted)
     line = after == LINE

@@ -78,15 +78,15 @@ class LabelledTexts(OneClass):
 
     @abstractmethod
     def size(self, text: str) -> int:
-        """How many tokens a text has before it is cut."""
+        """The number of tokens of a text before it is cut."""
 
     @property
     def longest(self) -> int:
-        """How many tokens of a text are read."""
+        """The number of tokens of a text that are read."""
         return self.length
 
     def notes(self, splits: Splits) -> list[str]:
-        """How many texts are cut, of at most some `LOOKED_AT`."""
+        """A note on the number of texts that are cut, of at most `LOOKED_AT`."""
         texts = [text for part in vars(splits).values() for text in part.texts]
         some = texts[:: -(-len(texts) // LOOKED_AT)]
         sizes = [self.size(text) for text in some]
@@ -183,7 +183,7 @@ class Text(LabelledTexts, Classification):
         return self.classifier(settings, self.labels(), BYTES, self.length)
 
     def size(self, text: str) -> int:
-        """How many bytes a text has."""
+        """The number of bytes of a text."""
         return len(text.encode("utf-8", errors="replace"))
 
     @property

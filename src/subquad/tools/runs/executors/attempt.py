@@ -25,11 +25,11 @@ class WorkerEnvironment:
 
     Attributes:
         folder: the working folder of the process that started the job; relative paths are read from there.
-        versions: of the packages that results depend on.
-        threads: of torch.
-        device: which the job computes on.
-        hardware: what a job that measures time must run on; None where any will do.
-        modules: which register methods of no installed package.
+        versions: versions of the packages that results depend on.
+        threads: number of torch's threads.
+        device: the device that the job computes on.
+        hardware: the hardware that a job which measures time must run on; None if any will do.
+        modules: modules that register methods of no installed package.
     """
 
     folder: str

@@ -32,7 +32,7 @@ class Executor(ABC):
     @property
     @abstractmethod
     def width(self) -> int:
-        """How many jobs that do not measure time run at once."""
+        """The number of jobs that run at once, if they do not measure time."""
 
     @abstractmethod
     def run(self, jobs: Iterable[Job[Any]], reports: JobProgress) -> Iterator[tuple[Job[Any], Any]]:

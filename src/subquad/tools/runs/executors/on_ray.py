@@ -40,7 +40,7 @@ class _Node:
     has: dict[str, float]
 
     def room(self, wanted: dict[str, float]) -> int:
-        """How many jobs with these resources fit on it."""
+        """The number of jobs with these resources that fit on it."""
         return min(int(self.has.get(what, 0) / count) for what, count in wanted.items())
 
 
@@ -48,10 +48,10 @@ class RayExecutor(WorkerExecutor):
     """Works as tasks of a Ray cluster, or of one that is started on this machine for the run.
 
     Args:
-        address: of a cluster; None is the one that RAY_ADDRESS names, or else this machine alone.
+        address: the address of a cluster; None is the one that RAY_ADDRESS names, or else this machine alone.
         workers: the most jobs at once; None is as many as the cluster has room for.
-        resources: what each job takes.
-        device: what jobs compute on.
+        resources: the resources of each job.
+        device: the device that jobs compute on.
     """
 
     def __init__(self, address: str | None, workers: int | None, resources: JobResources, device: str = "cpu"):
@@ -115,7 +115,7 @@ class RayExecutor(WorkerExecutor):
 
     @property
     def width(self) -> int:
-        """How many jobs the machines have room for, and at most the workers that were asked for."""
+        """The number of jobs that the machines have room for, and at most the workers that were asked for."""
         room = sum(node.room(self.resources.wanted) for node in self._nodes())
         return min(room, self.workers or room)
 
@@ -228,7 +228,7 @@ def _host_and_port(address: str) -> tuple[str, int] | None:
 
 
 def _unreachable(location: tuple[str, int] | None) -> str:
-    """Why nothing answers at a host and port; an empty text where something does, or no location is known."""
+    """The reason why nothing answers at a host and port; empty if something does, or no location is known."""
     try:
         if location is not None:
             socket.create_connection(location, timeout=10).close()

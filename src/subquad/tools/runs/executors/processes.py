@@ -58,7 +58,7 @@ class ProcessExecutor(WorkerExecutor):
 
     @property
     def width(self) -> int:
-        """How many jobs run at once."""
+        """The number of jobs that run at once."""
         return self._width
 
     machines = 1
@@ -170,7 +170,7 @@ def _end_with_parent() -> None:
 
 
 def _exit_reason(code: int) -> str:
-    """How a process ended, in words."""
+    """The end of a process, in words."""
     return f"by signal {-code}" if code < 0 else f"with exit code {code}"
 
 

@@ -20,7 +20,7 @@ class BucketSet:
         bucket: (B,H,T), the bucket of each block; None where they have one block each.
         queries_end: (B,H,T), behind the last filled slot of each block.
         keys_end: (B,H,C), behind the last filled slot of each bucket.
-        span: how far apart tokens may be that meet; −1 for any distance.
+        span: the largest distance of tokens that meet; −1 for any distance.
         first_query: the number of the first query slot.
         first_key: the number of the first key slot.
     """
