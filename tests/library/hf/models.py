@@ -10,7 +10,7 @@ import transformers as hf
 from torch import Tensor
 from transformers.cache_utils import DynamicSlidingWindowLayer
 
-from subquad.core.versions import release
+from subquad.core.requirements import release
 
 VOCAB = 60
 ON_THE_INTERFACE_SINCE = {"ModernBert": (5, 7), "Swin": (5, 9), "T5": (5, 15)}  # by the beginnings of classes' names
