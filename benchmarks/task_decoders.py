@@ -121,7 +121,7 @@ def needle_prompts(pretrained: Pretrained, data: Path, length: int, each: int, s
     depths = [number / max(each - 1, 1) for number in range(each)]
     return [
         haystack.prompt(task, length, None if task.spread else depth, number, seed)
-        for task in map(TASKS.__getitem__, NEEDLE_TASKS)
+        for task in (TASKS[name] for name in NEEDLE_TASKS)
         for number, depth in enumerate(depths)
     ]
 
