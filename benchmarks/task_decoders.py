@@ -17,6 +17,7 @@ from subquad.tools.models.next_tokens import POSITIONS, logits_of
 from subquad.tools.models.pretrained import Pretrained
 from subquad.tools.needle.prompts import Haystack, Prompt
 from subquad.tools.needle.scoring import answer_score
+from subquad.tools.needle.settings import NEEDLE_TASKS
 from subquad.tools.needle.tasks import TASKS
 from subquad.tools.runs.jobs import Progress
 
@@ -120,7 +121,7 @@ def needle_prompts(pretrained: Pretrained, data: Path, length: int, each: int, s
     depths = [number / max(each - 1, 1) for number in range(each)]
     return [
         haystack.prompt(task, length, None if task.spread else depth, number, seed)
-        for task in TASKS.values()
+        for task in (TASKS[name] for name in NEEDLE_TASKS)
         for number, depth in enumerate(depths)
     ]
 
@@ -158,7 +159,7 @@ class Needle:
         """Describe the prompts that were measured, one sentence a line."""
         return (
             f"{len(self.prompts)} prompts of {self.length:,} tokens with their answers: as many of each of the tasks "
-            f"{', '.join(TASKS)} of `subquad needle`, at depths from 0 to 1, in text from {' and '.join(BOOKS)}."
+            f"{', '.join(NEEDLE_TASKS)} of `subquad needle`, at depths from 0 to 1, in text from {' and '.join(BOOKS)}."
         )
 
     def table(self, cells: Cells) -> str:

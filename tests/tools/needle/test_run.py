@@ -1,20 +1,23 @@
 """A run of `subquad needle`: its prompts and rows, what it refuses, and what it says."""
 
+import math
 import re
 from dataclasses import replace
 
 import pytest
 
 from subquad.core.errors import InputError
+from subquad.tools.measure.intervals import interval_of_mean, interval_of_share
 from subquad.tools.models.pretrained import load
 from subquad.tools.needle import run as needle
 from subquad.tools.needle.report import report_of
-from subquad.tools.needle.run import ORACLE, NeedleRun, check, measure
+from subquad.tools.needle.run import ANSWER, ORACLE, NeedleRun, check, measure
+from subquad.tools.needle.scoring import AnswerScore
 from subquad.tools.needle.settings import NeedleSettings
 from tests.tools.workflows import tiny
 
 HALVES = "clustered-tail:clusters=4,topk=4,cells=2,block=32,last=8"
-SETTINGS = {"lengths": (300,), "depths": (0.5,), "samples": 1, "methods": (HALVES,), "tasks": ("passkey", "frequent")}
+SETTINGS = {"lengths": (300,), "depths": (0.5,), "samples": 1, "methods": (HALVES,), "tasks": ("niah_single", "fwe")}
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +52,7 @@ def refusal(settings):
 def test_prompts_are_made_for_each_length_sample_task_and_depth(settings):
     run = NeedleRun.prepare(settings(lengths=(310, 300), depths=(1.0, 0.0, 0.0), samples=2))
     spots = [(spot.length, spot.sample, spot.task, spot.depth) for spot in run.prompts]
-    of_sample = [("passkey", 0.0), ("passkey", 1.0), ("frequent", None)]
+    of_sample = [("niah_single", 0.0), ("niah_single", 1.0), ("fwe", None)]
     assert spots == [(n, i, *each) for n in (300, 310) for i in (0, 1) for each in of_sample]
     assert all(len(prompt.tokens) + len(prompt.answer) == spot.length for spot, prompt in run.prompts.items())
 
@@ -85,7 +88,8 @@ def test_other_prompts_are_another_run(settings):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"tasks": ("passkeys",)}, "no task 'passkeys'; did you mean 'passkey'?"),
+        ({"tasks": ("niah-single",)}, "no task 'niah-single'; did you mean 'niah_single'? `subquad needle"),
+        ({"tasks": ("passkey",)}, "no task 'passkey'; `subquad needle --help` lists all 7"),
         ({"depths": (0.5, 1.5)}, "--depths has 1.5, but a depth is from 0"),
         ({"depths": (float("nan"),)}, "--depths has nan"),
         ({"samples": 0}, "--samples 0 must be at least 1"),
@@ -94,7 +98,7 @@ def test_other_prompts_are_another_run(settings):
         ({"methods": ("clusterd",)}, "did you mean 'clustered'"),
         ({"methods": ("smyrf",)}, "smyrf cannot run in .*causal.*take one that can, such as clustered-tail or local"),
         ({"lengths": (513,)}, "--lengths 513 is past the 512 positions"),
-        ({"lengths": (60,)}, "60 tokens are too few for the task passkey"),
+        ({"lengths": (60,)}, "60 tokens are too few for the task niah_single"),
         ({"lengths": (0,)}, "0 tokens are too few"),
     ],
 )  # fmt: skip
@@ -142,10 +146,36 @@ def test_the_report_has_every_cell_and_says_what_the_oracle_is(settings, tmp_pat
             assert cell.log_likelihood == pytest.approx(mean)
             assert cell.difference == pytest.approx(mean - sum(s.log_likelihood for s in exact) / len(exact))
             assert cell.right == sum(score.right for score in mine) / len(mine)
+            assert cell.differences == [m.log_likelihood - e.log_likelihood for m, e in zip(mine, exact, strict=True)]
+            assert cell.right_interval == list(interval_of_share(cell.right, len(mine)))
+            if method.role == "oracle":
+                assert cell.interval is None
+            else:
+                assert cell.interval == list(interval_of_mean(cell.differences))
     notes = " ".join(report.notes)
     assert f"as many as {HALVES} meets exactly" in notes
     assert "left out at 310 tokens, because it is slow; --oracle-length 310 includes them" in notes
     assert "the first of the 2 prompts" in notes
+
+
+def test_another_kernel_of_exact_attention_is_a_row_that_does_not_differ(settings, tmp_path):
+    asked = settings(methods=("full", "full:kernel=subquad"), samples=2, tasks=("niah_single",))
+    report = report_of(measure(asked, tmp_path), asked)
+    assert [(method.method, method.role) for method in report.methods] == [
+        ("full", "exact"),
+        ("full:kernel=subquad", "measured"),
+    ]
+    assert report.methods[1].cells[0].difference == pytest.approx(0.0, abs=1e-4)
+
+
+def test_an_answer_of_no_likelihood_has_no_mean_and_no_intervals_but_a_share(settings, tmp_path):
+    asked = settings(samples=2, tasks=("fwe",))
+    run = measure(asked, tmp_path)
+    spot = list(run.prompts)[1]
+    run.results[ANSWER(*spot.parts, HALVES)] = AnswerScore(-math.inf, False)
+    cell = report_of(run, asked).methods[1].cells[0]
+    assert (cell.log_likelihood, cell.difference, cell.differences, cell.interval) == (None,) * 4
+    assert cell.right_interval is not None
 
 
 def _is_of(spot, cell):
@@ -161,7 +191,7 @@ def _is_of(spot, cell):
     ],
 )
 def test_notes_say_why_there_is_no_oracle_and_what_is_exact(settings, tmp_path, changes, reason):
-    asked = settings(tasks=("passkey",), **changes)
+    asked = settings(tasks=("niah_single",), **changes)
     assert reason in " ".join(report_of(measure(asked, tmp_path), asked).notes)
 
 

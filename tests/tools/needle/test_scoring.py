@@ -88,7 +88,7 @@ def test_a_prompt_and_its_answer_fill_learned_positions(pretrained, haystack):
     config = hf.GPT2Config(vocab_size=200, n_embd=32, n_layer=2, n_head=4, n_positions=256)
     learned = replace(pretrained, model=hf.GPT2LMHeadModel(config).eval(), limit=256)
     filled, beyond = (
-        Haystack(learned, haystack.tokens).prompt(TASKS["passkey"], length, 0.5, 0, 0) for length in (256, 258)
+        Haystack(learned, haystack.tokens).prompt(TASKS["niah_single"], length, 0.5, 0, 0) for length in (256, 258)
     )
     assert answer_score(learned, replace(filled, answer=[7, 11])).log_likelihood < 0
     with pytest.raises((InputError, IndexError)):

@@ -1,10 +1,12 @@
 """A report as `subquad needle` makes it, with figures that are easy to predict."""
 
 from subquad.tools.needle.schema import NeedleReport
-from subquad.tools.runs.records import from_plain
+from subquad.tools.runs.records import from_plain, to_plain
 
 LENGTHS, DEPTHS, SAMPLES = [2048, 4096], [0.0, 0.5, 1.0], 2
-TASKS = {"passkey": -0.2, "frequent": -0.6}  # the log-likelihood of exact attention
+HALF = 0.05  # of the interval of each difference
+TASKS = {"niah_single": -0.2, "fwe": -0.6}  # the log-likelihood of exact attention
+EARLIER = {"niah_single": "passkey", "fwe": "frequent"}
 # method -> (role, difference to exact at depth 0; half of it at depth 0.5 and none at depth 1; twice at 4,096 tokens)
 METHODS = {
     "full": ("exact", 0.0),
@@ -40,7 +42,7 @@ def method(name, role, difference):
         cell(task, length, depth, difference)
         for length in lengths
         for task in TASKS
-        for depth in ([None] if task == "frequent" else DEPTHS)
+        for depth in ([None] if task == "fwe" else DEPTHS)
     ]
     return {"method": name, "role": role, "settings": settings, "cells": cells}
 
@@ -55,4 +57,18 @@ def cell(task, length, depth, difference):
         "log_likelihood": TASKS[task] + at,
         "difference": at,
         "right": 1.0 if at > -1 else 0.5,
+        "differences": [at - HALF / 12.7062047, at + HALF / 12.7062047],
+        "interval": [at - HALF, at + HALF],
+        "right_interval": [0.342, 1.0] if at > -1 else [0.095, 0.905],
     }
+
+
+def earlier() -> NeedleReport:
+    """Returns the report of an earlier version, whose tasks had other names, and whose figures had no intervals."""
+    plain = to_plain(report())
+    plain["settings"]["tasks"] = [EARLIER[task] for task in TASKS]
+    for each in (cell for method in plain["methods"] for cell in method["cells"]):
+        each["task"] = EARLIER[each["task"]]
+        for name in ("differences", "interval", "right_interval"):
+            del each[name]
+    return from_plain(NeedleReport, plain)

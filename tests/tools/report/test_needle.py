@@ -41,41 +41,81 @@ def figure():
 
 def test_rows_are_methods_with_means_over_tasks_and_depths():
     table = summary(sample.report())
-    heads = ["mean", "passkey", "frequent", "right"]
+    heads = ["mean", "niah_single", "fwe", "right"]
     assert [(column.group, column.head) for column in table.columns] == [
         (group, head) for group in ("2,048 tokens", "4,096 tokens") for head in heads
     ]
     assert rows(table) == {
-        "full": ["-0.400", "-0.200", "-0.600", "100.0 %"] * 2,
-        "clustered-tail": ["-0.015", "-0.010", "-0.020", "100.0 %", "-0.030", "-0.020", "-0.040", "100.0 %"],
-        "local:window=512+keep": ["-3.000", "-2.000", "-4.000", "58.3 %", "-6.000", "-4.000", "-8.000", "58.3 %"],
-        "oracle-top": ["0.030", "0.020", "0.040", "100.0 %", *["–"] * 4],
-    }
+        "full": ["-0.400", "-0.200", "-0.600", "100.0 % [51.0, 100.0]"] * 2,
+        "clustered-tail": [
+            "≈-0.015 [-0.065, 0.035]", "≈-0.010 [-0.060, 0.040]", "≈-0.020 [-0.070, 0.030]", "100.0 % [51.0, 100.0]",
+            "≈-0.030 [-0.080, 0.020]", "≈-0.020 [-0.070, 0.030]", "≈-0.040 [-0.090, 0.010]", "100.0 % [51.0, 100.0]",
+        ],
+        "local:window=512+keep": [
+            "-3.000 [-3.050, -2.950]", "-2.000 [-2.050, -1.950]", "-4.000 [-4.050, -3.950]", "58.3 % [19.5, 89.0]",
+            "-6.000 [-6.050, -5.950]", "-4.000 [-4.050, -3.950]", "-8.000 [-8.050, -7.950]", "58.3 % [19.5, 89.0]",
+        ],
+        "oracle-top": [
+            "≈0.030 [-0.020, 0.080]", "≈0.020 [-0.030, 0.070]", "≈0.040 [-0.010, 0.090]", "100.0 % [51.0, 100.0]",
+            *["–"] * 4,
+        ],
+    }  # fmt: skip
     assert [line.marks for line in table.lines] == [["baseline"], [], [], ["oracle"]]
 
 
 def test_one_task_has_no_mean():
     report = sample.report()
-    report.settings["tasks"] = ["passkey"]
-    assert [column.head for column in summary(report).columns] == ["passkey", "right"] * 2
+    report.settings["tasks"] = ["niah_single"]
+    assert [column.head for column in summary(report).columns] == ["niah_single", "right"] * 2
 
 
 def test_the_table_of_a_task_has_its_depths():
-    table = of_task(sample.report(), "passkey")
+    table = of_task(sample.report(), "niah_single")
     assert [column.head for column in table.columns[:6]] == ["0", "0, right", "0.5", "0.5, right", "1", "1, right"]
     figures = rows(table)
-    assert figures["local:window=512+keep"][:6] == ["-4.000", "50.0 %", "-2.000", "50.0 %", "0.000", "100.0 %"]
-    assert figures["full"][:2] == ["-0.200", "100.0 %"]
-    assert [column.head for column in of_task(sample.report(), "frequent").columns] == ["all", "all, right"] * 2
+    half, all_right = "50.0 % [9.5, 90.5]", "100.0 % [34.2, 100.0]"
+    assert figures["local:window=512+keep"][:6] == [
+        *("-4.000 [-4.050, -3.950]", half),
+        *("-2.000 [-2.050, -1.950]", half),
+        *("≈0.000 [-0.050, 0.050]", all_right),
+    ]
+    assert figures["full"][:2] == ["-0.200", all_right]
+    assert [column.head for column in of_task(sample.report(), "fwe").columns] == ["all", "all, right"] * 2
 
 
 def test_what_is_not_finite_is_missing_and_makes_no_mean():
     report = sample.report()
     cells = report.methods[1].cells
-    cells[0] = replace(cells[0], log_likelihood=None, difference=None)
+    cells[0] = replace(cells[0], log_likelihood=None, difference=None, differences=None, interval=None)
     figures = rows(summary(report))["clustered-tail"]
-    assert figures[:3] == ["–", "–", "-0.020"]
-    assert figures[4] == "-0.030"
+    assert figures[:3] == ["–", "–", "≈-0.020 [-0.070, 0.030]"]
+    assert figures[4] == "≈-0.030 [-0.080, 0.020]"
+
+
+def test_one_sample_has_no_interval_of_its_difference():
+    report = sample.report()
+    for each in report.methods[1].cells:
+        each.differences[:] = [each.difference]
+    figures = rows(summary(report))["clustered-tail"]
+    assert figures[:3] == ["-0.015", "-0.010", "-0.020"]
+
+
+def test_depths_of_one_sample_are_not_independent():
+    """Differences of opposite depths cancel out in each sample, so their mean has no spread."""
+    report = sample.report()
+    for each in report.methods[1].cells:
+        each.differences[:] = {0.0: [-0.3, 0.3], 0.5: [0.0, 0.0], 1.0: [0.3, -0.3], None: [0.0, 0.0]}[each.depth]
+    assert rows(summary(report))["clustered-tail"][1] == "≈-0.010 [0.000, 0.000]"
+
+
+def test_a_report_of_an_earlier_version_has_its_tasks_and_no_intervals_of_differences(tmp_path):
+    report = sample.earlier()
+    table = summary(report)
+    assert [column.head for column in table.columns[:4]] == ["mean", "passkey", "frequent", "right"]
+    assert rows(table)["clustered-tail"][:4] == ["-0.015", "-0.010", "-0.020", "100.0 % [51.0, 100.0]"]
+    assert "### passkey" in markdown(report)
+    assert panels(grid(report))[0].texts[0].get_text() == "-0.02\n100 %"
+    assert from_plain(NeedleReport, json.loads(write_needle(report, tmp_path)[-1].read_text())) == report
 
 
 @pytest.mark.parametrize("width", [240, 80, 50])
@@ -92,10 +132,12 @@ def test_markdown_has_all_tables_the_plot_the_notes_and_the_command():
     assert page.startswith("# a-model: retrieval from long prompts, 2 prompts per task and depth\n")
     for part in (
         "![needle.png](needle.png)",
-        "### passkey",
-        "### frequent",
+        "### niah_single",
+        "### fwe",
         r"oracle-top \[was\] left out",
         "--samples 2",
+        r"≈-0.015 \[-0.065, 0.035\]",
+        "Brackets are 95 % intervals",
     ):
         assert part in page
 
@@ -109,17 +151,18 @@ def panels(figure):
 
 def test_a_panel_for_each_method_and_task_with_a_cell_for_each_depth_and_length(figure):
     assert len(panels(figure)) == 6  # exact attention has none
-    passkey = panels(figure)[2]
-    assert passkey.get_ylabel().startswith("local:")
-    values = passkey.images[0].get_array().tolist()
+    local = panels(figure)[2]
+    assert local.get_ylabel().startswith("local:")
+    values = local.images[0].get_array().tolist()
     assert values == [[-4.0, -8.0], [-2.0, -4.0], [0.0, 0.0]]
-    assert [label.get_text() for label in passkey.get_yticklabels()] == ["0", "0.5", "1"]
-    assert [label.get_text() for label in passkey.get_xticklabels()] == ["2,048", "4,096"]
-    assert [text.get_text() for text in passkey.texts][:2] == ["-4.00\n50 %", "-8.00\n50 %"]
+    assert [label.get_text() for label in local.get_yticklabels()] == ["0", "0.5", "1"]
+    assert [label.get_text() for label in local.get_xticklabels()] == ["2,048", "4,096"]
+    assert [text.get_text() for text in local.texts][:2] == ["-4.00\n50 %", "-8.00\n50 %"]
+    assert local.texts[-1].get_text() == "≈+0.00\n100 %"
 
 
 def test_tasks_stand_above_the_columns(figure):
-    assert [ax.get_title(loc="left") for ax in panels(figure)] == ["passkey", "frequent", *[""] * 4]
+    assert [ax.get_title(loc="left") for ax in panels(figure)] == ["niah_single", "fwe", *[""] * 4]
 
 
 def test_what_was_not_measured_is_empty(figure):
@@ -140,7 +183,7 @@ def test_a_difference_that_rounds_to_0_has_no_minus():
     report = sample.report()
     cells = report.methods[1].cells
     cells[0] = replace(cells[0], difference=-0.001)
-    assert panels(grid(report))[0].texts[0].get_text() == "+0.00\n100 %"
+    assert panels(grid(report))[0].texts[0].get_text() == "≈+0.00\n100 %"
 
 
 @pytest.mark.parametrize("methods", [2, 4])

@@ -26,13 +26,13 @@ def words(model, text, tmp_path):
 def test_the_command_writes_its_files_prints_a_table_and_shows_it_again(words, tmp_path, painted):
     done = run(app, words("--oracle-length", "300"))
     assert done.exit_code == 0, done.output
-    for word in ("passkey", "frequent", "clustered-tail", "oracle-top", "300 tokens", "400 tokens", "report.md"):
+    for word in ("niah_single", "cwe", "clustered-tail", "oracle-top", "300 tokens", "400 tokens", "report.md"):
         assert word in done.stdout
     assert {path.name for path in (tmp_path / "out").iterdir()} == {"report.json", "report.md", "needle.png"}
     report = json.loads((tmp_path / "out" / "report.json").read_text())
     assert report["command"].startswith("subquad needle ")
     assert "--oracle-length 300" in report["command"]
-    assert [len(method["cells"]) for method in report["methods"]] == [14, 14, 14, 7]
+    assert [len(method["cells"]) for method in report["methods"]] == [16, 16, 16, 8]
     again = run(app, words("--oracle-length", "300"))
     assert again.exit_code == 0
     assert "contains this run" in again.stderr
@@ -42,7 +42,7 @@ def test_the_command_writes_its_files_prints_a_table_and_shows_it_again(words, t
 
 
 def test_json_alone(words):
-    done = run(app, words("--json", "--tasks", "passkey", "--depths", "0.5", "--lengths", "300"))
+    done = run(app, words("--json", "--tasks", "niah_single", "--depths", "0.5", "--lengths", "300"))
     report = json.loads(done.stdout)
     assert report["kind"] == "subquad needle"
     assert report["settings"]["depths"] == [0.5]
@@ -51,12 +51,13 @@ def test_json_alone(words):
 def test_bad_input_is_one_line_and_exit_code_2(words, tmp_path):
     bad = {
         "needs a causal language model, such as demo-decoder": words(decoder="bert"),
-        "no task 'passkeys'; did you mean 'passkey'?": words("--tasks", "passkeys"),
+        "no task 'niah_singles'; did you mean 'niah_single'?": words("--tasks", "niah_singles"),
+        "no task 'passkey'; `subquad needle --help` lists all 7": words("--tasks", "passkey"),
         "--depths has 2, but a depth is from 0": words("--depths", "0,2"),
         "--depths '0,x' are not numbers": words("--depths", "0,x"),
         "length 'x' is not a whole number": words("--lengths", "x"),
         "--lengths 513 is past the 512 positions": words("--lengths", "300,513"),
-        "30 tokens are too few for the task passkey": words("--lengths", "30"),
+        "30 tokens are too few for the task niah_single": words("--lengths", "30"),
         "--samples 0 must be at least 1": words("--samples", "0"),
         "did you mean 'local'": words("--methods", "locl"),
         "take one that can, such as clustered-tail": words("--methods", "smyrf"),

@@ -11,7 +11,8 @@ from subquad.tools.report import drawing
 # file name -> what it shows
 PLOTS = {
     "needle.png": "Log-likelihood of the answers minus that of exact attention, in nats per token: blue is as good as "
-    "exact or better, red is worse; empty: not measured. The share of right answers is below each figure.",
+    "exact or better, red is worse; ≈: its 95 % interval contains 0; empty: not measured. The share of right answers "
+    "is below each figure.",
 }
 CELL_WIDTH, CELL_HEIGHT = 0.85, 0.5  # inches of a cell
 LEAST = 0.1  # nats: the range of colours at least, so that noise is pale
@@ -71,7 +72,8 @@ def _panel(
             if cell is not None:
                 value = cell.difference
                 dark = value is not None and abs(scale(value) - 0.5) > 0.35
-                caption = f"{'–' if value is None else f'{round(value, 2) + 0.0:+.2f}'}\n{100 * cell.right:.0f} %"
+                figure = "–" if value is None else f"{_tie(cell)}{round(value, 2) + 0.0:+.2f}"
+                caption = f"{figure}\n{100 * cell.right:.0f} %"
                 ax.text(x, y, caption, ha="center", va="center", fontsize=7.5, color="white" if dark else "black")
     ax.grid(visible=False)
     ax.spines[:].set_visible(False)
@@ -79,6 +81,10 @@ def _panel(
     ax.set_xticks(range(len(lengths)), [f"{length:,}" for length in lengths])
     ax.set_yticks(range(len(depths)), ["all" if depth is None else f"{depth:g}" for depth in depths])
     return image
+
+
+def _tie(cell: NeedleCell) -> str:
+    return "≈" if cell.interval is not None and cell.interval[0] <= 0 <= cell.interval[1] else ""
 
 
 def _difference(cell: NeedleCell | None) -> float:

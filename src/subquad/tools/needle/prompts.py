@@ -1,16 +1,23 @@
-"""Prompts of an exact number of tokens: the user's text with the facts of a task in it, and the question at the end."""
+"""Prompts of an exact number of tokens: the user's text with the facts of a task in it, and the question at the end.
+
+The task `cwe` has a list of the text's words in place of the text.
+"""
 
 import random
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import chain
 
 from subquad.core.errors import InputError
 from subquad.tools.models.passages import SHORTEST
 from subquad.tools.models.pretrained import Pretrained
-from subquad.tools.needle.tasks import NeedleTask, Puzzle
+from subquad.tools.needle.tasks import COMMON, UNCOMMON, NeedleTask, Puzzle, different_words
 
 SENTENCE = 64  # tokens before a depth in which the end of a sentence is looked for
 ENDS = (".", "!", "?")
+_WORD = re.compile(r"[^\W\d_]{3,}")
 
 
 @dataclass(frozen=True)
@@ -28,6 +35,11 @@ class Haystack:
     pretrained: Pretrained
     tokens: list[int]
 
+    @cached_property
+    def words(self) -> list[str]:
+        """The different words of three letters or more, in lower case."""
+        return sorted(set(_WORD.findall(self.pretrained.tokenizer.decode(self.tokens).lower())))
+
     def prompt(self, task: NeedleTask, length: int, depth: float | None, sample: int, seed: int) -> Prompt:
         """The prompt of a task, which has `length` tokens together with its answer.
 
@@ -38,25 +50,45 @@ class Haystack:
         """
         draw = random.Random(f"{seed}/{task.name}/{length}/{sample}")
         start = draw.random()
-        puzzle = task.make(draw, depth or 0.0)
+        puzzle = task.make(draw, depth or 0.0, self.words)
         before = self.pretrained.first_tokens
         needles = [(at, self.pretrained.content_ids(f"\n{sentence}\n")) for at, sentence in puzzle.needles]
         question, answer = self._ending(puzzle)
-        taken = len(before) + sum(len(ids) for _, ids in needles) + len(question) + len(answer)
+        common = self._entries(puzzle.common, COMMON) if puzzle.common else []
+        taken = sum(map(len, (before, question, answer, *common, *(ids for _, ids in needles))))
         count = length - taken
         if count < SHORTEST:
             raise InputError(
                 f"{length:,} tokens are too few for the task {task.name}, whose facts, question and answer take "
                 f"{taken:,}; give --lengths of at least {taken + SHORTEST:,} tokens"
             )
+        if common:
+            common, count = self._word_list(puzzle, common, count, draw)
         if count > len(self.tokens):
             raise InputError(
                 f"a prompt of {length:,} tokens takes {count:,} tokens of text, but the text has "
                 f"{len(self.tokens):,}; give more --text, or shorter --lengths"
             )
         first = int(start * (len(self.tokens) - count + 1))
-        text = self.tokens[first : first + count]
+        text = [*self.tokens[first : first + count], *chain(*common)]
         return Prompt([*before, *self._with_needles(text, needles), *question], answer)
+
+    def _entries(self, word: str, times: int) -> list[list[int]]:
+        """The tokens of each entry of a word in a list of words."""
+        return [self.pretrained.content_ids(f" {word},")] * times
+
+    def _word_list(
+        self, puzzle: Puzzle, common: list[list[int]], count: int, draw: random.Random
+    ) -> tuple[list[list[int]], int]:
+        """The entries of a list with as many other words as `count` tokens have room for, and how many are left."""
+        entries = list(common)
+        for word in different_words(draw, [word for word in self.words if word != puzzle.common]):
+            more = self._entries(word, UNCOMMON)
+            if (size := sum(map(len, more))) > count:
+                break
+            entries, count = entries + more, count - size
+        draw.shuffle(entries)
+        return entries, count
 
     def _ending(self, puzzle: Puzzle) -> tuple[list[int], list[int]]:
         """The tokens of question and answer, as the tokenizer makes them of both together where it can."""

@@ -6,6 +6,7 @@ from datetime import UTC, datetime
 
 from subquad.methods.full import EXACT
 from subquad.tools.measure.exact_limits import exact_up_to
+from subquad.tools.measure.intervals import interval_of_mean, interval_of_share
 from subquad.tools.models.rows import CompareRow
 from subquad.tools.needle.run import ORACLE, NeedleRun, Spot
 from subquad.tools.needle.schema import NeedleCell, NeedleMethod, NeedleReport, Role
@@ -62,11 +63,25 @@ def _cells(run: NeedleRun, name: str) -> list[NeedleCell]:
 
 def _cell(run: NeedleRun, name: str, spots: Sequence[Spot]) -> NeedleCell:
     first, scores = spots[0], [run.score(spot, name) for spot in spots]
-    exact = [run.score(spot, EXACT).log_likelihood for spot in spots]
     mean = math.fsum(score.log_likelihood for score in scores) / len(scores)
-    right, difference = sum(score.right for score in scores) / len(scores), mean - math.fsum(exact) / len(exact)
-    metrics: tuple[float | None, float | None] = (mean, difference) if math.isfinite(mean) else (None, None)
-    return NeedleCell(first.task, first.length, first.depth, len(spots), *metrics, right)
+    right = sum(score.right for score in scores) / len(scores)
+    differences = [
+        score.log_likelihood - run.score(spot, EXACT).log_likelihood for spot, score in zip(spots, scores, strict=True)
+    ]
+    finite = all(map(math.isfinite, (mean, *differences)))
+    interval = interval_of_mean(differences) if finite else None
+    return NeedleCell(
+        first.task,
+        first.length,
+        first.depth,
+        len(spots),
+        log_likelihood=mean if finite else None,
+        difference=math.fsum(differences) / len(differences) if finite else None,
+        right=right,
+        differences=differences if finite else None,
+        interval=None if interval is None else list(interval),
+        right_interval=list(interval_of_share(right, len(spots))),
+    )
 
 
 # ---------------------------------------------------------------------- what a reader must know

@@ -82,7 +82,7 @@ def _parse_inputs(settings: NeedleSettings) -> tuple[list[Method], list[str] | N
     """The methods, without exact attention, and the documents that the settings name."""
     for task in settings.tasks:
         if task not in TASKS:
-            raise InputError(f"no task {task!r}{instead(task, TASKS, '')}")
+            raise InputError(f"no task {task!r}{instead(task, TASKS, '`subquad needle --help` lists')}")
     for depth in settings.depths:
         if not 0 <= depth <= 1:
             raise InputError(f"--depths has {depth:g}, but a depth is from 0, the beginning of the text, to 1, its end")
@@ -91,7 +91,7 @@ def _parse_inputs(settings: NeedleSettings) -> tuple[list[Method], list[str] | N
     if settings.oracle_length < 0:
         raise InputError(f"--oracle-length {settings.oracle_length} must be 0 or more")
     with as_input_error():
-        methods = [method for method in dict.fromkeys(map(parse_method, settings.methods)) if not method.is_exact]
+        methods = [method for method in dict.fromkeys(map(parse_method, settings.methods)) if method != Full()]
     if not methods:
         raise InputError("no methods to measure besides exact attention: --methods names none")
     return methods, read_documents(settings.text, settings.column) if settings.text else None

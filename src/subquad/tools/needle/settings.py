@@ -9,6 +9,7 @@ from subquad.tools.runs import common_options as common
 from subquad.tools.runs.options import option
 
 NEEDLE_METHODS = ("clustered-tail", "local:window=512+keep")
+NEEDLE_TASKS = ("niah_single", "niah_multikey", "vt", "cwe", "fwe")
 NEEDLE_LENGTHS = (2048, 4096, 8192)
 
 
@@ -29,7 +30,7 @@ class NeedleSettings:
     text: tuple[Path, ...] = option((), common.TEXT)
     column: str = option("text", common.COLUMN)
     tasks: tuple[str, ...] = option(
-        tuple(TASKS), f"{', '.join(TASKS)}; separated by commas.", read=common.read_list, shown=",".join(TASKS)
+        NEEDLE_TASKS, f"{', '.join(TASKS)}; separated by commas.", read=common.read_list, shown=",".join(NEEDLE_TASKS)
     )
     methods: tuple[str, ...] = option(NEEDLE_METHODS, f"{common.METHODS} Default: {' '.join(NEEDLE_METHODS)}.")
     lengths: tuple[int, ...] | None = option(

@@ -1,14 +1,14 @@
 """A run in the terminal and in Markdown."""
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
-from typing import Any
 
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.text import Text
 
 from subquad.tools.needle.plots import PLOTS
-from subquad.tools.needle.reading import cells_of, mean_over, over_tasks, shown
+from subquad.tools.needle.reading import Groups, by_task, cells_of, difference_interval, mean_of, right_interval, shown
 from subquad.tools.needle.schema import NeedleCell, NeedleMethod, NeedleReport
 from subquad.tools.report import cells
 from subquad.tools.report.cells import Cell
@@ -20,7 +20,9 @@ MARKS = {"exact": ["baseline"], "measured": [], "oracle": ["oracle"]}
 LEGEND = (
     "Log-likelihood of the answer's tokens, in nats per token, as a mean: of exact attention itself, of the other "
     "methods minus that of exact attention on the same prompts; 0 is as good as exact, below 0 is worse. "
-    "right: share of the prompts that greedy decoding answers correctly."
+    "right: share of the prompts that greedy decoding answers correctly. "
+    "Brackets are 95 % intervals; ≈: the interval of a difference contains 0, so no difference to exact attention was "
+    "found. One prompt has no interval of its difference."
 )
 
 
@@ -36,7 +38,7 @@ class _NeedleTerminal:
         self.report = report
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
-        table = summary(self.report)
+        table = _narrow(summary(self.report))
         yield Text(title(self.report), "bold")
         full = rich_of(table, False)
         yield full if fits(console, options, full) else rich_of(table, True)
@@ -75,13 +77,14 @@ Maker = tuple[Column, Callable[[NeedleMethod], Cell]]
 
 def summary(report: NeedleReport) -> ReportTable:
     """For each length, the mean of all tasks, of each task over its depths, and the share of right answers."""
-    tasks, makers = report.settings["tasks"], []
+    tasks, makers = report.settings["tasks"], list[Maker]()
     for length in report.settings["lengths"]:
-        group = f"{length:,} tokens"
+        group, of_all = f"{length:,} tokens", partial(by_task, report, length=length)
         if len(tasks) > 1:
-            makers.append((Column("mean", group), partial(_mean, report, length)))
-        makers += [(Column(task, group), partial(_of_cells, length=length, task=task)) for task in tasks]
-        makers.append((Column("right", group), partial(_right, report, length)))
+            makers.append((Column("mean", group), partial(_likelihood, of_all)))
+        for task in tasks:
+            makers.append((Column(task, group), partial(_likelihood, partial(_of_task, length=length, task=task))))
+        makers.append((Column("right", group), partial(_right, of_all)))
     return _table(report, makers)
 
 
@@ -92,9 +95,9 @@ def of_task(report: NeedleReport, task: str) -> ReportTable:
         group, depths = f"{length:,} tokens", {cell.depth for cell in _all_cells(report, task)}
         for depth in sorted(depths, key=lambda each: each or 0.0):
             head = "all" if depth is None else f"{depth:g}"
-            at: dict[str, Any] = {"length": length, "task": task, "depth": depth}
-            makers.append((Column(head, group), partial(_of_cells, **at)))
-            makers.append((Column(f"{head}, right", group), partial(_share_of_cell, **at)))
+            at_depth = partial(_at_depth, length=length, task=task, depth=depth)
+            makers.append((Column(head, group), partial(_likelihood, at_depth)))
+            makers.append((Column(f"{head}, right", group), partial(_right, at_depth)))
     return _table(report, makers)
 
 
@@ -103,25 +106,33 @@ def _table(report: NeedleReport, makers: Sequence[Maker]) -> ReportTable:
     return ReportTable([column for column, _ in makers], lines)
 
 
+def _narrow(table: ReportTable) -> ReportTable:
+    """The table with intervals below their figures."""
+    lines = [
+        replace(line, cells=[replace(cell, text=cell.text.replace(" [", "\n[")) for cell in line.cells])
+        for line in table.lines
+    ]
+    return ReportTable(table.columns, lines)
+
+
 def _all_cells(report: NeedleReport, task: str) -> list[NeedleCell]:
     return [cell for method in report.methods for cell in method.cells if cell.task == task]
 
 
-def _mean(report: NeedleReport, length: int, method: NeedleMethod) -> Cell:
-    return cells.number(over_tasks(report, method, length, partial(shown, method)))
+def _likelihood(groups_of: Callable[[NeedleMethod], Groups], method: NeedleMethod) -> Cell:
+    groups = groups_of(method)
+    mean = mean_of(groups, partial(shown, method))
+    return cells.number(mean) if method.role == "exact" else cells.difference(mean, difference_interval(groups))
 
 
-def _right(report: NeedleReport, length: int, method: NeedleMethod) -> Cell:
-    return cells.share(over_tasks(report, method, length, lambda cell: cell.right))
+def _right(groups_of: Callable[[NeedleMethod], Groups], method: NeedleMethod) -> Cell:
+    groups = groups_of(method)
+    return cells.share(mean_of(groups, lambda cell: cell.right), right_interval(groups))
 
 
-def _of_cells(method: NeedleMethod, length: int, task: str, **depth: Any) -> Cell:
-    return cells.number(mean_over(_at_depth(cells_of(method, length, task), **depth), partial(shown, method)))
+def _of_task(method: NeedleMethod, length: int, task: str) -> Groups:
+    return [cells_of(method, length, task)]
 
 
-def _share_of_cell(method: NeedleMethod, length: int, task: str, depth: float | None) -> Cell:
-    return cells.share(mean_over(_at_depth(cells_of(method, length, task), depth=depth), lambda cell: cell.right))
-
-
-def _at_depth(listed: list[NeedleCell], **depth: Any) -> list[NeedleCell]:
-    return [cell for cell in listed if not depth or cell.depth == depth["depth"]]
+def _at_depth(method: NeedleMethod, length: int, task: str, depth: float | None) -> Groups:
+    return [[cell for cell in cells_of(method, length, task) if cell.depth == depth]]

@@ -4,6 +4,8 @@ import math
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from subquad.tools.measure.noise import Interval
+
 Tone = Literal["", "faster", "slower", "low", "tie", "missing"]
 MISSING = "–"
 
@@ -37,10 +39,23 @@ def number(value: Any, digits: int = 3) -> Cell:
     return Cell(MISSING, "missing") if x is None else Cell(f"{x:,.{digits}f}", value=x)
 
 
-def share(value: Any) -> Cell:
-    """A share as a percentage."""
+def difference(value: Any, interval: Interval | None) -> Cell:
+    """A difference to exact attention with its interval, and ≈ where that contains 0."""
     x = known(value)
-    return Cell(MISSING, "missing") if x is None else Cell(f"{100 * x:.1f} %", value=x)
+    if x is None or interval is None:
+        return number(x)
+    shown, low, high = (number(round(each, 3) + 0.0).text for each in (x, *interval))
+    text = f"{shown} [{low}, {high}]"
+    return Cell(f"≈{text}", "tie", x) if interval.low <= 0 <= interval.high else Cell(text, value=x)
+
+
+def share(value: Any, interval: Interval | None = None) -> Cell:
+    """A share as a percentage, with its interval."""
+    x = known(value)
+    if x is None:
+        return Cell(MISSING, "missing")
+    ends = "" if interval is None else f" [{100 * interval.low:.1f}, {100 * interval.high:.1f}]"
+    return Cell(f"{100 * x:.1f} %{ends}", value=x)
 
 
 def decimals(value: Any) -> int:
