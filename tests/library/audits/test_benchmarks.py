@@ -7,6 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 
+import subquad as sq
+from subquad.audits.exact_rows import exact_rows
+from subquad.tools.measure.capture import LayerInputs
+
 BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
 
 
@@ -55,3 +59,87 @@ def test_the_deterministic_bound_is_never_exceeded(script, kind):
     assert (bound >= error - 1e-9 * size).all()
     assert error.max() > 0
     assert bool((bound < size).all()) == (kind == "alike")
+
+
+def layer_inputs(N: int, *, causal: bool = False, groups: int = 4, large: float = 1.0) -> LayerInputs:
+    drawn = torch.Generator().manual_seed(0)
+    q, (k, v) = torch.randn(1, 4, N, 16, generator=drawn), torch.randn(2, 1, groups, N, 16, generator=drawn)
+    mask = sq.Mask.causal() if causal else sq.Mask()
+    return LayerInputs(0, "layer", large * q, k, v, {"mask": mask, "bias": None, "scale": None})
+
+
+def sampled_heads(script, layer: LayerInputs, seed: int = 0):
+    sampled_rows, drawn = script("sampled_rows"), torch.Generator().manual_seed(seed)
+    chosen = sampled_rows.drawn(layer, drawn)
+    return sampled_rows, chosen, list(sampled_rows.heads(layer, chosen)), drawn
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("groups", [4, 2])
+def test_a_sample_of_all_keys_is_the_exact_row(script, causal, groups):
+    layer = layer_inputs(90, causal=causal, groups=groups)
+    sampled_rows, chosen, rows, drawn = sampled_heads(script, layer)
+    exact = exact_rows(*sampled_rows.prepared(layer), chosen).double().view(4, sampled_rows.ROWS, -1)
+    for own, true in zip(rows, exact, strict=True):
+        found = sampled_rows.estimate(own, sampled_rows.exact_keys(own, 0.05), 1e-9, 0.05, drawn)
+        assert found.all_keys.all()
+        assert (found.radius == 0).all()
+        assert (found.keys == own.visible.sum(-1)).all()
+        torch.testing.assert_close(found.out, true, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_the_radius_contains_the_exact_row_as_often_as_it_should(script, causal):
+    right, partial = [], []
+    sampled_rows, _, rows, drawn = sampled_heads(script, layer_inputs(600, causal=causal))
+    for own in rows:
+        true = own.logits.masked_fill(~own.visible, -torch.inf).softmax(-1) @ own.value
+        for _ in range(5):
+            found = sampled_rows.estimate(own, sampled_rows.exact_keys(own, 0.05), 0.3, 0.05, drawn)
+            right.append((found.out - true).norm(dim=-1) <= found.radius + 1e-9)
+            partial.append(~found.all_keys)
+            assert (found.keys <= own.visible.sum(-1)).all()
+    some = torch.cat(partial)
+    assert some.double().mean() > 0.3
+    assert torch.cat(right)[some].double().mean() > 0.95
+
+
+def test_the_radius_of_a_row_with_a_hidden_large_key_is_too_small_without_the_keys_of_largest_logit(script):
+    """One key in 600 has nearly all the weight: a sample without it has no variance to tell."""
+    layer = layer_inputs(600)
+    layer.key[:, :, 300], layer.query[..., 0] = 0.0, 8.0
+    layer.key[:, :, 300, 0] = 8.0
+    sampled_rows, _, rows, drawn = sampled_heads(script, layer)
+    share = {}
+    for top in (0.05, 0.0):
+        right = []
+        for own in rows:
+            true = own.logits.softmax(-1) @ own.value
+            found = sampled_rows.estimate(own, sampled_rows.exact_keys(own, top), 0.3, 0.05, drawn)
+            right.append((found.out - true).norm(dim=-1) <= found.radius + 1e-9)
+        share[top] = float(torch.cat(right).double().mean())
+    assert share[0.05] > 0.9  # 0.95 without the chance of 128 rows
+    assert share[0.0] < 0.6
+
+
+def test_rows_of_given_keys_are_attention_to_these_keys(script):
+    layer = layer_inputs(60, groups=2)
+    sampled_rows, chosen, _, _ = sampled_heads(script, layer)
+    exact = exact_rows(*sampled_rows.prepared(layer), chosen)
+    every = torch.arange(60).expand(len(chosen[0]), 60)
+    for shared in (False, True):
+        torch.testing.assert_close(sampled_rows.sampled_rows(layer, chosen, every, shared), exact, rtol=1e-4, atol=1e-5)
+
+
+def test_the_tables_of_sampled_rows_compare_them_with_the_exact_ones(script):
+    layer = layer_inputs(200)
+    sampled_rows, _, rows, drawn = sampled_heads(script, layer)
+    inputs = sampled_rows.Inputs("toy", [layer])
+    intervals = sampled_rows.interval_lines("toy", rows, drawn)
+    assert [line[1:3] for line in intervals[::3]] == [["with", "0.02"], ["without", "0.02"]]
+    for line in sampled_rows.head_lines("toy", rows, drawn):
+        assert line[8] == "0.109"
+        assert line[4] == "0"
+        assert float(line[3].removesuffix(" %")) <= float(line[2].removesuffix(" %"))
+    assert sampled_rows.range_line("toy", rows)[0] == "toy"
+    assert len(sampled_rows.time_line(inputs, rows, 1, drawn)) == 7
