@@ -13,11 +13,12 @@ import statistics
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import Annotated, Any, ClassVar, NamedTuple
 
 import decoder_passages
 import sheet
 import torch
+import typer
 from decoder_passages import MODEL, Passage
 from torch import Tensor
 
@@ -120,17 +121,18 @@ def main(
     lengths: tuple[int, ...] = LENGTHS,
     data: Path = sheet.DATA,
     passages: int = 3,
-    rules: tuple[str, ...] = tuple(RULES),
+    rules: Annotated[list[str] | None, typer.Option(help="repeatable; default: all")] = None,
     out: Path | None = None,
 ) -> None:
     """Print a table for each length, and write them to a file where one is named."""
-    sheet.check_known("--rules", rules, RULES)
+    names = rules or list(RULES)
+    sheet.check_known("--rules", names, RULES)
     counted = decoder_passages.count_of(passages)
     parts = [ABOUT.format(exact=EXACT, passages=counted, positions=POSITIONS)]
     for length in lengths:
         pretrained = load(MODEL, dtype="bf16").reaching(length)
         chosen = decoder_passages.passages(pretrained, data, length, passages)
-        several = [readings(pretrained, passage, {name: RULES[name] for name in rules}) for passage in chosen]
+        several = [readings(pretrained, passage, {name: RULES[name] for name in names}) for passage in chosen]
         rows = [row(name, [each[name] for each in several]) for name in several[0]]
         parts += [f"## {length:,} tokens", sheet.table(HEAD, rows)]
     sheet.publish("How clusters, top keys and cells grow", parts, out, dtype="bf16")

@@ -15,11 +15,12 @@ import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import sheet
 import speeches
 import torch
+import typer
 from clustered_tail_settings import exact_products, products
 from matplotlib.figure import Figure
 from torch import Tensor
@@ -365,7 +366,7 @@ def plot(found: Mapping[int, Found], exact: Mapping[int, float]) -> bytes:
 def main(
     lengths: tuple[int, ...] = tuple(LENGTHS),
     keys: tuple[int, ...] = KEYS,
-    ideas: tuple[str, ...] = tuple(IDEAS),
+    ideas: Annotated[list[str] | None, typer.Option(help="repeatable; default: all")] = None,
     data: Path = sheet.DATA_OR_LOCAL,
     out: Path | None = None,
 ) -> None:
@@ -375,7 +376,7 @@ def main(
         inputs = speeches.passages(data, length, LENGTHS.get(length, 1)).inputs(LAYERS)
         exact[length] = exact_products(length, inputs[0].query.shape[3])
         found[length] = {}
-        for name in ideas:
+        for name in ideas or IDEAS:
             every = EVERY.get(length, 1)
             found[length][name] = {count: measured(IDEAS[name], inputs, count, every) for count in keys}
             print(length, name, *(f"{each.error:.3f}" for each in found[length][name].values()), flush=True)
