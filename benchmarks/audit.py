@@ -8,7 +8,6 @@ clustered-tail. Python source is the standard library of the Python that runs th
 
 import copy
 import math
-import os
 import random
 import statistics
 import sysconfig
@@ -210,25 +209,27 @@ def drift(data: Path, passages: int) -> str:
     return sheet.table(head, rows)
 
 
-def main() -> None:
-    parser = sheet.arguments(__doc__, [4096], data=os.environ.get("SUBQUAD_DATA", ""), audits=1000, passages=300)
-    given = parser.parse_args()
-    torch.set_num_threads(given.threads)
-    data = Path(given.data)
+def main(
+    lengths: tuple[int, ...] = (4096,),
+    data: Path = sheet.DATA,
+    audits: int = 1000,
+    passages: int = 300,
+    out: Path | None = None,
+) -> None:
     parts = [
         "## Coverage",
-        f"{given.audits:,} audits of 10 calls with 32 rows each, at confidence 0.95, for errors that are known.",
-        coverage(given.audits),
+        f"{audits:,} audits of 10 calls with 32 rows each, at confidence 0.95, for errors that are known.",
+        coverage(audits),
         "## Overhead",
-        overhead(data, given.lengths[0]),
+        overhead(data, lengths[0]),
         "## Drift",
         f"The encoder reads passages of 512 tokens with {METHOD}. The baseline is {BASELINE} passages of the first "
-        f"text; {STREAMS} streams of other passages, drawn without replacement from {given.passages} of each text, are "
+        f"text; {STREAMS} streams of other passages, drawn without replacement from {passages} of each text, are "
         "tested at false_alarm=0.05 and confidence 0.95. Audited calls are those of each layer.",
-        drift(data, given.passages),
+        drift(data, passages),
     ]
-    sheet.publish("Audits", parts, given.out)
+    sheet.publish("Audits", parts, out)
 
 
 if __name__ == "__main__":
-    main()
+    sheet.run(main)

@@ -1,6 +1,6 @@
 """Is "clustered-tail" closer to exact attention than "i-clustered" at equal work outside the demo encoder on speeches?
 
-    python benchmarks/beyond_encoder.py [--data FOLDER] [--settings speech reviews images] [--lengths 512 1024]
+    python benchmarks/beyond_encoder.py [--data FOLDER] [--settings "speech reviews images"] [--lengths "512 1024"]
                                         [--scale small] [--models FOLDER] [--out FILE.md]
 
 FOLDER holds fsdd, movie_reviews and fashion_mnist; the default is the environment variable SUBQUAD_DATA. Every model
@@ -11,7 +11,6 @@ trained again. `--scale smoke` only shows that everything runs: its models have 
 """
 
 import copy
-import os
 import random
 import statistics
 import tempfile
@@ -397,23 +396,26 @@ def section(setting: Setting, found: Mapping[str, Figures]) -> list[str]:
     ]
 
 
-def main() -> None:
-    data = os.environ.get("SUBQUAD_DATA", "data")
-    options = {"settings": tuple(SETTINGS), "scale": "small", "models": "", "data": data}
-    given = sheet.arguments(__doc__, LENGTHS, **options).parse_args()
-    for names, known, what in ((given.settings, SETTINGS, "setting"), ([given.scale], SCALES, "scale")):
+def main(
+    lengths: tuple[int, ...] = LENGTHS,
+    settings: tuple[str, ...] = tuple(SETTINGS),
+    scale: str = "small",
+    models: Path | None = None,
+    data: Path = sheet.DATA_OR_LOCAL,
+    out: Path | None = None,
+) -> None:
+    for names, known, what in ((settings, SETTINGS, "setting"), ([scale], SCALES, "scale")):
         for name in names:
             if name not in known:
                 raise SystemExit(f"no {what} {name!r}{nearest(name, known)}; there are {', '.join(known)}")
-    torch.set_num_threads(given.threads)
     parts = [ABOUT]
     with tempfile.TemporaryDirectory() as scratch:
-        place, scale = Place(Path(given.data), Path(given.models or scratch), given.lengths), SCALES[given.scale]
-        for name in given.settings:
-            for setting in SETTINGS[name](scale, place):
-                parts += section(setting, measured(setting, scale.methods, scale.scored))
-    sheet.publish("Beyond the encoder", parts, given.out)
+        place, size = Place(data, models or Path(scratch), lengths), SCALES[scale]
+        for name in settings:
+            for setting in SETTINGS[name](size, place):
+                parts += section(setting, measured(setting, size.methods, size.scored))
+    sheet.publish("Beyond the encoder", parts, out)
 
 
 if __name__ == "__main__":
-    main()
+    sheet.run(main)

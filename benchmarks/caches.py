@@ -1,7 +1,7 @@
 """A step of generation on transformers' DynamicCache, on sq.hf.GrowingCache, and compiled on static caches.
 
-    python benchmarks/caches.py [--lengths 512 2000 7900] [--dtypes bfloat16 float32] [--methods own …]
-        [--compiled own full:kernel=subquad] [--batch 8] [--shortest 2000] [--longest 4000] [--frames 1500]
+    python benchmarks/caches.py [--lengths "512 2000 7900"] [--dtypes "bfloat16 float32"] [--methods "own …"]
+        [--compiled "own full:kernel=subquad"] [--batch 8] [--shortest 2000] [--longest 4000] [--frames 1500]
         [--out FILE.md]
 
 SmolLM2-135M-Instruct, which needs the demo decoder; and the decoder of Whisper tiny with random weights, whose steps
@@ -9,16 +9,18 @@ attend to the frames of a recording. "own" is the model with its own attention, 
 values, on whose numbers no time depends. With --dry-run, small random models take the place of both.
 """
 
-import argparse
 import copy
 import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any
 
 import sheet
 import torch
 import transformers
+import typer
 from torch import Tensor
 from torch._inductor import config as inductor
 from transformers.masking_utils import create_masks_for_generate
@@ -209,39 +211,45 @@ def updates(model: Any, length: int, dtype: torch.dtype, seconds: float) -> tupl
     return dynamic, growing
 
 
+@dataclass
 class Tables:
     """The rows of the tables, dtype by dtype."""
 
-    def __init__(self, options: argparse.Namespace):
-        self.options = options
-        self.compiled = [] if options.dry_run else list(options.compiled)
-        self.steps: list[list[str]] = []
-        self.added: list[list[str]] = []
-        self.batches: list[list[str]] = []
-        self.speech: list[list[str]] = []
+    methods: tuple[str, ...]
+    compiled: tuple[str, ...]
+    seconds: float
+    batch: int
+    shortest: int
+    longest: int
+    frames: int
+    dry_run: bool
+    steps: list[list[str]] = field(default_factory=list)
+    added: list[list[str]] = field(default_factory=list)
+    batches: list[list[str]] = field(default_factory=list)
+    speech: list[list[str]] = field(default_factory=list)
 
     def add_steps(self, models: dict[str, Any], length: int, name: str) -> None:
         """Steps of one item after so many tokens, and what adding a token to the caches takes."""
-        seconds, methods, dtype = self.options.seconds, self.options.methods, getattr(torch, name)
+        methods, dtype = self.methods, getattr(torch, name)
         torch.compiler.reset()
         start = time.perf_counter()
-        ms = medians(dict(steps_of(models, padding([length]), dtype, self.compiled)), seconds)
+        ms = medians(dict(steps_of(models, padding([length]), dtype, self.compiled)), self.seconds)
         print(f"{length} tokens in {name}: {time.perf_counter() - start:.0f} s", flush=True)
         base = ms[methods[0], "dynamic"]
         for method in methods:
             times = [ms.get((method, kind)) for kind in KINDS]
             cells = [sheet.MISSING if each is None else f"{each:.1f} ({base / each:.2f}×)" for each in times]
             self.steps.append([f"{length:,}", name, f"`{method}`", *cells])
-        dynamic, growing = updates(models[methods[0]], length, dtype, seconds / 4)
+        dynamic, growing = updates(models[methods[0]], length, dtype, self.seconds / 4)
         self.added.append([f"{length:,}", name, f"{dynamic:.2f}", f"{growing:.2f}"])
 
     def add_batch(self, models: dict[str, Any], name: str) -> None:
         """Steps of requests of several lengths, padded on the left."""
-        batch, methods = self.options.batch, self.options.methods
-        mask = padding(spread(self.options.shortest, self.options.longest, batch))
+        batch, methods = self.batch, self.methods
+        mask = padding(spread(self.shortest, self.longest, batch))
         torch.compiler.reset()
         steps = steps_of(models, mask, getattr(torch, name), self.compiled, BATCH_KINDS)
-        ms = medians(dict(steps), self.options.seconds)
+        ms = medians(dict(steps), self.seconds)
         base = ms[methods[0], "dynamic"]
         for method in methods:
             times = [ms.get((method, kind)) for kind in BATCH_KINDS]
@@ -252,9 +260,9 @@ class Tables:
 
     def add_speech(self, name: str) -> None:
         """Steps of a decoder of speech."""
-        dtype, methods = getattr(torch, name), list(self.options.methods[:2])
-        steps = speech_steps(variants(load_speech(dtype, self.options.dry_run), methods), self.options.frames, dtype)
-        times = sheet.milliseconds(steps, self.options.seconds)
+        dtype, methods = getattr(torch, name), list(self.methods[:2])
+        steps = speech_steps(variants(load_speech(dtype, self.dry_run), methods), self.frames, dtype)
+        times = sheet.milliseconds(steps, self.seconds)
         base = statistics.median(times[methods[0]])
         for method in methods:
             each = statistics.median(times[method])
@@ -262,7 +270,6 @@ class Tables:
 
     def parts(self) -> list[str]:
         """The sheet."""
-        options = self.options
         parts = [
             "One step of one item: a token after those in the cache. All in turn at each length and dtype; medians; in "
             f"brackets, the speed-up over the first line. A StaticCache has {NEW} free slots, and its model is "
@@ -274,39 +281,44 @@ class Tables:
         ]
         if self.batches:
             parts += [
-                f"Steps of a batch of {options.batch} requests of {options.shortest:,} to {options.longest:,} tokens, "
+                f"Steps of a batch of {self.batch} requests of {self.shortest:,} to {self.longest:,} tokens, "
                 "padded on the left: tokens per second.",
                 sheet.table(["dtype", "attention", *BATCH_KINDS.values()], self.batches),
             ]
         if self.speech:
             parts += [
-                f"A step of Whisper tiny's decoder (random weights) over {options.frames:,} frames of a recording:",
+                f"A step of Whisper tiny's decoder (random weights) over {self.frames:,} frames of a recording:",
                 sheet.table(["dtype", "attention", "step, ms"], self.speech),
             ]
         return parts
 
 
-def main() -> None:
+def main(
+    lengths: tuple[int, ...] = (512, 2000, 7900),
+    methods: tuple[str, ...] = (OWN, "full:kernel=subquad", "clustered-tail"),
+    compiled: tuple[str, ...] = (OWN, "full:kernel=subquad"),
+    dtypes: tuple[str, ...] = ("bfloat16", "float32"),
+    seconds: float = 3.0,
+    batch: int = 8,
+    shortest: int = 2000,
+    longest: int = 4000,
+    frames: int = 1500,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="A small random model, and no compiler.")] = False,
+    out: Path | None = None,
+) -> None:
     """Print the tables, and write them if --out is given."""
-    methods = (OWN, "full:kernel=subquad", "clustered-tail")
-    several = {"methods": methods, "compiled": methods[:2], "dtypes": ("bfloat16", "float32")}
-    numbers = {"seconds": 3.0, "batch": 8, "shortest": 2000, "longest": 4000, "frames": 1500}
-    parser = sheet.arguments(__doc__, (512, 2000, 7900), **several, **numbers)
-    parser.add_argument("--dry-run", action="store_true", help="A small random model, and no compiler.")
-    options = parser.parse_args()
-    torch.set_num_threads(options.threads)
     torch.manual_seed(0)
-    tables = Tables(options)
-    for name in options.dtypes:
-        models = variants(load(getattr(torch, name), options.dry_run), list(options.methods))
-        for length in options.lengths:
+    tables = Tables(methods, () if dry_run else compiled, seconds, batch, shortest, longest, frames, dry_run)
+    for name in dtypes:
+        models = variants(load(getattr(torch, name), dry_run), list(methods))
+        for length in lengths:
             tables.add_steps(models, length, name)
-        if options.batch > 1:
+        if batch > 1:
             tables.add_batch(models, name)
-        if options.frames:
+        if frames:
             tables.add_speech(name)
-    sheet.publish("Caches of keys and values", tables.parts(), options.out, "bf16 and fp32")
+    sheet.publish("Caches of keys and values", tables.parts(), out, "bf16 and fp32")
 
 
 if __name__ == "__main__":
-    main()
+    sheet.run(main)

@@ -147,7 +147,6 @@ def main(
     heads: Annotated[int, typer.Option(help="of random inputs; with a model, the model's")] = 9,
     key_heads: int = 3,
     head_dim: int = 64,
-    threads: int = sheet.THREADS,
     turns: int = 5,
     limit: Annotated[float, typer.Option(help="seconds of a call at most, as predicted")] = 30.0,
     out: Path | None = None,
@@ -157,7 +156,6 @@ def main(
     sheet.check_known("--dtypes", dtypes, DTYPES)
     if model and not text:
         raise typer.BadParameter("--model needs --text, which the model reads")
-    torch.set_num_threads(threads)
     lengths, shape = tuple(sorted(lengths)), (heads, key_heads, head_dim)
     pretrained, reach, kinds = None, 0, "standard normal"
     if model and text:

@@ -1,6 +1,6 @@
 """How loose a deterministic bound of clustered-tail's error from the radii of its clusters and cells is.
 
-    python benchmarks/certificate.py [--data FOLDER] [--lengths 512 …] [--out FILE.md]
+    python benchmarks/certificate.py [--data FOLDER] [--lengths "512 …"] [--out FILE.md]
 
 For query i of cluster j, with cells x of the keys l outside the cluster's top keys, scale s and p_l ∝ e^{s q̄_j·k_l}
 over a cell, whose means are k̄ and v̄:
@@ -14,7 +14,6 @@ w_ix is the weight of the cell in the approximate softmax. It never fails; the q
 how often it is below ‖exact_i‖.
 """
 
-import os
 from pathlib import Path
 
 import sheet
@@ -84,17 +83,14 @@ def row(name: str, heads: list[tuple[Tensor, Tensor, Tensor]]) -> list[str]:
     ]
 
 
-def main() -> None:
-    parser = sheet.arguments(__doc__, [512, 2048], data=os.environ.get("SUBQUAD_DATA", ""))
-    given = parser.parse_args()
-    torch.set_num_threads(given.threads)
+def main(lengths: tuple[int, ...] = (512, 2048), data: Path = sheet.DATA, out: Path | None = None) -> None:
     rows = []
     with torch.inference_mode():
-        for length in given.lengths:
+        for length in lengths:
             q, k, v = torch.randn(3, length, 32, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
             rows.append(row(f"standard normal, {length:,} tokens", [certified(q, k, v, 32**-0.5)]))
             rows.append(row(f"outliers, {length:,} tokens", [certified(*adversarial(length), 32**-0.5)]))
-            for layer in speeches.passages(Path(given.data), length, 1).inputs([0, 2, 5]):
+            for layer in speeches.passages(data, length, 1).inputs([0, 2, 5]):
                 heads = [
                     certified(*(x[0, head].double() for x in (layer.query, layer.key, layer.value)), 32**-0.5)
                     for head in range(0, 12, 3)
@@ -105,8 +101,8 @@ def main() -> None:
         "Errors and bounds are divided by the length of the exact row. Of the encoder every third head reads a speech. "
         "The bound held in every row."
     )
-    sheet.publish("A deterministic bound of clustered-tail's error", [about, sheet.table(head, rows)], given.out)
+    sheet.publish("A deterministic bound of clustered-tail's error", [about, sheet.table(head, rows)], out)
 
 
 if __name__ == "__main__":
-    main()
+    sheet.run(main)

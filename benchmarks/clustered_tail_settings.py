@@ -1,6 +1,6 @@
 """Which clusters, top keys and cells "clustered-tail" needs for a given fidelity, from 512 to 8,192 tokens.
 
-    python benchmarks/clustered_tail_settings.py [--data FOLDER] [--lengths 512 …] [--figures FILE] [--out FILE.md]
+    python benchmarks/clustered_tail_settings.py [--data FOLDER] [--lengths "512 …"] [--figures FILE] [--out FILE.md]
 
 FOLDER holds state_union/state_union.zip; the default is the environment variable SUBQUAD_DATA. The encoder of the demo
 extra reads speeches with many settings; fidelity is the cosine of its embeddings to the exact ones. What is measured is
@@ -10,7 +10,6 @@ appended to FILE, and what is there is not measured again.
 import itertools
 import json
 import math
-import os
 import statistics
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -271,21 +270,21 @@ def publish(rows: list[dict], out: Path | None) -> None:
     sheet.publish("Settings of clustered-tail", parts, out)
 
 
-def main() -> None:
-    data = os.environ.get("SUBQUAD_DATA", "data")
-    parser = sheet.arguments(__doc__, tuple(LENGTHS), data=data, figures=str(FIGURES))
-    given = parser.parse_args()
-    torch.set_num_threads(given.threads)
-    kept = Path(given.figures)
-    rows = [json.loads(line) for line in kept.read_text("utf-8").splitlines()] if kept.is_file() else []
-    for length in given.lengths:
+def main(
+    lengths: tuple[int, ...] = tuple(LENGTHS),
+    data: Path = sheet.DATA_OR_LOCAL,
+    figures: Path = FIGURES,
+    out: Path | None = None,
+) -> None:
+    rows = [json.loads(line) for line in figures.read_text("utf-8").splitlines()] if figures.is_file() else []
+    for length in lengths:
         known = {Setting(*(row[name] for name in Setting._fields)) for row in rows if row["length"] == length}
-        for figures in measured(Path(given.data), length, known):
-            rows.append(figures)
-            with kept.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(figures) + "\n")
-    publish(rows, given.out)
+        for row in measured(data, length, known):
+            rows.append(row)
+            with figures.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(row) + "\n")
+    publish(rows, out)
 
 
 if __name__ == "__main__":
-    main()
+    sheet.run(main)

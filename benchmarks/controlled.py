@@ -1,12 +1,11 @@
 """The cost and the error of controlled attention and of fixed settings, on real queries, keys and values.
 
-    python benchmarks/controlled.py [--data FOLDER] [--lengths 512 …] [--rounds 3] [--out FILE.md]
+    python benchmarks/controlled.py [--data FOLDER] [--lengths "512 …"] [--rounds 3] [--out FILE.md]
 
 FOLDER holds state_union/; the default is the environment variable SUBQUAD_DATA. The encoder of the demo extra reads a
 speech; layers 0, 2 and 4 are computed again by each contender.
 """
 
-import os
 import statistics
 import time
 from collections.abc import Callable
@@ -74,22 +73,23 @@ def length_table(inputs: list[LayerInputs], rounds: int) -> str:
     return sheet.table(head, rows)
 
 
-def main() -> None:
-    lengths = [512, 1024, 2048, 4096]
-    parser = sheet.arguments(__doc__, lengths, data=os.environ.get("SUBQUAD_DATA", ""), rounds=3)
-    given = parser.parse_args()
-    torch.set_num_threads(given.threads)
+def main(
+    lengths: tuple[int, ...] = (512, 1024, 2048, 4096),
+    data: Path = sheet.DATA,
+    rounds: int = 3,
+    out: Path | None = None,
+) -> None:
     parts = [
         "Processor time of the attention of layers 0, 2 and 4 (12 heads of 32) on one speech, divided by exact "
-        f"attention's; median of {given.rounds} rounds, in turn. Heads by stage: of 36, how many stayed at each stage; "
+        f"attention's; median of {rounds} rounds, in turn. Heads by stage: of 36, how many stayed at each stage; "
         "the stages are the fixed settings above, in their order. Errors are those of all rows, not of sampled ones."
     ]
-    for length in given.lengths:
-        inputs = speeches.passages(Path(given.data), length, 1).inputs(LAYERS)
+    for length in lengths:
+        inputs = speeches.passages(data, length, 1).inputs(LAYERS)
         with torch.inference_mode():
-            parts += [f"## {length:,} tokens", length_table(inputs, given.rounds)]
-    sheet.publish("Controlled attention", parts, given.out)
+            parts += [f"## {length:,} tokens", length_table(inputs, rounds)]
+    sheet.publish("Controlled attention", parts, out)
 
 
 if __name__ == "__main__":
-    main()
+    sheet.run(main)

@@ -1,6 +1,6 @@
 """The cost of a token while decoding: exact attention on kept keys, a state, and linear methods on kept keys.
 
-    python benchmarks/decode.py [--lengths 128 … 65536] [--methods linear performer] [--out FILE.md]
+    python benchmarks/decode.py [--lengths "128 … 65536"] [--methods "linear performer"] [--out FILE.md]
 
 One token follows so many others. "keys": the method reads all of them again, as with an ordinary cache. "state": a step
 from a state that stands for them. Memory is that of the keys and values, or of the state, in fp32.
@@ -8,6 +8,7 @@ from a state that stands for them. Memory is that of the keys and values, or of 
 
 import statistics
 from collections.abc import Callable
+from pathlib import Path
 
 import sheet
 import torch
@@ -42,31 +43,32 @@ def on_state(bound: sq.BoundMethod, query: Tensor, key: Tensor, value: Tensor) -
     return call, sum(tensor.nbytes for tensor in state.values())
 
 
-def main() -> None:
-    lengths = (128, 1024, 4096, 16384, 65536)
-    options = sheet.arguments(__doc__, lengths, methods=("linear", "performer"), seconds=2.0)
-    given = options.parse_args()
-    torch.set_num_threads(given.threads)
+def main(
+    lengths: tuple[int, ...] = (128, 1024, 4096, 16384, 65536),
+    methods: tuple[str, ...] = ("linear", "performer"),
+    seconds: float = 2.0,
+    out: Path | None = None,
+) -> None:
     rows, head = [], []
-    for length in sorted(given.lengths):
+    for length in sorted(lengths):
         query, key, value = (torch.randn(1, sheet.HEADS, n, sheet.WIDTH) for n in (1, length, length))
         sizes = {"heads": sheet.HEADS, "head_dim": sheet.WIDTH, "max_length": length}
         calls, slow = {"SDPA on keys": on_keys(sq.Full().bind(**sizes), query, key, value)}, {}
         memory = {"keys and values": key.nbytes + value.nbytes}
-        for method in given.methods:
+        for method in methods:
             bound = sq.parse_method(method).bind(**sizes).eval()
             calls[f"{method}, state"], memory[f"{method}, state"] = on_state(bound, query, key, value)
             slow[f"{method} on keys"] = on_keys(bound, query, key, value)
         # The slow ones in rounds of their own: the others would have few rounds beside them.
-        times = sheet.milliseconds(calls, given.seconds) | sheet.milliseconds(slow, given.seconds)
+        times = sheet.milliseconds(calls, seconds) | sheet.milliseconds(slow, seconds)
         ms = {name: statistics.median(own) for name, own in times.items()}
         head = ["tokens before", *(f"{name}, ms" for name in ms), *(f"{name}, MB" for name in memory)]
         rows.append(
             [f"{length:,}", *(f"{value:,.2f}" for value in ms.values()), *(f"{n / 1e6:,.2f}" for n in memory.values())]
         )
     about = "One token of one item, 6 heads of 64, all in turn at each length; medians. Memory of one layer."
-    sheet.publish("What a token costs while decoding", [about, sheet.table(head, rows)], given.out)
+    sheet.publish("What a token costs while decoding", [about, sheet.table(head, rows)], out)
 
 
 if __name__ == "__main__":
-    main()
+    sheet.run(main)

@@ -1,6 +1,6 @@
 """Ablation of causal attention by halves in a decoder: next tokens compared with exact attention, and multiply-adds.
 
-    python benchmarks/decoder_ablation.py [--data FOLDER] [--lengths 4096] [--groups sizes …] [--prefills sizes …]
+    python benchmarks/decoder_ablation.py [--data FOLDER] [--lengths 4096] [--groups "sizes …"] [--prefills "sizes …"]
         [--passages 2] [--readings 1] [--out FILE.md]
 
 FOLDER holds gutenberg/; the default is the environment variable SUBQUAD_DATA. Each variant changes the defaults of
@@ -10,10 +10,10 @@ tokens, which take a prefill of the whole model each, for those of PREFILLS over
 
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 
 import decoder_passages
 import sheet
-import torch
 from decoder_passages import HEAD, LAYERS, MODEL, error_texts, next_token_texts
 from decoder_rules import WIDTH, TailByRule, TailOfVariant
 
@@ -78,27 +78,31 @@ def table(tokens: Mapping[str, list[NextTokens]], errors: Mapping[str, list[list
     return sheet.table(["variant", "work", *HEAD, *(f"error in layer {layer}" for layer in LAYERS), "mean"], rows)
 
 
-def main() -> None:
+def main(
+    lengths: tuple[int, ...] = LENGTHS,
+    data: Path = sheet.DATA,
+    groups: tuple[str, ...] = tuple(GROUPS),
+    prefills: tuple[str, ...] = tuple(GROUPS),
+    passages: int = 2,
+    readings: int = 2,
+    out: Path | None = None,
+) -> None:
     """Print a table for each length, and write them to a file where one is named."""
-    parser = decoder_passages.options(__doc__ or "", LENGTHS, groups=tuple(GROUPS), prefills=tuple(GROUPS), readings=2)
-    arguments = parser.parse_args()
-    torch.set_num_threads(arguments.threads)
     pretrained = load(MODEL)
     methods, run = (
-        {name: method for group in groups for name, method in GROUPS[group].items()}
-        for groups in (arguments.groups, arguments.prefills)
+        {name: method for group in names for name, method in GROUPS[group].items()} for names in (groups, prefills)
     )
-    numbers = {name: decoder_passages.count_of(getattr(arguments, name)) for name in ("passages", "readings")}
-    parts = [ABOUT.format(layers=LAYERS, **numbers)]
-    for length in arguments.lengths:
-        chosen = decoder_passages.passages(pretrained, arguments.data, length, arguments.passages)
+    count_of = decoder_passages.count_of
+    parts = [ABOUT.format(layers=LAYERS, passages=count_of(passages), readings=count_of(readings))]
+    for length in lengths:
+        chosen = decoder_passages.passages(pretrained, data, length, passages)
         errors = [decoder_passages.errors(pretrained, passage, methods) for passage in chosen]
-        read = chosen[: arguments.readings]
+        read = chosen[:readings]
         tokens = [decoder_passages.next_tokens(pretrained, passage, run) for passage in read]
-        columns = ({name: [each[name] for each in passages] for name in passages[0]} for passages in (tokens, errors))
+        columns = ({name: [each[name] for each in results] for name in results[0]} for results in (tokens, errors))
         parts += [f"## {length:,} tokens", table(*columns, length)]
-    sheet.publish("Ablation of causal by halves", parts, arguments.out)
+    sheet.publish("Ablation of causal by halves", parts, out)
 
 
 if __name__ == "__main__":
-    main()
+    sheet.run(main)

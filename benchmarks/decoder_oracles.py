@@ -1,12 +1,13 @@
 """Causal by halves beside oracles that know which keys are best, in a decoder: perplexity and next tokens.
 
-    python benchmarks/decoder_oracles.py [--data FOLDER] [--lengths 2048 4096] [--passages 2] [--out FILE.md]
+    python benchmarks/decoder_oracles.py [--data FOLDER] [--lengths "2048 4096"] [--passages 2] [--out FILE.md]
 
 FOLDER holds gutenberg/; the default is the environment variable SUBQUAD_DATA. The oracles are written plainly: they
 compute all logits, a chunk of queries at a time, keep some, and drop the others.
 """
 
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import ClassVar
 
 import decoder_passages
@@ -159,16 +160,16 @@ METHODS: dict[str, Method] = {
 }
 
 
-def main() -> None:
+def main(
+    lengths: tuple[int, ...] = LENGTHS, data: Path = sheet.DATA, passages: int = 2, out: Path | None = None
+) -> None:
     """Print the tables, and write them to a file where one is named."""
-    arguments = decoder_passages.options(__doc__ or "", LENGTHS).parse_args()
-    torch.set_num_threads(arguments.threads)
     pretrained = load(MODEL)
-    number = decoder_passages.count_of(arguments.passages)
+    number = decoder_passages.count_of(passages)
     parts = [ABOUT.format(passages=number)]
     of_errors = ["## Error", ERRORS.format(layers=LAYERS, passages=number)]
-    for length in arguments.lengths:
-        chosen = decoder_passages.passages(pretrained, arguments.data, length, arguments.passages)
+    for length in lengths:
+        chosen = decoder_passages.passages(pretrained, data, length, passages)
         tokens = [decoder_passages.next_tokens(pretrained, passage, METHODS) for passage in chosen]
         rows = [[name, *next_token_texts([each[name] for each in tokens])] for name in tokens[0]]
         parts += [f"## {length:,} tokens", sheet.table(["method", *HEAD], rows)]
@@ -176,8 +177,8 @@ def main() -> None:
         rows = [[name, *error_texts([each[name] for each in errors])] for name in METHODS]
         head = ["method", *(f"layer {layer}" for layer in LAYERS), "mean"]
         of_errors += [f"### {length:,} tokens", sheet.table(head, rows)]
-    sheet.publish("Causal by halves and oracles", [*parts, *of_errors], arguments.out)
+    sheet.publish("Causal by halves and oracles", [*parts, *of_errors], out)
 
 
 if __name__ == "__main__":
-    main()
+    sheet.run(main)

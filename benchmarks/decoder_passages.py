@@ -1,12 +1,8 @@
 """Shared code of the scripts about decoders: passages of books, and methods compared with exact attention on them."""
 
-import argparse
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
-
-import sheet
 
 from subquad.methods import Full, Method
 from subquad.tools.measure.capture import recorded
@@ -30,16 +26,11 @@ class Passage(NamedTuple):
     tokens: list[int]
 
 
-def options(text: str, lengths: Sequence[int], **others: object) -> argparse.ArgumentParser:
-    """Options of these scripts."""
-    return sheet.arguments(text, lengths, data=os.environ.get("SUBQUAD_DATA", ""), passages=2, **others)
-
-
-def passages(pretrained: Pretrained, data: str, length: int, count: int) -> list[Passage]:
+def passages(pretrained: Pretrained, data: Path, length: int, count: int) -> list[Passage]:
     """`count` passages of exactly `length` tokens, from the books in turn, from their middle outwards."""
     books = []
     for book, name in BOOKS.items():
-        text = read(pretrained, [(Path(data) / "gutenberg" / name).read_text("utf-8")], 512, 1, 0)
+        text = read(pretrained, [(data / "gutenberg" / name).read_text("utf-8")], 512, 1, 0)
         items = text.sequences(pretrained, length, STARTS)
         books.append([Passage(book, at, items[at]) for at in (3, 1, 5, 2, 4)])
     return [passage for of_books in zip(*books, strict=True) for passage in of_books][:count]

@@ -22,7 +22,6 @@ from torch import Tensor
 
 import subquad as sq
 from subquad.tools.bench.calls import DTYPES
-from subquad.tools.bench.calls import threads as use_threads
 from subquad.tools.measure.capture import LayerInputs
 from subquad.tools.measure.fidelity import cosine, relative_error
 from subquad.tools.measure.timing import speedup, timed_rounds
@@ -109,19 +108,17 @@ def main(
     dtypes: tuple[str, ...] = ("float32", "bfloat16"),
     methods: tuple[str, ...] = METHODS,
     turns: int = 7,
-    threads: int = sheet.THREADS,
     out: Path | None = None,
 ) -> None:
     """Measure, and print or write the table."""
     rows = []
-    with use_threads(threads):
-        for length in lengths:
-            passages = speeches.passages(folder, length, 1)
-            calls = passages.inputs()
-            for dtype in dtypes:
-                arguments = dtype, methods, turns
-                found = of_layers(calls, *arguments) + of_encoder(passages.model, passages.items[0], *arguments)
-                rows += [[f"{length:,}", dtype, *row] for row in found]
+    for length in lengths:
+        passages = speeches.passages(folder, length, 1)
+        calls = passages.inputs()
+        for dtype in dtypes:
+            arguments = dtype, methods, turns
+            found = of_layers(calls, *arguments) + of_encoder(passages.model, passages.items[0], *arguments)
+            rows += [[f"{length:,}", dtype, *row] for row in found]
     about = ABOUT.format(turns=turns)
     sheet.publish("Attention of the demo encoder", [about, sheet.table(HEAD, rows)], out, "fp32 and bf16")
 

@@ -1,38 +1,30 @@
 """Shared code of the scripts with several engines: the checks of their options, and the processes that load rows."""
 
-import argparse
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-import torch
 from engine_workers import EngineError, Worker
 
 import subquad as sq
-from subquad.core.errors import InputError
+from subquad.core.errors import InputError, as_input_error
 from subquad.tools.data.texts import read_documents, standard_library
 
 
-def run_checked(
-    parser: argparse.ArgumentParser, arguments: argparse.Namespace, run: Callable[[argparse.Namespace], None]
-) -> None:
-    """Run on `--threads` threads; mistakes in the options are errors of the parser."""
-    torch.set_num_threads(arguments.threads)
-    try:
-        for method in arguments.methods:
-            sq.parse_method(method)
-        run(arguments)
-    except (InputError, ValueError) as error:
-        parser.error(str(error))
+def check(engines: Iterable[str], packages: Iterable[str], methods: Iterable[str]) -> None:
+    """Check the names of engines and methods.
 
-
-def check_engines(parser: argparse.ArgumentParser, engines: Iterable[str], packages: Mapping[str, Any]) -> None:
-    """End with an error of the parser where there is no such engine."""
+    Raises:
+        InputError: there is no such engine or method, or a method has no such setting.
+    """
     unknown = sorted(set(engines) - set(packages))
     if unknown:
-        parser.error(f"no engine {unknown[0]}; there are {', '.join(packages)}")
+        raise InputError(f"no engine {unknown[0]}; there are {', '.join(packages)}")
+    with as_input_error():
+        for method in methods:
+            sq.parse_method(method)
 
 
 def installed(engines: Iterable[str], missing: Callable[[str], str | None]) -> tuple[list[str], list[str]]:

@@ -1,7 +1,7 @@
 """Whole models in PyTorch, OpenVINO, ONNX Runtime and with subquad's methods: time and fidelity, on the same texts.
 
     python benchmarks/engines.py --threads 2 --out benchmarks/results/engines.md
-    python benchmarks/engines.py --engines torch subquad openvino --models encoder --lengths 512 --turns 3
+    python benchmarks/engines.py --engines "torch subquad openvino" --models encoder --lengths 512 --turns 3
 
 Models are "encoder" (the `demo` extra), "demo-decoder", hub ids or folders. Encoders are
 measured at `--lengths`, and beyond their own positions with stretched ones; decoders over whole prompts of `--prompts`
@@ -9,7 +9,6 @@ tokens. An engine that is not installed is named with the command that installs 
 in fp32 always is, because everything is compared with it. `--keep FOLDER` keeps the converted models for the next run.
 """
 
-import argparse
 import math
 import random
 import re
@@ -21,16 +20,19 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
 import sheet
 import torch
+import typer
 from engine_models import ENCODER, Outputs, pretrained
-from engine_runs import check_engines, documents_of, installed, prepared, run_checked, started
+from engine_runs import check, documents_of, installed, prepared, started
 from engine_sparse import THRESHOLDS
 from engine_workers import PACKAGES, EngineError, Job, Row, Worker, missing, sparse_name
 from transformers.modeling_outputs import BaseModelOutputWithPast
 
+from subquad.core.errors import InputError
 from subquad.tools.measure.fidelity import cosine
 from subquad.tools.measure.timing import shuffled, speedup, spread
 from subquad.tools.models.next_tokens import NextTokens, Prefill, differences, next_of, summed
@@ -260,57 +262,38 @@ def title_of(model: Pretrained, length: int, own_limit: int | None) -> str:
     return f"{model.name}, {length:,} tokens{positions}"
 
 
-def options() -> argparse.ArgumentParser:
-    """The options of the command."""
-    parser = sheet.arguments(
-        __doc__ or "",
-        (512, 2048, 4096),
-        prompts=(2048, 4096),
-        models=(ENCODER, "demo-decoder"),
-        engines=tuple(PACKAGES),
-        methods=METHODS,
-        turns=5,
-    )
-    parser.add_argument("--prompt-turns", type=int, default=2, help="turns of decoders, which take seconds each")
-    parser.add_argument("--text", type=Path, help="a file or folder; default: the standard library's documentation")
-    parser.add_argument(
-        "--page", type=Path, help="also put the table of the fastest rows between the marks of this file"
-    )
-    parser.add_argument("--keep", type=Path, help="a folder for the converted models; default: a temporary one")
-    return parser
-
-
-def main() -> None:
-    """Measure, and print or write the tables."""
-    parser = options()
-    arguments = parser.parse_args()
-    check_engines(parser, arguments.engines, PACKAGES)
-    if min(arguments.turns, arguments.prompt_turns) < 1:
-        parser.error("--turns and --prompt-turns must be at least 1")
-    run_checked(parser, arguments, run)
-
-
-def run(arguments: argparse.Namespace) -> None:
-    """Measure every model at every length."""
-    engines, absent = installed(arguments.engines, missing)
-    documents = documents_of(arguments.text)
+def main(
+    lengths: tuple[int, ...] = (512, 2048, 4096),
+    prompts: tuple[int, ...] = (2048, 4096),
+    models: tuple[str, ...] = (ENCODER, "demo-decoder"),
+    engines: tuple[str, ...] = tuple(PACKAGES),
+    methods: tuple[str, ...] = METHODS,
+    turns: int = 5,
+    prompt_turns: Annotated[int, typer.Option(help="turns of decoders, which take seconds each")] = 2,
+    text: Annotated[Path | None, typer.Option(help="a file or folder; default: Python's documentation")] = None,
+    page: Annotated[Path | None, typer.Option(help="a file that gets the table of the fastest rows, too")] = None,
+    keep: Annotated[Path | None, typer.Option(help="a folder for converted models; default: a temporary one")] = None,
+    out: Path | None = None,
+) -> None:
+    """Measure every model at every length, and print or write the tables."""
+    check(engines, PACKAGES, methods)
+    if min(turns, prompt_turns) < 1:
+        raise InputError("--turns and --prompt-turns must be at least 1")
+    available, absent = installed(engines, missing)
+    documents = documents_of(text)
     sections, conclusions, rows_by_title = [], [], []
     with ExitStack() as stack:
-        folder = arguments.keep or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="engines-")))
-        workers = started((Row(engine, EXACT.numbers).process for engine in (EXACT.engine, *engines)), stack)
-        for name in arguments.models:
+        folder = keep or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="engines-")))
+        workers = started((Row(engine, EXACT.numbers).process for engine in (EXACT.engine, *available)), stack)
+        for name in models:
             own = load(None if name == ENCODER else name)
-            lengths, turns = (
-                (arguments.prompts, arguments.prompt_turns)
-                if own.is_causal_lm
-                else (arguments.lengths, arguments.turns)
-            )
-            text = read(own, documents, min(512, *lengths), 1, 0)
-            rows = rows_of(engines, arguments.methods, own.is_causal_lm)
-            for length in lengths:
+            sizes, count = (prompts, prompt_turns) if own.is_causal_lm else (lengths, turns)
+            passages = read(own, documents, min(512, *sizes), 1, 0)
+            rows = rows_of(available, methods, own.is_causal_lm)
+            for length in sizes:
                 model = pretrained(name, length)
-                items = text.sequences(model, length, turns + 1)
-                job = Job(name, length, arguments.threads, folder)
+                items = passages.sequences(model, length, count + 1)
+                job = Job(name, length, torch.get_num_threads(), folder)
                 figures, failed = measured(workers, model, job, rows, items)
                 title = title_of(model, length, own.limit)
                 sections += [f"## {title}", table(figures)]
@@ -320,17 +303,17 @@ def run(arguments: argparse.Namespace) -> None:
                 if own.limit is None or length <= own.limit:  # stretched positions show the speed of attention only
                     rows_by_title.append((title, figures))
                 print("\n\n".join(sections[-2:]), file=sys.stderr, flush=True)
-    if arguments.page is not None:
+    if page is not None:
         decoders_first = sorted(rows_by_title, key=lambda each: "KL" not in each[1][0].fidelity)
-        publish(arguments.page, overview(decoders_first))
-    texts = f"{arguments.turns + 1} texts of an encoder and {arguments.prompt_turns + 1} prompts of a decoder"
-    about = ABOUT.format(threads=arguments.threads, texts=texts, positions=POSITIONS)
+        publish(page, overview(decoders_first))
+    texts = f"{turns + 1} texts of an encoder and {prompt_turns + 1} prompts of a decoder"
+    about = ABOUT.format(threads=torch.get_num_threads(), texts=texts, positions=POSITIONS)
     parts = [about, "## Where each is the fastest", "\n".join(conclusions), *sections]
     parts += [f"- {line}" for line in absent]
-    packages = versions_of(engines)
+    packages = versions_of(available)
     parts += [f"Versions: {packages}."] if packages else []
-    sheet.publish("Whole models in several engines", parts, arguments.out, "fp32, bf16 and int8")
+    sheet.publish("Whole models in several engines", parts, out, "fp32, bf16 and int8")
 
 
 if __name__ == "__main__":
-    main()
+    sheet.run(main)

@@ -9,6 +9,7 @@ The second command measures what a processor without AVX-512 does: both kernels 
 import statistics
 from collections.abc import Callable
 from contextlib import nullcontext
+from pathlib import Path
 
 import sheet
 import torch
@@ -47,15 +48,18 @@ def error(out: Tensor, exact: Tensor) -> float:
     return float((out.double() - exact).norm() / exact.norm())
 
 
-def main() -> None:
+def main(
+    lengths: tuple[int, ...] = (128, 512, 1024, 2048, 4096),
+    seconds: float = 1.0,
+    variant: str = "",
+    out: Path | None = None,
+) -> None:
     """Print the tables, and write them to a file where one is named."""
-    arguments = sheet.arguments(__doc__ or "", (128, 512, 1024, 2048, 4096), seconds=1.0, variant="").parse_args()
-    torch.set_num_threads(arguments.threads)
     rows, errors = [], []
-    with native.use_variant(arguments.variant) if arguments.variant else nullcontext():
+    with native.use_variant(variant) if variant else nullcontext():
         for name, (heads, key_heads, width) in HEADS.items():
             for causal in (True, False):
-                for length in arguments.lengths:
+                for length in lengths:
                     row = [name, "causal" if causal else "all keys", f"{length:,}"]
                     for dtype in DTYPES.values():
                         for backward in (False, True):
@@ -65,10 +69,10 @@ def main() -> None:
                                 which: call_of(inputs, causal, backward, fast=which == "fast")
                                 for which in ("sdpa", "fast")
                             }
-                            times = sheet.milliseconds(calls, arguments.seconds)
+                            times = sheet.milliseconds(calls, seconds)
                             medians = {which: statistics.median(each) for which, each in times.items()}
                             row.append(f"{medians['sdpa'] / medians['fast']:.2f}×")
-                            if length == min(arguments.lengths) and dtype == torch.float32 and not backward:
+                            if length == min(lengths) and dtype == torch.float32 and not backward:
                                 exact = call_of([x.double() for x in inputs], causal, backward, fast=False)()
                                 both = [f"{error(calls[which](), exact):.1e}" for which in ("fast", "sdpa")]
                                 errors.append([name, row[1], *both])
@@ -76,8 +80,8 @@ def main() -> None:
     passes = [f"{dtype}, {which}" for dtype in DTYPES for which in ("forward", "forward and backward")]
     tables = sheet.table(["heads", "mask", "tokens", *passes], rows)
     of_errors = sheet.table(["heads", "mask", "error", "SDPA's"], errors)
-    sheet.publish("Exact attention by subquad's kernel", [ABOUT, tables, of_errors], arguments.out)
+    sheet.publish("Exact attention by subquad's kernel", [ABOUT, tables, of_errors], out)
 
 
 if __name__ == "__main__":
-    main()
+    sheet.run(main)

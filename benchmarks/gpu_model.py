@@ -19,10 +19,10 @@ from subquad.methods.clustered_tail import OF_ITEM, by_length
 from subquad.tools.measure import gpu_model as model
 from subquad.tools.measure.fidelity import crossover
 from subquad.tools.measure.gpu_chips import GPUS, Gpu
-from subquad.tools.measure.gpu_model import GpuLoad, Recorded, captured, eager, exact, holding, methods
+from subquad.tools.measure.gpu_model import GpuLoad, Recorded, captured, eager, exact, holding
 
 PASSES = "forward", "forward+backward"
-METHODS = tuple(methods())
+METHODS = tuple(model.methods())
 # What the plan of these kernels expected of a forward pass at D=64 on an H100, and asked of clustered-tail.
 EXPECTED = {
     "i-clustered": {4096: 1.3, 16384: 6, 65536: 24},
@@ -40,8 +40,8 @@ def main(
     out: Path | None = None,
 ) -> None:
     loads = [GpuLoad(length, width=width) for width in widths for length in lengths]
-    found, missing = recorded(list(methods), loads)
-    text = "\n\n".join([*ABOUT, *parts(found, missing, loads), *assumptions()]) + "\n"
+    records, missing = recorded(list(methods), loads)
+    text = "\n\n".join([*ABOUT, *parts(records, missing, loads), *assumptions()]) + "\n"
     print(text)
     if out is not None:
         write(out, text)
@@ -49,14 +49,14 @@ def main(
 
 def recorded(texts: list[str], loads: list[GpuLoad]) -> tuple[Table, dict[str, str]]:
     """The kernels and operators that each method runs at each load; and why other methods cannot be recorded."""
-    found: Table = {}
+    records: Table = {}
     missing = {}
     for text in texts:
         try:
-            found[text] = {load: model.record(sq.parse_method(text), load) for load in loads}
+            records[text] = {load: model.record(sq.parse_method(text), load) for load in loads}
         except (ValueError, RuntimeError, NotImplementedError) as error:
             missing[text] = str(error).partition("\n")[0]
-    return found, missing
+    return records, missing
 
 
 ABOUT = [
@@ -68,82 +68,82 @@ ABOUT = [
 ]
 
 
-def parts(found: Table, missing: dict[str, str], loads: list[GpuLoad]) -> list[str]:
+def parts(records: Table, missing: dict[str, str], loads: list[GpuLoad]) -> list[str]:
     lines = ["## Speed-ups over exact attention", "Captured in a CUDA graph, and in brackets launched from Python."]
     for gpu in GPUS.values():
         for passes in PASSES:
-            lines += [f"### {gpu.name}, {passes}", speedups(gpu, passes, found, loads)]
-    lines += ["## From which length on each method wins", crossovers(found, loads)]
-    lines += ["## Against what was expected", *against_expectation(found, loads)]
-    lines += ["## What holds each method", "On an H100, in a CUDA graph, forward.", held(found, loads)]
-    lines += ["## Settings", settings(found, loads)]
+            lines += [f"### {gpu.name}, {passes}", speedups(gpu, passes, records, loads)]
+    lines += ["## From which length on each method wins", crossovers(records, loads)]
+    lines += ["## Against what was expected", *against_expectation(records, loads)]
+    lines += ["## What holds each method", "On an H100, in a CUDA graph, forward.", held(records, loads)]
+    lines += ["## Settings", settings(records, loads)]
     if missing:
         lines += ["## Not predicted", "\n".join(f"- `{name}`: {reason}" for name, reason in missing.items())]
     return lines
 
 
-def widths(loads: list[GpuLoad]) -> list[int]:
+def widths_of(loads: list[GpuLoad]) -> list[int]:
     return list(dict.fromkeys(load.width for load in loads))
 
 
-def lengths(loads: list[GpuLoad]) -> list[int]:
+def lengths_of(loads: list[GpuLoad]) -> list[int]:
     return sorted({load.length for load in loads})
 
 
-def speedups(gpu: Gpu, passes: str, found: Table, loads: list[GpuLoad]) -> str:
+def speedups(gpu: Gpu, passes: str, records: Table, loads: list[GpuLoad]) -> str:
     """A line for each method and width; first the times of what it is compared with."""
-    at = lengths(loads)
+    at = lengths_of(loads)
     rows = []
-    for width in widths(loads):
+    for width in widths_of(loads):
         own = [replace(loads[0], length=length, width=width) for length in at]
         for named in gpu.exact:
             times = (1e3 * exact(gpu, load, passes, named) for load in own)
             rows.append([f"{named}, D={width}, ms", *(f"{ms:.3g}" for ms in times)])
-        for name, of in found.items():
-            rows.append([f"{name}, D={width}", *(cell(gpu, of[load], load, passes) for load in own)])
+        for name, by_load in records.items():
+            rows.append([f"{name}, D={width}", *(cell(gpu, by_load[load], load, passes) for load in own)])
     return table(["", *(f"{length:,}" for length in at)], rows)
 
 
-def cell(gpu: Gpu, of: Recorded, load: GpuLoad, passes: str) -> str:
-    steps, base = of.steps(passes), exact(gpu, load, passes)
+def cell(gpu: Gpu, record: Recorded, load: GpuLoad, passes: str) -> str:
+    steps, base = record.steps(passes), exact(gpu, load, passes)
     return f"{base / captured(steps, gpu):.2f}× ({base / eager(steps, gpu):.2f}×)"
 
 
-def crossovers(found: Table, loads: list[GpuLoad]) -> str:
-    head = ["method", *(f"{gpu}, {how}" for gpu in GPUS for how in ("captured", "eager"))]
+def crossovers(records: Table, loads: list[GpuLoad]) -> str:
+    head = ["method", *(f"{gpu}, {mode}" for gpu in GPUS for mode in ("captured", "eager"))]
     rows = []
-    for name, of in found.items():
-        for width in widths(loads):
+    for name, by_load in records.items():
+        for width in widths_of(loads):
             row = [f"{name}, D={width}"]
             for gpu in GPUS.values():
-                own = {load.length: (exact(gpu, load, PASSES[0]), r) for load, r in of.items() if load.width == width}
+                own = {at.length: (exact(gpu, at, PASSES[0]), r) for at, r in by_load.items() if at.width == width}
                 for time in (captured, eager):
                     faster = crossover({n: base / time(r.forward, gpu) for n, (base, r) in own.items()})
                     row.append(MISSING if faster is None else f"{faster:,.0f}")
             rows.append(row)
-    return f"Forward, against the fastest exact attention; {MISSING}: not up to {max(lengths(loads)):,} tokens.\n\n" + (
-        table(head, rows)
-    )
+    longest = max(lengths_of(loads))
+    about = f"Forward, against the fastest exact attention; {MISSING}: not up to {longest:,} tokens."
+    return f"{about}\n\n{table(head, rows)}"
 
 
-def against_expectation(found: Table, loads: list[GpuLoad]) -> list[str]:
+def against_expectation(records: Table, loads: list[GpuLoad]) -> list[str]:
     gpu, rows = GPUS["H100"], []
     for name, expected in EXPECTED.items():
         for load in loads:
-            if name in found and load.width == 64 and load.length in expected:
-                have = exact(gpu, load, PASSES[0]) / captured(found[name][load].forward, gpu)
+            if name in records and load.width == 64 and load.length in expected:
+                have = exact(gpu, load, PASSES[0]) / captured(records[name][load].forward, gpu)
                 want = expected[load.length]
                 rows.append([f"{name}, {load.length:,}", f"{want:g}×", f"{have:.2f}×", f"{have / want:.2f}"])
     text = "H100, D=64, forward, in a CUDA graph, against FlashAttention-3; expected before the kernels were written."
     return [text, table(["", "expected or asked for", "by the model", "ratio"], rows)]
 
 
-def held(found: Table, loads: list[GpuLoad]) -> str:
+def held(records: Table, loads: list[GpuLoad]) -> str:
     """Milliseconds, what the device does most of the time, and how many launches there are."""
     gpu = GPUS["H100"]
     rows = []
-    for name, of in found.items():
-        for load, record in of.items():
+    for name, by_load in records.items():
+        for load, record in by_load.items():
             most = ", ".join(f"`{kernel}` {share:.0%}" for kernel, share in holding(record.forward, gpu)[:3])
             ours = sum(step.programs is not None for step in record.forward)
             rows.append(
@@ -158,13 +158,13 @@ def held(found: Table, loads: list[GpuLoad]) -> str:
     return table(["", "captured, ms", "eager, ms", "most of the time", "launches, ours + torch's"], rows)
 
 
-def settings(found: Table, loads: list[GpuLoad]) -> str:
+def settings(records: Table, loads: list[GpuLoad]) -> str:
     rows = []
-    for name in found:
+    for name in records:
         own = {key: value for key, value in sq.parse_method(name).to_dict().items() if key not in ("name", "seed")}
         said = ", ".join(f"{key}={value}" for key, value in own.items())
         if name.startswith("clustered-tail"):
-            for length in lengths(loads):
+            for length in lengths_of(loads):
                 clusters, topk = (
                     by_length(own[key], growth, length, None)[0]
                     for key, growth in zip(OF_ITEM._fields, OF_ITEM, strict=True)

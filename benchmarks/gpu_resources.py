@@ -21,10 +21,11 @@ import subquad as sq
 from subquad.core.files import write
 from subquad.kernels.triton.recording import Launch
 from subquad.kernels.triton.resources import CHIPS, Resources, compile_for
-from subquad.tools.measure.gpu_model import GpuLoad, launches_of_passes, methods
+from subquad.tools.measure import gpu_model
+from subquad.tools.measure.gpu_model import GpuLoad, launches_of_passes
 
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
-METHODS = tuple(methods())
+METHODS = tuple(gpu_model.methods())
 
 Kernels = dict[tuple[str, ...], tuple[Launch, list[str]]]  # by the code: a launch, and the loads that it occurs at
 _launches: list[Launch] = []  # what the processes of a fork see; kernels cannot be sent
@@ -40,8 +41,8 @@ def main(
 ) -> None:
     sheet.check_known("--chips", chips, CHIPS)
     kernels, missing = of_methods(list(methods), list(lengths), list(widths))
-    found = compiled(list(kernels), [launch for launch, _ in kernels.values()], list(chips), processes)
-    text = "\n\n".join(parts(kernels, found, missing, list(chips), list(lengths))) + "\n"
+    resources = compiled(list(kernels), [launch for launch, _ in kernels.values()], list(chips), processes)
+    text = "\n\n".join(parts(kernels, resources, missing, list(chips), list(lengths))) + "\n"
     print(text)
     if out is not None:
         write(out, text)
@@ -72,19 +73,19 @@ def compiled(
     codes: list[tuple[str, ...]], kernels: list[Launch], chips: list[str], processes: int
 ) -> dict[tuple[tuple[str, ...], str], Resources]:
     _launches[:] = kernels
-    work = [(index, chip) for index in range(len(kernels)) for chip in chips]
+    jobs = [(index, chip) for index in range(len(kernels)) for chip in chips]
     with ProcessPoolExecutor(processes, mp_context=multiprocessing.get_context("fork")) as pool:
-        return {(codes[i], chip): made for (i, chip), made in zip(work, pool.map(_compile, work), strict=True)}
+        return {(codes[i], chip): made for (i, chip), made in zip(jobs, pool.map(_compile, jobs), strict=True)}
 
 
-def _compile(of: tuple[int, str]) -> Resources:
-    index, chip = of
+def _compile(job: tuple[int, str]) -> Resources:
+    index, chip = job
     return compile_for(_launches[index], CHIPS[chip])
 
 
 def parts(
     kernels: Kernels,
-    found: dict[tuple[tuple[str, ...], str], Resources],
+    resources: dict[tuple[tuple[str, ...], str], Resources],
     missing: dict[str, str],
     chips: list[str],
     lengths: list[int],
@@ -96,13 +97,13 @@ def parts(
         groups.setdefault((launch.name, at), []).append(code)
     rows = []
     for (name, at), codes in sorted(groups.items()):
-        cells = [cell([found[code, chip] for code in codes], chip) for chip in chips]
+        cells = [cell([resources[code, chip] for code in codes], chip) for chip in chips]
         rows.append([f"`{name}`", at, str(len(codes)), *cells])
-    faults = [made for made in found.values() if made.spills or made.stack]
+    faults = [made for made in resources.values() if made.spills or made.stack]
     lines = [
         "# What the Triton kernels take of a GPU",
         f"{len(kernels)} kernels and configurations, compiled for {', '.join(chips)}; {len(faults)} of these "
-        f"{len(found)} spill registers or have a stack frame.\n"
+        f"{len(resources)} spill registers or have a stack frame.\n"
         "A cell: registers of a thread · KiB of shared memory of a program · programs that a multiprocessor holds at a "
         "time · instructions of the tensor cores in the code; then bytes of spilled registers, where there are some.\n"
         "Where a line has several versions, which differ in constants, in what is given or in alignment, a figure is "

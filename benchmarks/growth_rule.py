@@ -1,6 +1,6 @@
 """How clusters, top keys and cells of causal by halves should grow with the length, in a decoder.
 
-    python benchmarks/growth_rule.py [--data FOLDER] [--lengths 8192 16384] [--passages 3] [--out FILE.md]
+    python benchmarks/growth_rule.py [--data FOLDER] [--lengths "8192 16384"] [--passages 3] [--out FILE.md]
 
 FOLDER holds gutenberg/; the default is the environment variable SUBQUAD_DATA. All runs are prefills of the whole model
 in bf16. Beyond its own positions, the model has YaRN's (Peng et al. 2023, arXiv 2309.00071), untrained. Next tokens are
@@ -12,11 +12,13 @@ import math
 import statistics
 import time
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, NamedTuple
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, NamedTuple
 
 import decoder_passages
 import sheet
 import torch
+import typer
 from decoder_passages import MODEL, Passage
 from torch import Tensor
 
@@ -115,24 +117,26 @@ def row(name: str, several: list[Reading]) -> list[str]:
     return [*texts, f"{statistics.median(reading.time for reading in several):.3f}"]
 
 
-def main() -> None:
+def main(
+    lengths: tuple[int, ...] = LENGTHS,
+    data: Path = sheet.DATA,
+    passages: int = 3,
+    rules: Annotated[list[str] | None, typer.Option(help="repeatable; default: all")] = None,
+    out: Path | None = None,
+) -> None:
     """Print a table for each length, and write them to a file where one is named."""
-    parser = decoder_passages.options(__doc__ or "", LENGTHS)
-    parser.set_defaults(passages=3)
-    parser.add_argument("--rules", nargs="+", choices=RULES, default=list(RULES), metavar="RULE")
-    arguments = parser.parse_args()
-    torch.set_num_threads(arguments.threads)
-    rules = {name: RULES[name] for name in arguments.rules}
-    passages = decoder_passages.count_of(arguments.passages)
-    parts = [ABOUT.format(exact=EXACT, passages=passages, positions=POSITIONS)]
-    for length in arguments.lengths:
+    names = rules or list(RULES)
+    sheet.check_known("--rules", names, RULES)
+    counted = decoder_passages.count_of(passages)
+    parts = [ABOUT.format(exact=EXACT, passages=counted, positions=POSITIONS)]
+    for length in lengths:
         pretrained = load(MODEL, dtype="bf16").reaching(length)
-        chosen = decoder_passages.passages(pretrained, arguments.data, length, arguments.passages)
-        several = [readings(pretrained, passage, rules) for passage in chosen]
+        chosen = decoder_passages.passages(pretrained, data, length, passages)
+        several = [readings(pretrained, passage, {name: RULES[name] for name in names}) for passage in chosen]
         rows = [row(name, [each[name] for each in several]) for name in several[0]]
         parts += [f"## {length:,} tokens", sheet.table(HEAD, rows)]
-    sheet.publish("How clusters, top keys and cells grow", parts, arguments.out, dtype="bf16")
+    sheet.publish("How clusters, top keys and cells grow", parts, out, dtype="bf16")
 
 
 if __name__ == "__main__":
-    main()
+    sheet.run(main)

@@ -1,19 +1,17 @@
 """How should the buckets, keys and cells of `lha-tail` grow with the length?
 
-    python benchmarks/hash_growth.py [--data FOLDER] [--lengths 512 1024] [--steps 60] [--methods …] [--out FILE.md]
+    python benchmarks/hash_growth.py [--data FOLDER] [--lengths "512 1024"] [--steps 60] [--methods …] [--out FILE.md]
 
 FOLDER holds gutenberg/; the default is the environment variable SUBQUAD_DATA. Each method is fitted to the demo encoder
 (the `demo` extra) at each length, on two novels.
 """
 
 import copy
-import os
 import tempfile
 from dataclasses import replace
 from pathlib import Path
 
 import sheet
-import torch
 
 from subquad import hf
 from subquad.methods import parse_method
@@ -44,19 +42,19 @@ def error(method: str, length: int, text: Path, steps: int) -> float:
     return mean_at(fitted.record["history"][-1], "error")
 
 
-def main() -> None:
-    data = os.environ.get("SUBQUAD_DATA", "data")
-    given = sheet.arguments(__doc__ or "", (512, 1024), data=data, steps=60, methods=METHODS).parse_args()
-    torch.set_num_threads(given.threads)
-    text, default = Path(given.data, "gutenberg"), parse_method("lha-tail")
-    rows = [
-        [f"`{method}`", *(f"{error(method, length, text, given.steps):.3f}" for length in given.lengths)]
-        for method in given.methods
-    ]
-    about = ABOUT.format(steps=given.steps, buckets=default.buckets, keys=default.keys, cells=default.cells)
-    head = ["method", *(f"{length:,} tokens" for length in given.lengths)]
-    sheet.publish("Sizes of lha-tail at longer inputs", [about, sheet.table(head, rows)], given.out)
+def main(
+    lengths: tuple[int, ...] = (512, 1024),
+    data: Path = sheet.DATA_OR_LOCAL,
+    steps: int = 60,
+    methods: tuple[str, ...] = METHODS,
+    out: Path | None = None,
+) -> None:
+    text, default = data / "gutenberg", parse_method("lha-tail")
+    rows = [[f"`{method}`", *(f"{error(method, length, text, steps):.3f}" for length in lengths)] for method in methods]
+    about = ABOUT.format(steps=steps, buckets=default.buckets, keys=default.keys, cells=default.cells)
+    head = ["method", *(f"{length:,} tokens" for length in lengths)]
+    sheet.publish("Sizes of lha-tail at longer inputs", [about, sheet.table(head, rows)], out)
 
 
 if __name__ == "__main__":
-    main()
+    sheet.run(main)

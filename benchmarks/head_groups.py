@@ -106,8 +106,7 @@ def rows_of(length: int) -> list[str]:
     return [row_of(inputs, length) for inputs in calls]
 
 
-def main(lengths: tuple[int, ...] = (2048, 4096), threads: int = sheet.THREADS, out: Path | None = None) -> None:
-    torch.set_num_threads(threads)
+def main(lengths: tuple[int, ...] = (2048, 4096), out: Path | None = None) -> None:
     lines = [HEAD, "|" + " --- |" * (HEAD.count("|") - 1)]
     for length in lengths:
         lines += rows_of(length)

@@ -1,13 +1,12 @@
 """Does it pay to keep the first token exact, or the first and the last?
 
-    python benchmarks/keep.py [--data FOLDER] [--lengths 512 2048] [--passages 6] [--rounds 9] [--out FILE.md]
+    python benchmarks/keep.py [--data FOLDER] [--lengths "512 2048"] [--passages 6] [--rounds 9] [--out FILE.md]
 
 FOLDER holds state_union/; the default is the environment variable SUBQUAD_DATA. The demo encoder (the `demo` extra)
 embeds the beginning of the latest speeches with each method in all layers, without and with kept tokens.
 """
 
 import copy
-import os
 import statistics
 from functools import partial
 from pathlib import Path
@@ -50,20 +49,23 @@ def row(method: str, read: speeches.Passages, exact: list[torch.Tensor], rounds:
     return [f"`{method}`", *(f"{each:.3f}" for each in cosines), *(f"{each:.2f}" for each in times)]
 
 
-def main() -> None:
-    data = os.environ.get("SUBQUAD_DATA", "data")
-    parser = sheet.arguments(__doc__ or "", (512, 2048), data=data, passages=6, rounds=9, methods=METHODS)
-    given = parser.parse_args()
-    torch.set_num_threads(given.threads)
-    parts = [ABOUT.format(rounds=given.rounds)]
+def main(
+    lengths: tuple[int, ...] = (512, 2048),
+    data: Path = sheet.DATA_OR_LOCAL,
+    passages: int = 6,
+    rounds: int = 9,
+    methods: tuple[str, ...] = METHODS,
+    out: Path | None = None,
+) -> None:
+    parts = [ABOUT.format(rounds=rounds)]
     with torch.inference_mode():
-        for length in given.lengths:
-            read = speeches.passages(Path(given.data), length, given.passages)
+        for length in lengths:
+            read = speeches.passages(data, length, passages)
             exact = [read.model.embed([item]) for item in read.items]
-            rows = [row(method, read, exact, given.rounds) for method in given.methods]
+            rows = [row(method, read, exact, rounds) for method in methods]
             parts += [f"## {length:,} tokens, {len(read.items)} passages", sheet.table(HEAD, rows)]
-    sheet.publish("Kept tokens in the demo encoder", parts, given.out)
+    sheet.publish("Kept tokens in the demo encoder", parts, out)
 
 
 if __name__ == "__main__":
-    main()
+    sheet.run(main)

@@ -156,12 +156,10 @@ def report(lengths, repeats, gflops):
 def main(
     gflops: Annotated[float, typer.Option(help="of products on one core: benchmarks/products.cpp")],
     lengths: tuple[int, ...] = (4096, 16384),
-    threads: int = sheet.THREADS,
     repeats: int = 30,
     out: Path | None = None,
 ) -> None:
-    torch.set_num_threads(threads)
-    text = report(lengths, repeats, gflops * threads)
+    text = report(lengths, repeats, gflops * torch.get_num_threads())
     print(text)
     if out:
         write(out, text)

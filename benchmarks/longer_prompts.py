@@ -12,7 +12,6 @@ from typing import Annotated
 import sheet
 import typer
 
-from subquad.tools.bench.calls import threads as use_threads
 from subquad.tools.models import demo
 from subquad.tools.models.next_tokens import QUARTERS, quarter_perplexities
 from subquad.tools.models.pretrained import Pretrained, load, running
@@ -31,21 +30,17 @@ def measure(model: Pretrained, tokens: list[int]) -> list[float]:
 
 
 def main(
-    folder: Annotated[Path, typer.Argument()] = sheet.DATA,
-    lengths: tuple[int, ...] = (16384,),
-    threads: int = sheet.THREADS,
-    out: Path | None = None,
+    folder: Annotated[Path, typer.Argument()] = sheet.DATA, lengths: tuple[int, ...] = (16384,), out: Path | None = None
 ) -> None:
     """Measure, and print or write the table."""
     model, rows = load(demo.DECODER, dtype="bf16"), []
     text = model.content_ids((folder / NOVEL).read_text("utf-8", errors="replace"))
-    with use_threads(threads):
-        for length in lengths:
-            tokens = model.wrap(text, length)
-            own = measure(model, tokens)
-            extended = measure(model.extended_to(length).reaching(length), tokens)
-            for positions, quarters in (("as it is", own), ("extended", extended)):
-                rows.append([f"{length:,}", positions, *(f"{each:.2f}" for each in quarters)])
+    for length in lengths:
+        tokens = model.wrap(text, length)
+        own = measure(model, tokens)
+        extended = measure(model.extended_to(length).reaching(length), tokens)
+        for positions, quarters in (("as it is", own), ("extended", extended)):
+            rows.append([f"{length:,}", positions, *(f"{each:.2f}" for each in quarters)])
     about = ABOUT.format(name=model.name, novel="Great Expectations", limit=model.limit or 0)
     sheet.publish("Prompts past a decoder's own positions", [about, sheet.table(HEAD, rows)], out, "bf16")
 

@@ -1,6 +1,6 @@
 """Exact attention to each query's k nearest keys, which retrieval attentions approximate, against "clustered-tail".
 
-    python benchmarks/nearest_keys.py [--data FOLDER] [--lengths 512 2048] [--prompts 2048] [--out FILE.md]
+    python benchmarks/nearest_keys.py [--data FOLDER] [--lengths "512 2048"] [--prompts 2048] [--out FILE.md]
 
 FOLDER holds state_union/state_union.zip and gutenberg/; the default is the environment variable SUBQUAD_DATA. For the k
 keys T_i with the largest logits of query i,
@@ -12,7 +12,6 @@ is at best T_i. Queries, keys and values are those that exact attention has in t
 RoPE applied and causal, in layers of the demo decoder.
 """
 
-import os
 import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -66,7 +65,7 @@ def decoder_inputs(data: Path, length: int) -> Inputs:
     """Some layers of the demo decoder on passages of books."""
     pretrained = load(decoder_passages.MODEL)
     calls: list[LayerInputs] = []
-    for passage in decoder_passages.passages(pretrained, str(data), length, BOOKS):
+    for passage in decoder_passages.passages(pretrained, data, length, BOOKS):
         with recorded(pretrained.model) as layers:
             pretrained.prefill([passage.tokens])
         calls += [layers[number] for number in decoder_passages.LAYERS]
@@ -107,30 +106,31 @@ def needed(row: Mapping[int, float], error: float) -> str:
     return f"of the numbers measured, {min(enough)} nearest keys reach it"
 
 
-def main() -> None:
+def main(
+    lengths: tuple[int, ...] = (512, 2048),
+    prompts: tuple[int, ...] = (2048,),
+    keys: tuple[int, ...] = KEYS,
+    data: Path = sheet.DATA_OR_LOCAL,
+    out: Path | None = None,
+) -> None:
     """Print the table, and write it to a file if one is named."""
-    data = os.environ.get("SUBQUAD_DATA", "data")
-    parser = sheet.arguments(__doc__ or "", (512, 2048), prompts=(2048,), keys=KEYS, data=data)
-    arguments = parser.parse_args()
-    torch.set_num_threads(arguments.threads)
-    folder = Path(arguments.data)
     rows, sentences = [], []
     with torch.inference_mode():
-        for read, lengths in ((encoder_inputs, arguments.lengths), (decoder_inputs, arguments.prompts)):
-            for length in lengths:
-                inputs = read(folder, length)
-                nearest = errors(inputs, {str(keys): sq.OracleTopK(topk=keys) for keys in arguments.keys})
+        for read, sizes in ((encoder_inputs, lengths), (decoder_inputs, prompts)):
+            for length in sizes:
+                inputs = read(data, length)
+                nearest = errors(inputs, {str(count): sq.OracleTopK(topk=count) for count in keys})
                 tail = errors(inputs, {TAIL: sq.ClusteredTail()})[TAIL]
                 met = exact_keys(inputs.tokens, inputs.causal)
                 rows.append([inputs.title, *(f"{error:.3f}" for error in nearest.values()), f"{tail:.3f} ({met:,.0f})"])
-                reached = needed({int(keys): error for keys, error in nearest.items()}, tail)
+                reached = needed({int(count): error for count, error in nearest.items()}, tail)
                 sentences.append(f"- In the {inputs.title}, `{TAIL}` has an error of {tail:.3f}: {reached}.")
                 print(rows[-1], flush=True)
-    head = ["exact nearest keys", *map(str, arguments.keys), f"`{TAIL}`"]
+    head = ["exact nearest keys", *map(str, keys), f"`{TAIL}`"]
     about = ABOUT.format(layers=", ".join(map(str, decoder_passages.LAYERS)), books=decoder_passages.count_of(BOOKS))
     parts = [about, sheet.table(head, rows), "\n".join(sentences)]
-    sheet.publish("Exact nearest keys", parts, arguments.out)
+    sheet.publish("Exact nearest keys", parts, out)
 
 
 if __name__ == "__main__":
-    main()
+    sheet.run(main)

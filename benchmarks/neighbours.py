@@ -20,8 +20,7 @@ def median(seconds):
     return f"{1e3 * statistics.median(seconds):>8.3f}"
 
 
-def main(threads: int = sheet.THREADS, repeats: int = 200) -> None:
-    torch.set_num_threads(threads)
+def main(repeats: int = 200) -> None:
     q, k, v = torch.randn(3, 1, 6, 1024, 64)
     a, b = torch.randn(2, 700, 700)
     x = torch.randn(400_000)

@@ -10,6 +10,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -40,20 +41,20 @@ def ranks_say(ranks: int, *words: object) -> dict[str, Any]:
     return json.loads(done.stdout.strip().splitlines()[-1])
 
 
-def time_rows(methods: list[str], lengths: list[int], ranks: list[int], rounds: int) -> list[list[str]]:
+def time_rows(methods: Sequence[str], lengths: Sequence[int], ranks: Sequence[int], rounds: int) -> list[list[str]]:
     rows = []
     for method in methods:
         for length in lengths:
             for count in ranks:
-                found = ranks_say(count, "times", method, length, "--rounds", rounds)
+                result = ranks_say(count, "times", method, length, "--rounds", rounds)
                 row = [method, f"{length:,}", str(count)]
-                for alone, together in (found["forward"], found["both"]):
+                for alone, together in (result["forward"], result["both"]):
                     row += [f"{1e3 * alone:,.0f}", f"{1e3 * together:,.0f}", f"{alone / together:.2f}×"]
-                rows.append([*row, f"{found['bytes'] / 1024:,.0f}", str(found["calls"])])
+                rows.append([*row, f"{result['bytes'] / 1024:,.0f}", str(result["calls"])])
     return rows
 
 
-def memory_rows(methods: list[str], length: int, ranks: int) -> list[list[str]]:
+def memory_rows(methods: Sequence[str], length: int, ranks: int) -> list[list[str]]:
     rows = []
     for method in methods:
         peaks = [ranks_say(count, "memory", method, length)["peak"] for count in (1, ranks)]
@@ -65,20 +66,24 @@ def memory_rows(methods: list[str], length: int, ranks: int) -> list[list[str]]:
     return rows
 
 
-def main() -> None:
-    options = {"methods": METHODS, "ranks": (2,), "rounds": 5, "memory": 1048576, "share": 4}
-    given = sheet.arguments(__doc__, (131072,), **options).parse_args()
+def main(
+    lengths: tuple[int, ...] = (131072,),
+    methods: tuple[str, ...] = METHODS,
+    ranks: tuple[int, ...] = (2,),
+    rounds: int = 5,
+    memory: int = 1048576,
+    share: int = 4,
+    out: Path | None = None,
+) -> None:
     head = ["method", "tokens", "ranks", "one, ms", "ranks, ms", "forward"]
     head += ["one, ms", "ranks, ms", "forward+backward", "KiB sent by a rank", "exchanges"]
-    times = sheet.table(head, time_rows(given.methods, given.lengths, given.ranks, given.rounds))
-    peaks = sheet.table(
-        ["method", "one process, MiB", f"a rank of {given.share}, MiB", "share"],
-        memory_rows(given.methods, given.memory, given.share),
-    )
+    times = sheet.table(head, time_rows(methods, lengths, ranks, rounds))
+    head_of_memory = ["method", "one process, MiB", f"a rank of {share}, MiB", "share"]
+    peaks = sheet.table(head_of_memory, memory_rows(methods, memory, share))
     about = "Batch 1, 6 heads of 64, one thread a process. What is sent is that of a forward and a backward pass."
-    memory = f"Peak memory of a forward pass over {given.memory:,} tokens, inputs and output included."
-    sheet.publish("Sequences on several ranks", [about, times, memory, peaks], given.out)
+    peak = f"Peak memory of a forward pass over {memory:,} tokens, inputs and output included."
+    sheet.publish("Sequences on several ranks", [about, times, peak, peaks], out)
 
 
 if __name__ == "__main__":
-    main()
+    sheet.run(main)

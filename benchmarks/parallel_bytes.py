@@ -1,11 +1,12 @@
 """The bytes of the rank that sends most in a forward and a backward pass, by method and by length.
 
-    torchrun --nproc-per-node 4 benchmarks/parallel_bytes.py [--lengths 1024 8192 65536] [--methods …] [--out FILE.md]
+    torchrun --nproc-per-node 4 benchmarks/parallel_bytes.py [--lengths "1024 8192 65536"] [--methods …] [--out FILE.md]
 
 Bytes are counted where tensors are handed to `torch.distributed` (`sq.distributed.traffic`). They and the numbers of
 exchanges are exact, on a busy machine too.
 """
 
+from pathlib import Path
 from typing import NamedTuple
 
 import sheet
@@ -85,31 +86,30 @@ def sent(row: Row, tokens: int) -> Sent:
     return max(every)
 
 
-def main() -> None:
-    parser = sheet.arguments(__doc__, (1024, 8192, 65536), methods=METHODS)
-    given = parser.parse_args()
-    torch.set_num_threads(given.threads)
+def main(
+    lengths: tuple[int, ...] = (1024, 8192, 65536), methods: tuple[str, ...] = METHODS, out: Path | None = None
+) -> None:
     dist.init_process_group("gloo")
     ranks, first = dist.get_world_size(), dist.get_rank() == 0
     cells = []
-    for row in rows(given.methods):
-        found = [sent(row, tokens) for tokens in given.lengths]
+    for row in rows(methods):
+        found = [sent(row, tokens) for tokens in lengths]
         last = found[-1]
         cells.append(
             [row.label, row.mode, *(f"{x.bytes / 2**20:,.2f}" for x in found), str(last.forward), str(last.backward)]
         )
         if first:
             print(*cells[-1], sep="\t", flush=True)
-    head = ["method", "mode", *(f"MiB at {tokens:,}" for tokens in given.lengths), "exchanges forward", "backward"]
+    head = ["method", "mode", *(f"MiB at {tokens:,}" for tokens in lengths), "exchanges forward", "backward"]
     about = (
         f"What one of {ranks} ranks, the one that sends most, sends in a forward and a backward pass: {HEADS} heads of "
         f"{WIDTH}, fp32. A summary does not grow with the length; heads and keys do."
     )
     if first:
-        sheet.publish("Bytes per rank", [about, sheet.table(head, cells)], given.out)
+        sheet.publish("Bytes per rank", [about, sheet.table(head, cells)], out)
     dist.barrier()
     dist.destroy_process_group()
 
 
 if __name__ == "__main__":
-    main()
+    sheet.run(main)

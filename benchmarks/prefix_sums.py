@@ -1,6 +1,6 @@
 """Causal attention by prefix sums against the masked quadratic form of the same thing, and against causal SDPA.
 
-    python benchmarks/prefix_sums.py [--lengths 512 … 16384] [--methods linear performer] [--gib 8] [--out FILE.md]
+    python benchmarks/prefix_sums.py [--lengths "512 … 16384"] [--methods "linear performer"] [--gib 8] [--out FILE.md]
 
 The quadratic form of linear attention is (tril(φ(Q) φ(K)ᵀ) V), each row divided by its sum, with φ = elu + 1. It gives
 the same outputs as `linear`; the script checks that. It is left out where its matrices take more than --gib.
@@ -8,6 +8,7 @@ the same outputs as `linear`; the script checks that. It is left out where its m
 
 import statistics
 from collections.abc import Callable
+from pathlib import Path
 
 import sheet
 import torch
@@ -37,19 +38,22 @@ def quadratic(load: Load) -> Callable[[], Tensor]:
     return call
 
 
-def main() -> None:
-    lengths = (512, 1024, 2048, 4096, 8192, 16384)
-    given = sheet.arguments(__doc__, lengths, methods=("linear", "performer"), gib=8.0, seconds=2.0).parse_args()
-    torch.set_num_threads(given.threads)
-    methods, lengths = list(dict.fromkeys(["linear", *given.methods])), sorted(given.lengths)
+def main(
+    lengths: tuple[int, ...] = (512, 1024, 2048, 4096, 8192, 16384),
+    methods: tuple[str, ...] = ("linear", "performer"),
+    gib: float = 8.0,
+    seconds: float = 2.0,
+    out: Path | None = None,
+) -> None:
+    methods = tuple(dict.fromkeys(["linear", *methods]))
     names, rows, found = ["full", QUADRATIC, *methods], [], {}
-    for length in lengths:
+    for length in sorted(lengths):
         load = sheet.load_of(length, causal=True)
         calls = {name: Calls(load).call_of(name) for name in names if name != QUADRATIC}
-        if 2 * 4 * load.heads * length**2 <= given.gib * 2**30:
+        if 2 * 4 * load.heads * length**2 <= gib * 2**30:
             calls[QUADRATIC] = quadratic(load)
             torch.testing.assert_close(calls[QUADRATIC](), calls["linear"](), rtol=1e-3, atol=1e-4)
-        ms = {name: statistics.median(own) for name, own in sheet.milliseconds(calls, given.seconds).items()}
+        ms = {name: statistics.median(own) for name, own in sheet.milliseconds(calls, seconds).items()}
         found[length] = ms
         ratios = [
             f"{ms[over] / ms[name]:.1f}×" if over in ms else sheet.MISSING for name in methods for over in names[:2]
@@ -57,7 +61,7 @@ def main() -> None:
         rows.append([f"{length:,}", *(f"{ms[n]:,.1f}" if n in ms else sheet.MISSING for n in names), *ratios])
     exponents = []
     for name in names:
-        upper = [n for n in lengths if name in found[n]][-3:]
+        upper = [n for n in found if name in found[n]][-3:]
         exponents.append(
             f"{sheet.slope(upper, [found[n][name] for n in upper]):.2f}" if len(upper) > 1 else sheet.MISSING
         )
@@ -69,8 +73,8 @@ def main() -> None:
         "Causal forward calls, batch 1, 6 heads of 64, all in turn at each length; medians. The masked quadratic form "
         "computes what `linear` does. The last line: p of time ∝ nᵖ over each one's three longest lengths."
     )
-    sheet.publish("Causal attention: prefix sums against a masked matrix", [about, sheet.table(head, rows)], given.out)
+    sheet.publish("Causal attention: prefix sums against a masked matrix", [about, sheet.table(head, rows)], out)
 
 
 if __name__ == "__main__":
-    main()
+    sheet.run(main)

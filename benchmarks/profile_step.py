@@ -1,7 +1,7 @@
 """Where the time of one generated token goes: products with weights, attention, cache, masks, and everything else.
 
-    python benchmarks/profile_step.py [--lengths 512 7900] [--dtypes bfloat16 float32] [--methods own …]
-        [--caches dynamic growing] [--batch 1] [--shortest 0] [--steps 5] [--out FILE.md]
+    python benchmarks/profile_step.py [--lengths "512 7900"] [--dtypes "bfloat16 float32"] [--methods "own …"]
+        [--caches "dynamic growing"] [--batch 1] [--shortest 0] [--steps 5] [--out FILE.md]
 
 The model and the caches are those of caches.py. With `--shortest`, the requests of a batch have lengths from there to
 the length of the row, padded on the left. A part's time is that of its calls, less other parts inside; the last
@@ -14,13 +14,15 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Any
+from pathlib import Path
+from typing import Annotated, Any
 from unittest.mock import patch
 
-import caches
 import sheet
 import torch
 import transformers
+import typer
+from caches import OWN, Steps, fill, load, padding, spread, variants
 from transformers.models.llama import modeling_llama
 
 import subquad as sq
@@ -85,7 +87,7 @@ def clocks(model: Any, cache: Any) -> Iterator[Clock]:
         yield clock
 
 
-def parts_of(model: Any, step: caches.Steps, count: int) -> list[float]:
+def parts_of(model: Any, step: Steps, count: int) -> list[float]:
     """Milliseconds of each part, and of a step without clocks; medians."""
     alone, rounds = Clock(), []
     with clocks(model, step.cache) as clock:
@@ -102,44 +104,40 @@ def parts_of(model: Any, step: caches.Steps, count: int) -> list[float]:
     return [1e3 * statistics.median(part) for part in zip(*rounds[2:], strict=True)]
 
 
-def main() -> None:
+def main(
+    lengths: tuple[int, ...] = (512, 7900),
+    methods: tuple[str, ...] = (OWN, "full:kernel=subquad"),
+    dtypes: tuple[str, ...] = ("bfloat16", "float32"),
+    caches: tuple[str, ...] = ("dynamic",),
+    batch: int = 1,
+    shortest: int = 0,
+    steps: int = 5,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="A small random model.")] = False,
+    out: Path | None = None,
+) -> None:
     """Print the table, and write it if --out is given."""
-    methods = (caches.OWN, "full:kernel=subquad")
-    options = {
-        "methods": methods,
-        "dtypes": ("bfloat16", "float32"),
-        "caches": ("dynamic",),
-        "batch": 1,
-        "shortest": 0,
-        "steps": 5,
-    }
-    parser = sheet.arguments(__doc__, (512, 7900), **options)
-    parser.add_argument("--dry-run", action="store_true", help="A small random model.")
-    arguments = parser.parse_args()
-    torch.set_num_threads(arguments.threads)
     torch.manual_seed(0)
     rows = []
-    for dtype_name in arguments.dtypes:
+    for dtype_name in dtypes:
         dtype = getattr(torch, dtype_name)
-        models = caches.variants(caches.load(dtype, arguments.dry_run), list(arguments.methods))
-        for length in arguments.lengths:
-            for kind in arguments.caches:
+        models = variants(load(dtype, dry_run), list(methods))
+        for length in lengths:
+            for kind in caches:
                 for method, model in models.items():
                     with torch.inference_mode():
-                        cache = caches.fill(CACHES[kind](model), model.config, arguments.batch, length, dtype)
-                    shortest = min(arguments.shortest or length, length)
-                    mask = caches.padding(caches.spread(shortest, length, arguments.batch))
-                    step = caches.Steps(model, model.forward, cache, mask)
-                    ms = parts_of(model, step, arguments.steps)
+                        cache = fill(CACHES[kind](model), model.config, batch, length, dtype)
+                    mask = padding(spread(min(shortest or length, length), length, batch))
+                    step = Steps(model, model.forward, cache, mask)
+                    ms = parts_of(model, step, steps)
                     rows.append([f"{length:,}", dtype_name, kind, f"`{method}`", *(f"{part:.2f}" for part in ms)])
     head = ["tokens before", "dtype", "cache", "attention", *PARTS, "without clocks"]
-    several = "" if arguments.batch == 1 else f" of {arguments.batch} requests together"
-    if arguments.shortest:
-        several += f", the shortest of {arguments.shortest:,} tokens and padded on the left"
+    several = "" if batch == 1 else f" of {batch} requests together"
+    if shortest:
+        several += f", the shortest of {shortest:,} tokens and padded on the left"
     about = f"Milliseconds of a step{several}, a token after those in the cache; medians. Clocks take time themselves."
     parts = [about, sheet.table(head, rows)]
-    sheet.publish("Where the time of a step goes", parts, arguments.out, "bf16 and fp32")
+    sheet.publish("Where the time of a step goes", parts, out, "bf16 and fp32")
 
 
 if __name__ == "__main__":
-    main()
+    sheet.run(main)

@@ -1,6 +1,6 @@
 """The approximations of the nearest published systems against "clustered-tail", on the real inputs of an encoder.
 
-    python benchmarks/published_ideas.py [--data FOLDER] [--lengths 512 2048 4096] [--out FILE.md]
+    python benchmarks/published_ideas.py [--data FOLDER] [--lengths "512 2048 4096"] [--out FILE.md]
 
 FOLDER holds state_union/state_union.zip; the default is the environment variable SUBQUAD_DATA. Every idea is written in
 plain PyTorch from the paper's formulas, for one head. Only the approximation is compared, not the speed of a kernel:
@@ -12,15 +12,15 @@ hashes on vectors included; not comparisons, exponentials, sums, and k-means on 
 
 import json
 import math
-import os
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import sheet
 import speeches
 import torch
+import typer
 from clustered_tail_settings import exact_products, products
 from matplotlib.figure import Figure
 from torch import Tensor
@@ -363,22 +363,24 @@ def plot(found: Mapping[int, Found], exact: Mapping[int, float]) -> bytes:
 
 
 @torch.inference_mode()
-def main() -> None:
-    data = os.environ.get("SUBQUAD_DATA", "data")
-    parser = sheet.arguments(__doc__, tuple(LENGTHS), keys=KEYS, ideas=tuple(IDEAS), data=data)
-    given = parser.parse_args()
-    torch.set_num_threads(given.threads)
+def main(
+    lengths: tuple[int, ...] = tuple(LENGTHS),
+    keys: tuple[int, ...] = KEYS,
+    ideas: Annotated[list[str] | None, typer.Option(help="repeatable; default: all")] = None,
+    data: Path = sheet.DATA_OR_LOCAL,
+    out: Path | None = None,
+) -> None:
     found: dict[int, dict[str, dict[int, Figures]]] = {}
     exact = {}
-    for length in given.lengths:
-        inputs = speeches.passages(Path(given.data), length, LENGTHS.get(length, 1)).inputs(LAYERS)
+    for length in lengths:
+        inputs = speeches.passages(data, length, LENGTHS.get(length, 1)).inputs(LAYERS)
         exact[length] = exact_products(length, inputs[0].query.shape[3])
         found[length] = {}
-        for name in given.ideas:
+        for name in ideas or IDEAS:
             every = EVERY.get(length, 1)
-            found[length][name] = {keys: measured(IDEAS[name], inputs, keys, every) for keys in given.keys}
+            found[length][name] = {count: measured(IDEAS[name], inputs, count, every) for count in keys}
             print(length, name, *(f"{each.error:.3f}" for each in found[length][name].values()), flush=True)
-    publish(found, exact, given.out)
+    publish(found, exact, out)
 
 
 def publish(found: Mapping[int, Found], exact: Mapping[int, float], out: Path | None) -> None:
@@ -415,4 +417,4 @@ def publish(found: Mapping[int, Found], exact: Mapping[int, float], out: Path | 
 
 
 if __name__ == "__main__":
-    main()
+    sheet.run(main)

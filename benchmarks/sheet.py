@@ -1,75 +1,82 @@
 """Code for scripts with tables: times side by side, memory in a process of its own, Markdown with its origin."""
 
-import argparse
 import inspect
 import math
 import os
+import re
 import shlex
 import statistics
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import wraps
 from pathlib import Path
 from typing import Annotated, Any, get_args, get_origin
 
 import torch
 
+from subquad.core.errors import InputError
 from subquad.core.files import write
 from subquad.tools.bench.calls import Load
+from subquad.tools.bench.calls import threads as use_threads
 from subquad.tools.bench.memory import extra_memory
 from subquad.tools.measure.timing import Effort, until_steady
 from subquad.tools.runs import machine
-from subquad.tools.runs.common_options import read_list
 
 HEADS, WIDTH = 6, 64
 MISSING = "–"
 THREADS = torch.get_num_threads()
 DATA = Path(os.environ.get("SUBQUAD_DATA", ""))
+DATA_OR_LOCAL = Path(os.environ.get("SUBQUAD_DATA", "data"))
 
 
 def run(main: Callable[..., None]) -> None:
     """Run a function as a script: its parameters are the options, and its module's docstring is the help.
 
     An option whose type is `tuple[int, ...]` or `tuple[str, ...]` takes one text, of values separated by spaces.
+    Every script has the option `--threads`, which sets the number of torch's threads.
     """
     import typer  # in this function, because on_gpu.py imports this file on machines without typer
 
-    @wraps(main)
-    def command(**arguments: Any) -> None:
-        main(**{name: value for name, value in arguments.items() if value is not None})
+    def command(**options: Any) -> None:
+        try:
+            with use_threads(options["threads"]):
+                main(**{name: value for name, value in options.items() if name in own})
+        except InputError as error:
+            raise SystemExit(str(error)) from None
 
-    parameters = []
-    for parameter in inspect.signature(main).parameters.values():
-        is_annotated = get_origin(parameter.annotation) is Annotated
-        kind, info = get_args(parameter.annotation) if is_annotated else (parameter.annotation, typer.Option())
-        if get_origin(kind) is tuple:
-            info.parser, info.metavar = _reader(get_args(kind)[0]), "'VALUE …'"
-            info.show_default = " ".join(map(str, parameter.default)) or False
-            parameter = parameter.replace(annotation=Annotated[str, info], default=None)
-        parameters.append(parameter)
+    own = inspect.signature(main).parameters
+    threads = inspect.Parameter("threads", inspect.Parameter.KEYWORD_ONLY, default=THREADS, annotation=int)
+    parameters = [_as_option(each) for each in {**own, "threads": own.get("threads", threads)}.values()]
     command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    command.__annotations__ = {each.name: each.annotation for each in parameters}
     app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
-    paragraphs = str(sys.modules[main.__module__].__doc__).split("\n\n")
-    app.command(help="\n\n".join(f"\b\n{paragraph}" for paragraph in paragraphs))(command)
+    app.command(help=re.sub(r"^|(?<=\n\n)", "\b\n", str(sys.modules[main.__module__].__doc__)))(command)
     app()
 
 
-def _reader(kind: type) -> Callable[[str], tuple[Any, ...]]:
-    """A reader of a text of several whole numbers, which commas may separate as well as spaces, or names."""
+def _as_option(parameter: inspect.Parameter) -> inspect.Parameter:
+    """A parameter as typer reads it, with a reader of whole numbers or names where it takes several of them."""
     import typer
 
-    def read(text: str) -> tuple[Any, ...]:
-        try:
-            values = tuple(text.split()) if kind is str else tuple(map(kind, read_list(text)))
-        except ValueError:
-            values = ()
-        if not values:
-            kinds = "names" if kind is str else "whole numbers"
-            raise typer.BadParameter(f"{text!r} must be {kinds} separated by spaces")
-        return values
+    kind, info = parameter.annotation, typer.Option()
+    if get_origin(kind) is Annotated:
+        kind, info = get_args(kind)
+    if get_origin(kind) is not tuple:
+        return parameter
+    numbers, option = int in get_args(kind), f"--{parameter.name}"
 
-    return read
+    def read(text: Any) -> Any:
+        if isinstance(text, tuple):  # the default
+            return text
+        words = text.replace(",", " ").split() if numbers else text.split()
+        if not words or (numbers and not all(map(str.isdecimal, words))):
+            raise typer.BadParameter(f"{text!r} must be {'whole numbers' if numbers else 'names'} separated by spaces")
+        for given, second in zip(sys.argv, sys.argv[2:], strict=False):
+            if given == option and not second.startswith("-") and not Path(second).exists():  # which may be an argument
+                raise typer.BadParameter(f"several values need quotes: {option} '{text} {second}'")
+        return tuple(map(int, words) if numbers else words)
+
+    info.parser, info.metavar = read, "'VALUE …'"
+    info.show_default = " ".join(map(str, parameter.default)) or False
+    return parameter.replace(annotation=Annotated[Any, info])
 
 
 def check_known(option: str, words: Iterable[str], known: Iterable[str]) -> None:
@@ -83,20 +90,6 @@ def check_known(option: str, words: Iterable[str], known: Iterable[str]) -> None
     for word in words:
         if word not in known:
             raise typer.BadParameter(f"{word!r} is none of {', '.join(known)}", param_hint=option)
-
-
-def arguments(text: str, lengths: Sequence[int], **others: object) -> argparse.ArgumentParser:
-    """Options that all scripts have. `others`: more options with their defaults; a tuple takes several."""
-    parser = argparse.ArgumentParser(description=text, formatter_class=argparse.RawDescriptionHelpFormatter)
-    for name, value in {
-        "lengths": tuple(lengths),
-        "threads": torch.get_num_threads(),
-        **others,
-    }.items():
-        several = {"nargs": "+", "type": type(value[0])} if isinstance(value, tuple) else {"type": type(value)}
-        parser.add_argument(f"--{name}", default=value, **several)
-    parser.add_argument("--out", type=Path)
-    return parser
 
 
 def load_of(length: int, *, causal: bool = False, heads: int = HEADS) -> Load:

@@ -1,6 +1,6 @@
 """How near to exact attention in fp32 does a swapped model stay in bf16, and with int8 weights?
 
-    python benchmarks/small_numbers.py [--lengths 512 2048] [--passages 6] [--rounds 7] [--methods …] [--out FILE.md]
+    python benchmarks/small_numbers.py [--lengths "512 2048"] [--passages 6] [--rounds 7] [--methods …] [--out FILE.md]
 
 The demo encoder (the `demo` extra) embeds passages of the documentation of Python's standard library with each method
 in all layers, in fp32, in bf16, and with the int8 weights of torch's dynamic quantisation. `--rounds 0` measures no
@@ -13,6 +13,7 @@ import statistics
 import warnings
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 
 import sheet
 import torch
@@ -74,19 +75,22 @@ def rows(encoder: Pretrained, items: list[list[int]], method: str, rounds: int) 
     return found
 
 
-def main() -> None:
-    parser = sheet.arguments(__doc__ or "", (512, 2048), passages=6, rounds=7, methods=METHODS)
-    given = parser.parse_args()
-    torch.set_num_threads(given.threads)
-    own, parts = load(None), [ABOUT.format(rounds=given.rounds)]
+def main(
+    lengths: tuple[int, ...] = (512, 2048),
+    passages: int = 6,
+    rounds: int = 7,
+    methods: tuple[str, ...] = METHODS,
+    out: Path | None = None,
+) -> None:
+    own, parts = load(None), [ABOUT.format(rounds=rounds)]
     head = ["method", "dtype or weights", "size of the model, MiB", "cosine", "time"]
-    for length in given.lengths:
-        items = read(own, standard_library(), length, 1, seed=0).sequences(own, length, given.passages)
+    for length in lengths:
+        items = read(own, standard_library(), length, 1, seed=0).sequences(own, length, passages)
         longer = own.reaching(length)
-        table = [row for method in given.methods for row in rows(longer, items, method, given.rounds)]
+        table = [row for method in methods for row in rows(longer, items, method, rounds)]
         parts += [f"## {length:,} tokens, {len(items)} passages", sheet.table(head, table)]
-    sheet.publish("bf16 and int8 weights in the demo encoder", parts, given.out, "fp32, bf16 and int8")
+    sheet.publish("bf16 and int8 weights in the demo encoder", parts, out, "fp32, bf16 and int8")
 
 
 if __name__ == "__main__":
-    main()
+    sheet.run(main)

@@ -36,7 +36,6 @@ from transformers import WhisperFeatureExtractor
 
 import subquad as sq
 from subquad.research.papers.tasks.speech import edit_distance
-from subquad.tools.bench.calls import threads as use_threads
 from subquad.tools.measure.fidelity import cosine
 from subquad.tools.measure.timing import speedup, timed_rounds
 
@@ -195,32 +194,30 @@ def main(
     methods: tuple[str, ...] = METHODS,
     turns: int = 15,
     clips: int = 2,
-    threads: int = sheet.THREADS,
     out: Path | None = None,
 ) -> None:
     """Measure, and print or write the table."""
     spoken = clips_of(folder, book, clips)
     kinds = list(dict.fromkeys(each.kind for each in spoken))
     rows = []
-    with use_threads(threads):
-        whisper, names = Whisper(spoken), [EXACT, *methods]
-        encoders = {name: whisper.encoder(name) for name in names}
-        calls = {name: partial(encoder, whisper.features[0]) for name, encoder in encoders.items()}
-        timed_rounds(calls, 1)  # what the first call takes longer
-        seconds = timed_rounds(calls, turns, random.Random(0))
-        exact = [encoders[EXACT](features) for features in whisper.features]
-        said = [whisper.words(states) for states in exact]
-        for name in names:
-            states = [encoders[name](features) for features in whisper.features]
-            found = [whisper.words(each) for each in states]
-            speed = speedup(seconds[name], seconds[EXACT])
-            for kind in kinds:
-                at = [i for i, each in enumerate(spoken) if each.kind == kind]
-                fidelity = statistics.mean(float(cosine(states[i][0], exact[i][0]).mean()) for i in at)
-                changed = share([found[i] for i in at], [said[i] for i in at])
-                errors = share([found[i] for i in at], [text_of(spoken[i], said[i]) for i in at])
-                row = [kind, f"`{name}`", f"{fidelity:.4f}", f"{changed:.1%}", f"{errors:.3f}", f"{speed:.2f}×"]
-                rows.append(row)
+    whisper, names = Whisper(spoken), [EXACT, *methods]
+    encoders = {name: whisper.encoder(name) for name in names}
+    calls = {name: partial(encoder, whisper.features[0]) for name, encoder in encoders.items()}
+    timed_rounds(calls, 1)  # what the first call takes longer
+    seconds = timed_rounds(calls, turns, random.Random(0))
+    exact = [encoders[EXACT](features) for features in whisper.features]
+    said = [whisper.words(states) for states in exact]
+    for name in names:
+        states = [encoders[name](features) for features in whisper.features]
+        found = [whisper.words(each) for each in states]
+        speed = speedup(seconds[name], seconds[EXACT])
+        for kind in kinds:
+            at = [i for i, each in enumerate(spoken) if each.kind == kind]
+            fidelity = statistics.mean(float(cosine(states[i][0], exact[i][0]).mean()) for i in at)
+            changed = share([found[i] for i in at], [said[i] for i in at])
+            errors = share([found[i] for i in at], [text_of(spoken[i], said[i]) for i in at])
+            row = [kind, f"`{name}`", f"{fidelity:.4f}", f"{changed:.1%}", f"{errors:.3f}", f"{speed:.2f}×"]
+            rows.append(row)
     rows.sort(key=lambda row: kinds.index(row[0]))
     about = ABOUT.format(clips=len(spoken), turns=turns)
     sheet.publish("A speech encoder: Whisper tiny.en", [about, sheet.table(HEAD, rows)], out)

@@ -28,7 +28,6 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from subquad import hf
-from subquad.tools.bench.calls import threads as use_threads
 from subquad.tools.models.pretrained import Pretrained, load
 
 WORDS = 8, 40  # of a question
@@ -187,16 +186,14 @@ def main(
     lengths: tuple[int, ...] = (2048,),
     documents: Annotated[int, typer.Option(help="at each length")] = 100,
     questions: int = 3,
-    threads: int = sheet.THREADS,
     out: Path | None = None,
 ) -> None:
     """Measure, and print or write the table."""
     model, rows, lowest = load(None), [], 1.0
-    with use_threads(threads):
-        for length in lengths:
-            chosen = documents_of(model, texts(folder), length, documents, questions)
-            rows += measure(model, chosen, length)
-            lowest = min(lowest, *short_cosines(model, chosen[:10], length).values())
+    for length in lengths:
+        chosen = documents_of(model, texts(folder), length, documents, questions)
+        rows += measure(model, chosen, length)
+        lowest = min(lowest, *short_cosines(model, chosen[:10], length).values())
     about = ABOUT.format(count=documents, questions=questions, short=f"{lowest:.6f}")
     sheet.publish("Positions past an encoder's own", [about, sheet.table(HEAD, table_rows(rows))], out)
 

@@ -38,7 +38,7 @@ def novel_passages(pretrained: Pretrained, data: Path, length: int, total: int) 
         tokens = len(pretrained.content_ids(read_text(data / "gutenberg" / file)))
         if tokens < length:
             raise InputError(f"{book} has {tokens:,} tokens, fewer than {length:,}; give shorter --lengths")
-    chosen = passages(pretrained, str(data), length, total // length)
+    chosen = passages(pretrained, data, length, total // length)
     if len(chosen) < total // length:
         most = len(chosen) * length
         raise InputError(f"--tokens {total:,} is more than the {most:,} that passages of {length:,} have; give those")

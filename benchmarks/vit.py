@@ -9,19 +9,19 @@ folder, or trained and saved there. `--scale smoke` only shows that everything r
 """
 
 import copy
-import os
 import random
 import statistics
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import mosaics
 import numpy as np
 import sheet
 import torch
+import typer
 from jaxtyping import Float, Int
 from mosaics import Pages, Pictures, Stage
 from numpy.typing import NDArray
@@ -30,7 +30,6 @@ from transformers import ViTForImageClassification
 
 import subquad as sq
 from subquad.core.spelling import nearest
-from subquad.tools.bench.calls import threads
 from subquad.tools.measure.fidelity import cosine
 from subquad.tools.measure.timing import speedup, timed_rounds
 
@@ -89,9 +88,9 @@ class Answers(NamedTuple):
     kinds: Int[Tensor, " pages"]
 
 
-def trained(scale: Scale, learning: Pictures, folder: str) -> tuple[ViTForImageClassification, str]:
+def trained(scale: Scale, learning: Pictures, folder: Path | None) -> tuple[ViTForImageClassification, str]:
     """The model and how long it learned, read from a folder; where nothing is there, trained, and saved to it."""
-    if folder and (Path(folder) / "config.json").is_file():
+    if folder and (folder / "config.json").is_file():
         return ViTForImageClassification.from_pretrained(folder).eval(), f"before this run, saved in `{folder}`"
     torch.manual_seed(0)
     model, started = mosaics.new_model(scale.width, scale.layers, scale.heads), time.monotonic()
@@ -169,29 +168,33 @@ def timed(calls: Mapping[str, Callable[[], object]], turns: int) -> dict[str, li
     return timed_rounds(calls, turns, random.Random(0))
 
 
-def main() -> None:
+def main(
+    folder: Annotated[Path, typer.Argument()] = sheet.DATA,
+    lengths: tuple[int, ...] = LENGTHS,
+    methods: tuple[str, ...] = METHODS,
+    turns: int = 15,
+    pages: int = 200,
+    weights: Path | None = None,
+    scale: str = "small",
+    out: Path | None = None,
+) -> None:
     """Train or read the model, measure, and print or write the table."""
-    options = {"methods": METHODS, "turns": 15, "pages": 200, "weights": "", "scale": "small"}
-    parser = sheet.arguments(__doc__, LENGTHS, **options)
-    parser.add_argument("folder", nargs="?", type=Path, default=Path(os.environ.get("SUBQUAD_DATA", "")))
-    given = parser.parse_args()
-    if given.scale not in SCALES:
-        raise SystemExit(f"no scale {given.scale!r}{nearest(given.scale, SCALES)}; there are {', '.join(SCALES)}")
-    grids = {tokens: grid_of(tokens) for tokens in given.lengths}
-    learning, test = mosaics.read(given.folder)
+    if scale not in SCALES:
+        raise SystemExit(f"no scale {scale!r}{nearest(scale, SCALES)}; there are {', '.join(SCALES)}")
+    grids = {tokens: grid_of(tokens) for tokens in lengths}
+    learning, test = mosaics.read(folder)
     rows, took = [], []
-    with threads(given.threads):
-        model, training = trained(SCALES[given.scale], learning, given.weights)
-        for tokens, grid in grids.items():
-            pages = mosaics.pages(test, grid, given.pages, random.Random(1))
-            runs = {name: running(model, name, grid) for name in (EXACT, *given.methods)}
-            seconds = timed({name: partial(run, pages.pixels[0]) for name, run in runs.items()}, given.turns)
-            took.append(f"{1e3 * statistics.median(seconds[EXACT]):.0f} ms at {tokens:,} tokens")
-            exact = answers(runs[EXACT], pages)
-            for name, run in runs.items():
-                speed = speedup(seconds[name], seconds[EXACT])
-                rows.append(row(tokens, name, answers(run, pages), exact, pages, speed))
-                print(*rows[-1], flush=True)
+    model, training = trained(SCALES[scale], learning, weights)
+    for tokens, grid in grids.items():
+        sample = mosaics.pages(test, grid, pages, random.Random(1))
+        runs = {name: running(model, name, grid) for name in (EXACT, *methods)}
+        seconds = timed({name: partial(run, sample.pixels[0]) for name, run in runs.items()}, turns)
+        took.append(f"{1e3 * statistics.median(seconds[EXACT]):.0f} ms at {tokens:,} tokens")
+        exact = answers(runs[EXACT], sample)
+        for name, run in runs.items():
+            speed = speedup(seconds[name], seconds[EXACT])
+            rows.append(row(tokens, name, answers(run, sample), exact, sample, speed))
+            print(*rows[-1], flush=True)
     config = model.config
     about = ABOUT.format(
         layers=config.num_hidden_layers,
@@ -199,14 +202,14 @@ def main() -> None:
         width=config.hidden_size // config.num_attention_heads,
         parameters=model.num_parameters(),
         trained=training,
-        pages=given.pages,
+        pages=pages,
         test=len(test.labels),
         resamples=RESAMPLES,
-        turns=given.turns,
+        turns=turns,
         seconds=" and ".join(took),
     )
-    sheet.publish("A vision transformer: pages of pictures", [about, sheet.table(HEAD, rows)], given.out)
+    sheet.publish("A vision transformer: pages of pictures", [about, sheet.table(HEAD, rows)], out)
 
 
 if __name__ == "__main__":
-    main()
+    sheet.run(main)

@@ -1,7 +1,7 @@
 """Whole requests in several engines: time to the first token, time of each later one, and of all, on the same prompts.
 
     python benchmarks/whole_requests.py --threads 2 --keep requests --out benchmarks/results/requests.md
-    python benchmarks/whole_requests.py --engines torch llama.cpp --prompts 512 --turns 1
+    python benchmarks/whole_requests.py --engines "torch llama.cpp" --prompts 512 --turns 1
 
 The model is "demo-decoder", a hub id or a folder; a request is a prompt of so many tokens of real text and
 `--new-tokens` more, chosen greedily. An engine that is not installed is named with the command that installs it, and
@@ -9,7 +9,6 @@ the others are measured. `--keep FOLDER` keeps converted models and every reques
 what is there, and the sheet has all rows of the folder. `--fresh` measures the rows of `--engines` again.
 """
 
-import argparse
 import hashlib
 import json
 import os
@@ -21,13 +20,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import sheet
 import torch
+import typer
 from engine_models import pretrained
-from engine_runs import check_engines, documents_of, installed, prepared, run_checked, started
+from engine_runs import check, documents_of, installed, prepared, started
 from engine_workers import EngineError, Worker
 from request_engines import (
     PACKAGES,
@@ -268,95 +268,77 @@ def kind(row: Row) -> str:
     return f"{engine}{row.weights}" + (f", {row.cache} cache" if row.cache else "")
 
 
-def options() -> argparse.ArgumentParser:
-    """The options of the command."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default="demo-decoder")
-    parser.add_argument("--prompts", nargs="+", type=int, default=[512, 2048, 8000])
-    parser.add_argument("--turns", nargs="+", type=int, default=[3, 2, 1], help="for each of --prompts, or one for all")
-    parser.add_argument("--new-tokens", type=int, default=128)
-    parser.add_argument("--engines", nargs="+", default=list(PACKAGES))
-    parser.add_argument("--methods", nargs="+", default=list(METHODS))
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    parser.add_argument("--text", type=Path, help="a file or folder; default: the standard library's documentation")
-    parser.add_argument("--keep", type=Path, help="a folder for models and measured requests; default: a temporary one")
-    parser.add_argument("--fresh", action="store_true", help="measure the rows of --engines again")
-    parser.add_argument("--out", type=Path)
-    return parser
-
-
-def main() -> None:
-    """Measure, and print or write the tables."""
-    parser = options()
-    arguments = parser.parse_args()
-    check_engines(parser, arguments.engines, PACKAGES)
-    if len(arguments.turns) == 1:
-        arguments.turns *= len(arguments.prompts)
-    if len(arguments.turns) != len(arguments.prompts):
-        parser.error(
-            f"--turns has {len(arguments.turns)} numbers for {len(arguments.prompts)} prompts; give as many, or one"
-        )
-    if not 1 <= min(arguments.turns) <= max(arguments.turns) <= TEXTS:
-        parser.error(f"--turns must be from 1 to {TEXTS}")
-    if arguments.new_tokens < 2:
-        parser.error("--new-tokens must be at least 2")
-    run_checked(parser, arguments, run)
-
-
-def run(arguments: argparse.Namespace) -> None:
-    """Measure at every length of the prompt."""
-    engines, absent = installed(arguments.engines, missing)
-    rows, documents = rows_of(engines, arguments.methods), documents_of(arguments.text)
-    model = load(arguments.model)
-    if not model.is_causal_lm:
-        raise InputError(f"{arguments.model} does not generate; give a causal language model")
-    text = read(model, documents, min(512, *arguments.prompts), 1, 0)
+def main(
+    model: str = "demo-decoder",
+    prompts: tuple[int, ...] = (512, 2048, 8000),
+    turns: Annotated[tuple[int, ...], typer.Option(help="for each of --prompts, or one for all")] = (3, 2, 1),
+    new_tokens: int = 128,
+    engines: tuple[str, ...] = tuple(PACKAGES),
+    methods: tuple[str, ...] = METHODS,
+    text: Annotated[Path | None, typer.Option(help="a file or folder; default: Python's documentation")] = None,
+    keep: Annotated[
+        Path | None, typer.Option(help="a folder for models and requests; default: a temporary one")
+    ] = None,
+    fresh: Annotated[bool, typer.Option("--fresh", help="measure the rows of --engines again")] = False,
+    out: Path | None = None,
+) -> None:
+    """Measure at every length of the prompt, and print or write the tables."""
+    check(engines, PACKAGES, methods)
+    counts = turns * len(prompts) if len(turns) == 1 else turns
+    if len(counts) != len(prompts):
+        raise InputError(f"--turns has {len(turns)} numbers for {len(prompts)} prompts; give as many, or one")
+    if not 1 <= min(turns) <= max(turns) <= TEXTS:
+        raise InputError(f"--turns must be from 1 to {TEXTS}")
+    if new_tokens < 2:
+        raise InputError("--new-tokens must be at least 2")
+    available, absent = installed(engines, missing)
+    rows, documents = rows_of(available, methods), documents_of(text)
+    decoder = load(model)
+    if not decoder.is_causal_lm:
+        raise InputError(f"{model} does not generate; give a causal language model")
+    passages = read(decoder, documents, min(512, *prompts), 1, 0)
     sections: list[str] = []
     by_title: list[tuple[str, Sequence[Figures]]] = []
     with ExitStack() as stack:
-        folder = arguments.keep or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="requests-")))
+        folder = keep or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="requests-")))
         files.make_folder(folder)
         workers = started((row.process for row in rows), stack, prepare)
-        for prompt, turns in zip(arguments.prompts, arguments.turns, strict=True):
-            pretrained(arguments.model, prompt + arguments.new_tokens)  # refuses what its positions do not reach
-            items = text.sequences(model, prompt, TEXTS)[:turns]
-            job = Job(arguments.model, prompt, arguments.new_tokens, arguments.threads, folder)
-            store = Store(folder, model, job)
-            for row in rows if arguments.fresh else ():
+        for prompt, count in zip(prompts, counts, strict=True):
+            pretrained(model, prompt + new_tokens)  # refuses what its positions do not reach
+            items = passages.sequences(decoder, prompt, TEXTS)[:count]
+            job = Job(model, prompt, new_tokens, torch.get_num_threads(), folder)
+            store = Store(folder, decoder, job)
+            for row in rows if fresh else ():
                 store.forget(row)
             failed = measure(workers, store, job, rows, items)
-            figures = figures_of(store, rows_of(list(PACKAGES), arguments.methods), items)
-            title = f"{prompt:,} + {arguments.new_tokens}"
-            sections.append(f"## {title} tokens, {turns} turn{'s' * (turns > 1)}")
+            figures = figures_of(store, rows_of(list(PACKAGES), methods), items)
+            title = f"{prompt:,} + {new_tokens}"
+            sections.append(f"## {title} tokens, {count} turn{'s' * (count > 1)}")
             if figures:
-                sections.append(table(figures, arguments.new_tokens))
+                sections.append(table(figures, new_tokens))
                 by_title.append((title, figures))
             if failed:
                 sections.append("\n".join(f"- {row}: not measured: {reason}" for row, reason in failed.items()))
             print("\n\n".join(sections[-2:]), file=sys.stderr, flush=True)
-    publish(arguments, model, by_title, sections, absent)
+    about = ABOUT.format(name=decoder.name, new=new_tokens, threads=torch.get_num_threads())
+    publish(about, by_title, [*sections, *absent], out)
 
 
 def publish(
-    arguments: argparse.Namespace,
-    model: Pretrained,
-    by_title: Sequence[tuple[str, Sequence[Figures]]],
-    sections: Sequence[str],
-    absent: Sequence[str],
+    about: str, by_title: Sequence[tuple[str, Sequence[Figures]]], sections: Sequence[str], out: Path | None
 ) -> None:
     """Print the sheet, and write it to a file where one is given."""
-    about = ABOUT.format(name=model.name, new=arguments.new_tokens, threads=arguments.threads)
     loads = [each.load for _, figures in by_title for each in figures]
     if loads:
         about += f"\nThe machine's load was at most {max(loads):.1f} during a request, this run's included."
     conclusions = "\n".join(conclusion(f"{title} tokens", figures) for title, figures in by_title)
-    parts = [about, "## Where each is the fastest", overview(by_title), conclusions, *sections, *absent]
+    parts = [about, "## Where each is the fastest", overview(by_title), conclusions, *sections]
     packages = dict.fromkeys(package for engine in PACKAGES.values() for package in engine)
     found: dict[str, Any] = {package: installed_version(package) for package in packages}
     versions = ", ".join(f"{package} {number}" for package, number in found.items() if number is not None)
     parts += [f"Versions: {versions}."] if versions else []
-    sheet.publish("Whole requests in several engines", parts, arguments.out, "fp32, bf16, fp16, 8 and 4 bits")
+    sheet.publish("Whole requests in several engines", parts, out, "fp32, bf16, fp16, 8 and 4 bits")
 
 
 if __name__ == "__main__":
-    main()
+    sheet.run(main)

@@ -1,7 +1,6 @@
 """The comparison of clustered methods beyond the encoder: its counts, its choices, and runs of a few seconds."""
 
 import os
-import sys
 from pathlib import Path
 from types import ModuleType
 
@@ -85,21 +84,19 @@ def test_patches_of_a_stride_are_some_of_those_of_all_pixels(script):
     torch.testing.assert_close(every["patches"][0, :, 4], torch.from_numpy(2 * levels / 255 - 1).float())
 
 
-def test_an_unknown_setting_is_named(beyond, monkeypatch):
-    monkeypatch.setattr(sys, "argv", ["benchmarks/beyond_encoder.py", "--settings", "speach"])
+def test_an_unknown_setting_is_named(beyond, run_script):
     with pytest.raises(SystemExit, match=r"no setting 'speach'.*; there are speech, reviews, images"):
-        beyond.main()
+        run_script(beyond, "--settings", "speach")
 
 
 @pytest.mark.slow
 @pytest.mark.data
 @pytest.mark.skipif(not REAL, reason="SUBQUAD_DATA is not set")
 @pytest.mark.parametrize(("setting", "metric"), [("speech", "digit error rate"), ("images", "accuracy")])
-def test_a_setting_runs(beyond, monkeypatch, tmp_path, setting, metric):
+def test_a_setting_runs(beyond, run_script, tmp_path, setting, metric):
     words = ["--scale", "smoke", "--settings", setting, "--threads", "1", "--models", str(tmp_path / "models")]
     for _ in range(2):  # the second time with the models of the first
-        monkeypatch.setattr(sys, "argv", ["benchmarks/beyond_encoder.py", *words, "--out", str(tmp_path / "out.md")])
-        beyond.main()
+        run_script(beyond, *words, "--out", str(tmp_path / "out.md"))
     written = (tmp_path / "out.md").read_text("utf-8")
     assert f"| method | multiply-adds | error | {metric} |" in written
     for method in beyond.SMOKE_METHODS:

@@ -1,6 +1,6 @@
 """The benchmark of engines measures those that are installed, names the others, and says where each is the fastest."""
 
-import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
@@ -20,20 +20,19 @@ def engines(script) -> ModuleType:
     return script("engines")
 
 
-def measure(engines: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str, *words: str) -> str:
+def measure(engines: ModuleType, run_script: Callable[..., None], tmp_path: Path, name: str, *words: str) -> str:
     """The sheet of a small model, with one turn."""
     folder, text = tiny.save(name, tmp_path / name), tmp_path / "text.txt"
     text.write_text("\n".join(tiny.documents(4)), "utf-8")
     options = ["--models", str(folder), "--text", str(text), "--lengths", "40", "--prompts", "40", "--turns", "1"]
-    options += ["--prompt-turns", "1", "--methods", "full:kernel=subquad", METHOD]
+    options += ["--prompt-turns", "1", "--methods", f"full:kernel=subquad {METHOD}"]
     options += ["--threads", str(torch.get_num_threads()), "--out", str(tmp_path / "out.md"), *words]
-    monkeypatch.setattr(sys, "argv", ["benchmarks/engines.py", *options])
-    engines.main()
+    run_script(engines, *options)
     return (tmp_path / "out.md").read_text("utf-8")
 
 
-def test_an_encoder_in_pytorch_and_with_methods(engines, monkeypatch, tmp_path):
-    sheet = measure(engines, monkeypatch, tmp_path, "bert", "--engines", "torch", "subquad")
+def test_an_encoder_in_pytorch_and_with_methods(engines, run_script, tmp_path):
+    sheet = measure(engines, run_script, tmp_path, "bert", "--engines", "torch subquad")
     rows = rows_in(sheet)
     assert list(rows) == [
         ("PyTorch", "fp32"),
@@ -51,8 +50,8 @@ def test_an_encoder_in_pytorch_and_with_methods(engines, monkeypatch, tmp_path):
 
 
 @pytest.mark.usefixtures("in_threads")
-def test_a_decoder_is_compared_by_its_next_tokens(engines, monkeypatch, tmp_path):
-    rows = rows_in(measure(engines, monkeypatch, tmp_path, "llama", "--engines", "torch", "subquad"))
+def test_a_decoder_is_compared_by_its_next_tokens(engines, run_script, tmp_path):
+    rows = rows_in(measure(engines, run_script, tmp_path, "llama", "--engines", "torch subquad"))
     assert rows["PyTorch", "fp32"][2:] == ["0.00000", "1.0000"]
     assert float(rows["subquad `full:kernel=subquad`", "fp32"][2]) < 1e-4
     assert float(rows["PyTorch", "bf16"][2]) > 0
@@ -61,10 +60,10 @@ def test_a_decoder_is_compared_by_its_next_tokens(engines, monkeypatch, tmp_path
 
 @pytest.mark.usefixtures("in_threads")
 def test_engines_that_are_not_installed_are_named_with_the_command_and_the_others_run(
-    engines, script, monkeypatch, tmp_path, capsys
+    engines, script, run_script, monkeypatch, tmp_path, capsys
 ):
     monkeypatch.setattr(script("engine_workers"), "find_spec", lambda package: None)
-    sheet = measure(engines, monkeypatch, tmp_path, "bert", "--engines", "torch", "openvino", "onnxruntime")
+    sheet = measure(engines, run_script, tmp_path, "bert", "--engines", "torch openvino onnxruntime")
     said = capsys.readouterr().err
     for absent in ("openvino: openvino, nncf", "onnxruntime: onnxruntime, onnx, onnxscript"):
         message = f"{absent} not installed: pip install -c constraints.txt -r benchmarks/engines-requirements.txt"
@@ -81,12 +80,12 @@ def test_the_requirements_pin_every_package_of_the_engines(script):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["bert", "llama"])
-def test_other_engines_give_what_pytorch_gives(engines, monkeypatch, tmp_path, name):
+def test_other_engines_give_what_pytorch_gives(engines, run_script, tmp_path, name):
     for package in ("openvino", "nncf", "onnxruntime", "onnxscript"):
         pytest.importorskip(package)
     keep = tmp_path / "kept"
-    words = ["--engines", "openvino", "onnxruntime", "--keep", str(keep)]
-    rows = rows_in(measure(engines, monkeypatch, tmp_path, name, *words))
+    words = ["--engines", "openvino onnxruntime", "--keep", str(keep)]
+    rows = rows_in(measure(engines, run_script, tmp_path, name, *words))
     for engine in ("OpenVINO", "ONNX Runtime"):
         fidelity = rows[engine, "fp32"][2]
         assert fidelity == "1.0000" if name == "bert" else float(fidelity) < 1e-4
@@ -97,7 +96,7 @@ def test_other_engines_give_what_pytorch_gives(engines, monkeypatch, tmp_path, n
     kept = {path: path.stat().st_mtime_ns for path in keep.rglob("*") if path.is_file()}
     stems = {"openvino", "openvino-int8", "onnx", "onnx-int8"} | ({"openvino-stateful"} if name == "llama" else set())
     assert {path.parent.name.split("-40-")[0] for path in kept} == stems
-    measure(engines, monkeypatch, tmp_path, name, *words)
+    measure(engines, run_script, tmp_path, name, *words)
     assert {path: path.stat().st_mtime_ns for path in keep.rglob("*") if path.is_file()} == kept  # not converted again
 
 
@@ -164,11 +163,9 @@ def test_the_winners_are_read_from_the_figures(engines):
         (["--methods", "clustred"], "clustred"),
     ],
 )
-def test_mistakes_end_in_a_message(engines, monkeypatch, capsys, words, message):
-    monkeypatch.setattr(sys, "argv", ["benchmarks/engines.py", *words])
-    with pytest.raises(SystemExit):
-        engines.main()
-    assert message in capsys.readouterr().err
+def test_mistakes_end_in_a_message(engines, run_script, words, message):
+    with pytest.raises(SystemExit, match=message):
+        run_script(engines, *words)
 
 
 def test_the_published_table_has_the_fastest_of_each_kind(engines, tmp_path):

@@ -1,6 +1,5 @@
 """The ideas of published systems, and the fast form of clustered-tail, agree with exact attention where they must."""
 
-import sys
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
@@ -61,15 +60,14 @@ def test_the_dense_form_is_clustered_tail(script):
     torch.testing.assert_close(script("clustered_tail_settings").Dense(**settings)(q, k, v), expected)
 
 
-def test_the_sheet_compares_at_equal_keys_and_at_equal_products(script, monkeypatch, tmp_path):
+def test_the_sheet_compares_at_equal_keys_and_at_equal_products(script, run_script, monkeypatch, tmp_path):
     made = script("published_ideas")
     q, k, v = torch.randn(3, 1, 2, 40, 8)
     options = {"mask": Mask(), "scale": SCALE, "bias": None, "dropout_p": 0.0}
     read = SimpleNamespace(inputs=lambda layers: [LayerInputs(0, "layer", q, k, v, options)])
     monkeypatch.setattr(script("speeches"), "passages", lambda data, length, count: read)
-    words = ["--lengths", "40", "--keys", "4", "40", "--threads", str(torch.get_num_threads())]
-    monkeypatch.setattr(sys, "argv", ["benchmarks/published_ideas.py", *words, "--out", str(tmp_path / "out.md")])
-    made.main()
+    words = ["--lengths", "40", "--keys", "4 40", "--threads", str(torch.get_num_threads())]
+    run_script(made, *words, "--out", str(tmp_path / "out.md"))
     lines = (tmp_path / "out.md").read_text("utf-8").splitlines()
     tables = [line.strip("| ").split(" | ") for line in lines if line.startswith("|")]
     assert {line[0] for line in tables} >= set(made.IDEAS)
@@ -124,14 +122,13 @@ def test_exact_keys_of_the_default_tail_are_counted(script):
     assert nearest.exact_keys(2048, True) == pytest.approx((first + second + last) / 2048)
 
 
-def test_the_sheet_of_nearest_keys_says_how_many_are_needed(script, head, monkeypatch, tmp_path):
+def test_the_sheet_of_nearest_keys_says_how_many_are_needed(script, run_script, head, monkeypatch, tmp_path):
     nearest = script("nearest_keys")
     for read, mask, causal in (("encoder_inputs", Mask(), False), ("decoder_inputs", Mask.causal(), True)):
         inputs = nearest.Inputs(read.partition("_")[0], 24, causal, recorded_layers(head, mask))
         monkeypatch.setattr(nearest, read, lambda data, length, inputs=inputs: inputs)
-    words = ["--lengths", "24", "--prompts", "24", "--keys", "2", "24", "--threads", str(torch.get_num_threads())]
-    monkeypatch.setattr(sys, "argv", ["benchmarks/nearest_keys.py", *words, "--out", str(tmp_path / "out.md")])
-    nearest.main()
+    words = ["--lengths", "24", "--prompts", "24", "--keys", "2 24", "--threads", str(torch.get_num_threads())]
+    run_script(nearest, *words, "--out", str(tmp_path / "out.md"))
     written = (tmp_path / "out.md").read_text("utf-8")
     rows = [line.strip("| ").split(" | ") for line in written.splitlines() if line.startswith("|")]
     assert [row[0] for row in rows[2:]] == ["encoder", "decoder"]

@@ -1,7 +1,6 @@
 """The benchmark of whole requests stores every request, compares tokens, and names engines that are missing."""
 
 import json
-import sys
 from pathlib import Path
 from types import ModuleType
 
@@ -23,7 +22,7 @@ def requests(script) -> ModuleType:
 
 
 @pytest.fixture
-def measure(requests, monkeypatch, tmp_path):
+def measure(requests, run_script, tmp_path):
     """Runs the script on a small model, and returns its sheet."""
     folder, text = tiny.save("llama", tmp_path / "llama"), tmp_path / "text.txt"
     text.write_text("\n".join(tiny.documents(4)), "utf-8")
@@ -31,9 +30,7 @@ def measure(requests, monkeypatch, tmp_path):
     def run(*words: str) -> str:
         options = ["--model", str(folder), "--text", str(text), "--prompts", "40", "--turns", "2", "--new-tokens", "5"]
         options += ["--threads", str(torch.get_num_threads()), "--out", str(tmp_path / "out.md")]
-        options += ["--methods", "full:kernel=subquad", METHOD, *words]
-        monkeypatch.setattr(sys, "argv", ["benchmarks/whole_requests.py", *options])
-        requests.main()
+        run_script(requests, *options, "--methods", f"full:kernel=subquad {METHOD}", *words)
         return (tmp_path / "out.md").read_text("utf-8")
 
     return run
@@ -41,7 +38,7 @@ def measure(requests, monkeypatch, tmp_path):
 
 def test_requests_of_a_small_decoder(measure, tmp_path, request):
     keep = tmp_path / "kept"
-    sheet = measure("--engines", "torch", "subquad", "--keep", str(keep))
+    sheet = measure("--engines", "torch subquad", "--keep", str(keep))
     rows = rows_in(sheet, CELLS)
     cached = [
         f"subquad `{method}`{cache}" for method in ("full:kernel=subquad", METHOD) for cache in ("", ", growing cache")
@@ -68,7 +65,7 @@ def test_requests_of_a_small_decoder(measure, tmp_path, request):
 @pytest.mark.usefixtures("in_threads")
 def test_engines_that_are_not_installed_are_named_with_the_command(measure, script, monkeypatch, capsys):
     monkeypatch.setattr(script("request_engines"), "installed_version", lambda package: None)
-    sheet = measure("--engines", "torch", "llama.cpp", "openvino-genai")
+    sheet = measure("--engines", "torch llama.cpp openvino-genai")
     said = capsys.readouterr().err
     for absent in ("llama.cpp: llama-cpp-python, gguf", "openvino-genai: openvino, nncf, openvino-genai"):
         message = f"{absent} not installed: pip install -c constraints.txt -r benchmarks/request-requirements.txt"
@@ -177,23 +174,21 @@ def test_the_conclusions_are_read_from_the_figures(requests):
     [
         (["--engines", "tvm"], "no engine tvm; there are torch, subquad, compiled,"),
         (["--turns", "0"], "--turns must be from 1 to 8"),
-        (["--turns", "1", "2"], "--turns has 2 numbers for 3 prompts; give as many, or one"),
+        (["--turns", "1 2"], "--turns has 2 numbers for 3 prompts; give as many, or one"),
         (["--new-tokens", "1"], "--new-tokens must be at least 2"),
         (["--methods", "clustred"], "clustred"),
     ],
 )
-def test_mistakes_end_in_a_message(requests, monkeypatch, capsys, words, message):
-    monkeypatch.setattr(sys, "argv", ["benchmarks/whole_requests.py", *words])
-    with pytest.raises(SystemExit):
-        requests.main()
-    assert message in capsys.readouterr().err
+def test_mistakes_end_in_a_message(requests, run_script, words, message):
+    with pytest.raises(SystemExit, match=message):
+        run_script(requests, *words)
 
 
 @pytest.mark.slow
 def test_other_engines_give_the_tokens_of_pytorch(measure):
     for package in ("openvino", "nncf", "openvino_genai"):
         pytest.importorskip(package)
-    rows = rows_in(measure("--engines", "torch", "openvino", "openvino-genai"), CELLS)
+    rows = rows_in(measure("--engines", "torch openvino openvino-genai"), CELLS)
     for engine in ("OpenVINO", "OpenVINO GenAI"):
         assert rows[engine, "fp32"][4] == "all 5, all 5"
 
@@ -201,7 +196,7 @@ def test_other_engines_give_the_tokens_of_pytorch(measure):
 @pytest.mark.slow
 def test_a_compiled_static_cache_gives_the_tokens_of_pytorch(measure):
     """Each row compiles in a process of its own, so one method stands for both."""
-    rows = rows_in(measure("--engines", "torch", "compiled", "--methods", METHOD), CELLS)
+    rows = rows_in(measure("--engines", "torch compiled", "--methods", METHOD), CELLS)
     for label in ("PyTorch", f"subquad `{METHOD}`"):
         for cache in ("static, compiled", "static, compiled, frozen"):
             assert np.isfinite(float(rows[f"{label}, {cache} cache", "bf16"][2]))

@@ -3,7 +3,6 @@
 import ast
 import copy
 import importlib
-import inspect
 import os
 import re
 import sys
@@ -28,17 +27,13 @@ def script(monkeypatch: pytest.MonkeyPatch):
 
 
 @pytest.fixture
-def made(script, run_script, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+def made(script, run_script, tmp_path: Path):
     """Run a script as from the command line; the lines of its tables, by their first cell, as the file has them."""
 
     def run(name: str, *words: str) -> dict[str, list[str]]:
         threads = str(torch.get_num_threads())
         given = ["--threads", threads, *words, "--out", str(tmp_path / "out.md")]
-        if inspect.signature(script(name).main).parameters:
-            run_script(script(name), *given)
-        else:  # its main reads the words of the command line
-            monkeypatch.setattr(sys, "argv", [f"benchmarks/{name}.py", *given])
-            script(name).main()
+        run_script(script(name), *given)
         written = (tmp_path / "out.md").read_text("utf-8")
         assert f"`python benchmarks/{name}.py --threads" in written
         lines = [line.strip("|").split("|") for line in written.splitlines() if line.startswith("|")]
@@ -52,8 +47,8 @@ def test_a_slope_is_the_exponent_of_a_power(script):
 
 
 def test_growth_has_the_exponents_of_the_work(made):
-    short = ["--lengths", "128", "256", "--work", "256", "512", "--seconds", "0"]
-    lines = made("growth", *short, "--methods", "full", "local:window=16", "linear", "linformer:k=8")
+    short = ["--lengths", "128 256", "--work", "256 512", "--seconds", "0"]
+    lines = made("growth", *short, "--methods", "full local:window=16 linear linformer:k=8")
     assert (lines["full"][0], lines["full"][2]) == ("n²", "2.00")
     for method in ("local:window=16", "linear", "linformer:k=8"):
         assert float(lines[method][2]) == pytest.approx(1.0, abs=0.1)
@@ -65,7 +60,7 @@ def test_all_methods_of_the_growth_table_exist(script):
 
 
 def test_prefix_sums_leave_out_what_does_not_fit(made):
-    lines = made("prefix_sums", "--lengths", "64", "128", "--seconds", "0", "--methods", "linear", "--gib", "0.0003")
+    lines = made("prefix_sums", "--lengths", "64 128", "--seconds", "0", "--methods", "linear", "--gib", "0.0003")
     assert "–" not in lines["64"]
     assert (lines["128"][1], lines["128"][4]) == ("–", "–")
     assert lines["exponent"][1] == "–"
@@ -79,7 +74,7 @@ def test_the_masked_form_is_causal_linear_attention(script):
 
 def test_memory_is_given_a_token_and_sdpa_only_where_it_is_asked_for(made, script, monkeypatch):
     monkeypatch.setattr(script("sheet"), "peak_alone", lambda load, method, threads: (7 + load.causal) * load.length)
-    words = ["--lengths", "64", "128", "--sdpa", "64", "--methods", "full", "linear", "--causal", "linear"]
+    words = ["--lengths", "64 128", "--sdpa", "64", "--methods", "full linear", "--causal", "linear"]
     lines = made("memory_growth", *words)
     assert (lines["SDPA"], lines["linear"], lines["linear, causal"]) == (["7", "–"], ["7", "7"], ["8", "8"])
 
@@ -108,7 +103,7 @@ def test_a_process_of_its_own_counts_the_matrix_of_a_naive_softmax(script):
 @pytest.mark.skipif(not REAL, reason="SUBQUAD_DATA is not set")
 def test_kept_tokens_have_a_cosine_and_a_time_each(made):
     words = ["--lengths", "96", "--passages", "2", "--rounds", "1"]
-    lines = made("keep", *words, "--methods", "local:window=8", "full")
+    lines = made("keep", *words, "--methods", "local:window=8 full")
     assert lines["method"][:3] == ["cosine, keep nothing", "cosine, `first`", "cosine, `ends`"]
     nothing, first, ends = map(float, lines["`local:window=8`"][:3])
     assert nothing < first < 1
@@ -121,9 +116,9 @@ def test_kept_tokens_have_a_cosine_and_a_time_each(made):
 @pytest.mark.data
 @pytest.mark.skipif(not REAL, reason="SUBQUAD_DATA is not set")
 def test_more_keys_have_smaller_errors_at_each_length(made):
-    words = ["--lengths", "48", "96", "--steps", "1"]
+    words = ["--lengths", "48 96", "--steps", "1"]
     sizes = ["lha-tail:buckets=4,keys=8,cells=2", "lha-tail:buckets=4,keys=32,cells=2"]
-    few, many = (made("hash_growth", *words, "--methods", *sizes)[f"`{size}`"] for size in sizes)
+    few, many = (made("hash_growth", *words, "--methods", " ".join(sizes))[f"`{size}`"] for size in sizes)
     assert all(0 < float(more) < float(fewer) < 1 for fewer, more in zip(few, many, strict=True))
 
 
@@ -238,7 +233,7 @@ def test_what_scripts_import_from_the_library_exists():
 
 
 def test_caches_are_timed_with_each_method(made, tmp_path: Path):
-    words = ["--dry-run", "--lengths", "24", "--dtypes", "float32", "--seconds", "0", "--methods", "own", "full"]
+    words = ["--dry-run", "--lengths", "24", "--dtypes", "float32", "--seconds", "0", "--methods", "own full"]
     made("caches", *words, "--batch", "2", "--shortest", "8", "--longest", "16", "--frames", "12")
     rows = [line.strip("| ").split(" | ") for line in (tmp_path / "out.md").read_text("utf-8").splitlines()]
     steps = [row for row in rows if row[0] == "24" and len(row) == 7]
@@ -259,8 +254,8 @@ def test_caches_are_timed_with_each_method(made, tmp_path: Path):
     ],
 )
 def test_the_parts_of_a_step_are_the_step(made, tmp_path: Path, batch: list[str], what: str):
-    words = ["--dry-run", "--lengths", "24", "--dtypes", "float32", "--steps", "3", "--methods", "own", "full"]
-    made("profile_step", *words, "--caches", "dynamic", "growing", "--batch", *batch)
+    words = ["--dry-run", "--lengths", "24", "--dtypes", "float32", "--steps", "3", "--methods", "own full"]
+    made("profile_step", *words, "--caches", "dynamic growing", "--batch", *batch)
     sheet = (tmp_path / "out.md").read_text("utf-8")
     assert what in sheet
     rows = [line.strip("| ").split(" | ") for line in sheet.splitlines()]
@@ -296,6 +291,7 @@ def test_a_script_reads_its_options_from_its_main(script, run_script, capsys):
     for words, option, message in [
         (("--lengths", "3 x"), "--lengths", "'3 x' must be whole numbers separated by spaces"),
         (("--lengths", ""), "--lengths", "'' must be whole numbers separated by spaces"),
+        (("--lengths", "3", "4"), "--lengths", "several values need quotes: --lengths '3 4'"),
         (("--methods", "ful"), "--methods", "'ful' is none of full, local:window=3,sinks=1"),
     ]:
         with pytest.raises(SystemExit):

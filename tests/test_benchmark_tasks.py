@@ -3,7 +3,6 @@
 import importlib
 import itertools
 import math
-import sys
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
@@ -26,13 +25,11 @@ def script(monkeypatch: pytest.MonkeyPatch):
 
 
 @pytest.fixture
-def run(script, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+def run(script, run_script, tmp_path: Path):
     """Run the script as from the command line; what it wrote."""
 
     def result(*words: str) -> str:
-        line = ["benchmarks/tasks.py", "--cache", str(tmp_path / "cache"), *words, "--out", str(tmp_path / "out.md")]
-        monkeypatch.setattr(sys, "argv", line)
-        script("tasks").main()
+        run_script(script("tasks"), "--cache", str(tmp_path / "cache"), *words, "--out", str(tmp_path / "out.md"))
         return (tmp_path / "out.md").read_text("utf-8")
 
     return result
@@ -296,8 +293,8 @@ def test_passages_are_as_many_as_the_tokens_allow(run):
 @pytest.mark.slow
 def test_tasks_of_encoders(run):
     """Past 512 tokens; exact attention by another kernel changes nothing."""
-    size = ["--lengths", "600", "--methods", "full:kernel=subquad", "local:window=1"]
-    written = run("--tasks", "retrieval,classification", *size, *SMALL)
+    size = ["--lengths", "600", "--methods", "full:kernel=subquad local:window=1"]
+    written = run("--tasks", "retrieval classification", *size, *SMALL)
     assert "## Retrieval, 600 tokens" in written
     assert "## Classification, 600 tokens" in written
     for name in ("exact", "first 512 tokens", "mean of chunks", "local:window=1"):
@@ -311,7 +308,7 @@ def test_tasks_of_encoders(run):
 @pytest.mark.data
 @pytest.mark.long
 def test_tasks_of_decoders_resume_after_their_minutes(run):
-    size = ["--tasks", "perplexity,needle", "--lengths", "200", "--methods", "local:window=4", *SMALL]
+    size = ["--tasks", "perplexity needle", "--lengths", "200", "--methods", "local:window=4", *SMALL]
     assert run(*size, "--minutes", "0").count("Not measured.") == 2
     written = run(*size)
     assert "ot measured" not in written

@@ -3,7 +3,6 @@
 import importlib
 import os
 import random
-import sys
 from pathlib import Path
 from types import ModuleType
 
@@ -85,23 +84,21 @@ def test_a_difference_that_rounds_to_nothing_has_no_minus(vit):
         (["--lengths", "1000"], r"no page has 1,000 tokens; pages have 197, 785, 1,765, 3,137"),
     ],
 )
-def test_mistakes_end_in_a_message(vit, monkeypatch, words, message):
-    monkeypatch.setattr(sys, "argv", ["benchmarks/vit.py", *words])
+def test_mistakes_end_in_a_message(vit, run_script, words, message):
     with pytest.raises(SystemExit, match=message):
-        vit.main()
+        run_script(vit, *words)
 
 
 @pytest.mark.slow
 @pytest.mark.data
 @pytest.mark.skipif(not REAL, reason="SUBQUAD_DATA is not set")
-def test_it_runs_and_saves_its_model(vit, monkeypatch, tmp_path):
+def test_it_runs_and_saves_its_model(vit, run_script, tmp_path):
     methods = ["full:kernel=subquad", "clustered-tail:clusters=4,topk=4,cells=2", "local:window=4"]
-    words = ["--scale", "smoke", "--pages", "2", "--turns", "1", "--threads", "1", "--lengths", "197", "785"]
-    words += ["--methods", *methods, "--weights", str(tmp_path / "model"), "--out", str(tmp_path / "out.md")]
+    words = ["--scale", "smoke", "--pages", "2", "--turns", "1", "--threads", "1", "--lengths", "197 785"]
+    words += ["--methods", " ".join(methods), "--weights", str(tmp_path / "model"), "--out", str(tmp_path / "out.md")]
     written = []
     for _ in range(2):  # the second time with the model of the first
-        monkeypatch.setattr(sys, "argv", ["benchmarks/vit.py", *words])
-        vit.main()
+        run_script(vit, *words)
         written.append((tmp_path / "out.md").read_text("utf-8"))
     assert "saved in" in written[1]
     first, second = (
