@@ -25,7 +25,8 @@ def run(code: str) -> dict[str, Any]:
 
 
 def row(method: str, layers: list[int], **more: Any) -> Any:
-    return {"method": method, "settings": {"name": re.split("[:@ ]", method)[0]}, "layers": layers, **more}
+    settings = {"name": re.split("[:@ ]", method)[0]}
+    return {"method": method, "settings": settings, "status": "measured", "layers": layers, **more}
 
 
 def code(steps: dict[str, str], rows: list[Any], location: str | None = None, layers: int = 6, **more: Any) -> str:

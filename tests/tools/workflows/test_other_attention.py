@@ -70,7 +70,8 @@ def test_each_is_a_row_with_its_own_figures_that_is_not_recommended(settings, re
     assert broken["fidelity"][length] < 0.95
     assert eager["model"][length]["ms"] > 0
     assert not eager["op"]
-    assert "error_by_layer" not in str(eager["quality"])
+    assert "layer_error" not in eager["quality"][length]
+    assert "layer_error" in rows["clustered:clusters=4"]["quality"][length]
     choices = {report["recommendation"]["choice"], *report["recommendation"]["by_length"].values()}
     assert not any(choice.startswith("attention:") for choice in choices)
     assert any("attention:eager: transformers' attention 'eager'" in note for note in report["notes"])

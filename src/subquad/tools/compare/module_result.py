@@ -54,8 +54,9 @@ class ModuleComparison:
         rows: a row for each method, exact attention first, as `report.json` of `subquad compare` has them:
             `fidelity` and `model` (time, speed-up, peak memory) by length, `reason` where the method was refused.
             `relative_error` has ‖out − exact‖ / ‖exact‖ of the output's first floating-point tensor by length, if it
-            has one. With a score, `task` has its mean by length. The last rows have the status "reference": "full (by
-            sq.nn.swap)", if methods run there, and "without attention", in which the outputs of attention are 0.
+            has one. With a score, `task` has its mean by length. Rows of `others` have the status "other". The last
+            rows have the status "reference": "full (by sq.nn.swap)", if methods run there, and "without attention", in
+            which the outputs of attention are 0.
         noise: by length, how far exact attention differs from itself, as a factor.
         notes: what a reader must know.
     """

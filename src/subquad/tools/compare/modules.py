@@ -220,7 +220,6 @@ class Measurement:
         self.groups = {length: LengthGroup(calls) for length, calls in by_length.items()}
         self.device = device_of(sites.module)
         self._draw = random.Random(0)
-        self._undone = set[str]()  # the rows of others that left the module as it was
 
     def run(self, deadline: Deadline, progress: Progress) -> None:
         """Rounds at every length, the shortest first, until times are stable or time is short; at least one each."""
@@ -283,7 +282,8 @@ class Measurement:
         """A pass of the module as the row changes it; None if that fails. The first one must leave it as it was."""
         module = self.sites.module
         measured: tuple[MeasuredPass, Any] | None = None
-        before = None if row.name in self._undone else run_exactly(call, module)
+        is_first_round = not any(group.rounds for group in self.groups.values())
+        before = run_exactly(call, module) if is_first_round else None
         try:
             with row.assigned.methods(module):
                 measured = measure()
@@ -296,7 +296,6 @@ class Measurement:
                     f"the row {row.name!r} changed the module for good: after it, the relative error of the module's "
                     f"own output is {error_after:.2g}, so nothing could be compared with it"
                 )
-            self._undone.add(row.name)
         return measured
 
     def _judge(self, group: LengthGroup, call: ModuleCall, outputs: dict[str, Any]) -> None:

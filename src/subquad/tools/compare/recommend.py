@@ -276,7 +276,7 @@ def is_full(method: MethodReport) -> bool:
 
 def _is_one_method(method: MethodReport) -> bool:
     """True if the row's settings are all that runs, which they are not in a plan or in attention of another kind."""
-    return not method["method"].startswith(("plan:", "attention:"))
+    return method["status"] not in ("other", "refused") and "plan" not in method
 
 
 def _speedup(method: MethodReport, length: str) -> float:

@@ -43,7 +43,7 @@ from subquad.tools.measure.noise import TIE, at_least_typical, noise_of
 from subquad.tools.measure.rounds import RoundTimes
 from subquad.tools.measure.without_attention import WITHOUT
 from subquad.tools.models.dtypes import FP32, TORCH, has_products
-from subquad.tools.models.generation import ROUNDS, has_exact_steps, takes_cache
+from subquad.tools.models.generation import ROUNDS, takes_cache
 from subquad.tools.models.longer import longer_note, quarters_note, yarn_note
 from subquad.tools.models.next_tokens import NextTokens, summed
 from subquad.tools.models.passages import FEWEST_PASSAGES
@@ -349,7 +349,7 @@ def _requests(c: Comparison) -> Requests:
     """Facts about the requests of all rows."""
     lengths = c.step_lengths_done
     rows = {n: c.results[STEPS(n)].times.rows for n in lengths}
-    approximate = [row for row in c.rows if not (row.is_full or _has_exact_steps(row))]
+    approximate = [row for row in c.rows if not (row.is_full or row.has_exact_steps)]
     kls: dict[str, tuple[float, int]] = {}  # of each method in the first of its dtypes, and at its longest length
     for row in approximate:
         of_row = [(kl, n) for n in lengths if row.name in rows[n] and (kl := rows[n][row.name].kl) is not None]
@@ -362,10 +362,6 @@ def _requests(c: Comparison) -> Requests:
         "steps": _steps_in_words(kls),
         "refused": {name: row.reason for n in lengths for name, row in rows[n].items() if row.reason is not None},
     }
-
-
-def _has_exact_steps(row: CompareRow) -> bool:
-    return row.other is None and all(has_exact_steps(row.at(number)) for number in row.layers)
 
 
 def _steps_in_words(kls: Mapping[str, tuple[float, int]]) -> str:
