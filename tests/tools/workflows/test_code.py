@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ import subquad as sq
 from subquad.tools.cli.main import app
 from subquad.tools.compare import recommend
 from subquad.tools.compare.code import code_of
+from subquad.tools.compare.schema import Attachment, MethodReport
 from subquad.tools.models import demo
 
 TAIL = "clustered-tail:clusters=8,topk=16"
@@ -26,11 +28,11 @@ def run(code: str) -> dict[str, Any]:
 
 def row(method: str, layers: list[int], **more: Any) -> Any:
     settings = {"name": re.split("[:@ ]", method)[0]}
-    return {"method": method, "settings": settings, "status": "measured", "layers": layers, **more}
+    return MethodReport(**{"method": method, "settings": settings, "status": "measured", "layers": layers, **more})
 
 
 def code(steps: dict[str, str], rows: list[Any], location: str | None = None, layers: int = 6, **more: Any) -> str:
-    attached: Any = {"dtype": "fp32", "steps": steps, "lengths": [512, 600], **more}
+    attached = Attachment(**{"dtype": "fp32", "steps": steps, "lengths": [512, 600], **more})
     model = {"kind": "embedding", "position_limit": 512, "layers": list(range(layers))}
     return code_of(attached, rows, model, location)
 
@@ -65,12 +67,12 @@ def test_learned_parameters_of_one_length_come_from_what_is_saved():
     rows = [row("full", [*range(6)]), row("lha@mine", [*range(6)], adapter="mine")]
     assert 'sq.hf.load_adapter(model, "mine")' in code({"0": "lha@mine"}, rows)
     assert 'AutoModel.from_pretrained("served")' in code({"0": "full", "600": "lha@mine"}, rows)
-    assert 'sq.hf.swap(model, sq.load_plan("folder"))' in code({"0": "plan:x"}, [row("full", [0], plan="folder")
-                                                               | {"method": "plan:x"}])  # fmt: skip
+    planned = replace(row("full", [0], plan="folder"), method="plan:x")
+    assert 'sq.hf.swap(model, sq.load_plan("folder"))' in code({"0": "plan:x"}, [planned])
 
 
 def test_a_sentence_transformer_is_loaded_as_one():
-    attached: Any = {"dtype": "bf16", "steps": {"0": f"{TAIL} in bf16"}, "lengths": [600]}
+    attached = Attachment(dtype="bf16", steps={"0": f"{TAIL} in bf16"}, lengths=[600])
     facts = {
         "kind": "embedding", "library": "sentence-transformers", "position_limit": 512, "layers": list(range(6))
     }  # fmt: skip
@@ -81,7 +83,7 @@ def test_a_sentence_transformer_is_loaded_as_one():
     assert {str(method) for method in sq.hf.describe(model).methods.values()} == {TAIL}
     assert sq.hf.transformers_model(model).dtype == torch.bfloat16
     assert torch.as_tensor(model.encode("attention " * 550)).isfinite().all()
-    apart = code_of(attached | {"steps": {"0": "full", "600": "lha@mine"}},
+    apart = code_of(replace(attached, steps={"0": "full", "600": "lha@mine"}),
                     [row("full", [*range(6)]), row("lha@mine", [*range(6)], adapter="mine")], facts, None)  # fmt: skip
     assert 'SentenceTransformer("served")' in apart
 

@@ -21,7 +21,6 @@ from subquad.tools.compare.columns import legend, main_table, op_table, use
 from subquad.tools.compare.comparison import Comparison
 from subquad.tools.compare.jobs import OP, SEQUENCE
 from subquad.tools.compare.page import html
-from subquad.tools.compare.report import read_anew, report_of
 from subquad.tools.compare.run import measure, prepare
 from subquad.tools.compare.settings import CompareSettings
 from subquad.tools.compare.tables import markdown, rich_table
@@ -30,6 +29,8 @@ from subquad.tools.measure.noise import AGAIN
 from subquad.tools.models import saving
 from subquad.tools.models.saved_card import Measured
 from subquad.tools.plan.settings import PlanSettings
+from tests.tools.report import sample
+from tests.tools.workflows.reports import read_anew, report_of
 
 pytestmark = pytest.mark.usefixtures("undisturbed")
 
@@ -113,7 +114,7 @@ def test_the_report_is_complete_and_serialisable(measured, tmp_path):
     assert report["text"]["documents"] == 12
     assert report["recommendation"]["headline"]
     assert "--max-length 48" in report["command"]
-    names = {path.name for path in write_report(report, tmp_path)}
+    names = {path.name for path in write_report(sample.record(report), tmp_path)}
     assert {"report.json", "report.md", "report.html"} <= names
     assert any("For retrieval, do not embed longer inputs whole" in note for note in report["notes"])
 
@@ -238,7 +239,7 @@ def test_a_tie_is_no_gain_anywhere_in_the_report(made_up):
             assert all(1.03 < factor < 1.04 for factor in report["noise"][part].values())
     assert report["recommendation"]["choice"] == "full"
     assert "(within the noise)" in report["recommendation"]["reasons"][0]
-    page = html(report, {})
+    page = html(sample.record(report), {})
     table = page[page.index("<table") : page.index("Notes</h2>")]
     assert 'class="faster"' not in table
     assert "≈1.01×" in table
@@ -270,7 +271,7 @@ def test_a_busy_machine_is_measured_and_said(made_up, others, busy):
     assert report["noise"]["busy"] is busy
     assert report["noise"]["load"]["others"] == pytest.approx(others)
     assert report["recommendation"].get("warning", "").startswith("The machine was busy") is busy
-    for text in (markdown(report), html(report, {})):
+    for text in (markdown(sample.record(report)), html(sample.record(report), {})):
         assert ("Repeat the command on an idle machine" in text) is busy
         assert (
             f"other processes used {'70' if busy else '2.0'} % of the processors&#39; time".replace(
@@ -319,9 +320,9 @@ def test_the_next_command_plans_for_the_same_model_and_text(measured, text):
         "--dtype fp32"
     )
     assert report["recommendation"]["next"] == shown
-    assert shown in markdown(report)
+    assert shown in markdown(sample.record(report))
     terminal = Console(file=StringIO(), width=1000)
-    terminal.print(rich_table(report))
+    terminal.print(rich_table(sample.record(report)))
     assert shown in terminal.file.getvalue()
 
 
@@ -364,7 +365,7 @@ def test_the_report_is_there_after_each_length_and_layers_come_last(settings, tm
     for each in reports:
         assert each["notes"][0].startswith("Unfinished: the run goes on")
         assert all(not row["op"] and "layer_error" not in row["quality"]["48"] for row in each["methods"])
-        assert write_report(each, tmp_path / "shown")
+        assert write_report(sample.record(each), tmp_path / "shown")
     kinds = [what.partition(" ")[0] for what in under_way if what not in ("loading", "done")]
     assert kinds[0] == "timing"
     assert kinds[-1] == "errors"
@@ -396,9 +397,9 @@ def test_a_time_limit_leaves_out_what_is_predicted_to_exceed_it(settings, tmp_pa
         "Left out for lack of time (--minutes 0.0001): 8 of 10 batches of 48 tokens; 10 of 10 batches of 96 tokens; "
         "6 passages; eager attention at 48 and 96 tokens; one attention call at 32 and 64 tokens."
     )
-    assert write_report(report, tmp_path / "shown")
+    assert write_report(sample.record(report), tmp_path / "shown")
     terminal = Console(file=StringIO(), width=1000)
-    terminal.print(rich_table(report))
+    terminal.print(rich_table(sample.record(report)))
     assert report["notes"][0] in terminal.file.getvalue()
     more = report_of(measure(replace(asked, minutes=5), tmp_path))
     assert not any(note.startswith("Left out for") for note in more["notes"])
@@ -522,7 +523,7 @@ def test_a_plan_is_a_row_of_its_own(settings, plan, tmp_path):
     by_layer = "by layer (0: by-length:steps=0:full+60:clustered:clusters=4, 1: local:window=2)"
     assert any(by_layer in note for note in report["notes"])
     assert not any("plan:mine was left out" in note for note in report["notes"])
-    write_report(report, tmp_path / "out")
+    write_report(sample.record(report), tmp_path / "out")
 
 
 def test_plans_of_other_models_and_folders_without_one_are_refused(settings, plan, tmp_path):
@@ -554,9 +555,9 @@ def test_fidelity_in_16_bits_is_to_exact_attention_in_fp32(settings, tmp_path):
     assert rows["full in bf16"]["model"]["48"]["speedup"] == 1.0
     assert any(note.startswith("In bf16, weights and activations have 16 bits") for note in report["notes"])
     assert not any("left out" in note for note in report["notes"])  # one attention call is timed in fp32 alone
-    for text in (markdown(report), html(report, {})):
+    for text in (markdown(sample.record(report)), html(sample.record(report), {})):
         assert "over fp32" in text
-    assert write_report(report, tmp_path / "shown")
+    assert write_report(sample.record(report), tmp_path / "shown")
 
 
 @pytest.mark.parametrize(("products", "expected"), [
@@ -583,7 +584,7 @@ def test_exact_attention_in_16_bits_can_be_recommended(made_up):
     assert advice["choice"] in ("full in bf16", f"{EVERYTHING} in bf16")
     assert "2.00× the speed of exact attention in fp32" in advice["headline"]
     assert advice["next"].endswith("--dtype bf16")
-    assert "dtype=torch.bfloat16" in use(report)
+    assert "dtype=torch.bfloat16" in use(sample.record(report))
 
 
 def test_the_headline_may_name_the_dtype_of_a_saved_model(settings, tmp_path):

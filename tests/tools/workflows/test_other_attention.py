@@ -8,12 +8,12 @@ from transformers.masking_utils import sdpa_mask
 
 from subquad.core.errors import InputError
 from subquad.tools.compare import recommend
-from subquad.tools.compare.report import report_of
 from subquad.tools.compare.run import measure, prepare
 from subquad.tools.compare.settings import CompareSettings
 from subquad.tools.models.pretrained import load
 from subquad.tools.runs.floor import Floor
 from tests.tools.compare.test_recommend import EXACT, row
+from tests.tools.workflows.reports import report_of
 
 pytestmark = pytest.mark.usefixtures("undisturbed")
 

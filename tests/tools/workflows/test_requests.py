@@ -13,12 +13,13 @@ from subquad.tools.cli.main import app
 from subquad.tools.compare.columns import request_table, requests_caption
 from subquad.tools.compare.jobs import STEPS
 from subquad.tools.compare.page import html
-from subquad.tools.compare.report import report_of
 from subquad.tools.compare.run import measure, prepare
 from subquad.tools.compare.settings import CompareSettings
 from subquad.tools.compare.tables import markdown, rich_table
 from subquad.tools.models import generation
 from subquad.tools.plan.settings import PlanSettings
+from tests.tools.report import sample
+from tests.tools.workflows.reports import report_of
 
 pytestmark = pytest.mark.usefixtures("undisturbed")
 HALVES, WINDOW = "clustered:clusters=4,block=16,last=4", "local:window=4"
@@ -96,11 +97,11 @@ def test_the_tables_have_the_three_figures(report):
     assert groups == of_48 + [group.replace("48", "96") for group in of_48]
     for width in (80, 300):
         console = Console(file=StringIO(), width=width)
-        console.print(rich_table(report))
+        console.print(rich_table(sample.record(report)))
         assert "Whole requests" in console.file.getvalue()
         assert "exact attention by construction" in " ".join(console.file.getvalue().split())
-    assert "## Whole requests" in markdown(report)
-    assert "48 + 9: request" in html(report, {})
+    assert "## Whole requests" in markdown(sample.record(report))
+    assert "48 + 9: request" in html(sample.record(report), {})
 
 
 def test_no_new_tokens_measure_no_steps(settings, tmp_path):
