@@ -95,7 +95,7 @@ def test_a_causal_language_model(model, text, tmp_path, monkeypatch, dtype):
     method = "clustered-tail:block=16,last=4"
     suffix = "" if dtype == "fp32" else f" in {dtype}"
     fast = (f"{method}{suffix}", "96")
-    monkeypatch.setattr(recommend, "is_faster", lambda method, length: (method["method"], length) == fast)
+    monkeypatch.setattr(recommend, "is_faster", lambda method, length: (method.method, length) == fast)
     given = ("--text", text, "--methods", method, "--max-kl", "50", "--dtype", dtype, "--out", tmp_path / "out")
     result = CliRunner().invoke(app, ["compare", model("llama"), *map(str, given)])
     assert result.exit_code == 0, result.output

@@ -29,6 +29,7 @@ from subquad.tools.measure.noise import AGAIN
 from subquad.tools.models import saving
 from subquad.tools.models.saved_card import Measured
 from subquad.tools.plan.settings import PlanSettings
+from subquad.tools.runs.machine import Use
 from tests.tools.report import sample
 from tests.tools.workflows.reports import read_anew, report_of
 
@@ -215,7 +216,7 @@ def made_up(measured):
         done = measured("bert", **changed)
         stretched = [(done.results[SEQUENCE(n, i)], i) for n in done.lengths for i in range(done.sequence_count(n))]
         for unit, i in [*stretched, *((done.results[OP(n)], None) for n in done.settings.op_lengths)]:
-            unit.use = {"elapsed": 10.0, "others": 10.0 * others * os.cpu_count()}
+            unit.use = Use(10.0, 10.0 * others * os.cpu_count())
             if i == 0:
                 continue  # it warms up
             for name, row in unit.rows.items():
@@ -243,7 +244,7 @@ def test_a_tie_is_no_gain_anywhere_in_the_report(made_up):
     table = page[page.index("<table") : page.index("Notes</h2>")]
     assert 'class="faster"' not in table
     assert "≈1.01×" in table
-    assert "none" in {line.cells[0].text for line in op_table(report).lines}
+    assert "none" in {line.cells[0].text for line in op_table(sample.record(report)).lines}
 
 
 def test_a_gain_beyond_the_noise_is_one(made_up):
@@ -288,7 +289,7 @@ def test_fidelity_is_measured_at_every_length_that_has_a_speed(measured, name):
         assert set(row["fidelity"]) == set(row["model"]) == {"48", "96"}
         assert all(0 <= fidelity <= 1 + 1e-9 for fidelity in row["fidelity"].values())
     assert report["settings"]["sequences"] == {"96": 10}
-    assert "over 6 passages at 48, 10 sequences at 96" in legend(report)
+    assert "over 6 passages at 48, 10 sequences at 96" in legend(sample.record(report))
     assert 0 < by_method(report)["oracle-top:topk=2"]["fidelity"]["96"] < 1
 
 
@@ -416,10 +417,12 @@ def test_a_batch_has_the_lengths_of_the_text(settings, tmp_path):
     assert memory[1] > 2 * memory[0]
     assert any("batches of 4 padded texts" in note for note in report["notes"])
     means = {n: counted[n] / 4 for n in ("48", "96")}
-    groups = {column.group for column in main_table(report).columns}
+    groups = {column.group for column in main_table(sample.record(report)).columns}
     assert {f"{n} (mean {mean:,.0f})" for n, mean in means.items()} <= groups
-    assert f"Batches of 4 texts, padded; their mean number of tokens is {means['48']:,.0f} at 48" in legend(report)
-    assert {"48", "96"} <= {column.group for column in main_table(alone).columns}
+    assert f"Batches of 4 texts, padded; their mean number of tokens is {means['48']:,.0f} at 48" in legend(
+        sample.record(report)
+    )
+    assert {"48", "96"} <= {column.group for column in main_table(sample.record(alone)).columns}
 
 
 def test_the_model_without_attention_is_the_bottom_of_the_scale(measured):
@@ -427,7 +430,7 @@ def test_the_model_without_attention_is_the_bottom_of_the_scale(measured):
         report = report_of(measured(name))
         bottoms = report["without_attention"]
         assert set(bottoms) == {"48", "96"}
-        assert "Fidelity of the model without attention: " in legend(report)
+        assert "Fidelity of the model without attention: " in legend(sample.record(report))
     assert 0 < report["without_attention"]["48"]["of_exact"] <= 1
     rows = by_method(report_of(measured("bert")))
     assert "without attention" not in rows
@@ -446,7 +449,7 @@ def test_eager_attention_takes_more_memory(measured):
     report = report_of(measured("bert"))
     for length, eager in report["eager"].items():
         assert eager["extra_mib"] > by_method(report)["full"]["model"][length]["extra_mib"]
-    assert "With eager attention: " in legend(report)
+    assert "With eager attention: " in legend(sample.record(report))
 
 
 @pytest.mark.parametrize(("changed", "message"), [
