@@ -326,13 +326,13 @@ class Measurement:
         noise, groups = self.noise, {str(length): group for length, group in self.groups.items()}
         values = {at: group.values[row.name] for at, group in groups.items()}
         errors = {at: statistics.fmean(g.errors[row.name]) for at, g in groups.items() if row.name in g.errors}
-        remarks = [*([NOT_OURS] if row.status == "other" else []), *row.assigned.notes, *row.notes]
+        notes = [*([NOT_OURS] if row.status == "other" else []), *row.assigned.notes, *row.notes]
         return report(
             status=row.status,
             fidelity={at: self.judge.fidelity(values[at], group.references) for at, group in groups.items()},
             relative_error=errors or None,
             model={at: group.times.cost(row.name, noise[int(at)]) for at, group in groups.items()},
-            remarks=list(dict.fromkeys(remarks)) or None,
+            remarks=list(dict.fromkeys(notes)) or None,
             task={at: sum(each) / len(each) for at, each in values.items()} if self.judge.is_score else None,
         )
 
