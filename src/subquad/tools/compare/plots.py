@@ -118,11 +118,8 @@ def _point(method: MethodReport, length: str) -> tuple[float, float] | None:
 
 def _speedup(method: MethodReport, length: str) -> tuple[float | None, object]:
     """A row's speed-up and its verdict: over exact attention in fp32 for rows in 16 bits, if that was timed too."""
-    cost = method.cost("model", length)
-    over_fp32 = cells.known(cost.speedup_fp32)
-    if over_fp32 is not None:
-        return over_fp32, cost.verdict_fp32
-    return cells.known(cost.speedup), cost.verdict
+    speed, verdict = method.cost("model", length).over_fp32
+    return cells.known(speed), verdict
 
 
 def _is_over_fp32(report: Report) -> bool:
