@@ -23,9 +23,11 @@ import sheet
 import typer
 
 from subquad.tools.compare.plots import plots
+from subquad.tools.compare.schema import Report
 from subquad.tools.compare.settings import COMPARED, COMPARED_LONG
 from subquad.tools.compare.tables import markdown
 from subquad.tools.report import cells
+from subquad.tools.runs.records import from_plain
 
 ROOT = Path(__file__).parents[1]
 PAGE = "docs/results/speed-and-fidelity.md"
@@ -109,9 +111,10 @@ def measured(run: str, texts: Sequence[Path], work: Path) -> dict[str, Any]:
 def publish(run: str, report: Any, root: Path = ROOT) -> None:
     """Write the report and the plot under `root`, and the encoder's table."""
     result, plot, name = RESULTS[run]
-    (root / result).write_text(markdown(report), encoding="utf-8")
+    record: Report = from_plain(Report, report)
+    (root / result).write_text(markdown(record), encoding="utf-8")
     if plot is not None:
-        (root / plot).write_bytes(plots(report)[name])
+        (root / plot).write_bytes(plots(record)[name])
     if run == "demo-encoder":
         text = (root / PAGE).read_text("utf-8")
         (root / PAGE).write_text(TABLE.sub(lambda _: table(report), text), encoding="utf-8")

@@ -133,7 +133,7 @@ def timed(what: str, calls: dict[str, Call], repeats: int, failures: dict[str, s
 def timing(one: Contender, seconds: dict[str, list[float]]) -> Timing:
     own, like = seconds[one.name], seconds.get(one.like)
     beside_exact = exact_cost(own) if one.name == "SDPA" else cost(own, seconds["SDPA"])
-    return Timing(beside_exact, cost(own, like)["speedup"] if like else None)
+    return Timing(beside_exact, cost(own, like).speedup if like else None)
 
 
 def say(what: str) -> None:
@@ -180,8 +180,8 @@ def lines_of(rows: Sequence[Row]) -> list[tuple[str, ...]]:
 def figures(timing: Timing | None) -> tuple[str, ...]:
     if timing is None:
         return (cells.MISSING,) * 4
-    median, low, high = (cells.size(timing.cost[key]).text for key in ("ms", "ms_low", "ms_high"))
-    return median, f"{low}–{high}", cells.speedup(timing.cost["speedup"]).text, cells.speedup(timing.like).text
+    median, low, high = (cells.size(getattr(timing.cost, key)).text for key in ("ms", "ms_low", "ms_high"))
+    return median, f"{low}–{high}", cells.speedup(timing.cost.speedup).text, cells.speedup(timing.like).text
 
 
 def failures_of(rows: Sequence[Row]) -> list[str]:

@@ -172,6 +172,6 @@ def test_the_tree_names_methods_and_their_settings():
 
 def test_the_terminal_shows_the_figures_of_the_report():
     text = re.sub(r"<[^>]+>", " ", stored("terminal.svg")).replace("&#160;", " ")
-    for method in terminal.report()["methods"]:
-        for costs in method["model"].values():
-            assert f"{costs['speedup']:.2f}×" in text
+    for method in terminal.report().methods:
+        for costs in method.model.values():
+            assert f"{costs.speedup:.2f}×" in text

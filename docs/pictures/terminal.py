@@ -17,10 +17,11 @@ from pictures.svg import MONO
 from subquad.methods import parse_method
 from subquad.tools.compare.attachment import attachment
 from subquad.tools.compare.code import code_of
-from subquad.tools.compare.schema import Report
+from subquad.tools.compare.schema import MethodReport, Report
 from subquad.tools.compare.tables import rich_table
 from subquad.tools.models import demo
 from subquad.tools.runs.floor import Floor
+from subquad.tools.runs.records import from_plain
 
 REPORT = Path(__file__).parents[2] / "benchmarks" / "results" / "compare-default.md"
 COLUMNS = 120
@@ -135,8 +136,16 @@ def report() -> Report:
     shown = {**model, "layers": list(range(int(model["layers"]))), "position_limit": None}
     for method in methods:
         method["layers"] = shown["layers"]
-    attached = attachment(methods, [int(n) for n in recommended], floor, 10**6, {}, None)
-    return {  # type: ignore[typeddict-item, return-value]
+    records = from_plain(list[MethodReport], methods)
+    attached = attachment(records, [int(n) for n in recommended], floor, 10**6, {}, None)
+    assert attached is not None
+    eager_cost = {"ms": figure(eager[1]), "speedup": None, "extra_mib": figure(eager[2])} if eager else {}
+    plain: dict[str, Any] = {
+        "created": "",
+        "command": "",
+        "versions": {},
+        "hardware": {},
+        "text": {},
         "settings": {
             "max_length": int(longest),
             "min_fidelity": float(settings["min fidelity"]),
@@ -145,19 +154,27 @@ def report() -> Report:
         },
         "model": {**model, "layers": int(model["layers"])},
         "methods": methods,
-        "eager": {eager[3].replace(",", ""): {"ms": figure(eager[1]), "extra_mib": figure(eager[2])}} if eager else {},
-        "noise": {"busy": False, "says": re.search(r"^Noise: .+$", text, re.MULTILINE)[0]},  # type: ignore[index]
+        "eager": {eager[3].replace(",", ""): eager_cost} if eager else {},
+        "noise": {
+            "load": {"others": None, "average": None, "cores": 1},
+            "busy": False,
+            "says": re.search(r"^Noise: .+$", text, re.MULTILINE)[0],  # type: ignore[index]
+            "model": {},
+            "op": {},
+        },
         "recommendation": {
             "choice": recommended.get(longest, "full"),
             "by_length": recommended,
             "headline": re.search(r"^\*\*(.+)\*\*$", text, re.MULTILINE)[1],  # type: ignore[index]
             "reasons": reasons,
-            "code": code_of(attached, methods, shown, demo.DECODER),
+            "code": code_of(attached, records, shown, demo.DECODER),
             "next": command[0],
         },
         "cautions": re.findall(r"^- (Left out for lack of time.+)$", section(text, "Notes"), re.MULTILINE),
         "notes": [],
     }
+    read: Report = from_plain(Report, plain)
+    return read
 
 
 def terminal() -> str:

@@ -5,7 +5,9 @@ import pytest
 from subquad.methods import parse_method
 from subquad.tools.compare import attachment as module
 from subquad.tools.compare.recommend import recommend
+from subquad.tools.compare.schema import Attachment, MethodReport
 from subquad.tools.runs.floor import Floor
+from subquad.tools.runs.records import from_plain, to_plain
 
 EMBEDDINGS, NEXT_TOKENS = Floor("fidelity", 0.99), Floor("agreement", 0.99)
 LENGTHS = (512, 2048, 4096)
@@ -37,7 +39,12 @@ CLUSTERED = row("clustered", (0.9, 1.5, 2.0), crossover=700.5)
 
 
 def attached(*methods, floor=EMBEDDINGS, limit=512, noise=None):
-    return module.attachment([EXACT, *methods], LENGTHS, floor, 10_000, noise or {}, limit)
+    made = module.attachment(records(EXACT, *methods), LENGTHS, floor, 10_000, noise or {}, limit)
+    return to_plain(made)
+
+
+def records(*methods):
+    return from_plain(list[MethodReport], methods)
 
 
 def steps_of(*methods, **more):
@@ -47,7 +54,7 @@ def steps_of(*methods, **more):
 def test_exact_attention_up_to_the_crossover_and_what_is_recommended_from_there_on():
     found = attached(CLUSTERED)
     assert found == {"dtype": "fp32", "steps": {"0": "full", "701": "clustered"}, "lengths": [2048, 4096]}
-    assert module.described(found) == "full below 701 tokens and clustered from 701 tokens on"
+    assert module.described(from_plain(Attachment, found)) == "full below 701 tokens and clustered from 701 tokens on"
     for crossover, start in ((None, 2048), (100.0, 513), (3000.0, 2048)):
         assert steps_of(CLUSTERED | {"crossover": crossover}) == {"0": "full", str(start): "clustered"}
 
@@ -59,10 +66,10 @@ def test_each_length_runs_what_is_recommended_there():
     assert found["steps"] == {"0": "full in bf16", "2048": "clustered-tail in bf16", "4096": "full in bf16"}
     assert (found["dtype"], found["lengths"]) == ("bf16", [512, 2048, 4096])
     assert "note" not in found
-    assert module.described(found) == (
+    assert module.described(from_plain(Attachment, found)) == (
         "full below 2,048 tokens, clustered-tail from 2,048 tokens on and full from 4,096 tokens on, in bf16"
     )
-    by_length = recommend([EXACT, EXACT_BF16, tail], LENGTHS, EMBEDDINGS, 10_000, {})["by_length"]
+    by_length = recommend(records(EXACT, EXACT_BF16, tail), LENGTHS, EMBEDDINGS, 10_000, {}).by_length
     steps = {int(start): name for start, name in found["steps"].items()}
     assert {str(n): module.running_at(steps, n) for n in LENGTHS} == by_length
 
@@ -88,7 +95,10 @@ def test_a_model_has_one_dtype_and_it_is_said_where_another_one_was_recommended(
 
 
 def test_a_dtype_in_which_exact_attention_loses_too_much_is_not_taken():
-    coarse, tail = row("full in bf16", (2.0, 2.4, 2.5), (0.98, 1, 1)), row("clustered-tail in bf16", (1.3, 2.7, 2.9))
+    coarse, tail = (
+        row("full in bf16", (2.0, 2.4, 2.5), (0.98, 1.0, 1.0)),
+        row("clustered-tail in bf16", (1.3, 2.7, 2.9)),
+    )
     found = attached(coarse, tail | {"fidelity": {"512": 0.98, "2048": 1.0, "4096": 1.0}}, CLUSTERED)
     assert (found["dtype"], found["steps"]) == ("fp32", {"0": "full", "701": "clustered"})
 

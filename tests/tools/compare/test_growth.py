@@ -3,14 +3,16 @@
 import pytest
 
 from subquad.tools.compare.growth import crossing, curve, growth_note
+from subquad.tools.compare.schema import MethodReport
 from subquad.tools.runs.floor import Floor
+from subquad.tools.runs.records import from_plain
 
 FLOOR = Floor("kl", 0.002)
 
 
 def row(name, times, fidelity=1.0, **settings):
     method = name.partition(" ")[0].partition(":")[0]
-    return {
+    plain = {
         "method": name,
         "settings": {"name": method} | settings,
         "status": "exact" if name == "full" else "measured",
@@ -18,6 +20,7 @@ def row(name, times, fidelity=1.0, **settings):
         "fidelity": {str(n): fidelity for n in times},
         "model": {str(n): {"ms": ms} for n, ms in times.items()},
     }
+    return from_plain(MethodReport, plain)
 
 
 def timed(a, b, exponent, lengths=(2048, 8192)):

@@ -4,11 +4,17 @@ import pytest
 
 from subquad.tools.compare import recommend as module
 from subquad.tools.compare.distinguish import distinguished
+from subquad.tools.compare.schema import MethodReport
 from subquad.tools.runs.floor import Floor
+from subquad.tools.runs.records import from_plain, to_plain
 
 
 def recommend(methods, lengths, least, tokens=10_000, noise=None):
-    return module.recommend(methods, lengths, Floor("fidelity", least), tokens, noise or {})
+    return to_plain(module.recommend(records(methods), lengths, Floor("fidelity", least), tokens, noise or {}))
+
+
+def records(methods):
+    return from_plain(list[MethodReport], methods)
 
 
 def row(method, fidelity, speedup, lengths=(512,), noise=1.02):
@@ -51,7 +57,7 @@ def test_a_loss_is_not_accepted_for_a_speed_within_5_percent_or_the_noise(speedu
     crude = row("clustered", 0.9961, speedup)
     advice = recommend([EXACT, KERNEL, crude], [512], 0.99, noise={512: noise})
     assert advice["choice"] == choice
-    assert module.fastest([EXACT, KERNEL, crude], [512], Floor(), 10_000, {512: noise})[512]["method"] == choice
+    assert module.fastest(records([EXACT, KERNEL, crude]), [512], Floor(), 10_000, {512: noise})[512].method == choice
 
 
 def test_gain_and_loss_are_in_one_sentence():
@@ -212,8 +218,8 @@ def test_lengths_past_the_text_are_not_judged():
 
 def judged(rows, least=0.99, without=None):
     floor, bottoms = Floor("fidelity", least), {} if without is None else {512: without}
-    told, blind = distinguished([EXACT, *rows], [512], floor, bottoms)
-    return module.recommend(told, [512], floor, 10_000, {}, blind=blind)
+    told, blind = distinguished(records([EXACT, *rows]), [512], floor, bottoms)
+    return to_plain(module.recommend(told, [512], floor, 10_000, {}, blind=blind))
 
 
 def test_methods_that_all_tie_at_the_top_leave_exact_attention():
@@ -250,5 +256,5 @@ def test_a_metric_below_zero_proves_as_much_as_another():
     rows = [exact, row("clustered", -0.4, 5.0), row("i-clustered", -0.001, 2.0)]
     floor = Floor("fidelity", -0.5)
     for without, choice in ((-1.0, "clustered"), (-0.05, "i-clustered"), (-0.005, "full")):
-        told, blind = distinguished(rows, [512], floor, {512: without})
-        assert module.recommend(told, [512], floor, 10_000, {}, blind=blind)["choice"] == choice
+        told, blind = distinguished(records(rows), [512], floor, {512: without})
+        assert module.recommend(told, [512], floor, 10_000, {}, blind=blind).choice == choice

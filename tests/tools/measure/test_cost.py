@@ -28,18 +28,18 @@ def test_what_is_predicted_follows_the_growth_of_the_method():
 def test_the_speedup_is_the_median_of_ratios_within_rounds():
     seconds, exact = [1.0, 10.0, 2.0], [2.0, 30.0, 2.0]
     figures = cost(seconds, exact, extra_mib=7.0)
-    assert figures["speedup"] == speedup(seconds, exact) == 2.0
-    assert (figures["repeats"], figures["extra_mib"]) == (3, 7.0)
-    assert "verdict" not in figures  # nothing is known of the noise
-    assert cost([1.0], [3.0])["ms_low"] == 1000.0
+    assert figures.speedup == speedup(seconds, exact) == 2.0
+    assert (figures.repeats, figures.extra_mib) == (3, 7.0)
+    assert figures.verdict is None  # nothing is known of the noise
+    assert cost([1.0], [3.0]).ms_low == 1000.0
 
 
 def test_a_time_is_exact_attentions_median_divided_by_the_speedup():
     """The median of these own times is exact attention's, 2 s, though each round but one says that it is faster."""
     figures = cost([1.0, 10.0, 2.0], [2.0, 30.0, 2.0])
-    assert exact_cost([2.0, 30.0, 2.0])["ms"] == 2000.0
-    assert figures["ms"] == 1000.0
-    assert (figures["ms_low"], figures["ms_high"]) == (pytest.approx(800.0), pytest.approx(2000 / 1.5))
+    assert exact_cost([2.0, 30.0, 2.0]).ms == 2000.0
+    assert figures.ms == 1000.0
+    assert (figures.ms_low, figures.ms_high) == (pytest.approx(800.0), pytest.approx(2000 / 1.5))
 
 
 def test_slow_moments_cannot_make_time_and_speedup_contradict_each_other():
@@ -47,8 +47,8 @@ def test_slow_moments_cannot_make_time_and_speedup_contradict_each_other():
     own, exact = [1.0, 1.0, 10.0], [0.9, 11.0, 9.0]
     figures, its = cost(own, exact, noise=1.01), exact_cost(exact)
     assert statistics.median(exact) / statistics.median(own) == 9.0
-    assert figures["speedup"] == pytest.approx(0.9)
-    assert figures["ms"] > its["ms"]
+    assert figures.speedup == pytest.approx(0.9)
+    assert figures.ms > its.ms
 
 
 ROUNDS = st.lists(st.tuples(*[st.floats(1e-4, 1e3)] * 3), min_size=1, max_size=9)
@@ -61,19 +61,19 @@ def test_no_timings_make_a_row_contradict_itself_or_another_row(rounds, noise):
     its = exact_cost(exact)
     rows = [cost(own, exact, noise=noise) for own in (first, second)]
     for row in rows:
-        assert its["ms"] / row["ms"] == pytest.approx(row["speedup"])
-        assert row["ms_low"] <= row["ms"] * (1 + 1e-9)
-        assert row["ms"] <= row["ms_high"] * (1 + 1e-9)
-        if row["verdict"] != "within the noise":
-            assert (row["verdict"] == "faster") == (row["ms"] < its["ms"])
-    times, speeds = ([row[figure] for row in rows] for figure in ("ms", "speedup"))
+        assert its.ms / row.ms == pytest.approx(row.speedup)
+        assert row.ms_low <= row.ms * (1 + 1e-9)
+        assert row.ms <= row.ms_high * (1 + 1e-9)
+        if row.verdict != "within the noise":
+            assert (row.verdict == "faster") == (row.ms < its.ms)
+    times, speeds = ([getattr(row, figure) for row in rows] for figure in ("ms", "speedup"))
     assert (times[0] - times[1]) * (speeds[0] - speeds[1]) <= 0
 
 
 def test_the_noise_makes_a_verdict():
     own, exact = [1.0, 1.0, 1.0], [1.1, 1.1, 1.1]
-    assert [cost(own, exact, noise=noise)["verdict"] for noise in (1.05, 1.2)] == ["faster", "within the noise"]
-    assert cost(exact, own, noise=1.05)["verdict"] == "slower"
+    assert [cost(own, exact, noise=noise).verdict for noise in (1.05, 1.2)] == ["faster", "within the noise"]
+    assert cost(exact, own, noise=1.05).verdict == "slower"
 
 
 @pytest.mark.parametrize("mib", [1, 8])

@@ -1,14 +1,23 @@
 """The noise of made-up timings."""
 
 import math
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
 import pytest
 
-from subquad.tools.measure.noise import TIE, against_itself, at_least_typical, interval, noise_of, verdict
+from subquad.tools.measure.noise import (
+    TIE,
+    MachineLoad,
+    against_itself,
+    at_least_typical,
+    interval,
+    noise_of,
+    verdict,
+)
 
-QUIET = {"others": 0.01, "average": 0.1, "cores": 4}
+QUIET = MachineLoad(0.01, 0.1, 4)
 
 
 @pytest.mark.parametrize(
@@ -35,9 +44,9 @@ def test_exact_attention_against_itself_is_a_factor_to_either_side():
 def test_a_whole_model_whose_noise_hides_a_small_gain_is_from_a_busy_machine():
     """At one length of many, too, where the median over the lengths is small."""
     factors = [1.02] * 6
-    assert not noise_of(QUIET, [*factors, 1.4])["busy"]  # one layer's attention
-    assert noise_of(QUIET, [*factors, 1.4], [1.02, 1.4])["busy"]
-    assert not noise_of(QUIET, [*factors, 1.1], [1.02, 1.1])["busy"]
+    assert not noise_of(QUIET, [*factors, 1.4]).busy  # one layer's attention
+    assert noise_of(QUIET, [*factors, 1.4], [1.02, 1.4]).busy
+    assert not noise_of(QUIET, [*factors, 1.1], [1.02, 1.1]).busy
 
 
 def test_rounds_that_agree_by_chance_take_the_noise_of_the_other_lengths():
@@ -91,40 +100,40 @@ def test_a_tie_is_rarely_taken_for_a_gain_and_a_gain_is_mostly_seen(kind):
 
 def test_a_quiet_machine_is_said_to_be_so():
     noise = noise_of(QUIET, [1.01, 1.02, 1.2])
-    assert not noise["busy"]
-    assert noise["says"] == (
+    assert not noise.busy
+    assert noise.says == (
         "Noise: exact attention timed against itself differs by up to 20 % (median over the lengths: 2.0 %); other "
         "processes used 1.0 % of the processors' time; the load average before the run was 0.1 on 4 cores."
     )
-    assert noise["load"] == QUIET
+    assert noise.load == QUIET
 
 
 @pytest.mark.parametrize(
     ("load", "factors", "what"),
     [
-        (QUIET | {"others": 0.3}, [1.001], "The machine was busy: "),
-        (QUIET | {"others": 0.3}, [1.4], "The machine was busy: "),
-        (QUIET | {"others": 0.004}, [1.01, 1.08, 1.2], "The times were noisy: "),
-        ({"others": None, "average": 2.0, "cores": 4}, [], "The machine was busy: "),
-        ({"others": None, "average": None, "cores": 4}, [1.5], "The times were noisy: "),
+        (replace(QUIET, others=0.3), [1.001], "The machine was busy: "),
+        (replace(QUIET, others=0.3), [1.4], "The machine was busy: "),
+        (replace(QUIET, others=0.004), [1.01, 1.08, 1.2], "The times were noisy: "),
+        (MachineLoad(None, 2.0, 4), [], "The machine was busy: "),
+        (MachineLoad(None, None, 4), [1.5], "The times were noisy: "),
     ],
 )
 def test_uncertain_times_are_named_with_the_cause_and_what_to_do(load, factors, what):
     """Other processes are the cause only if they used the processors."""
     noise = noise_of(load, factors)
-    assert noise["busy"]
-    assert noise["says"].startswith(what)
+    assert noise.busy
+    assert noise.says.startswith(what)
     for said in ("uncertain", "quality are not affected", "Repeat the command"):
-        assert said in noise["says"]
-    assert ("because other work" in noise["says"]) == what.startswith("The machine")
+        assert said in noise.says
+    assert ("because other work" in noise.says) == what.startswith("The machine")
 
 
 def test_the_load_before_the_run_does_not_count_where_others_are_known():
-    assert not noise_of(QUIET | {"average": 30.0}, [1.001])["busy"]
+    assert not noise_of(replace(QUIET, average=30.0), [1.001]).busy
 
 
 def test_nothing_known_is_said_to_be_so():
-    assert noise_of({"others": None, "average": None, "cores": 1}, [])["says"] == "Noise: nothing is known of its load."
+    assert noise_of(MachineLoad(None, None, 1), []).says == "Noise: nothing is known of its load."
 
 
 def test_less_than_the_least_difference_is_never_a_gain():

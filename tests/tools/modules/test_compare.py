@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from collections import OrderedDict
+from dataclasses import replace
 
 import pytest
 import torch
@@ -12,7 +13,9 @@ from torch import nn
 
 import subquad as sq
 from subquad.tools.compare.module_result import ModuleComparison
+from subquad.tools.compare.schema import MethodReport
 from subquad.tools.compare.settings import COMPARED, COMPARED_CAUSAL
+from subquad.tools.measure.timing import Cost
 from tests.tools.modules.models import LayerBlock, SdpaBlock, encoder, inputs
 
 CRUDE, CLOSE = "clustered:clusters=4", "i-clustered:clusters=8,topk=16"
@@ -337,13 +340,13 @@ def test_the_result_prints_and_is_plain_data():
 def comparison(*rows, min_fidelity=0.99):
     def report(method, fidelity, speedup, verdict="faster"):
         cost = {"ms": 1.0, "ms_low": 1.0, "ms_high": 1.0, "repeats": 9, "speedup": speedup, "extra_mib": 1.0}
-        return {
-            "method": method,
-            "settings": sq.methods.resolve(method).to_dict(),
-            "status": "exact" if method == "full" else "measured",
-            "fidelity": {"512": fidelity, "2048": fidelity},
-            "model": {"512": cost | {"verdict": "within the noise"}, "2048": cost | {"verdict": verdict}},
-        }
+        return MethodReport(
+            method=method,
+            settings=sq.methods.resolve(method).to_dict(),
+            status="exact" if method == "full" else "measured",
+            fidelity={"512": fidelity, "2048": fidelity},
+            model={"512": Cost(**cost, verdict="within the noise"), "2048": Cost(**cost, verdict=verdict)},
+        )
 
     reports = tuple(report(*row) for row in (("full", 1.0, 1.0), *rows))
     return ModuleComparison("M", "sq.nn.swap", "cosine", min_fidelity, {512: 2, 2048: 2}, reports, {}, ())
@@ -357,7 +360,9 @@ def test_the_fastest_row_that_keeps_the_fidelity_is_recommended():
 
 def test_rows_to_compare_with_are_not_recommended():
     result = comparison(("clustered", 0.98, 4.0), ("performer", 1.0, 9.0))
-    result.rows[2].update(method="without attention", status="reference")
+    exact, clustered, performer = result.methods
+    without = replace(performer, method="without attention", status="reference")
+    result = replace(result, methods=(exact, clustered, without))
     assert result.recommendation.by_length == {512: None, 2048: None}
     assert "1 setting of 1 method was tried" in result.recommendation.reasons[-1]
 

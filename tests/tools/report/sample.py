@@ -1,11 +1,12 @@
-"""Reports as `subquad compare` makes them, with made-up but plausible figures."""
+"""Reports as `subquad compare` writes them, as plain data, with made-up but plausible figures."""
 
 import math
 from typing import Any
 
 from subquad.tools.compare.schema import Report
 from subquad.tools.measure.fidelity import crossover
-from subquad.tools.measure.noise import noise_of
+from subquad.tools.measure.noise import MachineLoad, noise_of
+from subquad.tools.runs.records import from_plain, to_plain
 
 NOISE = 1.03  # how far exact attention differs from itself
 OWN, LENGTHS, OP_LENGTHS = 512, (512, 2048, 4096), (512, 1024, 2048, 4096, 8192, 16384)
@@ -25,7 +26,13 @@ ENCODER = {
 }
 
 
-def encoder() -> Report:
+def record(plain: Any) -> Report:
+    """The report that was read from this plain data."""
+    report: Report = from_plain(Report, plain)
+    return report
+
+
+def encoder() -> dict[str, Any]:
     """An embedding model: nine methods, one of them refused and one in a part of the layers, with a labelled task."""
     methods = [_exact({"cosine_mean": 1.0, "cosine_p5": 1.0, "top1": 1.0, "recall10": 1.0}, LENGTHS)]
     methods[0]["task"] = {"accuracy": 0.9312}
@@ -53,7 +60,7 @@ def encoder() -> Report:
     return report
 
 
-def causal() -> Report:
+def causal() -> dict[str, Any]:
     """A causal language model, in which only exact attention and the oracle run."""
     exact = _exact({"perplexity": 24.31}, LENGTHS[:2])
     exact["quality"]["2048"] = {"perplexity": 31.02}
@@ -94,7 +101,7 @@ def _around(name: str, kind: str, methods: list[dict[str, Any]]) -> Any:
             "sequences": {"2048": 5, "4096": 4},
         },
         "noise": {
-            **noise_of({"others": 0.02, "average": 0.3, "cores": 8}, [NOISE]),
+            **to_plain(noise_of(MachineLoad(0.02, 0.3, 8), [NOISE])),
             "model": {str(n): NOISE for n in LENGTHS},
             "op": {str(n): NOISE for n in OP_LENGTHS},
         },

@@ -2,7 +2,7 @@
 
 from subquad.tools.bench.crossovers import crossovers, growth
 from subquad.tools.bench.schema import BenchCell, BenchReport
-from subquad.tools.measure.noise import noise_of
+from subquad.tools.measure.noise import MachineLoad, noise_of
 from subquad.tools.runs.records import from_plain
 
 LENGTHS = (256, 512, 1024, 2048, 4096)
@@ -35,7 +35,7 @@ def report(lengths=LENGTHS, not_run=()) -> BenchReport:
         cells=cells,
         crossovers=crossovers(cells),
         notes=["Standard normal inputs [of q, k and v]."],
-        noise=noise_of({"others": 0.02, "average": 0.3, "cores": 8}, [NOISE]),
+        noise=noise_of(MachineLoad(0.02, 0.3, 8), [NOISE]),
     )  # fmt: skip
 
 

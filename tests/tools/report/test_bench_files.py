@@ -18,7 +18,7 @@ from subquad.tools.bench.plots import PLOTS, figure, plots
 from subquad.tools.bench.schema import BenchCell
 from subquad.tools.bench.tables import markdown, rich_table
 from subquad.tools.bench.write import COLUMNS, csv_of, write_bench
-from subquad.tools.measure.noise import noise_of
+from subquad.tools.measure.noise import MachineLoad, noise_of
 from subquad.tools.report import drawing
 from subquad.tools.runs.records import to_plain
 from tests.tools.report import sample_bench
@@ -103,7 +103,7 @@ def test_ties_are_said_and_not_green():
 
 
 def test_a_busy_machine_is_said():
-    noise = noise_of({"others": 0.61, "average": 7.4, "cores": 2}, [1.4])
+    noise = noise_of(MachineLoad(0.61, 7.4, 2), [1.4])
     report = replace(sample_bench.report(), noise=noise)
     for text in (printed(report, 1000), markdown(report)):
         assert "The machine was busy: exact attention timed against itself differs by up to 40 %" in text

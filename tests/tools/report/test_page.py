@@ -48,7 +48,7 @@ class Page(HTMLParser):
 
 
 def compared(report):
-    return html(report, plots.drawings(report))
+    return html(sample.record(report), plots.drawings(sample.record(report)))
 
 
 def planned():
@@ -152,7 +152,7 @@ def test_colours_are_the_themes(page):
 
 
 def test_tables_hold_what_they_are_sorted_and_filtered_by():
-    page = html(sample.encoder(), {})
+    page = html(sample.record(sample.encoder()), {})
     table = page[page.index('<table class="sortable" id="methods"') :].partition("</table>")[0]
     pinned, rows = table[table.index("<tbody") :].split('<tbody class="rows">')
     assert 'data-entry="full"' in pinned
@@ -166,7 +166,7 @@ def test_tables_hold_what_they_are_sorted_and_filtered_by():
     assert "only fidelity ≥ 0.99 at 512 tokens" in page
     report = sample.encoder()
     del report["settings"]["min_fidelity"]
-    unknown = html(report, {})
+    unknown = html(sample.record(report), {})
     assert 'type="checkbox"' not in unknown
     assert "data-kept>" not in unknown
 
@@ -211,7 +211,7 @@ def test_a_plan_has_no_column_without_a_figure():
 
 
 def test_a_length_that_is_never_faster_is_sorted_after_all_lengths():
-    table = html(sample.encoder(), {}).partition("<h2>One attention call</h2>")[2]
+    table = html(sample.record(sample.encoder()), {}).partition("<h2>One attention call</h2>")[2]
     assert 'data-key="Infinity">none</td>' in table
     assert 'data-key="512.0">≤512</td>' in table
 
@@ -240,9 +240,9 @@ def test_recommendation_comes_first_and_everything_is_said(page, report):
 
 def test_the_next_command_is_there_if_the_report_has_one():
     report = sample.encoder()
-    assert "Next, search settings" not in html(report, {})
+    assert "Next, search settings" not in html(sample.record(report), {})
     report["recommendation"]["next"] = "subquad plan model --text 'my notes'"
-    text = "".join(Page(html(report, {})).text)
+    text = "".join(Page(html(sample.record(report), {})).text)
     assert "Next, search settings layer by layer, for this model and text." in text
     assert "subquad plan model --text 'my notes'" in text
 
@@ -261,7 +261,7 @@ def test_untrusted_text_is_escaped():
 
 
 def test_a_busy_machine_is_said_in_the_box_and_no_tie_is_green():
-    page = html(noisy(), {})
+    page = html(sample.record(noisy()), {})
     assert 'class="busy"' in page[page.index('class="advice"') : page.index("</section>")]
     assert "The machine was busy: exact attention timed against itself differs by up to 40 %" in page
     methods = page[page.index("<table") : page.index("Model, text, settings and machine")]
@@ -269,7 +269,7 @@ def test_a_busy_machine_is_said_in_the_box_and_no_tie_is_green():
     assert 'class="slower"' in methods  # "none" seen is the word for no crossover
     ties = re.findall(r'class="tie" data-key="[\d.]+" title="within the noise: neither faster nor slower"', methods)
     assert len(ties) > 3 * len(sample.ENCODER)
-    quiet = html(sample.encoder(), {})
+    quiet = html(sample.record(sample.encoder()), {})
     assert 'class="busy"' not in quiet
     assert 'class="faster"' in quiet
     assert "Noise: exact attention timed against itself" in quiet

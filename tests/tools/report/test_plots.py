@@ -20,7 +20,7 @@ from tests.tools.report.test_tables import noisy
 @pytest.mark.parametrize("make", [sample.encoder, sample.causal])
 def test_all_are_drawn(make):
     before = dict(matplotlib.rcParams)
-    drawn = plots(make())
+    drawn = plots(sample.record(make()))
     assert list(drawn) == list(columns.PLOTS)
     assert dict(matplotlib.rcParams) == before
     for png in drawn.values():
@@ -32,26 +32,26 @@ def test_all_are_drawn(make):
 def test_only_exact_attention_has_nothing_but_its_time():
     report = sample.encoder()
     report["methods"] = report["methods"][:1]
-    assert list(plots(report)) == ["time-vs-length.png"]
+    assert list(plots(sample.record(report))) == ["time-vs-length.png"]
 
 
 def test_one_method_and_no_exact_row():
     report = sample.encoder()
     report["methods"] = report["methods"][5:6]
-    assert len(plots(report)) == 3
+    assert len(plots(sample.record(report))) == 3
 
 
 def test_a_name_is_no_formula():
     report = sample.encoder()
     report["model"]["name"] = "a$\\frac$_" * 20
-    assert len(plots(report)) == 4
+    assert len(plots(sample.record(report))) == 4
 
 
 def test_the_legend_of_many_methods_is_inside_the_picture():
     report = sample.encoder()
     report["methods"] += [report["methods"][4] | {"method": f"performer:features={n}"} for n in range(16)]
     with drawing.look():
-        figure = time_vs_length(report)
+        figure = time_vs_length(sample.record(report))
         renderer = FigureCanvasAgg(figure).get_renderer()
         figure.draw(renderer)
     box = figure.legends[0].get_window_extent(renderer)
@@ -65,7 +65,7 @@ def test_pareto():
 
 
 def test_methods_look_different_and_families_alike():
-    looks = styles(sample.encoder())
+    looks = styles(sample.record(sample.encoder()))
     assert len({look.marker for look in looks.values()}) == len(looks)
     assert len({look.color for look in looks.values()}) == len(looks)
     assert looks["full"].color == "#222222"
@@ -101,7 +101,7 @@ def test_values_that_hardly_differ_have_ticks_too():
 
 def drawn(make, report):
     with drawing.look():
-        figure = make(report)
+        figure = make(sample.record(report))
         FigureCanvasAgg(figure).draw()
     return figure
 

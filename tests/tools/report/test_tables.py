@@ -1,20 +1,21 @@
-import copy
 from io import StringIO
 
 import pytest
 from rich.console import Console
 
 from subquad.tools.compare import columns
+from subquad.tools.compare.schema import MethodReport
 from subquad.tools.compare.settings import COMPARED
 from subquad.tools.compare.tables import markdown, rich_table
-from subquad.tools.measure.noise import noise_of
+from subquad.tools.measure.noise import MachineLoad, noise_of
 from subquad.tools.report import cells
+from subquad.tools.runs.records import from_plain, to_plain
 from tests.tools.report import sample
 
 
 def printed(report, width):
     out = StringIO()
-    Console(file=out, width=width).print(rich_table(report))
+    Console(file=out, width=width).print(rich_table(sample.record(report)))
     return out.getvalue()
 
 
@@ -50,7 +51,7 @@ def test_terminal_says_what_it_must():
 def test_a_report_that_does_not_say_the_lengths_marks_its_one_choice():
     report = sample.encoder()
     del report["recommendation"]["by_length"]
-    marked = [line for line in columns.main_table(report).lines if line.recommended]
+    marked = [line for line in columns.main_table(sample.record(report)).lines if line.recommended]
     assert [(line.name, line.marks) for line in marked] == [(report["recommendation"]["choice"], ["recommended"])]
 
 
@@ -58,7 +59,7 @@ def test_a_column_of_sizes_has_one_number_of_decimals():
     report = sample.encoder()
     for method, ms in zip(report["methods"], (0.0412, 9.876, 41.25, 640.4), strict=False):
         method["model"]["512"] |= {"ms": ms, "ms_low": ms, "ms_high": 2 * ms, "extra_mib": 100 * ms}
-    table = columns.model_table(report)
+    table = columns.model_table(sample.record(report))
     place = {(column.group, column.head): i for i, column in enumerate(table.columns)}
     shown = {
         head: [line.cells[place["512 tokens", head]].text for line in table.lines[:4]]
@@ -94,7 +95,7 @@ def test_language_models_have_perplexity_and_fidelity_and_no_cosine():
 @pytest.mark.parametrize("make", [sample.causal, sample.encoder])
 def test_tokens_a_second_are_those_without_padding(make):
     report = make()
-    length = columns.model_length(report)
+    length = columns.model_length(sample.record(report))
     rates = rates_of(report)
     report["settings"]["batch_tokens"] = {length: 2.5 * int(length)}
     assert rates_of(report) == pytest.approx([2.5 * rate for rate in rates], abs=2)
@@ -102,9 +103,9 @@ def test_tokens_a_second_are_those_without_padding(make):
 
 def rates_of(report):
     """The column of tokens a second at the model's own length, which without batches are the length / the time."""
-    table = columns.model_table(report)
+    table = columns.model_table(sample.record(report))
     at = next(i for i, column in enumerate(table.columns) if column.head == "tokens/s")
-    length = columns.model_length(report)
+    length = columns.model_length(sample.record(report))
     ms = [method["model"][length]["ms"] for method in report["methods"] if method["status"] != "refused"]
     rates = [float(line.cells[at].text.replace(",", "")) for line in table.lines]
     if "batch_tokens" not in report["settings"]:
@@ -116,8 +117,8 @@ def test_untrusted_text_is_no_markup():
     report = sample.encoder()
     report["model"]["name"] = "[red]x[/red] | <script>`*"
     assert "[red]x[" in printed(report, 120).replace("\n", "") or "red]" in printed(report, 120)
-    assert "\\|" in markdown(report).splitlines()[0]
-    assert "<script" not in markdown(report).replace("\\<", "")
+    assert "\\|" in markdown(sample.record(report)).splitlines()[0]
+    assert "<script" not in markdown(sample.record(report)).replace("\\<", "")
 
 
 @pytest.mark.parametrize(
@@ -129,7 +130,7 @@ def test_untrusted_text_is_no_markup():
 )
 def test_markdown_holds_every_fact(make, milliseconds):
     report = make()
-    text = markdown(report, list(columns.PLOTS)).replace("\\", "")
+    text = markdown(sample.record(report), list(columns.PLOTS)).replace("\\", "")
     facts = [report["command"], report["created"], report["recommendation"]["headline"], "0.99"]
     facts += [*report["notes"], *report["recommendation"]["reasons"], *report["versions"].values()]
     facts += [m["method"] for m in report["methods"]] + [m["reason"] for m in report["methods"] if "reason" in m]
@@ -139,7 +140,7 @@ def test_markdown_holds_every_fact(make, milliseconds):
 
 
 def test_markdown_tables_are_rectangular():
-    for block in markdown(sample.encoder()).split("\n\n"):
+    for block in markdown(sample.record(sample.encoder())).split("\n\n"):
         if block.startswith("|"):
             assert len({line.count("|") for line in block.splitlines()}) == 1
 
@@ -168,13 +169,19 @@ def test_a_speedup_within_the_noise_is_neither_faster_nor_slower(value, text):
 
 def test_no_tie_is_green_or_bold_in_the_terminal_even_in_the_recommended_row():
     report = noisy()
-    segments = list(Console(width=300, color_system="standard", file=StringIO()).render(rich_table(report)))
+    segments = list(
+        Console(width=300, color_system="standard", file=StringIO()).render(rich_table(sample.record(report)))
+    )
     ties = [segment for segment in segments if "≈" in segment.text and "×" in segment.text]
     assert len(ties) == 3 * len(sample.ENCODER)
     assert not any(
         segment.style.bold or (segment.style.color and segment.style.color.name == "green") for segment in ties
     )
-    clear = [s for s in Console(width=300, file=StringIO()).render(rich_table(sample.encoder())) if "1.34×" in s.text]
+    clear = [
+        s
+        for s in Console(width=300, file=StringIO()).render(rich_table(sample.record(sample.encoder())))
+        if "1.34×" in s.text
+    ]
     assert clear[0].style.bold  # as elsewhere in that row
     assert clear[0].style.color.name == "green"
 
@@ -188,8 +195,8 @@ def noisy():
                 costs |= {} if method["status"] == "exact" else {"verdict": "within the noise"}
         if "crossover" in method:
             method["crossover"] = None
-    load = {"others": 0.61, "average": 7.4, "cores": 2}
-    report["noise"] |= noise_of(load, [1.4]) | {
+    load = MachineLoad(0.61, 7.4, 2)
+    report["noise"] |= to_plain(noise_of(load, [1.4])) | {
         part: dict.fromkeys(report["noise"][part], 1.4) for part in ("model", "op")
     }
     return report
@@ -199,13 +206,13 @@ def test_a_busy_machine_is_said_in_the_box_of_the_terminal_and_above_the_advice_
     said = "The machine was busy: exact attention timed against itself differs by up to 40 %"
     text = printed(noisy(), 300)
     assert text.index("Recommendation ─") < text.index(said) < text.index(noisy()["recommendation"]["headline"])
-    text = markdown(noisy())
+    text = markdown(sample.record(noisy()))
     assert text.index(f"**{said}") < text.index("## Methods")
     assert text.count(said) == 1
-    for text in (printed(noisy(), 80), markdown(noisy())):
+    for text in (printed(noisy(), 80), markdown(sample.record(noisy()))):
         assert "other processes used 61 % of the processors' time" in " ".join(text.split())
         assert "Repeat the command on an idle machine" in " ".join(text.split())
-    quiet = markdown(sample.encoder())
+    quiet = markdown(sample.record(sample.encoder()))
     assert "busy" not in quiet
     assert "Noise: exact attention timed against itself differs by up to 3.0 %" in quiet
 
@@ -213,7 +220,11 @@ def test_a_busy_machine_is_said_in_the_box_of_the_terminal_and_above_the_advice_
 @pytest.mark.parametrize("make", [sample.encoder, sample.causal])
 def test_every_length_with_a_speed_of_the_model_has_a_fidelity(make):
     report = make()
-    for table in (columns.speed_table(report), columns.main_table(report), columns.model_table(report)):
+    for table in (
+        columns.speed_table(sample.record(report)),
+        columns.main_table(sample.record(report)),
+        columns.model_table(sample.record(report)),
+    ):
         heads = {(column.group.split()[0], column.head) for column in table.columns if column.group}
         lengths = {group for group, head in heads if head == "speed-up"}
         assert lengths == {f"{int(n):,}" for n in report["methods"][0]["model"]}
@@ -229,17 +240,19 @@ def test_every_length_with_a_speed_of_the_model_has_a_fidelity(make):
 
 
 def test_the_number_of_texts_behind_a_fidelity_is_said():
-    legend = columns.legend(sample.encoder())
+    legend = columns.legend(sample.record(sample.encoder()))
     assert "over 48 passages at 512, 5 sequences at 2,048, 4 sequences at 4,096" in legend
-    assert "exact perplexity / this one's" in columns.legend(sample.causal())
+    assert "exact perplexity / this one's" in columns.legend(sample.record(sample.causal()))
 
 
 def test_times_without_fidelity_say_so():
-    text = markdown(sample.encoder(), list(columns.PLOTS))
+    text = markdown(sample.record(sample.encoder()), list(columns.PLOTS))
     section = text[text.index("## One attention call") :].split("\n\n")
     assert section[1] == columns.OP_NOTE
     assert "these times have no fidelity" in columns.PLOTS["time-vs-length.png"][1]
-    assert not any(column.head == "faster from" for column in columns.main_table(sample.encoder()).columns)
+    assert not any(
+        column.head == "faster from" for column in columns.main_table(sample.record(sample.encoder())).columns
+    )
 
 
 @pytest.mark.parametrize(
@@ -254,7 +267,7 @@ def test_times_without_fidelity_say_so():
     ],
 )
 def test_crossover(crossover, text):
-    method = copy.deepcopy(sample.encoder()["methods"][4]) | {"crossover": crossover}
+    method = from_plain(MethodReport, sample.encoder()["methods"][4] | {"crossover": crossover})
     assert columns.crossover(method).text == text
 
 

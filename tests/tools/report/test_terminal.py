@@ -32,7 +32,7 @@ def figures(*found):
 
 
 def compared():
-    report = sample.encoder()
+    report = sample.record(sample.encoder())
     found = (columns.speed_table(report), columns.task_table(report), columns.quality_table(report))
     return tables.rich_table(report), figures(*found)
 

@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ import subquad as sq
 from subquad.tools.cli.main import app
 from subquad.tools.compare import recommend
 from subquad.tools.compare.code import code_of
+from subquad.tools.compare.schema import Attachment, MethodReport
 from subquad.tools.models import demo
 
 TAIL = "clustered-tail:clusters=8,topk=16"
@@ -25,11 +27,12 @@ def run(code: str) -> dict[str, Any]:
 
 
 def row(method: str, layers: list[int], **more: Any) -> Any:
-    return {"method": method, "settings": {"name": re.split("[:@ ]", method)[0]}, "layers": layers, **more}
+    settings = {"name": re.split("[:@ ]", method)[0]}
+    return MethodReport(**{"method": method, "settings": settings, "status": "measured", "layers": layers, **more})
 
 
 def code(steps: dict[str, str], rows: list[Any], location: str | None = None, layers: int = 6, **more: Any) -> str:
-    attached: Any = {"dtype": "fp32", "steps": steps, "lengths": [512, 600], **more}
+    attached = Attachment(**{"dtype": "fp32", "steps": steps, "lengths": [512, 600], **more})
     model = {"kind": "embedding", "position_limit": 512, "layers": list(range(layers))}
     return code_of(attached, rows, model, location)
 
@@ -64,12 +67,12 @@ def test_learned_parameters_of_one_length_come_from_what_is_saved():
     rows = [row("full", [*range(6)]), row("lha@mine", [*range(6)], adapter="mine")]
     assert 'sq.hf.load_adapter(model, "mine")' in code({"0": "lha@mine"}, rows)
     assert 'AutoModel.from_pretrained("served")' in code({"0": "full", "600": "lha@mine"}, rows)
-    assert 'sq.hf.swap(model, sq.load_plan("folder"))' in code({"0": "plan:x"}, [row("full", [0], plan="folder")
-                                                               | {"method": "plan:x"}])  # fmt: skip
+    planned = replace(row("full", [0], plan="folder"), method="plan:x")
+    assert 'sq.hf.swap(model, sq.load_plan("folder"))' in code({"0": "plan:x"}, [planned])
 
 
 def test_a_sentence_transformer_is_loaded_as_one():
-    attached: Any = {"dtype": "bf16", "steps": {"0": f"{TAIL} in bf16"}, "lengths": [600]}
+    attached = Attachment(dtype="bf16", steps={"0": f"{TAIL} in bf16"}, lengths=[600])
     facts = {
         "kind": "embedding", "library": "sentence-transformers", "position_limit": 512, "layers": list(range(6))
     }  # fmt: skip
@@ -80,7 +83,7 @@ def test_a_sentence_transformer_is_loaded_as_one():
     assert {str(method) for method in sq.hf.describe(model).methods.values()} == {TAIL}
     assert sq.hf.transformers_model(model).dtype == torch.bfloat16
     assert torch.as_tensor(model.encode("attention " * 550)).isfinite().all()
-    apart = code_of(attached | {"steps": {"0": "full", "600": "lha@mine"}},
+    apart = code_of(replace(attached, steps={"0": "full", "600": "lha@mine"}),
                     [row("full", [*range(6)]), row("lha@mine", [*range(6)], adapter="mine")], facts, None)  # fmt: skip
     assert 'SentenceTransformer("served")' in apart
 
@@ -92,7 +95,7 @@ def test_a_causal_language_model(model, text, tmp_path, monkeypatch, dtype):
     method = "clustered-tail:block=16,last=4"
     suffix = "" if dtype == "fp32" else f" in {dtype}"
     fast = (f"{method}{suffix}", "96")
-    monkeypatch.setattr(recommend, "is_faster", lambda method, length: (method["method"], length) == fast)
+    monkeypatch.setattr(recommend, "is_faster", lambda method, length: (method.method, length) == fast)
     given = ("--text", text, "--methods", method, "--max-kl", "50", "--dtype", dtype, "--out", tmp_path / "out")
     result = CliRunner().invoke(app, ["compare", model("llama"), *map(str, given)])
     assert result.exit_code == 0, result.output

@@ -21,7 +21,6 @@ from subquad.tools.compare.columns import legend, main_table, op_table, use
 from subquad.tools.compare.comparison import Comparison
 from subquad.tools.compare.jobs import OP, SEQUENCE
 from subquad.tools.compare.page import html
-from subquad.tools.compare.report import read_anew, report_of
 from subquad.tools.compare.run import measure, prepare
 from subquad.tools.compare.settings import CompareSettings
 from subquad.tools.compare.tables import markdown, rich_table
@@ -30,6 +29,9 @@ from subquad.tools.measure.noise import AGAIN
 from subquad.tools.models import saving
 from subquad.tools.models.saved_card import Measured
 from subquad.tools.plan.settings import PlanSettings
+from subquad.tools.runs.machine import Use
+from tests.tools.report import sample
+from tests.tools.workflows.reports import read_anew, report_of
 
 pytestmark = pytest.mark.usefixtures("undisturbed")
 
@@ -113,7 +115,7 @@ def test_the_report_is_complete_and_serialisable(measured, tmp_path):
     assert report["text"]["documents"] == 12
     assert report["recommendation"]["headline"]
     assert "--max-length 48" in report["command"]
-    names = {path.name for path in write_report(report, tmp_path)}
+    names = {path.name for path in write_report(sample.record(report), tmp_path)}
     assert {"report.json", "report.md", "report.html"} <= names
     assert any("For retrieval, do not embed longer inputs whole" in note for note in report["notes"])
 
@@ -214,7 +216,7 @@ def made_up(measured):
         done = measured("bert", **changed)
         stretched = [(done.results[SEQUENCE(n, i)], i) for n in done.lengths for i in range(done.sequence_count(n))]
         for unit, i in [*stretched, *((done.results[OP(n)], None) for n in done.settings.op_lengths)]:
-            unit.use = {"elapsed": 10.0, "others": 10.0 * others * os.cpu_count()}
+            unit.use = Use(10.0, 10.0 * others * os.cpu_count())
             if i == 0:
                 continue  # it warms up
             for name, row in unit.rows.items():
@@ -238,11 +240,11 @@ def test_a_tie_is_no_gain_anywhere_in_the_report(made_up):
             assert all(1.03 < factor < 1.04 for factor in report["noise"][part].values())
     assert report["recommendation"]["choice"] == "full"
     assert "(within the noise)" in report["recommendation"]["reasons"][0]
-    page = html(report, {})
+    page = html(sample.record(report), {})
     table = page[page.index("<table") : page.index("Notes</h2>")]
     assert 'class="faster"' not in table
     assert "≈1.01×" in table
-    assert "none" in {line.cells[0].text for line in op_table(report).lines}
+    assert "none" in {line.cells[0].text for line in op_table(sample.record(report)).lines}
 
 
 def test_a_gain_beyond_the_noise_is_one(made_up):
@@ -270,7 +272,7 @@ def test_a_busy_machine_is_measured_and_said(made_up, others, busy):
     assert report["noise"]["busy"] is busy
     assert report["noise"]["load"]["others"] == pytest.approx(others)
     assert report["recommendation"].get("warning", "").startswith("The machine was busy") is busy
-    for text in (markdown(report), html(report, {})):
+    for text in (markdown(sample.record(report)), html(sample.record(report), {})):
         assert ("Repeat the command on an idle machine" in text) is busy
         assert (
             f"other processes used {'70' if busy else '2.0'} % of the processors&#39; time".replace(
@@ -287,7 +289,7 @@ def test_fidelity_is_measured_at_every_length_that_has_a_speed(measured, name):
         assert set(row["fidelity"]) == set(row["model"]) == {"48", "96"}
         assert all(0 <= fidelity <= 1 + 1e-9 for fidelity in row["fidelity"].values())
     assert report["settings"]["sequences"] == {"96": 10}
-    assert "over 6 passages at 48, 10 sequences at 96" in legend(report)
+    assert "over 6 passages at 48, 10 sequences at 96" in legend(sample.record(report))
     assert 0 < by_method(report)["oracle-top:topk=2"]["fidelity"]["96"] < 1
 
 
@@ -319,9 +321,9 @@ def test_the_next_command_plans_for_the_same_model_and_text(measured, text):
         "--dtype fp32"
     )
     assert report["recommendation"]["next"] == shown
-    assert shown in markdown(report)
+    assert shown in markdown(sample.record(report))
     terminal = Console(file=StringIO(), width=1000)
-    terminal.print(rich_table(report))
+    terminal.print(rich_table(sample.record(report)))
     assert shown in terminal.file.getvalue()
 
 
@@ -364,7 +366,7 @@ def test_the_report_is_there_after_each_length_and_layers_come_last(settings, tm
     for each in reports:
         assert each["notes"][0].startswith("Unfinished: the run goes on")
         assert all(not row["op"] and "layer_error" not in row["quality"]["48"] for row in each["methods"])
-        assert write_report(each, tmp_path / "shown")
+        assert write_report(sample.record(each), tmp_path / "shown")
     kinds = [what.partition(" ")[0] for what in under_way if what not in ("loading", "done")]
     assert kinds[0] == "timing"
     assert kinds[-1] == "errors"
@@ -396,9 +398,9 @@ def test_a_time_limit_leaves_out_what_is_predicted_to_exceed_it(settings, tmp_pa
         "Left out for lack of time (--minutes 0.0001): 8 of 10 batches of 48 tokens; 10 of 10 batches of 96 tokens; "
         "6 passages; eager attention at 48 and 96 tokens; one attention call at 32 and 64 tokens."
     )
-    assert write_report(report, tmp_path / "shown")
+    assert write_report(sample.record(report), tmp_path / "shown")
     terminal = Console(file=StringIO(), width=1000)
-    terminal.print(rich_table(report))
+    terminal.print(rich_table(sample.record(report)))
     assert report["notes"][0] in terminal.file.getvalue()
     more = report_of(measure(replace(asked, minutes=5), tmp_path))
     assert not any(note.startswith("Left out for") for note in more["notes"])
@@ -415,10 +417,12 @@ def test_a_batch_has_the_lengths_of_the_text(settings, tmp_path):
     assert memory[1] > 2 * memory[0]
     assert any("batches of 4 padded texts" in note for note in report["notes"])
     means = {n: counted[n] / 4 for n in ("48", "96")}
-    groups = {column.group for column in main_table(report).columns}
+    groups = {column.group for column in main_table(sample.record(report)).columns}
     assert {f"{n} (mean {mean:,.0f})" for n, mean in means.items()} <= groups
-    assert f"Batches of 4 texts, padded; their mean number of tokens is {means['48']:,.0f} at 48" in legend(report)
-    assert {"48", "96"} <= {column.group for column in main_table(alone).columns}
+    assert f"Batches of 4 texts, padded; their mean number of tokens is {means['48']:,.0f} at 48" in legend(
+        sample.record(report)
+    )
+    assert {"48", "96"} <= {column.group for column in main_table(sample.record(alone)).columns}
 
 
 def test_the_model_without_attention_is_the_bottom_of_the_scale(measured):
@@ -426,7 +430,7 @@ def test_the_model_without_attention_is_the_bottom_of_the_scale(measured):
         report = report_of(measured(name))
         bottoms = report["without_attention"]
         assert set(bottoms) == {"48", "96"}
-        assert "Fidelity of the model without attention: " in legend(report)
+        assert "Fidelity of the model without attention: " in legend(sample.record(report))
     assert 0 < report["without_attention"]["48"]["of_exact"] <= 1
     rows = by_method(report_of(measured("bert")))
     assert "without attention" not in rows
@@ -445,7 +449,7 @@ def test_eager_attention_takes_more_memory(measured):
     report = report_of(measured("bert"))
     for length, eager in report["eager"].items():
         assert eager["extra_mib"] > by_method(report)["full"]["model"][length]["extra_mib"]
-    assert "With eager attention: " in legend(report)
+    assert "With eager attention: " in legend(sample.record(report))
 
 
 @pytest.mark.parametrize(("changed", "message"), [
@@ -522,7 +526,7 @@ def test_a_plan_is_a_row_of_its_own(settings, plan, tmp_path):
     by_layer = "by layer (0: by-length:steps=0:full+60:clustered:clusters=4, 1: local:window=2)"
     assert any(by_layer in note for note in report["notes"])
     assert not any("plan:mine was left out" in note for note in report["notes"])
-    write_report(report, tmp_path / "out")
+    write_report(sample.record(report), tmp_path / "out")
 
 
 def test_plans_of_other_models_and_folders_without_one_are_refused(settings, plan, tmp_path):
@@ -554,9 +558,9 @@ def test_fidelity_in_16_bits_is_to_exact_attention_in_fp32(settings, tmp_path):
     assert rows["full in bf16"]["model"]["48"]["speedup"] == 1.0
     assert any(note.startswith("In bf16, weights and activations have 16 bits") for note in report["notes"])
     assert not any("left out" in note for note in report["notes"])  # one attention call is timed in fp32 alone
-    for text in (markdown(report), html(report, {})):
+    for text in (markdown(sample.record(report)), html(sample.record(report), {})):
         assert "over fp32" in text
-    assert write_report(report, tmp_path / "shown")
+    assert write_report(sample.record(report), tmp_path / "shown")
 
 
 @pytest.mark.parametrize(("products", "expected"), [
@@ -583,7 +587,7 @@ def test_exact_attention_in_16_bits_can_be_recommended(made_up):
     assert advice["choice"] in ("full in bf16", f"{EVERYTHING} in bf16")
     assert "2.00× the speed of exact attention in fp32" in advice["headline"]
     assert advice["next"].endswith("--dtype bf16")
-    assert "dtype=torch.bfloat16" in use(report)
+    assert "dtype=torch.bfloat16" in use(sample.record(report))
 
 
 def test_the_headline_may_name_the_dtype_of_a_saved_model(settings, tmp_path):

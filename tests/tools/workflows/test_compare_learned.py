@@ -16,12 +16,15 @@ from subquad.tools.calibrate import run as fitting
 from subquad.tools.compare import comparison
 from subquad.tools.compare.code import code_of
 from subquad.tools.compare.reading import marks, notes
-from subquad.tools.compare.report import report_of
 from subquad.tools.compare.run import measure, prepare
+from subquad.tools.compare.schema import Attachment, MethodReport
 from subquad.tools.compare.settings import CompareSettings
 from subquad.tools.measure.exact_limits import exact_up_to
 from subquad.tools.measure.fidelity import relative_error
 from subquad.tools.models.pretrained import load
+from subquad.tools.runs.records import from_plain
+from tests.tools.report import sample
+from tests.tools.workflows.reports import report_of
 
 pytestmark = pytest.mark.usefixtures("undisturbed")
 
@@ -52,6 +55,14 @@ def adapter(settings, other_text, tmp_path):
     return fitting.save(fitted, tmp_path / "mine")
 
 
+def notes_of(report):
+    return notes(sample.record(report))
+
+
+def marks_of(report, row):
+    return marks(sample.record(report), from_plain(MethodReport, row))
+
+
 def by_method(report):
     return {method["method"]: method for method in report["methods"]}
 
@@ -61,8 +72,8 @@ def test_learned_parameters_that_nobody_fitted_are_said_to_be_so(settings, tmp_p
     assert set(by_method(report)[LHA]["model"]) == {"48", "96"}
     assert f"{LHA}: not calibrated: its learned parameters are those that it starts with." in report["notes"]
     assert not any(note.startswith("lsh:buckets=3: not calibrated") for note in report["notes"])
-    assert marks(report, by_method(report)[LHA]) == ["not calibrated"]
-    assert marks(report, by_method(report)["lsh:buckets=3"]) == []
+    assert marks_of(report, by_method(report)[LHA]) == ["not calibrated"]
+    assert marks_of(report, by_method(report)["lsh:buckets=3"]) == []
 
 
 def test_an_adapter_is_a_row_of_its_own(settings, adapter, tmp_path):
@@ -73,8 +84,8 @@ def test_an_adapter_is_a_row_of_its_own(settings, adapter, tmp_path):
     assert plain["layer_error"] != fitted["layer_error"]
     assert 0 < fitted["weights_l1"] < 2
     assert f"--adapter {adapter}" in report["command"]
-    attached = {"dtype": "fp32", "steps": {"0": f"{LHA}@mine"}, "lengths": [48]}
-    code = code_of(attached, report["methods"], report["model"], settings.model)
+    attached, read = Attachment(dtype="fp32", steps={"0": f"{LHA}@mine"}, lengths=[48]), sample.record(report)
+    code = code_of(attached, read.methods, read.model, settings.model)
     made: dict[str, Any] = {}
     exec(code, made)
     assert code.endswith(f'sq.hf.load_adapter(model, "{adapter}")')
@@ -91,7 +102,7 @@ def test_parameters_for_a_length_run_up_to_it_and_the_report_says_so(settings, t
     assert set(rows["full"]["op"]) == {"32", "96"}
     assert set(rows[name]["quality"]) == {"48"}
     assert set(rows[name]["op"]) == {"32"}
-    assert notes(report) == [f"{name}: its parameters are for at most 64 tokens, and it was not run on more"]
+    assert notes_of(report) == [f"{name}: its parameters are for at most 64 tokens, and it was not run on more"]
     assert not any("was left out" in note for note in report["notes"])
     beyond = report_of(measure(replace(asked, op_lengths=(96,)), tmp_path / "beyond"))
     assert "crossover" not in by_method(beyond)[name]
@@ -101,7 +112,7 @@ def test_a_row_that_is_too_slow_is_told_apart_from_one_that_cannot_run(settings,
     monkeypatch.setattr(comparison, "_worth", lambda row, seconds, growth: row.is_exact)
     report = report_of(measure(replace(settings, methods=("lsh:buckets=3", "linformer:k=5")), tmp_path / "out"))
     assert [note.partition(":")[0] for note in report["notes"] if "was left out from 96" in note] == ["lsh"]
-    assert [note.partition(":")[0] for note in notes(report)] == ["linformer"]
+    assert [note.partition(":")[0] for note in notes_of(report)] == ["linformer"]
 
 
 @pytest.mark.parametrize(
@@ -135,12 +146,14 @@ def test_settings_tell_where_a_method_is_exact(settings, name, most):
 def test_exact_by_its_settings_is_said_below_the_table_and_never_recommended(settings, tmp_path):
     name = "linformer:k=48,projection=mean-pool"
     report = report_of(measure(replace(settings, methods=(name,), min_fidelity=1e-6), tmp_path))
-    assert notes(report) == [f"{name}: is exact attention on at most 48 tokens; a speed-up there is due to chance"]
+    assert notes_of(report) == [f"{name}: is exact attention on at most 48 tokens; a speed-up there is due to chance"]
     at_own, longer, *_ = report["recommendation"]["reasons"]
     assert name not in at_own
     assert name in longer
     larger = report_of(measure(replace(settings, methods=("lha:buckets=1", "local:window=47")), tmp_path / "more"))
-    assert notes(larger) == ["lha:buckets=1: is exact attention with these settings; a speed-up there is due to chance"]
+    assert notes_of(larger) == [
+        "lha:buckets=1: is exact attention with these settings; a speed-up there is due to chance"
+    ]
 
 
 def test_an_adapter_alone_is_enough(settings, adapter, tmp_path):
@@ -187,7 +200,7 @@ def test_what_is_exact_anyway_is_compared_without_calibration(settings, other_te
     report = report_of(measure(asked, tmp_path / "out"))
     exact = by_method(report)["lha-tail:keys=48"]
     assert exact["quality"]["48"]["cosine_mean"] == pytest.approx(1.0, abs=1e-6)
-    assert marks(report, exact) == ["not calibrated"]
+    assert marks_of(report, exact) == ["not calibrated"]
 
 
 def test_a_damaged_adapter_of_an_earlier_run_is_fitted_again(settings, other_text, quick, tmp_path):

@@ -14,8 +14,8 @@ import subquad as sq
 from subquad.core.errors import InputError
 from subquad.tools.compare.code import code_of
 from subquad.tools.compare.page import html
-from subquad.tools.compare.report import report_of
 from subquad.tools.compare.run import measure, prepare
+from subquad.tools.compare.schema import Attachment
 from subquad.tools.compare.settings import CompareSettings
 from subquad.tools.compare.tables import rich_table
 from subquad.tools.models import pretrained
@@ -24,6 +24,8 @@ from subquad.tools.plan.prepared import prepare as prepare_plan
 from subquad.tools.plan.run import make
 from subquad.tools.plan.settings import PlanSettings
 from subquad.tools.runs.jobs import silent
+from tests.tools.report import sample
+from tests.tools.workflows.reports import report_of
 
 pytestmark = pytest.mark.usefixtures("undisturbed")
 
@@ -70,14 +72,14 @@ def test_the_report_has_the_exact_models_perplexity_in_each_quarter(report):
 
 def test_terminal_and_page_show_them(report):
     console = Console(file=StringIO(), width=300)
-    console.print(rich_table(report))
-    for shown in (console.file.getvalue(), html(report, {})):
+    console.print(rich_table(sample.record(report)))
+    for shown in (console.file.getvalue(), html(sample.record(report), {})):
         assert f"in the four quarters of {LONG} tokens" in shown.replace("&#39;", "'")
 
 
 def test_the_code_of_the_report_extends_the_model_as_far(report):
-    attached = {"dtype": "fp32", "steps": {"0": HALVES}, "lengths": [LONG]}
-    code = code_of(attached, report["methods"], report["model"], "here")
+    attached, read = Attachment(dtype="fp32", steps={"0": HALVES}, lengths=[LONG]), sample.record(report)
+    code = code_of(attached, read.methods, read.model, "here")
     assert f"sq.hf.extend_positions(model, {REACH}, tokenizer=tokenizer)" in code
 
 

@@ -8,11 +8,11 @@ import pytest
 from subquad.tools.compare import comparison
 from subquad.tools.compare.comparison import Comparison
 from subquad.tools.compare.jobs import SEQUENCE, STEPS
-from subquad.tools.compare.report import report_of
 from subquad.tools.compare.run import measure, prepare
 from subquad.tools.compare.settings import COMPARED, CompareSettings
 from subquad.tools.measure.noise import ASSUMED_NOISE
 from subquad.tools.models.pretrained import MAIN_LENGTH
+from tests.tools.workflows.reports import report_of
 
 pytestmark = pytest.mark.usefixtures("undisturbed")
 KERNEL, HALVES = "full:kernel=subquad", "clustered:clusters=4,block=16,last=4"

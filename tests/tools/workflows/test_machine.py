@@ -11,7 +11,9 @@ import subquad as sq
 from subquad.core import environment
 from subquad.kernels import dispatch as registry
 from subquad.kernels import native, triton
+from subquad.tools.measure.noise import MachineLoad
 from subquad.tools.runs import machine
+from subquad.tools.runs.machine import Use
 
 
 @pytest.fixture
@@ -170,11 +172,12 @@ def stat(monkeypatch, tmp_path):
 
 def test_others_are_all_busy_time_but_this_process_own(stat, monkeypatch):
     stat(user=1000, system=50, idle=7)
-    with machine.watched() as use:
-        stat(user=1300, system=100, idle=99, waiting=99, stolen=25)
-        monkeypatch.setattr(machine.time, "process_time", lambda: 1.5)
-    assert use["others"] == pytest.approx(3.0 + 0.5 + 0.25 - 1.5)
-    assert use["elapsed"] > 0
+    used = machine.watch()
+    stat(user=1300, system=100, idle=99, waiting=99, stolen=25)
+    monkeypatch.setattr(machine.time, "process_time", lambda: 1.5)
+    use = used()
+    assert use.others == pytest.approx(3.0 + 0.5 + 0.25 - 1.5)
+    assert use.elapsed > 0
 
 
 @pytest.mark.parametrize("text", ["", "cpu 1 2", "intr 1 2 3 4 5 6 7 8", "cpu a b c d e f g h", "cpu 0 0 0 0 0 0 0 0"])
@@ -182,15 +185,14 @@ def test_a_system_that_does_not_say_is_told_apart_from_an_idle_one(monkeypatch, 
     monkeypatch.setattr(machine, "_STAT", tmp_path / "stat")
     if text:
         (tmp_path / "stat").write_text(text)
-    with machine.watched() as use:
-        pass
-    assert use["others"] is None
-    assert machine.load(0.5, [use])["others"] is None
+    use = machine.watch()()
+    assert use.others is None
+    assert machine.load(0.5, [use]).others is None
 
 
 def test_the_share_is_over_all_whiles_and_cores(monkeypatch):
     monkeypatch.setattr(machine.os, "cpu_count", lambda: 4)
-    uses = [{"elapsed": 1.0, "others": 3.0}, {"elapsed": 3.0, "others": 1.0}, {"elapsed": 9.0, "others": None}]
-    assert machine.load(0.7, uses) == {"others": 0.25, "average": 0.7, "cores": 4}
-    assert machine.load(None, [{"elapsed": 2.0, "others": -0.1}])["others"] == 0.0  # the count is coarse
-    assert machine.load(None, [{"elapsed": 0.5, "others": 0.5}])["others"] is None  # and of too short a while
+    uses = [Use(1.0, 3.0), Use(3.0, 1.0), Use(9.0, None)]
+    assert machine.load(0.7, uses) == MachineLoad(0.25, 0.7, 4)
+    assert machine.load(None, [Use(2.0, -0.1)]).others == 0.0  # the count is coarse
+    assert machine.load(None, [Use(0.5, 0.5)]).others is None  # and of too short a while

@@ -7,13 +7,11 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 from subquad.core.errors import InputError
-from subquad.tools.compare import recommend
-from subquad.tools.compare.report import report_of
 from subquad.tools.compare.run import measure, prepare
 from subquad.tools.compare.settings import CompareSettings
 from subquad.tools.models.pretrained import load
-from subquad.tools.runs.floor import Floor
-from tests.tools.compare.test_recommend import EXACT, row
+from tests.tools.compare.test_recommend import EXACT, recommend, row
+from tests.tools.workflows.reports import report_of
 
 pytestmark = pytest.mark.usefixtures("undisturbed")
 
@@ -70,7 +68,8 @@ def test_each_is_a_row_with_its_own_figures_that_is_not_recommended(settings, re
     assert broken["fidelity"][length] < 0.95
     assert eager["model"][length]["ms"] > 0
     assert not eager["op"]
-    assert "error_by_layer" not in str(eager["quality"])
+    assert "layer_error" not in eager["quality"][length]
+    assert "layer_error" in rows["clustered:clusters=4"]["quality"][length]
     choices = {report["recommendation"]["choice"], *report["recommendation"]["by_length"].values()}
     assert not any(choice.startswith("attention:") for choice in choices)
     assert any("attention:eager: transformers' attention 'eager'" in note for note in report["notes"])
@@ -119,7 +118,7 @@ def other(name, fidelity, speedup):
 
 def test_one_that_is_faster_than_the_choice_is_named_in_the_reasons():
     methods = [EXACT, row("clustered", 0.995, 1.5), other("fast", 0.999, 2.0), other("slow", 1.0, 1.2)]
-    advice = recommend.recommend(methods, [512], Floor("fidelity", 0.99), 10_000, {})
+    advice = recommend(methods, [512], 0.99)
     assert advice["choice"] == "clustered"
     (reason,) = (reason for reason in advice["reasons"] if "not subquad's" in reason)
     assert "attention:fast" in reason
@@ -129,7 +128,5 @@ def test_one_that_is_faster_than_the_choice_is_named_in_the_reasons():
 
 @pytest.mark.parametrize("others", [[], [other("far", 0.5, 9.0)]])
 def test_one_that_is_far_from_exact_attention_is_not(others):
-    advice = recommend.recommend(
-        [EXACT, row("clustered", 0.995, 1.5), *others], [512], Floor("fidelity", 0.99), 9_000, {}
-    )
+    advice = recommend([EXACT, row("clustered", 0.995, 1.5), *others], [512], 0.99, 9_000)
     assert not any("not subquad's" in reason for reason in advice["reasons"])

@@ -13,12 +13,13 @@ from subquad.tools.cli.main import app
 from subquad.tools.compare.columns import request_table, requests_caption
 from subquad.tools.compare.jobs import STEPS
 from subquad.tools.compare.page import html
-from subquad.tools.compare.report import report_of
 from subquad.tools.compare.run import measure, prepare
 from subquad.tools.compare.settings import CompareSettings
 from subquad.tools.compare.tables import markdown, rich_table
 from subquad.tools.models import generation
 from subquad.tools.plan.settings import PlanSettings
+from tests.tools.report import sample
+from tests.tools.workflows.reports import report_of
 
 pytestmark = pytest.mark.usefixtures("undisturbed")
 HALVES, WINDOW = "clustered:clusters=4,block=16,last=4", "local:window=4"
@@ -83,7 +84,7 @@ def test_the_report_says_which_steps_are_exact(report):
     rows = rows_of(report)
     assert max(rows[HALVES]["step_kl"].values()) < 1e-9
     assert rows[WINDOW]["step_kl"]["96"] > 1e-6
-    said = requests_caption(report)
+    said = requests_caption(sample.record(report))
     assert "A request generates 9 tokens" in said
     assert re.search(
         rf"exact attention by construction, .*, except those of {WINDOW} \(a KL of .* after 96 tokens\)", said
@@ -91,16 +92,16 @@ def test_the_report_says_which_steps_are_exact(report):
 
 
 def test_the_tables_have_the_three_figures(report):
-    groups = [group for group, _ in request_table(report).groups]
+    groups = [group for group, _ in request_table(sample.record(report)).groups]
     of_48 = ["48: first token", "48: each further token", "48 + 9: request"]
     assert groups == of_48 + [group.replace("48", "96") for group in of_48]
     for width in (80, 300):
         console = Console(file=StringIO(), width=width)
-        console.print(rich_table(report))
+        console.print(rich_table(sample.record(report)))
         assert "Whole requests" in console.file.getvalue()
         assert "exact attention by construction" in " ".join(console.file.getvalue().split())
-    assert "## Whole requests" in markdown(report)
-    assert "48 + 9: request" in html(report, {})
+    assert "## Whole requests" in markdown(sample.record(report))
+    assert "48 + 9: request" in html(sample.record(report), {})
 
 
 def test_no_new_tokens_measure_no_steps(settings, tmp_path):
@@ -109,7 +110,7 @@ def test_no_new_tokens_measure_no_steps(settings, tmp_path):
     assert not list(comparison.results.all(STEPS))
     assert not any("step" in row or "request" in row for row in report["methods"])
     assert "requests" not in report
-    assert not request_table(report).columns
+    assert not request_table(sample.record(report)).columns
     assert not any("No requests after" in note for note in report["notes"])
 
 
@@ -141,7 +142,7 @@ def test_new_tokens_come_after_a_prompt_that_is_cut_if_positions_are_missing(set
     assert (done.new_tokens_after(48), done.prompt_of_request(48)) == (20, 44)
     assert report["requests"]["prompts"] == {"48": 44}
     assert any("the new tokens of requests with 48 tokens come after the first 44" in note for note in report["notes"])
-    assert "44 + 20: request" in [column.group for column in request_table(report).columns]
+    assert "44 + 20: request" in [column.group for column in request_table(sample.record(report)).columns]
     assert done.results[STEPS(48)].times.cache_mib["fp32"] == pytest.approx(2 * 2 * 45 * 32 * 4 / 2**20, rel=0.03)
 
 

@@ -121,7 +121,7 @@ def test_each_length_is_saved_with_what_is_recommended_there(model, text, tmp_pa
     """The method of the longer length is saved too, and the terminal tells which runs where; so does the code."""
     longer = "local:window=9"
     fast = {(METHOD, "64"), (longer, "96")}
-    monkeypatch.setattr(recommend, "is_faster", lambda method, length: (method["method"], length) in fast)
+    monkeypatch.setattr(recommend, "is_faster", lambda method, length: (method.method, length) in fast)
     result = compared(model("bert"), text, tmp_path, "--methods", longer, "--lengths", "64,96")
     shown = " ".join(result.output.split())
     assert f"with {METHOD} below 96 tokens and {longer} from 96 tokens on; recommended at 64 and 96 tokens" in shown

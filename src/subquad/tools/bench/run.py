@@ -156,9 +156,9 @@ class Bench(JobRun):
 
     def time(self, load: Load, visit: int) -> Visit:
         """All methods in turn, round by round."""
-        with threads(self.settings.threads), machine.watched() as use:
-            rows = self._rows(load, visit)
-        return Visit(rows, use)
+        with threads(self.settings.threads):
+            used = machine.watch()
+            return Visit(self._rows(load, visit), used())
 
     def _rows(self, load: Load, visit: int) -> dict[str, Timed]:
         try:

@@ -33,6 +33,7 @@ from subquad.tools.measure.timing import Effort, speedup, spread, until_steady
 from subquad.tools.runs import machine
 from subquad.tools.runs.jobs import Job, JobKind, Progress, silent
 from subquad.tools.runs.options import as_command
+from subquad.tools.runs.records import to_plain
 from subquad.tools.runs.runner import JobRun
 
 QUERIES = (1, 4, 16, 32)  # of each head: a token, drafts of assisted decoding, short chunks
@@ -158,7 +159,8 @@ class StepsBench(JobRun):
         made: dict[str, Callable[[], Tensor]] = {EXACT: _sdpa(*inputs), FAST_EXACT: _subquad(*inputs)}
         rows = {name: StepCall(name, dtype, keys, queries) for name in made}
         rows[FAST_EXACT].sdpa_instead = _sdpa_instead(*inputs)
-        with threads(s.threads), torch.inference_mode(), machine.watched() as use:
+        with threads(s.threads), torch.inference_mode():
+            used = machine.watch()
             truth = _sdpa(*(x.double() for x in inputs))()
             for name, call in made.items():
                 rows[name].reason = hindrance(call)
@@ -167,6 +169,7 @@ class StepsBench(JobRun):
             able = {name: call for name, call in made.items() if rows[name].reason is None}
             effort = BRIEF if s.quick else THOROUGH
             seconds = until_steady(able | {READ: numbers.sum}, effort, torch.device(s.device))
+            use = used()
         for name in able:
             row = rows[name]
             row.ms_low, row.ms, row.ms_high = spread([1e3 * each for each in seconds[name]])
@@ -192,7 +195,7 @@ class StepsBench(JobRun):
             ],
             "versions": machine.versions(),
             "hardware": machine.hardware(self.settings.device),
-            "noise": noise_of(machine.load(self.load_average, [unit.use for unit in by_shape.values()]), []),
+            "noise": to_plain(noise_of(machine.load(self.load_average, [unit.use for unit in by_shape.values()]), [])),
             "notes": self.resumed_note,
         }
 

@@ -9,7 +9,7 @@ from rich.text import Text
 from subquad.methods.full import EXACT
 from subquad.tools.bench.crossovers import Panel, cells_of, names, panels, ran
 from subquad.tools.bench.schema import BenchCell, BenchReport, Change, Changes, Crossover
-from subquad.tools.report import cells, content
+from subquad.tools.report import cells
 from subquad.tools.report.cells import Cell, Tone
 from subquad.tools.report.content import Column, Line, ReportTable, pieces, text_of
 from subquad.tools.report.markup import bullets, escaped, fenced, noise_line, pairs_table, sections, table_of
@@ -31,8 +31,8 @@ def rich_table(report: BenchReport) -> RenderableType:
         parts += [Text(f"\n{title(report, panel)}", "bold"), _terminal(report.cells, panel)]
         parts += [Text(f"• {line}") for line in _conclusions(report, panel)]
     parts.append(Text(f"\n{LEGEND} {NO_FIDELITY}", "dim"))
-    if noise := content.noise(vars(report)):
-        parts.append(Text(noise[1], "yellow" if noise[0] else "dim"))
+    if noise := report.noise:
+        parts.append(Text(noise.says, "yellow" if noise.busy else "dim"))
     if report.changes is not None:
         parts += _changes(report.changes)
     return Group(*parts)
@@ -40,7 +40,7 @@ def rich_table(report: BenchReport) -> RenderableType:
 
 def markdown(report: BenchReport, plots: Sequence[str] = ()) -> str:
     """All of a benchmark as Markdown. `plots` are the names of the plots that lie next to it."""
-    parts = ["# Time and memory against length", noise_line(vars(report)), NO_FIDELITY]
+    parts = ["# Time and memory against length", noise_line(report.noise), NO_FIDELITY]
     parts += [f"![{name}]({name})" for name in plots]
     for panel in panels(report.cells):
         parts += [f"## {escaped(title(report, panel))}", table_of(_full_table(report.cells, panel))]

@@ -24,6 +24,7 @@ from subquad.tools.models.dtypes import FP32, TORCH
 from subquad.tools.models.rows import IN, CompareRow
 from subquad.tools.models.saved_card import Measured
 from subquad.tools.models.saving import Chosen
+from subquad.tools.report import cells
 from subquad.tools.runs.floor import Floor
 
 Row = TypeVar("Row")
@@ -55,24 +56,19 @@ def attachment(
     judged = (within, floor, tokens, noise)
     noisy = [n for n in within if n not in best]
     for dtype in dict.fromkeys([*map(_dtype, recommended.values()), FP32]):
-        rows = [row for row in methods if row["status"] != "refused" and _dtype(row) == dtype]
+        rows = [row for row in methods if row.status != "refused" and _dtype(row) == dtype]
         exact = next(row for row in rows if is_full(row))
         chosen = dict.fromkeys(noisy, exact) | {n: row or exact for n, row in fastest(rows, *judged).items()}
         steps = _steps(chosen, floor)
         if steps is None:
             continue
         runs = {n: running_at(steps, n) for n in chosen}
-        approximate = [(n, row) for n, row in runs.items() if n in best and row["status"] != "exact"]
+        approximate = [(n, row) for n, row in runs.items() if n in best and row.status != "exact"]
         pays = [n for n, row in approximate if recommend.is_faster(row, str(n))]
         if not pays or not all(is_faithful(row, str(n), floor) for n, row in runs.items()):
             continue
-        made: Attachment = {
-            "dtype": dtype,
-            "steps": {str(start): row["method"] for start, row in steps.items()},
-            "lengths": pays,
-        }
-        note = _note(best, chosen, runs, floor)
-        return {**made, "note": note} if note else made
+        named = {str(start): row.method for start, row in steps.items()}
+        return Attachment(dtype=dtype, steps=named, lengths=pays, note=_note(best, chosen, runs, floor) or None)
     return None
 
 
@@ -83,8 +79,8 @@ def running_at(steps: Mapping[int, Row], length: int) -> Row:
 
 def described(attached: Attachment) -> str:
     """The methods that run and the lengths at which they do, in words."""
-    names = {int(start): name.partition(IN)[0] for start, name in attached["steps"].items()}
-    dtype = "" if attached["dtype"] == FP32 else f"{IN}{attached['dtype']}"
+    names = {int(start): name.partition(IN)[0] for start, name in attached.steps.items()}
+    dtype = "" if attached.dtype == FP32 else f"{IN}{attached.dtype}"
     (_, first), *later = names.items()
     if not later:
         return f"{first}{dtype}"
@@ -94,20 +90,21 @@ def described(attached: Attachment) -> str:
 
 def chosen_by_comparison(settings: CompareSettings, report: Report, out: Path) -> Chosen | None:
     """The methods that a comparison recommends, each from its length on; None where exact attention in fp32 stays."""
-    attached = report["recommendation"].get("attachment")
+    attached = report.recommendation.attachment
     if attached is None:
         return None
     c = run.prepare(settings, out)  # what was fitted is in the folder
-    names = {int(start): name for start, name in attached["steps"].items()}
+    names = {int(start): name for start, name in attached.steps.items()}
     rows = {row.name: row for row in c.rows}
-    reports = {method["method"]: method for method in report["methods"]}
+    reports = {method.method: method for method in report.methods}
     lines = [
         f"{n:,} tokens: {describe_performance(reports[running_at(names, n)], str(n), c.floor)}."
-        for n in attached["lengths"]
+        for n in attached.lengths
     ]
-    measured = Measured(lines, report["command"], report["hardware"], attached["dtype"], noise=report["noise"]["says"])
+    noise = "" if report.noise is None else report.noise.says
+    measured = Measured(lines, report.command, report.hardware, attached.dtype, noise=noise)
     methods = methods_by_layer({start: rows[name] for start, name in names.items()}, c.pretrained.model)
-    dtype, lengths = attached["dtype"], attached["lengths"]
+    dtype, lengths = attached.dtype, attached.lengths
     return Chosen(described(attached), methods, lengths, measured, TORCH[dtype], pays_in_dtype=dtype != FP32)
 
 
@@ -126,12 +123,12 @@ def methods_by_layer(steps: Mapping[int, CompareRow], model: Any) -> dict[int, M
 
 
 def _dtype(row: MethodReport) -> str:
-    return row.get("dtype", FP32)
+    return row.dtype or FP32
 
 
 def _steps(chosen: Rows, floor: Floor) -> dict[int, MethodReport] | None:
     """The rows by the number of tokens from which on they run; None if they cannot be joined and no row does alone."""
-    if len({row["method"] for row in chosen.values()}) == 1 or _can_be_joined(chosen, floor):
+    if len({row.method for row in chosen.values()}) == 1 or _can_be_joined(chosen, floor):
         return _joined(chosen, floor)
     for _, row in sorted(chosen.items(), reverse=True):
         if not is_full(row) and all(is_faithful(row, str(n), floor) for n in chosen):
@@ -141,8 +138,8 @@ def _steps(chosen: Rows, floor: Floor) -> dict[int, MethodReport] | None:
 
 def _can_be_joined(chosen: Rows, floor: Floor) -> bool:
     """True if the rows can be the steps of a `by-length` that takes no longer than each of them does alone."""
-    methods = [from_dict(row["settings"]) for row in chosen.values()]
-    if floor.of_next_tokens or any(map(is_mixture, methods)) or any("plan" in row for row in chosen.values()):
+    methods = [from_dict(row.settings) for row in chosen.values()]
+    if floor.of_next_tokens or any(map(is_mixture, methods)) or any(row.plan for row in chosen.values()):
         return False
     try:
         ByLength(dict(enumerate(methods)))
@@ -161,12 +158,12 @@ def _joined(chosen: Rows, floor: Floor) -> dict[int, MethodReport]:
     steps = {0: first}
     for length, row in longer:
         previous = steps[max(steps)]
-        if row["method"] != previous["method"]:
+        if row.method != previous.method:
             start = length
             if is_full(row) and not is_faithful(previous, str(length), floor):
                 start = before + 1
             elif is_full(previous):
-                start = min(length, max(before + 1, math.ceil(row.get("crossover") or length)))
+                start = min(length, max(before + 1, math.ceil(cells.known(row.crossover) or length)))
             steps[start] = row
         before = length
     return steps
@@ -174,15 +171,15 @@ def _joined(chosen: Rows, floor: Floor) -> dict[int, MethodReport]:
 
 def _note(best: Mapping[int, MethodReport | None], chosen: Rows, runs: Rows, floor: Floor) -> str:
     """The lengths at which something else runs than what is recommended there, and why; empty if there are none."""
-    recommended = {n: EXACT if row is None else row["method"] for n, row in best.items()}
-    differing = [n for n, row in runs.items() if n in recommended and row["method"] != recommended[n]]
+    recommended = {n: EXACT if row is None else row.method for n, row in best.items()}
+    differing = [n for n, row in runs.items() if n in recommended and row.method != recommended[n]]
     if not differing:
         return ""
     reasons = []
-    if any(chosen[n]["method"] != recommended[n] for n in differing):
+    if any(chosen[n].method != recommended[n] for n in differing):
         reasons.append("a model has one dtype")
-    if any(runs[n]["method"] != chosen[n]["method"] for n in differing):
+    if any(runs[n].method != chosen[n].method for n in differing):
         steps = "by-length would run both methods on a long prompt" if floor.of_next_tokens else "they cannot be joined"
         reasons.append(steps)
-    each = listed([f"{runs[n]['method']} at {n:,} tokens" for n in differing])
+    each = listed([f"{runs[n].method} at {n:,} tokens" for n in differing])
     return f"One model for all lengths runs {each}, because {listed(reasons)}."

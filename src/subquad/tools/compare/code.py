@@ -28,8 +28,8 @@ def code_of(
         model: the description of the model in the report.
         location: the hub id or the folder of the model, or the name of a demo model; None is the demo encoder.
     """
-    by_name = {row["method"]: row for row in methods}
-    steps = {int(start): by_name[name] for start, name in attached["steps"].items()}
+    by_name = {row.method: row for row in methods}
+    steps = {int(start): by_name[name] for start, name in attached.steps.items()}
     wrapped = model.get("library") == "sentence-transformers"
     auto = AUTO_CLASSES[model["kind"]]
     imported = (
@@ -44,7 +44,7 @@ def code_of(
             "",
             *_loading(wrapped, auto, f'"{SAVED}"'),
         ])  # fmt: skip
-    longest, limit = max(attached["lengths"]), model["position_limit"]
+    longest, limit = max(attached.lengths), model["position_limit"]
     calls = []
     if limit is not None and longest > limit:
         reach = model.get("extended_to", longest)
@@ -56,7 +56,7 @@ def code_of(
         lines += ["from subquad.tools.models import demo", "", f"path = {_DEMOS[location or demo.ENCODER]}"]
     else:
         lines += ["", f"path = {json.dumps(location, ensure_ascii=False)}"]
-    return "\n".join([*lines, *_loading(wrapped, auto, "path", str(TORCH[attached["dtype"]])), *calls])
+    return "\n".join([*lines, *_loading(wrapped, auto, "path", str(TORCH[attached.dtype])), *calls])
 
 
 def _loading(wrapped: bool, auto: str, path: str, dtype: str | None = None) -> list[str]:
@@ -78,8 +78,8 @@ def _is_one_method(steps: Mapping[int, MethodReport]) -> bool:
     """True if the steps can be written as one method in some layers."""
     if len(steps) == 1:
         return True
-    layers = {tuple(row["layers"]) for row in steps.values() if not is_full(row)}
-    return len(layers) == 1 and not any("adapter" in row for row in steps.values())
+    layers = {tuple(row.layers or ()) for row in steps.values() if not is_full(row)}
+    return len(layers) == 1 and not any(row.adapter for row in steps.values())
 
 
 def _attaching(steps: Mapping[int, MethodReport], layers: int) -> list[str]:
@@ -87,13 +87,13 @@ def _attaching(steps: Mapping[int, MethodReport], layers: int) -> list[str]:
     rows = list(steps.values())
     if all(map(is_full, rows)):
         return []
-    if "adapter" in rows[0]:
-        return [f"sq.hf.load_adapter(model, {json.dumps(rows[0]['adapter'], ensure_ascii=False)})"]
-    if "plan" in rows[0]:
-        return [f"sq.hf.swap(model, sq.load_plan({json.dumps(rows[0]['plan'], ensure_ascii=False)}))"]
-    names = {start: json.dumps(row["method"].partition(IN)[0], ensure_ascii=False) for start, row in steps.items()}
+    if rows[0].adapter:
+        return [f"sq.hf.load_adapter(model, {json.dumps(rows[0].adapter, ensure_ascii=False)})"]
+    if rows[0].plan:
+        return [f"sq.hf.swap(model, sq.load_plan({json.dumps(rows[0].plan, ensure_ascii=False)}))"]
+    names = {start: json.dumps(row.method.partition(IN)[0], ensure_ascii=False) for start, row in steps.items()}
     method = names[0]
     if len(names) > 1:
         method = f"sq.ByLength({{{', '.join(f'{start}: {name}' for start, name in names.items())}}})"
-    where = next(row["layers"] for row in rows if not is_full(row))
+    where = next(row.layers or [] for row in rows if not is_full(row))
     return [f"sq.hf.swap(model, {method if len(where) == layers else f'dict.fromkeys({where}, {method})'})"]

@@ -3,11 +3,9 @@
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Literal
 
 from subquad.core.spelling import listed
 from subquad.tools.compare.reading import (
-    cost,
     fidelity,
     floor_figure,
     layer_errors,
@@ -19,7 +17,7 @@ from subquad.tools.compare.reading import (
     quality,
     ran,
 )
-from subquad.tools.compare.schema import MethodReport, Report
+from subquad.tools.compare.schema import MethodReport, Part, Report
 from subquad.tools.report.cells import MISSING, Cell, decimals, kept, known, number, size, speedup, two_digits
 from subquad.tools.report.content import Column, Line, ReportTable, sections_of
 
@@ -55,12 +53,11 @@ OP_NOTE = "One layer's attention alone, on random inputs; these times have no fi
 
 # ---------------------------------------------------------------------- tables
 
-Part = Literal["model", "op", "step", "request"]
 Maker = tuple[Column, Callable[[MethodReport], Cell]]
 
 
 def _table(report: Report, makers: Sequence[Maker]) -> ReportTable:
-    lines = [Line(m["method"], [make(m) for _, make in makers], marks(report, m)) for m in ran(report)]
+    lines = [Line(m.method, [make(m) for _, make in makers], marks(report, m)) for m in ran(report)]
     return ReportTable([column for column, _ in makers], lines).dense()
 
 
@@ -116,19 +113,19 @@ def _of_batches(report: Report, column: Column) -> Column:
 
 def mean_length(report: Report, length: str) -> float | None:
     """The mean number of tokens of the texts in padded batches; None if each text had the whole length."""
-    batch: int = report["settings"].get("batch") or 1
-    in_batch: Mapping[str, float] = report["settings"].get("batch_tokens") or {}
+    batch: int = report.settings.get("batch") or 1
+    in_batch: Mapping[str, float] = report.settings.get("batch_tokens") or {}
     return in_batch[length] / batch if batch > 1 and length in in_batch else None
 
 
 def request_table(report: Report) -> ReportTable:
     """Time to the first token, time of each one after it, and of the whole request, by length; of causal models."""
     makers: list[Maker] = []
-    requests = report.get("requests")
-    for length in model_lengths(report) if requests is not None else []:
-        if any(cost(m, "request", length) for m in ran(report)):
-            n, new = tokens(length), f"{requests['new_tokens']:,}"  # type: ignore[index]
-            prompt = f"{requests['prompts'][length]:,}"  # type: ignore[index]
+    requests = report.requests
+    for length in model_lengths(report):
+        if requests is not None and any(length in (m.request or {}) for m in ran(report)):
+            n, new = tokens(length), f"{requests.new_tokens:,}"
+            prompt = f"{requests.prompts[length]:,}"
             first = [_time(report, "model", length), _speed(length)]
             step = [_time(report, "step", length), _speed(length, "step")]
             whole = [_request_time(report, length), _speed(length, "request"), _over_fp32(length, "request")]
@@ -140,11 +137,11 @@ def request_table(report: Report) -> ReportTable:
 
 
 def _request_time(report: Report, length: str) -> Maker:
-    values = [ms / 1e3 for m in ran(report) if (ms := known(cost(m, "request", length).get("ms"))) is not None]
+    values = [ms / 1e3 for m in ran(report) if (ms := known(m.cost("request", length).ms)) is not None]
     digits = max(map(decimals, values), default=0)
 
     def seconds(method: MethodReport) -> Cell:
-        ms = known(cost(method, "request", length).get("ms"))
+        ms = known(method.cost("request", length).ms)
         return size(None if ms is None else ms / 1e3, digits)
 
     return Column("seconds"), seconds
@@ -152,17 +149,17 @@ def _request_time(report: Report, length: str) -> Maker:
 
 def requests_caption(report: Report) -> str:
     """Explains what a request generates, which steps are exact, and the cache's size; empty if no steps were timed."""
-    requests = report.get("requests")
+    requests = report.requests
     if requests is None:
         return ""
     sizes = [
         f"{size(mib).text} MiB in {dtype} after {tokens(length)}"
-        for length, by_dtype in requests["cache_mib"].items()
+        for length, by_dtype in requests.cache_mib.items()
         for dtype, mib in by_dtype.items()
     ]
     return (
-        f"A request generates {requests['new_tokens']:,} tokens: the prefill gives the first, and each further one is "
-        f"a step on the cache. {requests['steps']} Keys and values: {', '.join(sizes)} tokens."
+        f"A request generates {requests.new_tokens:,} tokens: the prefill gives the first, and each further one is "
+        f"a step on the cache. {requests.steps} Keys and values: {', '.join(sizes)} tokens."
     )
 
 
@@ -176,12 +173,12 @@ def op_table(report: Report) -> ReportTable:
 
 def crossover(method: MethodReport) -> Cell:
     """The length from which on a method is clearly faster: "3,100", "≤512" (measured, maybe less) or "none" seen."""
-    if "crossover" not in method or method["status"] == "exact":
-        return Cell(MISSING, "missing")
-    x = known(method["crossover"])
-    if x is None:
+    if method.crossover is None and method.status != "exact":
         return Cell("none", "slower", math.inf)
-    measured = sorted(map(int, method.get("op") or {}))
+    x = known(method.crossover)
+    if x is None or method.status == "exact":
+        return Cell(MISSING, "missing")
+    measured = sorted(map(int, method.op or {}))
     if not measured or x <= measured[0]:
         return Cell(f"≤{next(iter(measured), 0):,}", "faster", x)
     return Cell(f"≤{x:,.0f}" if x in measured else f"{two_digits(x):,}", value=x)
@@ -207,7 +204,7 @@ def _nearness(report: Report, length: str, group: str = "") -> Maker:
     """The mean cosine, or the fidelity of language models, which have none."""
     least = min_fidelity(report)
     if _has_cosines(report):
-        return Column("cosine mean", group), lambda m: kept(quality(m, length).get("cosine_mean"), least)
+        return Column("cosine mean", group), lambda m: kept(quality(m, length).cosine_mean, least)
     return Column("fidelity", group), lambda m: kept(fidelity(m, length), least)
 
 
@@ -227,7 +224,7 @@ def _spread_of_nearness(length: str, group: str = "") -> list[Maker]:
 
 
 def _of_quality(column: Column, figure: str, length: str, digits: int = 3) -> Maker:
-    return column, lambda m: number(quality(m, length).get(figure), digits)
+    return column, lambda m: number(getattr(quality(m, length), figure), digits)
 
 
 def _quality_details(length: str) -> list[Maker]:
@@ -242,25 +239,25 @@ def _quality_details(length: str) -> list[Maker]:
 
 
 def _has_cosines(report: Report) -> bool:
-    return any(known(quality(m, n).get("cosine_mean")) is not None for m in ran(report) for n in model_lengths(report))
+    return any(known(quality(m, n).cosine_mean) is not None for m in ran(report) for n in model_lengths(report))
 
 
 def _task(report: Report) -> list[Maker]:
-    metrics = dict.fromkeys(metric for method in ran(report) for metric in method.get("task") or {})
-    name = (report.get("task") or {}).get("name", "task")
+    metrics = dict.fromkeys(metric for method in ran(report) for metric in method.task or {})
+    name = (report.task or {}).get("name", "task")
     return [_metric(name, metric) for metric in metrics]
 
 
 def _metric(name: str, metric: str) -> Maker:
-    return Column(metric, name, named="task score"), lambda m: number((m.get("task") or {}).get(metric))
+    return Column(metric, name, named="task score"), lambda m: number((m.task or {}).get(metric))
 
 
 def _speed(length: str, part: Part = "model") -> Maker:
     column = Column("speed-up", tokens(length), short="speed")
 
     def make(method: MethodReport) -> Cell:
-        costs = cost(method, part, length)
-        return speedup(costs.get("speedup"), costs.get("verdict"))
+        costs = method.cost(part, length)
+        return speedup(costs.speedup, costs.verdict)
 
     return column, make
 
@@ -272,25 +269,25 @@ def _fidelity(length: str, least: float | None) -> Maker:
 
 def _time(report: Report, part: Part, length: str) -> Maker:
     digits = _decimals(report, part, length, "ms")
-    return Column("ms", tokens(length)), lambda m: size(cost(m, part, length).get("ms"), digits)
+    return Column("ms", tokens(length)), lambda m: size(m.cost(part, length).ms, digits)
 
 
 def _over_fp32(length: str, part: Part = "model") -> Maker:
     """The speed-up of a row in 16 bits over exact attention in fp32."""
 
     def make(method: MethodReport) -> Cell:
-        costs = cost(method, part, length)
-        return speedup(costs.get("speedup_fp32"), costs.get("verdict_fp32"))
+        costs = method.cost(part, length)
+        return speedup(costs.speedup_fp32, costs.verdict_fp32)
 
     return Column("over fp32", tokens(length), short="fp32"), make
 
 
 def _rate(report: Report, length: str) -> Maker:
     """Tokens, without padding, that are read in a second."""
-    in_batch = (report["settings"].get("batch_tokens") or {}).get(length, int(length))
+    in_batch = (report.settings.get("batch_tokens") or {}).get(length, int(length))
 
     def rate(method: MethodReport) -> Cell:
-        ms = known(cost(method, "model", length).get("ms"))
+        ms = known(method.cost("model", length).ms)
         return size(1e3 * in_batch / ms if ms else None, 0)
 
     return Column("tokens/s", tokens(length)), rate
@@ -300,8 +297,8 @@ def _range(report: Report, part: Part, length: str) -> Maker:
     digits = _decimals(report, part, length, "ms_low", "ms_high")
 
     def quartiles(method: MethodReport) -> Cell:
-        costs = cost(method, part, length)
-        low, high = (size(costs.get(name), digits) for name in ("ms_low", "ms_high"))
+        costs = method.cost(part, length)
+        low, high = (size(getattr(costs, name), digits) for name in ("ms_low", "ms_high"))
         return low if low.tone == "missing" else Cell(f"{low.text} to {high.text}", value=low.value)
 
     return Column("quartiles", tokens(length)), quartiles
@@ -309,12 +306,12 @@ def _range(report: Report, part: Part, length: str) -> Maker:
 
 def _memory(report: Report, length: str, part: Part = "model", head: str = "extra MiB", group: str = "") -> Maker:
     digits = _decimals(report, part, length, "extra_mib")
-    return Column(head, group, named="extra MiB"), lambda m: size(cost(m, part, length).get("extra_mib"), digits)
+    return Column(head, group, named="extra MiB"), lambda m: size(m.cost(part, length).extra_mib, digits)
 
 
 def _decimals(report: Report, part: Part, length: str, *metrics: str) -> int:
     """How many decimals a column of sizes has: those of the smallest one."""
-    values = [cost(method, part, length).get(figure) for method in ran(report) for figure in metrics]
+    values = [getattr(method.cost(part, length), figure) for method in ran(report) for figure in metrics]
     return max(map(decimals, values), default=0)
 
 
@@ -333,12 +330,12 @@ def tokens(length: str) -> str:
 
 def short_name(report: Report) -> str:
     """The model's name without the folder or organisation that it lies in."""
-    return str(report["model"].get("name") or "model").rstrip("/").rpartition("/")[2]
+    return str(report.model.get("name") or "model").rstrip("/").rpartition("/")[2]
 
 
 def use(report: Report) -> str | None:
     """Python that loads the model with the recommended methods; None if exact attention is recommended."""
-    return report["recommendation"].get("code")
+    return report.recommendation.code
 
 
 def legend(report: Report) -> str:
@@ -363,7 +360,7 @@ def _padding(report: Report) -> str:
     means = [
         f"{mean:,.0f} at {tokens(n)}" for n in model_lengths(report) if (mean := mean_length(report, n)) is not None
     ]
-    batch = report["settings"].get("batch")
+    batch = report.settings.get("batch")
     return f"Batches of {batch} texts, padded; their mean number of tokens is {listed(means)}." if means else ""
 
 
@@ -371,12 +368,11 @@ def _without_attention(report: Report) -> str:
     """The bottom of the scale of fidelities."""
     figure = {"kl": "kl", "agreement": "agreement"}.get(floor_figure(report))
     keys = (figure,) if figure else ("cosine_mean", "of_exact")
-    bottoms: Mapping[str, Mapping[str, Any]] = report.get("without_attention") or {}
     each = [
         f"{math.exp(-value) if figure == 'kl' else value:.4f} at {tokens(length)}"
-        for length, quality in bottoms.items()
+        for length, quality in (report.without_attention or {}).items()
         for key in keys
-        if (value := known(quality.get(key))) is not None
+        if (value := known(getattr(quality, key))) is not None
     ]
     return f"Fidelity of the model without attention: {', '.join(each)} tokens." if each else ""
 
@@ -389,7 +385,7 @@ def _samples(report: Report) -> str:
     }.get(floor_figure(report)) or (
         "the mean cosine to the exact embeddings" if _has_cosines(report) else "the exact perplexity / this one's"
     )
-    passages, sequences = (report["settings"].get(name) for name in ("passages", "sequences"))
+    passages, sequences = (report.settings.get(name) for name in ("passages", "sequences"))
     model_tokens = model_length(report)
     counts = [f"{passages} passages at {tokens(model_tokens)}"] if model_tokens and passages is not None else []
     counts += [f"{count} sequences at {tokens(length)}" for length, count in (sequences or {}).items()]
@@ -397,8 +393,8 @@ def _samples(report: Report) -> str:
 
 
 def _exact_times(report: Report) -> str:
-    exact = next((method for method in ran(report) if method["status"] == "exact"), None)
-    times = {n: size(cost(exact, "model", n).get("ms")) for n in model_lengths(report)} if exact else {}
+    exact = next((method for method in ran(report) if method.status == "exact"), None)
+    times = {n: size(exact.cost("model", n).ms) for n in model_lengths(report)} if exact else {}
     listed = [f"{time.text} ms at {tokens(n)}" for n, time in times.items() if time.tone != "missing"]
     return f"A forward pass with exact attention: {', '.join(listed)}." if listed else ""
 
@@ -406,8 +402,8 @@ def _exact_times(report: Report) -> str:
 def _eager(report: Report) -> str:
     """Time and memory of exact attention as eager code."""
     listed = [
-        f"{size(eager['ms']).text} ms and {size(eager['extra_mib']).text} extra MiB at {tokens(length)}"
-        for length, eager in (report.get("eager") or {}).items()
+        f"{size(eager.ms).text} ms and {size(eager.extra_mib).text} extra MiB at {tokens(length)}"
+        for length, eager in (report.eager or {}).items()
     ]
     return f"With eager attention: {', '.join(listed)}." if listed else ""
 
@@ -415,4 +411,4 @@ def _eager(report: Report) -> str:
 def summary_sections(report: Report) -> list[tuple[str, list[tuple[str, str]]]]:
     """(heading, [(name, value)]) of everything that the figures depend on."""
     titles = ("Model", "Text", "Task", "Settings", "Hardware", "Versions")
-    return sections_of({title: report.get(title.lower()) or {} for title in titles})  # type: ignore[misc]
+    return sections_of({title: getattr(report, title.lower()) or {} for title in titles})

@@ -9,7 +9,7 @@ import typer
 from subquad.core.messages import note
 from subquad.tools.cli import ranks
 from subquad.tools.cli.common import needs, user_errors
-from subquad.tools.cli.kinds import Kind, has, table_in
+from subquad.tools.cli.kinds import Kind, has, record_in, table_in
 from subquad.tools.cli.options import Again, AsJson, Save, with_options
 from subquad.tools.cli.output import say, say_what_was_saved, show, tell
 from subquad.tools.cli.plugins import Command, command_line
@@ -21,6 +21,7 @@ COMPARE = Kind(
     "report.html",
     has("recommendation", "methods"),
     table_in("subquad.tools.compare.tables"),
+    record_in("subquad.tools.compare.schema", "Report"),
 )
 
 

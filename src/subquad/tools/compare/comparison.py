@@ -430,8 +430,9 @@ class Comparison(JobRun):
             runs[AGAIN] = runs[EXACT]
         elif self.group.count == 1 and not is_long:  # split tokens: exact attention has its own way over the ranks
             runs[WITHOUT] = FP32, WithoutAttention()
-        with machine.watched(self.group.count) as use:
-            passes, outputs = one_round(runs, partial(self._pass, length, items, i == 0), random.Random(i))
+        used = machine.watch(self.group.count)
+        passes, outputs = one_round(runs, partial(self._pass, length, items, i == 0), random.Random(i))
+        use = used()
         outputs.pop(AGAIN, None)
         if is_long and i > 0:
             outputs.clear()
@@ -477,9 +478,9 @@ class Comparison(JobRun):
         ran, rows = self.rounds_at(length)[0], self.rows_at(length, 1)
         runs = {row.name: (self._model_for(length, row.dtype), row.swap) for row in rows if row.name in ran}
         items = [item[: self.prompt_of_request(length)] for item in self._batches(length)[0]]
-        with machine.watched() as use:
-            times = time_steps(runs | {AGAIN: runs[self.exact_at(length)]}, items, random.Random(length))
-        return StepRounds(times, use)
+        used = machine.watch()
+        times = time_steps(runs | {AGAIN: runs[self.exact_at(length)]}, items, random.Random(length))
+        return StepRounds(times, used())
 
     def step_times(self, length: int) -> RoundTimes:
         """Seconds of a step of each row that has steps, round by round."""
@@ -606,11 +607,12 @@ class Comparison(JobRun):
             rows = [row for row in rows if _worth(row, medians, length / shorter[-1])]
         rows = [row for row in rows if row.takes(length)]
         calls = {row.name: row.alone(q, k, v, is_causal=layer.causal, parallel=sequence) for row in rows}
-        with machine.watched(self.group.count) as use, torch.inference_mode():
+        used = machine.watch(self.group.count)
+        with torch.inference_mode():
             memory = {name: peak_extra_mib(call, model.device, self.group)[0] for name, call in calls.items()}
             timed, count = calls | {AGAIN: calls[EXACT]}, 9 if length <= 2048 else 3
             seconds = timed_rounds(timed, count, random.Random(length), model.device, group=self.group)
-        return OpRounds({name: OpTiming(each, memory.get(name)) for name, each in seconds.items()}, use)
+        return OpRounds({name: OpTiming(each, memory.get(name)) for name, each in seconds.items()}, used())
 
     def _losses(self, model: Pretrained, items: Sequence[Sequence[int]]) -> Losses:
         nll, count = 0.0, 0

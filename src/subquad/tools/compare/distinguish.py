@@ -1,6 +1,7 @@
 """Leave out fidelities that prove nothing, because methods that are far from exact attention have them too."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from subquad.core.spelling import listed
 from subquad.methods import from_dict
@@ -25,8 +26,8 @@ def distinguished(
     rows, blind = list(methods), dict[int, str]()
     for length in lengths:
         at = str(length)
-        exact = next((m["fidelity"][at] for m in rows if m["status"] == "exact" and at in m.get("fidelity", {})), 1.0)
-        losses = {m["method"]: exact - m["fidelity"][at] for m in rows if _is_approximation(m, length, floor)}
+        exact = next((m.fidelity_at(at) for m in rows if m.status == "exact" and at in (m.fidelity or {})), 1.0)
+        losses = {m.method: exact - m.fidelity_at(at) for m in rows if _is_approximation(m, length, floor)}
         bottom = without.get(length)
         scale = "" if bottom is None else f" (without attention: {bottom:.4f})"
         if len(losses) > 1 and max(losses.values()) < UNNOTICED:
@@ -34,11 +35,11 @@ def distinguished(
             why = f"{tie_of(len(losses))}, {exact:.4f}{scale}"
         elif bottom is not None and exact - bottom <= NARROW:
             unproven = [name for name, loss in losses.items() if PROVES * loss > max(exact - bottom, 0.0)]
-            faithful = [m["method"] for m in rows if m["method"] in unproven and is_faithful(m, at, floor)]
+            faithful = [m.method for m in rows if m.method in unproven and is_faithful(m, at, floor)]
             why = _within_ten_times(faithful, bottom) if faithful else ""
         else:
             continue
-        rows = [_without_fidelity(m, at) if m["method"] in unproven else m for m in rows]
+        rows = [_without_fidelity(m, at) if m.method in unproven else m for m in rows]
         if why:
             blind[length] = why
     return rows, blind
@@ -52,11 +53,11 @@ def _within_ten_times(names: Sequence[str], bottom: float) -> str:
 
 def _is_approximation(method: MethodReport, length: int, floor: Floor) -> bool:
     """True if a row was measured at a length and is not exact there, by its name or by its settings."""
-    if method["status"] != "measured" or str(length) not in method.get("fidelity", {}) or is_exact_kernel(method):
+    if method.status != "measured" or str(length) not in (method.fidelity or {}) or is_exact_kernel(method):
         return False
-    settings, dtype = from_dict(method["settings"]), TORCH[method.get("dtype", FP32)]
+    settings, dtype = from_dict(method.settings), TORCH[(method.dtype or FP32)]
     return not settings.traits.quadratic_baseline and exact_up_to(settings, floor.of_next_tokens, dtype) < length
 
 
 def _without_fidelity(method: MethodReport, at: str) -> MethodReport:
-    return {**method, "fidelity": {n: value for n, value in method["fidelity"].items() if n != at}}
+    return replace(method, fidelity={n: value for n, value in (method.fidelity or {}).items() if n != at})

@@ -65,21 +65,21 @@ def crossing(slow: Curve, fast: Curve, shortest: int, longest: int) -> float | N
 
 def curve_of(method: MethodReport) -> Curve | None:
     """The curve of a row's forward passes of a whole model; None if it was measured at fewer than two lengths."""
-    times = {int(n): cost["ms"] for n, cost in method.get("model", {}).items()}
-    return curve(times, exponent(from_dict(method["settings"]))) if len(times) > 1 else None
+    times = {int(n): cost.ms for n, cost in (method.model or {}).items()}
+    return curve(times, exponent(from_dict(method.settings))) if len(times) > 1 else None
 
 
 def fastest_exact(methods: Sequence[MethodReport], dtype: str, length: int) -> MethodReport | None:
     """The fastest row of exact attention in a dtype at a length, by whatever kernel."""
-    rows = [m for m in methods if is_exact_kernel(m) and m.get("dtype", FP32) == dtype and str(length) in m["model"]]
-    return min(rows, key=lambda m: m["model"][str(length)]["ms"], default=None)
+    rows = [m for m in methods if is_exact_kernel(m) and (m.dtype or FP32) == dtype and str(length) in (m.model or {})]
+    return min(rows, key=lambda m: m.cost("model", length).ms, default=None)
 
 
 def closest_approximation(methods: Sequence[MethodReport], length: int, floor: Floor) -> MethodReport | None:
     """The fastest row at a length that keeps the floor and is not exact attention."""
-    able = [m for m in methods if m["status"] == "measured" and not is_exact_kernel(m) and str(length) in m["model"]]
+    able = [m for m in methods if m.status == "measured" and not is_exact_kernel(m) and str(length) in (m.model or {})]
     able = [m for m in able if is_faithful(m, str(length), floor)]
-    return min(able, key=lambda m: m["model"][str(length)]["ms"], default=None)
+    return min(able, key=lambda m: m.cost("model", length).ms, default=None)
 
 
 def growth_note(methods: Sequence[MethodReport], lengths: Sequence[int], floor: Floor) -> str:
@@ -91,9 +91,9 @@ def growth_note(methods: Sequence[MethodReport], lengths: Sequence[int], floor: 
     chosen = closest_approximation(methods, longest, floor)
     if chosen is None or shortest == longest:
         return ""
-    dtype = chosen.get("dtype", FP32)
+    dtype = chosen.dtype or FP32
     exact = fastest_exact(methods, dtype, longest)
-    baseline = next((m for m in methods if is_full(m) and m.get("dtype", FP32) == dtype), None)
+    baseline = next((m for m in methods if is_full(m) and (m.dtype or FP32) == dtype), None)
     curves = [None if m is None else curve_of(m) for m in (chosen, exact, baseline)]
     fast, slow, usual = curves
     if fast is None or slow is None or usual is None or exact is None:
@@ -101,18 +101,18 @@ def growth_note(methods: Sequence[MethodReport], lengths: Sequence[int], floor: 
     start = crossing(slow, fast, shortest, FARTHEST * longest)
     if start is None:
         return ""
-    name = chosen["method"]
-    most = exact_up_to(from_dict(chosen["settings"]), floor.of_next_tokens, TORCH[dtype])
+    name = chosen.method
+    most = exact_up_to(from_dict(chosen.settings), floor.of_next_tokens, TORCH[dtype])
     if start <= most:
         where = (
-            f"{name} is exact attention up to {most:,.0f} tokens, and faster than {exact['method']}, the fastest exact "
+            f"{name} is exact attention up to {most:,.0f} tokens, and faster than {exact.method}, the fastest exact "
         )
         where += "attention, beyond (interpolated)"
     elif start <= shortest:
-        where = f"{name} is faster than {exact['method']}, the fastest exact attention, at every length measured"
+        where = f"{name} is faster than {exact.method}, the fastest exact attention, at every length measured"
     else:
         source = "interpolated" if start <= longest else "predicted"
-        where = f"{name} overtakes {exact['method']}, the fastest exact attention, at about {_rounded(start):,} tokens"
+        where = f"{name} overtakes {exact.method}, the fastest exact attention, at about {_rounded(start):,} tokens"
         where += f" ({source})"
     twice = 2 * longest
     return (

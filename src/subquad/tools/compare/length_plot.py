@@ -34,7 +34,7 @@ def model_time_vs_length(report: Report, looks: Mapping[str, Style], narrow: boo
         _draw(ax, rows[name], made, looks[name])
     _mark_crossings(ax, rows, curves, looks)
     log_lengths(ax)
-    ticks_at(ax.xaxis, _doubled([int(n) for row in rows.values() for n in row["model"]]), lambda x: f"{x:,.0f}")
+    ticks_at(ax.xaxis, _doubled([int(n) for row in rows.values() for n in (row.model or {})]), lambda x: f"{x:,.0f}")
     ticks(ax.yaxis, ax.get_ylim(), lambda y: f"{y:g}")
     ax.set_ylabel("seconds per forward pass of the model")
     figure.legend(loc="outside lower left" if narrow else "outside right upper")
@@ -44,13 +44,13 @@ def model_time_vs_length(report: Report, looks: Mapping[str, Style], narrow: boo
 def _rows(report: Report) -> dict[str, MethodReport]:
     """The rows in the dtype that was run at the longest length with several rows, exact attention first."""
     rows = reading.ran(report)
-    longest = max((int(n) for m in rows for n in m.get("model", {})), default=0)
-    at_longest = [m.get("dtype", FP32) for m in rows if str(longest) in m.get("model", {})]
+    longest = max((int(n) for m in rows for n in (m.model or {})), default=0)
+    at_longest = [(m.dtype or FP32) for m in rows if str(longest) in (m.model or {})]
     if not at_longest:
         return {}
     dtype = max(dict.fromkeys(at_longest), key=at_longest.count)
-    of_dtype = [m for m in rows if m.get("dtype", FP32) == dtype and m.get("model")]
-    return {m["method"]: m for m in sorted(of_dtype, key=lambda m: not is_exact_kernel(m))}
+    of_dtype = [m for m in rows if (m.dtype or FP32) == dtype and m.model]
+    return {m.method: m for m in sorted(of_dtype, key=lambda m: not is_exact_kernel(m))}
 
 
 def _doubled(lengths: Sequence[int]) -> list[float]:
@@ -64,22 +64,22 @@ def _doubled(lengths: Sequence[int]) -> list[float]:
 
 
 def _draw(ax: Any, row: MethodReport, made: Curve, look: Style) -> None:
-    seconds = {int(n): cost["ms"] / 1e3 for n, cost in sorted(row["model"].items(), key=lambda item: int(item[0]))}
+    seconds = {int(n): cost.ms / 1e3 for n, cost in sorted((row.model or {}).items(), key=lambda item: int(item[0]))}
     lengths = list(seconds)
     between = np.geomspace(lengths[0], lengths[-1], 24)
     beyond = np.geomspace(lengths[-1], FARTHER * lengths[-1], 8)
     width = 2.6 if is_exact_kernel(row) else 1.7
     ax.plot(between, [made(n) / 1e3 for n in between], color=look.color, linewidth=width)
     ax.plot(beyond, [made(n) / 1e3 for n in beyond], color=look.color, linewidth=width, linestyle=(0, (4, 3)))
-    (points,) = ax.plot(lengths, list(seconds.values()), label=row["method"], **(look.line | {"linestyle": ""}))
-    labels = [f"{row['method']}\n{n:,} tokens: {cells.size(1e3 * each).text} ms" for n, each in seconds.items()]
+    (points,) = ax.plot(lengths, list(seconds.values()), label=row.method, **(look.line | {"linestyle": ""}))
+    labels = [f"{row.method}\n{n:,} tokens: {cells.size(1e3 * each).text} ms" for n, each in seconds.items()]
     vector.named(points, labels)
 
 
 def _mark_crossings(
     ax: Any, rows: Mapping[str, MethodReport], curves: Mapping[str, Curve], looks: Mapping[str, Style]
 ) -> None:
-    lengths = [int(n) for row in rows.values() for n in row["model"]]
+    lengths = [int(n) for row in rows.values() for n in (row.model or {})]
     exact = [made for name, made in curves.items() if is_exact_kernel(rows[name])]
     if not exact:
         return

@@ -51,11 +51,13 @@ class ModuleComparison:
         metric: by what outputs were judged.
         min_fidelity: what the recommended method keeps.
         lengths: number of inputs measured at each length in tokens.
+        methods: the records of `rows`.
         rows: a row for each method, exact attention first, as `report.json` of `subquad compare` has them:
             `fidelity` and `model` (time, speed-up, peak memory) by length, `reason` where the method was refused.
             `relative_error` has ‖out − exact‖ / ‖exact‖ of the output's first floating-point tensor by length, if it
-            has one. With a score, `task` has its mean by length. The last rows have the status "reference": "full (by
-            sq.nn.swap)", if methods run there, and "without attention", in which the outputs of attention are 0.
+            has one. With a score, `task` has its mean by length. Rows of `others` have the status "other". The last
+            rows have the status "reference": "full (by sq.nn.swap)", if methods run there, and "without attention", in
+            which the outputs of attention are 0.
         noise: by length, how far exact attention differs from itself, as a factor.
         notes: what a reader must know.
     """
@@ -65,9 +67,14 @@ class ModuleComparison:
     metric: str
     min_fidelity: float
     lengths: dict[int, int]
-    rows: tuple[MethodReport, ...]
+    methods: tuple[MethodReport, ...]
     noise: dict[int, float]
     notes: tuple[str, ...]
+
+    @property
+    def rows(self) -> tuple[dict[str, Any], ...]:
+        """The rows as plain data."""
+        return tuple(map(to_plain, self.methods))
 
     @property
     def recommendation(self) -> ModuleRecommendation:
@@ -78,23 +85,24 @@ class ModuleComparison:
         floor, lengths = Floor("fidelity", self.min_fidelity), list(self.lengths)
         rows, blind = self._distinguished
         result = recommend(rows, lengths, floor, max(lengths), self.noise, blind=blind)
-        chosen = result["by_length"]
-        by_length = {n: _method_of(self.rows, chosen.get(str(n), EXACT)) for n in lengths}
-        return ModuleRecommendation(by_length[min(lengths)], by_length, result["headline"], tuple(result["reasons"]))
+        chosen = result.by_length or {}
+        by_length = {n: _method_of(self.methods, chosen.get(str(n), EXACT)) for n in lengths}
+        return ModuleRecommendation(by_length[min(lengths)], by_length, result.headline, tuple(result.reasons))
 
     @property
     def _distinguished(self) -> tuple[list[MethodReport], dict[int, str]]:
         without = {int(n): value for n, value in self._fidelity_without.items()}
-        return distinguished(self.rows, list(self.lengths), Floor("fidelity", self.min_fidelity), without)
+        return distinguished(self.methods, list(self.lengths), Floor("fidelity", self.min_fidelity), without)
 
     @property
     def _fidelity_without(self) -> dict[str, float]:
         """The fidelity without attention by length."""
-        return next((row.get("fidelity", {}) for row in self.rows if row["method"] == WITHOUT), {})
+        return next((row.fidelity or {} for row in self.methods if row.method == WITHOUT), {})
 
     def to_dict(self) -> dict[str, Any]:
         """The result as plain data, which can be written as JSON."""
-        advice, values = self.recommendation, {each.name: getattr(self, each.name) for each in fields(self)}
+        advice, names = self.recommendation, [each.name.replace("methods", "rows") for each in fields(self)]
+        values = {name: getattr(self, name) for name in names}
         for name in ("lengths", "noise"):
             values[name] = {str(length): value for length, value in values[name].items()}
         by_length = {str(length): None if m is None else str(m) for length, m in advice.by_length.items()}
@@ -114,42 +122,42 @@ class ModuleComparison:
 
     @property
     def _columns(self) -> Columns:
-        scored = ["score"] if any("task" in row for row in self.rows) else []
+        scored = ["score"] if any(row.task for row in self.methods) else []
         titles = ["tokens", "method", *scored, "fidelity", *self._error_title, "ms", "speed", "extra MiB"]
         return [(title, title not in ("method",)) for title in titles]
 
     @property
     def _error_title(self) -> list[str]:
         """The head of the column of relative errors, if they are known and the fidelity does not show them already."""
-        known = any(row.get("relative_error") for row in self.rows)
+        known = any(row.relative_error for row in self.methods)
         return ["rel. error"] if known and self.metric != "relative-error" else []
 
     @property
     def _lines(self) -> list[list[str]]:
-        rows = sorted((row for row in self.rows if row["status"] != "refused"), key=_order)
+        rows = sorted((row for row in self.methods if row.status != "refused"), key=_order)
         return [self._line(row, length) for length in self.lengths for row in rows]
 
     def _line(self, row: MethodReport, length: int) -> list[str]:
         at = str(length)
-        cost: Any = row.get("model", {}).get(at, {})
-        name = MODULE_ATTENTION if row["status"] == "exact" else row["method"]
-        score = [cells.number(row["task"].get(at), 4).text] if "task" in row else []
-        error = [cells.number(row.get("relative_error", {}).get(at), 4).text for _ in self._error_title]
+        cost = row.cost("model", at)
+        name = MODULE_ATTENTION if row.status == "exact" else row.method
+        score = [cells.number(row.task.get(at), 4).text] if row.task else []
+        error = [cells.number((row.relative_error or {}).get(at), 4).text for _ in self._error_title]
         return [
             f"{length:,}",
             name,
             *score,
-            cells.number(row.get("fidelity", {}).get(at), 4).text,
+            cells.number((row.fidelity or {}).get(at), 4).text,
             *error,
-            cells.size(cost.get("ms")).text,
-            cells.speedup(cost.get("speedup"), cost.get("verdict")).text,
-            cells.size(cost.get("extra_mib")).text,
+            cells.size(cost.ms).text,
+            cells.speedup(cost.speedup, cost.verdict).text,
+            cells.size(cost.extra_mib).text,
         ]
 
     @property
     def _sentences(self) -> list[str]:
-        refused = _by_reason((row["method"], row["reason"]) for row in self.rows if row["status"] == "refused")
-        notes = _by_reason((row["method"], note) for row in self.rows for note in row.get("remarks", []))
+        refused = _by_reason((row.method, row.reason or "") for row in self.methods if row.status == "refused")
+        notes = _by_reason((row.method, note) for row in self.methods for note in row.remarks or [])
         lines = [*self._without_attention, self.recommendation.headline]
         lines += [f"{listed(names)}: {note}" for note, names in notes.items()]
         lines += [f"Not run: {listed(names)}: {reason}" for reason, names in refused.items()]
@@ -172,10 +180,10 @@ class ModuleComparison:
 
 def _order(row: MethodReport) -> int:
     """Both rows of exact attention first, and the row without attention last."""
-    if row["status"] == "exact":
+    if row.status == "exact":
         return 0
-    if row["status"] == "reference":
-        return 3 if row["method"] == WITHOUT else 1
+    if row.status == "reference":
+        return 3 if row.method == WITHOUT else 1
     return 2
 
 
@@ -188,5 +196,5 @@ def _by_reason(pairs: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
 
 
 def _method_of(rows: Sequence[MethodReport], name: str) -> Method | None:
-    row = next(row for row in rows if row["method"] == name)
-    return None if row["status"] == "exact" else from_dict(row["settings"])
+    row = next(row for row in rows if row.method == name)
+    return None if row.status == "exact" else from_dict(row.settings)

@@ -112,7 +112,8 @@ def compare(
         raise TypeError(f"exact must be a torch.nn.Module, got {type(exact).__name__}")
     deadline = Deadline(60 * minutes)
     average = machine.load_average()
-    with unchanged(module), nullcontext() if exact is None else unchanged(exact), machine.watched() as use:
+    with unchanged(module), nullcontext() if exact is None else unchanged(exact):
+        used = machine.watch()
         run_exactly(calls[0], module)
         sites = attention_sites(module, calls[0])
         by_length, is_causal = grouped(sites, calls, OBSERVING * 60 * minutes)
@@ -127,6 +128,7 @@ def compare(
         check_names(rows)
         measurement = Measurement(sites, judge, exact or module, by_length, rows)
         measurement.run(deadline, progress)
+        use = used()
     notes = [*([not_reached] if not_reached else []), *measurement.notes(len(calls))]
     factors = list(measurement.noise.values())
     noise = noise_of(machine.load(average, [use]), factors, factors)
@@ -138,7 +140,7 @@ def compare(
         {length: len(group.references) for length, group in measurement.groups.items()},
         tuple(map(measurement.report, measurement.rows)),
         measurement.noise,
-        (*notes, noise["says"]),
+        (*notes, noise.says),
     )
 
 
@@ -220,7 +222,6 @@ class Measurement:
         self.groups = {length: LengthGroup(calls) for length, calls in by_length.items()}
         self.device = device_of(sites.module)
         self._draw = random.Random(0)
-        self._undone = set[str]()  # the rows of others that left the module as it was
 
     def run(self, deadline: Deadline, progress: Progress) -> None:
         """Rounds at every length, the shortest first, until times are stable or time is short; at least one each."""
@@ -283,7 +284,8 @@ class Measurement:
         """A pass of the module as the row changes it; None if that fails. The first one must leave it as it was."""
         module = self.sites.module
         measured: tuple[MeasuredPass, Any] | None = None
-        before = None if row.name in self._undone else run_exactly(call, module)
+        is_first_round = not any(group.rounds for group in self.groups.values())
+        before = run_exactly(call, module) if is_first_round else None
         try:
             with row.assigned.methods(module):
                 measured = measure()
@@ -296,7 +298,6 @@ class Measurement:
                     f"the row {row.name!r} changed the module for good: after it, the relative error of the module's "
                     f"own output is {error_after:.2g}, so nothing could be compared with it"
                 )
-            self._undone.add(row.name)
         return measured
 
     def _judge(self, group: LengthGroup, call: ModuleCall, outputs: dict[str, Any]) -> None:
@@ -319,22 +320,21 @@ class Measurement:
 
     def report(self, row: EntryRow) -> MethodReport:
         """The row of a method in the result."""
-        report: MethodReport = {"method": row.name, "settings": row.method.to_dict(), "status": row.status}
+        report = partial(MethodReport, method=row.name, settings=row.method.to_dict())
         if row.refusal is not None:
-            return {**report, "status": "refused", "reason": row.refusal}
+            return report(status="refused", reason=row.refusal)
         noise, groups = self.noise, {str(length): group for length, group in self.groups.items()}
         values = {at: group.values[row.name] for at, group in groups.items()}
-        errors = {at: group.errors[row.name] for at, group in groups.items() if row.name in group.errors}
-        report["fidelity"] = {at: self.judge.fidelity(values[at], group.references) for at, group in groups.items()}
-        report["model"] = {at: group.times.cost(row.name, noise[int(at)]) for at, group in groups.items()}
-        if errors:
-            report["relative_error"] = {at: statistics.fmean(each) for at, each in errors.items()}
-        if self.judge.is_score:
-            report["task"] = {at: sum(each) / len(each) for at, each in values.items()}
-        notes = [NOT_OURS] if row.status == "other" else []
-        if notes := list(dict.fromkeys((*notes, *row.assigned.notes, *row.notes))):
-            report["remarks"] = notes
-        return report
+        errors = {at: statistics.fmean(g.errors[row.name]) for at, g in groups.items() if row.name in g.errors}
+        notes = [*([NOT_OURS] if row.status == "other" else []), *row.assigned.notes, *row.notes]
+        return report(
+            status=row.status,
+            fidelity={at: self.judge.fidelity(values[at], group.references) for at, group in groups.items()},
+            relative_error=errors or None,
+            model={at: group.times.cost(row.name, noise[int(at)]) for at, group in groups.items()},
+            remarks=list(dict.fromkeys(notes)) or None,
+            task={at: sum(each) / len(each) for at, each in values.items()} if self.judge.is_score else None,
+        )
 
     def notes(self, inputs: int) -> list[str]:
         """The notes that a reader needs on how it was measured."""

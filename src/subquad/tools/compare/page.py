@@ -6,7 +6,7 @@ from functools import partial
 
 from subquad.tools.compare import columns, reading
 from subquad.tools.compare.schema import Report
-from subquad.tools.report import content, layout, terms
+from subquad.tools.report import layout, terms
 from subquad.tools.report.content import ReportTable
 from subquad.tools.report.vector import Drawing
 
@@ -16,7 +16,7 @@ def html(report: Report, drawn: Mapping[str, Drawing]) -> str:
 
     `drawn` maps the names in `columns.PLOTS` to SVGs, as `plots.drawings` returns them.
     """
-    names = [method["method"] for method in report["methods"]]
+    names = [method.method for method in report.methods]
     main, others = columns.main_table(report), _tables(report)
     return layout.page(
         "compare/page.html.j2",
@@ -32,7 +32,6 @@ def html(report: Report, drawn: Mapping[str, Drawing]) -> str:
         refused=reading.refused(report),
         remarks=reading.notes(report),
         legend=columns.legend(report),
-        noise=content.noise(report),
         figures=layout.shown(columns.PLOTS, drawn),
         tables=others,
         facts=columns.summary_sections(report),
@@ -44,9 +43,9 @@ def html(report: Report, drawn: Mapping[str, Drawing]) -> str:
 def _words(report: Report, tables: list[ReportTable]) -> set[str]:
     """The words that the glossary may have to explain."""
     markers = {"refused": "refused", "adapter": "@", "plan": "plan:"}
-    names = " ".join([method["method"] for method in report["methods"]] + [m["status"] for m in report["methods"]])
+    names = " ".join([method.method for method in report.methods] + [m.status for m in report.methods])
     words = {word for word, mark in markers.items() if mark in names}
-    if report["recommendation"].get("next"):
+    if report.recommendation.next:
         words.add("plan")
     return words | layout.heads(tables) | set(terms.COMPARED)
 
@@ -61,7 +60,7 @@ def _judged(report: Report) -> list[str]:
     """The names of the rows at or above the minimum fidelity, at the main length."""
     least, length = reading.min_fidelity(report), reading.model_length(report)
     return [
-        method["method"]
+        method.method
         for method in reading.ran(report)
         if least is not None and (fidelity := reading.fidelity(method, length)) is not None and fidelity >= least
     ]

@@ -49,7 +49,7 @@ def _titled(report: Report, name: str, figure: Figure) -> Figure:
 
 def styles(report: Report) -> dict[str, Style]:
     """The look of every method that ran."""
-    return drawing.styles([method["method"] for method in reading.ran(report)])
+    return drawing.styles([method.method for method in reading.ran(report)])
 
 
 # ---------------------------------------------------------------------- fidelity against speed-up
@@ -105,8 +105,8 @@ def pareto(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
 
 def _points(report: Report, length: str) -> dict[str, tuple[float, float]]:
     """(speed-up, fidelity) of the methods that have both; empty where only exact attention has."""
-    points = {m["method"]: p for m in reading.ran(report) if m["status"] == "measured" and (p := _point(m, length))}
-    exact = {m["method"]: (1.0, 1.0) for m in reading.ran(report) if m["status"] == "exact"}
+    points = {m.method: p for m in reading.ran(report) if m.status == "measured" and (p := _point(m, length))}
+    exact = {m.method: (1.0, 1.0) for m in reading.ran(report) if m.status == "exact"}
     return exact | points if points else {}
 
 
@@ -118,17 +118,14 @@ def _point(method: MethodReport, length: str) -> tuple[float, float] | None:
 
 def _speedup(method: MethodReport, length: str) -> tuple[float | None, object]:
     """A row's speed-up and its verdict: over exact attention in fp32 for rows in 16 bits, if that was timed too."""
-    cost = reading.cost(method, "model", length)
-    over_fp32 = cells.known(cost.get("speedup_fp32"))
-    if over_fp32 is not None:
-        return over_fp32, cost.get("verdict_fp32")
-    return cells.known(cost.get("speedup")), cost.get("verdict")
+    speed, verdict = method.cost("model", length).over_fp32
+    return cells.known(speed), verdict
 
 
 def _is_over_fp32(report: Report) -> bool:
     """True if the report has rows in 16 bits whose speed-up is over exact attention in fp32."""
     lengths = reading.model_lengths(report)
-    return any("speedup_fp32" in reading.cost(m, "model", n) for m in reading.ran(report) for n in lengths)
+    return any(m.cost("model", n).speedup_fp32 is not None for m in reading.ran(report) for n in lengths)
 
 
 def _panel(
@@ -159,7 +156,7 @@ def _panel(
 
 def _ties(report: Report, length: str) -> set[str]:
     """The methods whose speed-up is within the noise."""
-    verdicts = {m["method"]: _speedup(m, length)[1] for m in reading.ran(report)}
+    verdicts = {m.method: _speedup(m, length)[1] for m in reading.ran(report)}
     return {name for name, verdict in verdicts.items() if verdict == "within the noise"}
 
 
@@ -207,7 +204,7 @@ def _guides(report: Report) -> list[Line2D]:
 def error_by_layer(report: Report, narrow: bool = False) -> Figure | None:
     """A line for each method; None where no layer's error is known and above 0. Narrow: with the legend below."""
     looks = styles(report)
-    errors = {m["method"]: {n: e for n, e in reading.layer_errors(m).items() if e > 0} for m in reading.ran(report)}
+    errors = {m.method: {n: e for n, e in reading.layer_errors(m).items() if e > 0} for m in reading.ran(report)}
     errors = {name: by_layer for name, by_layer in errors.items() if by_layer}
     if not errors:
         return None
@@ -233,17 +230,17 @@ def error_by_layer(report: Report, narrow: bool = False) -> Figure | None:
 def time_vs_length(report: Report, narrow: bool = False) -> Figure | None:
     """Exact attention and the methods, with rings where they cross; None where nothing was timed."""
     looks = styles(report)
-    times = {m["method"]: t for m in reading.ran(report) if (t := _times(m, reading.op_lengths(report)))}
+    times = {m.method: t for m in reading.ran(report) if (t := _times(m, reading.op_lengths(report)))}
     if not times:
         return None
-    methods = {m["method"]: m for m in reading.ran(report) if m["method"] in times}
+    methods = {m.method: m for m in reading.ran(report) if m.method in times}
     lines = sum(_timed(method).count("\n") + 1 for method in methods.values())  # of the legend
     size = (NARROW, 3.2 + 0.2 * lines) if narrow else (9.6, max(5.2, 0.6 + 0.19 * lines))
     figure = Figure(figsize=size, layout="constrained")
     ax = figure.subplots()
     common = max(set.intersection(*(set(t) for t in times.values())), default=None)
     for name in sorted(methods, key=lambda name: -times[name].get(common or 0, 0.0)):
-        look = looks[name].line | ({"linewidth": 2.8, "zorder": 3} if methods[name]["status"] == "exact" else {})
+        look = looks[name].line | ({"linewidth": 2.8, "zorder": 3} if methods[name].status == "exact" else {})
         (line,) = ax.plot(list(times[name]), list(times[name].values()), label=_timed(methods[name]), **look)
         vector.named(line, [_point_label(methods[name], length, ms) for length, ms in times[name].items()])
     _mark_crossovers(ax, methods, times, looks)
@@ -255,36 +252,36 @@ def time_vs_length(report: Report, narrow: bool = False) -> Figure | None:
 
 
 def _times(method: MethodReport, lengths: Sequence[str]) -> dict[int, float]:
-    times = {int(n): cells.known(reading.cost(method, "op", n).get("ms")) for n in lengths}
+    times = {int(n): cells.known(method.cost("op", n).ms) for n in lengths}
     return {n: ms for n, ms in times.items() if ms is not None and ms > 0}
 
 
 def _point_label(method: MethodReport, length: int, ms: float) -> str:
     """The text of a point."""
-    text = f"{method['method']}\n{length:,} tokens: {cells.size(ms).text} ms"
-    if method["status"] == "exact":
+    text = f"{method.method}\n{length:,} tokens: {cells.size(ms).text} ms"
+    if method.status == "exact":
         return text
-    cost = reading.cost(method, "op", str(length))
-    return f"{text}, speed-up {cells.speedup(cost.get('speedup'), cost.get('verdict')).text}"
+    cost = method.cost("op", length)
+    return f"{text}, speed-up {cells.speedup(cost.speedup, cost.verdict).text}"
 
 
 def _timed(method: MethodReport) -> str:
     """A method's entry in the legend."""
-    if method["status"] == "exact":
-        return f"{method['method']} (exact attention)"
+    if method.status == "exact":
+        return f"{method.method} (exact attention)"
     at = columns.crossover(method)
     if at.tone in ("slower", "missing"):
-        return method["method"]
+        return method.method
     where = "at every length" if at.tone == "faster" else f"from {at.text.replace('≤', 'at most ')} tokens"
-    return f"{method['method']}\n   faster {where}"
+    return f"{method.method}\n   faster {where}"
 
 
 def _mark_crossovers(
     ax: Any, methods: Mapping[str, MethodReport], times: Mapping[str, Mapping[int, float]], looks: Mapping[str, Style]
 ) -> None:
-    exact = next((times[name] for name, m in methods.items() if m["status"] == "exact"), None)
+    exact = next((times[name] for name, m in methods.items() if m.status == "exact"), None)
     for name, method in methods.items():
-        at = cells.known(method.get("crossover"))
+        at = cells.known(method.crossover)
         if exact is None or at is None or at in times[name] or not min(times[name]) < at < max(times[name]):
             continue  # no crossing is known; or it lies somewhere at or below a length that was measured
         height = float(np.exp(np.interp(np.log(at), np.log(list(exact)), np.log(list(exact.values())))))

@@ -1,6 +1,5 @@
 """Choose a method from the figures of a comparison, with reasons."""
 
-import math
 from collections.abc import Mapping, Sequence
 
 from subquad.core.spelling import listed
@@ -37,7 +36,7 @@ def recommend(
     exceeds `TOO_NOISY`; `remedy` is what to do about that. `blind` are the clauses of `distinguish.distinguished`,
     which also gives the `methods`. `methods` and the result have the types of `compare.schema`.
     """
-    measured = [m for m in methods if m["status"] == "measured" and _is_candidate(m)]
+    measured = [m for m in methods if m.status == "measured" and _is_candidate(m)]
     best = fastest(methods, lengths, floor, tokens, noise)
     judged, main_length = list(best), lengths[0]
     noisy = {n: noise[n] for n in lengths if n <= tokens and n not in best}
@@ -60,20 +59,20 @@ def recommend(
     reasons += [_faster_others(methods, best[n], n, floor) for n in judged]
     if measured:
         reasons.append(_tried(measured, judged))
-    names = {length: EXACT if method is None else method["method"] for length, method in best.items()}
+    names = {length: EXACT if method is None else method.method for length, method in best.items()}
     shown = "is shown to have" if unproven else "has"
     headline = _headline(best, min(best) if noisy and best and main_length in noisy else main_length, floor, shown)
     headline = _with_noise(headline, list(noisy), bool(best), remedy) if noisy else headline
     if unproven:
         each = " ".join(f"At {n:,} tokens, {why}." for n, why in unproven.items())
         headline = f"This comparison does not tell methods apart. {each} {REMEDY} {headline}"
-    recommendation: Recommendation = {
-        "choice": names.get(main_length, EXACT),
-        "by_length": {str(length): name for length, name in names.items()},
-        "headline": headline,
-        "reasons": [reason for reason in reasons if reason],
-    }
-    return {**recommendation, "too_noisy": list(noisy)} if noisy else recommendation
+    return Recommendation(
+        choice=names.get(main_length, EXACT),
+        by_length={str(length): name for length, name in names.items()},
+        headline=headline,
+        reasons=[reason for reason in reasons if reason],
+        too_noisy=list(noisy) or None,
+    )
 
 
 def _with_noise(headline: str, noisy: Sequence[int], is_any_judged: bool, remedy: str) -> str:
@@ -98,14 +97,14 @@ def _headline(best: Mapping[int, MethodReport | None], main_length: int, floor: 
         headline = f"Stay with exact attention at {main_length:,} tokens"
     else:
         performance = describe_performance(chosen, str(main_length), floor)
-        headline = f"Of the settings tried, use {chosen['method']}: {performance} at {main_length:,} tokens"
+        headline = f"Of the settings tried, use {chosen.method}: {performance} at {main_length:,} tokens"
     caveat = "" if chosen is not None else ", of the settings tried"  # once is enough
     for length, method in best.items():
         if method is None and chosen is not None:
             headline += f"; at {length:,} tokens, stay with exact attention"
-        elif method is not None and (chosen is None or method["method"] != chosen["method"]):
+        elif method is not None and (chosen is None or method.method != chosen.method):
             performance = describe_performance(method, str(length), floor)
-            headline += f"; at {length:,} tokens{caveat}, use {method['method']}: {performance}"
+            headline += f"; at {length:,} tokens{caveat}, use {method.method}: {performance}"
             caveat = ""
     return f"{headline}."
 
@@ -120,7 +119,7 @@ def fastest(
     clustering, and neither is one whose `noise` exceeds `TOO_NOISY`. A method is not a candidate at a length where its
     settings make it exact attention, because it is faster there only by chance.
     """
-    measured = [m for m in methods if m["status"] == "measured" and _is_candidate(m)]
+    measured = [m for m in methods if m.status == "measured" and _is_candidate(m)]
     judged = [length for length in lengths if length <= tokens and noise.get(length, 1.0) <= TOO_NOISY]
     return {n: _best(_approximate_at(measured, n, floor), str(n), floor, noise.get(n, 1.0)) for n in judged}
 
@@ -132,17 +131,17 @@ def _approximate_at(methods: Sequence[MethodReport], length: int, floor: Floor) 
     """
 
     def is_the_baselines(m: MethodReport) -> bool:
-        dtype = m.get("dtype", FP32)
+        dtype = m.dtype or FP32
         if is_full(m):
             return dtype == FP32
-        return exact_up_to(from_dict(m["settings"]), floor.of_next_tokens, TORCH[dtype]) >= length
+        return exact_up_to(from_dict(m.settings), floor.of_next_tokens, TORCH[dtype]) >= length
 
     return [m for m in methods if not is_the_baselines(m)]
 
 
 def _tried(measured: Sequence[MethodReport], lengths: Sequence[int]) -> str:
     """The scope of the recommendation: how many settings of how many methods were tried, and at which lengths."""
-    rows, methods = len(measured), len({m["settings"].get("name") for m in measured})
+    rows, methods = len(measured), len({m.settings.get("name") for m in measured})
     counted = f"{_count(rows, 'setting')} of {_count(methods, 'method')} {'were' if rows > 1 else 'was'} tried"
     where = f" at {listed([f'{length:,}' for length in lengths])} tokens" if lengths else ""
     return f"{counted}{where}; other settings were not tried."
@@ -154,14 +153,14 @@ def _count(number: int, what: str) -> str:
 
 def _is_candidate(method: MethodReport) -> bool:
     """Reference methods compute every logit, so they are faster than exact attention only by chance."""
-    return is_full(method) or not from_dict(method["settings"]).traits.quadratic_baseline
+    return is_full(method) or not from_dict(method.settings).traits.quadratic_baseline
 
 
 def _best(methods: Sequence[MethodReport], length: str, floor: Floor, noise: float) -> MethodReport | None:
     return closest_of_fast(
         _fast(methods, length, floor),
         lambda m: _speedup(m, length),
-        lambda m: -m["fidelity"][length],
+        lambda m: -m.fidelity_at(length),
         1.0 - floor.least,
         noise,
     )
@@ -179,18 +178,17 @@ def _is_exact(method: MethodReport | None) -> bool:
 
 def is_exact_kernel(method: MethodReport) -> bool:
     """True if a row is exact attention by its name, such as `full:kernel=subquad`."""
-    return method["settings"].get("name") == EXACT and _is_one_method(method)
+    return method.settings.get("name") == EXACT and _is_one_method(method)
 
 
 def is_faithful(method: MethodReport, length: str, floor: Floor) -> bool:
     """True if a row was measured at a length and keeps the floor there."""
-    return method.get("fidelity", {}).get(length, -math.inf) >= floor.least
+    return method.fidelity_at(length) >= floor.least
 
 
 def is_faster(method: MethodReport, length: str) -> bool:
     """Faster by the margin, and by more than the noise; and not slower in a whole request, if that was measured."""
-    request = method.get("request", {}).get(length)
-    if request is not None and request.get("verdict_fp32", request.get("verdict")) == "slower":
+    if method.cost("request", length).over_fp32[1] == "slower":
         return False
     return _speedup(method, length) >= MARGIN and _verdict(method, length) == "faster"
 
@@ -199,29 +197,29 @@ def _reason(methods: Sequence[MethodReport], best: MethodReport | None, length: 
     at, minimum = str(length), str(floor)
     if best is not None:
         return f"{length:,} tokens: {_choice(best, _fast(methods, at, floor), at, floor, noise)}."
-    timed = [m for m in methods if at in m.get("model", {}) and at in m.get("fidelity", {})]
+    timed = [m for m in methods if at in (m.model or {}) and at in (m.fidelity or {})]
     if not timed:
         return f"{length:,} tokens: only reference methods were measured; the others are exact, refused or left out."
-    close = [m for m in timed if m["fidelity"][at] >= floor.least]
+    close = [m for m in timed if m.fidelity_at(at) >= floor.least]
     if close:
         fastest = max(close, key=lambda m: _speedup(m, at))
         return (
             f"{length:,} tokens: of the settings tried, none with {minimum} is clearly faster than exact attention; "
-            f"the nearest is {fastest['method']}: {describe_performance(fastest, at, floor)}."
+            f"the nearest is {fastest.method}: {describe_performance(fastest, at, floor)}."
         )
-    closest = max(timed, key=lambda m: m["fidelity"][at])
+    closest = max(timed, key=lambda m: m.fidelity_at(at))
     return (
         f"{length:,} tokens: none of the settings tried reaches {floor}; "
-        f"the closest is {closest['method']}: {describe_performance(closest, at, floor)}."
+        f"the closest is {closest.method}: {describe_performance(closest, at, floor)}."
     )
 
 
 def _faster_others(methods: Sequence[MethodReport], best: MethodReport | None, length: int, floor: Floor) -> str:
     """The rows that are not subquad's and are faster than the choice at a length; empty if none is."""
     at, chosen = str(length), 1.0 if best is None else _speedup(best, str(length))
-    others = [m for m in methods if m["status"] == "other" and is_faithful(m, at, floor)]
+    others = [m for m in methods if m.status == "other" and is_faithful(m, at, floor)]
     faster = [m for m in others if _speedup(m, at) > chosen and _verdict(m, at) == "faster"]
-    shown = listed([f"{m['method']}: {describe_performance(m, at, floor)}" for m in faster])
+    shown = listed([f"{m.method}: {describe_performance(m, at, floor)}" for m in faster])
     return f"{length:,} tokens: attention that is not subquad's was faster still: {shown}." if faster else ""
 
 
@@ -232,59 +230,57 @@ def _choice(best: MethodReport, fast: Sequence[MethodReport], at: str, floor: Fl
     if top is not best:
         similar = "within 5 % of it" if noise <= SIMILAR else "not faster beyond the noise"
         return (
-            f"{best['method']} is the closest of the fastest settings tried with {floor}: {performance}; "
-            f"{top['method']} is {similar} ({_speedup(top, at):.2f}×) and loses more "
-            f"({floor.describe(top['fidelity'][at])})"
+            f"{best.method} is the closest of the fastest settings tried with {floor}: {performance}; "
+            f"{top.method} is {similar} ({_speedup(top, at):.2f}×) and loses more "
+            f"({floor.describe(top.fidelity_at(at))})"
         )
-    reason = f"{best['method']} is the fastest of the settings tried with {floor}: {performance}"
-    closest = max(fast, key=lambda m: (m["fidelity"][at], _speedup(m, at)))
-    if closest["fidelity"][at] - best["fidelity"][at] <= EQUAL * (1.0 - floor.least):
+    reason = f"{best.method} is the fastest of the settings tried with {floor}: {performance}"
+    closest = max(fast, key=lambda m: (m.fidelity_at(at), _speedup(m, at)))
+    if closest.fidelity_at(at) - best.fidelity_at(at) <= EQUAL * (1.0 - floor.least):
         return reason
     return (
         f"{reason}; it gains {percent(_speedup(best, at) / _speedup(closest, at) - 1)} in speed over "
-        f"{closest['method']}, which loses less ({floor.describe(closest['fidelity'][at])})"
+        f"{closest.method}, which loses less ({floor.describe(closest.fidelity_at(at))})"
     )
 
 
 def describe_performance(method: MethodReport, length: str, floor: Floor) -> str:
     """The speed and the fidelity of a method at a length, in words."""
     tie = _verdict(method, length) == "within the noise"
-    cost = method["model"][length]
-    baseline = "exact attention" if "speedup_fp32" not in cost else "exact attention in fp32"
+    cost = method.cost("model", length)
+    baseline = "exact attention" if cost.speedup_fp32 is None else "exact attention in fp32"
     speed = f"{_speedup(method, length):.2f}× the speed of {baseline}{' (within the noise)' if tie else ''}"
-    if "speedup_fp32" in cost and not is_full(method):
-        speed += f" and {cost['speedup']:.2f}× that in {method['dtype']}"
-    return f"{speed}{_of_request(method, length)}, {floor.describe(method['fidelity'][length])}"
+    if cost.speedup_fp32 is not None and not is_full(method):
+        speed += f" and {cost.speedup:.2f}× that in {method.dtype}"
+    return f"{speed}{_of_request(method, length)}, {floor.describe(method.fidelity_at(length))}"
 
 
 def _of_request(method: MethodReport, length: str) -> str:
     """The speed in a whole request, in words after the speed to the first token; empty if it was not measured."""
-    request = method.get("request", {}).get(length)
+    request = (method.request or {}).get(length)
     if request is None:
         return ""
-    tie = request.get("verdict_fp32", request.get("verdict")) == "within the noise"
-    speed = f"{request.get('speedup_fp32', request['speedup']):.2f}×{' (within the noise)' if tie else ''}"
-    if "speedup_fp32" in request and not is_full(method):
-        speed += f" and {request['speedup']:.2f}×"
-    return f" to the first token and {speed} in a whole request with {request['new_tokens']:,} new tokens"
+    faster, verdict = request.over_fp32
+    speed = f"{faster:.2f}×{' (within the noise)' if verdict == 'within the noise' else ''}"
+    if request.speedup_fp32 is not None and not is_full(method):
+        speed += f" and {request.speedup:.2f}×"
+    return f" to the first token and {speed} in a whole request with {request.new_tokens:,} new tokens"
 
 
 def is_full(method: MethodReport) -> bool:
     """True if the row is the model's own exact attention, in whatever dtype."""
-    return from_dict(method["settings"]) == Full() and _is_one_method(method)
+    return from_dict(method.settings) == Full() and _is_one_method(method)
 
 
 def _is_one_method(method: MethodReport) -> bool:
     """True if the row's settings are all that runs, which they are not in a plan or in attention of another kind."""
-    return not method["method"].startswith(("plan:", "attention:"))
+    return method.status not in ("other", "refused") and method.plan is None
 
 
 def _speedup(method: MethodReport, length: str) -> float:
     """Over exact attention in fp32."""
-    cost = method.get("model", {}).get(length)
-    return 0.0 if cost is None else cost.get("speedup_fp32", cost["speedup"])
+    return method.cost("model", length).over_fp32[0] if length in (method.model or {}) else 0.0
 
 
 def _verdict(method: MethodReport, length: str) -> Verdict | None:
-    cost = method["model"][length]
-    return cost.get("verdict_fp32", cost.get("verdict"))
+    return method.cost("model", length).over_fp32[1]

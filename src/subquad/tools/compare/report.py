@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -24,6 +25,7 @@ from subquad.tools.compare.jobs import (
     SEQUENCE,
     STEPS,
     TASK,
+    LayerErrors,
     Losses,
     SequencePass,
 )
@@ -32,7 +34,9 @@ from subquad.tools.compare.schema import (
     EagerCost,
     MethodReport,
     Quality,
+    Recommendation,
     Report,
+    RequestCost,
     Requests,
     RunNoise,
 )
@@ -43,16 +47,16 @@ from subquad.tools.measure.noise import TIE, at_least_typical, noise_of
 from subquad.tools.measure.rounds import RoundTimes
 from subquad.tools.measure.without_attention import WITHOUT
 from subquad.tools.models.dtypes import FP32, TORCH, has_products
-from subquad.tools.models.generation import ROUNDS, has_exact_steps, takes_cache
+from subquad.tools.models.generation import ROUNDS, takes_cache
 from subquad.tools.models.longer import longer_note, quarters_note, yarn_note
 from subquad.tools.models.next_tokens import NextTokens, summed
 from subquad.tools.models.passages import FEWEST_PASSAGES
 from subquad.tools.models.rows import IN, NOT_CALIBRATED, CompareRow
 from subquad.tools.models.split import split_note, what_is_sent
+from subquad.tools.report import content
 from subquad.tools.runs import machine
 from subquad.tools.runs.floor import OPTIONS, Floor
 from subquad.tools.runs.options import as_command
-from subquad.tools.runs.records import to_plain
 
 NextCommand = Callable[..., str]  # the line of another command, from the number of ranks and fields of its settings
 _REPEAT = "repeat the command with --again on an idle machine"
@@ -65,12 +69,12 @@ def report_of(comparison: Comparison, plan: NextCommand | None = None) -> Report
     times = c.times
     noise = _noise(c, times)
     methods = [_method_report(c, row, times, noise) for row in c.rows] + [_refused(row) for row in c.refused]
-    report: Any = {
-        "created": datetime.now(UTC).isoformat(timespec="seconds"),
-        "command": as_command("compare", s.as_used, c.group.count),
-        "versions": machine.versions(),
-        "hardware": machine.hardware(s.device),
-        "settings": {
+    report = Report(
+        created=datetime.now(UTC).isoformat(timespec="seconds"),
+        command=as_command("compare", s.as_used, c.group.count),
+        versions=machine.versions(),
+        hardware=machine.hardware(s.device),
+        settings={
             "max_length": c.length,
             "lengths": c.lengths_done,
             "op_lengths": c.call_lengths_done,
@@ -86,26 +90,19 @@ def report_of(comparison: Comparison, plan: NextCommand | None = None) -> Report
             **({"new_tokens": c.new_tokens_after(c.step_lengths[0])} if c.step_lengths else {}),
             **({"ranks": c.group.count} if c.group.count > 1 else {}),
         },
-        "model": c.pretrained.metadata(),
-        "text": c.reading.metadata(s.text),
-        "methods": methods,
-        "without_attention": {str(n): each for n in c.lengths_done if (each := _without_attention(c, n))},
-        "eager": {str(n): _eager(c, n) for n in c.lengths if EAGER(n) in c.results},
-        "noise": noise,
-        "notes": _notes(c, methods),
-        "cautions": _cautions(c),
-    }
-    if quarters := {str(n): c.quarters(n) for n in c.lengths_done if c.quarters(n)}:
-        report["quarters"] = quarters
-    if c.step_lengths_done:
-        report["requests"] = _requests(c)
-    if c.task:
-        report["task"] = {
-            "name": c.task.name,
-            "metric": c.task.metric,
-            "examples": c.task.examples,
-            "baselines": c.task.baselines,
-        }
+        model=c.pretrained.metadata(),
+        text=c.reading.metadata(s.text),
+        methods=methods,
+        without_attention={str(n): each for n in c.lengths_done if (each := _without_attention(c, n))},
+        eager={str(n): _eager(c, n) for n in c.lengths if EAGER(n) in c.results},
+        noise=noise,
+        notes=_notes(c, methods),
+        cautions=_cautions(c),
+        quarters={str(n): c.quarters(n) for n in c.lengths_done if c.quarters(n)} or None,
+        requests=_requests(c) if c.step_lengths_done else None,
+        task={name: getattr(c.task, name) for name in ("name", "metric", "examples", "baselines")} if c.task else None,
+        recommendation=Recommendation(choice=EXACT, headline="", reasons=[]),  # until it is made from the figures
+    )
     return _with_recommendation(report, s, c.floor, plan)
 
 
@@ -114,66 +111,67 @@ def read_anew(report: Report, settings: CompareSettings, plan: NextCommand | Non
 
     It is the same object where it was for that already.
     """
-    previous = report["settings"]
-    floor = Floor.for_model(settings, report["model"]["kind"])
+    previous = report.settings
+    floor = Floor.for_model(settings, report.model["kind"])
     if previous.get("floor") == floor.to_dict():
         return report
-    anew: Report = {
-        **report,
-        "methods": [_judged_by(floor, method) for method in report["methods"]],
-        "command": as_command("compare", settings.as_used, previous.get("ranks", 1)),
-        "settings": {**previous, "min_fidelity": floor.least, "floor": floor.to_dict()},
-    }
+    anew = replace(
+        report,
+        methods=[_judged_by(floor, method) for method in report.methods],
+        command=as_command("compare", settings.as_used, previous.get("ranks", 1)),
+        settings={**previous, "min_fidelity": floor.least, "floor": floor.to_dict()},
+    )
     return _with_recommendation(anew, settings, floor, plan)
 
 
 def why_not(report: Report) -> str:
     """Why there is nothing to save; empty if exact attention is recommended."""
-    advice = report["recommendation"]
-    if any(name != EXACT for name in advice["by_length"].values()):
+    advice = report.recommendation
+    if any(name != EXACT for name in (advice.by_length or {}).values()):
         return "no one row keeps the floor at all lengths; --lengths with one of them saves the method for that length"
-    if "too_noisy" not in advice:
+    if advice.too_noisy is None:
         return ""
-    where = listed([f"{n:,}" for n in advice["too_noisy"]])
+    where = listed([f"{n:,}" for n in advice.too_noisy])
     return f"the times were too noisy to compare speeds at {where} tokens; {_REPEAT}"
 
 
 def _judged_by(floor: Floor, method: MethodReport) -> MethodReport:
     """A row of a finished report whose fidelity is in the unit of this floor."""
-    if not floor.of_next_tokens or "fidelity" not in method:
+    if not floor.of_next_tokens or method.fidelity is None:
         return method
-    quality = method.get("quality", {})
-    if any(floor.figure not in each for each in quality.values()):
+    quality = method.quality or {}
+    if any(getattr(each, floor.figure) is None for each in quality.values()):
         raise InputError(f"the finished report has no {floor.figure}: --again measures it")
-    return {**method, "fidelity": {n: _fidelity(each, each, floor) for n, each in quality.items()}}
+    return replace(method, fidelity={n: _fidelity(each, each, floor) for n, each in quality.items()})
 
 
 def _with_recommendation(report: Report, settings: CompareSettings, floor: Floor, plan: NextCommand | None) -> Report:
     """The report with the recommendation under this floor, and the command that plans for the same model and text."""
-    methods, lengths, noise = report["methods"], report["settings"]["lengths"], report["noise"]
-    tokens, model = report["text"]["tokens"], report["model"]
-    factors = {int(n): factor for n, factor in noise["model"].items()}
-    bottoms = {int(n): _fidelity(each, {}, floor) for n, each in report.get("without_attention", {}).items()}
-    methods, blind = distinguished(methods, lengths, floor, bottoms)
+    lengths, tokens, model = report.settings["lengths"], report.text["tokens"], report.model
+    factors = {} if report.noise is None else {int(n): factor for n, factor in report.noise.model.items()}
+    bottoms = {int(n): _fidelity(each, each, floor) for n, each in (report.without_attention or {}).items()}
+    methods, blind = distinguished(report.methods, lengths, floor, bottoms)
     judged = lengths[::-1] if floor.of_next_tokens else lengths  # a causal model is about the longest prompt
-    recommendation = recommend(methods, judged, floor, tokens, factors, _REPEAT, blind)
-    if grown := growth_note(methods, [n for n in lengths if n <= tokens], floor):
-        recommendation["reasons"].append(grown)
-    if noise["busy"]:
-        recommendation["warning"] = noise["says"]
+    advice = recommend(methods, judged, floor, tokens, factors, _REPEAT, blind)
     attached = attachment(methods, lengths, floor, tokens, factors, model["position_limit"])
-    if attached is not None:
-        recommendation["attachment"] = attached
-        recommendation["code"] = code_of(attached, methods, model, settings.model)
-        recommendation["reasons"] += [attached["note"]] if "note" in attached else []
-    choices = {recommendation["choice"], *recommendation["by_length"].values()} - {EXACT}
-    dtypes = [m.get("dtype", FP32) for m in methods if m["method"] in choices]
+    grown = growth_note(methods, [n for n in lengths if n <= tokens], floor)
+    choices = {advice.choice, *(advice.by_length or {}).values()} - {EXACT}
+    dtypes = [m.dtype or FP32 for m in methods if m.method in choices]
     long_enough = tuple(length for length in lengths if FEWEST_PASSAGES * length <= tokens)
+    command = None
     if plan is not None and long_enough:
         shared = ("model", "text", "column", *OPTIONS.values(), "extend", "adapters", "calibrate", "device", "seed")
         options = {name: getattr(settings, name) for name in shared} | {"dtype": dtypes[0] if dtypes else FP32}
-        recommendation["next"] = plan(report["settings"].get("ranks", 1), lengths=long_enough, **options)
-    return {**report, "recommendation": recommendation}
+        command = plan(report.settings.get("ranks", 1), lengths=long_enough, **options)
+    recommendation = replace(
+        advice,
+        reasons=[*advice.reasons, *filter(None, (grown, None if attached is None else attached.note))],
+        warning=content.warning(report.noise) or None,
+        attachment=attached,
+        code=None if attached is None else code_of(attached, methods, model, settings.model),
+        next=command,
+    )
+    return replace(report, recommendation=recommendation)
 
 
 def _noise(c: Comparison, times: Mapping[str, Mapping[str, RoundTimes]]) -> RunNoise:
@@ -187,14 +185,14 @@ def _noise(c: Comparison, times: Mapping[str, Mapping[str, RoundTimes]]) -> RunN
     factors = {
         part: at_least_typical({n: each.noise for n, each in by_length.items()}) for part, by_length in times.items()
     }
-    return {**noise, **factors}  # type: ignore[typeddict-item]
+    return RunNoise(noise.load, noise.busy, noise.says, **factors)
 
 
 # ---------------------------------------------------------------------- one method
 
 
 def _refused(row: CompareRow) -> MethodReport:
-    return {"method": row.name, "settings": row.method.to_dict(), "status": "refused", "reason": row.reason or ""}
+    return MethodReport(method=row.name, settings=row.method.to_dict(), status="refused", reason=row.reason or "")
 
 
 def _method_report(
@@ -202,79 +200,67 @@ def _method_report(
 ) -> MethodReport:
     quality = {str(n): q for n in c.lengths_done if (q := _quality(c, row, n))}
     exact = next(each.name for each in c.rows if each.is_full and each.dtype == row.dtype)
-    factors: Mapping[str, Any] = noise
     costs = {
         part: {
-            n: each.cost(row.name, factors[part][n], exact) for n, each in of_part.items() if row.name in each.seconds
+            n: each.cost(row.name, getattr(noise, part)[n], exact)
+            for n, each in of_part.items()
+            if row.name in each.seconds
         }
         for part, of_part in times.items()
     }
-    op = costs["op"]
-    report: MethodReport = {
-        "method": row.name,
-        "settings": row.method.to_dict(),
-        "status": "exact" if row.is_exact else "measured" if row.other is None else "other",
-        "dtype": row.dtype,
-        "layers": row.layers,
-        "quality": quality,
-        "fidelity": {n: _fidelity(q, _quality(c, c.rows[0], int(n)), c.floor) for n, q in quality.items()},
-        "model": costs["model"],
-        "op": op,
-    }
-    if costs["step"]:
-        new_tokens = {n: c.new_tokens_after(int(n)) for n in costs["step"]}
-        report["step"] = costs["step"]
-        report["request"] = {n: {**costs["request"][n], "new_tokens": new} for n, new in new_tokens.items()}
-        kls = {n: c.results[STEPS(int(n))].times.rows[row.name].kl for n in costs["step"]}
-        if known := {n: kl for n, kl in kls.items() if kl is not None}:
-            report["step_kl"] = known
-    if row.modes:
-        report["parallel"] = list(row.modes)
-    if row.adapter:
-        report["adapter"] = row.adapter
-    if row.plan:
-        report["plan"] = row.plan
-    if row.note == NOT_CALIBRATED:
-        report["unfitted"] = True
-    if row.reason:
-        report["reason"] = row.reason
-    if notes := _row_notes(row, c.length, causal=c.pretrained.is_causal_lm):
-        report["remarks"] = notes
-    if not row.is_exact and op:
-        ties = [int(n) for n, cost in op.items() if cost["verdict"] == "within the noise"]
-        report["crossover"] = crossover({int(n): cost["speedup"] for n, cost in op.items()}, ties)
-    if c.task and TASK(row.name) in c.results:
-        report["task"] = c.results[TASK(row.name)]
-    return report
+    op, new_tokens = costs["op"], {n: c.new_tokens_after(int(n)) for n in costs["step"]}
+    requests = {n: RequestCost(**vars(costs["request"][n]), new_tokens=new) for n, new in new_tokens.items()}
+    kls = {n: c.results[STEPS(int(n))].times.rows[row.name].kl for n in costs["step"]}
+    ties = [int(n) for n, cost in op.items() if cost.verdict == "within the noise"]
+    has_crossover = bool(op) and not row.is_exact
+    return MethodReport(
+        method=row.name,
+        settings=row.method.to_dict(),
+        status="exact" if row.is_exact else "measured" if row.other is None else "other",
+        dtype=row.dtype,
+        layers=row.layers,
+        quality=quality,
+        fidelity={n: _fidelity(q, _quality(c, c.rows[0], int(n)), c.floor) for n, q in quality.items()},
+        model=costs["model"],
+        op=op,
+        step=costs["step"] or None,
+        request=requests or None,
+        step_kl={n: kl for n, kl in kls.items() if kl is not None} or None,
+        parallel=list(row.modes) or None,
+        adapter=row.adapter or None,
+        plan=row.plan or None,
+        unfitted=row.note == NOT_CALIBRATED or None,
+        reason=row.reason or None,
+        remarks=_row_notes(row, c.length, causal=c.pretrained.is_causal_lm) or None,
+        crossover=crossover({int(n): cost.speedup for n, cost in op.items()}, ties) if has_crossover else math.nan,
+        task=c.results[TASK(row.name)] if c.task and TASK(row.name) in c.results else None,
+    )
 
 
 def _eager(c: Comparison, length: int) -> EagerCost:
     """The model's own attention as eager code, relative to SDPA's first batch, which is the same one."""
     eager, exact = c.results[EAGER(length)], c.rounds_at(length)[0][EXACT]
-    return {"ms": 1e3 * eager.seconds, "speedup": exact.seconds / eager.seconds, "extra_mib": eager.extra_mib}
+    return EagerCost(ms=1e3 * eager.seconds, speedup=exact.seconds / eager.seconds, extra_mib=eager.extra_mib)
 
 
-def _quality(c: Comparison, row: CompareRow, length: int) -> Quality:
-    """Closeness to the exact model at a length; empty where the method was left out."""
+def _quality(c: Comparison, row: CompareRow, length: int) -> Quality | None:
+    """Closeness to the exact model at a length; None where the method was left out."""
+    layers = c.results[LAYERS(row.name)] if length == c.length and LAYERS(row.name) in c.results else LayerErrors()
     if length == c.length and c.has_passages:
-        return _of_passages(c, row) | _of_layers(c, row)
+        return replace(_of_passages(c, row), **vars(layers))
     runs = c.rounds_at(length)
-    if row.name not in runs[0]:
-        return {}
-    return _of_sequences(c, row.name, runs) | (_of_layers(c, row) if length == c.length else {})
+    return replace(_of_sequences(c, row.name, runs), **vars(layers)) if row.name in runs[0] else None
 
 
-def _without_attention(c: Comparison, length: int) -> Quality:
-    """Closeness of the model without attention to the exact one in the first batch; empty if it was not run."""
+def _without_attention(c: Comparison, length: int) -> Quality | None:
+    """Closeness of the model without attention to the exact one in the first batch; None if it was not run."""
     first = c.rounds_at(length)[:1]
     if WITHOUT not in first[0]:
-        return {}
-    quality = _of_sequences(c, WITHOUT, first)
+        return None
+    quality, of_exact = _of_sequences(c, WITHOUT, first), None
     if c.pretrained.kind == "masked-lm":
-        quality["of_exact"] = min(1.0, _of_sequences(c, EXACT, first)["perplexity"] / quality["perplexity"])
-    quality.pop("kl_last_quarter", None)
-    quality.pop("agreement_last_quarter", None)
-    return quality
+        of_exact = _fidelity(quality, _of_sequences(c, EXACT, first), c.floor)
+    return replace(quality, of_exact=of_exact, kl_last_quarter=None, agreement_last_quarter=None)
 
 
 def _of_sequences(c: Comparison, name: str, runs: Sequence[Mapping[str, SequencePass]]) -> Quality:
@@ -283,22 +269,16 @@ def _of_sequences(c: Comparison, name: str, runs: Sequence[Mapping[str, Sequence
     if c.pretrained.kind == "embedding":
         return _cosines(*(torch.tensor([vector for batch in each for vector in batch]) for each in (mine, exact)))
     if not c.pretrained.is_causal_lm:
-        return {"perplexity": _perplexity(*map(sum, zip(*mine, strict=True)))}
+        return Quality(perplexity=_perplexity(*map(sum, zip(*mine, strict=True))))
     totals = summed([NextTokens(*output) for output in mine if output])
     last = max(totals.last_count, 1.0)
-    return {
-        "perplexity": totals.perplexity,
-        "kl": totals.mean_kl,
-        "agreement": totals.agreement,
-        "kl_last_quarter": max(totals.last_kl / last, 0.0),
-        "agreement_last_quarter": totals.last_same / last,
-    }
-
-
-def _of_layers(c: Comparison, row: CompareRow) -> Quality:
-    key = LAYERS(row.name)
-    layers: Quality = to_plain(c.results[key]) if key in c.results else {}
-    return layers
+    return Quality(
+        perplexity=totals.perplexity,
+        kl=totals.mean_kl,
+        agreement=totals.agreement,
+        kl_last_quarter=max(totals.last_kl / last, 0.0),
+        agreement_last_quarter=totals.last_same / last,
+    )
 
 
 def _of_passages(c: Comparison, row: CompareRow) -> Quality:
@@ -306,21 +286,21 @@ def _of_passages(c: Comparison, row: CompareRow) -> Quality:
     mine, exact = c.results[QUALITY(row.name)], c.results[QUALITY(EXACT)]
     if isinstance(mine, Losses) or isinstance(exact, Losses):
         assert isinstance(mine, Losses)
-        return {"perplexity": _perplexity(mine.nll, mine.count)}
+        return Quality(perplexity=_perplexity(mine.nll, mine.count))
     passages, its_passages = torch.tensor(mine.passages), torch.tensor(exact.passages)
     top1, recall10 = retrieval_agreement(
         _scores(torch.tensor(mine.queries), passages), _scores(torch.tensor(exact.queries), its_passages)
     )
-    return {**_cosines(passages, its_passages), "top1": top1, "recall10": recall10}
+    return replace(_cosines(passages, its_passages), top1=top1, recall10=recall10)
 
 
 def _cosines(mine: torch.Tensor, exact: torch.Tensor) -> Quality:
     cosines = cosine(mine, exact)
-    return {
-        "cosine_mean": float(cosines.mean()),
-        "cosine_p5": percentile(cosines, 0.05),
-        "relative_error": relative_error(mine, exact),
-    }
+    return Quality(
+        cosine_mean=float(cosines.mean()),
+        cosine_p5=percentile(cosines, 0.05),
+        relative_error=relative_error(mine, exact),
+    )
 
 
 def _scores(queries: torch.Tensor, passages: torch.Tensor) -> torch.Tensor:
@@ -328,17 +308,17 @@ def _scores(queries: torch.Tensor, passages: torch.Tensor) -> torch.Tensor:
     return normalize(queries, dim=-1) @ normalize(passages, dim=-1).T
 
 
-def _fidelity(quality: Quality, exact: Quality, floor: Floor) -> float:
+def _fidelity(quality: Any, exact: Any, floor: Floor) -> float:
     """Mean cosine to the exact embeddings; exact pseudo-perplexity / this one's, at most 1; or what the floor is of."""
     if floor.figure == "agreement":
-        return quality["agreement"]
+        return float(quality.agreement)
     if floor.figure == "kl":
-        return math.exp(-quality["kl"])
-    if "of_exact" in quality:
-        return quality["of_exact"]
-    if "perplexity" in quality:
-        return min(1.0, exact["perplexity"] / quality["perplexity"])
-    return quality["cosine_mean"]
+        return math.exp(-quality.kl)
+    if quality.of_exact is not None:
+        return float(quality.of_exact)
+    if quality.perplexity is not None:
+        return float(min(1.0, exact.perplexity / quality.perplexity))
+    return float(quality.cosine_mean)
 
 
 def _perplexity(nll: float, count: int) -> float:
@@ -349,23 +329,19 @@ def _requests(c: Comparison) -> Requests:
     """Facts about the requests of all rows."""
     lengths = c.step_lengths_done
     rows = {n: c.results[STEPS(n)].times.rows for n in lengths}
-    approximate = [row for row in c.rows if not (row.is_full or _has_exact_steps(row))]
+    approximate = [row for row in c.rows if not (row.is_full or row.has_exact_steps)]
     kls: dict[str, tuple[float, int]] = {}  # of each method in the first of its dtypes, and at its longest length
     for row in approximate:
         of_row = [(kl, n) for n in lengths if row.name in rows[n] and (kl := rows[n][row.name].kl) is not None]
         if of_row and not any(name.partition(IN)[0] == row.name.partition(IN)[0] for name in kls):
             kls[row.name] = of_row[-1]
-    return {
-        "new_tokens": c.new_tokens_after(lengths[-1]),
-        "prompts": {str(n): c.prompt_of_request(n) for n in lengths},
-        "cache_mib": {str(n): c.results[STEPS(n)].times.cache_mib for n in lengths},
-        "steps": _steps_in_words(kls),
-        "refused": {name: row.reason for n in lengths for name, row in rows[n].items() if row.reason is not None},
-    }
-
-
-def _has_exact_steps(row: CompareRow) -> bool:
-    return row.other is None and all(has_exact_steps(row.at(number)) for number in row.layers)
+    return Requests(
+        new_tokens=c.new_tokens_after(lengths[-1]),
+        prompts={str(n): c.prompt_of_request(n) for n in lengths},
+        cache_mib={str(n): c.results[STEPS(n)].times.cache_mib for n in lengths},
+        steps=_steps_in_words(kls),
+        refused={name: row.reason for n in lengths for name, row in rows[n].items() if row.reason is not None},
+    )
 
 
 def _steps_in_words(kls: Mapping[str, tuple[float, int]]) -> str:
@@ -448,7 +424,7 @@ def _of_requests(c: Comparison) -> list[str]:
             f"the first {most:,}, and the prefill is timed with all."
             for n, most in cut.items()
         ]
-        notes += [f"{name} has no steps: {reason}." for name, reason in _requests(c)["refused"].items()]
+        notes += [f"{name} has no steps: {reason}." for name, reason in _requests(c).refused.items()]
     without = [f"{n:,}" for n in c.lengths if n not in c.step_lengths]
     if without and c.settings.new_tokens != 0:
         limit = c.pretrained.limit
@@ -552,9 +528,9 @@ def _left_out(c: Comparison, row: CompareRow, method: MethodReport) -> str | Non
     """The length from which on a method was too slow, as a note."""
     op_lengths = c.call_lengths_done if row.is_called_alone else []
     lengths = [n for n in c.lengths_done if row in c.rows_at(n, 0)]
-    wanted = ((lengths, method["model"]), (op_lengths, method["op"]))
-    skipped = [n for lengths, have in wanted for n in lengths if str(n) not in have and row.takes(n)]
+    wanted = ((lengths, method.model), (op_lengths, method.op))
+    skipped = [n for lengths, have in wanted for n in lengths if str(n) not in (have or {}) and row.takes(n)]
     if not skipped:
         return None
     where = f"from {min(skipped):,} tokens on"
-    return f"{method['method']} was left out {where}: it is predicted to exceed {TOO_SLOW:g} s per call."
+    return f"{method.method} was left out {where}: it is predicted to exceed {TOO_SLOW:g} s per call."

@@ -28,7 +28,7 @@ def markdown(report: Report, plot_names: Sequence[str] = ()) -> str:
         "## Methods",
         table_of(columns.main_table(report)),
         escaped(columns.legend(report)),
-        noise_line(report) if not content.warning(report) else "",
+        noise_line(report.noise) if not content.warning(report.noise) else "",
         bullets(f"Refused: {', '.join(names)}: {reason}" for reason, names in reading.refused(report).items()),
         bullets(reading.notes(report)),
         *(f"![{title}]({name})\n\n{about}" for name, (title, about) in columns.PLOTS.items() if name in plot_names),
@@ -39,9 +39,9 @@ def markdown(report: Report, plot_names: Sequence[str] = ()) -> str:
         *_section("Peak extra memory of one attention call, MiB", columns.op_memory_table(report)),
         *(text for title, pairs in columns.summary_sections(report) for text in (f"## {title}", pairs_table(pairs))),
         "## Notes",
-        bullets(report["notes"]) or "None.",
+        bullets(report.notes) or "None.",
         "## Command",
-        f"{fenced(report['command'])}\n\n{escaped(report['created'])}",
+        f"{fenced(report.command)}\n\n{escaped(report.created)}",
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
 
@@ -59,18 +59,18 @@ class _CompareTerminal:
         for layout in self._layouts():
             if all(fits(console, options, table) for table in layout):
                 break
-        yield Text(f"{columns.short_name(self.report)}: {self.report['model'].get('kind', 'model')}", "bold")
+        yield Text(f"{columns.short_name(self.report)}: {self.report.model.get('kind', 'model')}", "bold")
         yield from layout
         yield from self._requests(console, options)
         if reading.refused(self.report):
             yield _refusals(self.report)
         for line in (*reading.notes(self.report), columns.legend(self.report)):
             yield Text(line, "dim")
-        for line in self.report.get("cautions", []):
+        for line in self.report.cautions or []:
             yield Text(line, "yellow")
-        noise = content.noise(self.report)
-        if noise and not noise[0]:
-            yield Text(noise[1], "dim")
+        noise = self.report.noise
+        if noise is not None and not noise.busy:
+            yield Text(noise.says, "dim")
         yield _panel(self.report)
 
     def _requests(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
@@ -99,14 +99,14 @@ def _refusals(report: Report) -> RichTable:
 
 
 def _panel(report: Report) -> Panel:
-    advice, warning = report["recommendation"], content.warning(report)
+    advice, warning = report.recommendation, content.warning(report.noise)
     lines = [Text(warning, "yellow")] if warning else []
-    lines += [Text(advice["headline"], "bold"), *(Text(f"• {reason}") for reason in advice["reasons"])]
+    lines += [Text(advice.headline, "bold"), *(Text(f"• {reason}") for reason in advice.reasons)]
     code = columns.use(report)
     if code:
         lines.append(Text(code, "cyan"))
-    if "next" in advice:
-        lines += [Text(columns.NEXT), Text(advice["next"], "cyan")]
+    if advice.next:
+        lines += [Text(columns.NEXT), Text(advice.next, "cyan")]
     style = "yellow" if warning else "green" if code else "blue"
     return Panel(Group(*lines), title="Recommendation", title_align="left", border_style=style)
 
@@ -115,14 +115,14 @@ def _panel(report: Report) -> Panel:
 
 
 def _recommendation(report: Report) -> str:
-    advice = report["recommendation"]
+    advice = report.recommendation
     code = columns.use(report)
     lines = [
-        noise_line(report) if content.warning(report) else "",
-        f"**{escaped(advice['headline'])}**",
-        bullets(advice["reasons"]),
+        noise_line(report.noise) if content.warning(report.noise) else "",
+        f"**{escaped(advice.headline)}**",
+        bullets(advice.reasons),
         fenced(code, "python") if code else "",
-        f"{columns.NEXT}\n\n{fenced(advice['next'])}" if "next" in advice else "",
+        f"{columns.NEXT}\n\n{fenced(advice.next)}" if advice.next else "",
     ]
     return "\n\n".join(filter(None, lines))
 

@@ -45,15 +45,16 @@ def measure(settings: CrossoverSettings, progress: Progress = silent) -> list[Me
     panels = [(dtype, mask == "causal") for dtype in dtypes for mask in masks]
     measured: list[MeasuredCrossover] = []
     average = machine.load_average()
-    with as_input_error(), machine.watched() as use:
+    used = machine.watch()
+    with as_input_error():
         for number, (dtype, causal) in enumerate(panels):
             able = [str(method) for method in methods if not causal or method.traits.causal != "no"]
             measured += _panel(settings, able, dtype, causal, _from(progress, number, len(panels)))
     if not measured:
         raise InputError("nothing to measure: none of these methods supports a causal mask; add none to --masks")
-    noise = noise_of(machine.load(average, [use]), [])
-    if noise["busy"]:
-        note(progress, noise["says"])
+    noise = noise_of(machine.load(average, [used()]), [])
+    if noise.busy:
+        note(progress, noise.says)
     return measured
 
 

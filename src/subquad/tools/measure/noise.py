@@ -8,8 +8,9 @@ each other.
 import math
 import statistics
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from itertools import accumulate
-from typing import Literal, NamedTuple, TypedDict, TypeVar
+from typing import Literal, NamedTuple, TypeVar
 
 Verdict = Literal["faster", "slower", "within the noise"]
 Key = TypeVar("Key")
@@ -29,7 +30,8 @@ class Interval(NamedTuple):
     high: float
 
 
-class MachineLoad(TypedDict):
+@dataclass(frozen=True)
+class MachineLoad:
     """The load of the machine during a run."""
 
     others: float | None  # share of all processors' time that other processes used; None if not reported
@@ -37,7 +39,8 @@ class MachineLoad(TypedDict):
     cores: int
 
 
-class Noise(TypedDict):
+@dataclass(frozen=True)
+class Noise:
     """The noise of a run, with a sentence about it."""
 
     load: MachineLoad
@@ -95,13 +98,13 @@ def noise_of(load: MachineLoad, factors: Sequence[float], models: Sequence[float
     They are uncertain if other processes used the machine, or if exact attention differs from itself. `factors` are
     those of `against_itself`, one for each length; `models` are those among them of whole models.
     """
-    shared = (load["others"] or 0.0) > SHARE
-    if load["others"] is None and load["average"] is not None:
-        shared = load["average"] > SHARE * load["cores"]
+    shared = (load.others or 0.0) > SHARE
+    if load.others is None and load.average is not None:
+        shared = load.average > SHARE * load.cores
     unsteady = (bool(factors) and statistics.median(factors) > SPREAD) or max(models, default=1.0) > LARGE
     description = "; ".join(_describe_load(load, factors)) or "nothing is known of its load"
     if not shared and not unsteady:
-        return {"load": load, "busy": False, "says": f"Noise: {description}."}
+        return Noise(load, busy=False, says=f"Noise: {description}.")
     what = "The machine was busy" if shared else "The times were noisy"
     why = "because other work slows some methods more than others; figures" if shared else "and figures"
     remedy = "on an idle machine" if shared else "with nothing else running"
@@ -109,7 +112,7 @@ def noise_of(load: MachineLoad, factors: Sequence[float], models: Sequence[float
         f"Every time and speed-up here is uncertain, {why} of quality are not affected. Repeat the command {remedy} "
         "before you rely on a speed-up."
     )
-    return {"load": load, "busy": True, "says": f"{what}: {description}. {advice}"}
+    return Noise(load, busy=True, says=f"{what}: {description}. {advice}")
 
 
 def _describe_load(load: MachineLoad, factors: Sequence[float]) -> list[str]:
@@ -118,11 +121,11 @@ def _describe_load(load: MachineLoad, factors: Sequence[float]) -> list[str]:
         most = f"exact attention timed against itself differs by up to {percent(max(factors) - 1)}"
         median = f" (median over the lengths: {percent(statistics.median(factors) - 1)})"
         clauses.append(most + (median if len(factors) > 1 else ""))
-    if load["others"] is not None:
-        clauses.append(f"other processes used {percent(load['others'])} of the processors' time")
-    if load["average"] is not None:
-        cores = f"{load['cores']} core{'' if load['cores'] == 1 else 's'}"
-        clauses.append(f"the load average before the run was {load['average']:.1f} on {cores}")
+    if load.others is not None:
+        clauses.append(f"other processes used {percent(load.others)} of the processors' time")
+    if load.average is not None:
+        cores = f"{load.cores} core{'' if load.cores == 1 else 's'}"
+        clauses.append(f"the load average before the run was {load.average:.1f} on {cores}")
     return clauses
 
 

@@ -6,7 +6,7 @@ and its times count only if there is no other round; in all others exact attenti
 
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -93,4 +93,4 @@ class RoundTimes:
         if exact == EXACT or in_fp32 is None:
             return in_dtype
         over_fp32 = cost(taken, in_fp32 if len(in_fp32) == len(taken) else in_fp32[:1] * len(taken), mib, noise)
-        return {**in_dtype, "speedup_fp32": over_fp32["speedup"], "verdict_fp32": over_fp32["verdict"]}
+        return replace(in_dtype, speedup_fp32=over_fp32.speedup, verdict_fp32=over_fp32.verdict)

@@ -1,12 +1,13 @@
 """Run calls in rounds, in each of which every call runs once, so that all are exposed to the same noise; time them."""
 
+import math
 import random
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, NamedTuple, NotRequired, TypedDict, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 
@@ -20,18 +21,26 @@ C = TypeVar("C")  # what a run costs
 R = TypeVar("R")  # what it returns
 
 
-class Cost(TypedDict):
-    """Time and memory of one method at one length, relative to exact attention in the same run."""
+@dataclass(frozen=True, kw_only=True)
+class Cost:
+    """Time and memory of one method at one length, relative to exact attention in the same run; NaN is unknown."""
 
-    ms: float  # exact attention's median divided by the speed-up, see `beside`; its own: the median
-    ms_low: float  # the same with the quartiles
-    ms_high: float
-    repeats: int
-    speedup: float  # median of exact's time / this one's, run by run, so > 1 is faster than exact
-    verdict: NotRequired[Verdict]  # whether the speed-up is clear of the noise; exact attention has none
-    speedup_fp32: NotRequired[float]  # of a row in 16 bits, over exact attention in fp32; `speedup` is in its dtype
-    verdict_fp32: NotRequired[Verdict]
-    extra_mib: float | None  # peak of memory allocated on top of what was there before
+    ms: float = math.nan  # exact attention's median divided by the speed-up, see `beside`; its own: the median
+    ms_low: float = math.nan  # the same with the quartiles
+    ms_high: float = math.nan
+    repeats: int = 0
+    speedup: float = math.nan  # median of exact's time / this one's, run by run, so > 1 is faster than exact
+    extra_mib: float | None = math.nan  # peak of memory allocated on top of what was there before; None: not counted
+    verdict: Verdict | None = None  # whether the speed-up is clear of the noise; exact attention has none
+    speedup_fp32: float | None = None  # of a row in 16 bits, over exact attention in fp32; `speedup` is in its dtype
+    verdict_fp32: Verdict | None = None
+
+    @property
+    def over_fp32(self) -> tuple[float, Verdict | None]:
+        """The speed-up over exact attention in fp32, with its verdict."""
+        if self.speedup_fp32 is None:
+            return self.speedup, self.verdict
+        return self.speedup_fp32, self.verdict_fp32
 
 
 def one_round(
@@ -149,9 +158,9 @@ def cost(
     """
     times, faster = beside(seconds, exact)
     result = _cost(times, faster.median, len(seconds), extra_mib)
-    if noise is not None:
-        result["verdict"] = verdict(faster.median, ratios(seconds, exact), noise)
-    return result
+    if noise is None:
+        return result
+    return replace(result, verdict=verdict(faster.median, ratios(seconds, exact), noise))
 
 
 def exact_cost(seconds: Sequence[float], extra_mib: float | None = None) -> Cost:

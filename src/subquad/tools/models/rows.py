@@ -16,9 +16,9 @@ from subquad.distributed import Sequence
 from subquad.hf.plans import load_plan
 from subquad.methods import BoundMethod, Full, Method
 from subquad.tools.models.dtypes import FP32, TORCH
+from subquad.tools.models.generation import has_exact_steps
 from subquad.tools.models.pretrained import OtherAttention, Pretrained
 
-OTHER = "attention:"  # before the name of an implementation that is not subquad's
 IN = " in "  # between the name of a row and its dtype: "clustered-tail in bf16"
 NOT_CALIBRATED = "not calibrated: its learned parameters are those that it starts with"
 
@@ -46,7 +46,7 @@ class CompareRow:
         The dtype is added where it is not fp32.
         """
         if self.other is not None:
-            name = f"{OTHER}{self.other.name}"
+            name = f"attention:{self.other.name}"
         elif self.plan is not None:
             name = f"plan:{Path(self.plan).resolve().name}"
         else:
@@ -62,6 +62,11 @@ class CompareRow:
     def is_full(self) -> bool:
         """True if the model's own exact attention runs, in any dtype."""
         return self.method == Full() and self.plan is None and self.other is None
+
+    @property
+    def has_exact_steps(self) -> bool:
+        """True if a step on a cache is exact attention in every layer, by construction."""
+        return self.other is None and all(has_exact_steps(self.at(number)) for number in self.layers)
 
     @property
     def is_called_alone(self) -> bool:

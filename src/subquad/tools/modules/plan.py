@@ -39,6 +39,7 @@ from subquad.tools.plan.planned import Planned, Verified
 from subquad.tools.plan.planner import Messages, Planner
 from subquad.tools.plan.subject import PlanSubject
 from subquad.tools.runs.jobs import Progress, silent
+from subquad.tools.runs.records import to_plain
 
 FEWEST = 4  # inputs
 SCREENING = 0.25  # share of the time until layers are screened
@@ -350,7 +351,7 @@ class ModulePlanning(Planner):
         assert isinstance(verified, VerifiedInModule)
         assert verified.cost is not None
         least = max(SIMILAR, verified.noise) if verified.loss > EQUAL * accepted else choice.FASTER
-        return verified.speedup >= least and verified.cost.get("verdict") == "faster"
+        return verified.speedup >= least and verified.cost.verdict == "faster"
 
     def _timed(self, call: ModuleCall, methods: Mapping[str, Method]) -> tuple[float, Any]:
         """Seconds of a held-out input with these methods, and the output."""
@@ -364,7 +365,9 @@ class ModulePlanning(Planner):
             assert verified.cost is not None
             # The bound is on the mean loss, and a loss of 0 is the fidelity of the exact output.
             exact = verified.exact
-            result = HeldOutResult(len(verified.losses), exact - verified.loss, exact - verified.bound, verified.cost)
+            result = HeldOutResult(
+                len(verified.losses), exact - verified.loss, exact - verified.bound, to_plain(verified.cost)
+            )
         return ModulePlan(
             type(self.sites.module).__name__,
             self.judge.name,

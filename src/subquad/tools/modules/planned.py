@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from subquad.methods import Method
-from subquad.tools.measure.timing import Cost
 from subquad.tools.modules.tables import Columns, as_markdown, as_terminal
 from subquad.tools.report import cells
 
@@ -24,7 +23,7 @@ class HeldOutResult:
     inputs: int
     fidelity: float
     least: float
-    cost: Cost
+    cost: Mapping[str, Any]
 
     def __str__(self) -> str:
         speed = cells.speedup(self.cost["speedup"], self.cost.get("verdict")).text

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from subquad.tools.measure.noise import Noise
 from subquad.tools.report.cells import Cell
 from subquad.tools.report.terms import TERMS, term_of
 
@@ -112,13 +113,6 @@ def text_of(key: str, value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
-def noise(report: Mapping[str, Any]) -> tuple[bool, str] | None:
-    """A flag, True if the times are uncertain, and the sentence about the noise; None in reports without it."""
-    measured: Mapping[str, Any] = report.get("noise") or {}
-    return (bool(measured.get("busy")), str(measured["says"])) if measured.get("says") else None
-
-
-def warning(report: Mapping[str, Any]) -> str:
+def warning(noise: Noise | None) -> str:
     """The sentences about the noise if the times are uncertain, which belong to the recommendation; otherwise empty."""
-    measured = noise(report)
-    return measured[1] if measured and measured[0] else ""
+    return noise.says if noise is not None and noise.busy else ""

@@ -3,7 +3,8 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from subquad.tools.report.content import Line, ReportTable, noise, sections_of
+from subquad.tools.measure.noise import Noise
+from subquad.tools.report.content import Line, ReportTable, sections_of
 
 
 def table_of(table: ReportTable) -> str:
@@ -53,9 +54,8 @@ def fenced(text: str, language: str = "sh") -> str:
     return f"{fence}{language}\n{text}\n{fence}"
 
 
-def noise_line(report: Mapping[str, Any]) -> str:
+def noise_line(noise: Noise | None) -> str:
     """A note on the noise; bold if the times are uncertain."""
-    measured = noise(report)
-    if measured is None:
+    if noise is None:
         return ""
-    return f"**{escaped(measured[1])}**" if measured[0] else escaped(measured[1])
+    return f"**{escaped(noise.says)}**" if noise.busy else escaped(noise.says)

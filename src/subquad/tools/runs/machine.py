@@ -2,10 +2,9 @@
 
 import os
 import time
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TypedDict
 
 from subquad.core.environment import gpu_architecture, hardware, versions
 from subquad.kernels import native, triton
@@ -13,7 +12,7 @@ from subquad.kernels.dispatch import backends as states
 from subquad.kernels.dispatch import chosen_backend
 from subquad.tools.measure.noise import MachineLoad
 
-__all__ = ["Use", "backends", "hardware", "load", "load_average", "versions", "watched"]
+__all__ = ["Use", "backends", "hardware", "load", "load_average", "versions", "watch"]
 
 # i-clustered, fp32, 512 to 4,096 tokens, 12 heads of 32, one thread of an AMD EPYC, against `use_backend("reference")`:
 # 13 to 25 times with AVX-512 and VPOPCNTDQ, 8 with AVX2, 4 with the baseline.
@@ -23,27 +22,29 @@ _COST = "clustered methods run as plain PyTorch: some 10 times slower, and slowe
 _STAT = Path("/proc/stat")
 
 
-class Use(TypedDict):
+@dataclass(frozen=True)
+class Use:
     """A while, and what others used of the processors in it, all in seconds; None if the system does not report it."""
 
     elapsed: float
     others: float | None
 
 
-@contextmanager
-def watched(processes: int = 1) -> Iterator[Use]:
-    """The time inside the block: the seconds, and the processor seconds of other processes.
+def watch(processes: int = 1) -> Callable[[], Use]:
+    """Starts a while, and returns what ends it: the seconds, and the processor seconds of other processes.
 
     If several processes work together, those seconds are unknown: each would count the others as other work.
     From the system's count of busy time less this process' own; time that a hypervisor gave to other guests is busy.
     """
-    use: Use = {"elapsed": 0.0, "others": None}
     start, process_seconds, busy = time.perf_counter(), time.process_time(), _busy_seconds()
-    yield use
-    after = _busy_seconds()
-    use["elapsed"] = time.perf_counter() - start
-    if processes == 1 and busy is not None and after is not None:
-        use["others"] = after - busy - (time.process_time() - process_seconds)
+
+    def use() -> Use:
+        after, elapsed = _busy_seconds(), time.perf_counter() - start
+        if processes > 1 or busy is None or after is None:
+            return Use(elapsed, None)
+        return Use(elapsed, after - busy - (time.process_time() - process_seconds))
+
+    return use
 
 
 def load_average() -> float | None:
@@ -56,11 +57,11 @@ def load(average: float | None, uses: Iterable[Use]) -> MachineLoad:
 
     The share is None below a second in all: the system counts in hundredths of one.
     """
-    known = [(use["elapsed"], use["others"]) for use in uses if use["others"] is not None]
+    known = [(use.elapsed, use.others) for use in uses if use.others is not None]
     elapsed, others = sum(seconds for seconds, _ in known), sum(other for _, other in known)
     cores = os.cpu_count() or 1
     share = min(max(others / (elapsed * cores), 0.0), 1.0) if elapsed >= 1.0 else None
-    return {"others": share, "average": average, "cores": cores}
+    return MachineLoad(share, average, cores)
 
 
 def _busy_seconds() -> float | None:

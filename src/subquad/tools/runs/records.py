@@ -1,9 +1,10 @@
 """Typed records to plain data that JSON holds, and back; all that runs keep goes through here.
 
 A record is a dataclass of numbers, texts, lists, dicts with text as keys, and records.
-A field that is None is left out if that is its default, and null otherwise.
+A field that is None or NaN is left out if that is its default, and None is null otherwise.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import MISSING, fields, is_dataclass
 from types import NoneType, UnionType
@@ -14,7 +15,7 @@ def to_plain(value: Any) -> Any:
     """Returns plain data for a record, or for lists and dicts of records."""
     if is_dataclass(value):
         held = ((f, getattr(value, f.name)) for f in fields(value))
-        return {f.name: to_plain(each) for f, each in held if each is not None or f.default is not None}
+        return {f.name: to_plain(each) for f, each in held if each is not f.default or each not in (None, math.nan)}
     if isinstance(value, Mapping):
         return {key: to_plain(held) for key, held in value.items()}
     return [to_plain(held) for held in value] if isinstance(value, list | tuple) else value
@@ -45,6 +46,8 @@ def from_plain(kind: Any, plain: Any) -> Any:
         return kind(**{name: from_plain(types.get(name), held) for name, held in plain.items()})  # type: ignore[operator]
     if origin is dict:
         return {key: from_plain(arguments[1], held) for key, held in plain.items()}
+    if kind is float and plain is None:  # JSON has no NaN
+        return float("nan")
     return [from_plain(arguments[0], held) for held in plain] if origin is list else plain
 
 
