@@ -154,7 +154,7 @@ SCALES = {
 
 
 class Place(NamedTuple):
-    """Where data comes from and models go, and the lengths of the reviews."""
+    """The folders of data and models, and the lengths of the reviews."""
 
     data: Path
     models: Path

@@ -1,4 +1,4 @@
-"""How loose a deterministic bound of clustered-tail's error from the radii of its clusters and cells is.
+"""The looseness of a deterministic bound of clustered-tail's error from the radii of its clusters and cells.
 
     python benchmarks/certificate.py [--data FOLDER] [--lengths "512 …"] [--out FILE.md]
 

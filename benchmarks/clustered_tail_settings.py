@@ -1,4 +1,4 @@
-"""Which clusters, top keys and cells "clustered-tail" needs for a given fidelity, from 512 to 8,192 tokens.
+"""The clusters, top keys and cells that "clustered-tail" needs for a given fidelity, from 512 to 8,192 tokens.
 
     python benchmarks/clustered_tail_settings.py [--data FOLDER] [--lengths "512 …"] [--figures FILE] [--out FILE.md]
 

@@ -135,7 +135,7 @@ class EqualKeys(Oracle):
 
 
 def best_of(logits: Tensor, count: int) -> Tensor:
-    """Which are the `count` largest of each row; −∞ is none."""
+    """True for the `count` largest of each row; −∞ is none of them."""
     top = logits.topk(min(count, logits.shape[-1]), dim=-1, sorted=False)
     return torch.zeros_like(logits, dtype=torch.bool).scatter_(-1, top.indices, top.values > -torch.inf)
 

@@ -126,7 +126,7 @@ class Pairs:
 
 
 def near(tokens: int, window: int) -> Tensor:
-    """Which keys are at most `window` from each query, (N,M)."""
+    """True for the keys that are at most `window` from each query, (N,M)."""
     at = torch.arange(tokens)
     return (at - at[:, None]).abs() <= window
 

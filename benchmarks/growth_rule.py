@@ -1,4 +1,4 @@
-"""How clusters, top keys and cells of causal by halves should grow with the length, in a decoder.
+"""Rules for the growth of clusters, top keys and cells of causal by halves with the length, in a decoder.
 
     python benchmarks/growth_rule.py [--data FOLDER] [--lengths "8192 16384"] [--passages 3] [--out FILE.md]
 

@@ -1,4 +1,4 @@
-"""How should the buckets, keys and cells of `lha-tail` grow with the length?
+"""Rules for the growth of the buckets, keys and cells of `lha-tail` with the length.
 
     python benchmarks/hash_growth.py [--data FOLDER] [--lengths "512 1024"] [--steps 60] [--methods …] [--out FILE.md]
 

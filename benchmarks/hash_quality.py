@@ -1,4 +1,4 @@
-"""How much the hash matters: clustered attention in a pretrained encoder, with the paper's hash and with ours.
+"""The effect of the hash: clustered attention in a pretrained encoder, with the paper's hash and with ours.
 
     python benchmarks/hash_quality.py [--text PATH --text …] [--length 512] [--items 24]
 

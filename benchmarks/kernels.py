@@ -1,4 +1,4 @@
-"""How far each compiled kernel is from its floor: its time beside the least that arithmetic and memory traffic allow.
+"""The time of each compiled kernel, relative to the least that arithmetic and memory traffic allow.
 
     python benchmarks/kernels.py --gflops 235 [--lengths "4096 16384"] [--threads 2] [--repeats 30] [--out FILE.md]
 

@@ -1,4 +1,4 @@
-"""How well a decoder itself reads prompts past its own positions: perplexity by quarters of a text, exact attention.
+"""The quality of a decoder itself on prompts past its own positions: perplexity by quarters of a text, exact attention.
 
     as it is       the model's own rotary frequencies, past the positions that it was trained on
     extended       YaRN's, by `sq.hf.extend_positions`, without training

@@ -99,7 +99,7 @@ def top_keys(block: int) -> int:
 
 
 def needed(row: Mapping[int, float], error: float) -> str:
-    """How many nearest keys reach an error."""
+    """The number of nearest keys that reach an error."""
     enough = [keys for keys, own in row.items() if own <= error]
     if not enough:
         return f"more than {max(row)} nearest keys are needed for it"

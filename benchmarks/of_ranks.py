@@ -36,7 +36,7 @@ def call_of(method: str, tokens: int, of: sq.distributed.Sequence | None, *, lea
 
 
 def seconds(run: Callable[[], Any]) -> float:
-    """How long a call takes, from the moment that all ranks begin until all are done."""
+    """The time that a call takes, from the moment that all ranks begin until all are done."""
     dist.barrier()
     start = time.perf_counter()
     run()

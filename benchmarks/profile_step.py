@@ -1,4 +1,4 @@
-"""Where the time of one generated token goes: products with weights, attention, cache, masks, and everything else.
+"""The parts of the time of one generated token: products with weights, attention, cache, masks, and everything else.
 
     python benchmarks/profile_step.py [--lengths "512 7900"] [--dtypes "bfloat16 float32"] [--methods "own …"]
         [--caches "dynamic growing"] [--batch 1] [--shortest 0] [--steps 5] [--out FILE.md]

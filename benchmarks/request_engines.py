@@ -173,7 +173,7 @@ def checked(answer: Answer, new: int) -> Answer:
 
 
 class Clock:
-    """When each token was there, as a streamer of `generate`."""
+    """The time at which each token was there, as a streamer of `generate`."""
 
     def __init__(self) -> None:
         self.start, self.seconds, self.tokens = time.perf_counter(), [], []

@@ -79,7 +79,7 @@ class Rows(NamedTuple):
 
 
 class Estimate(NamedTuple):
-    """Of each row: the estimated output (R,E), its radius and the number of keys read."""
+    """The estimated output (R,E) of each row, its radius and the number of keys read."""
 
     out: Tensor
     radius: Tensor

@@ -28,7 +28,7 @@ The processor time includes the test."""
 
 
 def keys_per_query(piece: int, memory: int) -> float:
-    """How many keys a query of a window sees, mean of its queries."""
+    """The number of keys that a query of a window sees, mean of its queries."""
     inside = [token % piece for token in range(LENGTH - 1)]
     return statistics.mean(here + 1 + min(memory, token - here) for token, here in enumerate(inside))
 

@@ -1,4 +1,4 @@
-"""How near to exact attention in fp32 does a swapped model stay in bf16, and with int8 weights?
+"""The closeness of a swapped model in bf16, and with int8 weights, to exact attention in fp32.
 
     python benchmarks/small_numbers.py [--lengths "512 2048"] [--passages 6] [--rounds 7] [--methods …] [--out FILE.md]
 

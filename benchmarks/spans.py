@@ -1,4 +1,4 @@
-"""How much faster `adaptive-span` becomes as its spans shrink: causal, forward, against causal SDPA.
+"""The speed of `adaptive-span` as its spans shrink: causal, forward, against causal SDPA.
 
 python benchmarks/spans.py [--lengths "1024 4096 16384"] [--spans "1000 256 64 16"] [--out FILE.md]
 

@@ -103,7 +103,7 @@ def scores(model: Pretrained, chosen: Sequence[LongDocument], length: int, way: 
 
 
 def ranks(matrix: Tensor, right: Tensor) -> Tensor:
-    """How many documents stand before the right one, for each question."""
+    """The number of documents before the right one, for each question."""
     return (matrix > matrix.gather(1, right[:, None])).sum(1)
 
 

@@ -47,7 +47,7 @@ def novel_passages(pretrained: Pretrained, data: Path, length: int, total: int) 
 
 @dataclass(frozen=True)
 class Perplexity:
-    """How well a decoder predicts each next token of some passages, at one length."""
+    """The loss of a decoder on each next token of some passages, at one length."""
 
     pretrained: Pretrained
     methods: Sequence[str]

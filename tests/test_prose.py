@@ -149,7 +149,7 @@ ALLOWED = (
     "Assigns each key to a cell.",
     "The sum is divided by the number of keys.",
     "0.966 at 2,048 tokens, 1.75×",
-    "Which keys a query sees depends on its bucket.",
+    "The bucket decides which keys a query sees.",
     "Both masks at once.",
 )
 

@@ -310,7 +310,7 @@ def _memory(report: Report, length: str, part: Part = "model", head: str = "extr
 
 
 def _decimals(report: Report, part: Part, length: str, *metrics: str) -> int:
-    """How many decimals a column of sizes has: those of the smallest one."""
+    """The number of decimals of a column of sizes: those of the smallest one."""
     values = [getattr(method.cost(part, length), figure) for method in ran(report) for figure in metrics]
     return max(map(decimals, values), default=0)
 
@@ -339,7 +339,7 @@ def use(report: Report) -> str | None:
 
 
 def legend(report: Report) -> str:
-    """How to read the main table, and what a speed-up of 1 is."""
+    """The legend of the main table: its columns, and what a speed-up of 1 is."""
     length, least = model_length(report), min_fidelity(report)
     lines = [
         f"≈ within the noise of this run, neither faster nor slower; ↓ slower than exact attention; {MISSING} not "

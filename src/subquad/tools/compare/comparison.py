@@ -536,7 +536,7 @@ class Comparison(JobRun):
         return [[item] for item in self.reading.sequences(model, length, count)]
 
     def sequence_count(self, length: int) -> int:
-        """How many turns there are at a length at most, the first one as a warm-up."""
+        """The largest number of turns at a length, the first one as a warm-up."""
         if self.pretrained.is_causal_lm:
             return CAUSAL_SEQUENCES
         return 10 if length <= 512 else 5 if length <= 2048 else 4
@@ -558,7 +558,7 @@ class Comparison(JobRun):
         return next(row.name for row in self.rows_at(length, 1) if row.is_full)
 
     def texts_at(self, length: int) -> int:
-        """How many texts were run at a length."""
+        """The number of texts that were run at a length."""
         return self.settings.batch * (1 if self.is_long(length) else len(self.rounds_at(length)))
 
     def tokens(self, length: int) -> float:

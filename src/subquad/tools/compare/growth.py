@@ -1,4 +1,4 @@
-"""How times grow with the length: where a method overtakes exact attention, and what a longer input would gain.
+"""Growth of times with the length: where a method overtakes exact attention, and what a longer input would gain.
 
 A time t at n tokens is taken to be a·n + b·nᵖ with a, b ≥ 0: what each token costs by itself, and its attention, with
 p = 2 for exact attention and p = 3/2 for sub-quadratic methods: attention by halves, whose clusters and top keys grow

@@ -173,7 +173,7 @@ class EntryRow:
 
     @property
     def refusal(self) -> str | None:
-        """Why it does not run; None where it does."""
+        """The reason why it does not run; None if it does."""
         return self.assigned.reason or self.reason
 
 

@@ -76,7 +76,7 @@ def floor_figure(report: Report) -> str:
 
 
 def noise_at(report: Report, part: Literal["model", "op"], length: str) -> float | None:
-    """How far exact attention differs from itself at a length, as a factor."""
+    """The difference of exact attention from itself at a length, as a factor."""
     return known((getattr(report.noise, part, None) or {}).get(length))
 
 

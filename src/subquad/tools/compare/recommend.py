@@ -224,7 +224,7 @@ def _faster_others(methods: Sequence[MethodReport], best: MethodReport | None, l
 
 
 def _choice(best: MethodReport, fast: Sequence[MethodReport], at: str, floor: Floor, noise: float) -> str:
-    """Why this row of the fast ones, with what it gains and loses in comparison with the next one."""
+    """The reason for this row of the fast ones, with what it gains and loses in comparison with the next one."""
     performance = describe_performance(best, at, floor)
     top = max(fast, key=lambda m: _speedup(m, at))
     if top is not best:

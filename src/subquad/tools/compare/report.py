@@ -125,7 +125,7 @@ def read_anew(report: Report, settings: CompareSettings, plan: NextCommand | Non
 
 
 def why_not(report: Report) -> str:
-    """Why there is nothing to save; empty if exact attention is recommended."""
+    """The reason why there is nothing to save; empty if exact attention is recommended."""
     advice = report.recommendation
     if any(name != EXACT for name in (advice.by_length or {}).values()):
         return "no one row keeps the floor at all lengths; --lengths with one of them saves the method for that length"
@@ -175,7 +175,7 @@ def _with_recommendation(report: Report, settings: CompareSettings, floor: Floor
 
 
 def _noise(c: Comparison, times: Mapping[str, Mapping[str, RoundTimes]]) -> RunNoise:
-    """How far exact attention differs from itself at each length, and the load of the machine."""
+    """The difference of exact attention from itself at each length, and the load of the machine."""
     kinds = (c.results.all(SEQUENCE), c.results.all(OP), c.results.all(STEPS))
     uses = [job.use for results in kinds for job in results]
     models = [each.noise for each in times["model"].values() if not each.is_assumed]
@@ -345,7 +345,7 @@ def _requests(c: Comparison) -> Requests:
 
 
 def _steps_in_words(kls: Mapping[str, tuple[float, int]]) -> str:
-    """Which steps are exact attention; `kls` are the divergences of the others from an exact step, and after what."""
+    """The rows whose steps are exact attention; `kls` has the divergences of the other steps, each with its past."""
     exact = "Steps are exact attention by construction, over the keys and values of the row's own prefill"
     if not kls:
         return f"{exact}."
@@ -409,7 +409,7 @@ def _notes(c: Comparison, methods: Sequence[MethodReport]) -> list[str]:
 
 
 def _of_requests(c: Comparison) -> list[str]:
-    """How steps and requests were measured, and at which lengths they were not."""
+    """The way in which steps and requests were measured, and the lengths at which they were not."""
     notes = []
     if c.step_lengths_done:
         notes.append(
