@@ -133,6 +133,6 @@ def test_time_and_speed_agree_and_sdpa_has_its_own_quartiles(peers: ModuleType):
     sdpa, good = (
         peers.timing(peers.Contender(name, "torch", contenders().exact, ""), seconds).cost for name in ("SDPA", "good")
     )
-    assert (sdpa["ms_low"], sdpa["ms"], sdpa["ms_high"]) == (pytest.approx(4950), 9000, 10000)
-    assert good["speedup"] < 1
-    assert good["ms"] > sdpa["ms"]
+    assert (sdpa.ms_low, sdpa.ms, sdpa.ms_high) == (pytest.approx(4950), 9000, 10000)
+    assert good.speedup < 1
+    assert good.ms > sdpa.ms

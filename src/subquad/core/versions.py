@@ -92,7 +92,7 @@ ModelClass = TypeVar("ModelClass", bound=type[Any])
 def loading_shared_modules(model_class: ModelClass) -> ModelClass:
     """Have transformers load a model's weights into modules that its parts share.
 
-    It did so for classes registered with `register_for_auto_class` alone, and made new weights for the others.
+    It did so for classes that were registered as code of their own, and made new weights for the others.
     """
     if not hasattr(model_class, "is_custom_code"):
         model_class.is_remote_code = classmethod(lambda cls: True)

@@ -14,6 +14,7 @@ from subquad.methods.core.crossovers import MeasuredCrossover, read_all
 from subquad.tools.cli.main import app
 from subquad.tools.doctor import measure as doctor
 from subquad.tools.doctor.settings import CrossoverSettings
+from subquad.tools.measure.noise import MachineLoad
 from subquad.tools.measure.timing import Effort
 
 TINY = ["--lengths", "16,32", "--dtypes", "float32", "--heads", "2", "--head-dim", "8"]
@@ -267,7 +268,7 @@ def test_an_unknown_backend_is_refused_before_anything_is_shown(run):
 
 
 def test_a_busy_machine_is_reported(run, monkeypatch):
-    monkeypatch.setattr(doctor.machine, "load", lambda average, uses: {"others": 0.5, "average": 1.0, "cores": 2})
+    monkeypatch.setattr(doctor.machine, "load", lambda average, uses: MachineLoad(0.5, 1.0, 2))
     done = run("--measure", *TWO, *TINY)
     assert "The machine was busy: other processes used 50 % of the processors' time" in done.stderr
     assert "The machine" not in done.stdout
