@@ -61,7 +61,7 @@ def _as_option(parameter: inspect.Parameter) -> inspect.Parameter:
         kind, info = get_args(kind)
     if get_origin(kind) is not tuple:
         return parameter
-    numbers, option = int in get_args(kind), f"--{parameter.name}"
+    numbers, option = int in get_args(kind), f"--{parameter.name.replace('_', '-')}"
 
     def read(text: Any) -> Any:
         if isinstance(text, tuple):  # the default

@@ -12,10 +12,18 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 
 
 def to_plain(value: Any) -> Any:
-    """Returns plain data for a record, or for lists and dicts of records."""
+    """Returns plain data for a record, or for lists and dicts of records.
+
+    >>> from dataclasses import dataclass
+    >>> @dataclass
+    ... class Found:
+    ...     crossover: float | None = math.nan
+    >>> to_plain([Found(), Found(float("nan")), Found(None)])
+    [{}, {}, {'crossover': None}]
+    """
     if is_dataclass(value):
         held = ((f, getattr(value, f.name)) for f in fields(value))
-        return {f.name: to_plain(each) for f, each in held if each is not f.default or each not in (None, math.nan)}
+        return {f.name: to_plain(each) for f, each in held if not _is_absent(each, f.default)}
     if isinstance(value, Mapping):
         return {key: to_plain(held) for key, held in value.items()}
     return [to_plain(held) for held in value] if isinstance(value, list | tuple) else value
@@ -49,6 +57,12 @@ def from_plain(kind: Any, plain: Any) -> Any:
     if kind is float and plain is None:  # JSON has no NaN
         return float("nan")
     return [from_plain(arguments[0], held) for held in plain] if origin is list else plain
+
+
+def _is_absent(value: Any, default: Any) -> bool:
+    if isinstance(value, float) and isinstance(default, float):
+        return math.isnan(value) and math.isnan(default)
+    return value is None and default is None
 
 
 def _member(union: tuple[Any, ...], plain: Any) -> Any:
