@@ -22,6 +22,7 @@ from subquad.tools.measure.noise import AGAIN
 from subquad.tools.measure.resident import Peak
 from subquad.tools.measure.timing import Effort
 from subquad.tools.runs.executors import LocalExecutor
+from subquad.tools.runs.machine import Use
 from subquad.tools.runs.options import from_arguments
 from tests.tools.workflows.bad_bench import bad_inputs
 
@@ -179,7 +180,7 @@ def made_up(tmp_path, **seconds):
             name: Timed(seconds[which][2 * visit : 2 * visit + 2])
             for name, which in (("full", "exact"), (NAMES[1], "own"), (AGAIN, "again"))
         }
-        unit.use = {"elapsed": 1.0, "others": seconds.get("others", 0.0)}
+        unit.use = Use(elapsed=1.0, others=seconds.get("others", 0.0))
     return report_of(done)
 
 
