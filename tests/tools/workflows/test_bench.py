@@ -224,10 +224,10 @@ def test_time_and_speedup_cannot_contradict_each_other(tmp_path):
 @pytest.mark.parametrize(("others", "busy"), [(0.0, False), (10.0, True)])
 def test_what_others_used_of_the_machine_is_in_the_report(tmp_path, others, busy):
     report = made_up(tmp_path, exact=[1.0] * 6, again=[1.0] * 6, own=[0.9] * 6, others=others)
-    assert report.noise["busy"] is busy
-    assert report.noise["load"]["others"] == (1.0 if busy else 0.0)
-    assert report.noise["load"]["cores"] == os.cpu_count()
-    assert ("Repeat the command on an idle machine" in report.noise["says"]) is busy
+    assert report.noise.busy is busy
+    assert report.noise.load.others == (1.0 if busy else 0.0)
+    assert report.noise.load.cores == os.cpu_count()
+    assert ("Repeat the command on an idle machine" in report.noise.says) is busy
 
 
 # ---------------------------------------------------------------------- resume
