@@ -21,6 +21,7 @@ PACKAGES: Mapping[str, tuple[str, ...]] = {
     "torch": (),
     "subquad": (),
     "compiled": (),
+    "torchao": ("torchao",),
     "openvino": ("openvino", "nncf"),
     "openvino-genai": ("openvino", "nncf", "openvino-genai"),
     "llama.cpp": ("llama-cpp-python", "gguf"),
@@ -28,6 +29,7 @@ PACKAGES: Mapping[str, tuple[str, ...]] = {
 NAMES = {
     "torch": "PyTorch",
     "compiled": "PyTorch",
+    "torchao": "PyTorch",
     "openvino": "OpenVINO",
     "openvino-genai": "OpenVINO GenAI",
 }
@@ -49,8 +51,8 @@ class Row:
     @property
     def process(self) -> str:
         """The process that it runs in; a compiled model has its own, because Dynamo looks among those of all models."""
-        if self.engine == "compiled":
-            return self.label
+        if self.is_compiled:
+            return str(self)
         return "torch" if self.engine == "subquad" else self.engine
 
     @property
@@ -58,6 +60,11 @@ class Row:
         """The engine, method and cache as a table names them."""
         name = NAMES.get(self.engine, self.engine) if self.method is None else f"subquad `{self.method}`"
         return name if self.cache is None else f"{name}, {self.cache} cache"
+
+    @property
+    def is_compiled(self) -> bool:
+        """True if `torch.compile` compiles its steps."""
+        return self.engine in ("compiled", "torchao")
 
     @property
     def is_ours(self) -> bool:
@@ -106,6 +113,9 @@ def rows_of(engines: Sequence[str], methods: Sequence[str]) -> list[Row]:
             for method in (None, *methods)
             for cache in ("static, compiled", "static, compiled, frozen")
         ],
+        "torchao": [
+            Row("torchao", "int8 (torchao)", method, "static, compiled, frozen") for method in (None, *methods)
+        ],
         "openvino": [Row("openvino", weights) for weights in (*both, "int8")],
         "openvino-genai": [Row("openvino-genai", weights) for weights in ("bf16", "int8", "int4")],
         "llama.cpp": [Row("llama.cpp", weights) for weights in ("bf16", "fp16", "4 bits (Q4_1)")],
@@ -132,6 +142,7 @@ def prepare(job: Job, rows: Sequence[Row]) -> dict[Row, Any]:
     import torch  # here, because the command that starts processes must not wait for it twice
     from engine_models import pretrained
     from request_models import genai_run, llama_run, openvino_run, torch_run
+    from rounded_weights import BF16_AND_INT8, rounded
 
     from subquad.tools.models.dtypes import TORCH
 
@@ -139,7 +150,7 @@ def prepare(job: Job, rows: Sequence[Row]) -> dict[Row, Any]:
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(job.folder / "inductor"))
     torch.set_num_threads(job.threads)
     engine = rows[0].engine
-    if engine == "compiled":
+    if rows[0].is_compiled:
         import torch._dynamo
 
         torch._dynamo.reset()  # whose number of compilations of one function is limited
@@ -148,7 +159,12 @@ def prepare(job: Job, rows: Sequence[Row]) -> dict[Row, Any]:
     if engine in makers:
         make = partial(makers[engine], model, job)
     else:
-        models = {weights: model.in_dtype(TORCH[weights]) for weights in dict.fromkeys(row.weights for row in rows)}
+        models = {
+            weights: model.in_dtype(TORCH[weights])
+            if weights in FLOATS
+            else model.with_model(rounded(model.model, BF16_AND_INT8))
+            for weights in dict.fromkeys(row.weights for row in rows)
+        }
         make = partial(torch_run, models, job)
 
     warm = np.array([[5 + number % 50 for number in range(min(WARM_PROMPT, job.prompt))]])

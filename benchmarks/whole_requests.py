@@ -68,6 +68,7 @@ is transformers' static cache with steps compiled by `torch.compile(fullgraph=Tr
 keeps the weights once more as constants in the processor's order (`sq.hf.compiled_steps(length, model)`).
 The weights come from a file with 4 bits for each weight (Q4_1), which PyTorch's rows hold converted to fp32 or bf16; \
 so here, unlike elsewhere, llama.cpp's 4 bits are the same weights, multiplied by inputs that are rounded to 8 bits.
+With torchao, the weights of linear layers are rounded to 8 bits, one scale for each output, and computed with as bf16.
 OpenVINO's int8 and int4 weights are rounded anew by `nncf.compress_weights`, and are another model; their cache has 8 \
 bits, as by default, and that of OpenVINO's other rows the format of the row.
 llama.cpp is built for this processor, with flash attention and a cache in fp16."""
@@ -252,10 +253,10 @@ def overview(by_title: Sequence[tuple[str, Sequence[Figures]]]) -> str:
             return min(own, key=lambda each: each.whole, default=None)
 
         cells = [
-            fastest("torch", "compiled"),
+            fastest("torch", "compiled", "torchao"),
             fastest("openvino", "openvino-genai"),
             fastest("llama.cpp"),
-            *(fastest("subquad", "compiled", method=method) for method in METHODS),
+            *(fastest("subquad", "compiled", "torchao", method=method) for method in METHODS),
         ]
         lines.append([title, *("–" if each is None else f"{each.whole:,.1f} s ({kind(each.row)})" for each in cells)])
     heads = ["prompt + new tokens", "PyTorch", "OpenVINO", "llama.cpp", *(f"subquad `{method}`" for method in METHODS)]
