@@ -13,7 +13,7 @@ from transformers.cache_utils import DynamicSlidingWindowLayer
 from subquad.core.requirements import release
 
 VOCAB = 60
-ON_THE_INTERFACE_SINCE = {"ModernBert": (5, 7), "Swin": (5, 9), "T5": (5, 15)}  # by the beginnings of classes' names
+ON_THE_INTERFACE_SINCE = {"modernbert": (5, 7), "swin": (5, 9), "t5": (5, 15)}  # by the model type
 TEXT = {
     "vocab_size": VOCAB, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4,
     "intermediate_size": 48, "max_position_embeddings": 64, "pad_token_id": 0,
@@ -230,10 +230,9 @@ def need_transformers(*since: int, what: str) -> None:
 
 def need_the_interface(model: hf.PreTrainedModel) -> None:
     """Skip with a transformers in which a model computes its attention itself, so that `swap` refuses it."""
-    name = type(model).__name__
-    for beginning, since in ON_THE_INTERFACE_SINCE.items():
-        if name.startswith(beginning):
-            need_transformers(*since, what=f"computes the attention of {name} itself")
+    since = ON_THE_INTERFACE_SINCE.get(model.config.model_type)
+    if since is not None:
+        need_transformers(*since, what=f"computes the attention of {type(model).__name__} itself")
 
 
 def need_recording(windows: bool) -> None:
