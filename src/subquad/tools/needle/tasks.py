@@ -1,8 +1,9 @@
 """Tasks on long prompts: facts to put into a text, a question about them, and its answer.
 
 Everything is made from a random generator. The numbers and the made-up words are unlikely in the text, so only the
-facts have the answer. The tasks have the names of Hsieh et al. 2024, "RULER", arXiv 2404.06654, and follow its
-definitions, with an answer that is a single text, so that its likelihood can be measured.
+facts have the answer. The tasks have the names of Hsieh et al. 2024, "RULER", arXiv 2404.06654, and an answer that is a
+single text, so that its likelihood can be measured. `cwe` and `fwe` follow the port of RULER in lm-evaluation-harness,
+the others descriptions of RULER.
 """
 
 import random
