@@ -99,7 +99,7 @@ def row(attention: str, its: Answers, exact: Answers) -> list[str]:
         f"`{attention}`",
         f"{math.exp(-likelihood / words):.3f}",
         f"{-likelihood / size / math.log(2):.4f}",
-        "–" if its is exact else f"{(exact.total()[0] - likelihood) / tokens:+.4f}",
+        "–" if its is exact else f"{(exact.total()[0] - likelihood) / tokens:+z.4f}",
         f"{right} of {len(its.words)}",
         "–" if its is exact else f"{same} of {len(its.words)}",
     ]

@@ -146,7 +146,7 @@ class Figures:
 
 
 def digest(item: Sequence[int]) -> str:
-    """The hash by which prompts are told apart."""
+    """The hash that identifies a prompt."""
     return hashlib.sha256(np.array(item, np.int64).tobytes()).hexdigest()[:16]
 
 

@@ -1,6 +1,8 @@
 """An experiment runs cell by cell: each is kept, none is run twice, and a folder holds one run."""
 
 import json
+import subprocess
+import sys
 from collections import Counter
 from dataclasses import dataclass
 from functools import partial
@@ -282,3 +284,10 @@ def test_a_damaged_claim_is_refused(tmp_path, content):
     (tmp_path / "out" / "run.json").write_text(content)
     with pytest.raises(InputError, match=r"run\.json is damaged|contains another run"):
         reproduce(Bench().experiment, "small", tmp_path / "out", resume=True)
+
+
+def test_a_worker_that_imports_the_file_of_an_experiment_alone_knows_the_tasks():
+    code = "import subquad.research.papers.experiments.set_clustering as _\n"
+    code += "from subquad.research.training.settings import settings_of\nprint(settings_of('clusters', {}).task.name)"
+    result = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert result.stdout.strip() == "clusters"

@@ -1,4 +1,7 @@
-"""The definition of an experiment: cells that are run one by one and kept, and what is made of them."""
+"""The definition of an experiment: cells that are run one by one and kept, and what is made of them.
+
+The papers' tasks are registered here: a worker that runs a cell imports the experiment's file, which imports this one.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,7 @@ from typing import Any
 from filelock import FileLock
 
 from subquad.core import files
+from subquad.research.papers import tasks as _registered  # noqa: F401
 from subquad.research.papers.results import Results
 from subquad.tools.runs.jobs import Job, Progress
 

@@ -1,11 +1,10 @@
-"""The experiments by name, and the tasks that only they need, which are registered here."""
+"""The experiments by name."""
 
 from importlib import import_module
 from typing import cast
 
 from subquad.core.errors import InputError
 from subquad.core.spelling import instead
-from subquad.research.papers import tasks as _registered  # noqa: F401
 from subquad.research.papers.base import Experiment
 
 MODULES = (  # in the order of the papers

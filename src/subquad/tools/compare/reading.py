@@ -103,7 +103,7 @@ def _recommended(report: Report, name: str) -> str:
     lengths = [n for n, choice in (report.recommendation.by_length or {}).items() if choice == name]
     if lengths:
         return f"recommended at {listed([f'{int(n):,}' for n in lengths])} tokens"
-    known = report.recommendation.by_length is not None  # by reports of earlier versions it is not
+    known = report.recommendation.by_length is not None  # a report may have the choice alone
     return "recommended" if not known and name == report.recommendation.choice else ""
 
 

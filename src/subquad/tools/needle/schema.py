@@ -19,10 +19,9 @@ class NeedleCell:
     log_likelihood: float | None  # of the answers, in nats per token: mean over the samples; None: not finite
     difference: float | None  # to exact attention on the same prompts; 0 for exact attention itself
     right: float  # share of the prompts that greedy decoding answers correctly
-    # In reports since tasks have RULER's names:
-    differences: list[float] | None = None  # of each prompt; None: one is not finite
+    differences: list[float] | None = None  # of each prompt; None: one is not finite, or they were not stored
     interval: list[float] | None = None  # 95 % interval of the difference; None: of one prompt, or not finite
-    right_interval: list[float] | None = None  # 95 % interval of the share
+    right_interval: list[float] | None = None  # 95 % interval of the share; None: it was not stored
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,7 @@ class Use:
 
 
 def watch(processes: int = 1) -> Callable[[], Use]:
-    """Starts a while, and returns what ends it: the seconds, and the processor seconds of other processes.
+    """Start a measurement; return the function that ends it, with its seconds and those of other processes.
 
     If several processes work together, those seconds are unknown: each would count the others as other work.
     From the system's count of busy time less this process' own; time that a hypervisor gave to other guests is busy.
