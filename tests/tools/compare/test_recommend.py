@@ -5,8 +5,11 @@ import pytest
 from subquad.tools.compare import recommend as module
 from subquad.tools.compare.distinguish import distinguished
 from subquad.tools.compare.schema import MethodReport
+from subquad.tools.compare.settings import CompareSettings
 from subquad.tools.runs.floor import Floor
 from subquad.tools.runs.records import from_plain, to_plain
+from tests.tools.report import sample
+from tests.tools.workflows.reports import read_anew
 
 
 def recommend(methods, lengths, least, tokens=10_000, noise=None):
@@ -258,3 +261,18 @@ def test_a_metric_below_zero_proves_as_much_as_another():
     for without, choice in ((-1.0, "clustered"), (-0.05, "i-clustered"), (-0.005, "full")):
         told, blind = distinguished(records(rows), [512], floor, {512: without})
         assert module.recommend(told, [512], floor, 10_000, {}, blind=blind).choice == choice
+
+
+def test_a_stored_report_that_does_not_know_its_bottom_is_judged_as_one_without_it():
+    plain = sample.encoder()
+    plain["model"]["kind"] = "masked-lm"
+    advice = [
+        read_anew(plain | {"without_attention": bottoms}, CompareSettings(min_fidelity=0.5))["recommendation"]
+        for bottoms in (
+            {},
+            {str(n): {"perplexity": 20.0} for n in plain["settings"]["lengths"]},
+            {str(n): {"perplexity": 20.0, "of_exact": 1.0} for n in plain["settings"]["lengths"]},
+        )
+    ]
+    assert advice[1] == advice[0]
+    assert advice[2] != advice[0]

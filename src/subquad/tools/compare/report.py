@@ -149,7 +149,11 @@ def _with_recommendation(report: Report, settings: CompareSettings, floor: Floor
     """The report with the recommendation under this floor, and the command that plans for the same model and text."""
     lengths, tokens, model = report.settings["lengths"], report.text["tokens"], report.model
     factors = {} if report.noise is None else {int(n): factor for n, factor in report.noise.model.items()}
-    bottoms = {int(n): _fidelity(each, each, floor) for n, each in (report.without_attention or {}).items()}
+    bottoms = {
+        int(n): _fidelity(each, each, floor)
+        for n, each in (report.without_attention or {}).items()
+        if each.of_exact is not None or model["kind"] != "masked-lm"  # otherwise its distance to exact is unknown
+    }
     methods, blind = distinguished(report.methods, lengths, floor, bottoms)
     judged = lengths[::-1] if floor.of_next_tokens else lengths  # a causal model is about the longest prompt
     advice = recommend(methods, judged, floor, tokens, factors, _REPEAT, blind)
