@@ -82,6 +82,10 @@ constexpr int64_t BAD_LIST = -1;  // returned instead of the workspace's bytes: 
 #define JOIN(a, b) a##b
 #define TABLE(variant) JOIN(kernels_, variant)
 extern const Kernels TABLE(SUBQUAD_VARIANT);
-#define KERNEL(name, Arguments) SUBQUAD_VARIANT::name,
+#define KERNEL(name, Arguments) .name = SUBQUAD_VARIANT::name,
+#if defined(SUBQUAD_OWN)  // the build's list, KERNEL(name, ) …: the functions of all others are not compiled
+const Kernels TABLE(SUBQUAD_VARIANT) = {SUBQUAD_OWN};
+#else
 const Kernels TABLE(SUBQUAD_VARIANT) = {KERNELS};
+#endif
 #undef KERNEL

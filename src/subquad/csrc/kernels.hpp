@@ -1,4 +1,4 @@
-// One table of kernels for each instruction-set variant.
+// One table of kernels for each instruction-set variant. If an entry is empty, the next slower variant has it.
 #pragma once
 #include "arguments.hpp"
 
