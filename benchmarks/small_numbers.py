@@ -10,7 +10,7 @@ package is not installed. `--rounds 0` measures no times.
 
 import io
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -24,7 +24,7 @@ from subquad.methods import parse_method
 from subquad.tools.data.texts import standard_library
 from subquad.tools.measure.fidelity import cosine
 from subquad.tools.measure.timing import timed_rounds
-from subquad.tools.models.next_tokens import Prefill, differences, next_of, prefill, summed
+from subquad.tools.models.next_tokens import differences, next_of, prefill, summed
 from subquad.tools.models.passages import read
 from subquad.tools.models.pretrained import Pretrained, load
 
@@ -62,11 +62,9 @@ def next_tokens(exact: Pretrained, other: Pretrained, items: Sequence[list[int]]
     sums = []
     for item in items:
         batch = exact.batch([item])
-        runs: Mapping[str, Prefill] = {
-            name: prefill(each.model, batch).every(STEP) for name, each in (("exact", exact), ("other", other))
-        }
+        runs = {name: prefill(each.model, batch).every(STEP) for name, each in (("exact", exact), ("other", other))}
         tokens, counted = (x[:, (len(item) - 1) % STEP :: STEP] for x in next_of(batch))
-        sums.append(differences(dict(runs), "exact", tokens, counted)["other"])
+        sums.append(differences(runs, "exact", tokens, counted)["other"])
     return [f"{summed(sums).mean_kl:.4f}", f"{summed(sums).agreement:.3f}"]
 
 

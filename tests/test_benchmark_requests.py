@@ -88,6 +88,12 @@ def test_both_lists_of_requirements_have_the_same_versions():
     assert all(pins[0][package] == pins[1][package] for package in pins[0].keys() & pins[1].keys())
 
 
+def test_each_compiled_row_has_a_process_of_its_own(requests):
+    rows = requests.rows_of(["compiled", "torchao"], ["full", "clustered-tail"])
+    assert len({row.process for row in rows}) == len(rows) == 9
+    assert {row.process for row in requests.rows_of(["torch", "subquad"], ["full"])} == {"torch"}
+
+
 class Fake:
     """A worker whose rows are functions of the token ids."""
 
