@@ -1,6 +1,6 @@
 """Weights in fewer bits: the ways that `small_numbers.py` and `whole_requests.py` measure, by their names in tables.
 
-The package torchao is needed for two of them: pip install -c constraints.txt -r benchmarks/request-requirements.txt
+The package torchao is needed for three of them: pip install -c constraints.txt -r benchmarks/request-requirements.txt
 """
 
 import copy
