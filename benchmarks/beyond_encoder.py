@@ -313,24 +313,24 @@ def measured(setting: Setting, methods: Sequence[str], scored: Sequence[str]) ->
     return found
 
 
-def at_equal_work(found: Mapping[str, Figures]) -> list[list[str]]:
+def at_equal_work(figures: Mapping[str, Figures]) -> list[list[str]]:
     """Rows: each clustered-tail beside the best i-clustered that has no more multiply-adds."""
     rows = []
-    for text, own in found.items():
+    for text, ours in figures.items():
         if not text.startswith("clustered-tail"):
             continue
-        line = [f"`{text}`", percent(own.share), f"{own.error:.3f}"]
+        line = [f"`{text}`", percent(ours.share), f"{ours.error:.3f}"]
         for logits in (False, True):
             others = {
                 name: each.error
-                for name, each in found.items()
-                if name.startswith("i-clustered") and each.share <= own.share and (logits or "logits" not in name)
+                for name, each in figures.items()
+                if name.startswith("i-clustered") and each.share <= ours.share and (logits or "logits" not in name)
             }
             best = min(others, key=others.__getitem__, default=None)
             line += (
                 [sheet.MISSING] * 3
                 if best is None
-                else [f"`{best}`", f"{others[best]:.3f}", f"{own.error / others[best]:.2f}"]
+                else [f"`{best}`", f"{others[best]:.3f}", f"{ours.error / others[best]:.2f}"]
             )
         rows.append(line)
     return rows
@@ -371,16 +371,16 @@ def task_text(figures: Mapping[str, float]) -> list[str]:
     return [f"{value:.4f}" if name == "cosine" else percent(value) for name, value in shown.items()]
 
 
-def section(setting: Setting, found: Mapping[str, Figures]) -> list[str]:
+def section(setting: Setting, figures: Mapping[str, Figures]) -> list[str]:
     """Tables of one setting."""
     tokens = sorted({call.query.shape[2] for call in setting.calls})
     counts = f"{tokens[0]:,}" if len(tokens) == 1 else f"{tokens[0]:,} to {tokens[-1]:,}"
     heads, _, width = setting.calls[0].query.shape[1:]
     facts = f"{counts} tokens in the items whose layers are measured, {heads} heads of {width}."
-    names = [name.replace("_", " ") for name in found["full"].task if name != "loss"]
+    names = [name.replace("_", " ") for name in figures["full"].task if name != "loss"]
     rows = [
-        [f"`{text}`", percent(own.share), f"{own.error:.3f}", *(task_text(own.task) or [sheet.MISSING] * len(names))]
-        for text, own in found.items()
+        [f"`{text}`", percent(each.share), f"{each.error:.3f}", *(task_text(each.task) or [sheet.MISSING] * len(names))]
+        for text, each in figures.items()
     ]
     equal = ["clustered-tail", "multiply-adds", "error"]
     equal += ["best i-clustered, as published", "error", "ratio", "best i-clustered", "error", "ratio"]
@@ -390,7 +390,7 @@ def section(setting: Setting, found: Mapping[str, Figures]) -> list[str]:
         f"{setting.about}\n{facts}",
         sheet.table(["method", "multiply-adds", "error", *names], rows),
         "At equal work:",
-        sheet.table(equal, at_equal_work(found)),
+        sheet.table(equal, at_equal_work(figures)),
         "The exact attention:",
         sheet.table(["layer", *best, *(f"clusters of {space}" for space in SPACES)], spread(setting.calls)),
     ]

@@ -148,12 +148,12 @@ def tops_and_tail(
     return torch.cat(rows, 1), torch.cat(bias, 1)
 
 
-def members(query: Tensor, rows: Tensor, bias: Tensor, blocks: Tensor, of: Tensor, scale: float) -> Tensor:
-    """Attention of each query to the rows of its cluster. `blocks` lists queries, `of` the cluster of each block."""
+def members(query: Tensor, rows: Tensor, bias: Tensor, blocks: Tensor, clusters: Tensor, scale: float) -> Tensor:
+    """Attention of each query to the rows of its cluster, `clusters` by block; `blocks` lists queries."""
     N, width = query.shape
     padded = torch.cat([query, query.new_zeros(1, width)])
-    met = rows[of]
-    weights = (scale * padded[blocks] @ met[..., :width].mT + bias[of][:, None]).softmax(-1)
+    met = rows[clusters]
+    weights = (scale * padded[blocks] @ met[..., :width].mT + bias[clusters][:, None]).softmax(-1)
     out = query.new_empty(N + 1, rows.shape[2] - width)
     out[blocks.flatten()] = (weights @ met[..., width:]).flatten(0, 1)
     return out[:N]
@@ -190,14 +190,14 @@ def errors(inputs: list[LayerInputs], grid: list[Setting], every: int = 1) -> di
     return sums
 
 
-def worth(found: dict[Setting, float], cost: Callable[[Setting], float]) -> list[Setting]:
+def worth(errors: dict[Setting, float], cost: Callable[[Setting], float]) -> list[Setting]:
     """The settings whose cosines are measured: the Pareto front of cost and error, and k = 64 with X = 16."""
     front: list[Setting] = []
-    for each in sorted(found, key=cost):
-        if not front or found[each] < found[front[-1]]:
+    for each in sorted(errors, key=cost):
+        if not front or errors[each] < errors[front[-1]]:
             front.append(each)
-    family = [each for each in found if (each.topk, each.cells) == (64, 16)]
-    return [each for each in found if each in {*front, *family} and ERRORS[0] <= found[each] <= ERRORS[1]]
+    family = [each for each in errors if (each.topk, each.cells) == (64, 16)]
+    return [each for each in errors if each in {*front, *family} and ERRORS[0] <= errors[each] <= ERRORS[1]]
 
 
 @torch.inference_mode()

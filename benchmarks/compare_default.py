@@ -27,6 +27,7 @@ from subquad.tools.compare.schema import Report
 from subquad.tools.compare.settings import COMPARED, COMPARED_LONG
 from subquad.tools.compare.tables import markdown
 from subquad.tools.report import cells
+from subquad.tools.report.files import as_json
 from subquad.tools.runs.records import from_plain
 
 ROOT = Path(__file__).parents[1]
@@ -113,6 +114,7 @@ def publish(run: str, report: Any, root: Path = ROOT) -> None:
     result, plot, name = RESULTS[run]
     record: Report = from_plain(Report, report)
     (root / result).write_text(markdown(record), encoding="utf-8")
+    (root / result).with_suffix(".json").write_bytes(as_json(record))
     if plot is not None:
         (root / plot).write_bytes(plots(record)[name])
     if run == "demo-encoder":

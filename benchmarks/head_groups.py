@@ -45,20 +45,20 @@ def head_errors(out: Tensor, exact: Tensor) -> Tensor:
     return (out - exact).double().square().sum((0, 2, 3))
 
 
-def best_split(errors: dict[Method, Tensor], seconds: dict[Method, float], of: Method) -> Split | None:
+def best_split(errors: dict[Method, Tensor], seconds: dict[Method, float], method: Method) -> Split | None:
     """The fastest split that is predicted to be no worse than one method in all heads; None: there is none."""
-    H, accepted = len(errors[of]), float(errors[of].sum())
-    found = None
+    H, accepted = len(errors[method]), float(errors[method].sum())
+    best = None
     for close, cheap in permutations(errors, 2):
-        if not seconds[cheap] < seconds[of] < seconds[close] and close != of:
+        if not seconds[cheap] < seconds[method] < seconds[close] and close != method:
             continue
         gain, order = (errors[cheap] - errors[close]).sort(descending=True)
         for count in range(1, H):
             total = float(errors[cheap].sum() - gain[:count].sum())
             time = (count * seconds[close] + (H - count) * seconds[cheap]) / H
-            if total <= accepted and time < seconds[of] and (found is None or time < found.seconds):
-                found = Split(close, cheap, sorted(order[:count].tolist()), time)
-    return found
+            if total <= accepted and time < seconds[method] and (best is None or time < best.seconds):
+                best = Split(close, cheap, sorted(order[:count].tolist()), time)
+    return best
 
 
 def run_split(inputs: LayerInputs, split: Split) -> Tensor:

@@ -20,13 +20,13 @@ from subquad.tools.measure.resident import peak_extra
 HEADS, WIDTH = 6, 64
 
 
-def call_of(method: str, tokens: int, of: sq.distributed.Sequence | None, *, learn: bool) -> Callable[[], Any]:
+def call_of(method: str, tokens: int, sequence: sq.distributed.Sequence | None, *, learn: bool) -> Callable[[], Any]:
     """Attention of standard normal vectors, of all tokens or of this rank's, with or without its backward pass."""
-    rows = tokens if of is None else of.lengths[of.rank]
+    rows = tokens if sequence is None else sequence.lengths[sequence.rank]
     q, k, v = (torch.randn(1, HEADS, rows, WIDTH, requires_grad=learn) for _ in range(3))
 
     def run() -> Any:
-        out = sq.attention(q, k, v, method=method, parallel=of)
+        out = sq.attention(q, k, v, method=method, parallel=sequence)
         if learn:
             out.sum().backward()
             q.grad = k.grad = v.grad = None
@@ -46,35 +46,34 @@ def seconds(run: Callable[[], Any]) -> float:
 
 def times(method: str, tokens: int, rounds: int) -> dict[str, Any]:
     """Median times of rank 0 alone and of all ranks, in turns, so that both meet the same noise; and what is sent."""
-    of, found = sq.distributed.Sequence.even(tokens), {}
+    sequence, result = sq.distributed.Sequence.even(tokens), {}
     for name, learn in (("forward", False), ("both", True)):
-        alone = call_of(method, tokens, None, learn=learn) if of.rank == 0 else lambda: None
-        together = call_of(method, tokens, of, learn=learn)
+        alone = call_of(method, tokens, None, learn=learn) if sequence.rank == 0 else lambda: None
+        together = call_of(method, tokens, sequence, learn=learn)
         each = [(seconds(alone), seconds(together)) for _ in range(rounds + 1)][1:]
-        found[name] = [median(times) for times in zip(*each, strict=True)]
+        result[name] = [median(times) for times in zip(*each, strict=True)]
     with sq.distributed.traffic() as sent:
         together()
-    return found | {"bytes": sent.bytes, "calls": sent.calls}
+    return result | {"bytes": sent.bytes, "calls": sent.calls}
 
 
 def memory(method: str, tokens: int) -> dict[str, Any]:
     """The largest peak of a rank over a forward pass, its inputs included; of a rank alone without `parallel`."""
-    of = sq.distributed.Sequence.even(tokens) if dist.get_world_size() > 1 else None
+    sequence = sq.distributed.Sequence.even(tokens) if dist.get_world_size() > 1 else None
     call_of(method, 64, None, learn=False)()  # what the first call loads
-    own = peak_extra(lambda: call_of(method, tokens, of, learn=False)()).bytes
+    peak = peak_extra(lambda: call_of(method, tokens, sequence, learn=False)()).bytes
     peaks: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(peaks, own)
+    dist.all_gather_object(peaks, peak)
     return {"peak": None if None in peaks else max(peaks)}
 
 
 def main(what: str, method: str, tokens: int, rounds: int = 5, threads: int = 1) -> None:
     sheet.check_known("what", (what,), ("times", "memory"))
-    torch.set_num_threads(threads)
     dist.init_process_group("gloo", timeout=timedelta(minutes=10))
     work = method, tokens
-    found = times(*work, rounds) if what == "times" else memory(*work)
+    result = times(*work, rounds) if what == "times" else memory(*work)
     if dist.get_rank() == 0:
-        print(json.dumps(found), flush=True)
+        print(json.dumps(result), flush=True)
     dist.barrier()
     dist.destroy_process_group()
 

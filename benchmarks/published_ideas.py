@@ -10,7 +10,6 @@ Each idea returns the output of one head and what a query costs. Multiply-adds c
 hashes on vectors included; not comparisons, exponentials, sums, and k-means on hashes, which counts bits.
 """
 
-import json
 import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
@@ -308,47 +307,46 @@ def measured(idea: Idea, inputs: Sequence[LayerInputs], keys: int, every: int = 
 Found = Mapping[str, Mapping[int, Figures]]  # of one length: by idea and number of keys
 
 
-def at_equal_keys(found: Found) -> list[list[str]]:
+def at_equal_keys(ideas: Found) -> list[list[str]]:
     """Rows: the error of the claim's setting, the best other idea's, their ratio."""
     rows = []
-    for keys, own in found[CLAIMED].items():
-        others = {name: figures[keys].error for name, figures in found.items() if name not in OURS}
+    for keys, ours in ideas[CLAIMED].items():
+        others = {name: figures[keys].error for name, figures in ideas.items() if name not in OURS}
         best = min(others, key=others.__getitem__)
-        rows.append([str(keys), f"{own.error:.3f}", f"{others[best]:.3f}", ratio(own.error, others[best]), best])
+        rows.append([str(keys), f"{ours.error:.3f}", f"{others[best]:.3f}", ratio(ours.error, others[best]), best])
     return rows
 
 
-def at_equal_products(found: Found, exact: float) -> list[list[str]]:
+def at_equal_products(ideas: Found, exact: float) -> list[list[str]]:
     """Rows: at every idea's cost that is on the others' Pareto front, the least error of ours that costs no more."""
-    ours = [each for name in OURS for each in found[name].values()]
-    others = [(each, name, keys) for name in found if name not in OURS for keys, each in found[name].items()]
+    ours = [each for name in OURS for each in ideas[name].values()]
+    others = [(each, name, keys) for name in ideas if name not in OURS for keys, each in ideas[name].items()]
     rows, least = [], math.inf
     for each, name, keys in sorted(others, key=lambda other: other[0].products):
         if each.error >= least or each.products > exact:
             continue
         least = each.error
-        errors = [own.error for own in ours if own.products <= each.products]
-        own = min(errors, default=None)
-        cells = [sheet.MISSING] * 2 if own is None else [f"{own:.3f}", ratio(own, each.error)]
+        best = min((our.error for our in ours if our.products <= each.products), default=None)
+        cells = [sheet.MISSING] * 2 if best is None else [f"{best:.3f}", ratio(best, each.error)]
         rows.append([share(each.products, exact), cells[0], f"{each.error:.3f}", cells[1], f"{name}, {keys} keys"])
     return rows
 
 
-def ratio(own: float, other: float) -> str:
-    return f"{own / other:.2f}" + ("" if own <= CLAIM * other else " (not met)")
+def ratio(ours: float, other: float) -> str:
+    return f"{ours / other:.2f}" + ("" if ours <= CLAIM * other else " (not met)")
 
 
 def share(cost: float, exact: float) -> str:
     return f"{100 * cost / exact:.1f} %"
 
 
-def plot(found: Mapping[int, Found], exact: Mapping[int, float]) -> bytes:
+def plot(results: Mapping[int, Found], exact: Mapping[int, float]) -> bytes:
     """Error against multiply-adds, a panel for each length."""
     with drawing.look():
-        figure = Figure(figsize=(3.6 * len(found), 5.4), layout="constrained")
-        panels = figure.subplots(1, len(found), squeeze=False, sharey=True)[0]
+        figure = Figure(figsize=(3.6 * len(results), 5.4), layout="constrained")
+        panels = figure.subplots(1, len(results), squeeze=False, sharey=True)[0]
         looks = drawing.styles(list(IDEAS))
-        for ax, (length, ideas) in zip(panels, found.items(), strict=True):
+        for ax, (length, ideas) in zip(panels, results.items(), strict=True):
             for name, figures in ideas.items():
                 points = [(100 * each.products / exact[length], each.error) for each in figures.values()]
                 ax.plot(*zip(*points, strict=True), label=name, **looks[name].line)
@@ -383,12 +381,12 @@ def main(
     publish(found, exact, out)
 
 
-def publish(found: Mapping[int, Found], exact: Mapping[int, float], out: Path | None) -> None:
+def publish(results: Mapping[int, Found], exact: Mapping[int, float], out: Path | None) -> None:
     """The sheet, and with a file to write to also the plot and the figures beside it."""
     parts = [ABOUT]
     if out is not None:
         parts.append(f"![Error against multiply-adds]({out.stem}.png)")
-    for length, ideas in found.items():
+    for length, ideas in results.items():
         keys = list(next(iter(ideas.values())))
         rows = [
             [name, *(f"{each.error:.3f} ({share(each.products, exact[length])})" for each in figures.values())]
@@ -404,16 +402,15 @@ def publish(found: Mapping[int, Found], exact: Mapping[int, float], out: Path | 
                 "At equal multiply-adds, the best clustered-tail of the table against the Pareto front of the others:",
                 sheet.table(["multiply-adds", *head], equal),
             ]
-    sheet.publish("Ideas of published systems on real inputs", parts, out)
-    if out is not None:
-        plain = {
-            str(length): {
-                name: [each._asdict() | {"asked": keys} for keys, each in by.items()] for name, by in ideas.items()
-            }
-            for length, ideas in found.items()
+    records = {
+        str(length): {
+            name: [each._asdict() | {"asked": keys} for keys, each in by.items()] for name, by in ideas.items()
         }
-        write(out.with_suffix(".json"), json.dumps(plain, indent=1) + "\n")
-        write(out.with_suffix(".png"), plot(found, exact))
+        for length, ideas in results.items()
+    }
+    sheet.publish("Ideas of published systems on real inputs", parts, out, records=records)
+    if out is not None:
+        write(out.with_suffix(".png"), plot(results, exact))
 
 
 if __name__ == "__main__":

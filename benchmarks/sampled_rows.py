@@ -13,8 +13,7 @@ the sum above it; and S has no key twice, so that a sample of all keys is exact.
 
 import math
 import statistics
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -77,6 +76,16 @@ class Rows(NamedTuple):
     value: Tensor
     out: Tensor
 
+    @property
+    def visible_logits(self) -> Tensor:
+        """The logits, −∞ for keys that a row does not see."""
+        return self.logits.masked_fill(~self.visible, -math.inf)
+
+    @property
+    def exact(self) -> Tensor:
+        """The output of exact attention."""
+        return self.visible_logits.softmax(-1) @ self.value
+
 
 class Estimate(NamedTuple):
     """The estimated output (R,E) of each row, its radius and the number of keys read."""
@@ -97,14 +106,14 @@ class Inputs(NamedTuple):
 def exact_keys(rows: Rows, top: float) -> Tensor:
     """F: the first keys, the nearest, and this share of the visible ones, those of largest logit."""
     first = torch.arange(rows.logits.shape[1]) < FIRST
-    order = rows.logits.masked_fill(~rows.visible, -math.inf).argsort(-1, descending=True).argsort(-1)
+    order = rows.visible_logits.argsort(-1, descending=True).argsort(-1)
     largest = order < (top * rows.visible.sum(-1, keepdim=True)).ceil()
     return (first | (rows.ahead.abs() <= NEAR) | largest) & rows.visible
 
 
 def estimate(rows: Rows, fixed: Tensor, epsilon: float, delta: float, generator: torch.Generator) -> Estimate:
     """Attend to the exact keys and to a sample of the others that is as large as ε and δ need."""
-    weights = (rows.logits - rows.logits.masked_fill(~rows.visible, -math.inf).amax(-1, keepdim=True)).exp()
+    weights = (rows.logits - rows.visible_logits.amax(-1, keepdim=True)).exp()
     others = rows.visible & ~fixed
     n = others.sum(-1).double()
     draws = torch.rand(others.shape, generator=generator).masked_fill(~others, 2.0).argsort(-1).argsort(-1)
@@ -156,9 +165,9 @@ def heads(layer: LayerInputs, chosen: tuple[Tensor, Tensor, Tensor]) -> Iterator
         yield Rows(logits, visible, keys - row[:, None], value[0, group].double(), out[0, head, row].double())
 
 
-def shares(found: Sequence[Estimate], rows: Sequence[Rows]) -> float:
+def shares(estimates: Sequence[Estimate], rows: Sequence[Rows]) -> float:
     """Keys read, of the visible ones, mean of rows."""
-    read = [each.keys / own.visible.sum(-1) for each, own in zip(found, rows, strict=True)]
+    read = [each.keys / head.visible.sum(-1) for each, head in zip(estimates, rows, strict=True)]
     return float(torch.cat(read).mean())
 
 
@@ -168,26 +177,26 @@ def percent(share: float) -> str:
 
 def interval_lines(title: str, rows: Sequence[Rows], generator: torch.Generator) -> list[list[str]]:
     """Coverage, width and keys read, with and without keys of largest logit."""
-    exact = [own.logits.masked_fill(~own.visible, -math.inf).softmax(-1) @ own.value for own in rows]
-    error = torch.cat([relative_errors(own.out, true) for own, true in zip(rows, exact, strict=True)])
+    error = torch.cat([relative_errors(head.out, head.exact) for head in rows])
     lines = []
     for top in (TOP, 0.0):
-        fixed = [exact_keys(own, top) for own in rows]
+        fixed = [exact_keys(head, top) for head in rows]
         for epsilon in TOLERANCES:
-            found = [estimate(own, keys, epsilon, 0.05, generator) for own, keys in zip(rows, fixed, strict=True)]
+            estimates = [estimate(head, keys, epsilon, 0.05, generator) for head, keys in zip(rows, fixed, strict=True)]
             within, width, sampled = [], [], []
-            for each, true in zip(found, exact, strict=True):
-                within.append((each.out - true).norm(dim=-1) <= each.radius + 1e-9 * true.norm(dim=-1))
-                width.append(each.radius / true.norm(dim=-1))
+            for each, head in zip(estimates, rows, strict=True):
+                length = head.exact.norm(dim=-1)
+                within.append((each.out - head.exact).norm(dim=-1) <= each.radius + 1e-9 * length)
+                width.append(each.radius / length)
                 sampled.append(~each.all_keys)
-            partial, wide = torch.cat(sampled), torch.cat(width)
+            some_keys, wide = torch.cat(sampled), torch.cat(width)
             lines.append(
                 [
                     title,
                     "with" if top else "without",
                     f"{epsilon}",
-                    percent(shares(found, rows)),
-                    percent(float(torch.cat(within)[partial].double().mean())) if partial.any() else sheet.MISSING,
+                    percent(shares(estimates, rows)),
+                    percent(float(torch.cat(within)[some_keys].double().mean())) if some_keys.any() else sheet.MISSING,
                     f"{float(wide.median()):.3f}",
                     f"{float(wide.quantile(0.95)):.3f}",
                     f"{float(error.median()):.3f}",
@@ -201,15 +210,14 @@ def head_lines(title: str, rows: Sequence[Rows], generator: torch.Generator) -> 
     lines = []
     delta = 1 - CONFIDENCE
     for tolerance in TOLERANCES:
-        passed, certified, found = [], [], []
-        for own in rows:
-            exact = own.logits.masked_fill(~own.visible, -math.inf).softmax(-1) @ own.value
-            each = estimate(own, exact_keys(own, TOP), tolerance / 3, delta / STAGES / 2 / ROWS, generator)
+        passed, certified, estimates = [], [], []
+        for head in rows:
+            each = estimate(head, exact_keys(head, TOP), tolerance / 3, delta / STAGES / 2 / ROWS, generator)
             size = (each.out.norm(dim=-1) - each.radius).clamp(min=0)
-            passed.append(relative_errors(own.out, exact) <= tolerance)
-            certified.append((own.out - each.out).norm(dim=-1) + each.radius <= tolerance * size)
-            found.append(each)
-        read = shares(found, rows)
+            passed.append(relative_errors(head.out, head.exact) <= tolerance)
+            certified.append((head.out - each.out).norm(dim=-1) + each.radius <= tolerance * size)
+            estimates.append(each)
+        read = shares(estimates, rows)
         bound = 1 - (delta / STAGES / 2) ** (read / ROWS)
         lines.append(
             [
@@ -229,11 +237,10 @@ def head_lines(title: str, rows: Sequence[Rows], generator: torch.Generator) -> 
 def range_line(title: str, rows: Sequence[Rows]) -> list[str]:
     """The range of logits of the heads, their errors, and how the two go together."""
     ranges, errors = [], []
-    for own in rows:
-        exact = own.logits.masked_fill(~own.visible, -math.inf).softmax(-1) @ own.value
-        least = own.logits.masked_fill(~own.visible, math.inf).amin(-1)
-        ranges.append(float((own.logits.masked_fill(~own.visible, -math.inf).amax(-1) - least).median()))
-        errors.append(float(relative_errors(own.out, exact).square().mean().sqrt()))
+    for head in rows:
+        least = head.logits.masked_fill(~head.visible, math.inf).amin(-1)
+        ranges.append(float((head.visible_logits.amax(-1) - least).median()))
+        errors.append(float(relative_errors(head.out, head.exact).square().mean().sqrt()))
     low, middle, high = (f"{float(torch.tensor(ranges).quantile(at)):.1f}" for at in (0, 0.5, 1))
     widest = max(range(len(rows)), key=ranges.__getitem__)
     return [
@@ -251,8 +258,8 @@ def sampled_rows(layer: LayerInputs, chosen: tuple[Tensor, Tensor, Tensor], inde
     group = chosen[1] * key.shape[1] // query.shape[1]
     out = []
     for g in range(key.shape[1]):
-        own = (group == g).nonzero()[:, 0]
-        queries, met = query[0, chosen[1][own], chosen[2][own]], index[own[0]] if shared else index[own]
+        members = (group == g).nonzero()[:, 0]
+        queries, met = query[0, chosen[1][members], chosen[2][members]], index[members[0]] if shared else index[members]
         keys, values = key[0, g][met], value[0, g][met]
         logits = call.scale * (queries @ keys.T if shared else (keys @ queries[:, :, None])[..., 0])
         weights = logits.softmax(-1)
@@ -260,30 +267,22 @@ def sampled_rows(layer: LayerInputs, chosen: tuple[Tensor, Tensor, Tensor], inde
     return torch.cat(out)
 
 
-def milliseconds(call: Callable[[], object], rounds: int) -> float:
-    """The median time."""
-    times = []
-    for _ in range(rounds + 1):
-        start = time.perf_counter()
-        call()
-        times.append(1e3 * (time.perf_counter() - start))
-    return statistics.median(times[1:])
-
-
-def time_line(inputs: Inputs, rows: Sequence[Rows], rounds: int, generator: torch.Generator) -> list[str]:
+def time_line(inputs: Inputs, rows: Sequence[Rows], seconds: float, generator: torch.Generator) -> list[str]:
     """The time of the rows, exact and sampled, and of the layer by the method and by exact attention."""
-    found = [estimate(own, exact_keys(own, TOP), 0.1, 0.05, generator) for own in rows]
-    c = round(float(torch.cat([each.keys for each in found]).mean()))
+    estimates = [estimate(head, exact_keys(head, TOP), 0.1, 0.05, generator) for head in rows]
+    c = round(float(torch.cat([each.keys for each in estimates]).mean()))
     layer = inputs.calls[len(inputs.calls) // 2]
     chosen = drawn(layer, generator)
     index = torch.randint(layer.key.shape[2], (len(chosen[0]), c), generator=generator)
-    times = [
-        milliseconds(lambda: layer.run(Full()), rounds),
-        milliseconds(lambda: layer.run(sq.ClusteredTail()), rounds),
-        milliseconds(lambda: exact_rows(*prepared(layer), chosen), rounds),
-        *(milliseconds(partial(sampled_rows, layer, chosen, index, shared), rounds) for shared in (False, True)),
-    ]
-    return [inputs.title, *(f"{each:.1f}" for each in times), f"{c:,}"]
+    calls = {
+        "full": partial(layer.run, Full()),
+        "clustered-tail": partial(layer.run, sq.ClusteredTail()),
+        "exact rows": lambda: exact_rows(*prepared(layer), chosen),
+        "sampled rows": partial(sampled_rows, layer, chosen, index, False),
+        "of shared keys": partial(sampled_rows, layer, chosen, index, True),
+    }
+    times = sheet.milliseconds(calls, seconds).values()
+    return [inputs.title, *(f"{statistics.median(each):.1f}" for each in times), f"{c:,}"]
 
 
 def encoder_inputs(data: Path, length: int) -> Inputs:
@@ -304,23 +303,21 @@ def main(
     data: Path = sheet.DATA,
     lengths: tuple[int, ...] = (512, 4096),
     prompts: tuple[int, ...] = (2048, 8192),
-    rounds: int = 5,
-    threads: int = sheet.THREADS,
+    seconds: float = 2.0,
     out: Path | None = None,
 ) -> None:
     """Print the tables."""
-    torch.set_num_threads(threads)
     generator = torch.Generator().manual_seed(0)
     intervals, by_head, ranges, times = [], [], [], []
     with torch.inference_mode():
         for read, sizes in ((encoder_inputs, lengths), (decoder_inputs, prompts)):
             for length in sizes:
                 inputs = read(data, length)
-                rows = [own for layer in inputs.calls for own in heads(layer, drawn(layer, generator))]
+                rows = [head for layer in inputs.calls for head in heads(layer, drawn(layer, generator))]
                 intervals += interval_lines(inputs.title, rows, generator)
                 by_head += head_lines(inputs.title, rows, generator)
                 ranges.append(range_line(inputs.title, rows))
-                times.append(time_line(inputs, rows, rounds, generator))
+                times.append(time_line(inputs, rows, seconds, generator))
                 print(*intervals[-6:], *by_head[-3:], ranges[-1], times[-1], sep="\n", flush=True)
     parts = [
         ABOUT.format(rows=ROWS, first=FIRST, near=NEAR, layers=", ".join(map(str, decoder_passages.LAYERS))),

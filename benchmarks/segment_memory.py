@@ -16,7 +16,6 @@ import tempfile
 from pathlib import Path
 
 import sheet
-import torch
 
 LENGTH, LIMIT = 129, 50_000  # tokens of a window; bytes of the test text
 SIZES = ((32, 32), (32, 0), (96, 0))  # of the piece and of the memory
@@ -57,7 +56,6 @@ def main(
     threads: int = 1,
     out: Path | None = None,
 ) -> None:
-    torch.set_num_threads(threads)
     os.environ["OMP_NUM_THREADS"] = str(threads)
     rows = []
     for piece, memory in SIZES:

@@ -19,6 +19,7 @@ from subquad.tools.bench.calls import Load
 from subquad.tools.bench.calls import threads as use_threads
 from subquad.tools.bench.memory import extra_memory
 from subquad.tools.measure.timing import Effort, until_steady
+from subquad.tools.report.files import as_json
 from subquad.tools.runs import machine
 
 HEADS, WIDTH = 6, 64
@@ -120,8 +121,11 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
-def publish(title: str, parts: Sequence[str], out: Path | None, dtype: str = "fp32") -> None:
-    """Print a sheet, with the command and the machine that it comes from; write it to a file where one is given."""
+def publish(title: str, parts: Sequence[str], out: Path | None, dtype: str = "fp32", records: object = None) -> None:
+    """Print a sheet, with the command and the machine that it comes from; write it to a file if one is given.
+
+    `records` are its figures as plain data, which are written next to it as JSON.
+    """
     about, versions = machine.hardware(), machine.versions()
     command = shlex.join(["python", f"benchmarks/{Path(sys.argv[0]).name}", *sys.argv[1:]])
     load = (
@@ -135,3 +139,5 @@ def publish(title: str, parts: Sequence[str], out: Path | None, dtype: str = "fp
     print(text)
     if out is not None:
         write(out, text)
+        if records is not None:
+            write(out.with_suffix(".json"), as_json(records))

@@ -1,4 +1,4 @@
-"""Shared code of the tasks of `tasks.py`: cells that are kept once they are measured, and intervals by the bootstrap.
+"""Shared code of the tasks of `tasks.py`: cells, kept once they are measured; intervals by the bootstrap; tables.
 
 A cell is what one row of a table gives at one length: a list of numbers for each query, text, passage or prompt.
 """
@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import NamedTuple, Protocol
 
 import numpy as np
+import sheet
 from numpy.typing import NDArray
 
 import subquad
@@ -27,6 +28,9 @@ Cell = list[list[float]]
 Cells = Mapping[str, Cell]  # by the names of the rows
 
 EXACT = "exact"
+FIRST, MEAN, BEST = "first 512 tokens", "mean of chunks", "best chunk"
+CHUNKED = (FIRST, MEAN, BEST)
+DIFFERENCE = "difference"
 RESAMPLES, CONFIDENCE = 4000, 0.95
 NOT_MEASURED = "not measured"
 
@@ -61,8 +65,8 @@ class TaskAtLength(Protocol):
     def about(self) -> str:
         """Describe the inputs and the figures of the table, one sentence a line."""
 
-    def table(self, cells: Cells) -> str:
-        """Markdown: each row with its intervals, those of cells that are missing as `NOT_MEASURED`."""
+    def figures(self, cell: Cell, exact: Cell) -> Mapping[str, "Figures"]:
+        """A row's figures, by the title of the table that has them, and its differences to exact attention."""
 
 
 class Interval(NamedTuple):
@@ -75,6 +79,10 @@ class Interval(NamedTuple):
     def text(self, write: Callable[[float], str]) -> str:
         """The cell of a table: the mean, and the ends in brackets."""
         return f"{write(self.mean)} [{write(self.low)}, {write(self.high)}]"
+
+
+Figures = Mapping[str, Interval]  # of a row, by column
+Tables = Mapping[str, Mapping[str, Figures | None]]  # by title and row; None: not measured
 
 
 def interval(values: Sequence[float], groups: int | None = None, seed: int = 0) -> Interval:
@@ -100,6 +108,13 @@ def difference(values: Sequence[float], exact: Sequence[float], groups: int | No
     return interval(np.subtract(values, exact).tolist(), groups)
 
 
+def compared(
+    name: str, values: Sequence[float], exact: Sequence[float], groups: int | None = None
+) -> dict[str, Interval]:
+    """The column of some values, and that of their differences to exact attention."""
+    return {name: interval(values, groups), f"{name}, {DIFFERENCE}": difference(values, exact, groups)}
+
+
 def percent(share: float) -> str:
     """A share in percent."""
     return f"{100 * share:.1f} %"
@@ -115,6 +130,46 @@ def signed(number: float, digits: int = 4) -> str:
     """A number with its sign."""
     rounded = round(number, digits) + 0.0
     return f"{0:.{digits}f}" if rounded == 0 else f"{rounded:+.{digits}f}".replace("-", "−")
+
+
+WRITE: dict[str, Callable[[float], str]] = {  # by column; the others have shares and differences of shares
+    "perplexity": "{:.2f}".format,
+    f"{DIFFERENCE} in nats per token": signed,
+    "nats per answer token": lambda number: f"{number:.2f}".replace("-", "−"),
+    f"nats per answer token, {DIFFERENCE}": lambda number: signed(number, 2),
+}
+
+
+def written(column: str, figures: Figures | None) -> str:
+    """The cell of a row in a column."""
+    if figures is None:
+        return NOT_MEASURED
+    return Interval(*figures[column]).text(WRITE.get(column, points if DIFFERENCE in column else percent))
+
+
+def tables_of(task: TaskAtLength, cells: Cells) -> Tables:
+    """The figures of all rows."""
+    figures = {row: task.figures(cells[row], cells[EXACT]) if row in cells else {} for row in task.rows}
+    return {title: {row: figures[row].get(title) for row in task.rows} for title in figures[EXACT]}
+
+
+def markdown(tables: Tables) -> str:
+    """Each row with intervals, and its paired differences to exact attention."""
+    parts = []
+    for title, rows in tables.items():
+        columns = list(rows[EXACT] or {})
+        head = ["attention", *(DIFFERENCE if each.endswith(f", {DIFFERENCE}") else each for each in columns)]
+        lines = [
+            [named(row), *("–" if row == EXACT and DIFFERENCE in each else written(each, figures) for each in columns)]
+            for row, figures in rows.items()
+        ]
+        parts += [*([f"{title}:"] if title else []), sheet.table(head, lines)]
+    return "\n\n".join(parts)
+
+
+def named(row: str) -> str:
+    """A row's name in a table."""
+    return row if row in (EXACT, *CHUNKED) else f"`{row}`"
 
 
 @contextmanager

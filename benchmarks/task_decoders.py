@@ -5,11 +5,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import sheet
 import torch
 from decoder_passages import BOOKS, Passage, passages
-from task_cells import EXACT, NOT_MEASURED, Cell, Cells, attention, difference, interval, percent, points, signed
-from task_retrieval import named
+from task_cells import DIFFERENCE, EXACT, Cell, Figures, Interval, attention, compared, difference, interval
 
 from subquad.core.errors import InputError
 from subquad.tools.data.texts import read_text
@@ -22,8 +20,6 @@ from subquad.tools.needle.tasks import TASKS
 from subquad.tools.runs.jobs import Progress
 
 BLOCK = 64  # positions that are resampled together, because their losses depend on each other
-PERPLEXITY_HEAD = ("attention", "perplexity", "difference in nats per token")
-NEEDLE_HEAD = ("attention", "right answers", "difference", "nats per answer token", "difference")
 
 
 def novel_passages(pretrained: Pretrained, data: Path, length: int, total: int) -> list[Passage]:
@@ -81,16 +77,11 @@ class Perplexity:
             f"Resamples take blocks of {BLOCK} positions."
         )
 
-    def table(self, cells: Cells) -> str:
-        """Markdown: each row with intervals, and its paired difference to exact attention."""
-        return sheet.table(PERPLEXITY_HEAD, [[named(row), *self._texts(row, cells)] for row in self.rows])
-
-    def _texts(self, row: str, cells: Cells) -> list[str]:
-        if row not in cells or EXACT not in cells:
-            return [NOT_MEASURED] * (len(PERPLEXITY_HEAD) - 1)
-        mine, its = (block_means(cells[name]) for name in (row, EXACT))
-        perplexity = interval(mine).text(lambda loss: f"{math.exp(loss):.2f}")
-        return [perplexity, "–" if row == EXACT else difference(mine, its).text(signed)]
+    def figures(self, cell: Cell, exact: Cell) -> dict[str, Figures]:
+        """The perplexity, and the difference of the mean loss."""
+        mine, its = block_means(cell), block_means(exact)
+        perplexity = Interval(*map(math.exp, interval(mine)))
+        return {"": {"perplexity": perplexity, f"{DIFFERENCE} in nats per token": difference(mine, its)}}
 
 
 @torch.inference_mode()
@@ -162,25 +153,8 @@ class Needle:
             f"{', '.join(NEEDLE_TASKS)} of `subquad needle`, at depths from 0 to 1, in text from {' and '.join(BOOKS)}."
         )
 
-    def table(self, cells: Cells) -> str:
-        """Markdown: each row with intervals, and its paired differences to exact attention."""
-        return sheet.table(NEEDLE_HEAD, [[named(row), *self._texts(row, cells)] for row in self.rows])
-
-    def _texts(self, row: str, cells: Cells) -> list[str]:
-        if row not in cells or EXACT not in cells:
-            return [NOT_MEASURED] * (len(NEEDLE_HEAD) - 1)
-        texts = []
-        columns = zip(zip(*cells[row], strict=True), zip(*cells[EXACT], strict=True), (percent, _nats), strict=True)
-        for mine, its, write in columns:
-            texts.append(interval(mine).text(write))
-            signs = points if write is percent else _signed_nats
-            texts.append("–" if row == EXACT else difference(mine, its).text(signs))
-        return texts
-
-
-def _nats(number: float) -> str:
-    return f"{number:.2f}".replace("-", "−")
-
-
-def _signed_nats(number: float) -> str:
-    return signed(number, 2)
+    def figures(self, cell: Cell, exact: Cell) -> dict[str, Figures]:
+        """The share of right answers, and the log-likelihood of an answer's token."""
+        names = ("right answers", "nats per answer token")
+        columns = zip(names, zip(*cell, strict=True), zip(*exact, strict=True), strict=True)
+        return {"": {title: each for column in columns for title, each in compared(*column).items()}}

@@ -13,10 +13,9 @@ from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
 
-import sheet
 import torch
 import torch.nn.functional as F
-from task_cells import EXACT, NOT_MEASURED, Cell, Cells, attention, difference, interval, percent, points
+from task_cells import BEST, CHUNKED, EXACT, FIRST, MEAN, Cell, Figures, attention, compared, interval
 from torch import Tensor
 
 from subquad.core.errors import InputError
@@ -28,21 +27,9 @@ from subquad.tools.runs.jobs import Progress
 NOVELS = ("Great-Expectations_1400.txt", "Moby-Dick--Or-The-Whale_2701.txt")
 WORDS = range(12, 41)  # of a query
 MARGIN = 0.02  # of a novel at either end, its front matter and its end, is not read
-FIRST, MEAN, BEST = "first 512 tokens", "mean of chunks", "best chunk"
-CHUNKED = (FIRST, MEAN, BEST)
 TOP = 10
 CHUNKS = "Chunks are equal parts of a text of at most 512 tokens, in the model's own positions."
 KINDS = {"kept": "Sentences that the document has", "removed": "Sentences that were taken out of the document"}
-HEAD = (
-    "attention",
-    "recall@1",
-    "difference",
-    f"recall@{TOP}",
-    "difference",
-    f"nDCG@{TOP}",
-    "difference",
-    "same top 10",
-)
 
 
 @dataclass(frozen=True)
@@ -186,27 +173,15 @@ class Retrieval:
         ]
         return "\n".join(lines)
 
-    def table(self, cells: Cells) -> str:
-        """Markdown: each row with intervals, and its paired differences to exact attention."""
-        parts = []
-        for kind, title in KINDS.items():
-            rows = [[named(row), *self._texts(row, kind, cells)] for row in self.rows]
-            parts.append(f"{title}:\n\n{sheet.table(HEAD, rows)}")
-        return "\n\n".join(parts)
+    def figures(self, cell: Cell, exact: Cell) -> dict[str, Figures]:
+        """The metrics of each kind of query, and the share of the best documents that are exact attention's."""
+        return {title: self._figures(kind, cell, exact) for kind, title in KINDS.items()}
 
-    def _texts(self, row: str, kind: str, cells: Cells) -> list[str]:
-        if row not in cells or EXACT not in cells:
-            return [NOT_MEASURED] * (len(HEAD) - 1)
-        metrics, exact = ({**self.metrics(cells[name], kind)} for name in (row, EXACT))
-        shared = self._shared(cells[row], cells[EXACT], kind)
-        texts = []
-        for name, values in metrics.items():
-            texts.append(interval(values, len(self.documents)).text(percent))
-            texts.append("–" if row == EXACT else self._difference(values, exact[name]))
-        return [*texts, interval(shared, len(self.documents)).text(percent)]
-
-    def _difference(self, values: Sequence[float], exact: Sequence[float]) -> str:
-        return difference(values, exact, len(self.documents)).text(points)
+    def _figures(self, kind: str, cell: Cell, exact: Cell) -> Figures:
+        count, its, found = len(self.documents), self.metrics(exact, kind), {}
+        for name, values in self.metrics(cell, kind).items():
+            found |= compared(name, values, its[name], count)
+        return found | {f"same top {TOP}": interval(self._shared(cell, exact, kind), count)}
 
     def metrics(self, scores: Cell, kind: str) -> Mapping[str, list[float]]:
         """Recall@1, recall@10 and nDCG@10 of each query of a kind; its document alone is relevant."""
@@ -257,8 +232,3 @@ def chunk_vectors(pretrained: Pretrained, tokens: Sequence[int]) -> Tensor:
     edges = [len(tokens) * number // count for number in range(count + 1)]
     chunks = [pretrained.wrap(tokens[start:end], limit) for start, end in pairwise(edges)]
     return F.normalize(pretrained.embed_all(chunks), dim=-1)
-
-
-def named(row: str) -> str:
-    """A row's name in a table."""
-    return row if row in (EXACT, *CHUNKED) else f"`{row}`"

@@ -8,10 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import sheet
 import torch
-from task_cells import EXACT, NOT_MEASURED, Cell, Cells, attention, difference, interval, percent, points
-from task_retrieval import CHUNKS, FIRST, MEAN, chunk_vectors, model_length, named
+from task_cells import EXACT, FIRST, MEAN, Cell, Figures, attention, compared, interval
+from task_retrieval import CHUNKS, chunk_vectors, model_length
 
 from subquad.core.errors import InputError
 from subquad.tools.compare.tasks import Probe
@@ -21,7 +20,6 @@ from subquad.tools.runs.jobs import Progress
 
 FOLDS = 5
 LABELS = ("pos", "neg")
-HEAD = ("attention", "accuracy", "difference", "same label")
 
 
 @dataclass(frozen=True)
@@ -103,18 +101,11 @@ class Classification:
         ]
         return "\n".join(lines)
 
-    def table(self, cells: Cells) -> str:
-        """Markdown: each row with intervals, and its paired difference to exact attention."""
-        return sheet.table(HEAD, [[named(row), *self._texts(row, cells)] for row in self.rows])
-
-    def _texts(self, row: str, cells: Cells) -> list[str]:
-        if row not in cells or EXACT not in cells:
-            return [NOT_MEASURED] * (len(HEAD) - 1)
-        labels, exact = (self.predicted(cells[name]) for name in (row, EXACT))
-        right, its = (self._right(each) for each in (labels, exact))
-        same = [float(mine == other) for mine, other in zip(labels, exact, strict=True)]
-        paired = "–" if row == EXACT else difference(right, its).text(points)
-        return [interval(right).text(percent), paired, interval(same).text(percent)]
+    def figures(self, cell: Cell, exact: Cell) -> dict[str, Figures]:
+        """The accuracy, and the share of the labels that are exact attention's."""
+        labels, its = self.predicted(cell), self.predicted(exact)
+        same = [float(mine == other) for mine, other in zip(labels, its, strict=True)]
+        return {"": {**compared("accuracy", self._right(labels), self._right(its)), "same label": interval(same)}}
 
     def predicted(self, vectors: Cell) -> list[str]:
         """Each review's label by a probe that learned from the other folds; a pair of both classes is in one fold."""

@@ -12,12 +12,12 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import sheet
 import task_retrieval
 import typer
-from task_cells import CONFIDENCE, NOT_MEASURED, RESAMPLES, TaskAtLength, measured, swap_of
+from task_cells import CONFIDENCE, EXACT, NOT_MEASURED, RESAMPLES, TaskAtLength, markdown, measured, swap_of, tables_of
 from task_decoders import Needle, Perplexity, needle_prompts, novel_passages
 from task_reviews import Classification, longest_length, longest_reviews
 
@@ -48,13 +48,13 @@ If its interval contains 0, no difference was found, and the ends of the interva
 An interval of zero width means that no item changed, not that none can."""
 
 
-def run(tasks_at_lengths: Iterable[TaskAtLength], cache: Path, minutes: float | None) -> list[str]:
-    """Measure what is not kept yet; the parts of the page."""
+def run(tasks_at_lengths: Iterable[TaskAtLength], cache: Path, minutes: float | None) -> list[dict[str, Any]]:
+    """Measure what is not kept yet; a record of each task at each length."""
     begin = time.monotonic()
     with progress_bar() as report:
         report("loading", 0, 1)
         tasks = list(tasks_at_lengths)
-        total, done, parts, missing = sum(len(task.rows) for task in tasks), 0, [ABOUT], 0
+        total, done, records, missing = sum(len(task.rows) for task in tasks), 0, [], 0
 
         def late() -> bool:
             return minutes is not None and time.monotonic() - begin > 60 * minutes
@@ -69,10 +69,11 @@ def run(tasks_at_lengths: Iterable[TaskAtLength], cache: Path, minutes: float | 
 
             cells = measured(task, cache, progress, late)
             done, missing = done + len(task.rows), missing + len(task.rows) - len(cells)
-            parts += [heading(task), task.table(cells) if cells else f"{NOT_MEASURED.capitalize()}."]
+            tables = tables_of(task, cells) if EXACT in cells else {}
+            records.append({"task": task.name, "length": task.length, "about": task.about(), "tables": tables})
         if missing:
             report.note(f"{missing} of {total} cells are not measured; the same command resumes")
-    return parts
+    return records
 
 
 def check(tasks: Iterable[str], data: str, lengths: Iterable[int], **counts: int) -> None:
@@ -166,9 +167,10 @@ def needle(
         yield Needle(pretrained, methods, length, needle_prompts(pretrained, data, length, count, seed))
 
 
-def heading(task: TaskAtLength) -> str:
-    """The title of a table, and what it was measured on."""
-    return f"## {task.name.capitalize()}, {task.length:,} tokens\n\n{task.about()}"
+def section(record: Mapping[str, Any]) -> str:
+    """The part of the page with the tables of a record, and what they were measured on."""
+    tables = markdown(record["tables"]) or f"{NOT_MEASURED.capitalize()}."
+    return f"## {record['task'].capitalize()}, {record['length']:,} tokens\n\n{record['about']}\n\n{tables}"
 
 
 def main(
@@ -197,7 +199,8 @@ def main(
         "needle": partial(needle, Path(data), prompts, seed),
     }
     chosen = {name: makers[name] for name in tasks}
-    sheet.publish("Tasks", run(prepared(chosen, lengths, methods, encoder, decoder), cache, minutes), out)
+    records = run(prepared(chosen, lengths, methods, encoder, decoder), cache, minutes)
+    sheet.publish("Tasks", [ABOUT, *map(section, records)], out, records=records)
 
 
 if __name__ == "__main__":

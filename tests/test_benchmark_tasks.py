@@ -2,6 +2,7 @@
 
 import importlib
 import itertools
+import json
 import math
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -318,19 +319,36 @@ def test_tasks_of_decoders_resume_after_their_minutes(run):
     assert run(*size, "--minutes", "0").splitlines()[:-1] == written.splitlines()[:-1]
 
 
-def test_the_page_has_the_rows_that_decide(script):
-    page = script("tasks_page")
-    assert f"\n\n{page.short_tables(page.RESULTS.read_text('utf-8'))}\n\n<!-- tables:end -->" in page.PAGE.read_text(
-        "utf-8"
-    )
+def test_the_page_and_the_report_have_the_figures_of_the_records(script):
+    page, report = script("tasks_page"), (BENCHMARKS / "results" / "tasks.md").read_text("utf-8")
+    records = json.loads(page.RESULTS.read_text("utf-8"))
+    assert f"\n\n{page.short_tables(records)}\n\n<!-- tables:end -->" in page.PAGE.read_text("utf-8")
+    assert [record["task"] for record in records if script("tasks").section(record) not in report] == []
 
 
 def test_a_short_table_has_the_value_of_exact_and_differences_of_the_others(script):
-    text = "\n## Part\n\n| attention | a | difference | b | difference |\n| :--- | ---: | ---: | ---: | ---: |\n"
-    text += "| exact | 1 | – | 2 | – |\n| `x` | 3 | +2 | 4 | +3 |\n"
-    page = script("tasks_page")
-    (rows,) = page.sections(text)["Part"]
-    assert page.short([("512", rows)], ("`x`", "absent"), "b", "b, difference").splitlines()[-2:] == [
-        "| exact | 2 |",
-        "| `x` | +3 |",
+    def figures(value: float, difference: float) -> dict[str, list[float]]:
+        return {"a": [0.5] * 3, "b": [value] * 3, "b, difference": [difference] * 3}
+
+    rows = {"exact": figures(0.2, 0.0), "x": figures(0.4, 0.03), "y": None}
+    assert script("tasks_page").short({512: rows}, ("x", "absent", "y"), "b", "b, difference").splitlines()[-3:] == [
+        "| exact | 20.0 % [20.0 %, 20.0 %] |",
+        "| `x` | +3.0 % [+3.0 %, +3.0 %] |",
+        "| `y` | not measured |",
+    ]
+
+
+def test_a_table_has_no_difference_of_exact_attention_to_itself(script):
+    cells = script("task_cells")
+    task = SimpleNamespace(
+        rows=["exact", "m", "late"], figures=lambda cell, exact: {"T": cells.compared("a", cell, exact)}
+    )
+    assert cells.markdown(cells.tables_of(task, {"exact": [1.0], "m": [0.0]})).splitlines() == [
+        "T:",
+        "",
+        "| attention | a | difference |",
+        "| :--- | ---: | ---: |",
+        "| exact | 100.0 % [100.0 %, 100.0 %] | – |",
+        "| `m` | 0.0 % [0.0 %, 0.0 %] | −100.0 % [−100.0 %, −100.0 %] |",
+        "| `late` | not measured | not measured |",
     ]

@@ -1,6 +1,7 @@
 """A benchmark's plots, as PNGs: a panel for each dtype and passes, a line for each method."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from matplotlib.figure import Figure
@@ -21,9 +22,7 @@ PLOTS = {
 
 def plots(report: BenchReport) -> dict[str, bytes]:
     """PNGs by name; a plot without figures to draw is left out."""
-    with drawing.look():
-        drawings = {name: figure(report, name) for name in PLOTS}
-        return {name: drawing.png(drawn) for name, drawn in drawings.items() if drawn is not None}
+    return drawing.pngs({name: partial(figure, name=name) for name in PLOTS}, report)
 
 
 def figure(report: BenchReport, name: str) -> Figure | None:
@@ -66,7 +65,7 @@ def _lines(report: BenchReport, panel: Panel, what: str) -> dict[str, dict[int, 
 
 def _panel(ax: Any, report: BenchReport, panel: Panel, what: str, looks: dict[str, Style]) -> None:
     for name, values in _lines(report, panel, what).items():
-        exact = {"linewidth": 2.8, "zorder": 3} if name == EXACT else {}
+        exact = drawing.EXACT_LINE if name == EXACT else {}
         label = f"{EXACT} (SDPA)" if name == EXACT else name
         ax.plot(list(values), list(values.values()), label=label, **looks[name].line | exact)
         low, high = (_edge(report, panel, name, what, side) for side in ("low", "high"))
@@ -76,7 +75,7 @@ def _panel(ax: Any, report: BenchReport, panel: Panel, what: str, looks: dict[st
             ax.fill_between(both, *edges, color=looks[name].color, alpha=0.18, linewidth=0)
     drawing.log_lengths(ax)
     if what == "speedup":
-        ax.axhline(1.0, color="#5b636b", linewidth=1.2, linestyle=(0, (4, 3)))
+        ax.axhline(1.0, **drawing.GUIDE)
         _shade_noise(ax, by_length(report.cells, panel, EXACT, "noise"))
         _mark_crossovers(ax, report, panel, looks)
     unit: Callable[[float], str] = (lambda y: f"{y:g}×") if what == "speedup" else (lambda y: f"{y:,g}")
@@ -100,8 +99,7 @@ def _shade_noise(ax: Any, noise: dict[int, float]) -> None:
 
 
 def _mark_crossovers(ax: Any, report: BenchReport, panel: Panel, looks: dict[str, Style]) -> None:
-    ring = {"markersize": 12, "markerfacecolor": "none", "markeredgewidth": 1.8, "linestyle": "", "zorder": 5}
     for crossover in report.crossovers:
         at = cells.known(crossover.tokens) if crossover.state == "at" else None
         if (crossover.dtype, crossover.passes) == panel and at is not None:
-            ax.plot(at, 1.0, marker="o", color=looks[crossover.method].color, **ring)
+            drawing.ring(ax, at, 1.0, looks[crossover.method].color)

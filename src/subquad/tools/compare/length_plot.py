@@ -13,9 +13,8 @@ from subquad.tools.compare.recommend import is_exact_kernel
 from subquad.tools.compare.schema import MethodReport, Report
 from subquad.tools.models.dtypes import FP32
 from subquad.tools.report import cells, vector
-from subquad.tools.report.drawing import Style, log_lengths, ticks, ticks_at
+from subquad.tools.report.drawing import Style, add_legend, beside_legend, log_lengths, ring, ticks, ticks_at
 
-LARGE, NARROW = (9.6, 4.8), 4.0  # inches
 FARTHER = 2  # times the longest length, up to which times are predicted
 
 
@@ -28,8 +27,7 @@ def model_time_vs_length(report: Report, looks: Mapping[str, Style], narrow: boo
     curves = {name: made for name, row in rows.items() if (made := curve_of(row)) is not None}
     if len(curves) < 2:
         return None
-    figure = Figure(figsize=(NARROW, 3.2 + 0.2 * len(curves)) if narrow else LARGE, layout="constrained")
-    ax = figure.subplots()
+    figure, ax = beside_legend(len(curves), 4.8, narrow)
     for name, made in curves.items():
         _draw(ax, rows[name], made, looks[name])
     _mark_crossings(ax, rows, curves, looks)
@@ -37,7 +35,7 @@ def model_time_vs_length(report: Report, looks: Mapping[str, Style], narrow: boo
     ticks_at(ax.xaxis, _doubled([int(n) for row in rows.values() for n in (row.model or {})]), lambda x: f"{x:,.0f}")
     ticks(ax.yaxis, ax.get_ylim(), lambda y: f"{y:g}")
     ax.set_ylabel("seconds per forward pass of the model")
-    figure.legend(loc="outside lower left" if narrow else "outside right upper")
+    add_legend(figure, narrow)
     return figure
 
 
@@ -88,5 +86,4 @@ def _mark_crossings(
         at = crossing(fastest, made, min(lengths), FARTHER * max(lengths))
         if made in exact or at is None or at <= min(lengths):
             continue
-        ring = {"markersize": 12, "markerfacecolor": "none", "markeredgewidth": 1.8}
-        ax.plot(at, made(at) / 1e3, marker="o", color=looks[name].color, linestyle="", zorder=5, **ring)
+        ring(ax, at, made(at) / 1e3, looks[name].color)

@@ -16,15 +16,13 @@ from subquad.tools.report import cells, drawing, vector
 from subquad.tools.report.drawing import Style, log_lengths, ticks
 
 RESOLUTION = 1e-3  # of the fidelity axis at 1
-NARROW = 4.0  # inches
 LEGEND_HANDLE, LEGEND_LETTER = 0.5, 0.07  # inches: of a marker with its gaps, and of a letter of its text
 
 
 def plots(report: Report) -> dict[str, bytes]:
     """PNGs by name; a plot without figures to draw is left out. Names, titles and texts: `columns.PLOTS`."""
-    with drawing.look():
-        drawn = {name: make(report) for name, make in _makers().items()}
-        return {name: drawing.png(_titled(report, name, each)) for name, each in drawn.items() if each is not None}
+    titles = {name: f"{title[0].lower()}{title[1:]}" for name, (title, *_) in columns.PLOTS.items()}
+    return drawing.pngs(_makers(), report, columns.short_name(report), titles)
 
 
 def drawings(report: Report) -> dict[str, vector.Drawing]:
@@ -40,11 +38,6 @@ def _makers() -> dict[str, Callable[..., Figure | None]]:
 def model_time(report: Report, narrow: bool = False) -> Figure | None:
     """A whole forward pass against the length; None with one length only."""
     return model_time_vs_length(report, styles(report), narrow)
-
-
-def _titled(report: Report, name: str, figure: Figure) -> Figure:
-    title = columns.PLOTS[name][0]
-    return drawing.titled(figure, columns.short_name(report), f"{title[0].lower()}{title[1:]}")
 
 
 def styles(report: Report) -> dict[str, Style]:
@@ -65,7 +58,7 @@ def quality_vs_speed(report: Report, narrow: bool = False) -> Figure | None:
     handles = [_handle(looks[name], name) for name in named] + _guides(report)
     columns = 1 if narrow else min(len(panels), 3)
     rows = math.ceil(len(panels) / columns)
-    size = (NARROW, 3.0 * rows + 0.2 * len(handles)) if narrow else (max(3.5 * columns, 6.5), 3.6 * rows + 1.3)
+    size = (drawing.NARROW, 3.0 * rows + 0.2 * len(handles)) if narrow else (max(3.5 * columns, 6.5), 3.6 * rows + 1.3)
     figure = Figure(figsize=size, layout="constrained")
     axes = figure.subplots(rows, columns, squeeze=False, sharex=True, sharey=True).flatten()
     _scale_both(
@@ -138,7 +131,7 @@ def _panel(
     ax.axvline(1.0, color="#9aa2aa", linewidth=1)
     right = ax.get_xlim()[1]
     if least is not None:
-        ax.axhline(least, color="#5b636b", linewidth=1.2, linestyle=(0, (4, 3)))
+        ax.axhline(least, **drawing.GUIDE)
         ax.fill_between([min(noise, right), right], least, ax.get_ylim()[1], color="#009E73", alpha=0.09, linewidth=0)
     front = pareto([(1.0 if name in ties else x, y) for name, (x, y) in points.items()])
     ax.plot(*zip(*front, strict=True), color="#8a929a", linewidth=1.3, zorder=2)
@@ -192,7 +185,7 @@ def _guides(report: Report) -> list[Line2D]:
     least = reading.min_fidelity(report)
     asked_for = f"minimum fidelity: {least:.4g}" if least is not None else ""
     front = Line2D([], [], color="#8a929a", linewidth=1.3, label="Pareto front")
-    asked = Line2D([], [], color="#5b636b", linewidth=1.2, linestyle=(0, (4, 3)), label=asked_for)
+    asked = Line2D([], [], label=asked_for, **drawing.GUIDE)
     hollow: dict[str, Any] = {"markerfacecolor": "none", "markeredgecolor": "#5b636b", "markeredgewidth": 1.3}
     tie = Line2D([], [], linestyle="", marker="o", markersize=7.5, label="hollow: within the noise", **hollow)
     return [front, asked, tie] if least is not None else [front, tie]
@@ -208,8 +201,7 @@ def error_by_layer(report: Report, narrow: bool = False) -> Figure | None:
     errors = {name: by_layer for name, by_layer in errors.items() if by_layer}
     if not errors:
         return None
-    figure = Figure(figsize=(NARROW, 3.2 + 0.2 * len(errors)) if narrow else (9.6, 4.4), layout="constrained")
-    ax = figure.subplots()
+    figure, ax = drawing.beside_legend(len(errors), 4.4, narrow)
     worst_first = sorted(errors, key=lambda name: -sum(errors[name].values()) / len(errors[name]))
     for name in worst_first:
         (line,) = ax.plot(list(errors[name]), list(errors[name].values()), label=name, **looks[name].line)
@@ -220,7 +212,7 @@ def error_by_layer(report: Report, narrow: bool = False) -> Figure | None:
     ax.grid(axis="x", visible=False)
     ax.set_xlabel("layer")
     ax.set_ylabel("‖out − exact‖ / ‖exact‖")
-    figure.legend(loc=_legend_location(narrow))
+    drawing.add_legend(figure, narrow)
     return figure
 
 
@@ -235,19 +227,17 @@ def time_vs_length(report: Report, narrow: bool = False) -> Figure | None:
         return None
     methods = {m.method: m for m in reading.ran(report) if m.method in times}
     lines = sum(_timed(method).count("\n") + 1 for method in methods.values())  # of the legend
-    size = (NARROW, 3.2 + 0.2 * lines) if narrow else (9.6, max(5.2, 0.6 + 0.19 * lines))
-    figure = Figure(figsize=size, layout="constrained")
-    ax = figure.subplots()
+    figure, ax = drawing.beside_legend(lines, max(5.2, 0.6 + 0.19 * lines), narrow)
     common = max(set.intersection(*(set(t) for t in times.values())), default=None)
     for name in sorted(methods, key=lambda name: -times[name].get(common or 0, 0.0)):
-        look = looks[name].line | ({"linewidth": 2.8, "zorder": 3} if methods[name].status == "exact" else {})
+        look = looks[name].line | (drawing.EXACT_LINE if methods[name].status == "exact" else {})
         (line,) = ax.plot(list(times[name]), list(times[name].values()), label=_timed(methods[name]), **look)
         vector.named(line, [_point_label(methods[name], length, ms) for length, ms in times[name].items()])
     _mark_crossovers(ax, methods, times, looks)
     log_lengths(ax)
     ticks(ax.yaxis, ax.get_ylim(), lambda y: f"{y:g}")
     ax.set_ylabel("ms per call, one layer")
-    figure.legend(loc=_legend_location(narrow))
+    drawing.add_legend(figure, narrow)
     return figure
 
 
@@ -285,15 +275,10 @@ def _mark_crossovers(
         if exact is None or at is None or at in times[name] or not min(times[name]) < at < max(times[name]):
             continue  # no crossing is known; or it lies somewhere at or below a length that was measured
         height = float(np.exp(np.interp(np.log(at), np.log(list(exact)), np.log(list(exact.values())))))
-        ring = {"markersize": 12, "markerfacecolor": "none", "markeredgewidth": 1.8}
-        ax.plot(at, height, marker="o", color=looks[name].color, linestyle="", zorder=5, **ring)
+        drawing.ring(ax, at, height, looks[name].color)
 
 
 # ---------------------------------------------------------------------- drawing
-
-
-def _legend_location(narrow: bool) -> str:
-    return "outside lower left" if narrow else "outside right upper"
 
 
 def _handle(look: Style, name: str) -> Line2D:

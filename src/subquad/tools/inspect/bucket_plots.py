@@ -12,7 +12,7 @@ from subquad.tools.inspect.schema import Inspected, InspectReport
 from subquad.tools.report import drawing
 from subquad.tools.report.cells import share
 
-QUERIES, KEYS, EXPECTED = "#0072B2", "#E69F00", "#c1272d"
+QUERIES, KEYS = "#0072B2", "#E69F00"
 SIDES = (Patch(facecolor=QUERIES, label="queries"), Patch(facecolor=KEYS, label="keys"))
 WIDEST = 4  # powers of 2 of a ratio that are drawn; beyond is in the outermost bars
 
@@ -27,7 +27,7 @@ def sizes(report: InspectReport) -> Figure | None:
     axes = figure.subplots(len(shown), 1, squeeze=False, sharey=True)[:, 0]
     for ax, method in zip(axes, shown, strict=True):
         expected = _stacked(ax, method, layer)
-        line = ax.axhline(expected, color=EXPECTED, linewidth=1.3, linestyle=(0, (4, 3)), label="expected size")
+        line = ax.axhline(expected, label="expected size", **drawing.EXPECTED)
         imbalance_text = _imbalance(method.layers[layer].imbalance)
         ax.set_title(f"{method.method}: {imbalance_text}, of all sequences", fontsize=9, loc="left")
         ax.set_ylabel("tokens")
@@ -66,11 +66,11 @@ def histograms(report: InspectReport) -> Figure | None:
         queries, keys = _tokens(method)
         total = queries + keys
         row[0].hist(total, bins=np.linspace(0, largest, 41), color="#5b8fb9")
-        row[0].axvline(total.mean(), color=EXPECTED, linewidth=1.3, linestyle=(0, (4, 3)))
+        row[0].axvline(total.mean(), **drawing.EXPECTED)
         both = (queries > 0) & (keys > 0)
         powers = np.log2(queries[both] / keys[both]).clip(-WIDEST, WIDEST)
         row[1].hist(powers, bins=np.linspace(-WIDEST, WIDEST, 41), color="#5b8fb9")
-        row[1].axvline(0, color=EXPECTED, linewidth=1.3, linestyle=(0, (4, 3)))
+        row[1].axvline(0, **drawing.EXPECTED)
         row[0].set_ylabel("buckets")
         row[0].xaxis.set_major_formatter(FuncFormatter(lambda tokens, _: f"{tokens:,.0f}"))
         row[0].set_title(method.method, fontsize=9, loc="left")

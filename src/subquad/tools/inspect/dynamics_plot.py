@@ -5,8 +5,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from matplotlib import colormaps
-from matplotlib.cm import ScalarMappable
-from matplotlib.colors import BoundaryNorm
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
@@ -44,14 +42,15 @@ def dynamics_figure(
             mean = _mean([_line(record, layer, f"{what}_{side}") for layer in layers])
             ax.plot(list(mean), list(mean.values()), color="#222222", linewidth=2.6, label="mean of the layers")
             if what == "negative_entropy" and buckets:
-                least = {"color": "#c1272d", "linewidth": 1.3, "linestyle": (0, (4, 3))}
-                ax.axhline(-math.log(buckets), label=f"−ln {buckets}: spread evenly over the buckets", **least)
+                even = f"−ln {buckets}: spread evenly over the buckets"
+                ax.axhline(-math.log(buckets), label=even, **drawing.EXPECTED)
             ax.set_title(tokens, fontsize=10)
             ax.xaxis.set_major_locator(MaxNLocator(integer=True))
         row[0].set_ylabel(label)
     for ax in axes[-1]:
         ax.set_xlabel("step")
-    _layer_bar(figure, axes, colors, layers)
+    bar = drawing.layer_bar(figure, axes, colors, list(map(str, layers)), aspect=30)
+    bar.tick_params(length=0, labelsize=8.5)
     handles, labels = axes[-1, 0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=2)
     return drawing.titled(figure, name, f"{subject} while fitted")
@@ -71,14 +70,3 @@ def _mean(lines: Sequence[tuple[list[int], list[float]]]) -> dict[int, float]:
         for step, figure in zip(steps, by_step, strict=True):
             values.setdefault(step, []).append(figure)
     return {step: sum(numbers) / len(numbers) for step, numbers in sorted(values.items())}
-
-
-def _layer_bar(figure: Figure, axes: Any, colors: Any, layers: Sequence[int]) -> None:
-    """Draw the bar that shows each layer's colour."""
-    edges = [i - 0.5 for i in range(len(layers) + 1)]
-    bar = figure.colorbar(ScalarMappable(BoundaryNorm(edges, len(layers)), colors), ax=axes, aspect=30, pad=0.015)
-    few = range(0, len(layers), max(1, math.ceil(len(layers) / 12)))
-    bar.set_ticks(list(few), labels=[str(layers[i]) for i in few])
-    bar.ax.tick_params(length=0, labelsize=8.5)
-    bar.ax.minorticks_off()
-    bar.set_label("layer")

@@ -43,12 +43,10 @@ def _columns(panels: int) -> int:
 
 def _map(ax: Any, maps: Maps, name: str, scale: PowerNorm, *, left: bool, bottom: bool) -> Any:
     weights, tokens = maps.weights[name], [_short(token) for token in maps.tokens]
-    image = ax.imshow(weights, cmap="Blues", norm=scale, interpolation="nearest", aspect="auto")
+    image = drawing.heat_map(ax, weights, cmap="Blues", norm=scale)
     inside = sum(map(sum, weights)) / len(weights)
     ax.set_title(f"{name}\n{100 * inside:.0f} % of the weight is on these keys", fontsize=8.5, loc="left")
-    ax.grid(visible=False)
-    ax.spines[:].set_visible(False)
-    ax.tick_params(length=0, pad=1.5)
+    ax.tick_params(pad=1.5)
     size = 6.0 if len(tokens) <= 48 else 5.0
     positions = range(len(tokens))
     ax.set_yticks(positions if left else [], tokens if left else [], fontsize=size)

@@ -1,5 +1,9 @@
 """An inspection's plots, as PNGs."""
 
+from functools import partial
+
+from matplotlib.figure import Figure
+
 from subquad.tools.inspect.bucket_plots import histograms, sizes
 from subquad.tools.inspect.dynamics_plot import dynamics_figure
 from subquad.tools.inspect.map_plot import attention_maps
@@ -24,12 +28,11 @@ DRAW = dict(zip(PLOTS, (utility, sizes, histograms, attention_maps, spectrum), s
 
 def plots(report: InspectReport) -> dict[str, bytes]:
     """PNGs by name; a plot without figures to draw is left out."""
-    model = report.model["name"]
-    with drawing.look():
-        drawings = {name: make(report) for name, make in DRAW.items()}
-        for name, fit in fits(report).items():
-            drawings[name] = dynamics_figure(fit.history, model, fit.buckets, subject=fit.method)
-        return {name: drawing.png(figure) for name, figure in drawings.items() if figure is not None}
+    return drawing.pngs(DRAW | {name: partial(_fit, fit) for name, fit in fits(report).items()}, report)
+
+
+def _fit(fit: InspectedFit, report: InspectReport) -> Figure | None:
+    return dynamics_figure(fit.history, report.model["name"], fit.buckets, subject=fit.method)
 
 
 def fits(report: InspectReport) -> dict[str, InspectedFit]:

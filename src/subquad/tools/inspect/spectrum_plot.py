@@ -4,8 +4,7 @@ from typing import Any
 
 import numpy as np
 from matplotlib import colormaps
-from matplotlib.cm import ScalarMappable
-from matplotlib.colors import BoundaryNorm, ListedColormap
+from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import FixedLocator
@@ -43,7 +42,7 @@ def _curves(figure: Figure, ax: Any, measured: Spectrum) -> None:
             ax.plot(at, curve, color=color, linewidth=0.6, alpha=0.35 if few else 0.12, zorder=2)
         median, thick = np.median(layer.curves, 0), 2.2 if few else 1.5
         ax.plot(at, median, color=color, linewidth=thick, zorder=4, label=f"layer {number}")
-    ax.plot((0, at[-1]), (0, 1), color="#5b636b", linewidth=1.2, linestyle=(0, (4, 3)), zorder=3, label="all equal")
+    ax.plot((0, at[-1]), (0, 1), zorder=3, label="all equal", **drawing.GUIDE)
     ax.axvline(measured.index, color="#5b636b", linewidth=1.0, linestyle=":", zorder=1)
     box = {"facecolor": "white", "edgecolor": "none", "pad": 1.0, "alpha": 0.8}
     foot = (measured.index, 0.02)
@@ -54,12 +53,7 @@ def _curves(figure: Figure, ax: Any, measured: Spectrum) -> None:
     if few:
         ax.legend(loc="lower right")
         return
-    norm = BoundaryNorm(np.arange(len(numbers) + 1) - 0.5, len(numbers))
-    bar = figure.colorbar(ScalarMappable(norm, ListedColormap(colors)), ax=ax, pad=0.015)
-    bar.set_label("layer")
-    bar.ax.minorticks_off()
-    bar.ax.yaxis.set_major_locator(FixedLocator(range(0, len(numbers), 1 + len(numbers) // 13)))
-    bar.ax.set_yticklabels(numbers[:: 1 + len(numbers) // 13])
+    drawing.layer_bar(figure, ax, ListedColormap(colors), numbers)
 
 
 def _heat_map(figure: Figure, ax: Any, measured: Spectrum, cell: float) -> None:
@@ -68,16 +62,13 @@ def _heat_map(figure: Figure, ax: Any, measured: Spectrum, cell: float) -> None:
     for row, layer in zip(shares, measured.layers.values(), strict=True):
         row[: len(layer.curves)] = [curve[column] for curve in layer.curves]
     low = min(0.9, np.floor(10 * np.nanmin(shares)) / 10)
-    image = ax.imshow(shares, cmap="Blues", vmin=low, vmax=1.0, aspect="auto", interpolation="nearest")
+    image = drawing.heat_map(ax, shares, cmap="Blues", vmin=low, vmax=1.0)
     if cell >= 0.34 and len(numbers) <= 16:  # room for figures
         middle = (low + 1) / 2
         for (y, x), share in np.ndenumerate(shares):
             if np.isfinite(share):
                 color = "white" if share > middle else "#222222"
                 ax.text(x, y, f"{share:.2f}".removeprefix("0"), ha="center", va="center", fontsize=7.5, color=color)
-    ax.grid(visible=False)
-    ax.spines[:].set_visible(False)
-    ax.tick_params(length=0)
     ax.xaxis.set_major_locator(FixedLocator(range(0, shares.shape[1], 1 + shares.shape[1] // 17)))
     ax.yaxis.set_major_locator(FixedLocator(range(0, len(numbers), 1 + len(numbers) // 25)))
     ax.set_yticklabels(numbers[:: 1 + len(numbers) // 25])

@@ -34,7 +34,7 @@ def utility(report: InspectReport) -> Figure | None:
     best = list(bounds(report).values())
     _box(ax, float(len(shown)), best, BOUND, solid=True)
     _below(ax, float(len(shown)), min(best), f"{s['keys']:,}")
-    ax.axhline(1 / s["buckets"], color=RANDOM, linewidth=1.3, linestyle=(0, (4, 3)))
+    ax.axhline(1 / s["buckets"], **drawing.EXPECTED | {"color": RANDOM})
     ax.set_xticks(range(len(shown) + 1), [*(drawing.broken(m.method) for m in shown), "upper\nbound"], fontsize=8.5)
     ax.set(xlim=(-0.6, len(shown) + 0.6), ylim=(0, 1.02), ylabel="attention utility")
     ax.grid(axis="x", visible=False)

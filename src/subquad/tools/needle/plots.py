@@ -20,8 +20,7 @@ LEAST = 0.1  # nats: the range of colours at least, so that noise is pale
 
 def plots(report: NeedleReport) -> dict[str, bytes]:
     """PNGs by name."""
-    with drawing.look():
-        return {"needle.png": drawing.png(grid(report))}
+    return drawing.pngs({"needle.png": grid}, report)
 
 
 def grid(report: NeedleReport) -> Figure:
@@ -65,7 +64,7 @@ def _panel(
 ) -> Any:
     by_cell = {(cell.depth, cell.length): cell for cell in method.cells if cell.task == task}
     values = [[_difference(by_cell.get((depth, length))) for length in lengths] for depth in depths]
-    image = ax.imshow(values, cmap="RdBu", norm=scale, interpolation="nearest", aspect="auto")
+    image = drawing.heat_map(ax, values, cmap="RdBu", norm=scale)
     for y, depth in enumerate(depths):
         for x, length in enumerate(lengths):
             cell = by_cell.get((depth, length))
@@ -75,9 +74,7 @@ def _panel(
                 figure = "–" if value is None else f"{_tie(cell)}{round(value, 2) + 0.0:+.2f}"
                 caption = f"{figure}\n{100 * cell.right:.0f} %"
                 ax.text(x, y, caption, ha="center", va="center", fontsize=7.5, color="white" if dark else "black")
-    ax.grid(visible=False)
-    ax.spines[:].set_visible(False)
-    ax.tick_params(length=0, labelsize=8)
+    ax.tick_params(labelsize=8)
     ax.set_xticks(range(len(lengths)), [f"{length:,}" for length in lengths])
     ax.set_yticks(range(len(depths)), ["all" if depth is None else f"{depth:g}" for depth in depths])
     return image

@@ -12,25 +12,16 @@ from subquad.tools.plan.schema import PlannedLayer, PlannedLength, PlanReport
 from subquad.tools.plan.tables import PLOTS, title
 from subquad.tools.report import cells, drawing, vector
 
-NARROW = 4.0  # inches
-
 
 def plots(report: PlanReport) -> dict[str, bytes]:
     """PNGs by name; a plot without figures to draw is left out."""
-    whats = (f"what runs where, {report.settings['floor_text']}", "what other floors would give")
-    model = title(report).partition(":")[0]
-    with drawing.look():
-        made = [(name, make(report), what) for (name, make), what in zip(_makers().items(), whats, strict=True)]
-        return {name: drawing.png(drawing.titled(each, model, what)) for name, each, what in made if each is not None}
+    titles = (f"what runs where, {report.settings['floor_text']}", "what other floors would give")
+    return drawing.pngs(MAKERS, report, title(report).partition(":")[0], dict(zip(PLOTS, titles, strict=True)))
 
 
 def drawings(report: PlanReport) -> dict[str, vector.Drawing]:
     """Drawings of the plots for the page, without a title, by name."""
-    return vector.drawings(_makers(), report)
-
-
-def _makers() -> dict[str, Callable[..., Figure | None]]:
-    return dict(zip(PLOTS, (layers_figure, front_figure), strict=True))
+    return vector.drawings(MAKERS, report)
 
 
 def layers_figure(report: PlanReport, narrow: bool = False) -> Figure | None:
@@ -46,7 +37,7 @@ def layers_figure(report: PlanReport, narrow: bool = False) -> Figure | None:
     looks = drawing.styles([EXACT, *methods])
     lines = sum(drawing.broken(name).count("\n") + 1 for name in methods)
     landscape = (2.4 + 0.75 * len(numbers) + 3.2, 1.6 + 0.62 * len(report.lengths) + 0.12 * len(methods))
-    size = (NARROW, 1.2 + 0.32 * len(numbers) + 0.17 * lines) if narrow else landscape
+    size = (drawing.NARROW, 1.2 + 0.32 * len(numbers) + 0.17 * lines) if narrow else landscape
     figure = Figure(figsize=size, layout=ConstrainedLayoutEngine())
     ax = figure.subplots()
     for i, planned in enumerate(report.lengths):
@@ -96,7 +87,7 @@ def front_figure(report: PlanReport, narrow: bool = False) -> Figure | None:
     able = [planned for planned in report.lengths if planned.floors]
     if not able:
         return None
-    size = (NARROW, 2.8 * len(able)) if narrow else (4.2 * len(able) + 0.6, 3.8)
+    size = (drawing.NARROW, 2.8 * len(able)) if narrow else (4.2 * len(able) + 0.6, 3.8)
     figure = Figure(figsize=size, layout=ConstrainedLayoutEngine())
     rows, columns = (len(able), 1) if narrow else (1, len(able))
     axes: Any = figure.subplots(rows, columns, squeeze=False, sharey=True).flatten()
@@ -132,3 +123,6 @@ def _floors(ax: Any, planned: PlannedLength) -> list[float]:
         (star,) = ax.plot(loss, speedup, "*", color="#D55E00", markersize=13, label="the plan, verified")
         vector.named(star, [f"the plan, verified\nfidelity {1 - loss:.4f}: {speedup:.2f}×"])
     return accepted
+
+
+MAKERS: dict[str, Callable[..., Figure | None]] = dict(zip(PLOTS, (layers_figure, front_figure), strict=True))

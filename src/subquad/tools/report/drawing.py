@@ -2,16 +2,18 @@
 
 import math
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from io import BytesIO
 from textwrap import wrap
-from typing import Any
+from typing import Any, TypeVar
 
+import numpy as np
 from matplotlib import style
 from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.colors import to_hex, to_rgb
+from matplotlib.cm import ScalarMappable
+from matplotlib.colors import BoundaryNorm, Colormap, to_hex, to_rgb
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
@@ -19,6 +21,7 @@ from subquad.methods.core.names import name_of
 from subquad.methods.full import EXACT
 from subquad.tools.report.content import pieces
 
+R = TypeVar("R")
 Marker = str | tuple[int, int, int]  # as matplotlib names them: a letter, or (points, 1, turn) of a star
 
 # Okabe and Ito's palette, which most colour-blind readers can tell apart
@@ -46,7 +49,11 @@ LOOK = {
     "text.parse_math": False,  # a "$" in a model's name is not a formula
 }
 DPI = 160
+NARROW = 4.0  # inches: the width of a figure where there is little room
 PAPER = "#ffffff"  # behind a figure
+GUIDE: dict[str, Any] = {"color": "#5b636b", "linewidth": 1.2, "linestyle": (0, (4, 3))}  # of a line to compare with
+EXPECTED = GUIDE | {"color": "#c1272d", "linewidth": 1.3}
+EXACT_LINE = {"linewidth": 2.8, "zorder": 3}  # of exact attention, besides its style
 ON_COLOR = "#fefefe"  # of letters on a method's colour; not PAPER, because a page gives each its own dark colour
 
 
@@ -164,6 +171,54 @@ def titled(figure: Figure, model: str, what: str) -> Figure:
         lines += 1
         title.set_text("\n".join(wrap(text, math.ceil(len(text) / lines) + 6)))  # some more: words are not cut
     return figure
+
+
+def beside_legend(entries: int, height: float, narrow: bool) -> tuple[Figure, Any]:
+    """A figure of this height in inches with its axes, for a legend on the right; narrow, below them."""
+    size = (NARROW, 3.2 + 0.2 * entries) if narrow else (9.6, height)
+    figure = Figure(figsize=size, layout="constrained")
+    return figure, figure.subplots()
+
+
+def add_legend(figure: Figure, narrow: bool) -> None:
+    """The legend of `beside_legend`."""
+    figure.legend(loc="outside lower left" if narrow else "outside right upper")
+
+
+def ring(ax: Any, x: float, y: float, color: str) -> None:
+    """A ring around a place where two lines cross."""
+    look = {"markersize": 12, "markerfacecolor": "none", "markeredgewidth": 1.8, "linestyle": "", "zorder": 5}
+    ax.plot(x, y, marker="o", color=color, **look)
+
+
+def heat_map(ax: Any, values: Any, **look: Any) -> Any:
+    """Draw values by row and column as squares without lines around them; returns the image."""
+    ax.grid(visible=False)
+    ax.spines[:].set_visible(False)
+    ax.tick_params(length=0)
+    return ax.imshow(values, interpolation="nearest", aspect="auto", **look)
+
+
+def layer_bar(figure: Figure, axes: Any, colors: Colormap, layers: Sequence[str], **look: Any) -> Any:
+    """Draw the bar that shows each layer's colour; returns its axes."""
+    norm = BoundaryNorm(np.arange(len(layers) + 1) - 0.5, len(layers))
+    bar = figure.colorbar(ScalarMappable(norm, colors), ax=axes, pad=0.015, **look)
+    few = range(0, len(layers), max(1, math.ceil(len(layers) / 12)))
+    bar.set_ticks(list(few), labels=[layers[i] for i in few])
+    bar.ax.minorticks_off()
+    bar.set_label("layer")
+    return bar.ax
+
+
+def pngs(
+    makers: Mapping[str, Callable[[R], Figure | None]], report: R, model: str = "", titles: Mapping[str, str] = {}
+) -> dict[str, bytes]:
+    """PNGs by name, those of `titles` with the model and a title; a plot without figures to draw is left out."""
+    with look():
+        drawn = {name: figure for name, make in makers.items() if (figure := make(report)) is not None}
+        for name in drawn.keys() & titles.keys():
+            titled(drawn[name], model, titles[name])
+        return {name: png(figure) for name, figure in drawn.items()}
 
 
 def png(figure: Figure) -> bytes:
