@@ -126,6 +126,13 @@ def cache_in(inputs: Mapping[str, Any]) -> Any:
     return next((cache for cache in held if hasattr(cache, "get_seq_length")), None)
 
 
-def name_of_cache(function: Callable[..., Any]) -> str | None:
-    """The name of the argument by which a function takes a cache of keys and values; None if it takes none."""
-    return next((name for name in NAMES_OF_CACHE if name in inspect.signature(function).parameters), None)
+def name_of_cache(function: Callable[..., Any]) -> str:
+    """The name of the argument by which a function takes a cache of keys and values.
+
+    Raises:
+        TypeError: it takes none.
+    """
+    for name in NAMES_OF_CACHE:
+        if name in inspect.signature(function).parameters:
+            return name
+    raise TypeError(f"{function.__qualname__} takes no cache of keys and values ({' or '.join(NAMES_OF_CACHE)})")

@@ -9,7 +9,7 @@ from transformers.cache_utils import StaticLayer, StaticSlidingWindowLayer
 from subquad.core.versions import name_of_cache
 from subquad.hf.unwrapping import AnyModel, transformers_model
 
-NAME_OF_CACHE = str(name_of_cache(GenerationMixin.prepare_inputs_for_generation))  # among the options of `generate`
+NAME_OF_CACHE = name_of_cache(GenerationMixin.prepare_inputs_for_generation)  # among the options of `generate`
 _OFF = "turn it off (TORCHINDUCTOR_FREEZING=0)"
 
 # Inductor writes the products of a few rows with frozen weights itself, keeps oneDNN's where they are faster, and joins

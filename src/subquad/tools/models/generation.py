@@ -20,7 +20,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from subquad.core.errors import InputError
-from subquad.core.versions import name_of_cache
+from subquad.core.versions import NAMES_OF_CACHE, name_of_cache
 from subquad.methods import BoundMethod, Method
 from subquad.methods.core.mixture import is_mixture
 from subquad.tools.measure.timing import one_round, stopwatch
@@ -64,7 +64,7 @@ def new_cache(model: Any, swapped: bool) -> Any:
 
 def takes_cache(model: Any) -> bool:
     """True if a model can run steps on a cache."""
-    return name_of_cache(model.forward) is not None
+    return not inspect.signature(model.forward).parameters.keys().isdisjoint(NAMES_OF_CACHE)
 
 
 def has_exact_steps(method: Method | BoundMethod) -> bool:
@@ -136,7 +136,7 @@ class Prompts:
     def __init__(self, pretrained: Pretrained, items: Sequence[Sequence[int]], cache: Any):
         self.model = pretrained.model
         self.options = set(inspect.signature(self.model.forward).parameters)
-        self.name_of_cache = str(name_of_cache(self.model.forward))
+        self.name_of_cache = name_of_cache(self.model.forward)
         ids, self.visible = _left_padded(pretrained, items)
         self.cache = cache
         with running(self.model, None):

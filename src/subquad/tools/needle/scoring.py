@@ -30,7 +30,7 @@ def answer_score(pretrained: Pretrained, prompt: Prompt) -> AnswerScore:
     model = pretrained.model
     batch = pretrained.batch([prompt.tokens])
     last = {"logits_to_keep": 1} if "logits_to_keep" in inspect.signature(model.forward).parameters else {}
-    cache = name_of_cache(model.forward) or "past_key_values"
+    cache = name_of_cache(model.forward)
     output = model(**batch, use_cache=True, **last)
     likelihoods, right = [], True
     for number, token in enumerate(prompt.answer, 1):

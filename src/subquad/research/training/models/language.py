@@ -21,7 +21,7 @@ from subquad.research.training.models.memory import Memory
 from subquad.research.training.models.positions import counted
 from subquad.research.training.models.splitting import refuse_when_split, split
 
-NAME_OF_CACHE = str(name_of_cache(create_causal_mask))  # in transformers' functions and outputs
+NAME_OF_CACHE = name_of_cache(create_causal_mask)  # in transformers' functions and outputs
 
 
 @strict
