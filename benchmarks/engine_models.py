@@ -18,7 +18,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from engine_sparse import THRESHOLDS, save_stateful, sparse_run
-from engine_workers import sparse_name
+from engine_workers import Row, sparse_name
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
 
@@ -64,12 +64,12 @@ def pretrained(name: str, length: int) -> Pretrained:
     """The demo encoder under "encoder", otherwise as `load` takes names; its positions reach `length`.
 
     Raises:
-        InputError: a masked language model, or a decoder whose positions do not reach so far.
+        InputError: a masked language model, or a decoder whose learned positions do not reach so far.
     """
     own = load(None if name == ENCODER else name)
     if own.kind == "masked-lm":
         raise InputError(f"{name} is a masked language model; give an encoder of embeddings or a causal language model")
-    if own.is_causal_lm:
+    if own.is_causal_lm and not own.is_rotary:
         own.length(length, "--prompts")
     return own.reaching(length)
 
@@ -87,6 +87,20 @@ def torch_run(module: nn.Module) -> Run:
         return tuple(out.float().numpy() for out in module(torch.from_numpy(ids)))
 
     return run
+
+
+def torch_module(model: Pretrained, row: Row) -> nn.Module:
+    """The whole model as a row runs it in PyTorch: with a method, FlexAttention, or compiled by zentorch's backend."""
+    module = swapped(model, row.method)
+    if row.engine == "flexattention":
+        module.model.set_attn_implementation("flex_attention")  # which transformers compiles
+    if row.engine == "zentorch":
+        import zentorch  # it registers the backend, which leaves the model to Inductor on other processors
+
+        if not zentorch._C.is_avx512_supported():
+            raise InputError("zentorch does not optimise models on this processor")
+        module = torch.compile(module, backend="zentorch")
+    return module
 
 
 def swapped(model: Pretrained, method: str | None) -> nn.Module:
@@ -207,8 +221,13 @@ def openvino_runs(converted: Converted, model: Pretrained, threads: int) -> dict
         return compiled(converted.path("openvino-int8", model, convert_int8, "model.xml"), fastest_precision())
 
     def sparse(threshold: float) -> Run:
+        reach = load(None if converted.name == ENCODER else converted.name).limit
+        if reach is not None and converted.length > reach:
+            raise InputError(
+                f"traced with a few tokens, it has the model's own positions; give at most {reach:,} tokens"
+            )
         path = converted.path("openvino-stateful", model, partial(save_stateful, model), "model.xml")
-        return sparse_run(path, model, converted.length, threshold, partial(network_of, precision="bf16"))
+        return sparse_run(path, model, converted.length, threshold, fastest_precision(), network_of)
 
     runs = {"fp32": lambda: plain("f32"), "bf16": lambda: plain("bf16"), "int8 weights": int8}
     return runs | {sparse_name(threshold): partial(sparse, threshold) for threshold in THRESHOLDS}

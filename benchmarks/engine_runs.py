@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -27,13 +28,28 @@ def check(engines: Iterable[str], packages: Iterable[str], methods: Iterable[str
             sq.parse_method(method)
 
 
-def installed(engines: Iterable[str], missing: Callable[[str], str | None]) -> tuple[list[str], list[str]]:
-    """The engines that are installed, and a line about each of the others, which is printed too."""
-    reasons = {engine: missing(engine) for engine in engines}
-    absent = [reason for reason in reasons.values() if reason is not None]
-    for line in absent:
-        print(line, file=sys.stderr)
-    return [engine for engine, reason in reasons.items() if reason is None], absent
+def installed(
+    engines: Iterable[str], packages: Mapping[str, Sequence[str]], requirements: str
+) -> tuple[list[str], list[str]]:
+    """The engines whose packages are installed, and a line about each of the others, which is printed too."""
+    available, lines = [], []
+    for engine in engines:
+        absent = [package for package in packages[engine] if installed_version(package) is None]
+        if absent:
+            install = f"pip install -c constraints.txt -r benchmarks/{requirements}"
+            lines.append(f"{engine}: {', '.join(absent)} not installed: {install}")
+            print(lines[-1], file=sys.stderr)
+        else:
+            available.append(engine)
+    return available, lines
+
+
+def installed_version(package: str) -> str | None:
+    """The version of a package; None if it is not installed."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
 
 
 def documents_of(text: Path | None) -> Any:

@@ -119,15 +119,15 @@ def save_stateful(model: Pretrained, path: Path, output: str = "states") -> None
 
 
 def sparse_run(
-    path: Path, model: Pretrained, length: int, threshold: float, compiled: Callable[..., Any]
+    path: Path, model: Pretrained, length: int, threshold: float, precision: str, compiled: Callable[..., Any]
 ) -> Callable[[np.ndarray], tuple[np.ndarray, ...]]:
-    """A prefill of `length` tokens with XAttention. `compiled`: compiles a model, with more settings."""
+    """A prefill of `length` tokens with XAttention. `compiled`: compiles a model with a precision and settings."""
     import openvino
     from openvino._offline_transformations import paged_attention_transformation
 
     paged = openvino.Core().read_model(path)
     paged_attention_transformation(paged, allow_xattention=True)
-    network = compiled(paged, KV_CACHE_PRECISION="bf16")
+    network = compiled(paged, precision, KV_CACHE_PRECISION=precision)
     head = model.model.get_output_embeddings().weight.detach().float().numpy()
     whole, scalar = (lambda values: np.array(values, np.int32)), (lambda value: np.array(value, np.int32))
     inputs: dict[str, Any] = {

@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from importlib.util import find_spec
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,13 +18,24 @@ from typing import Any, NamedTuple
 import numpy as np
 
 PAUSE = 0.1
-INSTALL = "pip install -c constraints.txt -r benchmarks/engines-requirements.txt"
 PACKAGES: Mapping[str, tuple[str, ...]] = {
     "torch": (),
+    "flexattention": (),
     "subquad": (),
+    "zentorch": ("zentorch",),
     "openvino": ("openvino", "nncf"),
     "onnxruntime": ("onnxruntime", "onnx", "onnxscript"),
+    "llama.cpp": ("llama-cpp-python", "gguf"),
 }
+NAMES = {
+    "torch": "PyTorch",
+    "flexattention": "PyTorch, FlexAttention compiled",
+    "zentorch": "PyTorch, compiled by zentorch",
+    "openvino": "OpenVINO",
+    "onnxruntime": "ONNX Runtime",
+}
+FLOATS = ("fp32", "bf16", "fp16")
+FLASH, NO_FLASH = "with flash attention", "without flash attention"  # of llama.cpp
 
 
 @dataclass(frozen=True)
@@ -33,8 +43,8 @@ class Row:
     """One way to run a model."""
 
     engine: str  # of PACKAGES
-    numbers: str  # fp32, bf16, "int8 weights", "int8 dynamic"
-    method: str | None = None  # of subquad or the engine's sparse attention; None: the model's own
+    numbers: str  # fp32, bf16, fp16, or what its weights are rounded to
+    method: str | None = None  # of subquad, or which attention of the engine; None: the one that it takes by itself
 
     @property
     def process(self) -> str:
@@ -44,16 +54,16 @@ class Row:
     @property
     def label(self) -> str:
         """The engine as a table names it."""
-        name = {"torch": "PyTorch", "openvino": "OpenVINO", "onnxruntime": "ONNX Runtime"}.get(self.engine, self.engine)
+        name = NAMES.get(self.engine, self.engine)
         if self.method is None:
             return name
         return f"{name} `{self.method}`" if self.engine == "subquad" else f"{name} {self.method}"
 
     @property
     def is_exact(self) -> bool:
-        """True if it runs exact attention with the model's weights in fp32 or bf16."""
-        exact = self.method is None or self.method.partition(":")[0] == "full"
-        return exact and self.numbers in ("fp32", "bf16")
+        """True if it runs exact attention with the model's weights in a floating-point format."""
+        exact = self.method in (None, FLASH, NO_FLASH) or self.method.partition(":")[0] == "full"
+        return exact and self.numbers in FLOATS
 
     def __str__(self) -> str:
         return f"{self.label}, {self.numbers}"
@@ -75,12 +85,6 @@ def sparse_name(threshold: float) -> str:
 
 class EngineError(RuntimeError):
     """An engine cannot run a row; the text is the reason."""
-
-
-def missing(engine: str) -> str | None:
-    """The message if packages of an engine are not installed."""
-    absent = [package for package in PACKAGES[engine] if find_spec(package) is None]
-    return f"{engine}: {', '.join(absent)} not installed: {INSTALL}" if absent else None
 
 
 class Worker:
@@ -137,36 +141,42 @@ def serve(connection: Connection, prepare: Callable[..., dict[Any, Any]] | None 
 
 
 def timed(run: Callable[[np.ndarray], Any], ids: np.ndarray) -> tuple[float, Any]:
-    """Seconds of a call and its result."""
+    """Seconds of a call and its result; a result that is a function is called after the time was taken."""
     time.sleep(PAUSE)
     start = time.perf_counter()
     result = run(ids)
-    return time.perf_counter() - start, result
+    seconds = time.perf_counter() - start
+    return seconds, result() if callable(result) else result
 
 
 def whole_models(job: Job, rows: Sequence[Row]) -> dict[Row, Any]:
     """The run of each row of one process, or the reason why there is none."""
     import torch  # here, because the command that starts processes must not wait for it twice
-    from engine_models import Converted, onnxruntime_runs, openvino_runs, pretrained, swapped, torch_run
+    from engine_models import Converted, onnxruntime_runs, openvino_runs, pretrained, torch_module, torch_run
 
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     torch.set_num_threads(job.threads)
     model, process = pretrained(job.model, job.length), rows[0].process
-    if process == "torch":
+    converters = {"openvino": openvino_runs, "onnxruntime": onnxruntime_runs}
+    if process in converters:
+        converted = Converted(job.folder, job.model, job.length, PACKAGES[process])
+        loaders = converters[process](converted, model, job.threads)
+
+        def load(row: Row) -> Any:
+            return loaders[row.numbers if row.method is None else row.method]()
+    elif process == "llama.cpp":
+        from engine_llama import prefill_run
+
+        def load(row: Row) -> Any:
+            return prefill_run(model, job, row)
+    else:
         models = {
             numbers: model if numbers == "fp32" else model.in_dtype(torch.bfloat16)
             for numbers in dict.fromkeys(row.numbers for row in rows)
         }
 
         def load(row: Row) -> Any:
-            return torch_run(swapped(models[row.numbers], row.method))
-    else:
-        makers = {"openvino": openvino_runs, "onnxruntime": onnxruntime_runs}
-        converted = Converted(job.folder, job.model, job.length, PACKAGES[process])
-        loaders = makers[process](converted, model, job.threads)
-
-        def load(row: Row) -> Any:
-            return loaders[row.numbers if row.method is None else row.method]()
+            return torch_run(torch_module(models[row.numbers], row))
 
     return {row: attempt(load, row) for row in rows}
 

@@ -1,12 +1,13 @@
-"""Whole models in PyTorch, OpenVINO, ONNX Runtime and with subquad's methods: time and fidelity, on the same texts.
+"""Whole models in PyTorch, other engines and with subquad's methods: time and fidelity, on the same texts.
 
     python benchmarks/engines.py --threads 2 --out benchmarks/results/engines.md
     python benchmarks/engines.py --engines "torch subquad openvino" --models encoder --lengths 512 --turns 3
 
 Models are "encoder" (the `demo` extra), "demo-decoder", hub ids or folders. Encoders are
-measured at `--lengths`, and beyond their own positions with stretched ones; decoders over whole prompts of `--prompts`
-tokens. An engine that is not installed is named with the command that installs it, and the others are measured; PyTorch
-in fp32 always is, because everything is compared with it. `--keep FOLDER` keeps the converted models for the next run.
+measured at `--lengths`, decoders over whole prompts of `--prompts` tokens; beyond a model's own positions,
+`sq.hf.extend_positions` stretches learned ones and extends rotary ones by YaRN. An engine that is not installed is
+named with the command that installs it, and the others are measured; PyTorch in fp32 always is, because everything is
+compared with it. `--keep FOLDER` keeps the converted models for the next run.
 """
 
 import math
@@ -29,10 +30,11 @@ import typer
 from engine_models import ENCODER, Outputs, pretrained
 from engine_runs import check, documents_of, installed, prepared, started
 from engine_sparse import THRESHOLDS
-from engine_workers import PACKAGES, EngineError, Job, Row, Worker, missing, sparse_name
+from engine_workers import FLASH, NO_FLASH, PACKAGES, EngineError, Job, Row, Worker, sparse_name
 from transformers.modeling_outputs import BaseModelOutputWithPast
 
 from subquad.core.errors import InputError
+from subquad.core.versions import cpu_capabilities
 from subquad.tools.measure.fidelity import cosine
 from subquad.tools.measure.timing import shuffled, speedup, spread
 from subquad.tools.models.next_tokens import NextTokens, Prefill, differences, next_of, summed
@@ -59,7 +61,11 @@ OpenVINO and ONNX Runtime run the model converted for this one length.
 OpenVINO's int8 weights are those of `nncf.compress_weights`, computed with bf16 on processors that have it; ONNX \
 Runtime's int8 is `quantize_dynamic` with a scale for each channel, which also rounds the inputs of products.
 XAttention is OpenVINO's sparse prefill of decoders, with blocks of 64 and a stride of 8, from the package `openvino` \
-alone."""
+alone.
+FlexAttention is that of transformers, which compiles the attention and leaves the rest of the model as it is; \
+zentorch compiles the whole model.
+llama.cpp is built for this processor and keeps the keys and values in fp16, as by default; its 4 bits are the weights \
+of its file, which the other rows hold converted to fp32 or bf16."""
 
 
 @dataclass(frozen=True)
@@ -77,21 +83,34 @@ class Figures:
         return ", ".join(f"{name} {text}" for name, text in self.fidelity.items())
 
 
-def rows_of(engines: Iterable[str], methods: Sequence[str], causal: bool) -> list[Row]:
-    """The rows of some engines, PyTorch in fp32 first; sparse prefill is for decoders alone."""
-    rows = [EXACT]
-    for engine in engines:
-        if engine == "torch":
-            rows.append(Row("torch", "bf16"))
-        elif engine == "subquad":
-            rows += [Row("subquad", numbers, method) for method in methods for numbers in ("fp32", "bf16")]
-        elif engine == "openvino":
-            rows += [Row("openvino", numbers) for numbers in ("fp32", "bf16", "int8 weights")]
-            if causal:
-                rows += [Row("openvino", "bf16", sparse_name(threshold)) for threshold in THRESHOLDS]
-        else:
-            rows += [Row("onnxruntime", numbers) for numbers in ("fp32", "int8 dynamic")]
-    return rows
+def rows_of(engines: Iterable[str], methods: Sequence[str], causal: bool, formats: Sequence[str] = ()) -> list[Row]:
+    """The rows of some engines, in some number formats or in all, PyTorch in fp32 first.
+
+    Sparse prefill and llama.cpp are for decoders alone.
+
+    Raises:
+        InputError: no row has one of these formats.
+    """
+    both = ("fp32", "bf16")
+    processor = cpu_capabilities()
+    fastest = "bf16" if processor.get("avx512_bf16") or processor.get("amx_bf16") else "fp32"
+    sparse = [Row("openvino", fastest, sparse_name(threshold)) for threshold in THRESHOLDS]
+    weights = ("bf16", "fp16", "Q4_1 (4 bits)")
+    llama = [Row("llama.cpp", numbers, attention) for numbers in weights for attention in (FLASH, NO_FLASH)]
+    rows: dict[str, list[Row]] = {
+        "torch": [Row("torch", "bf16")],
+        "flexattention": [Row("flexattention", numbers) for numbers in both],
+        "subquad": [Row("subquad", numbers, method) for method in methods for numbers in both],
+        "zentorch": [Row("zentorch", numbers) for numbers in both],
+        "openvino": [*(Row("openvino", numbers) for numbers in (*both, "int8 weights")), *(sparse if causal else ())],
+        "onnxruntime": [Row("onnxruntime", numbers) for numbers in ("fp32", "int8 dynamic")],
+        "llama.cpp": llama if causal else [],
+    }
+    chosen = [row for engine in engines for row in rows[engine]]
+    available = dict.fromkeys(row.numbers.partition(" ")[0] for row in (EXACT, *chosen))
+    if unknown := [each for each in formats if each not in available]:
+        raise InputError(f"no row has the number format {unknown[0]}; there are {', '.join(available)}")
+    return [EXACT, *(row for row in chosen if not formats or row.numbers.partition(" ")[0] in formats)]
 
 
 # ---------------------------------------------------------------------- measurement
@@ -221,7 +240,7 @@ def overview(measured: Sequence[tuple[str, Sequence[Figures]]]) -> str:
     lines = []
     for title, figures in measured:
         exact, bf16 = (next((f for f in figures if f.row == Row("torch", n)), None) for n in ("fp32", "bf16"))
-        others = [each for each in figures if each.row.engine in ("openvino", "onnxruntime") and each.row.is_exact]
+        others = [each for each in figures if each.row.engine not in ("torch", "subquad") and each.row.is_exact]
         other, ours = min(others, key=lambda each: each.ms[1], default=None), best_of_subquad(figures)
         fastest = min((each.ms[1] for each in (exact, bf16, other) if each is not None), default=math.inf)
         lines.append([
@@ -257,9 +276,11 @@ def versions_of(engines: Iterable[str]) -> str:
 
 def title_of(model: Pretrained, length: int, own_limit: int | None) -> str:
     """The heading of a table."""
-    stretched = not model.is_causal_lm and own_limit is not None and length > own_limit
-    positions = f", positions stretched from {own_limit:,} by `sq.hf.extend_positions`" if stretched else ""
-    return f"{model.name}, {length:,} tokens{positions}"
+    how = ""
+    if own_limit is not None and length > own_limit:
+        how = "extended by YaRN" if model.is_rotary else "stretched"
+        how = f", positions {how} from {own_limit:,} by `sq.hf.extend_positions`"
+    return f"{model.name}, {length:,} tokens{how}"
 
 
 def main(
@@ -268,6 +289,9 @@ def main(
     models: tuple[str, ...] = (ENCODER, "demo-decoder"),
     engines: tuple[str, ...] = tuple(PACKAGES),
     methods: tuple[str, ...] = METHODS,
+    numbers: Annotated[
+        tuple[str, ...], typer.Option(help='the rows in these formats, such as "fp32 int8"; default: all')
+    ] = (),
     turns: int = 5,
     prompt_turns: Annotated[int, typer.Option(help="turns of decoders, which take seconds each")] = 2,
     text: Annotated[Path | None, typer.Option(help="a file or folder; default: Python's documentation")] = None,
@@ -279,7 +303,7 @@ def main(
     check(engines, PACKAGES, methods)
     if min(turns, prompt_turns) < 1:
         raise InputError("--turns and --prompt-turns must be at least 1")
-    available, absent = installed(engines, missing)
+    available, absent = installed(engines, PACKAGES, "engines-requirements.txt")
     documents = documents_of(text)
     sections, conclusions, rows_by_title = [], [], []
     with ExitStack() as stack:
@@ -289,7 +313,7 @@ def main(
             own = load(None if name == ENCODER else name)
             sizes, count = (prompts, prompt_turns) if own.is_causal_lm else (lengths, turns)
             passages = read(own, documents, min(512, *sizes), 1, 0)
-            rows = rows_of(available, methods, own.is_causal_lm)
+            rows = rows_of(available, methods, own.is_causal_lm, numbers)
             for length in sizes:
                 model = pretrained(name, length)
                 items = passages.sequences(model, length, count + 1)

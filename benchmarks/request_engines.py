@@ -9,14 +9,12 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from engine_workers import EngineError, attempt
 
-INSTALL = "pip install -c constraints.txt -r benchmarks/request-requirements.txt"
 PACKAGES: Mapping[str, tuple[str, ...]] = {
     "torch": (),
     "subquad": (),
@@ -123,25 +121,12 @@ def rows_of(engines: Sequence[str], methods: Sequence[str]) -> list[Row]:
     return [row for engine in engines for row in rows[engine]]
 
 
-def missing(engine: str) -> str | None:
-    """The message if packages of an engine are not installed."""
-    absent = [package for package in PACKAGES[engine] if installed_version(package) is None]
-    return f"{engine}: {', '.join(absent)} not installed: {INSTALL}" if absent else None
-
-
-def installed_version(package: str) -> str | None:
-    """The version of a package; None if it is not installed."""
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None
-
-
 def prepare(job: Job, rows: Sequence[Row]) -> dict[Row, Any]:
     """The run of each row of one process after a short request, or the reason why there is none."""
     import torch  # here, because the command that starts processes must not wait for it twice
+    from engine_llama import request_run
     from engine_models import pretrained
-    from request_models import genai_run, llama_run, openvino_run, torch_run
+    from request_models import genai_run, openvino_run, torch_run
     from rounded_weights import BF16_AND_INT8, rounded
 
     from subquad.tools.models.dtypes import TORCH
@@ -155,7 +140,7 @@ def prepare(job: Job, rows: Sequence[Row]) -> dict[Row, Any]:
 
         torch._dynamo.reset()  # whose number of compilations of one function is limited
     model = pretrained(job.model, job.prompt + job.new)
-    makers = {"openvino": openvino_run, "openvino-genai": genai_run, "llama.cpp": llama_run}
+    makers = {"openvino": openvino_run, "openvino-genai": genai_run, "llama.cpp": request_run}
     if engine in makers:
         make = partial(makers[engine], model, job)
     else:

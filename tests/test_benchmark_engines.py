@@ -2,16 +2,18 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
+from subquad.core.errors import InputError
 from tests.sheets import rows_in
 from tests.tools.workflows import tiny
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
+FLASH_ATTENTION = ("with flash attention", "without flash attention")
 METHOD = "clustered-tail:clusters=1,topk=1,cells=1,block=8,last=0"
 
 
@@ -62,7 +64,7 @@ def test_a_decoder_is_compared_by_its_next_tokens(engines, run_script, tmp_path)
 def test_engines_that_are_not_installed_are_named_with_the_command_and_the_others_run(
     engines, script, run_script, monkeypatch, tmp_path, capsys
 ):
-    monkeypatch.setattr(script("engine_workers"), "find_spec", lambda package: None)
+    monkeypatch.setattr(script("engine_runs"), "installed_version", lambda package: None)
     sheet = measure(engines, run_script, tmp_path, "bert", "--engines", "torch openvino onnxruntime")
     said = capsys.readouterr().err
     for absent in ("openvino: openvino, nncf", "onnxruntime: onnxruntime, onnx, onnxscript"):
@@ -158,7 +160,7 @@ def test_the_winners_are_read_from_the_figures(engines):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--engines", "tvm"], "no engine tvm; there are torch, subquad, openvino, onnxruntime"),
+        (["--engines", "tvm"], "no engine tvm; there are torch, flexattention, subquad, zentorch, openvino, "),
         (["--turns", "0"], "--turns and --prompt-turns must be at least 1"),
         (["--methods", "clustred"], "clustred"),
     ],
@@ -201,3 +203,57 @@ def test_the_published_table_has_the_fastest_of_each_kind(engines, tmp_path):
     ]
     assert [cell.strip() for cell in alone.split("|")[2:-1]] == ["4,000 ms", *"–" * 5]
     assert (end, after) == ("<!-- table:end -->", "after")
+
+
+def test_outputs_that_a_run_computes_afterwards_are_not_in_its_time(script, monkeypatch):
+    workers, calls = script("engine_workers"), []
+    clock = SimpleNamespace(sleep=lambda seconds: None, perf_counter=lambda: calls.append("clock") or len(calls))
+    monkeypatch.setattr(workers, "time", clock)
+
+    def states():
+        calls.append("states")
+        return (np.ones(3),)
+
+    seconds, outputs = workers.timed(lambda ids: calls.append("prefill") or states, np.ones((1, 3)))
+    assert calls == ["clock", "prefill", "clock", "states"]
+    assert seconds == 2
+    assert len(outputs) == 1
+
+
+def test_every_engine_has_rows_and_llama_cpp_none_of_an_encoder(engines):
+    packages = set(engines.PACKAGES)
+    assert {row.engine for row in engines.rows_of(packages, ["clustered-tail"], causal=True)} == packages
+    encoder = engines.rows_of(packages, ["clustered-tail"], causal=False)
+    assert {row.engine for row in encoder} == packages - {"llama.cpp"}
+    assert not [row for row in encoder if row.engine == "openvino" and row.method is not None]
+    exact = {str(row) for row in engines.rows_of(["llama.cpp", "openvino"], [], causal=True) if row.is_exact}
+    flash = {f"llama.cpp {attention}, {numbers}" for attention in FLASH_ATTENTION for numbers in ("bf16", "fp16")}
+    assert exact == flash | {"PyTorch, fp32", "OpenVINO, fp32", "OpenVINO, bf16"}
+
+
+def test_formats_choose_the_rows(engines):
+    packages = list(engines.PACKAGES)
+    rows = engines.rows_of(packages, ["clustered-tail"], True, ["fp16", "int8"])
+    assert [str(row) for row in rows] == [
+        "PyTorch, fp32",
+        "OpenVINO, int8 weights",
+        "ONNX Runtime, int8 dynamic",
+        "llama.cpp with flash attention, fp16",
+        "llama.cpp without flash attention, fp16",
+    ]
+    with pytest.raises(InputError, match="no row has the number format int2; there are fp32, bf16, int8$"):
+        engines.rows_of(["torch", "openvino"], [], True, ["int2"])
+
+
+@pytest.mark.parametrize(("features", "numbers"), [({}, "fp32"), ({"amx_bf16": True}, "bf16")])
+def test_sparse_attention_of_openvino_runs_in_the_fastest_format(engines, monkeypatch, features, numbers):
+    monkeypatch.setattr(engines, "cpu_capabilities", lambda: features)
+    sparse = [row for row in engines.rows_of(["openvino"], [], causal=True) if row.method is not None]
+    assert [row.numbers for row in sparse] == [numbers, numbers]
+
+
+@pytest.mark.slow
+def test_flexattention_is_exact(engines, run_script, tmp_path):
+    rows = rows_in(measure(engines, run_script, tmp_path, "llama", "--engines", "flexattention"))
+    assert float(rows["PyTorch, FlexAttention compiled", "fp32"][2]) < 1e-4
+    assert float(rows["PyTorch, FlexAttention compiled", "bf16"][2]) < 1e-2

@@ -64,7 +64,7 @@ def test_requests_of_a_small_decoder(measure, tmp_path, request):
 
 @pytest.mark.usefixtures("in_threads")
 def test_engines_that_are_not_installed_are_named_with_the_command(measure, script, monkeypatch, capsys):
-    monkeypatch.setattr(script("request_engines"), "installed_version", lambda package: None)
+    monkeypatch.setattr(script("engine_runs"), "installed_version", lambda package: None)
     sheet = measure("--engines", "torch llama.cpp openvino-genai")
     said = capsys.readouterr().err
     for absent in ("llama.cpp: llama-cpp-python, gguf", "openvino-genai: openvino, nncf, openvino-genai"):
