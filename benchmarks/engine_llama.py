@@ -54,16 +54,15 @@ def prefill_run(
     loaded = load(model, job.folder, row.numbers, job.length, job.threads, flash_attn=flash, **yarn)
 
     def states(tokens: Sequence[int]) -> tuple[np.ndarray, ...]:
-        loaded.reset()
+        loaded._ctx.kv_cache_clear()
         llama_set_embeddings(loaded.ctx, True)
-        loaded._logits_all = True  # of the batches that `eval` makes
         parts = []
         for start in range(0, len(tokens), BATCH):
             part = tokens[start : start + BATCH]
-            loaded.eval(part)
+            loaded._batch.set_batch(batch=part, n_past=start, logits_all=True)
+            loaded._ctx.decode(loaded._batch)
             flat = np.ctypeslib.as_array(llama_get_embeddings(loaded.ctx), (len(part) * loaded.n_embd(),))
             parts.append(flat.reshape(len(part), -1).copy())
-        loaded._logits_all = False
         llama_set_embeddings(loaded.ctx, False)
         return (np.concatenate(parts)[None],)
 
