@@ -1,5 +1,6 @@
 """The contents of a wheel and of a source distribution, with a C++ compiler and without. No network, no isolation."""
 
+import re
 import shutil
 import subprocess
 import sys
@@ -26,7 +27,9 @@ pytestmark = [
 ]
 
 
-UNOPTIMISED = {"cmake.build-type": "Debug"}
+# Functions in sections of their own, so that all their calls are relocations, which can be read.
+UNOPTIMISED = {"cmake.build-type": "Debug", "cmake.define.CMAKE_CXX_FLAGS_DEBUG": "-O0 -ffunction-sections"}
+USED = {"avx512vpopcnt": "13KmeansScratch", "avx512bf16": "6Factor", "amxbf16": "6Factor"}  # in names, by the variant
 
 
 def build(what: str, into: Path, **settings: str) -> Path:
@@ -106,6 +109,19 @@ def test_no_function_of_one_variant_can_be_linked_into_another(compiled):
         assert not symbols[one] & symbols[other], f"in {one} and {other}"
 
 
+def test_a_variant_compiles_all_kernels_in_which_it_differs(compiled):
+    """A kernel that is missing from the lists of `csrc/CMakeLists.txt` would be slower, and equal otherwise."""
+    objects = {path.parent.name.removesuffix(".dir"): path for path in compiled[1].rglob("kernels.cpp.o")}
+    graphs = {name.removeprefix("kernels_"): called_in(path) for name, path in objects.items()}
+    slowest = graphs.get("baseline") or graphs["neon"]
+    kernels = entries(slowest)
+    assert len(kernels) > 20
+    for variant, graph in graphs.items():
+        used = USED.get(variant, "")
+        expected = {name for name, entry in kernels.items() if any(used in each for each in reached(slowest, entry))}
+        assert entries(graph).keys() == expected, variant
+
+
 def test_the_runtime_of_openmp_is_asked_for_by_the_name_that_torch_brings(compiled):
     if shutil.which("readelf") is None:
         pytest.skip("no readelf")
@@ -140,3 +156,33 @@ def defined_in(path: Path, *options: str) -> set[str]:
     command = ["nm", "--defined-only", "--extern-only", "--format=posix", *options, str(path)]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     return {line.split()[0] for line in done.stdout.splitlines()}
+
+
+def called_in(path: Path) -> dict[str, set[str]]:
+    """The names that each function and table of an object refers to, by its section."""
+    if shutil.which("objdump") is None:
+        pytest.skip("no objdump")
+    listed = subprocess.run(["objdump", "-r", str(path)], capture_output=True, text=True, check=True).stdout
+    records = (record.partition("]") for record in listed.split("RELOCATION RECORDS FOR [")[1:])
+    return {
+        section.removeprefix(".text."): {
+            name.removeprefix(".text.") for name in re.findall(r"R_\w+ +(\S+?)(?:[-+]0x\w+)?$", lines, re.MULTILINE)
+        }
+        for section, _, lines in records
+    }
+
+
+def entries(graph: dict[str, set[str]]) -> dict[str, str]:
+    """The functions of a variant's table, by the kernel."""
+    table = next(names for section, names in graph.items() if section.startswith(".data.rel.ro"))
+    return {re.fullmatch(r"_ZN\d+[a-z0-9]+L\d+([a-z_]+)ERK.*", name)[1]: name for name in table}
+
+
+def reached(graph: dict[str, set[str]], entry: str) -> set[str]:
+    """The function, and all that it calls."""
+    found, left = {entry}, [entry]
+    while left:
+        new = graph.get(left.pop(), set()) - found
+        found |= new
+        left += new
+    return found

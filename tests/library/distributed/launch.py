@@ -1,20 +1,28 @@
-"""A module of tests, run by torchrun on a few processes."""
+"""A module of tests on a few processes: forked from one that has imported everything, or started by torchrun."""
 
 import json
+import multiprocessing
 import os
+import runpy
 import subprocess
 import sys
+from collections.abc import Callable
 from functools import cache
+from multiprocessing.connection import wait
 from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any
 
+import torch
+import torch.distributed as dist
+
 ROOT = Path(__file__).parents[3]
+IMPORTED = [f"tests.library.distributed.{name}" for name in ("launch", "cases", "combined", "disagreeing", "models")]
 
 
 @cache
 def ran(module: str, ranks: int, *words: str) -> tuple[Path, str]:
-    """The folder that the ranks wrote to, and their standard error; they run once, even if they fail."""
+    """The folder that torchrun's ranks wrote to, and their standard error; they run once, even if they fail."""
     folder = Path(mkdtemp())
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
     done = subprocess.run(
@@ -28,9 +36,44 @@ def ran(module: str, ranks: int, *words: str) -> tuple[Path, str]:
 
 
 @cache
-def found(module: str, ranks: int, *words: str) -> list[dict[str, Any]]:
+def forked(module: str, ranks: int, *words: str) -> tuple[Path, str]:
+    """Return what `ran` returns; ranks are forked, so that each need not import everything, and end if one fails."""
+    folder, context = Path(mkdtemp()), multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(IMPORTED)
+    store = dist.TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
+    every = [
+        context.Process(target=be_rank, args=(module, rank, ranks, store.port, folder, *words)) for rank in range(ranks)
+    ]
+    for process in every:
+        process.start()
+    running = {process.sentinel: process for process in every}
+    while running:
+        ended = [running.pop(sentinel) for sentinel in wait(list(running))]
+        for process in ended:
+            process.join()
+        if any(process.exitcode for process in ended):
+            for process in running.values():
+                process.terminate()
+    return folder, "".join((folder / f"{rank}.stderr").read_text() for rank in range(ranks))
+
+
+def be_rank(module: str, rank: int, ranks: int, port: int, folder: Path, *words: str) -> None:
+    """Run a module as the program of a rank, with the variables that torchrun sets."""
+    os.dup2(os.open(folder / f"{rank}.stderr", os.O_CREAT | os.O_WRONLY), 2)
+    own = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks, "MASTER_PORT": port}
+    os.environ |= {name: str(value) for name, value in own.items()}
+    os.environ |= {"MASTER_ADDR": "localhost", "TORCHELASTIC_USE_AGENT_STORE": "True"}
+    torch.set_num_threads(1)
+    sys.argv = [module, str(folder), *words]
+    runpy.run_module(module, run_name="__main__")
+
+
+@cache
+def found(
+    module: str, ranks: int, *words: str, start: Callable[..., tuple[Path, str]] = forked
+) -> list[dict[str, Any]]:
     """Return each rank's findings by case name; the module writes RANK.json into the folder that it is given."""
-    folder, said = ran(module, ranks, *words)
+    folder, said = start(module, ranks, *words)
     files = [folder / f"{rank}.json" for rank in range(ranks)]
     assert all(file.exists() for file in files), said[-3000:]
     return [json.loads(file.read_text()) for file in files]

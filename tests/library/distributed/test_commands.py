@@ -38,7 +38,7 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def said(inputs: Path) -> list[dict[str, Any]]:
     """The messages of each of two ranks, by the name of the case."""
-    return launch.found("tests.library.distributed.commands", 2, str(inputs))
+    return launch.found("tests.library.distributed.commands", 2, str(inputs), start=launch.ran)
 
 
 @pytest.fixture(scope="module")

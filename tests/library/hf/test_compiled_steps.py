@@ -57,6 +57,7 @@ def test_products_are_generated_where_weights_are_frozen_and_nothing_else_is_cho
     with inductor.patch(freezing=True):
         assert compiled_steps(64, model)["compile_config"].options == GENERATED_PRODUCTS
         assert compiled_steps(64, model, mode="reduce-overhead")["compile_config"].options is None
+        assert compiled_steps(64, model, backend="eager")["compile_config"].options is None
         assert compiled_steps(64, model, options={"trace.enabled": True})["compile_config"].options == {
             "trace.enabled": True
         }
