@@ -90,10 +90,7 @@ def fidelities(qualities: Mapping[str, Quality], exact: Mapping[str, Quality], f
 
 
 def fidelity_of(quality: Quality, exact: Quality | None, floor: Floor) -> float | None:
-    """Mean cosine to the exact embeddings; exact pseudo-perplexity / this one's, at most 1; or what the floor is of.
-
-    None if it is not known, as a ratio of perplexities without the exact one.
-    """
+    """Mean cosine; exact pseudo-perplexity / this one's, at most 1; or what the floor is of. None if not known."""
     if floor.figure == "agreement":
         return quality.agreement
     if floor.figure == "kl":

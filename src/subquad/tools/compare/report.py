@@ -73,13 +73,9 @@ def _noise(c: Comparison, times: Times, factors: Noise) -> RunNoise:
     kinds = (c.results.all(SEQUENCE), c.results.all(OP), c.results.all(STEPS))
     uses = [job.use for results in kinds for job in results]
     models = [each.noise for each in times["model"].values() if not each.is_assumed]
-    noise = noise_of(
-        machine.load(c.load_average, uses), [*models, *(each.noise for each in times["op"].values())], models
-    )
+    calls = [each.noise for each in times["op"].values()]
+    noise = noise_of(machine.load(c.load_average, uses), [*models, *calls], models)
     return RunNoise(noise.load, noise.busy, noise.says, **factors)
-
-
-# ---------------------------------------------------------------------- one method
 
 
 def _refused(row: CompareRow) -> MethodReport:
