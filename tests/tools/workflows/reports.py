@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from subquad.tools.compare import report
+from subquad.tools.compare import judgement, report
 from subquad.tools.compare.schema import Report
 from subquad.tools.runs.records import from_plain, to_plain
 
@@ -17,5 +17,5 @@ def report_of(comparison, plan=None) -> dict[str, Any]:
 
 def read_anew(plain, settings, plan=None) -> dict[str, Any]:
     """A finished report, plain data, as these settings read it."""
-    anew: dict[str, Any] = to_plain(report.read_anew(from_plain(Report, plain), settings, plan))
+    anew: dict[str, Any] = to_plain(judgement.read_anew(from_plain(Report, plain), settings, plan))
     return anew

@@ -574,7 +574,7 @@ def test_auto_adds_bf16_if_the_processor_has_its_products(settings, monkeypatch,
 
 
 def test_a_dtype_without_products_is_said(settings, tmp_path, monkeypatch):
-    monkeypatch.setattr("subquad.tools.compare.report.has_products", lambda device, dtype: dtype == "fp32")
+    monkeypatch.setattr("subquad.tools.compare.notes.has_products", lambda device, dtype: dtype == "fp32")
     asked = settings("bert", dtype="bf16", methods=METHODS[:1], lengths=(), op_lengths=(32,))
     assert any("has no products in bf16" in note for note in report_of(measure(asked, tmp_path))["notes"])
 

@@ -43,7 +43,8 @@ def compare(
         from subquad.tools.cli.finished import Claim
         from subquad.tools.cli.results import results_in
         from subquad.tools.compare.attachment import chosen_by_comparison
-        from subquad.tools.compare.report import read_anew, report_of, why_not
+        from subquad.tools.compare.judgement import read_anew, why_not
+        from subquad.tools.compare.report import report_of
         from subquad.tools.compare.run import check, measure
         from subquad.tools.compare.write import write_report
         from subquad.tools.models import saving

@@ -99,7 +99,7 @@ class Comparison(JobRun):
     ended: bool = False  # whether nothing more will be measured, finished or not
 
     def __post_init__(self) -> None:
-        self.deadline = Deadline(60 * self.settings.minutes)
+        self.deadline = Deadline(60 * self.settings.minutes, self.group)
 
     @property
     def group(self) -> MeasuringGroup:
@@ -289,8 +289,7 @@ class Comparison(JobRun):
             return self._has_time_for_quality
         if kind != OP.name and int(arguments.partition("/")[0]) not in self._lengths_to_try:
             return False  # the longest was run
-        needed = partial(self._predicted, kind, arguments)
-        return self.group.broadcast_from_main(lambda: needed() + self._seconds_of_first <= self.deadline.left)
+        return self.deadline.allows(self._predicted(kind, arguments), self._seconds_of_first)
 
     @property
     def _seconds_of_first(self) -> float:
@@ -306,8 +305,7 @@ class Comparison(JobRun):
         """Decided once: cosines over all passages and over the sequences do not belong into one table."""
         passages = len(self.reading.passages) / self.settings.batch
         a_round = OVERHEAD * sum(row.seconds for row in self.rounds_at(self.length)[-1].values())
-        seconds = passages * a_round
-        return self.group.broadcast_from_main(lambda: seconds <= self.deadline.left)
+        return self.deadline.allows(passages * a_round)
 
     def _predicted(self, kind: str, arguments: str) -> float:
         """Seconds that a job may take: those of the last turn at this length, or of a shorter one, grown in between."""

@@ -131,8 +131,8 @@ class Recommendation:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Report:
-    """All of `report.json`."""
+class MeasuredReport:
+    """All of `report.json` but the recommendation, which is made from it."""
 
     created: str  # ISO 8601, UTC
     command: str
@@ -152,5 +152,11 @@ class Report:
     quarters: dict[str, list[float]] | None = None  # by extended length: the exact model's perplexities
     requests: Requests | None = None  # of a causal language model whose steps were timed
     task: dict[str, Any] | None = None  # name, metric, examples, baseline figures
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report(MeasuredReport):
+    """All of `report.json`."""
+
     recommendation: Recommendation
     asked: dict[str, Any] | None = None  # the settings that the command was given

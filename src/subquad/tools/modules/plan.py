@@ -192,7 +192,6 @@ class VerifiedInModule(Verified):
 
 MESSAGES = Messages(
     nothing="no method in any layer is faster and keeps the fidelity",
-    nothing_closer=None,
     failed="the last choice has a mean loss of {loss:.4f} (at most {bound:.4f} at the confidence of a round) on "
     "{count} held-out {noun}, and {accepted:.4f} is accepted",
     unclear="{speedup:.2f}× the speed of the module's own attention is not clearly faster",
@@ -205,7 +204,7 @@ MESSAGES = Messages(
 class ModulePlanning(Planner):
     """One plan under way."""
 
-    messages, noun, verifies_any_gain = MESSAGES, "inputs", True
+    messages, noun, verifies_any_gain, keeps_failure = MESSAGES, "inputs", True, True
     accepted = 0.0
 
     def __init__(self, sites: ModuleLayers, judge: Judge, deadline: Deadline, progress: Progress):

@@ -96,7 +96,6 @@ RECENT = 8  # steps from which it is seen how much slower than predicted the mac
 
 MESSAGES = Messages(
     nothing="no method in any layer keeps the floor",
-    nothing_closer="no method in any layer keeps the floor",
     failed="the last choice has a loss of {loss:.4f} (at most {bound:.4f} at confidence {confidence:.4f}) on {count} "
     "held-out {noun}, and {accepted:.4f} is accepted",
     unclear="the verified plan has {speedup:.2f}× the speed of exact attention with a loss of {loss:.4f}, which is not "

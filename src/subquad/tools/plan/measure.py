@@ -88,8 +88,9 @@ def pass_times(load: PlanSubject, allowed: float = math.inf) -> PassTimes:
                 break
             seconds, output = stopwatch(lambda: load.run(load.items[0]), group=load.group)
             passes.append(seconds)
-    losses = [stopwatch(partial(_judge, load, loss, output), group=load.group)[0] for loss in load.losses]
-    return PassTimes(statistics.median(passes[1:] or passes), *losses)
+    losses = load.loss, load.single_loss
+    seconds_of = [stopwatch(partial(_judge, load, loss, output), group=load.group)[0] for loss in losses]
+    return PassTimes(statistics.median(passes[1:] or passes), *seconds_of)
 
 
 def _judge(load: PlanSubject, loss: Callable[[Any, Any], float], output: Any) -> None:

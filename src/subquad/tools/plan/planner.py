@@ -40,7 +40,6 @@ class Messages:
     """Sentences on why a plan is exact attention, and on why losses prove little, with the figures in braces."""
 
     nothing: str  # no choice but exact attention
-    nothing_closer: str | None  # the same after a verification that failed; None: its own reason stays
     failed: str
     unclear: str
     tied: str
@@ -52,6 +51,7 @@ class Planner(ABC):
 
     messages: ClassVar[Messages]
     verifies_any_gain: ClassVar[bool] = False  # also choices that are predicted to be hardly faster
+    keeps_failure: ClassVar[bool] = False  # a failed verification stays the reason if nothing closer can be chosen
     candidates: Sequence[Candidate]
 
     @property
@@ -166,9 +166,8 @@ class Planner(ABC):
         for number in range(choice.ROUNDS):
             chosen = choice.closest(planned.seconds, planned.mean_losses, budget, planned.passes.seconds)
             if all(name == EXACT for name in chosen.values()):
-                planned.why_exact = (
-                    (self.messages.nothing_closer or planned.why_exact) if number else self.messages.nothing
-                )
+                if number == 0 or not self.keeps_failure:
+                    planned.why_exact = self.messages.nothing
                 break
             if planned.predicted_speedup(chosen) < choice.FASTER and not self.verifies_any_gain:
                 planned.why_exact = "what the floor allows is no faster than exact attention"

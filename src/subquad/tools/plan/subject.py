@@ -28,11 +28,6 @@ class PlanSubject(ABC):
         """The loss of outputs with a method in single layers."""
         return self.loss
 
-    @property
-    def losses(self) -> tuple[Callable[[Any, Any], float], Callable[[Any, Any], float]]:
-        """The loss, and that of single layers."""
-        return self.loss, self.single_loss
-
     @abstractmethod
     def recorded(self) -> AbstractContextManager[list[LayerInputs]]:
         """Collect the inputs of every attention call inside."""
