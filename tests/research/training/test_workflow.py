@@ -271,6 +271,14 @@ def test_damaged_results_are_named_and_their_remedy_works(finished: Path, tmp_pa
     assert (again["test"], again["best_step"]) == (before["test"], before["best_step"])
 
 
+def test_settings_of_the_user_survive_a_run_that_is_refused(tmp_path: Path):
+    (tmp_path / "settings.toml").write_text('task = "masked-copy"\n[training]\nseed = 7\n')
+    (tmp_path / "data.json").write_text("{}")
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    refusal("masked-copy", *options(), "--out", tmp_path)
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
 def test_it_ends_with_what_happened_and_starts_again_with_other_settings(tmp_path: Path):
     out = tmp_path / "run"
     given = ("training.learning_rate=1e30", "training.every=0", "training.optimizer=adam")

@@ -1,6 +1,7 @@
 """Whose run a folder is: shown, continued, refused or replaced."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -90,3 +91,13 @@ def test_a_folder_with_anything_else_is_refused(folder, tmp_path):
     (tmp_path / "parts").mkdir()
     with pytest.raises(InputError, match="is not empty and contains no run of subquad draw; give another folder"):
         folder().finished(again=True)
+
+
+def test_a_finished_run_that_is_extended_is_not_finished_and_again_keeps_it(folder, tmp_path):
+    work(folder(size=1))
+    finish(folder(), trials=1)
+    longer = replace(folder(size=1), is_complete=lambda content: content["trials"] >= 2)
+    longer.begin()
+    assert not longer.results.exists()
+    longer.begin(again=True)
+    assert (tmp_path / "parts" / "1").exists()

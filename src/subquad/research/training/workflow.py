@@ -50,13 +50,18 @@ def run(
     Returns:
         The content of results.json; in all processes but the first of several, nothing.
     """
-    main, folder = processes.number() == 0, training_folder(settings, out)
+    main, folder, begun = processes.number() == 0, training_folder(settings, out), False
+
+    def begin() -> None:
+        nonlocal begun
+        folder.begin(again)
+        begun = True
+
     try:
-        begin = partial(folder.begin, again)
         outcome = train(settings, out, data=data, device=device, progress=progress, begin=begin)
     except Exception:
         # One that ended before its first checkpoint leaves nothing, so that it can start again with other settings.
-        if main and not newest_step(out) and not any(path.exists() for path in (out / MODEL, folder.results)):
+        if begun and not newest_step(out) and not any(path.exists() for path in (out / MODEL, folder.results)):
             folder.clear()
         raise
     if not main:

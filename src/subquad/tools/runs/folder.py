@@ -98,6 +98,7 @@ class RunFolder:
         self.finished(again)
         if again and self.results.exists():
             self.clear()
+        self.results.unlink(missing_ok=True)  # a longer run is not finished, and `again` must not remove it
         files.write(self.folder / self.file, self.write(self.asked))
 
     def clear(self) -> None:
