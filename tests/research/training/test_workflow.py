@@ -273,7 +273,6 @@ def test_damaged_results_are_named_and_their_remedy_works(finished: Path, tmp_pa
 
 def test_settings_of_the_user_survive_a_run_that_is_refused(tmp_path: Path):
     (tmp_path / "settings.toml").write_text('task = "masked-copy"\n[training]\nseed = 7\n')
-    (tmp_path / "data.json").write_text("{}")
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
     refusal("masked-copy", *options(), "--out", tmp_path)
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before

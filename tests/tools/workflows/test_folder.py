@@ -101,3 +101,13 @@ def test_a_finished_run_that_is_extended_is_not_finished_and_again_keeps_it(fold
     assert not longer.results.exists()
     longer.begin(again=True)
     assert (tmp_path / "parts" / "1").exists()
+
+
+def test_a_run_that_has_not_done_anything_continues_beside_a_file_of_the_user(folder, tmp_path):
+    folder(size=1).begin()
+    (tmp_path / "notes.txt").write_text("mine")
+    assert folder(size=1).finished() is None
+    with pytest.raises(InputError, match=r"another run, unfinished, with size '1' \(now '2'\)"):
+        folder(size=2).finished()
+    folder(size=1).begin()
+    assert (tmp_path / "notes.txt").read_text() == "mine"

@@ -127,7 +127,7 @@ def run_folder(experiment: Experiment, scale: str, out: Path, changes: Mapping[s
         raise InputError(f"no scale {scale!r}{instead(scale, SCALES, '')}")
     settings = asdict(changed(experiment.scales[scale], changes))
     asked = {"experiment": experiment.name, "scale": scale, "settings": settings}
-    return RunFolder(out, "subquad reproduce", asked, "run.json", ("cells",))
+    return RunFolder(out, "subquad reproduce", asked, "run.json", ("cells", "results.md"))
 
 
 def cells_in(out: Path) -> JobCache:

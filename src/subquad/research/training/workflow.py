@@ -26,7 +26,7 @@ from subquad.tools.runs.machine import hardware, versions
 SETTINGS = "settings.toml"
 CARD = "README.md"
 MODEL = "model"
-OUTPUTS = ("checkpoint-*", "tensorboard", DATA, MODEL, CARD)
+OUTPUTS = ("checkpoint-*", "tensorboard", DATA, MODEL, CARD, SETTINGS)
 PREDICTABLE = ("constant", "halving", "plateau")  # schedules that do not look at how long the run is to be
 # Settings that may change while a run is interrupted: they decide memory and time, not what is learned.
 FREE = (

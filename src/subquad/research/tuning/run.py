@@ -85,7 +85,7 @@ def search_folder(asked: Tuning) -> RunFolder:
         "prune": asked.prune,
         "seed": asked.seed,
     }
-    outputs = (TRIALS, f"{FILE}*")
+    outputs = (TRIALS, f"{FILE}*", "results.md")
     return RunFolder(
         asked.out, "subquad tune", search, CLAIM, outputs, is_complete=lambda content: len(content["trials"]) >= trials
     )

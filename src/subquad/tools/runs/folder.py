@@ -118,6 +118,8 @@ class RunFolder:
                 return self.read(path)
             allowed += [self.file, *(top.name for top in self._outputs())]
         if not files.empty_but_for(self.folder, allowed):
+            if path.exists():
+                return self.read(path)
             raise InputError(f"{self.folder} is not empty and contains no run of {self.command}; {ELSEWHERE}")
         return None
 
