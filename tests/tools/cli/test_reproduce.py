@@ -118,3 +118,22 @@ def test_an_interruption_ends_with_130_and_says_how_to_go_on(monkeypatch):
     done = run(app, ["reproduce", "lha-latency", "--scale", "smoke"])
     assert done.exit_code == 130
     assert "the same command resumes from here" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ({"task": {}, "test": {}}, "contains a run of subquad train, not of subquad reproduce; give another folder"),
+        ({"mine": 1}, "results.json is not a report of subquad reproduce; remove it, or give another folder"),
+    ],
+)
+def test_again_does_not_remove_results_that_are_not_its_own(tmp_path, content, message):
+    command, out = ["reproduce", "lha-latency", "--scale", "smoke", "--out", str(tmp_path / "out")], tmp_path / "out"
+    assert run(app, command).exit_code == 0
+    (out / "notes.txt").write_text("mine")
+    (out / "results.json").write_text(json.dumps(content))
+    before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
+    refused = run(app, [*command, "--again"])
+    assert refused.exit_code == 2
+    assert message in " ".join(refused.stderr.split())
+    assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == before

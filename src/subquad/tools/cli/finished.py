@@ -172,6 +172,12 @@ def results_in(
 
 def finished_in(folder: RunFolder, kind: Kind, again: bool) -> Any:
     """The record of a finished run in its folder, which is reported; None if there is something to run."""
+    if folder.results.exists():
+        other = kind_of(_read(folder.results), kinds())
+        if other is None and again:
+            raise InputError(f"{folder.results} is not a report of {kind.command}; remove it, or {ELSEWHERE}")
+        if other is not None and other != kind:
+            raise InputError(f"{folder.folder} contains a run of {other.command}, not of {kind.command}; {ELSEWHERE}")
     content = folder.finished(again)
     record = None if content is None else record_of(kind, folder.results, content)
     if record is not None and processes.number() == 0:
