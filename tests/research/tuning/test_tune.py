@@ -69,7 +69,15 @@ def test_trials_are_trained_and_the_best_one_is_first(asked, tmp_path, monkeypat
     monkeypatch.setattr(trials.Trial, "run", None)
     again = CliRunner().invoke(app, command)  # nothing is trained
     assert again.exit_code == 0, (again.output, again.exception)
+    assert again.stderr == f"{asked.out} contains this run, finished; --again runs it again\n"
     assert shown.stdout.splitlines()[:4] == again.stdout.splitlines()[:4]
+    fewer = ["tune", "masked-copy", *words, "--trials", "1", "--out", str(asked.out), "--json"]
+    assert json.loads(CliRunner().invoke(app, [*fewer, "--method", "clustered"]).stdout) == record
+    refused = CliRunner().invoke(app, [*fewer, "--method", "clustered", "--seed", "1"])
+    assert "another run with seed '0' (now '1'); give another folder with --out, or --again to" in refused.stderr
+    monkeypatch.setattr(trials.Trial, "run", lambda self, progress: trials.Tried("finished", 0.5))
+    replaced = CliRunner().invoke(app, [*fewer, "--method", "clustered", "--seed", "1", "--again"])
+    assert [trial["value"] for trial in json.loads(replaced.stdout)["trials"]] == [0.5]
 
 
 def test_an_interrupted_search_ends_as_an_uninterrupted_one(asked, made_up, tmp_path, monkeypatch):
@@ -186,11 +194,11 @@ def test_pruning_needs_validations_on_the_way(asked):
 
 def test_another_search_in_the_folder_is_named(asked, made_up):
     tune(asked)
-    with pytest.raises(InputError, match="contains a search with another search, prune; give another --out"):
+    with pytest.raises(InputError, match=r"another run, unfinished, with search .*, prune 'False' \(now 'True'\);"):
         tune(replace(asked, searches=SEARCHES[:1], prune=True))
     (asked.out.parent / "thesis").mkdir()
     (asked.out.parent / "thesis" / "mine.txt").touch()
-    with pytest.raises(InputError, match="is not empty and contains no search"):
+    with pytest.raises(InputError, match="is not empty and contains no run of subquad tune"):
         tune(replace(asked, out=asked.out.parent / "thesis"))
 
 

@@ -86,7 +86,7 @@ def test_the_same_settings_show_the_report(command, finished):
     done = run(app, [command, "m", "--methods", "full local", "--out", str(folder)])
     assert done.exit_code == 0, (done.output, done.exception)
     assert OF[command][3] in done.stdout
-    assert done.stderr == f"{folder} contains this run, finished on 2026-03-14; --again measures it again\n"
+    assert done.stderr == f"{folder} contains this run, finished on 2026-03-14; --again runs it again\n"
     shown = run(app, [command, "m", "--methods", "full local", "--out", str(folder), "--json"])
     assert json.loads(shown.stdout) == json.loads(before)
     assert (folder / OF[command][0].file).read_bytes() == before

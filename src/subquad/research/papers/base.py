@@ -21,7 +21,7 @@ from subquad.tools.runs.jobs import Job, Progress
 SCALES = ("smoke", "small", "paper")
 
 # The remedy if a file that one cell left for others is damaged.
-AGAIN = "remove its folder and the .json file next to that, and --resume runs its cell again"
+AGAIN = "remove its folder and the .json file next to that, and the same command runs its cell again"
 
 JobResults = Mapping[str, dict[str, Any]]  # the result of each cell, by its key
 

@@ -25,7 +25,8 @@ def write_tune(report: TuneReport, folder: Path) -> list[Path]:
     """Write the files into a folder; return their paths."""
     drawn = plots("tune", Results(summary="", tables=[], plots=plots_of(report)))
     page = markdown(report, list(drawn))
-    return write_files({"results.json": as_json(report), "results.md": page.encode(), **drawn}, folder)
+    # results.json marks the search as finished, so it comes last.
+    return write_files({"results.md": page.encode(), **drawn, "results.json": as_json(report)}, folder)
 
 
 def markdown(report: TuneReport, images: Sequence[str]) -> str:
