@@ -123,8 +123,11 @@ def test_an_interruption_ends_with_130_and_says_how_to_go_on(monkeypatch):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ({"task": {}, "test": {}}, "contains a run of subquad train, not of subquad reproduce; give another folder"),
-        ({"mine": 1}, "results.json is not a report of subquad reproduce; remove it, or give another folder"),
+        ({"task": {}, "test": {}}, "contains a run of subquad train; give another folder"),
+        (
+            {"mine": 1},
+            "results.json is damaged: it has no results of subquad reproduce; remove this file",
+        ),
     ],
 )
 def test_again_does_not_remove_results_that_are_not_its_own(tmp_path, content, message):

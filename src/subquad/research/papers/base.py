@@ -16,6 +16,7 @@ from filelock import FileLock
 from subquad.core import files
 from subquad.research.papers import tasks as _registered  # noqa: F401
 from subquad.research.papers.results import Results
+from subquad.tools.runs.cache import SHARED
 from subquad.tools.runs.jobs import Job, Progress
 
 SCALES = ("smoke", "small", "paper")
@@ -44,7 +45,7 @@ class Context:
     def shared(self, name: str, make: Callable[[Path], object]) -> Path:
         """A folder of all cells, which the first one that comes makes; others wait meanwhile."""
         folder = self.folder.parent / slug(name)
-        done = folder / "done"
+        done = folder / SHARED
         if not done.exists():
             files.make_folder(folder)
             with FileLock(folder / ".lock"):

@@ -16,9 +16,9 @@ from subquad.core.spelling import instead
 from subquad.research.papers.base import SCALES, Cell, Context, Experiment, slug
 from subquad.research.papers.overrides import as_options, changed
 from subquad.research.papers.results import Header, Results
-from subquad.tools.runs.cache import JobCache
+from subquad.tools.cli.folder import RunFolder
+from subquad.tools.runs.cache import JobCache, stray_in
 from subquad.tools.runs.executors import LOCAL, Executor
-from subquad.tools.runs.folder import RunFolder
 from subquad.tools.runs.jobs import Progress, silent
 from subquad.tools.runs.machine import hardware, versions
 from subquad.tools.runs.runner import run_jobs
@@ -127,7 +127,15 @@ def run_folder(experiment: Experiment, scale: str, out: Path, changes: Mapping[s
         raise InputError(f"no scale {scale!r}{instead(scale, SCALES, '')}")
     settings = asdict(changed(experiment.scales[scale], changes))
     asked = {"experiment": experiment.name, "scale": scale, "settings": settings}
-    return RunFolder(out, "subquad reproduce", asked, "run.json", ("cells", "results.md"))
+    return RunFolder(
+        out,
+        "subquad reproduce",
+        asked,
+        "run.json",
+        r"cells|results\.md",
+        recorded=lambda content: [f"{plot['file']}.png" for plot in content["results"]["plots"]],
+        stray=lambda: stray_in(out / "cells", "cell"),
+    )
 
 
 def cells_in(out: Path) -> JobCache:

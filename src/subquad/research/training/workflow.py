@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,19 +16,19 @@ from subquad.core import files
 from subquad.core.errors import InputError
 from subquad.research.training.callbacks import Progress
 from subquad.research.training.card import training_card
-from subquad.research.training.checkpoints import newest_step
+from subquad.research.training.checkpoints import newest_step, unsealed
 from subquad.research.training.run import Outcome, train
 from subquad.research.training.same_data import DATA
 from subquad.research.training.settings import RunSettings, read_toml
+from subquad.tools.cli.folder import ELSEWHERE, Differing, RunFolder, Settings, differences
 from subquad.tools.report.files import as_json, write_files
 from subquad.tools.runs import processes
-from subquad.tools.runs.folder import ELSEWHERE, Differing, RunFolder, Settings, differences
 from subquad.tools.runs.machine import hardware, versions
 
 SETTINGS = "settings.toml"
 CARD = "README.md"
 MODEL = "model"
-OUTPUTS = ("checkpoint-*", "tensorboard", DATA, MODEL, CARD, SETTINGS)
+OUTPUTS = "|".join([r"checkpoint-\d+", *map(re.escape, ("tensorboard", DATA, MODEL, CARD, SETTINGS))])
 PREDICTABLE = ("constant", "halving", "plateau")  # schedules that do not look at how long the run is to be
 # Settings that may change while a run is interrupted: they decide memory and time, not what is learned.
 FREE = (
@@ -50,19 +52,19 @@ def run(
     Returns:
         The content of results.json; in all processes but the first of several, nothing.
     """
-    main, folder, begun = processes.number() == 0, training_folder(settings, out), False
+    main, folder, new = processes.number() == 0, training_folder(settings, out), False
 
     def begin() -> None:
-        nonlocal begun
-        folder.begin(again)
-        begun = True
+        nonlocal new
+        new = folder.begin(again)
 
     try:
         outcome = train(settings, out, data=data, device=device, progress=progress, begin=begin)
     except Exception:
         # One that ended before its first checkpoint leaves nothing, so that it can start again with other settings.
-        if begun and not newest_step(out) and not any(path.exists() for path in (out / MODEL, folder.results)):
-            folder.clear()
+        if new and not newest_step(out) and not (out / MODEL).exists():
+            with suppress(InputError):  # the error that ended the run is the one to report
+                folder.clear()
         raise
     if not main:
         return {}
@@ -109,8 +111,18 @@ def training_folder(settings: RunSettings, out: Path) -> RunFolder:
     def is_complete(content: Settings) -> bool:
         return bool(content["settings"]["training"]["steps"] == tables["training"]["steps"])
 
-    differing = partial(_differing, out)
-    return RunFolder(out, "subquad train", tables, SETTINGS, OUTPUTS, read_toml, tomli_w.dumps, differing, is_complete)
+    return RunFolder(
+        out,
+        "subquad train",
+        tables,
+        SETTINGS,
+        OUTPUTS,
+        stray=lambda: next(iter(unsealed(out)), None),
+        read=read_toml,
+        write=tomli_w.dumps,
+        differing=partial(_differing, out),
+        is_complete=is_complete,
+    )
 
 
 def _differing(out: Path, earlier: Settings, asked: Settings) -> Differing:

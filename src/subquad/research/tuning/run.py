@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -11,13 +12,13 @@ from typing import Any
 
 from subquad.core.errors import InputError
 from subquad.core.messages import note
-from subquad.research.tuning.schema import TriedTrial
+from subquad.research.tuning.schema import PLOT, TriedTrial, plot_by
 from subquad.research.tuning.search import Base, Searched, Value, all_points, read_searches
 from subquad.research.tuning.study import FILE, Study
 from subquad.research.tuning.trial import Trial, Tried
-from subquad.tools.runs.cache import JobCache
+from subquad.tools.cli.folder import RunFolder
+from subquad.tools.runs.cache import JobCache, stray_in
 from subquad.tools.runs.executors import LOCAL, Executor
-from subquad.tools.runs.folder import RunFolder
 from subquad.tools.runs.jobs import Job, JobProgress, Progress, silent
 
 CLAIM = "search.json"
@@ -85,9 +86,15 @@ def search_folder(asked: Tuning) -> RunFolder:
         "prune": asked.prune,
         "seed": asked.seed,
     }
-    outputs = (TRIALS, f"{FILE}*", "results.md")
     return RunFolder(
-        asked.out, "subquad tune", search, CLAIM, outputs, is_complete=lambda content: len(content["trials"]) >= trials
+        asked.out,
+        "subquad tune",
+        search,
+        CLAIM,
+        rf"{TRIALS}|{re.escape(FILE)}(\.lock.*)?|results\.md",
+        recorded=lambda content: [f"{file}.png" for file in (PLOT, *map(plot_by, content["search"]))],
+        stray=lambda: stray_in(asked.out / TRIALS, "trial"),
+        is_complete=lambda content: len(content["trials"]) >= trials,
     )
 
 

@@ -10,14 +10,22 @@ from typing import Any
 
 from subquad.core.errors import InputError
 from subquad.core.reading import read_json
-from subquad.tools.cli.kinds import Kind, kind_of, record_of
+from subquad.tools.cli.folder import (
+    ELSEWHERE,
+    Differing,
+    RunFolder,
+    check_other_reports,
+    differences,
+    end_removal,
+    is_report,
+    refusal,
+)
+from subquad.tools.cli.kinds import Kind, record_of
 from subquad.tools.cli.output import tell
-from subquad.tools.cli.plugins import kinds
 from subquad.tools.measure.group import ALONE, MeasuringGroup
 from subquad.tools.runs import processes
 from subquad.tools.runs.alone import alone_in
 from subquad.tools.runs.cache import begun_in, clear
-from subquad.tools.runs.folder import ELSEWHERE, Differing, RunFolder, differences, refusal
 from subquad.tools.runs.options import options
 from subquad.tools.runs.records import to_plain
 
@@ -82,17 +90,15 @@ class Claim:
 
     def _report(self) -> dict[str, Any] | None:
         """The report in the folder, of any settings; InputError for a model, another command's run or another file."""
-        exists = self.path.exists()
-        contents = [read_json(self.path)] if exists else [_read(self.folder / kind.file) for kind in kinds()]
-        for other in (kind_of(content, kinds()) for content in contents):
-            if other is None and exists:
+        if self.path.exists():
+            if not is_report(content := read_json(self.path), self.kind.command, self.folder):
                 raise InputError(f"{self.path} is not a report of subquad; remove it, or {ELSEWHERE}")
-            if other is not None and other != self.kind:
-                raise InputError(f"{self.folder} contains a run of {other.command}; {ELSEWHERE}")
-        for name in () if exists else MODELS:
+            return dict(content)
+        check_other_reports(self.folder, self.kind.command)
+        for name in MODELS:
             if (self.folder / name).is_file():
                 raise InputError(f"{self.folder} contains a model ({name}); {ELSEWHERE}")
-        return dict(contents[0]) if exists else None
+        return None
 
     @staticmethod
     def day(report: Any) -> str:
@@ -156,6 +162,7 @@ def results_in(
 
     def finished_report() -> Any:
         try:
+            end_removal(claim.folder)
             return claim.finished(again)
         except InputError:
             check()
@@ -172,25 +179,11 @@ def results_in(
 
 def finished_in(folder: RunFolder, kind: Kind, again: bool) -> Any:
     """The record of a finished run in its folder, which is reported; None if there is something to run."""
-    if folder.results.exists():
-        other = kind_of(_read(folder.results), kinds())
-        if other is None and again:
-            raise InputError(f"{folder.results} is not a report of {kind.command}; remove it, or {ELSEWHERE}")
-        if other is not None and other != kind:
-            raise InputError(f"{folder.folder} contains a run of {other.command}, not of {kind.command}; {ELSEWHERE}")
     content = folder.finished(again)
     record = None if content is None else record_of(kind, folder.results, content)
     if record is not None and processes.number() == 0:
         tell(f"{folder.folder} contains this run, finished; {RUN_AGAIN}")
     return record
-
-
-def _read(path: Path) -> Any:
-    """The content of a JSON file; None if there is none, or it cannot be read."""
-    try:
-        return read_json(path) if path.is_file() else None
-    except InputError:
-        return None
 
 
 def _newest(path: Path) -> float:
