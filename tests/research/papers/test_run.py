@@ -1,11 +1,13 @@
 """An experiment runs cell by cell: each is kept, none is run twice, and a folder holds one run."""
 
 import json
+import shutil
 import subprocess
 import sys
 from collections import Counter
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 
 import pytest
 
@@ -13,7 +15,7 @@ from subquad.core.errors import InputError
 from subquad.research.papers.base import SCALES, Cell, Experiment, slug, spread
 from subquad.research.papers.catalogue import NAMES, load
 from subquad.research.papers.results import Results, Table
-from subquad.research.papers.run import reproduce
+from subquad.research.papers.run import reproduce, run_folder
 
 
 class Killed(BaseException):
@@ -278,6 +280,74 @@ def test_a_damaged_claim_is_refused(tmp_path, content):
     (tmp_path / "out" / "run.json").write_text(content)
     with pytest.raises(InputError, match=r"run\.json is damaged|contains another run"):
         reproduce(Bench().experiment, "small", tmp_path / "out")
+
+
+def test_another_device_or_other_data_is_another_run(tmp_path, monkeypatch):
+    bench, out = Bench(needs=("fsdd",)), tmp_path / "out"
+    for name in ("one", "two"):
+        (tmp_path / name / "fsdd").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    reproduce(bench.experiment, "small", out, data=Path("one"))
+    reproduce(bench.experiment, "small", out, data=tmp_path / "one")
+    with pytest.raises(InputError, match=r"unfinished, with data '.*one' \(now '.*two'\); give another folder"):
+        reproduce(bench.experiment, "small", out, data=tmp_path / "two")
+    other = run_folder(bench.experiment, "small", out, {}, tmp_path / "one", "cuda:1")
+    with pytest.raises(InputError, match=r"with device 'cpu' \(now 'cuda'\); give another folder"):
+        other.begin()
+    record = json.loads((out / "run.json").read_text())
+    (out / "run.json").write_text(json.dumps({name: record[name] for name in ("experiment", "scale", "settings")}))
+    assert not other.begin()  # an earlier version began it, and recorded neither
+    assert json.loads((out / "run.json").read_text()) == {**record, "device": "cuda"}
+    reproduce(Bench().experiment, "small", tmp_path / "without")
+    reproduce(Bench().experiment, "small", tmp_path / "without", data=tmp_path / "one")  # it reads no data
+
+
+def finish(out, *plots, extra=None):
+    """Write the results of a run as the command does."""
+    content = {"experiment": {}, "results": {"plots": [{"file": name} for name in plots]}}
+    (out / "results.json").write_text(json.dumps(content if extra is None else extra))
+
+
+def test_again_removes_plots_and_cells_of_the_run_and_no_file_of_a_user(tmp_path):
+    out, bench = tmp_path / "out", Bench()
+    bench.cell = lambda number, context: {"square": len(list(context.shared("all", Path.exists).iterdir()))}
+    reproduce(bench.experiment, "small", out)
+    for name in ("drawn.png", "mine.png", "results.md"):
+        (out / name).write_text(name)
+    finish(out, "drawn")
+    run_folder(Bench().experiment, "small", out, {}).begin(again=True)
+    assert {path.name for path in out.iterdir()} == {"run.json", "mine.png"}
+
+
+@pytest.mark.parametrize("file", ["photo.jpg", "mine.json", "photos/1.jpg"])
+def test_again_does_not_remove_cells_that_are_not_of_the_run(tmp_path, file):
+    out = tmp_path / "out"
+    reproduce(Bench().experiment, "small", out)
+    finish(out)
+    (out / "cells" / file).parent.mkdir(exist_ok=True)
+    (out / "cells" / file).write_text('{"mine": 1}')
+    before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
+    said = rf"cells contains {file.partition('/')[0]}, which subquad reproduce did not write, .*; move"
+    with pytest.raises(InputError, match=said):
+        reproduce(Bench().experiment, "small", out, again=True)
+    assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == before
+    shutil.rmtree(out / "cells")
+    (out / "cells").write_text("a file of the user")
+    with pytest.raises(InputError, match=r"out contains cells, which subquad reproduce did not write"):
+        reproduce(Bench().experiment, "small", out, again=True)
+
+
+@pytest.mark.parametrize("again", [True, False])
+def test_a_run_does_not_begin_where_a_report_of_another_command_is(tmp_path, again):
+    out = tmp_path / "out"
+    reproduce(Bench().experiment, "small", out)
+    finish(out, extra={"task": {}, "test": {}})
+    with pytest.raises(InputError, match="contains a run of subquad train; give another folder"):
+        reproduce(Bench().experiment, "small", out, again=again)
+    (out / "results.json").rename(out / "bench.json")
+    (out / "bench.json").write_text('{"kind": "subquad bench"}')
+    with pytest.raises(InputError, match="contains a run of subquad bench; give another folder"):
+        reproduce(Bench().experiment, "small", out, again=again)
 
 
 def test_a_worker_that_imports_the_file_of_an_experiment_alone_knows_the_tasks():

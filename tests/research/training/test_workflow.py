@@ -17,10 +17,13 @@ import torch
 from typer.testing import CliRunner
 
 import subquad.research.training.workflow
+from subquad.core.errors import InputError
 from subquad.research.papers.tasks.masked_copy import MaskedCopy
 from subquad.research.training.models import MaskedSymbolEncoder
 from subquad.research.training.run import train
+from subquad.research.training.settings import read_toml, settings_of
 from subquad.research.training.tasks import TASKS
+from subquad.research.training.workflow import training_folder
 from subquad.tools.cli.main import app
 from tests.research.training.small import QUICK, SIZES, TRAINING, small
 
@@ -255,6 +258,57 @@ def test_again_replaces_a_finished_run_once_the_new_one_begins(
     assert command(*args, "--again").exit_code == 0
     record = json.loads((out / "results.json").read_text())
     assert (record["steps"], record["settings"]["model"]["method"]) == (4, "linear")
+
+
+def test_again_removes_no_file_of_a_user(finished: Path, tmp_path: Path):
+    out = tmp_path / "run"
+    shutil.copytree(finished, out)
+    mine = {"curve.png", "checkpoint-notes.txt", "checkpoint-8-mine", "README.md.mine"}
+    for name in mine:
+        (out / name).write_text(name)
+    (out / "checkpoint-500").mkdir()
+    (out / "checkpoint-500" / "model.safetensors").write_text("mine")
+    folder = training_folder(settings_of("masked-copy", read_toml(out / "settings.toml")), out, "cpu")
+    with pytest.raises(InputError, match="contains checkpoint-500, which subquad train did not write"):
+        folder.begin(again=True)
+    (out / "checkpoint-500").rename(tmp_path / "mine")
+    record = (out / "settings.toml").read_text()
+    (out / "settings.toml").write_text('task = "masked-copy"\n')
+    with pytest.raises(InputError, match=r"settings\.toml is not of subquad train: it has no 'model'; move it"):
+        folder.begin(again=True)
+    (out / "settings.toml").write_text(record)
+    assert folder.begin(again=True)
+    assert {path.name for path in out.iterdir()} == {"settings.toml", *mine}
+
+
+def test_a_failure_at_the_beginning_clears_only_what_this_run_began(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    args = ("masked-copy", *options(), "--out", tmp_path / "run")
+    with monkeypatch.context() as patch:
+        stop_at(3, KeyboardInterrupt(), patch)  # before the first checkpoint
+        assert command(*args).exit_code == 130
+    before = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
+    with monkeypatch.context() as patch:
+        stop_at(2, OSError(28, "No space left on device"), patch)
+        refusal(*args)
+    assert {path: path.read_bytes() for path in before} == before
+    with monkeypatch.context() as patch:
+        stop_at(2, OSError(28, "No space left on device"), patch)
+        refusal(*args[:-1], tmp_path / "other")
+    assert not (tmp_path / "other").exists()
+
+
+def test_another_device_is_another_run_and_is_no_setting(finished: Path, tmp_path: Path):
+    shutil.copytree(finished, out := tmp_path / "run")
+    tables = read_toml(out / "settings.toml")
+    assert "run" not in tables
+    settings = settings_of("masked-copy", tables)
+    assert training_folder(settings, out, "cpu:0").finished() is not None
+    with pytest.raises(InputError, match=r"contains another run with run\.device 'cpu' \(now 'cuda'\); give another"):
+        training_folder(settings, out, "cuda:1").finished()
+    record = (out / "settings.toml").read_text()
+    (out / "settings.toml").write_text(record.replace('[run]\ndevice = "cpu"\n', ""))
+    assert training_folder(settings, out, "cuda").finished() is not None  # an earlier version did not record it
+    assert (out / "settings.toml").read_text() != record
 
 
 def test_damaged_results_are_named_and_their_remedy_works(finished: Path, tmp_path: Path):

@@ -69,7 +69,7 @@ def reproduce(
             return
         chosen, changes = load(experiment), read_changes(override or ())
         folder = out or Path(f"subquad-{experiment}-{scale}")
-        asked = run_folder(chosen, scale, folder, changes)
+        asked = run_folder(chosen, scale, folder, changes, data_dir, device)
         with alone_in(folder):
             record = finished_in(asked, REPRODUCE, again)
             if record is None:

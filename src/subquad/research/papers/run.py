@@ -16,7 +16,7 @@ from subquad.core.spelling import instead
 from subquad.research.papers.base import SCALES, Cell, Context, Experiment, slug
 from subquad.research.papers.overrides import as_options, changed
 from subquad.research.papers.results import Header, Results
-from subquad.tools.cli.folder import RunFolder
+from subquad.tools.cli.folder import RunFolder, place
 from subquad.tools.runs.cache import JobCache, stray_in
 from subquad.tools.runs.executors import LOCAL, Executor
 from subquad.tools.runs.jobs import Progress, silent
@@ -44,7 +44,7 @@ def reproduce(
     Raises:
         InputError: an unknown scale, missing data, or a folder that holds another run.
     """
-    folder = run_folder(experiment, scale, out, changes or {})
+    folder = run_folder(experiment, scale, out, changes or {}, data, device)
     executor.check_device(device)
     settings = changed(experiment.scales[scale], changes or {})
     _check_data(experiment, scale, settings, data)
@@ -121,12 +121,20 @@ def _fitting(experiment: str, changes: Mapping[str, Any]) -> Iterator[None]:
         raise InputError(f"{experiment!r} does not run with {options}: {reason}") from error
 
 
-def run_folder(experiment: Experiment, scale: str, out: Path, changes: Mapping[str, Any]) -> RunFolder:
+def run_folder(
+    experiment: Experiment,
+    scale: str,
+    out: Path,
+    changes: Mapping[str, Any],
+    data: Path | None = None,
+    device: str = "cpu",
+) -> RunFolder:
     """The folder of a run. InputError for an unknown scale or setting."""
     if scale not in SCALES:
         raise InputError(f"no scale {scale!r}{instead(scale, SCALES, '')}")
     settings = asdict(changed(experiment.scales[scale], changes))
-    asked = {"experiment": experiment.name, "scale": scale, "settings": settings}
+    where = place(device, data if experiment.needs or experiment.smoke_needs else None)
+    asked = {"experiment": experiment.name, "scale": scale, "settings": settings, **where}
     return RunFolder(
         out,
         "subquad reproduce",

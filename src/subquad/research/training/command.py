@@ -64,7 +64,7 @@ def train(
         # Several processes are one run: the first of them holds its folder. All of them find the same in it, because
         # `train` changes nothing there before all of them have joined.
         with nullcontext() if processes.number() else alone_in(out):
-            record = finished_in(training_folder(settings, out), TRAIN, again)
+            record = finished_in(training_folder(settings, out, device), TRAIN, again)
             if record is None:
                 with ranks.progress() as progress:
                     record = run(settings, out, data=data_dir, device=device, again=again, progress=progress)

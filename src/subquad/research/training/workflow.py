@@ -19,8 +19,8 @@ from subquad.research.training.card import training_card
 from subquad.research.training.checkpoints import newest_step, unsealed
 from subquad.research.training.run import Outcome, train
 from subquad.research.training.same_data import DATA
-from subquad.research.training.settings import RunSettings, read_toml
-from subquad.tools.cli.folder import ELSEWHERE, Differing, RunFolder, Settings, differences
+from subquad.research.training.settings import RUN, RunSettings, read_tables
+from subquad.tools.cli.folder import ELSEWHERE, Differing, RunFolder, Settings, differences, place
 from subquad.tools.report.files import as_json, write_files
 from subquad.tools.runs import processes
 from subquad.tools.runs.machine import hardware, versions
@@ -52,7 +52,7 @@ def run(
     Returns:
         The content of results.json; in all processes but the first of several, nothing.
     """
-    main, folder, new = processes.number() == 0, training_folder(settings, out), False
+    main, folder, new = processes.number() == 0, training_folder(settings, out, device), False
 
     def begin() -> None:
         nonlocal new
@@ -104,9 +104,9 @@ def record_of(outcome: Outcome, data: Path | None, device: str) -> dict[str, Any
     }
 
 
-def training_folder(settings: RunSettings, out: Path) -> RunFolder:
+def training_folder(settings: RunSettings, out: Path, device: str) -> RunFolder:
     """The folder of a run, in which some settings may change while it is interrupted."""
-    tables = plain(settings.to_dict())
+    tables = plain({**settings.to_dict(), RUN: place(device, None)})
 
     def is_complete(content: Settings) -> bool:
         return bool(content["settings"]["training"]["steps"] == tables["training"]["steps"])
@@ -118,7 +118,7 @@ def training_folder(settings: RunSettings, out: Path) -> RunFolder:
         SETTINGS,
         OUTPUTS,
         stray=lambda: next(iter(unsealed(out)), None),
-        read=read_toml,
+        read=read_tables,
         write=tomli_w.dumps,
         differing=partial(_differing, out),
         is_complete=is_complete,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 from collections.abc import Callable, Iterable, Mapping
@@ -22,6 +23,7 @@ FEW = 5  # settings that a message names
 LONGEST = 60  # characters of a value in a message
 ELSEWHERE = "give another folder with --out"
 REMOVE = "remove this file; the same command then writes it again"
+SINCE = ("device", "data", "run")  # settings that earlier versions did not record, which count as equal then
 REMOVING = ".subquad.removing"  # in a folder from which a run is removed: the names that go with it, in their order
 
 Settings = Mapping[str, Any]  # as plain data
@@ -40,6 +42,11 @@ def refusal(folder: Path, run: str, differing: Differing, *, replaceable: bool =
     more = f" and {len(texts) - FEW} more" if len(texts) > FEW else ""
     remedy = f"{ELSEWHERE}, or --again to replace it" if replaceable else ELSEWHERE
     return InputError(f"{folder} contains {run} with {', '.join(texts[:FEW])}{more}; {remedy}")
+
+
+def place(device: str, data: Path | None) -> dict[str, str | None]:
+    """Where a run computes and what it reads, as a run records it: the kind of device, and the folder of data."""
+    return {"device": device.partition(":")[0], "data": None if data is None else os.path.abspath(data)}
 
 
 def is_report(content: Any, command: str, folder: Path) -> bool:
@@ -200,11 +207,12 @@ class RunFolder:
     def _earlier(self) -> Settings | None:
         """The settings of the run in the folder; None if there is none, or one that has not done anything yet."""
         path, tops = self.folder / self.file, self._outputs()
+        unrecorded = {name: self.asked[name] for name in SINCE if name in self.asked}
         if not path.exists():
             if not files.empty_but_for(self.folder, RUNNING):
                 raise InputError(f"{self.folder} is not empty and contains no run of {self.command}; {ELSEWHERE}")
             return None
-        earlier, below = self.read(path), (each for top in tops for each in (top, *top.rglob("*")))
+        earlier, below = {**unrecorded, **self.read(path)}, (each for top in tops for each in (top, *top.rglob("*")))
         if any(each.is_file() and not files.is_part(each) for each in below) or not files.empty_but_for(
             self.folder, [*RUNNING, self.file, *(top.name for top in tops)]
         ):
@@ -254,4 +262,6 @@ def _flat(settings: Settings) -> dict[str, Any]:
 def _shown(value: Any) -> str:
     """A setting in a message, which is cut where it is long."""
     text = " ".join(map(str, value)) if isinstance(value, list) else "" if value is None else str(value)
-    return f"'{text if len(text) <= LONGEST else text[: LONGEST - 1] + '…'}'" if text else "not given"
+    if len(text) > LONGEST:  # paths differ at their ends
+        text = f"…{text[1 - LONGEST :]}" if os.path.isabs(text) else f"{text[: LONGEST - 1]}…"
+    return f"'{text}'" if text else "not given"
