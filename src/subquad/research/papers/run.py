@@ -16,7 +16,7 @@ from subquad.core.spelling import instead
 from subquad.research.papers.base import SCALES, Cell, Context, Experiment, slug
 from subquad.research.papers.overrides import as_options, changed
 from subquad.research.papers.results import Header, Results
-from subquad.tools.cli.folder import RunFolder, place
+from subquad.tools.cli.folder import RunFolder, device_and_data
 from subquad.tools.runs.cache import JobCache, stray_in
 from subquad.tools.runs.executors import LOCAL, Executor
 from subquad.tools.runs.jobs import Progress, silent
@@ -133,7 +133,7 @@ def run_folder(
     if scale not in SCALES:
         raise InputError(f"no scale {scale!r}{instead(scale, SCALES, '')}")
     settings = asdict(changed(experiment.scales[scale], changes))
-    where = place(device, data if experiment.needs or experiment.smoke_needs else None)
+    where = device_and_data(device, data if experiment.needs or experiment.smoke_needs else None)
     asked = {"experiment": experiment.name, "scale": scale, "settings": settings, **where}
     return RunFolder(
         out,

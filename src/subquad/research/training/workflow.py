@@ -20,7 +20,7 @@ from subquad.research.training.checkpoints import newest_step, unsealed
 from subquad.research.training.run import Outcome, train
 from subquad.research.training.same_data import DATA
 from subquad.research.training.settings import RUN, RunSettings, read_tables
-from subquad.tools.cli.folder import ELSEWHERE, Differing, RunFolder, Settings, differences, place
+from subquad.tools.cli.folder import ELSEWHERE, Differing, RunFolder, Settings, device_and_data, differences
 from subquad.tools.report.files import as_json, write_files
 from subquad.tools.runs import processes
 from subquad.tools.runs.machine import hardware, versions
@@ -106,7 +106,7 @@ def record_of(outcome: Outcome, data: Path | None, device: str) -> dict[str, Any
 
 def training_folder(settings: RunSettings, out: Path, device: str) -> RunFolder:
     """The folder of a run, in which some settings may change while it is interrupted."""
-    tables = plain({**settings.to_dict(), RUN: place(device, None)})
+    tables = plain({**settings.to_dict(), RUN: device_and_data(device, None)})
 
     def is_complete(content: Settings) -> bool:
         return bool(content["settings"]["training"]["steps"] == tables["training"]["steps"])

@@ -17,7 +17,7 @@ from subquad.research.tuning.schema import PLOT, TriedTrial, plot_by
 from subquad.research.tuning.search import Base, Searched, Value, all_points, read_searches
 from subquad.research.tuning.study import FILE, Study
 from subquad.research.tuning.trial import Trial, Tried
-from subquad.tools.cli.folder import RunFolder, place
+from subquad.tools.cli.folder import RunFolder, device_and_data
 from subquad.tools.runs.cache import JobCache, stray_in
 from subquad.tools.runs.executors import LOCAL, Executor
 from subquad.tools.runs.jobs import Job, JobProgress, Progress, silent
@@ -86,7 +86,7 @@ def search_folder(asked: Tuning) -> RunFolder:
         "search": asked.searches,
         "prune": asked.prune,
         "seed": asked.seed,
-        **place(asked.device, asked.data if TASKS[asked.base.task].needs else None),
+        **device_and_data(asked.device, asked.data if TASKS[asked.base.task].needs else None),
     }
     return RunFolder(
         asked.out,

@@ -44,8 +44,8 @@ def refusal(folder: Path, run: str, differing: Differing, *, replaceable: bool =
     return InputError(f"{folder} contains {run} with {', '.join(texts[:FEW])}{more}; {remedy}")
 
 
-def place(device: str, data: Path | None) -> dict[str, str | None]:
-    """Where a run computes and what it reads, as a run records it: the kind of device, and the folder of data."""
+def device_and_data(device: str, data: Path | None) -> dict[str, str | None]:
+    """The kind of device and the folder of data of a run, as it records them."""
     return {"device": device.partition(":")[0], "data": None if data is None else os.path.abspath(data)}
 
 
@@ -176,7 +176,7 @@ class RunFolder:
         files.write(self.folder / REMOVING, seals.sealed_json({"names": names}))
 
     def _look(self, again: bool) -> tuple[bool, dict[str, Any] | None]:
-        """Whether a new run begins here, and if not, the results of this one if it is finished."""
+        """True if a new run begins here; and the results of this run if it is finished."""
         report = self._report()
         if _names_to_remove(self.folder) is not None or (earlier := self._earlier()) is None:
             return True, None

@@ -156,8 +156,8 @@ def stray_in(folder: Path, key_field: str) -> Path | None:
         return folder if folder.is_file() and not folder.is_symlink() else None
     paths = sorted(path for path in folder.iterdir() if not files.is_part(path))
     jobs = {path.stem for path in paths if path.suffix == ".json" and _is_result(path, key_field)}
-    own = jobs | {f"{job}.json" for job in jobs}
-    return next((path for path in paths if path.name not in own and not (path / SHARED).is_file()), None)
+    names = jobs | {f"{job}.json" for job in jobs}
+    return next((path for path in paths if path.name not in names and not (path / SHARED).is_file()), None)
 
 
 def _is_result(path: Path, key_field: str) -> bool:
