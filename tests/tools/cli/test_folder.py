@@ -73,15 +73,15 @@ class Killed(BaseException):
     """No `except Exception` catches it."""
 
 
-def killed(monkeypatch, at, work):
-    """True if `work` changes the disk `at` times or more; it is killed before the last of these changes."""
+def killed(monkeypatch, at, work, error=Killed):
+    """True if `work` changes the disk `at` times or more; from the last of these changes on, it cannot."""
     left = at
 
     def change(real, *given, **options):
         nonlocal left
         left -= 1
         if left <= 0:  # a process that is killed does not tidy up
-            raise Killed
+            raise error
         return real(*given, **options)
 
     with monkeypatch.context() as patch:
@@ -89,7 +89,7 @@ def killed(monkeypatch, at, work):
             patch.setattr(os, name, partial(change, getattr(os, name)))
         try:
             work()
-        except Killed:
+        except (Killed, InputError, OSError):
             return True
     return False
 
@@ -111,15 +111,16 @@ def finish_among_files_of_a_user(run):
     finish(run, images=["drawn.png", "gone.png", "../mine.png", "parts-of-mine/1", "..", ""])
 
 
+@pytest.mark.parametrize("error", [Killed, PermissionError(13, "Permission denied")])
 @pytest.mark.parametrize("times", [1, 2])
-def test_a_replacement_that_is_killed_anywhere_is_completed_and_takes_no_file_of_a_user(
-    folder, tmp_path, monkeypatch, times
+def test_a_replacement_that_is_cut_off_anywhere_is_completed_and_takes_no_file_of_a_user(
+    folder, tmp_path, monkeypatch, times, error
 ):
     new, points = folder(size=2), 0
     while True:
         points += 1
         finish_among_files_of_a_user(folder(size=1))
-        ended = [not killed(monkeypatch, points, lambda: new.begin(again=True)) for _ in range(times)]
+        ended = [not killed(monkeypatch, points, lambda: new.begin(again=True), error) for _ in range(times)]
         left = names(tmp_path)
         assert left >= MINE
         if REMOVING not in left:  # one of the runs is whole

@@ -63,7 +63,7 @@ def run(
     except Exception:
         # One that ended before its first checkpoint leaves nothing, so that it can start again with other settings.
         if new and not newest_step(out) and not (out / MODEL).exists():
-            with suppress(InputError):  # the error that ended the run is the one to report
+            with suppress(InputError, OSError):  # the error that ended the run is the one to report
                 folder.clear()
         raise
     if not main:
