@@ -52,4 +52,4 @@ def test_a_run_with_changed_settings_says_so(tmp_path):
     assert (header.settings["sequences"], header.settings["heads"]) == (2, 1)
     assert "sequence 1" in cells
     with pytest.raises(InputError, match="contains another run"):
-        reproduce(load("bucket-imbalance"), "smoke", tmp_path, resume=True)
+        reproduce(load("bucket-imbalance"), "smoke", tmp_path)

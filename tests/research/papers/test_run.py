@@ -1,11 +1,13 @@
 """An experiment runs cell by cell: each is kept, none is run twice, and a folder holds one run."""
 
 import json
+import shutil
 import subprocess
 import sys
 from collections import Counter
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 
 import pytest
 
@@ -13,7 +15,7 @@ from subquad.core.errors import InputError
 from subquad.research.papers.base import SCALES, Cell, Experiment, slug, spread
 from subquad.research.papers.catalogue import NAMES, load
 from subquad.research.papers.results import Results, Table
-from subquad.research.papers.run import reproduce
+from subquad.research.papers.run import reproduce, run_folder
 
 
 class Killed(BaseException):
@@ -102,7 +104,7 @@ def test_what_was_finished_is_kept_and_the_rest_runs_after(tmp_path, failure):
     assert json.loads((tmp_path / "out" / "cells" / "size=1.json").read_text())["result"] == {"square": 1}
     assert not (tmp_path / "out" / "cells" / "size=2.json").exists()
     bench.fails = {}
-    _, results, _ = reproduce(bench.experiment, "small", tmp_path / "out", resume=True)
+    _, results, _ = reproduce(bench.experiment, "small", tmp_path / "out")
     assert bench.ran == {1: 1, 2: 2, 3: 1}
     assert rows(results) == SQUARES
     assert bench.contexts[2].folder.joinpath("checkpoint").exists()
@@ -111,7 +113,7 @@ def test_what_was_finished_is_kept_and_the_rest_runs_after(tmp_path, failure):
 def test_a_finished_run_is_told_again_without_running(tmp_path):
     bench = Bench()
     first = reproduce(bench.experiment, "small", tmp_path / "out")
-    again = reproduce(bench.experiment, "small", tmp_path / "out", resume=True)
+    again = reproduce(bench.experiment, "small", tmp_path / "out")
     assert bench.ran == {1: 1, 2: 1, 3: 1}
     assert first == again
 
@@ -123,7 +125,7 @@ def test_a_half_written_result_does_not_count(tmp_path):
         reproduce(bench.experiment, "small", tmp_path / "out")
     (tmp_path / "out" / "cells" / ".size=2.json.0a1b2c3d.subquad-part").write_text('{"result": {"squ')
     bench.fails = {}
-    _, results, _ = reproduce(bench.experiment, "small", tmp_path / "out", resume=True)
+    _, results, _ = reproduce(bench.experiment, "small", tmp_path / "out")
     assert rows(results) == SQUARES
 
 
@@ -138,32 +140,26 @@ def test_a_result_is_the_same_whether_it_was_kept_or_not(tmp_path):
         cells=lambda scale: [Cell("one", partial(bench.cell, 1))], results=bench.results,
     )  # fmt: skip
     reproduce(experiment, "small", tmp_path / "out")
-    reproduce(experiment, "small", tmp_path / "out", resume=True)
+    reproduce(experiment, "small", tmp_path / "out")
     assert seen == [{"one": {"pair": [1, 2], "by": {"3": 4}}}] * 2
 
 
 # ---------------------------------------------------------------------- what is refused
 
 
-def test_a_folder_that_holds_this_run_asks_for_resume(tmp_path):
+@pytest.mark.parametrize("again", [True, False])
+def test_other_settings_or_another_scale_are_refused_by_name(tmp_path, again):
     reproduce(Bench().experiment, "small", tmp_path / "out")
-    with pytest.raises(InputError, match=r"contains this run already: --resume continues it, --out FOLDER"):
-        reproduce(Bench().experiment, "small", tmp_path / "out")
-
-
-@pytest.mark.parametrize("resume", [True, False])
-def test_other_settings_or_another_scale_are_refused_by_name(tmp_path, resume):
-    reproduce(Bench().experiment, "small", tmp_path / "out")
-    with pytest.raises(InputError, match=r"contains another run \(another sizes\)"):
-        reproduce(Bench(sizes=(1, 2)).experiment, "small", tmp_path / "out", resume=resume)
-    with pytest.raises(InputError, match="scale small, not smoke"):
-        reproduce(Bench().experiment, "smoke", tmp_path / "out", resume=resume)
+    with pytest.raises(InputError, match=r"another run, unfinished, with settings\.sizes '1 2 3' \(now '1 2'\)"):
+        reproduce(Bench(sizes=(1, 2)).experiment, "small", tmp_path / "out", again=again)
+    with pytest.raises(InputError, match=r"scale 'small' \(now 'smoke'\); give another folder with --out$"):
+        reproduce(Bench().experiment, "smoke", tmp_path / "out", again=again)
 
 
 def test_a_folder_with_something_else_in_it_is_left_alone(tmp_path):
     (tmp_path / "thesis.txt").write_text("mine")
     with pytest.raises(InputError, match="is not empty and contains no run"):
-        reproduce(Bench().experiment, "small", tmp_path, resume=True)
+        reproduce(Bench().experiment, "small", tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.txt"]
 
 
@@ -256,10 +252,10 @@ def test_a_damaged_cell_is_named_and_the_remedy_works(tmp_path):
     content = path.read_text()
     for damaged in (content.replace('"square": 4', '"square": 5'), content[:30], "", '{"result": {"square": 4}}'):
         path.write_text(damaged)
-        with pytest.raises(InputError, match=r"size=2\.json is damaged: .*; remove this file; --resume then runs"):
-            reproduce(Bench().experiment, "small", tmp_path / "out", resume=True)
+        with pytest.raises(InputError, match=r"size=2\.json is damaged: .*; remove this file; the same command then"):
+            reproduce(Bench().experiment, "small", tmp_path / "out")
     path.unlink()
-    _, results, _ = reproduce(Bench().experiment, "small", tmp_path / "out", resume=True)
+    _, results, _ = reproduce(Bench().experiment, "small", tmp_path / "out")
     assert rows(results) == SQUARES
 
 
@@ -268,14 +264,14 @@ def test_a_cell_in_the_place_of_another_is_named(tmp_path):
     cells = tmp_path / "out" / "cells"
     (cells / "size=2.json").write_bytes((cells / "size=1.json").read_bytes())
     with pytest.raises(InputError, match="it is of the cell 'size=1', not of 'size=2'"):
-        reproduce(Bench().experiment, "small", tmp_path / "out", resume=True)
+        reproduce(Bench().experiment, "small", tmp_path / "out")
 
 
 def test_cells_without_the_run_that_they_are_of_are_refused(tmp_path):
     reproduce(Bench().experiment, "small", tmp_path / "out")
     (tmp_path / "out" / "run.json").unlink()
-    with pytest.raises(InputError, match=r"contains cells of a run but no run\.json about it"):
-        reproduce(Bench(sizes=(1, 2)).experiment, "small", tmp_path / "out", resume=True)
+    with pytest.raises(InputError, match="is not empty and contains no run of subquad reproduce"):
+        reproduce(Bench(sizes=(1, 2)).experiment, "small", tmp_path / "out")
 
 
 @pytest.mark.parametrize("content", ["", "[]", '{"exper', '{"experiment": "bench", "scale": "small", "settings": 5}'])
@@ -283,7 +279,75 @@ def test_a_damaged_claim_is_refused(tmp_path, content):
     reproduce(Bench().experiment, "small", tmp_path / "out")
     (tmp_path / "out" / "run.json").write_text(content)
     with pytest.raises(InputError, match=r"run\.json is damaged|contains another run"):
-        reproduce(Bench().experiment, "small", tmp_path / "out", resume=True)
+        reproduce(Bench().experiment, "small", tmp_path / "out")
+
+
+def test_another_device_or_other_data_is_another_run(tmp_path, monkeypatch):
+    bench, out = Bench(needs=("fsdd",)), tmp_path / "out"
+    for name in ("one", "two"):
+        (tmp_path / name / "fsdd").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    reproduce(bench.experiment, "small", out, data=Path("one"))
+    reproduce(bench.experiment, "small", out, data=tmp_path / "one")
+    with pytest.raises(InputError, match=r"unfinished, with data '.*one' \(now '.*two'\); give another folder"):
+        reproduce(bench.experiment, "small", out, data=tmp_path / "two")
+    other = run_folder(bench.experiment, "small", out, {}, tmp_path / "one", "cuda:1")
+    with pytest.raises(InputError, match=r"with device 'cpu' \(now 'cuda'\); give another folder"):
+        other.begin()
+    record = json.loads((out / "run.json").read_text())
+    (out / "run.json").write_text(json.dumps({name: record[name] for name in ("experiment", "scale", "settings")}))
+    assert not other.begin()  # an earlier version began it, and recorded neither
+    assert json.loads((out / "run.json").read_text()) == {**record, "device": "cuda"}
+    reproduce(Bench().experiment, "small", tmp_path / "without")
+    reproduce(Bench().experiment, "small", tmp_path / "without", data=tmp_path / "one")  # it reads no data
+
+
+def finish(out, *plots, extra=None):
+    """Write the results of a run as the command does."""
+    content = {"experiment": {}, "results": {"plots": [{"file": name} for name in plots]}}
+    (out / "results.json").write_text(json.dumps(content if extra is None else extra))
+
+
+def test_again_removes_plots_and_cells_of_the_run_and_no_file_of_a_user(tmp_path):
+    out, bench = tmp_path / "out", Bench()
+    bench.cell = lambda number, context: {"square": len(list(context.shared("all", Path.exists).iterdir()))}
+    reproduce(bench.experiment, "small", out)
+    for name in ("drawn.png", "mine.png", "results.md"):
+        (out / name).write_text(name)
+    finish(out, "drawn")
+    run_folder(Bench().experiment, "small", out, {}).begin(again=True)
+    assert {path.name for path in out.iterdir()} == {"run.json", "mine.png"}
+
+
+@pytest.mark.parametrize("file", ["photo.jpg", "mine.json", "photos/1.jpg"])
+def test_again_does_not_remove_cells_that_are_not_of_the_run(tmp_path, file):
+    out = tmp_path / "out"
+    reproduce(Bench().experiment, "small", out)
+    finish(out)
+    (out / "cells" / file).parent.mkdir(exist_ok=True)
+    (out / "cells" / file).write_text('{"mine": 1}')
+    before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
+    said = rf"cells contains {file.partition('/')[0]}, which subquad reproduce did not write, .*; move"
+    with pytest.raises(InputError, match=said):
+        reproduce(Bench().experiment, "small", out, again=True)
+    assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == before
+    shutil.rmtree(out / "cells")
+    (out / "cells").write_text("a file of the user")
+    with pytest.raises(InputError, match=r"out contains cells, which subquad reproduce did not write"):
+        reproduce(Bench().experiment, "small", out, again=True)
+
+
+@pytest.mark.parametrize("again", [True, False])
+def test_a_run_does_not_begin_where_a_report_of_another_command_is(tmp_path, again):
+    out = tmp_path / "out"
+    reproduce(Bench().experiment, "small", out)
+    finish(out, extra={"task": {}, "test": {}})
+    with pytest.raises(InputError, match="contains a run of subquad train; give another folder"):
+        reproduce(Bench().experiment, "small", out, again=again)
+    (out / "results.json").rename(out / "bench.json")
+    (out / "bench.json").write_text('{"kind": "subquad bench"}')
+    with pytest.raises(InputError, match="contains a run of subquad bench; give another folder"):
+        reproduce(Bench().experiment, "small", out, again=again)
 
 
 def test_a_worker_that_imports_the_file_of_an_experiment_alone_knows_the_tasks():

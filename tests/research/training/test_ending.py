@@ -43,10 +43,10 @@ def test_the_process_is_named_and_the_run_can_be_resumed(
     said = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
     assert said == [
         f"error: process 0: process 1 of 2 ended, or did not answer for {seconds} seconds; checkpoints are kept, and "
-        "--resume continues from the newest"
+        "the same command continues from the newest"
     ], done.stderr[-3000:]
     assert newest_step(out) == 8
-    resumed = CliRunner().invoke(app, [*words, "--resume"])
+    resumed = CliRunner().invoke(app, words)
     assert resumed.exit_code == 0, resumed.output
     assert json.loads((out / "results.json").read_text())["steps"] == 24
 

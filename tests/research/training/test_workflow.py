@@ -17,10 +17,13 @@ import torch
 from typer.testing import CliRunner
 
 import subquad.research.training.workflow
+from subquad.core.errors import InputError
 from subquad.research.papers.tasks.masked_copy import MaskedCopy
 from subquad.research.training.models import MaskedSymbolEncoder
 from subquad.research.training.run import train
+from subquad.research.training.settings import read_toml, settings_of
 from subquad.research.training.tasks import TASKS
+from subquad.research.training.workflow import training_folder
 from subquad.tools.cli.main import app
 from tests.research.training.small import QUICK, SIZES, TRAINING, small
 
@@ -133,7 +136,7 @@ def test_without_a_task_it_lists_all():
     assert all(f"{name:<12} {task.summary}" in shown for name, task in TASKS.items())
 
 
-@pytest.mark.parametrize("given", [("--resume",), ("--set", "training.steps=3"), ("--out", "x"), ("--method", "full")])
+@pytest.mark.parametrize("given", [("--again",), ("--set", "training.steps=3"), ("--out", "x"), ("--method", "full")])
 def test_options_without_a_task_ask_for_one(given: tuple[str, ...]):
     wanted = f"no task is named; give subquad train TASK …, where `subquad train` lists all {len(TASKS)}"
     assert wanted in refusal(*given)
@@ -218,16 +221,115 @@ def test_a_failure_before_the_first_step_leaves_nothing_behind(tmp_path: Path, m
 def test_a_folder_is_not_shared(finished: Path, tmp_path: Path):
     same = ("masked-copy", "--method", "clustered:clusters=4", *options(), "--out", finished)
     before = (finished / "results.json").stat().st_mtime_ns
-    for words in (same, (*same, "--resume")):
-        shown = command(*words, "--json")
-        assert (shown.exit_code, "contains this run, finished" in shown.stderr) == (0, True)
-        assert json.loads(shown.stdout) == json.loads((finished / "results.json").read_text())
+    shown = command(*same, "--json")
+    assert (shown.exit_code, shown.stderr) == (0, f"{finished} contains this run, finished; --again runs it again\n")
+    assert json.loads(shown.stdout) == json.loads((finished / "results.json").read_text())
     assert (finished / "results.json").stat().st_mtime_ns == before
-    said = refusal("masked-copy", "--method", "linear", *options("task.masked=0.3"), "--out", finished, "--resume")
-    assert "contains a run with another task.masked, model.method" in said
+    said = refusal("masked-copy", "--method", "linear", *options("task.masked=0.3"), "--out", finished)
+    assert "contains another run with task.masked '0.2' (now '0.3'), model.method 'clustered:clusters=4' (now" in said
+    assert said.endswith("; give another folder with --out, or --again to replace it")
     (tmp_path / "notes.txt").write_text("mine")
     assert "is not empty and contains no run" in refusal("masked-copy", *options(), "--out", tmp_path)
     assert "is a file" in refusal("masked-copy", *options(), "--out", tmp_path / "notes.txt")
+
+
+def test_again_replaces_a_finished_run_once_the_new_one_begins(
+    finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    out, shorter = tmp_path / "run", options("training.steps=4", "training.every=0")
+    shutil.copytree(finished, out)
+    args = ("masked-copy", "--method", "linear", *shorter, "--out", out)
+    assert "or --again to replace it" in refusal(*args)
+    before = sorted(out.rglob("*"))
+
+    def fails(*args: Any) -> Any:
+        raise IndexError("before the first step")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(MaskedCopy, "model", fails)
+        with pytest.raises(IndexError):
+            command(*args, "--again")
+    assert sorted(out.rglob("*")) == before
+    with monkeypatch.context() as patch:
+        stop_at(1, KeyboardInterrupt(), patch)
+        assert command(*args, "--again").exit_code == 130
+    assert not (out / "results.json").exists()
+    assert not list(out.glob("checkpoint-*"))
+    assert command(*args, "--again").exit_code == 0
+    record = json.loads((out / "results.json").read_text())
+    assert (record["steps"], record["settings"]["model"]["method"]) == (4, "linear")
+
+
+def test_again_removes_no_file_of_a_user(finished: Path, tmp_path: Path):
+    out = tmp_path / "run"
+    shutil.copytree(finished, out)
+    mine = {"curve.png", "checkpoint-notes.txt", "checkpoint-8-mine", "README.md.mine"}
+    for name in mine:
+        (out / name).write_text(name)
+    (out / "checkpoint-500").mkdir()
+    (out / "checkpoint-500" / "model.safetensors").write_text("mine")
+    folder = training_folder(settings_of("masked-copy", read_toml(out / "settings.toml")), out, "cpu")
+    with pytest.raises(InputError, match="contains checkpoint-500, which subquad train did not write"):
+        folder.begin(again=True)
+    (out / "checkpoint-500").rename(tmp_path / "mine")
+    record = (out / "settings.toml").read_text()
+    (out / "settings.toml").write_text('task = "masked-copy"\n')
+    with pytest.raises(InputError, match=r"settings\.toml is not of subquad train: it has no 'model'; move it"):
+        folder.begin(again=True)
+    (out / "settings.toml").write_text(record)
+    assert folder.begin(again=True)
+    assert {path.name for path in out.iterdir()} == {"settings.toml", *mine}
+
+
+def test_a_failure_at_the_beginning_clears_only_what_this_run_began(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    args = ("masked-copy", *options(), "--out", tmp_path / "run")
+    with monkeypatch.context() as patch:
+        stop_at(3, KeyboardInterrupt(), patch)  # before the first checkpoint
+        assert command(*args).exit_code == 130
+    before = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
+    with monkeypatch.context() as patch:
+        stop_at(2, OSError(28, "No space left on device"), patch)
+        refusal(*args)
+    assert {path: path.read_bytes() for path in before} == before
+    with monkeypatch.context() as patch:
+        stop_at(2, OSError(28, "No space left on device"), patch)
+        refusal(*args[:-1], tmp_path / "other")
+    assert not (tmp_path / "other").exists()
+
+
+def test_another_device_is_another_run_and_is_no_setting(finished: Path, tmp_path: Path):
+    shutil.copytree(finished, out := tmp_path / "run")
+    tables = read_toml(out / "settings.toml")
+    assert "run" not in tables
+    settings = settings_of("masked-copy", tables)
+    assert training_folder(settings, out, "cpu:0").finished() is not None
+    with pytest.raises(InputError, match=r"contains another run with run\.device 'cpu' \(now 'cuda'\); give another"):
+        training_folder(settings, out, "cuda:1").finished()
+    record = (out / "settings.toml").read_text()
+    (out / "settings.toml").write_text(record.replace('[run]\ndevice = "cpu"\n', ""))
+    assert training_folder(settings, out, "cuda").finished() is not None  # an earlier version did not record it
+    assert (out / "settings.toml").read_text() != record
+
+
+def test_damaged_results_are_named_and_their_remedy_works(finished: Path, tmp_path: Path):
+    args = ("masked-copy", "--method", "clustered:clusters=4", *options(), "--out", tmp_path / "run")
+    shutil.copytree(finished, tmp_path / "run")
+    results = tmp_path / "run" / "results.json"
+    for content in ("{", '{"settings": {}}'):
+        results.write_text(content)
+        assert f"{results} is damaged: it" in (said := refusal(*args))
+        assert said.endswith("; remove this file; the same command then writes it again")
+    results.unlink()
+    assert command(*args).exit_code == 0
+    again, before = (json.loads((at / "results.json").read_text()) for at in (tmp_path / "run", finished))
+    assert (again["test"], again["best_step"]) == (before["test"], before["best_step"])
+
+
+def test_settings_of_the_user_survive_a_run_that_is_refused(tmp_path: Path):
+    (tmp_path / "settings.toml").write_text('task = "masked-copy"\n[training]\nseed = 7\n')
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    refusal("masked-copy", *options(), "--out", tmp_path)
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
 def test_it_ends_with_what_happened_and_starts_again_with_other_settings(tmp_path: Path):
@@ -276,23 +378,24 @@ def test_a_table_without_the_column_names_the_setting(tmp_path: Path):
 
 def test_an_interruption_says_how_to_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     args = ("masked-copy", *options(), "--out", tmp_path / "run")
-    for step, says in ((3, "there is no checkpoint yet, so --resume starts again"), (13, "continues from step 8")):
+    for step, says in ((3, "no checkpoint yet, so the same command starts again"), (13, "continues from step 8")):
         with monkeypatch.context() as patch:
             stop_at(step, KeyboardInterrupt(), patch)
-            result = command(*args, "--resume")  # the first of them starts
+            result = command(*args)
         assert result.exit_code == 130
         assert result.stderr.splitlines()[-1].endswith(says)
-    assert "contains this run, unfinished: --resume continues it" in refusal(*args)
-    assert command(*args, "--resume").exit_code == 0
+    said = refusal(*args, "--set", "training.seed=1", "--again")
+    assert "contains another run, unfinished, with training.seed '0' (now '1'); give another folder with --out" in said
+    assert command(*args, "--again").exit_code == 0  # an unfinished run continues
 
 
 def test_after_a_lack_of_memory_it_goes_on_in_more_passes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     args = ("masked-copy", "--out", tmp_path / "run")
     with monkeypatch.context() as patch:
         stop_at(13, MemoryError(), patch)
-        assert "--resume takes it" in refusal(*args, *options())
+        assert "training.accumulate, which the run resumes with" in refusal(*args, *options())
     more = options("training.accumulate=4", "training.checkpoint_minutes=0", "training.evaluation_batch=128")
-    assert command(*args, *more, "--resume").exit_code == 0
+    assert command(*args, *more).exit_code == 0
     assert command("masked-copy", "--out", tmp_path / "whole", *options()).exit_code == 0
     parts, whole = (json.loads((tmp_path / name / "results.json").read_text()) for name in ("run", "whole"))
     assert parts["settings"]["training"]["accumulate"] == 4
@@ -312,11 +415,11 @@ def test_a_damaged_checkpoint_is_named_and_its_remedy_works(tmp_path: Path, monk
         command(*args)
     newest = tmp_path / "run" / "checkpoint-16"
     (newest / "model.safetensors").write_bytes(b"nothing")
-    said = refusal(*args, "--resume")
+    said = refusal(*args)
     assert f"{newest} is damaged (model.safetensors has 7 bytes instead of" in said
     assert "remove that folder to resume from checkpoint-8" in said
     shutil.rmtree(newest)
-    assert command(*args, "--resume").exit_code == 0
+    assert command(*args).exit_code == 0
 
 
 @pytest.mark.parametrize(
@@ -336,7 +439,7 @@ def test_other_data_is_not_gone_on_with(change: Any, says: str, tmp_path: Path, 
     write(rows)
     sizes = [given for given in (*SIZES, *TRAINING) if "task.length" not in given]
     given = [part for one in (*sizes, f"task.files={file}", "task.length=16") for part in ("--set", one)]
-    args = ("text", *given, "--out", tmp_path / "run", "--resume")
+    args = ("text", *given, "--out", tmp_path / "run")
     with monkeypatch.context() as patch:
         stop_at(13, KeyboardInterrupt(), patch)
         command(*args)
@@ -351,7 +454,7 @@ def test_other_data_is_not_gone_on_with(change: Any, says: str, tmp_path: Path, 
 def test_a_longer_run_goes_on_as_if_it_had_been_asked_for(finished: Path, tmp_path: Path):
     longer = ("masked-copy", "--method", "clustered:clusters=4", *options("training.steps=40"))
     shutil.copytree(finished, tmp_path / "parts")
-    assert command(*longer, "--out", tmp_path / "parts", "--resume").exit_code == 0
+    assert command(*longer, "--out", tmp_path / "parts").exit_code == 0
     assert command(*longer, "--out", tmp_path / "whole").exit_code == 0
     parts, whole = (json.loads((tmp_path / name / "results.json").read_text()) for name in ("parts", "whole"))
     assert (parts["test"], parts["steps"], parts["best_step"]) == (whole["test"], 40, whole["best_step"])
@@ -362,10 +465,10 @@ def test_a_longer_run_goes_on_as_if_it_had_been_asked_for(finished: Path, tmp_pa
 def test_a_longer_run_with_a_rate_that_falls_to_the_end_is_another(tmp_path: Path):
     given = ("training.schedule=linear", "training.every=0")
     assert command("masked-copy", *options(*given, "training.steps=4"), "--out", tmp_path / "run").exit_code == 0
-    said = refusal("masked-copy", *options(*given, "training.steps=8"), "--out", tmp_path / "run", "--resume")
+    said = refusal("masked-copy", *options(*given, "training.steps=8"), "--out", tmp_path / "run")
     assert "whose learning rate (training.schedule='linear') falls towards that end" in said
-    said = refusal("masked-copy", *options(*given, "training.steps=2"), "--out", tmp_path / "run", "--resume")
-    assert "contains a run with another training.steps" in said
+    said = refusal("masked-copy", *options(*given, "training.steps=2"), "--out", tmp_path / "run")
+    assert "contains another run with training.steps '4' (now '2')" in said
 
 
 @pytest.mark.slow
@@ -389,7 +492,7 @@ def test_killed_by_a_signal_it_goes_on_to_the_same_weights(tmp_path: Path):
         process.wait()
     assert process.returncode == -signal.SIGKILL
     assert not (run / "results.json").exists()
-    assert command(*args[1:], "--out", run, "--resume").exit_code == 0
+    assert command(*args[1:], "--out", run).exit_code == 0
     assert command(*args[1:], "--out", tmp_path / "whole").exit_code == 0
     weights = [(tmp_path / name / "model" / "model.safetensors").read_bytes() for name in ("killed", "whole")]
     assert weights[0] == weights[1]

@@ -10,9 +10,11 @@ from typer.testing import CliRunner
 from subquad.core.errors import InputError
 from subquad.research.tuning import run as running
 from subquad.research.tuning import trial as trials
+from subquad.research.tuning.record import record_of
 from subquad.research.tuning.run import Tuning, tune
 from subquad.research.tuning.search import Base
 from subquad.research.tuning.study import STARTUP, Study
+from subquad.research.tuning.write import write_tune
 from subquad.tools.cli.main import app
 from subquad.tools.runs.executors import ProcessExecutor
 from tests.research.training.small import QUICK, SIZES, Killed, read_overrides
@@ -69,7 +71,15 @@ def test_trials_are_trained_and_the_best_one_is_first(asked, tmp_path, monkeypat
     monkeypatch.setattr(trials.Trial, "run", None)
     again = CliRunner().invoke(app, command)  # nothing is trained
     assert again.exit_code == 0, (again.output, again.exception)
+    assert again.stderr == f"{asked.out} contains this run, finished; --again runs it again\n"
     assert shown.stdout.splitlines()[:4] == again.stdout.splitlines()[:4]
+    fewer = ["tune", "masked-copy", *words, "--trials", "1", "--out", str(asked.out), "--json"]
+    assert json.loads(CliRunner().invoke(app, [*fewer, "--method", "clustered"]).stdout) == record
+    refused = CliRunner().invoke(app, [*fewer, "--method", "clustered", "--seed", "1"])
+    assert "another run with seed '0' (now '1'); give another folder with --out, or --again to" in refused.stderr
+    monkeypatch.setattr(trials.Trial, "run", lambda self, progress: trials.Tried("finished", 0.5))
+    replaced = CliRunner().invoke(app, [*fewer, "--method", "clustered", "--seed", "1", "--again"])
+    assert [trial["value"] for trial in json.loads(replaced.stdout)["trials"]] == [0.5]
 
 
 def test_an_interrupted_search_ends_as_an_uninterrupted_one(asked, made_up, tmp_path, monkeypatch):
@@ -186,12 +196,45 @@ def test_pruning_needs_validations_on_the_way(asked):
 
 def test_another_search_in_the_folder_is_named(asked, made_up):
     tune(asked)
-    with pytest.raises(InputError, match="contains a search with another search, prune; give another --out"):
+    with pytest.raises(InputError, match=r"another run, unfinished, with search .*, prune 'False' \(now 'True'\);"):
         tune(replace(asked, searches=SEARCHES[:1], prune=True))
     (asked.out.parent / "thesis").mkdir()
     (asked.out.parent / "thesis" / "mine.txt").touch()
-    with pytest.raises(InputError, match="is not empty and contains no search"):
+    with pytest.raises(InputError, match="is not empty and contains no run of subquad tune"):
         tune(replace(asked, out=asked.out.parent / "thesis"))
+
+
+def test_another_device_or_other_data_is_another_search(asked, made_up, tmp_path):
+    tune(asked)
+    with pytest.raises(InputError, match=r"unfinished, with device 'cpu' \(now 'cuda'\); give another folder"):
+        running.search_folder(replace(asked, device="cuda")).begin()
+    running.search_folder(replace(asked, data=tmp_path)).begin()  # the task reads no data
+    record = json.loads((asked.out / "search.json").read_text())
+    del record["device"], record["data"]
+    (asked.out / "search.json").write_text(json.dumps(record))
+    running.search_folder(replace(asked, device="cuda")).begin()  # an earlier version did not record it
+    texts = replace(asked, base=Base("text"), searches=("training.seed=0:9",), out=tmp_path / "texts")
+    running.search_folder(replace(texts, data=tmp_path / "one")).begin()
+    (texts.out / "trials.log").write_text("a trial")
+    with pytest.raises(InputError, match=r"with data '.*one' \(now '.*two'\); give another folder"):
+        running.search_folder(replace(texts, data=tmp_path / "two")).begin()
+
+
+def test_again_removes_the_search_and_no_file_of_a_user(asked, made_up):
+    rows = tune(replace(asked, trials=2))
+    mine = {"mine.png", "trials.log.mine", "trials.txt"}
+    for name in mine:
+        (asked.out / name).write_text(name)
+    write_tune(record_of(asked, rows, ["masked-copy"]), asked.out)
+    assert {"trials.png", "by-method-clusters.png", "results.md"} <= {path.name for path in asked.out.iterdir()}
+    photo = asked.out / "trials" / "photo.jpg"
+    photo.write_text("mine")
+    with pytest.raises(InputError, match=r"trials contains photo\.jpg, which subquad tune did not write"):
+        running.search_folder(asked).begin(again=True)
+    assert (asked.out / "trials" / "0.json").exists()
+    photo.unlink()
+    assert running.search_folder(asked).begin(again=True)
+    assert {path.name for path in asked.out.iterdir()} == {"search.json", *mine}
 
 
 def test_a_damaged_journal_is_named(asked, made_up):

@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from subquad.core.checksums import sealed_json
 from subquad.tools.cli.finished import ASKED, Claim
+from subquad.tools.cli.folder import REMOVING
 from subquad.tools.cli.main import app
 from subquad.tools.compare import run as compare
 from subquad.tools.compare.command import COMPARE
@@ -86,7 +88,7 @@ def test_the_same_settings_show_the_report(command, finished):
     done = run(app, [command, "m", "--methods", "full local", "--out", str(folder)])
     assert done.exit_code == 0, (done.output, done.exception)
     assert OF[command][3] in done.stdout
-    assert done.stderr == f"{folder} contains this run, finished on 2026-03-14; --again measures it again\n"
+    assert done.stderr == f"{folder} contains this run, finished on 2026-03-14; --again runs it again\n"
     shown = run(app, [command, "m", "--methods", "full local", "--out", str(folder), "--json"])
     assert json.loads(shown.stdout) == json.loads(before)
     assert (folder / OF[command][0].file).read_bytes() == before
@@ -159,6 +161,15 @@ def test_reports_of_other_commands_and_other_files_are_never_replaced(again, put
     mine = put("report.json", {"mine": 1}, "mine")
     assert "report.json is not a report of subquad; remove it" in refusal("plan", "--out", mine, *again)
     assert "is not JSON" in refusal("plan", "--out", put("report.json", "{", "broken"), *again)
+
+
+def test_a_removal_that_was_interrupted_is_completed_first(put):
+    folder = put("results.json", {"task": {}, "test": {}}, "train")
+    for name in ("settings.toml", "curve.png"):
+        put(name, "", "train")
+    put(REMOVING, sealed_json({"names": ["results.json", "settings.toml"]}).decode(), "train")
+    assert "measured again" in refusal("compare", "--out", folder)
+    assert {path.name for path in folder.iterdir()} == {"curve.png"}
 
 
 @pytest.mark.parametrize("again", [[], ["--again"]])

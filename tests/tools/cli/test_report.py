@@ -66,7 +66,7 @@ def test_a_folder_with_several_runs_asks_for_the_file_of_one(put):
     ("notes.txt", "", "contains no finished run of subquad"),
     ("report.json", {"mine": 1}, "contains no finished run of subquad"),
     ("plan.json", {}, "it contains a plan alone, which sq.load_plan reads"),
-    ("settings.toml", "", "the same command with --resume continues it"),
+    ("settings.toml", "", "the same command resumes it"),
     ("report.json", "{", "is not JSON"),
     ("bench.json", {"kind": "subquad bench"}, "is damaged: it has no table to show"),
 ])  # fmt: skip

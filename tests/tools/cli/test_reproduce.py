@@ -69,15 +69,25 @@ def test_a_mistake_of_ours_is_not_taken_for_one_of_the_settings(monkeypatch):
     assert isinstance(run(app, ["reproduce", "copy-heatmap", "--scale", "smoke"]).exception, ZeroDivisionError)
 
 
-def test_a_run_goes_on_with_resume_only(tmp_path):
-    command = ["reproduce", "lha-latency", "--scale", "smoke", "--out", str(tmp_path / "out")]
-    assert run(app, command).exit_code == 0
-    before = (tmp_path / "out" / "results.json").read_bytes()
-    refused = run(app, command)
+def test_a_finished_run_is_shown_and_runs_again_with_again_only(tmp_path):
+    command, out = ["reproduce", "lha-latency", "--scale", "smoke", "--out", str(tmp_path / "out")], tmp_path / "out"
+    first = run(app, command)
+    before = (out / "results.json").read_bytes()
+    shown = run(app, command)
+    assert (shown.exit_code, shown.stdout) == (0, first.stdout)
+    assert shown.stderr == f"{out} contains this run, finished; --again runs it again\n"
+    assert (out / "results.json").read_bytes() == before
+    other = [*command, "--set", "heads=1"]
+    refused = run(app, other)
     assert refused.exit_code == 2
-    assert "--resume continues it" in refused.stderr
-    assert run(app, [*command, "--resume"]).exit_code == 0
-    assert (tmp_path / "out" / "results.json").read_bytes() == before
+    assert "contains another run with settings.heads" in refused.stderr
+    assert "; give another folder with --out, or --again to replace it" in refused.stderr
+    assert run(app, [*other, "--set", "hedas=2", "--again"]).exit_code == 2
+    assert (out / "results.json").read_bytes() == before  # mistakes replace nothing
+    for words in (other, [*command, "--json"]):
+        assert run(app, [*words, "--again"]).exit_code == 0
+        settings = json.loads((out / "results.json").read_text())["experiment"]["settings"]
+        assert (settings["heads"] == 1) == (words is other)
 
 
 @pytest.mark.parametrize(
@@ -107,4 +117,26 @@ def test_an_interruption_ends_with_130_and_says_how_to_go_on(monkeypatch):
     monkeypatch.setattr(running.JobCache, "compute", interrupted)
     done = run(app, ["reproduce", "lha-latency", "--scale", "smoke"])
     assert done.exit_code == 130
-    assert "with --resume continues from here" in done.stderr
+    assert "the same command resumes from here" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ({"task": {}, "test": {}}, "contains a run of subquad train; give another folder"),
+        (
+            {"mine": 1},
+            "results.json is damaged: it has no results of subquad reproduce; remove this file",
+        ),
+    ],
+)
+def test_again_does_not_remove_results_that_are_not_its_own(tmp_path, content, message):
+    command, out = ["reproduce", "lha-latency", "--scale", "smoke", "--out", str(tmp_path / "out")], tmp_path / "out"
+    assert run(app, command).exit_code == 0
+    (out / "notes.txt").write_text("mine")
+    (out / "results.json").write_text(json.dumps(content))
+    before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
+    refused = run(app, [*command, "--again"])
+    assert refused.exit_code == 2
+    assert message in " ".join(refused.stderr.split())
+    assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == before

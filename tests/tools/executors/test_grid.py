@@ -52,7 +52,7 @@ def test_24_cells_of_which_one_worker_is_killed_twice(name, alone, tmp_path, unm
         assert executor.width == 2
         assert header.machine["executor"] == executor.description
         assert _ran(tmp_path / "out") == dict.fromkeys(_slugs(cells), 1)
-        again = reproduce(GRID, "smoke", tmp_path / "out", executor=executor, resume=True)
+        again = reproduce(GRID, "smoke", tmp_path / "out", executor=executor)
         if name == "ray":
             _refusals(executor, tmp_path)
     assert capsys.readouterr().out == ""  # where --json prints

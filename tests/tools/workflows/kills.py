@@ -123,13 +123,13 @@ COMMANDS = {
     ),
     "train": Command(
         lambda at, out: [
-            *("train", "masked-copy", "--method", "lha:buckets=2", "--out", str(out), "--resume"),
+            *("train", "masked-copy", "--method", "lha:buckets=2", "--out", str(out)),
             *_options("--set", (*SIZES, *TRAINING, *QUICK, "model.dropout=0.1")),
         ],
         of_train,
     ),
     "reproduce": Command(
-        lambda at, out: ["reproduce", "linformer-quality", "--scale", "smoke", "--out", str(out), "--resume"],
+        lambda at, out: ["reproduce", "linformer-quality", "--scale", "smoke", "--out", str(out)],
         of_reproduce,
     ),
 }

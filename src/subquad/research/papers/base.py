@@ -16,12 +16,13 @@ from filelock import FileLock
 from subquad.core import files
 from subquad.research.papers import tasks as _registered  # noqa: F401
 from subquad.research.papers.results import Results
+from subquad.tools.runs.cache import SHARED
 from subquad.tools.runs.jobs import Job, Progress
 
 SCALES = ("smoke", "small", "paper")
 
 # The remedy if a file that one cell left for others is damaged.
-AGAIN = "remove its folder and the .json file next to that, and --resume runs its cell again"
+AGAIN = "remove its folder and the .json file next to that, and the same command runs its cell again"
 
 JobResults = Mapping[str, dict[str, Any]]  # the result of each cell, by its key
 
@@ -44,7 +45,7 @@ class Context:
     def shared(self, name: str, make: Callable[[Path], object]) -> Path:
         """A folder of all cells, which the first one that comes makes; others wait meanwhile."""
         folder = self.folder.parent / slug(name)
-        done = folder / "done"
+        done = folder / SHARED
         if not done.exists():
             files.make_folder(folder)
             with FileLock(folder / ".lock"):

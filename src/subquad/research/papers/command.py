@@ -2,13 +2,13 @@
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from subquad.tools.cli.common import needs, user_errors
 from subquad.tools.cli.kinds import Kind, has, table_in
-from subquad.tools.cli.options import AsJson, DataDir, Device
+from subquad.tools.cli.options import Again, AsJson, DataDir, Device
 from subquad.tools.cli.output import results_console, say, show
 from subquad.tools.cli.plugins import Command
 from subquad.tools.cli.progress import progress_bar
@@ -47,7 +47,7 @@ def reproduce(
     data_dir: DataDir = None,
     device: Device = "cpu",
     out: Annotated[Path | None, typer.Option(help="Folder for the results; default: subquad-EXPERIMENT-SCALE.")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Resume the run in the folder.")] = False,
+    again: Again = False,
     override: Annotated[
         list[str] | None, typer.Option("--set", help="Replace a setting of the scale, as setting=value; repeatable.")
     ] = None,
@@ -56,34 +56,30 @@ def reproduce(
     executor: Executor,
 ) -> None:
     """Reproduce the papers' tables and figures, next to the published ones."""
-    with user_errors("the same command with --resume continues from here"), needs("train"):
+    with user_errors(), needs("train"):
         from subquad.research.papers.catalogue import load
         from subquad.research.papers.overrides import read_changes
         from subquad.research.papers.run import reproduce as run
+        from subquad.research.papers.run import run_folder
         from subquad.research.papers.write import as_record, write_results
+        from subquad.tools.cli.finished import finished_in
 
         if experiment is None:
             _list(as_json)
             return
-        chosen = load(experiment)
+        chosen, changes = load(experiment), read_changes(override or ())
         folder = out or Path(f"subquad-{experiment}-{scale}")
+        asked = run_folder(chosen, scale, folder, changes, data_dir, device)
         with alone_in(folder):
-            with executor, progress_bar() as progress:
-                header, results, cells = run(
-                    chosen,
-                    scale,
-                    folder,
-                    data=data_dir,
-                    device=device,
-                    resume=resume,
-                    changes=read_changes(override or ()),
-                    progress=progress,
-                    executor=executor,
-                )
-            paths = write_results(header, results, cells, folder)
-        record = as_record(header, results, cells)
+            record = finished_in(asked, REPRODUCE, again)
+            if record is None:
+                options: dict[str, Any] = {"data": data_dir, "device": device, "changes": changes, "again": again}
+                with executor, progress_bar() as progress:
+                    report = run(chosen, scale, folder, progress=progress, executor=executor, **options)
+                write_results(*report, folder)
+                record = as_record(*report)
         if not show(record, lambda: REPRODUCE.table(record), as_json):
-            say(f"Results: {', '.join(map(str, paths))}")
+            say(f"Results: {folder / REPRODUCE.file}, {folder / REPRODUCE.page}, and the plots next to them")
 
 
 def _list(as_json: bool) -> None:

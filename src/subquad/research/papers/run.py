@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -11,15 +10,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from subquad.core import checksums as seals
 from subquad.core import files
 from subquad.core.errors import InputError
 from subquad.core.spelling import instead
 from subquad.research.papers.base import SCALES, Cell, Context, Experiment, slug
 from subquad.research.papers.overrides import as_options, changed
 from subquad.research.papers.results import Header, Results
-from subquad.tools.runs.alone import RUNNING
-from subquad.tools.runs.cache import JobCache
+from subquad.tools.cli.folder import RunFolder, device_and_data
+from subquad.tools.runs.cache import JobCache, stray_in
 from subquad.tools.runs.executors import LOCAL, Executor
 from subquad.tools.runs.jobs import Progress, silent
 from subquad.tools.runs.machine import hardware, versions
@@ -33,28 +31,28 @@ def reproduce(
     *,
     data: Path | None = None,
     device: str = "cpu",
-    resume: bool = False,
+    again: bool = False,
     changes: Mapping[str, Any] | None = None,
     progress: Progress = silent,
     executor: Executor = LOCAL,
 ) -> tuple[Header, Results, dict[str, Any]]:
     """Run all cells that `out` lacks, and report: what the experiment is, its results, the results of each cell.
 
-    `changes` are settings in place of those of the scale; `executor` runs the cells.
+    `changes` are settings in place of those of the scale; `executor` runs the cells. With `again`, a finished run in
+    the folder is removed first.
 
     Raises:
-        InputError: an unknown scale, missing data, or a folder that holds another run, or this one without `resume`.
+        InputError: an unknown scale, missing data, or a folder that holds another run.
     """
-    if scale not in SCALES:
-        raise InputError(f"no scale {scale!r}{instead(scale, SCALES, '')}")
+    folder = run_folder(experiment, scale, out, changes or {}, data, device)
     executor.check_device(device)
     settings = changed(experiment.scales[scale], changes or {})
     _check_data(experiment, scale, settings, data)
-    _claim(out, {"experiment": experiment.name, "scale": scale, "settings": asdict(settings)}, resume)
     with _fitting(experiment.name, changes or {}):
         cells = list(experiment.cells(settings))
     if not cells:
         raise InputError(f"nothing to run: these settings of {experiment.name!r} leave no cell")
+    folder.begin(again)
     records = _run_all(cells, experiment.name, out.absolute(), data, device, changes or {}, progress, executor)
     header = Header(
         name=experiment.name,
@@ -123,9 +121,35 @@ def _fitting(experiment: str, changes: Mapping[str, Any]) -> Iterator[None]:
         raise InputError(f"{experiment!r} does not run with {options}: {reason}") from error
 
 
+def run_folder(
+    experiment: Experiment,
+    scale: str,
+    out: Path,
+    changes: Mapping[str, Any],
+    data: Path | None = None,
+    device: str = "cpu",
+) -> RunFolder:
+    """The folder of a run. InputError for an unknown scale or setting."""
+    if scale not in SCALES:
+        raise InputError(f"no scale {scale!r}{instead(scale, SCALES, '')}")
+    settings = asdict(changed(experiment.scales[scale], changes))
+    where = device_and_data(device, data if experiment.needs or experiment.smoke_needs else None)
+    asked = {"experiment": experiment.name, "scale": scale, "settings": settings, **where}
+    return RunFolder(
+        out,
+        "subquad reproduce",
+        asked,
+        "run.json",
+        r"cells|results\.md",
+        recorded=lambda content: [f"{plot['file']}.png" for plot in content["results"]["plots"]],
+        stray=lambda: stray_in(out / "cells", "cell"),
+    )
+
+
 def cells_in(out: Path) -> JobCache:
     """The results of the cells of the run in `out`, next to the folders in which they ran."""
-    return JobCache(out / "cells", key_field="cell", file_name=slug, remedy="; --resume then runs the cell again")
+    remedy = "; the same command then runs the cell again"
+    return JobCache(out / "cells", key_field="cell", file_name=slug, remedy=remedy)
 
 
 def _check_data(experiment: Experiment, scale: str, settings: Any, data: Path | None) -> None:
@@ -142,32 +166,3 @@ def _check_data(experiment: Experiment, scale: str, settings: Any, data: Path | 
     for folder in needs:
         if data is not None and not (data / folder).exists():
             raise InputError(f"{experiment.name!r} needs {data / folder}, which is not there")
-
-
-def _claim(out: Path, run: dict[str, Any], resume: bool) -> None:
-    """Record which run is in a folder; InputError if it is another, or this one without `resume`."""
-    path = out / "run.json"
-    run = json.loads(json.dumps(run))
-    begun = any(file.is_file() and not files.is_part(file) for file in (out / "cells").rglob("*"))
-    if begun and not path.exists():
-        raise InputError(f"{out} contains cells of a run but no {path.name} about it; give another folder with --out")
-    if begun:
-        earlier = seals.parsed(path, "give another folder with --out")
-        if earlier != run:
-            raise InputError(f"{out} contains another run ({_difference(earlier, run)}); give another --out")
-        if not resume:
-            raise InputError(f"{out} contains this run already: --resume continues it, --out FOLDER starts another")
-        return
-    if not files.empty_but_for(out, [path.name, "cells", *RUNNING]):
-        raise InputError(f"{out} is not empty and contains no run of this; give another folder with --out")
-    files.write(path, json.dumps(run, indent=1))
-
-
-def _difference(earlier: dict[str, Any], run: dict[str, Any]) -> str:
-    """The difference between an earlier run and this one: the experiment, the scale, or settings by name."""
-    for key in ("experiment", "scale"):
-        if earlier.get(key) != run[key]:
-            return f"{key} {earlier.get(key)}, not {run[key]}"
-    new, settings_then = run["settings"], earlier.get("settings")
-    old = settings_then if isinstance(settings_then, dict) else {}
-    return f"another {', '.join(name for name in new if old.get(name) != new[name]) or 'version of its settings'}"

@@ -18,12 +18,9 @@ from subquad.tools.report.terminal import plain_table
 def write_results(header: Header, results: Results, cells: dict[str, Any], folder: Path) -> list[Path]:
     """Write the files into a folder, made if need be; return their paths. All are made before the first is written."""
     drawn = plots(header.name, results)
-    contents = {
-        "results.json": as_json(as_record(header, results, cells)),
-        "results.md": markdown(header, results, list(drawn)).encode(),
-        **drawn,
-    }
-    return write_files(contents, folder)
+    page, record = markdown(header, results, list(drawn)).encode(), as_json(as_record(header, results, cells))
+    # results.json marks the run as finished, so it comes last.
+    return write_files({"results.md": page, **drawn, "results.json": record}, folder)
 
 
 def markdown(header: Header, results: Results, images: list[str]) -> str:

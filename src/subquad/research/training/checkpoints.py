@@ -60,9 +60,13 @@ def check_sealed(folder: Path, remedy: str) -> Path:
 
 def discard_unsealed(folder: Path) -> None:
     """Remove checkpoints that were cut off while they were written, or while they were removed."""
-    for path in _checkpoints(folder):
-        if not (path / CHECKSUMS).exists():
-            shutil.rmtree(path)
+    for path in unsealed(folder):
+        shutil.rmtree(path)
+
+
+def unsealed(folder: Path) -> list[Path]:
+    """The checkpoints without a seal."""
+    return [path for path in _checkpoints(folder) if not (path / CHECKSUMS).exists()]
 
 
 def discard_all(folder: Path) -> None:

@@ -11,8 +11,8 @@ from subquad.research.training.arguments import Config, Method, Override, tables
 from subquad.tools.cli import ranks
 from subquad.tools.cli.common import needs, say_error_after, user_errors
 from subquad.tools.cli.kinds import Kind, has, table_in
-from subquad.tools.cli.options import AsJson, DataDir, Device
-from subquad.tools.cli.output import errors, results_console, say, show, tell
+from subquad.tools.cli.options import Again, AsJson, DataDir, Device
+from subquad.tools.cli.output import errors, results_console, say, show
 from subquad.tools.cli.plugins import Command
 from subquad.tools.cli.stopped import exit_message, stops_first
 from subquad.tools.runs.alone import alone_in
@@ -41,37 +41,36 @@ def train(
     data_dir: DataDir = None,
     device: Device = "cpu",
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder for the run.")] = OUT,
-    resume: Annotated[bool, typer.Option("--resume", help="Resume the run in the folder, or start one.")] = False,
+    again: Again = False,
     as_json: AsJson = False,
 ) -> None:
     """Train a model on a task with any attention method, in one process or under torchrun."""
     with _ends(out), needs("train"):
         from subquad.research.training.settings import settings_of
         from subquad.research.training.tasks import TASKS
-        from subquad.research.training.workflow import finished, run
+        from subquad.research.training.workflow import run, training_folder
+        from subquad.tools.cli.finished import finished_in
         from subquad.tools.runs import processes
 
         task, tables = tables_of(task, config, override, method=method, plan=str(plan) if plan else None)
         if task is None:
-            if method or plan or config or override or resume or as_json or (device, out) != ("cpu", OUT):
+            if method or plan or config or override or again or as_json or (device, out) != ("cpu", OUT):
                 _name_a_task(TASKS)
             console = results_console()
             for name, kind in TASKS.items():
                 say(f"{name:<12} {kind.summary}", console)
             return
         settings = settings_of(task, *tables)
-        done = finished(settings, out)
-        if done:
-            if processes.number() == 0:
-                tell(f"{out} contains this run, finished; --out FOLDER starts another")
-                show(done, lambda: TRAIN.table(done), as_json)
-            return
-        # Several processes are one run: the first of them holds its folder.
-        with nullcontext() if processes.number() else alone_in(out), ranks.progress() as progress:
-            record = run(settings, out, data=data_dir, device=device, resume=resume, progress=progress)
+        # Several processes are one run: the first of them holds its folder. All of them find the same in it, because
+        # `train` changes nothing there before all of them have joined.
+        with nullcontext() if processes.number() else alone_in(out):
+            record = finished_in(training_folder(settings, out, device), TRAIN, again)
+            if record is None:
+                with ranks.progress() as progress:
+                    record = run(settings, out, data=data_dir, device=device, again=again, progress=progress)
         processes.leave()
-        # Of several processes, only the first has a record.
-        if record and not show(record, lambda: TRAIN.table(record), as_json):
+        # Of several processes, only the first shows the record.
+        if processes.number() == 0 and not show(record, lambda: TRAIN.table(record), as_json):
             say(f"Run: {out}")
 
 
@@ -114,7 +113,9 @@ def _how_to_go_on(out: Path) -> str:
     from subquad.research.training.checkpoints import newest_step
 
     step = newest_step(out)
-    return f"--resume continues from step {step:,}" if step else "there is no checkpoint yet, so --resume starts again"
+    if step:
+        return f"the same command continues from step {step:,}"
+    return "there is no checkpoint yet, so the same command starts again"
 
 
 COMMAND = Command(train, position=7, kinds=(TRAIN,))

@@ -33,8 +33,8 @@ def clear_ends(settings: RunSettings) -> Iterator[None]:
         if isinstance(error, torch.OutOfMemoryError | MemoryError) or "can't allocate memory" in str(error):
             raise Ended(
                 f"out of memory with training.batch={training.batch} in training.accumulate={training.accumulate} "
-                "passes; checkpoints are kept. Give more passes (training.accumulate: --resume takes it), a smaller "
-                "batch, or shorter inputs"
+                "passes; checkpoints are kept. Give more passes (training.accumulate, which the run resumes with), "
+                "a smaller batch, or shorter inputs"
             ) from error
         if processes.joined() and (isinstance(error, dist.DistError) or any(mark in str(error) for mark in MARKS)):
             _end_without_others(settings.parallel.timeout)
@@ -47,7 +47,7 @@ def _end_without_others(timeout: float) -> NoReturn:
     gone = sorted(set(range(processes.count())) - left)
     if processes.number() != min(left):
         raise InputError("another process reports why the run ends")
-    kept = "checkpoints are kept, and --resume continues from the newest"
+    kept = "checkpoints are kept, and the same command continues from the newest"
     if not gone:
         raise Ended(f"the launcher or another process stopped the run; {kept}")
     who = f"process {gone[0]}" if len(gone) == 1 else f"processes {', '.join(map(str, gone[:5]))}"

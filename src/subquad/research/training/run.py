@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -57,11 +57,13 @@ def train(
     progress: Progress = lambda what, done, total: None,
     start_from: Path | None = None,
     callbacks: Sequence[TrainerCallback] = (),
+    begin: Callable[[], None] = lambda: None,
 ) -> Outcome:
     """Train, from the newest checkpoint under `out` where there is one; then measure on the test examples.
 
     A new run starts from weights drawn by the seed, or from those of a model of the same sizes, whatever its attention,
-    that `save_pretrained` wrote into the folder `start_from`. `callbacks` are told of its steps, as Trainer's are.
+    that `save_pretrained` wrote into the folder `start_from`. `callbacks` are told of its steps, as Trainer's are. The
+    first process calls `begin` before it writes anything: the data is read then, and the model is made.
 
     The same settings give the same weights on the same machine, however often it was interrupted. Started by `torchrun`
     or `accelerate launch`, all processes share each batch.
@@ -82,7 +84,9 @@ def train(
         args = arguments(settings.training, settings.task, out, device, layout)
         set_seed(settings.training.seed)
         model = settings.task.model(settings.model)
+    processes.wait()  # the others have looked at the folder as it was
     if processes.number() == 0:
+        begin()
         check_same_data(splits, getattr(model.config, "id2label", None), out)
     if start_from is not None:
         begin_with(model, start_from)

@@ -32,6 +32,7 @@ __all__ = [
 ]
 
 
+RUN = "run"  # the table of `settings.toml` with the device of the run, which is not a setting
 TABLES = ("task", "model", "training", "parallel")
 # The page that lists the settings of each table.
 LISTED = {name: "docs/training/tasks.md" if name == "task" else "docs/reference/training.md" for name in TABLES}
@@ -212,7 +213,12 @@ def _shorten_warmup(training: dict[str, Any]) -> None:
 
 
 def read_toml(path: Path) -> dict[str, dict[str, Any]]:
-    """Tables of settings from a TOML file; `task = "name"` alone is the task's table with its name."""
+    """Tables of settings from a TOML file, without what a run recorded of itself in the table `RUN`."""
+    return {name: table for name, table in read_tables(path).items() if name != RUN}
+
+
+def read_tables(path: Path) -> dict[str, dict[str, Any]]:
+    """All tables of a TOML file; `task = "name"` alone is the task's table with its name."""
     if not exists(path):
         raise InputError(f"no settings at {path}")
     content = read_bytes(path)

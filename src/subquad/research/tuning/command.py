@@ -8,7 +8,7 @@ import typer
 from subquad.research.training.arguments import Config, Method, Override, tables_of
 from subquad.tools.cli.common import needs, user_errors
 from subquad.tools.cli.kinds import Kind, names_itself, record_in, table_in
-from subquad.tools.cli.options import AsJson, DataDir, Device
+from subquad.tools.cli.options import Again, AsJson, DataDir, Device
 from subquad.tools.cli.output import say, show
 from subquad.tools.cli.plugins import Command
 from subquad.tools.cli.progress import progress_bar
@@ -49,33 +49,36 @@ def tune(
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder of the search; rerun the command to resume.")] = Path(
         "subquad-tune"
     ),
+    again: Again = False,
     as_json: AsJson = False,
     *,
     executor: Executor,
 ) -> None:
     """Search settings of a method and of training for the best validation figure of a task."""
-    with user_errors("the same command resumes from here"), needs("tune"):
+    with user_errors(), needs("tune"):
         from subquad.core.errors import InputError
         from subquad.research.tuning.record import record_of
-        from subquad.research.tuning.run import Tuning, check
+        from subquad.research.tuning.run import Tuning, check, search_folder
         from subquad.research.tuning.run import tune as run
         from subquad.research.tuning.search import Base
         from subquad.research.tuning.write import write_tune
+        from subquad.tools.cli.finished import finished_in
 
         named, tables = tables_of(task, config, override, method=method)
         if named is None:
             raise InputError("no task is named; give subquad tune TASK …, where `subquad train` lists all")
         asked = Tuning(Base(named, tuple(tables)), tuple(search or ()), out, trials, prune, seed, data_dir, device)
         check(asked, executor)
+        words = [named, *_words(method, config, override, data_dir, device)]
         with alone_in(out):
-            with executor, progress_bar() as progress:
-                rows = run(asked, progress, executor)
-            record = record_of(
-                asked, rows, [named, *_words(method, config, override, data_dir, device)], executor.description
-            )
-            paths = write_tune(record, out)
+            record = finished_in(search_folder(asked), TUNE, again)
+            if record is None:
+                with executor, progress_bar() as progress:
+                    rows = run(asked, progress, executor, again)
+                record = record_of(asked, rows, words, executor.description)
+                write_tune(record, out)
         if not show(record, lambda: TUNE.table(record), as_json):
-            say(f"Results: {', '.join(map(str, paths))}")
+            say(f"Results: {out / TUNE.file}, {out / TUNE.page}, and the plots next to them")
 
 
 def _words(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import re
 import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -10,16 +10,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from subquad.core import checksums as seals
-from subquad.core import files
 from subquad.core.errors import InputError
 from subquad.core.messages import note
-from subquad.research.tuning.schema import TriedTrial
+from subquad.research.training.tasks import TASKS
+from subquad.research.tuning.schema import PLOT, TriedTrial, plot_by
 from subquad.research.tuning.search import Base, Searched, Value, all_points, read_searches
-from subquad.research.tuning.study import Study
+from subquad.research.tuning.study import FILE, Study
 from subquad.research.tuning.trial import Trial, Tried
-from subquad.tools.runs.alone import RUNNING
-from subquad.tools.runs.cache import JobCache
+from subquad.tools.cli.folder import RunFolder, device_and_data
+from subquad.tools.runs.cache import JobCache, stray_in
 from subquad.tools.runs.executors import LOCAL, Executor
 from subquad.tools.runs.jobs import Job, JobProgress, Progress, silent
 
@@ -43,14 +42,18 @@ class Tuning:
     device: str = "cpu"
 
 
-def tune(asked: Tuning, progress: Progress = silent, executor: Executor = LOCAL) -> list[TriedTrial]:
+def tune(
+    asked: Tuning, progress: Progress = silent, executor: Executor = LOCAL, again: bool = False
+) -> list[TriedTrial]:
     """Run trials until the folder contains as many as requested; all of them, in their order.
+
+    With `again`, a finished search in the folder is removed first.
 
     Raises:
         InputError: the search is invalid, the folder contains another one, or all trials failed.
     """
     searched = check(asked, executor)
-    _claim(asked)
+    search_folder(asked).begin(again)
     return _Search(asked, searched, progress).run(executor)
 
 
@@ -71,6 +74,30 @@ def check(asked: Tuning, executor: Executor = LOCAL) -> list[Searched]:
             f"{training.steps} has none: give --set training.every=N"
         )
     return searched
+
+
+def search_folder(asked: Tuning) -> RunFolder:
+    """The folder of a search, which is finished with the number of trials asked for; more may be added."""
+    points = all_points(read_searches(asked.searches, asked.base), asked.trials)
+    trials = asked.trials if points is None else len(points)
+    search = {
+        "task": asked.base.task,
+        "settings": asked.base.fixed,
+        "search": asked.searches,
+        "prune": asked.prune,
+        "seed": asked.seed,
+        **device_and_data(asked.device, asked.data if TASKS[asked.base.task].needs else None),
+    }
+    return RunFolder(
+        asked.out,
+        "subquad tune",
+        search,
+        CLAIM,
+        rf"{TRIALS}|{re.escape(FILE)}(\.lock.*)?|results\.md",
+        recorded=lambda content: [f"{file}.png" for file in (PLOT, *map(plot_by, content["search"]))],
+        stray=lambda: stray_in(asked.out / TRIALS, "trial"),
+        is_complete=lambda content: len(content["trials"]) >= trials,
+    )
 
 
 class _Search:
@@ -165,24 +192,3 @@ class _Search:
         """InputError where at least `least` trials have ended, and all of them failed."""
         if len(rows) >= least and all(row.state == "failed" for row in rows):
             raise InputError(f"all {len(rows)} trials failed, the last one because {rows[-1].reason}")
-
-
-def _claim(asked: Tuning) -> None:
-    """Record which search is in a folder; InputError if it contains another, or something else."""
-    search = {
-        "task": asked.base.task,
-        "settings": asked.base.fixed,
-        "search": asked.searches,
-        "prune": asked.prune,
-        "seed": asked.seed,
-    }
-    search, path = json.loads(json.dumps(search)), asked.out / CLAIM
-    if path.exists():
-        earlier = seals.parsed(path, "give another folder with --out")
-        differing = [name for name in search if earlier.get(name) != search[name]]
-        if differing:
-            raise InputError(f"{asked.out} contains a search with another {', '.join(differing)}; give another --out")
-        return
-    if not files.empty_but_for(asked.out, RUNNING):
-        raise InputError(f"{asked.out} is not empty and contains no search; give another folder with --out")
-    files.write(path, json.dumps(search, indent=1))

@@ -6,6 +6,14 @@ from typing import Any, Literal
 KIND, SCHEMA = "subquad tune", 1
 
 
+PLOT = "trials"  # the file with the value of each trial, without its ending
+
+
+def plot_by(setting: str) -> str:
+    """The file with the values of the trials against a setting, without its ending."""
+    return f"by-{setting.replace('.', '-')}"
+
+
 @dataclass(frozen=True)
 class TriedTrial:
     """A trial that has ended; its figures are those of the validation examples."""

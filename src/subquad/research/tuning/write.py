@@ -10,7 +10,7 @@ from subquad.research.papers.plots import plots
 from subquad.research.papers.results import Bars, Lines, Plot, Results, Table, Value
 from subquad.research.papers.write import shown, table_of
 from subquad.research.tuning.long_commands import in_lines
-from subquad.research.tuning.schema import TriedTrial, TuneReport
+from subquad.research.tuning.schema import PLOT, TriedTrial, TuneReport, plot_by
 from subquad.tools.report.files import as_json, write_files
 from subquad.tools.report.markup import fenced, pairs_table
 from subquad.tools.report.terminal import plain_table
@@ -25,7 +25,8 @@ def write_tune(report: TuneReport, folder: Path) -> list[Path]:
     """Write the files into a folder; return their paths."""
     drawn = plots("tune", Results(summary="", tables=[], plots=plots_of(report)))
     page = markdown(report, list(drawn))
-    return write_files({"results.json": as_json(report), "results.md": page.encode(), **drawn}, folder)
+    # results.json marks the search as finished, so it comes last.
+    return write_files({"results.md": page.encode(), **drawn, "results.json": as_json(report)}, folder)
 
 
 def markdown(report: TuneReport, images: Sequence[str]) -> str:
@@ -89,7 +90,7 @@ def plots_of(report: TuneReport) -> list[Plot]:
 
 def _history(report: TuneReport, trials: Sequence[TriedTrial]) -> Lines:
     return Lines(
-        file="trials",
+        file=PLOT,
         title="the validation figure of each trial",
         x="trial",
         y=report.task["metric"],
@@ -100,7 +101,7 @@ def _history(report: TuneReport, trials: Sequence[TriedTrial]) -> Lines:
 
 
 def _against(report: TuneReport, name: str, trials: Sequence[TriedTrial]) -> Plot:
-    metric, file = report.task["metric"], f"by-{name.replace('.', '-')}"
+    metric, file = report.task["metric"], plot_by(name)
     title = f"the validation figure by {name}"
     values = list(dict.fromkeys(one.values[name] for one in trials))
     if all(map(_is_number, values)):

@@ -96,8 +96,7 @@ def bench(
         from subquad.tools.bench.plans import resolved
         from subquad.tools.bench.report import report_of
         from subquad.tools.bench.run import check, measure
-        from subquad.tools.cli.finished import Claim
-        from subquad.tools.cli.results import results_in
+        from subquad.tools.cli.finished import Claim, results_in
 
         with needs("report"):
             from subquad.tools.bench.changes import changes
@@ -155,8 +154,7 @@ def _steps(
     with user_errors():
         from subquad.core.errors import InputError
         from subquad.tools.bench.steps import check, measure
-        from subquad.tools.cli.finished import Claim
-        from subquad.tools.cli.results import results_in
+        from subquad.tools.cli.finished import Claim, results_in
 
         for option, value in (("--gpu-sheet", gpu_sheet), ("--compare", compare), ("--executor", executor.description)):
             if value:
@@ -188,8 +186,7 @@ def _on_ranks(
     with user_errors(), ranks.group(settings.device) as group:
         from subquad.tools.bench.ranks import measure
         from subquad.tools.bench.run import check
-        from subquad.tools.cli.finished import Claim
-        from subquad.tools.cli.results import results_in
+        from subquad.tools.cli.finished import Claim, results_in
 
         with needs("report"):
             from subquad.tools.bench.write import write_ranks

@@ -1,25 +1,37 @@
-"""A command in a folder that holds a finished run: the same run is shown again, another one is not overwritten."""
+"""The folder of a command's results: a finished run is shown again, and another one is not overwritten."""
 
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from subquad.core.errors import InputError
 from subquad.core.reading import read_json
-from subquad.tools.cli.kinds import Kind, kind_of, record_of
-from subquad.tools.cli.plugins import kinds
-from subquad.tools.runs.cache import begun_in
+from subquad.tools.cli.folder import (
+    ELSEWHERE,
+    Differing,
+    RunFolder,
+    check_other_reports,
+    differences,
+    end_removal,
+    is_report,
+    refusal,
+)
+from subquad.tools.cli.kinds import Kind, record_of
+from subquad.tools.cli.output import tell
+from subquad.tools.measure.group import ALONE, MeasuringGroup
+from subquad.tools.runs import processes
+from subquad.tools.runs.alone import alone_in
+from subquad.tools.runs.cache import begun_in, clear
 from subquad.tools.runs.options import options
 from subquad.tools.runs.records import to_plain
 
 ASKED = "asked"  # the key of a report with the settings that the command was given
 RANKS = "ranks"  # in addition, if there were several
-FEW = 5  # settings that a message names
-LONGEST = 60  # characters of a value in a message
-
+RUN_AGAIN = "--again runs it again"
 MODELS = ("config.json", "modules.json", "model.safetensors")  # files of a saved model
 
 
@@ -55,59 +67,38 @@ class Claim:
         Raises:
             InputError: the folder contains a report of other settings (unless `again`), or of another command.
         """
-        report = self.check_same_command()
+        report = self._report()
         if report is None or again:
             return None
+        run = f"the report of another run, made on {self.day(report)}"
         if ASKED not in report:
-            self._refuse(report, "with an earlier version")
+            raise InputError(
+                f"{self.folder} contains {run} with an earlier version; {ELSEWHERE}, or --again to replace it"
+            )
         if differing := self._differing(report[ASKED]):
-            self._refuse(report, f"with {differing}")
-        if begun_in(self.folder):
-            return None
-        return record_of(self.kind, self.path, report)
+            raise refusal(self.folder, run, differing)
+        return None if begun_in(self.folder) else record_of(self.kind, self.path, report)
 
-    def _refuse(self, report: Mapping[str, Any], difference: str) -> NoReturn:
-        raise InputError(
-            f"{self.folder} contains the report of another run, made on {self.day(report)} {difference}; give another "
-            "folder with --out, or --again to replace it"
-        )
+    def _differing(self, earlier: Mapping[str, Any]) -> Differing:
+        """The settings that were measured with other values, as the command line calls them."""
+        known, (before, now) = options(type(self.settings)), ({RANKS: 1, **each} for each in (earlier, self.asked))
+        return {
+            known[name].label if name in known else name: both
+            for name, both in differences(before, now).items()
+            if name in now and not (name in known and known[name].reading)
+        }
 
-    def _differing(self, earlier: Mapping[str, Any]) -> str:
-        """The settings that were measured with other values, with both; nothing where there are none."""
-        known, here = options(type(self.settings)), self.asked
-        names = [name for name in here if name != RANKS and not (name in known and known[name].reading)]
-        differing = [
-            f"{known[name].label if name in known else name} {_shown(earlier.get(name))} (now {_shown(here[name])})"
-            for name in names
-            if earlier.get(name) != here[name]
-        ]
-        if (before := earlier.get(RANKS, 1)) != self.ranks:
-            differing.insert(0, f"{RANKS} {before} (now {self.ranks})")
-        more = f" and {len(differing) - FEW} more" if len(differing) > FEW else ""
-        return f"{', '.join(differing[:FEW])}{more}"
-
-    def check_same_command(self) -> dict[str, Any] | None:
-        """The report in the folder, of any settings; InputError if something else has its name."""
-        if not self.path.exists():
-            self._check_nobody_elses()
-            return None
-        report = read_json(self.path)
-        other = kind_of(report, kinds())
-        if other is None:
-            raise InputError(f"{self.path} is not a report of subquad; remove it, or give another folder with --out")
-        if other != self.kind:
-            raise InputError(f"{self.folder} contains a run of {other.command}; give another folder with --out")
-        return dict(report)
-
-    def _check_nobody_elses(self) -> None:
-        """InputError if the folder contains a run of another command, or a model."""
-        for name in {kind.file for kind in kinds()} - {self.kind.file}:
-            other = kind_of(_read(self.folder / name), kinds())
-            if other is not None and other != self.kind:
-                raise InputError(f"{self.folder} contains a run of {other.command}; give another folder with --out")
+    def _report(self) -> dict[str, Any] | None:
+        """The report in the folder, of any settings; InputError for a model, another command's run or another file."""
+        if self.path.exists():
+            if not is_report(content := read_json(self.path), self.kind.command, self.folder):
+                raise InputError(f"{self.path} is not a report of subquad; remove it, or {ELSEWHERE}")
+            return dict(content)
+        check_other_reports(self.folder, self.kind.command)
         for name in MODELS:
             if (self.folder / name).is_file():
-                raise InputError(f"{self.folder} contains a model ({name}); give another folder with --out")
+                raise InputError(f"{self.folder} contains a model ({name}); {ELSEWHERE}")
+        return None
 
     @staticmethod
     def day(report: Any) -> str:
@@ -126,18 +117,73 @@ class Claim:
                     yield Path(each)
 
 
-def _read(path: Path) -> Any:
-    """The content of a JSON file; None if there is none, or it cannot be read."""
-    try:
-        return read_json(path) if path.is_file() else None
-    except InputError:
-        return None
+@dataclass(frozen=True)
+class ResultsFolder:
+    """The folder into which a command writes its results.
+
+    Attributes:
+        claim: the command with its settings, and the folder.
+        group: the processes that measure; the first one writes.
+        finished: the report of this run in the folder; None: it is to be measured.
+    """
+
+    claim: Claim
+    group: MeasuringGroup
+    finished: Any
+
+    def written(self, report: Any, write: Callable[[Any, Path], list[Path]]) -> Any:
+        """The report, written with the settings that were asked for unless it is the one in the folder.
+
+        Results of jobs that were kept meanwhile are forgotten then.
+        """
+        if self.finished is not None and report is self.finished:
+            return self.finished
+        marked = self.claim.marked(report)
+        if self.group.is_main:
+            write(marked, self.claim.folder)
+            clear(self.claim.folder)
+        return marked
+
+    def refreshed(self, report: Any, write: Callable[[Any, Path], list[Path]]) -> None:
+        """Write the report of an unfinished run; the run continues, and writes it again."""
+        if self.group.is_main:
+            write(self.claim.marked(report), self.claim.folder)
 
 
-def _shown(value: Any) -> str:
-    """A setting in a message, which is cut where it is long."""
-    text = " ".join(map(str, value)) if isinstance(value, list) else "" if value is None else str(value)
-    return f"'{text if len(text) <= LONGEST else text[: LONGEST - 1] + '…'}'" if text else "not given"
+@contextmanager
+def results_in(
+    claim: Claim, check: Callable[[], None], again: bool, group: MeasuringGroup = ALONE
+) -> Iterator[ResultsFolder]:
+    """Lock the folder while a command works in it, and report if it contains this run already.
+
+    `check` raises for what is wrong in the settings, before the folder is refused. With `again`
+    the command measures again.
+    """
+
+    def finished_report() -> Any:
+        try:
+            end_removal(claim.folder)
+            return claim.finished(again)
+        except InputError:
+            check()
+            raise
+
+    with alone_in(claim.folder) if group.is_main else nullcontext():
+        finished = group.broadcast_from_main(finished_report)
+        if finished is not None:
+            tell(f"{claim.folder} contains this run, finished on {claim.day(finished)}; {RUN_AGAIN}")
+            for name in claim.changed_since() if group.is_main else ():
+                tell(f"warning: {name} has changed since that run")
+        yield ResultsFolder(claim, group, finished)
+
+
+def finished_in(folder: RunFolder, kind: Kind, again: bool) -> Any:
+    """The record of a finished run in its folder, which is reported; None if there is something to run."""
+    content = folder.finished(again)
+    record = None if content is None else record_of(kind, folder.results, content)
+    if record is not None and processes.number() == 0:
+        tell(f"{folder.folder} contains this run, finished; {RUN_AGAIN}")
+    return record
 
 
 def _newest(path: Path) -> float:

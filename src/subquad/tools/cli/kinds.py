@@ -103,8 +103,7 @@ def _why(folder: Path) -> str:
     """A hint for a folder without results: what may have been meant, or what has to be done first."""
     if (folder / "plan.json").is_file():
         return "; it contains a plan alone, which sq.load_plan reads"
-    if (folder / ".progress" / "subquad.txt").is_file():
+    begun = (".progress/subquad.txt", "settings.toml", "run.json", "search.json")
+    if any((folder / name).is_file() for name in begun):
         return "; a run was interrupted there, and the same command resumes it"
-    if (folder / "settings.toml").is_file() or (folder / "cells").is_dir():
-        return "; a run was interrupted there, and the same command with --resume continues it"
     return ""

@@ -17,7 +17,7 @@ from subquad.tools.runs.options import Option, from_arguments, options
 COMPLETED = {"methods": method_texts, "method": method_texts}  # options whose words a shell can complete
 Device = Annotated[str, typer.Option(help=DEVICE)]
 Again = Annotated[
-    bool, typer.Option("--again", help="Measure again if the folder contains a finished run, and replace its report.")
+    bool, typer.Option("--again", help="Run again if the folder contains a finished run, and replace its results.")
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the results as JSON and nothing else.")]
 Save = Annotated[

@@ -40,8 +40,7 @@ def compare(
     Under torchrun, the tokens of every input are split over the ranks.
     """
     with user_errors(), ranks.group(settings.device) as group, needs("demo"):
-        from subquad.tools.cli.finished import Claim
-        from subquad.tools.cli.results import results_in
+        from subquad.tools.cli.finished import Claim, results_in
         from subquad.tools.compare.attachment import chosen_by_comparison
         from subquad.tools.compare.judgement import read_anew, why_not
         from subquad.tools.compare.report import report_of

@@ -35,8 +35,7 @@ def inspect(
 ) -> None:
     """Show which keys methods choose in a model, and how much of exact attention's weight is on them."""
     with user_errors(), needs("demo"):
-        from subquad.tools.cli.finished import Claim
-        from subquad.tools.cli.results import results_in
+        from subquad.tools.cli.finished import Claim, results_in
         from subquad.tools.inspect.report import report_of
         from subquad.tools.inspect.run import check, measure
         from subquad.tools.inspect.write import write_inspection

@@ -35,8 +35,7 @@ def needle(
 ) -> None:
     """Measure whether a decoder retrieves facts from long prompts, with exact attention and with methods."""
     with user_errors(), needs("demo"):
-        from subquad.tools.cli.finished import Claim
-        from subquad.tools.cli.results import results_in
+        from subquad.tools.cli.finished import Claim, results_in
         from subquad.tools.needle.report import report_of
         from subquad.tools.needle.run import check, measure
         from subquad.tools.needle.write import write_needle

@@ -49,8 +49,7 @@ def plan(
     Under torchrun, the tokens of every input are split over the ranks.
     """
     with user_errors(), ranks.group(settings.device) as group, needs("demo"):
-        from subquad.tools.cli.finished import Claim
-        from subquad.tools.cli.results import results_in
+        from subquad.tools.cli.finished import Claim, results_in
         from subquad.tools.models import saving
         from subquad.tools.plan.report import next_command, report_of
         from subquad.tools.plan.run import check, chosen_by_plan, make

@@ -23,6 +23,7 @@ from subquad.tools.runs.jobs import Job, Progress, silent
 from subquad.tools.runs.records import from_plain, to_plain
 
 PROGRESS = ".progress"
+SHARED = "done"  # in a folder that jobs share, once it is made
 MARK = "subquad.txt"  # in the folder PROGRESS, so that nobody else's is taken for ours
 _MARK_TEXT = "Units of a run of subquad that has not ended yet: the same command resumes from them.\n"
 _RUN = re.compile(r"[0-9a-f]{16}")
@@ -147,6 +148,24 @@ def clear(folder: Path) -> None:
 def begun_in(folder: Path) -> bool:
     """True if a run was begun in this folder, and its results are not cleared yet."""
     return (folder / PROGRESS / MARK).is_file()
+
+
+def stray_in(folder: Path, key_field: str) -> Path | None:
+    """Something in a folder of results and of their jobs' folders that no job wrote; None if there is nothing."""
+    if folder.is_symlink() or not folder.is_dir():
+        return folder if folder.is_file() and not folder.is_symlink() else None
+    paths = sorted(path for path in folder.iterdir() if not files.is_part(path))
+    jobs = {path.stem for path in paths if path.suffix == ".json" and _is_result(path, key_field)}
+    names = jobs | {f"{job}.json" for job in jobs}
+    return next((path for path in paths if path.name not in names and not (path / SHARED).is_file()), None)
+
+
+def _is_result(path: Path, key_field: str) -> bool:
+    """True for the result of a job, damaged or not."""
+    try:
+        return {key_field, "result", "seconds"} <= seals.parsed(path, "").keys()
+    except InputError:
+        return False
 
 
 def _digest(key: str) -> str:
