@@ -200,7 +200,7 @@ def test_other_engines_give_the_tokens_of_pytorch(measure):
 
 
 @pytest.mark.slow
-def test_a_compiled_static_cache_gives_the_tokens_of_pytorch(measure):
+def test_a_compiled_static_cache_is_measured_with_and_without_frozen_weights(measure):
     """Each row compiles in a process of its own, so one method stands for both."""
     rows = rows_in(measure("--engines", "torch compiled", "--methods", METHOD), CELLS)
     for label in ("PyTorch", f"subquad `{METHOD}`"):

@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 
 ROOT = Path(__file__).parents[3]
+LONGEST = 300  # seconds without a rank that ends, after which all are ended
 IMPORTED = [f"tests.library.distributed.{name}" for name in ("launch", "cases", "combined", "disagreeing", "models")]
 
 
@@ -48,10 +49,10 @@ def forked(module: str, ranks: int, *words: str) -> tuple[Path, str]:
         process.start()
     running = {process.sentinel: process for process in every}
     while running:
-        ended = [running.pop(sentinel) for sentinel in wait(list(running))]
+        ended = [running.pop(sentinel) for sentinel in wait(list(running), LONGEST)]
         for process in ended:
             process.join()
-        if any(process.exitcode for process in ended):
+        if not ended or any(process.exitcode for process in ended):
             for process in running.values():
                 process.terminate()
     return folder, "".join((folder / f"{rank}.stderr").read_text() for rank in range(ranks))

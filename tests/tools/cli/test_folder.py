@@ -8,6 +8,7 @@ from functools import partial
 
 import pytest
 
+from subquad.core.checksums import sealed_json
 from subquad.core.errors import InputError
 from subquad.core.files import is_part
 from subquad.tools.cli import folder as module
@@ -183,6 +184,16 @@ def test_a_list_of_names_to_remove_that_is_damaged_removes_nothing(folder, tmp_p
         for call in (folder(size=1).finished, folder(size=1).begin, lambda: end_removal(tmp_path)):
             with pytest.raises(InputError, match=rf"{REMOVING} is damaged: .*; remove this file, or give another"):
                 call()
+    assert names(tmp_path) == {"run.json", "parts/1", REMOVING}
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "../elsewhere", "parts/1", "/tmp/elsewhere", 1])
+def test_a_list_with_names_of_something_elsewhere_removes_nothing(folder, tmp_path, name):
+    work(folder(size=1))
+    (tmp_path / REMOVING).write_bytes(sealed_json({"names": ["parts", name]}))
+    for call in (folder(size=1).finished, folder(size=1).begin, lambda: end_removal(tmp_path)):
+        with pytest.raises(InputError, match=rf"{REMOVING} is damaged: .* is not the name of something in the folder"):
+            call()
     assert names(tmp_path) == {"run.json", "parts/1", REMOVING}
 
 

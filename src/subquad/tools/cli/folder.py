@@ -98,6 +98,9 @@ def _names_to_remove(folder: Path) -> list[str] | None:
     if not path.exists():
         return None
     names: list[str] = seals.read_json(path, remedy).get("names", [])
+    for name in names:
+        if not isinstance(name, str) or name in ("", ".", "..") or Path(name).name != name:
+            raise seals.Damaged(path, f"{name!r} is not the name of something in the folder", remedy)
     return names
 
 
