@@ -176,7 +176,7 @@ def example(length: int) -> Tensor:
 
 
 def openvino_runs(converted: Converted, model: Pretrained, threads: int) -> dict[str, Callable[[], Run]]:
-    """The functions that compile the model for OpenVINO, by number format, or name of the sparse attention."""
+    """The functions that compile the model for OpenVINO, by number format, or threshold of the sparse attention."""
     import openvino
 
     core = openvino.Core()

@@ -24,6 +24,7 @@ PACKAGES: Mapping[str, tuple[str, ...]] = {
     "subquad": (),
     "zentorch": ("zentorch",),
     "openvino": ("openvino", "nncf"),
+    "xattention": ("openvino",),
     "onnxruntime": ("onnxruntime", "onnx", "onnxscript"),
     "llama.cpp": ("llama-cpp-python", "gguf"),
 }
@@ -32,6 +33,7 @@ NAMES = {
     "flexattention": "PyTorch, FlexAttention compiled",
     "zentorch": "PyTorch, compiled by zentorch",
     "openvino": "OpenVINO",
+    "xattention": "OpenVINO XAttention,",
     "onnxruntime": "ONNX Runtime",
 }
 FLOATS = ("fp32", "bf16", "fp16")
@@ -79,8 +81,8 @@ class Job(NamedTuple):
 
 
 def sparse_name(threshold: float) -> str:
-    """OpenVINO's sparse attention as a row's method."""
-    return f"XAttention, threshold {threshold}"
+    """The threshold of OpenVINO's sparse attention as a row's method."""
+    return f"threshold {threshold}"
 
 
 class EngineError(RuntimeError):
@@ -157,7 +159,7 @@ def whole_models(job: Job, rows: Sequence[Row]) -> dict[Row, Any]:
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     torch.set_num_threads(job.threads)
     model, process = pretrained(job.model, job.length), rows[0].process
-    converters = {"openvino": openvino_runs, "onnxruntime": onnxruntime_runs}
+    converters = {"openvino": openvino_runs, "xattention": openvino_runs, "onnxruntime": onnxruntime_runs}
     if process in converters:
         converted = Converted(job.folder, job.model, job.length, PACKAGES[process])
         loaders = converters[process](converted, model, job.threads)

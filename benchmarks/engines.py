@@ -94,7 +94,7 @@ def rows_of(engines: Iterable[str], methods: Sequence[str], causal: bool, format
     both = ("fp32", "bf16")
     processor = cpu_capabilities()
     fastest = "bf16" if processor.get("avx512_bf16") or processor.get("amx_bf16") else "fp32"
-    sparse = [Row("openvino", fastest, sparse_name(threshold)) for threshold in THRESHOLDS]
+    sparse = [Row("xattention", fastest, sparse_name(threshold)) for threshold in THRESHOLDS]
     weights = ("bf16", "fp16", "Q4_1 (4 bits)")
     llama = [Row("llama.cpp", numbers, attention) for numbers in weights for attention in (FLASH, NO_FLASH)]
     rows: dict[str, list[Row]] = {
@@ -102,7 +102,8 @@ def rows_of(engines: Iterable[str], methods: Sequence[str], causal: bool, format
         "flexattention": [Row("flexattention", numbers) for numbers in both],
         "subquad": [Row("subquad", numbers, method) for method in methods for numbers in both],
         "zentorch": [Row("zentorch", numbers) for numbers in both],
-        "openvino": [*(Row("openvino", numbers) for numbers in (*both, "int8 weights")), *(sparse if causal else ())],
+        "openvino": [Row("openvino", numbers) for numbers in (*both, "int8 weights")],
+        "xattention": sparse if causal else [],
         "onnxruntime": [Row("onnxruntime", numbers) for numbers in ("fp32", "int8 dynamic")],
         "llama.cpp": llama if causal else [],
     }

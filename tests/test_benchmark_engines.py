@@ -86,7 +86,7 @@ def test_other_engines_give_what_pytorch_gives(engines, run_script, tmp_path, na
     for package in ("openvino", "nncf", "onnxruntime", "onnxscript"):
         pytest.importorskip(package)
     keep = tmp_path / "kept"
-    words = ["--engines", "openvino onnxruntime", "--keep", str(keep)]
+    words = ["--engines", "openvino xattention onnxruntime", "--keep", str(keep)]
     rows = rows_in(measure(engines, run_script, tmp_path, name, *words))
     for engine in ("OpenVINO", "ONNX Runtime"):
         fidelity = rows[engine, "fp32"][2]
@@ -224,9 +224,10 @@ def test_every_engine_has_rows_and_llama_cpp_none_of_an_encoder(engines):
     packages = set(engines.PACKAGES)
     assert {row.engine for row in engines.rows_of(packages, ["clustered-tail"], causal=True)} == packages
     encoder = engines.rows_of(packages, ["clustered-tail"], causal=False)
-    assert {row.engine for row in encoder} == packages - {"llama.cpp"}
-    assert not [row for row in encoder if row.engine == "openvino" and row.method is not None]
-    exact = {str(row) for row in engines.rows_of(["llama.cpp", "openvino"], [], causal=True) if row.is_exact}
+    assert {row.engine for row in encoder} == packages - {"llama.cpp", "xattention"}
+    exact = {
+        str(row) for row in engines.rows_of(["llama.cpp", "openvino", "xattention"], [], causal=True) if row.is_exact
+    }
     flash = {f"llama.cpp {attention}, {numbers}" for attention in FLASH_ATTENTION for numbers in ("bf16", "fp16")}
     assert exact == flash | {"PyTorch, fp32", "OpenVINO, fp32", "OpenVINO, bf16"}
 
@@ -248,7 +249,7 @@ def test_formats_choose_the_rows(engines):
 @pytest.mark.parametrize(("features", "numbers"), [({}, "fp32"), ({"amx_bf16": True}, "bf16")])
 def test_sparse_attention_of_openvino_runs_in_the_fastest_format(engines, monkeypatch, features, numbers):
     monkeypatch.setattr(engines, "cpu_capabilities", lambda: features)
-    sparse = [row for row in engines.rows_of(["openvino"], [], causal=True) if row.method is not None]
+    _, *sparse = engines.rows_of(["xattention"], [], causal=True)
     assert [row.numbers for row in sparse] == [numbers, numbers]
 
 

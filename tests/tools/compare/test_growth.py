@@ -1,5 +1,7 @@
 """Tests of the growth of times with the length, and of a comparison's note on it."""
 
+from dataclasses import replace
+
 import pytest
 
 from subquad.tools.compare.growth import crossing, curve, growth_note
@@ -73,7 +75,10 @@ def test_a_crossing_beyond_the_longest_length_is_predicted():
 
 def test_a_method_that_is_faster_everywhere_overtakes_nothing():
     faster = row("clustered-tail in bf16", timed(0.2, 1e-3, 1.5), 0.999, block=512)
-    assert "at every length measured" in growth_note([EXACT, KERNEL, faster], [2048, 8192], FLOOR)
+    assert "at every length measured; at 16,384" in growth_note([EXACT, KERNEL, faster], [2048, 8192], FLOOR)
+    faster.model["2048"] = replace(faster.model["2048"], verdict="within the noise")
+    note = growth_note([EXACT, KERNEL, faster], [2048, 8192], FLOOR)
+    assert "at every length measured, at 2,048 tokens within the noise; at 16,384" in note
 
 
 def test_a_method_that_is_exact_up_to_some_length_is_faster_from_there_on():

@@ -110,6 +110,8 @@ def growth_note(methods: Sequence[MethodReport], lengths: Sequence[int], floor: 
         where += "attention, beyond (interpolated)"
     elif start <= shortest:
         where = f"{name} is faster than {exact.method}, the fastest exact attention, at every length measured"
+        if chosen.cost("model", str(shortest)).verdict == "within the noise":
+            where += f", at {shortest:,} tokens within the noise"
     else:
         source = "interpolated" if start <= longest else "predicted"
         where = f"{name} overtakes {exact.method}, the fastest exact attention, at about {_rounded(start):,} tokens"
