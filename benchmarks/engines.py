@@ -45,6 +45,7 @@ from subquad.tools.runs.floor import MAX_KL, MIN_FIDELITY
 TABLE = re.compile(r"(?<=<!-- table:begin -->\n).*?(?=\n<!-- table:end -->)", re.DOTALL)
 METHODS = ("full:kernel=subquad", "clustered-tail", "clustered-tail:clusters=64,topk=96")
 EXACT = Row("torch", "fp32")
+NOT_FINITE = "its outputs are not finite"
 POSITIONS = 512  # of a prompt whose next tokens are compared, evenly spread
 
 ABOUT = """\
@@ -120,14 +121,22 @@ def rows_of(engines: Iterable[str], methods: Sequence[str], causal: bool, format
 def turn(
     workers: Mapping[str, Worker], rows: Sequence[Row], ids: np.ndarray, seed: int
 ) -> tuple[dict[Row, tuple[float, Outputs]], dict[Row, str]]:
-    """Seconds and outputs of each row on one text, in an order of its own; the reasons of those that fail."""
+    """Seconds and outputs of each row on one text, in an order of its own; the reasons of those that fail.
+
+    A row whose outputs are not finite fails too: a time of wrong outputs means nothing.
+    """
     results, failed = {}, {}
     for name, row in shuffled({str(row): row for row in rows}, random.Random(seed)).items():
         print(f"  {name}", file=sys.stderr, flush=True)
         try:
-            results[row] = workers[row.process].ask("run", row, ids)
+            seconds, outputs = workers[row.process].ask("run", row, ids)
         except EngineError as error:
             failed[row] = str(error)
+            continue
+        if all(np.isfinite(out).all() for out in outputs):
+            results[row] = seconds, outputs
+        else:
+            failed[row] = NOT_FINITE
     return results, failed
 
 

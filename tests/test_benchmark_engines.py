@@ -123,19 +123,22 @@ class Fake:
 
 
 def test_a_row_that_fails_is_listed_with_its_reason_and_the_others_go_on(engines, tmp_path):
-    rows = engines.rows_of(["torch", "openvino"], [], causal=False)
-    fp32, bf16, *openvino = rows
+    rows = engines.rows_of(["torch", "openvino", "onnxruntime"], [], causal=False)
+    fp32, bf16, *openvino, wrong, _ = rows
 
     def broken(ids):
         raise engines.EngineError("RuntimeError: no kernel")
 
     runs = {row: lambda ids: (0.5, (np.ones((1, 4), np.float32),)) for row in rows} | {bf16: broken}
+    runs[wrong] = lambda ids: (0.1, (np.full((1, 4), np.nan, np.float32),))
     workers = {"torch": Fake(runs, {}), "openvino": Fake(runs, {openvino[1]: "computes in f32"})}
+    workers["onnxruntime"] = Fake(runs, {})
     model = type("Encoder", (), {"is_causal_lm": False})()
     job = engines.Job("encoder", 3, 1, tmp_path)
     figures, failed = engines.measured(workers, model, job, rows, [[1, 2, 3], [1, 2, 4]])
-    assert failed == {openvino[1]: "computes in f32", bf16: "RuntimeError: no kernel"}
-    assert [each.row for each in figures] == [fp32, openvino[0], openvino[2]]
+    reasons = {openvino[1]: "computes in f32", bf16: "RuntimeError: no kernel", wrong: "its outputs are not finite"}
+    assert failed == reasons
+    assert [each.row for each in figures] == [fp32, openvino[0], openvino[2], rows[-1]]
     assert figures[0].ms == (500, 500, 500)
     assert figures[1].fidelity == {"cosine": "1.0000"}
 
@@ -254,6 +257,10 @@ def test_sparse_attention_of_openvino_runs_in_the_fastest_format(engines, monkey
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(
+    torch.backends.cpu.get_cpu_capability() == "AVX2",
+    reason="transformers' FlexAttention is wrong with AVX2 alone (torch 2.13.0, transformers 5.23.0)",
+)
 def test_flexattention_is_exact(engines, run_script, tmp_path):
     rows = rows_in(measure(engines, run_script, tmp_path, "llama", "--engines", "flexattention"))
     assert float(rows["PyTorch, FlexAttention compiled", "fp32"][2]) < 1e-4

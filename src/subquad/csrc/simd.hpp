@@ -154,16 +154,14 @@ static inline vf exp_nonpositive(vf x) {
   vf n = shifted - magic;
   vf r = x - n * 0.693359375f;  // ln 2 in two parts: this one has so few bits that the product is exact
   r = r - n * -2.12194440e-4f;
-  vf p = splat(1.9875691500e-4f);  // Cephes' polynomial for eʳ with |r| ≤ ln 2 / 2
-  p = p * r + 1.3981999507e-3f;
-  p = p * r + 8.3334519073e-3f;
-  p = p * r + 4.1665795894e-2f;
-  p = p * r + 1.6666665459e-1f;
-  p = p * r + 5.0000001201e-1f;
-  p = p * r * r + r + 1.0f;
+  // Cephes' polynomial for eʳ with |r| ≤ ln 2 / 2, by pairs of its terms, because one after the other each waits for the
+  // one before it: the loops of the softmax are bound by this latency.
+  const vf r2 = r * r, first = r * 1.6666665459e-1f + 5.0000001201e-1f;
+  const vf second = r * 8.3334519073e-3f + 4.1665795894e-2f, third = r * 1.9875691500e-4f + 1.3981999507e-3f;
+  const vf p = ((third * r2 + second) * r2 + first) * r2 + r;  // eʳ − 1
   // 2ⁿ: the low bits of `shifted` are n, and the shift moves them to the exponent's place.
   vf power = (vf)(((vu)shifted << 23) + ((127u - shrunk) << 23));
-  return select(x < splat(-87.0f + shrunk * 0.6931472f), vf{}, p * power);
+  return select(x < splat(-87.0f + shrunk * 0.6931472f), vf{}, p * power + power);
 }
 
 // The lower (half = 0) or upper (half = W / 2) halves of two vectors, interleaved.
