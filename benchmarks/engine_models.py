@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
-from engine_sparse import THRESHOLDS, save_stateful, sparse_run
-from engine_workers import Row, sparse_name
+from engine_sparse import SPARSE, save_stateful, sparse_run
+from engine_workers import Row
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
 
@@ -230,7 +230,7 @@ def openvino_runs(converted: Converted, model: Pretrained, threads: int) -> dict
         return sparse_run(path, model, converted.length, threshold, fastest_precision(), network_of)
 
     runs = {"fp32": lambda: plain("f32"), "bf16": lambda: plain("bf16"), "int8 weights": int8}
-    return runs | {sparse_name(threshold): partial(sparse, threshold) for threshold in THRESHOLDS}
+    return runs | {method: partial(sparse, threshold) for method, threshold in SPARSE.items()}
 
 
 def onnxruntime_runs(converted: Converted, model: Pretrained, threads: int) -> dict[str, Callable[[], Run]]:

@@ -23,7 +23,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 
 from subquad.tools.models.pretrained import Pretrained
 
-THRESHOLDS = (0.9, 0.8)
+SPARSE = {f"XAttention, threshold {threshold}": threshold for threshold in (0.9, 0.8)}  # thresholds by row
 BLOCK, STRIDE = 64, 8
 CACHED = "sdpa-with-cache"
 INPUTS = ("input_ids", "attention_mask", "position_ids", "beam_idx")  # the names that the paged form is found by

@@ -33,7 +33,7 @@ NAMES = {
     "flexattention": "PyTorch, FlexAttention compiled",
     "zentorch": "PyTorch, compiled by zentorch",
     "openvino": "OpenVINO",
-    "xattention": "OpenVINO XAttention,",
+    "xattention": "OpenVINO",
     "onnxruntime": "ONNX Runtime",
 }
 FLOATS = ("fp32", "bf16", "fp16")
@@ -78,11 +78,6 @@ class Job(NamedTuple):
     length: int
     threads: int
     folder: Path
-
-
-def sparse_name(threshold: float) -> str:
-    """The threshold of OpenVINO's sparse attention as a row's method."""
-    return f"threshold {threshold}"
 
 
 class EngineError(RuntimeError):

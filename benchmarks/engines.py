@@ -29,8 +29,8 @@ import torch
 import typer
 from engine_models import ENCODER, Outputs, pretrained
 from engine_runs import check, documents_of, installed, prepared, started
-from engine_sparse import THRESHOLDS
-from engine_workers import FLASH, NO_FLASH, PACKAGES, EngineError, Job, Row, Worker, sparse_name
+from engine_sparse import SPARSE
+from engine_workers import FLASH, NO_FLASH, PACKAGES, EngineError, Job, Row, Worker
 from transformers.modeling_outputs import BaseModelOutputWithPast
 
 from subquad.core.errors import InputError
@@ -95,7 +95,7 @@ def rows_of(engines: Iterable[str], methods: Sequence[str], causal: bool, format
     both = ("fp32", "bf16")
     processor = cpu_capabilities()
     fastest = "bf16" if processor.get("avx512_bf16") or processor.get("amx_bf16") else "fp32"
-    sparse = [Row("xattention", fastest, sparse_name(threshold)) for threshold in THRESHOLDS]
+    sparse = [Row("xattention", fastest, method) for method in SPARSE]
     weights = ("bf16", "fp16", "Q4_1 (4 bits)")
     llama = [Row("llama.cpp", numbers, attention) for numbers in weights for attention in (FLASH, NO_FLASH)]
     rows: dict[str, list[Row]] = {
@@ -280,7 +280,7 @@ def beside(each: Figures, exact: Figures) -> str:
 
 def versions_of(engines: Iterable[str]) -> str:
     """The packages of the engines, with their versions."""
-    packages = [package for engine in engines for package in PACKAGES[engine]]
+    packages = dict.fromkeys(package for engine in engines for package in PACKAGES[engine])
     return ", ".join(f"{package} {version(package)}" for package in packages)
 
 
@@ -315,6 +315,7 @@ def main(
         raise InputError("--turns and --prompt-turns must be at least 1")
     available, absent = installed(engines, PACKAGES, "engines-requirements.txt")
     documents = documents_of(text)
+    formats: dict[str, None] = {}
     sections, conclusions, rows_by_title = [], [], []
     with ExitStack() as stack:
         folder = keep or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="engines-")))
@@ -330,6 +331,7 @@ def main(
                 job = Job(name, length, torch.get_num_threads(), folder)
                 figures, failed = measured(workers, model, job, rows, items)
                 title = title_of(model, length, own.limit)
+                formats |= dict.fromkeys(each.row.numbers for each in figures)
                 sections += [f"## {title}", table(figures)]
                 if failed:
                     sections.append("\n".join(f"- {row}: not measured: {reason}" for row, reason in failed.items()))
@@ -346,7 +348,7 @@ def main(
     parts += [f"- {line}" for line in absent]
     packages = versions_of(available)
     parts += [f"Versions: {packages}."] if packages else []
-    sheet.publish("Whole models in several engines", parts, out, "fp32, bf16 and int8")
+    sheet.publish("Whole models in several engines", parts, out, ", ".join(formats))
 
 
 if __name__ == "__main__":

@@ -48,14 +48,17 @@ def forked(module: str, ranks: int, *words: str) -> tuple[Path, str]:
     for process in every:
         process.start()
     running = {process.sentinel: process for process in every}
+    late = ""
     while running:
         ended = [running.pop(sentinel) for sentinel in wait(list(running), LONGEST)]
         for process in ended:
             process.join()
+        if not ended:
+            late = f"no rank ended within {LONGEST} s, so all were ended\n"
         if not ended or any(process.exitcode for process in ended):
             for process in running.values():
                 process.terminate()
-    return folder, "".join((folder / f"{rank}.stderr").read_text() for rank in range(ranks))
+    return folder, late + "".join((folder / f"{rank}.stderr").read_text() for rank in range(ranks))
 
 
 def be_rank(module: str, rank: int, ranks: int, port: int, folder: Path, *words: str) -> None:
@@ -76,5 +79,5 @@ def found(
     """Return each rank's findings by case name; the module writes RANK.json into the folder that it is given."""
     folder, said = start(module, ranks, *words)
     files = [folder / f"{rank}.json" for rank in range(ranks)]
-    assert all(file.exists() for file in files), said[-3000:]
+    assert all(file.exists() for file in files), said if len(said) < 3000 else f"{said[:300]} … {said[-2700:]}"
     return [json.loads(file.read_text()) for file in files]
