@@ -162,10 +162,8 @@ def test_relative_links_lead_somewhere():
     assert not wrong, "\n".join(wrong)
 
 
-def test_readme_counts_the_methods():
-    readme, page = ((ROOT / name).read_text("utf-8") for name in ("README.md", "docs/methods.md"))
-    table = page.partition("<!-- uses:begin -->")[2].partition("<!-- uses:end -->")[0]
-    faster = [row for row in re.findall(r"^\| \[.*$", table, re.MULTILINE) if row.split(" | ")[4].startswith("yes")]
-    said = re.search(r"(\d+) attention methods behind one call, of which (\d+) run in sub-quadratic time", readme)
-    assert said
-    assert [int(count) for count in said.groups()] == [len(sq.METHODS), len(faster)]
+def test_most_methods_are_as_readme_promises():
+    readme = (ROOT / "README.md").read_text("utf-8")
+    assert "more than thirty attention methods behind one call, most of which run in sub-quadratic" in readme
+    assert len(sq.METHODS) > 30
+    assert 2 * sum(cls.traits.subquadratic for cls in sq.METHODS.values()) > len(sq.METHODS)

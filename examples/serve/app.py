@@ -110,8 +110,7 @@ class Service:
 
     def alarm(self) -> bool:
         """Tell whether the output does not keep its floor, or a layer has drifted from a baseline."""
-        report = None if self.audit is None else self.audit.report()
-        return report is not None and bool(report.alarm or report.overall.drifted)
+        return self.audit is not None and bool(self.audit.report().alarm)
 
     def stop(self) -> None:
         """Embed what is queued, and end the audit."""

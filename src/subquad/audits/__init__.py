@@ -5,6 +5,13 @@ Three words have different meanings, in names and in text:
     estimate      a mean over sampled rows, without an error bar
     bound         a number that the true one exceeds with probability at most δ: "at confidence 1 − δ"
     certificate   a number that the true one never exceeds; nothing here is a certificate
+
+auditing.py    the audit of a model: which calls are audited, and when a layer has drifted
+watch.py       one audited call: rows of a layer, computed again by exact attention
+outputs.py     the audited output, and the alarm when it does not keep its floor; embeddings.py, next_tokens.py
+report.py      what an audit has found, with its one alarm
+metrics.py     the same for Prometheus and OpenTelemetry
+controlled.py  attention that computes rows again until its error is within a tolerance
 """
 
 from subquad.audits.auditing import Audit, Exceeded, audit

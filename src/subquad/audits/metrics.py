@@ -86,7 +86,7 @@ def prometheus_output(audit: Audit, registry: Any = None) -> None:
 def output_of(audit: Audit) -> dict[str, float]:
     """The metrics of an audit's report that are about the output; those that it does not have are left out."""
     report = audit.report()
-    metrics: dict[str, float | None] = {"alarm": bool(report.alarm or report.overall.drifted)}
+    metrics: dict[str, float | None] = {"alarm": bool(report.alarm)}
     if report.embeddings is not None:
         metrics["fidelity"] = report.embeddings.fidelity
     if report.next_tokens is not None:

@@ -133,9 +133,9 @@ class AuditReport:
 
     @property
     def alarm(self) -> bool | None:
-        """True if the output violates its minimum fidelity; None if it has none."""
-        outputs = [each for each in (self.next_tokens, self.embeddings) if each is not None]
-        alarms = [each.alarm for each in outputs if each.alarm is not None]
+        """True if the output does not keep its floor, or a layer has drifted; None without a floor and a baseline."""
+        outputs = [each.alarm for each in (self.next_tokens, self.embeddings) if each is not None]
+        alarms = [alarm for alarm in (*outputs, self.overall.drifted) if alarm is not None]
         return any(alarms) if alarms else None
 
     def layer(self, name: str) -> LayerReport:

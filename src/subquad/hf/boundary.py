@@ -42,7 +42,8 @@ _HARMLESS = {
     "sliding_window",  # the mask function decides it
     "use_cache",
 }
-_SINKS = ("s_aux", "sinks")  # logits of each head that take weight and give nothing
+# Keywords that change the weights; sinks are logits of each head that take weight and give nothing.
+BESIDE_SOFTMAX = {"softcap": "capped logits", "s_aux": "sinks", "sinks": "sinks"}
 
 
 def register_boundary(*names: str) -> None:
@@ -134,11 +135,8 @@ def attend(
         raise ValueError(_nothing_attached(module))
     if kwargs.pop("output_attentions", None) and not layer.for_timestamps:
         raise ValueError(f"output_attentions=True {NO_WEIGHTS}")
-    softcap, sinks = kwargs.pop("softcap", None), None
-    for name in _SINKS:
-        if name in kwargs:
-            of_heads = kwargs.pop(name)
-            sinks = of_heads if sinks is None else sinks
+    softcap, s_aux, sinks = (kwargs.pop(name, None) for name in BESIDE_SOFTMAX)
+    sinks = sinks if s_aux is None else s_aux
     for name, extra in kwargs.items():
         if name not in _HARMLESS and extra is not None and extra is not False:
             raise ValueError(f"layer {layer.label} passes {name!r} to its attention, which subquad does not support; "

@@ -16,7 +16,7 @@ from transformers import AttentionInterface, PreTrainedConfig, PreTrainedModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface, eager_mask, sdpa_mask
 
-from subquad.hf.boundary import attend, is_plain, make_mask
+from subquad.hf.boundary import BESIDE_SOFTMAX, attend, is_plain, make_mask
 from subquad.hf.call_checks import unchecked
 from subquad.hf.layers import NAME, Attached, Layer
 from subquad.hf.mask_encoding import ALMOST_NOTHING
@@ -142,14 +142,14 @@ def _record_attention(
         causal, window = N == M > 1 and not bool(allowed.expand(*allowed.shape[:2], N, M).triu(1).any()), None
     else:
         causal, window = pattern.causal, pattern.window
-    extras = {"capped logits": options.get("softcap"), "sinks": options.get("s_aux", options.get("sinks"))}
+    beside_softmax = dict.fromkeys(what for name, what in BESIDE_SOFTMAX.items() if options.get(name) is not None)
     trace = TrialTrace(
         sizes=(query.shape[1], key.shape[1], query.shape[3]),
         cross=N != M,
         causal=causal,
         window=window,
         biased=options.get("position_bias") is not None,
-        beside_softmax=tuple(name for name, extra in extras.items() if extra is not None),
+        beside_softmax=tuple(beside_softmax),
         reason=reason,
     )
     out_kept = out.clone()  # the model may write into its own

@@ -377,12 +377,13 @@ def audited(method: str, calls: int, baseline: dict | None = None, **options: ob
 
 def test_drift_is_found_where_errors_change_and_not_where_they_do_not(caplog):
     baseline = json.loads(json.dumps(audited("local:window=4", 60).baseline()))
-    same = audited("local:window=4", 40, baseline).report().overall
-    assert same.drifted is False
+    healthy = audited("local:window=4", 40, baseline).report()
+    same = healthy.overall
+    assert same.drifted is healthy.alarm is False
     assert same.evidence < 20
     assert "has drifted" not in caplog.text
     worse = audited("local:window=1", 40, baseline)
-    assert worse.report().overall.drifted is True
+    assert worse.report().overall.drifted is worse.report().alarm is True
     assert caplog.text.count("has drifted") == 1
     assert "yes (" in str(worse.report())
 
@@ -397,8 +398,8 @@ def test_a_lower_rate_of_false_alarms_needs_more_evidence():
 
 
 def test_without_a_baseline_there_is_no_verdict():
-    report = audited("local:window=4", 2).report().overall
-    assert (report.drifted, report.evidence) == (None, None)
+    report = audited("local:window=4", 2).report()
+    assert (report.overall.drifted, report.overall.evidence, report.alarm) == (None, None, None)
 
 
 # ---------------------------------------------------------------------- transformers

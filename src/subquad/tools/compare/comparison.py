@@ -23,6 +23,7 @@ from subquad.methods.full import EXACT
 from subquad.tools.compare.growth import exponent
 from subquad.tools.compare.jobs import (
     EAGER,
+    JOBS_VERSION,
     LAYERS,
     OP,
     QUALITY,
@@ -67,7 +68,6 @@ from subquad.tools.runs.floor import Floor
 from subquad.tools.runs.jobs import Job
 from subquad.tools.runs.runner import JobRun
 
-JOBS_VERSION = 8  # changes with what the results of jobs hold, so that a run of another version is not resumed
 LAYER_PASSAGES, LAYER_TOKENS = 4, 2048  # on which layers are measured one by one, at most
 WEIGHTS_UP_TO = 1024  # tokens: rows of attention weights take as many columns of values
 CAUSAL_SEQUENCES = 5  # each position of one is a measurement of its next token

@@ -16,6 +16,8 @@ from subquad.tools.models.generation import StepTimes
 from subquad.tools.runs import machine
 from subquad.tools.runs.jobs import JobKind
 
+JOBS_VERSION = 8  # changes with what the results of jobs hold, so that a run of another version is not resumed
+
 
 @dataclass
 class LayerErrors:

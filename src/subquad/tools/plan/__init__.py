@@ -8,8 +8,8 @@ measure.py   times and errors of layers, losses of single layers, and of all lay
 choice.py    the cheapest choice under a loss, and the bound that a verification gives
 planned.py   what is found for a subject
 planner.py   the stages of planning: which losses, what they prove, choices and their verification
-length.py    a text model at one length, in jobs that resume
-plan.py      all lengths, and the plan that comes of them
+length.py    a text model at one length, in jobs that resume, within a time limit (measure/deadline.py)
+plan.py      all lengths, and the plan that comes of them, which hf/plans.py writes and loads
 arguments.py checks and marks of what the user gives
 run.py       from what the user gives to a plan: the command, and `sq.plan`
 report.py    the record of it, for the report
