@@ -138,3 +138,45 @@ def test_the_sheet_of_nearest_keys_says_how_many_are_needed(script, run_script, 
     assert re.search(r"24 nearest keys (reach it|are needed for it)\.", written)  # both errors are rounding
     assert nearest.needed({20: 0.5, 40: 0.2}, 0.3) == "of the numbers measured, 40 nearest keys reach it"
     assert nearest.needed({20: 0.5, 40: 0.2}, 0.1) == "more than 40 nearest keys are needed for it"
+
+
+@pytest.fixture
+def steps(script) -> SimpleNamespace:
+    """The cells of keys in steps, with three queries after a prompt of which 64 keys lie in cells."""
+    module, generator = script("step_cells"), torch.Generator().manual_seed(3)
+    n, distinct = 3, torch.randn(2, 2, 4, 8, generator=generator).repeat_interleave(16, 2)  # equal keys in a cell
+    first, last = (torch.randn(2, 2, count, 8, generator=generator) for count in (module.FIRST, module.LAST + n))
+    key, value = torch.cat([first, distinct, last], 2)
+    query = torch.randn(2, 3, n, 8, generator=generator)
+    attention = module.Attention()
+    attention.covariances[0] = torch.eye(8).expand(2, 8, 8)
+
+    def by_cells(**settings: object) -> torch.Tensor:
+        return attention.by_cells(module.Cells(**settings), 0, query, key, value, SCALE)
+
+    def on(seen: torch.Tensor) -> torch.Tensor:
+        seen = seen & torch.ones(n, key.shape[1], dtype=torch.bool).tril(key.shape[1] - n)
+        logits = (query @ key[:, None].mT * SCALE).masked_fill(~seen, -torch.inf)
+        return logits.softmax(-1) @ value[:, None]
+
+    between = torch.zeros(key.shape[1], dtype=torch.bool)
+    between[module.FIRST : module.FIRST + 64] = True
+    return SimpleNamespace(module=module, attention=attention, by_cells=by_cells, on=on, between=between)
+
+
+def test_steps_by_cells_are_exact_where_all_cells_are_read_or_have_equal_keys(steps):
+    exact = steps.on(torch.ones_like(steps.between))
+    for settings in ({"exact": 4}, {"exact": 4, "drop": True}, {"exact": 0}, {"exact": 0, "variance": True}):
+        torch.testing.assert_close(steps.by_cells(**settings), exact, rtol=0, atol=1e-5)
+    dropped = steps.by_cells(exact=0, drop=True)
+    torch.testing.assert_close(dropped, steps.on(~steps.between), rtol=0, atol=1e-5)
+    assert (dropped - exact).norm() > 0.01 * exact.norm()
+
+
+def test_the_share_of_keys_that_steps_read_counts_means_and_first_and_last_tokens(steps):
+    near = steps.module.FIRST + steps.module.LAST
+    for settings, keys in (({"exact": 0}, 4), ({"exact": 1}, 4 + 16), ({"exact": 4}, 4 + 64)):
+        steps.by_cells(**settings)
+        assert steps.attention.read[-1] == pytest.approx((near + keys) / (near + 64))
+    steps.by_cells(exact=1, by_head=True)
+    assert steps.attention.read[-1] >= (near + 4 + 16) / (near + 64)
