@@ -30,7 +30,7 @@ import subquad as sq
 from subquad import hf
 from subquad.core.spelling import nearest
 from subquad.kernels.selection.clusters.op import query_clusters
-from subquad.kernels.selection.groups import group_mean
+from subquad.kernels.selection.group_means import group_mean
 from subquad.methods import parse_method
 from subquad.methods.clustered import SPACES
 from subquad.methods.clustered_tail import OF_ITEM, by_length

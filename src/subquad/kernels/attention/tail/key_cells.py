@@ -8,7 +8,7 @@ from torch import Tensor
 
 from subquad.kernels.attention.pairs.op import attend_pairs
 from subquad.kernels.selection.blocks.op import by_bucket
-from subquad.kernels.selection.groups import broadcast
+from subquad.kernels.selection.group_means import broadcast
 from subquad.kernels.tensors import one_hot
 from subquad.kernels.tokens.heads import repeat_heads
 from subquad.kernels.tokens.slots import Buckets, members, vectors_at

@@ -4,7 +4,7 @@ import itertools
 
 import torch
 
-from subquad.kernels.attention.sinkhorn import sinkhorn
+from subquad.kernels.attention.soft_permutations import sinkhorn
 from subquad.testing.oracle import normal
 
 ALL = torch.ones(2, 6, dtype=torch.bool)

@@ -29,10 +29,10 @@ from subquad.distributed.token_split import TokenSplit
 from subquad.distributed.with_rows import WholeAndRows
 from subquad.kernels.attention.clustered.centroids import attend_and_list
 from subquad.kernels.attention.listed.op import attend_in_clusters
-from subquad.kernels.attention.merging import as_partial
+from subquad.kernels.attention.partial_rows import as_partial
 from subquad.kernels.attention.sums.op import group_sums
 from subquad.kernels.precision import upcast
-from subquad.kernels.selection.groups import broadcast
+from subquad.kernels.selection.group_means import broadcast
 from subquad.kernels.tokens.padding import cleared
 
 Partial = tuple[Float[Tensor, "B H N E"], Float[Tensor, "B H N"]]

@@ -5,7 +5,7 @@ from typing import Any
 import triton
 import triton.language as tl
 
-from subquad.kernels.attention.pairs.triton.sets import BucketSet
+from subquad.kernels.attention.pairs.triton.bucket_sets import BucketSet
 from subquad.kernels.triton.launch import padded, rows, strides, tile
 from subquad.kernels.triton.tiles import Tiles, tiles_of
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from subquad import Mask
-from subquad.kernels.selection.chunks import even_chunks, even_shared_chunks, runs_of_labels, sort_valid
+from subquad.kernels.selection.sorted_chunks import even_chunks, even_shared_chunks, runs_of_labels, sort_valid
 from subquad.testing.oracle import normal
 
 

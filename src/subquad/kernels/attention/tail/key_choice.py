@@ -7,7 +7,7 @@ from torch import Tensor
 from subquad.core.versions import sym_min
 from subquad.kernels.attention.softmax import hide
 from subquad.kernels.precision import upcast
-from subquad.kernels.selection.groups import broadcast, group_mean
+from subquad.kernels.selection.group_means import broadcast, group_mean
 from subquad.kernels.tokens.heads import repeat_heads
 
 NEAREST, FARTHEST = 1e-37, 3e38  # of squared distances to the mean of a cell: their logarithms are finite in fp32

@@ -8,8 +8,8 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from subquad.core.versions import sym_min
-from subquad.kernels.attention.tail.cells import tail_of
-from subquad.kernels.attention.tail.choice import top_keys
+from subquad.kernels.attention.tail.key_cells import tail_of
+from subquad.kernels.attention.tail.key_choice import top_keys
 from subquad.kernels.attention.tail.op import tail_forward
 from subquad.kernels.dispatch import Op
 

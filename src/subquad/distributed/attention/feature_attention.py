@@ -10,7 +10,7 @@ from subquad.distributed.rows import combine_together, of_earlier
 from subquad.distributed.token_split import TokenSplit
 from subquad.kernels.attention.features.key_sums import attend_sums, left_behind, of_no_keys
 from subquad.kernels.attention.features.visible import attend_features, hide_keys
-from subquad.kernels.attention.merging import merged
+from subquad.kernels.attention.partial_rows import merged
 from subquad.kernels.attention.softmax import merge_partials
 from subquad.masks import Mask
 
