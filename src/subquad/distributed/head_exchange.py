@@ -14,7 +14,7 @@ from torch import Tensor
 from subquad.distributed.shares import even_shares, spans
 from subquad.distributed.together import exchange_together
 from subquad.distributed.token_split import TokenSplit
-from subquad.methods.core.heads import Heads
+from subquad.methods.core.head_subset import Heads
 
 
 def of_rank(rank: int, ranks: int, heads: int, kv_heads: int) -> Heads:

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 import subquad as sq
 from subquad.core.errors import InputError
 from subquad.kernels import dispatch, triton
-from subquad.methods.core.crossovers import MeasuredCrossover, read_all
+from subquad.methods.core.measured_crossovers import MeasuredCrossover, read_all
 from subquad.tools.cli.main import app
 from subquad.tools.doctor import measure as doctor
 from subquad.tools.doctor.settings import CrossoverSettings

@@ -9,9 +9,9 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from subquad.core import files
-from subquad.methods.core import crossovers
-from subquad.methods.core.crossovers import MeasuredCrossover, read_local, store
+from subquad.methods.core import measured_crossovers
 from subquad.methods.core.grammar import as_term
+from subquad.methods.core.measured_crossovers import MeasuredCrossover, read_local, store
 from subquad.tools.cli.about import pairs
 from subquad.tools.cli.common import user_errors
 from subquad.tools.cli.options import AsJson, with_options
@@ -93,7 +93,7 @@ def _measure(settings: CrossoverSettings, as_json: bool) -> None:
     """Measure crossovers, store and print them."""
     from subquad.tools.doctor.measure import measure
 
-    files.check_writable(crossovers.path())
+    files.check_writable(measured_crossovers.path())
     with progress_bar() as progress:
         measured = measure(settings, progress)
     file = store(measured)

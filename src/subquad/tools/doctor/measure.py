@@ -13,8 +13,8 @@ from subquad.core.errors import InputError, as_input_error
 from subquad.core.messages import note
 from subquad.core.spelling import instead
 from subquad.methods import parse_method
-from subquad.methods.core.crossovers import MeasuredCrossover
-from subquad.methods.core.crossovers import machine as local_machine
+from subquad.methods.core.measured_crossovers import MeasuredCrossover
+from subquad.methods.core.measured_crossovers import machine as local_machine
 from subquad.methods.full import EXACT, FAST_EXACT
 from subquad.tools.bench.calls import Calls, Load
 from subquad.tools.bench.checks import check_sizes

@@ -23,8 +23,8 @@ from subquad import hf
 from subquad.core.versions import loading_shared_modules
 from subquad.hf.layers import attached_to
 from subquad.hf.positions import reach_of
-from subquad.hf.records import read_record
 from subquad.hf.saved import asks_for_ours
+from subquad.hf.swap_record import read_record
 from subquad.hf.swapping import check_training
 from subquad.kernels.attention.projections import Projections
 from subquad.kernels.tokens.rotary import Rotary

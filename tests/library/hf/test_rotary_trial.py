@@ -12,7 +12,7 @@ from torch import nn
 import subquad as sq
 from subquad.hf.layers import NAME, attached_to
 from subquad.hf.probe import find_layers
-from subquad.hf.rotary import find_rotary
+from subquad.hf.rotary_trial import find_rotary
 from subquad.hf.trial import recorded_run
 from subquad.methods import Full
 from tests.library.hf.models import TEXT, build, need_transformers
