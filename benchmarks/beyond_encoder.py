@@ -39,7 +39,7 @@ from subquad.research.papers.base import Context, slug
 from subquad.research.training.models.speech import CTCEncoder
 from subquad.research.training.run import evaluate, read_saved
 from subquad.research.training.settings import ModelSettings, RunSettings, TrainingSettings
-from subquad.tools.compare.tasks import Probe, load_task, share_right
+from subquad.tools.compare.labelled_tasks import Probe, load_task, share_right
 from subquad.tools.measure.capture import LayerInputs, recorded
 from subquad.tools.measure.fidelity import attention_weights, cosine, relative_error
 from subquad.tools.models.pretrained import load, running

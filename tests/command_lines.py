@@ -10,8 +10,8 @@ import typer
 
 from subquad.core.errors import InputError, as_input_error
 from subquad.methods import parse_method
+from subquad.tools.cli.commands import settings_class
 from subquad.tools.cli.main import app
-from subquad.tools.cli.plugins import settings_class
 from subquad.tools.runs.options import from_arguments
 
 BLOCK = re.compile(r"^(?P<indent> *)```(?:sh|bash)\n(?P<code>.*?)^ *```$", re.DOTALL | re.MULTILINE)

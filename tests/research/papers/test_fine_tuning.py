@@ -9,7 +9,7 @@ from subquad.core.errors import InputError
 from subquad.research.papers.fine_tuning import FineTune, head_of, texts_of
 from subquad.research.papers.random_encoder import write_random_encoder
 from subquad.research.training.settings import ModelSettings
-from subquad.tools.compare.tasks import Probe
+from subquad.tools.compare.labelled_tasks import Probe
 from subquad.tools.models.pretrained import load
 
 

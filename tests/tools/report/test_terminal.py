@@ -11,7 +11,7 @@ from subquad.research.papers.results import Header, Results
 from subquad.research.papers.results import Table as ExperimentTable
 from subquad.research.training import card as training_card
 from subquad.tools.bench import tables as bench_tables
-from subquad.tools.calibrate import card as adapter_card
+from subquad.tools.calibrate import adapter_card
 from subquad.tools.compare import columns, tables
 from subquad.tools.inspect import tables as inspect_tables
 from subquad.tools.plan import tables as plan_tables

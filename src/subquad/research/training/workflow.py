@@ -21,7 +21,7 @@ from subquad.research.training.run import Outcome, train
 from subquad.research.training.same_data import DATA
 from subquad.research.training.settings import RUN, RunSettings, read_tables
 from subquad.tools.cli.folder import ELSEWHERE, Differing, RunFolder, Settings, device_and_data, differences
-from subquad.tools.report.files import as_json, write_files
+from subquad.tools.report.report_files import as_json, write_files
 from subquad.tools.runs import processes
 from subquad.tools.runs.machine import hardware, versions
 

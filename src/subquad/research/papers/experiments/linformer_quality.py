@@ -17,7 +17,7 @@ from subquad.research.papers.text_baselines import baselines
 from subquad.research.training.checkpoints import discard_all
 from subquad.research.training.run import evaluate, train
 from subquad.research.training.settings import ModelSettings, RunSettings, TrainingSettings
-from subquad.tools.compare.tasks import Probe
+from subquad.tools.compare.labelled_tasks import Probe
 
 SHARINGS = {"headwise": "", "key-value": ", shared kv", "layerwise": ", shared kv, layer"}  # ours -> the paper's
 # Table 2, n = 512: RoBERTa-base and Linformers, accuracy in %

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from subquad.methods import parse_method
-from subquad.tools.needle.oracle import mean_exact_keys, oracle_of
+from subquad.tools.needle.halves_oracle import mean_exact_keys, oracle_of
 
 FP32 = torch.float32
 

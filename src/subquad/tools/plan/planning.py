@@ -17,16 +17,16 @@ from subquad.methods.full import EXACT
 from subquad.tools.measure.deadline import Deadline
 from subquad.tools.measure.group import ALONE, MeasuringGroup
 from subquad.tools.measure.timing import beside
+from subquad.tools.models.compare_rows import longest
 from subquad.tools.models.generation import request_seconds
-from subquad.tools.models.rows import longest
-from subquad.tools.models.split import split_refusals
+from subquad.tools.models.split_methods import split_refusals
 from subquad.tools.plan import choice
 from subquad.tools.plan.effort import least_seconds
 from subquad.tools.plan.grid import grid
 from subquad.tools.plan.length import PLAN, Length, ShorterLengths
 from subquad.tools.plan.loads import PlanInputs
 from subquad.tools.plan.measure import Candidate
-from subquad.tools.plan.planned import Planned
+from subquad.tools.plan.planning_results import Planned
 from subquad.tools.plan.schema import PlannedRequests, RequestTimes
 from subquad.tools.plan.workers import UNAIDED, Workers
 from subquad.tools.runs.cache import JobCache

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from subquad.tools.cli import ranks
+from subquad.tools.cli import torchrun
 from subquad.tools.cli.common import user_errors
 from subquad.tools.cli.completion import method_texts
 from subquad.tools.runs.common_options import DATA, DEVICE
@@ -42,7 +42,7 @@ def with_options(
         @wraps(command)
         def run(**entered: Any) -> None:
             asked = {option.name: entered.pop(option.name) for option in known}
-            with user_errors(), ranks.one_reports():
+            with user_errors(), torchrun.one_reports():
                 made: Any = from_arguments(settings, asked, standard(asked))
             command(made, **entered)
 

@@ -18,7 +18,7 @@ import torch
 
 from subquad.core.errors import InputError
 from subquad.tools.runs.executors.attempt import WorkerEnvironment, attempt
-from subquad.tools.runs.executors.base import LostWorker, WorkerExecutor
+from subquad.tools.runs.executors.executor import LostWorker, WorkerExecutor
 from subquad.tools.runs.jobs import Job
 
 SPAWN = mp.get_context("spawn")  # a fork of a process with threads, such as torch's, may hang

@@ -17,9 +17,9 @@ from subquad.methods.core.measured_crossovers import MeasuredCrossover
 from subquad.methods.core.measured_crossovers import machine as local_machine
 from subquad.methods.full import EXACT, FAST_EXACT
 from subquad.tools.bench.calls import Calls, Load
-from subquad.tools.bench.checks import check_sizes
 from subquad.tools.bench.crossovers import crossing
 from subquad.tools.bench.settings import BenchSettings
+from subquad.tools.bench.size_checks import check_sizes
 from subquad.tools.doctor.settings import MASKS, CrossoverSettings
 from subquad.tools.measure.noise import TIE, noise_of, verdict
 from subquad.tools.measure.timing import Effort, ratios, until_steady

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from subquad.tools.cli import ranks
+from subquad.tools.cli import torchrun
 from subquad.tools.runs import processes
 
 PANEL = "Workers"
@@ -45,7 +45,7 @@ def with_workers(command: Callable[..., None]) -> Callable[..., None]:
         from subquad.tools.runs.executors import make_executor
 
         asked = {name: options.pop(name) for name in _OPTIONS}
-        with user_errors(), ranks.one_reports():
+        with user_errors(), torchrun.one_reports():
             if asked["executor"] != "here" and processes.count() > 1:
                 raise InputError(
                     f"--executor {asked['executor']} starts processes of its own, but torchrun started "

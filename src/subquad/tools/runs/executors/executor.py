@@ -1,4 +1,4 @@
-"""Executors of jobs: the interface, and the loop that all executors with workers share.
+"""Executors of jobs: the interface, the one of this process, and the loop that all executors with workers share.
 
     for job, result in executor.run(jobs, reports): …      results as they come, until all jobs are done
 
@@ -12,6 +12,7 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from subquad.core.errors import InputError, check_device
@@ -56,6 +57,22 @@ class Executor(ABC):
 
     def __exit__(self, *error: object) -> None:
         self.close()
+
+
+class LocalExecutor(Executor):
+    """Runs jobs in their order, in this process; an error is raised as it is."""
+
+    description = ""
+    width = 1
+
+    def run(self, jobs: Iterable[Job[Any]], reports: JobProgress) -> Iterator[tuple[Job[Any], Any]]:
+        """Run all jobs, and give each with its result."""
+        for job in jobs:
+            reports.started(job, 1)
+            yield job, job.run(partial(reports.update, job))
+
+    def close(self) -> None:
+        """There is nothing to end."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Peak extra memory of one call, in a process of its own: `python -m subquad.tools.bench.memory` with a JSON line.
+"""Peak extra memory of one call, in a process of its own: `python -m subquad.tools.bench.extra_memory` and a JSON line.
 
 The process loads what it needs and starts its threads on a short call first; the inputs are there before the count.
 """

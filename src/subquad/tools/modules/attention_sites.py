@@ -15,7 +15,7 @@ from subquad.core.errors import InputError
 from subquad.methods import Full, Method
 from subquad.nn.interception import InterceptionLog, SdpaCalls, intercept
 from subquad.nn.swapping import NAME
-from subquad.tools.measure.calls import ModuleCall, holds_transformers_model, run_exactly
+from subquad.tools.measure.module_calls import ModuleCall, holds_transformers_model, run_exactly
 
 FULL = Full()
 NOT_CALIBRATED = "not calibrated: its learned parameters are those that it starts with"

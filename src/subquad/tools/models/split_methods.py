@@ -12,8 +12,8 @@ from subquad.distributed.run import refusal_of_method, way_of_method
 from subquad.masks import Mask
 from subquad.methods import BoundMethod, Method
 from subquad.tools.measure.group import MeasuringGroup
+from subquad.tools.models.compare_rows import CompareRow
 from subquad.tools.models.pretrained import Pretrained
-from subquad.tools.models.rows import CompareRow
 
 _SENT = {"summary": "summaries of their keys", "heads": "all tokens, by heads", "ring": "keys and values, in a ring"}
 

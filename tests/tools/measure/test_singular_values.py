@@ -4,8 +4,8 @@ import pytest
 import torch
 
 import subquad as sq
-from subquad.tools.measure.memory import peak_extra_mib
-from subquad.tools.measure.spectrum import cumulative, heat_map_index, needed, singular_values
+from subquad.tools.measure.peak_memory import peak_extra_mib
+from subquad.tools.measure.singular_values import cumulative, heat_map_index, needed, singular_values
 from tests.tools.measure.test_utility import inputs
 
 

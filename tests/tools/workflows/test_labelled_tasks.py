@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from subquad.core.errors import InputError
-from subquad.tools.compare.tasks import TASKS, Probe, load_task, share_right
+from subquad.tools.compare.labelled_tasks import TASKS, Probe, load_task, share_right
 
 REAL = os.environ.get("SUBQUAD_DATA")
 needs_data = pytest.mark.skipif(not REAL, reason="SUBQUAD_DATA is not set")

@@ -20,8 +20,8 @@ from subquad.distributed import MODES as ALL_MODES
 from subquad.distributed import Sequence, traffic
 from subquad.methods import Full, Method, parse_method
 from subquad.methods.full import EXACT
+from subquad.tools.bench.benched_plans import resolved
 from subquad.tools.bench.calls import NO_MEMORY, Calls, Load, hindrance, in_words, loads_of, threads
-from subquad.tools.bench.plans import resolved
 from subquad.tools.bench.ranks_page import KIND
 from subquad.tools.bench.run import check
 from subquad.tools.bench.settings import BenchSettings

@@ -22,10 +22,10 @@ from subquad.core.errors import InputError
 from subquad.masks import Mask
 from subquad.methods import resolve
 from subquad.methods.full import EXACT, FAST_EXACT
+from subquad.tools.bench.benched_plans import resolved
 from subquad.tools.bench.calls import DTYPES, hindrance, threads
-from subquad.tools.bench.checks import check_sizes
-from subquad.tools.bench.plans import resolved
 from subquad.tools.bench.settings import BENCHED, BenchSettings
+from subquad.tools.bench.size_checks import check_sizes
 from subquad.tools.bench.steps_page import KIND
 from subquad.tools.measure.fidelity import relative_error
 from subquad.tools.measure.noise import noise_of
