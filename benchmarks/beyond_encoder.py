@@ -36,7 +36,7 @@ from subquad.methods.clustered import SPACES
 from subquad.methods.clustered_tail import OF_ITEM, by_length
 from subquad.research.papers import speech
 from subquad.research.papers.base import Context, slug
-from subquad.research.training.models.speech import CTCEncoder
+from subquad.research.training.models.ctc_encoder import CTCEncoder
 from subquad.research.training.run import evaluate, read_saved
 from subquad.research.training.settings import ModelSettings, RunSettings, TrainingSettings
 from subquad.tools.compare.labelled_tasks import Probe, load_task, share_right

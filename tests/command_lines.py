@@ -220,8 +220,8 @@ def _check_settings(name: str, asked: Mapping[str, Any]) -> None:
 
 def _check_training(name: str, asked: Mapping[str, Any]) -> None:
     """The task, its settings and what is searched."""
-    from subquad.research.training.arguments import tables_of
     from subquad.research.training.settings import settings_of
+    from subquad.research.training.task_arguments import tables_of
     from subquad.research.tuning.run import Tuning
     from subquad.research.tuning.run import check as check_tuning
     from subquad.research.tuning.search import Base

@@ -7,7 +7,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from subquad.research.training.arguments import Config, Method, Override, tables_of
+from subquad.research.training.task_arguments import Config, Method, Override, tables_of
 from subquad.tools.cli import torchrun
 from subquad.tools.cli.command_options import Again, AsJson, DataDir, Device
 from subquad.tools.cli.commands import Command
@@ -24,7 +24,7 @@ TRAIN = Kind(
     "results.json",
     "README.md",
     has("task", "test"),
-    table_in("subquad.research.training.card", "rich_record"),
+    table_in("subquad.research.training.model_card", "rich_record"),
 )
 
 

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from subquad.research.training.arguments import Config, Method, Override, tables_of
+from subquad.research.training.task_arguments import Config, Method, Override, tables_of
 from subquad.tools.cli.command_options import Again, AsJson, DataDir, Device
 from subquad.tools.cli.commands import Command
 from subquad.tools.cli.common import needs, user_errors

@@ -11,7 +11,7 @@ from subquad.core import checksums as seals
 from subquad.methods.full import EXACT
 from subquad.research.papers.at_hand import AtHand, at_hand, folders
 from subquad.research.papers.base import Cell, Context, Experiment, JobResults, spread
-from subquad.research.papers.fine_tuning import FineTune, head_of, texts_of
+from subquad.research.papers.encoder_fine_tuning import FineTune, head_of, texts_of
 from subquad.research.papers.results import Bars, Results, Table, Value
 from subquad.research.papers.text_baselines import baselines
 from subquad.research.training.checkpoints import discard_all

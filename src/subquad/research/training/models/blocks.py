@@ -30,8 +30,8 @@ from subquad.kernels.attention.projections import Projections
 from subquad.kernels.tokens.rotary import Rotary
 from subquad.methods.core.current_shard import in_use
 from subquad.research.training.models.configuration import AttentionConfig
-from subquad.research.training.models.memory import Memory
-from subquad.research.training.models.positions import frequencies, rotate, sinusoid
+from subquad.research.training.models.positional_encodings import frequencies, rotate, sinusoid
+from subquad.research.training.models.segment_memory import Memory
 from subquad.research.training.models.splitting import ModelSplit
 
 

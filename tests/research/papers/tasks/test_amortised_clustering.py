@@ -9,9 +9,9 @@ from sklearn.mixture import GaussianMixture
 
 import subquad as sq
 from subquad.core.errors import InputError
-from subquad.research.papers.tasks.clusters import Clusters
+from subquad.research.papers.tasks.amortised_clustering import Clusters
 from subquad.research.training.models import MixtureModel, SetConfig
-from subquad.research.training.models.sets import set_log_likelihood
+from subquad.research.training.models.mixture_model import set_log_likelihood
 from subquad.research.training.run import read_saved, train
 from subquad.research.training.settings import settings_of
 

@@ -22,7 +22,7 @@ from subquad.research.training.models.forecaster import (
     ForecastConfig,
     Forecaster,
 )
-from subquad.research.training.tasks.base import Batch, Item, Metrics, Splits, Task
+from subquad.research.training.tasks.task import Batch, Item, Metrics, Splits, Task
 
 MONTH = 30  # days
 ENDS = (12 * MONTH, 16 * MONTH, 20 * MONTH)  # days, of training, validation and test

@@ -6,7 +6,7 @@ import torch
 import subquad as sq
 from subquad.core import checksums as seals
 from subquad.core.errors import InputError
-from subquad.research.papers.fine_tuning import FineTune, head_of, texts_of
+from subquad.research.papers.encoder_fine_tuning import FineTune, head_of, texts_of
 from subquad.research.papers.random_encoder import write_random_encoder
 from subquad.research.training.settings import ModelSettings
 from subquad.tools.compare.labelled_tasks import Probe

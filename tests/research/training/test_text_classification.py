@@ -12,7 +12,7 @@ from subquad.research.training.models import EncoderClassifier
 from subquad.research.training.run import train
 from subquad.research.training.settings import settings_of
 from subquad.research.training.tasks.classification import bag_of_words, majority, padded
-from subquad.research.training.tasks.text import Text, cut_to
+from subquad.research.training.tasks.text_classification import Text, cut_to
 
 REAL = os.environ.get("SUBQUAD_DATA")
 SMALL = {"model": {"layers": 1, "heads": 2, "width": 16, "feed_forward": 16}}

@@ -9,8 +9,8 @@ import subquad as sq
 from subquad.core.errors import InputError
 from subquad.research.papers.data.filter_banks import silence
 from subquad.research.papers.data.tones import tones
-from subquad.research.papers.tasks.speech import Speech, edit_distance
-from subquad.research.training.models.speech import CTCEncoder, SpeechConfig, ctc_loss, greedy
+from subquad.research.papers.tasks.connected_digits import Speech, edit_distance
+from subquad.research.training.models.ctc_encoder import CTCEncoder, SpeechConfig, ctc_loss, greedy
 from subquad.research.training.settings import ModelSettings, settings_of
 
 SIZES = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}

@@ -13,7 +13,7 @@ from transformers.masking_utils import create_bidirectional_mask
 from subquad.core.errors import check_least
 from subquad.research.training.models.blocks import AttentionModel, InputPositions, Prediction, Stack
 from subquad.research.training.models.configuration import AttentionConfig
-from subquad.research.training.models.positions import counted
+from subquad.research.training.models.positional_encodings import counted
 from subquad.research.training.models.splitting import split
 
 BLANK = 0

@@ -8,7 +8,7 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply
 import subquad as sq
 from subquad.research.training.models import EncoderConfig, MaskedSymbolEncoder
 from subquad.research.training.models.configuration import POSITIONS
-from subquad.research.training.models.positions import rotate, sinusoid
+from subquad.research.training.models.positional_encodings import rotate, sinusoid
 from subquad.tools.measure.capture import recorded
 from tests.research.training.models.build import build, symbols
 

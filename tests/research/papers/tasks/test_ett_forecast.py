@@ -13,7 +13,7 @@ from subquad import hf
 from subquad.core.errors import InputError
 from subquad.hf.layers import attached_to
 from subquad.research.papers.data.ett import Series, waves
-from subquad.research.papers.tasks.forecast import Forecast, standardised
+from subquad.research.papers.tasks.ett_forecast import Forecast, standardised
 from subquad.research.training.models.forecaster import EncoderDecoderForecaster, EncoderForecaster, ForecastConfig
 from subquad.research.training.run import train
 from subquad.research.training.settings import settings_of
@@ -72,7 +72,7 @@ class TestWindows:
         shifted = made.values.copy()
         shifted[END["train"] :] += 100.0
         before = small(features="M").splits(None)
-        monkeypatch.setattr("subquad.research.papers.tasks.forecast.waves", lambda: replace(made, values=shifted))
+        monkeypatch.setattr("subquad.research.papers.tasks.ett_forecast.waves", lambda: replace(made, values=shifted))
         after = small(features="M").splits(None)
         last = len(before.train) - 1
         np.testing.assert_array_equal(before.train[last]["labels"], after.train[last]["labels"])
@@ -89,7 +89,7 @@ class TestWindows:
         before = small(features="M").splits(None).test[7]
         changed = made.values.copy()
         changed[now:] = -5.0
-        monkeypatch.setattr("subquad.research.papers.tasks.forecast.waves", lambda: replace(made, values=changed))
+        monkeypatch.setattr("subquad.research.papers.tasks.ett_forecast.waves", lambda: replace(made, values=changed))
         after = small(features="M").splits(None).test[7]
         np.testing.assert_array_equal(before["past"], after["past"])
         np.testing.assert_array_equal(before["times"], after["times"])
@@ -123,7 +123,7 @@ class TestRefusals:
             small(dataset="ETTh1").splits(tmp_path)
 
     def test_too_few_rows(self, monkeypatch):
-        monkeypatch.setattr("subquad.research.papers.tasks.forecast.waves", lambda: waves(days=599))
+        monkeypatch.setattr("subquad.research.papers.tasks.ett_forecast.waves", lambda: waves(days=599))
         with pytest.raises(InputError, match="2,396 rows, but 20 months of 30 days take 2,400"):
             small().splits(None)
 
@@ -141,7 +141,7 @@ class TestBaselines:
         made = waves()
         values = np.repeat(np.arange(2400.0)[:, None], 7, axis=1)
         monkeypatch.setattr(
-            "subquad.research.papers.tasks.forecast.waves", lambda: Series(made.dates, values, made.per_day)
+            "subquad.research.papers.tasks.ett_forecast.waves", lambda: Series(made.dates, values, made.per_day)
         )
         return values[: END["train"]].std()
 

@@ -15,7 +15,6 @@ from subquad.research.training.byte_tokenizer import BYTES, byte_tokenizer
 from subquad.research.training.folders import find_data
 from subquad.research.training.model_settings import ModelSettings
 from subquad.research.training.models.encoder import EncoderClassifier
-from subquad.research.training.tasks.base import Batch, Item, Metrics, Splits, several
 from subquad.research.training.tasks.classification import (
     CLASS_TOKEN,
     FIRST,
@@ -26,6 +25,7 @@ from subquad.research.training.tasks.classification import (
     majority,
     padded,
 )
+from subquad.research.training.tasks.task import Batch, Item, Metrics, Splits, several
 from subquad.tools.data.labelled import Labelled, hold_out, read_labelled
 from subquad.tools.data.reviews import read_reviews
 from subquad.tools.data.texts import NoColumn

@@ -13,8 +13,8 @@ from torch.utils.data import Dataset
 
 from subquad.core.errors import check_least
 from subquad.research.training.model_settings import ModelSettings
-from subquad.research.training.models.sets import MixtureModel, SetConfig, set_log_likelihood
-from subquad.research.training.tasks.base import Batch, Item, Metrics, Splits, Task
+from subquad.research.training.models.mixture_model import MixtureModel, SetConfig, set_log_likelihood
+from subquad.research.training.tasks.task import Batch, Item, Metrics, Splits, Task
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,7 +19,7 @@ from subquad.core.errors import InputError
 from subquad.research.papers.base import AGAIN
 from subquad.research.training.models import Prediction
 from subquad.research.training.settings import ModelSettings
-from subquad.research.training.tasks.base import Batch, Item, Metrics, Splits, Task
+from subquad.research.training.tasks.task import Batch, Item, Metrics, Splits, Task
 from subquad.tools.compare.labelled_tasks import LabelledTask, Probe, load_task
 from subquad.tools.models.pretrained import load
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from subquad.core.errors import InputError
-from subquad.research.papers.data.listops import (
+from subquad.research.papers.data.listops_expressions import (
     END,
     MAX,
     MED,
@@ -122,7 +122,7 @@ def test_rules_that_cannot_be(given, message):
 
 
 def test_sizes_that_no_tree_has(monkeypatch):
-    monkeypatch.setattr("subquad.research.papers.data.listops.MOST", 3)
+    monkeypatch.setattr("subquad.research.papers.data.listops_expressions.MOST", 3)
     with pytest.raises(ValueError, match=r"3 draws of trees with depth=2.*none had 501 to 1999 tokens"):
         expression(Rules(depth=2), np.random.default_rng(0))
 

@@ -11,7 +11,7 @@ from subquad.hf.adapters import shape_of
 from subquad.hf.plans import Plan, load_plan
 from subquad.research.training.fine_tuning import PretrainedSettings
 from subquad.research.training.model_settings import ModelSettings
-from subquad.research.training.tasks.base import Task
+from subquad.research.training.tasks.task import Task
 
 Settings = TypeVar("Settings", ModelSettings, PretrainedSettings)
 

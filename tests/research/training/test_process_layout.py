@@ -8,7 +8,6 @@ import torch
 import torch.distributed as dist
 
 from subquad.core.errors import InputError
-from subquad.research.training.layout import Layout, ParallelSettings
 from subquad.research.training.models import (
     CausalLanguageModel,
     EncoderClassifier,
@@ -19,6 +18,7 @@ from subquad.research.training.models import (
     SetConfig,
     splitting,
 )
+from subquad.research.training.process_layout import Layout, ParallelSettings
 from subquad.research.training.settings import read_overrides, settings_of
 from subquad.research.training.trainer import arguments
 from tests.research.training.split import MODELS, differences

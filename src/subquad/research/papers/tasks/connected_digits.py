@@ -14,8 +14,8 @@ from subquad.core.errors import InputError
 from subquad.research.papers.data.filter_banks import BANDS, normalised, silence
 from subquad.research.papers.data.spoken_digits import Recording, read_spoken_digits
 from subquad.research.training.model_settings import ModelSettings
-from subquad.research.training.models.speech import PADDING, CTCEncoder, SpeechConfig, greedy
-from subquad.research.training.tasks.base import Batch, Item, Metrics, Splits, Task
+from subquad.research.training.models.ctc_encoder import PADDING, CTCEncoder, SpeechConfig, greedy
+from subquad.research.training.tasks.task import Batch, Item, Metrics, Splits, Task
 
 TEST, VALIDATION = range(0, 5), range(5, 10)  # takes; the data set's own test split, and ours out of its training split
 DIGITS = 10
