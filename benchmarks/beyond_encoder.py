@@ -30,16 +30,16 @@ import subquad as sq
 from subquad import hf
 from subquad.core.spelling import nearest
 from subquad.kernels.selection.clusters.op import query_clusters
-from subquad.kernels.selection.groups import group_mean
+from subquad.kernels.selection.group_means import group_mean
 from subquad.methods import parse_method
 from subquad.methods.clustered import SPACES
 from subquad.methods.clustered_tail import OF_ITEM, by_length
 from subquad.research.papers import speech
 from subquad.research.papers.base import Context, slug
-from subquad.research.training.models.speech import CTCEncoder
+from subquad.research.training.models.ctc_encoder import CTCEncoder
 from subquad.research.training.run import evaluate, read_saved
 from subquad.research.training.settings import ModelSettings, RunSettings, TrainingSettings
-from subquad.tools.compare.tasks import Probe, load_task, share_right
+from subquad.tools.compare.labelled_tasks import Probe, load_task, share_right
 from subquad.tools.measure.capture import LayerInputs, recorded
 from subquad.tools.measure.fidelity import attention_weights, cosine, relative_error
 from subquad.tools.models.pretrained import load, running

@@ -23,7 +23,7 @@ from torch import Tensor
 
 import subquad as sq
 from subquad import hf
-from subquad.hf.rotary import find_rotary
+from subquad.hf.rotary_trial import find_rotary
 from subquad.tools.bench.calls import DTYPES
 from subquad.tools.measure.capture import recorded
 from subquad.tools.measure.fidelity import relative_error

@@ -19,7 +19,7 @@ import typer
 
 from subquad import hf
 from subquad.tools.bench.calls import DTYPES
-from subquad.tools.measure.memory import peak_extra_mib
+from subquad.tools.measure.peak_memory import peak_extra_mib
 from subquad.tools.measure.timing import one_round, speedup, stopwatch
 from subquad.tools.models.next_tokens import NextTokens, Prefill, prefill, summed
 from subquad.tools.models.passages import read

@@ -22,12 +22,12 @@ import torch
 from torch import Tensor
 
 import subquad as sq
-from subquad.kernels.attention.tail.choice import covariance_in_clusters, terms_of_keys
+from subquad.kernels.attention.tail.key_choice import covariance_in_clusters, terms_of_keys
 from subquad.kernels.selection.blocks.op import by_bucket
 from subquad.kernels.selection.cells.op import key_cells
 from subquad.kernels.selection.cells.reference import BITS as CELL_BITS
 from subquad.kernels.selection.clusters.op import query_clusters
-from subquad.kernels.selection.groups import group_mean
+from subquad.kernels.selection.group_means import group_mean
 from subquad.methods import ClusteredTail
 from subquad.methods.core.method import Call, Partial
 from subquad.tools.measure.capture import LayerInputs

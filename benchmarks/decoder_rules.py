@@ -7,11 +7,11 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from subquad.kernels.attention.tail.choice import spread_of, top_keys
+from subquad.kernels.attention.tail.key_choice import spread_of, top_keys
 from subquad.kernels.attention.tail.op import attend_with_tail
 from subquad.kernels.selection.cells.op import key_cells
 from subquad.kernels.selection.clusters.op import query_clusters
-from subquad.kernels.selection.groups import broadcast, group_mean
+from subquad.kernels.selection.group_means import broadcast, group_mean
 from subquad.kernels.tokens.heads import repeat_heads
 from subquad.methods import ClusteredTail, ImprovedClustered
 from subquad.methods.clustered_tail import OF_RECTANGLE, by_length

@@ -36,7 +36,7 @@ from subquad import hf
 from subquad.kernels.attention.tail.reference import exact_keys_and_cells
 from subquad.kernels.selection.cells.op import key_cells
 from subquad.kernels.selection.clusters.op import query_clusters
-from subquad.kernels.selection.groups import broadcast
+from subquad.kernels.selection.group_means import broadcast
 from subquad.methods.clustered_tail import ClusteredTail, root
 from subquad.tools.data.texts import read_documents
 from subquad.tools.measure.capture import LayerInputs, recorded

@@ -18,9 +18,9 @@ from subquad.tools.data.texts import read_documents
 from subquad.tools.measure.capture import recorded
 from subquad.tools.measure.hooks import at_n_b
 from subquad.tools.measure.utility import utilities
+from subquad.tools.models.compare_rows import row_of_adapter
 from subquad.tools.models.passages import read
 from subquad.tools.models.pretrained import load
-from subquad.tools.models.rows import row_of_adapter
 
 
 @dataclass(frozen=True)

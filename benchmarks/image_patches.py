@@ -12,8 +12,8 @@ from subquad.research.papers.tasks.image import LABELS, LEVELS, Image
 from subquad.research.training.model_settings import ModelSettings
 from subquad.research.training.models.blocks import AttentionModel, InputPositions, Prediction, Stack
 from subquad.research.training.models.configuration import AttentionConfig
-from subquad.research.training.tasks.base import Batch, Item
 from subquad.research.training.tasks.classification import FIRST
+from subquad.research.training.tasks.task import Batch, Item
 
 SIDE = 28  # pixels
 START = 0.1  # standard deviation of the starting weights; 0.02, the usual one, takes a narrow model longer to leave

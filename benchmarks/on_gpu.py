@@ -159,7 +159,7 @@ def headline(options: argparse.Namespace) -> None:
     """The sheet of `subquad bench --gpu-sheet`, stored after each load."""
     from subquad.tools.bench.gpu_page import markdown
     from subquad.tools.bench.gpu_sheet import Sheet, SheetPlan, fill, measure
-    from subquad.tools.report.files import finite
+    from subquad.tools.report.report_files import finite
 
     def keep(sheet: Sheet) -> None:
         plain = finite(sheet.plain())

@@ -17,9 +17,9 @@ from subquad.core.errors import InputError
 from subquad.core.files import write
 from subquad.tools.bench.calls import Load
 from subquad.tools.bench.calls import threads as use_threads
-from subquad.tools.bench.memory import extra_memory
+from subquad.tools.bench.extra_memory import extra_memory
 from subquad.tools.measure.timing import Effort, until_steady
-from subquad.tools.report.files import as_json
+from subquad.tools.report.report_files import as_json
 from subquad.tools.runs import machine
 
 HEADS, WIDTH = 6, 64

@@ -35,7 +35,7 @@ from torch import Tensor
 from transformers import WhisperFeatureExtractor
 
 import subquad as sq
-from subquad.research.papers.tasks.speech import edit_distance
+from subquad.research.papers.tasks.connected_digits import edit_distance
 from subquad.tools.measure.fidelity import cosine
 from subquad.tools.measure.timing import speedup, timed_rounds
 

@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 import subquad
 from subquad.core.errors import InputError, as_input_error
 from subquad.methods import parse_method
+from subquad.tools.models.compare_rows import row_of
 from subquad.tools.models.pretrained import Pretrained, running
-from subquad.tools.models.rows import row_of
 from subquad.tools.runs import machine
 from subquad.tools.runs.cache import run_cache
 from subquad.tools.runs.jobs import JobKind, Progress

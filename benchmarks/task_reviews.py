@@ -13,7 +13,7 @@ from task_cells import EXACT, FIRST, MEAN, Cell, Figures, attention, compared, i
 from task_retrieval import CHUNKS, chunk_vectors, model_length
 
 from subquad.core.errors import InputError
-from subquad.tools.compare.tasks import Probe
+from subquad.tools.compare.labelled_tasks import Probe
 from subquad.tools.data.reviews import read_reviews
 from subquad.tools.models.pretrained import Pretrained
 from subquad.tools.runs.jobs import Progress

@@ -10,8 +10,8 @@ import typer
 
 from subquad.core.errors import InputError, as_input_error
 from subquad.methods import parse_method
+from subquad.tools.cli.commands import settings_class
 from subquad.tools.cli.main import app
-from subquad.tools.cli.plugins import settings_class
 from subquad.tools.runs.options import from_arguments
 
 BLOCK = re.compile(r"^(?P<indent> *)```(?:sh|bash)\n(?P<code>.*?)^ *```$", re.DOTALL | re.MULTILINE)
@@ -220,8 +220,8 @@ def _check_settings(name: str, asked: Mapping[str, Any]) -> None:
 
 def _check_training(name: str, asked: Mapping[str, Any]) -> None:
     """The task, its settings and what is searched."""
-    from subquad.research.training.arguments import tables_of
     from subquad.research.training.settings import settings_of
+    from subquad.research.training.task_arguments import tables_of
     from subquad.research.tuning.run import Tuning
     from subquad.research.tuning.run import check as check_tuning
     from subquad.research.tuning.search import Base

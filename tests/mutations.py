@@ -29,8 +29,8 @@ from subquad.core import checksums as seals
 from subquad.core.environment import hardware, versions
 from subquad.core.errors import InputError
 from subquad.hf.plans import joined
-from subquad.methods.core.crossovers import MeasuredCrossover, machine, read_all
-from subquad.methods.core.crossovers import store as store_crossovers
+from subquad.methods.core.measured_crossovers import MeasuredCrossover, machine, read_all
+from subquad.methods.core.measured_crossovers import store as store_crossovers
 from subquad.research.papers.run import cells_in
 from subquad.research.training import checkpoints, same_data
 from subquad.research.training.run import train

@@ -4,7 +4,7 @@ import ast
 
 import pytest
 
-from tests.identifiers import python_files
+from tests.identifiers import SOURCE, python_files
 from tests.targets import (
     BENCHMARKS,
     TOOLS,
@@ -21,6 +21,7 @@ from tests.targets import (
 TYPED_DICTS = 0  # in tools
 ADDED_ARGUMENTS = 5  # in benchmarks
 CLOCK_READS = 7  # in tools outside measure, for elapsed time that is displayed or recorded
+SHARED_NAMES = 24  # such as `op.py` of every op, `command.py` of every command, and a method's file over ranks
 
 
 @pytest.mark.parametrize(
@@ -66,6 +67,11 @@ def test_shared_names_and_lines_are_counted(tmp_path):
     files = python_files([tmp_path])
     assert shared_names(files) == {"run.py": [tmp_path / "a/run.py", tmp_path / "b/run.py"]}
     assert lines(files) == 10
+
+
+def test_shared_names_do_not_grow():
+    shared = shared_names(python_files([SOURCE]))
+    assert len(shared) <= SHARED_NAMES, f"{sorted(shared)}; say in a new file's name what it holds"
 
 
 def test_the_table_has_a_value_for_each_target():

@@ -3,7 +3,7 @@
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from subquad.core import installed as _installed  # noqa: F401  (first: an error with the remedy where torch is too old)
+from subquad.core import torch_installed as _installed  # noqa: F401  (first: an error with the remedy where torch is too old)
 
 # isort: split
 from subquad.attention import attention

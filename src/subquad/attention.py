@@ -7,7 +7,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from subquad.core.readable import can_be_read
-from subquad.kernels.tokens.nested import pad
+from subquad.kernels.tokens.nested_padding import pad
 from subquad.kernels.tokens.rotary import Rotary
 from subquad.masks import Mask
 from subquad.methods.core.current_shard import in_use

@@ -213,7 +213,7 @@ ALLOWED = {
     "research/training/workflow.py": {"save_pretrained"},  # into `whole_folder`, as the next six
     "tools/models/demo.py": {"save_pretrained"},
     "tools/models/saving.py": {"save_pretrained"},
-    "research/training/tasks/base.py": {"save_pretrained"},
+    "research/training/tasks/task.py": {"save_pretrained"},
     "research/training/tasks/fine_tuned_text.py": {"save_pretrained"},
     "research/papers/speech.py": {"save_pretrained"},
     "research/papers/random_encoder.py": {"save_pretrained"},

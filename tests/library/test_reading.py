@@ -12,7 +12,7 @@ import pytest
 from subquad.core import reading as files
 from subquad.core.errors import InputError
 from subquad.core.reading import exists, files_in, read_bytes, read_json
-from subquad.tools.compare.tasks import load_task
+from subquad.tools.compare.labelled_tasks import load_task
 from subquad.tools.data.labelled import read_labelled
 from subquad.tools.data.texts import read_documents, read_rows, read_text
 

@@ -10,9 +10,9 @@ from typing import Any
 
 from torch import nn
 
-from subquad.audits.arguments import check_allowed, check_floor, check_share, check_tolerance, check_whole
+from subquad.audits.argument_checks import check_allowed, check_floor, check_share, check_tolerance, check_whole
 from subquad.audits.embeddings import POOLINGS, EmbeddingWatch
-from subquad.audits.next_tokens import NextTokenFloor, PromptWatch, causal_lm_in
+from subquad.audits.prompt_watch import NextTokenFloor, PromptWatch, causal_lm_in
 from subquad.audits.recorded import DEFAULTS, record_audit
 from subquad.audits.report import AuditReport, summary
 from subquad.audits.statistics import Betting, usual

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
-from subquad.audits.arguments import check_share, check_tolerance, check_whole
+from subquad.audits.argument_checks import check_share, check_tolerance, check_whole
 from subquad.audits.exact_rows import exact_rows, relative_errors
 from subquad.kernels.tokens.padding import cleared_inputs
 from subquad.masks import Mask

@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Bool
 from torch import Tensor, nn
 
-from subquad.audits.passes import running_exactly, running_method, uncounted
+from subquad.audits.audit_passes import running_exactly, running_method, uncounted
 from subquad.audits.sampling import OneOfEvery
 from subquad.audits.statistics import Betting
 from subquad.kernels.transforms import transform

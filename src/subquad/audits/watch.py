@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from subquad.audits.audit_passes import uncounted
 from subquad.audits.exact_rows import exact_rows, relative_errors, sampled
-from subquad.audits.passes import uncounted
 from subquad.audits.sampling import OneOfEvery
 from subquad.audits.statistics import Betting, RunningMoments
 from subquad.kernels.tokens.padding import cleared_inputs

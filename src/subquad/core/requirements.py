@@ -15,8 +15,8 @@ from importlib.metadata import PackageNotFoundError, requires
 from importlib.util import find_spec
 from typing import NamedTuple
 
+from subquad.core.entry_points import installed_version
 from subquad.core.errors import not_installed, too_old
-from subquad.core.plugins import installed_version
 
 TESTED = "tested"  # the extra whose upper limits are the first versions that nobody tested
 

@@ -10,7 +10,7 @@ How the ranks run a method is registered for its class (`strategies`); without a
 import subquad.distributed.methods  # noqa: F401  (registers the strategies of this package's methods)
 from subquad.distributed.collectives import Traffic, traffic
 from subquad.distributed.current import use
-from subquad.distributed.groups import MODES
+from subquad.distributed.process_group import MODES
 from subquad.distributed.ranks import Ranks
 from subquad.distributed.sequence import Sequence
 from subquad.distributed.strategies import Strategy, register

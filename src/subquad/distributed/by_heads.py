@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from subquad.distributed.collectives import gather
-from subquad.distributed.heads import of_rank, to_heads, to_tokens
+from subquad.distributed.head_exchange import of_rank, to_heads, to_tokens
 from subquad.distributed.token_split import TokenSplit
 from subquad.kernels.tokens.packing import check_window
 from subquad.methods.core.call import Call, Partial

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from subquad.distributed.collectives import gather
-from subquad.distributed.groups import group_of
+from subquad.distributed.process_group import group_of
 from subquad.distributed.sequence import Sequence
 from subquad.distributed.shares import even_shares
 

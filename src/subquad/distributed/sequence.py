@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from subquad.core.shapes import Sizes
-from subquad.distributed.groups import group_of
+from subquad.distributed.process_group import group_of
 from subquad.distributed.run import check_split, kept_of_rank, loss_of_rank, mask_of_rank, run_split
 from subquad.distributed.shares import even_shares
 from subquad.distributed.token_split import TokenSplit

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from subquad.distributed.collectives import gather
 from subquad.distributed.failures import answered
-from subquad.distributed.groups import group_of
+from subquad.distributed.process_group import group_of
 from subquad.distributed.shares import spans
 from subquad.masks import Mask
 

@@ -16,12 +16,12 @@ from transformers.masking_utils import AttentionMaskInterface
 
 from subquad.core.readable import can_be_read
 from subquad.hf.accelerate_splits import refuse_accelerate_splits
+from subquad.hf.attention_names import SAVED_AS, names_method
 from subquad.hf.call_checks import NO_WEIGHTS
-from subquad.hf.exact import attend_with_weights
+from subquad.hf.caps_and_sinks import attend_with_weights
 from subquad.hf.layer_masks import decoded, mask_of, mask_of_new
 from subquad.hf.layers import ATTACHED, NAME, STATE_MARK, Attached
 from subquad.hf.mask_encoding import encode, filled_slots, of_filled
-from subquad.hf.names import SAVED_AS, names_method
 from subquad.hf.passes import MARK, NOW
 from subquad.hf.patterns import CAUSAL, EVERYTHING, LayerPattern, read_pattern
 from subquad.hf.steps import attend_step, share_steps

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from subquad.hf.exact import attend_with_caps_and_sinks
+from subquad.hf.caps_and_sinks import attend_with_caps_and_sinks
 from subquad.hf.item_rotary import TwoRotaries
 from subquad.hf.mpnet import give_configs
 from subquad.kernels.attention.steps.op import MOST_QUERIES

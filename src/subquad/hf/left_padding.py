@@ -27,7 +27,7 @@ from subquad.hf.call_checks import CALL, arguments_by_name
 from subquad.hf.example_inputs import example_inputs
 from subquad.hf.layers import Attached
 from subquad.hf.positions import holders_of_tables
-from subquad.hf.rotary import has_fixed_frequencies
+from subquad.hf.rotary_trial import has_fixed_frequencies
 from subquad.hf.split import takes
 from subquad.hf.token_positions import tokens_of
 from subquad.hf.trial import undisturbed

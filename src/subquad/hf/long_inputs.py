@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from subquad.core.hooks import add_hook, remove_hooks
+from subquad.core.forward_hooks import add_hook, remove_hooks
 from subquad.core.versions import cache_in
 from subquad.hf.positions import holders_of_tables, position_limit
 

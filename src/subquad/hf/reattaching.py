@@ -8,7 +8,8 @@ from transformers import PreTrainedModel
 from subquad.hf.adapters import read_adapter
 from subquad.hf.layers import NAME
 from subquad.hf.probe import find_layers
-from subquad.hf.records import (
+from subquad.hf.saved import asks_for_ours, configs_of, default_implementation, unmark_config
+from subquad.hf.swap_record import (
     OPTIONAL,
     PARTS,
     PARTS_DIGEST,
@@ -17,7 +18,6 @@ from subquad.hf.records import (
     warn_of_edited_parts,
     warn_of_other_versions,
 )
-from subquad.hf.saved import asks_for_ours, configs_of, default_implementation, unmark_config
 from subquad.hf.swapping import Swapped, describe, record, restore, swap
 from subquad.hf.unwrapping import AnyModel, transformers_model
 from subquad.methods import BoundMethod, Method

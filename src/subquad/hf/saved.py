@@ -24,11 +24,11 @@ from typing import Any
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
+from subquad.hf.attention_names import SAVED_AS, names_method
 from subquad.hf.call_checks import refuse_other_implementations
 from subquad.hf.layers import ATTACHED, NAME, Attached, attached_to, uses_interface
-from subquad.hf.names import SAVED_AS, names_method
 from subquad.hf.positions import extend_as_recorded, with_record
-from subquad.hf.records import OtherLayers, read_record, record_with_parts
+from subquad.hf.swap_record import OtherLayers, read_record, record_with_parts
 from subquad.methods.core.plugins import record_of
 
 Reattach = Callable[[PreTrainedModel], Any]

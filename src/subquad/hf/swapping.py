@@ -18,20 +18,20 @@ from transformers import PreTrainedModel
 
 from subquad.core.plain_tables import alike, as_text, common_name, ranges
 from subquad.distributed import Ranks, Sequence
+from subquad.hf.attention_names import SAVED_AS
 from subquad.hf.call_checks import check_calls, refuse_weights, run_first, stop_checking
 from subquad.hf.item_rotary import TwoRotaries
 from subquad.hf.layers import ATTACHED, KEEPS, NAME, Attached, Layer, attached_to, head_counts, keep_refusal
 from subquad.hf.left_padding import count_from_first_valid_token, counts_from_first_valid_token, stop_counting
 from subquad.hf.long_inputs import explain_long_inputs, stop_explaining
-from subquad.hf.names import SAVED_AS
 from subquad.hf.parts import give_back, separate
 from subquad.hf.positions import extended_positions, position_limit
 from subquad.hf.probe import find_layers
-from subquad.hf.records import Record, read_record
-from subquad.hf.rotary import find_rotary
+from subquad.hf.rotary_trial import find_rotary
 from subquad.hf.saved import asks_for_ours, configs_of, mark, unmark
 from subquad.hf.split import ATTRIBUTE, Split, SplitFit, ranks_of, refuse_holder
 from subquad.hf.split_trial import fit_of
+from subquad.hf.swap_record import Record, read_record
 from subquad.hf.trial import ORIGINAL, originals
 from subquad.hf.unwrapping import AnyModel, refuse_late_parameters, transformers_model
 from subquad.kernels.tokens.rotary import Rotary
@@ -51,7 +51,7 @@ class HasMethods(Protocol):
 
     @property
     def recorded(self) -> dict[str, Any]:
-        """Data that are saved with the model in addition to its methods: members of a `records.Record`."""
+        """Data that are saved with the model in addition to its methods: members of a `swap_record.Record`."""
 
 
 @dataclass(frozen=True)
@@ -225,7 +225,7 @@ def swap_layers(
 
 
 def record(model: AnyModel, **members: Any) -> None:
-    """Change members of the record of a swapped model, which is saved with it: see `records.Record`."""
+    """Change members of the record of a swapped model, which is saved with it: see `swap_record.Record`."""
     model = transformers_model(model)
     changed = replace(read_record(model.config.subquad, model.config), **members)
     model.config.subquad = changed.to_dict()

@@ -23,8 +23,8 @@ from torch import Tensor, nn
 from subquad.core.errors import InputError
 from subquad.core.readable import can_be_read
 from subquad.masks import Mask
-from subquad.methods.core.crossovers import measured_start
 from subquad.methods.core.grammar import A_LENGTH, MEASURED, as_term, joined, terms
+from subquad.methods.core.measured_crossovers import measured_start
 from subquad.methods.core.method import Call, Method, Part, Partial, Traits
 from subquad.methods.core.mixture import combined, common_seed, is_mixture, refusal, trait_values
 from subquad.methods.core.names import parse_method, resolve

@@ -32,10 +32,10 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
-from subquad.kernels.selection.chunks import chunks_of
 from subquad.kernels.selection.hashing.op import hash_codes
 from subquad.kernels.selection.kmeans.op import hamming_kmeans
 from subquad.kernels.selection.neighbours import neighbours
+from subquad.kernels.selection.sorted_chunks import chunks_of
 from subquad.kernels.tokens.heads import repeat_heads
 from subquad.kernels.tokens.positions import ValidPositions
 from subquad.kernels.tokens.slots import Buckets

@@ -38,7 +38,7 @@ from torch import Tensor
 from subquad.core.versions import sym_min
 from subquad.kernels.attention.clustered.op import clustered_attention
 from subquad.kernels.selection.clusters.op import query_clusters
-from subquad.kernels.selection.groups import broadcast, group_mean
+from subquad.kernels.selection.group_means import broadcast, group_mean
 from subquad.kernels.selection.hashing.op import MAX_BITS
 from subquad.methods.core.halves import ByHalves, block_length, last_rows, queries_together
 from subquad.methods.core.method import MOST_REPEATS, Call, Partial, Traits, choice, upcast, whole

@@ -35,7 +35,7 @@ from torch import Tensor
 
 from subquad.core.versions import sym_max, sym_min
 from subquad.kernels.attention.sums.op import group_sums
-from subquad.kernels.attention.tail.choice import covariance_of_moments
+from subquad.kernels.attention.tail.key_choice import covariance_of_moments
 from subquad.kernels.attention.tail.op import attend_with_tail
 from subquad.kernels.attention.tail.reference import cells_and_exact_pairs
 from subquad.kernels.selection.cells.op import key_cells

@@ -37,7 +37,7 @@ from torch import Tensor, nn
 from subquad.core.randomness import orthogonal
 from subquad.core.rounding import ceil_div
 from subquad.core.shapes import Sizes
-from subquad.kernels.attention.features.near import far, in_blocks, near_keys
+from subquad.kernels.attention.features.far_keys import far, in_blocks, near_keys
 from subquad.kernels.attention.features.recurrent import no_tokens
 from subquad.kernels.attention.features.state import FeatureState, merge, read, state_of
 from subquad.kernels.attention.features.visible import attend_features, drop_rows

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from subquad.masks import Mask
 from subquad.methods.core.grammar import A_SHARE, as_term, joined, terms
-from subquad.methods.core.heads import Heads
+from subquad.methods.core.head_subset import Heads
 from subquad.methods.core.method import Call, Method, Part, Partial, Traits
 from subquad.methods.core.mixture import combined, common_seed, is_mixture, refusal, trait_values
 from subquad.methods.core.names import parse_method

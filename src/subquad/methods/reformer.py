@@ -40,7 +40,7 @@ from subquad.core.randomness import normal
 from subquad.core.rounding import ceil_div
 from subquad.core.versions import sym_min
 from subquad.kernels.attention.softmax import merge_partials
-from subquad.kernels.selection.chunks import runs_of_labels
+from subquad.kernels.selection.sorted_chunks import runs_of_labels
 from subquad.kernels.tokens.heads import repeat_heads
 from subquad.kernels.tokens.positions import ValidPositions
 from subquad.kernels.tokens.slots import Buckets, with_itself

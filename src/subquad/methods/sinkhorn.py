@@ -37,9 +37,9 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from subquad.core.randomness import gumbel
-from subquad.kernels.attention.sinkhorn import sinkhorn
+from subquad.kernels.attention.soft_permutations import sinkhorn
 from subquad.kernels.attention.softmax import visible_logsumexp, visible_softmax
-from subquad.kernels.selection.chunks import chunks_of
+from subquad.kernels.selection.sorted_chunks import chunks_of
 from subquad.kernels.tokens.heads import repeat_heads
 from subquad.kernels.tokens.positions import ValidPositions
 from subquad.kernels.tokens.slots import valid_slots, vectors_at

@@ -34,7 +34,7 @@ from torch import Tensor
 from subquad.core.randomness import normal
 from subquad.core.rounding import ceil_div
 from subquad.core.versions import sym_max
-from subquad.kernels.selection.chunks import even_chunks, even_shared_chunks, sort_valid
+from subquad.kernels.selection.sorted_chunks import even_chunks, even_shared_chunks, sort_valid
 from subquad.kernels.tokens.heads import repeat_heads
 from subquad.kernels.tokens.positions import ValidPositions
 from subquad.kernels.tokens.slots import Buckets

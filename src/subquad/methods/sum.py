@@ -10,10 +10,10 @@
 
 The parts other than "keep" see a sequence from which the kept tokens are missing, as if they were padding. A pair that
 several parts choose, or one part several times, counts once (`kernels.selection.deduplication`). Of the residual, what
-it gives the keys in P_i is subtracted (`kernels.attention.residual`): for feature maps that is how Chen et al. 2021,
-"Scatterbrain: Unifying Sparse and Low-rank Attention", section 4, add a sparse and a low-rank attention; for cells of
-keys r_ij is the weight of k_j for the cluster's mean query, moved to q_i to first order (`kernels.attention.tail`), and
-its exact keys belong to P_i.
+it gives the keys in P_i is subtracted (`kernels.attention.residual_merging`): for feature maps that is how Chen et al.
+2021, "Scatterbrain: Unifying Sparse and Low-rank Attention", section 4, add a sparse and a low-rank attention; for
+cells of keys r_ij is the weight of k_j for the cluster's mean query, moved to q_i to first order
+(`kernels.attention.tail`), and its exact keys belong to P_i.
 
 A part gives its choice of keys and nothing else: those of "reformer" or "routing", for example, are then attended to by
 the products of queries and keys, as all others.
@@ -27,7 +27,7 @@ import torch
 from torch import Tensor, nn
 
 from subquad.kernels.attention.pairs.op import attend_pairs
-from subquad.kernels.attention.residual import merge_with_residual
+from subquad.kernels.attention.residual_merging import merge_with_residual
 from subquad.kernels.attention.softmax import merge_partials
 from subquad.kernels.selection.deduplication import first_meetings
 from subquad.kernels.tokens.padding import cleared_inputs

@@ -12,7 +12,7 @@ from typing import Any
 from rich.table import Table
 from torch import nn
 
-from subquad.core.hooks import add_pre_hook, remove_hooks
+from subquad.core.forward_hooks import add_pre_hook, remove_hooks
 from subquad.core.plain_tables import alike, as_text, common_name
 from subquad.methods import Method, resolve
 from subquad.nn import timm_layers, torch_layers

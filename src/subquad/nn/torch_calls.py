@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from subquad.core.readable import can_be_read
-from subquad.kernels.tokens.nested import pad
+from subquad.kernels.tokens.nested_padding import pad
 from subquad.masks import Mask
 from subquad.methods import BoundMethod
 from subquad.nn.global_tokens import WithRows

@@ -15,11 +15,11 @@ from subquad.distributed import Ranks
 from subquad.distributed.failures import RankLost
 from subquad.hf import bind, find_layers
 from subquad.methods import Full, parse_method
-from subquad.tools.cli import ranks
+from subquad.tools.cli import torchrun
 from subquad.tools.measure.group import ALONE, MeasuringGroup
+from subquad.tools.models.compare_rows import CompareRow, row_of
 from subquad.tools.models.pretrained import load
-from subquad.tools.models.rows import CompareRow, row_of
-from subquad.tools.models.split import check_not_fitted, split, split_refusals
+from subquad.tools.models.split_methods import check_not_fitted, split, split_refusals
 from subquad.tools.runs.launcher import Stopped
 from tests.library.distributed import commands, launch
 from tests.tools.workflows import tiny
@@ -162,10 +162,10 @@ def test_each_rank_takes_a_gpu_of_its_own(device: str, gpus: int, found: str, mo
     monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
     monkeypatch.setattr(torch.cuda, "set_device", taken.append)
     if found.startswith(("cpu", "gloo")):
-        assert ranks._backend(device) == found
+        assert torchrun._backend(device) == found
     else:
         with pytest.raises(InputError, match=found):
-            ranks._backend(device)
+            torchrun._backend(device)
     assert taken == ([1] if "nccl" in found else [])
 
 
@@ -186,7 +186,7 @@ def test_the_rank_that_says_why_all_end_does_so_in_one_line(
     for name, value in (("WORLD_SIZE", "2"), ("RANK", "1")):
         monkeypatch.setenv(name, value)
     with pytest.raises(InputError, match=line):
-        ranks._say(error)
+        torchrun._say(error)
 
 
 def test_fitting_is_refused_on_several_ranks(alone: None, monkeypatch: pytest.MonkeyPatch):

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import subquad as sq
-from subquad.distributed.heads import of_rank
+from subquad.distributed.head_exchange import of_rank
 from subquad.methods.core.learned_heads import some_heads, state_of_heads, undeclared
 from subquad.testing.oracle import normal
 

@@ -5,7 +5,7 @@ import torch
 
 import subquad as sq
 from subquad.distributed.collectives import as_bytes
-from subquad.distributed.heads import key_heads
+from subquad.distributed.head_exchange import key_heads
 from subquad.distributed.shares import even_shares
 from subquad.testing.contract import lengths_to_bool
 from subquad.testing.oracle import gradients, normal, qkv

@@ -6,7 +6,7 @@ from torch.profiler import ProfilerActivity, profile
 
 import subquad as sq
 from subquad import Mask
-from subquad.hf.exact import attend_with_caps_and_sinks
+from subquad.hf.caps_and_sinks import attend_with_caps_and_sinks
 from subquad.kernels import native
 from subquad.kernels.attention.steps.op import attend_few
 from subquad.testing.oracle import qkv

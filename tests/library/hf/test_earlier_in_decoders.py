@@ -5,7 +5,7 @@ import torch
 
 import subquad as sq
 from subquad.research.training.models.language import CausalLanguageModel, LanguageConfig
-from subquad.research.training.models.positions import rotate
+from subquad.research.training.models.positional_encodings import rotate
 from subquad.testing.oracle import normal
 from tests.library.hf.models import build
 from tests.library.hf.prompts import prompt

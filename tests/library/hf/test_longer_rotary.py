@@ -15,7 +15,7 @@ import subquad as sq
 from subquad.hf.item_rotary import ItemRotary
 from subquad.hf.positions import extended_positions
 from tests.library.hf.models import TEXT, VOCAB, build
-from tests.library.hf.test_rotary import BANDS, LAYERS, SCALED
+from tests.library.hf.test_rotary_trial import BANDS, LAYERS, SCALED
 
 NAMES = ["llama", "qwen3", "phi", "gpt-neox", "gemma3"]
 ROWS, REACH, LONG = 64, 128, 100

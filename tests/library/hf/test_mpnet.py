@@ -15,7 +15,7 @@ from sentence_transformers.sentence_transformer.modules import Pooling, Transfor
 
 import subquad as sq
 from subquad.hf import mpnet
-from subquad.hf.names import SAVED_AS
+from subquad.hf.attention_names import SAVED_AS
 from tests.library.hf.models import TEXT, build, padded_ids
 
 METHOD = "oracle-top:topk=3"

@@ -17,7 +17,7 @@ from sentence_transformers.sentence_transformer.modules import Pooling, Transfor
 import subquad as sq
 from subquad.core import environment
 from subquad.hf.adapters import describe_model
-from subquad.hf.names import SAVED_AS
+from subquad.hf.attention_names import SAVED_AS
 from subquad.research.training.models import EncoderClassifier, EncoderConfig
 from subquad.tools.models import pretrained
 from tests.library.hf import loading

@@ -10,7 +10,7 @@ from subquad.kernels.attention.exact.op import exact_partial
 from subquad.kernels.attention.softmax import hide
 from subquad.kernels.attention.windows.op import merge_windows
 from subquad.kernels.native import interface
-from subquad.kernels.tokens.windows import TokenWindows
+from subquad.kernels.tokens.token_windows import TokenWindows
 from subquad.testing.oracle import normal
 from subquad.tools.bench.calls import threads
 

@@ -3,7 +3,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from subquad.kernels.selection.blocks.reference import sort_into_blocks
-from subquad.kernels.selection.groups import broadcast, group_mean, group_sizes
+from subquad.kernels.selection.group_means import broadcast, group_mean, group_sizes
 from subquad.testing.oracle import normal
 
 

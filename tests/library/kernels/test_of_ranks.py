@@ -9,7 +9,7 @@ from subquad.kernels import native
 from subquad.kernels.attention.clustered.centroids import attend_and_list
 from subquad.kernels.attention.listed.op import attend_in_clusters
 from subquad.kernels.attention.sums.op import group_sums
-from subquad.kernels.attention.tail.visible import visible_key_cells
+from subquad.kernels.attention.tail.visible_key_cells import visible_key_cells
 from subquad.kernels.selection.shards.op import assign_codes, assign_means, centred_codes, moments_of
 from subquad.kernels.selection.shards.reference import Term
 from subquad.testing.oracle import normal, qkv, tracked

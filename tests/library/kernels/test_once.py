@@ -8,7 +8,7 @@ from torch import Tensor
 
 from subquad import Mask
 from subquad.kernels.attention.pairs.op import attend_pairs
-from subquad.kernels.attention.residual import merge_with_residual
+from subquad.kernels.attention.residual_merging import merge_with_residual
 from subquad.kernels.selection.deduplication import BITS, first_meetings
 from subquad.kernels.tokens.slots import Buckets
 from subquad.testing.oracle import gradients, normal, tracked

@@ -7,7 +7,7 @@ from subquad import Mask
 from subquad.kernels.attention.tail import op
 from subquad.kernels.selection.balanced import best_bucket
 from subquad.kernels.selection.cells.op import key_cells
-from subquad.kernels.selection.groups import group_mean
+from subquad.kernels.selection.group_means import group_mean
 from subquad.kernels.tokens.slots import members
 from subquad.testing.oracle import gradients, naive, normal, tracked
 from tests.library.methods.dense import with_tail

@@ -10,11 +10,11 @@ import subquad as sq
 from subquad import ByLength
 from subquad.core import checksums
 from subquad.core.files import cache_folder
-from subquad.methods.core import crossovers
-from subquad.methods.core.crossovers import MeasuredCrossover, measured_start, read_all, read_local, store
+from subquad.methods.core import measured_crossovers
+from subquad.methods.core.measured_crossovers import MeasuredCrossover, measured_start, read_all, read_local, store
 from subquad.testing.oracle import qkv
 
-MACHINE = crossovers.machine()
+MACHINE = measured_crossovers.machine()
 
 
 @pytest.fixture(autouse=True)

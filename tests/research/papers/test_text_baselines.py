@@ -2,7 +2,7 @@
 
 from subquad.research.papers.random_encoder import write_random_encoder
 from subquad.research.papers.text_baselines import bag_of_tokens, baselines, mean_embeddings
-from subquad.tools.compare.tasks import load_task
+from subquad.tools.compare.labelled_tasks import load_task
 from subquad.tools.models.pretrained import load
 
 

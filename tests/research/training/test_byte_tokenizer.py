@@ -5,7 +5,7 @@ from transformers import AutoTokenizer
 
 from subquad.research.training.byte_tokenizer import byte_tokenizer
 from subquad.research.training.tasks.lm import Lm
-from subquad.research.training.tasks.text import Text
+from subquad.research.training.tasks.text_classification import Text
 
 TEXTS = ["abc", "", "Dé €😀\n\n  two \t\x00\x7f\xad", "<pad> is <class> or <start>", "x" * 40]
 

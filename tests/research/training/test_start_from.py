@@ -6,7 +6,7 @@ from safetensors.torch import load_file, save_file
 
 from subquad.core.errors import InputError
 from subquad.research.papers.data.tones import tones
-from subquad.research.training.models.speech import CTCEncoder, SpeechConfig
+from subquad.research.training.models.ctc_encoder import CTCEncoder, SpeechConfig
 from subquad.research.training.run import begin_with, train
 from subquad.research.training.settings import settings_of
 

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from subquad.core.errors import InputError
 from subquad.research.tuning import run as running
-from subquad.research.tuning import trial as trials
+from subquad.research.tuning import study_trial as trials
 from subquad.research.tuning.record import record_of
 from subquad.research.tuning.run import Tuning, tune
 from subquad.research.tuning.search import Base

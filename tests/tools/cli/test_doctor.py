@@ -10,9 +10,9 @@ from typer.testing import CliRunner
 import subquad as sq
 from subquad.core.errors import InputError
 from subquad.kernels import dispatch, triton
-from subquad.methods.core.crossovers import MeasuredCrossover, read_all
+from subquad.methods.core.measured_crossovers import MeasuredCrossover, read_all
 from subquad.tools.cli.main import app
-from subquad.tools.doctor import measure as doctor
+from subquad.tools.doctor import measure_crossovers as doctor
 from subquad.tools.doctor.settings import CrossoverSettings
 from subquad.tools.measure.noise import MachineLoad
 from subquad.tools.measure.timing import Effort
@@ -276,7 +276,7 @@ def test_a_busy_machine_is_reported(run, monkeypatch):
 
 def test_the_measurement_needs_no_extra():
     heavy = {"transformers", "matplotlib", "sklearn", "safetensors", "jinja2"}
-    code = f"import sys, subquad.tools.doctor.measure; print(sorted({heavy} & set(sys.modules)))"
+    code = f"import sys, subquad.tools.doctor.measure_crossovers; print(sorted({heavy} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
 

@@ -13,7 +13,7 @@ from subquad.research.training.settings import read_overrides
 from subquad.tools.bench.settings import BenchSettings
 from subquad.tools.cli.main import app
 from subquad.tools.plan.settings import PlanSettings
-from subquad.tools.runs.executors.resources import read_resources
+from subquad.tools.runs.executors.job_resources import read_resources
 
 run = CliRunner().invoke
 COMMANDS: Any = get_command(app)

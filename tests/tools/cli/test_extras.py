@@ -38,7 +38,7 @@ import json
 from typer.testing import CliRunner
 from pathlib import Path
 import subquad as sq
-from subquad.tools.bench.plans import resolved
+from subquad.tools.bench.benched_plans import resolved
 from subquad.tools.bench.settings import BenchSettings
 from subquad.tools.cli.main import app
 said = {{}}

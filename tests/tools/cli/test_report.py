@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from subquad.tools.cli.commands import kinds
 from subquad.tools.cli.kinds import kind_of
 from subquad.tools.cli.main import app
-from subquad.tools.cli.plugins import kinds
 from subquad.tools.runs.records import to_plain
 from tests.tools.report import sample, sample_bench, sample_inspect, sample_needle, sample_plan
 

@@ -17,7 +17,7 @@ from subquad.core.errors import InputError
 from subquad.research.papers.run import reproduce
 from subquad.tools.cli.main import app
 from subquad.tools.runs.executors import make_executor
-from subquad.tools.runs.executors.resources import JobResources
+from subquad.tools.runs.executors.job_resources import JobResources
 from tests.tools.executors.grid import GRID
 
 pytestmark = pytest.mark.slow

@@ -5,7 +5,7 @@ import pytest
 from subquad.core.errors import InputError
 from subquad.tools.runs.executors import LocalExecutor, WorkerError
 from subquad.tools.runs.executors.attempt import JobFailure
-from subquad.tools.runs.executors.base import RETRIES, LostWorker, WorkerExecutor
+from subquad.tools.runs.executors.executor import RETRIES, LostWorker, WorkerExecutor
 from subquad.tools.runs.jobs import Job
 from tests.tools.executors.jobs import Recorder, squares
 

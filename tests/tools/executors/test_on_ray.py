@@ -7,8 +7,8 @@ import pytest
 
 from subquad.core.errors import InputError
 from subquad.tools.runs.executors import on_ray
+from subquad.tools.runs.executors.job_resources import JobResources
 from subquad.tools.runs.executors.on_ray import RayExecutor
-from subquad.tools.runs.executors.resources import JobResources
 
 
 class Silent(Exception):

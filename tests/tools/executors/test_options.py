@@ -8,9 +8,9 @@ import torch
 
 from subquad.core.errors import InputError
 from subquad.tools.runs import executors
-from subquad.tools.runs.executors import LOCAL, ProcessExecutor, make_executor, processes
+from subquad.tools.runs.executors import LOCAL, ProcessExecutor, make_executor, worker_processes
+from subquad.tools.runs.executors.job_resources import JobResources, read_resources
 from subquad.tools.runs.executors.on_ray import RayExecutor
-from subquad.tools.runs.executors.resources import JobResources, read_resources
 from tests.tools.executors.jobs import squares
 
 
@@ -84,7 +84,7 @@ def test_each_worker_sees_one_gpu_which_its_successor_takes_over(two_gpus, monke
 
         join = kill
 
-    monkeypatch.setattr(processes.SPAWN, "Process", Process)
+    monkeypatch.setattr(worker_processes.SPAWN, "Process", Process)
     with ProcessExecutor(None, "cuda") as executor:
         for work in squares(2):
             executor.start(work)

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import subquad as sq
-from subquad.tools.measure.memory import peak_extra_mib
+from subquad.tools.measure.peak_memory import peak_extra_mib
 from subquad.tools.measure.timing import cost, exact_cost, predicted, speedup, stopwatch
 
 

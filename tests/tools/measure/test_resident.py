@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from subquad.tools.bench.memory import RETURN_AT_ONCE
+from subquad.tools.bench.extra_memory import RETURN_AT_ONCE
 from subquad.tools.measure import resident
 
 SCRIPT = """

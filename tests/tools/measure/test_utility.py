@@ -14,7 +14,7 @@ from subquad.kernels.tokens.slots import Buckets
 from subquad.methods import Method
 from subquad.tools.measure import utility
 from subquad.tools.measure.dynamics import hash_dynamics, negative_entropy
-from subquad.tools.measure.memory import peak_extra_mib
+from subquad.tools.measure.peak_memory import peak_extra_mib
 from subquad.tools.measure.utility import attention_utility, utilities
 
 

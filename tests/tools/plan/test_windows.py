@@ -5,7 +5,7 @@ import pytest
 import subquad as sq
 from subquad.hf.plans import joined
 from subquad.methods import parse_method
-from subquad.tools.plan.plan import candidates_for
+from subquad.tools.plan.planning import candidates_for
 from tests.library.hf.models import build
 
 METHODS = [parse_method(text) for text in ("local:window=2", "full:kernel=subquad", "clustered-tail:clusters=4,topk=2")]

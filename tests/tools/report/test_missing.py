@@ -13,7 +13,7 @@ from subquad.tools.compare import plots
 from subquad.tools.compare.page import html
 from subquad.tools.compare.tables import markdown, rich_table
 from subquad.tools.report import drawing
-from subquad.tools.report.files import as_json
+from subquad.tools.report.report_files import as_json
 from tests.tools.report import sample
 
 OPTIONAL = ("layers", "fidelity", "quality", "model", "op", "crossover", "task", "reason")

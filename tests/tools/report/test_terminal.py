@@ -9,9 +9,9 @@ from rich.table import Table as RichTable
 from subquad.research.papers import write as experiment_write
 from subquad.research.papers.results import Header, Results
 from subquad.research.papers.results import Table as ExperimentTable
-from subquad.research.training import card as training_card
+from subquad.research.training import model_card as training_card
 from subquad.tools.bench import tables as bench_tables
-from subquad.tools.calibrate import card as adapter_card
+from subquad.tools.calibrate import adapter_card
 from subquad.tools.compare import columns, tables
 from subquad.tools.inspect import tables as inspect_tables
 from subquad.tools.plan import tables as plan_tables

@@ -12,7 +12,7 @@ import torch
 from typer.testing import CliRunner
 
 from subquad.tools.bench import run as bench
-from subquad.tools.bench.plans import resolved
+from subquad.tools.bench.benched_plans import resolved
 from subquad.tools.bench.report import report_of
 from subquad.tools.bench.run import TIME, Bench, Timed, measure
 from subquad.tools.bench.settings import QUICK, BenchSettings

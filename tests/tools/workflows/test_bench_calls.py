@@ -10,7 +10,7 @@ import torch.nn.functional as F
 import subquad as sq
 from subquad.tools.bench import calls as bench_calls
 from subquad.tools.bench.calls import Calls, Load, threads
-from subquad.tools.bench.memory import extra_memory
+from subquad.tools.bench.extra_memory import extra_memory
 
 LOAD = Load(length=32, dtype="float32", passes="forward", batch=2, heads=3, head_dim=8, device="cpu", seed=0)
 BOTH = replace(LOAD, passes="forward+backward")

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from subquad.tools.bench.ranks import MODES
+from subquad.tools.bench.ranks_bench import MODES
 from subquad.tools.cli.main import app
 
 ROOT = Path(__file__).parents[3]

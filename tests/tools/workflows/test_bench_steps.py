@@ -10,9 +10,9 @@ from typer.testing import CliRunner
 from subquad.core.errors import InputError
 from subquad.kernels import native
 from subquad.methods.full import FAST_EXACT
-from subquad.tools.bench import steps
+from subquad.tools.bench import steps_bench
 from subquad.tools.bench.settings import BenchSettings
-from subquad.tools.bench.steps import QUERIES, check, measure
+from subquad.tools.bench.steps_bench import QUERIES, check, measure
 from subquad.tools.bench.steps_page import markdown
 from subquad.tools.cli.main import app
 
@@ -58,11 +58,11 @@ def test_rows_name_what_ran(tmp_path):
 
 
 def test_both_calls_are_causal_from_the_offset():
-    query, key, value = steps._inputs(replace(SMALL, head_dim=8), "float64", 40, 4)
-    sdpa, ours = steps._sdpa(query, key, value)(), steps._subquad(query, key, value)()
+    query, key, value = steps_bench._inputs(replace(SMALL, head_dim=8), "float64", 40, 4)
+    sdpa, ours = steps_bench._sdpa(query, key, value)(), steps_bench._subquad(query, key, value)()
     torch.testing.assert_close(sdpa, ours)
     key[:, :, 38:], value[:, :, 38:] = 100.0, 100.0  # the last two tokens, which the first two queries do not see
-    later = steps._sdpa(query, key, value)()
+    later = steps_bench._sdpa(query, key, value)()
     torch.testing.assert_close(later[:, :, :2], sdpa[:, :, :2])
     assert not torch.allclose(later[:, :, 2:], sdpa[:, :, 2:])
 
@@ -130,7 +130,7 @@ def test_other_modes_refuse_it(words, message, tmp_path):
 
 def test_the_defaults_are_a_small_decoders(monkeypatch, tmp_path):
     made = []
-    monkeypatch.setattr(steps, "measure", lambda settings, out, progress: made.append(settings) or 1 / 0)
+    monkeypatch.setattr(steps_bench, "measure", lambda settings, out, progress: made.append(settings) or 1 / 0)
     run("--steps", out=tmp_path)
     run("--steps", "--heads", "8", out=tmp_path / "8")
     shapes = [(s.lengths, s.dtypes, s.heads, s.kv_heads) for s in made]

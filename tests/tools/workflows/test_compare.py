@@ -15,11 +15,11 @@ from rich.console import Console
 
 import subquad as sq
 from subquad.core.errors import InputError
-from subquad.tools.cli.plugins import command_line
+from subquad.tools.cli.commands import command_line
 from subquad.tools.compare.attachment import methods_by_layer
 from subquad.tools.compare.columns import legend, main_table, op_table, use
+from subquad.tools.compare.compare_jobs import OP, SEQUENCE
 from subquad.tools.compare.comparison import Comparison
-from subquad.tools.compare.jobs import OP, SEQUENCE
 from subquad.tools.compare.page import html
 from subquad.tools.compare.run import measure, prepare
 from subquad.tools.compare.settings import CompareSettings

@@ -14,7 +14,7 @@ from subquad.tools.inspect.run import Inspection, measure
 from subquad.tools.inspect.schema import InspectedFit, LayerMetrics
 from subquad.tools.inspect.settings import INSPECTED, InspectSettings
 from subquad.tools.measure.capture import recorded
-from subquad.tools.measure.spectrum import cumulative, needed, singular_values
+from subquad.tools.measure.singular_values import cumulative, needed, singular_values
 from subquad.tools.measure.utility import attention_utility, utilities
 from subquad.tools.models.pretrained import load
 

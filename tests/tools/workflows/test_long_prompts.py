@@ -6,8 +6,8 @@ from dataclasses import replace
 import pytest
 
 from subquad.tools.compare import comparison
+from subquad.tools.compare.compare_jobs import SEQUENCE, STEPS
 from subquad.tools.compare.comparison import Comparison
-from subquad.tools.compare.jobs import SEQUENCE, STEPS
 from subquad.tools.compare.run import measure, prepare
 from subquad.tools.compare.settings import COMPARED, CompareSettings
 from subquad.tools.measure.noise import ASSUMED_NOISE

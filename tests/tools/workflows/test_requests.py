@@ -11,7 +11,7 @@ from rich.console import Console
 from subquad.core.errors import InputError
 from subquad.tools.cli.main import app
 from subquad.tools.compare.columns import request_table, requests_caption
-from subquad.tools.compare.jobs import STEPS
+from subquad.tools.compare.compare_jobs import STEPS
 from subquad.tools.compare.page import html
 from subquad.tools.compare.run import measure, prepare
 from subquad.tools.compare.settings import CompareSettings

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from subquad.distributed.rows import Rows, combine_together
 from subquad.distributed.token_split import TokenSplit
-from subquad.kernels.attention.merging import as_partial, merged
+from subquad.kernels.attention.partial_rows import as_partial, merged
 
 Partial = tuple[Float[Tensor, "*row E"], Float[Tensor, "*row"]]
 

@@ -18,16 +18,16 @@ from torch import Tensor
 from subquad.distributed.attention.merging import merging
 from subquad.distributed.rows import combine_together, summed
 from subquad.distributed.selection.clusters import ClusterSettings, clusters_by_moments
-from subquad.distributed.selection.moments import Tokens, moments_as_rows, whole_of
+from subquad.distributed.selection.moments_of_ranks import Tokens, moments_as_rows, whole_of
 from subquad.distributed.selection.top import candidates, choosing, taken
 from subquad.distributed.token_split import TokenSplit
-from subquad.kernels.attention.merging import as_partial
-from subquad.kernels.attention.tail.cells import as_tail, visible_cells
+from subquad.kernels.attention.partial_rows import as_partial
+from subquad.kernels.attention.tail.key_cells import as_tail, visible_cells
 from subquad.kernels.attention.tail.reference import attend_to_keys_and_cells
 from subquad.kernels.precision import upcast
 from subquad.kernels.selection.cells.op import ITERATIONS_OF_KEYS
 from subquad.kernels.selection.cells.reference import BITS
-from subquad.kernels.selection.groups import group_mean, group_sizes
+from subquad.kernels.selection.group_means import group_mean, group_sizes
 from subquad.kernels.selection.hash_functions import Hashed
 from subquad.kernels.selection.top.op import top_and_best
 from subquad.kernels.tokens.padding import cleared_inputs

@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
-from subquad.distributed.attention.clustered import rows_of
+from subquad.distributed.attention.clustered_attention import rows_of
 from subquad.distributed.attention.merging import merging
 from subquad.distributed.rows import combine_together, summed
 from subquad.distributed.selection.clusters import ClusterSettings, clusters_of_ranks
@@ -28,10 +28,10 @@ from subquad.distributed.together import add_together
 from subquad.distributed.token_split import TokenSplit
 from subquad.distributed.with_rows import WholeAndRows
 from subquad.kernels.attention.listed.op import attend_in_clusters
-from subquad.kernels.attention.merging import as_partial
+from subquad.kernels.attention.partial_rows import as_partial
 from subquad.kernels.attention.sums.op import group_sums
-from subquad.kernels.attention.tail.choice import terms_of_choice
-from subquad.kernels.attention.tail.visible import VisibleTail, visible_key_cells
+from subquad.kernels.attention.tail.key_choice import terms_of_choice
+from subquad.kernels.attention.tail.visible_key_cells import VisibleTail, visible_key_cells
 from subquad.kernels.precision import upcast
 from subquad.kernels.tokens.padding import cleared
 

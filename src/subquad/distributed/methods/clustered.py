@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from subquad.distributed.attention.clustered import clustered_attention_of_ranks
+from subquad.distributed.attention.clustered_attention import clustered_attention_of_ranks
 from subquad.distributed.attention.tail import tail_of_ranks
 from subquad.distributed.selection.clusters import ClusterSettings
 from subquad.distributed.strategies import Strategy, register

@@ -4,7 +4,7 @@ from functools import partial
 
 from torch import Tensor
 
-from subquad.distributed.attention.features import attend_features_of_ranks
+from subquad.distributed.attention.feature_attention import attend_features_of_ranks
 from subquad.distributed.strategies import Strategy, register
 from subquad.distributed.token_split import TokenSplit
 from subquad.methods.core.call import Call, Partial

@@ -10,15 +10,15 @@ import torch
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
-from subquad.distributed.attention.features import attend_features_of_ranks
+from subquad.distributed.attention.feature_attention import attend_features_of_ranks
 from subquad.distributed.collectives import add
 from subquad.distributed.strategies import Strategy, register
 from subquad.distributed.token_split import TokenSplit
 from subquad.distributed.tokens.global_index import GlobalIndex, global_indices
 from subquad.distributed.tokens.neighbourhood import Neighbourhood, are_sinks, ends_present
+from subquad.kernels.attention.features.far_keys import far, near_keys
 from subquad.kernels.attention.features.key_sums import attend_sums, left_behind, of_no_keys
-from subquad.kernels.attention.features.near import far, near_keys
-from subquad.kernels.attention.merging import merged
+from subquad.kernels.attention.partial_rows import merged
 from subquad.kernels.attention.softmax import merge_partials, visible_logsumexp, visible_softmax
 from subquad.kernels.precision import upcast
 from subquad.kernels.tokens.heads import repeat_heads

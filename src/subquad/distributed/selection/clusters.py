@@ -13,7 +13,7 @@ from torch import Tensor
 
 from subquad.core.randomness import orthogonal
 from subquad.distributed.selection.kmeans import Codes, kmeans_of_ranks
-from subquad.distributed.selection.moments import Tokens, Whole, moments_of_ranks
+from subquad.distributed.selection.moments_of_ranks import Tokens, Whole, moments_of_ranks
 from subquad.distributed.together import add_together
 from subquad.distributed.token_split import TokenSplit
 from subquad.kernels.attention.sums.op import group_sums

@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Bool, Int64
 from torch import Tensor
 
-from subquad.distributed.selection.moments import Whole
+from subquad.distributed.selection.moments_of_ranks import Whole
 from subquad.distributed.together import add_together
 from subquad.distributed.token_split import TokenSplit
 from subquad.kernels.selection.kmeans.reference import keep_valid, ranks_and_counts

@@ -8,9 +8,9 @@ from torch import Tensor
 
 from subquad.core.versions import sym_min
 from subquad.kernels.selection.blocks.op import by_bucket
-from subquad.kernels.selection.chunks import tokens_at
-from subquad.kernels.selection.groups import group_sizes
+from subquad.kernels.selection.group_means import group_sizes
 from subquad.kernels.selection.hash_functions import Hashed
+from subquad.kernels.selection.sorted_chunks import tokens_at
 from subquad.kernels.selection.top.op import top_and_best
 from subquad.kernels.tokens.positions import valid_lengths
 from subquad.kernels.tokens.slots import Buckets, valid_slots, with_itself

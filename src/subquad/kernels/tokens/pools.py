@@ -6,7 +6,7 @@ from torch import Tensor
 
 from subquad.core.rounding import ceil_div
 from subquad.core.versions import sym_max
-from subquad.kernels.selection.groups import group_mean, group_sizes
+from subquad.kernels.selection.group_means import group_mean, group_sizes
 
 
 def pool_of(rank: Int64[Tensor, "..."], tokens: Int64[Tensor, "..."] | int, pools: int) -> Int64[Tensor, "..."]:

@@ -13,7 +13,7 @@ from torch import Tensor
 from subquad.core.shapes import Sizes
 from subquad.kernels.tokens.rotary import Rotary
 from subquad.masks import Mask
-from subquad.methods.core.heads import Heads
+from subquad.methods.core.head_subset import Heads
 
 Partial = tuple[Tensor, Tensor | None]  # (out, lse); lse is None where it is not known or nobody asked
 Attend = Callable[[Tensor, Tensor, Tensor, "Call"], Partial]

@@ -13,7 +13,7 @@ from copy import copy
 import torch
 from torch import Tensor, nn
 
-from subquad.methods.core.heads import Heads
+from subquad.methods.core.head_subset import Heads
 
 Pick = Callable[[Tensor], Tensor]
 

@@ -15,7 +15,7 @@ from subquad.kernels.tokens.packing import take_apart
 from subquad.kernels.tokens.padding import cleared_inputs
 from subquad.kernels.tokens.rotary import Rotary
 from subquad.masks import Mask
-from subquad.methods.core.auxiliary import AuxiliaryLoss
+from subquad.methods.core.auxiliary_loss import AuxiliaryLoss
 from subquad.methods.core.bound_method import Bindable, BoundMethod
 from subquad.methods.core.call import Attend, Call, Partial, Prepare, PrepareStep, checked_shard
 from subquad.methods.core.checks import (
@@ -31,7 +31,7 @@ from subquad.methods.core.current_shard import in_use
 from subquad.methods.core.exact import prepare_exact
 from subquad.methods.core.global_tokens import Keep, completed, inputs_of_residual, kept_tokens
 from subquad.methods.core.grammar import as_term
-from subquad.methods.core.heads import Heads
+from subquad.methods.core.head_subset import Heads
 from subquad.methods.core.learned_heads import some_heads
 from subquad.methods.core.onnx import OnnxSupport, refusal_in_onnx, refuse_jit_trace
 from subquad.methods.core.recurrence import Recurrence

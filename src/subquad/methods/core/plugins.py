@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from subquad.core import plugins
+from subquad.core import entry_points
 from subquad.methods.core import registry
 from subquad.methods.core.method import METHODS, Method
 from subquad.methods.core.traits import FAMILIES, Traits
@@ -74,7 +74,7 @@ def find_method(name: str) -> type[Method] | None:
         )
     import_modules(listed_modules())
     if name not in METHODS:
-        for entry in plugins.entries(GROUP):
+        for entry in entry_points.entries(GROUP):
             if entry.name == name:
                 _register_entry(entry)
     return METHODS.get(name)
@@ -83,23 +83,23 @@ def find_method(name: str) -> type[Method] | None:
 def all_methods() -> dict[str, type[Method]]:
     """All methods by name, of other packages too. A method that cannot be loaded is left out, with a warning."""
     import_modules(listed_modules())
-    for entry in plugins.entries(GROUP):
+    for entry in entry_points.entries(GROUP):
         try:
             _register_entry(entry)
-        except plugins.BrokenPlugin as error:
+        except entry_points.BrokenPlugin as error:
             warnings.warn(str(error), stacklevel=2)
     return dict(METHODS)
 
 
 def _register_entry(entry: EntryPoint) -> None:
     """Register what an entry point names. BrokenPlugin names the package if that is not possible."""
-    cls = plugins.load(entry)
+    cls = entry_points.load(entry)
     try:
         register(cls)
     except (TypeError, ValueError) as error:
-        raise plugins.broken(entry, str(error)) from error
+        raise entry_points.broken(entry, str(error)) from error
     if cls.name != entry.name:
-        raise plugins.broken(entry, f"the name of {entry.value} is {cls.name!r}: the two must be equal")
+        raise entry_points.broken(entry, f"the name of {entry.value} is {cls.name!r}: the two must be equal")
 
 
 # ---------------------------------------------------------------------- modules that register methods
@@ -117,7 +117,7 @@ def import_modules(names: tuple[str, ...]) -> None:
         try:
             import_module(name)
         except Exception as error:
-            raise plugins.BrokenPlugin(
+            raise entry_points.BrokenPlugin(
                 f"the module {name!r} of --import ({IMPORTED}) cannot be imported: {type(error).__name__}: {error}"
             ) from error
 
@@ -144,11 +144,11 @@ def record_of(method: Method) -> dict[str, Any]:
 def _provider(cls: type[Method]) -> Iterator[tuple[str, str]]:
     """The module of a class, and the package and version that it is from if it is installed."""
     yield "module", cls.__module__
-    declared = next((e.dist for e in plugins.entries(GROUP) if e.name == cls.name and e.dist is not None), None)
-    package = plugins.package_of(cls.__module__) if declared is None else declared.name
+    declared = next((e.dist for e in entry_points.entries(GROUP) if e.name == cls.name and e.dist is not None), None)
+    package = entry_points.package_of(cls.__module__) if declared is None else declared.name
     if package is not None:
         yield "package", package
-        yield "version", plugins.installed_version(package) or ""
+        yield "version", entry_points.installed_version(package) or ""
 
 
 def check_providers(record: object) -> None:
@@ -165,7 +165,7 @@ def _remedy(name: str, source: Mapping[str, Any]) -> str:
     package, module = source.get("package"), source.get("module")
     if package is None:
         return f"the method {name!r} is not registered here: import {module!r}, the module that registers it"
-    here = plugins.installed_version(package)
+    here = entry_points.installed_version(package)
     if here is None:
         return (
             f"the method {name!r} is from the package {package!r} {source.get('version', '')}, which is not installed "

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Int64
 from torch import Tensor
 
-from subquad.kernels.tokens.windows import TokenWindows
+from subquad.kernels.tokens.token_windows import TokenWindows
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from subquad.kernels.tokens.nested import pad
+from subquad.kernels.tokens.nested_padding import pad
 
 Forward = Callable[..., tuple[Tensor, Tensor | None]]
 

@@ -15,8 +15,8 @@ from subquad.research.papers.random_encoder import write_random_encoder
 from subquad.tools.calibrate.run import fit, mean_at, save
 from subquad.tools.calibrate.settings import CalibrateSettings
 from subquad.tools.data.texts import read_documents
+from subquad.tools.models.compare_rows import CompareRow, row_of_adapter
 from subquad.tools.models.pretrained import Pretrained, load
-from subquad.tools.models.rows import CompareRow, row_of_adapter
 
 RANDOM = "random"  # the model of smoke runs
 ADAPTER = "adapter"  # what a cell that calibrates leaves in its folder

@@ -6,13 +6,13 @@ from typing import Annotated, Any
 
 import typer
 
+from subquad.tools.cli.command_options import Again, AsJson, DataDir, Device
+from subquad.tools.cli.commands import Command
 from subquad.tools.cli.common import needs, user_errors
 from subquad.tools.cli.kinds import Kind, has, table_in
-from subquad.tools.cli.options import Again, AsJson, DataDir, Device
 from subquad.tools.cli.output import results_console, say, show
-from subquad.tools.cli.plugins import Command
 from subquad.tools.cli.progress import progress_bar
-from subquad.tools.cli.workers import with_workers
+from subquad.tools.cli.worker_options import with_workers
 from subquad.tools.runs.alone import alone_in
 from subquad.tools.runs.executors import Executor
 

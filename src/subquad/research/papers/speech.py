@@ -17,10 +17,10 @@ from subquad.methods import Full
 from subquad.research.papers.base import AGAIN, Cell, Context, JobResults
 from subquad.research.papers.data.tones import tones
 from subquad.research.papers.results import Table
-from subquad.research.papers.tasks.speech import Speech
+from subquad.research.papers.tasks.connected_digits import Speech
 from subquad.research.training.checkpoints import check_sealed, write_checksums
 from subquad.research.training.models.blocks import SelfOrCrossAttention
-from subquad.research.training.models.speech import CTCEncoder
+from subquad.research.training.models.ctc_encoder import CTCEncoder
 from subquad.research.training.run import Outcome, evaluate, read_saved, train
 from subquad.research.training.settings import RunSettings, settings_of
 from subquad.tools.measure.capture import recorded

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from subquad.tools.compare.tasks import LabelledTask, Probe, share_right
+from subquad.tools.compare.labelled_tasks import LabelledTask, Probe, share_right
 from subquad.tools.models.pretrained import Pretrained
 
 

@@ -10,8 +10,8 @@ from rich.text import Text
 
 from subquad.research.papers.plots import plots
 from subquad.research.papers.results import Header, Results, Table, Value
-from subquad.tools.report.files import as_json, write_files
 from subquad.tools.report.markup import rows_of
+from subquad.tools.report.report_files import as_json, write_files
 from subquad.tools.report.terminal import plain_table
 
 

@@ -7,13 +7,13 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from subquad.research.training.arguments import Config, Method, Override, tables_of
-from subquad.tools.cli import ranks
+from subquad.research.training.task_arguments import Config, Method, Override, tables_of
+from subquad.tools.cli import torchrun
+from subquad.tools.cli.command_options import Again, AsJson, DataDir, Device
+from subquad.tools.cli.commands import Command
 from subquad.tools.cli.common import needs, say_error_after, user_errors
 from subquad.tools.cli.kinds import Kind, has, table_in
-from subquad.tools.cli.options import Again, AsJson, DataDir, Device
 from subquad.tools.cli.output import errors, results_console, say, show
-from subquad.tools.cli.plugins import Command
 from subquad.tools.cli.stopped import exit_message, stops_first
 from subquad.tools.runs.alone import alone_in
 
@@ -24,7 +24,7 @@ TRAIN = Kind(
     "results.json",
     "README.md",
     has("task", "test"),
-    table_in("subquad.research.training.card", "rich_record"),
+    table_in("subquad.research.training.model_card", "rich_record"),
 )
 
 
@@ -66,7 +66,7 @@ def train(
         with nullcontext() if processes.number() else alone_in(out):
             record = finished_in(training_folder(settings, out, device), TRAIN, again)
             if record is None:
-                with ranks.progress() as progress:
+                with torchrun.progress() as progress:
                     record = run(settings, out, data=data_dir, device=device, again=again, progress=progress)
         processes.leave()
         # Of several processes, only the first shows the record.

@@ -19,10 +19,10 @@ from subquad.hf.weights import check_weights
 from subquad.research.training.callbacks import Curves, Progress
 from subquad.research.training.checkpoints import discard_unsealed, newest
 from subquad.research.training.ends import clear_ends
-from subquad.research.training.layout import Layout
+from subquad.research.training.process_layout import Layout
 from subquad.research.training.same_data import check_same_data
 from subquad.research.training.settings import RunSettings
-from subquad.research.training.tasks.base import Metrics, Splits
+from subquad.research.training.tasks.task import Metrics, Splits
 from subquad.research.training.trainer import MethodTrainer, arguments
 from subquad.tools.runs import processes
 

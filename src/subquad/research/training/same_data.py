@@ -11,7 +11,7 @@ from subquad.core import checksums as seals
 from subquad.core import files
 from subquad.core.errors import InputError
 from subquad.research.training.checkpoints import has_any, newest_step
-from subquad.research.training.tasks.base import Splits
+from subquad.research.training.tasks.task import Splits
 
 DATA = "data.json"
 ITEMS = 64  # of each split that are looked at, evenly spread, the first and the last among them

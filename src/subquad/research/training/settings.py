@@ -15,11 +15,11 @@ from subquad.core.errors import InputError, check_least
 from subquad.core.reading import exists, read_bytes
 from subquad.core.spelling import instead
 from subquad.research.training.fine_tuning import PretrainedSettings, check_not_swapped
-from subquad.research.training.layout import ParallelSettings
+from subquad.research.training.model_plan import with_plan
 from subquad.research.training.model_settings import STRICT, ModelSettings
-from subquad.research.training.plans import with_plan
+from subquad.research.training.process_layout import ParallelSettings
 from subquad.research.training.tasks import FINE_TUNED, TASKS
-from subquad.research.training.tasks.base import Task
+from subquad.research.training.tasks.task import Task
 
 __all__ = [
     "ModelSettings",

@@ -27,11 +27,11 @@ from subquad.methods.adaptive_span import mean_span
 from subquad.nn.auxiliary import has_auxiliary_loss, with_auxiliary_loss
 from subquad.research.training.callbacks import SHOWN, Carried, Patience, Progress, Reporting, Saving
 from subquad.research.training.checkpoints import newest_step
-from subquad.research.training.layout import Layout
 from subquad.research.training.order import Order
+from subquad.research.training.process_layout import Layout
 from subquad.research.training.settings import TrainingSettings
 from subquad.research.training.sharding import ShardedStates, shard, whole_weights
-from subquad.research.training.tasks.base import Item, Splits, Task
+from subquad.research.training.tasks.task import Item, Splits, Task
 
 OPTIMIZERS: dict[str, type[Optimizer]] = {"adamw": AdamW, "adam": Adam, "radam": RAdam}
 SCHEDULES = {

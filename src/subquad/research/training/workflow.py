@@ -15,13 +15,13 @@ import tomli_w
 from subquad.core import files
 from subquad.core.errors import InputError
 from subquad.research.training.callbacks import Progress
-from subquad.research.training.card import training_card
 from subquad.research.training.checkpoints import newest_step, unsealed
+from subquad.research.training.model_card import training_card
 from subquad.research.training.run import Outcome, train
 from subquad.research.training.same_data import DATA
 from subquad.research.training.settings import RUN, RunSettings, read_tables
 from subquad.tools.cli.folder import ELSEWHERE, Differing, RunFolder, Settings, device_and_data, differences
-from subquad.tools.report.files import as_json, write_files
+from subquad.tools.report.report_files import as_json, write_files
 from subquad.tools.runs import processes
 from subquad.tools.runs.machine import hardware, versions
 

@@ -5,14 +5,14 @@ from typing import Annotated
 
 import typer
 
-from subquad.research.training.arguments import Config, Method, Override, tables_of
+from subquad.research.training.task_arguments import Config, Method, Override, tables_of
+from subquad.tools.cli.command_options import Again, AsJson, DataDir, Device
+from subquad.tools.cli.commands import Command
 from subquad.tools.cli.common import needs, user_errors
 from subquad.tools.cli.kinds import Kind, names_itself, record_in, table_in
-from subquad.tools.cli.options import Again, AsJson, DataDir, Device
 from subquad.tools.cli.output import say, show
-from subquad.tools.cli.plugins import Command
 from subquad.tools.cli.progress import progress_bar
-from subquad.tools.cli.workers import with_workers
+from subquad.tools.cli.worker_options import with_workers
 from subquad.tools.runs.alone import alone_in
 from subquad.tools.runs.executors import Executor
 

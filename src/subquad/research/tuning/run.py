@@ -16,7 +16,7 @@ from subquad.research.training.tasks import TASKS
 from subquad.research.tuning.schema import PLOT, TriedTrial, plot_by
 from subquad.research.tuning.search import Base, Searched, Value, all_points, read_searches
 from subquad.research.tuning.study import FILE, Study
-from subquad.research.tuning.trial import Trial, Tried
+from subquad.research.tuning.study_trial import Trial, Tried
 from subquad.tools.cli.folder import RunFolder, device_and_data
 from subquad.tools.runs.cache import JobCache, stray_in
 from subquad.tools.runs.executors import LOCAL, Executor

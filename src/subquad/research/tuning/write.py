@@ -11,8 +11,8 @@ from subquad.research.papers.results import Bars, Lines, Plot, Results, Table, V
 from subquad.research.papers.write import shown, table_of
 from subquad.research.tuning.long_commands import in_lines
 from subquad.research.tuning.schema import PLOT, TriedTrial, TuneReport, plot_by
-from subquad.tools.report.files import as_json, write_files
 from subquad.tools.report.markup import fenced, pairs_table
+from subquad.tools.report.report_files import as_json, write_files
 from subquad.tools.report.terminal import plain_table
 
 NOTE = (

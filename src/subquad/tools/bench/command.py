@@ -10,14 +10,14 @@ from typing import Annotated, Any
 import typer
 
 from subquad.tools.bench.settings import QUICK, STEPPED, BenchSettings
-from subquad.tools.cli import ranks
+from subquad.tools.cli import torchrun
+from subquad.tools.cli.command_options import Again, AsJson, with_options
+from subquad.tools.cli.commands import Command
 from subquad.tools.cli.common import needs, user_errors
 from subquad.tools.cli.kinds import Kind, names_itself, record_in, table_in
-from subquad.tools.cli.options import Again, AsJson, with_options
 from subquad.tools.cli.output import say, show
-from subquad.tools.cli.plugins import Command
 from subquad.tools.cli.progress import progress_bar
-from subquad.tools.cli.workers import with_workers
+from subquad.tools.cli.worker_options import with_workers
 from subquad.tools.runs import processes
 from subquad.tools.runs.executors import Executor
 
@@ -92,8 +92,8 @@ def bench(
         _gpu_sheet(settings, compare, out, as_json, executor)
         return
     with user_errors():
+        from subquad.tools.bench.benched_plans import resolved
         from subquad.tools.bench.earlier import read_earlier
-        from subquad.tools.bench.plans import resolved
         from subquad.tools.bench.report import report_of
         from subquad.tools.bench.run import check, measure
         from subquad.tools.cli.finished import Claim, results_in
@@ -122,7 +122,7 @@ def _gpu_sheet(settings: BenchSettings, compare: Path | None, out: Path, as_json
         from subquad.core.files import write_all
         from subquad.tools.bench.gpu_page import markdown
         from subquad.tools.bench.gpu_sheet import measure, plan_of
-        from subquad.tools.report.files import finite
+        from subquad.tools.report.report_files import finite
         from subquad.tools.runs.alone import alone_in
         from subquad.tools.runs.options import as_command
 
@@ -153,7 +153,7 @@ def _steps(
     """Exact attention of few queries over a cache."""
     with user_errors():
         from subquad.core.errors import InputError
-        from subquad.tools.bench.steps import check, measure
+        from subquad.tools.bench.steps_bench import check, measure
         from subquad.tools.cli.finished import Claim, results_in
 
         for option, value in (("--gpu-sheet", gpu_sheet), ("--compare", compare), ("--executor", executor.description)):
@@ -176,15 +176,15 @@ def _on_ranks(
     settings: BenchSettings, compare: Path | None, out: Path, gpu_sheet: bool, again: bool, as_json: bool
 ) -> None:
     """Methods whose tokens are split over the ranks that torchrun started; the first one writes and prints."""
-    with user_errors(), ranks.one_reports():
+    with user_errors(), torchrun.one_reports():
         from subquad.core.errors import InputError
 
         refused = (("--gpu-sheet", gpu_sheet), ("--compare", compare is not None), ("--steps", settings.steps))
         for option, value in refused:
             if value:
                 raise InputError(f"{option} is for one process, but torchrun started {processes.count()}; leave it out")
-    with user_errors(), ranks.group(settings.device) as group:
-        from subquad.tools.bench.ranks import measure
+    with user_errors(), torchrun.group(settings.device) as group:
+        from subquad.tools.bench.ranks_bench import measure
         from subquad.tools.bench.run import check
         from subquad.tools.cli.finished import Claim, results_in
 
@@ -195,7 +195,7 @@ def _on_ranks(
         with results_in(claim, partial(check, settings), again, group) as results:
             report: Any = results.finished
             if report is None:
-                with ranks.progress() as progress:
+                with torchrun.progress() as progress:
                     report = measure(settings, out, progress, group).report(settings)
             outcome: Any = results.written(report, write_ranks)
         if group.is_main and not show(outcome, lambda: RANKS.table(outcome), as_json):

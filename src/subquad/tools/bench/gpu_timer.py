@@ -8,7 +8,7 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 
 from subquad.tools.measure.deadline import Deadline
-from subquad.tools.measure.memory import peak_extra_mib
+from subquad.tools.measure.peak_memory import peak_extra_mib
 
 Call = Callable[[], Any]
 SECONDS = 0.1  # of a measurement

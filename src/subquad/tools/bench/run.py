@@ -25,11 +25,11 @@ from subquad.core.errors import as_input_error
 from subquad.kernels.dispatch import choose
 from subquad.methods import Full, Method, parse_method
 from subquad.methods.full import EXACT
+from subquad.tools.bench.benched_plans import resolved
 from subquad.tools.bench.calls import Calls, Load, hindrance, in_words, loads_of, out_of_memory, second_call, threads
-from subquad.tools.bench.checks import check_sizes
-from subquad.tools.bench.memory import extra_memory
-from subquad.tools.bench.plans import resolved
+from subquad.tools.bench.extra_memory import extra_memory
 from subquad.tools.bench.settings import BenchSettings
+from subquad.tools.bench.size_checks import check_sizes
 from subquad.tools.measure.noise import AGAIN
 from subquad.tools.measure.resident import Peak
 from subquad.tools.measure.timing import Effort, predicted, until_steady

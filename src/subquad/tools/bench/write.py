@@ -13,7 +13,7 @@ from typing import Any
 from subquad.tools.bench import plots as bench_plots
 from subquad.tools.bench import ranks_page, steps_page, tables
 from subquad.tools.bench.schema import BenchReport
-from subquad.tools.report.files import as_json, write_files
+from subquad.tools.report.report_files import as_json, write_files
 from subquad.tools.runs.records import to_plain
 
 COLUMNS = (  # of bench.csv

@@ -7,11 +7,11 @@ import typer
 
 from subquad.core.errors import InputError
 from subquad.tools.calibrate.settings import CalibrateSettings
+from subquad.tools.cli.command_options import AsJson, with_options
+from subquad.tools.cli.commands import Command
 from subquad.tools.cli.common import needs, user_errors
 from subquad.tools.cli.kinds import Kind, Record, table_in
-from subquad.tools.cli.options import AsJson, with_options
 from subquad.tools.cli.output import say, show
-from subquad.tools.cli.plugins import Command
 from subquad.tools.cli.progress import progress_bar
 
 
@@ -25,7 +25,7 @@ CALIBRATE = Kind(
     "adapter.json",
     "README.md",
     _is_fitted,
-    table_in("subquad.tools.calibrate.card", "rich_record"),
+    table_in("subquad.tools.calibrate.adapter_card", "rich_record"),
     lambda content: content["record"],
 )
 

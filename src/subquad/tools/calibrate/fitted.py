@@ -11,8 +11,8 @@ from subquad.methods.core.plugins import all_methods
 from subquad.tools.calibrate.run import fit, mark_of_documents, save
 from subquad.tools.calibrate.settings import CalibrateSettings
 from subquad.tools.data.texts import read_documents, report_folders
+from subquad.tools.models.compare_rows import CompareRow, row_of_adapter
 from subquad.tools.models.pretrained import Pretrained
-from subquad.tools.models.rows import CompareRow, row_of_adapter
 from subquad.tools.runs.jobs import Progress
 
 IN_COMMON = 0.1  # the share of a text's letters that may be in documents that are fitted on: rows of tables repeat

@@ -21,7 +21,7 @@ from subquad import hf
 from subquad.core import checksums as seals
 from subquad.core.errors import InputError, NothingToLearn, as_input_error
 from subquad.methods import BoundMethod, Fit, Full, LearnedHash, Method, parse_method
-from subquad.tools.calibrate.card import adapter_card
+from subquad.tools.calibrate.adapter_card import adapter_card
 from subquad.tools.calibrate.settings import CalibrateSettings
 from subquad.tools.data.texts import read_documents, report_folders
 from subquad.tools.measure.capture import LayerInputs, recorded
@@ -30,9 +30,9 @@ from subquad.tools.measure.fidelity import relative_error
 from subquad.tools.measure.hooks import ChoosesKeys, at_n_b
 from subquad.tools.measure.timing import stopwatch
 from subquad.tools.measure.utility import attention_utility
+from subquad.tools.models.compare_rows import longest
 from subquad.tools.models.pieces import Pieces, cut
 from subquad.tools.models.pretrained import Pretrained, load
-from subquad.tools.models.rows import longest
 from subquad.tools.runs.cache import clear, run_cache
 from subquad.tools.runs.jobs import Progress, silent
 

@@ -12,9 +12,9 @@ from rich.text import Text
 
 from subquad.methods import Method, Traits, explained, parse_method
 from subquad.methods.core.plugins import all_methods
+from subquad.tools.cli.command_options import AsJson
 from subquad.tools.cli.common import user_errors
 from subquad.tools.cli.completion import method_texts
-from subquad.tools.cli.options import AsJson
 from subquad.tools.cli.output import results_console
 from subquad.tools.report.terminal import ruled
 

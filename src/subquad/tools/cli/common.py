@@ -13,7 +13,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 from rich.text import Text
 
-from subquad.tools.cli import ranks
+from subquad.tools.cli import torchrun
 from subquad.tools.cli.output import errors, manner, plain, say, speaking, tell
 from subquad.tools.cli.stopped import exit_message, stops_first
 from subquad.tools.runs import processes
@@ -117,7 +117,7 @@ def _with_output_options(command: Command) -> Command:
         others = processes.number() > 0  # processes of a run whose first one speaks
         shown_as = (True, False, None) if others else (quiet, verbose, log_file)
         with user_errors(), speaking(*shown_as), importing(import_ or ()):
-            ranks.check(command.__name__)
+            torchrun.check(command.__name__)
             command(**arguments)
 
     run.__signature__ = inspect.Signature([*in_signature, *added])  # type: ignore[attr-defined]

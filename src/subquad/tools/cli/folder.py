@@ -15,8 +15,8 @@ from subquad.core import checksums as seals
 from subquad.core import files
 from subquad.core.errors import InputError
 from subquad.core.reading import read_json
+from subquad.tools.cli.commands import kinds
 from subquad.tools.cli.kinds import kind_of
-from subquad.tools.cli.plugins import kinds
 from subquad.tools.runs.alone import RUNNING
 
 FEW = 5  # settings that a message names

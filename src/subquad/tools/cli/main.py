@@ -1,6 +1,6 @@
 """The command line: parse, call, print. Mistakes of the user end in one line and exit code 2.
 
-Each command is registered by its own folder (`plugins`).
+Each command is registered by its own folder (`commands`).
 """
 
 from typing import Annotated
@@ -9,9 +9,9 @@ import typer
 
 from subquad import __version__
 from subquad.tools.cli import about, report
+from subquad.tools.cli.commands import commands
 from subquad.tools.cli.common import as_command
 from subquad.tools.cli.completion import whole_words
-from subquad.tools.cli.plugins import commands
 from subquad.tools.cli.stopped import exit_codes, terminable
 from subquad.tools.cli.words import StrictCommand
 

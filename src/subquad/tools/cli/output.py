@@ -162,7 +162,7 @@ def plain(message: str) -> str:
 def show(record: Any, table: Callable[[], RenderableType], as_json: bool) -> bool:
     """Print a record as a table, or as JSON and nothing else; returns whether it was JSON."""
     if as_json:
-        from subquad.tools.report.files import finite
+        from subquad.tools.report.report_files import finite
         from subquad.tools.runs.records import to_plain
 
         print(json.dumps(finite(to_plain(record)), indent=1))

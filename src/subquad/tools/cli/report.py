@@ -6,8 +6,8 @@ from typing import Annotated
 
 import typer
 
+from subquad.tools.cli.command_options import AsJson
 from subquad.tools.cli.common import needs, user_errors
-from subquad.tools.cli.options import AsJson
 from subquad.tools.cli.output import say, show
 
 
@@ -21,8 +21,8 @@ def report(
     """Show a finished run again: what its command printed."""
     with user_errors(), needs("report"):
         from subquad.core.errors import InputError
+        from subquad.tools.cli.commands import kinds
         from subquad.tools.cli.kinds import read_finished
-        from subquad.tools.cli.plugins import kinds
 
         finished = read_finished(folder, kinds())
         if not show(finished.record, finished.table, as_json):

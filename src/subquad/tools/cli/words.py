@@ -4,7 +4,7 @@ from typing import Any
 
 from typer.core import TyperCommand
 
-from subquad.tools.cli import ranks
+from subquad.tools.cli import torchrun
 from subquad.tools.cli.common import user_errors
 
 
@@ -18,7 +18,7 @@ class StrictCommand(TyperCommand):
         """
         if not ctx.resilient_parsing:  # not a shell that completes a command
             values, *_ = self.make_parser(ctx).parse_args(args=list(args))
-            with user_errors(), ranks.one_reports():
+            with user_errors(), torchrun.one_reports():
                 for parameter in self.get_params(ctx):
                     _refuse_empty(parameter, values.get(parameter.name))
         return super().parse_args(ctx, args)

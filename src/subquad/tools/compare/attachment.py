@@ -20,8 +20,8 @@ from subquad.tools.compare import recommend, run
 from subquad.tools.compare.recommend import describe_performance, fastest, is_faithful, is_full
 from subquad.tools.compare.schema import Attachment, MethodReport, Report
 from subquad.tools.compare.settings import CompareSettings
+from subquad.tools.models.compare_rows import IN, CompareRow
 from subquad.tools.models.dtypes import FP32, TORCH
-from subquad.tools.models.rows import IN, CompareRow
 from subquad.tools.models.saved_card import Measured
 from subquad.tools.models.saving import Chosen
 from subquad.tools.report import cells

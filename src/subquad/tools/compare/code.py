@@ -7,8 +7,8 @@ from typing import Any
 from subquad.tools.compare.recommend import is_full
 from subquad.tools.compare.schema import Attachment, MethodReport
 from subquad.tools.models import demo
+from subquad.tools.models.compare_rows import IN
 from subquad.tools.models.dtypes import TORCH
-from subquad.tools.models.rows import IN
 
 AUTO_CLASSES = {"embedding": "AutoModel", "masked-lm": "AutoModelForMaskedLM", "causal-lm": "AutoModelForCausalLM"}
 SAVED = "served"  # an example of a folder

@@ -7,12 +7,12 @@ from typing import Annotated, Any
 import typer
 
 from subquad.core.messages import note
-from subquad.tools.cli import ranks
+from subquad.tools.cli import torchrun
+from subquad.tools.cli.command_options import Again, AsJson, Save, with_options
+from subquad.tools.cli.commands import Command, command_line
 from subquad.tools.cli.common import needs, user_errors
 from subquad.tools.cli.kinds import Kind, has, record_in, table_in
-from subquad.tools.cli.options import Again, AsJson, Save, with_options
 from subquad.tools.cli.output import say, say_what_was_saved, show, tell
-from subquad.tools.cli.plugins import Command, command_line
 from subquad.tools.compare.settings import CompareSettings
 
 COMPARE = Kind(
@@ -39,7 +39,7 @@ def compare(
 
     Under torchrun, the tokens of every input are split over the ranks.
     """
-    with user_errors(), ranks.group(settings.device) as group, needs("demo"):
+    with user_errors(), torchrun.group(settings.device) as group, needs("demo"):
         from subquad.tools.cli.finished import Claim, results_in
         from subquad.tools.compare.attachment import chosen_by_comparison
         from subquad.tools.compare.judgement import read_anew, why_not
@@ -56,7 +56,7 @@ def compare(
         with results_in(claim, partial(check, settings), again, group) as results:
             report: Any = results.finished
             if report is None:
-                with ranks.progress() as progress:
+                with torchrun.progress() as progress:
                     lengths: list[int] = []
 
                     def refresh(comparison: Any) -> None:

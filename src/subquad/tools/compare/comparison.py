@@ -20,8 +20,7 @@ from subquad import hf
 from subquad.core.errors import InputError
 from subquad.methods import Full
 from subquad.methods.full import EXACT
-from subquad.tools.compare.growth import exponent
-from subquad.tools.compare.jobs import (
+from subquad.tools.compare.compare_jobs import (
     EAGER,
     JOBS_VERSION,
     LAYERS,
@@ -40,17 +39,19 @@ from subquad.tools.compare.jobs import (
     SequenceRound,
     StepRounds,
 )
+from subquad.tools.compare.growth import exponent
+from subquad.tools.compare.labelled_tasks import LabelledTask
 from subquad.tools.compare.settings import COMPARED, COMPARED_LONG, CompareSettings
-from subquad.tools.compare.tasks import LabelledTask
 from subquad.tools.measure.capture import LayerInputs, recorded
 from subquad.tools.measure.deadline import Deadline
 from subquad.tools.measure.fidelity import cosine, relative_error, weights_l1
 from subquad.tools.measure.group import MeasuringGroup
-from subquad.tools.measure.memory import peak_extra_mib
 from subquad.tools.measure.noise import AGAIN
+from subquad.tools.measure.peak_memory import peak_extra_mib
 from subquad.tools.measure.rounds import MeasuredPass, RoundTimes, measured_pass
 from subquad.tools.measure.timing import one_round, predicted, stopwatch, timed_rounds
 from subquad.tools.measure.without_attention import WITHOUT, WithoutAttention
+from subquad.tools.models.compare_rows import CompareRow, mark_of
 from subquad.tools.models.dtypes import FP32, TORCH
 from subquad.tools.models.generation import (
     STEPS_IN_ROUND,
@@ -62,7 +63,6 @@ from subquad.tools.models.generation import (
 from subquad.tools.models.next_tokens import quarter_perplexities
 from subquad.tools.models.passages import TokenizedText
 from subquad.tools.models.pretrained import BATCH, Pretrained, running
-from subquad.tools.models.rows import CompareRow, mark_of
 from subquad.tools.runs import machine
 from subquad.tools.runs.floor import Floor
 from subquad.tools.runs.jobs import Job

@@ -18,14 +18,14 @@ from subquad.methods.full import EXACT
 from subquad.tools.compare.module_result import ModuleComparison
 from subquad.tools.compare.schema import MethodReport
 from subquad.tools.compare.settings import COMPARED, COMPARED_CAUSAL
-from subquad.tools.measure.calls import ModuleCall, as_calls, device_of, run_exactly
 from subquad.tools.measure.deadline import Deadline
 from subquad.tools.measure.metrics import Judge, Metric, Score, judge_of, relative_error_of
+from subquad.tools.measure.module_calls import ModuleCall, as_calls, device_of, run_exactly
 from subquad.tools.measure.noise import AGAIN, noise_of
 from subquad.tools.measure.rounds import MeasuredPass, RoundTimes, measured_pass
 from subquad.tools.measure.timing import one_round, stopwatch
 from subquad.tools.measure.without_attention import WITHOUT, WithoutAttention
-from subquad.tools.modules.attention import Assigned, AttentionSites, after_pass, attention_sites, outside
+from subquad.tools.modules.attention_sites import Assigned, AttentionSites, after_pass, attention_sites, outside
 from subquad.tools.modules.inputs import LENGTHS, check_minutes, check_module, grouped, methods_of
 from subquad.tools.modules.unchanged import unchanged
 from subquad.tools.runs import machine

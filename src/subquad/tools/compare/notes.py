@@ -5,17 +5,17 @@ from collections.abc import Mapping, Sequence
 
 from subquad.core.spelling import listed
 from subquad.methods import METHODS
+from subquad.tools.compare.compare_jobs import EAGER, OP, STEPS
 from subquad.tools.compare.comparison import MOST_POSITIONS, TOO_SLOW, Comparison
-from subquad.tools.compare.jobs import EAGER, OP, STEPS
 from subquad.tools.compare.schema import MethodReport, Requests
 from subquad.tools.compare.settings import COMPARED, LENGTHS, OP_LENGTHS, CompareSettings
 from subquad.tools.measure.exact_limits import exact_up_to
 from subquad.tools.measure.noise import TIE
+from subquad.tools.models.compare_rows import IN, CompareRow
 from subquad.tools.models.dtypes import FP32, TORCH, has_products
 from subquad.tools.models.generation import ROUNDS, takes_cache
 from subquad.tools.models.longer import longer_note, quarters_note, yarn_note
-from subquad.tools.models.rows import IN, CompareRow
-from subquad.tools.models.split import split_note, what_is_sent
+from subquad.tools.models.split_methods import split_note, what_is_sent
 
 _INTERVAL = "95 % interval of the median of its ratios (by order statistics; the whole range of fewer than six turns)"
 

@@ -8,8 +8,8 @@ from datetime import UTC, datetime
 import torch
 
 from subquad.methods.full import EXACT
+from subquad.tools.compare.compare_jobs import EAGER, LAYERS, OP, QUALITY, SEQUENCE, STEPS, TASK, Losses, SequencePass
 from subquad.tools.compare.comparison import Comparison
-from subquad.tools.compare.jobs import EAGER, LAYERS, OP, QUALITY, SEQUENCE, STEPS, TASK, Losses, SequencePass
 from subquad.tools.compare.judgement import NextCommand, fidelities, fidelity_of, recommendation_of
 from subquad.tools.compare.notes import cautions_of, notes_of, notes_on_row, requests_of
 from subquad.tools.compare.schema import EagerCost, MeasuredReport, MethodReport, Quality, Report, RequestCost, RunNoise
@@ -17,8 +17,8 @@ from subquad.tools.measure.fidelity import cosine, crossover, percentile, relati
 from subquad.tools.measure.noise import at_least_typical, noise_of
 from subquad.tools.measure.rounds import RoundTimes
 from subquad.tools.measure.without_attention import WITHOUT
+from subquad.tools.models.compare_rows import NOT_CALIBRATED, CompareRow
 from subquad.tools.models.next_tokens import NextTokens, summed
-from subquad.tools.models.rows import NOT_CALIBRATED, CompareRow
 from subquad.tools.runs import machine
 from subquad.tools.runs.options import as_command
 

@@ -11,6 +11,7 @@ from subquad.methods.full import EXACT
 from subquad.tools.calibrate.fitted import calibrated
 from subquad.tools.calibrate.settings import LEARNED
 from subquad.tools.compare.comparison import Comparison
+from subquad.tools.compare.labelled_tasks import LabelledTask, load_task
 from subquad.tools.compare.settings import (
     AUTO,
     COMPARED,
@@ -19,17 +20,16 @@ from subquad.tools.compare.settings import (
     COMPARED_CAUSAL,
     CompareSettings,
 )
-from subquad.tools.compare.tasks import LabelledTask, load_task
 from subquad.tools.data.texts import read_documents, report_folders, standard_library
 from subquad.tools.measure.deadline import Deadline
 from subquad.tools.measure.group import ALONE, MeasuringGroup
+from subquad.tools.models.compare_rows import NOT_CALIBRATED, CompareRow, row_of, row_of_adapter, row_of_plan
 from subquad.tools.models.dtypes import FP32, has_products
 from subquad.tools.models.generation import check_new_tokens
 from subquad.tools.models.other_attention import row_of_attention
 from subquad.tools.models.passages import read
 from subquad.tools.models.pretrained import MAIN_LENGTH, Pretrained, check_model, load
-from subquad.tools.models.rows import NOT_CALIBRATED, CompareRow, row_of, row_of_adapter, row_of_plan
-from subquad.tools.models.split import check_not_fitted, split
+from subquad.tools.models.split_methods import check_not_fitted, split
 from subquad.tools.runs import machine
 from subquad.tools.runs.floor import Floor
 from subquad.tools.runs.jobs import Progress, silent

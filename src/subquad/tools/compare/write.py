@@ -11,7 +11,7 @@ from subquad.tools.compare.page import html
 from subquad.tools.compare.plots import drawings, plots
 from subquad.tools.compare.schema import Report
 from subquad.tools.compare.tables import markdown
-from subquad.tools.report.files import as_json, write_files
+from subquad.tools.report.report_files import as_json, write_files
 
 
 def write_report(report: Report, folder: Path) -> list[Path]:

@@ -9,14 +9,14 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from subquad.core import files
-from subquad.methods.core import crossovers
-from subquad.methods.core.crossovers import MeasuredCrossover, read_local, store
+from subquad.methods.core import measured_crossovers
 from subquad.methods.core.grammar import as_term
+from subquad.methods.core.measured_crossovers import MeasuredCrossover, read_local, store
 from subquad.tools.cli.about import pairs
+from subquad.tools.cli.command_options import AsJson, with_options
+from subquad.tools.cli.commands import Command
 from subquad.tools.cli.common import user_errors
-from subquad.tools.cli.options import AsJson, with_options
 from subquad.tools.cli.output import say, show
-from subquad.tools.cli.plugins import Command
 from subquad.tools.cli.progress import progress_bar
 from subquad.tools.doctor.settings import CrossoverSettings
 from subquad.tools.report.terminal import ruled
@@ -91,9 +91,9 @@ def _check(required: Sequence[str]) -> None:
 
 def _measure(settings: CrossoverSettings, as_json: bool) -> None:
     """Measure crossovers, store and print them."""
-    from subquad.tools.doctor.measure import measure
+    from subquad.tools.doctor.measure_crossovers import measure
 
-    files.check_writable(crossovers.path())
+    files.check_writable(measured_crossovers.path())
     with progress_bar() as progress:
         measured = measure(settings, progress)
     file = store(measured)

@@ -23,7 +23,7 @@ from subquad.tools.inspect.schema import (
 )
 from subquad.tools.inspect.settings import InspectSettings
 from subquad.tools.measure.balance import BucketSizes
-from subquad.tools.measure.spectrum import heat_map_index
+from subquad.tools.measure.singular_values import heat_map_index
 from subquad.tools.runs import machine
 from subquad.tools.runs.options import as_command
 

@@ -29,11 +29,11 @@ from subquad.tools.measure.balance import bucket_sizes
 from subquad.tools.measure.capture import LayerInputs, recorded
 from subquad.tools.measure.fidelity import attention_weights
 from subquad.tools.measure.hooks import ChoosesKeys, Hashes, at_length, at_n_b, inner
-from subquad.tools.measure.spectrum import cumulative, heat_map_index, needed, singular_values
+from subquad.tools.measure.singular_values import cumulative, heat_map_index, needed, singular_values
 from subquad.tools.measure.utility import utilities
+from subquad.tools.models.compare_rows import mark_of
 from subquad.tools.models.passages import TokenizedText, read
 from subquad.tools.models.pretrained import Pretrained, check_model, load
-from subquad.tools.models.rows import mark_of
 from subquad.tools.runs import machine
 from subquad.tools.runs.jobs import Job, JobKind, Progress, silent
 from subquad.tools.runs.runner import JobRun

@@ -9,7 +9,7 @@ from pathlib import Path
 from subquad.tools.inspect import plots as inspect_plots
 from subquad.tools.inspect import tables
 from subquad.tools.inspect.schema import InspectReport
-from subquad.tools.report.files import as_json, write_files
+from subquad.tools.report.report_files import as_json, write_files
 
 
 def write_inspection(report: InspectReport, folder: Path) -> list[Path]:

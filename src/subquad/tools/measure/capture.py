@@ -73,7 +73,7 @@ def recorded(model: Any, group: MeasuringGroup = ALONE) -> Iterator[list[LayerIn
     """
     from subquad import hf
     from subquad.hf.item_rotary import extended_items
-    from subquad.hf.rotary import find_rotary
+    from subquad.hf.rotary_trial import find_rotary
 
     before, keep = hf.bounds(model), hf.describe(model).keep  # with what they learned
     calls: list[LayerInputs] = []

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from subquad.core.errors import InputError
 from subquad.core.spelling import instead
-from subquad.tools.measure.calls import ModuleCall
 from subquad.tools.measure.fidelity import relative_error
+from subquad.tools.measure.module_calls import ModuleCall
 
 Metric = Callable[[Any, Any], Any]  # of an output and the exact output; larger is closer
 Score = Callable[[Any, Any], Any]  # of an output and its input; larger is better

@@ -1,6 +1,6 @@
 """Peak memory of a call as the operating system sees it, so that memory which compiled kernels take themselves counts.
 
-Only a process in which little else happens can tell: see `tools.bench.memory`.
+Only a process in which little else happens can tell: see `tools.bench.extra_memory`.
 """
 
 import sys
@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from subquad.tools.measure.memory import peak_extra_mib
+from subquad.tools.measure.peak_memory import peak_extra_mib
 
 STATUS, CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 

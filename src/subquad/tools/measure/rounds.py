@@ -14,8 +14,8 @@ import torch
 
 from subquad.methods.full import EXACT
 from subquad.tools.measure.group import ALONE, MeasuringGroup
-from subquad.tools.measure.memory import peak_extra_mib
 from subquad.tools.measure.noise import AGAIN, ASSUMED_NOISE, against_itself
+from subquad.tools.measure.peak_memory import peak_extra_mib
 from subquad.tools.measure.timing import Cost, cost, exact_cost, ratios, stopwatch
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import transformers
 
-from subquad.core import plugins
+from subquad.core import entry_points
 
 GROUP = "subquad.models"
 
@@ -18,10 +18,10 @@ GROUP = "subquad.models"
 def registered() -> tuple[ModuleType, ...]:
     """The modules, which are imported here; a module that is no longer there is left out."""
     modules = []
-    for entry in plugins.entries(GROUP):
+    for entry in entry_points.entries(GROUP):
         try:
-            modules.append(plugins.load(entry))
-        except plugins.BrokenPlugin as error:
+            modules.append(entry_points.load(entry))
+        except entry_points.BrokenPlugin as error:
             missing = error.__cause__.name if isinstance(error.__cause__, ModuleNotFoundError) else None
             if not f"{entry.module}.".startswith(f"{missing}."):
                 raise

@@ -9,8 +9,8 @@ from subquad import hf
 from subquad.core.errors import InputError
 from subquad.core.spelling import instead
 from subquad.methods import Full
+from subquad.tools.models.compare_rows import CompareRow
 from subquad.tools.models.pretrained import OtherAttention, Pretrained, running
-from subquad.tools.models.rows import CompareRow
 
 TOKENS = 32  # of the input on which an implementation is tried
 

@@ -9,9 +9,9 @@ from torch import nn
 
 from subquad.core.errors import InputError
 from subquad.methods import Full, Method, resolve
-from subquad.tools.measure.calls import ModuleCall, run_exactly, spread_order
 from subquad.tools.measure.deadline import Deadline
-from subquad.tools.modules.attention import AttentionSites
+from subquad.tools.measure.module_calls import ModuleCall, run_exactly, spread_order
+from subquad.tools.modules.attention_sites import AttentionSites
 
 LENGTHS = 4  # with figures of their own; inputs of more lengths are one group
 

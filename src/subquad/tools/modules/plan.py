@@ -17,17 +17,17 @@ from subquad.methods import Full, Method
 from subquad.methods.full import EXACT
 from subquad.nn import describe
 from subquad.nn.swapping import NAME
-from subquad.tools.measure.calls import ModuleCall, as_calls, device_of, run_exactly, spread_order
 from subquad.tools.measure.capture import LayerInputs
 from subquad.tools.measure.deadline import Deadline
 from subquad.tools.measure.fidelity import relative_error
 from subquad.tools.measure.group import ALONE
 from subquad.tools.measure.metrics import Judge, Metric, Score, judge_of
+from subquad.tools.measure.module_calls import ModuleCall, as_calls, device_of, run_exactly, spread_order
 from subquad.tools.measure.noise import AGAIN, against_itself
 from subquad.tools.measure.timing import Cost, cost, one_round, ratios, stopwatch
 from subquad.tools.measure.tradeoff import EQUAL, SIMILAR
 from subquad.tools.measure.without_attention import WithoutAttention
-from subquad.tools.modules.attention import ModuleLayers, attention_sites
+from subquad.tools.modules.attention_sites import ModuleLayers, attention_sites
 from subquad.tools.modules.inputs import check_minutes, check_module, grouped, methods_of
 from subquad.tools.modules.planned import HeldOutResult, ModulePlan
 from subquad.tools.modules.unchanged import unchanged
@@ -35,8 +35,8 @@ from subquad.tools.plan import choice
 from subquad.tools.plan.effort import KEPT, MEASURING, MOST, PASSAGES, divided
 from subquad.tools.plan.grid import grid
 from subquad.tools.plan.measure import Candidate, PassTimes, Screen, SingleLosses, call_shape, call_times
-from subquad.tools.plan.planned import Planned, Verified
 from subquad.tools.plan.planner import Messages, Planner
+from subquad.tools.plan.planning_results import Planned, Verified
 from subquad.tools.plan.subject import PlanSubject
 from subquad.tools.runs.jobs import Progress, silent
 from subquad.tools.runs.records import to_plain

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from subquad.nn import restore as restore_layers
-from subquad.tools.measure.calls import holds_transformers_model
+from subquad.tools.measure.module_calls import holds_transformers_model
 
 _CONTAINERS = (dict, OrderedDict, list, set)
 

@@ -6,11 +6,11 @@ from typing import Annotated, Any
 
 import typer
 
+from subquad.tools.cli.command_options import Again, AsJson, with_options
+from subquad.tools.cli.commands import Command
 from subquad.tools.cli.common import needs, user_errors
 from subquad.tools.cli.kinds import Kind, names_itself, record_in, table_in
-from subquad.tools.cli.options import Again, AsJson, with_options
 from subquad.tools.cli.output import say, show
-from subquad.tools.cli.plugins import Command
 from subquad.tools.cli.progress import progress_bar
 from subquad.tools.needle.settings import NeedleSettings
 

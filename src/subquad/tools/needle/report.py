@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from subquad.methods.full import EXACT
 from subquad.tools.measure.exact_limits import exact_up_to
 from subquad.tools.measure.intervals import interval_of_mean, interval_of_share
-from subquad.tools.models.rows import CompareRow
+from subquad.tools.models.compare_rows import CompareRow
 from subquad.tools.needle.run import ORACLE, NeedleRun, Spot
 from subquad.tools.needle.schema import NeedleCell, NeedleMethod, NeedleReport, Role
 from subquad.tools.needle.settings import NeedleSettings

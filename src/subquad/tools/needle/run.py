@@ -18,9 +18,9 @@ from subquad.core.spelling import instead
 from subquad.methods import Full, Method, parse_method
 from subquad.tools.data.texts import STANDARD_LIBRARY, read_documents, report_folders, standard_library
 from subquad.tools.measure.capture import recorded
+from subquad.tools.models.compare_rows import CompareRow, mark_of, row_of
 from subquad.tools.models.pretrained import Pretrained, check_model, load, running
-from subquad.tools.models.rows import CompareRow, mark_of, row_of
-from subquad.tools.needle.oracle import oracle_of
+from subquad.tools.needle.halves_oracle import oracle_of
 from subquad.tools.needle.prompts import Haystack, Prompt
 from subquad.tools.needle.scoring import AnswerScore, answer_score
 from subquad.tools.needle.settings import NEEDLE_LENGTHS, NEEDLE_METHODS, NeedleSettings

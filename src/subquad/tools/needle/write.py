@@ -9,7 +9,7 @@ from pathlib import Path
 from subquad.tools.needle.plots import PLOTS, plots
 from subquad.tools.needle.schema import NeedleReport
 from subquad.tools.needle.tables import markdown
-from subquad.tools.report.files import as_json, write_files
+from subquad.tools.report.report_files import as_json, write_files
 
 
 def write_needle(report: NeedleReport, folder: Path) -> list[Path]:

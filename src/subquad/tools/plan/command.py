@@ -6,13 +6,13 @@ from typing import Annotated, Any
 
 import typer
 
-from subquad.tools.cli import ranks
+from subquad.tools.cli import torchrun
+from subquad.tools.cli.command_options import Again, AsJson, Save, with_options
+from subquad.tools.cli.commands import Command, command_line
 from subquad.tools.cli.common import needs, user_errors
 from subquad.tools.cli.kinds import Kind, names_itself, record_in, table_in
-from subquad.tools.cli.options import Again, AsJson, Save, with_options
 from subquad.tools.cli.output import say, say_what_was_saved, show, tell
-from subquad.tools.cli.plugins import Command, command_line
-from subquad.tools.cli.workers import with_workers
+from subquad.tools.cli.worker_options import with_workers
 from subquad.tools.plan.settings import PlanSettings
 from subquad.tools.runs.executors import Executor
 
@@ -48,7 +48,7 @@ def plan(
 
     Under torchrun, the tokens of every input are split over the ranks.
     """
-    with user_errors(), ranks.group(settings.device) as group, needs("demo"):
+    with user_errors(), torchrun.group(settings.device) as group, needs("demo"):
         from subquad.tools.cli.finished import Claim, results_in
         from subquad.tools.models import saving
         from subquad.tools.plan.report import next_command, report_of
@@ -63,7 +63,7 @@ def plan(
             if report is None:
                 if settings.model is None and group.is_main:
                     tell(NO_MODEL)
-                with ranks.progress() as progress, executor:
+                with torchrun.progress() as progress, executor:
                     made = make(settings, out, progress, executor, group)
                 if group.is_main:
                     made.plan.save(out, made.planning.loads[0].model)

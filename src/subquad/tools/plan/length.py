@@ -66,8 +66,8 @@ from subquad.tools.plan.measure import (
     pass_times,
     screen,
 )
-from subquad.tools.plan.planned import Planned, Verified
 from subquad.tools.plan.planner import Messages, OutOfTime, Planner, SingleLoss
+from subquad.tools.plan.planning_results import Planned, Verified
 from subquad.tools.plan.schema import OtherFloor
 from subquad.tools.plan.workers import UNAIDED, Workers
 from subquad.tools.runs.cache import JobCache

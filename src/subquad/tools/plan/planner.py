@@ -18,7 +18,7 @@ from subquad.tools.plan import choice
 from subquad.tools.plan.effort import PASSAGES
 from subquad.tools.plan.grid import pareto
 from subquad.tools.plan.measure import Candidate, Screen
-from subquad.tools.plan.planned import Planned, Verified
+from subquad.tools.plan.planning_results import Planned, Verified
 
 
 class OutOfTime(Exception):

@@ -20,11 +20,11 @@ from subquad.tools.measure.group import ALONE, MeasuringGroup
 from subquad.tools.models.generation import check_new_tokens
 from subquad.tools.models.passages import read
 from subquad.tools.models.pretrained import Pretrained, load
-from subquad.tools.models.split import check_not_fitted
+from subquad.tools.models.split_methods import check_not_fitted
 from subquad.tools.plan.arguments import check_settings
 from subquad.tools.plan.loads import PlanInputs, batch_load, batches_by_length, text_load
 from subquad.tools.plan.measure import Candidate, SingleLosses
-from subquad.tools.plan.plan import candidates_for
+from subquad.tools.plan.planning import candidates_for
 from subquad.tools.plan.settings import PLANNED_LENGTHS, PlanSettings
 from subquad.tools.runs.floor import Floor
 from subquad.tools.runs.jobs import Progress, silent

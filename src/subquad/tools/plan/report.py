@@ -11,11 +11,11 @@ from subquad.tools.measure.tradeoff import UNNOTICED
 from subquad.tools.models import demo
 from subquad.tools.models.dtypes import FP32
 from subquad.tools.models.longer import longer_note, short_note, yarn_note
-from subquad.tools.models.split import split_note
+from subquad.tools.models.split_methods import split_note
 from subquad.tools.plan import choice
 from subquad.tools.plan.loads import PlanInputs
-from subquad.tools.plan.plan import requests_of
-from subquad.tools.plan.planned import Planned, Verified
+from subquad.tools.plan.planning import requests_of
+from subquad.tools.plan.planning_results import Planned, Verified
 from subquad.tools.plan.run import Made
 from subquad.tools.plan.schema import PlannedLayer, PlannedLength, PlanReport, Uniform, Verification
 from subquad.tools.plan.settings import PlanSettings

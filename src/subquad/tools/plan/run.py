@@ -15,14 +15,14 @@ from subquad.core.errors import InputError, as_input_error
 from subquad.hf.adapters import describe_model
 from subquad.hf.plans import Plan, load_plan
 from subquad.methods import BoundMethod, Full, Method, resolve
-from subquad.tools.measure.calls import holds_transformers_model
 from subquad.tools.measure.deadline import Deadline
 from subquad.tools.measure.group import ALONE, MeasuringGroup
 from subquad.tools.measure.metrics import Judge, Metric, Score
+from subquad.tools.measure.module_calls import holds_transformers_model
+from subquad.tools.models.compare_rows import mark_of
 from subquad.tools.models.dtypes import TORCH
 from subquad.tools.models.longer import short_note
 from subquad.tools.models.pretrained import Pretrained, check_model, load
-from subquad.tools.models.rows import mark_of
 from subquad.tools.models.saved_card import Measured
 from subquad.tools.models.saving import Chosen
 from subquad.tools.plan.arguments import (
@@ -36,7 +36,7 @@ from subquad.tools.plan.arguments import (
 )
 from subquad.tools.plan.loads import PlanInputs, input_loads
 from subquad.tools.plan.measure import Candidate
-from subquad.tools.plan.plan import Planning, candidates_for, plan_of
+from subquad.tools.plan.planning import Planning, candidates_for, plan_of
 from subquad.tools.plan.prepared import loss_elsewhere, of_text, parse_inputs, prepare
 from subquad.tools.plan.settings import PlanSettings
 from subquad.tools.plan.short import short_fidelities

@@ -7,7 +7,7 @@ from subquad.tools.plan.plots import drawings, plots
 from subquad.tools.plan.schema import PlanReport
 from subquad.tools.plan.tables import NEXT, PLOTS, approximate, markdown, metadata_of, tables, title, tried
 from subquad.tools.report import layout, terms
-from subquad.tools.report.files import as_json, write_files
+from subquad.tools.report.report_files import as_json, write_files
 from subquad.tools.report.vector import Drawing
 
 

@@ -36,7 +36,7 @@ from subquad.kernels.selection.shards.op import assign_codes, assign_means, cent
 from subquad.kernels.selection.shards.reference import Term
 from subquad.kernels.selection.top.op import top_and_best
 from subquad.kernels.tokens.slots import Buckets
-from subquad.kernels.tokens.windows import TokenWindows
+from subquad.kernels.tokens.token_windows import TokenWindows
 from subquad.testing.oracle import integers, normal
 from tests.library.kernels.replay.recording import Recording, file_of, recorded
 from tests.library.kernels.test_bucket_attention import two_sets

@@ -6,7 +6,7 @@ import torch
 import subquad as sq
 from subquad.kernels.attention.clustered import triton as clustered
 from subquad.kernels.attention.clustered.centroids import attend_and_list
-from subquad.kernels.attention.tail.visible import visible_key_cells
+from subquad.kernels.attention.tail.visible_key_cells import visible_key_cells
 from subquad.testing.oracle import normal, qkv, tracked
 from tests.library.triton.devices import CLOSE, DTYPES
 from tests.library.triton.interpreted.clustered_calls import both

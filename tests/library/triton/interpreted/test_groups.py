@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from subquad.kernels.selection.groups import group_mean
+from subquad.kernels.selection.group_means import group_mean
 from subquad.kernels.triton.groups import MOST_COUNTED, Members, group_order, group_sums
 from subquad.testing.oracle import integers, normal
 from tests.library.triton.interpreted.fences import fenced

@@ -6,7 +6,7 @@ from subquad.methods import parse_method
 from subquad.research.papers import speech
 from subquad.research.papers.experiments import approximation_matrix as matrix
 from subquad.research.papers.experiments.approximation_matrix import PUBLISHED, SCALES, TRAINED, key, pairs
-from subquad.research.training.models.speech import CTCEncoder, SpeechConfig
+from subquad.research.training.models.ctc_encoder import CTCEncoder, SpeechConfig
 
 
 def test_the_paper_leaves_out_what_shares_no_keys() -> None:

@@ -5,7 +5,7 @@ import torch
 
 from subquad.research.papers.base import Context
 from subquad.research.papers.experiments.spectrum import SCALES, UNTRAINED, at_index, cells, key, results, sources
-from subquad.tools.measure.spectrum import cumulative, singular_values
+from subquad.tools.measure.singular_values import cumulative, singular_values
 
 SMOKE = SCALES["smoke"]
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from subquad.core.errors import InputError
-from subquad.research.papers.data.listops import evaluate, parse
+from subquad.research.papers.data.listops_expressions import evaluate, parse
 from subquad.research.papers.tasks.listops import TO_BEAT, ListOps, solves
 from subquad.research.training.models.encoder import Prediction
 from subquad.research.training.run import train

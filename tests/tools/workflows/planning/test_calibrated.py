@@ -13,7 +13,7 @@ from subquad.tools.measure.deadline import Deadline
 from subquad.tools.models.pretrained import load
 from subquad.tools.plan import loads
 from subquad.tools.plan import run as running
-from subquad.tools.plan.plan import Planning, candidates_for, plan_of
+from subquad.tools.plan.planning import Planning, candidates_for, plan_of
 from subquad.tools.runs.cache import run_cache
 from subquad.tools.runs.floor import Floor
 from tests.tools.workflows.planning.steady import make_steady

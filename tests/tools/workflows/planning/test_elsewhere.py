@@ -8,7 +8,7 @@ import torch
 from subquad.core.errors import InputError
 from subquad.tools.plan import run as running
 from subquad.tools.plan.measure import SingleLosses
-from subquad.tools.plan.plan import candidates_for
+from subquad.tools.plan.planning import candidates_for
 from subquad.tools.plan.prepared import loss_elsewhere, prepare
 from subquad.tools.plan.settings import PlanSettings
 from subquad.tools.runs.executors import LocalExecutor

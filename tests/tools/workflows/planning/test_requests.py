@@ -12,8 +12,8 @@ from subquad.tools.cli.main import app
 from subquad.tools.models.generation import RowSteps, StepTimes
 from subquad.tools.plan.loads import PlanInputs
 from subquad.tools.plan.measure import PassTimes
-from subquad.tools.plan.plan import requests_of
-from subquad.tools.plan.planned import Planned, Verified
+from subquad.tools.plan.planning import requests_of
+from subquad.tools.plan.planning_results import Planned, Verified
 from subquad.tools.plan.prepared import prepare
 from subquad.tools.plan.report import headline
 from subquad.tools.plan.schema import PlannedLength, Verification

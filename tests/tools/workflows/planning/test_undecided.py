@@ -5,9 +5,9 @@ from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
-from subquad.tools.cli.plugins import command_line
+from subquad.tools.cli.commands import command_line
 from subquad.tools.measure.group import ALONE
-from subquad.tools.plan.planned import Planned, Verified
+from subquad.tools.plan.planning_results import Planned, Verified
 from subquad.tools.plan.report import headline, next_command
 from subquad.tools.plan.schema import PlannedLength, Verification
 from subquad.tools.plan.settings import PlanSettings

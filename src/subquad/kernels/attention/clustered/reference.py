@@ -8,7 +8,7 @@ from subquad.core.versions import sym_min
 from subquad.kernels.attention.softmax import hide, visible_logsumexp, visible_softmax
 from subquad.kernels.precision import upcast
 from subquad.kernels.selection.blocks.reference import sort_into_blocks
-from subquad.kernels.selection.groups import broadcast, group_mean
+from subquad.kernels.selection.group_means import broadcast, group_mean
 from subquad.kernels.selection.hashing.op import hash_codes
 from subquad.kernels.selection.kmeans.op import hamming_kmeans
 from subquad.kernels.tokens.heads import repeat_heads

@@ -1,10 +1,10 @@
 """Clustered and improved clustered attention on GPUs.
 
-    labels                          sign hashes and k-means, or as given                 `kernels.selection`
-    Q^c                             means of the queries by cluster                      `kernels.triton.groups`
-    T: top keys of each cluster     maxima of blocks, then candidates                    `kernels.triton.selection`
-    A^c V without T                 cells of CHUNK keys, merged by log-sum-exp           `kernels.triton.neighbours`
-    V̂                               m̂·softmax over T + the rest, for each member         `kernels.triton.members`
+    labels                          sign hashes and k-means, or as given                `kernels.selection`
+    Q^c                             means of the queries by cluster                     `kernels.triton.groups`
+    T: top keys of each cluster     maxima of blocks, then candidates                   `kernels.triton.selection`
+    A^c V without T                 cells of CHUNK keys, merged by log-sum-exp          `kernels.triton.neighbour_cells`
+    V̂                               m̂·softmax over T + the rest, for each member        `kernels.triton.members`
 
 A centroid's weights are never stored. Q^c is rounded to the dtype of the queries, so that it meets the keys on tensor
 cores. Labels outside of [0, clusters) are taken as "in no cluster": reading them to refuse them would wait for the
@@ -19,19 +19,19 @@ from torch import Tensor
 from subquad.kernels.attention.clustered.centroids import attend_and_list, lists_of
 from subquad.kernels.attention.clustered.op import clustered_attention, clustered_backward, clustered_forward
 from subquad.kernels.attention.clustered.reference import cluster_queries
-from subquad.kernels.selection.groups import broadcast
+from subquad.kernels.selection.group_means import broadcast
 from subquad.kernels.triton import refusal_of
 from subquad.kernels.triton.cells.backward import cells_backward
 from subquad.kernels.triton.cells.forward import see_cells
 from subquad.kernels.triton.groups import Members, group_sums
 from subquad.kernels.triton.lists import inside_words
 from subquad.kernels.triton.members.clustering import Clustering
-from subquad.kernels.triton.members.forward import attend_members
 from subquad.kernels.triton.members.gradients import MemberGradients
 from subquad.kernels.triton.members.listed import listed_backward
+from subquad.kernels.triton.members.members_forward import attend_members
 from subquad.kernels.triton.members.queries import members_backward
 from subquad.kernels.triton.members.sums import member_sums
-from subquad.kernels.triton.neighbours import merge_cells, neighbours
+from subquad.kernels.triton.neighbour_cells import merge_cells, neighbours
 from subquad.kernels.triton.selection import choose_top
 
 CHUNK = 1024  # keys that one program reads: more programs than clusters and heads alone would give

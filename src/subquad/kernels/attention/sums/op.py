@@ -7,7 +7,7 @@ from torch import Tensor
 
 from subquad.kernels.attention.sums import reference
 from subquad.kernels.dispatch import Op
-from subquad.kernels.selection.groups import broadcast
+from subquad.kernels.selection.group_means import broadcast
 
 group_sums = Op(reference.group_sums)
 

@@ -5,7 +5,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from subquad.kernels.precision import upcast
-from subquad.kernels.selection.groups import group_sizes
+from subquad.kernels.selection.group_means import group_sizes
 
 
 def group_sums(

@@ -13,7 +13,7 @@ from subquad.kernels.attention.tail.op import (
     tail_forward,
     tail_output,
 )
-from subquad.kernels.attention.tail.visible import lists_of, visible_key_cells
+from subquad.kernels.attention.tail.visible_key_cells import lists_of, visible_key_cells
 from subquad.kernels.native import interface
 
 # The outputs of the forward pass in addition to `out` and `lse`, in its order.

@@ -6,14 +6,14 @@ from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
 from subquad.kernels.attention.pairs.op import attend_pairs
-from subquad.kernels.attention.residual import merge_with_residual
+from subquad.kernels.attention.residual_merging import merge_with_residual
 from subquad.kernels.attention.softmax import merge_partials
-from subquad.kernels.attention.tail.cells import CellAttention, Tail, attend_to_cells, tail_of
-from subquad.kernels.attention.tail.choice import covariance_in_clusters, terms_of_keys, top_keys
+from subquad.kernels.attention.tail.key_cells import CellAttention, Tail, attend_to_cells, tail_of
+from subquad.kernels.attention.tail.key_choice import covariance_in_clusters, terms_of_keys, top_keys
 from subquad.kernels.precision import upcast
 from subquad.kernels.selection.blocks.op import by_bucket
 from subquad.kernels.selection.deduplication import first_meetings
-from subquad.kernels.selection.groups import group_mean
+from subquad.kernels.selection.group_means import group_mean
 from subquad.kernels.selection.neighbours import neighbours
 from subquad.kernels.tokens.heads import repeat_heads
 from subquad.kernels.tokens.slots import Buckets

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from subquad.kernels.attention.tail.choice import (
+from subquad.kernels.attention.tail.key_choice import (
     FARTHEST,
     NEAREST,
     covariance_in_clusters,
@@ -23,7 +23,7 @@ from subquad.kernels.attention.tail.choice import (
     weights_around,
 )
 from subquad.kernels.attention.tail.op import attend_with_tail, tail_backward, tail_forward, tail_output
-from subquad.kernels.attention.tail.visible import lists_of, visible_key_cells
+from subquad.kernels.attention.tail.visible_key_cells import lists_of, visible_key_cells
 from subquad.kernels.precision import upcast
 from subquad.kernels.tokens.heads import repeat_heads
 from subquad.kernels.triton import refusal_of
@@ -31,11 +31,11 @@ from subquad.kernels.triton.cells.backward import cells_backward
 from subquad.kernels.triton.cells.forward import see_cells
 from subquad.kernels.triton.groups import Members
 from subquad.kernels.triton.lists import inside_words, log_distances
-from subquad.kernels.triton.members.cells import cells_of_members
+from subquad.kernels.triton.members.cell_gradients import cells_of_members
 from subquad.kernels.triton.members.clustering import Clustering
-from subquad.kernels.triton.members.forward import attend_members
 from subquad.kernels.triton.members.gradients import MemberGradients
 from subquad.kernels.triton.members.listed import listed_backward
+from subquad.kernels.triton.members.members_forward import attend_members
 from subquad.kernels.triton.members.queries import members_backward
 from subquad.kernels.triton.selection import choose_top
 

@@ -8,7 +8,7 @@ from torch import Tensor
 from subquad.kernels.attention.windows import reference
 from subquad.kernels.dispatch import Op
 from subquad.kernels.tensors import token_major
-from subquad.kernels.tokens.windows import TokenWindows
+from subquad.kernels.tokens.token_windows import TokenWindows
 
 merge_windows = Op(reference.merge_windows)
 

@@ -7,7 +7,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from subquad.kernels.attention.softmax import shares
-from subquad.kernels.tokens.windows import TokenWindows
+from subquad.kernels.tokens.token_windows import TokenWindows
 
 
 def merge_windows(

@@ -7,7 +7,7 @@ from jaxtyping import Int64, Shaped
 from torch import Tensor
 
 from subquad.core.rounding import ceil_div
-from subquad.kernels.selection.groups import broadcast, group_sizes
+from subquad.kernels.selection.group_means import broadcast, group_sizes
 
 
 def sorted_blocks(

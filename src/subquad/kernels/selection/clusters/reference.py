@@ -4,7 +4,7 @@ import torch
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
-from subquad.kernels.selection.groups import group_mean, group_sizes
+from subquad.kernels.selection.group_means import group_mean, group_sizes
 from subquad.kernels.selection.hashing.op import hash_codes
 from subquad.kernels.selection.hashing.reference import centred
 from subquad.kernels.selection.kmeans.op import hamming_kmeans

@@ -4,7 +4,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from subquad.kernels.triton.cells.weights import listed_inside
+from subquad.kernels.triton.cells.pair_weights import listed_inside
 from subquad.kernels.triton.launch import (
     allowed_exponentials,
     dot_upcast,

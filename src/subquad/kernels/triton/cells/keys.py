@@ -5,8 +5,8 @@ from typing import Any
 import triton.language as tl
 from torch import Tensor
 
-from subquad.kernels.triton.blocks import group_blocks
-from subquad.kernels.triton.cells.weights import listed_inside, weight_gradients
+from subquad.kernels.triton.cells.pair_weights import listed_inside, weight_gradients
+from subquad.kernels.triton.group_blocks import group_blocks
 from subquad.kernels.triton.launch import (
     dot_upcast,
     inner_of,

@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from subquad.kernels.triton.cells.weights import listed_inside, weight_gradients
+from subquad.kernels.triton.cells.pair_weights import listed_inside, weight_gradients
 from subquad.kernels.triton.launch import (
     dot_upcast,
     inner_of,

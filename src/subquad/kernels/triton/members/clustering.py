@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from subquad.kernels.triton.blocks import GroupBlocks, group_blocks
+from subquad.kernels.triton.group_blocks import GroupBlocks, group_blocks
 from subquad.kernels.triton.launch import inner_of, load_positions, load_rows, padded, strides
 
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from subquad.research.papers.base import Cell, Context, Experiment, JobResults, spread
 from subquad.research.papers.experiments.forecast_published import COPIED, COPIED_IN, PUBLISHED
 from subquad.research.papers.results import Lines, Results, Table
-from subquad.research.papers.tasks.forecast import Forecast
+from subquad.research.papers.tasks.ett_forecast import Forecast
 from subquad.research.training.run import train
 from subquad.research.training.settings import settings_of
 

@@ -13,7 +13,7 @@ from subquad.research.papers.base import Cell, Context, Experiment, JobResults
 from subquad.research.papers.results import Lines, Results, Table
 from subquad.research.papers.side_by_side import alternating_rounds, naive_gib, powers, shown
 from subquad.tools.bench.calls import NAIVE, Calls, Load
-from subquad.tools.bench.memory import extra_memory
+from subquad.tools.bench.extra_memory import extra_memory
 from subquad.tools.measure.timing import Effort
 
 QUANTITIES = ("time", "memory")

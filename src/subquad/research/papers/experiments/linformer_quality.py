@@ -11,13 +11,13 @@ from subquad.core import checksums as seals
 from subquad.methods.full import EXACT
 from subquad.research.papers.at_hand import AtHand, at_hand, folders
 from subquad.research.papers.base import Cell, Context, Experiment, JobResults, spread
-from subquad.research.papers.fine_tuning import FineTune, head_of, texts_of
+from subquad.research.papers.encoder_fine_tuning import FineTune, head_of, texts_of
 from subquad.research.papers.results import Bars, Results, Table, Value
 from subquad.research.papers.text_baselines import baselines
 from subquad.research.training.checkpoints import discard_all
 from subquad.research.training.run import evaluate, train
 from subquad.research.training.settings import ModelSettings, RunSettings, TrainingSettings
-from subquad.tools.compare.tasks import Probe
+from subquad.tools.compare.labelled_tasks import Probe
 
 SHARINGS = {"headwise": "", "key-value": ", shared kv", "layerwise": ", shared kv, layer"}  # ours -> the paper's
 # Table 2, n = 512: RoBERTa-base and Linformers, accuracy in %

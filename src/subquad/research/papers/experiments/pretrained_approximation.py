@@ -18,10 +18,10 @@ from subquad.research.papers.at_hand import AtHand, at_hand, calibrate, calibrat
 from subquad.research.papers.base import AGAIN, Cell, Context, Experiment, JobResults, spread
 from subquad.research.papers.results import HeatMap, Results, Table, Value
 from subquad.research.papers.text_baselines import baselines
-from subquad.tools.compare.tasks import LabelledTask, Probe, load_task, share_right
+from subquad.tools.compare.labelled_tasks import LabelledTask, Probe, load_task, share_right
 from subquad.tools.measure.fidelity import cosine
+from subquad.tools.models.compare_rows import row_of
 from subquad.tools.models.pretrained import Pretrained, running
-from subquad.tools.models.rows import row_of
 
 GLUE = ("CoLA", "MNLI", "MRPC", "QNLI", "QQP", "RTE", "SST-2", "STS-B")
 # Clustered attention, table 4 (25 clusters), and LHA, table 2 (C keys a cluster), both with RoBERTa-base, in points.

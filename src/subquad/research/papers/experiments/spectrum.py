@@ -19,7 +19,7 @@ from subquad.tools.data.reviews import read_reviews
 from subquad.tools.data.texts import read_documents
 from subquad.tools.inspect.run import curve_points, spectrum_metrics
 from subquad.tools.measure.capture import LayerInputs, recorded
-from subquad.tools.measure.spectrum import heat_map_index
+from subquad.tools.measure.singular_values import heat_map_index
 from subquad.tools.models.passages import read
 from subquad.tools.models.pretrained import Pretrained, load
 

@@ -20,7 +20,7 @@ from subquad.research.papers.side_by_side import (
     speedup,
 )
 from subquad.tools.bench.calls import NAIVE, Calls, Load
-from subquad.tools.bench.memory import extra_memory
+from subquad.tools.bench.extra_memory import extra_memory
 from subquad.tools.bench.settings import BACKWARD
 from subquad.tools.measure.fidelity import crossover
 from subquad.tools.measure.timing import Effort, Spread, spread

@@ -4,7 +4,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch.utils.data import Dataset
 
-from subquad.research.training.tasks.base import Item
+from subquad.research.training.tasks.task import Item
 
 Values = NDArray[np.float64]
 

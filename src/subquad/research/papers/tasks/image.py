@@ -14,8 +14,8 @@ from subquad.research.papers.data.idx import read_idx
 from subquad.research.training.folders import find_data
 from subquad.research.training.model_settings import ModelSettings
 from subquad.research.training.models.encoder import EncoderClassifier
-from subquad.research.training.tasks.base import Item, Metrics, Splits
 from subquad.research.training.tasks.classification import Classification, logistic, majority
+from subquad.research.training.tasks.task import Item, Metrics, Splits
 
 LEVELS = 256
 LABELS = ("T-shirt", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "ankle boot")

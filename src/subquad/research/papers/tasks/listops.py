@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from subquad.research.papers.data.listops import (
+from subquad.research.papers.data.listops_expressions import (
     MIN,
     OPERATORS,
     SYMBOLS,
@@ -25,8 +25,8 @@ from subquad.research.papers.data.listops import (
 )
 from subquad.research.training.model_settings import ModelSettings
 from subquad.research.training.models.encoder import EncoderClassifier
-from subquad.research.training.tasks.base import Batch, Item, Metrics, Splits
 from subquad.research.training.tasks.classification import FIRST, Classification
+from subquad.research.training.tasks.task import Batch, Item, Metrics, Splits
 
 READ = 2000  # training examples that the baselines learn from
 TO_BEAT = "root and its digits"

@@ -12,7 +12,7 @@ from torch.utils.data import Dataset
 
 from subquad.research.training.model_settings import ModelSettings
 from subquad.research.training.models.encoder import EncoderConfig, MaskedSymbolEncoder
-from subquad.research.training.tasks.base import Batch, Item, Metrics, Splits, Task
+from subquad.research.training.tasks.task import Batch, Item, Metrics, Splits, Task
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,8 +15,8 @@ from subquad.research.training.byte_tokenizer import BYTES
 from subquad.research.training.folders import find_data
 from subquad.research.training.model_settings import ModelSettings
 from subquad.research.training.models.encoder import EncoderClassifier
-from subquad.research.training.tasks.base import Batch, Item, Metrics, Splits
 from subquad.research.training.tasks.classification import Classification, padded
+from subquad.research.training.tasks.task import Batch, Item, Metrics, Splits
 from subquad.tools.data.documents import read_archive
 from subquad.tools.data.texts import read_documents
 

@@ -17,6 +17,7 @@ from transformers import (
 
 from subquad.research.training.models.blocks import Prediction
 from subquad.research.training.models.configuration import AttentionConfig
+from subquad.research.training.models.ctc_encoder import CTCEncoder, SpeechConfig, Transcription
 from subquad.research.training.models.encoder import (
     EncoderClassifier,
     EncoderConfig,
@@ -25,9 +26,8 @@ from subquad.research.training.models.encoder import (
 )
 from subquad.research.training.models.forecaster import EncoderDecoderForecaster, EncoderForecaster, ForecastConfig
 from subquad.research.training.models.language import CausalLanguageModel, LanguageConfig
-from subquad.research.training.models.memory import Memory
-from subquad.research.training.models.sets import MixtureModel, SetConfig
-from subquad.research.training.models.speech import CTCEncoder, SpeechConfig, Transcription
+from subquad.research.training.models.mixture_model import MixtureModel, SetConfig
+from subquad.research.training.models.segment_memory import Memory
 
 __all__ = [
     "AttentionConfig",

@@ -23,15 +23,15 @@ from subquad import hf
 from subquad.core.versions import loading_shared_modules
 from subquad.hf.layers import attached_to
 from subquad.hf.positions import reach_of
-from subquad.hf.records import read_record
 from subquad.hf.saved import asks_for_ours
+from subquad.hf.swap_record import read_record
 from subquad.hf.swapping import check_training
 from subquad.kernels.attention.projections import Projections
 from subquad.kernels.tokens.rotary import Rotary
 from subquad.methods.core.current_shard import in_use
 from subquad.research.training.models.configuration import AttentionConfig
-from subquad.research.training.models.memory import Memory
-from subquad.research.training.models.positions import frequencies, rotate, sinusoid
+from subquad.research.training.models.positional_encodings import frequencies, rotate, sinusoid
+from subquad.research.training.models.segment_memory import Memory
 from subquad.research.training.models.splitting import ModelSplit
 
 

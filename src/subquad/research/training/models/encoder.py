@@ -11,7 +11,7 @@ from transformers.modeling_outputs import BaseModelOutput
 
 from subquad.research.training.models.blocks import AttentionModel, InputPositions, Prediction, Stack
 from subquad.research.training.models.configuration import AttentionConfig
-from subquad.research.training.models.positions import counted
+from subquad.research.training.models.positional_encodings import counted
 from subquad.research.training.models.splitting import ModelSplit, split
 
 

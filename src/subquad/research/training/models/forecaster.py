@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from subquad.core.errors import check_least
 from subquad.research.training.models.blocks import AttentionModel, InputPositions, Prediction, Stack
 from subquad.research.training.models.configuration import AttentionConfig
-from subquad.research.training.models.positions import counted
+from subquad.research.training.models.positional_encodings import counted
 from subquad.research.training.models.splitting import ModelSplit, split
 
 

@@ -17,8 +17,8 @@ from subquad.nn.memory import refuse_without_memory
 from subquad.research.training.models.blocks import AttentionModel, InputPositions, Stack
 from subquad.research.training.models.configuration import AttentionConfig
 from subquad.research.training.models.encoder import item_losses, per_item_loss
-from subquad.research.training.models.memory import Memory
-from subquad.research.training.models.positions import counted
+from subquad.research.training.models.positional_encodings import counted
+from subquad.research.training.models.segment_memory import Memory
 from subquad.research.training.models.splitting import refuse_when_split, split
 
 NAME_OF_CACHE = name_of_cache(create_causal_mask)  # in transformers' functions and outputs

@@ -12,7 +12,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from subquad.research.training.model_settings import ModelSettings
 from subquad.research.training.models.encoder import EncoderClassifier, EncoderConfig
-from subquad.research.training.tasks.base import Batch, Item, Metrics, Task
+from subquad.research.training.tasks.task import Batch, Item, Metrics, Task
 
 PADDING, CLASS_TOKEN = 0, 1
 FIRST = 2  # the first token of a task's own; bytes are 2 to 257

@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 from subquad import hf
 from subquad.hf.reattaching import ADAPTER
 from subquad.research.training.fine_tuning import PretrainedSettings, classifier, outline, tokenizer_of
-from subquad.research.training.tasks.text import LabelledTexts
+from subquad.research.training.tasks.text_classification import LabelledTexts
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,9 +15,9 @@ from torch import Tensor
 from subquad.core.errors import InputError
 from subquad.research.training.byte_tokenizer import byte_tokenizer
 from subquad.research.training.corpora import CorpusParts, cut, hold_out, in_bytes, read_corpus
-from subquad.research.training.tasks.base import Batch, Metrics, Splits, several
 from subquad.research.training.tasks.next_symbol import NextSymbol
 from subquad.research.training.tasks.ngrams import ngram_bits
+from subquad.research.training.tasks.task import Batch, Metrics, Splits, several
 from subquad.research.training.tasks.windows import DrawnWindows, Symbols, Windows, first, with_start
 
 SPACE, LINE = 32, 10
@@ -94,7 +94,7 @@ class Lm(NextSymbol):
         return byte_tokenizer(0, self.length, pad=pad, start=start, padding_side="left")
 
     def encode(self, texts: Sequence[str]) -> Batch:
-        """Texts as `model.generate(**task.encode(texts))` continues them: the start symbol, then bytes in UTF-8.
+        """Texts as `model.generate(**self.encode(texts))` continues them: the start symbol, then bytes in UTF-8.
 
         Shorter ones are padded on the left.
 

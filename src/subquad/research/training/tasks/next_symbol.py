@@ -10,7 +10,7 @@ from torch import Tensor
 from subquad.core.errors import check_least
 from subquad.research.training.model_settings import ModelSettings
 from subquad.research.training.models.language import CausalLanguageModel, LanguageConfig, next_symbol_losses
-from subquad.research.training.tasks.base import Batch, Item, Splits, Task
+from subquad.research.training.tasks.task import Batch, Item, Splits, Task
 from subquad.research.training.tasks.windows import DrawnWindows, Symbols, Windows, batch_of, first
 
 

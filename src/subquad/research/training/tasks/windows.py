@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import Dataset
 
-from subquad.research.training.tasks.base import Batch, Item
+from subquad.research.training.tasks.task import Batch, Item
 
 Symbols = NDArray[np.int16]
 

@@ -4,10 +4,9 @@ from importlib.util import find_spec
 
 from subquad.core.errors import InputError, not_installed
 from subquad.core.spelling import instead
-from subquad.tools.runs.executors.base import Executor, WorkerError
-from subquad.tools.runs.executors.local import LocalExecutor
-from subquad.tools.runs.executors.processes import ProcessExecutor
-from subquad.tools.runs.executors.resources import read_resources
+from subquad.tools.runs.executors.executor import Executor, LocalExecutor, WorkerError
+from subquad.tools.runs.executors.job_resources import read_resources
+from subquad.tools.runs.executors.worker_processes import ProcessExecutor
 
 __all__ = ["EXECUTORS", "LOCAL", "Executor", "LocalExecutor", "ProcessExecutor", "WorkerError", "make_executor"]
 

@@ -17,9 +17,9 @@ import torch
 from subquad.core.errors import InputError
 from subquad.tools.measure.deadline import Deadline
 from subquad.tools.runs.executors.attempt import JobFailure, WorkerEnvironment, attempt
-from subquad.tools.runs.executors.base import LostWorker, WorkerExecutor
-from subquad.tools.runs.executors.processes import environment_variables, pickled
-from subquad.tools.runs.executors.resources import JobResources
+from subquad.tools.runs.executors.executor import LostWorker, WorkerExecutor
+from subquad.tools.runs.executors.job_resources import JobResources
+from subquad.tools.runs.executors.worker_processes import environment_variables, pickled
 from subquad.tools.runs.jobs import Job
 
 RAY_ENVIRONMENT = {

@@ -4,9 +4,7 @@ import triton.language as tl
 from torch import Tensor
 
 from subquad.kernels.attention.features.triton.chunks import both_sides, cost_of
-from subquad.kernels.attention.features.triton.reads import ReadIndex
-from subquad.kernels.attention.features.triton.states import Side
-from subquad.kernels.attention.features.triton.tiles import (
+from subquad.kernels.attention.features.triton.feature_tiles import (
     advanced,
     causal_square,
     diagonal_square,
@@ -20,6 +18,8 @@ from subquad.kernels.attention.features.triton.tiles import (
     of_later,
     shift_of,
 )
+from subquad.kernels.attention.features.triton.reads import ReadIndex
+from subquad.kernels.attention.features.triton.states import Side
 from subquad.kernels.triton.launch import inner, kernel, launch, load_rows, padded, slice_of, store_rows, strides
 
 

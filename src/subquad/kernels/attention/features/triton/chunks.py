@@ -5,7 +5,7 @@
     s_ij = dO_i·v_j + a_i                         dx_ir = Σ_j e^{x_ir − lse_i + y_jr} s_ij,   dy_jr: the same over i
 
 A program takes a chunk of a head and walks through the features; the weights of the chunk's pairs, a square of tokens,
-grow on the way. `tiles` describes how they are stabilised.
+grow on the way. `feature_tiles` describes how they are stabilised.
 
 No number of a later token may reach an earlier one's results by a weight of 0, since 0·NaN is NaN. So factors that meet
 weights of 0 have 0 for infinite numbers, which enter next to them: for the pairs that see each other.
@@ -16,9 +16,7 @@ from typing import Any
 import triton.language as tl
 from torch import Tensor
 
-from subquad.kernels.attention.features.triton.reads import ReadIndex
-from subquad.kernels.attention.features.triton.states import Side
-from subquad.kernels.attention.features.triton.tiles import (
+from subquad.kernels.attention.features.triton.feature_tiles import (
     advanced,
     base_of,
     causal_square,
@@ -34,6 +32,8 @@ from subquad.kernels.attention.features.triton.tiles import (
     of_later,
     shift_of,
 )
+from subquad.kernels.attention.features.triton.reads import ReadIndex
+from subquad.kernels.attention.features.triton.states import Side
 from subquad.kernels.triton.launch import dot_upcast, kernel, launch, load_rows, padded, slice_of, store_rows, strides
 from subquad.kernels.triton.recording import LaunchCost
 from subquad.kernels.triton.tiles import tiles_of

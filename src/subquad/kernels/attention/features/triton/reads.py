@@ -15,8 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from subquad.kernels.attention.features.triton.states import Side, States
-from subquad.kernels.attention.features.triton.tiles import (
+from subquad.kernels.attention.features.triton.feature_tiles import (
     advanced,
     base_of,
     dot_as,
@@ -24,6 +23,7 @@ from subquad.kernels.attention.features.triton.tiles import (
     not_taken_out,
     shift_of,
 )
+from subquad.kernels.attention.features.triton.states import Side, States
 from subquad.kernels.triton.launch import inner, kernel, launch, load_rows, padded, slice_of, store_rows, strides, tile
 from subquad.kernels.triton.recording import LaunchCost
 from subquad.kernels.triton.tiles import Tiles, tiles_of

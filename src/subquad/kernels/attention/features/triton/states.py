@@ -25,7 +25,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from subquad.kernels.attention.features.triton.tiles import advanced, base_of, exponents, not_taken_out, shift_of
+from subquad.kernels.attention.features.triton.feature_tiles import (
+    advanced,
+    base_of,
+    exponents,
+    not_taken_out,
+    shift_of,
+)
 from subquad.kernels.triton.launch import (
     dot_upcast,
     kernel,

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from subquad.kernels.attention.pairs.op import attend_pairs, pairs_backward, pairs_forward
 from subquad.kernels.attention.pairs.triton.attend import attend_blocks
+from subquad.kernels.attention.pairs.triton.bucket_sets import sets_of, slot_index
 from subquad.kernels.attention.pairs.triton.combine import merge_slots, sum_slots
 from subquad.kernels.attention.pairs.triton.differentiate import differentiate_keys, differentiate_queries
-from subquad.kernels.attention.pairs.triton.sets import sets_of, slot_index
 from subquad.kernels.attention.pairs.triton.single import attend_single, differentiate_single, is_single
 from subquad.kernels.triton import refusal_of
 from subquad.kernels.triton.launch import rows, strides

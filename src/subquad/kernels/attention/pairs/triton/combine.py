@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from subquad.kernels.attention.pairs.triton.sets import SlotIndex
+from subquad.kernels.attention.pairs.triton.bucket_sets import SlotIndex
 from subquad.kernels.triton.launch import kernel, launch, load_rows, padded, store_rows, strides, tile
 from subquad.kernels.triton.recording import LaunchCost
 

@@ -21,8 +21,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from subquad.kernels.attention.pairs.triton.sets import BucketSet
-from subquad.kernels.attention.pairs.triton.tiles import (
+from subquad.kernels.attention.pairs.triton.bucket_sets import BucketSet
+from subquad.kernels.attention.pairs.triton.pair_tiles import (
     call_arguments,
     load_block,
     load_slots,

@@ -11,9 +11,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from subquad.kernels.attention.pairs.triton.bucket_sets import BucketSet
 from subquad.kernels.attention.pairs.triton.differentiate import gradient_of_logits
-from subquad.kernels.attention.pairs.triton.sets import BucketSet
-from subquad.kernels.attention.pairs.triton.tiles import call_arguments, load_slots, position_of, visible
+from subquad.kernels.attention.pairs.triton.pair_tiles import call_arguments, load_slots, position_of, visible
 from subquad.kernels.triton.launch import kernel, launch, load_rows, store_rows, tile
 from subquad.kernels.triton.recording import LaunchCost
 
