@@ -91,6 +91,13 @@ def test_exact_attention_stays_where_nothing_is_both():
     assert "none of the settings tried reaches fidelity ≥ 0.99; the closest is clustered" in nothing["reasons"][0]
 
 
+@pytest.mark.parametrize("judged", [[512, 2048], [2048, 512]])  # the main length first, in a decoder the longest
+def test_every_judged_length_at_which_exact_attention_stays_is_named(judged):
+    headline = recommend([EXACT, row("clustered", 0.9, 3.0, judged)], judged, 0.99)["headline"]
+    where = " and ".join(f"{n:,}" for n in judged)
+    assert headline.startswith(f"Stay with exact attention at {where} tokens: of the settings tried, none")
+
+
 def test_noise_is_no_gain():
     assert recommend([EXACT, row("i-clustered", 1.0, 1.05)], [512], 0.99)["choice"] == "full"
     advice = recommend([EXACT, row("i-clustered", 1.0, 1.3, noise=1.4)], [512], 0.99)

@@ -78,7 +78,7 @@ def causal() -> dict[str, Any]:
     report = _around("gpt2", "causal-lm", [exact, oracle, *refused])
     report["recommendation"] = {
         "choice": "full",
-        "headline": "Stay with exact attention at 512 tokens and up to 2048.",
+        "headline": "Stay with exact attention at 512 and 2,048 tokens.",
         "reasons": ["512 tokens: no method reaches fidelity 0.99; the closest is oracle-top:topk=32."],
     }
     return report

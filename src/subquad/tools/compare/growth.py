@@ -85,7 +85,8 @@ def closest_approximation(methods: Sequence[MethodReport], length: int, floor: F
 def growth_note(methods: Sequence[MethodReport], lengths: Sequence[int], floor: Floor) -> str:
     """From which length on an approximation is the fastest, and what twice the longest length is predicted to gain.
 
-    Empty if no approximation keeps the floor at the longest length, or if there is one length only.
+    Empty if no approximation keeps the floor at the longest length, if that one is exact attention there by its
+    settings, or if there is one length only.
     """
     shortest, longest = min(lengths), max(lengths)
     chosen = closest_approximation(methods, longest, floor)
@@ -99,19 +100,19 @@ def growth_note(methods: Sequence[MethodReport], lengths: Sequence[int], floor: 
     if fast is None or slow is None or usual is None or exact is None:
         return ""
     start = crossing(slow, fast, shortest, FARTHEST * longest)
-    if start is None:
-        return ""
     name = chosen.method
     most = exact_up_to(from_dict(chosen.settings), floor.of_next_tokens, TORCH[dtype])
+    if start is None or most >= longest:
+        return ""
     if start <= most:
         where = (
             f"{name} is exact attention up to {most:,.0f} tokens, and faster than {exact.method}, the fastest exact "
         )
         where += "attention, beyond (interpolated)"
     elif start <= shortest:
-        where = f"{name} is faster than {exact.method}, the fastest exact attention, at every length measured"
-        if chosen.cost("model", str(shortest)).verdict == "within the noise":
-            where += f", at {shortest:,} tokens within the noise"
+        where = _from_where(chosen, exact, lengths)
+        if not where:
+            return ""
     else:
         source = "interpolated" if start <= longest else "predicted"
         where = f"{name} overtakes {exact.method}, the fastest exact attention, at about {_rounded(start):,} tokens"
@@ -121,6 +122,25 @@ def growth_note(methods: Sequence[MethodReport], lengths: Sequence[int], floor: 
         f"{where}; at {twice:,} tokens it is predicted to run {usual(twice) / fast(twice):.1f}× as fast as exact "
         f"attention in {dtype}."
     )
+
+
+def _from_where(chosen: MethodReport, exact: MethodReport, lengths: Sequence[int]) -> str:
+    """From which of the lengths on a row was faster than exact attention in each; empty if it was not at the longest.
+
+    A curve goes through the two longest lengths only, so it cannot tell about shorter ones.
+    """
+    measured = sorted(n for n in lengths if str(n) in (chosen.model or {}) and str(n) in (exact.model or {}))
+    ties = [n for n in measured if chosen.cost("model", n).verdict == "within the noise"]
+    slower = [n for n in measured if chosen.cost("model", n).ms >= exact.cost("model", n).ms]
+    faster = [n for n in measured if n > max([*ties, *slower], default=0)]
+    start = f"{chosen.method} is faster than {exact.method}, the fastest exact attention"
+    if not faster:
+        return ""
+    if faster == measured:
+        return f"{start}, at every length measured"
+    last = max(n for n in measured if n not in faster)
+    where = f"{start}, from {faster[0]:,} tokens on"
+    return f"{where} (at {last:,}, the difference is within the noise)" if last in ties else where
 
 
 def _rounded(tokens: float) -> int:

@@ -90,9 +90,9 @@ def _headline(best: Mapping[int, MethodReport | None], main_length: int, floor: 
     """The advice for the main length, and for the others where it differs; `shown`: "has", or a weaker verb."""
     chosen = best.get(main_length)
     if not any(best.values()):
-        where = f" and up to {max(best):,}" if len(best) > 1 else ""
+        where = listed([f"{length:,}" for length in best] or [f"{main_length:,}"])
         why = f"of the settings tried, none {shown} {floor} and is clearly faster"
-        return f"Stay with exact attention at {main_length:,} tokens{where}: {why}."
+        return f"Stay with exact attention at {where} tokens: {why}."
     if chosen is None:
         headline = f"Stay with exact attention at {main_length:,} tokens"
     else:
