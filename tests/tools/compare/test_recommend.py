@@ -156,7 +156,7 @@ def test_settings_were_not_searched_and_every_claim_says_so(methods):
     *lengths, last = advice["reasons"]
     assert "other settings were not tried." in last
     for reason in lengths:
-        assert "of the settings tried" in reason or "only reference methods were measured" in reason
+        assert "of the settings tried" in reason or "no approximation was measured; those tried are" in reason
     assert not any("no method reaches" in said for said in (advice["headline"], *lengths))
 
 
@@ -212,7 +212,10 @@ def test_nothing_measured():
     advice = recommend([EXACT, {"method": "clustered", "settings": {}, "status": "refused"}], [512], 0.99)
     assert advice["choice"] == "full"
     assert len(advice["reasons"]) == 1
-    assert "only reference methods were measured" in advice["reasons"][0]
+    assert (
+        "512 tokens: no approximation was measured; those tried are exact attention at this length"
+        in advice["reasons"][0]
+    )
 
 
 def test_lengths_past_the_text_are_not_judged():

@@ -98,7 +98,7 @@ def _around(name: str, kind: str, methods: list[dict[str, Any]]) -> Any:
             "floor": {"figure": "fidelity", "bound": 0.99},
             "seed": 0,
             "passages": 48,
-            "sequences": {"2048": 5, "4096": 4},
+            "sequences": {"2048": 5, "4096": 1},
         },
         "noise": {
             **to_plain(noise_of(MachineLoad(0.02, 0.3, 8), [NOISE])),

@@ -199,7 +199,8 @@ def _reason(methods: Sequence[MethodReport], best: MethodReport | None, length: 
         return f"{length:,} tokens: {_choice(best, _fast(methods, at, floor), at, floor, noise)}."
     timed = [m for m in methods if at in (m.model or {}) and at in (m.fidelity or {})]
     if not timed:
-        return f"{length:,} tokens: only reference methods were measured; the others are exact, refused or left out."
+        why = "those tried are exact attention at this length, reference methods, refused or left out"
+        return f"{length:,} tokens: no approximation was measured; {why}."
     close = [m for m in timed if m.fidelity_at(at) >= floor.least]
     if close:
         fastest = max(close, key=lambda m: _speedup(m, at))
