@@ -160,7 +160,9 @@ def test_reports_of_other_commands_and_other_files_are_never_replaced(again, put
     assert "contains a run of subquad train; give another folder" in refusal("inspect", "--out", train, *again)
     mine = put("report.json", {"mine": 1}, "mine")
     assert "report.json is not a report of subquad; remove it" in refusal("plan", "--out", mine, *again)
-    assert "is not JSON" in refusal("plan", "--out", put("report.json", "{", "broken"), *again)
+    assert "line 1); remove it, or give another folder with --out" in refusal(
+        "plan", "--out", put("report.json", "{", "broken"), *again
+    )
 
 
 def test_a_removal_that_was_interrupted_is_completed_first(put):
