@@ -286,3 +286,15 @@ def test_a_stored_report_that_does_not_know_its_bottom_is_judged_as_one_without_
     ]
     assert advice[1] == advice[0]
     assert advice[2] != advice[0]
+
+
+def test_nothing_is_predicted_from_times_that_are_too_noisy():
+    plain = sample.encoder()
+
+    def predictions() -> list[str]:
+        reasons = read_anew(plain, CompareSettings(min_fidelity=0.5))["recommendation"]["reasons"]
+        return [reason for reason in reasons if "it is predicted to run" in reason]
+
+    assert predictions()
+    plain["noise"]["model"] = dict.fromkeys(list(plain["noise"]["model"])[1:], module.TOO_NOISY + 0.1)
+    assert not predictions()

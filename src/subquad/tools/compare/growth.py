@@ -63,9 +63,12 @@ def crossing(slow: Curve, fast: Curve, shortest: int, longest: int) -> float | N
     return high
 
 
-def curve_of(method: MethodReport) -> Curve | None:
-    """The curve of a row's forward passes of a whole model; None if it was measured at fewer than two lengths."""
-    times = {int(n): cost.ms for n, cost in (method.model or {}).items()}
+def curve_of(method: MethodReport, lengths: Sequence[int] | None = None) -> Curve | None:
+    """The curve of a row's forward passes of a whole model; None if it was measured at fewer than two lengths.
+
+    `lengths` are those that count, by default all that were measured.
+    """
+    times = {int(n): cost.ms for n, cost in (method.model or {}).items() if lengths is None or int(n) in lengths}
     return curve(times, exponent(from_dict(method.settings))) if len(times) > 1 else None
 
 
@@ -88,14 +91,16 @@ def growth_note(methods: Sequence[MethodReport], lengths: Sequence[int], floor: 
     Empty if no approximation keeps the floor at the longest length, if that one is exact attention there by its
     settings, or if there is one length only.
     """
+    if len(set(lengths)) < 2:
+        return ""
     shortest, longest = min(lengths), max(lengths)
     chosen = closest_approximation(methods, longest, floor)
-    if chosen is None or shortest == longest:
+    if chosen is None:
         return ""
     dtype = chosen.dtype or FP32
     exact = fastest_exact(methods, dtype, longest)
     baseline = next((m for m in methods if is_full(m) and (m.dtype or FP32) == dtype), None)
-    curves = [None if m is None else curve_of(m) for m in (chosen, exact, baseline)]
+    curves = [None if m is None else curve_of(m, lengths) for m in (chosen, exact, baseline)]
     fast, slow, usual = curves
     if fast is None or slow is None or usual is None or exact is None:
         return ""
