@@ -8,7 +8,7 @@ Three words have different meanings, in names and in text:
 
 auditing.py    the audit of a model: which calls are audited, and when a layer has drifted
 watch.py       one audited call: rows of a layer, computed again by exact attention
-outputs.py     the audited output, and the alarm when it does not keep its floor; embeddings.py, next_tokens.py
+outputs.py     the audited output, and the alarm when it does not keep its floor; embeddings.py, prompt_watch.py
 report.py      what an audit has found, with its one alarm
 metrics.py     the same for Prometheus and OpenTelemetry
 controlled.py  attention that computes rows again until its error is within a tolerance

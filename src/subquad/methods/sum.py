@@ -164,6 +164,11 @@ class Sum(Method):
         """The parts with `+` between them, as on the command line."""
         return joined(map(str, self.addends))
 
+    @property
+    def label(self) -> str:
+        """The method with its settings: no user writes its name."""
+        return str(self)
+
     @classmethod
     def from_methods(cls, *methods: str | Method) -> "Sum":
         """Make a sum from methods: `Sum.from_methods("local:window=32", sq.Keep(first=1))`."""
@@ -212,7 +217,7 @@ class Sum(Method):
         """The refusal of a call without a layer, naming the part with learned parameters."""
         learned = [part.name for part in self.addends if part.traits.learned]
         return (
-            f"{self.name!r}: its part {learned[0]!r} has learned parameters, so it runs only as a bound method: in "
+            f"{self.label!r}: its part {learned[0]!r} has learned parameters, so it runs only as a bound method: in "
             "sq.nn.MultiheadAttention, by sq.hf.swap, or by method.bind(heads=…, head_dim=…)"
         )
 

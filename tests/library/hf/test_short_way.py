@@ -133,7 +133,8 @@ def test_methods_that_count_from_the_start_are_refused_in_windowed_layers():
     ):
         sq.hf.swap(model, {"*": "keep"})
     with pytest.raises(
-        ValueError, match=r"'sum' counts from .*, and all 2 layers of this model attend to a window only"
+        ValueError,
+        match=r"'local:window=5\+keep' counts from .*, and all 2 layers of this model attend to a window only",
     ):
         sq.hf.swap(model, "local:window=5+keep")
     with pytest.raises(ValueError, match=r"'by-length' counts from each item's first token"):

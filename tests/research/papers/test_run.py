@@ -150,7 +150,7 @@ def test_a_result_is_the_same_whether_it_was_kept_or_not(tmp_path):
 @pytest.mark.parametrize("again", [True, False])
 def test_other_settings_or_another_scale_are_refused_by_name(tmp_path, again):
     reproduce(Bench().experiment, "small", tmp_path / "out")
-    with pytest.raises(InputError, match=r"another run, unfinished, with settings\.sizes '1 2 3' \(now '1 2'\)"):
+    with pytest.raises(InputError, match=r"another run, unfinished, with settings\.sizes 1,2,3 \(now 1,2\)"):
         reproduce(Bench(sizes=(1, 2)).experiment, "small", tmp_path / "out", again=again)
     with pytest.raises(InputError, match=r"scale 'small' \(now 'smoke'\); give another folder with --out$"):
         reproduce(Bench().experiment, "smoke", tmp_path / "out", again=again)

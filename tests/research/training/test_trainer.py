@@ -212,7 +212,8 @@ def test_a_weight_that_is_no_number_is_not_saved(tmp_path: Path, monkeypatch: py
     ("given", "says"),
     [
         ("model.method=['full', 'full', 'full']", "3 methods are given, but the model has 1 attention layers"),
-        ("model.heads=3", "hidden_size=16 does not divide into num_attention_heads=3"),
+        ("model.heads=3", "model.width=16 is not a multiple of model.heads=3"),
+        ("model.kv_heads=3", "model.heads=2 is not a multiple of model.kv_heads=3"),
         ("model.method=sinkhorn:block=0", "block=0"),
     ],
 )

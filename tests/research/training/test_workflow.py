@@ -226,7 +226,7 @@ def test_a_folder_is_not_shared(finished: Path, tmp_path: Path):
     assert json.loads(shown.stdout) == json.loads((finished / "results.json").read_text())
     assert (finished / "results.json").stat().st_mtime_ns == before
     said = refusal("masked-copy", "--method", "linear", *options("task.masked=0.3"), "--out", finished)
-    assert "contains another run with task.masked '0.2' (now '0.3'), model.method 'clustered:clusters=4' (now" in said
+    assert "contains another run with task.masked 0.2 (now 0.3), model.method 'clustered:clusters=4' (now" in said
     assert said.endswith("; give another folder with --out, or --again to replace it")
     (tmp_path / "notes.txt").write_text("mine")
     assert "is not empty and contains no run" in refusal("masked-copy", *options(), "--out", tmp_path)
@@ -385,7 +385,7 @@ def test_an_interruption_says_how_to_go_on(tmp_path: Path, monkeypatch: pytest.M
         assert result.exit_code == 130
         assert result.stderr.splitlines()[-1].endswith(says)
     said = refusal(*args, "--set", "training.seed=1", "--again")
-    assert "contains another run, unfinished, with training.seed '0' (now '1'); give another folder with --out" in said
+    assert "contains another run, unfinished, with training.seed 0 (now 1); give another folder with --out" in said
     assert command(*args, "--again").exit_code == 0  # an unfinished run continues
 
 
@@ -468,7 +468,7 @@ def test_a_longer_run_with_a_rate_that_falls_to_the_end_is_another(tmp_path: Pat
     said = refusal("masked-copy", *options(*given, "training.steps=8"), "--out", tmp_path / "run")
     assert "whose learning rate (training.schedule='linear') falls towards that end" in said
     said = refusal("masked-copy", *options(*given, "training.steps=2"), "--out", tmp_path / "run")
-    assert "contains another run with training.steps '4' (now '2')" in said
+    assert "contains another run with training.steps 4 (now 2)" in said
 
 
 @pytest.mark.slow

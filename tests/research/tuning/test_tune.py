@@ -76,7 +76,7 @@ def test_trials_are_trained_and_the_best_one_is_first(asked, tmp_path, monkeypat
     fewer = ["tune", "masked-copy", *words, "--trials", "1", "--out", str(asked.out), "--json"]
     assert json.loads(CliRunner().invoke(app, [*fewer, "--method", "clustered"]).stdout) == record
     refused = CliRunner().invoke(app, [*fewer, "--method", "clustered", "--seed", "1"])
-    assert "another run with seed '0' (now '1'); give another folder with --out, or --again to" in refused.stderr
+    assert "another run with seed 0 (now 1); give another folder with --out, or --again to" in refused.stderr
     monkeypatch.setattr(trials.Trial, "run", lambda self, progress: trials.Tried("finished", 0.5))
     replaced = CliRunner().invoke(app, [*fewer, "--method", "clustered", "--seed", "1", "--again"])
     assert [trial["value"] for trial in json.loads(replaced.stdout)["trials"]] == [0.5]
@@ -196,7 +196,7 @@ def test_pruning_needs_validations_on_the_way(asked):
 
 def test_another_search_in_the_folder_is_named(asked, made_up):
     tune(asked)
-    with pytest.raises(InputError, match=r"another run, unfinished, with search .*, prune 'False' \(now 'True'\);"):
+    with pytest.raises(InputError, match=r"another run, unfinished, with search .*, prune off \(now on\);"):
         tune(replace(asked, searches=SEARCHES[:1], prune=True))
     (asked.out.parent / "thesis").mkdir()
     (asked.out.parent / "thesis" / "mine.txt").touch()

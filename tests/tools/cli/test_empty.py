@@ -53,6 +53,17 @@ def test_one_empty_word_of_several_is_refused(tmp_path: Path):
     assert done.stderr.startswith("error: --text is empty, ")
 
 
+@pytest.mark.parametrize(
+    "command", [name for name, each in COMMANDS.commands.items() if "out" in {p.name for p in each.params}]
+)
+def test_resume_is_no_option_because_every_command_resumes(command: str):
+    done = run(app, [command, "--resume"])
+    assert (done.exit_code, done.stderr) == (
+        2,
+        "error: no option --resume; the same command without it resumes an interrupted run\n",
+    )
+
+
 def test_the_current_folder_can_be_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
     done = run(app, ["compare", "--text", ".", "--out", "out"])

@@ -108,9 +108,9 @@ def test_five_settings_are_named_with_both_values_and_the_others_counted(finishe
     folder = finished("plan", model="m", methods=("full", *(f"local:window={n}" for n in range(9))), minutes=2.0)
     given = ("--seed", 1, "--minutes", 3, "--lengths", "64,128", "--shift", 2, "--column", "body")
     said = refusal("plan", "m", "--out", folder, *given)
-    assert "--column 'text' (now 'body'), --shift '1.6' (now '2.0'), --lengths not given (now '64 128')" in said
+    assert "--column 'text' (now 'body'), --shift 1.6 (now 2), --lengths not given (now 64,128)" in said
     assert "--methods 'full local:window=0 local:window=1 local:window=2 local:win…' (now not given)" in said
-    assert "--minutes '2.0' (now '3.0') and 1 more; give another" in said
+    assert "--minutes 2 (now 3) and 1 more; give another" in said
 
 
 @pytest.mark.parametrize("command", OF)
@@ -160,7 +160,9 @@ def test_reports_of_other_commands_and_other_files_are_never_replaced(again, put
     assert "contains a run of subquad train; give another folder" in refusal("inspect", "--out", train, *again)
     mine = put("report.json", {"mine": 1}, "mine")
     assert "report.json is not a report of subquad; remove it" in refusal("plan", "--out", mine, *again)
-    assert "is not JSON" in refusal("plan", "--out", put("report.json", "{", "broken"), *again)
+    assert "line 1); remove it, or give another folder with --out" in refusal(
+        "plan", "--out", put("report.json", "{", "broken"), *again
+    )
 
 
 def test_a_removal_that_was_interrupted_is_completed_first(put):

@@ -58,11 +58,11 @@ def test_again_removes_a_finished_run_and_never_an_unfinished_one(folder, tmp_pa
     folder(size=1).begin(again=True)
     assert (tmp_path / "parts" / "1").exists()
     for again in (True, False):
-        with pytest.raises(InputError, match=r"another run, unfinished, with size '1' \(now '2'\); give .*out$"):
+        with pytest.raises(InputError, match=r"another run, unfinished, with size 1 \(now 2\); give .*out$"):
             folder(size=2).finished(again)
     finish(folder())
     (tmp_path / "notes.txt").write_text("mine")
-    with pytest.raises(InputError, match=r"another run with size '1' \(now '2'\); .*, or --again to replace it$"):
+    with pytest.raises(InputError, match=r"another run with size 1 \(now 2\); .*, or --again to replace it$"):
         folder(size=2).finished()
     assert folder(size=2).finished(again=True) is None
     folder(size=2).begin(again=True)
@@ -279,9 +279,9 @@ def test_begin_tells_whether_the_run_is_new(folder):
 def test_nested_settings_have_their_names_and_five_are_shown(folder):
     tables = [{"model": {"width": 1}}, {"model": {"width": 2}}]
     work(folder(settings=tables, gone=1))
-    with pytest.raises(InputError, match=r"settings\.1\.model\.width '2' \(now '3'\), gone '1' \(now not given\);"):
+    with pytest.raises(InputError, match=r"settings\.1\.model\.width 2 \(now 3\), gone 1 \(now not given\);"):
         folder(settings=[tables[0], {"model": {"width": 3}}]).finished()
-    with pytest.raises(InputError, match=r"e not given \(now '5'\) and 4 more; give"):
+    with pytest.raises(InputError, match=r"e not given \(now 5\) and 4 more; give"):
         folder(**dict(zip("abcdef", range(1, 7), strict=True))).finished()
 
 
@@ -314,7 +314,7 @@ def test_a_run_that_has_not_done_anything_continues_beside_a_file_of_the_user(fo
     folder(size=1).begin()
     (tmp_path / "notes.txt").write_text("mine")
     assert folder(size=1).finished() is None
-    with pytest.raises(InputError, match=r"another run, unfinished, with size '1' \(now '2'\)"):
+    with pytest.raises(InputError, match=r"another run, unfinished, with size 1 \(now 2\)"):
         folder(size=2).finished()
     folder(size=1).begin()
     assert (tmp_path / "notes.txt").read_text() == "mine"

@@ -2,7 +2,9 @@
 
 import json
 import logging
+import os
 import re
+import subprocess
 import sys
 import warnings
 
@@ -26,6 +28,13 @@ def test_every_command_has_the_options_of_output(command):
     shown = run(app, [command, "--help"], env={"COLUMNS": "200"}).stdout
     for option in ("--quiet", "--verbose", "--log-file", "--json"):
         assert option in shown
+
+
+def test_an_encoding_without_some_characters_ends_no_command():
+    words = [sys.executable, "-m", "subquad", "methods", "clustered-tail"]
+    done = subprocess.run(words, capture_output=True, text=True, env={**os.environ, "PYTHONIOENCODING": "ascii"})
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "0: ?(2n), rounded up" in " ".join(done.stdout.split())
 
 
 def test_quiet_prints_results_and_errors_only(brief):

@@ -76,9 +76,28 @@ def test_a_crossing_beyond_the_longest_length_is_predicted():
 def test_a_method_that_is_faster_everywhere_overtakes_nothing():
     faster = row("clustered-tail in bf16", timed(0.2, 1e-3, 1.5), 0.999, block=512)
     assert "at every length measured; at 16,384" in growth_note([EXACT, KERNEL, faster], [2048, 8192], FLOOR)
-    faster.model["2048"] = replace(faster.model["2048"], verdict="within the noise")
-    note = growth_note([EXACT, KERNEL, faster], [2048, 8192], FLOOR)
-    assert "at every length measured, at 2,048 tokens within the noise; at 16,384" in note
+
+
+@pytest.mark.parametrize(
+    ("at", "change", "where"),
+    [
+        (2048, {"verdict": "within the noise"}, "from 8,192 tokens on (at 2,048, the difference is within the noise);"),
+        (512, {"ms": 1e6}, "from 2,048 tokens on;"),  # of three lengths, the curve goes through the longest two
+        (512, {"verdict": "within the noise"}, "from 2,048 tokens on (at 512, the difference is within the noise);"),
+    ],
+)
+def test_a_method_is_faster_from_the_first_length_on_after_which_all_are(at, change, where):
+    lengths = sorted({at, 2048, 8192})
+    rows = [
+        row("full in bf16", timed(0.3, 3e-4, 2, lengths)),
+        row("full:kernel=subquad in bf16", timed(0.3, 1e-4, 2, lengths), kernel="subquad"),
+        row("clustered-tail in bf16", timed(0.2, 1e-3, 1.5, lengths), 0.999, block=256),
+    ]
+    rows[2].model[str(at)] = replace(rows[2].model[str(at)], **change)
+    start = "clustered-tail in bf16 is faster than full:kernel=subquad in bf16, the fastest exact attention, "
+    assert growth_note(rows, lengths, FLOOR).startswith(start + where)
+    rows[2].model["8192"] = replace(rows[2].model["8192"], verdict="within the noise")
+    assert growth_note(rows, lengths, FLOOR) == ""
 
 
 def test_a_method_that_is_exact_up_to_some_length_is_faster_from_there_on():
@@ -97,8 +116,9 @@ def test_a_method_that_is_exact_up_to_some_length_is_faster_from_there_on():
         ([EXACT, KERNEL], [2048, 8192]),
         ([EXACT, KERNEL, row("clustered-tail in bf16", timed(0.3, 6e-3, 1.5), 0.9)], [2048, 8192]),
         ([EXACT, KERNEL, row("clustered-tail in bf16", {8192: 6000.0}, 0.999)], [2048, 8192]),
+        ([EXACT, KERNEL, row("clustered-tail in bf16", timed(0.2, 1e-3, 1.5), 1.0, block=8192)], [2048, 8192]),
     ],
-    ids=["one length", "no approximation", "none keeps the floor", "measured at one length"],
+    ids=["one length", "no approximation", "none keeps the floor", "measured at one length", "exact at each length"],
 )
 def test_without_two_lengths_and_a_faithful_approximation_there_is_no_note(methods, lengths):
     assert growth_note(methods, lengths, FLOOR) == ""

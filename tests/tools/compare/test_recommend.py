@@ -91,6 +91,13 @@ def test_exact_attention_stays_where_nothing_is_both():
     assert "none of the settings tried reaches fidelity ≥ 0.99; the closest is clustered" in nothing["reasons"][0]
 
 
+@pytest.mark.parametrize("judged", [[512, 2048], [2048, 512]])  # the main length first, in a decoder the longest
+def test_every_judged_length_at_which_exact_attention_stays_is_named(judged):
+    headline = recommend([EXACT, row("clustered", 0.9, 3.0, judged)], judged, 0.99)["headline"]
+    where = " and ".join(f"{n:,}" for n in judged)
+    assert headline.startswith(f"Stay with exact attention at {where} tokens: of the settings tried, none")
+
+
 def test_noise_is_no_gain():
     assert recommend([EXACT, row("i-clustered", 1.0, 1.05)], [512], 0.99)["choice"] == "full"
     advice = recommend([EXACT, row("i-clustered", 1.0, 1.3, noise=1.4)], [512], 0.99)
@@ -149,7 +156,7 @@ def test_settings_were_not_searched_and_every_claim_says_so(methods):
     *lengths, last = advice["reasons"]
     assert "other settings were not tried." in last
     for reason in lengths:
-        assert "of the settings tried" in reason or "only reference methods were measured" in reason
+        assert "of the settings tried" in reason or "no approximation was measured; those tried are" in reason
     assert not any("no method reaches" in said for said in (advice["headline"], *lengths))
 
 
@@ -205,7 +212,10 @@ def test_nothing_measured():
     advice = recommend([EXACT, {"method": "clustered", "settings": {}, "status": "refused"}], [512], 0.99)
     assert advice["choice"] == "full"
     assert len(advice["reasons"]) == 1
-    assert "only reference methods were measured" in advice["reasons"][0]
+    assert (
+        "512 tokens: no approximation was measured; those tried are exact attention at this length"
+        in advice["reasons"][0]
+    )
 
 
 def test_lengths_past_the_text_are_not_judged():
@@ -276,3 +286,15 @@ def test_a_stored_report_that_does_not_know_its_bottom_is_judged_as_one_without_
     ]
     assert advice[1] == advice[0]
     assert advice[2] != advice[0]
+
+
+def test_nothing_is_predicted_from_times_that_are_too_noisy():
+    plain = sample.encoder()
+
+    def predictions() -> list[str]:
+        reasons = read_anew(plain, CompareSettings(min_fidelity=0.5))["recommendation"]["reasons"]
+        return [reason for reason in reasons if "it is predicted to run" in reason]
+
+    assert predictions()
+    plain["noise"]["model"] = dict.fromkeys(list(plain["noise"]["model"])[1:], module.TOO_NOISY + 0.1)
+    assert not predictions()

@@ -12,7 +12,7 @@ from tests.library.hf.models import VOCAB, build
 HALVES = "clustered:clusters=4,bits=15,iterations=3,block=8,last=2"
 
 
-@pytest.fixture(params=["llama", "gpt2", "qwen3"])
+@pytest.fixture(params=["llama", "gpt2", "qwen3", "opt"])
 def model(request):
     return build(request.param).model
 
@@ -50,7 +50,7 @@ def test_some_positions_of_a_prefill_have_their_logits(model, batch, step):
 def test_a_model_that_gives_all_logits_is_read_by_them(model, batch, monkeypatch):
     monkeypatch.setattr("subquad.tools.models.next_tokens._has_states", lambda _: False)
     run = prefill(model, batch)
-    assert run.output is None
+    assert run.layers is None
     torch.testing.assert_close(logits_of(run, slice(3, 5)), whole(model, batch)[:, 3:5])
 
 

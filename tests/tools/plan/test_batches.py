@@ -131,7 +131,7 @@ def test_lengths_from_the_text_are_an_option():
     assert not PlanSettings().is_from_text
     with pytest.raises(InputError, match="--batch 0 must be at least 1"):
         PlanSettings(batch=0)
-    with pytest.raises(InputError, match="length 'from-texts' is not a whole number"):
+    with pytest.raises(InputError, match=r"length 'from-texts' is not a whole number; .*, or from-text$"):
         from_arguments(PlanSettings, {"lengths": "from-texts"}, {})
 
 

@@ -114,7 +114,7 @@ def bad_inputs(model, text, folder):
         "line 1: not JSON": [bert, "--text", str(folder / "broken.jsonl")],
         "leaves 8 tokens besides the special ones": [bert, "--max-length", "10"],
         "leaves 0 tokens": [bert, "--max-length", "0"],
-        "text is too short": [bert, "--text", str(folder / "word.txt")],
+        "a passage has at least 16 tokens, but the longest document has": [bert, "--text", str(folder / "word.txt")],
         "--methods is empty": [bert, "--methods", ""],
         "one class only": [bert, "--task", "banking77", "--data-dir", str(folder / "one")],
         "all scores are alike": [bert, "--task", "sts", "--data-dir", str(folder / "sts.tsv")],

@@ -364,7 +364,7 @@ def test_the_report_is_there_after_each_length_and_layers_come_last(settings, tm
     comparison = measure(asked, tmp_path, lambda what, *_: under_way.append(what), refresh=refresh)
     assert [list(by_method(each)["full"]["model"]) for each in reports] == [["48"], ["48", "64"]]
     for each in reports:
-        assert each["notes"][0].startswith("Unfinished: the run goes on")
+        assert each["notes"][0].startswith("Unfinished: a run that goes on writes")
         assert all(not row["op"] and "layer_error" not in row["quality"]["48"] for row in each["methods"])
         assert write_report(sample.record(each), tmp_path / "shown")
     kinds = [what.partition(" ")[0] for what in under_way if what not in ("loading", "done")]

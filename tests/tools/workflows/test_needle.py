@@ -38,7 +38,7 @@ def test_the_command_writes_its_files_prints_a_table_and_shows_it_again(words, t
     assert "contains this run" in again.stderr
     other = run(app, words("--oracle-length", "0"))
     assert other.exit_code == 2
-    assert "--oracle-length '300' (now '0')" in other.stderr
+    assert "--oracle-length 300 (now 0)" in other.stderr
 
 
 def test_json_alone(words):

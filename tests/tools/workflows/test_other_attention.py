@@ -90,6 +90,7 @@ def test_steps_of_a_decoder_are_measured_and_are_not_called_exact(settings, regi
     ("attention", "message"),
     [
         ("egaer", r"transformers has no attention 'egaer'; did you mean 'eager'\?"),
+        ("subquad:local", r"--attention subquad:local is subquad's own; name its method in --methods"),
         ("flash_attention_2", r"--attention flash_attention_2 cannot run in .*"),
         ("doubling", r"--attention doubling changes .* for good"),
     ],

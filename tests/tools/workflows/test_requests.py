@@ -151,6 +151,7 @@ def test_new_tokens_come_after_a_prompt_that_is_cut_if_positions_are_missing(set
     [
         ("gpt2", {}, "--new-tokens 9 after a prompt of 96 tokens makes 105, past the 64 positions of"),
         ("gpt2", {"lengths": (), "new_tokens": 24}, "after a prompt of 48 tokens makes 72, .* at most 40, or fewer"),
+        ("gpt2", {"lengths": (), "new_tokens": 64}, "after a prompt of 48 tokens makes 112, .*; give fewer new tokens"),
         (
             "bert",
             {"lengths": (), "methods": ("clustered",)},

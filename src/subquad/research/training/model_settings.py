@@ -74,12 +74,17 @@ class ModelSettings:
         Raises:
             ValueError: sizes that do not go together.
         """
+        kv_heads = self.kv_heads or self.heads
+        if self.width % self.heads:
+            raise ValueError(f"model.width={self.width} is not a multiple of model.heads={self.heads}")
+        if self.heads % kv_heads:
+            raise ValueError(f"model.heads={self.heads} is not a multiple of model.kv_heads={kv_heads}")
         sizes = {
             "hidden_size": self.width,
             "intermediate_size": self.feed_forward or 4 * self.width,
             "num_hidden_layers": self.layers,
             "num_attention_heads": self.heads,
-            "num_key_value_heads": self.kv_heads or self.heads,
+            "num_key_value_heads": kv_heads,
             "hidden_dropout": self.dropout,
             "attention_dropout": self.attention_dropout,
             "positions": "none" if self.positions == "relative" else self.positions,

@@ -91,8 +91,13 @@ class Claim:
     def _report(self) -> dict[str, Any] | None:
         """The report in the folder, of any settings; InputError for a model, another command's run or another file."""
         if self.path.exists():
-            if not is_report(content := read_json(self.path), self.kind.command, self.folder):
-                raise InputError(f"{self.path} is not a report of subquad; remove it, or {ELSEWHERE}")
+            remedy = f"remove it, or {ELSEWHERE}"
+            try:
+                content = read_json(self.path)
+            except InputError as error:
+                raise InputError(f"{error}; {remedy}") from None
+            if not is_report(content, self.kind.command, self.folder):
+                raise InputError(f"{self.path} is not a report of subquad; {remedy}")
             return dict(content)
         check_other_reports(self.folder, self.kind.command)
         for name in MODELS:

@@ -263,8 +263,22 @@ def _flat(settings: Settings) -> dict[str, Any]:
 
 
 def _shown(value: Any) -> str:
-    """A setting in a message, which is cut where it is long."""
-    text = " ".join(map(str, value)) if isinstance(value, list) else "" if value is None else str(value)
+    """A setting in a message: numbers as a command line has them, and texts in quotes, cut where they are long."""
+    if value is None or value in ("", []):
+        return "not given"
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    if numbers := _numbers(value):
+        return numbers
+    text = " ".join(map(str, value)) if isinstance(value, list) else str(value)
     if len(text) > LONGEST:  # paths differ at their ends
         text = f"…{text[1 - LONGEST :]}" if os.path.isabs(text) else f"{text[: LONGEST - 1]}…"
-    return f"'{text}'" if text else "not given"
+    return f"'{text}'"
+
+
+def _numbers(value: Any) -> str:
+    """A number, or a list of them, as a command line has them; empty if it is something else."""
+    each = value if isinstance(value, list) else [value]
+    if not all(isinstance(number, int | float) for number in each):
+        return ""
+    return ",".join(str(number).removesuffix(".0") for number in each)

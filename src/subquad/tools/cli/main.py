@@ -3,6 +3,8 @@
 Each command is registered by its own folder (`commands`).
 """
 
+import io
+import sys
 from typing import Annotated
 
 import typer
@@ -49,5 +51,8 @@ for run in (report.report, about.methods):
 
 def main() -> None:
     """Run the command line."""
+    for stream in (sys.stdout, sys.stderr):  # in an encoding without × or ≈, these are printed as question marks
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
     with exit_codes(), whole_words(), terminable(), exit_codes():
         app(prog_name="subquad")

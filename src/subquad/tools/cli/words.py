@@ -1,4 +1,4 @@
-"""The check of the words that a command is given, before it reads them: empty ones are refused."""
+"""The check of the words that a command is given, before it reads them: empty ones and `--resume` are refused."""
 
 from typing import Any
 
@@ -17,11 +17,21 @@ class StrictCommand(TyperCommand):
         A variable of the shell that is not set makes an empty word: `--text "$TEXT"`.
         """
         if not ctx.resilient_parsing:  # not a shell that completes a command
-            values, *_ = self.make_parser(ctx).parse_args(args=list(args))
+            parameters = self.get_params(ctx)
             with user_errors(), torchrun.one_reports():
-                for parameter in self.get_params(ctx):
+                _refuse_resume(args, parameters)
+                values, *_ = self.make_parser(ctx).parse_args(args=list(args))
+                for parameter in parameters:
                     _refuse_empty(parameter, values.get(parameter.name))
         return super().parse_args(ctx, args)
+
+
+def _refuse_resume(args: list[str], parameters: list[Any]) -> None:
+    """InputError for an option that many programs have, which would be taken for a slip of the keyboard."""
+    from subquad.core.errors import InputError
+
+    if "--resume" in args and any("--out" in parameter.opts for parameter in parameters):
+        raise InputError("no option --resume; the same command without it resumes an interrupted run")
 
 
 def _refuse_empty(parameter: Any, value: Any) -> None:

@@ -388,7 +388,9 @@ def _samples(report: Report) -> str:
     passages, sequences = (report.settings.get(name) for name in ("passages", "sequences"))
     model_tokens = model_length(report)
     counts = [f"{passages} passages at {tokens(model_tokens)}"] if model_tokens and passages is not None else []
-    counts += [f"{count} sequences at {tokens(length)}" for length, count in (sequences or {}).items()]
+    counts += [
+        f"{count} sequence{'s' * (count > 1)} at {tokens(length)}" for length, count in (sequences or {}).items()
+    ]
     return f"Fidelity: {what}{', over ' if counts else ''}{', '.join(counts)}."
 
 

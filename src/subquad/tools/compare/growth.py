@@ -63,9 +63,12 @@ def crossing(slow: Curve, fast: Curve, shortest: int, longest: int) -> float | N
     return high
 
 
-def curve_of(method: MethodReport) -> Curve | None:
-    """The curve of a row's forward passes of a whole model; None if it was measured at fewer than two lengths."""
-    times = {int(n): cost.ms for n, cost in (method.model or {}).items()}
+def curve_of(method: MethodReport, lengths: Sequence[int] | None = None) -> Curve | None:
+    """The curve of a row's forward passes of a whole model; None if it was measured at fewer than two lengths.
+
+    `lengths` are those that count, by default all that were measured.
+    """
+    times = {int(n): cost.ms for n, cost in (method.model or {}).items() if lengths is None or int(n) in lengths}
     return curve(times, exponent(from_dict(method.settings))) if len(times) > 1 else None
 
 
@@ -85,33 +88,36 @@ def closest_approximation(methods: Sequence[MethodReport], length: int, floor: F
 def growth_note(methods: Sequence[MethodReport], lengths: Sequence[int], floor: Floor) -> str:
     """From which length on an approximation is the fastest, and what twice the longest length is predicted to gain.
 
-    Empty if no approximation keeps the floor at the longest length, or if there is one length only.
+    Empty if no approximation keeps the floor at the longest length, if that one is exact attention there by its
+    settings, or if there is one length only.
     """
+    if len(set(lengths)) < 2:
+        return ""
     shortest, longest = min(lengths), max(lengths)
     chosen = closest_approximation(methods, longest, floor)
-    if chosen is None or shortest == longest:
+    if chosen is None:
         return ""
     dtype = chosen.dtype or FP32
     exact = fastest_exact(methods, dtype, longest)
     baseline = next((m for m in methods if is_full(m) and (m.dtype or FP32) == dtype), None)
-    curves = [None if m is None else curve_of(m) for m in (chosen, exact, baseline)]
+    curves = [None if m is None else curve_of(m, lengths) for m in (chosen, exact, baseline)]
     fast, slow, usual = curves
     if fast is None or slow is None or usual is None or exact is None:
         return ""
     start = crossing(slow, fast, shortest, FARTHEST * longest)
-    if start is None:
-        return ""
     name = chosen.method
     most = exact_up_to(from_dict(chosen.settings), floor.of_next_tokens, TORCH[dtype])
+    if start is None or most >= longest:
+        return ""
     if start <= most:
         where = (
             f"{name} is exact attention up to {most:,.0f} tokens, and faster than {exact.method}, the fastest exact "
         )
         where += "attention, beyond (interpolated)"
     elif start <= shortest:
-        where = f"{name} is faster than {exact.method}, the fastest exact attention, at every length measured"
-        if chosen.cost("model", str(shortest)).verdict == "within the noise":
-            where += f", at {shortest:,} tokens within the noise"
+        where = _from_where(chosen, exact, lengths)
+        if not where:
+            return ""
     else:
         source = "interpolated" if start <= longest else "predicted"
         where = f"{name} overtakes {exact.method}, the fastest exact attention, at about {_rounded(start):,} tokens"
@@ -121,6 +127,25 @@ def growth_note(methods: Sequence[MethodReport], lengths: Sequence[int], floor: 
         f"{where}; at {twice:,} tokens it is predicted to run {usual(twice) / fast(twice):.1f}× as fast as exact "
         f"attention in {dtype}."
     )
+
+
+def _from_where(chosen: MethodReport, exact: MethodReport, lengths: Sequence[int]) -> str:
+    """From which of the lengths on a row was faster than exact attention in each; empty if it was not at the longest.
+
+    A curve goes through the two longest lengths only, so it cannot tell about shorter ones.
+    """
+    measured = sorted(n for n in lengths if str(n) in (chosen.model or {}) and str(n) in (exact.model or {}))
+    ties = [n for n in measured if chosen.cost("model", n).verdict == "within the noise"]
+    slower = [n for n in measured if chosen.cost("model", n).ms >= exact.cost("model", n).ms]
+    faster = [n for n in measured if n > max([*ties, *slower], default=0)]
+    start = f"{chosen.method} is faster than {exact.method}, the fastest exact attention"
+    if not faster:
+        return ""
+    if faster == measured:
+        return f"{start}, at every length measured"
+    last = max(n for n in measured if n not in faster)
+    where = f"{start}, from {faster[0]:,} tokens on"
+    return f"{where} (at {last:,}, the difference is within the noise)" if last in ties else where
 
 
 def _rounded(tokens: float) -> int:

@@ -35,7 +35,8 @@ def recommendation_of(
     judged = lengths[::-1] if floor.of_next_tokens else lengths  # a causal model is about the longest prompt
     advice = recommend(methods, judged, floor, tokens, factors, _REPEAT, blind)
     attached = attachment(methods, lengths, floor, tokens, factors, model["position_limit"])
-    grown = growth_note(methods, [n for n in lengths if n <= tokens], floor)
+    timed = [n for n in lengths if n <= tokens and n not in (advice.too_noisy or ())]
+    grown = growth_note(methods, timed, floor)
     choices = {advice.choice, *(advice.by_length or {}).values()} - {EXACT}
     dtypes = [m.dtype or FP32 for m in methods if m.method in choices]
     long_enough = tuple(length for length in lengths if FEWEST_PASSAGES * length <= tokens)

@@ -172,7 +172,10 @@ def _out_of_time(c: Comparison) -> list[str]:
     if c.is_finished:
         return []
     if not c.ended:
-        return ["Unfinished: the run goes on, and writes this report again from time to time."]
+        return [
+            "Unfinished: a run that goes on writes this report again, and one that has stopped resumes with the same "
+            "command."
+        ]
     batches = {n: (c.sequence_count(n) - len(c.rounds_at(n)), c.sequence_count(n)) for n in c.lengths}
     rounds = {n: "turns" if c.is_long(n) else "batches" for n in c.lengths}
     calls = [f"{n:,}" for n in c.call_lengths if OP(n) not in c.results]

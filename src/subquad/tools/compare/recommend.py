@@ -90,9 +90,9 @@ def _headline(best: Mapping[int, MethodReport | None], main_length: int, floor: 
     """The advice for the main length, and for the others where it differs; `shown`: "has", or a weaker verb."""
     chosen = best.get(main_length)
     if not any(best.values()):
-        where = f" and up to {max(best):,}" if len(best) > 1 else ""
+        where = listed([f"{length:,}" for length in best] or [f"{main_length:,}"])
         why = f"of the settings tried, none {shown} {floor} and is clearly faster"
-        return f"Stay with exact attention at {main_length:,} tokens{where}: {why}."
+        return f"Stay with exact attention at {where} tokens: {why}."
     if chosen is None:
         headline = f"Stay with exact attention at {main_length:,} tokens"
     else:
@@ -199,7 +199,8 @@ def _reason(methods: Sequence[MethodReport], best: MethodReport | None, length: 
         return f"{length:,} tokens: {_choice(best, _fast(methods, at, floor), at, floor, noise)}."
     timed = [m for m in methods if at in (m.model or {}) and at in (m.fidelity or {})]
     if not timed:
-        return f"{length:,} tokens: only reference methods were measured; the others are exact, refused or left out."
+        why = "those tried are exact attention at this length, reference methods, refused or left out"
+        return f"{length:,} tokens: no approximation was measured; {why}."
     close = [m for m in timed if m.fidelity_at(at) >= floor.least]
     if close:
         fastest = max(close, key=lambda m: _speedup(m, at))

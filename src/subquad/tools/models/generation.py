@@ -115,9 +115,10 @@ def check_new_tokens(pretrained: Pretrained, named: int | None, lengths: Sequenc
     if not takes_cache(pretrained.model):
         raise InputError(f"{option} needs a cache, which {pretrained.name} does not take; give --new-tokens 0")
     if limit is not None and prompt_tokens(pretrained, longest, named) < SHORTENED * longest:
+        shorter = f"--lengths of at most {limit - named:,}, or " if named < limit else ""
         raise InputError(
             f"{option} after a prompt of {longest:,} tokens makes {longest + named:,}, past the {limit:,} positions of "
-            f"{pretrained.name}; give --lengths of at most {max(limit - named, 0):,}, or fewer new tokens"
+            f"{pretrained.name}; give {shorter}fewer new tokens"
         )
 
 

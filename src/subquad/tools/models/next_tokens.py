@@ -29,7 +29,8 @@ class Prefill:
 
     states: Float[Tensor, "B N width"]
     model: Any
-    output: Any = None  # the class of what the layers give around them; None: these are logits
+    layers: Any = None  # the module whose output the states are; None: these are logits
+    output: Any = None  # the class of this module's output
     valid: Bool[Tensor, "B M"] | None = None  # True for positions of the whole prompts that are not padding
 
     def every(self, step: int) -> "Prefill":
@@ -80,13 +81,18 @@ def prefill(model: Any, batch: dict[str, Tensor], all_logits: bool = False, cach
     """
     if all_logits or not _has_states(model):
         return Prefill(model(**batch, use_cache=cached).logits, model)
-    outputs: list[Any] = []
-    hook = model.base_model.register_forward_hook(lambda _module, _inputs, output: outputs.append(output))
+    calls: list[Any] = []
+    modules = dict.fromkeys((model.get_decoder(), model.base_model))  # OPT calls the first alone, others the second
+    hooks = [
+        each.register_forward_hook(lambda module, _inputs, output: calls.append((module, output))) for each in modules
+    ]
     try:
         model(**batch, use_cache=cached, logits_to_keep=1)
     finally:
-        hook.remove()
-    return Prefill(outputs[-1][0], model, type(outputs[-1]))
+        for hook in hooks:
+            hook.remove()
+    layers, output = calls[-1]  # the outer one
+    return Prefill(output[0], model, layers, type(output))
 
 
 def one_of_each(step: int, positions: Shaped[Tensor, "B N ..."]) -> Shaped[Tensor, "B n ..."]:
@@ -101,9 +107,9 @@ def _has_states(model: Any) -> bool:
 def logits_of(run: Prefill, positions: slice) -> Float[Tensor, "B n V"]:
     """The logits of some positions: the model's own forward pass, in which its layers give these hidden states."""
     states = run.states[:, positions]
-    if run.output is None:
+    if run.layers is None:
         return states.float()
-    with _giving(run.model.base_model, run.output(last_hidden_state=states)):
+    with _giving(run.layers, run.output(last_hidden_state=states)):
         tokens = torch.zeros(states.shape[:2], dtype=torch.long, device=states.device)
         return run.model(input_ids=tokens, use_cache=False).logits.float()
 

@@ -19,11 +19,14 @@ def row_of_attention(pretrained: Pretrained, name: str, item: Sequence[int]) -> 
     """The row of another implementation of attention, which is tried on the beginning of an item first.
 
     Raises:
-        InputError: transformers does not know the name, or the implementation cannot run here, with its own message;
-            tokens are split over processes; or the model's own attention is another one after it ran.
+        InputError: the name is one of subquad's, or transformers does not know it, or the implementation cannot run
+            here, with its own message; tokens are split over processes; or the model's own attention is another one
+            after it ran.
     """
     if pretrained.group.ranks is not None:
         raise InputError(f"--attention {name} runs on all tokens of an input, and here they are split over processes")
+    if name.partition(":")[0] == "subquad":
+        raise InputError(f"--attention {name} is subquad's own; name its method in --methods")
     known = sorted({"eager", *AttentionInterface().valid_keys()})
     if name not in known and "/" not in name:  # a kernel of the Hub has the name of its repository
         raise InputError(f"transformers has no attention {name!r}{instead(name, known, '')}")

@@ -88,7 +88,10 @@ def read(pretrained: Pretrained, documents: Sequence[str], length: int, passages
     ids = [pretrained.content_ids(document) for document in documents]
     chunks = _pieces(ids, content)
     if not chunks:
-        raise InputError(f"the text is too short: no document has the {SHORTEST} tokens of a passage")
+        longest = max(map(len, ids), default=0)
+        raise InputError(
+            f"the text is too short: a passage has at least {SHORTEST} tokens, but the longest document has {longest}"
+        )
     draw = random.Random(seed)
     chosen = draw.sample(chunks, min(passages, len(chunks)))
     queries = [query for chunk in chosen for query in _queries(pretrained, chunk, draw)]

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+from subquad.core.errors import InputError
 from subquad.tools.runs import common_options as common
 from subquad.tools.runs.options import option
 
@@ -11,7 +12,12 @@ FROM_TEXT = "from-text"  # in place of lengths: those of the text's batches
 
 
 def _lengths_to_plan(text: str) -> tuple[int, ...] | str:
-    return FROM_TEXT if text.strip() == FROM_TEXT else common.read_lengths(text)
+    if text.strip() == FROM_TEXT:
+        return FROM_TEXT
+    try:
+        return common.read_lengths(text)
+    except InputError as error:
+        raise InputError(f"{error}, or {FROM_TEXT}") from None
 
 
 @dataclass(frozen=True)
