@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from matplotlib.image import imread
 
 from subquad.tools.calibrate.settings import LEARNED
-from subquad.tools.compare import columns
+from subquad.tools.compare import tables
 from subquad.tools.compare.plots import pareto, plots, quality_vs_speed, styles, time_vs_length
 from subquad.tools.compare.settings import COMPARED
 from subquad.tools.report import drawing
@@ -21,7 +21,7 @@ from tests.tools.report.test_tables import noisy
 def test_all_are_drawn(make):
     before = dict(matplotlib.rcParams)
     drawn = plots(sample.record(make()))
-    assert list(drawn) == list(columns.PLOTS)
+    assert list(drawn) == list(tables.PLOTS)
     assert dict(matplotlib.rcParams) == before
     for png in drawn.values():
         pixels = imread(io.BytesIO(png), format="png")

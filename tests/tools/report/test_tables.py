@@ -3,10 +3,10 @@ from io import StringIO
 import pytest
 from rich.console import Console
 
-from subquad.tools.compare import columns
+from subquad.tools.compare import tables
 from subquad.tools.compare.schema import MethodReport
 from subquad.tools.compare.settings import COMPARED
-from subquad.tools.compare.tables import markdown, rich_table
+from subquad.tools.compare.texts import markdown, rich_table
 from subquad.tools.measure.noise import MachineLoad, noise_of
 from subquad.tools.report import cells
 from subquad.tools.runs.records import from_plain, to_plain
@@ -51,7 +51,7 @@ def test_terminal_says_what_it_must():
 def test_a_report_that_does_not_say_the_lengths_marks_its_one_choice():
     report = sample.encoder()
     del report["recommendation"]["by_length"]
-    marked = [line for line in columns.main_table(sample.record(report)).lines if line.recommended]
+    marked = [line for line in tables.main_table(sample.record(report)).lines if line.recommended]
     assert [(line.name, line.marks) for line in marked] == [(report["recommendation"]["choice"], ["recommended"])]
 
 
@@ -59,7 +59,7 @@ def test_a_column_of_sizes_has_one_number_of_decimals():
     report = sample.encoder()
     for method, ms in zip(report["methods"], (0.0412, 9.876, 41.25, 640.4), strict=False):
         method["model"]["512"] |= {"ms": ms, "ms_low": ms, "ms_high": 2 * ms, "extra_mib": 100 * ms}
-    table = columns.model_table(sample.record(report))
+    table = tables.model_table(sample.record(report))
     place = {(column.group, column.head): i for i, column in enumerate(table.columns)}
     shown = {
         head: [line.cells[place["512 tokens", head]].text for line in table.lines[:4]]
@@ -103,7 +103,7 @@ def test_tokens_a_second_are_those_without_padding(make):
 
 def rates_of(report):
     """The column of tokens a second at the model's own length, which without batches are the length / the time."""
-    table = columns.model_table(sample.record(report))
+    table = tables.model_table(sample.record(report))
     at = next(i for i, column in enumerate(table.columns) if column.head == "tokens/s")
     length = columns.model_length(sample.record(report))
     ms = [method["model"][length]["ms"] for method in report["methods"] if method["status"] != "refused"]
@@ -130,12 +130,12 @@ def test_untrusted_text_is_no_markup():
 )
 def test_markdown_holds_every_fact(make, milliseconds):
     report = make()
-    text = markdown(sample.record(report), list(columns.PLOTS)).replace("\\", "")
+    text = markdown(sample.record(report), list(tables.PLOTS)).replace("\\", "")
     facts = [report["command"], report["created"], report["recommendation"]["headline"], "0.99"]
     facts += [*report["notes"], *report["recommendation"]["reasons"], *report["versions"].values()]
     facts += [m["method"] for m in report["methods"]] + [m["reason"] for m in report["methods"] if "reason" in m]
     facts += [f"| {time} |" for time in milliseconds]
-    facts += [f"({name})" for name in columns.PLOTS]
+    facts += [f"({name})" for name in tables.PLOTS]
     assert [fact for fact in facts if fact not in text] == []
 
 
@@ -221,9 +221,9 @@ def test_a_busy_machine_is_said_in_the_box_of_the_terminal_and_above_the_advice_
 def test_every_length_with_a_speed_of_the_model_has_a_fidelity(make):
     report = make()
     for table in (
-        columns.speed_table(sample.record(report)),
-        columns.main_table(sample.record(report)),
-        columns.model_table(sample.record(report)),
+        tables.speed_table(sample.record(report)),
+        tables.main_table(sample.record(report)),
+        tables.model_table(sample.record(report)),
     ):
         heads = {(column.group.split()[0], column.head) for column in table.columns if column.group}
         lengths = {group for group, head in heads if head == "speed-up"}
@@ -240,18 +240,18 @@ def test_every_length_with_a_speed_of_the_model_has_a_fidelity(make):
 
 
 def test_the_number_of_texts_behind_a_fidelity_is_said():
-    legend = columns.legend(sample.record(sample.encoder()))
+    legend = tables.legend(sample.record(sample.encoder()))
     assert "over 48 passages at 512, 5 sequences at 2,048, 1 sequence at 4,096" in legend
-    assert "exact perplexity / this one's" in columns.legend(sample.record(sample.causal()))
+    assert "exact perplexity / this one's" in tables.legend(sample.record(sample.causal()))
 
 
 def test_times_without_fidelity_say_so():
-    text = markdown(sample.record(sample.encoder()), list(columns.PLOTS))
+    text = markdown(sample.record(sample.encoder()), list(tables.PLOTS))
     section = text[text.index("## One attention call") :].split("\n\n")
-    assert section[1] == columns.OP_NOTE
-    assert "these times have no fidelity" in columns.PLOTS["time-vs-length.png"][1]
+    assert section[1] == tables.OP_NOTE
+    assert "these times have no fidelity" in tables.PLOTS["time-vs-length.png"][1]
     assert not any(
-        column.head == "faster from" for column in columns.main_table(sample.record(sample.encoder())).columns
+        column.head == "faster from" for column in tables.main_table(sample.record(sample.encoder())).columns
     )
 
 
@@ -268,7 +268,7 @@ def test_times_without_fidelity_say_so():
 )
 def test_crossover(crossover, text):
     method = from_plain(MethodReport, sample.encoder()["methods"][4] | {"crossover": crossover})
-    assert columns.crossover(method).text == text
+    assert tables.crossover(method).text == text
 
 
 def test_fidelity_below_what_was_asked_for_is_told():

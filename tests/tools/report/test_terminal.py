@@ -12,7 +12,7 @@ from subquad.research.papers.results import Table as ExperimentTable
 from subquad.research.training import model_card as training_card
 from subquad.tools.bench import tables as bench_tables
 from subquad.tools.calibrate import adapter_card
-from subquad.tools.compare import columns, tables
+from subquad.tools.compare import tables, texts
 from subquad.tools.inspect import tables as inspect_tables
 from subquad.tools.plan import tables as plan_tables
 from subquad.tools.report.content import Column, Line, ReportTable
@@ -33,8 +33,8 @@ def figures(*found):
 
 def compared():
     report = sample.record(sample.encoder())
-    found = (columns.speed_table(report), columns.task_table(report), columns.quality_table(report))
-    return tables.rich_table(report), figures(*found)
+    found = (tables.speed_table(report), tables.task_table(report), tables.quality_table(report))
+    return texts.rich_table(report), figures(*found)
 
 
 def inspected():

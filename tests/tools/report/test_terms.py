@@ -5,14 +5,14 @@ from itertools import pairwise
 import pytest
 
 from subquad.methods import METHODS
-from subquad.tools.compare import columns, page
+from subquad.tools.compare import page, tables
 from subquad.tools.plan import tables as plan_tables
 from subquad.tools.report import layout, terms
 from tests.tools.report import sample
 from tests.tools.report.sample_plan import plan
 
 TABLES = [
-    columns.main_table(sample.record(sample.encoder())),
+    tables.main_table(sample.record(sample.encoder())),
     *(table for make in (sample.encoder, sample.causal) for _, _, table in page._tables(sample.record(make()))),
     *(table for _, _, table in plan_tables.tables(plan())),
 ]
@@ -35,7 +35,7 @@ def test_the_words_of_the_pages_are_terms():
 def test_every_mark_is_a_term():
     report = sample.encoder()
     report["methods"][5]["unfitted"] = True
-    marks = {mark for line in columns.main_table(sample.record(report)).lines for mark in line.marks}
+    marks = {mark for line in tables.main_table(sample.record(report)).lines for mark in line.marks}
     assert marks == {
         "baseline",
         "recommended at 512 tokens",

@@ -3,11 +3,11 @@ import os
 
 import pytest
 
-from subquad.tools.compare import columns, write
+from subquad.tools.compare import tables, write
 from subquad.tools.compare.write import write_report
 from tests.tools.report import sample
 
-NAMES = {"report.json", "report.md", "report.html", *columns.PLOTS}
+NAMES = {"report.json", "report.md", "report.html", *tables.PLOTS}
 
 
 def test_writes_into_the_folder_itself(tmp_path, unpainted):

@@ -20,7 +20,7 @@ COMPARE = Kind(
     "report.json",
     "report.html",
     has("recommendation", "methods"),
-    table_in("subquad.tools.compare.tables"),
+    table_in("subquad.tools.compare.texts"),
     record_in("subquad.tools.compare.schema", "Report"),
 )
 

@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping
 from functools import partial
 
-from subquad.tools.compare import columns, reading
+from subquad.tools.compare import reading, tables
 from subquad.tools.compare.schema import Report
 from subquad.tools.report import layout, terms
 from subquad.tools.report.content import ReportTable
@@ -14,27 +14,27 @@ from subquad.tools.report.vector import Drawing
 def html(report: Report, drawn: Mapping[str, Drawing]) -> str:
     """The page: recommendation and main table first, then plots, all figures, and what they were measured on.
 
-    `drawn` maps the names in `columns.PLOTS` to SVGs, as `plots.drawings` returns them.
+    `drawn` maps the names in `tables.PLOTS` to SVGs, as `plots.drawings` returns them.
     """
     names = [method.method for method in report.methods]
-    main, others = columns.main_table(report), _tables(report)
+    main, others = tables.main_table(report), _tables(report)
     return layout.page(
         "compare/page.html.j2",
         drawn,
         report=report,
         prose=partial(_prose, names),
-        name=columns.short_name(report),
-        use=columns.use(report),
-        next=columns.NEXT,
+        name=tables.short_name(report),
+        use=tables.use(report),
+        next=tables.NEXT,
         main=main,
         judged=_judged(report),
         kept_where=_kept_where(report),
         refused=reading.refused(report),
         remarks=reading.notes(report),
-        legend=columns.legend(report),
-        figures=layout.shown(columns.PLOTS, drawn),
+        legend=tables.legend(report),
+        figures=layout.shown(tables.PLOTS, drawn),
         tables=others,
-        facts=columns.summary_sections(report),
+        facts=tables.summary_sections(report),
         glossary=terms.glossary(_words(report, [main, *(table for _, _, table in others)])),
         methods=terms.described(names),
     )
@@ -53,7 +53,7 @@ def _words(report: Report, tables: list[ReportTable]) -> set[str]:
 def _kept_where(report: Report) -> str:
     """The condition that the rows in `_judged` meet, in words; empty where no minimum is known."""
     least, length = reading.min_fidelity(report), reading.model_length(report)
-    return f"fidelity ≥ {least:g} at {columns.tokens(length)} tokens" if least is not None and length else ""
+    return f"fidelity ≥ {least:g} at {tables.tokens(length)} tokens" if least is not None and length else ""
 
 
 def _judged(report: Report) -> list[str]:
@@ -75,15 +75,15 @@ def _prose(names: list[str], text: str) -> list[tuple[str, bool]]:
 
 def _tables(report: Report) -> list[tuple[str, str, ReportTable]]:
     """(title, remark, table) of all that have columns."""
-    tables = [
-        (columns.REQUESTS, columns.requests_caption(report), columns.request_table(report)),
-        ("Whole forward passes", "One sequence at a time; time and quartiles.", columns.model_table(report)),
+    every = [
+        (tables.REQUESTS, tables.requests_caption(report), tables.request_table(report)),
+        ("Whole forward passes", "One sequence at a time; time and quartiles.", tables.model_table(report)),
         (
             "Error of each layer's attention",
             "‖out − exact‖ / ‖exact‖ on the exact model's own queries, keys and values.",
-            columns.layer_table(report),
+            tables.layer_table(report),
         ),
-        ("One attention call", columns.OP_NOTE, columns.op_table(report)),
-        ("Memory of one attention call", "Peak extra MiB, by number of tokens.", columns.op_memory_table(report)),
+        ("One attention call", tables.OP_NOTE, tables.op_table(report)),
+        ("Memory of one attention call", "Peak extra MiB, by number of tokens.", tables.op_memory_table(report)),
     ]
-    return [(title, caption, table) for title, caption, table in tables if table.columns]
+    return [(title, caption, table) for title, caption, table in every if table.columns]

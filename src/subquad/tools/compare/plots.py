@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
 
-from subquad.tools.compare import columns, reading
+from subquad.tools.compare import reading, tables
 from subquad.tools.compare.length_plot import model_time_vs_length
 from subquad.tools.compare.schema import MethodReport, Report
 from subquad.tools.report import cells, drawing, vector
@@ -20,9 +20,9 @@ LEGEND_HANDLE, LEGEND_LETTER = 0.5, 0.07  # inches: of a marker with its gaps, a
 
 
 def plots(report: Report) -> dict[str, bytes]:
-    """PNGs by name; a plot without figures to draw is left out. Names, titles and texts: `columns.PLOTS`."""
-    titles = {name: f"{title[0].lower()}{title[1:]}" for name, (title, *_) in columns.PLOTS.items()}
-    return drawing.pngs(_makers(), report, columns.short_name(report), titles)
+    """PNGs by name; a plot without figures to draw is left out. Names, titles and texts: `tables.PLOTS`."""
+    titles = {name: f"{title[0].lower()}{title[1:]}" for name, (title, *_) in tables.PLOTS.items()}
+    return drawing.pngs(_makers(), report, tables.short_name(report), titles)
 
 
 def drawings(report: Report) -> dict[str, vector.Drawing]:
@@ -32,7 +32,7 @@ def drawings(report: Report) -> dict[str, vector.Drawing]:
 
 def _makers() -> dict[str, Callable[..., Figure | None]]:
     makers = (quality_vs_speed, model_time, error_by_layer, time_vs_length)
-    return dict(zip(columns.PLOTS, makers, strict=True))
+    return dict(zip(tables.PLOTS, makers, strict=True))
 
 
 def model_time(report: Report, narrow: bool = False) -> Figure | None:
@@ -259,7 +259,7 @@ def _timed(method: MethodReport) -> str:
     """A method's entry in the legend."""
     if method.status == "exact":
         return f"{method.method} (exact attention)"
-    at = columns.crossover(method)
+    at = tables.crossover(method)
     if at.tone in ("slower", "missing"):
         return method.method
     where = "at every length" if at.tone == "faster" else f"from {at.text.replace('≤', 'at most ')} tokens"

@@ -6,11 +6,11 @@ report as complete, so it comes last.
 
 from pathlib import Path
 
-from subquad.tools.compare import columns
+from subquad.tools.compare import tables
 from subquad.tools.compare.page import html
 from subquad.tools.compare.plots import drawings, plots
 from subquad.tools.compare.schema import Report
-from subquad.tools.compare.tables import markdown
+from subquad.tools.compare.texts import markdown
 from subquad.tools.report.report_files import as_json, write_files
 
 
@@ -23,4 +23,4 @@ def write_report(report: Report, folder: Path) -> list[Path]:
         "report.html": html(report, drawings(report)).encode(),
         "report.json": as_json(report),
     }
-    return write_files(contents, folder, stale=columns.PLOTS)
+    return write_files(contents, folder, stale=tables.PLOTS)
