@@ -19,7 +19,7 @@ from subquad.hf.boundary import register_boundary
 from subquad.hf.by_name import read_names, register
 from subquad.hf.compiled_generation import compiled_steps
 from subquad.hf.growing_cache import GrowingCache
-from subquad.hf.item_rotary import expect_new_tokens, reaching
+from subquad.hf.item_rotary import expect_new_tokens, follow_items, reaching
 from subquad.hf.layers import ATTACHED, NAME, Layer, head_counts
 from subquad.hf.mpnet import join_interface
 from subquad.hf.positions import extend_positions, position_limit, rotary_limit
@@ -39,6 +39,7 @@ register_trials()
 keep_swaps_in_files(reattach)
 support_word_timestamps()
 expect_new_tokens()
+follow_items()
 read_names()
 
 __all__ = [

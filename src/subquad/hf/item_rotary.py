@@ -30,7 +30,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from transformers import Cache, GenerationMixin, PreTrainedModel
+from transformers import Cache, EncoderDecoderCache, GenerationMixin, PreTrainedModel
 
 from subquad.core.readable import can_be_read
 from subquad.core.versions import cache_in
@@ -47,6 +47,7 @@ _WATCHING = "_subquad_watching"  # on the `forward` of a class: it keeps the inp
 _EXTENDED = "_subquad_extended"  # on a cache: whether its items have YaRN's frequencies, a bool or bool (B,1)
 _UNDECIDED = "_subquad_undecided"  # on a cache: which items (B,1) have no real token so far; None: none
 _EXPECTING = "_subquad_expecting"  # on `generate` after it was wrapped
+_FOLLOWING = "_subquad_following"  # on methods of caches after they were wrapped
 
 Extended = bool | Tensor  # whether items are read by YaRN: all or none, or bool (B,1), or (B,N) for packed sequences
 
@@ -311,6 +312,31 @@ def expect_new_tokens() -> None:
         generate_as_one_request,
         prepare_and_expect,
     )
+
+
+def follow_items() -> None:
+    """Make caches remember which of their items are read by YaRN when these are reordered, selected or repeated."""
+    for cls in (Cache, EncoderDecoderCache):
+        for name in ("reorder_cache", "batch_select_indices", "batch_repeat_interleave"):
+            change = vars(cls)[name]
+            if not hasattr(change, _FOLLOWING):
+                setattr(cls, name, _followed(change))
+
+
+def _followed(change: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(change)
+    def changed(self: Any, *args: Any, **kwargs: Any) -> Any:
+        result = change(self, *args, **kwargs)
+        (items,) = (*args, *kwargs.values())
+        for mark in (_EXTENDED, _UNDECIDED):
+            kept = getattr(self, mark, None)
+            if isinstance(kept, Tensor):  # else it is the same for all items
+                items = items.to(kept.device) if isinstance(items, Tensor) else items
+                setattr(self, mark, kept.repeat_interleave(items, 0) if isinstance(items, int) else kept[items])
+        return result
+
+    setattr(changed, _FOLLOWING, True)
+    return changed
 
 
 # ---------------------------------------------------------------------- the modules

@@ -143,20 +143,23 @@ def _positions_of_call(inputs: Mapping[str, Any]) -> Tensor | None:
     cached = 0 if cache is None else int(cache.get_seq_length())
     if cached and not marked:  # its keys were counted from the first token of the batch
         return None
-    expected = _positions(mask, cached, inputs)
-    if cached == 0 and marked:  # it was emptied
+    if marked and not cached:  # it was emptied
         delattr(cache, MARK)
-    if cached:
+        marked = False
+    expected = _positions(mask, cached, inputs)
+    if marked:
         _check_step(expected, positions, mask)
+    elif mask is not None and expected is not None and can_be_read(mask) and bool(mask[:, 0].all()):
+        return None  # no item has padding on the left
     return expected if positions is None else None
 
 
 def _positions(mask: Any, cached: int, inputs: Mapping[str, Any]) -> Tensor | None:
-    """The positions of the new tokens; None if no item has padding on the left, or the mask does not show it."""
+    """The positions of the new tokens, counted from the first real token; None if the mask does not show it."""
     if not isinstance(mask, Tensor) or mask.ndim != 2:
         return None
     new = tokens_of(inputs).shape[1]
-    if mask.shape[1] != cached + new or (can_be_read(mask) and bool(mask[:, 0].all())):
+    if mask.shape[1] != cached + new:
         return None
     first = mask.bool().int().argmax(1, keepdim=True)
     return torch.arange(cached, cached + new, device=mask.device)[None] - first

@@ -125,6 +125,20 @@ def test_steps_of_exact_attention_on_a_marked_cache_count_as_its_first_call_did(
     torch.testing.assert_close(have, want, atol=1e-4, rtol=1e-4)
 
 
+@torch.no_grad()
+@pytest.mark.parametrize("given", [False, True])
+def test_an_item_without_padding_is_continued_after_the_others_are_done(given):
+    model = build("llama").model
+    ids, mask = padded_ids("left", pads=PADS)
+    want = model(input_ids=ids[:1]).logits[:, 12:]
+    sq.hf.swap(model, EXACT)
+    cache = model(input_ids=ids[:, :12], attention_mask=mask[:, :12]).past_key_values
+    cache.batch_select_indices(torch.tensor([0]))
+    options = {"position_ids": torch.arange(12, 17)[None]} if given else {}
+    have = model(input_ids=ids[:1, 12:], attention_mask=mask[:1], past_key_values=cache, **options).logits
+    torch.testing.assert_close(have, want, atol=1e-4, rtol=1e-4)
+
+
 def test_steps_that_would_count_in_another_way_are_refused():
     model = build("llama").model
     ids, mask = padded_ids("left", pads=PADS)

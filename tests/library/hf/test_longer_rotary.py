@@ -144,9 +144,34 @@ def test_a_cache_of_both_kinds_serves_the_items_that_filled_it():
     ids, mask = tokens(LONG, 10)
     with torch.no_grad():
         cache = model(input_ids=ids, attention_mask=mask, use_cache=True).past_key_values
-        cache.batch_select_indices(torch.tensor([1]))
+        for layer in cache.layers:
+            layer.batch_select_indices(torch.tensor([1]))
         with pytest.raises(ValueError, match=r"filled with 2 items, some longer.* is used with 1"):
             model(input_ids=ids[1:, :1], past_key_values=cache)
+
+
+CHANGES = {
+    "reordered": ("reorder_cache", torch.tensor([1, 0]), [1, 0]),
+    "selected": ("batch_select_indices", torch.tensor([1]), [1]),
+    "one twice": ("batch_select_indices", torch.tensor([0, 0]), [0, 0]),
+    "repeated": ("batch_repeat_interleave", 2, [0, 0, 1, 1]),
+}
+
+
+@pytest.mark.parametrize("growing", [False, True])
+@pytest.mark.parametrize("change", CHANGES)
+def test_items_of_both_kinds_are_reordered_selected_and_repeated(change, growing):
+    model = extended("llama")
+    ids, mask = tokens(40, 10)
+    ids, mask = torch.cat([ids, tokens(3, 3)[0]], 1), torch.cat([mask, torch.ones(2, 3).long()], 1)
+    name, argument, items = CHANGES[change]
+    cache = sq.hf.GrowingCache(model) if growing else hf.DynamicCache(config=model.config)
+    with torch.no_grad(), sq.hf.reaching(model, 90):  # the first item will have 90 tokens, the second 60
+        want = model(input_ids=ids, attention_mask=mask, use_cache=False).logits[items, 40:]
+        model(input_ids=ids[:, :40], attention_mask=mask[:, :40], past_key_values=cache)
+        getattr(cache, name)(argument)
+        have = model(input_ids=ids[items, 40:], attention_mask=mask[items], past_key_values=cache).logits
+    close(have, want)
 
 
 CACHES = {

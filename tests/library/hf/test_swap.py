@@ -48,6 +48,20 @@ def test_restore_gives_the_same_numbers_and_leaves_nothing(name):
     assert not sq.hf.describe(case.model).methods
 
 
+@pytest.mark.parametrize("method", ["rfa", "linformer", "synthesizer", "local:window=4,positions=relative"])
+def test_parameters_of_a_swap_in_inference_mode_are_trained(method):
+    swapped = []
+    for mode in (False, True):
+        case = build("llama")
+        with torch.inference_mode(mode):
+            sq.hf.swap(case.model, method, max_length=64)
+        swapped.append(gradients(case))
+    want, have = swapped
+    assert any(".subquad." in name for name in want)
+    assert have.keys() == want.keys()
+    assert all(torch.equal(have[name], want[name]) for name in want)
+
+
 @pytest.mark.parametrize("method", CLUSTERED)
 @pytest.mark.parametrize("name", ENCODERS)
 def test_encoders_run_clustered_attention_and_padding_does_not_matter(name, method):

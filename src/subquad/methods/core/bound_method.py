@@ -178,7 +178,8 @@ class Bindable:
         `device` is where new parameters are; None: torch's default device.
         """
         kv_heads = kv_heads or heads
-        with nullcontext() if device is None else torch.device(device):
+        # Parameters that are made in inference mode could never be trained, and a backward pass would leave them out.
+        with torch.inference_mode(False), nullcontext() if device is None else torch.device(device):
             learned = shared if shared is not None else self.make_learned(heads, kv_heads, head_dim, max_length)
         sizes = {"heads": heads, "kv_heads": kv_heads, "head_dim": head_dim}
         return BoundMethod(self, **sizes, learned=learned, max_length=max_length)
