@@ -5,14 +5,16 @@
 A fault changes one place in a function of `src/subquad`: a comparison, a sign, a number, a condition, an argument that
 is left out, an assignment that is left out. The tests are collected once; for each fault a fork of the process puts the
 changed code into the functions that are loaded, and runs the cases that matter to that file until one fails: those of
-the test files that import it, those of the test files that import what imports it, and the contract of the methods that
-are built on it. Of each test one case runs first, then the others.
+the test files that import it, those of the test files that import what imports it or its package, the contract of the
+methods that are built on it, and those of the test files one step farther. Of each test one case runs first, then the
+others.
 
 After a change that makes tests fewer, `--before` names a checkout of the earlier tests: cases that only these had, and
 that still exist here (under `-m long`), run for the faults that the present ones do not find, and must not find them
 either. A fault that no test finds may change nothing that can be seen: read it.
 
-Tests that start processes do not see the faults; cases marked `slow` are left out.
+Tests that start processes do not see the faults; cases marked `slow` are left out, and so are the tests of the
+documentation. Run these for a fault in a command, or in what ranks run, before you believe that no test finds it.
 """
 
 import argparse
@@ -35,6 +37,8 @@ from pathlib import Path
 from types import CodeType, FunctionType
 
 import pytest
+
+import subquad as sq
 
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "subquad"
@@ -129,7 +133,8 @@ def _code(node: ast.AST) -> Iterator[ast.AST]:
 def chosen(count: int, seed: int, folders: Iterable[str]) -> list[Fault]:
     """Faults at random: as many of each file as of any other, as far as there are."""
     draw, piles = random.Random(seed), []
-    for path in sorted(path for folder in folders for path in (SOURCE / folder).rglob("*.py")):
+    places = [SOURCE / folder for folder in folders]
+    for path in sorted({path for place in places for path in ([place] if place.is_file() else place.rglob("*.py"))}):
         if "triton" in path.parts or path.stem in ("triton", "__main__"):
             continue  # tested in processes of their own
         pile = list(faults_of(path.relative_to(SOURCE), path.read_text("utf-8")))
@@ -194,6 +199,8 @@ def imports(path: Path) -> frozenset[str]:
             names |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
         elif isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "sq":
+            names.add(getattr(getattr(sq, node.attr, None), "__module__", f"subquad.{node.attr}"))
     return frozenset(name for name in names if name.startswith(("subquad.", "tests.")))
 
 
@@ -219,29 +226,34 @@ class Tests:
 
     def matter_to(self, path: Path) -> list[pytest.Item]:
         """First the cases of the nearest tests."""
-        near, reached = [], {module_of(path)}
+        steps, reached = [], {module_of(path)}
+        if not any(name.startswith("subquad.") for name in self.built_on(reached)):
+            # it registers itself: the tests of what it imports from its folder are its tests
+            reached |= {name for name in imports(path) if name.rpartition(".")[0] == module_of(path.parent)}
         for _ in range(3):
-            near.append(reached)
+            steps.append(reached)
             reached = reached | {name for name in self.built_on(reached) if name != "subquad"}
+        steps[1] = steps[1] | {module_of(path.with_name("__init__.py"))}
         ranks: dict[Path, int] = {}
         for file in self.by_file:
             imported = set(imports(file))
             for name in imports(file):
                 imported |= self.imports.get(name, frozenset()) if name.startswith("tests.") else set()
-            rank = next((i for i, modules in enumerate(near[:2]) if imported & modules), None)
+            rank = next((i for i, modules in enumerate(steps) if imported & modules), None)
             if file.stem == f"test_{path.stem}":
                 rank = 0
             if rank is not None:
                 ranks[file] = rank
-        cases: list[pytest.Item] = []
-        for rank in range(2):
-            cases += one_of_each_first(
+        near, far, farthest = (
+            one_of_each_first(
                 item for file in sorted(ranks) if ranks[file] == rank for item in self.by_file[file] if not method(item)
             )
+            for rank in range(3)
+        )
         of_methods = [item for items in self.by_file.values() for item in items if method(item) in reached]
         first = [item for item in of_methods if method(item) == module_of(path)]
         others = [item for item in of_methods if method(item) != module_of(path)]
-        return [*one_of_each_first(first), *cases, *one_of_each_first(others)]
+        return [*one_of_each_first(first), *near, *far, *one_of_each_first(others), *farthest]
 
 
 def method(item: pytest.Item) -> str | None:

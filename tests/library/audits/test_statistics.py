@@ -72,6 +72,7 @@ def test_a_change_to_either_side_is_found(now):
 
 def test_the_peak_is_kept_when_evidence_falls_again():
     test = Betting(0.5, 0.5)
+    assert test.peak == test.evidence == 1.0
     for number in [1.0] * 10 + [0.0] * 10:
         test.add(number)
     assert test.evidence < 1 < test.peak

@@ -283,6 +283,8 @@ def misfits():
     """Calls of ops by hand whose tensors do not fit together: their addresses must not reach a kernel."""
     ops, x, valid = torch.ops.subquad, torch.zeros(2, 2, 9, 4), torch.ones(2, 8, dtype=torch.bool)
     codes, sizes = torch.zeros(2, 2, 9, dtype=torch.int64), torch.ones(2, dtype=torch.int64)
+    row, lists = x[..., 0], torch.zeros(2, 2, 3, 5, dtype=torch.int64)
+    listed = x, x, x, row, codes, lists, 1.0
     layer = [torch.zeros(2, 4, 3)], [torch.zeros(2, 1, 3)], [1], 2, 1.0
     return {
         "hash, mask": lambda: ops.hash_words("cpu", x, 7, 0, True, valid),
@@ -295,7 +297,15 @@ def misfits():
         "blocks, labels": lambda: ops.label_blocks("cpu", codes.int(), 3, 4),
         "blocks, size": lambda: ops.label_blocks("cpu", codes, 3, 0),
         "top, scores": lambda: ops.top_by_score("cpu", x.double(), sizes, 3, None, False),
+        "listed, keys": lambda: ops.listed_forward("cpu", x, x[:1], *listed[2:]),
+        "listed, values": lambda: ops.listed_forward("cpu", x, x, x[:, :, :8], *listed[3:]),
+        "listed, bias": lambda: ops.listed_forward("cpu", x, x, x, row.double(), codes, lists, 1.0),
+        "listed, labels": lambda: ops.listed_forward("cpu", x, x, x, row, codes[:, :, :8], lists, 1.0),
+        "listed, lists": lambda: ops.listed_forward("cpu", x, x, x, row, codes, lists[:, :1], 1.0),
+        "listed, gradient": lambda: ops.listed_backward("cpu", x[:, :, :8], row, x, row, *listed),
+        "listed, gradient of sums": lambda: ops.listed_backward("cpu", x, row[:, :, :8], x, row, *listed),
         "products, keys": lambda: ops.directed_product("cpu", x, x[:, :, :8], x, False),
+        "products, values": lambda: ops.directed_product("cpu", x, x, x[:, :, :8], False),
         "products, dtype": lambda: ops.directed_product("cpu", x, x, x.double(), False),
         "clustered, keys": lambda: ops.clustered_forward(
             "cpu", x, x[:1], x, None, None, None, 3, 2, 7, 2, 1.0, 0, False

@@ -48,7 +48,7 @@ def test_both_denominators():
     found = sizes([10, 4, 2, 0], [12, 4, 0, 0]).imbalance()
     assert (found.size, found.size_of_filled) == (3 / 4, 2 / 3)
     assert (found.ratio, found.ratio_of_both) == (1 / 4, 0.0)
-    found = sizes([9, 3, 2, 2], [4, 4, 4, 4]).imbalance()
+    found = sizes([9, 1, 2, 2], [4, 1, 4, 4]).imbalance()
     assert (found.ratio, found.ratio_of_both) == (1 / 4, 1 / 4)  # exactly 1/2 is balanced
 
 

@@ -9,6 +9,9 @@ from typer.testing import CliRunner
 import subquad as sq
 from subquad.tools.cli.main import app
 from subquad.tools.plan import length as planning
+from subquad.tools.plan import prepared
+from subquad.tools.plan.settings import PlanSettings
+from subquad.tools.runs.jobs import silent
 from tests.tools.workflows import tiny
 from tests.tools.workflows.planning.steady import make_steady
 
@@ -64,3 +67,10 @@ def test_lengths_from_the_text_are_planned_and_verified_on_its_batches(
     for length, methods in verified:
         if length > first:  # the shorter texts of its batches run what the plan has for them
             assert {number: runs_at(method, first) for number, method in methods.items()} == planned
+
+
+def test_lengths_from_the_text_end_at_the_longest_planned_length(model, mixed, tmp_path, monkeypatch):
+    monkeypatch.setattr(prepared, "PLANNED_LENGTHS", (16, 24, 32))
+    settings = PlanSettings(model=model("bert"), text=(mixed,), lengths="from-text", batch=3)
+    lengths = [load.length for load in prepared.prepare(settings, tmp_path, silent).loads]
+    assert 24 < max(lengths) <= 32

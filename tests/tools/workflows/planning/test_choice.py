@@ -3,12 +3,14 @@
 import itertools
 import random
 import statistics
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from subquad.tools.plan import choice
 from subquad.tools.plan.grid import grid, pareto
+from subquad.tools.plan.planned import Verified
 
 
 def instance(seed: int) -> tuple[dict, dict]:
@@ -121,6 +123,12 @@ def test_the_bound_of_what_is_right_or_wrong_holds_where_no_loss_was_seen(share)
     assert choice.upper_bound([0.0] * 20, 0.9) == pytest.approx(1 - 0.1 ** (1 / 20))
     assert choice.upper_bound([0.0] * 5, 0.9, count=20) == pytest.approx(1 - 0.1 ** (1 / 20))
     assert choice.upper_bound([1.0, -1.0, 0.0, 0.0], 0.9) == choice.upper_bound([1.0, 0.0, 0.0, 0.0], 0.9)
+
+
+def test_a_speed_up_may_be_too_high_by_what_it_varies_or_by_what_exact_attention_does():
+    verified = Verified({}, 0.0, [0.0], 0.0, [1.5, 2.0, 2.4])
+    assert verified.noise == pytest.approx(2.0 / 1.5)
+    assert replace(verified, of_exact=1.1).noise == 1.1
 
 
 def test_all_rounds_together_have_the_confidence():

@@ -23,7 +23,7 @@ def prepared(model, text, tmp_path_factory):
 
     def of_kind(name: str):
         if name not in made:
-            settings = PlanSettings(model=model(name), text=(Path(text),), lengths=(32, 80))
+            settings = PlanSettings(model=model(name), text=(Path(text),), lengths=(64, 80))
             made[name] = prepare(settings, tmp_path_factory.mktemp("out"), silent)
         return made[name]
 
@@ -31,7 +31,7 @@ def prepared(model, text, tmp_path_factory):
 
 
 def fidelities(given, methods, figure="fidelity"):
-    plan = Plan(describe_model(given.pretrained.model), (32, 80), methods, {})
+    plan = Plan(describe_model(given.pretrained.model), (64, 80), methods, {})
     return short_fidelities(given.pretrained, given.loads, plan, Floor(figure, 0.5))
 
 
