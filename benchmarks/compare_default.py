@@ -23,9 +23,9 @@ import sheet
 import typer
 
 from subquad.tools.compare.plots import plots
+from subquad.tools.compare.printed import markdown
 from subquad.tools.compare.schema import Report
 from subquad.tools.compare.settings import COMPARED, COMPARED_LONG
-from subquad.tools.compare.texts import markdown
 from subquad.tools.report import cells
 from subquad.tools.report.report_files import as_json
 from subquad.tools.runs.records import from_plain

@@ -9,8 +9,8 @@ from rich.console import Console
 from rich.terminal_theme import TerminalTheme
 
 from pictures.svg import MONO
+from subquad.tools.compare.printed import rich_table
 from subquad.tools.compare.schema import Report
-from subquad.tools.compare.texts import rich_table
 from subquad.tools.runs.records import from_plain
 
 REPORT = Path(__file__).parents[2] / "benchmarks" / "results" / "compare-default.json"

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from subquad.tools.compare import plots
 from subquad.tools.compare.page import html
-from subquad.tools.compare.texts import markdown, rich_table
+from subquad.tools.compare.printed import markdown, rich_table
 from subquad.tools.report import drawing
 from subquad.tools.report.report_files import as_json
 from tests.tools.report import sample

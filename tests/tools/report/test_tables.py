@@ -4,9 +4,9 @@ import pytest
 from rich.console import Console
 
 from subquad.tools.compare import tables
+from subquad.tools.compare.printed import markdown, rich_table
 from subquad.tools.compare.schema import MethodReport
 from subquad.tools.compare.settings import COMPARED
-from subquad.tools.compare.texts import markdown, rich_table
 from subquad.tools.measure.noise import MachineLoad, noise_of
 from subquad.tools.report import cells
 from subquad.tools.runs.records import from_plain, to_plain

@@ -12,7 +12,8 @@ from subquad.research.papers.results import Table as ExperimentTable
 from subquad.research.training import model_card as training_card
 from subquad.tools.bench import tables as bench_tables
 from subquad.tools.calibrate import adapter_card
-from subquad.tools.compare import tables, texts
+from subquad.tools.compare import tables
+from subquad.tools.compare.printed import rich_table
 from subquad.tools.inspect import tables as inspect_tables
 from subquad.tools.plan import tables as plan_tables
 from subquad.tools.report.content import Column, Line, ReportTable
@@ -34,7 +35,7 @@ def figures(*found):
 def compared():
     report = sample.record(sample.encoder())
     found = (tables.speed_table(report), tables.task_table(report), tables.quality_table(report))
-    return texts.rich_table(report), figures(*found)
+    return rich_table(report), figures(*found)
 
 
 def inspected():

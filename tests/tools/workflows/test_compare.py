@@ -20,10 +20,10 @@ from subquad.tools.compare.attachment import methods_by_layer
 from subquad.tools.compare.compare_jobs import OP, SEQUENCE
 from subquad.tools.compare.comparison import Comparison
 from subquad.tools.compare.page import html
+from subquad.tools.compare.printed import markdown, rich_table
 from subquad.tools.compare.run import measure, prepare
 from subquad.tools.compare.settings import CompareSettings
 from subquad.tools.compare.tables import legend, main_table, op_table, use
-from subquad.tools.compare.texts import markdown, rich_table
 from subquad.tools.compare.write import write_report
 from subquad.tools.measure.noise import AGAIN
 from subquad.tools.models import saving

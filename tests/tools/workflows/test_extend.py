@@ -14,10 +14,10 @@ import subquad as sq
 from subquad.core.errors import InputError
 from subquad.tools.compare.code import code_of
 from subquad.tools.compare.page import html
+from subquad.tools.compare.printed import rich_table
 from subquad.tools.compare.run import measure, prepare
 from subquad.tools.compare.schema import Attachment
 from subquad.tools.compare.settings import CompareSettings
-from subquad.tools.compare.texts import rich_table
 from subquad.tools.models import pretrained
 from subquad.tools.models.generation import prompt_tokens
 from subquad.tools.plan.prepared import prepare as prepare_plan

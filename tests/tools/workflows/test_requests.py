@@ -12,10 +12,10 @@ from subquad.core.errors import InputError
 from subquad.tools.cli.main import app
 from subquad.tools.compare.compare_jobs import STEPS
 from subquad.tools.compare.page import html
+from subquad.tools.compare.printed import markdown, rich_table
 from subquad.tools.compare.run import measure, prepare
 from subquad.tools.compare.settings import CompareSettings
 from subquad.tools.compare.tables import request_table, requests_caption
-from subquad.tools.compare.texts import markdown, rich_table
 from subquad.tools.models import generation
 from subquad.tools.plan.settings import PlanSettings
 from tests.tools.report import sample

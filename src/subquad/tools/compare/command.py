@@ -20,7 +20,7 @@ COMPARE = Kind(
     "report.json",
     "report.html",
     has("recommendation", "methods"),
-    table_in("subquad.tools.compare.texts"),
+    table_in("subquad.tools.compare.printed"),
     record_in("subquad.tools.compare.schema", "Report"),
 )
 

@@ -9,8 +9,8 @@ from pathlib import Path
 from subquad.tools.compare import tables
 from subquad.tools.compare.page import html
 from subquad.tools.compare.plots import drawings, plots
+from subquad.tools.compare.printed import markdown
 from subquad.tools.compare.schema import Report
-from subquad.tools.compare.texts import markdown
 from subquad.tools.report.report_files import as_json, write_files
 
 
