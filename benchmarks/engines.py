@@ -150,7 +150,9 @@ def next_tokens(model: Pretrained, item: list[int], outputs: Mapping[Row, Output
     """The next tokens of each row against the exact ones, at some positions."""
     step = -(-len(item) // POSITIONS)
     runs = {
-        str(row): Prefill(torch.from_numpy(out[0]), model.model, BaseModelOutputWithPast).every(step)
+        str(row): Prefill(torch.from_numpy(out[0]), model.model, model.model.base_model, BaseModelOutputWithPast).every(
+            step
+        )
         for row, out in outputs.items()
     }
     tokens, counted = (x[:, (len(item) - 1) % step :: step] for x in next_of(model.batch([item])))

@@ -318,8 +318,8 @@ def follow_items() -> None:
     """Make caches remember which of their items are read by YaRN when these are reordered, selected or repeated."""
     for cls in (Cache, EncoderDecoderCache):
         for name in ("reorder_cache", "batch_select_indices", "batch_repeat_interleave"):
-            change = vars(cls)[name]
-            if not hasattr(change, _FOLLOWING):
+            change = vars(cls).get(name)  # None: inherited, from a class that is wrapped too
+            if change is not None and not hasattr(change, _FOLLOWING):
                 setattr(cls, name, _followed(change))
 
 

@@ -95,7 +95,7 @@ def test_language_models_have_perplexity_and_fidelity_and_no_cosine():
 @pytest.mark.parametrize("make", [sample.causal, sample.encoder])
 def test_tokens_a_second_are_those_without_padding(make):
     report = make()
-    length = columns.model_length(sample.record(report))
+    length = tables.model_length(sample.record(report))
     rates = rates_of(report)
     report["settings"]["batch_tokens"] = {length: 2.5 * int(length)}
     assert rates_of(report) == pytest.approx([2.5 * rate for rate in rates], abs=2)
@@ -105,7 +105,7 @@ def rates_of(report):
     """The column of tokens a second at the model's own length, which without batches are the length / the time."""
     table = tables.model_table(sample.record(report))
     at = next(i for i, column in enumerate(table.columns) if column.head == "tokens/s")
-    length = columns.model_length(sample.record(report))
+    length = tables.model_length(sample.record(report))
     ms = [method["model"][length]["ms"] for method in report["methods"] if method["status"] != "refused"]
     rates = [float(line.cells[at].text.replace(",", "")) for line in table.lines]
     if "batch_tokens" not in report["settings"]:

@@ -10,7 +10,7 @@ import pytest
 
 from subquad.tools.plan import choice
 from subquad.tools.plan.grid import grid, pareto
-from subquad.tools.plan.planned import Verified
+from subquad.tools.plan.planning_results import Verified
 
 
 def instance(seed: int) -> tuple[dict, dict]:
