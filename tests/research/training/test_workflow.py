@@ -204,7 +204,8 @@ def test_sizes_that_no_model_has_leave_nothing_behind(tmp_path: Path):
     out = ("--out", tmp_path / "run")
     said = refusal("masked-copy", *options("model.layers=2", "model.method=['full']"), *out)
     assert "method has 1 methods, but the model has more attention layers" in said
-    assert "does not divide into" in refusal("masked-copy", *options("model.width=15"), *out)
+    width = refusal("masked-copy", *options("model.width=15"), *out)
+    assert "model.width=15 is not a multiple of model.heads=2" in width
     assert not (tmp_path / "run").exists()
 
 
