@@ -53,6 +53,8 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
+    if item.get_closest_marker("data") and not os.environ.get("SUBQUAD_DATA"):
+        pytest.skip("SUBQUAD_DATA is not set")
     jaxtyping_config.update("jaxtyping_disable", not item.stash[CHECKED])
 
 

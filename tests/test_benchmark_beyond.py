@@ -1,6 +1,5 @@
 """The comparison of clustered methods beyond the encoder: its counts, its choices, and runs of a few seconds."""
 
-import os
 from pathlib import Path
 from types import ModuleType
 
@@ -13,7 +12,6 @@ from subquad.masks import Mask
 from subquad.tools.measure.capture import LayerInputs
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
-REAL = os.environ.get("SUBQUAD_DATA")
 
 
 @pytest.fixture
@@ -91,7 +89,6 @@ def test_an_unknown_setting_is_named(beyond, run_script):
 
 @pytest.mark.slow
 @pytest.mark.data
-@pytest.mark.skipif(not REAL, reason="SUBQUAD_DATA is not set")
 @pytest.mark.parametrize(("setting", "metric"), [("speech", "digit error rate"), ("images", "accuracy")])
 def test_a_setting_runs(beyond, run_script, tmp_path, setting, metric):
     words = ["--scale", "smoke", "--settings", setting, "--threads", "1", "--models", str(tmp_path / "models")]

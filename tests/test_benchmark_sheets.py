@@ -3,7 +3,6 @@
 import ast
 import copy
 import importlib
-import os
 import re
 import sys
 from pathlib import Path
@@ -16,7 +15,6 @@ import subquad as sq
 from tests.tools.report import sample
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
-REAL = os.environ.get("SUBQUAD_DATA")
 
 
 @pytest.fixture
@@ -100,7 +98,6 @@ def test_a_process_of_its_own_counts_the_matrix_of_a_naive_softmax(script):
 
 
 @pytest.mark.data
-@pytest.mark.skipif(not REAL, reason="SUBQUAD_DATA is not set")
 def test_kept_tokens_have_a_cosine_and_a_time_each(made):
     words = ["--lengths", "96", "--passages", "2", "--rounds", "1"]
     lines = made("keep", *words, "--methods", "local:window=8 full")
@@ -114,7 +111,6 @@ def test_kept_tokens_have_a_cosine_and_a_time_each(made):
 
 @pytest.mark.slow
 @pytest.mark.data
-@pytest.mark.skipif(not REAL, reason="SUBQUAD_DATA is not set")
 def test_more_keys_have_smaller_errors_at_each_length(made):
     words = ["--lengths", "48 96", "--steps", "1"]
     sizes = ["lha-tail:buckets=4,keys=8,cells=2", "lha-tail:buckets=4,keys=32,cells=2"]

@@ -1,7 +1,6 @@
 """The benchmark of a vision transformer: its pages and positions, its intervals, and a run of a few seconds."""
 
 import importlib
-import os
 import random
 from pathlib import Path
 from types import ModuleType
@@ -11,7 +10,6 @@ import pytest
 import torch
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
-REAL = os.environ.get("SUBQUAD_DATA")
 
 
 @pytest.fixture
@@ -91,7 +89,6 @@ def test_mistakes_end_in_a_message(vit, run_script, words, message):
 
 @pytest.mark.slow
 @pytest.mark.data
-@pytest.mark.skipif(not REAL, reason="SUBQUAD_DATA is not set")
 def test_it_runs_and_saves_its_model(vit, run_script, tmp_path):
     methods = ["full:kernel=subquad", "clustered-tail:clusters=4,topk=4,cells=2", "local:window=4"]
     words = ["--scale", "smoke", "--pages", "2", "--turns", "1", "--threads", "1", "--lengths", "197 785"]

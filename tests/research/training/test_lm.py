@@ -207,7 +207,6 @@ def test_settings_are_checked(task, settings, message):
 
 
 @pytest.mark.data
-@pytest.mark.skipif(not REAL, reason="SUBQUAD_DATA is not set")
 def test_the_words_of_wikitext_are_those_of_its_authors():
     sequence = Lm().splits(Path(REAL)).test.sequences[0]
     ids = torch.from_numpy(sequence.astype(np.int64))[None]

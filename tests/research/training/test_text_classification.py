@@ -148,7 +148,6 @@ def test_a_trained_model_comes_back_with_its_labels(tmp_path, mine):
     assert [model.config.id2label[i] for i in said.tolist()] == ["good", "bad"]
 
 
-@pytest.mark.skipif(not REAL, reason="SUBQUAD_DATA is not set")
 @pytest.mark.data
 def test_words_of_real_reviews_say_most():
     task = Text(length=4000)

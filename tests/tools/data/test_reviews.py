@@ -60,7 +60,6 @@ def test_data_is_found_in_its_folder_or_in_the_one_given(tmp_path):
         find_data(tmp_path, "movie_reviews", "other.zip", "x")
 
 
-@pytest.mark.skipif(not REAL, reason="SUBQUAD_DATA is not set")
 @pytest.mark.data
 def test_the_real_archive():
     reviews = read_reviews(find_data(Path(REAL), "movie_reviews", "movie_reviews.zip", "x"))

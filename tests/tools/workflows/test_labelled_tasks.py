@@ -11,7 +11,6 @@ from subquad.core.errors import InputError
 from subquad.tools.compare.labelled_tasks import TASKS, Probe, load_task, share_right
 
 REAL = os.environ.get("SUBQUAD_DATA")
-needs_data = pytest.mark.skipif(not REAL, reason="SUBQUAD_DATA is not set")
 
 
 def test_banking77_probes_the_embeddings(tmp_path):
@@ -86,7 +85,7 @@ def test_malformed_data_is_named(tmp_path, task, file, content, message):
         load_task(task, tmp_path)
 
 
-@needs_data
+@pytest.mark.data
 @pytest.mark.data
 @pytest.mark.parametrize(("name", "texts"), [("banking77", 13_083), ("movie-reviews", 2_000)])
 def test_the_real_data_is_whole(name, texts):

@@ -53,7 +53,6 @@ def test_a_file_that_is_not_there(tmp_path):
         read_idx(tmp_path / "none.gz")
 
 
-@pytest.mark.skipif(not REAL, reason="SUBQUAD_DATA is not set")
 @pytest.mark.data
 def test_the_real_images():
     folder = Path(REAL) / "fashion_mnist"

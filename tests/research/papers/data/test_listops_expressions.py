@@ -140,7 +140,6 @@ def test_files_of_labels_and_expressions(tmp_path):
     assert len(list(read_listops(path))) == 1
 
 
-@pytest.mark.skipif(not REAL, reason="SUBQUAD_DATA is not set")
 @pytest.mark.data
 def test_all_published_labels_agree():
     path = find_data(Path(REAL), "listops", "test_d20s.tsv.gz", "x")

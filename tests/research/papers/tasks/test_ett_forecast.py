@@ -160,7 +160,6 @@ class TestBaselines:
         assert found["ridge"]["mse"] < 0.5 * min(found["last value"]["mse"], found["last season"]["mse"])
 
     @pytest.mark.data
-    @pytest.mark.skipif(not REAL, reason="SUBQUAD_DATA is not set")
     def test_measured_on_etth1(self):
         """Figures that were measured on their own before this was written; 9 windows fewer for the last day."""
         one, all_of_it = Forecast(features="S", horizon=24), Forecast(features="M", horizon=24)

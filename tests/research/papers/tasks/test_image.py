@@ -81,7 +81,6 @@ def test_a_model_is_trained(data, tmp_path):
     assert outcome.test["accuracy"] in [i / 8 for i in range(9)]
 
 
-@pytest.mark.skipif(not REAL, reason="SUBQUAD_DATA is not set")
 @pytest.mark.data
 def test_the_real_images_are_split():
     splits = Image().splits(Path(REAL))

@@ -122,7 +122,6 @@ def test_a_model_of_pairs_is_trained(data, tmp_path):
     assert 0.0 <= outcome.test["accuracy"] <= 1.0
 
 
-@pytest.mark.skipif(not REAL, reason="SUBQUAD_DATA is not set")
 @pytest.mark.data
 @pytest.mark.parametrize(("source", "documents"), [("movie_reviews", 1990), ("state_union", 65)])
 def test_real_documents(source, documents):
