@@ -86,7 +86,6 @@ def test_malformed_data_is_named(tmp_path, task, file, content, message):
 
 
 @pytest.mark.data
-@pytest.mark.data
 @pytest.mark.parametrize(("name", "texts"), [("banking77", 13_083), ("movie-reviews", 2_000)])
 def test_the_real_data_is_whole(name, texts):
     assert len(load_task(name, Path(REAL)).texts) == texts
