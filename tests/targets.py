@@ -14,6 +14,7 @@ import networkx as nx
 from tests.identifiers import ROOT, SOURCE, python_files
 
 TOOLS, BENCHMARKS = SOURCE / "tools", ROOT / "benchmarks"
+OVER_RANKS = SOURCE / "distributed" / "methods"  # not counted: a method over ranks has the name of its file in methods
 CLOCKS = ("perf_counter", "monotonic", "time")  # of the module `time`; each also in nanoseconds, with the ending _ns
 
 
@@ -66,11 +67,12 @@ def _is_clock(name: str) -> bool:
 
 
 def shared_names(files: Iterable[Path]) -> dict[str, list[Path]]:
-    """The files of each name that several of them have, aside from `__init__.py`."""
+    """The files of each name that several of them have, aside from `__init__.py` and those of `OVER_RANKS`."""
     by_name = defaultdict(list)
     for file in files:
-        by_name[file.name].append(file)
-    return {name: paths for name, paths in by_name.items() if len(paths) > 1 and name != "__init__.py"}
+        if file.name != "__init__.py" and file.parent != OVER_RANKS:
+            by_name[file.name].append(file)
+    return {name: paths for name, paths in by_name.items() if len(paths) > 1}
 
 
 def folder_graph(root: Path) -> nx.DiGraph:

@@ -7,6 +7,7 @@ import pytest
 from tests.identifiers import SOURCE, python_files
 from tests.targets import (
     BENCHMARKS,
+    OVER_RANKS,
     TOOLS,
     added_arguments,
     clock_reads,
@@ -21,7 +22,7 @@ from tests.targets import (
 TYPED_DICTS = 0  # in tools
 ADDED_ARGUMENTS = 5  # in benchmarks
 CLOCK_READS = 7  # in tools outside measure, for elapsed time that is displayed or recorded
-SHARED_NAMES = 24  # such as `op.py` of every op, `command.py` of every command, and a method's file over ranks
+SHARED_NAMES = 18  # such as `op.py` of every op and `command.py` of every command
 
 
 @pytest.mark.parametrize(
@@ -67,6 +68,7 @@ def test_shared_names_and_lines_are_counted(tmp_path):
     files = python_files([tmp_path])
     assert shared_names(files) == {"run.py": [tmp_path / "a/run.py", tmp_path / "b/run.py"]}
     assert lines(files) == 10
+    assert not shared_names([tmp_path / "lha.py", OVER_RANKS / "lha.py"])
 
 
 def test_shared_names_do_not_grow():
