@@ -389,7 +389,7 @@ def _samples(report: Report) -> str:
     model_tokens = model_length(report)
     counts = [f"{passages} passages at {tokens(model_tokens)}"] if model_tokens and passages is not None else []
     counts += [
-        f"{count} sequence{'' if str(count) == '1' else 's'} at {tokens(length)}"
+        f"{count} sequence{'' if count == 1 else 's'} at {tokens(length)}"
         for length, count in (sequences or {}).items()
     ]
     return f"Fidelity: {what}{', over ' if counts else ''}{', '.join(counts)}."
