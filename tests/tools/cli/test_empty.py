@@ -53,15 +53,24 @@ def test_one_empty_word_of_several_is_refused(tmp_path: Path):
     assert done.stderr.startswith("error: --text is empty, ")
 
 
+@pytest.mark.parametrize("word", ["--resume", "--resume=x"])
 @pytest.mark.parametrize(
     "command", [name for name, each in COMMANDS.commands.items() if "out" in {p.name for p in each.params}]
 )
-def test_resume_is_no_option_because_every_command_resumes(command: str):
-    done = run(app, [command, "--resume"])
+def test_resume_is_no_option_because_every_command_resumes(command: str, word: str):
+    done = run(app, [command, word])
     assert (done.exit_code, done.stderr) == (
         2,
         "error: no option --resume; the same command without it resumes an interrupted run\n",
     )
+
+
+@pytest.mark.parametrize("words", [["--text", "--resume"], ["--", "--resume"]])
+def test_a_value_that_reads_resume_is_a_value(words: list[str], tmp_path: Path):
+    done = run(app, ["compare", "--out", str(tmp_path / "out"), *words])
+    (line,) = done.stderr.splitlines()
+    assert "--resume" in line
+    assert "no option" not in line
 
 
 def test_the_current_folder_can_be_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

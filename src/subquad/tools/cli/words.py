@@ -19,19 +19,26 @@ class StrictCommand(TyperCommand):
         if not ctx.resilient_parsing:  # not a shell that completes a command
             parameters = self.get_params(ctx)
             with user_errors(), torchrun.one_reports():
-                _refuse_resume(args, parameters)
-                values, *_ = self.make_parser(ctx).parse_args(args=list(args))
+                try:
+                    values, *_ = self.make_parser(ctx).parse_args(args=list(args))
+                except Exception as error:
+                    _refuse_resume(error, parameters)
+                    raise
                 for parameter in parameters:
                     _refuse_empty(parameter, values.get(parameter.name))
         return super().parse_args(ctx, args)
 
 
-def _refuse_resume(args: list[str], parameters: list[Any]) -> None:
-    """InputError for an option that many programs have, which would be taken for a slip of the keyboard."""
+def _refuse_resume(error: Exception, parameters: list[Any]) -> None:
+    """InputError for an option that many programs have, which would be taken for a slip of the keyboard.
+
+    `error`: click's for an unknown option, which has its name. Versions of typer import its class from elsewhere.
+    """
     from subquad.core.errors import InputError
 
-    if "--resume" in args and any("--out" in parameter.opts for parameter in parameters):
-        raise InputError("no option --resume; the same command without it resumes an interrupted run")
+    is_resume = getattr(error, "option_name", None) == "--resume"
+    if is_resume and any("--out" in parameter.opts for parameter in parameters):
+        raise InputError("no option --resume; the same command without it resumes an interrupted run") from None
 
 
 def _refuse_empty(parameter: Any, value: Any) -> None:
