@@ -31,7 +31,6 @@ from engine_models import ENCODER, Outputs, pretrained
 from engine_runs import check, documents_of, installed, prepared, started
 from engine_sparse import SPARSE
 from engine_workers import FLASH, NO_FLASH, PACKAGES, EngineError, Job, Row, Worker
-from transformers.modeling_outputs import BaseModelOutputWithPast
 
 from subquad.core.errors import InputError
 from subquad.core.versions import cpu_capabilities
@@ -149,12 +148,9 @@ def cosines(outputs: Mapping[Row, Outputs]) -> dict[Row, float]:
 def next_tokens(model: Pretrained, item: list[int], outputs: Mapping[Row, Outputs]) -> dict[Row, NextTokens]:
     """The next tokens of each row against the exact ones, at some positions."""
     step = -(-len(item) // POSITIONS)
-    runs = {
-        str(row): Prefill(torch.from_numpy(out[0]), model.model, model.model.base_model, BaseModelOutputWithPast).every(
-            step
-        )
-        for row, out in outputs.items()
-    }
+    head = model.prefill([item[:1]]).head
+    assert head is not None
+    runs = {str(row): Prefill(torch.from_numpy(out[0]), head).every(step) for row, out in outputs.items()}
     tokens, counted = (x[:, (len(item) - 1) % step :: step] for x in next_of(model.batch([item])))
     compared = differences(runs, str(EXACT), tokens, counted)
     return {row: compared[str(row)] for row in outputs}

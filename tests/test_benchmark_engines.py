@@ -52,8 +52,9 @@ def test_an_encoder_in_pytorch_and_with_methods(engines, run_script, tmp_path):
 
 
 @pytest.mark.usefixtures("in_threads")
-def test_a_decoder_is_compared_by_its_next_tokens(engines, run_script, tmp_path):
-    rows = rows_in(measure(engines, run_script, tmp_path, "llama", "--engines", "torch subquad"))
+@pytest.mark.parametrize("name", ["llama", "opt"])  # the causal model calls its base model, or the decoder in it
+def test_a_decoder_is_compared_by_its_next_tokens(engines, run_script, tmp_path, name):
+    rows = rows_in(measure(engines, run_script, tmp_path, name, "--engines", "torch subquad"))
     assert rows["PyTorch", "fp32"][2:] == ["0.00000", "1.0000"]
     assert float(rows["subquad `full:kernel=subquad`", "fp32"][2]) < 1e-4
     assert float(rows["PyTorch", "bf16"][2]) > 0

@@ -50,7 +50,7 @@ def test_some_positions_of_a_prefill_have_their_logits(model, batch, step):
 def test_a_model_that_gives_all_logits_is_read_by_them(model, batch, monkeypatch):
     monkeypatch.setattr("subquad.tools.models.next_tokens._has_states", lambda _: False)
     run = prefill(model, batch)
-    assert run.layers is None
+    assert run.head is None
     torch.testing.assert_close(logits_of(run, slice(3, 5)), whole(model, batch)[:, 3:5])
 
 

@@ -93,7 +93,7 @@ def test_too_few_batches_of_a_length_are_refused(widths, shorter, number):
 def test_the_loss_of_next_tokens_leaves_padding_out(positions):
     torch.manual_seed(0)
     valid = torch.arange(12)[None] < torch.tensor([[12], [7]])
-    exact, other = (Prefill(torch.randn(2, 12, 9), None, valid=valid) for _ in range(2))
+    exact, other = (Prefill(torch.randn(2, 12, 9), valid=valid) for _ in range(2))
     loss = next_token_loss(PLAIN, "fidelity", positions)
     before = loss(other, exact)
     other.states[1, 7:] = 50 * torch.randn(5, 9)

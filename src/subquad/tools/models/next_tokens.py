@@ -6,9 +6,10 @@ positions are made from its last hidden states afterwards, for some positions at
 
 import inspect
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -28,9 +29,7 @@ class Prefill:
     """The result of a prefill: the last hidden states, or the logits of models that have none apart."""
 
     states: Float[Tensor, "B N width"]
-    model: Any
-    layers: Any = None  # the module whose output the states are; None: these are logits
-    output: Any = None  # the class of this module's output
+    head: Callable[[Tensor], Tensor] | None = None  # from hidden states to logits; None: these are logits
     valid: Bool[Tensor, "B M"] | None = None  # True for positions of the whole prompts that are not padding
 
     def every(self, step: int) -> "Prefill":
@@ -80,7 +79,7 @@ def prefill(model: Any, batch: dict[str, Tensor], all_logits: bool = False, cach
     `cached`: fill a cache, as generation does.
     """
     if all_logits or not _has_states(model):
-        return Prefill(model(**batch, use_cache=cached).logits, model)
+        return Prefill(model(**batch, use_cache=cached).logits)
     calls: list[Any] = []
     modules = dict.fromkeys((model.get_decoder(), model.base_model))  # OPT calls the first alone, others the second
     hooks = [
@@ -92,7 +91,7 @@ def prefill(model: Any, batch: dict[str, Tensor], all_logits: bool = False, cach
         for hook in hooks:
             hook.remove()
     layers, output = calls[-1]  # the outer one
-    return Prefill(output[0], model, layers, type(output))
+    return Prefill(output[0], partial(_logits_after, model, layers, type(output)))
 
 
 def one_of_each(step: int, positions: Shaped[Tensor, "B N ..."]) -> Shaped[Tensor, "B n ..."]:
@@ -105,13 +104,17 @@ def _has_states(model: Any) -> bool:
 
 
 def logits_of(run: Prefill, positions: slice) -> Float[Tensor, "B n V"]:
-    """The logits of some positions: the model's own forward pass, in which its layers give these hidden states."""
+    """The logits of some positions."""
     states = run.states[:, positions]
-    if run.layers is None:
-        return states.float()
-    with _giving(run.layers, run.output(last_hidden_state=states)):
+    return (states if run.head is None else run.head(states)).float()
+
+
+def _logits_after(model: Any, layers: Any, output: Any, states: Float[Tensor, "B n width"]) -> Tensor:
+    """The model's own forward pass, in which its layers give these hidden states, in an `output` of theirs."""
+    with _giving(layers, output(last_hidden_state=states)):
         tokens = torch.zeros(states.shape[:2], dtype=torch.long, device=states.device)
-        return run.model(input_ids=tokens, use_cache=False).logits.float()
+        logits: Tensor = model(input_ids=tokens, use_cache=False).logits
+        return logits
 
 
 @contextmanager
