@@ -42,8 +42,6 @@ _HARMLESS = {
     "sliding_window",  # the mask function decides it
     "use_cache",
 }
-# Keywords that change the weights; sinks are logits of each head that take weight and give nothing.
-BESIDE_SOFTMAX = {"softcap": "capped logits", "s_aux": "sinks", "sinks": "sinks"}
 
 
 def register_boundary(*names: str) -> None:
@@ -123,19 +121,21 @@ def attend(
     is_causal: bool | None = None,
     position_bias: Tensor | None = None,
     hidden: Tensor | None = None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
+    s_aux: Tensor | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, Tensor | None]:
     """Run the method that is attached to this layer. (B,H,N,D) in, (B,N,H,E) out, no attention weights.
 
-    `hidden` is the layer's input, from models made by subquad. Cross-attention that makes word timestamps returns its
-    weights (`word_timestamps`).
+    `hidden` is the layer's input, from models made by subquad; `s_aux` is another name of `sinks`. Cross-attention that
+    makes word timestamps returns its weights (`word_timestamps`).
     """
     layer = getattr(module, NAME, None)
     if not isinstance(layer, Attached):
         raise ValueError(_nothing_attached(module))
     if kwargs.pop("output_attentions", None) and not layer.for_timestamps:
         raise ValueError(f"output_attentions=True {NO_WEIGHTS}")
-    softcap, s_aux, sinks = (kwargs.pop(name, None) for name in BESIDE_SOFTMAX)
     sinks = sinks if s_aux is None else s_aux
     for name, extra in kwargs.items():
         if name not in _HARMLESS and extra is not None and extra is not False:

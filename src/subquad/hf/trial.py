@@ -16,7 +16,7 @@ from transformers import AttentionInterface, PreTrainedConfig, PreTrainedModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface, eager_mask, sdpa_mask
 
-from subquad.hf.boundary import BESIDE_SOFTMAX, attend, is_plain, make_mask
+from subquad.hf.boundary import attend, is_plain, make_mask
 from subquad.hf.call_checks import unchecked
 from subquad.hf.layers import NAME, Attached, Layer
 from subquad.hf.mask_encoding import ALMOST_NOTHING
@@ -26,6 +26,8 @@ from subquad.masks import Mask
 from subquad.methods import BoundMethod, Full
 
 RECORDED, TRIED = "subquad_recorded", "subquad_tried"
+# Keywords that change the weights; sinks are logits of each head that take weight and give nothing.
+_BESIDE_SOFTMAX = {"softcap": "capped logits", "s_aux": "sinks", "sinks": "sinks"}
 ORIGINAL = "_subquad_before"  # on a swapped model: (config, its attention implementation) before the swap
 
 
@@ -142,7 +144,7 @@ def _record_attention(
         causal, window = N == M > 1 and not bool(allowed.expand(*allowed.shape[:2], N, M).triu(1).any()), None
     else:
         causal, window = pattern.causal, pattern.window
-    beside_softmax = dict.fromkeys(what for name, what in BESIDE_SOFTMAX.items() if options.get(name) is not None)
+    beside_softmax = dict.fromkeys(what for name, what in _BESIDE_SOFTMAX.items() if options.get(name) is not None)
     trace = TrialTrace(
         sizes=(query.shape[1], key.shape[1], query.shape[3]),
         cross=N != M,
