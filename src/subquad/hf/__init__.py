@@ -17,14 +17,16 @@ from subquad.hf import installed  # noqa: F401  (first: an error with the remedy
 from subquad.hf.adapters import Adapter, load_adapter, read_adapter, save_adapter, weights_mark
 from subquad.hf.boundary import register_boundary
 from subquad.hf.by_name import read_names, register
+from subquad.hf.cache_marks import follow_items
 from subquad.hf.compiled_generation import compiled_steps
 from subquad.hf.growing_cache import GrowingCache
-from subquad.hf.item_rotary import expect_new_tokens, follow_items, reaching
+from subquad.hf.item_rotary import reaching
 from subquad.hf.layers import ATTACHED, NAME, Layer, head_counts
 from subquad.hf.mpnet import join_interface
 from subquad.hf.positions import extend_positions, position_limit, rotary_limit
 from subquad.hf.probe import find_layers
 from subquad.hf.reattaching import reattach
+from subquad.hf.rotary_passes import expect_new_tokens
 from subquad.hf.saved import keep_swaps_in_files
 from subquad.hf.split import shard
 from subquad.hf.state_cache import StateCache

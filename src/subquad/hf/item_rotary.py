@@ -8,20 +8,18 @@
     L ≤ R          cos pθ, sin pθ: bit for bit what they were before
     L > R          f·cos pθ', f·sin pθ', with YaRN's attention factor f
 
-A cache holds keys that were turned already, so the choice is made where a cache is filled, is kept on it, and serves
-all later tokens. Which tokens are to come is known in `generate`, and inside `reaching`.
+A cache holds keys that were turned already, so the choice is made where a cache is filled, is kept on it
+(`cache_marks`), and serves all later tokens. Which tokens are to come is known in `generate`, and inside `reaching`.
 
 The module that makes cos and sin is given positions alone. The start and the end of an item are read from the inputs
-of the surrounding model, in its `forward`: SentenceTransformer calls that itself, where torch's hooks do not run.
+of the surrounding model, in its `forward` (`rotary_passes`): SentenceTransformer calls that itself, where torch's
+hooks do not run.
 """
 
 from __future__ import annotations
 
 import copy
-import functools
-import inspect
-import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache
@@ -30,55 +28,18 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from transformers import Cache, EncoderDecoderCache, GenerationMixin, PreTrainedModel
+from transformers import PreTrainedModel
 
 from subquad.core.readable import can_be_read
-from subquad.core.versions import cache_in
 from subquad.distributed import Ranks
+from subquad.hf.cache_marks import Extended, extended_in, mark_cache, undecided_in
 from subquad.hf.item_positions import last_of_runs, span, split_sequence, valid_tokens
 from subquad.hf.passes import NOW
+from subquad.hf.rotary_passes import RotaryPass, current_reach, extended_items, is_packed, reach_of, running_pass, watch
 from subquad.hf.unwrapping import AnyModel, transformers_model
 from subquad.kernels.tokens.rotary import Rotary
 
 YARN = "yarn"
-
-_WATCHED = "_subquad_watched"  # on a model around extended positions
-_WATCHING = "_subquad_watching"  # on the `forward` of a class: it keeps the inputs of watched models
-_EXTENDED = "_subquad_extended"  # on a cache: whether its items have YaRN's frequencies, a bool or bool (B,1)
-_UNDECIDED = "_subquad_undecided"  # on a cache: which items (B,1) have no real token so far; None: none
-_EXPECTING = "_subquad_expecting"  # on `generate` after it was wrapped
-_FOLLOWING = "_subquad_following"  # on methods of caches after they were wrapped
-
-Extended = bool | Tensor  # whether items are read by YaRN: all or none, or bool (B,1), or (B,N) for packed sequences
-
-
-@dataclass
-class RotaryPass:
-    """The inputs of a model that show where items begin and end, and what follows from them.
-
-    Attributes:
-        mask: bool (B,P+N), True for real tokens; None: no mask is given, or one that is not (batch, tokens).
-        unread: a mask of another shape is given.
-        past: P, the tokens in the cache.
-        cache: the cache that is given.
-        numbered: whether `position_ids` are given.
-        extended: the tokens that are read by YaRN; None before that is known.
-        items: the items that are read by YaRN.
-        undecided: (B,1), True for items without a real token so far, if there are tokens to come.
-    """
-
-    mask: Tensor | None = None
-    unread: bool = False
-    past: Any = 0
-    cache: Any = None
-    numbered: bool = True
-    extended: Extended | None = None
-    items: Extended | None = None
-    undecided: Tensor | None = None
-
-
-# `current`: the pass that runs in this thread. `reach`: how wide its batch will be with the tokens to come, at least.
-_RUNNING = threading.local()
 
 
 class ItemRotary(nn.Module):
@@ -114,7 +75,7 @@ class ItemRotary(nn.Module):
 
     def _extended(self, x: Tensor, position: Tensor) -> Extended:
         """The tokens that are read by YaRN; computed once for all types of layers of a pass."""
-        current = _running() or RotaryPass()
+        current = running_pass() or RotaryPass()
         if current.extended is None:
             if position.ndim != 2:
                 raise ValueError(
@@ -128,7 +89,7 @@ class ItemRotary(nn.Module):
     def _find(self, current: RotaryPass, x: Tensor, position: Tensor) -> None:
         """Find out which tokens and which items of a pass are read by YaRN."""
         traced = not can_be_read(position) or torch.jit.is_tracing()  # type: ignore[attr-defined]
-        kept = None if current.cache is None else getattr(current.cache, _EXTENDED, None)
+        kept = extended_in(current.cache)
         if not traced and current.past:
             current.extended = current.items = self._on_cache(current, kept, x, position)
             return
@@ -149,7 +110,7 @@ class ItemRotary(nn.Module):
         sequence, numbered = split_sequence(), current.numbered
         tokens = x.shape[1] if sequence is None else sequence.tokens
         past = current.past if isinstance(current.past, int) else 0
-        to_come = max((getattr(_RUNNING, "reach", None) or 0) - past - tokens, 0)
+        to_come = max(current_reach() - past - tokens, 0)
         if not traced:
             most = max(tokens, int(position.max()) + 1) if numbered else past + tokens
             if most + to_come <= self.rows:
@@ -197,14 +158,14 @@ class ItemRotary(nn.Module):
                 f"this cache was filled with {len(kept)} items, some longer than the model's own {self.rows:,} "
                 f"positions and some not, and is used with {batch}: fill a new one with these items"
             )
-        undecided = getattr(current.cache, _UNDECIDED, None)
+        undecided = undecided_in(current.cache)
         if undecided is not None:  # a prompt in chunks
             _, begins = self._of_prompt(current, x, position, traced=False)
             begins, before = (torch.as_tensor(each, device=position.device) for each in (begins, kept))
             kept = _plain(torch.where(undecided, begins, before))
             undecided = None if current.undecided is None else undecided & current.undecided
-            setattr(current.cache, _EXTENDED, kept)
-            setattr(current.cache, _UNDECIDED, undecided if undecided is not None and bool(undecided.any()) else None)
+            remaining = undecided if undecided is not None and bool(undecided.any()) else None
+            mark_cache(current.cache, kept, remaining)
         end = current.past + position.shape[1]
         if end > self.rows and kept is not True:
             beyond = self._beyond(current, position, self.rows)
@@ -275,68 +236,8 @@ def reaching(model: AnyModel, length: int) -> Iterator[None]:
             f"length={length:,}, but the model was extended to {reach:,}; give 1 to {reach:,}, or call "
             "sq.hf.extend_positions with a larger length"
         )
-    with _reach_of(length):
+    with reach_of(length):
         yield
-
-
-@contextmanager
-def _reach_of(length: int | None) -> Iterator[None]:
-    before = getattr(_RUNNING, "reach", None)
-    _RUNNING.reach = before if length is None else max(length, before or 0)
-    try:
-        yield
-    finally:
-        _RUNNING.reach = before
-
-
-def expect_new_tokens() -> None:
-    """Make `generate` read a prompt as the start of a request with all its new tokens."""
-    generate, prepare = GenerationMixin.generate, GenerationMixin._prepare_cache_for_generation
-    if hasattr(generate, _EXPECTING):
-        return
-    signature = inspect.signature(prepare)
-
-    @functools.wraps(generate)
-    def generate_as_one_request(self: Any, *args: Any, **kwargs: Any) -> Any:
-        with _reach_of(None):
-            return generate(self, *args, **kwargs)
-
-    @functools.wraps(prepare)
-    def prepare_and_expect(self: Any, *args: Any, **kwargs: Any) -> Any:
-        longest = signature.bind(self, *args, **kwargs).arguments["max_cache_length"] + 1
-        _RUNNING.reach = max(longest, getattr(_RUNNING, "reach", None) or 0)  # an assistant serves the outer request
-        return prepare(self, *args, **kwargs)
-
-    setattr(generate_as_one_request, _EXPECTING, True)
-    GenerationMixin.generate, GenerationMixin._prepare_cache_for_generation = (
-        generate_as_one_request,
-        prepare_and_expect,
-    )
-
-
-def follow_items() -> None:
-    """Make caches remember which of their items are read by YaRN when these are reordered, selected or repeated."""
-    for cls in (Cache, EncoderDecoderCache):
-        for name in ("reorder_cache", "batch_select_indices", "batch_repeat_interleave"):
-            change = vars(cls).get(name)  # None: inherited, from a class that is wrapped too
-            if change is not None and not hasattr(change, _FOLLOWING):
-                setattr(cls, name, _followed(change))
-
-
-def _followed(change: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(change)
-    def changed(self: Any, *args: Any, **kwargs: Any) -> Any:
-        result = change(self, *args, **kwargs)
-        (items,) = (*args, *kwargs.values())
-        for mark in (_EXTENDED, _UNDECIDED):
-            kept = getattr(self, mark, None)
-            if isinstance(kept, Tensor):  # else it is the same for all items
-                items = items.to(kept.device) if isinstance(items, Tensor) else items
-                setattr(self, mark, kept.repeat_interleave(items, 0) if isinstance(items, int) else kept[items])
-        return result
-
-    setattr(changed, _FOLLOWING, True)
-    return changed
 
 
 # ---------------------------------------------------------------------- the modules
@@ -378,7 +279,7 @@ def extend_rotary(
     longer = longer if device is None else longer.to(device)
     module.__class__ = _class_for(plain)
     module.longer, module.rows, module.reach, module.layer_types = longer.train(module.training), rows, length, types
-    vars(holder)[_WATCHED] = _Watched(type(holder))
+    watch(holder)
 
 
 def plain_class(cls: type[nn.Module]) -> Any:
@@ -395,86 +296,6 @@ def _empty(plain: Any) -> ItemRotary:
     extended = _class_for(plain)
     made: ItemRotary = extended.__new__(extended)
     return made
-
-
-# ---------------------------------------------------------------------- the passes
-
-
-class _Watched:
-    """A mark of a model whose inputs are kept; a copy that is unpickled elsewhere changes the class there too."""
-
-    def __init__(self, cls: Any):
-        self.cls = cls
-        _watch(cls)
-
-    def __reduce__(self) -> Any:
-        return _Watched, (self.cls,)
-
-
-def _watch(cls: Any) -> None:
-    """Keep the inputs of the watched models of a class while their forward passes run."""
-    forward = cls.forward
-    if hasattr(forward, _WATCHING):
-        return
-
-    @functools.wraps(forward)
-    def watching(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if getattr(self, _WATCHED, None) is None:
-            return forward(self, *args, **kwargs)
-        inputs = {**dict(zip(_names(forward), args, strict=False)), **kwargs} if args else kwargs
-        current, before = _pass_of(inputs), _running()
-        _RUNNING.current = current
-        try:
-            output = forward(self, *args, **kwargs)
-        finally:
-            _RUNNING.current = before
-        if current.items is not None and (torch.compiler.is_compiling() or not current.past):
-            _keep(current, output)
-        return output
-
-    setattr(watching, _WATCHING, True)
-    cls.forward = watching
-
-
-@cache
-def _names(forward: Callable[..., Any]) -> tuple[str, ...]:
-    return tuple(inspect.signature(forward).parameters)[1:]
-
-
-def _pass_of(inputs: Mapping[str, Any]) -> RotaryPass:
-    mask, cached = inputs.get("attention_mask"), cache_in(inputs)
-    valid = mask.bool() if isinstance(mask, Tensor) and mask.ndim == 2 else None
-    past = 0 if cached is None else cached.get_seq_length()
-    if isinstance(past, Tensor) and can_be_read(past):
-        past = int(past)
-    return RotaryPass(valid, mask is not None and valid is None, past, cached, inputs.get("position_ids") is not None)
-
-
-def _keep(current: RotaryPass, output: Any) -> None:
-    """Keep on the cache that a prompt filled how its items are read."""
-    outputs = output.values() if isinstance(output, Mapping) else output
-    for cached in (current.cache, *(outputs if isinstance(outputs, tuple) or not isinstance(output, Tensor) else ())):
-        if isinstance(cached, Cache):
-            setattr(cached, _EXTENDED, current.items)
-            setattr(cached, _UNDECIDED, current.undecided)
-
-
-def _running() -> RotaryPass | None:
-    return getattr(_RUNNING, "current", None)
-
-
-def extended_items() -> Extended | None:
-    """The items of the current forward pass that are read by YaRN, a bool or bool (B,1); None if no pass runs."""
-    current = _running()
-    return None if current is None else current.items
-
-
-def is_packed() -> bool:
-    """True if the current pass has packed sequences in one item of which some are read by YaRN and some not."""
-    current = _running()
-    if current is None or not isinstance(current.extended, Tensor):
-        return False
-    return current.extended.shape[1] > 1 and can_be_read(current.extended)
 
 
 @dataclass(frozen=True, eq=False)

@@ -72,7 +72,7 @@ def recorded(model: Any, group: MeasuringGroup = ALONE) -> Iterator[list[LayerIn
         ValueError: a query, key or value holds NaN or infinity; names it and the layer.
     """
     from subquad import hf
-    from subquad.hf.item_rotary import extended_items
+    from subquad.hf.rotary_passes import extended_items
     from subquad.hf.rotary_trial import find_rotary
 
     before, keep = hf.bounds(model), hf.describe(model).keep  # with what they learned
