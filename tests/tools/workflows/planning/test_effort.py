@@ -2,11 +2,13 @@
 
 import re
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 import subquad as sq
 from subquad.core.errors import InputError
+from subquad.tools.measure.deadline import GRACE
 from subquad.tools.plan import length as planning
 from subquad.tools.plan import run as running
 from subquad.tools.plan.effort import (
@@ -26,6 +28,7 @@ from subquad.tools.plan.measure import Candidate, SingleLosses, screen
 from tests.tools.workflows.planning.steady import make_steady
 from tests.tools.workflows.planning.test_measure import inputs, sharp
 
+LATEST = 1 + 2 * GRACE  # of a plan, in its limits: the grace, and as much again where a prediction was too low
 DECODER = PassCost(seconds=4.0, loss_seconds=2.0, single_loss_seconds=0.5, layers=30, chained=True)
 
 
@@ -141,6 +144,13 @@ def clock(monkeypatch):
     return now
 
 
+def test_the_documented_lateness_is_the_tested_one():
+    assert pytest.approx(1.2) == LATEST
+    page = Path(__file__).parents[4] / "docs" / "how-to" / "plan.md"
+    assert "may exceed it by up to a fifth" in page.read_text("utf-8")
+    assert "how long it may take, within a fifth" in sq.plan.__doc__
+
+
 WINDOW = {"min_fidelity": 0.3, "methods": ["local:window=2"]}
 
 
@@ -150,19 +160,19 @@ def test_a_plan_without_time_for_anything_is_an_error_with_the_minutes_that_are_
         InputError, match=r"minutes 0\.1 is too little to decide anything: an exact pass at 20"
     ) as error:
         sq.plan(sharp("bert"), inputs(18), minutes=0.1, **WINDOW)
-    assert clock[0] <= 0.1 * 60 * 1.2
+    assert clock[0] <= 0.1 * 60 * LATEST
     (needed,) = re.findall(r"give --minutes ([\d.]+) or more", str(error.value))
     begun = clock[0]
     found = sq.plan(sharp("bert"), inputs(18), minutes=float(needed), **WINDOW).verified["20"]
     assert found["passages"] >= 3
-    assert clock[0] - begun <= float(needed) * 60 * 1.2
+    assert clock[0] - begun <= float(needed) * 60 * LATEST
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("minutes", [1.0, 2.0, 4.0])
 def test_a_plan_ends_in_time_and_is_verified_on_as_many_passages_as_there_is_time_for(clock, minutes):
     found = sq.plan(sharp("bert"), inputs(60), minutes=minutes, **WINDOW).verified["20"]
-    assert clock[0] <= 1.2 * 60 * minutes
+    assert clock[0] <= LATEST * 60 * minutes
     assert found["passages"] >= 3
     assert found["bound"] >= 0.3
 
@@ -170,7 +180,7 @@ def test_a_plan_ends_in_time_and_is_verified_on_as_many_passages_as_there_is_tim
 @pytest.mark.slow
 def test_the_longest_length_is_left_out_first_and_the_plan_says_so(clock):
     plan = sq.plan(sharp("bert"), [*inputs(12), *inputs(12, 60)], minutes=1.0, **WINDOW)
-    assert clock[0] <= 1.2 * 60
+    assert clock[0] <= LATEST * 60
     assert plan.verified["20"]["passages"] >= 3
     why = plan.verified["60"]["exact_because"]
     assert why.startswith("nothing was decided: measuring and verifying takes about")
@@ -196,4 +206,4 @@ def test_a_machine_that_becomes_slow_still_verifies_in_time(clock, monkeypatch):
     monkeypatch.setattr(planning, "held_out_pass", slow_pass)
     found = sq.plan(sharp("bert"), inputs(30), minutes=3.0, **WINDOW).verified["20"]
     assert found["passages"] >= 3 or found["exact_because"].startswith("nothing was decided")
-    assert clock[0] <= 1.2 * 180
+    assert clock[0] <= LATEST * 180
