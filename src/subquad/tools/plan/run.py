@@ -50,6 +50,11 @@ from subquad.tools.runs.options import as_command
 from subquad.tools.runs.records import to_plain
 
 OUTSIDE, MOST_OUTSIDE = 0.15, 15.0  # share of the limit, and at most seconds, for starting and for the report
+ELSEWHERE = {  # settings that are not in the fingerprint of a run by themselves
+    *("model", "text", "column", "lengths", "extend", "device", "dtype"),  # but as model, inputs and machine
+    *("methods", "adapters", "calibrate"),  # but as candidates
+    "minutes",  # which changes no unit
+}
 JOBS_VERSION = 4  # changes with what the units hold, so that a run of another version is not resumed
 
 
@@ -322,8 +327,7 @@ def fingerprint(
         "candidates": {
             str(load.length): [[c.name, mark_of(c.bounds)] for c in candidates(load.length)] for load in loads
         },
-        "floor": [[settings.min_fidelity, settings.max_kl, settings.min_agreement], settings.shift],
-        "seed": settings.seed,
+        "settings": {name: value for name, value in vars(settings).items() if name not in ELSEWHERE},
         "machine": [machine.versions(), machine.hardware(settings.device)],
         "units": JOBS_VERSION,
         **({"ranks": loads[0].group.count} if loads[0].group.count > 1 else {}),

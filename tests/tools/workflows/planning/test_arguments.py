@@ -1,9 +1,15 @@
-"""Marks of a plan's inputs, by which an interrupted run is recognised."""
+"""Marks of a plan's settings and inputs, by which an interrupted run is recognised."""
+
+from dataclasses import fields
+from types import SimpleNamespace
 
 import pytest
 import torch
 
+from subquad.tools.measure.group import ALONE
 from subquad.tools.plan.arguments import mark_of_inputs
+from subquad.tools.plan.run import ELSEWHERE, fingerprint
+from subquad.tools.plan.settings import PlanSettings
 
 TENSORS = {
     "a scalar": torch.tensor(3.0),
@@ -33,3 +39,17 @@ def test_marks_differ_by_name_dtype_and_shape():
     values = torch.arange(4)
     inputs = [{"x": values}, {"y": values}, {"x": values.float()}, {"x": values[None]}, {"x": [0, 1, 2, 3]}]
     assert len({mark_of_inputs([one]) for one in inputs}) == len(inputs)
+
+
+def test_a_run_is_recognised_by_each_setting_whose_results_do_not_mark_it():
+    load = SimpleNamespace(length=512, items=[], held_out=[], batches=None, group=ALONE)
+    facts = {"identity": "a model", "text": "a text"}
+
+    def mark(**settings):
+        return fingerprint([load], lambda length: [], PlanSettings(**settings), facts)
+
+    names = {field.name for field in fields(PlanSettings)}
+    assert names > ELSEWHERE
+    for name in sorted(names - ELSEWHERE):
+        assert mark(**{name: 3}) != mark(**{name: 4}), name
+    assert mark(minutes=3.0) == mark()
