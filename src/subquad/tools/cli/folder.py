@@ -23,7 +23,7 @@ FEW = 5  # settings that a message names
 LONGEST = 60  # characters of a value in a message
 ELSEWHERE = "give another folder with --out"
 REMOVE = "remove this file; the same command then writes it again"
-SINCE = ("device", "data", "run")  # settings that earlier versions did not record, which count as equal then
+UNRECORDED = ("device", "data", "run")  # settings that earlier versions did not record, which count as equal then
 REMOVING = ".subquad.removing"  # in a folder from which a run is removed: the names that go with it, in their order
 
 Settings = Mapping[str, Any]  # as plain data
@@ -210,7 +210,7 @@ class RunFolder:
     def _earlier(self) -> Settings | None:
         """The settings of the run in the folder; None if there is none, or one that has not done anything yet."""
         path, tops = self.folder / self.file, self._outputs()
-        unrecorded = {name: self.asked[name] for name in SINCE if name in self.asked}
+        unrecorded = {name: self.asked[name] for name in UNRECORDED if name in self.asked}
         if not path.exists():
             if not files.empty_but_for(self.folder, RUNNING):
                 raise InputError(f"{self.folder} is not empty and contains no run of {self.command}; {ELSEWHERE}")
