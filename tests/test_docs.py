@@ -160,10 +160,3 @@ def test_relative_links_lead_somewhere():
             elif anchor and anchor not in anchors(there):
                 wrong.append(f"{name_of(path)}: {target}: no such heading")
     assert not wrong, "\n".join(wrong)
-
-
-def test_most_methods_are_as_readme_promises():
-    readme = (ROOT / "README.md").read_text("utf-8")
-    assert "more than thirty attention methods behind one call, most of which run in sub-quadratic" in readme
-    assert len(sq.METHODS) > 30
-    assert 2 * sum(cls.traits.subquadratic for cls in sq.METHODS.values()) > len(sq.METHODS)

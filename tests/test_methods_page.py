@@ -55,6 +55,14 @@ def test_sub_quadratic_is_what_the_contract_counts():
         assert cls.from_settings(dict(cls.traits.example)).traits.subquadratic == cls().traits.subquadratic
 
 
+def test_most_methods_are_as_readme_promises():
+    readme = (DOCS.parent / "README.md").read_text("utf-8")
+    promise = r"more than thirty attention methods .*, most of which run in sub-quadratic .* and have compiled kernels"
+    assert re.search(promise, readme)
+    assert len(sq.METHODS) > 30
+    assert 2 * len(with_trait("subquadratic") & having("compiled on the CPU", "^(?!none$)")) > len(sq.METHODS)
+
+
 def test_settings_that_the_page_calls_sub_quadratic_are():
     for name in having("sub-quadratic", r"^no \("):
         settings = GENERATOR["SUBQUADRATIC_WITH"][name]
