@@ -84,6 +84,22 @@ def causal() -> dict[str, Any]:
     return report
 
 
+def with_requests() -> dict[str, Any]:
+    """The causal language model with times of whole requests after one of its lengths."""
+    report = causal()
+    report["requests"] = {
+        "new_tokens": 128,
+        "prompts": {"512": 384},
+        "cache_mib": {"512": {"fp32": 36.0}},
+        "steps": "Steps are exact attention by construction.",
+        "refused": {},
+    }
+    for method in report["methods"][:2]:
+        method["step"] = {"512": _cost(21.0, 20.0, 0.0)}
+        method["request"] = {"512": _cost(2600.0, 2500.0, 24.0) | {"new_tokens": 128}}
+    return report
+
+
 def _around(name: str, kind: str, methods: list[dict[str, Any]]) -> Any:
     return {
         "created": "2026-03-14T09:26:53+00:00",

@@ -67,7 +67,7 @@ def test_text_never_crashes(report, width):
 @given(damaged())
 def test_figures_never_crash(report):
     with drawing.look():
-        for draw in (plots.quality_vs_speed, plots.error_by_layer, plots.time_vs_length):
+        for draw in plots._makers().values():
             for narrow in (False, True):
                 draw(sample.record(report), narrow)  # laid out, not rendered: that is most of the time
 

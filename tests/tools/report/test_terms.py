@@ -13,7 +13,7 @@ from tests.tools.report.sample_plan import plan
 
 TABLES = [
     tables.main_table(sample.record(sample.encoder())),
-    *(table for make in (sample.encoder, sample.causal) for _, _, table in page._tables(sample.record(make()))),
+    *(table for make in (sample.encoder, sample.with_requests) for _, _, table in page._tables(sample.record(make()))),
     *(table for _, _, table in plan_tables.tables(plan())),
 ]
 

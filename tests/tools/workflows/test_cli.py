@@ -10,6 +10,7 @@ import subquad as sq
 from subquad.tools.cli.common import with_lines_for_warnings
 from subquad.tools.cli.main import app
 from subquad.tools.compare.comparison import Comparison
+from subquad.tools.compare.tables import PLOTS
 
 run = CliRunner().invoke
 METHODS = ["--methods", "clustered:clusters=4 i-clustered:clusters=4,topk=4"]
@@ -23,8 +24,8 @@ def test_compare_writes_its_report_and_prints_a_table(model, text, short, tmp_pa
     assert "Recommendation" in done.stdout
     report = json.loads((out / "report.json").read_text())
     assert [m["method"] for m in report["methods"]] == ["full", "clustered:clusters=4", "i-clustered:clusters=4,topk=4"]
-    plots = {"quality-vs-speed.png", "time-vs-length.png", "model-time-vs-length.png"}
-    assert {p.name for p in out.iterdir()} == {"report.json", "report.md", "report.html", *plots}
+    files = {"report.json", "report.md", "report.html", *PLOTS} - {"error-by-layer.png"}
+    assert {p.name for p in out.iterdir()} == files
     done = run(app, ["compare", model("bert"), "--text", str(text), *METHODS, "--out", str(tmp_path / "l"), "--layers"])
     assert done.exit_code == 0, done.output
     assert (tmp_path / "l" / "error-by-layer.png").exists()
