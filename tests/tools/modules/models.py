@@ -10,15 +10,15 @@ WIDTH, HEADS = 32, 4
 class SdpaBlock(nn.Module):
     """A block whose attention is a call of SDPA."""
 
-    def __init__(self, is_causal=False):
+    def __init__(self, is_causal=False, dropout=0.0):
         super().__init__()
-        self.is_causal = is_causal
+        self.is_causal, self.dropout = is_causal, dropout
         self.qkv, self.out = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
 
     def forward(self, x):
         B, N, _ = x.shape
         q, k, v = self.qkv(x).view(B, N, 3, HEADS, WIDTH // HEADS).permute(2, 0, 3, 1, 4)
-        out = F.scaled_dot_product_attention(q, k, v, is_causal=self.is_causal)
+        out = F.scaled_dot_product_attention(q, k, v, dropout_p=self.dropout, is_causal=self.is_causal)
         return x + self.out(out.transpose(1, 2).flatten(2))
 
 
