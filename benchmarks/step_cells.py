@@ -1,13 +1,13 @@
-"""Steps that read some cells of the cached keys exactly, and a mean of each other cell: fidelity, and time.
+"""Steps that read some cells of the cached keys exactly, and a mean of each other cell: time, and fidelity.
 
     python benchmarks/step_cells.py [--data FOLDER] [--lengths "4096 8192"] [--cells "32 64"] [--out FILE.md]
 
-After an exact prefill, k-means divides the keys of each key head into cells of 16 on average, under the covariance of
-the queries that read them. A step reads the first 16 tokens and those from the prompt's last 256 on exactly, and of the
-cells between them those exactly that have most of its weight; each other cell is one key and one value, with ln n added
-to the logit for its n keys. FOLDER holds gutenberg/; the default is the environment variable SUBQUAD_DATA. The cells
-are written plainly: they compute all logits. The times are those of the compiled op of exact steps, on as many keys as
-the cells leave to read.
+After an exact prefill, k-means divides the keys of each key head into cells of 16 on average. Their distance is that of
+the logits of the prompt's last 256 queries. A step reads the first 16 tokens and those from the prompt's last 256 on
+exactly, and of the cells between them those exactly that have most of its weight; each other cell is one key and one
+value, with ln n added to the logit for its n keys. FOLDER holds gutenberg/; the default is the environment variable
+SUBQUAD_DATA. The cells are written plainly: they compute all logits. The times are those of the compiled op of exact
+steps, on as many keys as the cells leave to read.
 """
 
 import statistics
@@ -26,11 +26,14 @@ from transformers import AttentionInterface, AttentionMaskInterface, DynamicCach
 from transformers.masking_utils import sdpa_mask
 
 from subquad.kernels.attention.steps.op import attend_few
+from subquad.kernels.selection.clusters.reference import JITTER, cholesky, nearest_mean
+from subquad.kernels.selection.group_means import group_mean, group_sizes
 from subquad.tools.models.pretrained import Pretrained, load
 
 STEPS = 256  # positions after the prompt
+WEIGHTS = 576 * (2 * 576 + 2 * 192 + 3 * 1536) + 576 * 49152 // 30  # of a layer, and a thirtieth of the head's
 FIRST, LAST, SIZE, ROUNDS = 16, 256, 16, 8
-NAME = "cells-of-keys"
+NAME, TIMED = "cells-of-keys", ("exact", "cells", "rest")
 
 ABOUT = f"""\
 SmolLM2-135M-Instruct, every layer, {STEPS} tokens after an exact prefill of each length, beside exact attention; \
@@ -39,9 +42,13 @@ KL is that of next-token distributions, exact ‖ cells, in nats.
 The share is that of the keys that a step reads, with one for the mean of each cell; it reads as many values."""
 
 TIMES = """\
-One step of one layer, 9 heads of 64 on 3 key heads, medians, all in turn: exact steps on all keys; and with cells, \
-the logits of the means, the choice of {exact} cells, the gathering of 16 keys and values for each, and exact steps on \
-these, and on the last 256 and the means. These cells are equally large; all but the exact steps is plain PyTorch."""
+One step of one layer, 9 heads of 64 on 3 key heads, medians, all in turn: exact steps on all keys; with cells, the \
+logits of the means, the choice of {exact} cells, the gathering of 16 keys and values for each, and exact steps on \
+these, and on the last 256 and the means; and as the rest of the step, a product with the weights of a layer of \
+SmolLM2-135M and a thirtieth of those of its head.
+These cells are equally large; all but the exact steps is plain PyTorch.
+The step's speed-up includes the rest; in place, attention with cells takes the share of the exact time that it reads \
+of the keys, which no kernel can undercut where the memory is the limit."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +59,7 @@ class Cells:
     by_head: bool = False  # the cells are chosen for each query head, instead of for all heads of a key head
     drop: bool = False  # the other cells are left out
     plain: bool = False  # k-means in the keys' own space
-    variance: bool = False  # half the variance of the logits in a cell is added to that of its mean
+    all_queries: bool = False  # k-means by the logits of all queries of the prompt
     segments: int = 1  # of the prompt, each with cells of its own
 
     def __str__(self) -> str:
@@ -60,43 +67,36 @@ class Cells:
         said += ["chosen by head"] if self.by_head else []
         said += ["the others dropped"] if self.drop else []
         said += ["plain k-means"] if self.plain else []
-        said += ["variances"] if self.variance else []
+        said += ["k-means for all queries"] if self.all_queries else []
         said += [f"{self.segments} segments"] if self.segments > 1 else []
         return ", ".join(said)
 
 
-def nearest(points: Tensor, means: Tensor) -> Tensor:
-    """The nearest mean of each point. (G,M,D), (G,C,D) → (G,M)."""
-    return (points @ means.mT - means.square().sum(-1)[:, None] / 2).argmax(-1)
-
-
-def averages(points: Tensor, labels: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """The mean of each cell, 0 where it is empty, and its number of points. (G,M,E), (G,M) → (G,C,E), (G,C)."""
-    sums = points.new_zeros(len(points), count, points.shape[2])
-    sums.scatter_add_(1, labels[..., None].expand_as(points), points)
-    sizes = points.new_zeros(len(points), count).scatter_add_(1, labels, torch.ones_like(points[..., 0]))
-    return sums / sizes.clamp(min=1)[..., None], sizes
+def logit_factor(queries: Tensor) -> Tensor:
+    """L with L Lᵀ = E[q qᵀ] + jitter, so that ‖k L‖² is the mean square of these queries' logits. (G,n,D) → (G,D,D)."""
+    queries = queries.double()
+    moment = queries.mT @ queries / queries.shape[1]
+    jitter = JITTER * moment.diagonal(dim1=1, dim2=2).mean(-1)
+    return cholesky((moment + jitter[:, None, None] * torch.eye(queries.shape[2]))[None])[0].float()
 
 
 def kmeans(points: Tensor, count: int) -> Tensor:
-    """Labels by Lloyd's rounds from evenly spaced points. (G,M,D) → (G,M)."""
-    means = points[:, torch.linspace(0, points.shape[1] - 1, count).long()]
-    for _ in range(ROUNDS):
-        labels = nearest(points, means)
-        new, sizes = averages(points, labels, count)
-        means = torch.where((sizes > 0)[..., None], new, means)
-    return nearest(points, means)
+    """Labels by Lloyd's rounds from evenly spaced points. (1,G,M,D) → (1,G,M)."""
+    labels = torch.full(points.shape[:3], count)
+    labels[..., torch.linspace(0, points.shape[2] - 1, count).long()] = torch.arange(count)
+    for _ in range(ROUNDS + 1):
+        labels = nearest_mean(points, labels, count)
+    return labels
 
 
-def labels_of(keys: Tensor, covariance: Tensor, cells: Cells) -> tuple[Tensor, int]:
-    """The cell of each key between the first and the last ones, and how many cells there are. (G,M,D) → (G,M)."""
-    points = keys if cells.plain else keys @ torch.linalg.cholesky(covariance)
-    parts, made, total = points.chunk(cells.segments, dim=1), [], 0
-    for part in parts:
-        count = max(1, part.shape[1] // SIZE)
+def labels_of(keys: Tensor, factor: Tensor, cells: Cells) -> tuple[Tensor, int]:
+    """The cell of each key between the first and the last ones, and how many cells there are. (1,G,M,D) → (1,G,M)."""
+    made, total = [], 0
+    for part in (keys if cells.plain else keys @ factor).chunk(cells.segments, dim=2):
+        count = max(1, part.shape[2] // SIZE)
         made.append(kmeans(part, count) + total)
         total += count
-    return torch.cat(made, 1), total
+    return torch.cat(made, 2), total
 
 
 class Attention:
@@ -104,7 +104,7 @@ class Attention:
 
     def __init__(self) -> None:
         self.cells: Cells | None = None
-        self.covariances: dict[int, Tensor] = {}
+        self.factors: dict[tuple[int, bool], Tensor] = {}  # by layer, and for the last or all queries
         self.labels: dict[tuple[int, Cells], tuple[Tensor, int]] = {}
         self.read: list[float] = []  # the share of keys that each layer reads
 
@@ -114,52 +114,45 @@ class Attention:
         heads, n, groups, m = *query.shape[1:3], *key.shape[1:3]
         layer = module.layer_idx
         if n == m:
-            by_group = query[0].float().unflatten(0, (groups, -1)).flatten(1, 2)
-            eye = torch.eye(query.shape[3])
-            covariance = by_group.mT @ by_group / by_group.shape[1]
-            self.covariances[layer] = (
-                covariance + 1e-4 * covariance.diagonal(dim1=1, dim2=2).mean(-1)[:, None, None] * eye
-            )
+            by_group = query[0].unflatten(0, (groups, -1))
+            self.factors[layer, False] = logit_factor(by_group[:, :, -LAST:].flatten(1, 2))
+            self.factors[layer, True] = logit_factor(by_group.flatten(1, 2))
             out = F.scaled_dot_product_attention(query, key, value, is_causal=True, scale=scaling, enable_gqa=True)
         elif self.cells is None:
             below = torch.ones(n, m, dtype=torch.bool).tril(m - n)
             out = F.scaled_dot_product_attention(query, key, value, below, scale=scaling, enable_gqa=True)
         else:
-            out = self.by_cells(self.cells, layer, query[0].unflatten(0, (groups, -1)), key[0], value[0], scaling)
+            out = self.by_cells(self.cells, layer, query[0].unflatten(0, (groups, -1)), key, value, scaling)
             out = out.reshape(1, heads, n, -1)
         return out.transpose(1, 2), None
 
     def by_cells(self, cells: Cells, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
-        """Attention of the steps' queries (G,R,n,D) to keys and values (G,m,D)."""
+        """Attention of the steps' queries (G,R,n,D) to keys and values (1,G,m,D)."""
         groups, ratio, n, _ = query.shape
-        m = key.shape[1]
+        m = key.shape[2]
         between = slice(FIRST, m - n - LAST)
-        inner = key[:, between]
-        form = replace(cells, exact=0, by_head=False, drop=False, variance=False)
+        inner = key[:, :, between]
+        form = replace(cells, exact=0, by_head=False, drop=False)
         if (layer, form) not in self.labels:
-            self.labels[layer, form] = labels_of(inner, self.covariances[layer], form)
+            self.labels[layer, form] = labels_of(inner, self.factors[layer, cells.all_queries], form)
         labels, count = self.labels[layer, form]
-        means, sizes = averages(inner, labels, count)
-        of_values, _ = averages(value[:, between], labels, count)
-        of_cells = query @ means[:, None].mT * scale + sizes.log()[:, None, None]  # (G,R,n,C)
-        if cells.variance:
-            spread = averages(inner.square(), labels, count)[0] - means.square()
-            of_cells = of_cells + query.square() @ spread[:, None].mT * (scale * scale / 2)
-        logits = query @ key[:, None].mT * scale
+        means, of_values = (group_mean(x, labels, count)[0, :, None] for x in (inner, value[:, :, between]))
+        of_cells = query @ means.mT * scale + group_sizes(labels, count)[0].log()[:, None, None]  # (G,R,n,C)
+        logits = query @ key[0, :, None].mT * scale
         logits.masked_fill_(~torch.ones(n, m, dtype=torch.bool).tril(m - n), -torch.inf)
         near = torch.cat([logits[..., :FIRST], logits[..., m - n - LAST :]], -1)
         weights = torch.cat([of_cells, near], -1).softmax(-1)[..., :count]
         weights = weights if cells.by_head else weights.sum(1, keepdim=True)
         chosen = torch.zeros_like(weights, dtype=torch.bool)
         chosen.scatter_(-1, weights.topk(min(cells.exact, count), -1).indices, True)  # (G,1 or R,n,C)
-        at = labels[:, None, None].expand(groups, chosen.shape[1], n, -1)
+        at = labels[0, :, None, None].expand(groups, chosen.shape[1], n, -1)
         kept = chosen.gather(-1, at).expand(groups, ratio, n, -1)
         logits[..., between] = logits[..., between].masked_fill(~kept, -torch.inf)
         of_cells = of_cells.masked_fill(chosen | torch.full_like(chosen, cells.drop), -torch.inf)
         all_weights = torch.cat([logits, of_cells], -1).softmax(-1)
         read = kept.any(1) if cells.by_head else kept[:, 0]  # by any head of a key head, which reads for all of them
-        self.read.append((float(read.float().mean()) * inner.shape[1] + count + FIRST + LAST) / (m - n))
-        return all_weights[..., :m] @ value[:, None] + all_weights[..., m:] @ of_values[:, None]
+        self.read.append((float(read.float().mean()) * inner.shape[2] + count + FIRST + LAST) / (m - n))
+        return all_weights[..., :m] @ value[0, :, None] + all_weights[..., m:] @ of_values
 
 
 def fidelity(pretrained: Pretrained, tokens: list[int], rows: list[Cells]) -> dict[Cells, tuple[float, float, float]]:
@@ -195,7 +188,7 @@ def fidelity(pretrained: Pretrained, tokens: list[int], rows: list[Cells]) -> di
 
 
 def timed(length: int, exact: int, dtype: torch.dtype, batch: int, seconds: float) -> Mapping[str, float]:
-    """Milliseconds of a step of one layer, exact and with cells."""
+    """Milliseconds of a step of one layer: exact attention, with cells, and the rest of the step."""
     count = length // SIZE
     query = torch.randn(batch, 9, 1, 64, dtype=dtype)
     key, value = (torch.randn(batch, 3, length, 64, dtype=dtype) for _ in range(2))
@@ -215,7 +208,12 @@ def timed(length: int, exact: int, dtype: torch.dtype, batch: int, seconds: floa
         (out, lse), (other, other_lse) = steps(*few), steps(*rest)
         return torch.lerp(out, other, (other_lse - lse).sigmoid().to(dtype)[..., None])
 
-    calls: dict[str, Callable[[], object]] = {"exact": lambda: steps(key, value), "cells": by_cells}
+    weights, inputs = torch.randn(WEIGHTS // 576, 576, dtype=dtype), torch.randn(batch, 1, 576, dtype=dtype)
+    calls: dict[str, Callable[[], object]] = {
+        "exact": lambda: steps(key, value),
+        "cells": by_cells,
+        "rest": lambda: F.linear(inputs, weights),
+    }
     with torch.inference_mode():
         return {name: statistics.median(own) for name, own in sheet.milliseconds(calls, seconds).items()}
 
@@ -224,16 +222,30 @@ def main(
     lengths: tuple[int, ...] = (4096, 8192),
     cells: tuple[int, ...] = (32, 64),
     data: Path = sheet.DATA,
-    passages: int = 1,
+    passages: int = 3,
     seconds: float = 2.0,
     out: Path | None = None,
 ) -> None:
     """Print the tables, and write them to a file where one is named."""
-    pretrained = load(MODEL)
     rows = [Cells(each) for each in cells]
     most = rows[-1]
-    rows += [replace(most, variance=True), replace(most, by_head=True), replace(most, segments=4)]
-    rows += [replace(most, plain=True), replace(most, drop=True)]
+    rows += [replace(most, by_head=True), replace(most, drop=True), replace(most, segments=4)]
+    rows += [replace(most, all_queries=True), replace(most, plain=True)]
+    lines = []
+    for dtype in (torch.bfloat16, torch.float32):
+        for length in (8192, 16384, 32768):
+            for batch in (1, 8):
+                ms = timed(length, most.exact, dtype, batch, seconds)
+                share = (most.exact * SIZE + LAST + length // SIZE) / length
+                whole = ms["exact"] + ms["rest"]
+                times = [ms["cells"], ms["cells"] + ms["rest"], share * ms["exact"] + ms["rest"]]
+                ratios = [f"{one / other:.2f}×" for one, other in zip((ms["exact"], whole, whole), times, strict=True)]
+                name = str(dtype).removeprefix("torch.")
+                lines.append([f"{length:,}", name, str(batch), *(f"{ms[at]:.2f}" for at in TIMED), *ratios])
+    head = ["keys", "dtype", "batch", *(f"{at}, ms" for at in TIMED), "attention", "step", "step, in place"]
+    times_table = sheet.table(head, lines)
+    print(times_table, flush=True)
+    pretrained = load(MODEL)
     parts = [ABOUT.format(passages=decoder_passages.count_of(passages))]
     for length in lengths:
         read = decoder_passages.passages(pretrained, data, length + STEPS, passages)
@@ -241,21 +253,11 @@ def main(
         lines = []
         for row in rows:
             kl, same, share = (statistics.mean(each[row][at] for each in results) for at in range(3))
-            lines.append([str(row), f"{100 * share:.1f} %", f"{kl:.4f}", f"{same:.3f}"])
-        parts += [f"## {length:,} tokens", sheet.table(["cells", "keys read", "KL", "same top token"], lines)]
-    lines = []
-    for dtype in (torch.bfloat16, torch.float32):
-        for length in (8192, 16384, 32768):
-            for batch in (1, 8):
-                ms = timed(length, most.exact, dtype, batch, seconds)
-                ratio = f"{ms['exact'] / ms['cells']:.2f}×"
-                name = str(dtype).removeprefix("torch.")
-                lines.append([f"{length:,}", name, str(batch), f"{ms['exact']:.2f}", f"{ms['cells']:.2f}", ratio])
-    parts += [
-        "## Time",
-        TIMES.format(exact=most.exact),
-        sheet.table(["keys", "dtype", "batch", "exact, ms", "cells, ms", "speed-up"], lines),
-    ]
+            kls = "–".join(f"{each(result[row][0] for result in results):.4f}" for each in (min, max))
+            lines.append([str(row), f"{100 * share:.1f} %", f"{kl:.4f}", kls, f"{same:.3f}"])
+        table = sheet.table(["cells", "keys read", "KL", "of the passages", "same top token"], lines)
+        parts += [f"## {length:,} tokens", table]
+    parts += ["## Time", TIMES.format(exact=most.exact), times_table]
     sheet.publish("Cells of keys in steps", parts, out, "fp32, and bf16 in times")
 
 
