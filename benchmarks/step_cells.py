@@ -48,7 +48,8 @@ these, and on the last 256 and the means; and as the rest of the step, a product
 SmolLM2-135M and a thirtieth of those of its head.
 These cells are equally large; all but the exact steps is plain PyTorch.
 The step's speed-up includes the rest; in place, attention with cells takes the share of the exact time that it reads \
-of the keys, which no kernel can undercut where the memory is the limit."""
+of the keys, which no kernel can undercut where the memory is the limit.
+Each call reads the same keys, which the processor's last cache may hold; those of a model's layers come from memory."""
 
 
 @dataclass(frozen=True)
