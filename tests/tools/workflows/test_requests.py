@@ -167,6 +167,8 @@ def test_what_a_model_cannot_generate_is_refused(settings, name, changed, messag
 def test_steps_are_resumed_and_their_lengths_are_in_the_fingerprint(compared, settings, tmp_path):
     assert compared.fingerprint() == prepare(settings(new_tokens=20)).fingerprint()
     assert compared.fingerprint() != prepare(settings(new_tokens=0)).fingerprint()
+    cut, shorter = (prepare(settings("gpt2", lengths=(), new_tokens=new)) for new in (19, 20))
+    assert cut.fingerprint() != shorter.fingerprint()  # their prompts are cut, to 45 and 44 tokens
 
 
 def test_batches_are_padded_on_the_left(settings, tmp_path):

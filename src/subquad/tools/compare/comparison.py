@@ -196,7 +196,7 @@ class Comparison(JobRun):
             "text": [self.reading.passages, self.reading.queries, len(self.reading.tokens)],
             "task": None if self.task is None else [self.task.name, self.task.texts],
             "lengths": [self.settings.lengths or [self.lengths[0], self.lengths[-1]], self.call_lengths],
-            "steps": self.step_lengths,
+            "steps": [[n, self.prompt_of_request(n)] for n in self.step_lengths],
             "batch": self.settings.batch,
             "seed": self.settings.seed,
             "machine": [machine.versions(), machine.hardware(self.settings.device)],
