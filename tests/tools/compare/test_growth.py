@@ -109,6 +109,20 @@ def test_a_method_that_is_exact_up_to_some_length_is_faster_from_there_on():
     )
 
 
+def test_a_method_that_is_faster_only_where_it_is_exact_overtakes_later():
+    """Times of a processor with AMX, whose exact kernel is the faster one at 8,192 tokens."""
+    rows = [
+        row("full in bf16", {2048: 738.0, 8192: 5451.0}),
+        row("full:kernel=subquad in bf16", {2048: 620.0, 8192: 3846.0}, kernel="subquad"),
+        row("clustered-tail in bf16", {2048: 618.0, 8192: 4353.0}, 0.999),
+    ]
+    note = growth_note(rows, [2048, 8192], FLOOR)
+    assert note.startswith(
+        "clustered-tail in bf16 overtakes full:kernel=subquad in bf16, the fastest exact attention, at about 20,000 "
+        "tokens (predicted)"
+    )
+
+
 @pytest.mark.parametrize(
     ("methods", "lengths"),
     [

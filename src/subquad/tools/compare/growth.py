@@ -104,7 +104,8 @@ def growth_note(methods: Sequence[MethodReport], lengths: Sequence[int], floor: 
     fast, slow, usual = curves
     if fast is None or slow is None or usual is None or exact is None:
         return ""
-    start = crossing(slow, fast, shortest, FARTHEST * longest)
+    not_faster = [n for n in lengths if fast(n) >= slow(n)]  # it may win where it is exact, and lose at longer ones
+    start = crossing(slow, fast, max(not_faster, default=shortest), FARTHEST * longest)
     name = chosen.method
     most = exact_up_to(from_dict(chosen.settings), floor.of_next_tokens, TORCH[dtype])
     if start is None or most >= longest:
