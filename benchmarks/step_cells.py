@@ -1,17 +1,16 @@
-"""Steps that read some cells of the cached keys exactly, and a mean of each other cell: time, and fidelity.
+"""The fidelity of steps that read some cells of the cached keys exactly, and a mean of each other cell.
 
-    python benchmarks/step_cells.py [--data FOLDER] [--lengths "4096 8192"] [--cells "32 64"] [--out FILE.md]
+    python benchmarks/step_cells.py [--data FOLDER] [--lengths "4096 8192"] [--cells "32 64"] [--passages 3]
+        [--out FILE.md]
 
 After an exact prefill, k-means divides the keys of each key head into cells of 16 on average. Their distance is that of
 the logits of the prompt's last 256 queries. A step reads the first 16 tokens and those from the prompt's last 256 on
 exactly, and of the cells between them those exactly that have most of its weight; each other cell is one key and one
 value, with ln n added to the logit for its n keys. FOLDER holds gutenberg/; the default is the environment variable
-SUBQUAD_DATA. The cells are written plainly: they compute all logits. The times are those of the compiled op of exact
-steps, on as many keys as the cells leave to read.
+SUBQUAD_DATA. The cells are written plainly: they compute all logits. `step_cells_time.py` has the times.
 """
 
 import statistics
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -25,31 +24,21 @@ from torch import Tensor
 from transformers import AttentionInterface, AttentionMaskInterface, DynamicCache
 from transformers.masking_utils import sdpa_mask
 
-from subquad.kernels.attention.steps.op import attend_few
+from subquad.hf.rotary_passes import reach_of
 from subquad.kernels.selection.clusters.reference import JITTER, cholesky, nearest_mean
 from subquad.kernels.selection.group_means import group_mean, group_sizes
 from subquad.tools.models.pretrained import Pretrained, load
 
 STEPS = 256  # positions after the prompt
-WEIGHTS = 576 * (2 * 576 + 2 * 192 + 3 * 1536) + 576 * 49152 // 30  # of a layer, and a thirtieth of the head's
 FIRST, LAST, SIZE, ROUNDS = 16, 256, 16, 8
-NAME, TIMED = "cells-of-keys", ("exact", "cells", "rest")
+SEGMENTS = 16
+NAME = "cells-of-keys"
 
 ABOUT = f"""\
 SmolLM2-135M-Instruct, every layer, {STEPS} tokens after an exact prefill of each length, beside exact attention; \
 fp32, {{passages}}.
 KL is that of next-token distributions, exact ‖ cells, in nats.
 The share is that of the keys that a step reads, with one for the mean of each cell; it reads as many values."""
-
-TIMES = """\
-One step of one layer, 9 heads of 64 on 3 key heads, medians, all in turn: exact steps on all keys; with cells, the \
-logits of the means, the choice of {exact} cells, the gathering of 16 keys and values for each, and exact steps on \
-these, and on the last 256 and the means; and as the rest of the step, a product with the weights of a layer of \
-SmolLM2-135M and a thirtieth of those of its head.
-These cells are equally large; all but the exact steps is plain PyTorch.
-The step's speed-up includes the rest; in place, attention with cells takes the share of the exact time that it reads \
-of the keys, which no kernel can undercut where the memory is the limit.
-Each call reads the same keys, which the processor's last cache may hold; those of a model's layers come from memory."""
 
 
 @dataclass(frozen=True)
@@ -135,7 +124,7 @@ class Attention:
         inner = key[:, :, between]
         form = replace(cells, exact=0, by_head=False, drop=False)
         if (layer, form) not in self.labels:
-            self.labels[layer, form] = labels_of(inner, self.factors[layer, cells.all_queries], form)
+            self.labels[layer, form] = labels_of(inner, self.factors[layer, form.all_queries], form)
         labels, count = self.labels[layer, form]
         means, of_values = (group_mean(x, labels, count)[0, :, None] for x in (inner, value[:, :, between]))
         of_cells = query @ means.mT * scale + group_sizes(labels, count)[0].log()[:, None, None]  # (G,R,n,C)
@@ -164,7 +153,7 @@ def fidelity(pretrained: Pretrained, tokens: list[int], rows: list[Cells]) -> di
     before = model.config._attn_implementation
     model.set_attn_implementation(NAME)
     try:
-        with torch.inference_mode():
+        with torch.inference_mode(), reach_of(len(tokens)):
             ids = torch.tensor([tokens])
             cache = DynamicCache(config=model.config)
             model(ids[:, :-STEPS], past_key_values=cache, logits_to_keep=1)
@@ -188,65 +177,22 @@ def fidelity(pretrained: Pretrained, tokens: list[int], rows: list[Cells]) -> di
         model.set_attn_implementation(before)
 
 
-def timed(length: int, exact: int, dtype: torch.dtype, batch: int, seconds: float) -> Mapping[str, float]:
-    """Milliseconds of a step of one layer: exact attention, with cells, and the rest of the step."""
-    count = length // SIZE
-    query = torch.randn(batch, 9, 1, 64, dtype=dtype)
-    key, value = (torch.randn(batch, 3, length, 64, dtype=dtype) for _ in range(2))
-    means, values = (x.unflatten(2, (count, SIZE)).mean(3) for x in (key, value))
-    by_cell = [x.view(batch * 3 * count, SIZE * 64) for x in (key, value)]
-    first = torch.arange(batch * 3)[:, None] * count
-    rest = [torch.cat([x[:, :, -LAST:], y], 2) for x, y in ((key, means), (value, values))]
-
-    def steps(key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        return attend_few(query, key, value, None, causal=False, offset=0, scale=0.125)
-
-    def by_cells() -> Tensor:
-        logits = query.view(batch * 3, 3, 64) @ means.view(batch * 3, count, 64).mT
-        chosen = logits.float().softmax(-1).sum(1).topk(exact, -1, sorted=False).indices
-        at = (chosen + first).flatten()
-        few = [x.index_select(0, at).view(batch, 3, exact * SIZE, 64) for x in by_cell]
-        (out, lse), (other, other_lse) = steps(*few), steps(*rest)
-        return torch.lerp(out, other, (other_lse - lse).sigmoid().to(dtype)[..., None])
-
-    weights, inputs = torch.randn(WEIGHTS // 576, 576, dtype=dtype), torch.randn(batch, 1, 576, dtype=dtype)
-    calls: dict[str, Callable[[], object]] = {
-        "exact": lambda: steps(key, value),
-        "cells": by_cells,
-        "rest": lambda: F.linear(inputs, weights),
-    }
-    with torch.inference_mode():
-        return {name: statistics.median(own) for name, own in sheet.milliseconds(calls, seconds).items()}
-
-
 def main(
     lengths: tuple[int, ...] = (4096, 8192),
     cells: tuple[int, ...] = (32, 64),
     data: Path = sheet.DATA,
     passages: int = 3,
-    seconds: float = 2.0,
     out: Path | None = None,
 ) -> None:
     """Print the tables, and write them to a file where one is named."""
     rows = [Cells(each) for each in cells]
     most = rows[-1]
-    rows += [replace(most, by_head=True), replace(most, drop=True), replace(most, segments=4)]
-    rows += [replace(most, all_queries=True), replace(most, plain=True)]
-    lines = []
-    for dtype in (torch.bfloat16, torch.float32):
-        for length in (8192, 16384, 32768):
-            for batch in (1, 8):
-                ms = timed(length, most.exact, dtype, batch, seconds)
-                share = (most.exact * SIZE + LAST + length // SIZE) / length
-                whole = ms["exact"] + ms["rest"]
-                times = [ms["cells"], ms["cells"] + ms["rest"], share * ms["exact"] + ms["rest"]]
-                ratios = [f"{one / other:.2f}×" for one, other in zip((ms["exact"], whole, whole), times, strict=True)]
-                name = str(dtype).removeprefix("torch.")
-                lines.append([f"{length:,}", name, str(batch), *(f"{ms[at]:.2f}" for at in TIMED), *ratios])
-    head = ["keys", "dtype", "batch", *(f"{at}, ms" for at in TIMED), "attention", "step", "step, in place"]
-    times_table = sheet.table(head, lines)
-    print(times_table, flush=True)
+    rows += [*(replace(each, by_head=True) for each in rows), replace(most, by_head=True, segments=SEGMENTS)]
+    rows += [replace(most, drop=True), replace(most, segments=SEGMENTS), replace(most, all_queries=True)]
+    rows += [replace(most, plain=True)]
     pretrained = load(MODEL)
+    if (longest := max(lengths)) > (pretrained.limit or longest):  # by YaRN
+        pretrained = pretrained.extended_to(longest + STEPS).reaching(longest + STEPS)
     parts = [ABOUT.format(passages=decoder_passages.count_of(passages))]
     for length in lengths:
         read = decoder_passages.passages(pretrained, data, length + STEPS, passages)
@@ -258,8 +204,7 @@ def main(
             lines.append([str(row), f"{100 * share:.1f} %", f"{kl:.4f}", kls, f"{same:.3f}"])
         table = sheet.table(["cells", "keys read", "KL", "of the passages", "same top token"], lines)
         parts += [f"## {length:,} tokens", table]
-    parts += ["## Time", TIMES.format(exact=most.exact), times_table]
-    sheet.publish("Cells of keys in steps", parts, out, "fp32, and bf16 in times")
+    sheet.publish("Cells of keys in steps", parts, out)
 
 
 if __name__ == "__main__":

@@ -228,7 +228,7 @@ def test_the_fidelity_of_steps_is_that_of_a_model_whose_steps_do_not_see_the_key
 
 
 def test_the_times_of_steps_by_cells_are_those_of_as_many_keys_as_the_cells_leave(script, monkeypatch):
-    module, keys, outs = script("step_cells"), [], {}
+    module, keys, outs = script("step_cells_time"), [], {}
 
     def recorded(query: torch.Tensor, key: torch.Tensor, *args: object, **kwargs: object) -> object:
         keys.append(key.shape[2])
@@ -241,21 +241,32 @@ def test_the_times_of_steps_by_cells_are_those_of_as_many_keys_as_the_cells_leav
     attend = module.attend_few
     monkeypatch.setattr(module, "attend_few", recorded)
     monkeypatch.setattr(module.sheet, "milliseconds", milliseconds)
-    assert module.timed(512, 5, torch.float32, 2, 1.0) == {"exact": 2.0, "cells": 2.0, "rest": 2.0}
+    assert module.timed(512, 5, torch.float32, 2, 1.0) == module.StepTimes(exact=2.0, cells=2.0, rest=2.0)
     assert keys == [512, 5 * 16, 256 + 32]
     assert outs["cells"].shape == outs["exact"][0].shape
     assert outs["rest"].shape[:2] == (2, 1)
 
 
-def test_the_page_of_steps_by_cells_has_means_of_passages_and_bounds_of_whole_steps(script, monkeypatch, tmp_path):
+def test_the_page_of_times_has_bounds_of_whole_steps_and_when_the_cells_have_paid(script, monkeypatch, tmp_path):
+    module = script("step_cells_time")
+    monkeypatch.setattr(module, "timed", lambda *_: module.StepTimes(exact=4.0, cells=2.0, rest=1.0))
+    monkeypatch.setattr(module, "made", lambda length, segments, _: 1000.0 / segments)
+    module.main(lengths=(8192,), out=tmp_path / "page.md")
+    written = (tmp_path / "page.md").read_text("utf-8")
+    together, by_head = (1 + 4 * (count * 16 + 256 + 512) / 8192 for count in (64, 108))
+    assert (
+        f"| 8,192 | bfloat16 | 1 | 4.00 | 2.00 | 1.00 | 1.67× | {5 / together:.2f}× | {5 / by_head:.2f}× |" in written
+    )
+    whole, parts = (f"{8 * ms / (5 - by_head):,.0f}" for ms in (1000, 62.5))
+    assert f"| 8,192 | 1,000 ({whole}) | 62 ({parts}) |" in written
+
+
+def test_the_page_of_cells_has_the_means_of_passages(script, monkeypatch, tmp_path):
     module = script("step_cells")
-    monkeypatch.setattr(module, "timed", lambda *_: {"exact": 4.0, "cells": 2.0, "rest": 1.0})
-    monkeypatch.setattr(module, "load", lambda _: None)
+    monkeypatch.setattr(module, "load", lambda _: SimpleNamespace(limit=8192))
     passages = [SimpleNamespace(tokens=[number]) for number in (1, 2)]
     monkeypatch.setattr(module.decoder_passages, "passages", lambda *_: passages)
     monkeypatch.setattr(module, "fidelity", lambda _, tokens, rows: dict.fromkeys(rows, (0.1 * tokens[0], 0.5, 0.25)))
     module.main(lengths=(4096,), passages=2, out=tmp_path / "page.md")
     written = (tmp_path / "page.md").read_text("utf-8")
     assert "| 64 cells exact, chosen by head | 25.0 % | 0.1500 | 0.1000–0.2000 | 0.500 |" in written
-    in_place = 5 / (1 + 4 * (64 * 16 + 256 + 512) / 8192)
-    assert f"| 8,192 | bfloat16 | 1 | 4.00 | 2.00 | 1.00 | 2.00× | 1.67× | {in_place:.2f}× |" in written

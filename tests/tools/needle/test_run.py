@@ -70,9 +70,30 @@ def test_the_oracle_reads_the_first_sample_up_to_its_length(settings):
 
 @pytest.mark.parametrize(("limit", "lengths"), [(8192, [2048, 4096, 8192]), (5000, [2048, 4096]), (512, [512])])
 def test_default_lengths_are_those_that_the_positions_reach(settings, monkeypatch, limit, lengths):
-    monkeypatch.setattr(needle, "load", lambda *words: replace(load(*words), limit=limit))
+    monkeypatch.setattr(needle, "load", lambda *words, **others: replace(load(*words, **others), limit=limit))
     monkeypatch.setattr(needle, "standard_library", lambda: tiny.documents(count=40))
     assert NeedleRun.prepare(settings(text=(), lengths=None, oracle_length=0)).lengths == lengths
+
+
+def test_positions_are_extended_for_longer_prompts_and_said(settings, tmp_path):
+    asked = settings(lengths=(300, 600), extend=700, tasks=("niah_single",))
+    run = measure(asked, tmp_path)
+    report = report_of(run, asked)
+    assert report.model["extended_to"] == 700
+    assert any("longer ones, up to 700, are read by YaRN" in note for note in report.notes)
+    assert "--extend 700" in report.command
+    short = measure(settings(lengths=(300,), tasks=("niah_single",)), tmp_path / "short")
+    spot = next(iter(short.prompts))
+    assert run.score(spot, "full") == short.score(spot, "full")  # within the model's own positions nothing changes
+    assert NeedleRun.prepare(settings(lengths=None, extend=700, tasks=("niah_single",))).lengths == [512, 700]
+
+
+def test_a_dtype_is_that_of_the_model_and_of_another_run(settings, tmp_path):
+    asked = settings(dtype="bf16", tasks=("niah_single",))
+    run = measure(asked, tmp_path)
+    assert report_of(run, asked).model["dtype"] == "bfloat16"
+    assert "--dtype bf16" in report_of(run, asked).command
+    assert run.fingerprint()["model"] != NeedleRun.prepare(settings(tasks=("niah_single",))).fingerprint()["model"]
 
 
 def test_other_prompts_are_another_run(settings):
@@ -98,6 +119,11 @@ def test_other_prompts_are_another_run(settings):
         ({"methods": ("clusterd",)}, "did you mean 'clustered'"),
         ({"methods": ("smyrf",)}, "smyrf cannot run in .*causal.*take one that can, such as clustered-tail or local"),
         ({"lengths": (513,)}, "--lengths 513 is past the 512 positions"),
+        ({"lengths": (513,)}, "--extend 513 extends them by YaRN"),
+        ({"lengths": (600,), "extend": 550}, "--lengths 600 is beyond --extend 550"),
+        ({"extend": 400}, "--extend 400 is within the 512 positions"),
+        ({"extend": 0}, "--extend 0 must be at least 1"),
+        ({"dtype": "float32"}, "--dtype 'float32' is none of fp32, bf16, fp16"),
         ({"lengths": (60,)}, "60 tokens are too few for the task niah_single"),
         ({"lengths": (0,)}, "0 tokens are too few"),
     ],

@@ -45,6 +45,16 @@ def test_the_answer_of_greedy_decoding_is_right_with_its_log_likelihood(pretrain
     assert score.log_likelihood == pytest.approx(log_likelihood, abs=1e-4)
 
 
+@pytest.mark.parametrize("method", METHODS)
+def test_a_prompt_whose_answer_crosses_the_models_positions_is_extended_from_its_start(pretrained, haystack, method):
+    tokens, extended = haystack.tokens[:510], pretrained.extended_to(600).reaching(600)
+    with running(extended.model, method):
+        answer, log_likelihood = generated(extended, tokens)
+        score = answer_score(extended, Prompt(tokens, answer))
+    assert score.right
+    assert score.log_likelihood == pytest.approx(log_likelihood, abs=1e-4)
+
+
 @pytest.mark.parametrize("wrong", range(5))
 def test_one_other_token_makes_the_answer_wrong(pretrained, tokens, wrong):
     answer, _ = generated(pretrained, tokens)

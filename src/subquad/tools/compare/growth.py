@@ -104,8 +104,10 @@ def growth_note(methods: Sequence[MethodReport], lengths: Sequence[int], floor: 
     fast, slow, usual = curves
     if fast is None or slow is None or usual is None or exact is None:
         return ""
-    not_faster = [n for n in lengths if fast(n) >= slow(n)]  # it may win where it is exact, and lose at longer ones
-    start = crossing(slow, fast, max(not_faster, default=shortest), FARTHEST * longest)
+    measured = [n for n in sorted(lengths) if str(n) in (chosen.model or {}) and str(n) in (exact.model or {})]
+    slower = [n for n in measured if chosen.cost("model", n).ms >= exact.cost("model", n).ms]
+    last = max(slower, default=shortest)  # it may win at lengths where it is exact, and lose at longer ones
+    start = crossing(slow, fast, last, FARTHEST * longest)
     name = chosen.method
     most = exact_up_to(from_dict(chosen.settings), floor.of_next_tokens, TORCH[dtype])
     if start is None or most >= longest:
@@ -115,14 +117,14 @@ def growth_note(methods: Sequence[MethodReport], lengths: Sequence[int], floor: 
             f"{name} is exact attention up to {most:,.0f} tokens, and faster than {exact.method}, the fastest exact "
         )
         where += "attention, beyond (interpolated)"
-    elif start <= shortest:
-        where = _from_where(chosen, exact, lengths)
-        if not where:
-            return ""
-    else:
+    elif last < start <= min((n for n in measured if n > last), default=math.inf) and slower:
         source = "interpolated" if start <= longest else "predicted"
         where = f"{name} overtakes {exact.method}, the fastest exact attention, at about {_rounded(start):,} tokens"
         where += f" ({source})"
+    else:  # the curves go through the two longest lengths only, so the times themselves tell
+        where = _from_where(chosen, exact, measured, slower)
+        if not where:
+            return ""
     twice = 2 * longest
     return (
         f"{where}; at {twice:,} tokens it is predicted to run {usual(twice) / fast(twice):.1f}× as fast as exact "
@@ -130,14 +132,9 @@ def growth_note(methods: Sequence[MethodReport], lengths: Sequence[int], floor: 
     )
 
 
-def _from_where(chosen: MethodReport, exact: MethodReport, lengths: Sequence[int]) -> str:
-    """From which of the lengths on a row was faster than exact attention in each; empty if it was not at the longest.
-
-    A curve goes through the two longest lengths only, so it cannot tell about shorter ones.
-    """
-    measured = sorted(n for n in lengths if str(n) in (chosen.model or {}) and str(n) in (exact.model or {}))
+def _from_where(chosen: MethodReport, exact: MethodReport, measured: Sequence[int], slower: Sequence[int]) -> str:
+    """From which length on a row was faster than exact attention wherever measured; empty if not at the longest."""
     ties = [n for n in measured if chosen.cost("model", n).verdict == "within the noise"]
-    slower = [n for n in measured if chosen.cost("model", n).ms >= exact.cost("model", n).ms]
     faster = [n for n in measured if n > max([*ties, *slower], default=0)]
     start = f"{chosen.method} is faster than {exact.method}, the fastest exact attention"
     if not faster:

@@ -14,7 +14,7 @@ from subquad.tools.measure.noise import TIE
 from subquad.tools.models.compare_rows import IN, CompareRow
 from subquad.tools.models.dtypes import FP32, TORCH, has_products
 from subquad.tools.models.generation import ROUNDS, takes_cache
-from subquad.tools.models.longer import longer_note, quarters_note, yarn_note
+from subquad.tools.models.longer import extension_note, quarters_note
 from subquad.tools.models.split_methods import split_note, what_is_sent
 
 _INTERVAL = "95 % interval of the median of its ratios (by order statistics; the whole range of fewer than six turns)"
@@ -162,9 +162,9 @@ def cautions_of(c: Comparison) -> list[str]:
     limit = c.pretrained.limit
     if limit is None or not c.is_extended(c.lengths[-1]):
         return _out_of_time(c)
-    is_rotary, extended = c.pretrained.is_rotary, c.pretrained.extend or c.lengths[-1]
+    yarn = (c.pretrained.extend or c.lengths[-1]) if c.pretrained.is_rotary else None
     read = [quarters_note(n, c.quarters(n)) for n in c.lengths_done if c.quarters(n)]
-    return [*_out_of_time(c), yarn_note(limit, extended) if is_rotary else longer_note(limit), *read]
+    return [*_out_of_time(c), extension_note(limit, yarn), *read]
 
 
 def _out_of_time(c: Comparison) -> list[str]:

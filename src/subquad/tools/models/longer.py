@@ -6,8 +6,18 @@ from typing import Any
 from subquad.core.spelling import listed
 
 
-def longer_note(limit: int) -> str:
-    """A note on longer inputs in a model with `limit` positions of its own, and on what to do for retrieval instead.
+def extension_note(limit: int, yarn: int | None) -> str:
+    """A note on longer inputs in a model with `limit` positions of its own.
+
+    Args:
+        limit: its own positions.
+        yarn: the tokens that its rotary positions are extended to; None if its positions are interpolated.
+    """
+    return _interpolation_note(limit) if yarn is None else _yarn_note(limit, yarn)
+
+
+def _interpolation_note(limit: int) -> str:
+    """A note on inputs with interpolated positions, and on what to do for retrieval instead.
 
     Its figures are those of `benchmarks/stretched_positions.py`.
     """
@@ -21,7 +31,7 @@ def longer_note(limit: int) -> str:
     )
 
 
-def yarn_note(limit: int, extended: int) -> str:
+def _yarn_note(limit: int, extended: int) -> str:
     """A note on inputs of up to `extended` tokens in a decoder with `limit` rotary positions of its own."""
     return (
         f"The model's rotary positions were trained to {limit:,} tokens. Requests of at most {limit:,} tokens have "

@@ -70,13 +70,14 @@ class Pretrained:
     def length(self, asked: int | None, option: str, most: int = 512) -> int:
         """Tokens of an input: those that are asked for, else the positions of the model, at most `most`.
 
+        Extended positions count for what is asked for.
+
         Raises:
             InputError: its positions do not reach so far; names the option.
         """
-        if asked is not None and self.limit is not None and asked > self.limit:
-            raise InputError(
-                f"{option} {asked} is past the {self.limit} positions of {self.name}; give at most {self.limit}"
-            )
+        reach = self.limit and max(self.limit, self.extend or 0)
+        if asked is not None and reach is not None and asked > reach:
+            raise InputError(f"{option} {asked} is past the {reach} positions of {self.name}; give at most {reach}")
         return min(self.limit or most, most) if asked is None else asked
 
     def extended_to(self, tokens: int | None, lengths: Sequence[int] = ()) -> "Pretrained":

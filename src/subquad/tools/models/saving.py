@@ -26,7 +26,7 @@ from subquad.methods import BoundMethod, ByLength, Full, Method
 from subquad.methods.by_length import Step
 from subquad.tools.data.texts import read_documents, standard_library
 from subquad.tools.models.dtypes import convert
-from subquad.tools.models.longer import longer_note, yarn_note
+from subquad.tools.models.longer import extension_note
 from subquad.tools.models.model_types import class_of
 from subquad.tools.models.pretrained import architecture_of, config_of, model_location
 from subquad.tools.models.saved_card import Measured, saved_card
@@ -213,8 +213,7 @@ def _note_on_positions(model: Any, limit: int | None, tokens: int) -> str:
     """A note on inputs of `tokens` tokens in a saved model; empty if the original's positions reach as far."""
     if limit is None or limit >= tokens:
         return ""
-    reach = hf.rotary_limit(model)
-    return longer_note(limit) if reach is None else yarn_note(limit, reach)
+    return extension_note(limit, hf.rotary_limit(model))
 
 
 def _accepted(model: Any) -> int | None:

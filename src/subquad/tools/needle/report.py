@@ -8,6 +8,7 @@ from subquad.methods.full import EXACT
 from subquad.tools.measure.exact_limits import exact_up_to
 from subquad.tools.measure.intervals import interval_of_mean, interval_of_share
 from subquad.tools.models.compare_rows import CompareRow
+from subquad.tools.models.longer import extension_note
 from subquad.tools.needle.run import ORACLE, NeedleRun, Spot
 from subquad.tools.needle.schema import NeedleCell, NeedleMethod, NeedleReport, Role
 from subquad.tools.needle.settings import NeedleSettings
@@ -104,6 +105,8 @@ def _notes(run: NeedleRun) -> Iterator[str]:
             yield f"{row.name}: {row.reason}."
         if row.note:
             yield f"{row.name}: {row.note}."
+    if (limit := run.pretrained.limit) is not None and run.lengths[-1] > limit:
+        yield extension_note(limit, run.pretrained.extend if run.pretrained.is_rotary else None)
     yield from run.pretrained.notes
     yield from run.resumed_note
 

@@ -26,6 +26,7 @@ from subquad.tools.needle.scoring import AnswerScore, answer_score
 from subquad.tools.needle.settings import NEEDLE_LENGTHS, NEEDLE_METHODS, NeedleSettings
 from subquad.tools.needle.tasks import TASKS
 from subquad.tools.runs import machine
+from subquad.tools.runs.common_options import check_model_runs
 from subquad.tools.runs.jobs import Job, JobKey, JobKind, Progress, silent
 from subquad.tools.runs.runner import JobRun
 
@@ -90,6 +91,7 @@ def _parse_inputs(settings: NeedleSettings) -> tuple[list[Method], list[str] | N
         raise InputError(f"--samples {settings.samples} must be at least 1")
     if settings.oracle_length < 0:
         raise InputError(f"--oracle-length {settings.oracle_length} must be 0 or more")
+    check_model_runs(settings.dtype, 1, settings.extend, None)
     with as_input_error():
         methods = [method for method in dict.fromkeys(map(parse_method, settings.methods)) if method != Full()]
     if not methods:
@@ -113,13 +115,15 @@ class NeedleRun(JobRun):
     def prepare(cls, settings: NeedleSettings) -> "NeedleRun":
         """Check all that the user gave, cheapest first, load the model, and make the prompts."""
         methods, documents = _parse_inputs(settings)
-        pretrained = load(settings.model, settings.device)
+        pretrained = load(settings.model, settings.device, dtype=settings.dtype)
         if not pretrained.is_causal_lm:
             raise InputError(
                 f"{pretrained.name} is of the kind {pretrained.kind}; subquad needle needs a causal language model, "
                 "such as demo-decoder"
             )
+        pretrained = pretrained.extended_to(settings.extend, settings.lengths or ())
         lengths = _lengths(settings, pretrained)
+        pretrained = pretrained.reaching(lengths[-1])
         rows = [row_of(pretrained, Full()), *(_row(pretrained, method) for method in methods)]
         oracles = {n: oracle_of(methods, n, pretrained.model.dtype) for n in lengths if n <= settings.oracle_length}
         texts = standard_library() if documents is None else documents
@@ -206,7 +210,8 @@ def _lengths(settings: NeedleSettings, pretrained: Pretrained) -> list[int]:
     if settings.lengths is not None:
         return sorted({pretrained.length(length, "--lengths") for length in settings.lengths})
     limit = pretrained.limit or NEEDLE_LENGTHS[-1]
-    return [length for length in NEEDLE_LENGTHS if length <= limit] or [limit]
+    lengths = [length for length in NEEDLE_LENGTHS if length <= limit] or [limit]
+    return lengths if pretrained.extend is None else [*lengths, pretrained.extend]
 
 
 def _row(pretrained: Pretrained, method: Method) -> CompareRow:

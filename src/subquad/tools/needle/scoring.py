@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 
 from subquad.core.versions import name_of_cache
+from subquad.hf.rotary_passes import reach_of
 from subquad.tools.models.pretrained import Pretrained
 from subquad.tools.needle.prompts import Prompt
 
@@ -26,7 +27,15 @@ class AnswerScore:
 
 @torch.inference_mode()
 def answer_score(pretrained: Pretrained, prompt: Prompt) -> AnswerScore:
-    """Score the answer of one prompt by the model as it is."""
+    """Score the answer of one prompt by the model as it is.
+
+    If its positions are extended, those of the prompt are the ones that prompt and answer together need.
+    """
+    with reach_of(len(prompt.tokens) + len(prompt.answer)):
+        return _score(pretrained, prompt)
+
+
+def _score(pretrained: Pretrained, prompt: Prompt) -> AnswerScore:
     model = pretrained.model
     batch = pretrained.batch([prompt.tokens])
     last = {"logits_to_keep": 1} if "logits_to_keep" in inspect.signature(model.forward).parameters else {}

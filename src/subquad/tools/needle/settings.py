@@ -36,7 +36,7 @@ class NeedleSettings:
     lengths: tuple[int, ...] | None = option(
         None,
         "Lengths of prompts with their answers in tokens, separated by commas; default: 2048, 4096 and 8192 as far as "
-        "the model's positions reach.",
+        "the model's positions reach, and the length of --extend.",
         read=common.read_lengths,
     )
     depths: tuple[float, ...] = option(
@@ -49,5 +49,7 @@ class NeedleSettings:
     oracle_length: int = option(
         2048, "Longest prompt that the oracle reads, one of each task and depth; it is slow; 0: no oracle."
     )
+    extend: int | None = option(None, common.EXTEND)
     device: str = option("cpu", common.DEVICE)
+    dtype: str | None = option(None, common.DTYPE)
     seed: int = option(0, "Random seed of the facts, and of the places in the text.")

@@ -10,7 +10,7 @@ from subquad.methods.full import EXACT
 from subquad.tools.measure.tradeoff import UNNOTICED
 from subquad.tools.models import demo
 from subquad.tools.models.dtypes import FP32
-from subquad.tools.models.longer import longer_note, short_note, yarn_note
+from subquad.tools.models.longer import extension_note, short_note
 from subquad.tools.models.split_methods import split_note
 from subquad.tools.plan import choice
 from subquad.tools.plan.loads import PlanInputs
@@ -186,8 +186,7 @@ def _notes(made: Made) -> list[str]:
     if short := made.plan.made_on.get("short_texts"):
         notes.append(short_note(short))
     if (limit := made.metadata.get("position_limit")) is not None and made.plan.lengths[-1] > limit:
-        is_rotary = made.metadata.get("rotary", False)
-        notes.append(yarn_note(limit, made.metadata["extended_to"]) if is_rotary else longer_note(limit))
+        notes.append(extension_note(limit, made.metadata["extended_to"] if made.metadata.get("rotary") else None))
     notes += _of_requests(made)
     if any(load.batches is not None for load in made.planning.loads):
         notes.append(
