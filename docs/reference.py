@@ -13,7 +13,7 @@ import subquad.methods
 import subquad.nn
 from subquad.tools.models import demo
 
-PLANNING = ("compare", "ModuleComparison", "plan_module", "ModulePlan", "plan", "Plan", "load_plan")
+PLANNING = ("compare", "ModuleComparison", "plan", "Plan", "ModulePlan", "load_plan")
 DEMO = {"encoder": demo.encoder, "decoder": demo.decoder}
 
 

@@ -20,9 +20,8 @@ if TYPE_CHECKING:
     from subquad.nn.interception import intercept
     from subquad.tools.compare.module_result import ModuleComparison
     from subquad.tools.compare.modules import compare
-    from subquad.tools.modules.plan import plan_module
+    from subquad.tools.modules.plan import plan
     from subquad.tools.modules.planned import ModulePlan
-    from subquad.tools.plan.run import plan
 
 __version__ = "0.1.0"
 __all__ = [
@@ -42,7 +41,6 @@ __all__ = [
     "load_plan",
     "nn",
     "plan",
-    "plan_module",
     "use_backend",
     *_methods,
 ]
@@ -56,8 +54,7 @@ _ELSEWHERE = {
     "ModuleComparison": "tools.compare.module_result",
     "ModulePlan": "tools.modules.planned",
     "compare": "tools.compare.modules",
-    "plan": "tools.plan.run",
-    "plan_module": "tools.modules.plan",
+    "plan": "tools.modules.plan",
 }
 
 

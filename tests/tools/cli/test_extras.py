@@ -27,7 +27,7 @@ ENTRIES = {
     "import subquad.hf.positions": "hf",
     "from subquad.hf import swap": "hf",
     "sq.load_plan": "hf",
-    "sq.plan": "hf",
+    "sq.plan('a model', [])": "hf",
     "import subquad.testing": "test",
     "resolved(BenchSettings(plans=(Path('folder'),)))": "hf",
 }
@@ -83,5 +83,5 @@ def test_an_entry_point_without_its_extra_names_it(entry, said):
 
 
 def test_what_needs_no_extra_runs_without_any():
-    done = python("import subquad as sq; sq.intercept, sq.audit, sq.compare, sq.plan_module, sq.nn, sq.Controlled")
+    done = python("import subquad as sq; sq.intercept, sq.audit, sq.compare, sq.plan, sq.nn, sq.Controlled")
     assert done.returncode == 0, done.stderr

@@ -545,7 +545,7 @@ def test_it_needs_no_transformers():
         "import torch, subquad as sq\n"
         "from tests.tools.modules.models import encoder, inputs\n"
         "print(sq.compare(encoder(1), inputs(30), methods='clustered:clusters=4', minutes=0.01).attention)\n"
-        "print(sq.plan_module(encoder(1), inputs(*[30] * 4), methods='clustered:clusters=4', minutes=0.01).module)\n"
+        "print(sq.plan(encoder(1), inputs(*[30] * 4), methods='clustered:clusters=4', minutes=0.01).module)\n"
     )
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert ran.stdout.split("\n")[:2] == ["sq.nn.swap (1 layer)", "TransformerEncoder"], ran.stderr

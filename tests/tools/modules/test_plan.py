@@ -1,4 +1,4 @@
-"""`sq.plan_module`: a method for each layer of a module."""
+"""`sq.plan`: a method for each layer of a module."""
 
 import json
 
@@ -47,7 +47,7 @@ def uneven():
 
 def test_a_layer_that_bears_nothing_gets_the_cheap_method(clock):
     module, items = uneven(), inputs(*[60] * 8)
-    plan = sq.plan_module(module, items, methods=[CRUDE, CLOSE], min_fidelity=0.9999, minutes=9.0)
+    plan = sq.plan(module, items, methods=[CRUDE, CLOSE], min_fidelity=0.9999, minutes=9.0)
     assert plan.why_exact is None
     assert plan.layers == {"1.attention": sq.methods.resolve(CRUDE)}
     assert plan.verified.cost["speedup"] == pytest.approx(3.0 / 2.2)
@@ -57,7 +57,7 @@ def test_a_layer_that_bears_nothing_gets_the_cheap_method(clock):
 
 def test_what_was_verified_is_what_swap_gives(clock):
     module, items = uneven().eval(), inputs(*[60] * 6)
-    plan = sq.plan_module(module, items, methods=[CRUDE, CLOSE], min_fidelity=0.9, minutes=0.5)
+    plan = sq.plan(module, items, methods=[CRUDE, CLOSE], min_fidelity=0.9, minutes=0.5)
     assert plan.why_exact is None
     with torch.no_grad():
         exact = [module(x) for x in items]
@@ -72,7 +72,7 @@ def test_what_was_verified_is_what_swap_gives(clock):
 
 
 def test_exact_attention_stays_if_nothing_keeps_the_fidelity(clock):
-    plan = sq.plan_module(LayerBlock(), inputs(*[60] * 6), methods=CRUDE, min_fidelity=0.999999, minutes=0.5)
+    plan = sq.plan(LayerBlock(), inputs(*[60] * 6), methods=CRUDE, min_fidelity=0.999999, minutes=0.5)
     assert plan.layers == {}
     assert plan.why_exact == "no method in any layer is faster and keeps the fidelity"
     assert "Stay with exact attention" in str(plan)
@@ -80,7 +80,7 @@ def test_exact_attention_stays_if_nothing_keeps_the_fidelity(clock):
 
 def test_exact_attention_stays_if_nothing_is_faster(clock, monkeypatch):
     monkeypatch.setitem(IN_A_LAYER, CRUDE, 1.0)
-    plan = sq.plan_module(LayerBlock(), inputs(*[60] * 6), methods=CRUDE, min_fidelity=0.1, minutes=0.5)
+    plan = sq.plan(LayerBlock(), inputs(*[60] * 6), methods=CRUDE, min_fidelity=0.1, minutes=0.5)
     assert plan.layers == {}
     assert plan.verified is None
 
@@ -95,7 +95,7 @@ def test_losses_that_only_held_out_inputs_have_are_seen(clock):
         measured = list(dict.fromkeys(scored))[:2]
         return float(id(item) in measured or torch.allclose(output, own[id(item)], atol=1e-6))
 
-    plan = sq.plan_module(module, items, methods=CRUDE, score=score, minutes=0.5)
+    plan = sq.plan(module, items, methods=CRUDE, score=score, minutes=0.5)
     assert plan.layers == {}
     assert plan.verified.fidelity == 0.0
     assert "a mean loss of 1.0000" in plan.why_exact
@@ -108,11 +108,11 @@ def test_a_held_out_input_that_a_method_refuses_is_named(clock, monkeypatch):
     dense = torch.zeros(40, 40).bernoulli(0.5).bool().fill_diagonal_(False)
     items = [(x, dense if number in (1, 2) else None) for number, x in enumerate(inputs(*[40] * 6))]
     with pytest.raises(ValueError, match=r"nystrom did not run on input [12], which is held out"):
-        sq.plan_module(module, items, methods="nystrom", min_fidelity=0.1, minutes=9.0)
+        sq.plan(module, items, methods="nystrom", min_fidelity=0.1, minutes=9.0)
 
 
 def test_the_plan_prints_and_is_plain_data(clock):
-    plan = sq.plan_module(uneven(), inputs(*[60] * 6), methods=[CRUDE], min_fidelity=0.9999, minutes=0.5)
+    plan = sq.plan(uneven(), inputs(*[60] * 6), methods=[CRUDE], min_fidelity=0.9999, minutes=0.5)
     data = json.loads(json.dumps(plan.to_dict()))
     assert data["layers"] == {"1.attention": CRUDE}
     assert "| 0.attention | MultiheadAttention | (the layer's own) | – |" in plan._repr_markdown_()
@@ -123,22 +123,22 @@ def test_causal_layers_get_what_they_can_run(clock, monkeypatch):
     module = nn.TransformerDecoder(nn.TransformerDecoderLayer(32, 4, 64, batch_first=True), 1)
     mask = nn.Transformer.generate_square_subsequent_mask(40)
     items = [(x, memory, mask) for x, memory in zip(inputs(*[40] * 5), inputs(*[30] * 5, seed=1), strict=True)]
-    plan = sq.plan_module(module, items, methods="nystrom", min_fidelity=0.1, minutes=0.2)
+    plan = sq.plan(module, items, methods="nystrom", min_fidelity=0.1, minutes=0.2)
     assert plan.layers == {}
     monkeypatch.setitem(IN_A_LAYER, "performer", 0.5)
-    plan = sq.plan_module(module, items, methods=["nystrom", "performer"], min_fidelity=0.1, minutes=0.2)
+    plan = sq.plan(module, items, methods=["nystrom", "performer"], min_fidelity=0.1, minutes=0.2)
     assert set(plan.layers) == {"layers.0.self_attn", "layers.0.multihead_attn"}
     assert {str(method) for method in plan.layers.values()} == {"performer"}
 
 
 def test_neighbouring_layers_are_measured_together_if_time_is_short(clock):
-    plan = sq.plan_module(encoder(4), inputs(*[40] * 6), methods=CRUDE, min_fidelity=0.5, minutes=0.001)
+    plan = sq.plan(encoder(4), inputs(*[40] * 6), methods=CRUDE, min_fidelity=0.5, minutes=0.001)
     assert any("layers at a time" in note for note in plan.notes)
     assert plan.verified.inputs >= 2
 
 
 def test_it_plans_with_the_real_clock_and_the_default_methods():
-    plan = sq.plan_module(encoder(1), inputs(*[64] * 4), min_fidelity=0.5, minutes=0.05)
+    plan = sq.plan(encoder(1), inputs(*[64] * 4), min_fidelity=0.5, minutes=0.05)
     assert set(plan.layers) <= set(plan.kinds) == {"layers.0.self_attn"}
     assert (plan.why_exact is None) == bool(plan.layers)
 
@@ -157,9 +157,9 @@ def test_the_module_is_what_it_was(fails):
 
     if fails:
         with pytest.raises(ZeroDivisionError):
-            sq.plan_module(module, inputs(*[40] * 5), methods=CRUDE, metric=metric, minutes=0.05)
+            sq.plan(module, inputs(*[40] * 5), methods=CRUDE, metric=metric, minutes=0.05)
     else:
-        sq.plan_module(module, inputs(*[40] * 5), methods=CRUDE, metric=metric, minutes=0.05)
+        sq.plan(module, inputs(*[40] * 5), methods=CRUDE, metric=metric, minutes=0.05)
     assert_unchanged(module, before)
 
 
@@ -176,20 +176,38 @@ BERT = {"vocab_size": 60, "hidden_size": 32, "num_hidden_layers": 1, "num_attent
         (encoder(1), 4, {"metric": "cosin"}, ValueError, "did you mean 'cosine'"),
         (encoder(1), 4, {"metric": lambda *_: float("inf")}, ValueError, "is inf for the exact output"),
         (encoder(1), 4, {"minutes": -1.0}, ValueError, "minutes -1 must be above 0"),
-        ("encoder", 4, {}, TypeError, "expected a torch.nn.Module, got str"),
+        ("encoder", 4, {}, TypeError, "expected a model, got 'encoder': load it first"),
     ],
 )
 def test_bad_input(unchecked, module, count, options, error, message):
     with pytest.raises(error, match=message):
-        sq.plan_module(module, inputs(*[30] * count), **{"methods": CRUDE, "minutes": 0.01} | options)
+        sq.plan(module, inputs(*[30] * count), **{"methods": CRUDE, "minutes": 0.01} | options)
 
 
-def test_each_function_names_the_other_one():
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        ({"shift": 1.6}, "shift is for"),
+        ({"lengths": (512, 2048, 4096)}, "lengths is for"),
+        ({"seed": 0, "out": "plans"}, "seed and out are for"),
+    ],
+)
+def test_arguments_for_transformers_models_are_refused_for_another_module(arguments, named):
+    with pytest.raises(
+        ValueError, match=f"{named} transformers models, .* TransformerEncoder contains none: it gets one plan"
+    ):
+        sq.plan(encoder(1), inputs(*[30] * 5), **arguments)
+
+
+def test_a_module_around_a_transformers_model_is_planned_by_length(monkeypatch):
     model = transformers.BertModel(transformers.BertConfig(**BERT))
-    with pytest.raises(ValueError, match=r"use sq\.plan\(model, inputs\)"):
-        sq.plan_module(model, [{"input_ids": torch.arange(9)[None]}] * 4)
-    with pytest.raises(TypeError, match=r"use sq\.plan_module\(module, inputs\)"):
-        sq.plan(encoder(1), inputs(*[30] * 5))
+    around, asked = nn.Sequential(model), []
+    monkeypatch.setattr("subquad.tools.plan.run.plan_by_length", lambda *args, **options: asked.append((args, options)))
+    items = [{"input_ids": torch.arange(9)[None]}] * 5
+    sq.plan(around, items, lengths=[9])
+    ((args, options),) = asked
+    assert args == (around, items)
+    assert (options["lengths"], options["shift"], options["seed"], options["out"]) == ([9], 1.6, 0, None)
 
 
 def test_inputs_that_show_no_loss_leave_exact_kernels_alone_and_a_note():

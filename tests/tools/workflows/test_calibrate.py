@@ -288,10 +288,39 @@ def test_what_lies_in_the_folder_is_not_replaced(command, model, tmp_path):
     assert "has a README.md" in " ".join(result.stderr.split())
     assert command(model("bert"), "-o", str(tmp_path / "made")).exit_code == 0
     before = (tmp_path / "made" / "adapter.safetensors").read_bytes()
-    again = command(model("bert"), "-o", str(tmp_path / "made"), **{"--method": "lha:buckets=5"})
-    assert again.exit_code == 2
-    assert "contains an adapter already" in " ".join(again.stderr.split())
+    other = {"--method": "lha:buckets=5"}
+    refused = command(model("bert"), "-o", str(tmp_path / "made"), **other)
+    assert refused.exit_code == 2
+    assert f"with --method '{LHA}' (now 'lha:buckets=5')" in " ".join(refused.stderr.split())
     assert (tmp_path / "made" / "adapter.safetensors").read_bytes() == before
+
+
+def test_a_finished_run_is_shown_again_and_replaced_only_if_that_is_asked_for(command, model, tmp_path):
+    out, options = ("-o", str(tmp_path)), {"--method": "lha:buckets=5"}
+    first, again = (command(model("bert"), *out, "--json") for _ in range(2))
+    assert "contains this run, finished on 20" in again.stderr
+    assert json.loads(again.stdout) == json.loads(first.stdout)
+    before = hf.read_adapter(tmp_path)
+    replaced = command(model("bert"), *out, "--again", **options)
+    assert replaced.exit_code == 0, replaced.output
+    after = hf.read_adapter(tmp_path)
+    assert [str(adapter.methods[0]) for adapter in (before, after)] == [LHA, "lha:buckets=5"]
+    assert "lha:buckets=5" in (tmp_path / "README.md").read_text()
+    assert command(model("bert"), *out, **options).exit_code == 0
+
+
+@pytest.mark.parametrize("again", [(), ("--again",)])
+def test_an_adapter_that_no_command_made_is_never_replaced(command, model, tmp_path, again):
+    swapped = load(model("bert")).model
+    hf.swap(swapped, "lha:buckets=3")
+    hf.save_adapter(swapped, tmp_path)
+    before = (tmp_path / "adapter.safetensors").read_bytes()
+    refused = command(model("bert"), "-o", str(tmp_path), *again)
+    assert refused.exit_code == 2
+    assert "adapter.json is not a report of subquad; remove it, or give another folder" in " ".join(
+        refused.stderr.split()
+    )
+    assert (tmp_path / "adapter.safetensors").read_bytes() == before
 
 
 def test_a_mix_of_methods_is_fitted_by_its_error(settings, tmp_path):

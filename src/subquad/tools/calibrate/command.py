@@ -1,13 +1,15 @@
 """`subquad calibrate`."""
 
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from subquad.core.errors import InputError
 from subquad.tools.calibrate.settings import CalibrateSettings
-from subquad.tools.cli.command_options import AsJson, with_options
+from subquad.tools.cli.command_options import Again, AsJson, with_options
 from subquad.tools.cli.commands import Command
 from subquad.tools.cli.common import needs, user_errors
 from subquad.tools.cli.kinds import Kind, Record, table_in
@@ -26,7 +28,7 @@ CALIBRATE = Kind(
     "README.md",
     _is_fitted,
     table_in("subquad.tools.calibrate.adapter_card", "rich_record"),
-    lambda content: content["record"],
+    entry="record",
 )
 
 
@@ -36,36 +38,34 @@ def calibrate(
     out: Annotated[
         Path, typer.Option("--out", "-o", help="Folder for the adapter; interrupted runs resume from it.")
     ] = Path("subquad-adapter"),
+    again: Again = False,
     as_json: AsJson = False,
 ) -> None:
     """Fit a method's learned parameters to a frozen model, from plain text."""
     with user_errors(), needs("demo"):
         from subquad.tools.calibrate.run import calibrate as run
-        from subquad.tools.calibrate.run import save
-        from subquad.tools.runs.alone import alone_in
+        from subquad.tools.calibrate.run import check, save
+        from subquad.tools.cli.finished import Claim, results_in
 
-        if not settings.text:
-            raise InputError("no text to fit on: give --text FILE or FOLDER")
-        with alone_in(out):
-            _check_free(out)
-            with progress_bar() as progress:
-                fitted = run(settings, out, progress)
-            save(fitted, out)
-        if not show(fitted.record, lambda: CALIBRATE.table(fitted.record), as_json):
+        with results_in(Claim(CALIBRATE, settings, out), partial(check, settings), again) as results:
+            record: Any = results.finished
+            if record is None:
+                _check_card(out)
+                with progress_bar() as progress:
+                    fitted = run(settings, out, progress)
+                record = results.written(
+                    fitted.record, lambda record, folder: [save(replace(fitted, record=record), folder)]
+                )
+        if not show(record, lambda: CALIBRATE.table(record), as_json):
             say(f"Adapter: {out}")
 
 
-def _check_free(out: Path) -> None:
-    """InputError where something lies in the folder that the adapter would replace."""
+def _check_card(out: Path) -> None:
+    """InputError where the adapter's card would replace another file: it is no earlier card, nor of a run cut off."""
     from subquad.tools.runs.cache import begun_in
 
-    if (out / "adapter.json").exists():
-        raise InputError(
-            f"{out} contains an adapter already, which `subquad report` shows: use it, remove it, or give another "
-            "folder with --out"
-        )
-    if (out / "README.md").exists() and not begun_in(out):  # else it is the card of a run that was cut off
-        raise InputError(f"{out} has a README.md, which the adapter's card would replace; give another folder")
+    if (out / CALIBRATE.page).exists() and not ((out / CALIBRATE.file).exists() or begun_in(out)):
+        raise InputError(f"{out} has a {CALIBRATE.page}, which the adapter's card would replace; give another folder")
 
 
 COMMAND = Command(calibrate, position=3, kinds=(CALIBRATE,), settings=CalibrateSettings)

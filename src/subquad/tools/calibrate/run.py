@@ -10,6 +10,7 @@ import copy
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from datetime import UTC, datetime
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
@@ -32,7 +33,7 @@ from subquad.tools.measure.timing import stopwatch
 from subquad.tools.measure.utility import attention_utility
 from subquad.tools.models.compare_rows import longest
 from subquad.tools.models.pieces import Pieces, cut
-from subquad.tools.models.pretrained import Pretrained, load
+from subquad.tools.models.pretrained import Pretrained, check_model, load
 from subquad.tools.runs.cache import clear, run_cache
 from subquad.tools.runs.jobs import Progress, silent
 
@@ -64,14 +65,27 @@ def calibrate(settings: CalibrateSettings, out: Path, progress: Progress = silen
         InputError: something in the settings does not work; the message has the remedy.
     """
     progress("loading", 0, 1)
+    method, documents = _parse_inputs(settings)
+    report_folders(progress, settings.text)
+    pretrained = load(settings.model, settings.device)
+    return fit(settings, method, pretrained, documents, out, progress)
+
+
+def check(settings: CalibrateSettings) -> None:
+    """Raise InputError for what is wrong in the settings, as far as it shows before the model is loaded."""
+    _parse_inputs(settings)
+    check_model(settings.model, settings.device)
+
+
+def _parse_inputs(settings: CalibrateSettings) -> tuple[Method, list[str]]:
+    """The method and the documents that the settings name."""
+    if not settings.text:
+        raise InputError("no text to fit on: give --text FILE or FOLDER")
     with as_input_error():
         method = parse_method(settings.method)
     if method.traits.fit is None:
         raise InputError(f"{method.name!r} has nothing to calibrate: {_why_not(method)}")
-    documents = read_documents(settings.text, settings.column)
-    report_folders(progress, settings.text)
-    pretrained = load(settings.model, settings.device)
-    return fit(settings, method, pretrained, documents, out, progress)
+    return method, read_documents(settings.text, settings.column)
 
 
 def fit(
@@ -112,6 +126,7 @@ def fit(
         trainer.run(run_cache(out, fingerprint).folder / "checkpoint.pt", progress)
     trainer.take_best()
     record = {
+        "created": datetime.now(UTC).isoformat(timespec="seconds"),
         "method": method.to_dict(),
         "model": pretrained.name,
         "notes": list(pretrained.notes),

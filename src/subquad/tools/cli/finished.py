@@ -67,17 +67,18 @@ class Claim:
         Raises:
             InputError: the folder contains a report of other settings (unless `again`), or of another command.
         """
-        report = self._report()
-        if report is None or again:
+        content = self._report()
+        if content is None or again:
             return None
+        report = self.kind.plain(content)
         run = f"the report of another run, made on {self.day(report)}"
         if ASKED not in report:
             raise InputError(
-                f"{self.folder} contains {run} with an earlier version; {ELSEWHERE}, or --again to replace it"
+                f"{self.folder} contains {run} that did not record its settings; {ELSEWHERE}, or --again to replace it"
             )
         if differing := self._differing(report[ASKED]):
             raise refusal(self.folder, run, differing)
-        return None if begun_in(self.folder) else record_of(self.kind, self.path, report)
+        return None if begun_in(self.folder) else record_of(self.kind, self.path, content)
 
     def _differing(self, earlier: Mapping[str, Any]) -> Differing:
         """The settings that were measured with other values, as the command line calls them."""

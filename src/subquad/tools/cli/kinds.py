@@ -18,7 +18,10 @@ Record = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of results: `holds` recognises the content of its file, and `record` reads the record that is shown."""
+    """A kind of results: `holds` recognises the content of its file, and `record` reads the record that is shown.
+
+    `entry` is the name of that record in the content, where it is not the content itself.
+    """
 
     command: str
     file: str
@@ -26,6 +29,12 @@ class Kind:
     holds: Callable[[Record], bool]
     table: Callable[[Any], RenderableType]
     record: Callable[[Record], Any] = lambda content: content
+    entry: str | None = None
+
+    def plain(self, content: Record) -> Record:
+        """The record in the content of a file, as plain data."""
+        of_entry: Record = content if self.entry is None else content[self.entry]
+        return of_entry
 
 
 @dataclass(frozen=True)
@@ -92,7 +101,7 @@ def read_finished(folder: Path, kinds: Sequence[Kind]) -> FinishedReport:
 def record_of(kind: Kind, path: Path, content: Record) -> Any:
     """The record of a file's content; InputError where it has no such parts as the table shows."""
     try:
-        record = kind.record(content)
+        record = kind.record(kind.plain(content))
         Console(file=StringIO()).print(kind.table(record))
     except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
         raise InputError(f"{path} is damaged: it has no table to show ({type(error).__name__}: {error})") from error

@@ -82,7 +82,7 @@ class Judge:
 
 
 def judge_of(metric: str | Metric | None, score: Score | None, min_fidelity: float) -> Judge:
-    """The judge that the arguments of `sq.compare`, `sq.plan_module` and `sq.plan` name.
+    """The judge that the arguments of `sq.compare` and `sq.plan` name.
 
     Raises:
         InputError: both are given, no metric has that name, or `min_fidelity` is out of its range.

@@ -1,8 +1,8 @@
-"""Any PyTorch module, inputs for it, and a function of its output: `sq.plan_module`, and the parts of `sq.compare`.
+"""Any PyTorch module, inputs for it, and a function of its output: `sq.plan`, and the parts of `sq.compare`.
 
-attention.py  where methods go: `sq.hf.swap`, `sq.nn.swap` or `sq.intercept`
+attention_sites.py  where methods go: `sq.hf.swap`, `sq.nn.swap` or `sq.intercept`
 unchanged.py  the module is afterwards what it was before
-inputs.py     the arguments that `sq.compare` and `sq.plan_module` have in common
+inputs.py     the arguments that `sq.compare` and `sq.plan` have in common
 plan.py       a method for each layer: the planner of tools/plan, with a module as its subject
 planned.py    the result of that
 tables.py     the results as text and as Markdown

@@ -1,4 +1,4 @@
-"""The arguments that `sq.compare` and `sq.plan_module` have in common: a module, inputs, methods and minutes."""
+"""The arguments that `sq.compare` and `sq.plan` have in common: a module, inputs, methods and minutes."""
 
 import math
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""`sq.plan_module`: a method for each layer of any module, for an accepted loss of its output."""
+"""`sq.plan`: a method for each layer of any module, for an accepted loss of its output."""
 
 import math
 import random
@@ -6,7 +6,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -22,13 +23,20 @@ from subquad.tools.measure.deadline import Deadline
 from subquad.tools.measure.fidelity import relative_error
 from subquad.tools.measure.group import ALONE
 from subquad.tools.measure.metrics import Judge, Metric, Score, judge_of
-from subquad.tools.measure.module_calls import ModuleCall, as_calls, device_of, run_exactly, spread_order
+from subquad.tools.measure.module_calls import (
+    ModuleCall,
+    as_calls,
+    device_of,
+    holds_transformers_model,
+    run_exactly,
+    spread_order,
+)
 from subquad.tools.measure.noise import AGAIN, against_itself
 from subquad.tools.measure.timing import Cost, cost, one_round, ratios, stopwatch
 from subquad.tools.measure.tradeoff import EQUAL, SIMILAR
 from subquad.tools.measure.without_attention import WithoutAttention
 from subquad.tools.modules.attention_sites import ModuleLayers, attention_sites
-from subquad.tools.modules.inputs import check_minutes, check_module, grouped, methods_of
+from subquad.tools.modules.inputs import check_minutes, grouped, methods_of
 from subquad.tools.modules.planned import HeldOutResult, ModulePlan
 from subquad.tools.modules.unchanged import unchanged
 from subquad.tools.plan import choice
@@ -41,6 +49,10 @@ from subquad.tools.plan.subject import PlanSubject
 from subquad.tools.runs.jobs import Progress, silent
 from subquad.tools.runs.records import to_plain
 
+if TYPE_CHECKING:
+    from subquad.hf.plans import Plan
+
+BY_LENGTH: dict[str, Any] = {"shift": 1.6, "lengths": (512, 2048, 4096), "seed": 0, "out": None}  # the defaults
 FEWEST = 4  # inputs
 SCREENING = 0.25  # share of the time until layers are screened
 CALL_SECONDS = 0.3  # share of the rounds of a call of a layer
@@ -48,56 +60,110 @@ LEAST_VERIFIED = 2  # held-out inputs, however long they take
 VERIFYING_ROUNDS = 9  # timings of a choice, if time allows
 
 
-def plan_module(
-    module: nn.Module,
+def plan(
+    model: Any,
     inputs: Iterable[Any],
     *,
     methods: str | Method | Sequence[str | Method] | None = None,
     metric: str | Metric | None = None,
     score: Score | None = None,
     min_fidelity: float = 0.99,
+    shift: float | None = None,
+    lengths: Sequence[int] | None = None,
     minutes: float = 10.0,
+    seed: int | None = None,
+    out: str | Path | None = None,
     progress: Progress = silent,
-) -> ModulePlan:
-    """Choose a method for each attention layer of any module, within an accepted loss of its output.
+) -> "Plan | ModulePlan":
+    """Choose a method for each attention layer of a model, within an accepted error of its final output.
 
         minimise Σ_l t(l, c_l)   subject to   Σ_l loss(l, c_l) ≤ budget            one method c_l in each layer l
 
-    Times are measured in the layers, losses of the module's output with one method in one layer, on a third of the
-    inputs or fewer. The choice is verified on the others, which are held out, and made again with a smaller budget
-    until it keeps `min_fidelity` there. The module runs in eval mode without gradients, and is afterwards exactly what
-    it was.
+    Times are measured in the layers, losses of the model's output with one method in one layer, on some of the inputs.
+    The choice is verified on the others, which are held out, and made again with a smaller budget until it keeps
+    `min_fidelity` there. Planning compares with the model's own attention; methods that are swapped into it run again
+    afterwards.
 
-    For a module whose layers `sq.nn.swap` takes. `sq.plan` plans for transformers models, by length.
+    Transformers models are planned length by length, and such a plan can be saved. For any other module whose layers
+    `sq.nn.swap` takes, one plan is made for all inputs; it runs in eval mode without gradients, and is afterwards
+    exactly what it was.
 
     Args:
-        module: any module with `nn.MultiheadAttention` or timm's `Attention`.
-        inputs: what the module is called with, as in `sq.compare`; four or more. Give lengths as they occur: one plan
-            is made for all of them.
-        methods: what to try, one or several; by default settings of several methods for the longest input.
-        metric: as in `sq.compare`.
-        score: as in `sq.compare`.
-        min_fidelity: what the plan keeps on held-out inputs, at a confidence of 95 %, in the units of the metric.
-        minutes: how long it may take; how much is measured follows from it.
+        model: what `sq.hf.swap` takes, in eval mode, or any module with `nn.MultiheadAttention` or timm's `Attention`.
+        inputs: of a transformers model, mappings of its keywords to tensors, five or more of each length; for a
+            SentenceTransformer also texts, which are cut into passages of `lengths` tokens. Of another module, what it
+            is called with, as in `sq.compare`, four or more, of lengths as they occur.
+        methods: what to try, one or several; by default settings of several methods that grow with the length.
+        metric: as in `sq.compare`: a name, or a function of the model's output and its exact output for one input,
+            larger where they are closer and 1 for the exact output itself. The loss is 1 − metric. By default, that of
+            a transformers model is 1 − cosine of the mean last hidden state, or the divergence of the logits in nats.
+        score: as in `sq.compare`: instead of a metric, a function of the model's output and the input, larger is
+            better, such as 1.0 where the class is right. What is accepted is that its mean falls by at most
+            1 − `min_fidelity`.
+        min_fidelity: the mean fidelity (1 − loss) that the plan must have on inputs that it was not made from, above
+            0 and at most 1, at a confidence of 95 %.
+        shift: for transformers models: how many times larger the loss may be on other inputs than on these. The plan
+            keeps 1 − fidelity under (1 − `min_fidelity`) / `shift` here. By default 1.6; 1 plans for inputs like these.
+        lengths: for transformers models: of passages, in tokens, where inputs are texts; by default 512, 2,048 and
+            4,096.
+        minutes: how long it may take, within a fifth; how much is measured follows from it and the time of a pass.
+        seed: for transformers models: of the passages that are drawn from texts; by default 0.
+        out: for transformers models: a folder from which an interrupted run with the same arguments resumes, and into
+            which the plan is saved. A metric or score is the same where its name and its code are; what it reads from
+            elsewhere is not compared.
         progress: called with what is under way, and how much of it is done.
 
     Returns:
-        A `ModulePlan`. `sq.nn.swap(module, plan.layers)` puts it in; `plan.layers` is empty if exact attention should
-        stay, with the reason in its `why_exact`.
+        For a transformers model a `Plan`: `sq.hf.swap(model, plan)`, `plan.save(folder)`, `sq.load_plan(folder)`. Its
+        `verified` is what was measured on held-out inputs. If nothing reached the minimum fidelity, it is exact
+        attention at that length. For another module a `ModulePlan`: `sq.nn.swap(module, plan.layers)` puts it in;
+        `plan.layers` is empty if exact attention should stay, with the reason in its `why_exact`.
 
     Raises:
-        ValueError: fewer than four inputs, a module without layers that `sq.nn.swap` takes, a method with learned
-            parameters, and as `sq.compare`.
-        TypeError: as `sq.compare`.
+        ValueError: too few inputs, a floor outside (0, 1], a method that is unknown or, in a module, has learned
+            parameters; a transformers model in training mode, where dropout makes outputs random; a metric or a score
+            for texts; methods that cannot be joined by length; too few minutes to decide anything, with the number that
+            is needed; a module without layers that `sq.nn.swap` takes, or one that gets an argument for transformers
+            models; and as `sq.compare`.
+        TypeError: neither a module nor a model that `sq.hf.swap` takes, inputs of another type than described, or an
+            argument of another type than it must have.
 
     >>> import torch, subquad as sq
     >>> layer = torch.nn.TransformerEncoderLayer(32, 4, 64, batch_first=True)
     >>> encoder, inputs = torch.nn.TransformerEncoder(layer, 2), [torch.randn(1, 64, 32) for _ in range(6)]
-    >>> plan = sq.plan_module(encoder, inputs, methods="clustered:clusters=8", min_fidelity=0.5, minutes=0.1)
+    >>> plan = sq.plan(encoder, inputs, methods="clustered:clusters=8", min_fidelity=0.5, minutes=0.1)
     >>> list(plan.kinds)
     ['layers.0.self_attn', 'layers.1.self_attn']
     """
-    check_module(module)
+    of_both: dict[str, Any] = {"methods": methods, "metric": metric, "score": score, "min_fidelity": min_fidelity}
+    of_both |= {"minutes": minutes, "progress": progress}
+    by_length: dict[str, Any] = {"shift": shift, "lengths": lengths, "seed": seed, "out": out}
+    by_length = {name: value for name, value in by_length.items() if value is not None}
+    if not isinstance(model, nn.Module) or holds_transformers_model(model):
+        from subquad.tools.plan.run import plan_by_length  # which needs transformers
+
+        return plan_by_length(model, inputs, **of_both, **BY_LENGTH | by_length)
+    if by_length:
+        named = f"{listed(list(by_length))} {'is' if len(by_length) == 1 else 'are'}"
+        raise InputError(
+            f"{named} for transformers models, which are planned length by length, but {type(model).__name__} contains "
+            "none: it gets one plan for all inputs"
+        )
+    return _plan_module(model, inputs, **of_both)
+
+
+def _plan_module(
+    module: nn.Module,
+    inputs: Iterable[Any],
+    *,
+    methods: str | Method | Sequence[str | Method] | None,
+    metric: str | Metric | None,
+    score: Score | None,
+    min_fidelity: float,
+    minutes: float,
+    progress: Progress,
+) -> ModulePlan:
+    """A plan for a module that contains no transformers model."""
     judge, calls = judge_of(metric, score, min_fidelity), as_calls(inputs)
     tried = None if methods is None else methods_of(methods)
     check_minutes(minutes)
@@ -113,21 +179,13 @@ def plan_module(
         run_exactly(calls[0], module)
         sites = attention_sites(module, calls[0])
         if not isinstance(sites, ModuleLayers):
-            raise InputError(_other_function(sites.function, module))
+            raise InputError(
+                f"{type(module).__name__} has no layers that sq.nn.swap takes: its attention is calls of "
+                "scaled_dot_product_attention, which sq.intercept runs by one method; use sq.compare to choose it"
+            )
         by_length, _ = grouped(sites, calls, SCREENING * 60 * minutes / 2)
         planning = ModulePlanning(sites, judge, deadline, progress)
         return planning.run(by_length, tried if tried is not None else grid(max(by_length)), len(calls), screening)
-
-
-def _other_function(function: str, module: nn.Module) -> str:
-    if function == "sq.hf.swap":
-        return (
-            f"{type(module).__name__} contains a transformers model; use sq.plan(model, inputs), which plans by length"
-        )
-    return (
-        f"{type(module).__name__} has no layers that sq.nn.swap takes: its attention is calls of "
-        "scaled_dot_product_attention, which sq.intercept runs by one method; use sq.compare to choose it"
-    )
 
 
 class JudgedOutput:

@@ -1,4 +1,4 @@
-"""`subquad plan` on a text model, and `sq.plan` on any module: from what the user gives to a plan with its record."""
+"""`subquad plan`, and `sq.plan` on a transformers model: from what the user gives to a plan with its record."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -8,8 +8,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from torch import nn
-
 from subquad import hf
 from subquad.core.errors import InputError, as_input_error
 from subquad.hf.adapters import describe_model
@@ -18,7 +16,6 @@ from subquad.methods import BoundMethod, Full, Method, resolve
 from subquad.tools.measure.deadline import Deadline
 from subquad.tools.measure.group import ALONE, MeasuringGroup
 from subquad.tools.measure.metrics import Judge, Metric, Score
-from subquad.tools.measure.module_calls import holds_transformers_model
 from subquad.tools.models.compare_rows import mark_of
 from subquad.tools.models.dtypes import TORCH
 from subquad.tools.models.longer import short_note
@@ -45,7 +42,7 @@ from subquad.tools.runs import machine
 from subquad.tools.runs.cache import clear, run_cache
 from subquad.tools.runs.executors import LOCAL, Executor
 from subquad.tools.runs.floor import Floor
-from subquad.tools.runs.jobs import Progress, silent
+from subquad.tools.runs.jobs import Progress
 from subquad.tools.runs.options import as_command
 from subquad.tools.runs.records import to_plain
 
@@ -111,66 +108,30 @@ def check(settings: PlanSettings) -> None:
     check_model(settings.model, settings.device)
 
 
-def plan(
+def plan_by_length(
     model: Any,
     inputs: Iterable[Any],
     *,
-    min_fidelity: float = 0.99,
-    shift: float = 1.6,
-    lengths: Sequence[int] = (512, 2048, 4096),
-    metric: str | Metric | None = None,
-    score: Score | None = None,
-    methods: str | Method | Sequence[str | Method] | None = None,
-    minutes: float = 10.0,
-    seed: int = 0,
-    out: str | Path | None = None,
-    progress: Progress = silent,
+    methods: str | Method | Sequence[str | Method] | None,
+    metric: str | Metric | None,
+    score: Score | None,
+    min_fidelity: float,
+    shift: float,
+    lengths: Sequence[int],
+    minutes: float,
+    seed: int,
+    out: str | Path | None,
+    progress: Progress,
 ) -> Plan:
-    """Choose a method for each layer and length of a transformers model, within an accepted error of the final output.
-
-    Args:
-        model: what `sq.hf.swap` takes, in eval mode. Methods that are swapped into it run again afterwards; planning
-            compares with its own attention.
-        inputs: mappings of the model's keywords to tensors, five or more of each length; for a SentenceTransformer
-            also texts, which are cut into passages of `lengths` tokens.
-        min_fidelity: the mean fidelity (1 − loss) that the plan must have on inputs that it was not made from, above
-            0 and at most 1.
-        shift: how many times larger the loss may be on other inputs than on these. The plan keeps 1 − fidelity under
-            (1 − `min_fidelity`) / `shift` here. 1 plans for inputs like these.
-        lengths: of passages, in tokens, where inputs are texts.
-        metric: as in `sq.compare`: a name, or a function of the model's output and its exact output for one input,
-            larger where they are closer and 1 for the exact output itself. The loss is 1 − metric, by default 1 −
-            cosine of the mean last hidden state, or the divergence of the logits in nats.
-        score: as in `sq.compare`: instead of a metric, a function of the model's output and the input, larger is
-            better, such as 1.0 where the class is right. What is accepted is that its mean falls by at most
-            1 − `min_fidelity`.
-        methods: what to try, one or several; by default settings of several methods that grow with the length.
-        minutes: how long it may take, within a fifth; how much is measured follows from it and the time of a pass.
-        seed: of the passages that are drawn from texts.
-        out: a folder from which an interrupted run with the same arguments resumes, and into which the plan is saved. A
-            metric or score is the same where its name and its code are; what it reads from elsewhere is not compared.
-        progress: called with what is under way, and how much of it is done.
-
-    Returns:
-        A plan: `sq.hf.swap(model, plan)`, `plan.save(folder)`, `sq.load_plan(folder)`. Its `verified` is what was
-        measured on held-out inputs. If nothing reached the minimum fidelity, it is exact attention at that length.
-
-    Raises:
-        ValueError: too few inputs of a length, a floor outside (0, 1], a method that is unknown, or a model in training
-            mode, where dropout makes outputs random; a metric or a score for texts; methods that cannot be joined by
-            length; too few minutes to decide anything, with the number that is needed.
-        TypeError: no model that `swap` takes, inputs that are neither mappings nor texts, or an argument of another
-            type than it must have.
-    """
-    if isinstance(model, nn.Module) and not holds_transformers_model(model):
-        raise TypeError(f"{type(model).__name__} contains no transformers model; use sq.plan_module(module, inputs)")
+    """Plan for a transformers model, as `sq.plan` describes."""
+    is_training = hf.transformers_model(model).training
     settings = settings_from(min_fidelity, shift, lengths, minutes, seed)
     check_settings(settings)
     methods = [methods] if isinstance(methods, str | Method) else methods
     tried = None if methods is None else [resolve(method) for method in methods]
     inputs = as_inputs(inputs)
     judge = judge_for(inputs, metric, score, min_fidelity)
-    if hf.transformers_model(model).training:
+    if is_training:
         raise InputError("the model is in training mode, where dropout makes outputs random: call model.eval() first")
     deadline = Deadline(60 * settings.minutes)
     with TemporaryDirectory() as temporary, _swapped_out(model):
