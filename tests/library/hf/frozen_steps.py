@@ -1,4 +1,4 @@
-"""Generate with frozen weights: for each model on the command line, print whether its tokens are those of eager steps.
+"""Generate with frozen weights: for the model on the command line, print whether its tokens are those of eager steps.
 
 A process of its own, as `compiled_steps`.
 """
@@ -52,4 +52,4 @@ def seen(name: str) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    print(json.dumps({name: seen(name) for name in sys.argv[1:]}))
+    print(json.dumps(seen(sys.argv[1])))

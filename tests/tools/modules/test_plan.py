@@ -207,7 +207,8 @@ def test_a_module_around_a_transformers_model_is_planned_by_length(monkeypatch):
     sq.plan(around, items, lengths=[9])
     ((args, options),) = asked
     assert args == (around, items)
-    assert (options["lengths"], options["shift"], options["seed"], options["out"]) == ([9], 1.6, 0, None)
+    assert options["lengths"] == [9]
+    assert not {"shift", "seed", "out"} & set(options)  # whose defaults are those of `subquad plan`
 
 
 def test_inputs_that_show_no_loss_leave_exact_kernels_alone_and_a_note():

@@ -107,6 +107,7 @@ def growth_note(methods: Sequence[MethodReport], lengths: Sequence[int], floor: 
     measured = [n for n in sorted(lengths) if str(n) in (chosen.model or {}) and str(n) in (exact.model or {})]
     slower = [n for n in measured if chosen.cost("model", n).ms >= exact.cost("model", n).ms]
     last = max(slower, default=shortest)  # it may win at lengths where it is exact, and lose at longer ones
+    after = min((n for n in measured if n > last), default=math.inf)
     start = crossing(slow, fast, last, FARTHEST * longest)
     name = chosen.method
     most = exact_up_to(from_dict(chosen.settings), floor.of_next_tokens, TORCH[dtype])
@@ -117,7 +118,7 @@ def growth_note(methods: Sequence[MethodReport], lengths: Sequence[int], floor: 
             f"{name} is exact attention up to {most:,.0f} tokens, and faster than {exact.method}, the fastest exact "
         )
         where += "attention, beyond (interpolated)"
-    elif last < start <= min((n for n in measured if n > last), default=math.inf) and slower:
+    elif slower and last < start <= after:
         source = "interpolated" if start <= longest else "predicted"
         where = f"{name} overtakes {exact.method}, the fastest exact attention, at about {_rounded(start):,} tokens"
         where += f" ({source})"

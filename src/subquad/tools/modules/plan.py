@@ -52,7 +52,6 @@ from subquad.tools.runs.records import to_plain
 if TYPE_CHECKING:
     from subquad.hf.plans import Plan
 
-BY_LENGTH: dict[str, Any] = {"shift": 1.6, "lengths": (512, 2048, 4096), "seed": 0, "out": None}  # the defaults
 FEWEST = 4  # inputs
 SCREENING = 0.25  # share of the time until layers are screened
 CALL_SECONDS = 0.3  # share of the rounds of a call of a layer
@@ -106,7 +105,8 @@ def plan(
             keeps 1 − fidelity under (1 − `min_fidelity`) / `shift` here. By default 1.6; 1 plans for inputs like these.
         lengths: for transformers models: of passages, in tokens, where inputs are texts; by default 512, 2,048 and
             4,096.
-        minutes: how long it may take, within a fifth; how much is measured follows from it and the time of a pass.
+        minutes: how long it may take, for transformers models within a fifth; how much is measured follows from it and
+            from the time of a pass.
         seed: for transformers models: of the passages that are drawn from texts; by default 0.
         out: for transformers models: a folder from which an interrupted run with the same arguments resumes, and into
             which the plan is saved. A metric or score is the same where its name and its code are; what it reads from
@@ -142,7 +142,7 @@ def plan(
     if not isinstance(model, nn.Module) or holds_transformers_model(model):
         from subquad.tools.plan.run import plan_by_length  # which needs transformers
 
-        return plan_by_length(model, inputs, **of_both, **BY_LENGTH | by_length)
+        return plan_by_length(model, inputs, **of_both, **by_length)
     if by_length:
         named = f"{listed(list(by_length))} {'is' if len(by_length) == 1 else 'are'}"
         raise InputError(

@@ -35,7 +35,7 @@ from subquad.tools.plan.loads import PlanInputs, input_loads
 from subquad.tools.plan.measure import Candidate
 from subquad.tools.plan.planning import Planning, candidates_for, plan_of
 from subquad.tools.plan.prepared import loss_elsewhere, of_text, parse_inputs, prepare
-from subquad.tools.plan.settings import PlanSettings
+from subquad.tools.plan.settings import PLANNED_LENGTHS, PlanSettings
 from subquad.tools.plan.short import short_fidelities
 from subquad.tools.plan.workers import UNAIDED, Workers
 from subquad.tools.runs import machine
@@ -116,12 +116,12 @@ def plan_by_length(
     metric: str | Metric | None,
     score: Score | None,
     min_fidelity: float,
-    shift: float,
-    lengths: Sequence[int],
     minutes: float,
-    seed: int,
-    out: str | Path | None,
     progress: Progress,
+    shift: float = PlanSettings.shift,
+    lengths: Sequence[int] = PLANNED_LENGTHS,
+    seed: int = PlanSettings.seed,
+    out: str | Path | None = None,
 ) -> Plan:
     """Plan for a transformers model, as `sq.plan` describes."""
     is_training = hf.transformers_model(model).training

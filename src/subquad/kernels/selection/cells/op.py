@@ -11,7 +11,7 @@ from subquad.kernels.selection.cells import reference
 from subquad.kernels.selection.hashing.op import hash_codes
 from subquad.kernels.selection.kmeans.op import hamming_kmeans
 
-ITERATIONS_OF_KEYS = 5  # where the keys alone count, as in earlier versions
+ITERATIONS_OF_KEYS = 5  # of k-means, where the keys alone count
 
 
 key_cells = Op(reference.key_cells)
