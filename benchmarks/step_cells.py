@@ -31,12 +31,11 @@ from subquad.tools.models.pretrained import Pretrained, load
 
 STEPS = 256  # positions after the prompt
 FIRST, LAST, SIZE, ROUNDS = 16, 256, 16, 8
-SEGMENTS = 16
 NAME = "cells-of-keys"
 
 ABOUT = f"""\
 SmolLM2-135M-Instruct, every layer, {STEPS} tokens after an exact prefill of each length, beside exact attention; \
-fp32, {{passages}}.
+fp32, {{passages}}; with YaRN's positions if a length exceeds the model's 8,192.
 KL is that of next-token distributions, exact ‖ cells, in nats.
 The share is that of the keys that a step reads, with one for the mean of each cell; it reads as many values."""
 
@@ -187,11 +186,10 @@ def main(
     """Print the tables, and write them to a file where one is named."""
     rows = [Cells(each) for each in cells]
     most = rows[-1]
-    rows += [*(replace(each, by_head=True) for each in rows), replace(most, by_head=True, segments=SEGMENTS)]
-    rows += [replace(most, drop=True), replace(most, segments=SEGMENTS), replace(most, all_queries=True)]
-    rows += [replace(most, plain=True)]
+    rows += [replace(most, by_head=True), replace(most, drop=True), replace(most, segments=4)]
+    rows += [replace(most, all_queries=True), replace(most, plain=True)]
     pretrained = load(MODEL)
-    if (longest := max(lengths)) > (pretrained.limit or longest):  # by YaRN
+    if (longest := max(lengths)) > (pretrained.limit or longest):
         pretrained = pretrained.extended_to(longest + STEPS).reaching(longest + STEPS)
     parts = [ABOUT.format(passages=decoder_passages.count_of(passages))]
     for length in lengths:

@@ -261,12 +261,19 @@ def test_the_page_of_times_has_bounds_of_whole_steps_and_when_the_cells_have_pai
     assert f"| 8,192 | 1,000 ({whole}) | 62 ({parts}) |" in written
 
 
-def test_the_page_of_cells_has_the_means_of_passages(script, monkeypatch, tmp_path):
-    module = script("step_cells")
-    monkeypatch.setattr(module, "load", lambda _: SimpleNamespace(limit=8192))
+@pytest.mark.parametrize(("length", "extensions"), [(4096, []), (16384, [16384 + 256])])
+def test_the_page_of_cells_has_the_means_of_passages(script, monkeypatch, tmp_path, length, extensions):
+    module, asked = script("step_cells"), []
+
+    def extended_to(tokens: int) -> SimpleNamespace:
+        asked.append(tokens)
+        return SimpleNamespace(reaching=lambda _: "extended")
+
+    monkeypatch.setattr(module, "load", lambda _: SimpleNamespace(limit=8192, extended_to=extended_to))
     passages = [SimpleNamespace(tokens=[number]) for number in (1, 2)]
     monkeypatch.setattr(module.decoder_passages, "passages", lambda *_: passages)
     monkeypatch.setattr(module, "fidelity", lambda _, tokens, rows: dict.fromkeys(rows, (0.1 * tokens[0], 0.5, 0.25)))
-    module.main(lengths=(4096,), passages=2, out=tmp_path / "page.md")
+    module.main(lengths=(length,), passages=2, out=tmp_path / "page.md")
+    assert asked == extensions
     written = (tmp_path / "page.md").read_text("utf-8")
     assert "| 64 cells exact, chosen by head | 25.0 % | 0.1500 | 0.1000–0.2000 | 0.500 |" in written

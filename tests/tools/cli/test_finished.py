@@ -149,7 +149,7 @@ def test_another_minimum_fidelity_reads_the_finished_run_anew(finished):
 
 def test_a_report_of_an_earlier_version_counts_as_another(put):
     folder = put("report.json", sample.encoder())
-    assert "made on 2026-03-14 that did not record its settings;" in refusal("compare", "--out", folder)
+    assert "made on 2026-03-14, which did not record its settings;" in refusal("compare", "--out", folder)
 
 
 @pytest.mark.parametrize("again", [[], ["--again"]])

@@ -124,21 +124,22 @@ def test_a_method_that_is_faster_only_where_it_is_exact_overtakes_later():
 
 
 @pytest.mark.parametrize(
-    ("at", "ms", "where"),
+    ("crossing", "at", "ms", "where"),
     [
-        (2048, 1e6, "from 4,096 tokens on;"),
-        (512, 1.0, "at every length measured;"),
+        (900, 2048, 1e6, "from 4,096 tokens on;"),
+        (900, 512, 1.0, "at every length measured;"),
+        (3600, 2048, 1.0, "from 2,048 tokens on;"),
     ],
 )
-def test_measured_times_count_where_the_curves_say_otherwise(at, ms, where):
-    """The curves go through the two longest lengths, and cross between 512 and 2,048 tokens."""
+def test_measured_times_count_where_the_curves_say_otherwise(crossing, at, ms, where):
+    """The curves go through the two longest lengths, and cross before them."""
     lengths = (512, 2048, 4096, 8192)
     rows = [
         row("full in bf16", timed(0.3, 3e-4, 2, lengths)),
         row("full:kernel=subquad in bf16", timed(0.3, 1e-4, 2, lengths), kernel="subquad"),
-        row("clustered-tail in bf16", timed(0.3, 3e-3, 1.5, lengths), 0.999, block=256),
+        row("clustered-tail in bf16", timed(0.3, 1e-4 * crossing**0.5, 1.5, lengths), 0.999, block=256),
     ]
-    assert "at about 900 tokens (interpolated)" in growth_note(rows, lengths, FLOOR)
+    assert f"at about {crossing:,} tokens (interpolated)" in growth_note(rows, lengths, FLOOR)
     rows[2].model[str(at)] = replace(rows[2].model[str(at)], ms=ms)
     assert f"the fastest exact attention, {where}" in growth_note(rows, lengths, FLOOR)
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from subquad.core.errors import InputError
+from subquad.hf.positions import extended_positions
 from subquad.tools.measure.intervals import interval_of_mean, interval_of_share
 from subquad.tools.models.pretrained import load
 from subquad.tools.needle import run as needle
@@ -85,6 +86,7 @@ def test_positions_are_extended_for_longer_prompts_and_said(settings, tmp_path):
     short = measure(settings(lengths=(300,), tasks=("niah_single",)), tmp_path / "short")
     spot = next(iter(short.prompts))
     assert run.score(spot, "full") == short.score(spot, "full")  # within the model's own positions nothing changes
+    assert {each["length"] for each in extended_positions(run.pretrained.model).values()} == {700}
     assert NeedleRun.prepare(settings(lengths=None, extend=700, tasks=("niah_single",))).lengths == [512, 700]
 
 
@@ -122,13 +124,16 @@ def test_other_prompts_are_another_run(settings):
         ({"lengths": (513,)}, "--extend 513 extends them by YaRN"),
         ({"lengths": (600,), "extend": 550}, "--lengths 600 is beyond --extend 550"),
         ({"extend": 400}, "--extend 400 is within the 512 positions"),
+        ({"model": "gpt2", "extend": 600}, "--extend 600 needs rotary positions with a limit, which .* does not have"),
         ({"extend": 0}, "--extend 0 must be at least 1"),
         ({"dtype": "float32"}, "--dtype 'float32' is none of fp32, bf16, fp16"),
         ({"lengths": (60,)}, "60 tokens are too few for the task niah_single"),
         ({"lengths": (0,)}, "0 tokens are too few"),
     ],
 )  # fmt: skip
-def test_mistakes_are_one_line(settings, changes, message):
+def test_mistakes_are_one_line(settings, folder, changes, message):
+    if "model" in changes:
+        changes = changes | {"model": folder(changes["model"])}
     assert re.search(message.replace("?", r"\?"), refusal(settings(**changes)))
 
 

@@ -1,6 +1,7 @@
 """Calibration on tiny models: it fits, it goes on after an interruption, and it names what does not fit."""
 
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -295,7 +296,7 @@ def test_what_lies_in_the_folder_is_not_replaced(command, model, tmp_path):
     assert (tmp_path / "made" / "adapter.safetensors").read_bytes() == before
 
 
-def test_a_finished_run_is_shown_again_and_replaced_only_if_that_is_asked_for(command, model, tmp_path):
+def test_a_finished_run_is_shown_again_and_replaced_only_if_that_is_asked_for(command, model, text, tmp_path):
     out, options = ("-o", str(tmp_path)), {"--method": "lha:buckets=5"}
     first, again = (command(model("bert"), *out, "--json") for _ in range(2))
     assert "contains this run, finished on 20" in again.stderr
@@ -305,8 +306,12 @@ def test_a_finished_run_is_shown_again_and_replaced_only_if_that_is_asked_for(co
     assert replaced.exit_code == 0, replaced.output
     after = hf.read_adapter(tmp_path)
     assert [str(adapter.methods[0]) for adapter in (before, after)] == [LHA, "lha:buckets=5"]
-    assert "lha:buckets=5" in (tmp_path / "README.md").read_text()
     assert command(model("bert"), *out, **options).exit_code == 0
+    mistaken = command(model("bert"), *out, **{"--method": "lah"})
+    assert "no method 'lah'" in " ".join(mistaken.stderr.split())  # before anything against the folder
+    later = (tmp_path / "adapter.json").stat().st_mtime + 5
+    os.utime(text, (later, later))
+    assert f"warning: {text} has changed since" in " ".join(command(model("bert"), *out, **options).stderr.split())
 
 
 @pytest.mark.parametrize("again", [(), ("--again",)])

@@ -74,7 +74,8 @@ class Claim:
         run = f"the report of another run, made on {self.day(report)}"
         if ASKED not in report:
             raise InputError(
-                f"{self.folder} contains {run} that did not record its settings; {ELSEWHERE}, or --again to replace it"
+                f"{self.folder} contains {run}, which did not record its settings; {ELSEWHERE}, or --again to replace "
+                "it"
             )
         if differing := self._differing(report[ASKED]):
             raise refusal(self.folder, run, differing)

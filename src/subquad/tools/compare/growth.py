@@ -104,11 +104,8 @@ def growth_note(methods: Sequence[MethodReport], lengths: Sequence[int], floor: 
     fast, slow, usual = curves
     if fast is None or slow is None or usual is None or exact is None:
         return ""
-    measured = [n for n in sorted(lengths) if str(n) in (chosen.model or {}) and str(n) in (exact.model or {})]
-    slower = [n for n in measured if chosen.cost("model", n).ms >= exact.cost("model", n).ms]
-    last = max(slower, default=shortest)  # it may win at lengths where it is exact, and lose at longer ones
-    after = min((n for n in measured if n > last), default=math.inf)
-    start = crossing(slow, fast, last, FARTHEST * longest)
+    last, after = around_crossing(chosen, exact, lengths)
+    start = crossing(slow, fast, last or shortest, FARTHEST * longest)
     name = chosen.method
     most = exact_up_to(from_dict(chosen.settings), floor.of_next_tokens, TORCH[dtype])
     if start is None or most >= longest:
@@ -118,12 +115,12 @@ def growth_note(methods: Sequence[MethodReport], lengths: Sequence[int], floor: 
             f"{name} is exact attention up to {most:,.0f} tokens, and faster than {exact.method}, the fastest exact "
         )
         where += "attention, beyond (interpolated)"
-    elif slower and last < start <= after:
+    elif 0 < last < start <= after:
         source = "interpolated" if start <= longest else "predicted"
         where = f"{name} overtakes {exact.method}, the fastest exact attention, at about {_rounded(start):,} tokens"
         where += f" ({source})"
     else:  # the curves go through the two longest lengths only, so the times themselves tell
-        where = _from_where(chosen, exact, measured, slower)
+        where = _from_where(chosen, exact, lengths)
         if not where:
             return ""
     twice = 2 * longest
@@ -133,10 +130,27 @@ def growth_note(methods: Sequence[MethodReport], lengths: Sequence[int], floor: 
     )
 
 
-def _from_where(chosen: MethodReport, exact: MethodReport, measured: Sequence[int], slower: Sequence[int]) -> str:
+def around_crossing(chosen: MethodReport, exact: MethodReport, lengths: Sequence[int]) -> tuple[int, int | float]:
+    """The last length at which a row was not faster than exact attention, and the next one that was measured.
+
+    A row may be faster at shorter lengths, where it is exact itself. The last length is 0 if it was always faster, and
+    the next one infinite if there is none.
+    """
+    measured = _measured(chosen, exact, lengths)
+    last = max((n for n in measured if chosen.cost("model", n).ms >= exact.cost("model", n).ms), default=0)
+    return last, min((n for n in measured if n > last), default=math.inf)
+
+
+def _measured(chosen: MethodReport, exact: MethodReport, lengths: Sequence[int]) -> list[int]:
+    """The lengths at which both rows were measured, the shortest first."""
+    return sorted(n for n in lengths if str(n) in (chosen.model or {}) and str(n) in (exact.model or {}))
+
+
+def _from_where(chosen: MethodReport, exact: MethodReport, lengths: Sequence[int]) -> str:
     """From which length on a row was faster than exact attention wherever measured; empty if not at the longest."""
+    measured, (last, _) = _measured(chosen, exact, lengths), around_crossing(chosen, exact, lengths)
     ties = [n for n in measured if chosen.cost("model", n).verdict == "within the noise"]
-    faster = [n for n in measured if n > max([*ties, *slower], default=0)]
+    faster = [n for n in measured if n > max([*ties, last])]
     start = f"{chosen.method} is faster than {exact.method}, the fastest exact attention"
     if not faster:
         return ""

@@ -8,7 +8,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from subquad.tools.compare import reading
-from subquad.tools.compare.growth import Curve, crossing, curve_of
+from subquad.tools.compare.growth import Curve, around_crossing, crossing, curve_of
 from subquad.tools.compare.recommend import is_exact_kernel
 from subquad.tools.compare.schema import MethodReport, Report
 from subquad.tools.models.dtypes import FP32
@@ -77,13 +77,13 @@ def _draw(ax: Any, row: MethodReport, made: Curve, look: Style) -> None:
 def _mark_crossings(
     ax: Any, rows: Mapping[str, MethodReport], curves: Mapping[str, Curve], looks: Mapping[str, Style]
 ) -> None:
-    lengths = [int(n) for row in rows.values() for n in (row.model or {})]
-    exact = [made for name, made in curves.items() if is_exact_kernel(rows[name])]
+    lengths = sorted({int(n) for row in rows.values() for n in (row.model or {})})
+    exact = [name for name in curves if is_exact_kernel(rows[name])]
     if not exact:
         return
-    fastest = min(exact, key=lambda made: made(max(lengths)))
+    fastest = min(exact, key=lambda name: curves[name](lengths[-1]))
     for name, made in curves.items():
-        at = crossing(fastest, made, min(lengths), FARTHER * max(lengths))
-        if made in exact or at is None or at <= min(lengths):
-            continue
-        ring(ax, at, made(at) / 1e3, looks[name].color)
+        last, after = around_crossing(rows[name], rows[fastest], lengths)
+        at = crossing(curves[fastest], made, last or lengths[0], FARTHER * lengths[-1])
+        if name not in exact and at is not None and 0 < last < at <= after:  # the measured times do not say otherwise
+            ring(ax, at, made(at) / 1e3, looks[name].color)

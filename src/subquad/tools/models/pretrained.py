@@ -70,7 +70,7 @@ class Pretrained:
     def length(self, asked: int | None, option: str, most: int = 512) -> int:
         """Tokens of an input: those that are asked for, else the positions of the model, at most `most`.
 
-        Extended positions count for what is asked for.
+        A length that is asked for may reach as far as the positions are extended.
 
         Raises:
             InputError: its positions do not reach so far; names the option.

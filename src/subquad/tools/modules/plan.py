@@ -83,19 +83,21 @@ def plan(
     `min_fidelity` there. Planning compares with the model's own attention; methods that are swapped into it run again
     afterwards.
 
-    Transformers models are planned length by length, and such a plan can be saved. For any other module whose layers
-    `sq.nn.swap` takes, one plan is made for all inputs; it runs in eval mode without gradients, and is afterwards
-    exactly what it was.
+    Transformers models are planned length by length, and such a plan can be saved. In a module around a transformers
+    model, that model is planned, and `inputs`, `metric` and `score` are of its own inputs and outputs. For any other
+    module whose layers `sq.nn.swap` takes, one plan is made for all inputs; the module runs in eval mode without
+    gradients, and is afterwards exactly what it was.
 
     Args:
         model: what `sq.hf.swap` takes, in eval mode, or any module with `nn.MultiheadAttention` or timm's `Attention`.
         inputs: of a transformers model, mappings of its keywords to tensors, five or more of each length; for a
             SentenceTransformer also texts, which are cut into passages of `lengths` tokens. Of another module, what it
-            is called with, as in `sq.compare`, four or more, of lengths as they occur.
+            is called with, as in `sq.compare`: at least four, with the lengths that occur in use.
         methods: what to try, one or several; by default settings of several methods that grow with the length.
         metric: as in `sq.compare`: a name, or a function of the model's output and its exact output for one input,
-            larger where they are closer and 1 for the exact output itself. The loss is 1 − metric. By default, that of
-            a transformers model is 1 − cosine of the mean last hidden state, or the divergence of the logits in nats.
+            larger where they are closer and 1 for the exact output itself. The loss is 1 − metric. The default loss of
+            a transformers model is 1 − cosine of the mean last hidden state, or the divergence of the logits in nats;
+            for another module, the default metric is that of `sq.compare`.
         score: as in `sq.compare`: instead of a metric, a function of the model's output and the input, larger is
             better, such as 1.0 where the class is right. What is accepted is that its mean falls by at most
             1 − `min_fidelity`.
@@ -105,7 +107,7 @@ def plan(
             keeps 1 − fidelity under (1 − `min_fidelity`) / `shift` here. By default 1.6; 1 plans for inputs like these.
         lengths: for transformers models: of passages, in tokens, where inputs are texts; by default 512, 2,048 and
             4,096.
-        minutes: how long it may take, for transformers models within a fifth; how much is measured follows from it and
+        minutes: how long it may take, within a fifth for transformers models; how much is measured follows from it and
             from the time of a pass.
         seed: for transformers models: of the passages that are drawn from texts; by default 0.
         out: for transformers models: a folder from which an interrupted run with the same arguments resumes, and into
@@ -120,8 +122,8 @@ def plan(
         `plan.layers` is empty if exact attention should stay, with the reason in its `why_exact`.
 
     Raises:
-        ValueError: too few inputs, a floor outside (0, 1], a method that is unknown or, in a module, has learned
-            parameters; a transformers model in training mode, where dropout makes outputs random; a metric or a score
+        ValueError: too few inputs, a floor outside (0, 1], a method that is unknown or has learned parameters; a
+            transformers model in training mode, where dropout makes outputs random; a metric or a score
             for texts; methods that cannot be joined by length; too few minutes to decide anything, with the number that
             is needed; a module without layers that `sq.nn.swap` takes, or one that gets an argument for transformers
             models; and as `sq.compare`.

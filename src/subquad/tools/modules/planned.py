@@ -1,4 +1,4 @@
-"""The result of `sq.plan`."""
+"""The result of `sq.plan` for a module that contains no transformers model."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -35,7 +35,7 @@ class HeldOutResult:
 
 @dataclass(frozen=True)
 class ModulePlan:
-    """The result of `sq.plan`: a method for each layer of a module. Prints as a table.
+    """The result of `sq.plan` for a module without a transformers model: a method for each layer. Prints as a table.
 
     `sq.nn.swap(module, plan.layers)` puts the methods into the module.
 

@@ -413,6 +413,15 @@ def test_an_argument_of_another_type_is_named(arguments, message):
 
 
 @pytest.mark.usefixtures("timed")
+def test_a_module_around_a_model_gets_the_plan_of_that_model():
+    model = sharp("bert")
+    around = torch.nn.ModuleDict({"model": model, "head": torch.nn.Linear(2, 2)})
+    wanted = sq.plan(model, inputs(12), min_fidelity=0.3, methods=METHODS)
+    assert sq.plan(around, inputs(12), min_fidelity=0.3, methods=METHODS) == wanted
+    assert sq.hf.swap(around, wanted).methods
+
+
+@pytest.mark.usefixtures("timed")
 def test_what_was_swapped_in_runs_again_afterwards():
     model = sharp("bert")
     wanted = sq.plan(model, inputs(12), min_fidelity=0.3, methods=METHODS)
