@@ -67,7 +67,7 @@ def numbers(text: str) -> Iterator[Figure]:
     text = POWER.sub(lambda power: f"e{power[1]}".translate(FROM_SUPERSCRIPT), text)
     for found in NUMBER.finditer(text):
         before = text[max(0, found.start() - 2) : found.start()]
-        sign = before[-1:] if re.fullmatch(r"(?:|[\s(|\[:,])[-−+]", before) else ""
+        sign = before[-1:] if re.fullmatch(r"(?:|[\s(|\[:,≈])[-−+]", before) else ""
         value = Decimal(found["number"].replace(",", ""))
         yield Figure(found["number"], value, sign.replace("−", "-"), (found["unit"] or "").strip())
 
