@@ -21,6 +21,7 @@ from torch import Tensor
 from subquad.kernels.attention.steps.op import attend_few
 
 WEIGHTS = 576 * (2 * 576 + 2 * 192 + 3 * 1536) + 576 * 49152 // 30  # of a layer, and a thirtieth of the head's
+COUNTED = 8192  # tokens, after which `step_cells.py` counted the cells that three heads choose
 
 ABOUT = """\
 One step of one layer, 9 heads of 64 on 3 key heads, medians, all in turn: exact steps on all keys; with cells, the \
@@ -31,13 +32,14 @@ These cells are equally large; all but the exact steps is plain PyTorch.
 The speed-ups of a step include the rest.
 Of a step in place, attention takes the share of the exact time that it reads of the keys, which no kernel can \
 undercut where the memory is the limit: {cells} cells for the heads of a key head together, or by head, where they \
-choose {together} different ones.
+choose {together} different ones: so many of {cells} for each head were measured after {counted:,} tokens, and are \
+assumed at other lengths.
 Each call reads the same keys, which the processor's last cache may hold; those of a model's layers come from memory."""
 
 MAKING = """\
 K-means of the keys of one layer of one item in fp32, in the whole prompt or in segments of it, a few calls each; in \
 brackets, the steps in bf16 by head, in place, after which the cells of a batch of {batch} have saved the time that \
-they took in plain PyTorch."""
+they took in plain PyTorch; a smaller batch saves less in a step."""
 
 
 @dataclass(frozen=True)
@@ -126,7 +128,7 @@ def main(
         lines.append([f"{length:,}", name, str(batch), *(f"{x:.2f}" for x in (ms.exact, ms.cells, ms.rest)), *ratios])
     head = ["keys", "dtype", "batch", "exact, ms", "cells, ms", "rest, ms", "step", "in place", "in place, by head"]
     parts = [
-        ABOUT.format(cells=cells, together=together),
+        ABOUT.format(cells=cells, together=together, counted=COUNTED),
         sheet.table(head, lines),
         "## Making the cells",
         MAKING.format(batch=batches[-1]),

@@ -29,7 +29,7 @@ SUBQUAD_VARIANTS
 
 namespace {
 
-constexpr int ABI_VERSION = 19;  // one higher with every change that an older `kernels/native/*.py` cannot call
+constexpr int ABI_VERSION = 20;  // one higher with every change that an older `kernels/native/*.py` cannot call
 
 namespace runs {
 

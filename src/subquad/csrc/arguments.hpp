@@ -429,12 +429,13 @@ DESCRIBE(MergedPart, first, queries, step, windows, out, lse)
 
 struct Merging {
   int64_t B, H, N, E, threads;
-  Dtype dtype;  // of the partials
+  Dtype dtype;      // of the partials
+  int64_t rounded;  // whether the output has this dtype, too; otherwise it is in fp32
   List<MergedPart> parts;
-  RowsOut out;  // in fp32
+  RowsOut out;
   float *lse;   // (B,H,N)
 };
-DESCRIBE(Merging, B, H, N, E, threads, dtype, parts, out, lse)
+DESCRIBE(Merging, B, H, N, E, threads, dtype, rounded, parts, out, lse)
 
 // Each kernel, with its arguments: KERNEL(name, structure). It returns the bytes of workspace that it needs; with a
 // workspace it runs, and returns BAD_LIST where a list of tokens among its arguments names one that is not there.

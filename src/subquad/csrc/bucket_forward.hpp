@@ -14,8 +14,6 @@ constexpr int64_t QUERY_RUN = 384;    // queries per task
 constexpr int64_t QUERY_TILE = 48;    // rows per product
 constexpr int64_t BUCKET_KEYS = 512;  // keys packed at a time
 constexpr int64_t MERGED = 256;       // queries per merging task
-constexpr int SHRUNK = 24;            // 2²⁴ keys of the largest values have a finite sum
-constexpr float GROWN = 1 << SHRUNK;
 
 struct QueryRun {
   int32_t bucket, first, count;  // queries [first, first + count) of the listing

@@ -99,16 +99,6 @@ static void pack_step(const ExactInputs &in, int64_t b, int64_t g, const Positio
     pack_factors_across(own.steps + e * W, W, W, E, packed.value_tiles(bg, first) + e * TILE_NUMBERS, W);
 }
 
-// 2^t for weights that are rounded to bf16: to 3e-6. 0 for −∞; NaN stays NaN.
-static inline vf power_of_two(vf t) {
-  const vf f = (vf)_mm512_reduce_ps((__m512)t, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);  // in [0, 1)
-  vf p = splat(0.013534179f) * f + 0.052011493f;
-  p = p * f + 0.24144269f;
-  p = p * f + 0.69300386f;
-  p = p * f + 1.0000026f;
-  return (vf)_mm512_scalef_ps((__m512)p, (__m512)t);
-}
-
 // Logits to weights of `rows` keys, those behind the first `count` being 0, and what earlier sums shrink by. Whether any
 // does: the base of a query's weights moves only when they would exceed 2⁴.
 static bool weigh_keys(int64_t count, int64_t rows, int64_t lanes, float scale, const AmxScratch &own) {

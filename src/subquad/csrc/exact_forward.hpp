@@ -59,7 +59,7 @@ static bool weigh_tile(int64_t count, int64_t lanes, const ExactScratch<T> &own)
     for (int64_t j = 0; j < count; j++) high = maximum(load(column + j * lanes), high);
     const vf base = select(high == splat(-__builtin_inff()), vf{}, high);
     auto weight = [&](int64_t j) {
-      const vf p = exp_nonpositive<SHRUNK>(load(column + j * lanes) - base);
+      const vf p = weight_of<Number<T>>(load(column + j * lanes) - base);
       sums += p;
       return p;
     };

@@ -13,9 +13,19 @@ static PartRow row_of_part(const MergedPart &part, int64_t b, int64_t query) {
   return {b * part.windows + window, at};
 }
 
+struct WindowScratch {
+  float *row, *sum;  // (E') a row of a partial, and of the output
+
+  WindowScratch(Arena &arena, const Merging &a) {
+    row = arena.take<float>(round_up(a.E, W));
+    sum = arena.take<float>(round_up(a.E, W));
+  }
+};
+
 template <class T>
-static void merge_query_of(const Merging &a, int64_t b, int64_t h, int64_t query) {
-  float *out = row_of<float>(a.out, b, h, query), high = -__builtin_inff(), total = 0;
+static void merge_query_of(const Merging &a, int64_t b, int64_t h, int64_t query, const WindowScratch &own) {
+  const int64_t E = round_up(a.E, W);
+  float high = -__builtin_inff(), total = 0;
   auto each = [&](auto &&run) {
     for (const MergedPart &part : a.parts) {
       const PartRow at = row_of_part(part, b, query);
@@ -28,25 +38,29 @@ static void merge_query_of(const Merging &a, int64_t b, int64_t h, int64_t query
     high = lse > high || lse != lse ? lse : high;  // NaN stays
   });
   each([&](const MergedPart &, const PartRow &, float lse) { total += __builtin_expf(lse - high); });
-  zero(out, a.E);
+  zero(own.sum, E);
   each([&](const MergedPart &part, const PartRow &at, float lse) {
     const float share = __builtin_expf(lse - high) / total;
-    const T *row = row_of<T>(part.out, at.item, h, at.row);
-    for (int64_t e = 0; e < a.E; e++) out[e] += share * widen(row[e]);
+    load_row(row_of<T>(part.out, at.item, h, at.row), a.E, own.row, E);
+    for (int64_t e = 0; e < E; e += W) store(own.sum + e, load(own.sum + e) + share * load(own.row + e));
   });
+  if (a.rounded) store_row(own.sum, a.E, row_of<T>(a.out, b, h, query));
+  else store_row(own.sum, a.E, row_of<float>(a.out, b, h, query));
   a.lse[(b * a.H + h) * a.N + query] = high == -__builtin_inff() ? high : high + __builtin_logf(total);
 }
 
 static int64_t merge_windows(const Merging &a, void *workspace) {
-  if (!workspace) return 0;
+  Arena arena{(char *)workspace};
+  const PerThread<WindowScratch> scratch(arena, a.threads, a);
+  if (!arena.base) return arena.used;
   const int64_t blocks = (a.N + MERGED_QUERIES - 1) / MERGED_QUERIES;
   return by_dtype(a.dtype, [&](auto x) {
-    parallel_for(a.threads, a.B * blocks, [&](int64_t task, int) {
+    parallel_for(a.threads, a.B * blocks, [&](int64_t task, int thread) {
       const int64_t b = task / blocks, first = task % blocks * MERGED_QUERIES;
       for (int64_t query = first; query < first + MERGED_QUERIES && query < a.N; query++)
         for (int64_t h = 0; h < a.H; h++)  // of one query they adjoin
-          merge_query_of<decltype(x)>(a, b, h, query);
+          merge_query_of<decltype(x)>(a, b, h, query, scratch.of[thread]);
     });
-    return (int64_t)0;
+    return arena.used;
   });
 }

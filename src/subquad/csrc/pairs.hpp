@@ -15,8 +15,9 @@ struct TileRows {
   int64_t row;
 };
 
-vu paired(vf low, vf high);               // lane by lane the pair of both
-vu paired_neighbours(const float *row);   // of 2·W numbers in a row the pairs of neighbours
+vu paired(vf low, vf high);                 // lane by lane the pair of both
+vu paired_neighbours(vf first, vf second);  // of 2·W numbers in a row the pairs of neighbours
+static inline vu paired_neighbours(const float *row) { return paired_neighbours(load(row), load(row + W)); }
 
 #if defined(SUBQUAD_PAIRS)
 template <>
@@ -32,8 +33,8 @@ inline vu paired(vf low, vf high) {
                                         20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
   return (vu)_mm512_permutexvar_epi16(turn, (__m512i)_mm512_cvtne2ps_pbh((__m512)high, (__m512)low));
 }
-inline vu paired_neighbours(const float *row) {
-  return (vu)_mm512_cvtne2ps_pbh((__m512)load(row + W), (__m512)load(row));
+inline vu paired_neighbours(vf first, vf second) {
+  return (vu)_mm512_cvtne2ps_pbh((__m512)second, (__m512)first);
 }
 // Of W numbers of two rows the pairs of those above each other.
 static inline vu paired_rows(const bf16 *low, const bf16 *high) {
@@ -48,13 +49,34 @@ static inline vu zipped(uint16x4_t low, uint16x4_t high) {
 inline vu paired(vf low, vf high) {
   return zipped((uint16x4_t)vcvt_bf16_f32((float32x4_t)low), (uint16x4_t)vcvt_bf16_f32((float32x4_t)high));
 }
-inline vu paired_neighbours(const float *row) {
-  return (vu)vcvtq_high_bf16_f32(vcvtq_low_bf16_f32((float32x4_t)load(row)), (float32x4_t)load(row + W));
+inline vu paired_neighbours(vf first, vf second) {
+  return (vu)vcvtq_high_bf16_f32(vcvtq_low_bf16_f32((float32x4_t)first), (float32x4_t)second);
 }
 static inline vu paired_rows(const bf16 *low, const bf16 *high) {
   return zipped(vld1_u16(&low->bits), vld1_u16(&high->bits));
 }
 #endif
+
+#if defined(__AVX512BF16__)
+// 2^t for weights that are rounded to bf16: to 3e-6. 0 for −∞; NaN stays NaN.
+static inline vf power_of_two(vf t) {
+  const vf f = (vf)_mm512_reduce_ps((__m512)t, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);  // in [0, 1)
+  vf p = splat(0.013534179f) * f + 0.052011493f;
+  p = p * f + 0.24144269f;
+  p = p * f + 0.69300386f;
+  p = p * f + 1.0000026f;
+  return (vf)_mm512_scalef_ps((__m512)p, (__m512)t);
+}
+#endif
+
+// 2^−SHRUNK · eˣ for x ≤ 0: weights that are rounded to bf16 need no more than an error of 3e-6.
+template <class Number>
+static inline vf weight_of(vf x) {
+#if defined(__AVX512BF16__)
+  if constexpr (__is_same(Number, Pair)) return power_of_two(x * 1.44269504f - (float)SHRUNK);
+#endif
+  return exp_nonpositive<SHRUNK>(x);
+}
 
 // How many numbers a product's depth has where the inputs have `depth`.
 template <class Number>

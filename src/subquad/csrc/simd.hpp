@@ -164,6 +164,9 @@ static inline vf exp_nonpositive(vf x) {
   return select(x < splat(-87.0f + shrunk * 0.6931472f), vf{}, p * power + power);
 }
 
+constexpr int SHRUNK = 24;  // weights are 2^−SHRUNK of what they are: 2²⁴ keys of the largest values have a finite sum
+constexpr float GROWN = 1 << SHRUNK;
+
 // The lower (half = 0) or upper (half = W / 2) halves of two vectors, interleaved.
 template <int half, int... i>
 static inline vf interleave(vf a, vf b, std::integer_sequence<int, i...>) {

@@ -23,7 +23,7 @@
 
 constexpr float NEAREST = 1e-37f, FARTHEST = 3e38f;  // of squared distances to the mean of a cell: their ln is finite
 constexpr float MOST_AROUND = 8;                     // of scale²·(k − k̄)ᵀW(k − k̄) / 2
-constexpr int64_t LOGITS = 1 << 18;  // of a block of means, which should stay in the cache
+constexpr int64_t LOGITS = 1 << 17;  // of a block of means, which should stay in the cache
 
 // Keys and values of the key heads of a wave in the order of the cells, as products take them (`pairs.hpp`): floats, or
 // pairs of bf16. Waves of key heads go one after the other, so that what is packed is still in the cache when it is read.
@@ -444,7 +444,7 @@ static void weigh_cell(int64_t count, int64_t lanes, float *logits, const BlockS
     vf high = splat(LOWEST), total = {};
     for (int64_t i = 0; i < count; i++) high = maximum(load(logits + i * lanes + v), high);
     auto weight = [&](int64_t i) {
-      const vf p = exp_nonpositive<SHRUNK>(load(logits + i * lanes + v) - high);
+      const vf p = weight_of<Number>(load(logits + i * lanes + v) - high);
       total += p;
       return p;
     };
@@ -474,7 +474,8 @@ static void sum_cell(const TailForward &a, const SortedKeys<Number> &sorted, int
   auto save = [&](const Number *rows, int64_t along, const Number *steps, int64_t width, float *saved) {
     const int64_t wide = round_up(width, W);
     for (int64_t c = 0; c < C; c++) ask_for(saved + cells.at(in, first_row + c, x) * width, width * 4);
-    gemm(C, wide, steps_of<Number>(count), weights, 1, lanes, steps + step * wide, wide, own.out, wide, false);
+    gemm(round_up(C, TILE_ROWS), wide, steps_of<Number>(count), weights, 1, lanes, steps + step * wide, wide, own.out,
+         wide, false);
     for (int64_t c = 0; c < C; c++) {
       float *out = own.out + c * wide;
       const float norm = own.total[c] == 0 ? 0 : 1 / own.total[c];
@@ -680,21 +681,27 @@ static void exp_rows(float *rows, int64_t count, int64_t lanes, float scale, con
       high = maximum(logits, high);
     }
     const float top = highest(high);
-    for (int64_t j = 0; j < lanes; j += W) {
-      const vf p = exp_nonpositive<SHRUNK>(load(row + j) - top);
+    auto weight = [&](int64_t j) {
+      const vf p = weight_of<Number>(load(row + j) - top);
       total += p;
-      store(row + j, p);
+      return p;
+    };
+    if constexpr (__is_same(Number, Pair)) {
+      for (int64_t j = 0; j < lanes; j += 2 * W) {
+        const vf first = weight(j), second = weight(j + W);
+        store((Pair *)rows + (i * lanes + j) / 2, paired_neighbours(first, second));
+      }
+    } else {
+      for (int64_t j = 0; j < lanes; j += W) store(row + j, weight(j));
     }
-    if constexpr (__is_same(Number, Pair))
-      for (int64_t j = 0; j < lanes; j += 2 * W)
-        store((Pair *)rows + (i * lanes + j) / 2, paired_neighbours(row + j));
     const float all = sum(total);
     norms[i] = 1 / all;
     lse[i] = top + __builtin_logf(all * GROWN);
   }
 }
 
-constexpr int64_t TAIL_TILE = 30;  // queries of a product, whole blocks of it: their weights stay in the first cache
+// Queries of a product, whole blocks or tiles of it: their weights stay in the first cache.
+constexpr int64_t TAIL_TILE = TILE_ROWS > 1 ? 2 * TILE_ROWS : 30;
 
 template <class Number>
 struct TailMemberScratch {
@@ -729,9 +736,10 @@ template <class Number>
 static void attend_met(int64_t count, int64_t L, int64_t width, int64_t value_width, float scale,
                        const TailMemberScratch<Number> &own) {
   const int64_t lanes = round_up(L, 2 * W), E = round_up(value_width, W), steps = steps_of<Number>(width);
-  gemm(count, lanes, steps, own.queries, steps, 1, own.met.keys, lanes, own.weights, lanes, false);
+  const int64_t rows = round_up(count, TILE_ROWS);
+  gemm(rows, lanes, steps, own.queries, steps, 1, own.met.keys, lanes, own.weights, lanes, false);
   exp_rows<Number>(own.weights, count, lanes, scale, own.met.bias, own.lse, own.norms);
-  gemm(count, E, steps_of<Number>(L), (const Number *)own.weights, lanes / 2, 1, own.met.values, E, own.out, E, false);
+  gemm(rows, E, steps_of<Number>(L), (const Number *)own.weights, lanes / 2, 1, own.met.values, E, own.out, E, false);
 }
 
 // The products of a tile of members with what their cluster meets, and with the values of its top keys and of its cells,
@@ -802,11 +810,17 @@ static void attend_tail_members(const TailForward &a, const SortedKeys<Number<T>
   if (bounds[0] == bounds[1]) return;
   const bool no_keys = a.saved.cell_offsets[bg * (in.cells + 1) + in.cells] == 0;
   const int64_t row = bh * in.clusters + c;
+  auto ask_for_queries = [&](int64_t first) {
+    const int64_t end = bounds[1] - first < TAIL_TILE ? bounds[1] : first + TAIL_TILE;
+    for (int64_t i = first; i < end; i++) ask_for(row_of<T>(in.query, b, h, order[i]), in.D * (int64_t)sizeof(T));
+  };
+  ask_for_queries(bounds[0]);
   const int64_t K = no_keys ? 0 : pack_met(in, a.saved, cells, sorted.keys[at], sorted.values[at], row, own.met);
   for (int64_t first = bounds[0]; first < bounds[1]; first += TAIL_TILE) {
     const int64_t count = bounds[1] - first < TAIL_TILE ? bounds[1] - first : TAIL_TILE;
     for (int64_t i = 0; i < count; i++)  // the products give them time to come
       ask_for(row_of<T>(a.out, b, h, order[first + i]), in.E * (int64_t)sizeof(T));
+    ask_for_queries(first + TAIL_TILE);
     if (no_keys) {
       zero(own.out, count * width);
       for (int64_t i = 0; i < count; i++) {

@@ -216,7 +216,7 @@ static void exp_rows_apart(float *rows, int64_t count, int64_t lanes, float scal
       shift[x] = cell_lse[x] == -__builtin_inff() ? 0 : (row[cells + x] - cell_lse[x]) - cell_residual[x];
     const float top = highest(high);
     for (int64_t j = 0; j < lanes; j += W) {
-      const vf p = exp_nonpositive<SHRUNK>(load(row + j) - top);
+      const vf p = weight_of<Number>(load(row + j) - top);
       const vi of_cell = ramp + (int32_t)j >= (int32_t)cells;
       of_top += select(of_cell, vf{}, p);
       of_cells += select(of_cell, p, vf{});

@@ -370,7 +370,7 @@ def merged(draw: Draw) -> list[Tensor]:
         numbers += [first, length, step, count]
         outs.append(draw.normal(B * count, H, length, E))
         lses.append(draw.normal(B * count, H, length, 1)[..., 0])
-    return list(OPS.merged_windows("cpu", outs, lses, numbers, tokens))
+    return list(OPS.merged_windows("cpu", outs, lses, numbers, tokens, draw.maybe()))
 
 
 CASES: dict[str, Callable[[Draw], list[Tensor]]] = {

@@ -201,13 +201,15 @@ def partials(dtype: torch.dtype, count: int = 2, heads: int = 3, width: int = 10
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("rounded", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_merged_windows_are_those_of_plain_pytorch(dtype, variant):
+def test_merged_windows_are_those_of_plain_pytorch(dtype, rounded, variant):
     results = []
     for backend in ("reference", "cpu"):
         outs, lses = ([x.requires_grad_() for x in each] for each in partials(dtype))
         with sq.use_backend(backend), native.use_variant(variant):
-            out, lse = merge_windows(outs, lses, WINDOWS, tokens=25)
+            out, lse = merge_windows(outs, lses, WINDOWS, tokens=25, rounded=rounded)
+        assert (out.dtype, lse.dtype) == (dtype if rounded else torch.float32, torch.float32)
         seen = ~torch.isneginf(lse)
         assert not seen[:, :, 23:].any()
         assert (out[:, :, 23:] == 0).all()

@@ -19,7 +19,7 @@ import torch  # noqa: F401  (first: its wheel brings the OpenMP runtime, and the
 
 from subquad.kernels import dispatch as backends
 
-ABI_VERSION = 19  # as in abi.cpp
+ABI_VERSION = 20  # as in abi.cpp
 _FILE = {"darwin": "libsubquad.dylib", "win32": "subquad.dll"}.get(sys.platform, "libsubquad.so")
 _HOW = "Debian, Ubuntu: apt install g++; Fedora: dnf install gcc-c++; macOS: xcode-select --install"
 _AGAIN = "run `pip install -v --force-reinstall --no-deps .` in subquad's folder"  # -v shows what fails

@@ -165,20 +165,24 @@ class ByHalves(Method):
         line = TokenLine.from_mask(query, key, value, call.mask)
         tokens, inner = line.query.shape[2], replace(call, mask=Mask(), wants_lse=True)
         if line.start + tokens > self.block and not (self.queries == "earlier" and tokens <= self.block):
-            return self._on_line(line, inner)
+            return self._on_line(line, inner, rounded=not call.wants_lse)
         # One block, or one behind keys that "earlier" queries meet exactly. With "block" it is computed as it is in a
         # longer call, by the kernel that gives the log-sum-exp.
         out, lse = exact(query, key, value, inner.under(call.mask) if self.queries == "block" else call)
         return out, lse
 
-    def _on_line(self, line: TokenLine, call: Call) -> tuple[Tensor, Tensor]:
-        """Attention of the queries of a line of tokens, which blocks divide from each item's first token on."""
+    def _on_line(self, line: TokenLine, call: Call, rounded: bool) -> tuple[Tensor, Tensor]:
+        """Attention of the queries of a line of tokens, which blocks divide from each item's first token on.
+
+        `rounded`: the output is in the dtype of the inputs, because it is not merged with others.
+        """
         order = line.front_order()
         line = line if order is None else line.in_order(order)
         tokens = line.query.shape[2]
         parts = self.rectangles(tokens, line.start)
         outs, lses = zip(*(self._attend(rectangles, line, call) for rectangles in parts), strict=True)
-        out, lse = merge_windows(outs, lses, [rectangles.query_windows for rectangles in parts], tokens=tokens)
+        windows = [rectangles.query_windows for rectangles in parts]
+        out, lse = merge_windows(outs, lses, windows, tokens=tokens, rounded=rounded)
         if self.last:
             out, lse = with_last_rows(out, lse, line, self.last, call)
         if line.start and line.valid_keys is not None:

@@ -29,4 +29,5 @@ def compute(outputs: tuple[Tensor, Tensor], x: Any) -> None:
         interface.check("merge_windows", out=(each, dtype, (*shape, E)), lse=(of_each, torch.float32, shape))
         parts.append({"first": first, "queries": length, "step": step, "windows": count, "out": each, "lse": of_each})
     threads = interface.threads(B * H * N * E * len(parts))
-    interface.run("merge_windows", B=B, H=H, N=N, E=E, dtype=dtype, threads=threads, parts=parts, out=out, lse=lse)
+    sizes = {"B": B, "H": H, "N": N, "E": E, "dtype": dtype, "rounded": x.rounded, "threads": threads}
+    interface.run("merge_windows", **sizes, parts=parts, out=out, lse=lse)

@@ -17,16 +17,18 @@ merge_windows = Op(reference.merge_windows)
 def run(backend: str, x: Any) -> tuple[Tensor, Tensor]:
     """Run on a compiled backend, to which windows travel as four numbers each."""
     numbers = [number for windows in x.windows for number in windows.numbers()]
-    out, lse = merged_windows.run(backend, list(x.outs), list(x.lses), numbers, x.tokens)
+    out, lse = merged_windows.run(backend, list(x.outs), list(x.lses), numbers, x.tokens, x.rounded)
     return out, lse
 
 
-@merge_windows.operator("outs", "lses", "numbers", "tokens", outs=list[Tensor], lses=list[Tensor], numbers=list[int])
+@merge_windows.operator(
+    "outs", "lses", "numbers", "tokens", "rounded", outs=list[Tensor], lses=list[Tensor], numbers=list[int]
+)
 def merged_windows(x: Any) -> tuple[Tensor, Tensor]:
     """Allocate out and lse."""
     count, H, E = x.outs[0].shape[0] // x.numbers[3], x.outs[0].shape[1], x.outs[0].shape[3]
     lse = x.lses[0].new_empty(count, H, x.tokens)
-    return token_major(lse[..., None], E, torch.float32), lse
+    return token_major(lse[..., None], E, x.outs[0].dtype if x.rounded else torch.float32), lse
 
 
 def windows_of(numbers: list[int]) -> list[TokenWindows]:
@@ -35,7 +37,7 @@ def windows_of(numbers: list[int]) -> list[TokenWindows]:
 
 
 def _save(ctx: Any, inputs: Any, output: Any) -> None:
-    _, outs, lses, numbers, _ = inputs
+    _, outs, lses, numbers, *_ = inputs
     ctx.windows = windows_of(numbers)
     ctx.save_for_backward(*outs, *lses, *output)
 
@@ -44,6 +46,7 @@ def _differentiate(ctx: Any, of_out: Tensor, of_lse: Tensor) -> tuple[Any, ...]:
     """The gradients: of out_p it is share_p·g, of lse_p share_p·(g·(out_p − out) + γ), with g and γ those of both."""
     *parts, out, lse = ctx.saved_tensors
     outs, lses = parts[: len(parts) // 2], parts[len(parts) // 2 :]
+    of_out = of_out.to(of_lse.dtype)
     apart = of_lse - (of_out * out).sum(-1)
     of_outs, of_lses = [], []
     for part, of_part, windows in zip(outs, lses, ctx.windows, strict=True):
@@ -51,7 +54,7 @@ def _differentiate(ctx: Any, of_out: Tensor, of_lse: Tensor) -> tuple[Any, ...]:
         share = torch.where(torch.isneginf(of_part), 0.0, (of_part - total).exp())
         of_outs.append((share[..., None] * g).to(part.dtype))
         of_lses.append(share * ((g * part).sum(-1) + offset))
-    return None, of_outs, of_lses, None, None
+    return None, of_outs, of_lses, None, None, None
 
 
 def _by_window(x: Tensor) -> Tensor:

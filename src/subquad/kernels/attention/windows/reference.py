@@ -16,11 +16,13 @@ def merge_windows(
     windows: Sequence[TokenWindows],
     *,
     tokens: int,
+    rounded: bool = False,
 ) -> tuple[Float[Tensor, "B H N E"], Float[Tensor, "B H N"]]:
     """Attention over the union of disjoint sets of keys: out = Σ_p e^{lse_p − lse} out_p, lse = ln Σ_p e^{lse_p}.
 
     Part p is of some windows of the N = `tokens` queries of each item, (item, window) along the first axis; no query is
-    in two windows of one part. A query for which no part saw a key has out 0 and lse −∞. Both come in fp32 or fp64.
+    in two windows of one part. A query for which no part saw a key has out 0 and lse −∞. Both come in fp32 or fp64; if
+    `rounded`, out has the dtype of the parts.
     """
     count, H, E = len(outs[0]) // windows[0].count, outs[0].shape[1], outs[0].shape[3]
     of_parts = lses[0].new_full((len(windows), count, H, tokens), -torch.inf)
@@ -31,7 +33,7 @@ def merge_windows(
     for weight, out, of_part, each in zip(weights, outs, lses, windows, strict=True):
         visible = out.masked_fill(torch.isneginf(of_part)[..., None], 0.0)
         each.view(total).addcmul_(_by_item(visible, each), each.view(weight)[..., None])
-    return total, lse
+    return (total.to(outs[0].dtype) if rounded else total), lse
 
 
 def _by_item(x: Tensor, windows: TokenWindows) -> Tensor:
