@@ -14,13 +14,19 @@ from subquad.methods import BoundMethod
 from subquad.methods.core.mixture import common_seed, is_mixture
 from subquad.tools.measure.metrics import Judge, Metric, Score, judge_of
 from subquad.tools.plan.measure import Candidate
-from subquad.tools.plan.settings import PlanSettings
+from subquad.tools.plan.settings import PLANNED_LENGTHS, PlanSettings
 from subquad.tools.runs.floor import check_floor
 
 LEAST_MINUTES = 0.1
 
 
-def settings_from(min_fidelity: float, shift: float, lengths: Any, minutes: float, seed: int) -> PlanSettings:
+def settings_from(
+    min_fidelity: float,
+    minutes: float,
+    shift: float = PlanSettings.shift,
+    lengths: Any = PLANNED_LENGTHS,
+    seed: int = PlanSettings.seed,
+) -> PlanSettings:
     """The settings of a plan. TypeError where one of them is not a number, or the lengths are not several."""
     for name, value in (("min_fidelity", min_fidelity), ("shift", shift), ("minutes", minutes)):
         if isinstance(value, bool) or not isinstance(value, Real):
