@@ -32,6 +32,7 @@ from subquad.tools.modules.inputs import check_minutes, grouped, methods_of
 from subquad.tools.modules.planned import HeldOutResult, ModulePlan
 from subquad.tools.modules.unchanged import unchanged
 from subquad.tools.plan import choice
+from subquad.tools.plan.arguments import check_unlearned
 from subquad.tools.plan.effort import KEPT, MEASURING, MOST, PASSAGES, divided
 from subquad.tools.plan.grid import grid
 from subquad.tools.plan.measure import Candidate, PassTimes, Screen, SingleLosses, call_shape, call_times
@@ -59,9 +60,7 @@ def plan_module(
     """A plan for a module that contains no transformers model."""
     tried = None if methods is None else methods_of(methods)
     check_minutes(minutes)
-    for method in tried or ():
-        if method.traits.learned:
-            raise InputError(f"{method} has learned parameters, and a plan tries methods that need no fitting")
+    check_unlearned(tried or [])
     if len(calls) < FEWEST:
         raise InputError(
             f"there are {len(calls)} inputs, but a plan needs {FEWEST}: two to measure losses on and two to verify it"

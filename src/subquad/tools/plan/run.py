@@ -26,6 +26,7 @@ from subquad.tools.plan.arguments import (
     as_inputs,
     check_settings,
     check_together,
+    check_unlearned,
     judge_for,
     mark_of_function,
     mark_of_inputs,
@@ -122,6 +123,7 @@ def plan_by_length(
     check_settings(settings)
     methods = [methods] if isinstance(methods, str | Method) else methods
     tried = None if methods is None else [resolve(method) for method in methods]
+    check_unlearned(tried or [])
     inputs = as_inputs(inputs)
     assert settings.min_fidelity is not None
     judge = judge_for(inputs, metric, score, settings.min_fidelity)
