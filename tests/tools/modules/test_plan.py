@@ -10,7 +10,7 @@ from torch import nn
 
 import subquad as sq
 from subquad.nn.swapping import NAME
-from subquad.tools.modules import planning
+from subquad.tools.modules import module_planning as planning
 from subquad.tools.plan.settings import PLANNED_LENGTHS, PlanSettings
 from tests.tools.modules.models import LayerBlock, SdpaBlock, encoder, inputs
 from tests.tools.modules.test_compare import assert_unchanged, state_of

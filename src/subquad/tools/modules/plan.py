@@ -11,8 +11,8 @@ from subquad.core.spelling import listed
 from subquad.methods import Method
 from subquad.tools.measure.metrics import Metric, Score, judge_of
 from subquad.tools.measure.module_calls import as_calls, holds_transformers_model
+from subquad.tools.modules.module_planning import plan_module
 from subquad.tools.modules.planned import ModulePlan
-from subquad.tools.modules.planning import plan_module
 from subquad.tools.plan.arguments import settings_from
 from subquad.tools.runs.jobs import Progress, silent
 
