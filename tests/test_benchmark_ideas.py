@@ -247,6 +247,20 @@ def test_the_times_of_steps_by_cells_are_those_of_as_many_keys_as_the_cells_leav
     assert outs["rest"].shape[:2] == (2, 1)
 
 
+def test_the_time_of_making_cells_is_that_of_kmeans_in_each_segment(script, monkeypatch):
+    module, made = script("step_cells_time"), []
+
+    def recorded(*args: object) -> object:
+        made.append(labels_of(*args))
+        return made[-1]
+
+    labels_of = module.labels_of
+    monkeypatch.setattr(module, "labels_of", recorded)
+    assert module.made(64, 2, 0.01) > 0
+    assert all(count == 4 and labels.shape == (1, 3, 64) for labels, count in made)
+    assert all(int(labels[..., :32].max()) < 2 <= int(labels[..., 32:].min()) for labels, _ in made)
+
+
 def test_the_page_of_times_has_bounds_of_whole_steps_and_when_the_cells_have_paid(script, monkeypatch, tmp_path):
     module = script("step_cells_time")
     monkeypatch.setattr(module, "timed", lambda *_: module.StepTimes(exact=4.0, cells=2.0, rest=1.0))

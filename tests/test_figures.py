@@ -62,6 +62,7 @@ def test_figures_that_round_to_those_of_the_file_are_right(root: Path, line: str
         ("It is 2× as fast at 1,024 tokens: 1.75×.", "1,024"),
         ("An error of 0.0713.", "0.0713"),
         ("It is +3.2 % slower.", "+3.2%"),
+        ("It is ≈+3.2 % slower.", "+3.2%"),
         ("It is 4 % slower.", "4%"),
         ("In 97 ms.", "97ms"),
         ("With torch 2.13.", "2.13"),

@@ -12,18 +12,16 @@ are in `forward` of the models' classes, and act for swapped models alone: torch
 SentenceTransformer, which calls `forward` itself.
 """
 
-import functools
-import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from functools import cache
 from typing import Any, NamedTuple
 
 from torch import nn
 from torch.compiler import is_compiling
 from transformers import PreTrainedConfig, PreTrainedModel
 
+from subquad.hf.forward_wrappers import Forward, positional_names, wrap_forward
 from subquad.hf.layers import ATTACHED, NAME, Attached
 
 CHECKS = "_subquad_checks"  # on a checked model: its `Checks`
@@ -52,7 +50,7 @@ def check_calls(model: PreTrainedModel) -> None:
     """Check every call of this model, and of the models in it, that contain swapped layers."""
     for part in _swapped_models(model):
         vars(part)[CHECKS] = Checks(next(_attached(part)).implementation, _owners(part))
-        _add_checks(type(part))
+        wrap_forward(type(part), _CHECKED, _checked)
 
 
 def stop_checking(model: nn.Module) -> None:
@@ -65,7 +63,7 @@ def stop_checking(model: nn.Module) -> None:
 def run_before_call(model: PreTrainedModel, action: Callable[[Any], None]) -> None:
     """Run an action on a model before its next forward pass, and again before later ones until it removes itself."""
     vars(model)[FIRST] = action
-    _add_checks(type(model))
+    wrap_forward(type(model), _CHECKED, _checked)
 
 
 def run_first(model: nn.Module) -> None:
@@ -118,13 +116,9 @@ def refuse_weights_of(config: PreTrainedConfig) -> None:
         raise ValueError(f"output_attentions=True in the {type(config).__name__} {NO_WEIGHTS}")
 
 
-def _add_checks(cls: Any) -> None:
-    """Check the calls of the swapped models of a class."""
-    forward = cls.forward
-    if hasattr(forward, _CHECKED):
-        return
+def _checked(forward: Forward) -> Forward:
+    """The forward pass of a class that checks the calls of its swapped models."""
 
-    @functools.wraps(forward)
     def checked(self: Any, *args: Any, **kwargs: Any) -> Any:
         run_first(self)
         if getattr(self, CHECKS, None) is not None:
@@ -132,8 +126,7 @@ def _add_checks(cls: Any) -> None:
         call: Callable[..., Any] | None = getattr(self, CALL, None)
         return forward(self, *args, **kwargs) if call is None else call(forward, self, args, kwargs)
 
-    setattr(checked, _CHECKED, True)
-    cls.forward = checked
+    return checked
 
 
 def _check(module: PreTrainedModel, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -157,12 +150,7 @@ def _check(module: PreTrainedModel, args: tuple[Any, ...], kwargs: dict[str, Any
 
 def arguments_by_name(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
     """The arguments of a forward pass by their names."""
-    return {**dict(zip(_positional_names(type(module).forward), args, strict=False)), **kwargs} if args else kwargs
-
-
-@cache
-def _positional_names(forward: Any) -> tuple[str, ...]:
-    return tuple(inspect.signature(forward).parameters)[1:]
+    return {**dict(zip(positional_names(type(module).forward), args, strict=False)), **kwargs} if args else kwargs
 
 
 def _refuse_another(module: nn.Module) -> None:

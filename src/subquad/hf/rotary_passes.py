@@ -8,10 +8,9 @@ from __future__ import annotations
 import functools
 import inspect
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 import torch
@@ -21,6 +20,7 @@ from transformers import Cache, GenerationMixin
 from subquad.core.readable import can_be_read
 from subquad.core.versions import cache_in
 from subquad.hf.cache_marks import Extended, mark_cache
+from subquad.hf.forward_wrappers import Forward, positional_names, wrap_forward
 
 _WATCHED = "_subquad_watched"  # on a model around extended positions
 _WATCHING = "_subquad_watching"  # on the `forward` of a class: it keeps the inputs of watched models
@@ -66,23 +66,19 @@ class _Watched:
 
     def __init__(self, cls: Any):
         self.cls = cls
-        _watch_class(cls)
+        wrap_forward(cls, _WATCHING, _watching)
 
     def __reduce__(self) -> Any:
         return _Watched, (self.cls,)
 
 
-def _watch_class(cls: Any) -> None:
-    """Keep the inputs of the watched models of a class while their forward passes run."""
-    forward = cls.forward
-    if hasattr(forward, _WATCHING):
-        return
+def _watching(forward: Forward) -> Forward:
+    """The forward pass of a class that keeps the inputs of its watched models meanwhile."""
 
-    @functools.wraps(forward)
     def watching(self: Any, *args: Any, **kwargs: Any) -> Any:
         if getattr(self, _WATCHED, None) is None:
             return forward(self, *args, **kwargs)
-        inputs = {**dict(zip(_names(forward), args, strict=False)), **kwargs} if args else kwargs
+        inputs = {**dict(zip(positional_names(forward), args, strict=False)), **kwargs} if args else kwargs
         current, before = _pass_of(inputs), running_pass()
         _RUNNING.current = current
         try:
@@ -93,13 +89,7 @@ def _watch_class(cls: Any) -> None:
             _keep(current, output)
         return output
 
-    setattr(watching, _WATCHING, True)
-    cls.forward = watching
-
-
-@cache
-def _names(forward: Callable[..., Any]) -> tuple[str, ...]:
-    return tuple(inspect.signature(forward).parameters)[1:]
+    return watching
 
 
 def _pass_of(inputs: Mapping[str, Any]) -> RotaryPass:

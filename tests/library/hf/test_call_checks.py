@@ -8,6 +8,7 @@ import torch
 import transformers as hf
 
 import subquad as sq
+from subquad.hf.forward_wrappers import positional_names, wrap_forward
 from tests.library.hf.models import TEXT, build, padded_ids
 
 METHOD = "clustered:clusters=3"
@@ -159,3 +160,14 @@ def test_weights_of_generated_tokens_are_refused():
     sq.hf.swap(case.model, "full")
     with pytest.raises(ValueError, match="output_attentions=True asks"):
         case.model.generate(**case.inputs, max_new_tokens=2, output_attentions=True, return_dict_in_generate=True)
+
+
+def test_the_forward_pass_of_a_class_is_wrapped_once_for_each_mark():
+    class Model:
+        def forward(self, x):
+            return x
+
+    for mark in ("_first", "_second", "_first", "_second"):
+        wrap_forward(Model, mark, lambda forward: lambda self, x: forward(self, x) + 1)
+    assert Model().forward(0) == 2
+    assert positional_names(Model.forward) == ("x",)

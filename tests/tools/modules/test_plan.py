@@ -1,6 +1,7 @@
 """`sq.plan`: a method for each layer of a module."""
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -9,7 +10,8 @@ from torch import nn
 
 import subquad as sq
 from subquad.nn.swapping import NAME
-from subquad.tools.modules import plan as planning
+from subquad.tools.modules import module_planning as planning
+from subquad.tools.plan.settings import PLANNED_LENGTHS, PlanSettings
 from tests.tools.modules.models import LayerBlock, SdpaBlock, encoder, inputs
 from tests.tools.modules.test_compare import assert_unchanged, state_of
 
@@ -172,7 +174,7 @@ BERT = {"vocab_size": 60, "hidden_size": 32, "num_hidden_layers": 1, "num_attent
         (encoder(1), 3, {}, ValueError, "there are 3 inputs, but a plan needs 4"),
         (SdpaBlock(), 4, {}, ValueError, "no layers that sq.nn.swap takes"),
         (nn.Linear(32, 3), 4, {}, ValueError, "there is no attention in this Linear"),
-        (encoder(1), 4, {"methods": "lha"}, ValueError, "learned parameters"),
+        (encoder(1), 4, {"methods": "lha"}, ValueError, "learned parameters, .* leave it out of methods$"),
         (encoder(1), 4, {"metric": "cosin"}, ValueError, "did you mean 'cosine'"),
         (encoder(1), 4, {"metric": lambda *_: float("inf")}, ValueError, "is inf for the exact output"),
         (encoder(1), 4, {"minutes": -1.0}, ValueError, "minutes -1 must be above 0"),
@@ -202,13 +204,16 @@ def test_arguments_for_transformers_models_are_refused_for_another_module(argume
 def test_a_module_around_a_transformers_model_is_planned_by_length(monkeypatch):
     model = transformers.BertModel(transformers.BertConfig(**BERT))
     around, asked = nn.Sequential(model), []
-    monkeypatch.setattr("subquad.tools.plan.run.plan_by_length", lambda *args, **options: asked.append((args, options)))
+    monkeypatch.setattr("subquad.tools.plan.run.plan_by_length", lambda *args: asked.append(args))
     items = [{"input_ids": torch.arange(9)[None]}] * 5
     sq.plan(around, items, lengths=[9])
-    ((args, options),) = asked
-    assert args == (around, items)
-    assert options["lengths"] == [9]
-    assert not {"shift", "seed", "out"} & set(options)  # whose defaults are those of `subquad plan`
+    sq.plan(around, items, shift=1.1, seed=3, out="plans")
+    first, second = asked
+    assert first[:2] == second[:2] == (around, items)
+    defaults = PlanSettings(lengths=PLANNED_LENGTHS, min_fidelity=0.99)
+    assert first[2] == replace(defaults, lengths=(9,))
+    assert second[2] == replace(defaults, shift=1.1, seed=3)
+    assert "plans" in second
 
 
 def test_inputs_that_show_no_loss_leave_exact_kernels_alone_and_a_note():

@@ -124,7 +124,7 @@ def test_other_prompts_are_another_run(settings):
         ({"lengths": (513,)}, "--extend 513 extends them by YaRN"),
         ({"lengths": (600,), "extend": 550}, "--lengths 600 is beyond --extend 550"),
         ({"extend": 400}, "--extend 400 is within the 512 positions"),
-        ({"model": "gpt2", "extend": 600}, "--extend 600 needs rotary positions with a limit, which .* does not have"),
+        ({"model": "gpt2", "extend": 600}, "--extend 600 extends rotary positions only, and those of .* are learned"),
         ({"extend": 0}, "--extend 0 must be at least 1"),
         ({"dtype": "float32"}, "--dtype 'float32' is none of fp32, bf16, fp16"),
         ({"lengths": (60,)}, "60 tokens are too few for the task niah_single"),

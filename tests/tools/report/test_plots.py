@@ -10,7 +10,7 @@ from matplotlib.image import imread
 
 from subquad.tools.calibrate.settings import LEARNED
 from subquad.tools.compare import tables
-from subquad.tools.compare.plots import pareto, plots, quality_vs_speed, styles, time_vs_length
+from subquad.tools.compare.plots import model_time, pareto, plots, quality_vs_speed, styles, time_vs_length
 from subquad.tools.compare.settings import COMPARED
 from subquad.tools.report import drawing
 from tests.tools.report import sample
@@ -158,8 +158,8 @@ def test_a_tie_is_no_gain_on_the_front():
     assert front.get_xydata().tolist() == [[1.0, 1.0]]
 
 
-def rings(report):
-    axes = drawn(time_vs_length, report).axes[0]
+def rings(report, make=time_vs_length):
+    axes = drawn(make, report).axes[0]
     return {round(line.get_xdata()[0]) for line in axes.lines if line.get_markeredgewidth() == 1.8}
 
 
@@ -175,3 +175,27 @@ def test_no_ring_where_no_crossing_is_known():
     legends = [text.get_text() for text in drawn(time_vs_length, report).legends[0].get_texts()]
     assert any("faster from at most 2,048 tokens" in text for text in legends)
     assert not any("faster" in text.get_text() for text in drawn(time_vs_length, noisy()).legends[0].get_texts())
+
+
+EXACT_MS = {1024: 300.0, 2048: 738.0, 4096: 1760.0, 8192: 5451.0}
+
+
+@pytest.mark.parametrize(
+    ("block", "ms", "at"),
+    [
+        (1024, {2048: 800.0, 8192: 3500.0}, {3628}),
+        (4096, {2048: 800.0, 8192: 3500.0}, set()),  # it is exact attention up to 4,096 tokens
+        (512, {1024: 400.0, 2048: 700.0, 8192: 3500.0}, set()),  # at 2,048 faster as measured, slower by the curves
+        (1024, {2048: 700.0, 8192: 3500.0}, set()),  # never slower
+        (1024, {2048: 800.0, 8192: 30000.0}, set()),
+    ],
+)
+def test_a_ring_marks_where_a_method_overtakes_exact_attention(block, ms, at):
+    report = sample.causal()
+    exact, method = report["methods"][:2]
+    exact["model"] = {str(n): {"ms": each} for n, each in EXACT_MS.items()}
+    method |= {"method": "clustered-tail", "settings": {"name": "clustered-tail", "block": block, "last": 64}}
+    method["model"] = {str(n): {"ms": each} for n, each in ms.items()}
+    report["methods"] = [exact, method]
+    report["settings"]["floor"] = {"figure": "kl", "bound": 0.002}
+    assert rings(report, model_time) == at

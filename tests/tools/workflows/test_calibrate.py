@@ -199,8 +199,8 @@ def test_pieces_kept_apart_are_not_trained_on():
     assert pieces.order(len(pieces.train), 1, seed=5) == pieces.order(len(pieces.train), 1, seed=5)
 
 
-def test_the_saved_adapter_loads_and_the_checkpoints_are_gone(settings, tmp_path):
-    fitted = calibrate(settings, tmp_path / "adapter")
+def test_the_saved_adapter_loads(settings, tmp_path):
+    fitted = calibrate(settings, tmp_path / "run")
     save(fitted, tmp_path / "adapter")
     assert sorted(p.name for p in (tmp_path / "adapter").iterdir()) == [
         "README.md",
@@ -238,7 +238,8 @@ def test_the_command_writes_an_adapter_and_a_table(command, model, tmp_path):
     result = command(model("bert"), "-o", str(tmp_path / "made"))
     assert result.exit_code == 0, result.output
     assert "mean" in result.output
-    assert (tmp_path / "made" / "adapter.safetensors").exists()
+    names = ["README.md", "adapter.json", "adapter.safetensors"]  # and no checkpoints
+    assert sorted(path.name for path in (tmp_path / "made").iterdir()) == names
 
 
 @pytest.mark.parametrize(
@@ -314,6 +315,29 @@ def test_a_finished_run_is_shown_again_and_replaced_only_if_that_is_asked_for(co
     assert f"warning: {text} has changed since" in " ".join(command(model("bert"), *out, **options).stderr.split())
 
 
+def test_an_interrupted_run_again_leaves_the_earlier_adapter(command, model, tmp_path, monkeypatch):
+    def contents():
+        return {path.name: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()}
+
+    def interrupt(self):
+        raise KeyboardInterrupt
+
+    out, options = ("-o", str(tmp_path)), {"--method": "lha:buckets=5"}
+    assert command(model("bert"), *out).exit_code == 0
+    before = contents()
+    with monkeypatch.context() as patch:
+        patch.setattr(module.Trainer, "take_best", interrupt)  # after the last step
+        interrupted = command(model("bert"), *out, "--again", **options)
+    assert interrupted.exit_code == 130
+    assert contents() == before
+    assert str(hf.read_adapter(tmp_path).methods[0]) == LHA
+    with monkeypatch.context() as patch:
+        patch.setattr(module.Trainer, "_step", None)
+        resumed = command(model("bert"), *out, "--again", **options)
+    assert resumed.exit_code == 0, resumed.output
+    assert str(hf.read_adapter(tmp_path).methods[0]) == "lha:buckets=5"
+
+
 @pytest.mark.parametrize("again", [(), ("--again",)])
 def test_an_adapter_that_no_command_made_is_never_replaced(command, model, tmp_path, again):
     swapped = load(model("bert")).model
@@ -322,9 +346,8 @@ def test_an_adapter_that_no_command_made_is_never_replaced(command, model, tmp_p
     before = (tmp_path / "adapter.safetensors").read_bytes()
     refused = command(model("bert"), "-o", str(tmp_path), *again)
     assert refused.exit_code == 2
-    assert "adapter.json is not a report of subquad; remove it, or give another folder" in " ".join(
-        refused.stderr.split()
-    )
+    message = "contains an adapter that sq.hf.save_adapter saved (adapter.json); give another folder with --out"
+    assert message in " ".join(refused.stderr.split())
     assert (tmp_path / "adapter.safetensors").read_bytes() == before
 
 

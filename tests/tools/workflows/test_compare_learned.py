@@ -188,6 +188,7 @@ def test_calibrate_fits_what_can_be_fitted_first(settings, other_text, quick, tm
     folder = tmp_path / "out" / "adapters" / "lha-buckets-3-hidden-8"
     assert list(rows) == ["full", f"{LHA}@{folder.name}", "lsh:buckets=3"]
     assert hf.read_adapter(folder).record["text"]["source"] == [str(other_text)]
+    assert not (folder / ".progress").exists()
     assert quick == [LHA]
     measure(asked, tmp_path / "out")
     assert quick == [LHA]  # the adapter of the run before serves again

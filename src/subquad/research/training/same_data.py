@@ -51,7 +51,7 @@ def _read(path: Path) -> dict[str, Mark]:
     """The marks of an earlier run."""
     remedy = "remove this file to continue on the data that is given now"
     marks = seals.parsed(path, remedy)
-    if seals.DIGEST in marks:  # earlier versions wrote none
+    if seals.DIGEST in marks:  # without one, damage is not noticed
         marks = seals.opened(marks, path, remedy)
     if not all(isinstance(mark, dict) for mark in marks.values()):
         raise seals.Damaged(path, "its contents differ from what was written", remedy)

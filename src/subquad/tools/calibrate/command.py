@@ -28,7 +28,7 @@ CALIBRATE = Kind(
     "README.md",
     _is_fitted,
     table_in("subquad.tools.calibrate.adapter_card", "rich_record"),
-    entry="record",
+    plain=lambda content: content["record"],
 )
 
 

@@ -13,6 +13,7 @@ from subquad.tools.calibrate.settings import CalibrateSettings
 from subquad.tools.data.texts import read_documents, report_folders
 from subquad.tools.models.compare_rows import CompareRow, row_of_adapter
 from subquad.tools.models.pretrained import Pretrained
+from subquad.tools.runs.cache import clear
 from subquad.tools.runs.jobs import Progress
 
 IN_COMMON = 0.1  # the share of a text's letters that may be in documents that are fitted on: rows of tables repeat
@@ -61,6 +62,7 @@ def calibrated(
         try:
             if not _is_for(folder, method, pretrained, documents, length):
                 save(fit(settings, method, pretrained, documents, folder, progress), folder)
+                clear(folder)
         except NothingToLearn as error:
             reasons[method] = str(error)
             continue

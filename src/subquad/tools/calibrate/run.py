@@ -34,7 +34,7 @@ from subquad.tools.measure.utility import attention_utility
 from subquad.tools.models.compare_rows import longest
 from subquad.tools.models.pieces import Pieces, cut
 from subquad.tools.models.pretrained import Pretrained, check_model, load
-from subquad.tools.runs.cache import clear, run_cache
+from subquad.tools.runs.cache import run_cache
 from subquad.tools.runs.jobs import Progress, silent
 
 EVERY = 50  # steps between measurements on the held-out passages
@@ -336,7 +336,7 @@ def measure_layer(bound: BoundMethod, call: LayerInputs) -> dict[str, float]:
 
 
 def save(fitted: Fitted, out: Path) -> Path:
-    """Write the adapter with its card, and forget the checkpoints."""
+    """Write the adapter with its card."""
     card = adapter_card(fitted.record, out.name)
     with as_input_error():
         hf.save_adapter(
@@ -347,7 +347,6 @@ def save(fitted: Fitted, out: Path) -> Path:
             card=card,
             max_length=fitted.pretrained.limit,
         )
-    clear(out)
     return out
 
 

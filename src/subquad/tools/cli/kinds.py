@@ -18,9 +18,9 @@ Record = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of results: `holds` recognises the content of its file, and `record` reads the record that is shown.
+    """A kind of results: `holds` recognises the content of its file, whose part that is shown is `plain`.
 
-    `entry` is the name of that record in the content, where it is not the content itself.
+    `record` reads that part as the record that `table` takes.
     """
 
     command: str
@@ -29,12 +29,7 @@ class Kind:
     holds: Callable[[Record], bool]
     table: Callable[[Any], RenderableType]
     record: Callable[[Record], Any] = lambda content: content
-    entry: str | None = None
-
-    def plain(self, content: Record) -> Record:
-        """The record in the content of a file, as plain data."""
-        of_entry: Record = content if self.entry is None else content[self.entry]
-        return of_entry
+    plain: Callable[[Record], Record] = lambda content: content
 
 
 @dataclass(frozen=True)

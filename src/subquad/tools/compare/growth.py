@@ -93,7 +93,7 @@ def growth_note(methods: Sequence[MethodReport], lengths: Sequence[int], floor: 
     """
     if len(set(lengths)) < 2:
         return ""
-    shortest, longest = min(lengths), max(lengths)
+    longest = max(lengths)
     chosen = closest_approximation(methods, longest, floor)
     if chosen is None:
         return ""
@@ -104,23 +104,13 @@ def growth_note(methods: Sequence[MethodReport], lengths: Sequence[int], floor: 
     fast, slow, usual = curves
     if fast is None or slow is None or usual is None or exact is None:
         return ""
-    last, after = around_crossing(chosen, exact, lengths)
-    start = crossing(slow, fast, last or shortest, FARTHEST * longest)
-    name = chosen.method
-    most = exact_up_to(from_dict(chosen.settings), floor.of_next_tokens, TORCH[dtype])
-    if start is None or most >= longest:
-        return ""
-    if start <= most:
-        where = (
-            f"{name} is exact attention up to {most:,.0f} tokens, and faster than {exact.method}, the fastest exact "
-        )
-        where += "attention, beyond (interpolated)"
-    elif 0 < last < start <= after:
+    start = overtaking(chosen, exact, lengths, floor.of_next_tokens)
+    if start is not None:
         source = "interpolated" if start <= longest else "predicted"
-        where = f"{name} overtakes {exact.method}, the fastest exact attention, at about {_rounded(start):,} tokens"
-        where += f" ({source})"
-    else:  # the curves go through the two longest lengths only, so the times themselves tell
-        where = _from_where(chosen, exact, lengths)
+        where = f"{chosen.method} overtakes {exact.method}, the fastest exact attention, at about {_rounded(start):,} "
+        where += f"tokens ({source})"
+    else:
+        where = _from_where(chosen, exact, lengths, floor.of_next_tokens)
         if not where:
             return ""
     twice = 2 * longest
@@ -130,15 +120,21 @@ def growth_note(methods: Sequence[MethodReport], lengths: Sequence[int], floor: 
     )
 
 
-def around_crossing(chosen: MethodReport, exact: MethodReport, lengths: Sequence[int]) -> tuple[int, int | float]:
-    """The last length at which a row was not faster than exact attention, and the next one that was measured.
+def overtaking(chosen: MethodReport, exact: MethodReport, lengths: Sequence[int], causal: bool) -> float | None:
+    """The length from which on a row is faster than exact attention, where their curves cross.
 
-    A row may be faster at shorter lengths, where it is exact itself. The last length is 0 if it was always faster, and
-    the next one infinite if there is none.
+    None if it is exact attention itself there, or if the measured times contradict the curves, which go through those
+    of the two longest lengths only.
     """
-    measured = _measured(chosen, exact, lengths)
+    slow, fast, longest = curve_of(exact, lengths), curve_of(chosen, lengths), max(lengths)
+    measured, most = _measured(chosen, exact, lengths), _exact_up_to(chosen, causal)
+    # A row may be faster at shorter lengths, where it is exact itself.
     last = max((n for n in measured if chosen.cost("model", n).ms >= exact.cost("model", n).ms), default=0)
-    return last, min((n for n in measured if n > last), default=math.inf)
+    if slow is None or fast is None or last == 0 or most >= longest:
+        return None
+    start = crossing(slow, fast, last, FARTHEST * longest)
+    after = min((n for n in measured if n > last), default=math.inf)
+    return start if start is not None and max(last, most) < start <= after else None
 
 
 def _measured(chosen: MethodReport, exact: MethodReport, lengths: Sequence[int]) -> list[int]:
@@ -146,18 +142,25 @@ def _measured(chosen: MethodReport, exact: MethodReport, lengths: Sequence[int])
     return sorted(n for n in lengths if str(n) in (chosen.model or {}) and str(n) in (exact.model or {}))
 
 
-def _from_where(chosen: MethodReport, exact: MethodReport, lengths: Sequence[int]) -> str:
+def _exact_up_to(row: MethodReport, causal: bool) -> float:
+    """The most tokens on which a row is exact attention by its settings."""
+    return exact_up_to(from_dict(row.settings), causal, TORCH[row.dtype or FP32])
+
+
+def _from_where(chosen: MethodReport, exact: MethodReport, lengths: Sequence[int], causal: bool) -> str:
     """From which length on a row was faster than exact attention wherever measured; empty if not at the longest."""
-    measured, (last, _) = _measured(chosen, exact, lengths), around_crossing(chosen, exact, lengths)
-    ties = [n for n in measured if chosen.cost("model", n).verdict == "within the noise"]
-    faster = [n for n in measured if n > max([*ties, last])]
-    start = f"{chosen.method} is faster than {exact.method}, the fastest exact attention"
-    if not faster:
+    measured, most = _measured(chosen, exact, lengths), _exact_up_to(chosen, causal)
+    costs = {n: chosen.cost("model", n) for n in measured}
+    ties = [n for n in measured if costs[n].verdict == "within the noise"]
+    last = max((n for n in measured if n in ties or costs[n].ms >= exact.cost("model", n).ms), default=0)
+    if max(last, most) >= measured[-1]:
         return ""
-    if faster == measured:
-        return f"{start}, at every length measured"
-    last = max(n for n in measured if n not in faster)
-    where = f"{start}, from {faster[0]:,} tokens on"
+    faster = f"faster than {exact.method}, the fastest exact attention"
+    if max(last, measured[0]) <= most:
+        return f"{chosen.method} is exact attention up to {most:,.0f} tokens, and {faster}, beyond (interpolated)"
+    if last == 0:
+        return f"{chosen.method} is {faster}, at every length measured"
+    where = f"{chosen.method} is {faster}, from {next(n for n in measured if n > last):,} tokens on"
     return f"{where} (at {last:,}, the difference is within the noise)" if last in ties else where
 
 

@@ -8,7 +8,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from subquad.tools.compare import reading
-from subquad.tools.compare.growth import Curve, around_crossing, crossing, curve_of
+from subquad.tools.compare.growth import Curve, curve_of, overtaking
 from subquad.tools.compare.recommend import is_exact_kernel
 from subquad.tools.compare.schema import MethodReport, Report
 from subquad.tools.models.dtypes import FP32
@@ -30,7 +30,7 @@ def model_time_vs_length(report: Report, looks: Mapping[str, Style], narrow: boo
     figure, ax = beside_legend(len(curves), 4.8, narrow)
     for name, made in curves.items():
         _draw(ax, rows[name], made, looks[name])
-    _mark_crossings(ax, rows, curves, looks)
+    _mark_crossings(ax, rows, curves, looks, reading.floor_figure(report) != "fidelity")
     log_lengths(ax)
     ticks_at(ax.xaxis, _doubled([int(n) for row in rows.values() for n in (row.model or {})]), lambda x: f"{x:,.0f}")
     ticks(ax.yaxis, ax.get_ylim(), lambda y: f"{y:g}")
@@ -75,7 +75,7 @@ def _draw(ax: Any, row: MethodReport, made: Curve, look: Style) -> None:
 
 
 def _mark_crossings(
-    ax: Any, rows: Mapping[str, MethodReport], curves: Mapping[str, Curve], looks: Mapping[str, Style]
+    ax: Any, rows: Mapping[str, MethodReport], curves: Mapping[str, Curve], looks: Mapping[str, Style], causal: bool
 ) -> None:
     lengths = sorted({int(n) for row in rows.values() for n in (row.model or {})})
     exact = [name for name in curves if is_exact_kernel(rows[name])]
@@ -83,7 +83,6 @@ def _mark_crossings(
         return
     fastest = min(exact, key=lambda name: curves[name](lengths[-1]))
     for name, made in curves.items():
-        last, after = around_crossing(rows[name], rows[fastest], lengths)
-        at = crossing(curves[fastest], made, last or lengths[0], FARTHER * lengths[-1])
-        if name not in exact and at is not None and 0 < last < at <= after:  # the measured times do not say otherwise
+        at = None if name in exact else overtaking(rows[name], rows[fastest], lengths, causal)
+        if at is not None and at <= FARTHER * lengths[-1]:
             ring(ax, at, made(at) / 1e3, looks[name].color)

@@ -80,7 +80,9 @@ class Pretrained:
             raise InputError(f"{option} {asked} is past the {reach} positions of {self.name}; give at most {reach}")
         return min(self.limit or most, most) if asked is None else asked
 
-    def extended_to(self, tokens: int | None, lengths: Sequence[int] = ()) -> "Pretrained":
+    def extended_to(
+        self, tokens: int | None, lengths: Sequence[int] = (), *, rotary_only: bool = False
+    ) -> "Pretrained":
         """A copy whose positions are extended to this many tokens for longer inputs; None: as far as these need.
 
         The positions of a model with rotary ones are extended only if that is asked for: a table of learned positions
@@ -89,6 +91,7 @@ class Pretrained:
         Args:
             tokens: the positions to extend to; None if nothing is asked for.
             lengths: lengths of inputs that the user named.
+            rotary_only: learned positions are not extended.
 
         Raises:
             InputError: the model has as many positions, or cannot be extended; or a length is beyond them.
@@ -97,6 +100,11 @@ class Pretrained:
         if tokens is not None:
             if self.limit is None or (rows is None and hf.position_limit(self.model) is None):
                 raise InputError(f"--extend {tokens}: the positions of {self.name} have no limit; leave it out")
+            if rotary_only and rows is None:
+                raise InputError(
+                    f"--extend {tokens} extends rotary positions only, and those of {self.name} are learned; leave it "
+                    "out"
+                )
             if tokens <= self.limit:
                 raise InputError(
                     f"--extend {tokens} is within the {self.limit:,} positions of {self.name}; give more, or leave it "

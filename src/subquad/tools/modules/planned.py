@@ -37,7 +37,7 @@ class HeldOutResult:
 class ModulePlan:
     """The result of `sq.plan` for a module without a transformers model: a method for each layer. Prints as a table.
 
-    `sq.nn.swap(module, plan.layers)` puts the methods into the module.
+    `sq.nn.swap` with a module and `layers` puts the methods into the module.
 
     Attributes:
         module: the class of the module.

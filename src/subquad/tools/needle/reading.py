@@ -29,7 +29,7 @@ def mean_of(groups: Groups, figure: Callable[[NeedleCell], float | None]) -> flo
 
 
 def difference_interval(groups: Groups) -> Interval | None:
-    """The interval of the mean difference; None in older reports, of one sample, or if it lacks a figure.
+    """The interval of the mean difference; None of one sample, or if a cell lacks the differences of its samples.
 
     Prompts that differ in their depth alone have the same text, so the independent numbers are the means over the tasks
     and depths of each sample.

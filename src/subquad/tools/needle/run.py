@@ -121,12 +121,7 @@ class NeedleRun(JobRun):
                 f"{pretrained.name} is of the kind {pretrained.kind}; subquad needle needs a causal language model, "
                 "such as demo-decoder"
             )
-        if settings.extend is not None and not pretrained.is_rotary:
-            raise InputError(
-                f"--extend {settings.extend} needs rotary positions with a limit, which {pretrained.name} does not "
-                "have; leave it out"
-            )
-        pretrained = pretrained.extended_to(settings.extend, settings.lengths or ())
+        pretrained = pretrained.extended_to(settings.extend, settings.lengths or (), rotary_only=True)
         lengths = _lengths(settings, pretrained)
         pretrained = pretrained.reaching(pretrained.extend or 0)
         rows = [row_of(pretrained, Full()), *(_row(pretrained, method) for method in methods)]

@@ -10,17 +10,23 @@ import torch
 from torch import Tensor
 
 from subquad.core.errors import InputError
-from subquad.methods import BoundMethod
+from subquad.methods import BoundMethod, Method
 from subquad.methods.core.mixture import common_seed, is_mixture
 from subquad.tools.measure.metrics import Judge, Metric, Score, judge_of
 from subquad.tools.plan.measure import Candidate
-from subquad.tools.plan.settings import PlanSettings
+from subquad.tools.plan.settings import PLANNED_LENGTHS, PlanSettings
 from subquad.tools.runs.floor import check_floor
 
 LEAST_MINUTES = 0.1
 
 
-def settings_from(min_fidelity: float, shift: float, lengths: Any, minutes: float, seed: int) -> PlanSettings:
+def settings_from(
+    min_fidelity: float,
+    minutes: float,
+    shift: float = PlanSettings.shift,
+    lengths: Any = PLANNED_LENGTHS,
+    seed: int = PlanSettings.seed,
+) -> PlanSettings:
     """The settings of a plan. TypeError where one of them is not a number, or the lengths are not several."""
     for name, value in (("min_fidelity", min_fidelity), ("shift", shift), ("minutes", minutes)):
         if isinstance(value, bool) or not isinstance(value, Real):
@@ -72,6 +78,16 @@ def judge_for(inputs: Sequence[Any], metric: str | Metric | None, score: Score |
             "planned by the cosine of their embeddings; give mappings of the model's keywords to tensors"
         )
     return judge_of(metric, score, floor)
+
+
+def check_unlearned(methods: Sequence[Method]) -> None:
+    """InputError where a method has learned parameters, which `sq.plan` does not fit."""
+    for method in methods:
+        if method.traits.learned:
+            raise InputError(
+                f"{method} has learned parameters, and sq.plan tries methods that need no fitting; leave it out of "
+                "methods"
+            )
 
 
 def check_together(at: Mapping[int, Sequence[Candidate]]) -> None:

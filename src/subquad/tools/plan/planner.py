@@ -1,7 +1,8 @@
 """The stages of planning that all subjects have: losses by layer, whether they prove something, choices, verification.
 
-A subclass plans one kind of subject: `length.Length` a text model at one length, `modules.plan.ModulePlanning` any
-module. It defines how a choice is verified and what the time allows, and its `Messages` report what was found.
+A subclass plans one kind of subject: `length.Length` a text model at one length, and
+`modules.module_planning.ModulePlanning` any module. It defines how a choice is verified and what the time allows, and
+its `Messages` report what was found.
 """
 
 import math

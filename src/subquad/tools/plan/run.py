@@ -26,16 +26,16 @@ from subquad.tools.plan.arguments import (
     as_inputs,
     check_settings,
     check_together,
+    check_unlearned,
     judge_for,
     mark_of_function,
     mark_of_inputs,
-    settings_from,
 )
 from subquad.tools.plan.loads import PlanInputs, input_loads
 from subquad.tools.plan.measure import Candidate
 from subquad.tools.plan.planning import Planning, candidates_for, plan_of
 from subquad.tools.plan.prepared import loss_elsewhere, of_text, parse_inputs, prepare
-from subquad.tools.plan.settings import PLANNED_LENGTHS, PlanSettings
+from subquad.tools.plan.settings import PlanSettings
 from subquad.tools.plan.short import short_fidelities
 from subquad.tools.plan.workers import UNAIDED, Workers
 from subquad.tools.runs import machine
@@ -111,26 +111,22 @@ def check(settings: PlanSettings) -> None:
 def plan_by_length(
     model: Any,
     inputs: Iterable[Any],
-    *,
+    settings: PlanSettings,
     methods: str | Method | Sequence[str | Method] | None,
     metric: str | Metric | None,
     score: Score | None,
-    min_fidelity: float,
-    minutes: float,
+    out: str | Path | None,
     progress: Progress,
-    shift: float = PlanSettings.shift,
-    lengths: Sequence[int] = PLANNED_LENGTHS,
-    seed: int = PlanSettings.seed,
-    out: str | Path | None = None,
 ) -> Plan:
     """Plan for a transformers model, as `sq.plan` describes."""
-    is_training = hf.transformers_model(model).training
-    settings = settings_from(min_fidelity, shift, lengths, minutes, seed)
+    is_training = hf.transformers_model(model).training  # first: TypeError if it is not a model, whatever else is wrong
     check_settings(settings)
     methods = [methods] if isinstance(methods, str | Method) else methods
     tried = None if methods is None else [resolve(method) for method in methods]
+    check_unlearned(tried or [])
     inputs = as_inputs(inputs)
-    judge = judge_for(inputs, metric, score, min_fidelity)
+    assert settings.min_fidelity is not None
+    judge = judge_for(inputs, metric, score, settings.min_fidelity)
     if is_training:
         raise InputError("the model is in training mode, where dropout makes outputs random: call model.eval() first")
     deadline = Deadline(60 * settings.minutes)

@@ -374,7 +374,7 @@ def test_a_method_whose_loss_or_error_is_not_finite_is_never_taken(monkeypatch):
 @pytest.mark.parametrize(("arguments", "message"), [
     ({"methods": []}, "the methods name none but exact attention"),
     ({"methods": "full"}, "the methods name none but exact attention"),
-    ({"methods": ["lha"]}, "lha has learned parameters, and a plan accepts only those that are fitted"),
+    ({"methods": ["lha"]}, "lha has learned parameters, and sq.plan .*; leave it out of methods$"),
     ({"inputs": inputs(1)[0]}, "inputs are a list of mappings or of texts, got one dict"),
     ({"inputs": "a text"}, "inputs are a list of mappings or of texts, got one str"),
     ({"methods": ["local", "by-length"]}, "by-length is a mixture, but a plan joins its methods by length"),
