@@ -216,7 +216,8 @@ def test_merged_windows_are_those_of_plain_pytorch(dtype, rounded, variant):
         loss = (out * out.detach().sin()).sum() + (lse[seen] * lse[seen].detach().cos()).sum()
         results.append([out, lse, *torch.autograd.grad(loss, outs + lses)])
     for want, have in zip(*results, strict=True):
-        torch.testing.assert_close(have, want, atol=1e-5 if have.dtype == torch.float32 else 1e-2, rtol=1e-4)
+        atol = 3e-2 if rounded and dtype != torch.float32 else 1e-5 if have.dtype == torch.float32 else 1e-2
+        torch.testing.assert_close(have, want, atol=atol, rtol=1e-2 if atol == 3e-2 else 1e-4)
 
 
 def test_a_nan_stays_with_its_query():
