@@ -31,9 +31,9 @@ SmolLM2-135M and a thirtieth of those of its head.
 These cells are equally large; all but the exact steps is plain PyTorch.
 The speed-ups of a step include the rest.
 Of a step in place, attention takes the share of the exact time that it reads of the keys, which no kernel can \
-undercut where the memory is the limit: {cells} cells for the heads of a key head together, or by head, where they \
-choose {together} different ones: so many of {cells} for each head were measured after {counted:,} tokens, and are \
-assumed at other lengths.
+undercut where the memory is the limit: {cells} cells for the heads of a key head together, or by head.
+With {cells} cells for each head, the heads of a key head chose {together} different ones after {counted:,} tokens; \
+the same number is assumed at other lengths.
 Each call reads the same keys, which the processor's last cache may hold; those of a model's layers come from memory."""
 
 MAKING = """\

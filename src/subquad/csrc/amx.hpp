@@ -12,7 +12,7 @@
 #if defined(__AMX_TILE__) && defined(__AMX_BF16__)
 #define SUBQUAD_AMX
 
-constexpr int64_t TILE_ROWS = W;          // products of whole tiles need no copies
+constexpr int64_t TILE_ROWS = W;  // of products: C needs no copy if its rows fill tiles, nor A if its depth does, too
 constexpr int64_t TILE_NUMBERS = W * W;  // pairs, or floats
 
 // Products need one on their thread, and no other inside it. A later owner of the tiles, such as a product of torch, makes
@@ -153,5 +153,5 @@ static void gemm_by_tiles(int64_t rows, int64_t columns, int64_t depth, const Pa
 }
 
 #else
-constexpr int64_t TILE_ROWS = 1;
+constexpr int64_t TILE_ROWS = 1;  // no tiles: any number of rows
 #endif

@@ -78,8 +78,8 @@ static void listed_members(const ListedForward &a, const ListedHeads &heads, int
   if (bounds[0] == bounds[1]) return;
   const int64_t K = pack_listed(in, bh, c, own.met, numbers);
   if (!K) zero_members(heads, in, a.out, bh, c, in.E);
-  for (int64_t first = bounds[0]; K && first < bounds[1]; first += TAIL_TILE) {
-    const int64_t count = bounds[1] - first < TAIL_TILE ? bounds[1] - first : TAIL_TILE;
+  for (int64_t first = bounds[0]; K && first < bounds[1]; first += TAIL_TILE<float>) {
+    const int64_t count = bounds[1] - first < TAIL_TILE<float> ? bounds[1] - first : TAIL_TILE<float>;
     pack_rows<float>(in.query, b, h, order, first, count, in.D, own.queries, in.D);
     attend_met(count, K, in.D, in.E, in.scale, own);
     for (int64_t i = 0; i < count; i++) {

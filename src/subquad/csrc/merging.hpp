@@ -13,17 +13,17 @@ static PartRow row_of_part(const MergedPart &part, int64_t b, int64_t query) {
   return {b * part.windows + window, at};
 }
 
-struct WindowScratch {
-  float *row, *sum;  // (E') a row of a partial, and of the output
+struct MergeRow {
+  float *row, *sum;  // (E') a row of a partial, and the sum
 
-  WindowScratch(Arena &arena, const Merging &a) {
+  MergeRow(Arena &arena, const Merging &a) {
     row = arena.take<float>(round_up(a.E, W));
     sum = arena.take<float>(round_up(a.E, W));
   }
 };
 
 template <class T>
-static void merge_query_of(const Merging &a, int64_t b, int64_t h, int64_t query, const WindowScratch &own) {
+static void merge_query_of(const Merging &a, int64_t b, int64_t h, int64_t query, const MergeRow &own) {
   const int64_t E = round_up(a.E, W);
   float high = -__builtin_inff(), total = 0;
   auto each = [&](auto &&run) {
@@ -51,7 +51,7 @@ static void merge_query_of(const Merging &a, int64_t b, int64_t h, int64_t query
 
 static int64_t merge_windows(const Merging &a, void *workspace) {
   Arena arena{(char *)workspace};
-  const PerThread<WindowScratch> scratch(arena, a.threads, a);
+  const PerThread<MergeRow> scratch(arena, a.threads, a);
   if (!arena.base) return arena.used;
   const int64_t blocks = (a.N + MERGED_QUERIES - 1) / MERGED_QUERIES;
   return by_dtype(a.dtype, [&](auto x) {

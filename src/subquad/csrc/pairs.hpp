@@ -58,7 +58,7 @@ static inline vu paired_rows(const bf16 *low, const bf16 *high) {
 #endif
 
 #if defined(__AVX512BF16__)
-// 2^t for weights that are rounded to bf16: to 3e-6. 0 for −∞; NaN stays NaN.
+// 2^t for weights that are rounded to bf16: to 3e-6. 0 for −∞, denormal below 2⁻¹²⁶; NaN stays NaN.
 static inline vf power_of_two(vf t) {
   const vf f = (vf)_mm512_reduce_ps((__m512)t, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);  // in [0, 1)
   vf p = splat(0.013534179f) * f + 0.052011493f;

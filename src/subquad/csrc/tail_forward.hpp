@@ -700,8 +700,9 @@ static void exp_rows(float *rows, int64_t count, int64_t lanes, float scale, con
   }
 }
 
-// Queries of a product, whole blocks or tiles of it: their weights stay in the first cache.
-constexpr int64_t TAIL_TILE = TILE_ROWS > 1 ? 2 * TILE_ROWS : 30;
+// Queries of a product, whole blocks of it or, of pairs, whole tiles: their weights stay in the first cache.
+template <class Number>
+constexpr int64_t TAIL_TILE = __is_same(Number, Pair) && TILE_ROWS > 1 ? 2 * TILE_ROWS : 5 * GEMM_ROWS;
 
 template <class Number>
 struct TailMemberScratch {
@@ -713,12 +714,13 @@ struct TailMemberScratch {
   float *lse, *norms;     // (TAIL_TILE)
 
   TailMemberScratch(Arena &arena, const TailInputs &in) : met(arena, in) {
-    queries = arena.take<Number>(TAIL_TILE * steps_of<Number>(in.D));
-    weights = arena.take<float>(TAIL_TILE * Met::lanes_of(in));
-    out = arena.take<float>(TAIL_TILE * round_up(in.E, W));
-    apart = arena.take<float>(in.window > 0 ? TAIL_TILE * round_up(in.E, W) : 0);
-    lse = arena.take<float>(TAIL_TILE);
-    norms = arena.take<float>(TAIL_TILE);
+    constexpr int64_t Q = TAIL_TILE<Number>;
+    queries = arena.take<Number>(Q * steps_of<Number>(in.D));
+    weights = arena.take<float>(Q * Met::lanes_of(in));
+    out = arena.take<float>(Q * round_up(in.E, W));
+    apart = arena.take<float>(in.window > 0 ? Q * round_up(in.E, W) : 0);
+    lse = arena.take<float>(Q);
+    norms = arena.take<float>(Q);
   }
 };
 
@@ -736,10 +738,10 @@ template <class Number>
 static void attend_met(int64_t count, int64_t L, int64_t width, int64_t value_width, float scale,
                        const TailMemberScratch<Number> &own) {
   const int64_t lanes = round_up(L, 2 * W), E = round_up(value_width, W), steps = steps_of<Number>(width);
-  const int64_t rows = round_up(count, TILE_ROWS);
+  const int64_t rows = round_up(count, TILE_ROWS), depth = round_up(steps_of<Number>(L), TILE_ROWS);  // in whole tiles
   gemm(rows, lanes, steps, own.queries, steps, 1, own.met.keys, lanes, own.weights, lanes, false);
   exp_rows<Number>(own.weights, count, lanes, scale, own.met.bias, own.lse, own.norms);
-  gemm(rows, E, steps_of<Number>(L), (const Number *)own.weights, lanes / 2, 1, own.met.values, E, own.out, E, false);
+  gemm(rows, E, depth, (const Number *)own.weights, lanes / 2, 1, own.met.values, E, own.out, E, false);
 }
 
 // The products of a tile of members with what their cluster meets, and with the values of its top keys and of its cells,
@@ -750,14 +752,14 @@ static void attend_met_apart(int64_t count, int64_t K, const TailInputs &in, con
                              const TailMemberScratch<Number> &own) {
   constexpr int64_t unit = __is_same(Number, Pair) ? 2 * W : W;
   const int64_t first = own.met.cells_at(K), lanes = round_up(first + in.cells, unit), E = round_up(in.E, W);
-  const int64_t steps = steps_of<Number>(in.D);
-  gemm(count, lanes, steps, own.queries, steps, 1, own.met.keys, lanes, own.weights, lanes, false);
+  const int64_t steps = steps_of<Number>(in.D), rows = __is_same(Number, Pair) ? round_up(count, TILE_ROWS) : count;
+  gemm(rows, lanes, steps, own.queries, steps, 1, own.met.keys, lanes, own.weights, lanes, false);
   exp_rows_apart<Number>(own.weights, count, lanes, in.scale, own.met.bias, first, in.cells, cell_lse, cell_residual,
                          order, shifts, to);
   if constexpr (__is_same(Number, Pair)) {
     const Number *weights = (const Number *)own.weights;
-    gemm(count, E, first / 2, weights, lanes / 2, 1, own.met.values, E, own.out, E, false);
-    gemm(count, E, steps_of<Number>(in.cells), weights + first / 2, lanes / 2, 1, own.met.values + first / 2 * E, E,
+    gemm(rows, E, first / 2, weights, lanes / 2, 1, own.met.values, E, own.out, E, false);
+    gemm(rows, E, steps_of<Number>(in.cells), weights + first / 2, lanes / 2, 1, own.met.values + first / 2 * E, E,
          own.apart, E, false);
   } else {
     gemm_with(count, E, first, own.weights, lanes, 1, ListedRows{own.met.value_rows}, Product{own.out, E, false});
@@ -774,13 +776,14 @@ static void leave_tail_members(const TailForward &a, const SortedKeys<Number<T>>
   const TailInputs &in = a.inputs;
   const int64_t b = bh / in.H, h = bh % in.H, bg = b * in.G + h / (in.H / in.G), E = round_up(in.E, W);
   const int32_t *order = a.saved.order + bh * in.N, *bounds = a.saved.offsets + bh * (in.clusters + 1) + c;
+  constexpr int64_t TILE = TAIL_TILE<Number<T>>;
   if (bounds[0] == bounds[1]) return;
   list_top(in, a.saved, bh, c, to.listed);
   const bool no_keys = a.saved.cell_offsets[bg * (in.cells + 1) + in.cells] == 0;
   const int64_t row = bh * in.clusters + c, cell = cells.at(in, row, 0);
   const int64_t K = no_keys ? 0 : pack_met(in, a.saved, cells, sorted.keys[at], sorted.values[at], row, own.met);
-  for (int64_t first = bounds[0]; first < bounds[1]; first += TAIL_TILE) {
-    const int64_t count = bounds[1] - first < TAIL_TILE ? bounds[1] - first : TAIL_TILE;
+  for (int64_t first = bounds[0]; first < bounds[1]; first += TILE) {
+    const int64_t count = bounds[1] - first < TILE ? bounds[1] - first : TILE;
     if (!no_keys) {
       pack_factor_rows<T>(in.query, b, h, order, first, count, in.D, own.queries, steps_of<Number<T>>(in.D));
       attend_met_apart(count, K, in, cells.lse + cell, cells.residual + cell, order + first, shifts, to, own);
@@ -807,20 +810,21 @@ static void attend_tail_members(const TailForward &a, const SortedKeys<Number<T>
   const TailInputs &in = a.inputs;
   const int64_t b = bh / in.H, h = bh % in.H, bg = b * in.G + h / (in.H / in.G), width = round_up(in.E, W);
   const int32_t *order = a.saved.order + bh * in.N, *bounds = a.saved.offsets + bh * (in.clusters + 1) + c;
+  constexpr int64_t TILE = TAIL_TILE<Number<T>>;
   if (bounds[0] == bounds[1]) return;
   const bool no_keys = a.saved.cell_offsets[bg * (in.cells + 1) + in.cells] == 0;
   const int64_t row = bh * in.clusters + c;
   auto ask_for_queries = [&](int64_t first) {
-    const int64_t end = bounds[1] - first < TAIL_TILE ? bounds[1] : first + TAIL_TILE;
+    const int64_t end = bounds[1] - first < TILE ? bounds[1] : first + TILE;
     for (int64_t i = first; i < end; i++) ask_for(row_of<T>(in.query, b, h, order[i]), in.D * (int64_t)sizeof(T));
   };
   ask_for_queries(bounds[0]);
   const int64_t K = no_keys ? 0 : pack_met(in, a.saved, cells, sorted.keys[at], sorted.values[at], row, own.met);
-  for (int64_t first = bounds[0]; first < bounds[1]; first += TAIL_TILE) {
-    const int64_t count = bounds[1] - first < TAIL_TILE ? bounds[1] - first : TAIL_TILE;
+  for (int64_t first = bounds[0]; first < bounds[1]; first += TILE) {
+    const int64_t count = bounds[1] - first < TILE ? bounds[1] - first : TILE;
     for (int64_t i = 0; i < count; i++)  // the products give them time to come
       ask_for(row_of<T>(a.out, b, h, order[first + i]), in.E * (int64_t)sizeof(T));
-    ask_for_queries(first + TAIL_TILE);
+    ask_for_queries(first + TILE);
     if (no_keys) {
       zero(own.out, count * width);
       for (int64_t i = 0; i < count; i++) {

@@ -19,7 +19,9 @@
 
 constexpr int64_t NEAR_QUERIES = 30;                 // of a tile: whole blocks of a product
 constexpr int64_t NEAR_RUN = 8 * NEAR_QUERIES;       // of a task
-constexpr float NEAR_ROUNDING = 64 * 1.1920929e-7f;  // of ρ: what is left of it that is no more than this is rounding
+// Of ρ: what is left of it that is no more than this is rounding. Weights of pairs have errors of 3e-6, twice.
+template <class Number>
+constexpr float NEAR_ROUNDING = (__is_same(Number, Pair) ? 128 : 64) * 1.1920929e-7f;
 
 // The keys of a wave's key heads in place, and values; 0 for a key in no cell.
 struct NearKeys {
@@ -259,7 +261,7 @@ static void attend_near(const TailForward &a, const NearKeys &keys, int64_t at, 
     }
     shrink[i] = members == -__builtin_inff() ? 0 : __builtin_expf(members - shift);
     const float cells = head.of_cells[first + i] * shrink[i], left = cells - sum(of_counted);
-    kept[i] = left <= cells * NEAR_ROUNDING ? 0 : 1;
+    kept[i] = left <= cells * NEAR_ROUNDING<Number<T>> ? 0 : 1;
     total[i] = head.of_top[first + i] * shrink[i] + sum(of_exact) + (kept[i] ? left : 0);
     base[i] = shift;
     if (kept[i])

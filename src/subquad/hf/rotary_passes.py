@@ -73,7 +73,7 @@ class _Watched:
 
 
 def _watching(forward: Forward) -> Forward:
-    """The forward pass of a class that keeps the inputs of its watched models meanwhile."""
+    """The forward pass of a class, which keeps the inputs of its watched models while it runs."""
 
     def watching(self: Any, *args: Any, **kwargs: Any) -> Any:
         if getattr(self, _WATCHED, None) is None:

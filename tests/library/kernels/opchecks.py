@@ -92,10 +92,12 @@ def of_exact_attention() -> int:
     outs = tracked(torch.ones(4, 2, 5, 8), torch.ones(2, 2, 7, 8))
     lses = tracked(torch.ones(4, 2, 5), torch.ones(2, 2, 7))
     torch.library.opcheck(ops.merged_windows.default, ("cpu", outs, lses, [0, 5, 5, 2, 3, 7, 1, 1], 10, False))
+    halves = tracked(*(x.detach().bfloat16() for x in outs))
+    torch.library.opcheck(ops.merged_windows.default, ("cpu", halves, lses, [0, 5, 5, 2, 3, 7, 1, 1], 10, True))
     few, valid, at = qkv(3, 30, H=4, G=2), torch.arange(30).expand(2, -1) < 25, torch.tensor([5, 27])
     for options in ((None, None, None, False, 0, 0.3, None, None), (valid, valid[:, :3], at, True, -1, 0.3, 9, 2.0)):
         torch.library.opcheck(ops.steps_forward.default, ("cpu", *few, *options))
-    return 5
+    return 6
 
 
 def of_ranks() -> int:

@@ -209,12 +209,15 @@ def test_merged_windows_are_those_of_plain_pytorch(dtype, rounded, variant):
         outs, lses = ([x.requires_grad_() for x in each] for each in partials(dtype))
         with sq.use_backend(backend), native.use_variant(variant):
             out, lse = merge_windows(outs, lses, WINDOWS, tokens=25, rounded=rounded)
+            rounded_later = merge_windows(outs, lses, WINDOWS, tokens=25)[0].to(out.dtype)
         assert (out.dtype, lse.dtype) == (dtype if rounded else torch.float32, torch.float32)
+        assert torch.equal(out, rounded_later)
         seen = ~torch.isneginf(lse)
         assert not seen[:, :, 23:].any()
         assert (out[:, :, 23:] == 0).all()
         loss = (out * out.detach().sin()).sum() + (lse[seen] * lse[seen].detach().cos()).sum()
         results.append([out, lse, *torch.autograd.grad(loss, outs + lses)])
+    torch.testing.assert_close(results[1][1], results[0][1], atol=1e-5, rtol=1e-4)
     for want, have in zip(*results, strict=True):
         atol = 3e-2 if rounded and dtype != torch.float32 else 1e-5 if have.dtype == torch.float32 else 1e-2
         torch.testing.assert_close(have, want, atol=atol, rtol=1e-2 if atol == 3e-2 else 1e-4)

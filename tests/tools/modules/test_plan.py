@@ -1,5 +1,6 @@
 """`sq.plan`: a method for each layer of a module."""
 
+import inspect
 import json
 from dataclasses import replace
 
@@ -11,6 +12,7 @@ from torch import nn
 import subquad as sq
 from subquad.nn.swapping import NAME
 from subquad.tools.modules import module_planning as planning
+from subquad.tools.plan.run import plan_by_length
 from subquad.tools.plan.settings import PLANNED_LENGTHS, PlanSettings
 from tests.tools.modules.models import LayerBlock, SdpaBlock, encoder, inputs
 from tests.tools.modules.test_compare import assert_unchanged, state_of
@@ -213,7 +215,7 @@ def test_a_module_around_a_transformers_model_is_planned_by_length(monkeypatch):
     defaults = PlanSettings(lengths=PLANNED_LENGTHS, min_fidelity=0.99)
     assert first[2] == replace(defaults, lengths=(9,))
     assert second[2] == replace(defaults, shift=1.1, seed=3)
-    assert "plans" in second
+    assert inspect.signature(plan_by_length).bind(*second).arguments["out"] == "plans"
 
 
 def test_inputs_that_show_no_loss_leave_exact_kernels_alone_and_a_note():

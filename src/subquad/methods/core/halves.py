@@ -174,7 +174,7 @@ class ByHalves(Method):
     def _on_line(self, line: TokenLine, call: Call, rounded: bool) -> tuple[Tensor, Tensor]:
         """Attention of the queries of a line of tokens, which blocks divide from each item's first token on.
 
-        `rounded`: the output is in the dtype of the inputs, because it is not merged with others.
+        If `rounded`, the output has the dtype of the inputs; otherwise it is in fp32 or fp64, to be merged with others.
         """
         order = line.front_order()
         line = line if order is None else line.in_order(order)

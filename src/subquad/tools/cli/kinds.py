@@ -18,9 +18,9 @@ Record = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of results: `holds` recognises the content of its file, whose part that is shown is `plain`.
+    """A kind of results: `holds` recognises the content of its file, and `plain` takes the part of it that is shown.
 
-    `record` reads that part as the record that `table` takes.
+    `record` makes of this part the record that `table` takes.
     """
 
     command: str

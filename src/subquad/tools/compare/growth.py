@@ -123,8 +123,9 @@ def growth_note(methods: Sequence[MethodReport], lengths: Sequence[int], floor: 
 def overtaking(chosen: MethodReport, exact: MethodReport, lengths: Sequence[int], causal: bool) -> float | None:
     """The length from which on a row is faster than exact attention, where their curves cross.
 
-    None if it is exact attention itself there, or if the measured times contradict the curves, which go through those
-    of the two longest lengths only.
+    `causal`: the model is a causal language model. None if the row is exact attention at the crossing by its settings,
+    if it was faster at every length measured, or if the measured times contradict the curves, which go through those of
+    the two longest lengths only.
     """
     slow, fast, longest = curve_of(exact, lengths), curve_of(chosen, lengths), max(lengths)
     measured, most = _measured(chosen, exact, lengths), _exact_up_to(chosen, causal)

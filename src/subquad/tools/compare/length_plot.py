@@ -30,7 +30,7 @@ def model_time_vs_length(report: Report, looks: Mapping[str, Style], narrow: boo
     figure, ax = beside_legend(len(curves), 4.8, narrow)
     for name, made in curves.items():
         _draw(ax, rows[name], made, looks[name])
-    _mark_crossings(ax, rows, curves, looks, reading.floor_figure(report) != "fidelity")
+    _mark_crossings(ax, rows, curves, looks, reading.of_next_tokens(report))
     log_lengths(ax)
     ticks_at(ax.xaxis, _doubled([int(n) for row in rows.values() for n in (row.model or {})]), lambda x: f"{x:,.0f}")
     ticks(ax.yaxis, ax.get_ylim(), lambda y: f"{y:g}")

@@ -75,6 +75,11 @@ def floor_figure(report: Report) -> str:
     return str(floor.get("figure", "fidelity"))
 
 
+def of_next_tokens(report: Report) -> bool:
+    """True if the comparison's floor is one of a causal language model."""
+    return floor_figure(report) != "fidelity"
+
+
 def noise_at(report: Report, part: Literal["model", "op"], length: str) -> float | None:
     """The difference of exact attention from itself at a length, as a factor."""
     return known((getattr(report.noise, part, None) or {}).get(length))

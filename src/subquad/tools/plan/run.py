@@ -119,7 +119,7 @@ def plan_by_length(
     progress: Progress,
 ) -> Plan:
     """Plan for a transformers model, as `sq.plan` describes."""
-    is_training = hf.transformers_model(model).training  # first: TypeError if it is not a model, whatever else is wrong
+    is_training = hf.transformers_model(model).training  # first: TypeError if it is not a model
     check_settings(settings)
     methods = [methods] if isinstance(methods, str | Method) else methods
     tried = None if methods is None else [resolve(method) for method in methods]

@@ -43,7 +43,10 @@ def _save(ctx: Any, inputs: Any, output: Any) -> None:
 
 
 def _differentiate(ctx: Any, of_out: Tensor, of_lse: Tensor) -> tuple[Any, ...]:
-    """The gradients: of out_p it is share_p·g, of lse_p share_p·(g·(out_p − out) + γ), with g and γ those of both."""
+    """The gradients: of out_p it is share_p·g, of lse_p share_p·(g·(out_p − out) + γ), with g and γ those of both.
+
+    Here out is the output as it was returned, rounded or not.
+    """
     *parts, out, lse = ctx.saved_tensors
     outs, lses = parts[: len(parts) // 2], parts[len(parts) // 2 :]
     of_out = of_out.to(of_lse.dtype)
