@@ -88,7 +88,7 @@ def of_exact_attention() -> int:
     """Exact attention, and partials of windows merged; how many calls were checked."""
     ops = torch.ops.subquad
     for valid in (None, torch.arange(30).expand(2, -1) < 25):
-        torch.library.opcheck(ops.exact_forward.default, ("cpu", *tracked(*qkv(20, 30)), valid, True, 10, 0.3))
+        torch.library.opcheck(ops.exact_forward.default, ("cpu", *tracked(*qkv(20, 30)), valid, None, True, 10, 0.3))
     outs = tracked(torch.ones(4, 2, 5, 8), torch.ones(2, 2, 7, 8))
     lses = tracked(torch.ones(4, 2, 5), torch.ones(2, 2, 7))
     torch.library.opcheck(ops.merged_windows.default, ("cpu", outs, lses, [0, 5, 5, 2, 3, 7, 1, 1], 10, False))
