@@ -1,3 +1,4 @@
+import gc
 import importlib
 import os
 import sys
@@ -41,6 +42,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     chosen = set(sampled([item.nodeid for item in items], int(config.getini("shapes_in_one_of"))))
     for item in items:
         item.stash[CHECKED] = item.nodeid in chosen
+
+
+def pytest_collection_finish() -> None:
+    """Let garbage be looked for among what tests make, and not among all that is imported and collected."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.hookimpl(tryfirst=True, optionalhook=True)  # before pytest-xdist's own answer, where it is installed

@@ -6,7 +6,6 @@ python -m tests.targets
 import ast
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
-from functools import cache
 from pathlib import Path
 
 import networkx as nx
@@ -18,7 +17,6 @@ OVER_RANKS = SOURCE / "distributed" / "methods"  # not counted: a method over ra
 CLOCKS = ("perf_counter", "monotonic", "time")  # of the module `time`; each also in nanoseconds, with the ending _ns
 
 
-@cache
 def tree_of(path: Path) -> ast.Module:
     """The syntax tree of a file."""
     return ast.parse(path.read_text("utf-8"))

@@ -3,7 +3,7 @@
 import pytest
 
 from tests.identifiers import SOURCE, python_files
-from tests.names import library, names_in, stale_names
+from tests.names import library, names_in, read, stale_names
 
 FILE = '''"""A file. {text}"""
 
@@ -20,6 +20,14 @@ def function(argument, *others):
     local = Mask.causal()
     return local
 '''
+
+
+@pytest.fixture(scope="module", autouse=True)
+def let_go():
+    """No millions of nodes of syntax trees, in which later tests would look for garbage."""
+    yield
+    for made in (library, read):
+        made.cache_clear()
 
 
 @pytest.fixture

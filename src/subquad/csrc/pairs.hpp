@@ -69,7 +69,8 @@ static inline vf power_of_two(vf t) {
 }
 #endif
 
-// 2^−SHRUNK · eˣ for x ≤ 0: weights that are rounded to bf16 need no more than an error of 3e-6.
+// 2^−SHRUNK · eˣ for x ≤ 0, with a relative error of at most 3e-6 for weights that are rounded to bf16. The sums of the
+// weights have that error too, and with them the log-sum-exp.
 template <class Number>
 static inline vf weight_of(vf x) {
 #if defined(__AVX512BF16__)

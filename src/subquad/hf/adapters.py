@@ -255,6 +255,11 @@ def _settings(path: Path) -> dict[str, Any]:
     return settings
 
 
+def is_adapter(settings: Any) -> bool:
+    """True if the content of a JSON file looks like an adapter.json, of whatever format."""
+    return isinstance(settings, dict) and settings.keys() >= {"format", "model", "methods"}
+
+
 def _wrong(members: Mapping[str, Any], types: Mapping[str, Any]) -> str:
     """A message that names the member that is missing or of another type; empty if all are right."""
     for name, kind in types.items():

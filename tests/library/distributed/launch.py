@@ -18,7 +18,9 @@ import torch.distributed as dist
 
 ROOT = Path(__file__).parents[3]
 LONGEST = 300  # seconds without a rank that ends, after which all are ended
+# What a process that others are forked from has imported; where one is missing, its ranks find it so.
 IMPORTED = [f"tests.library.distributed.{name}" for name in ("launch", "cases", "combined", "disagreeing", "models")]
+IMPORTED += ["tests.research.training.split", "tests.research.training.two"]
 
 
 @cache
@@ -38,8 +40,17 @@ def ran(module: str, ranks: int, *words: str) -> tuple[Path, str]:
 
 @cache
 def forked(module: str, ranks: int, *words: str) -> tuple[Path, str]:
-    """Return what `ran` returns; ranks are forked, so that each need not import everything, and end if one fails."""
-    folder, context = Path(mkdtemp()), multiprocessing.get_context("forkserver")
+    """Return what `ran` returns; the ranks are forked."""
+    folder = Path(mkdtemp())
+    return folder, fork(module, ranks, folder, *words)
+
+
+def fork(module: str, ranks: int, folder: Path, *words: str) -> str:
+    """Run a module as ranks that write to a folder, and return their standard error.
+
+    They are forked, so that each need not import everything, and end if one fails.
+    """
+    context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(IMPORTED)
     store = dist.TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
     every = [
@@ -58,7 +69,7 @@ def forked(module: str, ranks: int, *words: str) -> tuple[Path, str]:
         if not ended or any(process.exitcode for process in ended):
             for process in running.values():
                 process.terminate()
-    return folder, late + "".join((folder / f"{rank}.stderr").read_text() for rank in range(ranks))
+    return late + "".join((folder / f"{rank}.stderr").read_text() for rank in range(ranks))
 
 
 def be_rank(module: str, rank: int, ranks: int, port: int, folder: Path, *words: str) -> None:

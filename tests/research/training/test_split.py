@@ -1,9 +1,6 @@
 """Processes that share the tokens of each input learn what one process learns."""
 
 import json
-import os
-import subprocess
-import sys
 from functools import cache
 from pathlib import Path
 from tempfile import mkdtemp
@@ -13,9 +10,9 @@ import pytest
 
 from subquad.research.training import trainer
 from subquad.research.training.run import train
+from tests.library.distributed import launch
 from tests.research.training.split import LONGER, MODELS, RUNS, SHORTER, kept, settings, write_data
 
-ROOT = Path(__file__).parents[3]
 # Processes, how many of them share an input, and whether all share the weights: three have unequal parts of an input,
 # four are two groups of two.
 LAYOUTS = {
@@ -26,19 +23,6 @@ LAYOUTS = {
     "2": (2, 2, "false"),
     "4": (4, 4, "false"),
 }
-
-
-def launched(count: int, *words: str) -> str:
-    """Start processes with torchrun and return their standard error."""
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(count)]
-    done = subprocess.run(
-        [*launcher, *words],
-        cwd=ROOT,
-        env=os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},
-        capture_output=True,
-        text=True,
-    )
-    return done.stderr
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +40,7 @@ def folder(layout: str) -> Path:
     out = Path(mkdtemp())
     write_data(out)
     train(settings("lm", out, *SHORTER), out / "of one")
-    log = launched(count, "-m", "tests.research.training.split", str(out), str(sequence), fsdp)
+    log = launch.fork("tests.research.training.split", count, out, str(sequence), fsdp)
     assert all((out / f"{rank}.json").exists() for rank in range(count)), log[-3000:]
     return out
 

@@ -1,35 +1,25 @@
 """Two processes, each with half of every batch, learn what one process learns."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 
 from subquad.research.training.run import train
+from tests.library.distributed import launch
 from tests.research.training.small import small, without_times
 from tests.research.training.two import COMMON, RUNS, run
 
-ROOT = Path(__file__).parents[3]
 NAMES = [pytest.param(name, marks=pytest.mark.long if i % 3 else []) for i, name in enumerate(RUNS)]
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("two")
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    done = subprocess.run(
-        [*launcher, "-m", "tests.research.training.two", str(out)],
-        cwd=ROOT,
-        env=os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},
-        capture_output=True,
-        text=True,
-    )
+    log = launch.fork("tests.research.training.two", 2, out)
     # What both wrote counts; torch's threads may abort a process that is already done, as the interpreter ends.
-    assert all((out / f"{name}.pt").exists() for name in RUNS), done.stderr[-3000:]
+    assert all((out / f"{name}.pt").exists() for name in RUNS), log[-3000:]
     return out
 
 

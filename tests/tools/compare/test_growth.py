@@ -105,7 +105,7 @@ def test_a_method_that_is_exact_up_to_some_length_is_faster_from_there_on():
     note = growth_note([EXACT, KERNEL, faster], [2048, 8192], FLOOR)
     assert note.startswith(
         "clustered-tail in bf16 is exact attention up to 2,048 tokens, and faster than full:kernel=subquad in bf16, "
-        "the fastest exact attention, beyond (interpolated); at 16,384 tokens it is predicted to run"
+        "the fastest exact attention, beyond; at 16,384 tokens it is predicted to run"
     )
 
 

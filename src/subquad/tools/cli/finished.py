@@ -32,7 +32,6 @@ from subquad.tools.runs.records import to_plain
 ASKED = "asked"  # the key of a report with the settings that the command was given
 RANKS = "ranks"  # in addition, if there were several
 RUN_AGAIN = "--again runs it again"
-ADAPTER = {"format", "model", "methods"}  # entries of the adapter.json of `sq.hf.save_adapter`
 MODELS = ("config.json", "modules.json", "model.safetensors")  # files of a saved model
 
 
@@ -100,7 +99,9 @@ class Claim:
             except InputError as error:
                 raise InputError(f"{error}; {remedy}") from None
             if not is_report(content, self.kind.command, self.folder):
-                if isinstance(content, dict) and content.keys() >= ADAPTER:
+                from subquad.hf.adapters import is_adapter  # which needs transformers
+
+                if is_adapter(content):
                     what = f"an adapter that sq.hf.save_adapter saved ({self.path.name})"
                     raise InputError(f"{self.folder} contains {what}; {ELSEWHERE}")
                 raise InputError(f"{self.path} is not a report of subquad; {remedy}")

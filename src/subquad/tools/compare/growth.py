@@ -158,7 +158,7 @@ def _from_where(chosen: MethodReport, exact: MethodReport, lengths: Sequence[int
         return ""
     faster = f"faster than {exact.method}, the fastest exact attention"
     if max(last, measured[0]) <= most:
-        return f"{chosen.method} is exact attention up to {most:,.0f} tokens, and {faster}, beyond (interpolated)"
+        return f"{chosen.method} is exact attention up to {most:,.0f} tokens, and {faster}, beyond"
     if last == 0:
         return f"{chosen.method} is {faster}, at every length measured"
     where = f"{chosen.method} is {faster}, from {next(n for n in measured if n > last):,} tokens on"

@@ -104,7 +104,9 @@ def plan(
         from subquad.tools.plan.run import plan_by_length  # which needs transformers
 
         settings = settings_from(min_fidelity, minutes, **by_length)
-        return plan_by_length(model, inputs, settings, methods, metric, score, out, progress)
+        return plan_by_length(
+            model, inputs, settings, methods=methods, metric=metric, score=score, out=out, progress=progress
+        )
     if refused := [*by_length, *([] if out is None else ["out"])]:
         raise InputError(
             f"{listed(refused)} {'is' if len(refused) == 1 else 'are'} for transformers models, which are planned "

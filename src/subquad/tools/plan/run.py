@@ -112,6 +112,7 @@ def plan_by_length(
     model: Any,
     inputs: Iterable[Any],
     settings: PlanSettings,
+    *,
     methods: str | Method | Sequence[str | Method] | None,
     metric: str | Metric | None,
     score: Score | None,
@@ -119,7 +120,7 @@ def plan_by_length(
     progress: Progress,
 ) -> Plan:
     """Plan for a transformers model, as `sq.plan` describes."""
-    is_training = hf.transformers_model(model).training  # first: TypeError if it is not a model
+    is_training = hf.transformers_model(model).training  # TypeError if it is not a model
     check_settings(settings)
     methods = [methods] if isinstance(methods, str | Method) else methods
     tried = None if methods is None else [resolve(method) for method in methods]
