@@ -8,6 +8,8 @@ from torch import Tensor
 
 import subquad as sq
 from subquad import Mask
+from subquad.kernels.attention.windows.op import merge_windows
+from subquad.methods.core import halves
 from subquad.methods.core.rectangles import rectangles_of
 from subquad.testing.oracle import qkv as made
 
@@ -70,6 +72,20 @@ def test_the_rectangles_hold_each_pair_once(tokens: int, block: int, start: int)
                 reached[i : i + each.queries] += 1
         assert (reached <= 1).all()
     assert torch.equal(count, torch.ones_like(count).tril(start))
+
+
+@pytest.mark.parametrize("wants_lse", [False, True])
+def test_halves_are_merged_in_16_bits_unless_the_output_is_to_be_merged_again(monkeypatch, wants_lse):
+    asked = []
+
+    def merged(*args, **options):
+        asked.append(options["rounded"])
+        return merge_windows(*args, **options)
+
+    monkeypatch.setattr(halves, "merge_windows", merged)
+    q, k, v = (x.bfloat16() for x in qkv(B, H, N, N))
+    sq.attention(q, k, v, method=COARSE, mask=Mask.causal(), return_lse=wants_lse)
+    assert asked == [not wants_lse]
 
 
 @pytest.mark.parametrize("mask", MASKS)
