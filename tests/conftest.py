@@ -27,6 +27,12 @@ jaxtyping_config.update("jaxtyping_disable", True)  # while tests are collected
 sys.meta_path.sort(key=lambda finder: type(finder).__name__ != "AssertionRewritingHook")
 
 torch.set_num_threads(1)  # tests are tiny and run side by side: more threads would only wait for each other
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # in processes that tests start, too
+
+# torch.manual_seed formats the stack for each kind of device that is not in use yet, for an error that may come later.
+if not torch.accelerator.is_available():
+    for devices in (torch.cuda, torch.xpu, torch.mtia):
+        devices.manual_seed_all = lambda seed: None
 
 collect_ignore = ["other_package"]  # installed by tests, into environments of their own
 CHECKED = pytest.StashKey[bool]()
@@ -45,7 +51,19 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_collection_finish() -> None:
-    """Let garbage be looked for among what tests make, and not among all that is imported and collected."""
+    """Hide the objects that exist by now, which are imported or collected, from all that looks through the objects.
+
+    Python's garbage collector does, and so does `swap`, for models that share a config with a part or have a part in
+    them: a model that is made while tests are collected is not found.
+    """
+    gc.collect()
+    gc.freeze()
+
+
+@pytest.fixture(autouse=True, scope="module")
+def leftovers_are_hidden() -> Iterator[None]:
+    """Hides what a module's tests leave for good, such as imported modules and what is cached of functions."""
+    yield
     gc.collect()
     gc.freeze()
 

@@ -1,14 +1,12 @@
 """No setting hangs or takes memory without end, however absurd beside the length of the input."""
 
 import json
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
 
 import subquad as sq
+from tests.forks import printed
 from tests.library.absurd import ABSURD, TOKENS
 
 
@@ -17,10 +15,7 @@ from tests.library.absurd import ABSURD, TOKENS
     "backend", [pytest.param([], id="fastest"), pytest.param(["reference"], id="reference", marks=pytest.mark.long)]
 )
 def test_absurd_settings_run_or_are_refused_with_both_figures(backend):
-    command = [sys.executable, "-m", "tests.library.absurd", *backend]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parents[2])
-    assert done.returncode == 0, done.stderr
-    outcomes = dict(map(json.loads, done.stdout.splitlines()))
+    outcomes = dict(map(json.loads, printed("tests.library.absurd", *backend).splitlines()))
     assert len(outcomes) > 60
     wrong = {
         text: said

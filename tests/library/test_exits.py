@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import subquad as sq
+from tests.forks import printed
 
 ROOT = Path(__file__).parents[2]
 METHODS = {name: str(cls(**cls.traits.example)) for name, cls in sq.methods.METHODS.items()}
@@ -69,11 +70,7 @@ def each(names: Iterable[str]) -> list:
 
 def asked(module: str, methods: list) -> list:
     """Return what a separate process says about these methods."""
-    done = subprocess.run(
-        [sys.executable, "-m", module], input=json.dumps(methods), capture_output=True, text=True, cwd=ROOT
-    )
-    assert done.returncode == 0, done.stderr
-    return [json.loads(line) for line in done.stdout.splitlines()]
+    return [json.loads(line) for line in printed(module, read=json.dumps(methods)).splitlines()]
 
 
 @pytest.mark.slow

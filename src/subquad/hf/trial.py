@@ -350,9 +350,7 @@ def undisturbed(model: nn.Module, implementation: str | None = None) -> Iterator
         for config, kept in implementations:
             config._attn_implementation = implementation or kept
         model.eval()
-        devices = [model.device] if getattr(model, "device", torch.device("cpu")).type == "cuda" else []
-        with torch.random.fork_rng(devices), torch.no_grad(), unchecked(model):
-            torch.manual_seed(0)
+        with _same_random_numbers(model), torch.no_grad(), unchecked(model):
             yield
     finally:
         transformers.logging.set_verbosity(verbosity)
@@ -360,6 +358,18 @@ def undisturbed(model: nn.Module, implementation: str | None = None) -> Iterator
             config._attn_implementation = name
         for module, mode in modes.items():
             module.training = mode
+
+
+@contextmanager
+def _same_random_numbers(model: nn.Module) -> Iterator[None]:
+    """Start torch's random numbers anew on the devices of a model, and restore them; those of other devices stay."""
+    devices = {parameter.device for parameter in model.parameters() if parameter.device.type == "cuda"}
+    with torch.random.fork_rng(devices, device_type="cuda"):
+        torch.default_generator.manual_seed(0)  # torch.manual_seed changes every device
+        for device in devices:
+            with torch.cuda.device(device):
+                torch.cuda.manual_seed(0)
+        yield
 
 
 def register_trials() -> None:

@@ -5,10 +5,7 @@ import json
 import logging
 import math
 import pickle
-import subprocess
-import sys
 import threading
-from pathlib import Path
 
 import pytest
 import torch
@@ -16,6 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import subquad as sq
 from subquad.audits import Exceeded
+from tests.forks import printed
 from tests.library.hf.models import build, padded_ids
 
 ROUGH = "i-clustered:clusters=2,topk=2"
@@ -349,14 +347,7 @@ def test_dropout_no_real_query_and_transforms_are_skipped_and_counted():
 
 @pytest.mark.long
 def test_a_compiled_model_is_audited_outside_the_graph_and_fullgraph_says_why():
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.library.audits.compiled"],
-        cwd=Path(__file__).parents[3],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    seen = json.loads(done.stdout)
+    seen = json.loads(printed("tests.library.audits.compiled"))
     assert "an audited layer is not compiled" in seen.pop("fullgraph")
     assert {seen.pop(name) for name in ("compiled first", "while", "broken", "after", "no more calls", "random")} == {
         True

@@ -1,9 +1,7 @@
 """A module of tests on a few processes: forked from one that has imported everything, or started by torchrun."""
 
 import json
-import multiprocessing
 import os
-import runpy
 import subprocess
 import sys
 from collections.abc import Callable
@@ -16,11 +14,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from tests.forks import LONGEST, redirect, run
+from tests.forks import forked as process_of
+
 ROOT = Path(__file__).parents[3]
-LONGEST = 300  # seconds without a rank that ends, after which all are ended
-# What a process that others are forked from has imported; where one is missing, its ranks find it so.
-IMPORTED = [f"tests.library.distributed.{name}" for name in ("launch", "cases", "combined", "disagreeing", "models")]
-IMPORTED += ["tests.research.training.split", "tests.research.training.two"]
 
 
 @cache
@@ -48,16 +45,10 @@ def forked(module: str, ranks: int, *words: str) -> tuple[Path, str]:
 def fork(module: str, ranks: int, folder: Path, *words: str) -> str:
     """Run a module as ranks that write to a folder, and return their standard error.
 
-    They are forked, so that each need not import everything, and end if one fails.
+    They are forked, and end if one fails.
     """
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(IMPORTED)
     store = dist.TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
-    every = [
-        context.Process(target=be_rank, args=(module, rank, ranks, store.port, folder, *words)) for rank in range(ranks)
-    ]
-    for process in every:
-        process.start()
+    every = [process_of(be_rank, module, rank, ranks, store.port, folder, *words) for rank in range(ranks)]
     running = {process.sentinel: process for process in every}
     late = ""
     while running:
@@ -74,13 +65,12 @@ def fork(module: str, ranks: int, folder: Path, *words: str) -> str:
 
 def be_rank(module: str, rank: int, ranks: int, port: int, folder: Path, *words: str) -> None:
     """Run a module as the program of a rank, with the variables that torchrun sets."""
-    os.dup2(os.open(folder / f"{rank}.stderr", os.O_CREAT | os.O_WRONLY), 2)
+    redirect(2, folder / f"{rank}.stderr")
     own = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks, "MASTER_PORT": port}
     os.environ |= {name: str(value) for name, value in own.items()}
     os.environ |= {"MASTER_ADDR": "localhost", "TORCHELASTIC_USE_AGENT_STORE": "True"}
     torch.set_num_threads(1)
-    sys.argv = [module, str(folder), *words]
-    runpy.run_module(module, run_name="__main__")
+    run(module, str(folder), *words)
 
 
 @cache

@@ -1,8 +1,6 @@
 """Tests of what models hand to their attention: padding, packing, caches, windows, and what is refused."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -12,6 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import subquad as sq
 from subquad.hf.boundary import attend
+from tests.forks import printed
 from tests.library.hf.models import TEXT, VOCAB, build, padded_ids
 
 ROOT = Path(__file__).parents[3]
@@ -101,9 +100,8 @@ def test_gradient_checkpointing(name):
     ids=["in CI", "long"],
 )
 def test_compiled_equals_eager_without_a_graph_break(cases):
-    command = [sys.executable, "-m", "tests.library.hf.compiled", *cases]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=True)
-    assert dict(zip(cases, json.loads(done.stdout.splitlines()[-1]), strict=True)) == dict.fromkeys(cases)
+    results = json.loads(printed("tests.library.hf.compiled", *cases).splitlines()[-1])
+    assert dict(zip(cases, results, strict=True)) == dict.fromkeys(cases)
 
 
 def test_dropout_reaches_the_method_in_training_only():

@@ -1,8 +1,6 @@
 """Steps on a static cache are compiled once, whatever the method, and give the tokens that eager steps give."""
 
 import json
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -13,6 +11,7 @@ from subquad.core.versions import cache_in
 from subquad.hf import compiled_steps
 from subquad.hf.compiled_generation import GENERATED_PRODUCTS
 from subquad.kernels import native
+from tests.forks import printed
 from tests.library.hf.models import build
 
 CASES = ["llama=full:kernel=subquad", "llama=clustered-tail", "gpt2=full"]
@@ -21,9 +20,8 @@ OP = "subquad.steps_forward.default"
 
 @pytest.mark.slow
 def test_steps_on_a_static_cache_are_compiled_once():
-    command = [sys.executable, "-m", "tests.library.hf.compiled_steps", *CASES]
-    result = subprocess.run(command, check=True, capture_output=True, text=True)
-    for case, seen in zip(CASES, json.loads(result.stdout.splitlines()[-1]), strict=True):
+    results = json.loads(printed("tests.library.hf.compiled_steps", *CASES).splitlines()[-1])
+    for case, seen in zip(CASES, results, strict=True):
         assert (case, seen["loop"], seen["generate"]) == (case, True, True)
         assert (case, seen["graphs"], seen["graphs of generate"]) == (case, 1, 1)
         if native.is_vectorised():
@@ -45,9 +43,8 @@ def test_frozen_weights_are_refused_without_the_model_because_the_cache_would_be
 @pytest.mark.slow
 def test_weights_are_frozen_and_the_cache_is_not():
     """In a model that has layers with a window and without."""
-    command = [sys.executable, "-m", "tests.library.hf.frozen_steps", "gemma3"]
-    result = subprocess.run(command, check=True, capture_output=True, text=True)
-    assert json.loads(result.stdout.splitlines()[-1]) == {"tokens": [True] * 6, "weights in the graph": 0}
+    seen = json.loads(printed("tests.library.hf.frozen_steps", "gemma3").splitlines()[-1])
+    assert seen == {"tokens": [True] * 6, "weights in the graph": 0}
 
 
 def test_products_are_generated_where_weights_are_frozen_and_nothing_else_is_chosen():

@@ -14,6 +14,7 @@ from torch import Tensor
 import subquad as sq
 from subquad.hf.item_rotary import ItemRotary
 from subquad.hf.positions import extended_positions
+from tests.forks import printed
 from tests.library.hf.models import TEXT, VOCAB, build
 from tests.library.hf.test_rotary_trial import BANDS, LAYERS, SCALED
 
@@ -371,7 +372,4 @@ def test_reaching_needs_positions(make, length, message):
 
 def test_compiled_and_exported():
     """In a process of its own, as `extended`."""
-    result = subprocess.run(
-        [sys.executable, "-m", "tests.library.hf.extended_rotary"], capture_output=True, text=True, check=False
-    )
-    assert result.returncode == 0, result.stderr[-3000:]
+    printed("tests.library.hf.extended_rotary")

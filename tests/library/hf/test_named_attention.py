@@ -2,8 +2,6 @@
 
 import copy
 import pickle
-import subprocess
-import sys
 import threading
 
 import pytest
@@ -12,6 +10,7 @@ import transformers as hf
 
 import subquad as sq
 from subquad.hf import by_name, probe
+from tests.forks import printed
 from tests.library.hf.by_name import HALVES, NAME, SPEC, named
 from tests.library.hf.models import TEXT, build, padded_ids
 
@@ -144,10 +143,7 @@ def test_subquad_alone_is_the_exact_kernel():
 @pytest.mark.slow
 def test_compiled_before_its_first_call():
     """In a process of its own, because beartype's checks of arguments, which tests make, cannot be compiled."""
-    command = [sys.executable, "-m", "tests.library.hf.compiled_names"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.split() == ["True", "True", "True"]
+    assert printed("tests.library.hf.compiled_names").split() == ["True", "True", "True"]
 
 
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])

@@ -5,14 +5,12 @@ The logits of all calls are compared, of prompts on which the methods are exact 
 
 import copy
 import json
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
 import torch.nn.functional as F
 
+from tests.forks import printed
 from tests.library.hf.families import DECODERS, FAMILIES, Subject, methods_of, subject
 from tests.library.hf.models import need_recording
 from tests.library.hf.prompts import left_padded, prompt
@@ -220,6 +218,5 @@ def test_steps_after_a_long_prompt(own, length):
     "names", [["llama", "gemma3"], pytest.param([name for name in FAMILIES if name != "opt"], marks=pytest.mark.long)]
 )
 def test_compiled_steps_on_a_static_cache(names):
-    command = [sys.executable, "-m", "tests.library.hf.compiled_families", *names]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parents[3], check=True)
-    assert json.loads(done.stdout.splitlines()[-1]) == dict.fromkeys(names)
+    results = json.loads(printed("tests.library.hf.compiled_families", *names).splitlines()[-1])
+    assert results == dict.fromkeys(names)

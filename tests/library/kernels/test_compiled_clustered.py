@@ -1,7 +1,5 @@
 """The compiled kernels equal plain PyTorch: every instruction-set variant, dtype and direction, on poisoned memory."""
 
-import subprocess
-import sys
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +18,7 @@ from subquad.kernels.selection.clusters.op import query_clusters
 from subquad.methods import clustered
 from subquad.testing.oracle import gradients, normal, qkv, tracked
 from subquad.tools.bench.calls import threads
+from tests.forks import printed
 
 pytestmark = pytest.mark.skipif(native.refusal() is not None, reason=f"no compiled kernels: {native.refusal()}")
 ROOT = Path(__file__).parents[3]  # where `python -m tests.…` finds itself
@@ -299,11 +298,7 @@ def test_heads_merge_without_a_copy():
 @pytest.mark.long
 def test_the_ops_keep_torchs_rules():
     """`torch.library.opcheck`, in a process of its own: the run-time type checks here know no symbolic sizes."""
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.library.kernels.opchecks"], cwd=ROOT, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert done.stdout.split() == ["checked", "55"]
+    assert printed("tests.library.kernels.opchecks").split() == ["checked", "55"]
 
 
 def test_double_backward_is_refused_not_wrong():

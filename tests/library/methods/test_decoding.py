@@ -2,8 +2,6 @@
 
 import inspect
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,6 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 import subquad as sq
 from subquad.methods.core.recurrence import check_state
 from subquad.testing.oracle import qkv
+from tests.forks import printed
 
 ROOT = Path(__file__).parents[3]
 METHODS = ("linear", "performer:features=64", "rfa:features=32", "linformer:k=16")
@@ -24,9 +23,7 @@ STEPS = 10_000
     "method", [pytest.param(name, marks=pytest.mark.long if i else []) for i, name in enumerate(METHODS)]
 )
 def test_ten_thousand_steps_equal_the_causal_call(method: str):
-    command = [sys.executable, "-m", "tests.library.methods.decoded", method]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=True)
-    result = json.loads(done.stdout)
+    result = json.loads(printed("tests.library.methods.decoded", method))
     assert result["dtypes"] == ["torch.float32"]
     assert result["error"] <= 1e-5
 

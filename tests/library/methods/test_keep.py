@@ -1,10 +1,7 @@
 """Kept tokens: their rows and columns are exact, and the rest is the method on the other tokens."""
 
 import json
-import subprocess
-import sys
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -15,6 +12,7 @@ from subquad import Mask
 from subquad.methods.core.method import Call
 from subquad.testing.contract import TOLERANCE, at_exact_limit, bound_for, close, has_exact_limit, run
 from subquad.testing.oracle import gradients, naive, normal, qkv, tracked
+from tests.forks import printed
 from tests.library.methods import kept_alone
 from tests.library.methods.dense import weighted_softmax
 
@@ -316,10 +314,7 @@ def test_gradients_in_fp64(text):
 @pytest.fixture(scope="module")
 def alone() -> dict[str, dict]:
     """The outcomes of the calls in `kept_alone`, from a process of their own."""
-    command = [sys.executable, "-m", "tests.library.methods.kept_alone"]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parents[3], check=False)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+    return json.loads(printed("tests.library.methods.kept_alone"))
 
 
 @pytest.mark.long  # other tests compile methods

@@ -6,10 +6,7 @@ import json
 import math
 import multiprocessing
 import pickle
-import subprocess
-import sys
 from concurrent.futures import ProcessPoolExecutor
-from pathlib import Path
 
 import pytest
 import torch
@@ -17,6 +14,7 @@ from torch import nn
 
 import subquad as sq
 from subquad.testing.oracle import gradients, normal
+from tests.forks import printed
 
 ROUGH = "clustered:clusters=2"
 VALID = torch.tensor([[True] * 9, [True] * 5 + [False] * 4])
@@ -142,14 +140,7 @@ def test_layers_with_a_forward_pass_of_their_own_are_named():
 
 @pytest.mark.long
 def test_layers_compile_in_one_graph():
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.library.nn.compiled"],
-        cwd=Path(__file__).parents[3],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    equal = json.loads(done.stdout)
+    equal = json.loads(printed("tests.library.nn.compiled"))
     assert len(equal) == 12
     assert {name for name, right in equal.items() if not right} == set()
 

@@ -1,6 +1,5 @@
 """Runs of a second: masked copy of a few symbols by a model of a few units."""
 
-import gc
 from collections.abc import Callable
 from pathlib import Path
 
@@ -9,8 +8,6 @@ import torch
 from subquad.research.papers import catalogue as _with_their_tasks  # noqa: F401
 from subquad.research.training.run import Outcome, train
 from subquad.research.training.settings import RunSettings, read_overrides, settings_of
-
-gc.freeze()  # Trainer collects garbage whenever it starts, among all that was ever imported
 
 SIZES = ("task.length=7", "model.layers=1", "model.heads=2", "model.width=16", "model.feed_forward=32")
 TRAINING = ("training.steps=24", "training.batch=8", "training.every=8", "training.learning_rate=0.003")

@@ -3,15 +3,13 @@
 import json
 import os
 import signal
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import typer
 
 from subquad.tools.cli.common import user_errors
 from subquad.tools.cli.stopped import terminable
+from tests.forks import printed
 
 
 def stopped_by(number, capsys):
@@ -91,9 +89,4 @@ def test_a_stop_at_any_point_ends_with_its_exit_code(monkeypatch):
 
 def ends(calls):
     """The exit code and the words of each command."""
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.tools.cli.ending"],
-        input=json.dumps(calls), cwd=Path(__file__).parents[3], capture_output=True, text=True,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-2000:]
-    return [json.loads(line) for line in done.stdout.splitlines()]
+    return [json.loads(line) for line in printed("tests.tools.cli.ending", read=json.dumps(calls)).splitlines()]

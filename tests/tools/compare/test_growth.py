@@ -104,8 +104,8 @@ def test_a_method_that_is_exact_up_to_some_length_is_faster_from_there_on():
     faster = row("clustered-tail in bf16", timed(0.2, 1e-3, 1.5), 0.999)
     note = growth_note([EXACT, KERNEL, faster], [2048, 8192], FLOOR)
     assert note.startswith(
-        "clustered-tail in bf16 is exact attention up to 2,048 tokens, and faster than full:kernel=subquad in bf16, "
-        "the fastest exact attention, beyond; at 16,384 tokens it is predicted to run"
+        "clustered-tail in bf16 is exact attention up to 2,048 tokens, and beyond them it is faster than "
+        "full:kernel=subquad in bf16, the fastest exact attention; at 16,384 tokens it is predicted to run"
     )
 
 

@@ -156,9 +156,12 @@ def _from_where(chosen: MethodReport, exact: MethodReport, lengths: Sequence[int
     last = max((n for n in measured if n in ties or costs[n].ms >= exact.cost("model", n).ms), default=0)
     if max(last, most) >= measured[-1]:
         return ""
-    faster = f"faster than {exact.method}, the fastest exact attention"
     if max(last, measured[0]) <= most:
-        return f"{chosen.method} is exact attention up to {most:,.0f} tokens, and {faster}, beyond"
+        return (
+            f"{chosen.method} is exact attention up to {most:,.0f} tokens, and beyond them it is faster than "
+            f"{exact.method}, the fastest exact attention"
+        )
+    faster = f"faster than {exact.method}, the fastest exact attention"
     if last == 0:
         return f"{chosen.method} is {faster}, at every length measured"
     where = f"{chosen.method} is {faster}, from {next(n for n in measured if n > last):,} tokens on"

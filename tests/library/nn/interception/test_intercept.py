@@ -3,10 +3,7 @@
 import contextlib
 import json
 import math
-import subprocess
-import sys
 import threading
-from pathlib import Path
 
 import pytest
 import torch
@@ -16,6 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 import subquad as sq
 from subquad.testing.oracle import gradients, normal, qkv, tracked
+from tests.forks import printed
 
 ROUGH = "clustered:clusters=2"  # far from exact attention on random numbers
 
@@ -483,14 +481,7 @@ def test_torchs_functions_are_what_they_were():
 
 @pytest.mark.slow
 def test_in_compiled_code_the_method_runs_or_an_error_says_why():
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.library.nn.interception.compiled"],
-        cwd=Path(__file__).parents[4],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    seen = json.loads(done.stdout)
+    seen = json.loads(printed("tests.library.nn.interception.compiled"))
     assert "cannot be read here (while compiling" in seen.pop("mask that must be read")
     assert "does not support a causal mask" in seen.pop("own, causal")
     assert seen.pop("encoder, causal, rows") == [

@@ -1,7 +1,5 @@
 """The encoders: what padding, pairs, pooling and labels do, and what transformers and `sq.hf` can do with them."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -12,6 +10,7 @@ import subquad as sq
 from subquad.research.training.models import EncoderClassifier, MaskedSymbolEncoder
 from subquad.research.training.models.configuration import POSITIONS
 from subquad.tools.measure.capture import recorded
+from tests.forks import printed
 from tests.research.training.models.build import (
     KINDS,
     METHODS,
@@ -218,7 +217,4 @@ def test_bfloat16(method):
 
 @pytest.mark.long
 def test_compiled_models_have_the_same_loss_and_gradients():
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.research.training.models.compiled"], cwd=ROOT, capture_output=True
-    )
-    assert done.returncode == 0, done.stderr.decode()
+    printed("tests.research.training.models.compiled")
