@@ -24,7 +24,7 @@ def function(argument, *others):
 
 @pytest.fixture(scope="module", autouse=True)
 def let_go():
-    """Ends with no millions of nodes of syntax trees, which Python's garbage collector would go through from then on."""
+    """Ends without millions of nodes of syntax trees, which the search for garbage would go through from then on."""
     yield
     for made in (library, read):
         made.cache_clear()

@@ -73,6 +73,21 @@ def test_a_crossing_beyond_the_longest_length_is_predicted():
     assert "at about 14,000 tokens (predicted)" in note
 
 
+@pytest.mark.parametrize(
+    ("noise", "where"),
+    [
+        ({}, "(predicted);"),
+        ({2048: 1.001, 8192: 1.001}, "(predicted);"),
+        ({512: 3.0, 2048: 1.01, 8192: 1.05}, "(predicted; with the noise of this run, 12,000 to 17,000);"),
+        ({2048: 1.3, 8192: 1.3}, "(predicted; with the noise of this run, 7,100 to 33,000);"),
+        ({8192: 4.0}, "(predicted; with the noise of this run, 2,000 or later, if ever);"),
+    ],
+)
+def test_noise_moves_a_crossing(noise, where):
+    slower = row("clustered-tail in bf16", timed(0.3, 1.2e-2, 1.5), 0.999)
+    assert where in growth_note([EXACT, KERNEL, slower], [2048, 8192], FLOOR, noise)
+
+
 def test_a_method_that_is_faster_everywhere_overtakes_nothing():
     faster = row("clustered-tail in bf16", timed(0.2, 1e-3, 1.5), 0.999, block=512)
     assert "at every length measured; at 16,384" in growth_note([EXACT, KERNEL, faster], [2048, 8192], FLOOR)

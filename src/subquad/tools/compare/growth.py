@@ -9,6 +9,7 @@ and b, so that the curve is exact there; beyond them it is a prediction.
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from itertools import product
 
 from subquad.methods import Method, from_dict
 from subquad.tools.compare.recommend import is_exact_kernel, is_faithful, is_full
@@ -85,11 +86,13 @@ def closest_approximation(methods: Sequence[MethodReport], length: int, floor: F
     return min(able, key=lambda m: m.cost("model", length).ms, default=None)
 
 
-def growth_note(methods: Sequence[MethodReport], lengths: Sequence[int], floor: Floor) -> str:
+def growth_note(
+    methods: Sequence[MethodReport], lengths: Sequence[int], floor: Floor, noise: Mapping[int, float] | None = None
+) -> str:
     """From which length on an approximation is the fastest, and what twice the longest length is predicted to gain.
 
-    Empty if no approximation keeps the floor at the longest length, if that one is exact attention there by its
-    settings, or if there is one length only.
+    `noise` is that of `RunNoise.model`, by length. Empty if no approximation keeps the floor at the longest length, if
+    that one is exact attention there by its settings, or if there is one length only.
     """
     if len(set(lengths)) < 2:
         return ""
@@ -108,7 +111,7 @@ def growth_note(methods: Sequence[MethodReport], lengths: Sequence[int], floor: 
     if start is not None:
         source = "interpolated" if start <= longest else "predicted"
         where = f"{chosen.method} overtakes {exact.method}, the fastest exact attention, at about {_rounded(start):,} "
-        where += f"tokens ({source})"
+        where += f"tokens ({source}{_uncertainty(chosen, slow, lengths, floor.of_next_tokens, noise or {})})"
     else:
         where = _from_where(chosen, exact, lengths, floor.of_next_tokens)
         if not where:
@@ -136,6 +139,26 @@ def overtaking(chosen: MethodReport, exact: MethodReport, lengths: Sequence[int]
     start = crossing(slow, fast, last, FARTHEST * longest)
     after = min((n for n in measured if n > last), default=math.inf)
     return start if start is not None and max(last, most) < start <= after else None
+
+
+def _uncertainty(
+    chosen: MethodReport, slow: Curve, lengths: Sequence[int], causal: bool, noise: Mapping[int, float]
+) -> str:
+    """Where a row may overtake exact attention if its times are off by the noise; empty if that changes nothing.
+
+    The noise lengthens or shortens each of the two times that determine the row's curve.
+    """
+    times = {n: chosen.cost("model", n).ms for n in sorted(n for n in lengths if str(n) in (chosen.model or {}))[-2:]}
+    power, start = exponent(from_dict(chosen.settings)), max(min(times), _exact_up_to(chosen, causal))
+    ends: set[float] = set()
+    for factors in product(*((1 / noise.get(n, 1.0), noise.get(n, 1.0)) for n in times)):
+        fast = curve({n: factor * ms for factor, (n, ms) in zip(factors, times.items(), strict=True)}, power)
+        at = crossing(slow, fast, int(start), FARTHEST * max(lengths))
+        ends.add(math.inf if at is None else _rounded(at))
+    if len(ends) == 1:
+        return ""
+    until = "or later, if ever" if math.inf in ends else f"to {max(ends):,}"
+    return f"; with the noise of this run, {min(ends):,} {until}"
 
 
 def _measured(chosen: MethodReport, exact: MethodReport, lengths: Sequence[int]) -> list[int]:

@@ -36,7 +36,7 @@ def recommendation_of(
     advice = recommend(methods, judged, floor, tokens, factors, _REPEAT, blind)
     attached = attachment(methods, lengths, floor, tokens, factors, model["position_limit"])
     timed = [n for n in lengths if n <= tokens and n not in (advice.too_noisy or ())]
-    grown = growth_note(methods, timed, floor)
+    grown = growth_note(methods, timed, floor, factors)
     choices = {advice.choice, *(advice.by_length or {}).values()} - {EXACT}
     dtypes = [m.dtype or FP32 for m in methods if m.method in choices]
     long_enough = tuple(length for length in lengths if FEWEST_PASSAGES * length <= tokens)
