@@ -164,7 +164,7 @@ def cautions_of(c: Comparison) -> list[str]:
         return _out_of_time(c)
     yarn = (c.pretrained.extend or c.lengths[-1]) if c.pretrained.is_rotary else None
     read = [quarters_note(n, c.quarters(n)) for n in c.lengths_done if c.quarters(n)]
-    return [*_out_of_time(c), extension_note(limit, yarn), *read]
+    return [*_out_of_time(c), extension_note(limit, yarn, causal=c.pretrained.is_causal_lm), *read]
 
 
 def _out_of_time(c: Comparison) -> list[str]:

@@ -6,25 +6,32 @@ from typing import Any
 from subquad.core.spelling import listed
 
 
-def extension_note(limit: int, yarn: int | None) -> str:
+def extension_note(limit: int, yarn: int | None, *, causal: bool) -> str:
     """A note on longer inputs in a model with `limit` positions of its own.
 
     Args:
         limit: its own positions.
         yarn: the tokens that its rotary positions are extended to; None if its positions are interpolated.
+        causal: True for a causal language model, which embeds nothing.
     """
-    return _interpolation_note(limit) if yarn is None else _yarn_note(limit, yarn)
+    if yarn is not None:
+        return _yarn_note(limit, yarn)
+    return _interpolation_note(limit) if causal else f"{_interpolation_note(limit)} {_retrieval_note(limit)}"
 
 
 def _interpolation_note(limit: int) -> str:
-    """A note on inputs with interpolated positions, and on what to do for retrieval instead.
-
-    Its figures are those of `benchmarks/stretched_positions.py`.
-    """
+    """A note on inputs with interpolated positions."""
     return (
         f"The model's positions reach {limit:,} tokens. Inputs of at most {limit:,} tokens have exactly these "
         "positions; those of longer inputs are interpolated without training, and fidelity there compares with exact "
-        "attention in the same extended model. For retrieval, do not embed longer inputs whole: the best of the exact "
+        "attention in the same extended model."
+    )
+
+
+def _retrieval_note(limit: int) -> str:
+    """A note on what to do for retrieval instead, with figures of `benchmarks/stretched_positions.py`."""
+    return (
+        "For retrieval, do not embed longer inputs whole: the best of the exact "
         f"embeddings of its chunks of {limit:,} tokens finds a document more often (with all-MiniLM-L6-v2 on documents "
         "of 2,048 tokens, recall@1 is 0.353 for the best chunk, 0.280 for the mean of the chunks and 0.253 for the "
         "whole document)."

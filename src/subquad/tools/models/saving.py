@@ -213,7 +213,7 @@ def _note_on_positions(model: Any, limit: int | None, tokens: int) -> str:
     """A note on inputs of `tokens` tokens in a saved model; empty if the original's positions reach as far."""
     if limit is None or limit >= tokens:
         return ""
-    return extension_note(limit, hf.rotary_limit(model))
+    return extension_note(limit, hf.rotary_limit(model), causal=hf.transformers_model(model).can_generate())
 
 
 def _accepted(model: Any) -> int | None:

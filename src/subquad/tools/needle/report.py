@@ -106,7 +106,7 @@ def _notes(run: NeedleRun) -> Iterator[str]:
         if row.note:
             yield f"{row.name}: {row.note}."
     if (limit := run.pretrained.limit) is not None and run.lengths[-1] > limit:
-        yield extension_note(limit, run.pretrained.extend)
+        yield extension_note(limit, run.pretrained.extend, causal=True)
     yield from run.pretrained.notes
     yield from run.resumed_note
 

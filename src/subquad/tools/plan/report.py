@@ -186,7 +186,8 @@ def _notes(made: Made) -> list[str]:
     if short := made.plan.made_on.get("short_texts"):
         notes.append(short_note(short))
     if (limit := made.metadata.get("position_limit")) is not None and made.plan.lengths[-1] > limit:
-        notes.append(extension_note(limit, made.metadata["extended_to"] if made.metadata.get("rotary") else None))
+        yarn = made.metadata["extended_to"] if made.metadata.get("rotary") else None
+        notes.append(extension_note(limit, yarn, causal=made.metadata.get("kind") == "causal-lm"))
     notes += _of_requests(made)
     if any(load.batches is not None for load in made.planning.loads):
         notes.append(

@@ -1,7 +1,7 @@
 """`subquad plan`, and `sq.plan` on a transformers model: from what the user gives to a plan with its record."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -39,7 +39,8 @@ from subquad.tools.plan.settings import PlanSettings
 from subquad.tools.plan.short import short_fidelities
 from subquad.tools.plan.workers import UNAIDED, Workers
 from subquad.tools.runs import machine
-from subquad.tools.runs.cache import clear, run_cache
+from subquad.tools.runs.alone import alone_in
+from subquad.tools.runs.cache import JobCache, clear, run_cache
 from subquad.tools.runs.executors import LOCAL, Executor
 from subquad.tools.runs.floor import Floor
 from subquad.tools.runs.jobs import Progress
@@ -52,6 +53,7 @@ ELSEWHERE = {  # settings that are not in the fingerprint of a run by themselves
     *("methods", "adapters", "calibrate"),  # but as candidates
     "minutes",  # which changes no unit
 }
+REPORT = "report.json"  # of a command
 JOBS_VERSION = 4  # changes with what the units hold, so that a run of another version is not resumed
 
 
@@ -62,6 +64,7 @@ class Made:
     plan: Plan
     planning: Planning
     metadata: dict[str, Any]  # metadata of the model, for the report
+    kept: JobCache  # the results of its jobs
     notes: tuple[str, ...] = ()  # sentences on the weights, and on methods that were not tried
 
 
@@ -131,8 +134,12 @@ def plan_by_length(
     if is_training:
         raise InputError("the model is in training mode, where dropout makes outputs random: call model.eval() first")
     deadline = Deadline(60 * settings.minutes)
-    with TemporaryDirectory() as temporary, _swapped_out(model):
-        folder = Path(out) if out is not None else Path(temporary)
+    with ExitStack() as stack:
+        folder = Path(out if out is not None else stack.enter_context(TemporaryDirectory()))
+        if (report := folder / REPORT).exists():
+            raise InputError(f"out={str(out)!r} contains the report of a command ({report.name}); give another folder")
+        stack.enter_context(alone_in(folder))
+        stack.enter_context(_swapped_out(model))
         if inputs and all(isinstance(item, str) for item in inputs):
             loads, metadata = of_text(of_sentence_transformer(model), inputs, settings)
         else:
@@ -140,7 +147,7 @@ def plan_by_length(
         made = plan_loads(loads, settings, tried, {}, folder, progress, metadata, "sq.plan", deadline=deadline)
         if out is not None:
             made.plan.save(folder, model)
-            clear(folder)
+            clear(folder, made.kept)
     return made.plan
 
 
@@ -250,7 +257,7 @@ def plan_loads(
         "resumed": cache.resumed,
         **({"ranks": group.count} if group.count > 1 else {}),
     }
-    return Made(plan_of(planning, made_on), planning, metadata["model"])
+    return Made(plan_of(planning, made_on), planning, metadata["model"], cache)
 
 
 def _check_methods(methods: Sequence[Method], model: Any, also: Mapping[str, Any]) -> None:

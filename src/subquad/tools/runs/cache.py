@@ -127,8 +127,8 @@ def run_cache(folder: Path, settings: Any, group: MeasuringGroup = ALONE) -> Job
     )
 
 
-def clear(folder: Path) -> None:
-    """Forget the results of all runs in this folder, those with other settings too: the report is written.
+def clear(folder: Path, run: JobCache | None = None) -> None:
+    """Forget the results of one run in this folder, or of all, those with other settings too: the report is written.
 
     Other files in the folder `.progress` belong to somebody else, and stay.
     """
@@ -136,7 +136,7 @@ def clear(folder: Path) -> None:
     if progress.is_symlink() or not (progress / MARK).is_file():
         return
     for path in progress.iterdir():
-        if path.is_dir() and _RUN.fullmatch(path.name):
+        if path.is_dir() and _RUN.fullmatch(path.name) and (run is None or path.name == run.folder.name):
             shutil.rmtree(path, ignore_errors=True)
     files.remove_parts(progress)
     with suppress(OSError):  # not empty: then the mark stays as well

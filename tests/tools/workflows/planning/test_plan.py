@@ -15,7 +15,8 @@ from subquad.tools.plan import length as planning
 from subquad.tools.plan import loads
 from subquad.tools.plan import run as running
 from subquad.tools.plan.measure import SingleLosses
-from subquad.tools.runs.cache import JobCache
+from subquad.tools.runs.cache import JobCache, run_cache
+from subquad.tools.runs.jobs import Job
 from tests.tools.workflows.planning.steady import SPEED, make_steady
 from tests.tools.workflows.planning.test_measure import inputs, sharp
 
@@ -169,6 +170,23 @@ def test_a_run_that_is_interrupted_at_any_job_goes_on_and_ends_alike(share, tmp_
     assert again.made_on["resumed"] == first
     assert sq.load_plan(tmp_path / "cut") == again
     assert not (tmp_path / "cut" / ".progress").exists()
+
+
+@pytest.mark.usefixtures("timed")
+def test_a_folder_of_another_run_loses_nothing(tmp_path):
+    asked = {"inputs": inputs(12), "min_fidelity": 0.8, "methods": METHODS}
+    begun = tmp_path / "begun"
+    other = run_cache(begun, {"of": "another run"}).compute(Job("one", lambda progress: 3, record=int))
+    sq.plan(sharp("bert"), **asked, out=begun)
+    kept = run_cache(begun, {"of": "another run"})
+    assert (kept.resumed, kept.read("one", int)) == (1, other)
+    assert len(list(kept.folder.parent.glob("*/"))) == 1
+    finished = tmp_path / "finished"
+    finished.mkdir()
+    (finished / "report.json").write_text("{}")
+    with pytest.raises(ValueError, match="contains the report of a command"):
+        sq.plan(sharp("bert"), **asked, out=finished)
+    assert [path.name for path in finished.iterdir()] == ["report.json"]
 
 
 @pytest.mark.usefixtures("timed")
