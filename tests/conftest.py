@@ -27,9 +27,10 @@ jaxtyping_config.update("jaxtyping_disable", True)  # while tests are collected
 sys.meta_path.sort(key=lambda finder: type(finder).__name__ != "AssertionRewritingHook")
 
 torch.set_num_threads(1)  # tests are tiny and run side by side: more threads would only wait for each other
-os.environ.setdefault("OMP_NUM_THREADS", "1")  # in processes that tests start, too
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # also in the processes that tests start
 
-# torch.manual_seed formats the stack for each kind of device that is not in use yet, for an error that may come later.
+# torch.manual_seed queues a seed for each kind of device that is not in use yet, with the formatted stack. Without such
+# devices that is for nothing, and tests seed often.
 if not torch.accelerator.is_available():
     for devices in (torch.cuda, torch.xpu, torch.mtia):
         devices.manual_seed_all = lambda seed: None
@@ -51,18 +52,18 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_collection_finish() -> None:
-    """Hide the objects that exist by now, which are imported or collected, from all that looks through the objects.
+    """Exclude the objects that exist after collection from the search for garbage and from `gc.get_objects`.
 
-    Python's garbage collector does, and so does `swap`, for models that share a config with a part or have a part in
-    them: a model that is made while tests are collected is not found.
+    `swap` looks through these for models that share a config with a part, or contain it. So it does not find a model
+    that is made while tests are collected, or one that outlives the module of its tests.
     """
     gc.collect()
     gc.freeze()
 
 
 @pytest.fixture(autouse=True, scope="module")
-def leftovers_are_hidden() -> Iterator[None]:
-    """Hides what a module's tests leave for good, such as imported modules and what is cached of functions."""
+def freeze_after_module() -> Iterator[None]:
+    """Excludes what a module's tests leave for good too, such as imported modules and cached results."""
     yield
     gc.collect()
     gc.freeze()

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import subquad as sq
-from tests.forks import printed
+from tests.forks import output_of
 from tests.library.absurd import ABSURD, TOKENS
 
 
@@ -15,7 +15,7 @@ from tests.library.absurd import ABSURD, TOKENS
     "backend", [pytest.param([], id="fastest"), pytest.param(["reference"], id="reference", marks=pytest.mark.long)]
 )
 def test_absurd_settings_run_or_are_refused_with_both_figures(backend):
-    outcomes = dict(map(json.loads, printed("tests.library.absurd", *backend).splitlines()))
+    outcomes = dict(map(json.loads, output_of("tests.library.absurd", *backend).splitlines()))
     assert len(outcomes) > 60
     wrong = {
         text: said

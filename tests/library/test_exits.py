@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import subquad as sq
-from tests.forks import printed
+from tests.forks import output_of
 
 ROOT = Path(__file__).parents[2]
 METHODS = {name: str(cls(**cls.traits.example)) for name, cls in sq.methods.METHODS.items()}
@@ -70,7 +70,7 @@ def each(names: Iterable[str]) -> list:
 
 def asked(module: str, methods: list) -> list:
     """Return what a separate process says about these methods."""
-    return [json.loads(line) for line in printed(module, read=json.dumps(methods)).splitlines()]
+    return [json.loads(line) for line in output_of(module, stdin=json.dumps(methods)).splitlines()]
 
 
 @pytest.mark.slow

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import Any
 
 import torch
@@ -350,7 +351,10 @@ def undisturbed(model: nn.Module, implementation: str | None = None) -> Iterator
         for config, kept in implementations:
             config._attn_implementation = implementation or kept
         model.eval()
-        with _same_random_numbers(model), torch.no_grad(), unchecked(model):
+        tensors = chain(model.parameters(), model.buffers())
+        devices = {tensor.device for tensor in tensors if tensor.device.type == "cuda"}
+        with torch.random.fork_rng(devices, device_type="cuda"), torch.no_grad(), unchecked(model):
+            torch.manual_seed(0)
             yield
     finally:
         transformers.logging.set_verbosity(verbosity)
@@ -358,18 +362,6 @@ def undisturbed(model: nn.Module, implementation: str | None = None) -> Iterator
             config._attn_implementation = name
         for module, mode in modes.items():
             module.training = mode
-
-
-@contextmanager
-def _same_random_numbers(model: nn.Module) -> Iterator[None]:
-    """Start torch's random numbers anew on the devices of a model, and restore them; those of other devices stay."""
-    devices = {parameter.device for parameter in model.parameters() if parameter.device.type == "cuda"}
-    with torch.random.fork_rng(devices, device_type="cuda"):
-        torch.default_generator.manual_seed(0)  # torch.manual_seed changes every device
-        for device in devices:
-            with torch.cuda.device(device):
-                torch.cuda.manual_seed(0)
-        yield
 
 
 def register_trials() -> None:

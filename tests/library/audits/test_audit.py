@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import subquad as sq
 from subquad.audits import Exceeded
-from tests.forks import printed
+from tests.forks import output_of
 from tests.library.hf.models import build, padded_ids
 
 ROUGH = "i-clustered:clusters=2,topk=2"
@@ -347,7 +347,7 @@ def test_dropout_no_real_query_and_transforms_are_skipped_and_counted():
 
 @pytest.mark.long
 def test_a_compiled_model_is_audited_outside_the_graph_and_fullgraph_says_why():
-    seen = json.loads(printed("tests.library.audits.compiled"))
+    seen = json.loads(output_of("tests.library.audits.compiled"))
     assert "an audited layer is not compiled" in seen.pop("fullgraph")
     assert {seen.pop(name) for name in ("compiled first", "while", "broken", "after", "no more calls", "random")} == {
         True

@@ -14,10 +14,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from tests.forks import LONGEST, redirect, run
-from tests.forks import forked as process_of
+from tests.forks import redirect, run, start_forked
 
 ROOT = Path(__file__).parents[3]
+LONGEST = 300  # seconds without a rank that ends, after which all are ended
 
 
 @cache
@@ -45,10 +45,10 @@ def forked(module: str, ranks: int, *words: str) -> tuple[Path, str]:
 def fork(module: str, ranks: int, folder: Path, *words: str) -> str:
     """Run a module as ranks that write to a folder, and return their standard error.
 
-    They are forked, and end if one fails.
+    They are forked, and all are ended if one fails.
     """
     store = dist.TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
-    every = [process_of(be_rank, module, rank, ranks, store.port, folder, *words) for rank in range(ranks)]
+    every = [start_forked(be_rank, module, rank, ranks, store.port, folder, *words) for rank in range(ranks)]
     running = {process.sentinel: process for process in every}
     late = ""
     while running:

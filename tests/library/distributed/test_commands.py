@@ -38,13 +38,13 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def said(inputs: Path) -> list[dict[str, Any]]:
     """The messages of each of two ranks, by the name of the case."""
-    return launch.found("tests.library.distributed.commands", 2, str(inputs))
+    return launch.found("tests.library.distributed.commands", 2, str(inputs), start=launch.ran)
 
 
 @pytest.fixture(scope="module")
 def report(inputs: Path, said: Any) -> Any:
     """A report that two ranks wrote."""
-    folder, _ = launch.forked("tests.library.distributed.commands", 2, str(inputs))
+    folder, _ = launch.ran("tests.library.distributed.commands", 2, str(inputs))
     return lambda name: json.loads((folder / name / "report.json").read_text())
 
 
@@ -88,7 +88,7 @@ def test_a_finished_run_is_read_again_and_other_ranks_do_not_overwrite_it(inputs
     assert [rank["again"]["code"] for rank in said] == [0, 0], said
     assert "contains this run, finished on" in said[0]["again"]["err"]
     assert report("compare")["settings"]["min_fidelity"] == 0.5
-    folder, _ = launch.forked("tests.library.distributed.commands", 2, str(inputs))
+    folder, _ = launch.ran("tests.library.distributed.commands", 2, str(inputs))
     other = commands.run(inputs, *commands.COMPARED, "--out", str(folder / "compare"))
     assert other["code"] == 2
     assert "with ranks 2 (now 1)" in other["err"]

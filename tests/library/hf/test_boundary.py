@@ -1,7 +1,6 @@
 """Tests of what models hand to their attention: padding, packing, caches, windows, and what is refused."""
 
 import json
-from pathlib import Path
 
 import pytest
 import torch
@@ -10,10 +9,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import subquad as sq
 from subquad.hf.boundary import attend
-from tests.forks import printed
+from tests.forks import output_of
 from tests.library.hf.models import TEXT, VOCAB, build, padded_ids
 
-ROOT = Path(__file__).parents[3]
 GENERATE = {"max_new_tokens": 6, "do_sample": False, "output_logits": True, "return_dict_in_generate": True}
 
 
@@ -100,7 +98,7 @@ def test_gradient_checkpointing(name):
     ids=["in CI", "long"],
 )
 def test_compiled_equals_eager_without_a_graph_break(cases):
-    results = json.loads(printed("tests.library.hf.compiled", *cases).splitlines()[-1])
+    results = json.loads(output_of("tests.library.hf.compiled", *cases).splitlines()[-1])
     assert dict(zip(cases, results, strict=True)) == dict.fromkeys(cases)
 
 

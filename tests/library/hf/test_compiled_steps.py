@@ -11,7 +11,7 @@ from subquad.core.versions import cache_in
 from subquad.hf import compiled_steps
 from subquad.hf.compiled_generation import GENERATED_PRODUCTS
 from subquad.kernels import native
-from tests.forks import printed
+from tests.forks import output_of
 from tests.library.hf.models import build
 
 CASES = ["llama=full:kernel=subquad", "llama=clustered-tail", "gpt2=full"]
@@ -20,7 +20,7 @@ OP = "subquad.steps_forward.default"
 
 @pytest.mark.slow
 def test_steps_on_a_static_cache_are_compiled_once():
-    results = json.loads(printed("tests.library.hf.compiled_steps", *CASES).splitlines()[-1])
+    results = json.loads(output_of("tests.library.hf.compiled_steps", *CASES).splitlines()[-1])
     for case, seen in zip(CASES, results, strict=True):
         assert (case, seen["loop"], seen["generate"]) == (case, True, True)
         assert (case, seen["graphs"], seen["graphs of generate"]) == (case, 1, 1)
@@ -43,7 +43,7 @@ def test_frozen_weights_are_refused_without_the_model_because_the_cache_would_be
 @pytest.mark.slow
 def test_weights_are_frozen_and_the_cache_is_not():
     """In a model that has layers with a window and without."""
-    seen = json.loads(printed("tests.library.hf.frozen_steps", "gemma3").splitlines()[-1])
+    seen = json.loads(output_of("tests.library.hf.frozen_steps", "gemma3").splitlines()[-1])
     assert seen == {"tokens": [True] * 6, "weights in the graph": 0}
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 import subquad as sq
 from subquad.hf.item_rotary import ItemRotary
 from subquad.hf.positions import extended_positions
-from tests.forks import printed
+from tests.forks import output_of
 from tests.library.hf.models import TEXT, VOCAB, build
 from tests.library.hf.test_rotary_trial import BANDS, LAYERS, SCALED
 
@@ -372,4 +372,4 @@ def test_reaching_needs_positions(make, length, message):
 
 def test_compiled_and_exported():
     """In a process of its own, as `extended`."""
-    printed("tests.library.hf.extended_rotary")
+    output_of("tests.library.hf.extended_rotary")

@@ -10,7 +10,7 @@ import transformers as hf
 
 import subquad as sq
 from subquad.hf import by_name, probe
-from tests.forks import printed
+from tests.forks import output_of
 from tests.library.hf.by_name import HALVES, NAME, SPEC, named
 from tests.library.hf.models import TEXT, build, padded_ids
 
@@ -143,7 +143,7 @@ def test_subquad_alone_is_the_exact_kernel():
 @pytest.mark.slow
 def test_compiled_before_its_first_call():
     """In a process of its own, because beartype's checks of arguments, which tests make, cannot be compiled."""
-    assert printed("tests.library.hf.compiled_names").split() == ["True", "True", "True"]
+    assert output_of("tests.library.hf.compiled_names").split() == ["True", "True", "True"]
 
 
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])

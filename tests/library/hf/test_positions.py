@@ -16,7 +16,7 @@ from torch import Tensor, nn
 import subquad as sq
 from subquad.core.versions import TORCH
 from subquad.hf.item_positions import ItemPositions
-from tests.forks import printed
+from tests.forks import output_of
 from tests.library.hf.models import TEXT, VOCAB, build
 
 LEARNED = ["bert", "roberta", "distilbert", "mpnet", "bart", "gpt2", "opt"]
@@ -399,7 +399,7 @@ def test_data_parallel_and_moves_between_dtypes():
 
 @pytest.mark.skipif(TORCH < (2, 11), reason="torch.compile cannot trace an extended model with torch 2.9")
 def test_compiled_exported_and_traced_models_are_equal():
-    printed("tests.library.hf.extended")
+    output_of("tests.library.hf.extended")
 
 
 # ---------------------------------------------------------------------- what is around a model

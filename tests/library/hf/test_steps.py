@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from tests.forks import printed
+from tests.forks import output_of
 from tests.library.hf.families import DECODERS, FAMILIES, Subject, methods_of, subject
 from tests.library.hf.models import need_recording
 from tests.library.hf.prompts import left_padded, prompt
@@ -218,5 +218,5 @@ def test_steps_after_a_long_prompt(own, length):
     "names", [["llama", "gemma3"], pytest.param([name for name in FAMILIES if name != "opt"], marks=pytest.mark.long)]
 )
 def test_compiled_steps_on_a_static_cache(names):
-    results = json.loads(printed("tests.library.hf.compiled_families", *names).splitlines()[-1])
+    results = json.loads(output_of("tests.library.hf.compiled_families", *names).splitlines()[-1])
     assert results == dict.fromkeys(names)

@@ -2,7 +2,6 @@
 
 import threading
 from dataclasses import replace
-from pathlib import Path
 from unittest.mock import patch
 
 import pytest
@@ -18,10 +17,9 @@ from subquad.kernels.selection.clusters.op import query_clusters
 from subquad.methods import clustered
 from subquad.testing.oracle import gradients, normal, qkv, tracked
 from subquad.tools.bench.calls import threads
-from tests.forks import printed
+from tests.forks import output_of
 
 pytestmark = pytest.mark.skipif(native.refusal() is not None, reason=f"no compiled kernels: {native.refusal()}")
-ROOT = Path(__file__).parents[3]  # where `python -m tests.…` finds itself
 METHODS = [Clustered(clusters=7), ImprovedClustered(clusters=7, topk=9)]
 CLOSE = {torch.float32: 2e-6, torch.bfloat16: 2e-2, torch.float16: 2e-3}  # one rounding of outputs near 1
 
@@ -298,7 +296,7 @@ def test_heads_merge_without_a_copy():
 @pytest.mark.long
 def test_the_ops_keep_torchs_rules():
     """`torch.library.opcheck`, in a process of its own: the run-time type checks here know no symbolic sizes."""
-    assert printed("tests.library.kernels.opchecks").split() == ["checked", "55"]
+    assert output_of("tests.library.kernels.opchecks").split() == ["checked", "55"]
 
 
 def test_double_backward_is_refused_not_wrong():

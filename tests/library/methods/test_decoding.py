@@ -2,7 +2,6 @@
 
 import inspect
 import json
-from pathlib import Path
 
 import pytest
 import torch
@@ -11,9 +10,8 @@ from torch.utils.flop_counter import FlopCounterMode
 import subquad as sq
 from subquad.methods.core.recurrence import check_state
 from subquad.testing.oracle import qkv
-from tests.forks import printed
+from tests.forks import output_of
 
-ROOT = Path(__file__).parents[3]
 METHODS = ("linear", "performer:features=64", "rfa:features=32", "linformer:k=16")
 STEPS = 10_000
 
@@ -23,7 +21,7 @@ STEPS = 10_000
     "method", [pytest.param(name, marks=pytest.mark.long if i else []) for i, name in enumerate(METHODS)]
 )
 def test_ten_thousand_steps_equal_the_causal_call(method: str):
-    result = json.loads(printed("tests.library.methods.decoded", method))
+    result = json.loads(output_of("tests.library.methods.decoded", method))
     assert result["dtypes"] == ["torch.float32"]
     assert result["error"] <= 1e-5
 

@@ -12,7 +12,7 @@ from subquad import Mask
 from subquad.methods.core.method import Call
 from subquad.testing.contract import TOLERANCE, at_exact_limit, bound_for, close, has_exact_limit, run
 from subquad.testing.oracle import gradients, naive, normal, qkv, tracked
-from tests.forks import printed
+from tests.forks import output_of
 from tests.library.methods import kept_alone
 from tests.library.methods.dense import weighted_softmax
 
@@ -314,7 +314,7 @@ def test_gradients_in_fp64(text):
 @pytest.fixture(scope="module")
 def alone() -> dict[str, dict]:
     """The outcomes of the calls in `kept_alone`, from a process of their own."""
-    return json.loads(printed("tests.library.methods.kept_alone"))
+    return json.loads(output_of("tests.library.methods.kept_alone"))
 
 
 @pytest.mark.long  # other tests compile methods

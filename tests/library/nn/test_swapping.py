@@ -14,7 +14,7 @@ from torch import nn
 
 import subquad as sq
 from subquad.testing.oracle import gradients, normal
-from tests.forks import printed
+from tests.forks import output_of
 
 ROUGH = "clustered:clusters=2"
 VALID = torch.tensor([[True] * 9, [True] * 5 + [False] * 4])
@@ -140,7 +140,7 @@ def test_layers_with_a_forward_pass_of_their_own_are_named():
 
 @pytest.mark.long
 def test_layers_compile_in_one_graph():
-    equal = json.loads(printed("tests.library.nn.compiled"))
+    equal = json.loads(output_of("tests.library.nn.compiled"))
     assert len(equal) == 12
     assert {name for name, right in equal.items() if not right} == set()
 

@@ -9,7 +9,7 @@ import typer
 
 from subquad.tools.cli.common import user_errors
 from subquad.tools.cli.stopped import terminable
-from tests.forks import printed
+from tests.forks import output_of
 
 
 def stopped_by(number, capsys):
@@ -89,4 +89,4 @@ def test_a_stop_at_any_point_ends_with_its_exit_code(monkeypatch):
 
 def ends(calls):
     """The exit code and the words of each command."""
-    return [json.loads(line) for line in printed("tests.tools.cli.ending", read=json.dumps(calls)).splitlines()]
+    return [json.loads(line) for line in output_of("tests.tools.cli.ending", stdin=json.dumps(calls)).splitlines()]

@@ -74,18 +74,24 @@ def test_a_crossing_beyond_the_longest_length_is_predicted():
 
 
 @pytest.mark.parametrize(
-    ("noise", "where"),
+    ("attention", "noise", "where"),
     [
-        ({}, "(predicted);"),
-        ({2048: 1.001, 8192: 1.001}, "(predicted);"),
-        ({512: 3.0, 2048: 1.01, 8192: 1.05}, "(predicted; with the noise of this run, 12,000 to 17,000);"),
-        ({2048: 1.3, 8192: 1.3}, "(predicted; with the noise of this run, 7,100 to 33,000);"),
-        ({8192: 4.0}, "(predicted; with the noise of this run, 2,000 or later, if ever);"),
+        (1.2e-2, {}, "14,000 tokens (predicted);"),
+        (1.2e-2, {2048: 1.001, 8192: 1.001}, "14,000 tokens (predicted);"),
+        (1.2e-2, {512: 3.0, 2048: 1.01, 8192: 1.05}, "(predicted; with the noise of this run, 12,000 to 17,000);"),
+        (1.2e-2, {2048: 1.3, 8192: 1.3}, "(predicted; with the noise of this run, 7,100 to 33,000);"),
+        (1.2e-2, {8192: 4.0}, "(predicted; with the noise of this run, ≤512 or later, if ever);"),
+        (4e-3, {2048: 1.1, 8192: 1.1}, "1,600 tokens (interpolated; with the noise of this run, ≤512 to 2,500);"),
     ],
 )
-def test_noise_moves_a_crossing(noise, where):
-    slower = row("clustered-tail in bf16", timed(0.3, 1.2e-2, 1.5), 0.999)
-    assert where in growth_note([EXACT, KERNEL, slower], [2048, 8192], FLOOR, noise)
+def test_noise_moves_a_crossing(attention, noise, where):
+    lengths = [512, 2048, 8192, 8192]
+    rows = [
+        row("full in bf16", timed(0.3, 3e-4, 2, lengths)),
+        row("full:kernel=subquad in bf16", timed(0.3, 1e-4, 2, lengths), kernel="subquad"),
+        row("clustered-tail in bf16", timed(0.3, attention, 1.5, lengths), 0.999, block=64),
+    ]
+    assert where in growth_note(rows, lengths, FLOOR, noise)
 
 
 def test_a_method_that_is_faster_everywhere_overtakes_nothing():

@@ -91,8 +91,8 @@ def growth_note(
 ) -> str:
     """From which length on an approximation is the fastest, and what twice the longest length is predicted to gain.
 
-    `noise` is that of `RunNoise.model`, by length. Empty if no approximation keeps the floor at the longest length, if
-    that one is exact attention there by its settings, or if there is one length only.
+    `noise`: the factors of `RunNoise.model`, by length. Empty if no approximation keeps the floor at the longest
+    length, if that one is exact attention there by its settings, or if there is one length only.
     """
     if len(set(lengths)) < 2:
         return ""
@@ -144,12 +144,14 @@ def overtaking(chosen: MethodReport, exact: MethodReport, lengths: Sequence[int]
 def _uncertainty(
     chosen: MethodReport, slow: Curve, lengths: Sequence[int], causal: bool, noise: Mapping[int, float]
 ) -> str:
-    """Where a row may overtake exact attention if its times are off by the noise; empty if that changes nothing.
+    """The range of lengths at which a row may overtake exact attention; empty if it is a single length.
 
-    The noise lengthens or shortens each of the two times that determine the row's curve.
+    Each of the two times that determine the row's curve is multiplied or divided by the noise; those of exact attention
+    stay.
     """
-    times = {n: chosen.cost("model", n).ms for n in sorted(n for n in lengths if str(n) in (chosen.model or {}))[-2:]}
-    power, start = exponent(from_dict(chosen.settings)), max(min(times), _exact_up_to(chosen, causal))
+    measured = sorted(n for n in set(lengths) if str(n) in (chosen.model or {}))
+    times = {n: chosen.cost("model", n).ms for n in measured[-2:]}
+    power, start = exponent(from_dict(chosen.settings)), max(measured[0], _exact_up_to(chosen, causal))
     ends: set[float] = set()
     for factors in product(*((1 / noise.get(n, 1.0), noise.get(n, 1.0)) for n in times)):
         fast = curve({n: factor * ms for factor, (n, ms) in zip(factors, times.items(), strict=True)}, power)
@@ -157,8 +159,8 @@ def _uncertainty(
         ends.add(math.inf if at is None else _rounded(at))
     if len(ends) == 1:
         return ""
-    until = "or later, if ever" if math.inf in ends else f"to {max(ends):,}"
-    return f"; with the noise of this run, {min(ends):,} {until}"
+    first = f"≤{start:,.0f}" if min(ends) == _rounded(start) else f"{min(ends):,}"
+    return f"; with the noise of this run, {first} {'or later, if ever' if math.inf in ends else f'to {max(ends):,}'}"
 
 
 def _measured(chosen: MethodReport, exact: MethodReport, lengths: Sequence[int]) -> list[int]:

@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 import subquad as sq
 from subquad.testing.oracle import gradients, normal, qkv, tracked
-from tests.forks import printed
+from tests.forks import output_of
 
 ROUGH = "clustered:clusters=2"  # far from exact attention on random numbers
 
@@ -481,7 +481,7 @@ def test_torchs_functions_are_what_they_were():
 
 @pytest.mark.slow
 def test_in_compiled_code_the_method_runs_or_an_error_says_why():
-    seen = json.loads(printed("tests.library.nn.interception.compiled"))
+    seen = json.loads(output_of("tests.library.nn.interception.compiled"))
     assert "cannot be read here (while compiling" in seen.pop("mask that must be read")
     assert "does not support a causal mask" in seen.pop("own, causal")
     assert seen.pop("encoder, causal, rows") == [

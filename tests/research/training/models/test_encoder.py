@@ -1,7 +1,5 @@
 """The encoders: what padding, pairs, pooling and labels do, and what transformers and `sq.hf` can do with them."""
 
-from pathlib import Path
-
 import pytest
 import torch
 from transformers import AutoModel, AutoModelForMaskedLM, AutoModelForSequenceClassification
@@ -10,7 +8,7 @@ import subquad as sq
 from subquad.research.training.models import EncoderClassifier, MaskedSymbolEncoder
 from subquad.research.training.models.configuration import POSITIONS
 from subquad.tools.measure.capture import recorded
-from tests.forks import printed
+from tests.forks import output_of
 from tests.research.training.models.build import (
     KINDS,
     METHODS,
@@ -21,7 +19,6 @@ from tests.research.training.models.build import (
     symbols,
 )
 
-ROOT = Path(__file__).parents[4]
 LENGTHS = (20, 7, 13)
 every_kind = pytest.mark.parametrize("kind", KINDS)
 
@@ -217,4 +214,4 @@ def test_bfloat16(method):
 
 @pytest.mark.long
 def test_compiled_models_have_the_same_loss_and_gradients():
-    printed("tests.research.training.models.compiled")
+    output_of("tests.research.training.models.compiled")
