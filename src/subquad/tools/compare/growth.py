@@ -151,7 +151,7 @@ def _uncertainty(
     """
     measured = sorted(n for n in set(lengths) if str(n) in (chosen.model or {}))
     times = {n: chosen.cost("model", n).ms for n in measured[-2:]}
-    power, start = exponent(from_dict(chosen.settings)), max(measured[0], _exact_up_to(chosen, causal))
+    power, start = exponent(from_dict(chosen.settings)), float(max(measured[0], _exact_up_to(chosen, causal)))
     ends: set[float] = set()
     for factors in product(*((1 / noise.get(n, 1.0), noise.get(n, 1.0)) for n in times)):
         fast = curve({n: factor * ms for factor, (n, ms) in zip(factors, times.items(), strict=True)}, power)
