@@ -55,7 +55,7 @@ def pytest_collection_finish() -> None:
     """Exclude the objects that exist after collection from the search for garbage and from `gc.get_objects`.
 
     `swap` looks through these for models that share a config with a part, or contain it. So it does not find a model
-    that is made while tests are collected, or one that outlives the module of its tests.
+    that is made while tests are collected.
     """
     gc.collect()
     gc.freeze()
@@ -63,7 +63,10 @@ def pytest_collection_finish() -> None:
 
 @pytest.fixture(autouse=True, scope="module")
 def freeze_after_module() -> Iterator[None]:
-    """Excludes what a module's tests leave for good too, such as imported modules and cached results."""
+    """Excludes what a module's tests leave for good too, such as imported modules and cached results.
+
+    So `swap` does not find a model of an earlier module of tests either.
+    """
     yield
     gc.collect()
     gc.freeze()

@@ -1,6 +1,6 @@
 """Run programs of tests in processes that are forked from one that has imported torch and transformers.
 
-To import them takes five seconds in each process. What modules read from the environment when they are imported is that
+So they do not import these themselves, which takes longer than most of the programs. What modules read from the environment when they are imported is that
 of the first call in a process of tests. Programs end without Python's exit handlers, as all processes of
 `multiprocessing` do.
 """

@@ -204,7 +204,7 @@ def test_other_engines_give_the_tokens_of_pytorch(measure):
 def test_a_compiled_static_cache_is_measured_with_and_without_frozen_weights(requests, measure, monkeypatch):
     """Each row compiles in a process of its own, so two of the four stand for all.
 
-    Of what they compile, a few parts are there already if another test compiled.
+    They use Inductor's shared cache, so that parts which another test compiled are not compiled again.
     """
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", default_cache_dir())
     every, kept = requests.rows_of, {(None, "static, compiled"), (METHOD, "static, compiled, frozen")}

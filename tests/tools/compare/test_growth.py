@@ -80,7 +80,7 @@ def test_a_crossing_beyond_the_longest_length_is_predicted():
         (1.2e-2, {2048: 1.001, 8192: 1.001}, "14,000 tokens (predicted);"),
         (1.2e-2, {512: 3.0, 2048: 1.01, 8192: 1.05}, "(predicted; with the noise of this run, 12,000 to 17,000);"),
         (1.2e-2, {2048: 1.3, 8192: 1.3}, "(predicted; with the noise of this run, 7,100 to 33,000);"),
-        (1.2e-2, {8192: 4.0}, "(predicted; with the noise of this run, ≤512 or later, if ever);"),
+        (1.2e-2, {8192: 4.0}, "(predicted; with the noise of this run, ≤512 or later, or never);"),
         (4e-3, {2048: 1.1, 8192: 1.1}, "1,600 tokens (interpolated; with the noise of this run, ≤512 to 2,500);"),
     ],
 )

@@ -1,5 +1,7 @@
 """Advice follows the figures."""
 
+from copy import deepcopy
+
 import pytest
 
 from subquad.tools.compare import recommend as module
@@ -298,3 +300,19 @@ def test_nothing_is_predicted_from_times_that_are_too_noisy():
     assert predictions()
     plain["noise"]["model"] = dict.fromkeys(list(plain["noise"]["model"])[1:], module.TOO_NOISY + 0.1)
     assert not predictions()
+
+
+def test_the_range_of_a_crossing_is_that_of_the_reports_noise():
+    plain = deepcopy(sample.encoder())
+    fast = next(row for row in plain["methods"] if row["method"] == "clustered:clusters=25")
+    fast["model"]["512"]["ms"] *= 1.1
+    fast["model"]["2048"]["ms"] *= 1.3
+
+    def crossings() -> list[str]:
+        reasons = read_anew(plain, CompareSettings(min_fidelity=0.5))["recommendation"]["reasons"]
+        return [reason for reason in reasons if "overtakes full" in reason]
+
+    plain["noise"]["model"] = dict.fromkeys(plain["noise"]["model"], 1.2)
+    assert "with the noise of this run" in crossings()[0]
+    plain["noise"]["model"] = dict.fromkeys(plain["noise"]["model"], 1.0)
+    assert "with the noise of this run" not in crossings()[0]

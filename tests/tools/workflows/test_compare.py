@@ -169,6 +169,9 @@ def test_a_causal_language_model_is_judged_by_its_next_tokens(measured):
     assert report["settings"]["floor"] == {"figure": "kl", "bound": 0.002}
     assert report["recommendation"]["choice"] == "full"  # one block of 1,024 tokens is exact attention
     assert "Stay with exact attention" in report["recommendation"]["headline"]
+    extended = " ".join(report["cautions"])
+    assert "are interpolated without training" in extended
+    assert "For retrieval" not in extended  # it is no model of embeddings
 
 
 def test_the_floor_of_a_causal_language_model_may_be_its_top_tokens(measured):

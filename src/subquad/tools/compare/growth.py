@@ -64,12 +64,18 @@ def crossing(slow: Curve, fast: Curve, shortest: int, longest: int) -> float | N
     return high
 
 
-def curve_of(method: MethodReport, lengths: Sequence[int] | None = None) -> Curve | None:
+def curve_of(
+    method: MethodReport, lengths: Sequence[int] | None = None, factors: Mapping[int, float] | None = None
+) -> Curve | None:
     """The curve of a row's forward passes of a whole model; None if it was measured at fewer than two lengths.
 
-    `lengths` are those that count, by default all that were measured.
+    Args:
+        method: the row.
+        lengths: those that count, by default all that were measured.
+        factors: what multiplies the time at a length, by default 1.
     """
-    times = {int(n): cost.ms for n, cost in (method.model or {}).items() if lengths is None or int(n) in lengths}
+    measured = {int(n): cost.ms for n, cost in (method.model or {}).items()}
+    times = {n: ms * (factors or {}).get(n, 1.0) for n, ms in measured.items() if lengths is None or n in lengths}
     return curve(times, exponent(from_dict(method.settings))) if len(times) > 1 else None
 
 
@@ -150,17 +156,17 @@ def _uncertainty(
     stay.
     """
     measured = sorted(n for n in set(lengths) if str(n) in (chosen.model or {}))
-    times = {n: chosen.cost("model", n).ms for n in measured[-2:]}
-    power, start = exponent(from_dict(chosen.settings)), float(max(measured[0], _exact_up_to(chosen, causal)))
+    start = int(max(measured[0], _exact_up_to(chosen, causal)))
+    last = measured[-2:]
     ends: set[float] = set()
-    for factors in product(*((1 / noise.get(n, 1.0), noise.get(n, 1.0)) for n in times)):
-        fast = curve({n: factor * ms for factor, (n, ms) in zip(factors, times.items(), strict=True)}, power)
-        at = crossing(slow, fast, int(start), FARTHEST * max(lengths))
+    for factors in product(*((1 / noise.get(n, 1.0), noise.get(n, 1.0)) for n in last)):
+        fast = curve_of(chosen, measured, dict(zip(last, factors, strict=True)))
+        at = None if fast is None else crossing(slow, fast, start, FARTHEST * max(lengths))
         ends.add(math.inf if at is None else _rounded(at))
     if len(ends) == 1:
         return ""
-    first = f"≤{start:,.0f}" if min(ends) == _rounded(start) else f"{min(ends):,}"
-    return f"; with the noise of this run, {first} {'or later, if ever' if math.inf in ends else f'to {max(ends):,}'}"
+    first = f"≤{start:,}" if min(ends) == _rounded(float(start)) else f"{min(ends):,}"
+    return f"; with the noise of this run, {first} {'or later, or never' if math.inf in ends else f'to {max(ends):,}'}"
 
 
 def _measured(chosen: MethodReport, exact: MethodReport, lengths: Sequence[int]) -> list[int]:

@@ -12,7 +12,7 @@ def extension_note(limit: int, yarn: int | None, *, causal: bool) -> str:
     Args:
         limit: its own positions.
         yarn: the tokens that its rotary positions are extended to; None if its positions are interpolated.
-        causal: True for a causal language model, which embeds nothing.
+        causal: True for a causal language model, for which advice on embeddings is out of place.
     """
     if yarn is not None:
         return _yarn_note(limit, yarn)

@@ -40,7 +40,7 @@ from subquad.tools.plan.short import short_fidelities
 from subquad.tools.plan.workers import UNAIDED, Workers
 from subquad.tools.runs import machine
 from subquad.tools.runs.alone import alone_in
-from subquad.tools.runs.cache import JobCache, clear, run_cache
+from subquad.tools.runs.cache import JobCache, run_cache
 from subquad.tools.runs.executors import LOCAL, Executor
 from subquad.tools.runs.floor import Floor
 from subquad.tools.runs.jobs import Progress
@@ -64,7 +64,7 @@ class Made:
     plan: Plan
     planning: Planning
     metadata: dict[str, Any]  # metadata of the model, for the report
-    kept: JobCache  # the results of its jobs
+    cache: JobCache  # of the results of its jobs
     notes: tuple[str, ...] = ()  # sentences on the weights, and on methods that were not tried
 
 
@@ -147,7 +147,7 @@ def plan_by_length(
         made = plan_loads(loads, settings, tried, {}, folder, progress, metadata, "sq.plan", deadline=deadline)
         if out is not None:
             made.plan.save(folder, model)
-            clear(folder, made.kept)
+            made.cache.forget()
     return made.plan
 
 

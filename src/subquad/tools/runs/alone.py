@@ -30,7 +30,7 @@ def alone_in(folder: Path) -> Iterator[None]:
         InputError: another run works there; the message names it. Or the folder is a file, or cannot be written to.
     """
     if exists(folder) and not folder.is_dir():
-        raise InputError(f"--out {folder} is a file; give a folder")
+        raise InputError(f"{folder} is a file; give a folder")
     made = [path for path in (folder, *folder.parents) if not path.exists()]
     files.make_folder(folder)
     lock = FileLock(folder / LOCK)

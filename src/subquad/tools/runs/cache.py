@@ -96,6 +96,11 @@ class JobCache:
         """The result of a finished job, of this type. InputError where its file is damaged."""
         return self.group.broadcast_from_main(partial(self._read, key, record))
 
+    def forget(self) -> None:
+        """Remove the results of this run; those of other runs in the same folder stay."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+        _unclaim(self.folder.parent)
+
     def _write(self, key: str, result: object, seconds: float) -> None:
         plain = {self.key_field: key, "result": to_plain(result), "seconds": round(seconds, 2)}
         files.write(self._path(key), seals.sealed_json(plain))
@@ -127,8 +132,8 @@ def run_cache(folder: Path, settings: Any, group: MeasuringGroup = ALONE) -> Job
     )
 
 
-def clear(folder: Path, run: JobCache | None = None) -> None:
-    """Forget the results of one run in this folder, or of all, those with other settings too: the report is written.
+def clear(folder: Path) -> None:
+    """Remove the results of all runs in this folder, those with other settings too, after its report is written.
 
     Other files in the folder `.progress` belong to somebody else, and stay.
     """
@@ -136,8 +141,13 @@ def clear(folder: Path, run: JobCache | None = None) -> None:
     if progress.is_symlink() or not (progress / MARK).is_file():
         return
     for path in progress.iterdir():
-        if path.is_dir() and _RUN.fullmatch(path.name) and (run is None or path.name == run.folder.name):
+        if path.is_dir() and _RUN.fullmatch(path.name):
             shutil.rmtree(path, ignore_errors=True)
+    _unclaim(progress)
+
+
+def _unclaim(progress: Path) -> None:
+    """Remove a `.progress` folder in which no run is left."""
     files.remove_parts(progress)
     with suppress(OSError):  # not empty: then the mark stays as well
         if files.empty_but_for(progress, [MARK]):
