@@ -1,8 +1,8 @@
 """Run programs of tests in processes that are forked from one that has imported torch and transformers.
 
-So they do not import these themselves, which takes longer than most of the programs. What modules read from the environment when they are imported is that
-of the first call in a process of tests. Programs end without Python's exit handlers, as all processes of
-`multiprocessing` do.
+So they do not import these themselves, which takes longer than most of the programs. What modules read from the
+environment when they are imported is that of the first call in a process of tests. Programs end without Python's exit
+handlers, as all processes of `multiprocessing` do.
 """
 
 import gc
