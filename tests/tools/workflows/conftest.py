@@ -35,7 +35,8 @@ def unpainted(monkeypatch):
 @pytest.fixture(autouse=True)
 def without_16_bit_products(monkeypatch):
     """Comparisons add no rows in bf16, on whatever processor the tests run, unless a test asks for them."""
-    monkeypatch.setattr(compare, "has_products", lambda device, dtype: False)
+    for name in ("has_products", "has_tiles"):
+        monkeypatch.setattr(compare, name, lambda device, dtype: False)
 
 
 @pytest.fixture

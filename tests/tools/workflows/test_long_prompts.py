@@ -9,7 +9,7 @@ from subquad.tools.compare import comparison
 from subquad.tools.compare.compare_jobs import SEQUENCE, STEPS
 from subquad.tools.compare.comparison import Comparison
 from subquad.tools.compare.run import measure, prepare
-from subquad.tools.compare.settings import COMPARED, CompareSettings
+from subquad.tools.compare.settings import COMPARED, LONG_BLOCKS, CompareSettings
 from subquad.tools.measure.noise import ASSUMED_NOISE
 from subquad.tools.models.pretrained import MAIN_LENGTH
 from tests.tools.workflows.reports import report_of
@@ -117,3 +117,20 @@ def test_a_shorter_maximum_or_fewer_positions_limit_the_longest_length(settings)
     assert prepare(settings(max_length=80)).lengths == [LENGTH, 80]
     assert prepare(settings(max_length=LENGTH)).lengths == [LENGTH]
     assert prepare(settings(max_length=32)).lengths == [32]
+
+
+@pytest.mark.parametrize(("able", "changed", "there"), [
+    (True, {"dtype": "auto"}, True),
+    (True, {"dtype": "bf16"}, True),
+    (True, {"dtype": "fp32"}, False),
+    (True, {"dtype": "auto", "max_length": LENGTH}, False),
+    (True, {"dtype": "auto", "methods": (KERNEL,)}, False),
+    (False, {"dtype": "auto"}, False),
+])  # fmt: skip
+def test_longer_exact_blocks_are_tried_with_amx(settings, monkeypatch, able, changed, there):
+    monkeypatch.setattr("subquad.tools.compare.run.has_products", lambda device, dtype: True)
+    monkeypatch.setattr("subquad.tools.compare.run.has_tiles", lambda device, dtype: able and dtype == "bf16")
+    prepared = prepare(settings(**{"methods": COMPARED} | changed))
+    name = f"{LONG_BLOCKS} in bf16"
+    assert [row.name for row in prepared.rows].count(name) == int(there)
+    assert [row.name for row in prepared.rows_at(LONGEST, 1)].count(name) == int(there)

@@ -18,13 +18,14 @@ from subquad.tools.compare.settings import (
     COMPARED_16_BITS,
     COMPARED_16_BITS_CAUSAL,
     COMPARED_CAUSAL,
+    LONG_BLOCKS,
     CompareSettings,
 )
 from subquad.tools.data.texts import read_documents, report_folders, standard_library
 from subquad.tools.measure.deadline import Deadline
 from subquad.tools.measure.group import ALONE, MeasuringGroup
 from subquad.tools.models.compare_rows import NOT_CALIBRATED, CompareRow, row_of, row_of_adapter, row_of_plan
-from subquad.tools.models.dtypes import FP32, has_products
+from subquad.tools.models.dtypes import FP32, has_products, has_tiles
 from subquad.tools.models.generation import check_new_tokens
 from subquad.tools.models.other_attention import row_of_attention
 from subquad.tools.models.passages import read
@@ -127,7 +128,7 @@ def prepare(
     for name in dict.fromkeys(settings.attention):
         rows.append(row_of_attention(pretrained, name, reading.passages[0]))
     rows = _in_dtypes(settings, rows, pretrained.is_causal_lm)
-    return Comparison(
+    comparison = Comparison(
         settings=settings,
         pretrained=pretrained,
         reading=reading,
@@ -137,6 +138,9 @@ def prepare(
         length=length,
         floor=floor,
     )
+    if settings.methods == COMPARED and comparison.is_long(comparison.lengths[-1]):
+        comparison.rows += _with_long_blocks(settings, pretrained)
+    return comparison
 
 
 def _in_dtypes(settings: CompareSettings, rows: Sequence[CompareRow], causal: bool) -> list[CompareRow]:
@@ -156,6 +160,14 @@ def _in_dtypes(settings: CompareSettings, rows: Sequence[CompareRow], causal: bo
     if dtype == FP32:
         return list(rows)
     return [*(row for row in rows if row.is_exact), *(row.in_dtype(dtype) for row in rows)]
+
+
+def _with_long_blocks(settings: CompareSettings, pretrained: Pretrained) -> list[CompareRow]:
+    """The row with longer exact blocks, which are both closer and faster where tiles of bf16 are multiplied."""
+    if settings.dtype not in (AUTO, "bf16") or not has_tiles(settings.device, "bf16"):
+        return []
+    row = split(row_of(pretrained, parse_method(LONG_BLOCKS)), pretrained)
+    return [row.in_dtype("bf16")] if row.layers else []
 
 
 def _main_length(settings: CompareSettings, pretrained: Pretrained) -> int:

@@ -32,7 +32,8 @@ COMPARED_CAUSAL = (  # in a causal language model: what can work there without t
 )
 COMPARED_16_BITS = (FAST_EXACT, "clustered-tail", "clustered-tail:clusters=64,topk=96")  # by default, in 16 bits too
 COMPARED_16_BITS_CAUSAL = (FAST_EXACT, "clustered-tail", "clustered-tail:clusters=48,topk=96")
-COMPARED_LONG = (FAST_EXACT, "clustered-tail")  # by default in a long prompt of a causal language model
+LONG_BLOCKS = "clustered-tail:block=4096"  # by default too, in long prompts in bf16 on a processor with AMX
+COMPARED_LONG = (FAST_EXACT, "clustered-tail", LONG_BLOCKS)  # by default in a long prompt of a causal language model
 LENGTHS = (2048, 4096)  # of inputs that compare runs in addition to the main length
 OP_LENGTHS = (512, 1024, 2048, 4096, 8192, 16384)  # at which it runs one layer's attention alone
 AUTO = "auto"

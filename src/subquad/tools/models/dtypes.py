@@ -19,6 +19,11 @@ def has_products(device: str, dtype: str) -> bool:
     return any(dtype in name and able is True for name, able in cpu_capabilities().items())
 
 
+def has_tiles(device: str, dtype: str) -> bool:
+    """True if the device is a processor that multiplies tiles of this dtype, by Intel's AMX."""
+    return device.startswith("cpu") and cpu_capabilities().get(f"amx_{dtype}") is True
+
+
 def short_name(dtype: torch.dtype) -> str:
     """The short name of a dtype, or torch's own where it has none."""
     return next((name for name, each in TORCH.items() if each == dtype), str(dtype).removeprefix("torch."))
