@@ -87,6 +87,8 @@ def test_the_longest_length_comes_after_one_batch_of_the_shortest(settings):
     named = [job.key for job in prepare(settings(lengths=(32, 80, LONGEST))).jobs()]
     assert named[:5] == [SEQUENCE(n, i) for n, i in ((32, 0), (LONGEST, 0), (LONGEST, 1), (80, 0), (32, 1))]
     assert len({*keys}) == len(keys)
+    third = keys.index(SEQUENCE(LONGEST, 2))  # after the requests of the shortest length alone
+    assert keys.index(STEPS(LENGTH)) < third < keys.index(STEPS(LONGEST))
 
 
 def test_a_shorter_length_runs_where_there_is_no_time_for_the_longest(settings, tmp_path, monkeypatch):

@@ -9,6 +9,7 @@ two times differ is the noise. The units also record the other processes' share 
 import math
 import random
 import statistics
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
@@ -215,27 +216,34 @@ class Comparison(JobRun):
         """The jobs, the most telling first; those of single calls and of sequences read the results of shorter lengths.
 
         Each length gets two batches before any length gets a third one. A causal language model is run at its longest
-        length as soon as one batch of the shortest shows whether there is time for it.
+        length as soon as one batch of the shortest shows whether there is time for it, and gets a third turn there as
+        soon as requests after the shortest are timed: two turns tell speeds apart on a quiet machine only.
         """
         first, *longer = self._lengths_to_try
+        begun: Counter[int] = Counter()  # batches of each length
+
+        def rounds(length: int, count: int) -> Iterator[Job[Any]]:
+            """The jobs of the next batches of a length, until it has `count` of them."""
+            yield from self._rounds(length, begun[length], count)
+            begun[length] = max(begun[length], count)
+
         early = (first, *reversed(longer)) if self.pretrained.is_causal_lm else ()
         for length in early:
-            yield from self._rounds(length, 0, 2 if self.is_long(length) and length != first else 1)
-        yield from self._rounds(first, 1 if early else 0, 2)
+            yield from rounds(length, 2 if self.is_long(length) and length != first else 1)
+        yield from rounds(first, 2)
         yield from self._steps(first)
         for row in [] if early else self.rows:  # a causal one is complete with its sequences
             yield QUALITY.job(row.name, run=partial(self.quality, row))
         for row in self.rows if self.task else []:
             yield TASK.job(row.name, run=partial(self.task_score, row))
         for length in longer:
-            if not (early and self.is_long(length)):
-                yield from self._rounds(length, 1 if early else 0, 2)
+            yield from rounds(length, 3 if self.is_long(length) else 2)
             yield from self._steps(length)
         if self.has_eager:
             yield EAGER.job(first, run=partial(self.eager, first))
-        for i in range(2, max(map(self.sequence_count, self.lengths))):
+        for count in range(3, max(map(self.sequence_count, self.lengths)) + 1):
             for length in (first, *longer):
-                yield from self._rounds(length, i, i + 1)
+                yield from rounds(length, count)
         for length in longer if self.has_eager else []:
             if not self.is_long(length):
                 yield EAGER.job(length, run=partial(self.eager, length))

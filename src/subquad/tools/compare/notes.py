@@ -137,7 +137,7 @@ def _of_long(c: Comparison) -> list[str]:
         return []
     where, dtype = f"At {listed(lengths)} tokens", c.dtypes[-1]
     once = f", exact attention in fp32 ran once, and the other rows ran in {dtype} only" if dtype != FP32 else ""
-    return [f"{where}, all turns read one text{once}; the noise is how far the speed-ups of different turns differ."]
+    return [f"{where}, all turns read one text{once}; the noise is estimated from how far the turns' speed-ups differ."]
 
 
 def _batches(c: Comparison) -> str:

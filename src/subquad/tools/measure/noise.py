@@ -2,7 +2,8 @@
 
 Exact attention is timed twice in each round, whose order is random. The two are the same call, so
 whatever differs between them is noise, and a method that takes just as long would differ from either as they do from
-each other.
+each other. If a second timing takes too long, the noise is estimated from how far the ratios of a method differ
+between rounds.
 """
 
 import math
@@ -11,6 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Literal, NamedTuple, TypeVar
+
+from scipy.special import stdtrit
 
 Verdict = Literal["faster", "slower", "within the noise"]
 Key = TypeVar("Key")
@@ -69,6 +72,23 @@ def against_itself(ratios: Sequence[float]) -> float:
     """
     low, high = interval(ratios)
     return max(high, 1 / low)
+
+
+def between_rounds(rows: Sequence[Sequence[float]]) -> float:
+    """The factor ≥ 1 by which the mean of a row's ratios may differ from the true one, as they differ between rounds.
+
+        exp(t·s/√n),  where s² = Σ over rows and rounds of (ln ratio − the row's mean)² / (rows·(n − 1))
+
+    t is the 97.5 % quantile of Student's distribution with rows·(n − 1) degrees of freedom, for n ≥ 2 ratios in every
+    row. Rows vary equally then, each about a mean of its own. The range of the ratios would grow with every round.
+
+    >>> round(between_rounds([[1.9, 2.1], [0.95, 1.05]]), 2), round(between_rounds([[1.9, 2.1] * 2]), 2)
+    (1.24, 1.1)
+    """
+    logs = [[math.log(ratio) for ratio in row] for row in rows]
+    freedom = sum(len(row) - 1 for row in logs)
+    variance = sum(statistics.variance(row) * (len(row) - 1) for row in logs) / freedom
+    return math.exp(float(stdtrit(freedom, 0.975)) * math.sqrt(variance / len(logs[0])))
 
 
 def at_least_typical(factors: Mapping[Key, float]) -> dict[Key, float]:

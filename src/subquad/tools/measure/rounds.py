@@ -14,7 +14,7 @@ import torch
 
 from subquad.methods.full import EXACT
 from subquad.tools.measure.group import ALONE, MeasuringGroup
-from subquad.tools.measure.noise import AGAIN, ASSUMED_NOISE, against_itself
+from subquad.tools.measure.noise import AGAIN, ASSUMED_NOISE, against_itself, between_rounds
 from subquad.tools.measure.peak_memory import peak_extra_mib
 from subquad.tools.measure.timing import Cost, cost, exact_cost, ratios, stopwatch
 
@@ -73,15 +73,13 @@ class RoundTimes:
     def noise(self) -> float:
         """The factor by which exact attention differs from itself; assumed if it was timed once only.
 
-        If it was not timed twice in each round, the factor is how far the speed-ups of different rounds differ,
-        typically.
+        If it was not timed twice in each round, the factor is that of the speed-ups of different rounds.
         """
         exact = self.seconds[self.exact]
         if AGAIN in self.seconds:
             return against_itself(ratios(self.seconds[AGAIN], exact))
         others = [each for name, each in self.seconds.items() if name != self.exact and len(each) == len(exact) > 1]
-        spreads = [max(each) / min(each) for row in others if (each := ratios(row, exact))]
-        return statistics.median(spreads) if spreads else ASSUMED_NOISE
+        return between_rounds([ratios(row, exact) for row in others]) if others else ASSUMED_NOISE
 
     def cost(self, name: str, noise: float, exact: str = EXACT) -> Cost:
         """The cost of a row next to exact attention in its dtype, the row `exact`, and next to that in fp32.
