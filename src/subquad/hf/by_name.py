@@ -27,7 +27,7 @@ from transformers import PreTrainedModel
 from subquad.core.versions import set_attention_in_parts
 from subquad.hf.attention_names import method_of, name_of, names_method
 from subquad.hf.boundary import register_boundary
-from subquad.hf.call_checks import FIRST, is_unchecked, refuse_weights, run_before_call
+from subquad.hf.call_checks import FIRST, is_unchecked, refuse_weights, run_before_call, stop_checking
 from subquad.hf.layers import NAME, Attached, check_interface, uses_interface
 from subquad.hf.probe import find_layers_by_class
 from subquad.hf.saved import configs_of
@@ -90,6 +90,9 @@ def read_names() -> None:
         change(self, attn_implementation, *args, **kwargs)
         if ours:
             set_attention_in_parts(self, change, attn_implementation)
+            for part in self.modules():  # `change` asks for the attention of those with another class of configs only
+                if isinstance(part, PreTrainedModel):
+                    run_before_call(part, _settle)
 
     setattr(get_correct_attn_implementation, _MARK, True)
     PreTrainedModel.get_correct_attn_implementation = get_correct_attn_implementation
@@ -112,6 +115,8 @@ def _settle(model: PreTrainedModel) -> None:
             _swap(whole, name)
         elif whole is None and not names_method(name) and _attached_by_name(model):
             _restore_but_names(model)
+        if whole is None and not any(isinstance(part, Attached) for part in model.modules()):
+            stop_checking(model)  # a part of it was restored by itself, and what is around it was still checked
         for part in [model] if whole is None else whole.modules():
             vars(part).pop(FIRST, None)
 

@@ -68,7 +68,7 @@ def run_before_call(model: PreTrainedModel, action: Callable[[Any], None]) -> No
 
 def run_first(model: nn.Module) -> None:
     """Run what is to run before the next forward pass of a model."""
-    action = model.__dict__.get(FIRST)
+    action = getattr(model, FIRST, None)
     if action is not None:
         action(model)
 

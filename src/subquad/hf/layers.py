@@ -10,6 +10,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.compiler import is_compiling
 from transformers import PreTrainedModel
 
 from subquad.hf.caps_and_sinks import attend_with_caps_and_sinks
@@ -170,6 +171,7 @@ class Attached(nn.Module):
         super().__init__()
         self.keep: str | None = None if bound.method.is_exact else keep
         self.kept_now: Tensor | None = None
+        self._kept_in_forward: Tensor | None = None  # `kept_now` of the last forward pass in training
         self.for_timestamps = False  # while Whisper generates word timestamps: see `word_timestamps`
         self.split: Any = None  # the `split.Split` of a model whose tokens are split over ranks
         self.rotary = rotary
@@ -206,6 +208,8 @@ class Attached(nn.Module):
         """Run the method for all queries: `mask`, `valid`, `query_valid` and `parallel` as in `attend_all`."""
         if self.training and torch.is_grad_enabled():
             self.check_training()
+        if self.training and not is_compiling():
+            self._check_run_again()
         keep = self._keep(mask, valid, query.shape[2], key.shape[2])
         if softcap is not None or sinks is not None:
             if not self.bound.method.is_exact:
@@ -225,6 +229,16 @@ class Attached(nn.Module):
         method = self.bound.method
         if self.causal and method.traits.leaks_in_training:
             raise ValueError(f"layer {self.label}: {future_leak(method)}")
+
+    def _check_run_again(self) -> None:
+        """Raise ValueError if a backward pass runs the forward pass again and would keep other tokens than before."""
+        if torch._C._current_graph_task_id() == -1:  # no backward pass runs
+            self._kept_in_forward = self.kept_now
+        elif self.kept_now is not self._kept_in_forward:
+            raise ValueError(
+                f"layer {self.label}: gradient checkpointing runs the forward pass again, but sq.hf.keeping names "
+                "other tokens now than it did then: call backward inside its block"
+            )
 
     def _keep(self, mask: Mask, valid: Tensor | None, N: int, M: int) -> Keep | None:
         """The tokens whose attention is exact in this call, as an argument of methods."""

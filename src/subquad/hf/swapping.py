@@ -297,12 +297,13 @@ def keeping(model: AnyModel, tokens: Tensor) -> Iterator[None]:
         tokens: bool (B,N) for inputs of that batch and length, True for tokens whose row and column are to be exact.
             Padding is never kept.
 
-    Layers that run "full" are exact already.
+    Layers that run "full" are exact already. Gradient checkpointing runs the forward pass again: call `backward` inside
+    the block. It acts in all threads that call the model.
 
     Raises:
         TypeError: `tokens` is not a bool tensor (B,N).
-        ValueError: nothing is swapped in, or a layer cannot keep tokens; and in the forward pass, where the inputs are
-            of another batch or length.
+        ValueError: nothing is swapped in, or a layer cannot keep tokens; in the forward pass, if the inputs are of
+            another batch or length; and in a backward pass outside of the block, under gradient checkpointing.
     """
     model = transformers_model(model)
     if not isinstance(tokens, Tensor) or tokens.dtype != torch.bool or tokens.ndim != 2:

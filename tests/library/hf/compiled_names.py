@@ -1,7 +1,7 @@
 """A model with a method by name that is compiled before its first call: `python -m tests.library.hf.compiled_names`.
 
-It prints whether the outputs are those of a swap; whether an error of `fullgraph=True` states what to do; and whether
-the outputs are the same after that was done.
+It prints whether the outputs of two calls are those of a swap, and after another name those of this one; whether an
+error of `fullgraph=True` states what to do; and whether the outputs are the same after that was done.
 """
 
 import copy
@@ -21,13 +21,19 @@ def _outputs(model, inputs) -> torch.Tensor:
 def main() -> None:
     case = build("bert")
     compiled, whole = copy.deepcopy(case.model), copy.deepcopy(case.model)
+    with torch.inference_mode():
+        own = _outputs(case.model, case.inputs)
     sq.hf.swap(case.model, SPEC)
     for model, options in ((compiled, {}), (whole, {"fullgraph": True})):
         model.set_attn_implementation(f"subquad:{SPEC}")
         model.compile(backend="eager", **options)
     with torch.inference_mode():
         expected = _outputs(case.model, case.inputs)
-        print(torch.allclose(_outputs(compiled, case.inputs), expected, atol=1e-5))
+        for _ in range(2):
+            print(torch.allclose(_outputs(compiled, case.inputs), expected, atol=1e-5))
+        compiled.set_attn_implementation("sdpa")
+        for _ in range(2):
+            print(torch.allclose(_outputs(compiled, case.inputs), own, atol=1e-5))
         torch._dynamo.reset()  # else the graph of the first model serves the second
         try:
             _outputs(whole, case.inputs)

@@ -102,6 +102,30 @@ def test_a_mask_names_tokens_for_a_while():
     assert torch.equal(hidden(model, ids, mask), before)
 
 
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_under_gradient_checkpointing_backward_belongs_inside_the_block(reentrant):
+    model, (ids, mask) = bert().train(), padded_ids()
+    named = torch.zeros_like(mask, dtype=torch.bool)
+    named[:, 9] = True
+    sq.hf.swap(model, METHOD, keep="first")
+    weight = model.encoder.layer[0].attention.self.query.weight
+
+    def loss() -> torch.Tensor:
+        torch.manual_seed(0)  # of dropout
+        return model(input_ids=ids, attention_mask=mask).last_hidden_state.sum()
+
+    with sq.hf.keeping(model, named):
+        (expected,) = torch.autograd.grad(loss(), weight)
+        model.gradient_checkpointing_enable({"use_reentrant": reentrant})
+        inside = loss()
+        inside.backward()
+        close(weight.grad, expected)
+        outside = loss()
+    with pytest.raises(ValueError, match="call backward inside its block"):
+        outside.backward()
+    loss().backward()
+
+
 def test_layers_in_full_are_left_alone_in_models_with_cross_attention_and_windows():
     bart = build("bart")
     with torch.inference_mode():
