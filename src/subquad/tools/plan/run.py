@@ -35,7 +35,7 @@ from subquad.tools.plan.loads import PlanInputs, input_loads
 from subquad.tools.plan.measure import Candidate
 from subquad.tools.plan.planning import Planning, candidates_for, plan_of
 from subquad.tools.plan.prepared import loss_elsewhere, of_text, parse_inputs, prepare
-from subquad.tools.plan.settings import PlanSettings
+from subquad.tools.plan.settings import PLANNED_LENGTHS, PlanSettings
 from subquad.tools.plan.short import short_fidelities
 from subquad.tools.plan.workers import UNAIDED, Workers
 from subquad.tools.runs import machine
@@ -131,6 +131,12 @@ def plan_by_length(
     inputs = as_inputs(inputs)
     assert settings.min_fidelity is not None
     judge = judge_for(inputs, metric, score, settings.min_fidelity)
+    are_texts = bool(inputs) and all(isinstance(item, str) for item in inputs)
+    if not are_texts and settings.lengths != PLANNED_LENGTHS:
+        raise InputError(
+            f"lengths={settings.model_lengths} are of passages that texts are cut into, but the inputs are no texts: "
+            "they are planned at the lengths that they have"
+        )
     if is_training:
         raise InputError("the model is in training mode, where dropout makes outputs random: call model.eval() first")
     deadline = Deadline(60 * settings.minutes)
@@ -140,7 +146,7 @@ def plan_by_length(
             raise InputError(f"out={str(out)!r} contains the report of a command ({report.name}); give another folder")
         stack.enter_context(alone_in(folder))
         stack.enter_context(_swapped_out(model))
-        if inputs and all(isinstance(item, str) for item in inputs):
+        if are_texts:
             loads, metadata = of_text(of_sentence_transformer(model), inputs, settings)
         else:
             loads, metadata = _of_inputs(model, inputs, judge)
