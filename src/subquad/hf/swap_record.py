@@ -19,6 +19,7 @@ from typing import Any
 from transformers import PreTrainedConfig
 
 from subquad.core import checksums as seals
+from subquad.core.entry_points import BrokenPlugin
 from subquad.core.environment import changed_versions, output_versions
 from subquad.core.spelling import listed
 from subquad.hf.layers import KEEPS
@@ -81,8 +82,8 @@ def read_record(plain: Any, config: PreTrainedConfig) -> Record:
         record = Record(plain["layers"], methods, **{name: plain.get(name) for name in OPTIONAL})
         if record.keep is not None and record.keep not in list(KEEPS):
             raise ValueError(f"keep={record.keep!r}")
-    except UnknownMethod as error:
-        raise UnknownMethod(f"the config records a swap that is not possible here: {error}") from None
+    except (UnknownMethod, BrokenPlugin) as error:
+        raise type(error)(f"the config records a swap that is not possible here: {error}") from None
     except (AttributeError, KeyError, TypeError, ValueError) as error:  # also settings of another version
         raise ValueError(f"the config's record of a swap is damaged: {type(error).__name__}: {error}") from None
     _warn(_edits(plain), config)

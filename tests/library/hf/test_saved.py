@@ -218,6 +218,18 @@ def test_learned_parameters_come_from_their_adapter(folder, exact, tmp_path):
     torch.testing.assert_close(hidden(loaded), exact, atol=0, rtol=0)
 
 
+def test_a_module_of_methods_that_cannot_be_imported_is_named_and_the_record_is_not_called_damaged(
+    folder, tmp_path, monkeypatch
+):
+    model = hf.AutoModel.from_pretrained(folder / "model")
+    model.save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    config["subquad"]["methods"]["0"] = {"name": "of-another-package"}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    monkeypatch.setenv("SUBQUAD_IMPORT", "nothing")
+    load_with_warning(tmp_path, "a swap that is not possible here: the module 'nothing' of --import")
+
+
 @pytest.mark.parametrize(
     ("record", "message"),
     [
