@@ -11,6 +11,7 @@ from subquad.core.readable import can_be_read
 from subquad.kernels.tokens.nested_padding import pad
 from subquad.masks import Mask
 from subquad.methods import BoundMethod
+from subquad.methods.core.halves import future_leak
 from subquad.nn.global_tokens import WithRows
 from subquad.nn.padded_queries import attend_all
 from subquad.nn.sdpa_arguments import mask_and_bias
@@ -128,6 +129,7 @@ def attend_as_torch(
     is_causal: bool,
     lengths: Tensor | None = None,
     parallel: Any = None,
+    refuses_leaks: bool = False,
     **options: Any,
 ) -> Tensor:
     """A method on the heads (B,H,N,D) of a layer, under torch's masks: True, or −inf, hides a key.
@@ -136,7 +138,8 @@ def attend_as_torch(
 
     Padded queries are computed, as torch does. `attn_mask` takes precedence over `is_causal` if both are given, as the
     hint that it is; only where its numbers cannot be read does the hint tell. `lengths` is the padding of both sides.
-    With `parallel`, the outputs of padded queries are those of `attend_all`.
+    With `parallel`, the outputs of padded queries are those of `attend_all`. `refuses_leaks` refuses, under a causal
+    mask, methods whose training would leak the future.
 
     Raises:
         ValueError: the method does not support the mask, or cross-attention; a mask of another shape.
@@ -156,6 +159,8 @@ def attend_as_torch(
     allowed = _allowed(attn_mask, B, H, N, M)
     hint = is_causal and (allowed is None or not can_be_read(allowed))
     mask, bias = mask_and_bias(method, query, key, None if hint else allowed, hint, named=MASK)
+    if refuses_leaks and mask.is_causal and method.traits.leaks_in_training:
+        raise ValueError(future_leak(method))
     if key_padding_mask is not None:
         mask = mask & _padding(_valid(key_padding_mask, B, M), parallel)
     if lengths is not None:

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -65,6 +66,7 @@ def forward(
         lengths=lengths,
         parallel=in_use(self_attention=same),
         hidden=inputs[0],
+        refuses_leaks=layer.training and torch.is_grad_enabled(),
         dropout_p=layer.dropout if layer.training else 0.0,
     )
     return back(layer.out_proj(out.transpose(1, 2).flatten(2))), None

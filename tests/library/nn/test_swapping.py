@@ -360,3 +360,17 @@ def test_an_encoder_with_arguments_of_its_own_runs():
     exact = encoder(*inputs)
     sq.nn.swap(encoder, "full")
     torch.testing.assert_close(encoder(*inputs)[1], exact[1])
+
+
+def test_training_that_would_leak_the_future_is_refused():
+    model = nn.TransformerEncoder(nn.TransformerEncoderLayer(12, 4, 24, batch_first=True), 1)
+    x, causal = torch.randn(2, 9, 12), nn.Transformer.generate_square_subsequent_mask(9)
+    sq.nn.swap(model, "clustered:clusters=2,block=4,last=2")
+    with pytest.raises(ValueError, match="training under a causal mask would leak the future"):
+        model(x, mask=causal)
+    assert model(x).requires_grad
+    with torch.no_grad():
+        model(x, mask=causal)
+    model.eval()(x, mask=causal)
+    sq.nn.swap(model.train(), "local:window=2")
+    assert model(x, mask=causal).requires_grad
