@@ -90,9 +90,6 @@ def read_names() -> None:
         change(self, attn_implementation, *args, **kwargs)
         if ours:
             set_attention_in_parts(self, change, attn_implementation)
-            for part in self.modules():  # `change` asks for the attention of those with another class of configs only
-                if isinstance(part, PreTrainedModel):
-                    run_before_call(part, _settle)
 
     setattr(get_correct_attn_implementation, _MARK, True)
     PreTrainedModel.get_correct_attn_implementation = get_correct_attn_implementation

@@ -65,7 +65,7 @@ def swap(
             reason: in a `TransformerDecoderLayer`, methods that mix queries would let later positions leak through the
             cross-attention. In the forward pass, a mask that the method does not take.
             A layer whose forward pass another library wrapped, as accelerate's hooks do.
-        TypeError: `module` is not a module.
+        TypeError: `module` is not a module, or a pattern is not a text.
 
     >>> import torch, subquad as sq
     >>> layer = torch.nn.TransformerEncoderLayer(32, 4, batch_first=True)
@@ -175,9 +175,18 @@ def _kind(layer: nn.Module) -> ModuleType:
 def _choose(names: list[str], method: str | Method | Mapping[str, str | Method]) -> dict[str, Method]:
     """The method of each layer that gets one."""
     if not isinstance(method, Mapping):
+        if isinstance(getattr(method, "layers", None), Mapping):
+            raise TypeError(
+                f"`method` is a {type(method).__name__}; give the mapping in it, sq.nn.swap(module, plan.layers)"
+            )
         return dict.fromkeys(names, resolve(method))
     chosen: dict[str, Method] = {}
     for pattern, wanted in method.items():
+        if not isinstance(pattern, str):
+            raise TypeError(
+                f"the mapping has the key {pattern!r}, but layers are named by patterns of their names; there are "
+                f"{len(names)}, from {names[0]!r} to {names[-1]!r}"
+            )
         matching = [name for name in names if fnmatchcase(name, pattern)]
         if not matching:
             raise ValueError(

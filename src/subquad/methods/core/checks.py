@@ -47,6 +47,8 @@ def check_options(
             f"`mask` is a {type(mask).__name__}, but it must be a sq.Mask: Mask.padding(…) for padding, "
             "Mask.dense(…) for a bool (B,H,N,M)"
         )
+    if isinstance(scale, str):
+        raise TypeError(f"scale={scale!r}, but it must be a number")
     if scale is not None and not math.isfinite(scale):
         raise ValueError(f"scale={scale}, but it must be a finite number")
     if not isinstance(seed, int) or not 0 <= seed <= MAX_SEED:

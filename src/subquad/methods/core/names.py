@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from subquad.core.spelling import instead
+from subquad.methods.core.bound_method import BoundMethod
 from subquad.methods.core.grammar import MISSING, bare, settings, terms
 from subquad.methods.core.method import Method
 from subquad.methods.core.plugins import PROVIDERS, UnknownMethod, all_methods, check_providers, find_method
@@ -29,6 +30,11 @@ def resolve(method: str | Method) -> Method:
     if not isinstance(method, str):
         if isinstance(method, type):
             raise TypeError(f"`method` is a name or a method object, got the class {method.__name__}; give an instance")
+        if isinstance(method, BoundMethod):
+            raise TypeError(
+                f"`method` is a name or a method object, got the bound method {method.method}; call it, "
+                "bound(query, key, value), or give its `method`, which has no learned parameters"
+            )
         raise TypeError(f"`method` is a name or a method object, got {type(method).__name__}")
     return parse_method(method)
 
@@ -80,6 +86,11 @@ def from_dict(data: Mapping[str, Any]) -> Method:
     >>> from_dict({"name": "clustered", "clusters": 25})
     Clustered(clusters=25, bits=63, iterations=10, seed=0, ..., block=0, last=128, queries='rectangle')
     """
+    if not isinstance(data, Mapping):
+        raise TypeError(
+            f"a method as plain data is a dict with its 'name', got {type(data).__name__}; for a text such as "
+            "'local:window=32' use sq.parse_method"
+        )
     settings = dict(data)
     if PROVIDERS in settings:
         check_providers(settings.pop(PROVIDERS))
