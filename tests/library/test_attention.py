@@ -57,9 +57,11 @@ def test_bad_settings_say_what_is_wrong(text, message):
         sq.parse_method(text)
 
 
-def test_a_dict_needs_a_name():
+def test_a_dict_needs_a_name(unchecked):
     with pytest.raises(ValueError, match=r"needs its 'name'; got \['clusters'\]"):
         sq.from_dict({"clusters": 3})
+    with pytest.raises(TypeError, match=r"a dict with its 'name', got str; .*use sq.parse_method"):
+        sq.from_dict("local")
 
 
 @pytest.mark.parametrize("shape", [(1, 1, 5), (3, 1, 5, 7), (1, 3, 5, 7), (1, 1, 1, 7), (1, 1, 5, 1)], ids=str)

@@ -12,18 +12,23 @@ from subquad.testing.oracle import qkv
 
 @pytest.mark.parametrize(("options", "error", "message"), [
     ({"scale": float("nan")}, ValueError, "scale=nan"),
+    ({"scale": "a"}, TypeError, "scale='a', but it must be a number"),
+    ({"method": sq.Full().bind(heads=2, head_dim=4)}, TypeError, r"got the bound method full; call it, bound\(query"),
     ({"seed": -1}, ValueError, "seed=-1"),
     ({"seed": 2**63}, ValueError, "seed=9223372036854775808"),
     ({"mask": Mask.causal(offset=torch.tensor([1, 2, 3]))}, ValueError, r"offset is \(3,\)"),
     ({"mask": Mask.causal(offset=2), "is_causal": True}, ValueError, "offset 2 and offset 0"),
 ])  # fmt: skip
-def test_options_that_do_not_fit_are_named(options, error, message):
+def test_options_that_do_not_fit_are_named(unchecked, options, error, message):
     with pytest.raises(error, match=message):
-        sq.attention(*qkv(), method="full", **options)
+        sq.attention(*qkv(), **{"method": "full", **options})
 
 
 @pytest.mark.parametrize("make", [
-    lambda: Mask.causal(offset=-1), lambda: Mask.causal(offset=True), lambda: Mask.window(-1), lambda: Mask.window(True)
+    lambda: Mask.causal(offset=-1), lambda: Mask.causal(offset=True),
+    lambda: Mask.window(-1), lambda: Mask.window(True),
+    lambda: Mask.causal(offset=torch.tensor(2.5)), lambda: Mask.causal(offset=torch.tensor(True)),
+    lambda: Mask.causal(offset=torch.tensor([3, -1])),
 ])  # fmt: skip
 def test_offsets_and_windows_are_whole_numbers(make):
     with pytest.raises(ValueError, match="whole number ≥ 0"):

@@ -51,12 +51,14 @@ class Mask:
         """A causal mask: query i sees the keys up to i + offset.
 
         `offset` is the position of the first query among the keys: 0 in self-attention, and t − 1 for a decode step
-        with one query and t cached keys. It may be a tensor, () or (B,), for caches of a static size. Without it
-        N and M must be equal.
+        with one query and t cached keys. It may be an integer tensor, () or (B,), for caches of a static size. Without
+        it N and M must be equal.
         """
         whole = isinstance(offset, int) and not isinstance(offset, bool) and offset >= 0
         if not (offset is None or isinstance(offset, Tensor) or whole):
             raise ValueError(f"offset={offset!r}, but the position of the first query is a whole number ≥ 0")
+        if isinstance(offset, Tensor):
+            _check_offset(offset)
         return Mask(is_causal=True, offset=offset)
 
     @staticmethod
@@ -357,7 +359,8 @@ def _check_padding(tensor: Tensor, side: str, batch: int, positions: int, device
     if tensor.shape[0] != batch:
         raise ValueError(f"the mask's {what} is for a batch of {tensor.shape[0]}, but the batch is {batch}")
     if tensor.ndim == 2 and tensor.shape[1] != positions:
-        raise ValueError(f"the mask's {what} has {tensor.shape[1]} positions, but there are {positions}")
+        has = "have" if side == "ids" else "has"
+        raise ValueError(f"the mask's {what} {has} {tensor.shape[1]} positions, but there are {positions}")
     _check_device(f"the mask's {what}", tensor, device)
     # Lengths on a CPU can be read without a stall; on a GPU a length past the end acts as the full length.
     if tensor.ndim == 1 and tensor.device.type == "cpu" and can_be_read(tensor):
@@ -377,6 +380,18 @@ def _narrower(a: int | None, b: int | None) -> int | None:
     if a is None or b is None:
         return a if b is None else b
     return sym_min(a, b)
+
+
+def _check_offset(offset: Tensor) -> None:
+    if offset.dtype == torch.bool or offset.is_floating_point() or offset.is_complex():
+        raise ValueError(
+            f"the offset is a tensor of {offset.dtype}, but the position of the first query is a whole number ≥ 0; "
+            "give a tensor of integers"
+        )
+    if offset.device.type == "cpu" and can_be_read(offset) and bool((offset < 0).any()):  # a GPU would be waited for
+        raise ValueError(
+            f"the offset has a {int(offset.min())}, but the position of the first query is a whole number ≥ 0"
+        )
 
 
 def _check_same_offset(a: int | Tensor | None, b: int | Tensor | None) -> None:

@@ -15,8 +15,8 @@ def auxiliary_loss(model: nn.Module) -> Float[Tensor, ""]:
     transformers model by `sq.hf.swap`. The mean is over the layers that ran.
 
     Raises:
-        ValueError: no layer has an auxiliary loss, or none was computed since the last call: in eval mode, without
-            gradients, or without a forward pass, there is none.
+        ValueError: no layer has an auxiliary loss, or none was computed since the last call: a forward pass in eval
+            mode or without gradients computes none. The backward pass of gradient checkpointing does.
 
     Its gradient to everything but the parameters that it is for is exactly 0, and the task's gradient to those is,
     except for the spans of "adaptive-span", which the task lengthens and this loss shortens.
@@ -38,7 +38,8 @@ def with_auxiliary_loss(task_loss: Float[Tensor, ""], model: nn.Module, weight: 
     """Combine losses: (1 − weight) · task_loss + weight · auxiliary_loss(model) (Sun, Yang, Yoo 2022, equation 19).
 
     Raises:
-        ValueError: a weight that is not in [0, 1]; and as `auxiliary_loss`.
+        TypeError: the task's loss is not a tensor.
+        ValueError: a weight that is not in [0, 1], or a task's loss that is not a scalar; and as `auxiliary_loss`.
 
     >>> import torch, subquad as sq
     >>> layer = sq.nn.MultiheadAttention(32, 4, method="lha:buckets=4")
@@ -47,6 +48,10 @@ def with_auxiliary_loss(task_loss: Float[Tensor, ""], model: nn.Module, weight: 
     """
     if not 0.0 <= weight <= 1.0:
         raise ValueError(f"weight={weight!r}, but it must be a number from 0 to 1: the auxiliary loss's share")
+    if not isinstance(task_loss, Tensor):
+        raise TypeError(f"task_loss is a {type(task_loss).__name__}, but it must be a tensor: omit .item()")
+    if task_loss.ndim:
+        raise ValueError(f"task_loss is {tuple(task_loss.shape)}, but it must be a scalar: call .mean() on it")
     auxiliary = auxiliary_loss(model)
     return (1 - weight) * task_loss + weight * auxiliary.to(task_loss.device)
 

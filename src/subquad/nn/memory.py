@@ -24,12 +24,13 @@ def remember(
     Dai et al. 2019, "Transformer-XL", section 3.2. There are fewer of them where there were not as many.
 
     Args:
-        x: the input of an attention layer.
+        x: the input of an attention layer, with the tokens along the second axis. With `batch_first=False`, transpose
+            it and the memory: `remember(x.transpose(0, 1), length=…)`, and `layer(x, memory=memory.transpose(0, 1))`.
         memory: the states of earlier inputs.
         length: number of states that are kept.
 
     Raises:
-        ValueError: a negative length, or a memory of another batch, width or device.
+        ValueError: a length that is negative or no whole number, or a memory of another batch, width or device.
         TypeError: a memory of another dtype.
 
     >>> import torch, subquad as sq
@@ -41,8 +42,8 @@ def remember(
     >>> torch.allclose(torch.cat([first, second], 1), layer(x, is_causal=True), atol=1e-5)
     True
     """
-    if length < 0:
-        raise ValueError(f"length={length}, but a memory has at least 0 hidden states")
+    if isinstance(length, float) or length < 0:
+        raise ValueError(f"length={length}, but the number of hidden states in a memory is a whole number ≥ 0")
     kept = (x if memory is None else preceded(x, memory)).detach()
     return kept[:, max(kept.shape[1] - length, 0) :]
 

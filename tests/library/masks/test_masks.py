@@ -219,7 +219,7 @@ def test_makers_refuse_nonsense(make, message):
             5,
             "padding of the queries has 3 positions, but there are 4",
         ),
-        (Mask.segments(torch.zeros(2, 3).long()), 4, 4, "segment ids has 3 positions, but there are 4"),
+        (Mask.segments(torch.zeros(2, 3).long()), 4, 4, "segment ids have 3 positions, but there are 4"),
         (Mask.dense(torch.ones(1, 3, 4, 4).bool()), 4, 4, r"\(1, 3, 4, 4\) but attention is \(2, 2, 4, 4\)"),
         (Mask.dense(torch.ones(1, 1, 1, 4).bool()), 4, 4, r"\(1, 1, 1, 4\) but attention is \(2, 2, 4, 4\)"),
         (Mask.padding(torch.ones(2, 4, device="meta").bool()), 4, 4, "is on meta but `query` is on cpu"),

@@ -154,6 +154,23 @@ def test_bad_arguments_are_refused(arguments, options, message):
         sq.nn.MultiheadAttention(*arguments, **options)
 
 
+@pytest.mark.parametrize(
+    ("heads", "method", "part", "error", "message"),
+    [
+        (8, "lha:buckets=4", "attention.learned", ValueError, r"\(4, 4, 64\), but .* 8 heads of width 2 on 8"),
+        (4, "lha:buckets=32", "attention.learned", ValueError, r"\(4, 64, 4\), but .* has \(4, 64, 32\)"),
+        (4, "full", "attention.learned", ValueError, "is a HashFunctions, but full has no learned parameters"),
+        (4, "rfa", "attention.learned", TypeError, "is a HashFunctions, but .* of rfa are a RfaParameters"),
+        (4, "lha:buckets=4", "attention", TypeError, r"is a BoundMethod, but .*give other.attention.learned"),
+        (4, "lha:buckets=4", "", TypeError, r"is a MultiheadAttention, but .*give other.attention.learned"),
+    ],
+)
+def test_learned_parameters_of_another_layer_must_be_those_of_this_one(heads, method, part, error, message):
+    shared = sq.nn.MultiheadAttention(16, 4, method="lha:buckets=4").get_submodule(part)
+    with pytest.raises(error, match=message):
+        sq.nn.MultiheadAttention(16, heads, method=method, shared=shared)
+
+
 def test_inputs_of_another_width_are_refused_with_both_widths():
     attention = sq.nn.MultiheadAttention(12, 4, kdim=8, vdim=6)
     x, keys, values = torch.randn(2, 5, 12), torch.randn(2, 7, 8), torch.randn(2, 7, 6)

@@ -82,6 +82,21 @@ def test_other_weights_are_refused_before_the_loss_is_taken(weight):
     assert auxiliary_loss(model).isfinite()
 
 
+@pytest.mark.parametrize(
+    ("task", "error", "message"),
+    [
+        (0.5, TypeError, "task_loss is a float, but it must be a tensor"),
+        (torch.ones(2, 3), ValueError, r"task_loss is \(2, 3\), but it must be a scalar"),
+    ],
+)
+def test_other_task_losses_are_refused_before_the_loss_is_taken(unchecked, task, error, message):
+    model = layer()
+    model(normal(2, 24, 32))
+    with pytest.raises(error, match=message):
+        with_auxiliary_loss(task, model)
+    assert auxiliary_loss(model).isfinite()
+
+
 def test_the_mean_is_over_the_layers_that_ran():
     model, x = (
         torch.nn.ModuleList([layer(), layer("full"), layer("lha:buckets=5,hidden=8"), layer()]),

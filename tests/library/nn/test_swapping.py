@@ -14,6 +14,7 @@ from torch import nn
 
 import subquad as sq
 from subquad.testing.oracle import gradients, normal
+from subquad.tools.modules.planned import ModulePlan
 from tests.forks import output_of
 
 ROUGH = "clustered:clusters=2"
@@ -241,17 +242,22 @@ def test_some_layers_only_and_the_table():
     model(x)
 
 
+PLAN = ModulePlan("", "", 0.9, {}, {}, {}, verified=None, why_exact=None, notes=())
+
+
 @pytest.mark.parametrize(
     ("module", "method", "kind", "message"),
     [
         (nn.Linear(2, 2), "full", ValueError, "no torch.nn.MultiheadAttention and no timm Attention in this Linear"),
         ("bert", "full", TypeError, "expected a torch.nn.Module, got str"),
         (encoder(), {"layers.7": "full"}, ValueError, "no layer is named by 'layers.7'; there are 2"),
+        (encoder(), {0: "full"}, TypeError, r"has the key 0, but .*; there are 2, from 'layers.0.self_attn'"),
+        (encoder(), PLAN, TypeError, r"is a ModulePlan; give .*sq.nn.swap\(module, plan.layers\)"),
         (encoder(), {}, ValueError, "mapping from layers to methods is empty"),
         (encoder(), "fulll", ValueError, "did you mean 'full'"),
     ],
 )
-def test_mistakes_are_named(module, method, kind, message):
+def test_mistakes_are_named(unchecked, module, method, kind, message):
     with pytest.raises(kind, match=message):
         sq.nn.swap(module, method)
 

@@ -174,6 +174,7 @@ BERT = {"vocab_size": 60, "hidden_size": 32, "num_hidden_layers": 1, "num_attent
         (encoder(1), 3, {}, ValueError, "there are 3 inputs, but a plan needs 4"),
         (SdpaBlock(), 4, {}, ValueError, "no layers that sq.nn.swap takes"),
         (nn.Linear(32, 3), 4, {}, ValueError, "there is no attention in this Linear"),
+        (sq.nn.MultiheadAttention(32, 4), 4, {}, ValueError, "build the module with another method=, and compare"),
         (encoder(1), 4, {"methods": "lha"}, ValueError, "learned parameters, .* leave it out of methods$"),
         (encoder(1), 4, {"metric": "cosin"}, ValueError, "did you mean 'cosine'"),
         (encoder(1), 4, {"metric": lambda *_: float("inf")}, ValueError, "is inf for the exact output"),

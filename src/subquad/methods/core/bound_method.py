@@ -176,13 +176,21 @@ class Bindable:
 
         `max_length` and `shared` are for methods whose parameters need a longest length or are shared by layers.
         `device` is where new parameters are; None: torch's default device.
+
+        Raises:
+            TypeError: `shared` is not of the type of this method's learned parameters.
+            ValueError: the method has none, or they have other shapes; or it needs a longest length.
         """
         kv_heads = kv_heads or heads
         # Parameters that are made in inference mode could never be trained, and a backward pass would leave them out.
         with torch.inference_mode(False), nullcontext() if device is None else torch.device(device):
-            learned = shared if shared is not None else self.make_learned(heads, kv_heads, head_dim, max_length)
+            learned = self.make_learned(heads, kv_heads, head_dim, max_length)
         sizes = {"heads": heads, "kv_heads": kv_heads, "head_dim": head_dim}
-        return BoundMethod(self, **sizes, learned=learned, max_length=max_length)
+        bound = BoundMethod(self, **sizes, learned=learned, max_length=max_length)
+        if shared is not None:
+            _check_shared(shared, bound)
+            bound.learned = shared
+        return bound
 
     def make_learned(self, heads: int, kv_heads: int, head_dim: int, max_length: int | None) -> nn.Module | None:
         """The initial learned parameters of one layer, from the method's seed; None if it has none."""
@@ -191,3 +199,25 @@ class Bindable:
     def only_bound(self) -> str:
         """The reason why a method with learned parameters takes no bare call, and where it runs."""
         return only_bound(self)
+
+
+def _check_shared(shared: nn.Module, bound: BoundMethod) -> None:
+    """Check that learned parameters of another layer are such as those that were made for this one."""
+    method, needed = bound.method, bound.learned
+    remedy = "give other.attention.learned of a layer with the same method, settings and sizes"
+    if needed is None:
+        raise ValueError(
+            f"`shared` is a {type(shared).__name__}, but {method} has no learned parameters; leave `shared` out"
+        )
+    if type(shared) is not type(needed):
+        raise TypeError(
+            f"`shared` is a {type(shared).__name__}, but the learned parameters of {method} are a "
+            f"{type(needed).__name__}; {remedy}"
+        )
+    have, want = ({name: tuple(x.shape) for name, x in module.state_dict().items()} for module in (shared, needed))
+    for name in want | have:
+        if have.get(name) != want.get(name):
+            raise ValueError(
+                f"`shared` has {name}: {have.get(name, 'none')}, but {method} with {bound.heads} heads of width "
+                f"{bound.head_dim} on {bound.kv_heads} key heads has {want.get(name, 'none')}; {remedy}"
+            )

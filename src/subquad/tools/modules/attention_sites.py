@@ -203,8 +203,9 @@ def attention_sites(module: nn.Module, call: ModuleCall) -> AttentionSites:
         raise InputError(
             f"there is no attention in this {type(module).__name__} that a method can replace: it contains no "
             "transformers model (sq.hf.swap), no torch.nn.MultiheadAttention or timm Attention (sq.nn.swap), and it "
-            "calls no torch.nn.functional.scaled_dot_product_attention (sq.intercept); write its attention with one "
-            "of these, or with sq.nn.MultiheadAttention"
+            "calls no torch.nn.functional.scaled_dot_product_attention (sq.intercept); layers of "
+            "sq.nn.MultiheadAttention and calls of sq.attention keep their method: build the module with another "
+            "method=, and compare the outputs"
         )
     return SdpaCallSites(module, count)
 
