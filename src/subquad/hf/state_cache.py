@@ -15,6 +15,7 @@ from torch.compiler import is_compiling
 from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache, DynamicLayer
 
 from subquad.core import versions
+from subquad.hf.call_checks import run_first
 from subquad.hf.layers import STATE_MARK, Layer, attached_to
 from subquad.hf.probe import find_layers
 from subquad.hf.unwrapping import AnyModel, transformers_model
@@ -180,6 +181,7 @@ class StateCache(Cache):
 
     def __init__(self, model: AnyModel):
         model = transformers_model(model)
+        run_first(model)
         layers = find_layers(model)
         if model.config.is_encoder_decoder or any(layer.cross for layer in layers):
             raise ValueError(
