@@ -23,6 +23,7 @@ from subquad.masks import Mask
 from subquad.methods import BoundMethod, Method
 
 _NEW = "make a new sq.hf.StateCache(model)"
+_SMALL = "it is small; move the model"
 
 
 class StateLayer(versions.LayerOfCache, CacheLayerMixin):
@@ -151,7 +152,7 @@ class StateLayer(versions.LayerOfCache, CacheLayerMixin):
 
     def offload(self) -> None:
         """Raise ValueError: a state is too small to be moved."""
-        _refuse("offloaded", "it is small; move the model")
+        _refuse("offloaded", _SMALL)
 
     def prefetch(self) -> None:
         """Raise ValueError: a state is too small to be moved."""
@@ -221,6 +222,10 @@ class StateCache(Cache):
                 f"{_NEW} for each batch"
             )
         return super().update(key_states, value_states, layer_idx, *args, **kwargs)
+
+    def prefetch(self, layer_idx: int, only_non_sliding: bool = True) -> None:
+        """Raise ValueError: nothing is offloaded."""
+        _refuse("offloaded", _SMALL)
 
     def activate_past_recording(self) -> None:
         """Raise ValueError: assisted decoding removes tokens."""
