@@ -262,7 +262,7 @@ def audit(
     Steps on a state of fixed size (`step`, `StateCache`) have no keys to compare with, and are not counted. Exact rows
     that are not finite have no error: they are counted, logged, and taken as above the tolerance. Under `torch.compile`
     audited layers run uncompiled (a graph break, so `fullgraph=True` raises); the first calls after `start` and `stop`
-    compile the rest again.
+    compile the rest again. With a floor of embeddings, the whole encoder runs uncompiled.
 
     Source: for the bounds Clopper and Pearson 1934, Maurer and Pontil 2009, Waudby-Smith and Ramdas 2024.
 
