@@ -262,7 +262,7 @@ def audit(
     Steps on a state of fixed size (`step`, `StateCache`) have no keys to compare with, and are not counted. Exact rows
     that are not finite have no error: they are counted, logged, and taken as above the tolerance. Under `torch.compile`
     audited layers run uncompiled (a graph break, so `fullgraph=True` raises); the first calls after `start` and `stop`
-    compile the rest again.
+    compile the rest again. With a floor of embeddings, the whole encoder runs uncompiled.
 
     Source: for the bounds Clopper and Pearson 1934, Maurer and Pontil 2009, Waudby-Smith and Ramdas 2024.
 
@@ -375,7 +375,8 @@ def _embedding_watch(module: nn.Module, floor: Mapping[str, Any], options: dict[
 def layers_of(model: Any) -> dict[str, tuple[BoundMethod, bool]]:
     """The bound methods of a model by layer name, and whether padded keys are also padded queries there.
 
-    A swapped layer has the name that it has in its transformers model, whatever its wrapper.
+    A swapped layer has the name that it has in its transformers model, whatever its wrapper. A method that was asked
+    for by name is swapped in first.
 
     Raises:
         TypeError: not a module, and not a wrapper with one as its `model`.
@@ -384,6 +385,10 @@ def layers_of(model: Any) -> dict[str, tuple[BoundMethod, bool]]:
     module = model if isinstance(model, nn.Module) else getattr(model, "model", None)  # a pipeline
     if not isinstance(module, nn.Module):
         raise TypeError(f"expected a swapped model or a module with subquad layers, got {type(model).__name__}")
+    for part in list(module.modules()):
+        settle = vars(part).get("_subquad_first")  # of a method that is named, as before a call; `hf`, not imported
+        if settle is not None:
+            settle(part)
     layers = {}
     for name, part in module.named_modules():
         if isinstance(part, BoundMethod):

@@ -185,7 +185,8 @@ def attend(
 def _nothing_attached(module: nn.Module) -> str:
     """The error of a layer that asks for our attention and has no method."""
     name = getattr(getattr(module, "config", None), "_attn_implementation", ATTACHED)
-    beginning = f"{type(module).__name__} is set to attn_implementation={name!r} but no method is attached to it: "
+    shown = name.partition(";")[0] if name == SAVED_AS else name  # the rest is the remedy of another process
+    beginning = f"{type(module).__name__} is set to attn_implementation={shown!r} but no method is attached to it: "
     if names_method(name):
         return (
             f"{beginning}a transformers model attaches it in its forward pass if the name was given when it was "

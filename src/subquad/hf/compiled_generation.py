@@ -1,8 +1,9 @@
 """Options of `generate` with which its steps are compiled, on every device."""
 
+from numbers import Integral
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import CompileConfig, GenerationMixin, StaticCache
 from transformers.cache_utils import StaticLayer, StaticSlidingWindowLayer
 
@@ -52,10 +53,17 @@ def compiled_steps(length: int, model: AnyModel | None = None, **options: Any) -
     Raises:
         ValueError: the length is below 1; or torch freezes weights (`torch._inductor.config.freezing`), and the model
             is not given, has an encoder too, or has layers that keep something else than keys and values.
+        TypeError: the length is not a whole number.
 
     >>> compiled_steps(1500)["max_cache_len"]
     2048
     """
+    if not isinstance(length, Integral) or isinstance(length, bool):
+        got = f"a {type(length).__name__}" if isinstance(length, nn.Module) else repr(length)
+        raise TypeError(
+            f"expected a whole number of tokens as the first argument, got {got}; call sq.hf.compiled_steps(2048), or "
+            "sq.hf.compiled_steps(2048, model) with frozen weights"
+        )
     if length < 1:
         raise ValueError(f"length={length}, but a request has at least 1 token")
     from torch._inductor import config as inductor  # here, because only compilation needs it
@@ -71,7 +79,7 @@ def compiled_steps(length: int, model: AnyModel | None = None, **options: Any) -
         options["options"] = GENERATED_PRODUCTS
     config = CompileConfig(**({"fullgraph": True, "mode": None} | options))
     config._compile_all_devices = True  # its only switch for CPUs
-    slots = 1 << (length - 1).bit_length()
+    slots = 1 << (int(length) - 1).bit_length()
     if model is None:
         return {"cache_implementation": "static", "max_cache_len": slots, "compile_config": config}
     return {NAME_OF_CACHE: UnmarkedStaticCache(model, slots), "compile_config": config}

@@ -11,7 +11,8 @@ selects or replaces them, here or in transformers, needs no further care: keys t
 moved into new ones when the next token comes. Tokens that are cropped leave room, which the next tokens take.
 """
 
-from typing import Any
+from numbers import Integral
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -22,6 +23,10 @@ from subquad.core.versions import records_past
 from subquad.hf.unwrapping import AnyModel, transformers_model
 
 _NEW = "make a new sq.hf.GrowingCache(model)"
+_TWO = (
+    "or an encoder-decoder was given this cache alone, and it needs two, "
+    "transformers.EncoderDecoderCache(sq.hf.GrowingCache(model), sq.hf.GrowingCache(model))"
+)
 
 
 class GrowingLayer(DynamicLayer):
@@ -78,13 +83,11 @@ class GrowingLayer(DynamicLayer):
 
     def offload(self) -> None:
         """Raise ValueError: the room would stay on the device."""
-        raise ValueError(
-            "a GrowingCache cannot be offloaded: use transformers' DynamicCache(config=model.config, offloading=True)"
-        )
+        _refuse_offloading()
 
     def prefetch(self) -> None:
         """Raise ValueError, as `offload`."""
-        self.offload()
+        _refuse_offloading()
 
     def __getstate__(self) -> dict[str, Any]:
         """The layer without its room, with keys and values of its own: what is copied and pickled."""
@@ -190,14 +193,17 @@ class GrowingCache(DynamicCache):
         length: number of tokens to allocate, of prompt and continuation together.
 
     Raises:
-        ValueError: `length` is less than 1, or no layer of the model keeps keys and values. Later: keys of another
-            batch, model, dtype or device follow those in the cache, the model has more layers than the cache, the
-            cache was in a call that stopped between two layers, or it is to be offloaded.
+        ValueError: `length` is not a whole number of at least 1, or no layer of the model keeps keys and values. Later:
+            keys of another batch, model, dtype or device follow those in the cache, the model has more layers than the
+            cache, the cache was in a call that stopped between two layers, an encoder-decoder uses it alone, or it is
+            to be offloaded.
     """
 
     def __init__(self, model: AnyModel, *, length: int | None = None):
-        if length is not None and length < 1:
-            raise ValueError(f"`length` must be at least 1 token, got {length}; leave it out if it is not known")
+        if length is not None and (not isinstance(length, Integral) or isinstance(length, bool) or length < 1):
+            raise ValueError(
+                f"`length` must be a whole number of at least 1 token, got {length!r}; leave it out if it is not known"
+            )
         model = transformers_model(model)
         super().__init__(config=model.config)
         self.layers = [_growing(layer, length or 0) for layer in self.layers]  # type: ignore[has-type]
@@ -209,6 +215,7 @@ class GrowingCache(DynamicCache):
             )
         self._first, self._last = kept[0], kept[-1]  # of the layers that count tokens
         self._stopped_by: str | None = None  # why the last call was refused, after some layers had kept its keys
+        self._is_one_of_two = model.config.is_encoder_decoder
 
     def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
         """Check the call, and return the sizes of the mask, which transformers requests before the first layer runs."""
@@ -230,6 +237,10 @@ class GrowingCache(DynamicCache):
             layer.check(key_states, value_states, layer_idx)
         return layer.update(key_states, value_states, *args, **kwargs)
 
+    def prefetch(self, layer_idx: int, only_non_sliding: bool = True) -> None:
+        """Raise ValueError: nothing is offloaded."""
+        _refuse_offloading()
+
     def reset(self) -> None:
         """Forget all tokens."""
         super().reset()
@@ -243,10 +254,17 @@ class GrowingCache(DynamicCache):
             return
         first, last = (self.layers[index].get_seq_length() for index in (self._first, self._last))
         if first != last:
+            causes = "an error stopped the last call between two layers, or a model with fewer layers was called"
             raise ValueError(
-                f"layer {self._first} of this cache has {first} tokens, but layer {self._last} has {last}: an error "
-                f"stopped the last call between two layers, or a model with fewer layers was called; {_NEW}"
+                f"layer {self._first} of this cache has {first} tokens, but layer {self._last} has {last}: {causes}"
+                f"{f', {_TWO}' if self._is_one_of_two else ''}; {_NEW}"
             )
+
+
+def _refuse_offloading() -> NoReturn:
+    raise ValueError(
+        "a GrowingCache cannot be offloaded: use transformers' DynamicCache(config=model.config, offloading=True)"
+    )
 
 
 def _growing(layer: Any, length: int) -> Any:

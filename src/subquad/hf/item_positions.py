@@ -30,6 +30,7 @@ from subquad.methods.core.current_shard import in_use
 
 MODES = ("interpolate", "tile")
 
+_REACH = "_subquad_reach"  # on the model around an extended table: positions that an item may have
 _NEVER = torch.iinfo(torch.int64).max  # the first position of an item without tokens
 
 
@@ -90,10 +91,7 @@ class ItemPositions(nn.Embedding):
             )
         position, last = self._in_items(input - self.reserved, running, sequence)
         if not traced and int(last.max()) >= self.reach:
-            raise ValueError(
-                f"an item has {int(last.max()) + 1:,} positions, but the table was extended to {self.reach:,}; call "
-                "sq.hf.extend_positions with a larger length"
-            )
+            raise _longer_than(self.reach, int(last.max()) + 1)
         return self._read(input, position, last.clamp(min=self.rows - 1))
 
     def _in_items(
@@ -179,6 +177,7 @@ def extend_table(table: nn.Embedding, holder: PreTrainedModel, reserved: int, le
         kind: Any = type(table)
         table.__class__ = _class_for(kind)
     table.reach, table.mode, table.reserved = length, mode, reserved  # type: ignore[assignment]
+    vars(holder)[_REACH] = length
     if not any(getattr(hook, "func", None) is _enter for hook in holder._forward_pre_hooks.values()):
         names = tuple(inspect.signature(holder.forward).parameters)
         holder.register_forward_pre_hook(partial(_enter, names), with_kwargs=True)
@@ -189,13 +188,36 @@ def _enter(names: tuple[str, ...], module: nn.Module, args: tuple[Any, ...], kwa
     inputs = {**dict(zip(names, args, strict=False)), **kwargs}
     mask, cached = inputs.get("attention_mask"), cache_in(inputs)
     valid = mask.bool() if isinstance(mask, Tensor) and mask.ndim == 2 else None
+    numbered = inputs.get("position_ids") is not None
+    if not numbered and cached is None and not torch.compiler.is_compiling() and split_sequence() is None:
+        _check_length(inputs, valid, vars(module)[_REACH])
     _RUNNING.inputs = PassInputs(
         module,
         valid,
         mask is not None and valid is None,
         0 if cached is None else cached.get_seq_length(),
-        inputs.get("position_ids") is not None,
+        numbered,
         _running(),
+    )
+
+
+def _check_length(inputs: dict[str, Any], valid: Tensor | None, reach: int) -> None:
+    """ValueError for an item of more positions than `reach`, before models fail on the buffers of their embeddings."""
+    tokens = next((x for x in map(inputs.get, ("input_ids", "inputs_embeds")) if isinstance(x, Tensor)), None)
+    if tokens is None or tokens.ndim < 2 or tokens.shape[1] <= reach:
+        return
+    longest = tokens.shape[1]
+    if valid is not None:
+        first, last = span(torch.arange(valid.shape[1], device=valid.device)[None], valid)
+        longest = int((last - first).max()) + 1
+    if longest > reach:
+        raise _longer_than(reach, longest)
+
+
+def _longer_than(reach: int, positions: int) -> ValueError:
+    return ValueError(
+        f"an item has {positions:,} positions, but the table was extended to {reach:,}; call sq.hf.extend_positions "
+        "with a larger length"
     )
 
 

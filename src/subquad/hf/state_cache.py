@@ -15,6 +15,7 @@ from torch.compiler import is_compiling
 from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache, DynamicLayer
 
 from subquad.core import versions
+from subquad.hf.call_checks import run_first
 from subquad.hf.layers import STATE_MARK, Layer, attached_to
 from subquad.hf.probe import find_layers
 from subquad.hf.unwrapping import AnyModel, transformers_model
@@ -22,6 +23,7 @@ from subquad.masks import Mask
 from subquad.methods import BoundMethod, Method
 
 _NEW = "make a new sq.hf.StateCache(model)"
+_SMALL = "it is small; move the model"
 
 
 class StateLayer(versions.LayerOfCache, CacheLayerMixin):
@@ -150,7 +152,7 @@ class StateLayer(versions.LayerOfCache, CacheLayerMixin):
 
     def offload(self) -> None:
         """Raise ValueError: a state is too small to be moved."""
-        _refuse("offloaded", "it is small; move the model")
+        _refuse("offloaded", _SMALL)
 
     def prefetch(self) -> None:
         """Raise ValueError: a state is too small to be moved."""
@@ -180,6 +182,7 @@ class StateCache(Cache):
 
     def __init__(self, model: AnyModel):
         model = transformers_model(model)
+        run_first(model)
         layers = find_layers(model)
         if model.config.is_encoder_decoder or any(layer.cross for layer in layers):
             raise ValueError(
@@ -219,6 +222,10 @@ class StateCache(Cache):
                 f"{_NEW} for each batch"
             )
         return super().update(key_states, value_states, layer_idx, *args, **kwargs)
+
+    def prefetch(self, layer_idx: int, only_non_sliding: bool = True) -> None:
+        """Raise ValueError: nothing is offloaded."""
+        _refuse("offloaded", _SMALL)
 
     def activate_past_recording(self) -> None:
         """Raise ValueError: assisted decoding removes tokens."""

@@ -34,6 +34,12 @@ def test_a_request_has_a_token(length):
         compiled_steps(length)
 
 
+@pytest.mark.parametrize("length", [100.0, "100", True, torch.nn.Linear(2, 2)])
+def test_a_length_is_a_whole_number(length, unchecked):
+    with pytest.raises(TypeError, match=r"as the first argument, got .*; call sq\.hf\.compiled_steps\(2048\), or"):
+        compiled_steps(length, 100)
+
+
 def test_frozen_weights_are_refused_without_the_model_because_the_cache_would_be_frozen_too():
     with inductor.patch(freezing=True), pytest.raises(ValueError, match="constant of the compiled step"):
         compiled_steps(64)

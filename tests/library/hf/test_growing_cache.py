@@ -319,8 +319,8 @@ def test_hidden_rows_hold_anything():
 # ---------------------------------------------------------------------- bad input
 
 
-@pytest.mark.parametrize("length", [0, -1])
-def test_length_of_nothing(length):
+@pytest.mark.parametrize("length", [0, -1, 3.5, True])
+def test_length_of_nothing(length, unchecked):
     with pytest.raises(ValueError, match=f"at least 1 token, got {length}"):
         sq.hf.GrowingCache(prepared("llama").model, length=length)
 
@@ -401,8 +401,16 @@ def test_a_call_that_stopped_between_two_layers(name):
 
 def test_offloading_is_refused():
     cache = sq.hf.GrowingCache(prepared("llama").model)
-    with pytest.raises(ValueError, match="cannot be offloaded"):
-        cache.offload(0)
+    for move in (cache.offload, cache.prefetch):
+        with pytest.raises(ValueError, match="a GrowingCache cannot be offloaded"):
+            move(0)
+
+
+@pytest.mark.parametrize("name", ["t5", "bart"])
+def test_an_encoder_decoder_needs_two(name):
+    case = prepared(name)
+    with pytest.raises(ValueError, match=r"it needs two, transformers\.EncoderDecoderCache\(sq\.hf\.GrowingCache"):
+        case.model.generate(**case.inputs, max_new_tokens=3, past_key_values=sq.hf.GrowingCache(case.model))
 
 
 def test_a_cache_that_was_cropped_to_nothing_takes_its_own_batch_alone():

@@ -83,6 +83,21 @@ def test_a_part_that_is_called_first_runs_what_was_set_on_the_whole(name, part):
         assert apart > 1e-4
 
 
+@pytest.mark.parametrize("looks", [sq.hf.StateCache, lambda model: sq.audit(model, max_kl=1.0)])
+def test_methods_are_found_before_the_first_call(looks):
+    case = build("llama")
+    case.model.set_attn_implementation("subquad:linear")
+    assert looks(case.model)
+    assert set(map(str, sq.hf.describe(case.model).methods.values())) == {"linear"}
+
+
+def test_an_audit_of_a_wrapper_finds_methods_before_the_first_call():
+    holder = torch.nn.ModuleDict({"inner": named(build("llama"), "subquad:linear").model})
+    with sq.audit(holder, tolerance=9.0, every=1) as audit, torch.inference_mode():
+        holder["inner"](padded_ids()[0])
+    assert audit.report().overall.audited == 2
+
+
 @pytest.mark.parametrize("side", ["right", "left"])
 @pytest.mark.parametrize("name", ["bert", "llama", "qwen3"])
 def test_padding(name, side):

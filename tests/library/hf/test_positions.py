@@ -241,9 +241,20 @@ def test_a_mask_that_says_no_lengths_is_refused_for_long_items_alone():
         model(input_ids=ids, attention_mask=mask, position_ids=torch.arange(n)[None])
 
 
-def test_longer_items_than_asked_for_are_refused():
-    with pytest.raises(ValueError, match="an item has 101 positions, but the table was extended to 100"):
-        extended("gpt2")(input_ids=batch([101])[0])
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("name", LEARNED)
+def test_longer_items_than_asked_for_are_refused(name, masked):
+    ids, mask = batch([101, 110] if masked else [110])
+    with pytest.raises(ValueError, match="an item has 110 positions, but the table was extended to 100"):
+        extended(name)(input_ids=ids, **({"attention_mask": mask} if masked else {}))
+
+
+def test_a_batch_may_be_longer_than_its_items():
+    model, (ids, mask) = extended("gpt2"), batch([LONG, 70])
+    wide = {"input_ids": nn.functional.pad(ids, (30, 0)), "attention_mask": nn.functional.pad(mask, (30, 0))}
+    want = model(input_ids=ids, attention_mask=mask)[0]
+    have = model(**wide, use_cache=False)[0][:, 30:]
+    torch.testing.assert_close(have[mask.bool()], want[mask.bool()])
 
 
 # ---------------------------------------------------------------------- saved, copied, swapped, compiled

@@ -197,8 +197,10 @@ def load_with_warning(folder: Path, message: str) -> hf.PreTrainedModel:
 
 def refuses_to_run(model) -> None:
     assert not sq.hf.describe(model).methods
-    with pytest.raises(ValueError, match=r"no method is attached to it: call sq\.hf\.swap.* sq\.hf\.load_adapter"):
+    message = r"no method is attached to it: call sq\.hf\.swap.* sq\.hf\.load_adapter"
+    with pytest.raises(ValueError, match=message) as error:
         hidden(model)
+    assert "import subquad.hf" not in str(error.value)  # which was done
 
 
 def test_learned_parameters_come_from_their_adapter(folder, exact, tmp_path):

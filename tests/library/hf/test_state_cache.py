@@ -254,6 +254,9 @@ def test_taking_tokens_back_and_offloading_are_refused():
         for move in (layer.offload, layer.prefetch):
             with pytest.raises(ValueError, match="cannot be offloaded"):
                 move()
+    for move in (cache.offload, cache.prefetch):
+        with pytest.raises(ValueError, match="a StateCache cannot be offloaded"):
+            move(0)
 
 
 @pytest.mark.parametrize("name", ["t5", "bart"])

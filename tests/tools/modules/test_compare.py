@@ -518,12 +518,37 @@ class Counts(nn.Module):
         (SdpaBlock(), inputs(30), {"min_fidelity": 1.5}, ValueError, "min_fidelity 1.5 must be above 0"),
         (SdpaBlock(), inputs(30), {"min_fidelity": "high"}, TypeError, "min_fidelity must be a number"),
         (SdpaBlock(), inputs(30), {"exact": "fp32"}, TypeError, "exact must be a torch.nn.Module"),
+        (
+            SdpaBlock(),
+            inputs(30),
+            {"exact": SdpaBlock().double()},
+            ValueError,
+            "the module of `exact=` does not take input 0: ",
+        ),
         ("model", inputs(30), {}, TypeError, "expected a torch.nn.Module, got str"),
     ],
 )
 def test_bad_input(unchecked, module, items, options, error, message):
     with pytest.raises(error, match=message):
         sq.compare(module, items, **{"methods": CRUDE, "minutes": 0.5} | options)
+
+
+def compiled_forward(block):
+    block.forward = torch.compile(block.forward)
+    return block
+
+
+def compiled_in_place(block):
+    block.compile()
+    return block
+
+
+@pytest.mark.parametrize("compiled", [torch.compile, compiled_forward, compiled_in_place])
+def test_a_compiled_module_is_refused(compiled):
+    with pytest.raises(TypeError, match=r"^this (OptimizedModule|SdpaBlock) is compiled, .* \(compiled\._orig_mod\)"):
+        sq.compare(compiled(SdpaBlock()), inputs(30), methods=CRUDE)
+    with pytest.raises(TypeError, match=r"^'1' in this Sequential is compiled"):
+        sq.compare(nn.Sequential(SdpaBlock(), compiled(SdpaBlock())), inputs(30), methods=CRUDE)
 
 
 def test_a_method_whose_metric_is_not_finite_is_a_row_with_the_reason():

@@ -179,6 +179,7 @@ BERT = {"vocab_size": 60, "hidden_size": 32, "num_hidden_layers": 1, "num_attent
         (encoder(1), 4, {"metric": "cosin"}, ValueError, "did you mean 'cosine'"),
         (encoder(1), 4, {"metric": lambda *_: float("inf")}, ValueError, "is inf for the exact output"),
         (encoder(1), 4, {"minutes": -1.0}, ValueError, "minutes -1 must be above 0"),
+        (torch.compile(encoder(1)), 4, {}, TypeError, r"this OptimizedModule is compiled, .* \(compiled\._orig_mod\)"),
         ("encoder", 4, {}, TypeError, "expected a model, got 'encoder': load it first"),
     ],
 )

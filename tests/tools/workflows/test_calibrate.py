@@ -276,10 +276,11 @@ def test_the_command_prints_its_record_as_json(command, model, tmp_path):
         ({"--device": "nope"}, "nope"),
     ],
 )
-def test_mistakes_end_in_one_line(command, model, tmp_path, options, says):
-    result = command(model("bert"), "-o", str(tmp_path / "made"), **options)
-    assert result.exit_code == 2
-    assert says in " ".join(result.stderr.split())
+def test_mistakes_end_in_one_line_and_again_when_repeated(command, model, tmp_path, options, says):
+    for _ in range(2):
+        result = command(model("bert"), "-o", str(tmp_path / "made"), **options)
+        assert result.exit_code == 2
+        assert says in " ".join(result.stderr.split())
     assert not (tmp_path / "made" / "adapter.json").exists()
 
 

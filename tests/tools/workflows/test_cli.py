@@ -105,7 +105,7 @@ def bad_inputs(model, text, folder):
         "has no config.json": [str(folder / "hollow")],
         "config.json is not JSON": [str(folder / "damaged")],
         "DebertaModel computes its attention itself": [model("deberta")],
-        "is an encoder-decoder": [model("t5")],
+        "is an encoder-decoder (t5); this command accepts encoders": [model("t5")],
         "key of attention layer 1 (encoder.layer.1.attention.self) is not finite": [model("nan")],
         "no file or folder at": [bert, "--text", str(folder / "missing.txt")],
         "is empty": [bert, "--text", str(folder / "empty.txt")],

@@ -195,7 +195,7 @@ class Trainer:
         self._restore(checkpoint)
         if not self.history:
             self._measure(checkpoint, losses={})
-            self._refuse_the_exact()
+        self._refuse_the_exact()  # of a checkpoint too: the measurement is saved before it is refused
         losses: dict[int, list[float]] = {}
         while not self.ended:
             progress(self._line(), self.step, self.steps)
@@ -222,7 +222,7 @@ class Trainer:
             method = next(iter(self.bounds.values())).method
             raise NothingToLearn(
                 f"{method} is exact attention on passages of at most {self.length} tokens, so there is nothing to "
-                "learn: calibrate on longer text (max-length), or with fewer keys"
+                "learn: calibrate on longer text (--max-length), or with fewer keys"
             )
 
     def _step(self) -> dict[int, float]:

@@ -76,7 +76,7 @@ def compare(
             "kl", e^{−KL(exact ‖ out)} of logits.
         score: instead of a metric, from the output and its input, larger is better, such as 1.0 where a class is right.
             The fidelity is then 1 − (mean score of exact attention − mean score).
-        exact: a module whose outputs are the exact ones, such as this one in fp32; by default the module itself.
+        exact: a module whose outputs are the exact ones, called with the same inputs; by default the module itself.
         others: rows that are not subquad's, by their names: functions that take the module and return a context
             manager, in whose block the module runs, such as `lambda module: sdpa_kernel(SDPBackend.MATH)`. They are
             measured like methods, and never recommended.
@@ -95,7 +95,8 @@ def compare(
             method can replace; an output without a floating-point tensor, for a named metric; an unknown metric or
             method; a metric that is not finite for the exact output; a row of `others` after which the module has
             other outputs than before. A method that cannot run is not an error but a row with the reason.
-        TypeError: `module` is not a module, an input has another type, or the metric does not return a number.
+        TypeError: `module` is not a module or is compiled, an input has another type, or the metric does not return a
+            number.
 
     >>> import torch, subquad as sq
     >>> layer = torch.nn.TransformerEncoderLayer(32, 4, 64, batch_first=True)
@@ -301,7 +302,8 @@ class Measurement:
         return measured
 
     def _judge(self, group: LengthGroup, call: ModuleCall, outputs: dict[str, Any]) -> None:
-        exact = outputs[EXACT] if self.exact is self.sites.module else run_exactly(call, self.exact)
+        is_itself = self.exact is self.sites.module
+        exact = outputs[EXACT] if is_itself else run_exactly(call, self.exact, "the module of `exact=`")
         group.references.append(self.judge.reference(exact, call))
         for name, output in outputs.items():
             if name != AGAIN:

@@ -69,14 +69,17 @@ def _arguments(number: int, value: Any) -> tuple[tuple[Any, ...], dict[str, Any]
     )
 
 
-def run_exactly(call: ModuleCall, module: nn.Module) -> Any:
-    """The module's output with its own attention. InputError with the module's message where it does not take it."""
+def run_exactly(call: ModuleCall, module: nn.Module, name: str | None = None) -> Any:
+    """The module's output with its own attention. InputError with the module's message where it does not take it.
+
+    `name` is what the message calls the module, by default its class.
+    """
     try:
         return call.run(module)
     except Exception as error:
         message = " ".join(str(error).split())
         raise InputError(
-            f"{type(module).__name__} does not take input {call.number}: {type(error).__name__}: {message}"
+            f"{name or type(module).__name__} does not take input {call.number}: {type(error).__name__}: {message}"
         ) from error
 
 

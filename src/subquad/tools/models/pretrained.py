@@ -377,8 +377,8 @@ def model_location(name: str | None) -> str:
 def _kind(config: Any, where: str) -> Kind:
     if getattr(config, "is_encoder_decoder", False):
         raise InputError(
-            f"{where} is an encoder-decoder ({config.model_type}); compare accepts encoders, masked and causal "
-            "language models. sq.hf.swap puts methods into encoder-decoders"
+            f"{where} is an encoder-decoder ({config.model_type}); this command accepts encoders, masked and "
+            "causal language models. sq.hf.swap puts methods into encoder-decoders"
         )
     architecture = architecture_of(config)
     if architecture.endswith("ForMaskedLM"):  # which some embedding models still name, such as all-mpnet-base-v2

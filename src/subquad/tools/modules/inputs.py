@@ -13,13 +13,22 @@ from subquad.tools.measure.deadline import Deadline
 from subquad.tools.measure.module_calls import ModuleCall, run_exactly, spread_order
 from subquad.tools.modules.attention_sites import AttentionSites
 
+_COMPILED = "_torchdynamo_orig_callable"  # of a function that torch.compile returned
 LENGTHS = 4  # with figures of their own; inputs of more lengths are one group
 
 
 def check_module(module: Any) -> None:
-    """TypeError where it is not a module."""
+    """TypeError where it is not a module, or is compiled: each method would be compiled while it is timed."""
     if not isinstance(module, nn.Module):
         raise TypeError(f"expected a torch.nn.Module, got {type(module).__name__}")
+    for name, part in module.named_modules():
+        compiled_here = vars(part).get("_compiled_call_impl"), getattr(vars(part).get("forward"), _COMPILED, None)
+        if type(part).__name__ == "OptimizedModule" or any(compiled_here):
+            where = f"{name!r} in this {type(module).__name__}" if name else f"this {type(part).__name__}"
+            raise TypeError(
+                f"{where} is compiled, and each method would be compiled again while it is timed: give the module as "
+                "it was before torch.compile (compiled._orig_mod), and compile it afterwards"
+            )
 
 
 def check_minutes(minutes: float) -> None:

@@ -28,7 +28,7 @@ from subquad.tools.measure.timing import Cost, cost, one_round, ratios, stopwatc
 from subquad.tools.measure.tradeoff import EQUAL, SIMILAR
 from subquad.tools.measure.without_attention import WithoutAttention
 from subquad.tools.modules.attention_sites import ModuleLayers, attention_sites
-from subquad.tools.modules.inputs import check_minutes, grouped, methods_of
+from subquad.tools.modules.inputs import check_minutes, check_module, grouped, methods_of
 from subquad.tools.modules.planned import HeldOutResult, ModulePlan
 from subquad.tools.modules.unchanged import unchanged
 from subquad.tools.plan import choice
@@ -58,6 +58,7 @@ def plan_module(
     progress: Progress,
 ) -> ModulePlan:
     """A plan for a module that contains no transformers model."""
+    check_module(module)
     tried = None if methods is None else methods_of(methods)
     check_minutes(minutes)
     check_unlearned(tried or [])

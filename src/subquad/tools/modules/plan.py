@@ -88,8 +88,8 @@ def plan(
             for texts; methods that cannot be joined by length; too few minutes to decide anything, with the number that
             is needed; a module without layers that `sq.nn.swap` takes, or one that gets an argument for transformers
             models; and as `sq.compare`.
-        TypeError: neither a module nor a model that `sq.hf.swap` takes, inputs of another type than described, or an
-            argument of another type than it must have.
+        TypeError: neither a module nor a model that `sq.hf.swap` takes, a compiled module, inputs of another type than
+            described, or an argument of another type than it must have.
 
     >>> import torch, subquad as sq
     >>> layer = torch.nn.TransformerEncoderLayer(32, 4, 64, batch_first=True)
