@@ -134,7 +134,7 @@ def plan_by_length(
     are_texts = bool(inputs) and all(isinstance(item, str) for item in inputs)
     if not are_texts and settings.lengths != PLANNED_LENGTHS:
         raise InputError(
-            f"lengths={settings.model_lengths} are of passages that texts are cut into, but the inputs are no texts: "
+            f"lengths={settings.model_lengths} are of passages that texts are cut into, but the inputs are not texts: "
             "they are planned at the lengths that they have"
         )
     if is_training:
