@@ -28,7 +28,6 @@ def test_options_that_do_not_fit_are_named(unchecked, options, error, message):
     lambda: Mask.causal(offset=-1), lambda: Mask.causal(offset=True),
     lambda: Mask.window(-1), lambda: Mask.window(True),
     lambda: Mask.causal(offset=torch.tensor(2.5)), lambda: Mask.causal(offset=torch.tensor(True)),
-    lambda: Mask.causal(offset=torch.tensor([3, -1])),
 ])  # fmt: skip
 def test_offsets_and_windows_are_whole_numbers(make):
     with pytest.raises(ValueError, match="whole number ≥ 0"):

@@ -388,10 +388,6 @@ def _check_offset(offset: Tensor) -> None:
             f"the offset is a tensor of {offset.dtype}, but the position of the first query is a whole number ≥ 0; "
             "give a tensor of integers"
         )
-    if offset.device.type == "cpu" and can_be_read(offset) and bool((offset < 0).any()):  # a GPU would be waited for
-        raise ValueError(
-            f"the offset has a {int(offset.min())}, but the position of the first query is a whole number ≥ 0"
-        )
 
 
 def _check_same_offset(a: int | Tensor | None, b: int | Tensor | None) -> None:
