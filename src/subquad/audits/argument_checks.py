@@ -1,16 +1,17 @@
 """Checks of arguments that audits and controlled attention share: a ValueError states what an argument may be."""
 
 import math
-from numbers import Integral, Real
+from numbers import Real
 from typing import TypeGuard
 
 from subquad.core.spelling import listed
+from subquad.core.whole_numbers import is_whole
 
 
 def check_whole(**numbers: object) -> None:
     """Each is a whole number of at least 1."""
     for name, value in numbers.items():
-        if not isinstance(value, Integral) or isinstance(value, bool) or value < 1:
+        if not is_whole(value, 1):
             raise ValueError(f"{name}={value!r}, but it must be a whole number of at least 1")
 
 

@@ -17,6 +17,7 @@ from subquad.audits.recorded import DEFAULTS, record_audit
 from subquad.audits.report import AuditReport, summary
 from subquad.audits.statistics import Betting, usual
 from subquad.audits.watch import AuditedCall, AuditRules, LayerWatch
+from subquad.core.forward_hooks import run_first
 from subquad.core.spelling import nearest
 from subquad.methods import BoundMethod
 
@@ -386,9 +387,7 @@ def layers_of(model: Any) -> dict[str, tuple[BoundMethod, bool]]:
     if not isinstance(module, nn.Module):
         raise TypeError(f"expected a swapped model or a module with subquad layers, got {type(model).__name__}")
     for part in list(module.modules()):
-        settle = vars(part).get("_subquad_first")  # of a method that is named, as before a call; `hf`, not imported
-        if settle is not None:
-            settle(part)
+        run_first(part)
     layers = {}
     for name, part in module.named_modules():
         if isinstance(part, BoundMethod):

@@ -5,6 +5,8 @@ from typing import Any
 
 from torch import nn
 
+FIRST = "_subquad_first"  # on a model: what runs before its next forward pass, and removes itself
+
 
 def add_pre_hook(module: nn.Module, hook: Callable[..., Any]) -> None:
     """Run a hook before each forward pass, with the keyword arguments, if the module does not have it yet."""
@@ -16,6 +18,13 @@ def add_hook(module: nn.Module, hook: Callable[..., Any]) -> None:
     """Run a hook after each forward pass, also if that raised an error, if the module does not have it yet."""
     if hook not in module._forward_hooks.values():
         module.register_forward_hook(hook, with_kwargs=True, always_call=True)
+
+
+def run_first(module: nn.Module) -> None:
+    """Run what is to run before the next forward pass of a module."""
+    action = vars(module).get(FIRST)
+    if action is not None:
+        action(module)
 
 
 def remove_hooks(module: nn.Module, hook: Callable[..., Any]) -> None:

@@ -24,10 +24,11 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
+from subquad.core.forward_hooks import FIRST
 from subquad.core.versions import set_attention_in_parts
 from subquad.hf.attention_names import method_of, name_of, names_method
 from subquad.hf.boundary import register_boundary
-from subquad.hf.call_checks import FIRST, is_unchecked, refuse_weights, run_before_call, stop_checking
+from subquad.hf.call_checks import is_unchecked, refuse_weights, run_before_call, stop_checking
 from subquad.hf.layers import NAME, Attached, check_interface, uses_interface
 from subquad.hf.probe import find_layers_by_class
 from subquad.hf.saved import configs_of

@@ -21,11 +21,11 @@ from torch import nn
 from torch.compiler import is_compiling
 from transformers import PreTrainedConfig, PreTrainedModel
 
+from subquad.core.forward_hooks import FIRST, run_first
 from subquad.hf.forward_wrappers import Forward, positional_names, wrap_forward
 from subquad.hf.layers import ATTACHED, NAME, Attached
 
 CHECKS = "_subquad_checks"  # on a checked model: its `Checks`
-FIRST = "_subquad_first"  # on a model: what runs before its next forward pass, and removes itself
 CALL = "_subquad_call"  # on a checked model: what calls `forward`, if it changes the arguments
 _UNCHECKED: ContextVar[bool] = ContextVar("unchecked", default=False)
 _CHECKED = "_subquad_checked"  # on the `forward` of a class: it runs the checks
@@ -64,13 +64,6 @@ def run_before_call(model: PreTrainedModel, action: Callable[[Any], None]) -> No
     """Run an action on a model before its next forward pass, and again before later ones until it removes itself."""
     vars(model)[FIRST] = action
     wrap_forward(type(model), _CHECKED, _checked)
-
-
-def run_first(model: nn.Module) -> None:
-    """Run what is to run before the next forward pass of a model."""
-    action = getattr(model, FIRST, None)
-    if action is not None:
-        action(model)
 
 
 def is_unchecked() -> bool:

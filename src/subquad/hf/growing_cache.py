@@ -11,7 +11,6 @@ selects or replaces them, here or in transformers, needs no further care: keys t
 moved into new ones when the next token comes. Tokens that are cropped leave room, which the next tokens take.
 """
 
-from numbers import Integral
 from typing import Any, NoReturn
 
 import torch
@@ -20,6 +19,7 @@ from torch.compiler import is_compiling
 from transformers.cache_utils import CacheLayerMixin, DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
 
 from subquad.core.versions import records_past
+from subquad.core.whole_numbers import is_whole
 from subquad.hf.unwrapping import AnyModel, transformers_model
 
 _NEW = "make a new sq.hf.GrowingCache(model)"
@@ -200,7 +200,7 @@ class GrowingCache(DynamicCache):
     """
 
     def __init__(self, model: AnyModel, *, length: int | None = None):
-        if length is not None and (not isinstance(length, Integral) or isinstance(length, bool) or length < 1):
+        if length is not None and not is_whole(length, 1):
             raise ValueError(
                 f"`length` must be a whole number of at least 1 token, got {length!r}; leave it out if it is not known"
             )

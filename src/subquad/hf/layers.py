@@ -237,7 +237,7 @@ class Attached(nn.Module):
         elif self.kept_now is not self._kept_in_forward:
             raise ValueError(
                 f"layer {self.label}: gradient checkpointing runs the forward pass again, but sq.hf.keeping names "
-                "other tokens now than it did then: call backward inside its block"
+                "other tokens now than in the first one: call backward inside its block"
             )
 
     def _keep(self, mask: Mask, valid: Tensor | None, N: int, M: int) -> Keep | None:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
+from subquad.core.whole_numbers import is_whole
 from subquad.hf.item_positions import MODES, ItemPositions, extend_table
 from subquad.hf.item_rotary import (
     YARN,
@@ -214,7 +215,7 @@ def extend_positions(model: AnyModel, length: int, *, mode: str = "interpolate",
     """
     if mode not in MODES:
         raise ValueError(f"mode={mode!r}, but positions are extended by 'interpolate' or 'tile'")
-    if not isinstance(length, int) or length < 1:
+    if not is_whole(length, 1):
         raise ValueError(f"length={length!r}, but it must be a whole number ≥ 1")
     if tokenizer is not None and not hasattr(tokenizer, "model_max_length"):
         raise TypeError(f"expected a tokenizer with a model_max_length, got {type(tokenizer).__name__}")

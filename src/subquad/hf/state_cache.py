@@ -15,7 +15,7 @@ from torch.compiler import is_compiling
 from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache, DynamicLayer
 
 from subquad.core import versions
-from subquad.hf.call_checks import run_first
+from subquad.core.forward_hooks import run_first
 from subquad.hf.layers import STATE_MARK, Layer, attached_to
 from subquad.hf.probe import find_layers
 from subquad.hf.unwrapping import AnyModel, transformers_model

@@ -16,10 +16,11 @@ from rich.table import Table
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from subquad.core.forward_hooks import run_first
 from subquad.core.plain_tables import alike, as_text, common_name, ranges
 from subquad.distributed import Ranks, Sequence
 from subquad.hf.attention_names import SAVED_AS
-from subquad.hf.call_checks import check_calls, refuse_weights, run_first, stop_checking
+from subquad.hf.call_checks import check_calls, refuse_weights, stop_checking
 from subquad.hf.item_rotary import TwoRotaries
 from subquad.hf.layers import ATTACHED, KEEPS, NAME, Attached, Layer, attached_to, head_counts, keep_refusal
 from subquad.hf.left_padding import count_from_first_valid_token, counts_from_first_valid_token, stop_counting

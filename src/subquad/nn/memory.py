@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
+from subquad.core.whole_numbers import is_whole
 from subquad.masks import Mask
 from subquad.methods import Method
 
@@ -30,7 +31,7 @@ def remember(
         length: number of states that are kept.
 
     Raises:
-        ValueError: a length that is negative or no whole number, or a memory of another batch, width or device.
+        ValueError: `length` is not a whole number from 0 on, or a memory of another batch, width or device.
         TypeError: a memory of another dtype.
 
     >>> import torch, subquad as sq
@@ -42,8 +43,8 @@ def remember(
     >>> torch.allclose(torch.cat([first, second], 1), layer(x, is_causal=True), atol=1e-5)
     True
     """
-    if isinstance(length, float) or length < 0:
-        raise ValueError(f"length={length}, but the number of hidden states in a memory is a whole number ≥ 0")
+    if not is_whole(length):
+        raise ValueError(f"length={length!r}, but the number of hidden states in a memory is a whole number ≥ 0")
     kept = (x if memory is None else preceded(x, memory)).detach()
     return kept[:, max(kept.shape[1] - length, 0) :]
 

@@ -162,7 +162,7 @@ def test_a_layer_with_other_keys_takes_none():
         layer("full", kdim=6)(normal(2, 9, 12), memory=normal(2, 5, 12, seed=1))
 
 
-@pytest.mark.parametrize("length", [-1, 2.5])
+@pytest.mark.parametrize("length", [-1, 2.5, True])
 def test_a_length_that_is_no_number_of_states(unchecked, length):
     with pytest.raises(ValueError, match=f"length={length}, but the number .* is a whole number ≥ 0"):
         sq.nn.remember(normal(2, 9, 12), length=length)

@@ -217,12 +217,12 @@ class Trainer:
             self.loss, self.recent = sum(self.recent) / SHOWN, []
 
     def _refuse_the_exact(self) -> None:
-        """NothingToLearn where the method is exact on these passages."""
+        """NothingToLearn if the method is exact on these passages."""
         if mean_at(self.history[0], "error") < 1e-6:
             method = next(iter(self.bounds.values())).method
             raise NothingToLearn(
                 f"{method} is exact attention on passages of at most {self.length} tokens, so there is nothing to "
-                "learn: calibrate on longer text (--max-length), or with fewer keys"
+                "learn: calibrate on longer passages, or with fewer keys"
             )
 
     def _step(self) -> dict[int, float]:

@@ -2,8 +2,9 @@
 
 An interrupted run resumes from the units that are done.
 
-Wherever rows are timed in turn, exact attention is timed twice, and the order is new in each turn: how far its
-two times differ is the noise. The units also record the other processes' share of the processors meanwhile.
+Rows are timed in turn, in a new order in each turn. Exact attention is timed twice in it, and how far its two times
+differ is the noise; in long prompts of a causal language model it is timed once, and the noise is how far the turns
+differ. The units also record the other processes' share of the processors meanwhile.
 """
 
 import math
@@ -223,8 +224,9 @@ class Comparison(JobRun):
         begun: Counter[int] = Counter()  # batches of each length
 
         def rounds(length: int, count: int) -> Iterator[Job[Any]]:
-            """The jobs of the next batches of a length, until it has `count` of them."""
-            yield from self._rounds(length, begun[length], count)
+            """The jobs of the next batches of a length, until it has `count` of them, or all that there are."""
+            for i in range(begun[length], min(count, self.sequence_count(length))):
+                yield SEQUENCE.job(length, i, run=partial(self.sequence_round, length, i))
             begun[length] = max(begun[length], count)
 
         early = (first, *reversed(longer)) if self.pretrained.is_causal_lm else ()
@@ -252,10 +254,6 @@ class Comparison(JobRun):
         for row in self.rows if self.settings.layers else []:
             if row.dtype == FP32 and not row.is_exact and row.other is None:
                 yield LAYERS.job(row.name, run=partial(self.layer_errors, row))
-
-    def _rounds(self, length: int, start: int, stop: int) -> Iterator[Job[Any]]:
-        for i in range(start, min(stop, self.sequence_count(length))):
-            yield SEQUENCE.job(length, i, run=partial(self.sequence_round, length, i))
 
     def _steps(self, length: int) -> Iterator[Job[Any]]:
         if self.new_tokens_after(length):

@@ -161,7 +161,8 @@ def _uncertainty(
     ends: set[float] = set()
     for factors in product(*((1 / noise.get(n, 1.0), noise.get(n, 1.0)) for n in last)):
         fast = curve_of(chosen, measured, dict(zip(last, factors, strict=True)))
-        at = None if fast is None else crossing(slow, fast, start, FARTHEST * max(lengths))
+        assert fast is not None, "a row with an overtaking has a curve"
+        at = crossing(slow, fast, start, FARTHEST * max(lengths))
         ends.add(math.inf if at is None else _rounded(at))
     if len(ends) == 1:
         return ""
