@@ -157,7 +157,8 @@ class Sinkhorn(Method):
         if self.cut > 0:
             parts = [first_blocks(permutation[:, :, : self.cut], k, v, filled)]
         else:
-            parts = [(k, v, filled), sorted_blocks(permutation, k, v, filled)]
+            several = (exists.sum(1) > 1)[:, None, None, None]  # the mixture of one block has the same keys again
+            parts = [(k, v, filled), sorted_blocks(permutation * several, k, v, filled)]
         k, v, share = (torch.cat(together, dim=3) for together in zip(*parts, strict=True))
         out, lse = attend_by_share(q, k, v, share, call)
         lse = None if lse is None else to_tokens(lse[..., None], of_query, N)[..., 0]

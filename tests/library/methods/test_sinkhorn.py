@@ -60,6 +60,18 @@ def test_it_is_the_formula_slot_by_slot(n, settings):
     torch.testing.assert_close(gradients(out, *inputs), gradients(wanted, *inputs))
 
 
+def test_an_item_of_one_block_counts_each_key_once():
+    """Also with kept keys: exact attention, log-sum-exp included, whatever the other items are."""
+    (q, k, v), mask = qkv(12), Mask.padding([12, 5])
+    layer = bound(Sinkhorn(block=6))
+    for keep in (None, torch.tensor([1])):
+        out, lse = layer(q, k, v, mask=mask, return_lse=True, keep=keep)
+        wanted, exact = sq.attention(q, k, v, method="full", mask=mask, return_lse=True)
+        torch.testing.assert_close((out[1], lse[1, :, :5]), (wanted[1], exact[1, :, :5]))
+    total = sq.parse_method("keep+sinkhorn:block=12").bind(heads=2, kv_heads=2, head_dim=8).eval()
+    torch.testing.assert_close(total(q, k, v), sq.attention(q, k, v, method="full"))
+
+
 @pytest.mark.parametrize("cut", [0, 2])
 def test_values_come_from_the_values(cut):
     q, k, v = qkv(E=8)
