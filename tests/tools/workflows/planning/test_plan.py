@@ -245,7 +245,7 @@ def test_methods_of_several_seeds_are_taken_for_one_length_and_refused_for_two()
         sq.plan(model, inputs(6) + inputs(6, length=30), min_fidelity=0.1, methods=methods)
 
 
-def test_lengths_are_refused_for_inputs_that_are_no_texts():
+def test_lengths_are_refused_for_inputs_other_than_texts():
     with pytest.raises(ValueError, match=r"lengths=\(16, 24\) are of passages .*, but the inputs are not texts"):
         sq.plan(sharp("bert"), inputs(12), lengths=[24, 16])
 
