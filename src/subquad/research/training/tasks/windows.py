@@ -39,7 +39,7 @@ class Windows(Dataset[Item]):
 
     def contents_to_compare(self) -> Iterator[memoryview]:
         """All sequences."""
-        return map(memoryview, self.sequences)
+        return (sequence.data for sequence in self.sequences)
 
 
 class DrawnWindows(Dataset[Item]):
@@ -61,7 +61,7 @@ class DrawnWindows(Dataset[Item]):
 
     def contents_to_compare(self) -> Iterator[memoryview]:
         """All sequences."""
-        return map(memoryview, self.sequences)
+        return (sequence.data for sequence in self.sequences)
 
 
 def with_start(symbols: NDArray[Any], start: int) -> Symbols:
