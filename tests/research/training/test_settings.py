@@ -57,6 +57,13 @@ def test_the_tasks_own_warm_up_fits_into_a_shorter_run():
     assert settings_of("text", read_overrides(["training.steps=2"])).training.warmup == 0
 
 
+def test_the_schedule_plateau_has_no_warm_up():
+    plateau = read_overrides(["training.schedule=plateau"])
+    assert settings_of("text", plateau).training.warmup == 0
+    with pytest.raises(InputError, match="schedule='plateau' has no warm-up, but warmup=60; give warmup=0"):
+        settings_of("text", {"training": {"warmup": 60}}, plateau)
+
+
 MISTAKES = {
     "training.step=3": r"training has no setting 'step'; did you mean 'steps'\?",
     "task.symbol=3": r"task has no setting 'symbol'; did you mean 'symbols'\?",
