@@ -2,6 +2,7 @@
 
 import json
 import re
+import shlex
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ import subquad as sq
 from subquad.core.errors import InputError
 from subquad.hf.plans import Plan
 from subquad.research.training.run import train
-from subquad.research.training.settings import TrainingSettings, read_toml, settings_of
+from subquad.research.training.settings import TrainingSettings, read_overrides, read_toml, settings_of
 from tests.research.training.small import assert_same_weights, interrupted, without_times
 from tests.research.training.test_workflow import command, refusal
 from tests.tools.workflows import tiny
@@ -50,13 +51,29 @@ def test_defaults_are_those_of_fine_tuning_where_nothing_else_is_said(bert, mine
     assert settings(bert, mine, learning_rate=0.5).training.learning_rate == 0.5
 
 
-def test_a_model_that_was_saved_with_a_method_is_not_trained_without_it_unasked(bert, mine, tmp_path):
+@pytest.mark.parametrize(
+    ("swapped", "names", "remedy"),
+    [
+        ("clustered:clusters=4", "clustered", "--method clustered:clusters=4"),
+        ({0: "local:window=8", 1: "lsh"}, "local and lsh", "--set \"model.method=['local:window=8', 'lsh']\""),
+        ({1: "local:window=8"}, "full and local", "--set \"model.method=['full', 'local:window=8']\""),
+    ],
+)
+def test_a_model_that_was_saved_with_a_method_is_not_trained_without_it_unasked(
+    bert, mine, tmp_path, swapped, names, remedy
+):
     model = transformers.AutoModel.from_pretrained(bert)
-    sq.hf.swap(model, "clustered:clusters=4")
+    sq.hf.swap(model, swapped)
+    methods = [str(swapped if isinstance(swapped, str) else swapped.get(number, "full")) for number in range(2)]
     model.save_pretrained(tmp_path)
     tables = {"task": {"files": [mine]}, "model": {"pretrained": str(tmp_path)}}
-    with pytest.raises(InputError, match=r"was saved with clustered in its layers.*--method"):
+    message = f"was saved with {names} in its layers; choose what to train it with: {remedy}, or --method full"
+    with pytest.raises(InputError, match=re.escape(message)):
         settings_of("text", tables)
+    option, text = shlex.split(remedy)
+    given = read_overrides([text if option == "--set" else f"model.method={text}"])
+    chosen = settings_of("text", tables, given).model.method
+    assert ([chosen] * 2 if isinstance(chosen, str) else chosen) == methods
     tables["model"]["method"] = "full"
     assert settings_of("text", tables).model.method == "full"
 

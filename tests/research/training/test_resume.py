@@ -2,15 +2,24 @@
 
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
+from subquad.core.checksums import sealed_json
 from subquad.core.errors import InputError
+from subquad.research.papers.tasks.image import Image, Pixels
+from subquad.research.papers.tasks.match import Match, Pairs
 from subquad.research.training.checkpoints import check_sealed, discard_all, newest, write_checksums
 from subquad.research.training.run import train
-from subquad.research.training.same_data import check_same_data
+from subquad.research.training.same_data import check_same_data, mark_of
+from subquad.research.training.tasks import Splits
+from subquad.research.training.tasks.text_classification import Text, Texts
+from subquad.research.training.tasks.windows import DrawnWindows, Windows, with_start
 from tests.research.training.small import Killed, assert_same_weights, interrupted, killed_at, small, without_times
 
 VARIANTS = {
@@ -202,6 +211,52 @@ def test_a_damaged_memory_of_the_data_is_named_and_the_remedy_works(content: str
     data.unlink()
     check_same_data(splits, {}, tmp_path / "run")
     assert data.exists()
+
+
+def of_texts(texts: list[str]) -> Any:
+    return Texts(Text(length=8), [(text, "a") for text in texts], ["a"])
+
+
+def of_windows(texts: list[str]) -> Any:
+    return Windows([with_start(np.frombuffer(text.encode(), np.uint8), 256) for text in texts], 8)
+
+
+def of_drawn_windows(texts: list[str]) -> Any:
+    return DrawnWindows(of_windows(texts).sequences, 8, 70, seed=0)
+
+
+def of_pairs(texts: list[str]) -> Any:
+    return Pairs(Match(length=4), 0, [text.encode() for text in texts], 70)
+
+
+def of_images(texts: list[str]) -> Any:
+    images = np.zeros((len(texts), 28, 28), np.uint8)
+    images[:, 0, 0] = [text == OTHER for text in texts]
+    return Pixels(Image(), images, np.zeros(len(texts), np.uint8))
+
+
+OTHER = "something else"
+
+
+@pytest.mark.parametrize("make", [of_texts, of_windows, of_drawn_windows, of_pairs, of_images])
+def test_any_change_of_data_in_memory_is_noticed(make: Callable[[list[str]], Any], stopped: Path, tmp_path: Path):
+    texts = [f"this is text {i}" for i in range(1000)]
+    splits = [Splits(*[make(part)] * 3) for part in (texts, [*texts[:1], OTHER, *texts[2:]])]
+    before, changed = (mark_of(part.train) for part in splits)
+    assert before.pop("contents") != changed.pop("contents")
+    assert before == changed  # the text is not in one of the items that are looked at
+    shutil.copytree(stopped, tmp_path / "run")
+    data = tmp_path / "run" / "data.json"
+    data.unlink()
+    check_same_data(splits[0], {}, tmp_path / "run")
+    check_same_data(splits[0], {}, tmp_path / "run")
+    with pytest.raises(InputError, match="other items in train; give the same data, or another folder"):
+        check_same_data(splits[1], {}, tmp_path / "run")
+    marks = {name: mark for name, mark in json.loads(data.read_text()).items() if name != "digest"}
+    for mark in marks.values():
+        mark.pop("contents", None)
+    data.write_bytes(sealed_json(marks))  # as earlier versions did
+    check_same_data(splits[0], {}, tmp_path / "run")
 
 
 def test_what_is_removed_is_not_taken_for_whole_when_it_is_cut_off(

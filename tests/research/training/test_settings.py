@@ -57,6 +57,13 @@ def test_the_tasks_own_warm_up_fits_into_a_shorter_run():
     assert settings_of("text", read_overrides(["training.steps=2"])).training.warmup == 0
 
 
+def test_the_schedule_plateau_has_no_warm_up():
+    plateau = read_overrides(["training.schedule=plateau"])
+    assert settings_of("text", plateau).training.warmup == 0
+    with pytest.raises(InputError, match="schedule='plateau' has no warm-up, but warmup=60; give warmup=0"):
+        settings_of("text", {"training": {"warmup": 60}}, plateau)
+
+
 MISTAKES = {
     "training.step=3": r"training has no setting 'step'; did you mean 'steps'\?",
     "task.symbol=3": r"task has no setting 'symbol'; did you mean 'symbols'\?",
@@ -71,6 +78,9 @@ MISTAKES = {
     "model.method=i-clustered:cluster=3": "'i-clustered' has no setting 'cluster'; did you mean 'clusters'",
     "model.method=[]": r"method=\[\] names no method",
     "model.feed_forward=-1": "feed_forward=-1, but it must be at least 0",
+    "model.dropout=-0.1": r"model: dropout=-0\.1, but it must be at least 0 and less than 1",
+    "model.dropout=1": r"model: dropout=1\.0, but it must be at least 0 and less than 1",
+    "model.attention_dropout=1.5": r"model: attention_dropout=1\.5, but it must be at least 0 and less than 1",
     "model.method=[full]": "write a list as TOML does",
     "training.learning_rate=nan": r"training\.learning_rate=nan: .*finite",
     "training.learning_rate=0": r"learning_rate=0\.0, but it must be more than 0",

@@ -23,7 +23,7 @@ from subquad.research.training.models import MaskedSymbolEncoder
 from subquad.research.training.run import train
 from subquad.research.training.settings import read_toml, settings_of
 from subquad.research.training.tasks import TASKS
-from subquad.research.training.workflow import training_folder
+from subquad.research.training.workflow import training_folder, with_earlier_warmup
 from subquad.tools.cli.main import app
 from tests.research.training.small import QUICK, SIZES, TRAINING, small
 
@@ -470,6 +470,21 @@ def test_a_longer_run_with_a_rate_that_falls_to_the_end_is_another(tmp_path: Pat
     assert "whose learning rate (training.schedule='linear') falls towards that end" in said
     said = refusal("masked-copy", *options(*given, "training.steps=2"), "--out", tmp_path / "run")
     assert "contains another run with training.steps 4 (now 2)" in said
+
+
+def test_a_longer_run_keeps_its_warm_up_unless_one_is_given(tmp_path: Path):
+    (tmp_path / "mine.csv").write_text("text,label\n" + "good,a\nbad,b\n" * 20)
+    sizes = ("model.width=8", "model.layers=1", "model.heads=1", "task.length=4", "training.batch=1")
+    given = (f"task.files={tmp_path / 'mine.csv'}", *sizes, "training.schedule=constant")
+    args = ("text", *(part for one in given for part in ("--set", one)), "--out", tmp_path / "run", "--json", "--set")
+    records = [json.loads(command(*args, f"training.steps={steps}").stdout) for steps in (10, 61, 61)]
+    assert [record["steps"] for record in records] == [10, 61, 61]
+    assert [record["settings"]["training"]["warmup"] for record in records] == [1, 1, 1]
+    said = refusal(*args, "training.steps=62", "--set", "training.warmup=60")
+    assert "contains another run with training.steps 61 (now 62), training.warmup 1 (now 60)" in said
+    for again, warmup in ((False, 1), (True, 60)):  # a run that is replaced has the default
+        found = with_earlier_warmup(settings_of("text"), [], tmp_path / "run", "cpu", again)
+        assert found.training.warmup == warmup
 
 
 @pytest.mark.slow

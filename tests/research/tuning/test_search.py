@@ -27,7 +27,7 @@ def test_a_logarithmic_range():
         ("method.clusters=16,32,16", ["16", "32"]),
         ("method=full,clustered", ["full", "clustered"]),
         ("model.method=['full', 'i-clustered:clusters=25,topk=16']", ["full", "i-clustered:clusters=25,topk=16"]),
-        ("model.dropout=0:1", None),  # whole ends, but the setting is not a whole number
+        ("training.clip=0:1", None),  # whole ends, but the setting is not a whole number
     ],
 )
 def test_points(text, points):

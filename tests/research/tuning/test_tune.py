@@ -173,6 +173,21 @@ def test_what_cannot_be_trained_is_a_failed_trial(asked, tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("given", "search", "reason"),
+    [
+        ("training.accumulate=2", "training.batch=2:4", "training: batch=3 does not divide into accumulate=2 passes"),
+        ("model.dropout=0", "model.heads=2,3,4", "model.width=16 is not a multiple of model.heads=3"),
+    ],
+)
+def test_values_that_do_not_go_together_are_a_failed_trial(asked, given, search, reason):
+    name = search.partition("=")[0]
+    fixed = [each for each in (*GIVEN, given) if not each.startswith(f"{name}=")]
+    rows = tune(replace(asked, base=Base("masked-copy", (read_overrides(fixed),)), searches=(search,)))
+    ends = {row.values[name]: (row.state, row.reason) for row in rows}
+    assert ends == {"2": ("finished", None), "3": ("failed", reason), "4": ("finished", None)}
+
+
+@pytest.mark.parametrize(
     ("changes", "message"),
     [
         ({"trials": 0}, "trials 0 must be at least 1"),

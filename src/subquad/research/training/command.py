@@ -48,7 +48,7 @@ def train(
     with _ends(out), needs("train"):
         from subquad.research.training.settings import settings_of
         from subquad.research.training.tasks import TASKS
-        from subquad.research.training.workflow import run, training_folder
+        from subquad.research.training.workflow import run, training_folder, with_earlier_warmup
         from subquad.tools.cli.finished import finished_in
         from subquad.tools.runs import processes
 
@@ -64,6 +64,7 @@ def train(
         # Several processes are one run: the first of them holds its folder. All of them find the same in it, because
         # `train` changes nothing there before all of them have joined.
         with nullcontext() if processes.number() else alone_in(out):
+            settings = with_earlier_warmup(settings, tables, out, device, again)
             record = finished_in(training_folder(settings, out, device), TRAIN, again)
             if record is None:
                 with torchrun.progress() as progress:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -11,9 +12,10 @@ import torch
 from transformers import AutoModelForSequenceClassification, PreTrainedModel
 
 from subquad import hf
-from subquad.core.errors import InputError
+from subquad.core.errors import InputError, as_input_error
 from subquad.hf.layers import NAME
 from subquad.hf.model_files import from_pretrained, read_config, read_tokenizer
+from subquad.hf.swap_record import read_record
 from subquad.hf.swapping import check_training
 from subquad.hf.weights import check_weights
 from subquad.methods import parse_method
@@ -46,13 +48,18 @@ class PretrainedSettings:
 
 def check_not_swapped(where: str) -> None:
     """InputError where a model was saved with methods in its layers, which a run without a method would remove."""
-    record = getattr(_config_of(where), NAME, None)
-    if record:
-        methods = list(dict.fromkeys(each["name"] for each in record["methods"].values()))
-        raise InputError(
-            f"{where} was saved with {' and '.join(methods[:5])} in its layers; choose what to train it with: --method "
-            f"{methods[0]}, or --method full for exact attention"
-        )
+    plain = getattr(config := _config_of(where), NAME, None)
+    if not plain:
+        return
+    with as_input_error(f"{where}: "):
+        record = read_record(plain, config)
+    names = list(dict.fromkeys(method.name for method in record.methods.values()))
+    texts = [str(record.methods.get(number, "full")) for number in range(record.layers)]
+    same = f"--method {shlex.quote(texts[0])}" if len(set(texts)) == 1 else f'--set "model.method={texts}"'
+    raise InputError(
+        f"{where} was saved with {' and '.join(names[:5])} in its layers; choose what to train it with: {same}, or "
+        "--method full for exact attention"
+    )
 
 
 @cache

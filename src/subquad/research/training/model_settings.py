@@ -55,6 +55,9 @@ class ModelSettings:
         if self.layers > MOST_LAYERS:
             raise ValueError(f"layers={self.layers}, but it must be at most {MOST_LAYERS:,}")
         check_least(self, kv_heads=0, feed_forward=0, piece=0, memory=0)
+        for name in ("dropout", "attention_dropout"):
+            if not 0.0 <= (rate := getattr(self, name)) < 1.0:
+                raise ValueError(f"{name}={rate}, but it must be at least 0 and less than 1")
         if not self.method:
             raise ValueError(f"method={self.method!r} names no method")
         for method in [self.method] if isinstance(self.method, str) else self.method:

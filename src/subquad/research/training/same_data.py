@@ -59,7 +59,11 @@ def _read(path: Path) -> dict[str, Mark]:
 
 
 def mark_of(split: Any) -> Mark:
-    """A split's number of items; of some of them a checksum of whole numbers and shapes, and the mean of the others."""
+    """A split's number of items, and checksums that tell it from another one.
+
+    One is of the whole numbers and shapes in some of the items, next to the mean of their other numbers. If the dataset
+    defines `contents_to_compare`, the other one is of all data from which the items are made.
+    """
     count, checksum, means = len(split), blake2b(digest_size=16), []
     indices = sorted(set(np.linspace(0, count - 1, min(count, ITEMS)).astype(int).tolist()))
     for name, value in (member for index in indices for member in sorted(split[index].items())):
@@ -69,12 +73,20 @@ def mark_of(split: Any) -> Mark:
             means.append(float(np.abs(array, dtype=np.float64).mean()) if array.size else 0.0)
         else:
             checksum.update(array.astype(np.int64).tobytes())
-    return {"items": count, "checksum": checksum.hexdigest(), "mean": float(np.mean(means or [0.0]))}
+    mark: Mark = {"items": count, "checksum": checksum.hexdigest(), "mean": float(np.mean(means or [0.0]))}
+    if hasattr(split, "contents_to_compare"):
+        whole = blake2b(digest_size=16)
+        for part in split.contents_to_compare():
+            whole.update(f"{len(part)} ".encode())
+            whole.update(part)
+        mark["contents"] = whole.hexdigest()
+    return mark
 
 
 def _alike(before: Mark, now: Mark) -> bool:
-    """Tell whether two marks are equal up to rounding."""
-    others = [{name: value for name, value in mark.items() if name != "mean"} for mark in (before, now)]
+    """Tell whether two marks are equal up to rounding; earlier versions recorded no "contents"."""
+    loose = {"mean"} if "contents" in before else {"mean", "contents"}
+    others = [{name: value for name, value in mark.items() if name not in loose} for mark in (before, now)]
     return others[0] == others[1] and isclose(before.get("mean", 0.0), now.get("mean", 0.0), rel_tol=TOLERANCE)
 
 

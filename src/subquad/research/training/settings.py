@@ -104,7 +104,7 @@ class TrainingSettings:
         if self.warmup and self.warmup >= self.steps:
             raise ValueError(f"warmup={self.warmup} does not end before the run of steps={self.steps} does")
         if self.schedule == "plateau" and self.warmup:
-            raise ValueError(f"schedule='plateau' has no warm-up, but warmup={self.warmup}")
+            raise ValueError(f"schedule='plateau' has no warm-up, but warmup={self.warmup}; give warmup=0")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,7 +150,7 @@ def settings_of(task: str, *chosen: Mapping[str, Mapping[str, Any]]) -> RunSetti
     if name != task:
         raise InputError(f"the settings are of the task {name!r}, but {task!r} is to be trained")
     if not any("warmup" in source.get("training", {}) for source in chosen):
-        _shorten_warmup(tables["training"])
+        _fit_warmup(tables["training"])
     names_method = not tables["model"].keys().isdisjoint(("method", "plan"))
     plan = tables["model"].pop("plan", None)
     model = checked(_model_kind(tables["model"]), tables["model"], "model")
@@ -205,8 +205,10 @@ def _without_other(model: Mapping[str, Any], table: Mapping[str, Any]) -> dict[s
     return {name: value for name, value in model.items() if name not in gone}
 
 
-def _shorten_warmup(training: dict[str, Any]) -> None:
-    """A task's own warm-up that a shorter run would not see the end of: a tenth of that run."""
+def _fit_warmup(training: dict[str, Any]) -> None:
+    """Make a task's own warm-up a tenth of a run that would end before it does, and 0 for a schedule without one."""
+    if training.get("schedule") == "plateau":
+        training["warmup"] = 0
     steps = training.get("steps")
     if isinstance(steps, int | float) and math.isfinite(steps) and 0 < steps <= training.get("warmup", 0):
         training["warmup"] = int(steps) // 10

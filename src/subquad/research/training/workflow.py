@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -123,6 +124,22 @@ def training_folder(settings: RunSettings, out: Path, device: str) -> RunFolder:
         differing=partial(_differing, out),
         is_complete=is_complete,
     )
+
+
+def with_earlier_warmup(
+    settings: RunSettings, tables: Iterable[Mapping[str, Mapping[str, Any]]], out: Path, device: str, again: bool
+) -> RunSettings:
+    """The settings with the shorter warm-up of the run in `out` that continues, unless the tables give a warm-up.
+
+    A task's default warm-up is shortened for a short run, which may continue with more steps.
+    """
+    if any("warmup" in table.get("training", {}) for table in tables):
+        return settings
+    earlier = training_folder(settings, out, device).continued(again) or {}
+    warmup = earlier.get("training", {}).get("warmup")
+    if not isinstance(warmup, int) or not 0 <= warmup < settings.training.warmup:
+        return settings
+    return replace(settings, training=replace(settings.training, warmup=warmup))
 
 
 def _differing(out: Path, earlier: Settings, asked: Settings) -> Differing:

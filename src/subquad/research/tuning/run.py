@@ -12,6 +12,7 @@ from typing import Any
 
 from subquad.core.errors import InputError
 from subquad.core.messages import note
+from subquad.research.training.settings import RunSettings
 from subquad.research.training.tasks import TASKS
 from subquad.research.tuning.schema import PLOT, TriedTrial, plot_by
 from subquad.research.tuning.search import Base, Searched, Value, all_points, read_searches
@@ -159,9 +160,14 @@ class _Search:
     def _job(self, number: int, values: dict[str, Value]) -> Job[Any]:
         self.values[number] = values
         texts = self._texts(number)
+        settings: RunSettings | str
+        try:
+            settings = self.asked.base.at(texts)
+        except InputError as error:  # the ends of all ranges are valid, but not every value between them
+            settings = str(error)
         trial = Trial(
             number=number,
-            settings=self.asked.base.at(texts),
+            settings=settings,
             folder=self.cache.folder / f"{number}",
             study=self.out,
             data=None if self.asked.data is None else self.asked.data.absolute(),

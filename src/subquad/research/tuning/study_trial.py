@@ -13,6 +13,7 @@ from transformers import TrainerCallback
 from subquad.core.errors import InputError
 from subquad.research.training.run import train
 from subquad.research.training.settings import RunSettings
+from subquad.research.training.tasks.task import Task
 from subquad.research.tuning.study import Study
 from subquad.tools.runs.jobs import Progress
 
@@ -36,7 +37,7 @@ class Trial:
     """A trial as plain data: its settings, and where it runs."""
 
     number: int
-    settings: RunSettings
+    settings: RunSettings | str  # or why the values do not go together
     folder: Path  # the folder of its checkpoints
     study: Path  # the folder of the study
     data: Path | None
@@ -45,7 +46,9 @@ class Trial:
 
     def run(self, progress: Progress) -> Tried:
         """Train. A trial that cannot be trained, diverges or runs out of memory fails; the search goes on."""
-        reports, begun = _Reports(self), time.perf_counter()
+        if isinstance(self.settings, str):
+            return Tried("failed", reason=self.settings)
+        reports, begun = _Reports(self, self.settings.task), time.perf_counter()
         try:
             outcome = train(
                 self.settings, self.folder, data=self.data, device=self.device, progress=progress, callbacks=[reports]
@@ -71,11 +74,12 @@ class _Pruned(Exception):
 class _Reports(TrainerCallback):
     """Tells the study each validation."""
 
-    def __init__(self, trial: Trial):
-        self.trial, self.study = trial, Study(trial.study, trial.settings.task.greater_is_better, trial.prune)
+    def __init__(self, trial: Trial, task: Task):
+        self.trial, self.metric = trial, task.metric
+        self.study = Study(trial.study, task.greater_is_better, trial.prune)
 
     def on_evaluate(self, args: Any, state: Any, control: Any, metrics: dict[str, float], **_: Any) -> None:
         """Report the value, and end the training where the study prunes it. Figures of test examples are not told."""
-        value = metrics.get(f"eval_{self.trial.settings.task.metric}")
+        value = metrics.get(f"eval_{self.metric}")
         if value is not None and self.study.is_pruned(self.trial.number, state.global_step, value):
             raise _Pruned(value, state.global_step)

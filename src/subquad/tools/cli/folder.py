@@ -149,6 +149,13 @@ class RunFolder:
         """
         return self._look(again)[1]
 
+    def continued(self, again: bool = False) -> Settings | None:
+        """The settings of the run in the folder that the command continues if they fit; None if a new run begins."""
+        report = self._report()
+        if _names_to_remove(self.folder) is not None or (again and report is not None):
+            return None
+        return self._earlier()
+
     def begin(self, again: bool = False) -> bool:
         """Record the settings of a run that begins or continues; with `again`, a finished run is removed first.
 

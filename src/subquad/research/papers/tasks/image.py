@@ -1,5 +1,6 @@
 """Images, pixel by pixel: what is shown? Fashion-MNIST in place of LRA's CIFAR10."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -87,6 +88,11 @@ class Pixels(Dataset[Item]):
 
     def __getitem__(self, index: int) -> Item:
         return {"input_ids": self.task.tokens(self.images[index].ravel()), "labels": int(self.labels[index])}
+
+    def contents_to_compare(self) -> Iterator[bytes]:
+        """All images and labels."""
+        yield self.images.tobytes()
+        yield self.labels.tobytes()
 
 
 def _read(data: Path | None) -> tuple[UInt8[np.ndarray, "images 28 28"], UInt8[np.ndarray, " images"]]:

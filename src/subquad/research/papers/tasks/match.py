@@ -1,6 +1,6 @@
 """Match: were two passages, byte by byte, taken from one document? In place of LRA's retrieval of papers (AAN)."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -122,6 +122,10 @@ class Pairs(Dataset[Item]):
         first, second, same = self.pair(index)
         ids = [self.task.tokens(np.frombuffer(passage, dtype=np.uint8)) for passage in (first, second)]
         return {"input_ids": ids[0], "pair_ids": ids[1], "labels": same}
+
+    def contents_to_compare(self) -> Iterator[bytes]:
+        """All documents."""
+        return iter(self.documents)
 
     def pair(self, index: int) -> tuple[bytes, bytes, int]:
         """Two passages, and 1 where they are of one document."""

@@ -31,7 +31,11 @@ def several(texts: Sequence[str]) -> Sequence[str]:
 
 @dataclass(frozen=True)
 class Splits:
-    """Examples to learn from, to choose by, and to report on. Map-style: item i is the same every time."""
+    """Examples to learn from, to choose by, and to report on. Map-style: item i is the same every time.
+
+    A dataset whose items are cut from data in memory may define `contents_to_compare`, which yields this data in parts,
+    as bytes: a run is not continued if any of it changed. Of other datasets, some items are compared.
+    """
 
     train: Dataset[Item]
     validation: Dataset[Item]

@@ -1,7 +1,7 @@
 """Text, byte by byte: which class is it? Movie reviews in place of LRA's IMDb, or labelled texts of the user's own."""
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -215,6 +215,12 @@ class Texts(Dataset[Item]):
 
     def __getitem__(self, index: int) -> Item:
         return {"input_ids": self.task.ids(self.texts[index]), "labels": self.labels[index]}
+
+    def contents_to_compare(self) -> Iterator[bytes]:
+        """All texts, whole, and their labels."""
+        yield np.asarray(self.labels, dtype=np.int64).tobytes()
+        for text in self.texts:
+            yield text.encode("utf-8", errors="surrogatepass")
 
 
 def bytes_of(text: str, length: int) -> "np.ndarray[tuple[int], np.dtype[np.uint8]]":

@@ -1,6 +1,6 @@
 """Long sequences of symbols, read in windows: each symbol once, or windows drawn at random."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -37,6 +37,10 @@ class Windows(Dataset[Item]):
         start = (index - before) * (self.length - 1)
         return {"symbols": self.sequences[number][start : start + self.length]}
 
+    def contents_to_compare(self) -> Iterator[memoryview]:
+        """All sequences."""
+        return (sequence.data for sequence in self.sequences)
+
 
 class DrawnWindows(Dataset[Item]):
     """Windows at random places, evenly over all of them: item i is drawn from the seed and i."""
@@ -54,6 +58,10 @@ class DrawnWindows(Dataset[Item]):
         number = int(np.searchsorted(self.ends, window, side="right"))
         start = window - (int(self.ends[number - 1]) if number else 0)
         return {"symbols": self.sequences[number][start : start + self.length]}
+
+    def contents_to_compare(self) -> Iterator[memoryview]:
+        """All sequences."""
+        return (sequence.data for sequence in self.sequences)
 
 
 def with_start(symbols: NDArray[Any], start: int) -> Symbols:
