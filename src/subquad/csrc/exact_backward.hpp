@@ -285,6 +285,10 @@ static int64_t exact_backward_of(const ExactBackward &a, void *workspace) {
   const Stage of_queries = {in.B * in.H * blocks, [&](int64_t task, int) {
     const int64_t bh = task / blocks, first = task % blocks * EXACT_QUERIES;
     for (int64_t i = first; i < first + EXACT_QUERIES && i < in.N; i++) {
+      if (slices == 0) {
+        for (int64_t d = 0; d < in.D; d++) narrow(0.0f, row_of<T>(a.grad_query, bh / in.H, bh % in.H, i) + d);
+        continue;
+      }
       float *row = shares.of(in, 0, bh, i);
       for (int64_t slice = 1; slice < slices; slice++)
         for (int64_t d = 0; d < D; d += W) store(row + d, load(row + d) + load(shares.of(in, slice, bh, i) + d));

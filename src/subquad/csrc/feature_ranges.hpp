@@ -43,7 +43,7 @@ struct Ranges {
 // Rows of a state, features or others, that threads share.
 struct Slices {
   int64_t count, size;
-  Slices(int64_t rows, int64_t threads) : size(round_up((rows + threads - 1) / threads, W)) {
+  Slices(int64_t rows, int64_t threads) : size(round_up(rows > 0 ? (rows + threads - 1) / threads : 1, W)) {
     count = (rows + size - 1) / size;
   }
 };

@@ -98,7 +98,8 @@ struct CellRows {
 
 template <class Number>
 struct BlockScratch {
-  float *rows, *apart;     // (lanes,D') scratch of rows
+  float *rows;             // (lanes,D') scratch of rows
+  float *apart;            // (lanes,D'), and at least (E')
   Number *means, *queries; // (lanes,D') the means, and transposed
   float *logits;           // (M,lanes), and the weights
   float *highest, *total;  // (lanes)
@@ -111,7 +112,7 @@ struct BlockScratch {
       : best(arena, lanes, in.topk < in.M ? in.topk : in.M) {
     const int64_t D = round_up(in.D, W), E = round_up(in.E, W);
     rows = arena.take<float>(lanes * D);
-    apart = arena.take<float>(lanes * D);
+    apart = arena.take<float>(lanes * D > E ? lanes * D : E);
     means = arena.take<Number>(lanes * D);
     queries = arena.take<Number>(lanes * D);
     logits = arena.take<float>(in.M * lanes);
@@ -846,7 +847,8 @@ static void attend_tail_members(const TailForward &a, const SortedKeys<Number<T>
 
 // Key heads of a wave.
 static int64_t wave_of(const TailInputs &in) {
-  return in.B * in.G < 2 * in.threads ? in.B * in.G : 2 * in.threads;
+  const int64_t all = in.B * in.G > 0 ? in.B * in.G : 1;
+  return all < 2 * in.threads ? all : 2 * in.threads;
 }
 
 template <class T>

@@ -80,8 +80,8 @@ struct NearScratch {
     const int64_t run = NEAR_QUERIES + 2 * window_of(in);
     return round_up(run < in.M ? run : in.M, W);
   }
-  // No window reaches farther than there are tokens.
-  static int64_t window_of(const TailInputs &in) { return in.window < in.N + in.M ? in.window : in.N + in.M; }
+  // So far that positions can be added to it. Queries may stand farther from the keys than there are tokens.
+  static int64_t window_of(const TailInputs &in) { return in.window < 1ll << 60 ? in.window : 1ll << 60; }
 
   NearScratch(Arena &arena, const TailInputs &in) {
     const int64_t tile = in.window > 0 ? NEAR_QUERIES : 0;
@@ -96,7 +96,7 @@ struct NearScratch {
 
 // The position of the first query among the keys, limited to the distance at which no window reaches any key.
 static int64_t start_of(const TailInputs &in, int64_t b) {
-  const int64_t start = in.start ? in.start[b] : 0, far = 2 * (in.N + in.M) + 1;
+  const int64_t start = in.start ? in.start[b] : 0, far = NearScratch::window_of(in) + in.N + in.M + 1;
   return start < -far ? -far : start > far ? far : start;
 }
 

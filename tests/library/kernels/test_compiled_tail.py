@@ -112,7 +112,16 @@ def with_lse(
 @pytest.mark.parametrize("listed", [False, True], ids=["chosen", "listed"])
 @pytest.mark.parametrize("G", [1, 2])
 @pytest.mark.parametrize(
-    ("window", "start"), [(0, None), (6, None), (100, None), (6, [-9, 25]), (4, [-(2**62), 2**62])]
+    ("window", "start"),
+    [
+        (0, None),
+        (6, None),
+        (100, None),
+        (6, [-9, 25]),
+        (4, [-(2**62), 2**62]),
+        (105, [-130, 140]),
+        (2**61, [-99, 250]),
+    ],
 )
 def test_log_sum_exps_and_listed_keys_equal_the_reference(variant, poisoned, listed, G, of_others, window, start):
     """Some queries and keys are in no cluster and no cell; a cell is empty, a cluster too, and slots of keys are."""
@@ -237,6 +246,16 @@ def test_values_near_the_end_of_fp32_stay_finite(variant, topk):
         have, want = (run(method, (q, k, v), backend)[0] / 1e38 for backend in ("cpu", "reference"))
         assert want.isfinite().all()
         torch.testing.assert_close(have, want, atol=3e-5, rtol=3e-5)
+
+
+@pytest.mark.parametrize("E", [17, 1100])
+def test_a_value_that_is_not_finite_stays_in_its_column_of_wide_values(variant, E):
+    """Also with more columns than there is scratch for the means of a block."""
+    q, k, v = qkv(60, 80, B=1, H=1, G=1, D=12, E=E, dtype=torch.bfloat16)
+    v[0, 0, 5, 0] = torch.inf
+    method = ClusteredTail(clusters=2, topk=3, cells=2)
+    have, want = (run(method, (q, k, v), backend)[0][..., 1:] for backend in ("cpu", "reference"))
+    torch.testing.assert_close(have, want, atol=3e-2, rtol=3e-2)
 
 
 DEGENERATE = {

@@ -83,6 +83,27 @@ def test_outputs_and_gradients_are_those_of_the_formula(N, M, D, E, mask, varian
         torch.testing.assert_close(have, want.to(have.dtype), atol=3e-5, rtol=1e-4)
 
 
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("offset", [2**63 - 1, 2**63 - 64, 2**62, -(2**63), -(2**63) + 64])
+def test_positions_far_from_the_keys(offset, variant):
+    """All keys are seen, or none."""
+    inputs = inputs_of(130, 300)
+    with sq.use_backend("cpu"), native.use_variant(variant):
+        out, lse = exact_partial(*inputs, None, causal=True, offset=offset, scale=0.3, valid_queries=None)
+        wanted = exact_partial(*inputs, None, causal=False, offset=0, scale=0.3, valid_queries=None)
+    assert torch.equal(out, wanted[0] if offset > 0 else torch.zeros_like(out))
+    assert torch.equal(lse, wanted[1] if offset > 0 else torch.full_like(lse, -torch.inf))
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_without_keys_the_gradient_of_queries_is_zero(variant):
+    inputs = [x.requires_grad_() for x in inputs_of(70, 0)]
+    with sq.use_backend("cpu"), native.use_variant(variant):
+        results = exact_partial(*inputs, None, causal=False, offset=0, scale=0.3, valid_queries=None)
+        of_query, *_ = gradients(results, inputs)
+    assert (of_query == 0).all()
+
+
 @pytest.mark.covering
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize(("dtype", "limit"), [(torch.bfloat16, 2e-2), (torch.float16, 3e-3)])

@@ -285,6 +285,20 @@ def test_prepared_calls_take_tensors_like_those_before():
             attend(*changed)
 
 
+def test_prepared_calls_get_the_workspace_of_their_own_tensors(variant, monkeypatch):
+    """How much that is depends on addresses: rows of 16 bits at an odd place are copied first."""
+    query, key, value = (x.bfloat16() for x in inputs_of(1, 300, D=64, E=64))
+    odd = torch.cat([key.new_zeros(1), key.flatten()])[1:].view(key.shape)
+    sizes = []
+    monkeypatch.setattr(torch, "empty", lambda *size, empty=torch.empty, **kw: sizes.append(size) or empty(*size, **kw))
+    with torch.no_grad(), native.use_variant(variant):
+        like, for_odd = (prepare_few(query, x, value, None, causal=False, offset=0, scale=1.0) for x in (key, odd))
+        sizes.clear()
+        outputs = [attend(query, odd, value) for attend in (like, for_odd)]
+    assert sizes[0] == sizes[1]
+    assert torch.equal(*outputs)
+
+
 def test_modes_and_profilers_see_prepared_calls():
     inputs = inputs_of(1, 30)
     attend = prepare_few(*inputs, None, causal=False, offset=0, scale=1.0)

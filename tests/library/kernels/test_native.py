@@ -318,6 +318,8 @@ def misfits():
         "clustered, clusters": lambda: ops.clustered_forward(
             "cpu", x, x, x, None, None, None, 0, 2, 7, 2, 1.0, 0, False
         ),
+        "features, width": lambda: ops.features_forward("cpu", x, x, x, x[0, :, :7, :3], None, None, None, 0, 0),
+        "features, number": lambda: ops.features_forward("cpu", x, x[..., :3], x, None, None, None, None, 0, 0),
         "clustered, topk": lambda: ops.clustered_forward("cpu", x, x, x, None, None, None, 3, -1, 7, 2, 1.0, 0, False),
     }
 
@@ -327,3 +329,16 @@ def misfits():
 def test_tensors_that_do_not_fit_together_are_refused(misfit):
     with pytest.raises(ValueError, match=r"the other tensors go with|at least"):
         misfits()[misfit]()
+
+
+@here
+@pytest.mark.parametrize("op", ["exact_forward", "steps_forward", "features_forward"])
+def test_heads_that_do_not_share_keys_are_refused(op):
+    query, key = torch.zeros(2, 3, 9, 4), torch.zeros(2, 2, 9, 4)
+    rest = {
+        "exact_forward": (None, None, False, 0, 1.0),
+        "steps_forward": (None, None, None, False, 0, 1.0, None, None),
+        "features_forward": (None, None, None, None, 0, 0),
+    }
+    with pytest.raises(ValueError, match="the 3 query heads are not a multiple of the 2 key heads"):
+        getattr(torch.ops.subquad, op)("cpu", query, key, key, *rest[op])

@@ -66,7 +66,6 @@ def repeated(kernel: str, names: tuple[str, ...], **arguments: Any) -> Callable[
     packed = bytearray(structure.pack(arguments, held))
     starts = [structure.offsets[name] for name in names]
     function = getattr(library(), f"subquad_{kernel}")
-    size = function(bytes(packed), None) + ALIGNMENT
     others = [each for name, each in arguments.items() if name not in names]  # whose memory the kernel reads or writes
 
     def run(*tensors: Tensor) -> None:
@@ -82,8 +81,10 @@ def repeated(kernel: str, names: tuple[str, ...], **arguments: Any) -> Callable[
                 copies.append(x)
                 batch, head, token, _ = x.stride()
             ROWS.pack_into(buffer, start, x.data_ptr(), batch, head, token)
-        workspace = torch.empty(size, dtype=torch.uint8, device="cpu")
-        function(bytes(buffer), -(-workspace.data_ptr() // ALIGNMENT) * ALIGNMENT)
+        now = bytes(buffer)
+        # Its size may depend on the addresses and strides.
+        workspace = torch.empty(function(now, None) + ALIGNMENT, dtype=torch.uint8, device="cpu")
+        function(now, -(-workspace.data_ptr() // ALIGNMENT) * ALIGNMENT)
 
     run.held = held, others  # type: ignore[attr-defined]
     return run
@@ -105,6 +106,12 @@ def check(op: str, **tensors: tuple[Tensor | None, torch.dtype, tuple[int, ...]]
         if x is not None and (x.dtype != dtype or x.shape != shape):
             have = f"{tuple(x.shape)} of {x.dtype}"
             raise ValueError(f"{op}: `{name}` is {have}, but the other tensors go with {shape} of {dtype}")
+
+
+def check_heads(op: str, H: int, G: int) -> None:
+    """Check that key heads are shared by equally many query heads. Raises ValueError as `check` does."""
+    if G < 1 or H % G:
+        raise ValueError(f"{op}: the {H} query heads are not a multiple of the {G} key heads")
 
 
 def threads(products: int) -> int:

@@ -84,9 +84,8 @@ def mark_of(split: Any) -> Mark:
 
 
 def _alike(before: Mark, now: Mark) -> bool:
-    """Tell whether two marks are equal up to rounding; earlier versions recorded no "contents"."""
-    loose = {"mean"} if "contents" in before else {"mean", "contents"}
-    others = [{name: value for name, value in mark.items() if name not in loose} for mark in (before, now)]
+    """Tell whether two marks are equal up to rounding."""
+    others = [{name: value for name, value in mark.items() if name != "mean"} for mark in (before, now)]
     return others[0] == others[1] and isclose(before.get("mean", 0.0), now.get("mean", 0.0), rel_tol=TOLERANCE)
 
 

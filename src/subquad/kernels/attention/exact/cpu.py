@@ -43,6 +43,7 @@ def backward(grads: tuple[Tensor, Tensor, Tensor], x: Any) -> None:
 def _inputs(op: str, x: Any) -> dict[str, Any]:
     """The checked inputs of the forward and backward kernels."""
     (B, H, N, D), (_, G, M, E), dtype = x.query.shape, x.value.shape, x.query.dtype
+    interface.check_heads(op, H, G)
     interface.check(
         op,
         key=(x.key, dtype, (B, G, M, D)),
@@ -52,6 +53,7 @@ def _inputs(op: str, x: Any) -> dict[str, Any]:
     )
     return (
         {"B": B, "H": H, "G": G, "N": N, "M": M, "D": D, "E": E, "dtype": dtype, "scale": x.scale}
-        | {"threads": interface.threads(B * H * N * M * (D + E)), "causal": x.causal, "offset": x.offset}
+        | {"threads": interface.threads(B * H * N * M * (D + E)), "causal": x.causal}
+        | {"offset": max(-N, min(x.offset, M))}  # beyond, all queries see all keys, or none
         | {"query": x.query, "key": x.key, "value": x.value, "key_valid": x.valid, "query_valid": x.valid_queries}
     )

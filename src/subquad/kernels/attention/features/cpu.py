@@ -58,17 +58,19 @@ def _inputs(x: Any, *, passes: int) -> dict[str, Any]:
     query, key, value = upcast(x.query, x.key, x.value)
     (B, H, N, D), (_, G, M, C), E = query.shape, key.shape, value.shape[3]
     check_pattern(x)
-    interface.check("feature_attention", value=(value, query.dtype, (B, G, M, E)), key=(key, query.dtype, (B, G, M, C)))
-    for name, heads in (("of_query", H), ("of_key", G), ("feature_bias", H)):
+    interface.check_heads("feature_attention", H, G)
+    R = D if x.of_query is None else x.of_query.shape[1]
+    of_keys = (B, G, M, R if x.of_key is None else C)
+    interface.check("feature_attention", value=(value, query.dtype, (B, G, M, E)), key=(key, query.dtype, of_keys))
+    for name, heads, *widths in (("of_query", H, R, D), ("of_key", G, R, C), ("feature_bias", H, R)):
         each = getattr(x, name)
         if each is not None:  # one serves all heads
-            shape = (heads if len(each) > 1 else 1, *each.shape[1:])
+            shape = (heads if len(each) > 1 else 1, *widths)
             interface.check("feature_attention", **{name: (each, each.dtype, shape)})
     if x.key_bias is not None:  # of each item, one serves all heads
         shape = (B, G if x.key_bias.shape[1] > 1 else 1, M)
         interface.check("feature_attention", key_bias=(x.key_bias, x.key_bias.dtype, shape))
     of_query, of_key = _whole_rows(x.of_query), _whole_rows(x.of_key)
-    R = D if of_query is None else of_query.shape[1]
     return (
         {"B": B, "H": H, "G": G, "N": N, "M": M, "E": E, "features": R, "query_width": D, "key_width": C}
         | {"query": query, "key": key, "value": value, "key_bias": x.key_bias}

@@ -64,6 +64,7 @@ def _inputs(op: str, x: Any) -> dict[str, Any]:
     query, key, value = upcast(x.query, x.key, x.value)
     (B, H, N, D), (_, G, M, E) = query.shape, value.shape
     rows = 0 if x.hidden is None else x.hidden.shape[2]
+    interface.check_heads(op, H, G)
     interface.check(
         op,
         key=(key, torch.float32, (B, G, M, D)),
