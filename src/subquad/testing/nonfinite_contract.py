@@ -20,7 +20,7 @@ from subquad.testing.oracle import gradients, normal, qkv, tracked
 N, TOKEN = 70, 23
 SIZES = (3, 3), (130, 130), (20, 20), (5, 130), (63, 63), (70, 70)  # on both sides of what SDPA does faster
 EVERY = 3  # of the calls is made at each size, and each call at two sizes
-HUGE = 3e38
+HUGE, LARGE = 3e38, 1e20  # the product of two large numbers is infinite, and their sum is not
 KINDS = {"nan": torch.nan, "inf": torch.inf, "-inf": -torch.inf, "3e38": HUGE}
 Inputs = tuple[Tensor, Tensor, Tensor]
 
@@ -72,9 +72,9 @@ def poisoned(inputs: Inputs, number: float, poisoned_at: str) -> Inputs:
 
 
 def spoilt(x: Tensor, name: str) -> Tensor:
-    """The tensor full of NaN, or with another number of each kind for each token, which leaves every fifth as it is."""
-    if name == "nan":
-        return torch.full_like(x, torch.nan)
+    """The tensor full of one number, or with another one of each kind for each token and every fifth as it is."""
+    if name != "all kinds":
+        return torch.full_like(x, float(name))
     numbers = torch.tensor([*KINDS.values(), 0.0])[torch.arange(x.shape[2]) % 5][:, None]
     return torch.where(numbers == 0, x, numbers)
 
@@ -151,7 +151,7 @@ class NonfiniteContract(Contract):
         promised = slice(1, None) if stays else slice(None)
         for mask in (mask for mask in masks if method.refuses(mask) is None):
             want = on_backend(backend, method, qkv(N), mask=mask)
-            for name in ("nan", "all kinds"):
+            for name in ("nan", f"{LARGE}", "all kinds"):
                 dirty = tuple(torch.where(poison[:, None, :, None], spoilt(x, name), x) for x in qkv(N))
                 have = on_backend(backend, method, dirty, mask=mask)
                 for x, y in zip(have, want, strict=True):
