@@ -158,6 +158,17 @@ class NonfiniteContract(Contract):
                     close(x[promised], y[promised], msg=lambda m, at=mask, kind=name: f"{at}, {kind}: {m}")
                     assert (x[promised].transpose(1, 2)[~valid[promised]] == 0).all(), f"{mask}, {name}"
 
+    @on_each_backend
+    def test_hidden_keys_of_real_queries_may_hold_anything(self, method: Method, backend: str):
+        """In self-attention, also in methods that hash a query and the key at its place as one token."""
+        valid = normal(2, N, seed=4) > -0.5
+        q, k, v = qkv(N)
+        dirty = q, *(x.masked_fill(~valid[:, None, :, None], torch.nan) for x in (k, v))
+        masks = (Mask.padding(keys=valid), Mask.padding(keys=valid) & Mask.causal())
+        for mask in (mask for mask in masks if method.refuses(mask) is None and not passes_padding_to_sdpa(method)):
+            have, want = (on_backend(backend, method, inputs, mask=mask) for inputs in (dirty, (q, k, v)))
+            close(have, want, msg=lambda m, at=mask: f"{at}: {m}")
+
     @where(lambda traits: traits.skips_padding)
     def test_nan_in_padding_is_skipped_on_every_path(self, method: Method):
         """Short inputs may be exact, and what computes exact attention depends on sizes, mask and options."""

@@ -27,3 +27,12 @@ def cleared_inputs(query: Tensor, key: Tensor, value: Tensor, mask: Mask) -> tup
     """Query, key and value of attention under this mask, each `cleared`."""
     queries, keys = mask.query_padding(query.shape[2]), mask.key_padding(key.shape[2])
     return cleared(query, queries), cleared(key, keys), cleared(value, keys)
+
+
+def zeroed_halves(query: Tensor, key: Tensor, mask: Mask) -> tuple[Tensor, Tensor]:
+    """Query and key of tokens that are hashed as one, with 0 for the half that is padding if the other half is not."""
+    if not (mask.keys or mask.queries):  # padding is both halves, in no bucket
+        return query, key
+    queries, keys = mask.query_padding(query.shape[2]), mask.key_padding(key.shape[2])
+    query = query if queries is None else query.masked_fill(~queries[:, None, :, None], 0.0)
+    return query, key if keys is None else key.masked_fill(~keys[:, None, :, None], 0.0)
