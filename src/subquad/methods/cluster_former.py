@@ -37,6 +37,7 @@ from subquad.kernels.selection.kmeans.op import hamming_kmeans
 from subquad.kernels.selection.neighbours import neighbours
 from subquad.kernels.selection.sorted_chunks import chunks_of
 from subquad.kernels.tokens.heads import repeat_heads
+from subquad.kernels.tokens.padding import zeroed_halves
 from subquad.kernels.tokens.positions import ValidPositions
 from subquad.kernels.tokens.slots import Buckets
 from subquad.masks import Mask
@@ -102,6 +103,7 @@ class ClusterFormer(Bucketed):
         """Pairs of queries and keys that meet: near ones, and those of the chunk."""
         with torch.no_grad():
             valid = ValidPositions.from_mask(call.mask, query, key).tokens(valid_as="either")
-            labels = cluster_tokens(query, repeat_heads(key, query.shape[1]), valid, self.clusters, call.seed)
+            queries, keys = zeroed_halves(query, repeat_heads(key, query.shape[1]), call.mask)
+            labels = cluster_tokens(queries, keys, valid, self.clusters, call.seed)
             chunks = sorted_chunks(labels, call.mask, valid, self.chunk)
             return neighbours(query, key, self.window, call.mask), chunks

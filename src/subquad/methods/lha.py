@@ -45,6 +45,7 @@ from subquad.kernels.selection.balanced import enlarged
 from subquad.kernels.selection.hash_functions import KINDS, Hashed, divergence
 from subquad.kernels.selection.top.op import top_and_best
 from subquad.kernels.tensors import one_hot
+from subquad.kernels.tokens.padding import zeroed_halves
 from subquad.kernels.tokens.positions import valid_lengths
 from subquad.kernels.tokens.slots import members
 from subquad.methods.core.bucketed import HashedBuckets, LearnsHashes
@@ -105,8 +106,10 @@ class LearnedHash(LearnsHashes, HashedBuckets):
 
     def hashes(self, query: Tensor, key: Tensor, call: Call) -> tuple[Hashed, Hashed]:
         """The logits of S_Q and S_K; under a causal mask, and for argmax buckets, one score for both (equation 18)."""
-        of_query, of_key = super().hashes(query, key, call)
-        return (of_query + of_key,) * 2 if self.ties(call) else (of_query, of_key)
+        if not self.ties(call):
+            return super().hashes(query, key, call)
+        of_query, of_key = super().hashes(*zeroed_halves(query, key, call.mask), call)
+        return (of_query + of_key,) * 2
 
     def auxiliary_loss(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Tensor:
         """KL(ψ ‖ S_Q) + KL(ψ' ‖ S_K): equations 13 and 19."""

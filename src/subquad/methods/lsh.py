@@ -25,6 +25,7 @@ from torch import Tensor
 from subquad.core.randomness import normal, normal_rows
 from subquad.kernels.selection.balanced import best_bucket, bucket_sizes, most_of
 from subquad.kernels.tokens.heads import repeat_heads
+from subquad.kernels.tokens.padding import zeroed_halves
 from subquad.kernels.tokens.positions import ValidPositions, ranks
 from subquad.kernels.tokens.slots import Buckets
 from subquad.methods.core.bucketed import HashedBuckets, attend_with_cells, residual_in_cells
@@ -142,6 +143,7 @@ class RandomHash(HashedBuckets):
         `before`: how many real queries and keys of each item precede these, if these are not all.
         """
         (query, key), line = upcast(query, key), ValidPositions.from_mask(call.mask, query, key)
+        query, key = zeroed_halves(query, key, call.mask) if self.ties(call) else (query, key)
         buckets = self.buckets or math.ceil(line.M / self.bucket_size)
         if self.hash == "random":
             of_query = position_scores(query, line.valid_queries, buckets, call.seed, before[0])

@@ -20,7 +20,7 @@ from subquad.testing.oracle import gradients, normal, qkv, tracked
 N, TOKEN = 70, 23
 SIZES = (3, 3), (130, 130), (20, 20), (5, 130), (63, 63), (70, 70)  # on both sides of what SDPA does faster
 EVERY = 3  # of the calls is made at each size, and each call at two sizes
-HUGE = 3e38
+HUGE, LARGE = 3e38, 1e20  # the product of two large numbers is infinite, and their sum is not
 KINDS = {"nan": torch.nan, "inf": torch.inf, "-inf": -torch.inf, "3e38": HUGE}
 Inputs = tuple[Tensor, Tensor, Tensor]
 
@@ -72,9 +72,9 @@ def poisoned(inputs: Inputs, number: float, poisoned_at: str) -> Inputs:
 
 
 def spoilt(x: Tensor, name: str) -> Tensor:
-    """The tensor full of NaN, or with another number of each kind for each token, which leaves every fifth as it is."""
-    if name == "nan":
-        return torch.full_like(x, torch.nan)
+    """The tensor full of one number, or with another one of each kind for each token and every fifth as it is."""
+    if name != "all kinds":
+        return torch.full_like(x, float(name))
     numbers = torch.tensor([*KINDS.values(), 0.0])[torch.arange(x.shape[2]) % 5][:, None]
     return torch.where(numbers == 0, x, numbers)
 
@@ -151,12 +151,23 @@ class NonfiniteContract(Contract):
         promised = slice(1, None) if stays else slice(None)
         for mask in (mask for mask in masks if method.refuses(mask) is None):
             want = on_backend(backend, method, qkv(N), mask=mask)
-            for name in ("nan", "all kinds"):
+            for name in ("nan", f"{LARGE}", "all kinds"):
                 dirty = tuple(torch.where(poison[:, None, :, None], spoilt(x, name), x) for x in qkv(N))
                 have = on_backend(backend, method, dirty, mask=mask)
                 for x, y in zip(have, want, strict=True):
                     close(x[promised], y[promised], msg=lambda m, at=mask, kind=name: f"{at}, {kind}: {m}")
                     assert (x[promised].transpose(1, 2)[~valid[promised]] == 0).all(), f"{mask}, {name}"
+
+    @on_each_backend
+    def test_hidden_keys_of_real_queries_may_hold_anything(self, method: Method, backend: str):
+        """In self-attention, also in methods that hash a query and the key at its place as one token."""
+        valid = normal(2, N, seed=4) > -0.5
+        q, k, v = qkv(N)
+        dirty = q, *(x.masked_fill(~valid[:, None, :, None], torch.nan) for x in (k, v))
+        masks = (Mask.padding(keys=valid), Mask.padding(keys=valid) & Mask.causal())
+        for mask in (mask for mask in masks if method.refuses(mask) is None and not passes_padding_to_sdpa(method)):
+            have, want = (on_backend(backend, method, inputs, mask=mask) for inputs in (dirty, (q, k, v)))
+            close(have, want, msg=lambda m, at=mask: f"{at}: {m}")
 
     @where(lambda traits: traits.skips_padding)
     def test_nan_in_padding_is_skipped_on_every_path(self, method: Method):

@@ -31,16 +31,16 @@ def outputs(attend, inputs: list[torch.Tensor], device: str) -> list[torch.Tenso
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("fused", [True, False], ids=["fused", "logits"])
-@pytest.mark.parametrize("name", MASKS)
+@pytest.mark.parametrize(("name", "scale"), [*((name, 0.4) for name in MASKS), ("causal", -0.4), ("causal", 0.0)])
 def test_partials_and_gradients_are_those_of_the_logits(
-    name: str, fused: bool, device: str, monkeypatch: pytest.MonkeyPatch
+    name: str, scale: float, fused: bool, device: str, monkeypatch: pytest.MonkeyPatch
 ):
     inputs, mask = [normal(2, 4, 7, 8), normal(2, 2, 7, 8, seed=1), normal(2, 2, 7, 5, seed=2)], MASKS[name]
     visible = mask.visible(7, 7, torch.device("cpu"))
     monkeypatch.setattr(views, "LOGITS", 14)  # two queries at a time
 
     def want(q, k, v):
-        logits = q @ repeat_heads(k, 4).mT * 0.4
+        logits = q @ repeat_heads(k, 4).mT * scale
         seen = torch.ones_like(logits, dtype=torch.bool) if visible is None else visible.expand_as(logits)
         return visible_softmax(logits, seen) @ repeat_heads(v, 4), visible_logsumexp(logits, seen)
 
@@ -49,7 +49,7 @@ def test_partials_and_gradients_are_those_of_the_logits(
         monkeypatch.setattr(kernels, "on_cpu", lambda query: False)
         monkeypatch.setattr(kernels, "on_gpu", lambda query: False)
     moved = mask if device == "cpu" else sq.Mask(**{k: _to(v, device) for k, v in vars(mask).items()})
-    found = outputs(lambda *x: exact_partial(*x, moved, scale=0.4), inputs, device)
+    found = outputs(lambda *x: exact_partial(*x, moved, scale=scale), inputs, device)
     for w, f in zip(wanted, found, strict=True):
         torch.testing.assert_close(f.cpu(), w, atol=2e-5, rtol=1e-4)
 

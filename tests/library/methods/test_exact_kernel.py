@@ -122,9 +122,13 @@ def test_scales_that_are_not_positive_hide_later_keys_too(method: str, scale: fl
     q, k, v = (x.detach() for x in inputs())
     keys, values = (x.repeat_interleave(2, 1) for x in (k, v))
     hidden = ~torch.ones(150, 150, dtype=torch.bool).tril()
-    want = (q @ keys.mT * scale).masked_fill(hidden, -torch.inf).softmax(-1) @ values
+    logits = (q @ keys.mT * scale).masked_fill(hidden, -torch.inf)
+    want = logits.softmax(-1) @ values
     out = sq.attention(q, k, v, method=method, is_causal=True, scale=scale, enable_gqa=True)
     torch.testing.assert_close(out, want, rtol=1e-4, atol=1e-5)
+    doubled = (x.double() for x in (q, k, v))  # which subquad's kernel does not take
+    partial = sq.attention(*doubled, method=method, is_causal=True, scale=scale, enable_gqa=True, return_lse=True)
+    torch.testing.assert_close(partial, (want, logits.logsumexp(-1)), rtol=1e-4, atol=1e-5, check_dtype=False)
 
 
 def test_an_exported_graph_needs_no_subquad():

@@ -265,6 +265,23 @@ def test_layers_can_share_what_they_learn():
     assert first.attention.learned.key.grad.abs().max() > 0
 
 
+@pytest.mark.parametrize("assign", [False, True], ids=["emptied", "assigned"])
+@pytest.mark.parametrize("projection", ["learned", "convolution"])
+def test_a_layer_from_the_meta_device_is_whole_once_its_parameters_are_loaded(projection: str, assign: bool):
+    def layer() -> nn.Module:
+        return sq.nn.MultiheadAttention(16, 2, method=f"linformer:k=5,projection={projection}", max_length=20)
+
+    trained = layer()
+    with torch.device("meta"):
+        loaded = layer()
+    if not assign:
+        loaded.to_empty(device="cpu")
+        for buffer in loaded.buffers():
+            buffer.fill_(3)
+    loaded.load_state_dict(trained.state_dict(), assign=assign)
+    assert torch.equal(loaded(normal(2, 17, 16)), trained(normal(2, 17, 16)))
+
+
 # ---------------------------------------------------------------------- what published code does
 
 

@@ -213,3 +213,11 @@ def test_argmax_buckets_have_no_size_and_no_tail(settings):
     setting = next(iter(settings))
     with pytest.raises(ValueError, match=f"'lsh': {setting}={settings[setting]} needs selection='balanced'"):
         RandomHash(**settings, selection="argmax")
+
+
+@pytest.mark.parametrize("method", ["lsh:buckets=4,selection=argmax", "cluster-former:window=2,chunk=5,clusters=4"])
+def test_a_padded_query_leaves_no_trace_in_the_hash_of_the_key_at_its_place(method: str):
+    valid, (q, k, v) = normal(2, 50, seed=4) > -0.5, qkv(50)
+    dirty = q.masked_fill(~valid[:, None, :, None], torch.nan)
+    out, want = (sq.attention(x, k, v, method=method, mask=Mask.padding(queries=valid)) for x in (dirty, q))
+    torch.testing.assert_close(out, want)

@@ -19,7 +19,7 @@ from torch import Tensor
 from subquad.distributed.ring import Homeward, Ring
 from subquad.distributed.shares import spans
 from subquad.distributed.token_split import Alone, TokenSplit
-from subquad.kernels.attention.blockwise.kernels import Kernels, fused, widened
+from subquad.kernels.attention.blockwise.kernels import Kernels, fused, widened, with_positive_scale
 from subquad.kernels.attention.blockwise.views import Piece, View, needs
 from subquad.kernels.attention.softmax import merge_partials
 from subquad.kernels.tokens.heads import repeat_heads
@@ -40,6 +40,7 @@ def ring_attention(
 ) -> Partial:
     """Exact attention of this rank's queries to the keys of all ranks, in fp32 or better. Padding may hold NaN."""
     query, key, value = cleared_inputs(query, key, value, mask)
+    query, scale = with_positive_scale(query, scale)
     blocks = KeyBlocks(split, split.whole(mask), scale, key.shape[3], value.shape[3])
     out, lse = _Attention.apply(query, torch.cat([key, value], dim=3), blocks)
     return out, lse
@@ -54,6 +55,7 @@ def exact_partial(
     scale: float,
 ) -> Partial:
     """Exact attention to these keys alone, with its log-sum-exp, in memory that is linear in N and M."""
+    query, scale = with_positive_scale(query, scale)
     blocks = KeyBlocks(Alone(query.shape[2], key.shape[2]), mask, scale, key.shape[3], value.shape[3])
     out, lse = _Attention.apply(query, torch.cat([key, value], dim=3), blocks)
     return out, lse

@@ -54,10 +54,11 @@ class Projections(nn.Module):
         self.key = nn.Parameter(drawn[0].clone(memory_format=torch.contiguous_format))
         self.value = None if tied else nn.Parameter(drawn[1].clone(memory_format=torch.contiguous_format))
         self.bias = nn.Parameter(torch.zeros(heads, k)) if start == "pool" else None
+        self.register_load_state_dict_post_hook(_derive_after_loading)  # parameters may have come from the meta device
 
-    def derive(self) -> None:
+    def derive(self, device: torch.device | None = None) -> None:
         """Make the buffers that files do not hold, from `k` and `max_length`."""
-        segment = pool_of(torch.arange(self.max_length), self.max_length, self.k)
+        segment = pool_of(torch.arange(self.max_length, device=device), self.max_length, self.k)
         size = one_hot(segment, self.k).sum(0)
         for name, buffer in {
             "segment": segment,
@@ -93,3 +94,7 @@ class Projections(nn.Module):
             return Shares(counts > 0 if self.kernel else (end > begin)[..., None].expand_as(counts), None, None)
         c = counts.clamp(min=1).to(dtype)
         return Shares(counts > 0, self.full / c, c.log()[:, None] + self.bias.to(dtype)[:, None])
+
+
+def _derive_after_loading(projections: Projections, _keys: object) -> None:
+    projections.derive(projections.key.device)

@@ -101,6 +101,14 @@ def fused(query: Tensor) -> bool:
     return on_cpu(query) or on_gpu(query)
 
 
+def with_positive_scale(query: Tensor, scale: float) -> tuple[Tensor, float]:
+    """Queries and a scale above 0 with the same logits, for causal masks.
+
+    torch's kernels hide keys before they scale: −∞ times a scale of 0 is NaN, and times a negative one +∞.
+    """
+    return (query, scale) if scale > 0 else (query * (0 if scale == 0 else -1), -scale or 1.0)
+
+
 def widened(width: int, *tensors: Tensor) -> list[Tensor]:
     """The tensors with columns of 0 up to a width, which change no logit and no output."""
     return [F.pad(x, (0, width - x.shape[3])).contiguous() for x in tensors]

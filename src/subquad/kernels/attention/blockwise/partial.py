@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from subquad.kernels.attention.blockwise.kernels import Kernels, on_cpu, on_gpu, widened
+from subquad.kernels.attention.blockwise.kernels import Kernels, on_cpu, on_gpu, widened, with_positive_scale
 from subquad.kernels.attention.softmax import hide
 from subquad.kernels.precision import upcast
 from subquad.kernels.tokens.heads import repeat_heads
@@ -48,6 +48,7 @@ def fused_partial(
     """
     if key.shape[2] < LANES:
         return plain_partial(query, key, value, allowed, causal=causal, scale=scale)
+    query, scale = with_positive_scale(query, scale)
     if on_gpu(query):  # whose kernels share no keys between heads
         key, value = repeat_heads(key, query.shape[1]), repeat_heads(value, query.shape[1])
     out, lse = _FusedPartial.apply(query, key, value, allowed, causal, scale)

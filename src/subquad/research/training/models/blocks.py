@@ -267,7 +267,6 @@ class AttentionModel(PreTrainedModel):
         transformers empties the buffers that are in no file, and calls this to restore them.
         """
         if isinstance(module, Projections):
-            with torch.device(module.key.device):
-                module.derive()
+            module.derive(module.key.device)
         if isinstance(module, nn.Linear | nn.Embedding | nn.LayerNorm | nn.Conv1d):
             super()._init_weights(module)

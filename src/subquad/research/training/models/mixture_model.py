@@ -113,8 +113,7 @@ class MixtureModel(PreTrainedModel):
     def _init_weights(self, module: nn.Module) -> None:
         """Keep the initial weights of the layers; buffers that are in no file are computed again."""
         if isinstance(module, Projections):
-            with torch.device(module.key.device):
-                module.derive()
+            module.derive(module.key.device)
 
 
 def set_log_likelihood(
