@@ -21,6 +21,7 @@ from subquad.kernels.transforms import transform
 
 logger = logging.getLogger("subquad.audit")
 
+TOKENS = "input_ids", "inputs_embeds"
 LEFT_OUT = (*NAMES_OF_CACHE, "cache_position", "labels", "use_cache", "logits_to_keep", "return_dict")
 
 
@@ -129,7 +130,7 @@ class OutputWatch(ABC):
 
 def token_input(inputs: Mapping[str, Any]) -> Tensor | None:
     """The tokens that a call reads, as numbers or embeddings; None of other inputs."""
-    return next((inputs[n] for n in ("input_ids", "inputs_embeds") if inputs.get(n) is not None), None)
+    return next((inputs[n] for n in TOKENS if inputs.get(n) is not None), None)
 
 
 def valid_tokens(inputs: Mapping[str, Any]) -> Bool[Tensor, "B N"] | None:

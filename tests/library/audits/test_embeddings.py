@@ -272,10 +272,29 @@ def test_bad_floors_are_named(options, message):
         sq.audit(model, **options)
 
 
-def test_a_floor_of_embeddings_needs_a_model_that_has_them():
-    model = build("llama").model
+@pytest.mark.parametrize(("name", "why"), [
+    ("llama", "is a causal language model; leave out min_fidelity"),
+    ("bart", r"is an encoder-decoder; audit its encoder: sq.audit\(model.get_encoder\(\), …\)"),
+    ("vit", "reads pixel_values, not tokens; leave out min_fidelity, and give a tolerance of rows"),
+    ("whisper", "reads input_features, not tokens; leave out"),
+])  # fmt: skip
+def test_a_floor_of_embeddings_needs_a_model_that_has_them(name, why):
+    model = build(name).model
     sq.hf.swap(model, "full")
-    with pytest.raises(ValueError, match=r"is a floor of embeddings, but .* is a causal language model"):
+    with pytest.raises(ValueError, match=f"is a floor of embeddings, but .* {why}"):
         sq.audit(model, min_fidelity=0.9)
+
+
+def test_the_encoder_of_an_encoder_decoder_is_audited():
+    model, ids = build("bart").model, batches(1, 20)[0]
+    sq.hf.swap(model, "full")
+    with sq.audit(model.get_encoder(), min_fidelity=0.9, every=1) as audit, torch.no_grad():
+        model(ids, decoder_input_ids=ids[:, :15])
+    found = audit.report().embeddings
+    assert (found.inputs, found.audited, found.items) == (1, 1, 2)
+    assert found.fidelity == pytest.approx(1.0)
+
+
+def test_a_floor_of_embeddings_needs_a_transformers_model():
     with pytest.raises(ValueError, match=r"is not a transformers model"):
         sq.audit(sq.nn.MultiheadAttention(64, 4, method="full"), min_fidelity=0.9)
