@@ -6,6 +6,7 @@ import json
 import logging
 import pickle
 
+import numpy as np
 import pytest
 import torch
 import transformers
@@ -252,6 +253,26 @@ def test_a_recorded_audit_is_saved_with_the_model(tmp_path):
     assert sq.hf.provenance(again)["floor"] == {"min_fidelity": 0.97, "pooling": "cls"}
     sq.hf.swap(again, BAD)
     assert "audit" not in sq.hf.provenance(again)
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_numbers_of_numpy_are_recorded(tmp_path):
+    model = sharp()
+    sq.hf.swap(model, CLOSE)
+    baseline = {
+        "layers": {
+            f"encoder.layer.{n}.attention.self": dict.fromkeys(("error", "low", "high"), np.float32(0.5))
+            for n in (0, 1)
+        }
+    }
+    numbers = {"every": np.int64(5), "tolerance": np.float32(0.5), "rows": np.uint8(8)}
+    sq.audit(model, min_fidelity=np.float32(0.75), baseline=baseline, **numbers).record()
+    model.save_pretrained(tmp_path)
+    again = sq.hf.provenance(type(model).from_pretrained(tmp_path))
+    assert again["floor"] == {"min_fidelity": 0.75, "pooling": "mean"}
+    assert again["audit"].pop("baseline")["layers"].keys() == baseline["layers"].keys()
+    assert again["audit"] == {"tolerance": 0.5, "rows": 8, "every": 5}
+    assert all(type(value) in (int, float) for value in again["audit"].values())
 
 
 def test_only_a_swapped_transformers_model_records_an_audit():
