@@ -76,7 +76,7 @@ class EmbeddingWatch(OutputWatch):
                 items=losses.count + self.undefined,
                 undefined=self.undefined,
                 fidelity=1 - losses.mean if losses.count else None,
-                fidelity_bound=None if bound is None else 1 - bound,
+                fidelity_bound=None if bound is None else max(1 - bound, -1.0),
                 lowest=self.lowest if losses.count else None,
                 floor=f"fidelity ≥ {self._floor:g}",
                 evidence=self.evidence,

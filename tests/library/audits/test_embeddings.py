@@ -62,6 +62,12 @@ def test_exact_attention_has_a_fidelity_of_one():
     assert "not finite" in str(report).splitlines()[0]
 
 
+def test_a_bound_from_few_inputs_is_a_cosine():
+    report = audited("full", batches(1), min_fidelity=0.9)
+    assert report.embeddings.fidelity_bound == -1.0
+    assert "fidelity 1 (≥ -1)" in str(report)
+
+
 @pytest.mark.parametrize("pooling", ["mean", "cls"])
 def test_the_fidelity_is_the_mean_cosine_of_the_embeddings(pooling):
     model, cosines = sharp(), []
