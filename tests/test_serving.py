@@ -254,6 +254,29 @@ def test_an_error_of_one_batch_leaves_the_others_and_the_thread_alone(batching):
     assert not batcher.alive()
 
 
+def test_cancelled_texts_are_left_out_and_the_thread_goes_on(batching):
+    begun, go, seen = batching.threading.Event(), batching.threading.Event(), []
+
+    def run(texts):
+        seen.extend(texts)
+        begun.set()
+        go.wait(10)
+        return [np.array([len(text)]) for text in texts]
+
+    batcher = batching.Batcher(run, 100, 0.01, 10)
+    first = batcher.submit("first", 3)
+    assert begun.wait(10)
+    cancelled = [batcher.submit("with another", 3), batcher.submit("alone", 90)]
+    last = batcher.submit("last", 3)
+    assert all(job.cancel() for job in cancelled)
+    assert not first.cancel()  # it runs
+    go.set()
+    assert (first.result(10), last.result(10)) == ([5], [4])
+    assert batcher.alive()
+    batcher.stop()
+    assert seen == ["first", "last"]
+
+
 def test_a_full_queue_refuses(batching):
     begun, go = batching.threading.Event(), batching.threading.Event()
 

@@ -77,6 +77,9 @@ class Batcher:
                 self._answer(batch)
 
     def _answer(self, batch: list[Job]) -> None:
+        batch = [job for job in batch if job.result.set_running_or_notify_cancel()]  # a client may have hung up
+        if not batch:
+            return
         try:
             results = self._run([job.text for job in batch])
         except Exception as error:  # of one batch; the next one may work

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
+import torch
 
 import subquad as sq
 from tests.forks import output_of
@@ -111,6 +112,17 @@ def test_exported_with_a_dynamic_length_equals_eager(names):
         else:
             wanted = {length: "refused" if int(length) in refused else "equal" for length in outcomes}
             assert outcomes == wanted, name
+
+
+def test_the_offset_of_a_causal_mask_may_follow_the_length(unchecked):
+    class LastTwo(torch.nn.Module):
+        def forward(self, x):
+            return sq.attention(x[:, :, -2:], x, x, mask=sq.Mask.causal(offset=x.shape[2] - 2), method="full")
+
+    length = torch.export.Dim.DYNAMIC
+    program = torch.export.export(LastTwo(), (torch.randn(1, 2, 20, 8),), dynamic_shapes=({2: length},)).module()
+    x = torch.randn(1, 2, 30, 8)
+    torch.testing.assert_close(program(x), LastTwo()(x))
 
 
 def test_the_page_on_exports_says_which_lengths():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 import math
 from collections.abc import Callable, Mapping
@@ -12,6 +13,7 @@ from torch import nn
 
 from subquad.audits.argument_checks import check_allowed, check_floor, check_share, check_tolerance, check_whole
 from subquad.audits.embeddings import POOLINGS, EmbeddingWatch
+from subquad.audits.outputs import TOKENS
 from subquad.audits.prompt_watch import NextTokenFloor, PromptWatch, causal_lm_in
 from subquad.audits.recorded import DEFAULTS, record_audit
 from subquad.audits.report import AuditReport, summary
@@ -363,14 +365,21 @@ def _embedding_watch(module: nn.Module, floor: Mapping[str, Any], options: dict[
     if min_fidelity is None:
         return None
     encoder: Any = next((p for p in module.modules() if hasattr(p, "base_model") and hasattr(p, "config")), None)
-    if encoder is None or causal_lm_in(module) is not None:
-        raise ValueError(
-            f"fidelity ≥ {min_fidelity:g} is a floor of embeddings, but {type(module).__name__} is "
-            f"{'not a transformers model' if encoder is None else 'a causal language model'}; leave out min_fidelity"
-        )
-    return EmbeddingWatch(
-        encoder.base_model, min_fidelity=min_fidelity, pooling=floor.get("pooling", "mean"), **options
-    )
+    why = None
+    if encoder is None:
+        why = "is not a transformers model; leave out min_fidelity"
+    elif causal_lm_in(module) is not None:
+        why = "is a causal language model; leave out min_fidelity"
+    else:
+        encoder = encoder.base_model
+        names = inspect.signature(encoder.forward).parameters
+        if not any(name in names for name in TOKENS):
+            why = f"reads {encoder.main_input_name}, not tokens; leave out min_fidelity, and give a tolerance of rows"
+        elif "decoder_input_ids" in names:
+            why = "is an encoder-decoder; audit its encoder: sq.audit(model.get_encoder(), …)"
+    if why is not None:
+        raise ValueError(f"fidelity ≥ {min_fidelity:g} is a floor of embeddings, but {type(module).__name__} {why}")
+    return EmbeddingWatch(encoder, min_fidelity=min_fidelity, pooling=floor.get("pooling", "mean"), **options)
 
 
 def layers_of(model: Any) -> dict[str, tuple[BoundMethod, bool]]:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable, Mapping
-from types import MethodType
 from typing import Any
 
 import torch
@@ -18,7 +17,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from subquad.audits.outputs import OutputWatch, token_input
+from subquad.audits.outputs import OutputWatch
 from subquad.audits.report import LARGEST, EmbeddingReport
 from subquad.audits.statistics import RunningMoments, mean_upper
 
@@ -28,7 +27,7 @@ POOLINGS = ("mean", "cls")
 class WatchedForward:
     """The forward method of a model, before which a function is given its arguments.
 
-    A copy of the model has its own forward method, and is not watched.
+    A copy of the model, also a pickled one, has its own forward method, and is not watched.
     """
 
     def __init__(self, model: nn.Module, before: Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], None]):
@@ -41,8 +40,8 @@ class WatchedForward:
         self._before(self._model, args, kwargs)
         return self._forward(self._model, *args, **kwargs)
 
-    def __deepcopy__(self, copies: dict[int, Any]) -> Any:
-        return MethodType(self._forward, copies[id(self._model)])
+    def __reduce__(self) -> Any:
+        return getattr, (self._model, "forward")
 
 
 class EmbeddingWatch(OutputWatch):
@@ -52,16 +51,17 @@ class EmbeddingWatch(OutputWatch):
         super().__init__(model, accepted=1.0 - min_fidelity, **options)
         self._floor, self._pooling = min_fidelity, pooling
         self.losses, self.lowest, self.undefined = RunningMoments(), math.inf, 0
+        self._watched: WatchedForward | None = None
 
     def start(self) -> None:
         """Watch the model's calls. SentenceTransformers call `forward` itself, for which torch runs no hooks."""
-        vars(self._model)["forward"] = WatchedForward(self._model, self._before)
+        self._watched = vars(self._model)["forward"] = WatchedForward(self._model, self._before)
 
     def stop(self) -> None:
         """Leave the model alone."""
-        watched = vars(self._model).get("forward")
-        if isinstance(watched, WatchedForward):
+        if self._watched is not None and vars(self._model).get("forward") is self._watched:
             del vars(self._model)["forward"]
+        self._watched = None
 
     def report(self, delta: float) -> EmbeddingReport:
         """The results so far, with a bound at confidence 1 − δ."""
@@ -76,16 +76,12 @@ class EmbeddingWatch(OutputWatch):
                 items=losses.count + self.undefined,
                 undefined=self.undefined,
                 fidelity=1 - losses.mean if losses.count else None,
-                fidelity_bound=None if bound is None else 1 - bound,
+                fidelity_bound=None if bound is None else max(1 - bound, -1.0),
                 lowest=self.lowest if losses.count else None,
                 floor=f"fidelity ≥ {self._floor:g}",
                 evidence=self.evidence,
                 alarm=self.alarm,
             )
-
-    def _is_input(self, inputs: Mapping[str, Any]) -> bool:
-        tokens = token_input(inputs)
-        return tokens is not None and tokens.ndim >= 2
 
     def _compare(self, inputs: Mapping[str, Any], valid: Bool[Tensor, "B N"]) -> None:
         mine, exact = self._both(lambda: self._pooled(inputs, valid))
@@ -101,7 +97,8 @@ class EmbeddingWatch(OutputWatch):
 
     def _pooled(self, inputs: Mapping[str, Any], valid: Bool[Tensor, "B N"]) -> Float[Tensor, "B width"]:
         """The embedding of each item."""
-        hidden = self._model(**inputs)[0].float().cpu()
+        options = {"use_cache": False} if "use_cache" in self._names else {}
+        hidden = self._read(inputs, **options)[0].float().cpu()
         if self._pooling == "cls":
             return hidden[:, 0]
         return (hidden * valid[..., None]).sum(1) / valid.sum(1, keepdim=True).clamp(min=1)

@@ -6,7 +6,7 @@ import inspect
 import logging
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -16,9 +16,28 @@ from torch import Tensor, nn
 from subquad.audits.audit_passes import running_exactly, running_method, uncounted
 from subquad.audits.sampling import OneOfEvery
 from subquad.audits.statistics import Betting
+from subquad.core.versions import NAMES_OF_CACHE, cache_in
 from subquad.kernels.transforms import transform
 
 logger = logging.getLogger("subquad.audit")
+
+TOKENS = "input_ids", "inputs_embeds"
+LEFT_OUT = (*NAMES_OF_CACHE, "cache_position", "labels", "use_cache", "logits_to_keep", "return_dict")
+
+
+class PreHook:
+    """A forward pre-hook of a model; in a copy of the model, also a pickled one, it does nothing."""
+
+    def __init__(self, before: Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], None] | None = None):
+        self._before = before
+
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Call the function."""
+        if self._before is not None:
+            self._before(module, args, kwargs)
+
+    def __reduce__(self) -> Any:
+        return PreHook, ()
 
 
 class OutputWatch(ABC):
@@ -37,7 +56,7 @@ class OutputWatch(ABC):
 
     def start(self) -> None:
         """Watch the model's calls."""
-        self._handle = self._model.register_forward_pre_hook(self._before, with_kwargs=True)
+        self._handle = self._model.register_forward_pre_hook(PreHook(self._before), with_kwargs=True)
 
     def stop(self) -> None:
         """Leave the model alone."""
@@ -55,9 +74,15 @@ class OutputWatch(ABC):
         """True if the floor is not kept; None if there is no floor."""
         return None if self._bet is None else self._bet.peak >= self._alarm_at
 
-    @abstractmethod
     def _is_input(self, inputs: Mapping[str, Any]) -> bool:
-        """True if a call reads an input that counts."""
+        """True if a call reads tokens and continues no cache."""
+        tokens, past = token_input(inputs), cache_in(inputs)
+        return tokens is not None and tokens.ndim >= 2 and (past is None or not int(past.get_seq_length()))
+
+    def _read(self, inputs: Mapping[str, Any], **more: Any) -> Any:
+        """The model's output for an input that is read again, without the caller's cache."""
+        options = {name: value for name, value in inputs.items() if name not in LEFT_OUT}
+        return self._model(**options, **more)
 
     @abstractmethod
     def _compare(self, inputs: Mapping[str, Any], valid: Bool[Tensor, "B N"]) -> None:
@@ -105,7 +130,7 @@ class OutputWatch(ABC):
 
 def token_input(inputs: Mapping[str, Any]) -> Tensor | None:
     """The tokens that a call reads, as numbers or embeddings; None of other inputs."""
-    return next((inputs[n] for n in ("input_ids", "inputs_embeds") if inputs.get(n) is not None), None)
+    return next((inputs[n] for n in TOKENS if inputs.get(n) is not None), None)
 
 
 def valid_tokens(inputs: Mapping[str, Any]) -> Bool[Tensor, "B N"] | None:

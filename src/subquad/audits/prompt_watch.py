@@ -21,9 +21,6 @@ from torch import Tensor, nn
 from subquad.audits.outputs import OutputWatch, token_input
 from subquad.audits.report import LARGEST, NextTokenReport
 from subquad.audits.statistics import RunningMoments, mean_upper, share_upper
-from subquad.core.versions import NAMES_OF_CACHE, cache_in
-
-LEFT_OUT = (*NAMES_OF_CACHE, "cache_position", "labels", "use_cache", "logits_to_keep", "return_dict")
 
 
 @dataclass(frozen=True)
@@ -105,10 +102,8 @@ class PromptWatch(OutputWatch):
 
     def _is_input(self, inputs: Mapping[str, Any]) -> bool:
         """True if a call reads more than one token and continues no cache."""
-        tokens, past = token_input(inputs), cache_in(inputs)
-        if tokens is None or tokens.ndim < 2 or tokens.shape[1] < 2:
-            return False
-        return past is None or not int(past.get_seq_length())
+        tokens = token_input(inputs)
+        return tokens is not None and super()._is_input(inputs) and tokens.shape[1] > 1
 
     def _compare(self, inputs: Mapping[str, Any], valid: Bool[Tensor, "B N"]) -> None:
         """Read a prompt again, twice, and add the results of its positions; those of the last tokens come last."""
@@ -136,11 +131,10 @@ class PromptWatch(OutputWatch):
     def _log_probabilities(self, inputs: Mapping[str, Any], items: Tensor, at: Tensor) -> Tensor:
         """log p of the next token (rows, V) at these positions of these items."""
         kept, row = at.unique(return_inverse=True)
-        options = {name: value for name, value in inputs.items() if name not in LEFT_OUT}
         if "logits_to_keep" in self._names:
-            logits = self._model(**options, use_cache=False, logits_to_keep=kept).logits
+            logits = self._read(inputs, use_cache=False, logits_to_keep=kept).logits
         else:
-            logits = self._model(**options, use_cache=False).logits[:, kept]
+            logits = self._read(inputs, use_cache=False).logits[:, kept]
         return logits[items, row].float().log_softmax(-1)
 
 

@@ -1,7 +1,10 @@
 """The arguments of an audit, recorded with a swapped transformers model."""
 
+import json
 from collections.abc import Mapping
 from typing import Any
+
+from subquad.core.whole_numbers import is_whole
 
 DEFAULTS: dict[str, Any] = {
     "tolerance": None,
@@ -35,5 +38,11 @@ def record_audit(model: Any, settings: Mapping[str, Any]) -> None:
             f"the audit of this {type(model).__name__} cannot be recorded, because it is not a swapped transformers "
             "model; give sq.audit its arguments where the model is loaded"
         )
+    settings = json.loads(json.dumps(dict(settings), default=_plain))  # such as numbers of NumPy
     changed = {name: settings[name] for name, default in DEFAULTS.items() if settings[name] != default}
     record(inner, audit=changed or None, floor=settings["floor"] or None)
+
+
+def _plain(number: Any) -> int | float:
+    """A number that can be written as JSON."""
+    return int(number) if is_whole(number) else float(number)

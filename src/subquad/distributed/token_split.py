@@ -68,14 +68,16 @@ class TokenSplit:
         """This rank's part of a tensor that holds all tokens along an axis.
 
         Raises:
-            ValueError: the axis has another length than the sequence.
+            ValueError: there is no such axis, or it has another length than the sequence.
         """
+        _check_axis(x, dim)
         if x.shape[dim] != self.tokens:
             raise ValueError(f"axis {dim} has {x.shape[dim]} positions, but the sequence has {self.tokens} tokens")
         return x.narrow(dim, self.local_tokens.start, self.lengths[self.rank])
 
     def unshard(self, x: Tensor, dim: int = 1) -> Tensor:
         """The whole tensor of which each rank has its part. Differentiable; its size grows with the length."""
+        _check_axis(x, dim)
         self.check_part(x.shape[dim], f"axis {dim}")
         shapes = [(*x.shape[:dim], n, *x.shape[dim:][1:]) for n in self.lengths]
         return torch.cat(gather(x, shapes, self.group), dim=dim)
@@ -160,6 +162,14 @@ class Alone(TokenSplit):
     def rank(self) -> int:
         """0: there is no other."""
         return 0
+
+
+def _check_axis(x: Tensor, dim: int) -> None:
+    """Raise ValueError if a tensor does not have an axis."""
+    if not -x.ndim <= dim < x.ndim:
+        raise ValueError(
+            f"dim={dim}, but a tensor of shape {tuple(x.shape)} has axes 0 to {x.ndim - 1}; give the axis of its tokens"
+        )
 
 
 def _checked(name: str, lengths: Iterable[int], ranks: int) -> tuple[int, ...]:

@@ -55,7 +55,7 @@ class Mask:
         it N and M must be equal.
         """
         whole = isinstance(offset, int) and not isinstance(offset, bool) and offset >= 0
-        if not (offset is None or isinstance(offset, Tensor) or whole):
+        if not (offset is None or isinstance(offset, Tensor | torch.SymInt) or whole):
             raise ValueError(f"offset={offset!r}, but the position of the first query is a whole number ≥ 0")
         if isinstance(offset, Tensor):
             _check_offset(offset)

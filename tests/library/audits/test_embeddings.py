@@ -1,11 +1,15 @@
 """Audits of the embeddings of an encoder, in the units of its plan's floor."""
 
 import copy
+import io
 import json
 import logging
+import pickle
 
+import numpy as np
 import pytest
 import torch
+import transformers
 
 import subquad as sq
 from subquad.hf.swapping import record
@@ -56,6 +60,12 @@ def test_exact_attention_has_a_fidelity_of_one():
     json.dumps(report.to_dict(), allow_nan=False)
     assert "fidelity ≥ 0.9999: no alarm" in str(report)
     assert "not finite" in str(report).splitlines()[0]
+
+
+def test_a_bound_from_few_inputs_is_a_cosine():
+    report = audited("full", batches(1), min_fidelity=0.9)
+    assert report.embeddings.fidelity_bound == -1.0
+    assert "fidelity 1 (≥ -1)" in str(report)
 
 
 @pytest.mark.parametrize("pooling", ["mean", "cls"])
@@ -125,6 +135,25 @@ def test_nothing_is_changed_or_counted_by_the_passes_of_an_audit():
     assert audit.report().embeddings.skipped == 1
 
 
+def test_the_hidden_states_of_a_decoder_are_audited_without_its_cache():
+    decoder, ids = build("llama").model, batches(1, 20)[0][:1]
+    sq.hf.swap(decoder, BAD)
+    with torch.no_grad():
+        wanted = decoder.model(ids).last_hidden_state
+    generated = decoder.generate(ids, max_new_tokens=4, do_sample=False)
+    cache = transformers.DynamicCache(config=decoder.config)
+    with torch.no_grad(), sq.audit(decoder.model, min_fidelity=0.5, every=1) as audit:
+        assert torch.equal(decoder.model(ids, past_key_values=cache).last_hidden_state, wanted)
+        plain = audit.report().embeddings
+        decoder.model(ids)
+        assert torch.equal(decoder.generate(ids, max_new_tokens=4, do_sample=False), generated)
+    assert cache.get_seq_length() == 20
+    found = audit.report().embeddings
+    assert (found.inputs, found.audited) == (3, 3)  # steps on the cache are not inputs
+    assert 0.5 < found.fidelity < 0.9999
+    assert found.fidelity == pytest.approx(plain.fidelity)
+
+
 def test_calls_of_forward_are_seen_and_copies_and_compiled_models_run():
     model, ids = sharp(), batches(1)[0]
     sq.hf.swap(model, BAD)
@@ -132,8 +161,6 @@ def test_calls_of_forward_are_seen_and_copies_and_compiled_models_run():
     with sq.audit(model, min_fidelity=0.5, every=1) as audit, torch.no_grad():
         model.forward(ids)  # as a SentenceTransformer calls it
         assert audit.report().embeddings.inputs == 1
-        for part in model.modules():  # of the layers' own watches, a copy has none
-            vars(part).pop("watch", None)
         copied = copy.deepcopy(model)
         copied.embeddings.word_embeddings.weight.zero_()
         assert not torch.allclose(embedded(copied, ids, "mean"), wanted)
@@ -143,6 +170,41 @@ def test_calls_of_forward_are_seen_and_copies_and_compiled_models_run():
         assert torch.allclose(compiled(ids).last_hidden_state.mean(1), wanted, atol=1e-5)
         assert audit.report().embeddings.inputs == 3
     assert "forward" not in vars(model)
+
+
+def test_an_audit_that_is_not_running_stops_no_other_audit():
+    model, ids = sharp(), batches(1)[0]
+    sq.hf.swap(model, BAD)
+    old = sq.audit(model, min_fidelity=0.5, every=1).start()
+    sq.hf.swap(model, "full")
+    new, refused = (sq.audit(model, min_fidelity=0.5, every=1) for _ in range(2))
+    new.start()
+    with pytest.raises(ValueError, match="is audited already"):
+        refused.start()
+    refused.stop()
+    old.stop()
+    embedded(model, ids, "mean")
+    assert new.report().embeddings.inputs == 1
+    new.stop()
+    assert "forward" not in vars(model)
+
+
+@pytest.mark.parametrize(("name", "floor"), [("bert", {"min_fidelity": 0.5}), ("llama", {"tolerance": 9.0})])
+def test_copies_of_a_model_with_an_audited_output_run_and_are_not_audited(name, floor):
+    model, ids = build(name).model, batches(1)[0]
+    sq.hf.swap(model, BAD)
+    with torch.no_grad(), sq.audit(model, every=1, **floor) as audit:
+        file = io.BytesIO()
+        torch.save(model, file)
+        file.seek(0)
+        copies = copy.deepcopy(model), pickle.loads(pickle.dumps(model)), torch.load(file, weights_only=False)
+        for copied in copies:
+            next(copied.parameters()).zero_()
+            assert not torch.equal(copied(ids)[0], model(ids)[0])
+            assert torch.equal(copy.deepcopy(copied)(ids)[0], copied(ids)[0])
+    report = audit.report()
+    assert (report.embeddings.inputs if name == "bert" else report.next_tokens.prompts) == len(copies)
+    assert {layer.calls for layer in report.layers} == {len(copies)}
 
 
 def test_embeddings_that_are_not_finite_count_as_wrong():
@@ -199,6 +261,26 @@ def test_a_recorded_audit_is_saved_with_the_model(tmp_path):
     assert "audit" not in sq.hf.provenance(again)
 
 
+@pytest.mark.usefixtures("unchecked")
+def test_numbers_of_numpy_are_recorded(tmp_path):
+    model = sharp()
+    sq.hf.swap(model, CLOSE)
+    baseline = {
+        "layers": {
+            f"encoder.layer.{n}.attention.self": dict.fromkeys(("error", "low", "high"), np.float32(0.5))
+            for n in (0, 1)
+        }
+    }
+    numbers = {"every": np.int64(5), "tolerance": np.float32(0.5), "rows": np.uint8(8)}
+    sq.audit(model, min_fidelity=np.float32(0.75), baseline=baseline, **numbers).record()
+    model.save_pretrained(tmp_path)
+    again = sq.hf.provenance(type(model).from_pretrained(tmp_path))
+    assert again["floor"] == {"min_fidelity": 0.75, "pooling": "mean"}
+    assert again["audit"].pop("baseline")["layers"].keys() == baseline["layers"].keys()
+    assert again["audit"] == {"tolerance": 0.5, "rows": 8, "every": 5}
+    assert all(type(value) in (int, float) for value in again["audit"].values())
+
+
 def test_only_a_swapped_transformers_model_records_an_audit():
     layer = sq.nn.MultiheadAttention(64, 4, method="full")
     with pytest.raises(ValueError, match="the audit of this MultiheadAttention cannot be recorded, because it is not"):
@@ -217,10 +299,29 @@ def test_bad_floors_are_named(options, message):
         sq.audit(model, **options)
 
 
-def test_a_floor_of_embeddings_needs_a_model_that_has_them():
-    model = build("llama").model
+@pytest.mark.parametrize(("name", "why"), [
+    ("llama", "is a causal language model; leave out min_fidelity"),
+    ("bart", r"is an encoder-decoder; audit its encoder: sq.audit\(model.get_encoder\(\), …\)"),
+    ("vit", "reads pixel_values, not tokens; leave out min_fidelity, and give a tolerance of rows"),
+    ("whisper", "reads input_features, not tokens; leave out"),
+])  # fmt: skip
+def test_a_floor_of_embeddings_needs_a_model_that_has_them(name, why):
+    model = build(name).model
     sq.hf.swap(model, "full")
-    with pytest.raises(ValueError, match=r"is a floor of embeddings, but .* is a causal language model"):
+    with pytest.raises(ValueError, match=f"is a floor of embeddings, but .* {why}"):
         sq.audit(model, min_fidelity=0.9)
+
+
+def test_the_encoder_of_an_encoder_decoder_is_audited():
+    model, ids = build("bart").model, batches(1, 20)[0]
+    sq.hf.swap(model, "full")
+    with sq.audit(model.get_encoder(), min_fidelity=0.9, every=1) as audit, torch.no_grad():
+        model(ids, decoder_input_ids=ids[:, :15])
+    found = audit.report().embeddings
+    assert (found.inputs, found.audited, found.items) == (1, 1, 2)
+    assert found.fidelity == pytest.approx(1.0)
+
+
+def test_a_floor_of_embeddings_needs_a_transformers_model():
     with pytest.raises(ValueError, match=r"is not a transformers model"):
         sq.audit(sq.nn.MultiheadAttention(64, 4, method="full"), min_fidelity=0.9)

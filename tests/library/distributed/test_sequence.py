@@ -128,6 +128,11 @@ def test_what_does_not_go_with_it_is_refused(alone: None):
         sq.attention(q, k, v, method="linear", parallel=3)
     with pytest.raises(ValueError, match="axis 1 has 2 positions, but the sequence has 21 tokens"):
         of.shard(q)
+    for cut in (of.shard, of.unshard):
+        with pytest.raises(
+            ValueError, match=r"dim=5, but a tensor of shape \(2, \d, 21, \d+\) has axes 0 to 3; give the"
+        ):
+            cut(q, dim=5)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.int64, torch.bool])
