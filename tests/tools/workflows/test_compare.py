@@ -410,6 +410,20 @@ def test_a_time_limit_leaves_out_what_is_predicted_to_exceed_it(settings, tmp_pa
     assert [note.partition(" tokens")[0] for note in more["cautions"]] == ["The model's positions reach 64"]
 
 
+def test_a_length_has_its_figures_if_there_was_no_time_for_its_first_turns(settings, tmp_path, monkeypatch):
+    has_time, late = Comparison.has_time, {SEQUENCE(96, i) for i in range(2)}
+    monkeypatch.setattr(Comparison, "has_time", lambda self, key: key not in late and has_time(self, key))
+    done = measure(settings("bert", layers=False, minutes=60.0), tmp_path)
+    report = report_of(done)
+    assert report["settings"]["lengths"] == [48, 96]
+    assert "2 of 10 batches of 96 tokens" in report["notes"][0]
+    assert "96" in report["without_attention"]
+    for row in report["methods"]:
+        assert row["model"]["96"]["repeats"] == 7
+        assert row["model"]["96"]["extra_mib"] > 0
+    assert not any(has_time(done, key) for key in late)  # a resumed run must not warm up after the turns that count
+
+
 def test_a_batch_has_the_lengths_of_the_text(settings, tmp_path):
     report = report_of(measure(settings("bert", batch=4, methods=METHODS[:1], op_lengths=(32,)), tmp_path))
     counted = report["settings"]["batch_tokens"]
