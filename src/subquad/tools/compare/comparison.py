@@ -428,8 +428,8 @@ class Comparison(JobRun):
     def sequence_round(self, length: int) -> SequenceRound:
         """The next batch of this length through every row in turn.
 
-        The first one that runs warms up, and measures memory and the output without attention. At a long length all batches are
-        one and the same, whose first run counts, and its outputs are kept once.
+        The first one that runs warms up, and measures memory and the output without attention. At a long length all
+        batches are one and the same, whose first run counts, and its outputs are kept once.
         """
         batches, is_long = self._batches(length), self.is_long(length)
         before = self.rounds_at(length)
