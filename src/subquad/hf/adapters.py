@@ -58,7 +58,8 @@ class Adapter:
         if comparable and self.model["weights"] != mine["weights"] and not any_weights:
             raise ValueError(
                 f"the adapter {self.path} was fitted to other weights of the same architecture; fit one to this model "
-                "(subquad calibrate), or pass any_weights=True if these are close to those"
+                "(subquad calibrate), or, if these weights are close to those, load it in Python with "
+                "sq.hf.load_adapter(…, any_weights=True)"
             )
         made = bind_all(layers, self.methods, self.model["max_length"])
         for number, bound in made.items():

@@ -69,6 +69,11 @@ def read_tokenizer(where: str) -> Any:
 
     tokenizer = from_pretrained(transformers.AutoTokenizer, where)
     _refuse_custom_code(where, "tokenizer_config.json", tokenizer.init_kwargs)
+    if tokenizer.get_vocab().keys() <= {*tokenizer.all_special_tokens, "▁"}:  # made from the config alone
+        raise InputError(
+            f"no tokenizer in {where}: without its files, the vocabulary has special tokens alone; save it there with "
+            "tokenizer.save_pretrained(…)"
+        )
     return tokenizer
 
 

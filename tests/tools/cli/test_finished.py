@@ -25,6 +25,8 @@ from subquad.tools.needle.settings import NeedleSettings
 from subquad.tools.plan import run as planning
 from subquad.tools.plan.command import PLAN
 from subquad.tools.plan.settings import PlanSettings
+from subquad.tools.runs.cache import clear, run_cache
+from subquad.tools.runs.jobs import Job
 from tests.tools.report import sample, sample_inspect, sample_needle, sample_plan
 
 run = CliRunner().invoke
@@ -190,6 +192,26 @@ def test_a_run_that_was_cut_off_goes_on_in_place_of_its_report(finished):
     (folder / ".progress").mkdir()
     (folder / ".progress" / "subquad.txt").write_text("")
     assert "measured again" in refusal("compare", "m", "--out", folder)
+
+
+def test_an_interrupted_run_of_other_settings_is_not_replaced(tmp_path, monkeypatch):
+    def stopped(settings, out, *_):
+        run_cache(out, {"seed": settings.seed}).get(Job("unit", lambda progress: 1))
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(compare, "measure", stopped)
+        assert run(app, ["compare", "m", "--out", str(tmp_path)]).exit_code == 130
+    said = refusal("compare", "another", "--out", tmp_path)
+    assert f"{tmp_path} contains an interrupted run with model 'm' (now 'another'); give another folder" in said
+    assert said.endswith("or --again to replace it")
+    for again in ([], ["--again"]):
+        assert "an interrupted run of subquad compare; give another" in refusal("plan", "m", "--out", tmp_path, *again)
+    assert "measured again" in refusal("compare", "m", "--out", tmp_path)
+    assert "measured again" in refusal("compare", "another", "--out", tmp_path, "--again")
+    clear(tmp_path)
+    assert "measured again" in refusal("plan", "m", "--out", tmp_path)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_damaged_report_is_not_shown(finished):

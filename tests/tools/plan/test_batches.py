@@ -128,6 +128,8 @@ def test_lengths_from_the_text_are_an_option():
     assert settings.model_lengths == settings.named_lengths == ()
     check_settings(settings)
     assert as_command("plan", settings) == "subquad plan --lengths from-text --batch 8"
+    exact = PlanSettings(min_fidelity=0.9999995, shift=1e-7, minutes=3.0)
+    assert as_command("plan", exact) == "subquad plan --min-fidelity 0.9999995 --shift 1e-07 --minutes 3"
     assert not PlanSettings().is_from_text
     with pytest.raises(InputError, match="--batch 0 must be at least 1"):
         PlanSettings(batch=0)

@@ -109,5 +109,9 @@ def quick(monkeypatch):
 def short(monkeypatch):
     """Let the command measure at short lengths only."""
     prepare = compare.prepare
-    small = {"lengths": (96,), "op_lengths": (32, 64), "passages": 6}
-    monkeypatch.setattr(compare, "prepare", lambda settings, *rest: prepare(replace(settings, **small), *rest))
+
+    def prepare_short(settings, *rest):
+        lengths = (96,) if settings.max_length is None else None
+        return prepare(replace(settings, lengths=lengths, op_lengths=(32, 64), passages=6), *rest)
+
+    monkeypatch.setattr(compare, "prepare", prepare_short)

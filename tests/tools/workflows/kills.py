@@ -90,7 +90,7 @@ def _options(name: str, values: tuple[str, ...]) -> list[str]:
 COMMANDS = {
     "compare": Command(
         lambda at, out: [
-            *("compare", str(at / "bert"), "--text", str(at / "text"), "--max-length", "48", "--out", str(out)),
+            *("compare", str(at / "bert"), "--text", str(at / "text"), "--out", str(out)),
             *("--dtype", "fp32", "--layers"),
             *("--methods", "clustered:clusters=4 local:window=8", "--methods", "lha:buckets=3,hidden=8"),
             *("--calibrate", str(at / "other")),

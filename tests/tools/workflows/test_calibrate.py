@@ -271,6 +271,7 @@ def test_the_command_prints_its_record_as_json(command, model, tmp_path):
         ({"--steps": "0"}, "steps 0 is too few: give 1 or more"),
         ({"--batch": "-1"}, "batch -1 is too few: give 1 or more"),
         ({"--max-length": "3"}, "max-length 3 is too short: passages have 16 tokens or more"),
+        ({"--max-length": "0"}, "max-length 0 is too short: passages have 16 tokens or more"),
         ({"--method": "routing"}, "learn in training, by the task's own loss"),
         ({"--method": "lha-tail:keys=48"}, "is exact attention on passages of at most 48 tokens"),
         ({"--device": "nope"}, "nope"),

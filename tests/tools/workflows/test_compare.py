@@ -51,8 +51,7 @@ def settings(model, text):
             model=model(name),
             text=(text,),
             methods=METHODS,
-            max_length=48,
-            lengths=(96,),
+            lengths=(48, 96),
             op_lengths=(32, 64),
             passages=6,
             dtype="fp32",
@@ -114,7 +113,7 @@ def test_the_report_is_complete_and_serialisable(measured, tmp_path):
     assert report["model"]["position_limit"] == 64
     assert report["text"]["documents"] == 12
     assert report["recommendation"]["headline"]
-    assert "--max-length 48" in report["command"]
+    assert "--lengths 48,96" in report["command"]
     names = {path.name for path in write_report(sample.record(report), tmp_path)}
     assert {"report.json", "report.md", "report.html"} <= names
     assert any("For retrieval, do not embed longer inputs whole" in note for note in report["notes"])
@@ -198,7 +197,7 @@ def test_a_floor_of_another_kind_of_model_is_one_line(settings, name, options, m
 
 
 def test_layers_that_cannot_run_a_method_stay_exact(measured):
-    rows = by_method(report_of(measured("modernbert", lengths=())))
+    rows = by_method(report_of(measured("modernbert", lengths=(48,))))
     clustered = rows["clustered:clusters=4"]
     assert clustered["layers"] == [0]
     assert "layers 1, 2 stay exact" in clustered["reason"]
@@ -359,7 +358,7 @@ def test_an_interrupted_run_resumes(settings, tmp_path, monkeypatch):
 
 def test_the_report_is_there_after_each_length_and_layers_come_last(settings, tmp_path):
     reports, under_way = [], []
-    asked = settings("gpt2", methods=("clustered:clusters=4,block=16,last=4",), lengths=(64,))
+    asked = settings("gpt2", methods=("clustered:clusters=4,block=16,last=4",), lengths=(48, 64))
 
     def refresh(unfinished):
         reports.append(report_of(unfinished))
@@ -380,7 +379,7 @@ def test_the_report_is_there_after_each_length_and_layers_come_last(settings, tm
 
 
 def test_errors_of_single_layers_are_measured_on_request(settings, measured, tmp_path):
-    short = {"methods": ("local:window=4",), "lengths": (), "op_lengths": (32,)}
+    short = {"methods": ("local:window=4",), "lengths": (48,), "op_lengths": (32,)}
     for layers in (False, True):
         report = report_of(measure(settings("gpt2", layers=layers, **short), tmp_path / str(layers)))
         assert ("layer_error" in by_method(report)["local:window=4"]["quality"]["48"]) == layers
@@ -408,6 +407,20 @@ def test_a_time_limit_leaves_out_what_is_predicted_to_exceed_it(settings, tmp_pa
     more = report_of(measure(replace(asked, minutes=5), tmp_path))
     assert not any(note.startswith("Left out for") for note in more["notes"])
     assert [note.partition(" tokens")[0] for note in more["cautions"]] == ["The model's positions reach 64"]
+
+
+def test_a_length_has_its_figures_if_there_was_no_time_for_its_first_turns(settings, tmp_path, monkeypatch):
+    has_time, late = Comparison.has_time, {SEQUENCE(96, i) for i in range(2)}
+    monkeypatch.setattr(Comparison, "has_time", lambda self, key: key not in late and has_time(self, key))
+    done = measure(settings("bert", layers=False, minutes=60.0), tmp_path)
+    report = report_of(done)
+    assert report["settings"]["lengths"] == [48, 96]
+    assert "2 of 10 batches of 96 tokens" in report["notes"][0]
+    assert "96" in report["without_attention"]
+    for row in report["methods"]:
+        assert row["model"]["96"]["repeats"] == 7
+        assert row["model"]["96"]["extra_mib"] > 0
+    assert not any(has_time(done, key) for key in late)  # a resumed run must not warm up after the turns that count
 
 
 def test_a_batch_has_the_lengths_of_the_text(settings, tmp_path):
@@ -460,6 +473,10 @@ def test_eager_attention_takes_more_memory(measured):
     ({"passages": 0}, "--passages 0 must be at least 1"),
     ({"minutes": 0.0}, "--minutes 0 must be above 0 and finite"),
     ({"lengths": (64, 0)}, "--lengths 64,0: a length must be at least 1"),
+    (
+        {"lengths": (64, 256), "max_length": 64},
+        "--lengths 64,256 names more tokens than --max-length 64; give shorter lengths, or leave --max-length out",
+    ),
     ({"examples": 5}, "--examples 5 chooses examples of a task, but no --task is given"),
 ])  # fmt: skip
 def test_settings_that_cannot_be_are_refused(changed, message):
@@ -468,12 +485,14 @@ def test_settings_that_cannot_be_are_refused(changed, message):
 
 
 def test_one_layer_of_a_causal_model_is_timed_up_to_its_positions(settings):
-    prepared = prepare(settings("gpt2", max_length=None, lengths=(), op_lengths=None, methods=("local:window=4",)))
+    prepared = prepare(settings("gpt2", lengths=(), op_lengths=None, methods=("local:window=4",)))
     prepared.pretrained = replace(prepared.pretrained, limit=2048)
     assert prepared.call_lengths == [512, 1024, 2048]
 
 
-@pytest.mark.parametrize("changed", [{"seed": 1}, {"max_length": 40}, {"methods": METHODS[:1]}, {"op_lengths": (32,)}])
+@pytest.mark.parametrize(
+    "changed", [{"seed": 1}, {"lengths": (40, 96)}, {"methods": METHODS[:1]}, {"op_lengths": (32,)}]
+)
 def test_results_of_other_settings_are_not_reused(settings, tmp_path, changed):
     first = prepare(settings("bert")).fingerprint()
     assert prepare(settings("bert")).fingerprint() == first
@@ -534,7 +553,7 @@ def test_a_plan_is_a_row_of_its_own(settings, plan, tmp_path):
 
 def test_plans_of_other_models_and_folders_without_one_are_refused(settings, plan, tmp_path):
     with pytest.raises(InputError, match="this plan was made for a BertModel"):
-        prepare(settings("modernbert", plans=(plan,), lengths=()))
+        prepare(settings("modernbert", plans=(plan,), lengths=(48,)))
     with pytest.raises(InputError, match=r"no plan at .*: there is no such folder"):
         prepare(settings("bert", plans=(tmp_path / "nowhere",)))
 
@@ -578,7 +597,7 @@ def test_auto_adds_bf16_if_the_processor_has_its_products(settings, monkeypatch,
 
 def test_a_dtype_without_products_is_said(settings, tmp_path, monkeypatch):
     monkeypatch.setattr("subquad.tools.compare.notes.has_products", lambda device, dtype: dtype == "fp32")
-    asked = settings("bert", dtype="bf16", methods=METHODS[:1], lengths=(), op_lengths=(32,))
+    asked = settings("bert", dtype="bf16", methods=METHODS[:1], lengths=(48,), op_lengths=(32,))
     assert any("has no products in bf16" in note for note in report_of(measure(asked, tmp_path))["notes"])
 
 
@@ -597,7 +616,7 @@ def test_the_headline_may_name_the_dtype_of_a_saved_model(settings, tmp_path):
     """The weights are saved in the dtype that is recommended."""
     import torch
 
-    asked = settings("bert", dtype="bf16", methods=(EVERYTHING,), lengths=(), op_lengths=(32,), layers=False)
+    asked = settings("bert", dtype="bf16", methods=(EVERYTHING,), lengths=(48,), op_lengths=(32,), layers=False)
     done = measure(asked, tmp_path / "out")
     row = next(row for row in done.rows if row.name == "full in bf16")
     chosen = saving.Chosen("full in bf16", methods_by_layer({0: row}, done.pretrained.model), [48],
@@ -609,7 +628,7 @@ def test_the_headline_may_name_the_dtype_of_a_saved_model(settings, tmp_path):
 
 
 def test_figures_of_one_dtype_are_not_taken_for_those_of_another(settings, tmp_path):
-    short = {"methods": ("clustered:clusters=4",), "lengths": (), "op_lengths": (32,)}
+    short = {"methods": ("clustered:clusters=4",), "lengths": (48,), "op_lengths": (32,)}
     qualities = []
     for folder, dtype in (("first", "fp32"), ("first", "bf16"), ("second", "bf16")):
         report = report_of(measure(settings("bert", dtype=dtype, **short), tmp_path / folder))
@@ -626,4 +645,5 @@ def test_an_unknown_dtype_is_refused():
 
 def test_the_shortest_of_some_lengths_is_the_main_one(settings):
     for lengths, own in (((96, 40), [40, 96]), ((96,), [64, 96])):  # its positions are 64
-        assert prepare(settings("bert", max_length=None, lengths=lengths)).lengths == own
+        for longest in (None, 96):
+            assert prepare(settings("bert", lengths=lengths, max_length=longest)).lengths == own

@@ -37,8 +37,7 @@ def settings(model, text):
         model=model("bert"),
         text=(text,),
         methods=(LHA, "lsh:buckets=3"),
-        max_length=48,
-        lengths=(96,),
+        lengths=(48, 96),
         op_lengths=(32,),
         passages=4,
         layers=True,
@@ -192,7 +191,7 @@ def test_calibrate_fits_what_can_be_fitted_first(settings, other_text, quick, tm
     assert quick == [LHA]
     measure(asked, tmp_path / "out")
     assert quick == [LHA]  # the adapter of the run before serves again
-    measure(replace(asked, max_length=32), tmp_path / "out")
+    measure(replace(asked, lengths=(32, 96)), tmp_path / "out")
     assert quick == [LHA, LHA]
 
 

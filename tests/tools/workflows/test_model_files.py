@@ -7,9 +7,10 @@ import subprocess
 import sys
 
 import pytest
+import transformers
 
 from subquad.core.errors import InputError
-from subquad.hf.model_files import pooling_of
+from subquad.hf.model_files import pooling_of, read_tokenizer
 from subquad.tools.models.pretrained import load
 
 
@@ -70,6 +71,25 @@ def test_a_language_model_is_not_pooled(model, tmp_path):
     (tmp_path / "model" / "1_Pooling").mkdir()
     (tmp_path / "model" / "1_Pooling" / "config.json").write_text('{"pooling_mode_lasttoken": true}')
     assert load(str(tmp_path / "model")).kind == "causal-lm"
+
+
+@pytest.mark.parametrize("name", ["bert", "mpnet", "gpt2", "t5"])
+def test_a_model_without_a_tokenizer_is_refused(model, tmp_path, name):
+    """transformers makes a tokenizer without words from the config alone."""
+    shutil.copytree(model(name), tmp_path / "model", ignore=shutil.ignore_patterns("tokenizer*"))
+    with pytest.raises(InputError, match=r"no tokenizer in .*; save it there with tokenizer.save_pretrained"):
+        read_tokenizer(str(tmp_path / "model"))
+
+
+@pytest.mark.parametrize(("config", "tokenizer"), [
+    (transformers.CanineConfig(), None),
+    (transformers.T5Config(), transformers.ByT5Tokenizer()),
+])  # fmt: skip
+def test_tokenizers_of_characters_and_bytes_have_no_vocabulary_files(tmp_path, config, tokenizer):
+    config.save_pretrained(tmp_path)
+    if tokenizer is not None:
+        tokenizer.save_pretrained(tmp_path)
+    assert len(read_tokenizer(str(tmp_path))("a query")["input_ids"]) > 7
 
 
 def test_pooling_of_a_hub_id_is_read_as_well(tmp_path):

@@ -32,8 +32,7 @@ def settings(model, text):
             model=model(name),
             text=(text,),
             methods=(HALVES, WINDOW),
-            max_length=48,
-            lengths=(96,),
+            lengths=(48, 96),
             op_lengths=(32,),
             dtype="fp32",
             new_tokens=9,
@@ -73,7 +72,7 @@ def test_a_request_is_its_prefill_and_its_steps(report):
 
 
 def test_the_cache_is_in_the_memory_of_a_request(compared, settings, tmp_path, report):
-    without = report_of(measure(settings(new_tokens=0, lengths=()), tmp_path))
+    without = report_of(measure(settings(new_tokens=0, lengths=(48,)), tmp_path))
     more = rows_of(report)["full"]["request"]["48"]["extra_mib"]
     assert more > rows_of(without)["full"]["model"]["48"]["extra_mib"]
     # Two layers with a key and a value of 2 heads of 8 for each of 48 tokens.
@@ -105,7 +104,7 @@ def test_the_tables_have_the_three_figures(report):
 
 
 def test_no_new_tokens_measure_no_steps(settings, tmp_path):
-    comparison = measure(settings(new_tokens=0, lengths=()), tmp_path)
+    comparison = measure(settings(new_tokens=0, lengths=(48,)), tmp_path)
     report = report_of(comparison)
     assert not list(comparison.results.all(STEPS))
     assert not any("step" in row or "request" in row for row in report["methods"])
@@ -118,11 +117,11 @@ def test_by_default_requests_end_where_the_positions_do(settings):
     fits = prepare(settings(new_tokens=None))
     assert fits.step_lengths == [48, 96]  # 512 positions
     assert fits.new_tokens_after(96) == generation.NEW_TOKENS == 128
-    assert prepare(settings("gpt2", new_tokens=None, lengths=())).step_lengths == []  # 64 positions
+    assert prepare(settings("gpt2", new_tokens=None, lengths=(48,))).step_lengths == []  # 64 positions
 
 
 def test_a_length_without_requests_is_named(settings, tmp_path):
-    report = report_of(measure(settings("gpt2", new_tokens=None, lengths=()), tmp_path))
+    report = report_of(measure(settings("gpt2", new_tokens=None, lengths=(48,)), tmp_path))
     why = "No requests after 48 tokens: the model has 64 positions"
     assert any(note.startswith(why) for note in report["notes"])
 
@@ -136,7 +135,7 @@ def test_a_number_that_is_none_is_refused(made, count):
 
 def test_new_tokens_come_after_a_prompt_that_is_cut_if_positions_are_missing(settings, tmp_path):
     """The model has 64 positions: 20 tokens after 48 would need 68."""
-    short = settings("gpt2", lengths=(), new_tokens=20, methods=(HALVES,), op_lengths=(32,))
+    short = settings("gpt2", lengths=(48,), new_tokens=20, methods=(HALVES,), op_lengths=(32,))
     done = measure(short, tmp_path)
     report = report_of(done)
     assert (done.new_tokens_after(48), done.prompt_of_request(48)) == (20, 44)
@@ -150,11 +149,15 @@ def test_new_tokens_come_after_a_prompt_that_is_cut_if_positions_are_missing(set
     ("name", "changed", "message"),
     [
         ("gpt2", {}, "--new-tokens 9 after a prompt of 96 tokens makes 105, past the 64 positions of"),
-        ("gpt2", {"lengths": (), "new_tokens": 24}, "after a prompt of 48 tokens makes 72, .* at most 40, or fewer"),
-        ("gpt2", {"lengths": (), "new_tokens": 64}, "after a prompt of 48 tokens makes 112, .*; give fewer new tokens"),
+        ("gpt2", {"lengths": (48,), "new_tokens": 24}, "after a prompt of 48 tokens makes 72, .* at most 40, or fewer"),
+        (
+            "gpt2",
+            {"lengths": (48,), "new_tokens": 64},
+            "after a prompt of 48 tokens makes 112, .*; give fewer new tokens",
+        ),
         (
             "bert",
-            {"lengths": (), "methods": ("clustered",)},
+            {"lengths": (48,), "methods": ("clustered",)},
             "--new-tokens 9 is for causal language models, and .*bert",
         ),
     ],
@@ -167,18 +170,18 @@ def test_what_a_model_cannot_generate_is_refused(settings, name, changed, messag
 def test_steps_are_resumed_and_their_lengths_are_in_the_fingerprint(compared, settings, tmp_path):
     assert compared.fingerprint() == prepare(settings(new_tokens=20)).fingerprint()
     assert compared.fingerprint() != prepare(settings(new_tokens=0)).fingerprint()
-    cut, shorter = (prepare(settings("gpt2", lengths=(), new_tokens=new)) for new in (19, 20))
+    cut, shorter = (prepare(settings("gpt2", lengths=(48,), new_tokens=new)) for new in (19, 20))
     assert cut.fingerprint() != shorter.fingerprint()  # their prompts are cut, to 45 and 44 tokens
 
 
 def test_batches_are_padded_on_the_left(settings, tmp_path):
-    report = report_of(measure(settings(batch=3, lengths=()), tmp_path))
+    report = report_of(measure(settings(batch=3, lengths=(48,)), tmp_path))
     assert rows_of(report)[HALVES]["request"]["48"]["speedup"] > 0
     assert rows_of(report)[HALVES]["step_kl"]["48"] < 1e-9
 
 
 def test_rows_in_16_bits_are_compared_in_both_dtypes(settings, tmp_path):
-    report = report_of(measure(settings(dtype="bf16", lengths=(), methods=(HALVES,)), tmp_path))
+    report = report_of(measure(settings(dtype="bf16", lengths=(48,), methods=(HALVES,)), tmp_path))
     row = rows_of(report)[f"{HALVES} in bf16"]
     assert {"speedup", "speedup_fp32", "verdict_fp32"} <= set(row["request"]["48"])
     assert set(report["requests"]["cache_mib"]["48"]) == {"fp32", "bf16"}
@@ -187,7 +190,7 @@ def test_rows_in_16_bits_are_compared_in_both_dtypes(settings, tmp_path):
 def test_the_command_takes_the_option(settings, tmp_path):
     from typer.testing import CliRunner
 
-    small = settings(lengths=())
+    small = settings(lengths=(48,))
     words = ["compare", small.model, "--text", str(small.text[0]), "--methods", HALVES, "--max-length", "48"]
     words += ["--dtype", "fp32", "--new-tokens", "3", "--out", str(tmp_path), "--json"]
     done = CliRunner().invoke(app, words)

@@ -103,7 +103,7 @@ def fit(
     for name, number in (("steps", steps), ("batch", settings.batch), ("held-out passages", settings.held_out)):
         if number < 1:
             raise InputError(f"{name} {number} is too few: give 1 or more")
-    length = pretrained.length(settings.max_length or None, "max-length")
+    length = pretrained.length(settings.max_length, "max-length")
     pieces = cut(documents, length, settings.held_out, settings.seed)
     if settings.batch > len(pieces.train):
         raise InputError(f"batch {settings.batch} is more than the {len(pieces.train)} passages of the text")

@@ -8,6 +8,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from subquad.core import checksums as seals
+from subquad.core import files
 from subquad.core.errors import InputError
 from subquad.core.reading import read_json
 from subquad.tools.cli.folder import (
@@ -24,8 +26,8 @@ from subquad.tools.cli.kinds import Kind, record_of
 from subquad.tools.cli.output import tell
 from subquad.tools.measure.group import ALONE, MeasuringGroup
 from subquad.tools.runs import processes
-from subquad.tools.runs.alone import alone_in
-from subquad.tools.runs.cache import begun_in, clear
+from subquad.tools.runs.alone import BEGUN, alone_in
+from subquad.tools.runs.cache import begun_in, clear, has_results
 from subquad.tools.runs.options import options
 from subquad.tools.runs.records import to_plain
 
@@ -65,10 +67,12 @@ class Claim:
         There is none before the first run, after one that was cut off while its report was written, and `again`.
 
         Raises:
-            InputError: the folder contains a report of other settings (unless `again`), or of another command.
+            InputError: the folder contains a report or an interrupted run of other settings (unless `again`), or of
+                another command.
         """
         content = self._report()
         if content is None or again:
+            self._check_begun(again)
             return None
         report = self.kind.plain(content)
         run = f"the report of another run, made on {self.day(report)}"
@@ -79,7 +83,30 @@ class Claim:
             )
         if differing := self._differing(report[ASKED]):
             raise refusal(self.folder, run, differing)
-        return None if begun_in(self.folder) else record_of(self.kind, self.path, content)
+        if not begun_in(self.folder):
+            return record_of(self.kind, self.path, content)
+        self._check_begun(again)
+        return None
+
+    def begin(self) -> None:
+        """Record the settings, until the run is finished: another run must not clear the results of its jobs."""
+        begun = {"command": self.kind.command, ASKED: self.asked}
+        files.write(self.folder / BEGUN, seals.sealed_json(begun))
+
+    def end(self) -> None:
+        """Remove the record of the settings, unless the run was interrupted after its first jobs."""
+        if not has_results(self.folder):
+            (self.folder / BEGUN).unlink(missing_ok=True)
+
+    def _check_begun(self, again: bool) -> None:
+        path = self.folder / BEGUN
+        if not (path.exists() and has_results(self.folder)):
+            return
+        begun = seals.read_json(path, f"remove this file, or {ELSEWHERE}")
+        if begun["command"] != self.kind.command:
+            raise InputError(f"{self.folder} contains an interrupted run of {begun['command']}; {ELSEWHERE}")
+        if not again and (differing := self._differing(begun[ASKED])):
+            raise refusal(self.folder, "an interrupted run", differing)
 
     def _differing(self, earlier: Mapping[str, Any]) -> Differing:
         """The settings that were measured with other values, as the command line calls them."""
@@ -182,11 +209,17 @@ def results_in(
 
     with alone_in(claim.folder) if group.is_main else nullcontext():
         finished = group.broadcast_from_main(finished_report)
+        if finished is None and group.is_main:
+            claim.begin()
         if finished is not None:
             tell(f"{claim.folder} contains this run, finished on {claim.day(finished)}; {RUN_AGAIN}")
             for name in claim.changed_since() if group.is_main else ():
                 tell(f"warning: {name} has changed since that run")
-        yield ResultsFolder(claim, group, finished)
+        try:
+            yield ResultsFolder(claim, group, finished)
+        finally:
+            if group.is_main:
+                claim.end()
 
 
 def finished_in(folder: RunFolder, kind: Kind, again: bool) -> Any:

@@ -118,7 +118,7 @@ class Comparison(JobRun):
         if not self.pretrained.is_causal_lm or self.settings.lengths is not None:
             return [self.length, *(n for n in self.settings.model_lengths if n > self.length)]
         longest = min(n for n in (LONGEST, self.pretrained.limit, self.settings.max_length) if n is not None)
-        instead = [n for n in (INSTEAD,) if n < longest and SEQUENCE(n, 0) in self.results]
+        instead = [n for n in (INSTEAD,) if n < longest and self.rounds_at(n)]
         return [self.length, *(n for n in (*instead, longest) if n > self.length)]
 
     @property
@@ -126,7 +126,7 @@ class Comparison(JobRun):
         """`lengths`, with `INSTEAD` as long as the longest was not run, and may be left out for lack of time."""
         by_default = self.pretrained.is_causal_lm and self.settings.lengths is None
         first, longest = self.lengths[0], self.lengths[-1]
-        instead = by_default and first < INSTEAD < longest and SEQUENCE(longest, 0) not in self.results
+        instead = by_default and first < INSTEAD < longest and not self.rounds_at(longest)
         return sorted({*self.lengths, *([INSTEAD] if instead else [])})
 
     def is_long(self, length: int) -> bool:
@@ -163,7 +163,7 @@ class Comparison(JobRun):
     @property
     def lengths_done(self) -> list[int]:
         """Those of `lengths` at which a batch was run."""
-        return [n for n in self.lengths if SEQUENCE(n, 0) in self.results]
+        return [n for n in self.lengths if self.rounds_at(n)]
 
     @property
     def step_lengths(self) -> list[int]:
@@ -226,7 +226,7 @@ class Comparison(JobRun):
         def rounds(length: int, count: int) -> Iterator[Job[Any]]:
             """The jobs of the next batches of a length, until it has `count` of them, or all that there are."""
             for i in range(begun[length], min(count, self.sequence_count(length))):
-                yield SEQUENCE.job(length, i, run=partial(self.sequence_round, length, i))
+                yield SEQUENCE.job(length, i, run=partial(self.sequence_round, length))
             begun[length] = max(begun[length], count)
 
         early = (first, *reversed(longer)) if self.pretrained.is_causal_lm else ()
@@ -295,7 +295,14 @@ class Comparison(JobRun):
             return self._has_time_for_quality
         if kind != OP.name and int(arguments.partition("/")[0]) not in self._lengths_to_try:
             return False  # the longest was run
+        if kind == SEQUENCE.name and self._was_passed_over(*map(int, arguments.split("/"))):
+            return False
         return self.deadline.allows(self._predicted(kind, arguments), self._seconds_of_first)
+
+    def _was_passed_over(self, length: int, i: int) -> bool:
+        """True if the first turn that ran at this length came after the i-th one, for which there was no time."""
+        ran = [j for j in range(self.sequence_count(length)) if SEQUENCE(length, j) in self.results]
+        return bool(ran) and i < ran[0]
 
     @property
     def _seconds_of_first(self) -> float:
@@ -418,15 +425,16 @@ class Comparison(JobRun):
         with running(self.pretrained.model, None, self.group):
             return self.pretrained.embed_all(self._task_items)
 
-    def sequence_round(self, length: int, i: int) -> SequenceRound:
-        """The i-th batch of this length through every row in turn.
+    def sequence_round(self, length: int) -> SequenceRound:
+        """The next batch of this length through every row in turn.
 
-        The first one warms up, and measures memory and the output without attention. At a long length all batches are
-        one and the same, whose first run counts, and its outputs are kept once.
+        The first one that runs warms up, and measures memory and the output without attention. At a long length all
+        batches are one and the same, whose first run counts, and its outputs are kept once.
         """
         batches, is_long = self._batches(length), self.is_long(length)
-        items = batches[i % len(batches)]
         before = self.rounds_at(length)
+        i = len(before)  # whatever its key: if there was no time for the first turn, the next one warms up
+        items = batches[i % len(batches)]
         rows = {row.name: row for row in self.rows_at(length, i)}
         ran = before[0] if before else {row.name for row in self._fast_enough(length)}
         runs = {name: (row.dtype, row.swap) for name, row in rows.items() if name in ran}

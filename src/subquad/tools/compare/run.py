@@ -173,7 +173,7 @@ def _with_long_blocks(settings: CompareSettings, pretrained: Pretrained) -> list
 def _main_length(settings: CompareSettings, pretrained: Pretrained) -> int:
     """Tokens of the inputs on which quality is measured; what is longer is run with extended positions."""
     longest, usual = settings.max_length, MAIN_LENGTH[pretrained.kind]
-    if longest is None and settings.lengths:
+    if settings.lengths:
         shortest = min(settings.lengths)
         return shortest if pretrained.limit is None else min(shortest, pretrained.limit)
     if longest is not None and pretrained.limit is not None:

@@ -108,6 +108,11 @@ class CompareSettings:
             raise InputError(f"--minutes {self.minutes:g} must be above 0 and finite")
         if self.lengths is not None and min(self.lengths, default=1) < 1:
             raise InputError(f"--lengths {','.join(map(str, self.lengths))}: a length must be at least 1")
+        if self.max_length is not None and self.named_lengths and max(self.named_lengths) > self.max_length:
+            raise InputError(
+                f"--lengths {','.join(map(str, self.named_lengths))} names more tokens than --max-length "
+                f"{self.max_length}; give shorter lengths, or leave --max-length out"
+            )
 
     @property
     def as_used(self) -> "CompareSettings":

@@ -141,7 +141,8 @@ def _notes(x: Inspection) -> list[str]:
         notes.append('"Not calibrated": learned parameters as they start, before anything was fitted to this model.')
     notes += [row.note for row in x.rows if row.note]
     if blind := [row.label for row in x.rows if row.by_layer and not row.chooses_keys]:
-        notes.append(f"In the attention maps alone, because no query has chosen keys there: {', '.join(blind)}.")
+        why = "these do not declare which keys a query attends to"
+        notes.append(f"In the attention maps alone, because {why}: {', '.join(blind)}.")
     notes += [*x.pretrained.notes, *(note for row in x.rows for note in _refused(x, row))]
     if len(x.reading.tokens) < (s.length or 0):
         notes.append(f"The text has {len(x.reading.tokens)} tokens in all; longer sequences repeat it.")

@@ -41,6 +41,8 @@ def cut(documents: Sequence[str], length: int, held_out: int, seed: int) -> Piec
     Raises:
         InputError: there are fewer than four spans that are long enough.
     """
+    if length < SHORTEST:
+        raise InputError(f"max-length {length} is too short: passages have {SHORTEST} tokens or more")
     size, least = CHARACTERS * length, CHARACTERS * SHORTEST
     spans = [
         (number, start, min(start + size, len(document)))
@@ -48,8 +50,6 @@ def cut(documents: Sequence[str], length: int, held_out: int, seed: int) -> Piec
         for start in range(0, len(document), size)
         if min(size, len(document) - start) >= least
     ]
-    if length < SHORTEST:
-        raise InputError(f"max-length {length} is too short: passages have {SHORTEST} tokens or more")
     if len(spans) < 4:
         raise InputError(
             f"the text is too short: it makes {len(spans)} passages of at most {length} tokens; fitting needs 4 or more"

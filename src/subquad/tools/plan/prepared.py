@@ -80,7 +80,8 @@ def prepare(
             settings.calibrate, settings.text, settings.column, able, pretrained, length, out, progress
         )
     fitted = adapters | {str(method): row.bounds for method, row in rows.items()}
-    others = None if methods is None else [method for method in methods if method not in rows | reasons]
+    saved = {bound.method for bounds in adapters.values() for bound in bounds.values() if bound.method.traits.learned}
+    others = None if methods is None else [method for method in methods if method not in {*rows, *reasons, *saved}]
     untried = (f"{method} was not tried: {reason}." for method, reason in reasons.items())
     return Prepared(pretrained, loads, metadata, others, fitted, (*pretrained.notes, *untried))
 

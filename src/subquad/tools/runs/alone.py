@@ -15,8 +15,8 @@ from subquad.core import files
 from subquad.core.errors import InputError
 from subquad.core.reading import exists
 
-LOCK, HOLDER = ".subquad.lock", ".subquad.run"
-RUNNING = (LOCK, HOLDER)  # what a run has in its folder while it runs
+LOCK, HOLDER, BEGUN = ".subquad.lock", ".subquad.run", ".subquad.begun"  # `BEGUN`: its settings, until it is finished
+RUNNING = (LOCK, HOLDER, BEGUN)  # what a run has in its folder while it runs
 
 
 @contextmanager

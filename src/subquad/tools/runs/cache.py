@@ -160,6 +160,12 @@ def begun_in(folder: Path) -> bool:
     return (folder / PROGRESS / MARK).is_file()
 
 
+def has_results(folder: Path) -> bool:
+    """True if runs in this folder have kept results that are not cleared yet."""
+    kept = (folder / PROGRESS).glob("*/*")
+    return any(_RUN.fullmatch(path.parent.name) and not files.is_part(path) for path in kept)
+
+
 def stray_in(folder: Path, key_field: str) -> Path | None:
     """Something in a folder of results and of their jobs' folders that no job wrote; None if there is nothing."""
     if folder.is_symlink() or not folder.is_dir():

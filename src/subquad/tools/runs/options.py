@@ -64,7 +64,7 @@ class Option:
             return [word for path in value for word in (flag, str(path))]
         if isinstance(value, tuple):
             return [flag, (" " if self.is_list else ",").join(map(str, value))]
-        return [flag, f"{value:g}" if isinstance(value, float) else str(value)]
+        return [flag, str(value).removesuffix(".0") if isinstance(value, float) else str(value)]
 
 
 def option(default: Any, help: str, **fields: Any) -> Any:

@@ -121,6 +121,14 @@ def test_bad_input_is_one_line(options, message, words, other_text, text, tmp_pa
     assert not (tmp_path / "plan" / "plan.json").exists()
 
 
+def test_an_adapter_stands_for_its_method(words, other_text, model, tmp_path):
+    small = fitting.CalibrateSettings(method=LHA, text=(other_text,), model=model("bert"), steps=1, max_length=48)
+    fitting.save(fitting.calibrate(small, tmp_path / "mine"), tmp_path / "mine")
+    done = run(app, [*words("--adapter", tmp_path / "mine", "--methods", f"local:window=12 {LHA}"), "--json"])
+    assert done.exit_code == 0, done.output
+    assert {of["method"] for of in json.loads(done.stdout)["lengths"][0]["layers"].values()} == {"adapter:mine"}
+
+
 def test_two_adapters_of_one_name_are_refused(words, other_text, model, tmp_path):
     small = fitting.CalibrateSettings(method=LHA, text=(other_text,), model=model("bert"), steps=1, max_length=48)
     for folder in (tmp_path / "a" / "mine", tmp_path / "b" / "mine"):

@@ -54,14 +54,14 @@ def exact(model, tmp_path):
 @pytest.mark.usefixtures("short")
 def test_compare_has_a_row_of_the_plan(plan, model, text, tmp_path):
     words = ["compare", model("bert"), "--text", str(text), "--methods", "local:window=7", "--plan", str(plan)]
-    done = run(app, [*words, "--max-length", "48", "--layers", "--out", str(tmp_path / "out"), "--json"])
+    done = run(app, [*words, "--layers", "--out", str(tmp_path / "out"), "--json"])
     assert done.exit_code == 0, done.output
     report = json.loads(done.stdout)
     row = report["methods"][-1]
     assert row["method"] == "plan:my-plan"
-    assert row["quality"].keys() == {"48", "96"}
-    assert row["quality"]["48"]["layer_error"]["0"] > 0.01
-    assert row["quality"]["48"]["layer_error"]["1"] == pytest.approx(0, abs=1e-6)
+    assert row["quality"].keys() == {"64", "96"}
+    assert row["quality"]["64"]["layer_error"]["0"] > 0.01
+    assert row["quality"]["64"]["layer_error"]["1"] == pytest.approx(0, abs=1e-6)
     assert any("lha:buckets=4" in note and "my-plan" in note for note in report["notes"])
 
 
