@@ -159,7 +159,7 @@ class NonfiniteContract(Contract):
                     assert (x[promised].transpose(1, 2)[~valid[promised]] == 0).all(), f"{mask}, {name}"
 
     @on_each_backend
-    def test_hidden_keys_of_real_queries_may_hold_anything(self, method: Method, backend: str):
+    def test_hidden_keys_of_valid_queries_may_hold_anything(self, method: Method, backend: str):
         """In self-attention, also in methods that hash a query and the key at its place as one token."""
         valid = normal(2, N, seed=4) > -0.5
         q, k, v = qkv(N)
