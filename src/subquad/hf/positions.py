@@ -407,6 +407,7 @@ def _is_geometric(frequencies: Tensor, theta: float) -> bool:
     return torch.allclose(frequencies.double().cpu(), float(theta) ** -exponents, rtol=_ROUNDING, atol=0)
 
 
+@torch.inference_mode(False)  # else new buffers could not be used in training
 def _extend_rotary(model: PreTrainedModel, each: RotaryPositions, length: int, grown: set[int]) -> None:
     """Extend rotary positions, in the layers that are swapped too, and its configs that are not `grown` yet."""
     if each.is_windowed or length <= each.reach:
@@ -435,6 +436,7 @@ def _yarn(parameters: Mapping[str, Any], rows: int, length: int) -> dict[str, An
 # ---------------------------------------------------------------------- learned positions
 
 
+@torch.inference_mode(False)  # else new buffers could not be used in training
 def _extend(model: PreTrainedModel, each: LearnedTable, length: int, mode: str, grown: set[int]) -> None:
     """Extend one table, its buffers, and its configs that are not `grown` yet."""
     if length <= each.rows:
