@@ -539,6 +539,24 @@ def test_a_model_that_reads_the_rows_of_its_table_itself_is_refused():
         sq.hf.extend_positions(hf.CLIPTextModel(config), 60)
 
 
+NEO = {"attention_types": [[["global", "local"], 1]], "num_layers": 2, "num_heads": 4}
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        (lambda: hf.GPTNeoModel(hf.GPTNeoConfig(**TEXT | NEO)), "GPTNeoModel takes no more tokens than its table has"),
+        (lambda: hf.IBertModel(hf.IBertConfig(**TEXT)), "reads its positions from a QuantEmbedding of 64 rows"),
+    ],
+)
+def test_models_whose_masks_or_tables_have_a_fixed_length_are_refused(model, message):
+    model = model()
+    sq.hf.extend_positions(model, 64)
+    with pytest.raises(ValueError, match=message):
+        sq.hf.extend_positions(model, 100)
+    assert model.config.max_position_embeddings == 64
+
+
 @pytest.mark.parametrize("name", ["vit", "wav2vec2", "whisper"])
 def test_lengths_fixed_by_images_or_audio_are_refused(name):
     with pytest.raises(ValueError, match="fixed by its images or audio"):
