@@ -354,7 +354,12 @@ def undisturbed(model: nn.Module, implementation: str | None = None) -> Iterator
         model.eval()
         everywhere = {tensor.device for tensor in chain(model.parameters(), model.buffers())}
         devices = {device for device in everywhere if device.type == "cuda"}
-        with torch.random.fork_rng(devices, device_type="cuda"), torch.no_grad(), unchecked(model), ExitStack() as stack:
+        with (
+            torch.random.fork_rng(devices, device_type="cuda"),
+            torch.no_grad(),
+            unchecked(model),
+            ExitStack() as stack,
+        ):
             for kind in {device.type for device in everywhere}:  # outputs are compared in the model's own dtype
                 stack.enter_context(without_autocast(kind))
             torch.manual_seed(0)
