@@ -26,7 +26,7 @@ class ForwardMark:
     """A value on a model that changes the `forward` of its class, also in a process where a copy is unpickled."""
 
     on_forward: ClassVar[str]  # an attribute of `forward` after it was wrapped
-    wrapper: ClassVar[Callable[[Forward], Forward]]
+    wrapper: ClassVar[Any]  # a static method, for `wrap_forward`
 
     def __init__(self, cls: Any, value: Any = None):
         self.cls, self.value = cls, value
