@@ -207,8 +207,9 @@ def extend_positions(model: AnyModel, length: int, *, mode: str = "interpolate",
 
     Raises:
         ValueError: the model's length is fixed by something else (image patches, audio frames; CLIP's text is as long
-            as its table), its rotary positions are scaled already (linear, dynamic, YaRN, LongRoPE, Llama 3), have
-            several axes, or are computed in the model's own way, or `mode` is unknown;
+            as its table, GPT-Neo's as its masks), its table is not a `torch.nn.Embedding` (I-BERT), its rotary
+            positions are scaled already (linear, dynamic, YaRN, LongRoPE, Llama 3), have several axes, or are computed
+            in the model's own way, or `mode` is unknown;
             in the forward pass, for an item of more than `length` positions, a step on a cache that its keys do not
             allow, or a mask of long items that is not (batch, tokens).
         TypeError: `tokenizer` is not a tokenizer of transformers.
