@@ -8,21 +8,20 @@ attention weights         the model is asked for them, but does not pass the req
                           an empty tuple
 
 Each transformers model that contains swapped layers is checked, because each of them can be called alone. The checks
-are in `forward` of the models' classes, and act for swapped models alone: torch's forward hooks would not run in a
-SentenceTransformer, which calls `forward` itself.
+are in `forward` of the models' classes, and act for swapped models alone.
 """
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any, NamedTuple
+from typing import Any
 
 from torch import nn
 from torch.compiler import is_compiling
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from subquad.core.forward_hooks import FIRST, run_first
-from subquad.hf.forward_wrappers import Forward, positional_names, wrap_forward
+from subquad.hf.forward_wrappers import Forward, ForwardMark, positional_names
 from subquad.hf.layers import ATTACHED, NAME, Attached
 
 CHECKS = "_subquad_checks"  # on a checked model: its `Checks`
@@ -35,22 +34,10 @@ NO_WEIGHTS = (
 )
 
 
-class Checks(NamedTuple):
-    """The parts of a model that are checked in each call.
-
-    `implementation` is the name that its config has, and those of `owners`: modules in it with a config that is not the
-    config of a checked model.
-    """
-
-    implementation: str
-    owners: list[nn.Module]
-
-
 def check_calls(model: PreTrainedModel) -> None:
     """Check every call of this model, and of the models in it, that contain swapped layers."""
     for part in _swapped_models(model):
-        vars(part)[CHECKS] = Checks(next(_attached(part)).implementation, _owners(part))
-        wrap_forward(type(part), _CHECKED, _checked)
+        Checks(type(part), (next(_attached(part)).implementation, _owners(part))).put(part, CHECKS)
 
 
 def stop_checking(model: nn.Module) -> None:
@@ -62,8 +49,7 @@ def stop_checking(model: nn.Module) -> None:
 
 def run_before_call(model: PreTrainedModel, action: Callable[[Any], None]) -> None:
     """Run an action on a model before its next forward pass, and again before later ones until it removes itself."""
-    vars(model)[FIRST] = action
-    wrap_forward(type(model), _CHECKED, _checked)
+    Action(type(model), action).put(model, FIRST)
 
 
 def is_unchecked() -> bool:
@@ -122,6 +108,26 @@ def _checked(forward: Forward) -> Forward:
     return checked
 
 
+class Checks(ForwardMark):
+    """A mark of a model whose parts are checked in each call: `(implementation, owners)`.
+
+    `implementation` is the name that its config has, and those of `owners`: modules in it with a config that is not the
+    config of a checked model.
+    """
+
+    on_forward, wrapper = _CHECKED, staticmethod(_checked)
+
+
+class Action(ForwardMark):
+    """A mark of a model whose `forward` calls this function."""
+
+    on_forward, wrapper = _CHECKED, staticmethod(_checked)
+
+    def __call__(self, *args: Any) -> Any:
+        """Call the function."""
+        return self.value(*args)
+
+
 def _check(module: PreTrainedModel, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Raise ValueError for a call that would run another attention, or asks for weights."""
     if is_compiling():
@@ -129,7 +135,7 @@ def _check(module: PreTrainedModel, args: tuple[Any, ...], kwargs: dict[str, Any
         refuse_weights_of(module.config)
     else:
         settings = object.__getattribute__(module.config, "__dict__")  # configs look up each attribute in Python code
-        implementation, owners = module.__dict__[CHECKS]
+        implementation, owners = module.__dict__[CHECKS].value
         if settings["_attn_implementation_internal"] != implementation or owners:
             _refuse_another(module)
         if settings["_output_attentions"]:
@@ -147,7 +153,7 @@ def arguments_by_name(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str
 
 
 def _refuse_another(module: nn.Module) -> None:
-    implementation, owners = getattr(module, CHECKS)
+    implementation, owners = getattr(module, CHECKS).value
     for owner in (module, *owners):
         chosen = owner.config._attn_implementation
         if chosen == implementation:

@@ -9,13 +9,13 @@
     "tile"         row p mod R
 
 The table is given positions alone. The start and the end of an item are read from the surrounding model's inputs: the
-attention mask, `position_ids`, a cache, the tokens of other ranks. A hook before the forward pass of that model keeps
-them for the table.
+attention mask, `position_ids`, a cache, the tokens of other ranks. The `forward` of that model's class keeps them for
+the table.
 """
 
-import inspect
 import threading
-from functools import cache, partial
+from collections.abc import Mapping
+from functools import cache
 from typing import Any, NamedTuple
 
 import torch
@@ -25,12 +25,13 @@ from transformers import PreTrainedModel
 
 from subquad.core.versions import cache_in
 from subquad.distributed import Ranks, Sequence
+from subquad.hf.forward_wrappers import Forward, ForwardMark, positional_names
 from subquad.hf.passes import NOW
 from subquad.methods.core.current_shard import in_use
 
 MODES = ("interpolate", "tile")
 
-_REACH = "_subquad_reach"  # on the model around an extended table: positions that an item may have
+_REACH = "_subquad_reach"  # on the model around an extended table: a mark with the positions that an item may have
 _NEVER = torch.iinfo(torch.int64).max  # the first position of an item without tokens
 
 
@@ -38,20 +39,16 @@ class PassInputs(NamedTuple):
     """The inputs of a model that show where items begin and end.
 
     Attributes:
-        holder: the model.
         mask: bool (B,P+N), which tokens are real; None: no mask is given, or one that is not (batch, tokens).
         unread: a mask of another shape is given.
         past: P, the tokens in the cache.
         numbered: whether `position_ids` are given.
-        outer: those of the model whose forward pass this one is a part of.
     """
 
-    holder: nn.Module
     mask: Tensor | None
     unread: bool
     past: int
     numbered: bool
-    outer: "PassInputs | None"
 
 
 # `inputs`: of the forward pass that runs in this thread. Compiled code cannot read a `ContextVar`, and it would read a
@@ -177,31 +174,44 @@ def extend_table(table: nn.Embedding, holder: PreTrainedModel, reserved: int, le
         kind: Any = type(table)
         table.__class__ = _class_for(kind)
     table.reach, table.mode, table.reserved = length, mode, reserved  # type: ignore[assignment]
-    vars(holder)[_REACH] = length
-    if not any(getattr(hook, "func", None) is _enter for hook in holder._forward_pre_hooks.values()):
-        names = tuple(inspect.signature(holder.forward).parameters)
-        holder.register_forward_pre_hook(partial(_enter, names), with_kwargs=True)
-        holder.register_forward_hook(_leave, always_call=True)
+    _Reach(type(holder), length).put(holder, _REACH)
 
 
-def _enter(names: tuple[str, ...], module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    inputs = {**dict(zip(names, args, strict=False)), **kwargs}
+def _keeping_inputs(forward: Forward) -> Forward:
+    """The forward pass of a class, which keeps the inputs of its extended models while it runs."""
+
+    def keeping_inputs(self: Any, *args: Any, **kwargs: Any) -> Any:
+        reach = getattr(self, _REACH, None)
+        if reach is None:
+            return forward(self, *args, **kwargs)
+        inputs = {**dict(zip(positional_names(forward), args, strict=False)), **kwargs} if args else kwargs
+        before = _running()
+        _RUNNING.inputs = _pass_inputs(inputs, reach.value)
+        try:
+            return forward(self, *args, **kwargs)
+        finally:
+            _RUNNING.inputs = before
+
+    return keeping_inputs
+
+
+class _Reach(ForwardMark):
+    """A mark of a model around an extended table: the positions that an item may have."""
+
+    on_forward, wrapper = "_subquad_keeps_inputs", staticmethod(_keeping_inputs)
+
+
+def _pass_inputs(inputs: Mapping[str, Any], reach: int) -> PassInputs:
     mask, cached = inputs.get("attention_mask"), cache_in(inputs)
     valid = mask.bool() if isinstance(mask, Tensor) and mask.ndim == 2 else None
     numbered = inputs.get("position_ids") is not None
     if not numbered and cached is None and not torch.compiler.is_compiling() and split_sequence() is None:
-        _check_length(inputs, valid, vars(module)[_REACH])
-    _RUNNING.inputs = PassInputs(
-        module,
-        valid,
-        mask is not None and valid is None,
-        0 if cached is None else cached.get_seq_length(),
-        numbered,
-        _running(),
-    )
+        _check_length(inputs, valid, reach)
+    past = 0 if cached is None else cached.get_seq_length()
+    return PassInputs(valid, mask is not None and valid is None, past, numbered)
 
 
-def _check_length(inputs: dict[str, Any], valid: Tensor | None, reach: int) -> None:
+def _check_length(inputs: Mapping[str, Any], valid: Tensor | None, reach: int) -> None:
     """ValueError for an item of more positions than `reach`, before models fail on the buffers of their embeddings."""
     tokens = next((x for x in map(inputs.get, ("input_ids", "inputs_embeds")) if isinstance(x, Tensor)), None)
     if tokens is None or tokens.ndim < 2 or tokens.shape[1] <= reach:
@@ -219,12 +229,6 @@ def _longer_than(reach: int, positions: int) -> ValueError:
         f"an item has {positions:,} positions, but the table was extended to {reach:,}; call sq.hf.extend_positions "
         "with a larger length"
     )
-
-
-def _leave(module: nn.Module, args: Any, output: Any) -> None:
-    inputs = _running()
-    if inputs is not None and inputs.holder is module:  # another hook may have raised before ours ran
-        _RUNNING.inputs = inputs.outer
 
 
 def _running() -> PassInputs | None:

@@ -23,7 +23,7 @@ from transformers import Cache, PreTrainedModel
 
 from subquad.core.readable import can_be_read
 from subquad.core.versions import cache_in
-from subquad.hf.call_checks import CALL, arguments_by_name
+from subquad.hf.call_checks import CALL, Action, arguments_by_name
 from subquad.hf.example_inputs import example_inputs
 from subquad.hf.layers import Attached
 from subquad.hf.positions import holders_of_tables
@@ -45,8 +45,7 @@ def count_from_first_valid_token(model: PreTrainedModel) -> None:
     only if a method that approximates attention runs in them.
     """
     for part in _parts_that_count(model):
-        vars(part)[CALL] = _call
-        setattr(type(part), CALL, staticmethod(_call_with_marked))
+        _Counting(type(part), _call).put(part, CALL)
 
 
 def counts_from_first_valid_token(model: PreTrainedModel) -> bool:
@@ -132,6 +131,14 @@ def _call_with_marked(
     if cache is None or not getattr(cache, MARK, False):
         return forward(module, *args, **kwargs)
     return _call(forward, module, args, kwargs)
+
+
+class _Counting(Action):
+    """A mark of a model whose items start at their first real token; its class continues the caches that it fills."""
+
+    def __init__(self, cls: Any, value: Any):
+        super().__init__(cls, value)
+        setattr(cls, CALL, staticmethod(_call_with_marked))
 
 
 def _positions_of_call(inputs: Mapping[str, Any]) -> Tensor | None:

@@ -147,7 +147,7 @@ def rotary_limit(model: AnyModel) -> int | None:
 def check_extension(model: AnyModel, length: int) -> None:
     """Raise ValueError if `extend_positions` cannot extend the rotary positions of this model to `length` tokens."""
     model = transformers_model(model)
-    _refuse_rotary_tables(model, length)
+    _refuse_tables(model, length)
     for each in _rotary_positions(model):
         _check_rotary(each, length)
 
@@ -207,8 +207,9 @@ def extend_positions(model: AnyModel, length: int, *, mode: str = "interpolate",
 
     Raises:
         ValueError: the model's length is fixed by something else (image patches, audio frames; CLIP's text is as long
-            as its table), its rotary positions are scaled already (linear, dynamic, YaRN, LongRoPE, Llama 3), have
-            several axes, or are computed in the model's own way, or `mode` is unknown;
+            as its table, GPT-Neo's as its masks), its table is not a `torch.nn.Embedding` (I-BERT), its rotary
+            positions are scaled already (linear, dynamic, YaRN, LongRoPE, Llama 3), have several axes, or are computed
+            in the model's own way, or `mode` is unknown;
             in the forward pass, for an item of more than `length` positions, a step on a cache that its keys do not
             allow, or a mask of long items that is not (batch, tokens).
         TypeError: `tokenizer` is not a tokenizer of transformers.
@@ -347,14 +348,21 @@ def _rotary_positions(model: PreTrainedModel) -> list[RotaryPositions]:
     return [each for each in modules if each.holder.main_input_name in _TEXT]
 
 
-def _refuse_rotary_tables(model: PreTrainedModel, length: int) -> None:
-    """Raise ValueError for a model that reads its rotary positions from a table that is too short."""
+def _refuse_tables(model: PreTrainedModel, length: int) -> None:
+    """Raise ValueError for a model that reads positions from a short table that is not a `torch.nn.Embedding`."""
     for name, module in model.named_modules():
         table = module._buffers.get("embed_positions")
         if table is not None and table.ndim == 2 and len(table) < length:
             raise ValueError(
                 f"{type(model).__name__} reads its rotary positions from a table of {len(table):,} rows ({name!r}), "
                 "which cannot be extended; give shorter inputs"
+            )
+        is_table = name.rpartition(".")[2] in _TABLES and hasattr(module, "padding_idx")
+        weight = module._parameters.get("weight")
+        if is_table and weight is not None and not isinstance(module, nn.Embedding) and len(weight) < length:
+            raise ValueError(
+                f"{type(model).__name__} reads its positions from a {type(module).__name__} of {len(weight):,} rows "
+                f"({name!r}), which cannot be extended to {length:,}; give shorter inputs"
             )
 
 
@@ -407,6 +415,7 @@ def _is_geometric(frequencies: Tensor, theta: float) -> bool:
     return torch.allclose(frequencies.double().cpu(), float(theta) ** -exponents, rtol=_ROUNDING, atol=0)
 
 
+@torch.inference_mode(False)  # else new buffers could not be used in training
 def _extend_rotary(model: PreTrainedModel, each: RotaryPositions, length: int, grown: set[int]) -> None:
     """Extend rotary positions, in the layers that are swapped too, and its configs that are not `grown` yet."""
     if each.is_windowed or length <= each.reach:
@@ -435,11 +444,14 @@ def _yarn(parameters: Mapping[str, Any], rows: int, length: int) -> dict[str, An
 # ---------------------------------------------------------------------- learned positions
 
 
+@torch.inference_mode(False)  # else new buffers could not be used in training
 def _extend(model: PreTrainedModel, each: LearnedTable, length: int, mode: str, grown: set[int]) -> None:
     """Extend one table, its buffers, and its configs that are not `grown` yet."""
     if length <= each.rows:
         return
-    if "weight" in inspect.unwrap(type(each.owner).forward).__code__.co_names:
+    masks = (buffer for buffer in each.holder.buffers() if buffer.dtype == torch.bool)  # GPT-Neo's
+    has_short_masks = any(mask.shape[-2:] == (each.rows, each.rows) for mask in masks)
+    if has_short_masks or "weight" in inspect.unwrap(type(each.owner).forward).__code__.co_names:
         raise ValueError(
             f"{type(each.owner).__name__} takes no more tokens than its table has rows, {each.rows:,}, so that its "
             "positions cannot be extended; give shorter inputs"

@@ -20,7 +20,7 @@ from transformers import Cache, GenerationMixin
 from subquad.core.readable import can_be_read
 from subquad.core.versions import cache_in
 from subquad.hf.cache_marks import Extended, mark_cache
-from subquad.hf.forward_wrappers import Forward, positional_names, wrap_forward
+from subquad.hf.forward_wrappers import Forward, ForwardMark, positional_names
 
 _WATCHED = "_subquad_watched"  # on a model around extended positions
 _WATCHING = "_subquad_watching"  # on the `forward` of a class: it keeps the inputs of watched models
@@ -58,18 +58,7 @@ _RUNNING = threading.local()
 
 def watch(model: nn.Module) -> None:
     """Keep the inputs of a model while its forward pass runs."""
-    vars(model)[_WATCHED] = _Watched(type(model))
-
-
-class _Watched:
-    """A mark of a model whose inputs are kept; a copy that is unpickled elsewhere changes the class there too."""
-
-    def __init__(self, cls: Any):
-        self.cls = cls
-        wrap_forward(cls, _WATCHING, _watching)
-
-    def __reduce__(self) -> Any:
-        return _Watched, (self.cls,)
+    _Watched(type(model)).put(model, _WATCHED)
 
 
 def _watching(forward: Forward) -> Forward:
@@ -90,6 +79,12 @@ def _watching(forward: Forward) -> Forward:
         return output
 
     return watching
+
+
+class _Watched(ForwardMark):
+    """A mark of a model whose inputs are kept."""
+
+    on_forward, wrapper = _WATCHING, staticmethod(_watching)
 
 
 def _pass_of(inputs: Mapping[str, Any]) -> RotaryPass:

@@ -3,7 +3,7 @@
 import inspect
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from itertools import chain
@@ -25,6 +25,7 @@ from subquad.hf.patterns import EVERYTHING, LayerPattern, read_pattern
 from subquad.hf.saved import configs_of, default_implementation, is_ours
 from subquad.masks import Mask
 from subquad.methods import BoundMethod, Full
+from subquad.methods.core.checks import without_autocast
 
 RECORDED, TRIED = "subquad_recorded", "subquad_tried"
 # Keywords that change the weights; sinks are logits of each head that take weight and give nothing.
@@ -340,7 +341,7 @@ def originals(model: nn.Module) -> list[tuple[PreTrainedConfig, str]]:
 def undisturbed(model: nn.Module, implementation: str | None = None) -> Iterator[None]:
     """The model in eval mode on its own attention, or on this one; its modes and torch's random numbers come back.
 
-    Messages of transformers about such inputs are suppressed.
+    Autocast is off. Messages of transformers about such inputs are suppressed.
     """
     verbosity = transformers.logging.get_verbosity()
     modes = {module: module.training for module in model.modules()}
@@ -351,9 +352,16 @@ def undisturbed(model: nn.Module, implementation: str | None = None) -> Iterator
         for config, kept in implementations:
             config._attn_implementation = implementation or kept
         model.eval()
-        tensors = chain(model.parameters(), model.buffers())
-        devices = {tensor.device for tensor in tensors if tensor.device.type == "cuda"}
-        with torch.random.fork_rng(devices, device_type="cuda"), torch.no_grad(), unchecked(model):
+        everywhere = {tensor.device for tensor in chain(model.parameters(), model.buffers())}
+        devices = {device for device in everywhere if device.type == "cuda"}
+        with (
+            torch.random.fork_rng(devices, device_type="cuda"),
+            torch.no_grad(),
+            unchecked(model),
+            ExitStack() as stack,
+        ):
+            for kind in {device.type for device in everywhere}:  # outputs are compared in the model's own dtype
+                stack.enter_context(without_autocast(kind))
             torch.manual_seed(0)
             yield
     finally:

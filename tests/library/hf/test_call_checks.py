@@ -1,11 +1,14 @@
 """Tests of refusals at a swapped model's boundary: an implementation set behind its back, and attention weights."""
 
 import copy
+import inspect
+import pickle
 from contextlib import contextmanager
 
 import pytest
 import torch
 import transformers as hf
+from accelerate.hooks import ModelHook, add_hook_to_module
 
 import subquad as sq
 from subquad.hf.forward_wrappers import positional_names, wrap_forward
@@ -39,6 +42,23 @@ def by_method(model) -> None:
 
 def by_other_config(model) -> None:
     model.config = type(model.config)(**model.config.to_dict() | {"attn_implementation": "eager"})
+
+
+@pytest.mark.parametrize("way", ["pickle", "accelerate"])
+def test_models_in_another_process_or_with_a_hook_of_accelerate_are_checked(way, monkeypatch):
+    model, plain = build("bert").model, inspect.unwrap(hf.BertModel.forward)
+    monkeypatch.setattr(hf.BertModel, "forward", plain)
+    if way == "accelerate":
+        add_hook_to_module(model, ModelHook())
+    sq.hf.swap(model, METHOD)
+    if way == "pickle":
+        pickled = pickle.dumps(model)
+        monkeypatch.setattr(hf.BertModel, "forward", plain)
+        model = pickle.loads(pickled)
+    ids, mask = padded_ids()
+    model(input_ids=ids, attention_mask=mask)
+    with pytest.raises(ValueError, match="asks for attention weights"):
+        model(input_ids=ids, attention_mask=mask, output_attentions=True)
 
 
 @pytest.mark.parametrize("change", [by_context_manager, by_attribute, by_method, by_other_config])

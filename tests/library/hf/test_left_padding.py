@@ -1,6 +1,8 @@
 """Padding on the left changes no output of a swapped model, with or without position_ids."""
 
 import copy
+import inspect
+import pickle
 
 import pytest
 import torch
@@ -10,6 +12,7 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
 
 import subquad as sq
+from subquad.hf.call_checks import CALL
 from subquad.hf.left_padding import MARK
 from tests.library.hf.models import TEXT, build, padded_ids
 
@@ -37,6 +40,23 @@ def test_an_item_has_the_same_output_in_a_batch_as_alone(name, method):
             model(inputs_embeds=model.get_input_embeddings()(ids), attention_mask=mask),
         ):
             torch.testing.assert_close(batch.last_hidden_state[1, PADS:], alone(model, ids), atol=2e-5, rtol=1e-5)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("where", ["under autocast", "in another process"])
+def test_a_model_that_was_swapped_under_autocast_or_in_another_process(where, monkeypatch):
+    model = build("llama").model.base_model
+    ids, mask = padded_ids("left", pads=PADS)
+    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=where == "under autocast"):
+        sq.hf.swap(model, ROUGH)
+    if where == "in another process":
+        pickled = pickle.dumps(model)
+        monkeypatch.setattr(hf.LlamaModel, "forward", inspect.unwrap(hf.LlamaModel.forward))
+        monkeypatch.delattr(hf.LlamaModel, CALL)
+        model = pickle.loads(pickled)
+    filled = model(input_ids=ids, attention_mask=mask)
+    torch.testing.assert_close(filled.last_hidden_state[1, PADS:], alone(model, ids), atol=2e-5, rtol=1e-5)
+    assert hasattr(hf.LlamaModel, CALL)
 
 
 def test_an_encoder_with_rotary_positions_too():

