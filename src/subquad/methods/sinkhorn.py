@@ -117,7 +117,6 @@ class Sinkhorn(Method):
     name: ClassVar[str] = "sinkhorn"
     traits: ClassVar[Traits] = Traits(
         family="buckets",
-        multiplicity=2,
         cross=False,
         order_free=False,
         subquadratic=False,
@@ -132,7 +131,7 @@ class Sinkhorn(Method):
 
     def describe(self) -> Traits:
         """The traits; with a cut, a query attends to a constant number of keys, without its own block."""
-        return replace(type(self).traits, subquadratic=True, multiplicity=1) if self.cut else type(self).traits
+        return replace(type(self).traits, subquadratic=True) if self.cut else type(self).traits
 
     def make_learned(self, heads: int, kv_heads: int, head_dim: int, max_length: int | None) -> nn.Module:
         """The initial sort network: products of the pooled queries and keys."""

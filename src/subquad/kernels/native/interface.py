@@ -96,22 +96,23 @@ def structure_of(kernel: str) -> Structure:
     return Structure(described()["kernels"][kernel], described()["structures"])
 
 
-def check(op: str, **tensors: tuple[Tensor | None, torch.dtype, tuple[int, ...]]) -> None:
+def check(
+    op: str, heads: tuple[int, int] = (1, 1), **tensors: tuple[Tensor | None, torch.dtype, tuple[int, ...]]
+) -> None:
     """Check what kernels rely on: that tensors have the dtype and the shape that go with each other.
+
+    `heads`: those of queries and of keys; each key head is shared by equally many query heads.
 
     Raises:
         ValueError: an op was called by hand with tensors that do not fit together; the message names them.
     """
+    H, G = heads
+    if G < 1 or H % G:
+        raise ValueError(f"{op}: the {H} query heads are not a multiple of the {G} key heads")
     for name, (x, dtype, shape) in tensors.items():
         if x is not None and (x.dtype != dtype or x.shape != shape):
             have = f"{tuple(x.shape)} of {x.dtype}"
             raise ValueError(f"{op}: `{name}` is {have}, but the other tensors go with {shape} of {dtype}")
-
-
-def check_heads(op: str, H: int, G: int) -> None:
-    """Check that key heads are shared by equally many query heads. Raises ValueError as `check` does."""
-    if G < 1 or H % G:
-        raise ValueError(f"{op}: the {H} query heads are not a multiple of the {G} key heads")
 
 
 def threads(products: int) -> int:

@@ -58,10 +58,10 @@ def _inputs(x: Any, *, passes: int) -> dict[str, Any]:
     query, key, value = upcast(x.query, x.key, x.value)
     (B, H, N, D), (_, G, M, C), E = query.shape, key.shape, value.shape[3]
     check_pattern(x)
-    interface.check_heads("feature_attention", H, G)
     R = D if x.of_query is None else x.of_query.shape[1]
     of_keys = (B, G, M, R if x.of_key is None else C)
-    interface.check("feature_attention", value=(value, query.dtype, (B, G, M, E)), key=(key, query.dtype, of_keys))
+    of_values = value, query.dtype, (B, G, M, E)
+    interface.check("feature_attention", (H, G), value=of_values, key=(key, query.dtype, of_keys))
     for name, heads, *widths in (("of_query", H, R, D), ("of_key", G, R, C), ("feature_bias", H, R)):
         each = getattr(x, name)
         if each is not None:  # one serves all heads

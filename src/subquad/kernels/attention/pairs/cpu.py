@@ -64,9 +64,9 @@ def _inputs(op: str, x: Any) -> dict[str, Any]:
     query, key, value = upcast(x.query, x.key, x.value)
     (B, H, N, D), (_, G, M, E) = query.shape, value.shape
     rows = 0 if x.hidden is None else x.hidden.shape[2]
-    interface.check_heads(op, H, G)
     interface.check(
         op,
+        (H, G),
         key=(key, torch.float32, (B, G, M, D)),
         value=(value, torch.float32, (B, G, M, E)),
         key_bias=(x.key_bias, torch.float32, (B, H, M)),

@@ -50,9 +50,9 @@ def prepare(x: Any) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
 def _arguments(outputs: tuple[Tensor, Tensor], x: Any) -> dict[str, Any]:
     """The kernel's checked inputs and outputs."""
     (B, H, N, D), (_, G, M, E), dtype = x.query.shape, x.value.shape, x.query.dtype
-    interface.check_heads("steps_forward", H, G)
     interface.check(
         "steps_forward",
+        (H, G),
         key=(x.key, dtype, (B, G, M, D)),
         value=(x.value, dtype, (B, G, M, E)),
         valid=(x.valid, torch.bool, (B, M)),

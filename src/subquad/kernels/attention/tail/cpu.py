@@ -125,9 +125,9 @@ def backward(grads: tuple[Tensor, Tensor, Tensor, Tensor], x: Any) -> None:
 def _inputs(op: str, x: Any) -> dict[str, Any]:
     """The checked inputs of the forward and backward kernels."""
     (B, H, N, D), (_, G, M, E), dtype = x.query.shape, x.value.shape, x.query.dtype
-    interface.check_heads(op, H, G)
     interface.check(
         op,
+        (H, G),
         key=(x.key, dtype, (B, G, M, D)),
         value=(x.value, dtype, (B, G, M, E)),
         labels=(x.labels, torch.int64, (B, H, N)),

@@ -20,9 +20,9 @@ def refusal(x: Any) -> str | None:
 def compute(labels: Tensor, x: Any) -> None:
     """The CPU backend of `query_clusters`."""
     (B, H, N, D), (_, G, M, _), dtype = x.query.shape, x.key.shape, x.query.dtype
-    interface.check_heads("query_clusters", H, G)
     interface.check(
         "query_clusters",
+        (H, G),
         key=(x.key, dtype, (B, G, M, D)),
         query_valid=(x.query_valid, torch.bool, (B, N)),
         key_valid=(x.key_valid, torch.bool, (B, M)),

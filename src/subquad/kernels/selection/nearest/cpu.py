@@ -19,9 +19,9 @@ def refusal(x: Any) -> str | None:
 def compute(labels: Tensor, x: Any) -> None:
     """The CPU backend of `nearest_clusters`."""
     (B, H, N, D), (_, G, M, _), C, dtype = x.query.shape, x.key.shape, x.means.shape[2], x.query.dtype
-    interface.check_heads("nearest_clusters", H, G)
     interface.check(
         "nearest_clusters",
+        (H, G),
         key=(x.key, dtype, (B, G, M, D)),
         means=(x.means, torch.float32, (B, H, C, D)),
         sizes=(x.sizes, torch.int64, (B, H, C)),
