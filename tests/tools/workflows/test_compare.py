@@ -421,6 +421,8 @@ def test_a_length_has_its_figures_if_there_was_no_time_for_its_first_turns(setti
         assert row["model"]["96"]["repeats"] == 7
         assert row["model"]["96"]["extra_mib"] > 0
     assert not any(has_time(done, key) for key in late)  # a resumed run must not warm up after the turns that count
+    done.results._by_key.pop(SEQUENCE(96, 2))  # as if it was lost: then an earlier one has to warm up
+    assert all(has_time(done, key) for key in late)
 
 
 def test_a_batch_has_the_lengths_of_the_text(settings, tmp_path):

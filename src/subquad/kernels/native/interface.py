@@ -97,7 +97,7 @@ def structure_of(kernel: str) -> Structure:
 
 
 def check(
-    op: str, heads: tuple[int, int] = (1, 1), **tensors: tuple[Tensor | None, torch.dtype, tuple[int, ...]]
+    op: str, heads: tuple[int, int] = (1, 1), /, **tensors: tuple[Tensor | None, torch.dtype, tuple[int, ...]]
 ) -> None:
     """Check what kernels rely on: that tensors have the dtype and the shape that go with each other.
 

@@ -226,7 +226,7 @@ class Comparison(JobRun):
         def rounds(length: int, count: int) -> Iterator[Job[Any]]:
             """The jobs of the next batches of a length, until it has `count` of them, or all that there are."""
             for i in range(begun[length], min(count, self.sequence_count(length))):
-                yield SEQUENCE.job(length, i, run=partial(self.sequence_round, length))
+                yield SEQUENCE.job(length, i, run=partial(self.sequence_round, length, i))
             begun[length] = max(begun[length], count)
 
         early = (first, *reversed(longer)) if self.pretrained.is_causal_lm else ()
@@ -300,9 +300,12 @@ class Comparison(JobRun):
         return self.deadline.allows(self._predicted(kind, arguments), self._seconds_of_first)
 
     def _was_passed_over(self, length: int, i: int) -> bool:
-        """True if the first turn that ran at this length came after the i-th one, for which there was no time."""
-        ran = [j for j in range(self.sequence_count(length)) if SEQUENCE(length, j) in self.results]
-        return bool(ran) and i < ran[0]
+        """True if there was no time for the i-th turn, and a later one at this length warmed up in its place."""
+        ran = self._turns_done(length)
+        return bool(ran) and i < ran[0] and any(x.extra_mib is not None for x in self.rounds_at(length)[0].values())
+
+    def _turns_done(self, length: int) -> list[int]:
+        return [i for i in range(self.sequence_count(length)) if SEQUENCE(length, i) in self.results]
 
     @property
     def _seconds_of_first(self) -> float:
@@ -425,28 +428,28 @@ class Comparison(JobRun):
         with running(self.pretrained.model, None, self.group):
             return self.pretrained.embed_all(self._task_items)
 
-    def sequence_round(self, length: int) -> SequenceRound:
-        """The next batch of this length through every row in turn.
+    def sequence_round(self, length: int, i: int) -> SequenceRound:
+        """The i-th batch of this length through every row in turn.
 
-        The first one that runs warms up, and measures memory and the output without attention. At a long length all
-        batches are one and the same, whose first run counts, and its outputs are kept once.
+        The first one warms up, and measures memory and the output without attention; if there was no time for it, the
+        next one that runs does. At a long length all batches are one and the same, whose first run counts, and its
+        outputs are kept once.
         """
         batches, is_long = self._batches(length), self.is_long(length)
-        before = self.rounds_at(length)
-        i = len(before)  # whatever its key: if there was no time for the first turn, the next one warms up
+        is_first = all(i < j for j in self._turns_done(length))
         items = batches[i % len(batches)]
-        rows = {row.name: row for row in self.rows_at(length, i)}
-        ran = before[0] if before else {row.name for row in self._fast_enough(length)}
+        rows = {row.name: row for row in self.rows_at(length, 0 if is_first else i)}
+        ran = {row.name for row in self._fast_enough(length)} if is_first else self.rounds_at(length)[0]
         runs = {name: (row.dtype, row.swap) for name, row in rows.items() if name in ran}
-        if i > 0 and not is_long:
+        if not (is_first or is_long):
             runs[AGAIN] = runs[EXACT]
         elif self.group.count == 1 and not is_long:  # split tokens: exact attention has its own way over the ranks
             runs[WITHOUT] = FP32, WithoutAttention()
         used = machine.watch(self.group.count)
-        passes, outputs = one_round(runs, partial(self._pass, length, items, i == 0), random.Random(i))
+        passes, outputs = one_round(runs, partial(self._pass, length, items, is_first), random.Random(i))
         use = used()
         outputs.pop(AGAIN, None)
-        if is_long and i > 0:
+        if is_long and not is_first:
             outputs.clear()
         quarters: list[float] = []
         if self.pretrained.is_causal_lm and outputs:
