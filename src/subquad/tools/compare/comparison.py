@@ -301,10 +301,10 @@ class Comparison(JobRun):
 
     def _was_passed_over(self, length: int, i: int) -> bool:
         """True if there was no time for the i-th turn, and a later one at this length warmed up in its place."""
-        ran = self._turns_done(length)
+        ran = self._batches_done(length)
         return bool(ran) and i < ran[0] and any(x.extra_mib is not None for x in self.rounds_at(length)[0].values())
 
-    def _turns_done(self, length: int) -> list[int]:
+    def _batches_done(self, length: int) -> list[int]:
         return [i for i in range(self.sequence_count(length)) if SEQUENCE(length, i) in self.results]
 
     @property
@@ -436,7 +436,7 @@ class Comparison(JobRun):
         outputs are kept once.
         """
         batches, is_long = self._batches(length), self.is_long(length)
-        is_first = all(i < j for j in self._turns_done(length))
+        is_first = all(i < j for j in self._batches_done(length))
         items = batches[i % len(batches)]
         rows = {row.name: row for row in self.rows_at(length, 0 if is_first else i)}
         ran = {row.name for row in self._fast_enough(length)} if is_first else self.rounds_at(length)[0]
