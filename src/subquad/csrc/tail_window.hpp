@@ -80,7 +80,8 @@ struct NearScratch {
     const int64_t run = NEAR_QUERIES + 2 * window_of(in);
     return round_up(run < in.M ? run : in.M, W);
   }
-  // So far that positions can be added to it. Queries may stand farther from the keys than there are tokens.
+  // Limited so that adding positions to it does not overflow, and not to the number of tokens: queries may be farther
+  // from the keys than that.
   static int64_t window_of(const TailInputs &in) { return in.window < 1ll << 60 ? in.window : 1ll << 60; }
 
   NearScratch(Arena &arena, const TailInputs &in) {

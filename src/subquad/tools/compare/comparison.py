@@ -301,11 +301,8 @@ class Comparison(JobRun):
 
     def _was_passed_over(self, length: int, i: int) -> bool:
         """True if there was no time for the i-th turn, and a later one at this length warmed up in its place."""
-        ran = self._batches_done(length)
-        return bool(ran) and i < ran[0] and any(x.extra_mib is not None for x in self.rounds_at(length)[0].values())
-
-    def _batches_done(self, length: int) -> list[int]:
-        return [i for i in range(self.sequence_count(length)) if SEQUENCE(length, i) in self.results]
+        ran = self._turns(length)
+        return bool(ran) and i < min(ran) and any(x.extra_mib is not None for x in self.rounds_at(length)[0].values())
 
     @property
     def _seconds_of_first(self) -> float:
@@ -436,7 +433,7 @@ class Comparison(JobRun):
         outputs are kept once.
         """
         batches, is_long = self._batches(length), self.is_long(length)
-        is_first = all(i < j for j in self._batches_done(length))
+        is_first = all(i < j for j in self._turns(length))
         items = batches[i % len(batches)]
         rows = {row.name: row for row in self.rows_at(length, 0 if is_first else i)}
         ran = {row.name for row in self._fast_enough(length)} if is_first else self.rounds_at(length)[0]
@@ -477,7 +474,7 @@ class Comparison(JobRun):
 
     def quarters(self, length: int) -> list[float]:
         """The exact model's perplexities in the quarters of the texts of an extended length; else empty."""
-        parts = [each.quarters for each in self._batch_results(length) if each.quarters]
+        parts = [each.quarters for each in self._turns(length).values() if each.quarters]
         return quarter_perplexities(parts) if parts else []
 
     def new_tokens_after(self, length: int) -> int:
@@ -558,11 +555,12 @@ class Comparison(JobRun):
 
     def rounds_at(self, length: int) -> list[dict[str, SequencePass]]:
         """The results of the rows for each batch of a length so far."""
-        return [each.rows for each in self._batch_results(length)]
+        return [each.rows for each in self._turns(length).values()]
 
-    def _batch_results(self, length: int) -> list[SequenceRound]:
-        keys = (SEQUENCE(length, i) for i in range(self.sequence_count(length)))
-        return [self.results[key] for key in keys if key in self.results]
+    def _turns(self, length: int) -> dict[int, SequenceRound]:
+        """The turns at a length that have results, in their order: one may be missing before others."""
+        keys = {i: SEQUENCE(length, i) for i in range(self.sequence_count(length))}
+        return {i: self.results[key] for i, key in keys.items() if key in self.results}
 
     def pass_times(self, length: int) -> RoundTimes:
         """Seconds of a pass of each row, batch by batch, and its memory. At a long length every turn counts."""
@@ -578,7 +576,7 @@ class Comparison(JobRun):
 
     def tokens(self, length: int) -> float:
         """Mean number of tokens of a timed batch, without padding."""
-        counts = [each.tokens for each in self._batch_results(length)]
+        counts = [each.tokens for each in self._turns(length).values()]
         return statistics.fmean(counts[1:] or counts)
 
     def _model_for(self, length: int, dtype: str) -> Pretrained:
