@@ -53,9 +53,9 @@ def _empty(
     wants_lse: bool,
 ) -> tuple[Tensor, Tensor]:
     """Allocate out, in fp32 or fp64 if it is to be merged with others, and lse, which is empty if nobody wants it."""
-    wide = torch.promote_types(query.dtype, torch.float32)
-    lse = query.new_empty(query.shape[:3] if wants_lse else (0,), dtype=wide)
-    return token_major(query, value.shape[3], wide if wants_lse else query.dtype), lse
+    upcast = torch.promote_types(query.dtype, torch.float32)
+    lse = query.new_empty(query.shape[:3] if wants_lse else (0,), dtype=upcast)
+    return token_major(query, value.shape[3], upcast if wants_lse else query.dtype), lse
 
 
 def _compute(query: Tensor, key: Tensor, value: Tensor, *others: Any) -> tuple[Tensor, Tensor]:
