@@ -102,6 +102,20 @@ def test_compiled_equals_eager_without_a_graph_break(cases):
     assert dict(zip(cases, results, strict=True)) == dict.fromkeys(cases)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["full:kernel=subquad", "clustered-tail:block=64,last=8"])
+def test_a_compiled_prefill_is_one_program_for_all_lengths(unchecked, method):
+    """Its scale is symbolic, too: Dynamo takes numbers of modules for variables if the lengths are."""
+    model = build("llama").model
+    sq.hf.swap(model, method)
+    torch._dynamo.reset()
+    prefill = torch.compile(model.forward, backend="aot_eager", fullgraph=True, dynamic=True)
+    with torch.inference_mode(), torch._dynamo.config.patch(error_on_recompile=True):
+        for length in (100, 180, 250):
+            ids = torch.arange(length)[None] % VOCAB
+            assert torch.equal(prefill(input_ids=ids).logits, model(input_ids=ids).logits)
+
+
 def test_dropout_reaches_the_method_in_training_only():
     case = build("bert")
     for module in case.model.modules():

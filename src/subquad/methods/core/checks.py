@@ -49,7 +49,7 @@ def check_options(
         )
     if isinstance(scale, str):
         raise TypeError(f"scale={scale!r}, but it must be a number")
-    if scale is not None and not math.isfinite(scale):
+    if scale is not None and not -math.inf < scale < math.inf:  # as Dynamo can trace it, unlike math.isfinite
         raise ValueError(f"scale={scale}, but it must be a finite number")
     if not isinstance(seed, int) or not 0 <= seed <= MAX_SEED:
         raise ValueError(f"seed={seed!r}, but it must be a whole number from 0 to 2⁶³ − 1")

@@ -53,7 +53,8 @@ from subquad.kernels.transforms import shapes_may_follow_data
 from subquad.masks import Mask
 from subquad.methods.core.call import Attend, Call
 from subquad.methods.core.exact import exact
-from subquad.methods.core.method import Method, Partial, Traits, choice, whole
+from subquad.methods.core.halves_operator import attend_as_operator, is_one_operator
+from subquad.methods.core.method import METHODS, Method, Partial, Traits, choice, whole
 from subquad.methods.core.rectangles import Rectangles, rectangles_of
 
 LAST = 128
@@ -152,6 +153,8 @@ class ByHalves(Method):
 
     def attend_causally(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Partial:
         """Attention under a causal mask; otherwise as `attend`. Padded queries are 0."""
+        if is_one_operator(query, key, value, call) and METHODS.get(self.name) is type(self):
+            return attend_as_operator(str(self), query, key, value, call)
         out, lse = self._by_halves(query, key, value, call)
         valid = call.mask.query_padding(query.shape[2])
         return (out if valid is None else out.masked_fill(~valid[:, None, :, None], 0.0)), lse

@@ -301,7 +301,7 @@ class Comparison(JobRun):
 
     def _was_passed_over(self, length: int, i: int) -> bool:
         """True if there was no time for the i-th turn, and a later one at this length warmed up in its place."""
-        ran = self._turns(length)
+        ran = self._timing_rounds(length)
         return bool(ran) and i < min(ran) and any(x.extra_mib is not None for x in self.rounds_at(length)[0].values())
 
     @property
@@ -433,7 +433,7 @@ class Comparison(JobRun):
         outputs are kept once.
         """
         batches, is_long = self._batches(length), self.is_long(length)
-        is_first = all(i < j for j in self._turns(length))
+        is_first = all(i < j for j in self._timing_rounds(length))
         items = batches[i % len(batches)]
         rows = {row.name: row for row in self.rows_at(length, 0 if is_first else i)}
         ran = {row.name for row in self._fast_enough(length)} if is_first else self.rounds_at(length)[0]
@@ -474,7 +474,7 @@ class Comparison(JobRun):
 
     def quarters(self, length: int) -> list[float]:
         """The exact model's perplexities in the quarters of the texts of an extended length; else empty."""
-        parts = [each.quarters for each in self._turns(length).values() if each.quarters]
+        parts = [each.quarters for each in self._timing_rounds(length).values() if each.quarters]
         return quarter_perplexities(parts) if parts else []
 
     def new_tokens_after(self, length: int) -> int:
@@ -555,9 +555,9 @@ class Comparison(JobRun):
 
     def rounds_at(self, length: int) -> list[dict[str, SequencePass]]:
         """The results of the rows for each batch of a length so far."""
-        return [each.rows for each in self._turns(length).values()]
+        return [each.rows for each in self._timing_rounds(length).values()]
 
-    def _turns(self, length: int) -> dict[int, SequenceRound]:
+    def _timing_rounds(self, length: int) -> dict[int, SequenceRound]:
         """The turns at a length that have results, in their order: one may be missing before others."""
         keys = {i: SEQUENCE(length, i) for i in range(self.sequence_count(length))}
         return {i: self.results[key] for i, key in keys.items() if key in self.results}
@@ -576,7 +576,7 @@ class Comparison(JobRun):
 
     def tokens(self, length: int) -> float:
         """Mean number of tokens of a timed batch, without padding."""
-        counts = [each.tokens for each in self._turns(length).values()]
+        counts = [each.tokens for each in self._timing_rounds(length).values()]
         return statistics.fmean(counts[1:] or counts)
 
     def _model_for(self, length: int, dtype: str) -> Pretrained:
