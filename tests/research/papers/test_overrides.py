@@ -38,6 +38,20 @@ def test_what_does_not_fit_is_named(given, message):
         changed(PretrainedApproximationScale(), read_changes([given]))
 
 
+@pytest.mark.parametrize(
+    ("name", "given", "message"),
+    [
+        ("lra", "methods={LHA='lha',other='linear'}", "scale: methods has no 'Transformer', which"),
+        ("lra", "tasks={speech={}}", "scale: tasks: no task 'speech' in the paper's table; there are listops, text,"),
+        ("approximation-matrix", "columns=clustered-100", "scale: columns has no 'full', whose"),
+    ],
+)
+def test_what_a_report_cannot_be_made_of_is_refused_before_anything_runs(name, given, message, tmp_path):
+    with pytest.raises(InputError, match=message):
+        reproduce(load(name), "smoke", tmp_path / "out", changes=read_changes([given]))
+    assert not (tmp_path / "out").exists()
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_settings_of_every_experiment_can_be_read_back(name):
     for settings in load(name).scales.values():

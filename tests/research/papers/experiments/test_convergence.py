@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 
 from subquad.research.papers import speech
@@ -34,6 +36,14 @@ def test_curves_by_time_are_those_by_update_at_the_time_of_one() -> None:
     assert errors.series["full"][-1] == (pytest.approx(2.0), pytest.approx(20.0))
     times = next(table for table in results.tables if table.title.startswith("Time"))
     assert times.rows[1] == ["i-clustered-100", "200 (100 to 300)", "25", "0.50", "20 of 20", "4", "9"]
+
+
+def test_without_exact_attention_no_speed_is_relative_to_it() -> None:
+    scale = replace(convergence.SCALES["smoke"], methods=("clustered-100", "i-clustered-100"))
+    keys = [cell.key for cell in convergence.cells(scale) if cell.key.startswith("train")]
+    results = convergence.results(scale, found_of(keys, list(scale.methods)))
+    times = next(table for table in results.tables if table.title.startswith("Time"))
+    assert [row[3] for row in times.rows] == [None, None]
 
 
 def test_every_model_of_the_figure_is_a_point_with_its_layers_and_clusters() -> None:

@@ -68,4 +68,5 @@ def test_results_say_how_the_rows_compare_with_the_seeds():
     assert of_pattern[:6] == ["BigBird", "all", "all", "–", 32, "not published"]
     few = results(replace(SMALL, rows=("local", "BigBird", "linear")), found).tables[0].note
     assert "rank correlation" not in few
+    assert "With one row there" in results(replace(SMALL, rows=("local",)), found).tables[0].note
     assert {cell.key for cell in cells(SMALL)} == set(found)

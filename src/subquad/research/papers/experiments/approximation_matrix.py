@@ -41,6 +41,10 @@ class ApproximationMatrixScale:
     effort: float = 10.0
     seeds: tuple[int, ...] = (0,)
 
+    def __post_init__(self) -> None:
+        if "full" not in self.columns:
+            raise ValueError("columns has no 'full', whose model every other one is compared with")
+
 
 SCALES = {
     "smoke": ApproximationMatrixScale(recipe=speech.SMOKE, columns=("full", "lsh-1"), effort=0.1),

@@ -260,6 +260,8 @@ def _noise(scale: LmAblationScale, rows: list[Ablation], records: JobResults) ->
     means = [_mean(scale, row, records) for row in rows]
     if len(scale.seeds) < 2:
         return f"One seed; the rows are within {max(means) - min(means):.3f} bits of one another."
+    if len(rows) < 2:
+        return "With one row there are no differences to compare with those between its seeds."
     each = [[records[key(row.name, seed)]["test"]["bits_per_byte"] for seed in scale.seeds] for row in rows]
     seeds = statistics.fmean(statistics.stdev(values) for values in each)
     return (

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from subquad.core.spelling import instead
 from subquad.research.papers.base import Cell, Context, Experiment, JobResults, spread
 from subquad.research.papers.results import Bars, Lines, Results, Table
 from subquad.research.papers.tasks.listops import TO_BEAT, solves
@@ -29,6 +30,13 @@ class LraScale:
     timed: dict[str, Any]  # the model that is timed
     batch: int  # number of texts that are timed together
     seconds: float  # of timing, for each method and length
+
+    def __post_init__(self) -> None:
+        if "Transformer" not in self.methods:
+            raise ValueError("methods has no 'Transformer', which the throughput of all others is relative to")
+        for task in self.tasks:
+            if task not in COLUMNS:
+                raise ValueError(f"tasks: no task {task!r} in the paper's table{instead(task, COLUMNS, '')}")
 
 
 PUBLISHED = {  # row: (ListOps, IMDb, AAN, CIFAR10; throughput at 1K, 2K, 3K, 4K relative to the Transformer)
