@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from subquad.core.spelling import instead
 from subquad.research.papers import speech
 from subquad.research.papers.base import Cell, Context, Experiment, JobResults, spread
 from subquad.research.papers.results import HeatMap, Results, Table
@@ -44,6 +45,9 @@ class ApproximationMatrixScale:
     def __post_init__(self) -> None:
         if "full" not in self.columns:
             raise ValueError("columns has no 'full', whose model every other one is compared with")
+        for column in self.columns:
+            if column not in TRAINED:
+                raise ValueError(f"columns: no column {column!r} in the paper's table{instead(column, TRAINED, '')}")
 
 
 SCALES = {

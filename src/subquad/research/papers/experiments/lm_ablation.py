@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
+from subquad.core.spelling import instead
 from subquad.research.papers.base import Cell, Context, Experiment, JobResults, spread
 from subquad.research.papers.made_text import made_text
 from subquad.research.papers.results import Lines, Results, Table, Value
@@ -91,6 +92,14 @@ class LmAblationScale:
     limit: int = 0
     rows: tuple[str, ...] = tuple(row.name for row in ROWS)
     seeds: tuple[int, ...] = (0,)
+
+    def __post_init__(self) -> None:
+        if not self.rows:
+            raise ValueError("rows must name at least one")
+        names = [row.name for row in ROWS]
+        for name in self.rows:
+            if name not in names:
+                raise ValueError(f"rows: no row {name!r}{instead(name, names, '')}")
 
 
 SCALES = {
