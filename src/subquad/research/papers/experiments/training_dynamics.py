@@ -93,8 +93,9 @@ class Watch(TrainerCallback):
         self.record: Record = {int(step): metrics for step, metrics in kept.items()}
 
     def on_train_begin(self, args: Any, state: TrainerState, control: TrainerControl, **more: Any) -> None:
-        """Record the figures before the first step."""
-        self._look(state.global_step, more["model"])
+        """Record the figures before the first step; a run that goes on from a later one has them."""
+        if state.global_step == 0:
+            self._look(0, more["model"])
 
     def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **more: Any) -> None:
         """After some steps."""
@@ -221,12 +222,13 @@ def results(scale: TrainingDynamicsScale, records: JobResults) -> Results:
 
 
 def _curves(scale: TrainingDynamicsScale, records: JobResults, membership: str) -> dict[str, list[tuple[float, float]]]:
-    """Curves by figure: (step, mean over the seeds)."""
+    """Curves by figure: (step, mean over the seeds), at the steps that all seeds have."""
     runs = [records[key(membership, seed)] for seed in scale.seeds]
+    steps = sorted(set.intersection(*(set(run["steps"]) for run in runs)))
     return {
         name: [
-            (float(step), statistics.fmean(run["figures"][name][i] for run in runs))
-            for i, step in enumerate(runs[0]["steps"])
+            (float(step), statistics.fmean(run["figures"][name][run["steps"].index(step)] for run in runs))
+            for step in steps
         ]
         for name in METRICS
     }
