@@ -1,5 +1,9 @@
 """Settings of a scale that the user changes."""
 
+import shlex
+from itertools import pairwise
+from pathlib import Path
+
 import pytest
 
 from subquad.core.errors import InputError
@@ -54,6 +58,37 @@ def test_what_a_report_cannot_be_made_of_is_refused_before_anything_runs(name, g
     with pytest.raises(InputError, match=message):
         reproduce(load(name), "smoke", tmp_path / "out", changes=read_changes([given]))
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "scale", "given", "folders"),
+    [
+        ("lm-ablation", "small", [], ["wikitext-2"]),
+        ("lm-ablation", "paper", [], ["wikitext-103"]),
+        ("training-dynamics", "paper", [], ["wikitext-103"]),
+        ("lra", "small", [], ["movie_reviews", "fashion_mnist"]),
+        ("lra", "paper", [], ["movie_reviews", "state_union", "fashion_mnist"]),
+        ("lra", "small", ["tasks={text={task={files=['mine.csv']}}}"], []),
+        ("spectrum", "small", [], ["wikitext-2", "movie_reviews"]),
+        ("spectrum", "paper", ["texts=wikitext-103/test.txt"], ["wikitext-103"]),
+        ("performer-approximation", "small", ["text=mine/a.txt"], ["mine"]),
+        ("attention-utility", "small", ["read=mine/a.txt", "fit=other/b.txt"], ["mine", "other"]),
+        ("bucket-imbalance", "small", ["read=mine/a.txt", "fit=mine/b.txt"], ["mine"]),
+    ],
+)
+def test_an_experiment_needs_what_its_settings_read(name, scale, given, folders):
+    experiment = load(name)
+    assert list(experiment.needs(changed(experiment.scales[scale], read_changes(given)))) == folders
+
+
+def test_the_commands_of_the_page_need_what_it_says_is_in_the_folder():
+    page = (Path(__file__).parents[3] / "docs" / "how-to" / "reproduce.md").read_text("utf-8")
+    commands = [shlex.split(line) for line in page.splitlines() if line.endswith("--data-dir mine")]
+    assert len(commands) == 2
+    for _, _, name, *words in commands:
+        changes = read_changes([word for option, word in pairwise(words) if option == "--set"])
+        for part in load(name).needs(changed(load(name).scales["small"], changes)):
+            assert f"`{part}" in page
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -13,7 +13,7 @@ import torch
 from subquad import hf
 from subquad.core import checksums as seals
 from subquad.methods import BoundMethod, Method, Routing, parse_method
-from subquad.research.papers.at_hand import AtHand, at_hand, calibrate, calibrated_row
+from subquad.research.papers.at_hand import AtHand, at_hand, calibrate, calibrated_row, folders
 from subquad.research.papers.base import AGAIN, Cell, Context, Experiment, JobResults, spread
 from subquad.research.papers.results import HeatMap, Lines, Results, Table
 from subquad.tools.data.texts import read_documents
@@ -288,5 +288,5 @@ EXPERIMENT = Experiment(
     scales=SCALES,
     cells=cells,
     results=results,
-    needs=("wikitext-2",),
+    needs=lambda scale: folders(scale.model, (), [scale.read, scale.fit]),
 )

@@ -13,7 +13,7 @@ import torch
 
 from subquad import hf
 from subquad.methods import BoundMethod, Method, parse_method
-from subquad.research.papers.at_hand import at_hand, calibrate, calibrated_row
+from subquad.research.papers.at_hand import at_hand, calibrate, calibrated_row, folders
 from subquad.research.papers.base import Cell, Context, Experiment, JobResults, spread
 from subquad.research.papers.experiments.attention_utility import inputs_of, sequences
 from subquad.research.papers.results import Bars, Lines, Results, Table, Value
@@ -240,5 +240,5 @@ EXPERIMENT = Experiment(
     scales=SCALES,
     cells=cells,
     results=results,
-    needs=("wikitext-2",),
+    needs=lambda scale: folders(scale.model, (), [scale.read, scale.fit]),
 )

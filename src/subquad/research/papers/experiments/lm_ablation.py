@@ -335,5 +335,5 @@ EXPERIMENT = Experiment(
     scales=SCALES,
     cells=cells,
     results=results,
-    needs=("wikitext-2",),
+    needs=lambda scale: [scale.corpus] if scale.corpus else [],
 )

@@ -16,6 +16,7 @@ from subquad.research.papers.results import Bars, Lines, Results, Table
 from subquad.research.papers.tasks.listops import TO_BEAT, solves
 from subquad.research.training.run import train
 from subquad.research.training.settings import settings_of
+from subquad.research.training.tasks import TASKS
 from subquad.tools.measure.timing import Effort, speedup, until_steady
 
 
@@ -210,6 +211,13 @@ def _step(scale: LraScale, method: str, length: int, device: torch.device) -> An
     return step
 
 
+def folders(scale: LraScale) -> list[str]:
+    """The folders of data that the tasks read."""
+    tables = {task: scale.tasks[task].get("task", {}) for task in scale.tasks}
+    sources = [table.get("source", TASKS[task].needs) for task, table in tables.items() if not table.get("files")]
+    return list(dict.fromkeys(filter(None, sources)))
+
+
 def results(scale: LraScale, records: JobResults) -> Results:
     """Accuracy with the baselines, ListOps' verdict, throughput; each with the published figures."""
     tables = [_accuracy(scale, records)]
@@ -364,5 +372,5 @@ EXPERIMENT = Experiment(
     scales=SCALES,
     cells=cells,
     results=results,
-    needs=("movie_reviews", "fashion_mnist", "state_union"),
+    needs=folders,
 )

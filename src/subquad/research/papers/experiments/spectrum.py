@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from subquad.research.papers.at_hand import RANDOM, AtHand, at_hand
+from subquad.research.papers.at_hand import RANDOM, AtHand, at_hand, folders
 from subquad.research.papers.base import Cell, Context, Experiment, JobResults, slug
 from subquad.research.papers.results import HeatMap, Lines, Results, Table
 from subquad.tools.data.reviews import read_reviews
@@ -231,5 +231,5 @@ EXPERIMENT = Experiment(
     scales=SCALES,
     cells=cells,
     results=results,
-    needs=("wikitext-2", "movie_reviews"),
+    needs=lambda scale: folders(scale.model, (), scale.texts),
 )
