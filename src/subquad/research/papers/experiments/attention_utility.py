@@ -60,7 +60,7 @@ SCALES = {
         model="random", read="read.txt", fit="fit.txt", length=48, sequences=1, steps=2, moves=3, seeds=(0,)
     ),
     "small": AttentionUtilityScale(sequences=2, steps=200, moves=1000),
-    "paper": AttentionUtilityScale(length=1024, sequences=1, fit_seeds=(0, 1, 2)),
+    "paper": AttentionUtilityScale(sequences=1, fit_seeds=(0, 1, 2)),
 }
 
 
@@ -276,8 +276,8 @@ EXPERIMENT = Experiment(
     deviations=(
         "The encoder at hand in place of a 16-layer language model that the authors trained on WikiText-103; so there "
         "is no causal mask to leave out.",
-        "At `small`, N = 512, the reach of the encoder's positions, and WikiText-2, whose validation text is that of "
-        "WikiText-103; several sequences of it, the first of them its beginning.",
+        "N = 512, the reach of the encoder's positions, in place of 1,024, and WikiText-2, whose validation text is "
+        "that of WikiText-103; at `small` several sequences of it, the first of them its beginning.",
         "Hash functions are fitted to the frozen model on WikiText-2's test text, with membership balanced in the "
         "loss: with the paper's argmax membership they collapse (see bucket-imbalance).",
         "A query that no bucket took attends in the bucket that it scores highest, here as in the methods themselves; "
