@@ -230,7 +230,7 @@ def test_every_length_is_within_the_positions_of_the_demo_encoder():
     limit = load_model(None).limit
     settings = [(name, scale, each) for name in NAMES for scale, each in load(name).scales.items()]
     lengths = {
-        (name, scale): getattr(each, "length", None) or each.tokens
+        (name, scale): getattr(each, "tokens", None) or each.length
         for name, scale, each in settings
         if getattr(each, "model", None) == ""
     }

@@ -14,6 +14,7 @@ from torch import Tensor
 from subquad import hf
 from subquad.core import files
 from subquad.methods import Full
+from subquad.nn.auxiliary import has_auxiliary_loss, with_auxiliary_loss
 from subquad.research.papers.base import AGAIN, Cell, Context, JobResults
 from subquad.research.papers.data.tones import tones
 from subquad.research.papers.results import Table, Value
@@ -316,6 +317,7 @@ def _update(model: CTCEncoder, batch: dict[str, torch.Tensor]) -> None:
     model.train().zero_grad()
     loss = model(**batch).loss
     assert loss is not None
+    loss = with_auxiliary_loss(loss, model) if has_auxiliary_loss(model) else loss
     loss.backward()
 
 
