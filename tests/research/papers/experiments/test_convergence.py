@@ -1,4 +1,6 @@
+import re
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -36,6 +38,17 @@ def test_curves_by_time_are_those_by_update_at_the_time_of_one() -> None:
     assert errors.series["full"][-1] == (pytest.approx(2.0), pytest.approx(20.0))
     times = next(table for table in results.tables if table.title.startswith("Time"))
     assert times.rows[1] == ["i-clustered-100", "200 (100 to 300)", "25", "0.50", "20 of 20", "4", "9"]
+
+
+def test_the_page_names_what_each_curve_shows() -> None:
+    scale = convergence.SCALES["smoke"]
+    keys = [cell.key for cell in convergence.cells(scale) if cell.key.startswith("train")]
+    page = (Path(__file__).parents[4] / "docs" / "results" / "speech.md").read_text("utf-8")
+    for plot in convergence.results(scale, found_of(keys, list(scale.methods))).plots:
+        assert isinstance(plot, Lines)
+        (shown,) = re.findall(rf"!\[(.*)\]\({plot.file}\.png\)", page)
+        assert ("loss" in shown, "by update" in shown) == (plot.y == "loss", plot.x == "updates")
+        assert ("validation" in shown) == plot.title.startswith("validation")
 
 
 def test_without_exact_attention_no_speed_is_relative_to_it() -> None:
