@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -381,6 +381,15 @@ def converged(record: dict[str, Any], within: float = 0.01) -> int:
     return int(next(step for step, _, rate, _ in record["rates"] if rate <= best + within))
 
 
+def reading_tones(recipe: Recipe, cells: Sequence[Cell]) -> list[Cell]:
+    """The cells; those of the scale "smoke" read tones even if a folder of real data is given."""
+    return [replace(cell, run=partial(_without_data, cell.run)) for cell in cells] if recipe == SMOKE else list(cells)
+
+
+def _without_data(run: Callable[[Context], dict[str, Any]], context: Context) -> dict[str, Any]:
+    return run(replace(context, data=None))
+
+
 def data_of(context: Context) -> Path:
-    """The folder of data; if none is given, as at the scale "smoke", one of tones is made."""
+    """The folder of data; if none is given, one of tones is made."""
     return context.shared("tones", tones) if context.data is None else context.data

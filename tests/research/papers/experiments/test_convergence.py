@@ -4,9 +4,10 @@ from pathlib import Path
 
 import pytest
 
+from subquad.core.errors import InputError
 from subquad.research.papers import speech
-from subquad.research.papers.base import JobResults
-from subquad.research.papers.experiments import convergence, speed_accuracy
+from subquad.research.papers.base import Context, JobResults
+from subquad.research.papers.experiments import approximation_matrix, convergence, speed_accuracy
 from subquad.research.papers.results import Lines
 
 
@@ -38,6 +39,16 @@ def test_curves_by_time_are_those_by_update_at_the_time_of_one() -> None:
     assert errors.series["full"][-1] == (pytest.approx(2.0), pytest.approx(20.0))
     times = next(table for table in results.tables if table.title.startswith("Time"))
     assert times.rows[1] == ["i-clustered-100", "200 (100 to 300)", "25", "0.50", "20 of 20", "4", "9"]
+
+
+def test_smoke_runs_read_tones_where_a_data_folder_is_given_too(tmp_path) -> None:
+    (tmp_path / "data").mkdir()
+    context = Context(tmp_path / "cells" / "one", tmp_path / "data", "cpu", lambda what, done, total: None)
+    for experiment in (convergence, speed_accuracy, approximation_matrix):
+        first = experiment.cells(experiment.SCALES["smoke"])[0]
+        assert speech.RATE in next(iter(first.run(context).values()))
+        with pytest.raises(InputError, match="no recordings at"):
+            experiment.cells(experiment.SCALES["small"])[0].run(context)
 
 
 def test_the_page_names_what_each_curve_shows() -> None:

@@ -98,7 +98,7 @@ def cells(scale: ApproximationMatrixScale) -> list[Cell]:
         name, full = top_key(seed), model_key("full", seed)
         by_key[name] = Cell(name, partial(speech.top_mass, scale.recipe.settings("full", seed), full), (full,))
     times = speech.times_cell(scale.recipe, [SpeechVariant(method) for method in scale.columns], scale.effort)
-    return [speech.baseline_cell(scale.recipe), *by_key.values(), times]
+    return speech.reading_tones(scale.recipe, [speech.baseline_cell(scale.recipe), *by_key.values(), times])
 
 
 def _listen(scale: ApproximationMatrixScale, column: str, row: str, seed: int, context: Context) -> dict[str, Any]:

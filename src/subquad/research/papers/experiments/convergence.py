@@ -51,7 +51,7 @@ def cells(scale: ConvergenceScale) -> list[Cell]:
     """Models, times."""
     models = [cell for seed in scale.seeds for cell in speech.model_cells(scale.recipe, scale.methods, seed)]
     times = speech.times_cell(scale.recipe, [SpeechVariant(method) for method in scale.methods], scale.effort)
-    return [speech.baseline_cell(scale.recipe), *models, times]
+    return speech.reading_tones(scale.recipe, [speech.baseline_cell(scale.recipe), *models, times])
 
 
 def results(scale: ConvergenceScale, by_cell: JobResults) -> Results:

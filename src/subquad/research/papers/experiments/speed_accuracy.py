@@ -80,7 +80,8 @@ def cells(scale: SpeedAccuracyScale) -> list[Cell]:
             cells = speech.model_cells(scale.recipe, [method], seed, layers)
             jobs += [cell for cell in cells if cell.key not in {known.key for known in jobs}]
         jobs += [_tuned(scale, method, layers, seed) for method, layers in scale.tuned]
-    return [*jobs, speech.times_cell(scale.recipe, variants(scale), scale.effort)]
+    times = speech.times_cell(scale.recipe, variants(scale), scale.effort)
+    return speech.reading_tones(scale.recipe, [*jobs, times])
 
 
 def _tuned(scale: SpeedAccuracyScale, method: str, layers: int, seed: int) -> Cell:
