@@ -8,7 +8,7 @@ from typing import Any
 
 from subquad.core.spelling import instead
 from subquad.research.papers import speech
-from subquad.research.papers.base import Cell, Context, Experiment, JobResults, spread
+from subquad.research.papers.base import Cell, Context, Experiment, JobResults, note_on_seeds, spread
 from subquad.research.papers.results import HeatMap, Results, Table
 from subquad.research.papers.speech import HELD_OUT, RATE, Recipe, SpeechVariant, model_key, shown
 
@@ -151,7 +151,7 @@ def _matrix(scale: ApproximationMatrixScale, records: JobResults, columns: list[
         title=title,
         columns=["evaluated with ↓, trained with →", *map(shown, columns)],
         rows=body,
-        note="In brackets the published phone error rate on WSJ's validation set.",
+        note="In brackets the published phone error rate on WSJ's validation set." + note_on_seeds(scale.seeds),
     )
 
 

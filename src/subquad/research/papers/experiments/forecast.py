@@ -8,7 +8,7 @@ from functools import partial
 from statistics import fmean
 from typing import Any, NamedTuple
 
-from subquad.research.papers.base import Cell, Context, Experiment, JobResults, spread
+from subquad.research.papers.base import Cell, Context, Experiment, JobResults, note_on_seeds, spread
 from subquad.research.papers.experiments.forecast_published import COPIED, COPIED_IN, PUBLISHED
 from subquad.research.papers.results import Lines, Results, Table
 from subquad.research.papers.tasks.ett_forecast import Forecast
@@ -249,7 +249,7 @@ def _table(scale: ForecastScale, records: JobResults, dataset: str, features: st
         title=f"{dataset}, {features}: {FEATURES[features]}",
         columns=["", *(f"{_horizon(case, cases)}: {metric}" for case in cases for metric in ("MSE", "MAE"))],
         rows=rows,
-        note=_note(dataset, features),
+        note=_note(dataset, features) + note_on_seeds(scale.seeds),
     )
 
 

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from subquad.core.spelling import instead
-from subquad.research.papers.base import Cell, Context, Experiment, JobResults, spread
+from subquad.research.papers.base import Cell, Context, Experiment, JobResults, note_on_seeds, spread
 from subquad.research.papers.made_text import made_text
 from subquad.research.papers.results import Lines, Results, Table, Value
 from subquad.research.training.run import train
@@ -221,7 +221,8 @@ def results(scale: LmAblationScale, records: JobResults) -> Results:
         columns=columns,
         rows=lines,
         note=f"Published: perplexity per word on WikiText-103's validation data; (d) has 23.2 on its test data. "
-        f"{TRANSFORMER_XL}. {_agreement(scale, rows, records)}{_noise(scale, rows, records)}",
+        f"{TRANSFORMER_XL}. {_agreement(scale, rows, records)}{_noise(scale, rows, records)}"
+        f"{note_on_seeds(scale.seeds)}",
     )
     points = {
         family: [(row.published, _mean(scale, row, records)) for row in rows if row.family == family and row.published]

@@ -12,7 +12,7 @@ import torch
 
 from subquad.core.spelling import instead
 from subquad.nn.auxiliary import has_auxiliary_loss, with_auxiliary_loss
-from subquad.research.papers.base import Cell, Context, Experiment, JobResults, spread
+from subquad.research.papers.base import Cell, Context, Experiment, JobResults, note_on_seeds, spread
 from subquad.research.papers.results import Bars, Lines, Results, Table
 from subquad.research.papers.tasks.listops import TO_BEAT, solves
 from subquad.research.training.run import train
@@ -260,7 +260,8 @@ def _accuracy(scale: LraScale, records: JobResults) -> Table:
         + ", ".join(f"{task} as {TITLES[task]}" for task in scale.tasks)
         + "; other data, lengths, models and steps than ours, so that columns compare methods, not sides. Tested: "
         + ", ".join(f"{records[f'{task} baselines']['items']:,} ({task})" for task in scale.tasks)
-        + ".",
+        + "."
+        + note_on_seeds(scale.seeds),
     )
 
 

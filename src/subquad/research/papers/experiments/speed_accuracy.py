@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any, cast
 
 from subquad.research.papers import speech
-from subquad.research.papers.base import Cell, Experiment, JobResults, spread
+from subquad.research.papers.base import Cell, Experiment, JobResults, note_on_seeds, spread
 from subquad.research.papers.results import Lines, Results, Table
 from subquad.research.papers.speech import HELD_OUT, RATE, TIMES, Recipe, SpeechVariant, model_key, shown
 from subquad.research.training.model_settings import ModelSettings
@@ -138,7 +138,8 @@ def _table(scale: SpeedAccuracyScale, records: JobResults) -> Table:
         note=f"A forward pass of {records[TIMES]['batch']} utterances, {records[TIMES]['tokens']} "
         "tokens each on average; all models in turn. "
         "The paper's figure gives points and no numbers: improved clustered attention has the "
-        "lowest error at every time.",
+        "lowest error at every time."
+        + note_on_seeds(scale.seeds),
     )
 
 

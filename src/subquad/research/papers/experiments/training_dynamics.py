@@ -20,7 +20,7 @@ from subquad import hf
 from subquad.core import checksums as seals
 from subquad.core import files
 from subquad.methods import BoundMethod
-from subquad.research.papers.base import AGAIN, Cell, Context, Experiment, JobResults
+from subquad.research.papers.base import AGAIN, Cell, Context, Experiment, JobResults, note_on_seeds
 from subquad.research.papers.made_text import made_text
 from subquad.research.papers.results import Lines, Results, Table, Value
 from subquad.research.training.run import train
@@ -211,7 +211,7 @@ def results(scale: TrainingDynamicsScale, records: JobResults) -> Results:
         note="Published, as curves without numbers: the negative entropy rises consistently for queries and keys; the "
         f"KL divergence first rises, then falls. Means over {len(scale.seeds)} seed(s). Negative entropy is −ln "
         f"{scale.buckets} = {-math.log(scale.buckets):.3f} where ψ is spread evenly, 0 where each token's attention "
-        "lies in one bucket; also 0 where all tokens are in one bucket, which the share in the largest tells apart.",
+        "lies in one bucket; also 0 where all tokens are in one bucket, which the share in the largest tells apart." + note_on_seeds(scale.seeds),
     )
     return Results(
         summary=f"A language model with {scale.buckets} hash buckets in every head, trained while its hash functions "
