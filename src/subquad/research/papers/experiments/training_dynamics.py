@@ -291,7 +291,8 @@ EXPERIMENT = Experiment(
     deviations=(
         "Strictly causal buckets, one score for queries and keys, bytes, and the text at hand: as in `lm-ablation`.",
         "Membership in ψ by argmax, as the paper writes it, and balanced, which does not collapse.",
-        "Figures from exact attention to a few fixed windows of the validation text, not from the training batches.",
+        "Figures of a few fixed windows of the validation text, not of the training batches. Their utilities are from "
+        "exact attention at `small`, and by random features at `paper`, as in the loss there.",
     ),
     scales=SCALES,
     cells=cells,
