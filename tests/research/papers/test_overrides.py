@@ -49,7 +49,7 @@ def test_what_does_not_fit_is_named(given, message):
         ("lra", "tasks={speech={}}", "scale: tasks: no task 'speech' in the paper's table; there are listops, text,"),
         ("approximation-matrix", "columns=clustered-100", "scale: columns has no 'full', whose"),
         ("approximation-matrix", "columns=['full','clustered-25']", "scale: columns: no column 'clustered-25' in"),
-        ("lm-ablation", "rows=['local','(d) MLP half']", r"rows: no row '\(d\) MLP half'; did you mean '\(d\) MLP, half'"),
+        ("lm-ablation", "rows=['local','(d) MLP half']", r"no row '\(d\) MLP half'; did you mean '\(d\) MLP, half'"),
         ("lm-ablation", "rows=[]", "rows must name at least one"),
         ("training-dynamics", "seeds=[0,0]", "name 2 cells 'membership=balanced_seed=0'; give each of them once"),
     ],

@@ -181,7 +181,7 @@ def _fit(scale: LraScale, task: str, row: str, seed: int, context: Context) -> d
 
 
 def _throughput(scale: LraScale, context: Context) -> dict[str, Any]:
-    """Training steps (forward and backward, with a method's own loss) of all methods in turn: seconds, and full attention's / own, by length."""
+    """Training steps of all methods in turn: seconds, and full attention's / own, by length."""
     device = torch.device(context.device)
     rates: dict[str, dict[str, Any]] = {row: {} for row in scale.methods}
     for number, length in enumerate(scale.lengths):
@@ -198,7 +198,7 @@ def _throughput(scale: LraScale, context: Context) -> dict[str, Any]:
 
 
 def _step(scale: LraScale, method: str, length: int, device: torch.device) -> Any:
-    """One training step on random bytes, as a call."""
+    """One training step on random bytes, forward and backward with the method's own loss, as a call."""
     settings = settings_of("text", {"task": {"length": length}, "model": {**scale.timed, "method": method}})
     torch.manual_seed(0)
     model = settings.task.model(settings.model).to(device).train()
@@ -311,8 +311,8 @@ def _speed(scale: LraScale, records: JobResults) -> Table:
         columns=["model", "attention", *(f"{n:,}{w}" for n in scale.lengths for w in (" tokens, ours", ", published"))],
         rows=rows,
         note=f"Forward and backward of the text model {scale.timed}, batch {scale.batch}, random bytes, with LHA's own "
-        "loss; all methods in turn, medians over rounds of full attention's time / own. The published ones are against a softmax that forms "
-        "the N × N matrix, on TPU v3 (LHA's own: V100).",
+        "loss; all methods in turn, medians over rounds of full attention's time / own. The published ones are against "
+        "a softmax that forms the N × N matrix, on TPU v3 (LHA's own: V100).",
     )
 
 

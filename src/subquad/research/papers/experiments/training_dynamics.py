@@ -211,7 +211,8 @@ def results(scale: TrainingDynamicsScale, records: JobResults) -> Results:
         note="Published, as curves without numbers: the negative entropy rises consistently for queries and keys; the "
         f"KL divergence first rises, then falls. Means over {len(scale.seeds)} seed(s). Negative entropy is −ln "
         f"{scale.buckets} = {-math.log(scale.buckets):.3f} where ψ is spread evenly, 0 where each token's attention "
-        "lies in one bucket; also 0 where all tokens are in one bucket, which the share in the largest tells apart." + note_on_seeds(scale.seeds),
+        "lies in one bucket; also 0 where all tokens are in one bucket, which the share in the largest tells apart."
+        + note_on_seeds(scale.seeds),
     )
     return Results(
         summary=f"A language model with {scale.buckets} hash buckets in every head, trained while its hash functions "
