@@ -85,8 +85,8 @@ def test_a_run_that_goes_on_between_two_looks_has_the_same_points(tmp_path):
 
 def test_curves_are_means_at_the_steps_of_all_seeds():
     base = {"test": {"bits_per_byte": 3.0}, "training_seconds": 1.0}
-    whole = base | {"steps": [0, 2, 4], "figures": dict.fromkeys(METRICS, [0.0, 1.0, 2.0])}
-    more = base | {"steps": [0, 2, 3, 4], "figures": dict.fromkeys(METRICS, [0.0, 3.0, 9.0, 4.0])}
+    whole = base | {"steps": [0, 2, 4], "figures": {name: [0.0, 1.0, 2.0] for name in METRICS}}
+    more = base | {"steps": [0, 2, 3, 4], "figures": {name: [0.0, 3.0, 9.0, 4.0] for name in METRICS}}
     for pair in ((whole, more), (more, whole)):
         records = {key(m, seed): pair[seed] for m in ("balanced", "argmax") for seed in (0, 1)}
         curves = results(replace(TINY, seeds=(0, 1)), records).plots[0]

@@ -138,8 +138,7 @@ def _table(scale: SpeedAccuracyScale, records: JobResults) -> Table:
         note=f"A forward pass of {records[TIMES]['batch']} utterances, {records[TIMES]['tokens']} "
         "tokens each on average; all models in turn. "
         "The paper's figure gives points and no numbers: improved clustered attention has the "
-        "lowest error at every time."
-        + note_on_seeds(scale.seeds),
+        "lowest error at every time." + note_on_seeds(scale.seeds),
     )
 
 
