@@ -86,7 +86,7 @@ def slug(key: str) -> str:
 
 
 def note_on_seeds(seeds: Sequence[int]) -> str:
-    """The end of a note on runs that differ in `training.seed` alone; empty for one seed."""
+    """The end of a note on runs that differ in the seed of the training alone; empty for one seed."""
     if len(seeds) < 2:
         return ""
     return " All seeds share what a method draws (hash planes, random features, the start of its own parameters)."

@@ -93,7 +93,7 @@ class Watch(TrainerCallback):
         self.record: Record = {int(step): metrics for step, metrics in kept.items()}
 
     def on_train_begin(self, args: Any, state: TrainerState, control: TrainerControl, **more: Any) -> None:
-        """Record the figures before the first step; a run that goes on from a later one has them."""
+        """Record the figures before the first step; a resumed run has them."""
         if state.global_step == 0:
             self._look(0, more["model"])
 
