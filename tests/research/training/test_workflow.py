@@ -19,6 +19,7 @@ from typer.testing import CliRunner
 import subquad.research.training.workflow
 from subquad.core.errors import InputError
 from subquad.research.papers.tasks.masked_copy import MaskedCopy
+from subquad.research.training.model_card import training_card
 from subquad.research.training.models import MaskedSymbolEncoder
 from subquad.research.training.run import train
 from subquad.research.training.settings import read_toml, settings_of
@@ -89,6 +90,14 @@ def test_the_saved_model_is_the_one_that_was_measured(finished: Path):
     with torch.no_grad():
         scores = task.score(model(**batch), batch)
     assert task.metrics(scores)["accuracy"] == pytest.approx(record["test"]["accuracy"])
+
+
+def test_the_card_of_a_run_on_a_gpu_trains_on_one_again(finished: Path):
+    record = json.loads((finished / "results.json").read_text())
+    assert "--device" not in training_card(record, "mine")
+    record["machine"]["gpu"] = "a GPU"
+    command = re.search(r"^subquad train (.*)$", training_card(record, "mine"), re.MULTILINE)
+    assert command[1].endswith("-again --device cuda")
 
 
 def test_the_card_tells_how_well_and_how_to_have_it_again(finished: Path, monkeypatch: pytest.MonkeyPatch):

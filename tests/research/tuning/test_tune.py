@@ -12,6 +12,7 @@ from subquad.research.tuning import run as running
 from subquad.research.tuning import study_trial as trials
 from subquad.research.tuning.record import record_of
 from subquad.research.tuning.run import Tuning, tune
+from subquad.research.tuning.schema import TriedTrial
 from subquad.research.tuning.search import Base
 from subquad.research.tuning.study import STARTUP, Study
 from subquad.research.tuning.write import write_tune
@@ -185,6 +186,16 @@ def test_values_that_do_not_go_together_are_a_failed_trial(asked, given, search,
     rows = tune(replace(asked, base=Base("masked-copy", (read_overrides(fixed),)), searches=(search,)))
     ends = {row.values[name]: (row.state, row.reason) for row in rows}
     assert ends == {"2": ("finished", None), "3": ("failed", reason), "4": ("finished", None)}
+
+
+def test_a_first_trial_whose_values_do_not_go_together_is_reported_last(asked):
+    fixed = [*(each for each in GIVEN if not each.startswith("training.batch=")), "training.accumulate=2"]
+    odd = replace(asked, base=Base("masked-copy", (read_overrides(fixed),)), searches=("training.batch=2:4",))
+    failed = TriedTrial(0, {"training.batch": "3"}, "failed", None, {}, 0, 0.0, "3 does not divide into 2")
+    finished = TriedTrial(1, {"training.batch": "4"}, "finished", 0.5, {"accuracy": 0.5}, 4, 0.1, None)
+    report = record_of(odd, [failed, finished], ["masked-copy"])
+    assert [row.number for row in report.trials] == [1, 0]
+    assert report.best["command"].endswith("--set training.batch=4")
 
 
 @pytest.mark.parametrize(

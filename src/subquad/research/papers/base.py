@@ -85,6 +85,13 @@ def slug(key: str) -> str:
     return "".join(c if c.isalnum() or c in "-.=_" else "_" for c in key)
 
 
+def note_on_seeds(seeds: Sequence[int]) -> str:
+    """The end of a note on runs that differ in the seed of the training alone; empty for one seed."""
+    if len(seeds) < 2:
+        return ""
+    return " All seeds share what a method draws (hash planes, random features, the start of its own parameters)."
+
+
 def spread(values: Sequence[float], digits: int = 3, *, percent: bool = False) -> str:
     """ "0.993 ± 0.002 (3)": mean, standard deviation and number of runs; without the latter two for one run."""
     values = [100 * v for v in values] if percent else list(values)

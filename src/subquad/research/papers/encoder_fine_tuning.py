@@ -16,6 +16,7 @@ from transformers import PreTrainedModel
 from subquad import hf
 from subquad.core import checksums as seals
 from subquad.core.errors import InputError
+from subquad.hf.model_files import Pooling
 from subquad.research.papers.base import AGAIN
 from subquad.research.training.models import Prediction
 from subquad.research.training.settings import ModelSettings
@@ -67,7 +68,8 @@ class FineTune(Task):
 
     def model(self, settings: ModelSettings) -> Any:
         """The pretrained weights, a head that is drawn, and the method in every layer."""
-        model = MeanClassifier(load(self.encoder or None).model, self.classes)
+        pretrained = load(self.encoder or None)
+        model = PooledClassifier(pretrained.model, self.classes, pretrained.pooling)
         if self.head:
             model.head.load_state_dict(seals.load(Path(self.head), AGAIN))
         hf.swap(model, cast(str, settings.method), max_length=self.length)
@@ -93,24 +95,27 @@ class FineTune(Task):
         return {"accuracy": float(scores.double().mean())}
 
 
-class MeanClassifier(PreTrainedModel):
-    """A pretrained encoder and a linear head on the mean of its last hidden states, brought to length 1."""
+class PooledClassifier(PreTrainedModel):
+    """A pretrained encoder and a linear head on its pooled last hidden states, brought to length 1.
+
+    They are pooled as `Pretrained.embed` does: their mean, or the first one under "cls".
+    """
 
     _supports_sdpa = True
     _supports_attention_backend = True
     accepts_loss_kwargs = False
 
-    def __init__(self, encoder: PreTrainedModel, classes: int):
+    def __init__(self, encoder: PreTrainedModel, classes: int, pooling: Pooling):
         super().__init__(encoder.config)
-        self.encoder = encoder
+        self.encoder, self.pooling = encoder, pooling
         self.head = nn.Linear(encoder.config.hidden_size, classes)
         self.all_tied_weights_keys: dict[str, str] = {}  # what `post_init` sets, which would draw new weights
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor, labels: Tensor) -> Prediction:
         """Logits (B, classes), and their cross-entropy with labels."""
         hidden = self.encoder(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state
-        valid = attention_mask[..., None]
-        logits = self.head(nn.functional.normalize((hidden * valid).sum(1), dim=-1))
+        pooled = hidden[:, 0] if self.pooling == "cls" else (hidden * attention_mask[..., None]).sum(1)
+        logits = self.head(nn.functional.normalize(pooled, dim=-1))
         return Prediction(loss=nn.functional.cross_entropy(logits.float(), labels), logits=logits)
 
 

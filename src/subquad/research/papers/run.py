@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
@@ -52,6 +53,7 @@ def reproduce(
         cells = list(experiment.cells(settings))
     if not cells:
         raise InputError(f"nothing to run: these settings of {experiment.name!r} leave no cell")
+    _check_names(experiment.name, cells)
     folder.begin(again)
     records = _run_all(cells, experiment.name, out.absolute(), data, device, changes or {}, progress, executor)
     header = Header(
@@ -150,6 +152,13 @@ def cells_in(out: Path) -> JobCache:
     """The results of the cells of the run in `out`, next to the folders in which they ran."""
     remedy = "; the same command then runs the cell again"
     return JobCache(out / "cells", key_field="cell", file_name=slug, remedy=remedy)
+
+
+def _check_names(experiment: str, cells: Sequence[Cell]) -> None:
+    """InputError where two cells have one name, so that the result of one would stand for both."""
+    for name, count in Counter(slug(cell.key) for cell in cells).items():
+        if count > 1:
+            raise InputError(f"these settings of {experiment!r} name {count} cells {name!r}; give each of them once")
 
 
 def _check_data(experiment: Experiment, scale: str, settings: Any, data: Path | None) -> None:

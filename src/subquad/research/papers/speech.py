@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -14,9 +14,10 @@ from torch import Tensor
 from subquad import hf
 from subquad.core import files
 from subquad.methods import Full
+from subquad.nn.auxiliary import has_auxiliary_loss, with_auxiliary_loss
 from subquad.research.papers.base import AGAIN, Cell, Context, JobResults
 from subquad.research.papers.data.tones import tones
-from subquad.research.papers.results import Table
+from subquad.research.papers.results import Table, Value
 from subquad.research.papers.tasks.connected_digits import Speech
 from subquad.research.training.checkpoints import check_sealed, write_checksums
 from subquad.research.training.models.blocks import SelfOrCrossAttention
@@ -316,6 +317,7 @@ def _update(model: CTCEncoder, batch: dict[str, torch.Tensor]) -> None:
     model.train().zero_grad()
     loss = model(**batch).loss
     assert loss is not None
+    loss = with_auxiliary_loss(loss, model) if has_auxiliary_loss(model) else loss
     loss.backward()
 
 
@@ -337,8 +339,8 @@ def percent(share: float) -> str:
 
 def times_table(records: JobResults, models: Mapping[str, Sequence[str]]) -> Table:
     """Time of an update and of an epoch next to SDPA, updates and time to convergence, of {method: its cells}."""
-    times, rows = records[TIMES], []
-    exact = times["seconds"]["full"]["update"][1]
+    times, rows = records[TIMES], list[list[Value]]()
+    exact = times["seconds"]["full"]["update"][1] if "full" in times["seconds"] else None
     for method, keys in models.items():
         low, median, high = times["seconds"][method]["update"]
         steps = [converged(records[key]) for key in keys]
@@ -348,7 +350,7 @@ def times_table(records: JobResults, models: Mapping[str, Sequence[str]]) -> Tab
                 shown(method),
                 f"{1000 * median:.0f} ({1000 * low:.0f} to {1000 * high:.0f})",
                 f"{median / times['batch'] * EPOCH:.0f}",
-                f"{exact / median:.2f}",
+                None if exact is None else f"{exact / median:.2f}",
                 f"{mean:.0f} of {sum(records[key]['steps'] for key in keys) / len(keys):.0f}",
                 f"{mean * median:.0f}",
                 f"{sum(records[key]['seconds'] for key in keys) / len(keys):.0f}",
@@ -379,6 +381,15 @@ def converged(record: dict[str, Any], within: float = 0.01) -> int:
     return int(next(step for step, _, rate, _ in record["rates"] if rate <= best + within))
 
 
+def reading_tones(recipe: Recipe, cells: Sequence[Cell]) -> list[Cell]:
+    """The cells; those of the scale "smoke" read tones even if a folder of real data is given."""
+    return [replace(cell, run=partial(_without_data, cell.run)) for cell in cells] if recipe == SMOKE else list(cells)
+
+
+def _without_data(run: Callable[[Context], dict[str, Any]], context: Context) -> dict[str, Any]:
+    return run(replace(context, data=None))
+
+
 def data_of(context: Context) -> Path:
-    """The folder of data; if none is given, as at the scale "smoke", one of tones is made."""
+    """The folder of data; if none is given, one of tones is made."""
     return context.shared("tones", tones) if context.data is None else context.data

@@ -85,12 +85,13 @@ def rich_metrics(record: Mapping[str, Any]) -> RenderableType:
 
 
 def _command(record: Mapping[str, Any], name: str) -> str:
-    """The command that trains the model, on the same number of processes."""
+    """The command that trains the model, on the same number of processes and the same kind of device."""
     count, needs = record["processes"], record["task"]["needs"]
     start = "subquad" if count == 1 else f"torchrun --nproc-per-node {count} -m subquad"
     folder = shlex.quote(name)
     data = " --data-dir DATA" if needs else ""
-    return f"{start} train --config {folder}/settings.toml --out {folder}-again{data}"
+    device = " --device cuda" if "gpu" in record["machine"] else ""
+    return f"{start} train --config {folder}/settings.toml --out {folder}-again{data}{device}"
 
 
 def _method(record: Mapping[str, Any]) -> str:

@@ -63,7 +63,8 @@ class TrainingSettings:
         checkpoint_minutes: minutes between checkpoints in addition to those of the validations; 0 means none.
         precision: "fp32", or "bf16" for autocast.
         workers: data-loading processes per training process; 0 means that the training process loads the data.
-        seed: random seed of the initial weights, the order of the examples and dropout.
+        seed: random seed of the initial weights, the order of the examples and dropout; what a method draws has the
+            method's own `seed`.
     """
 
     __pydantic_config__ = STRICT

@@ -17,7 +17,7 @@ ORDER = ("finished", "pruned", "failed")
 def record_of(asked: Tuning, rows: Sequence[TriedTrial], words: Sequence[str], executor: str = "") -> TuneReport:
     """All data of a search. `words` are the command line of what is trained if nothing is searched."""
     searched = read_searches(asked.searches, asked.base)
-    task = asked.base.at(rows[0].values).task
+    task = asked.base.at({one.name: one.ends[0] for one in searched}).task
     sign = -1 if task.greater_is_better else 1
     ordered = sorted(rows, key=lambda row: (ORDER.index(row.state), sign * (row.value or 0), row.number))
     searches = [word for text in asked.searches for word in ("--search", text)]

@@ -1,8 +1,13 @@
+import re
+from dataclasses import replace
+from pathlib import Path
+
 import pytest
 
+from subquad.core.errors import InputError
 from subquad.research.papers import speech
-from subquad.research.papers.base import JobResults
-from subquad.research.papers.experiments import convergence, speed_accuracy
+from subquad.research.papers.base import Context, JobResults
+from subquad.research.papers.experiments import approximation_matrix, convergence, speed_accuracy
 from subquad.research.papers.results import Lines
 
 
@@ -34,6 +39,35 @@ def test_curves_by_time_are_those_by_update_at_the_time_of_one() -> None:
     assert errors.series["full"][-1] == (pytest.approx(2.0), pytest.approx(20.0))
     times = next(table for table in results.tables if table.title.startswith("Time"))
     assert times.rows[1] == ["i-clustered-100", "200 (100 to 300)", "25", "0.50", "20 of 20", "4", "9"]
+
+
+def test_smoke_runs_read_tones_where_a_data_folder_is_given_too(tmp_path) -> None:
+    (tmp_path / "data").mkdir()
+    context = Context(tmp_path / "cells" / "one", tmp_path / "data", "cpu", lambda what, done, total: None)
+    for experiment in (convergence, speed_accuracy, approximation_matrix):
+        first = experiment.cells(experiment.SCALES["smoke"])[0]
+        assert speech.RATE in next(iter(first.run(context).values()))
+        with pytest.raises(InputError, match="no recordings at"):
+            experiment.cells(experiment.SCALES["small"])[0].run(context)
+
+
+def test_the_page_names_what_each_curve_shows() -> None:
+    scale = convergence.SCALES["smoke"]
+    keys = [cell.key for cell in convergence.cells(scale) if cell.key.startswith("train")]
+    page = (Path(__file__).parents[4] / "docs" / "results" / "speech.md").read_text("utf-8")
+    for plot in convergence.results(scale, found_of(keys, list(scale.methods))).plots:
+        assert isinstance(plot, Lines)
+        (shown,) = re.findall(rf"!\[(.*)\]\({plot.file}\.png\)", page)
+        assert ("loss" in shown, "by update" in shown) == (plot.y == "loss", plot.x == "updates")
+        assert ("validation" in shown) == plot.title.startswith("validation")
+
+
+def test_without_exact_attention_no_speed_is_relative_to_it() -> None:
+    scale = replace(convergence.SCALES["smoke"], methods=("clustered-100", "i-clustered-100"))
+    keys = [cell.key for cell in convergence.cells(scale) if cell.key.startswith("train")]
+    results = convergence.results(scale, found_of(keys, list(scale.methods)))
+    times = next(table for table in results.tables if table.title.startswith("Time"))
+    assert [row[3] for row in times.rows] == [None, None]
 
 
 def test_every_model_of_the_figure_is_a_point_with_its_layers_and_clusters() -> None:

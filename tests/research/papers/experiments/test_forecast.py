@@ -1,8 +1,10 @@
 """The results made of the cells of `reproduce forecast`; test_smoke.py tests that it runs."""
 
+from dataclasses import replace
+
 import pytest
 
-from subquad.research.papers.experiments.forecast import BASELINES, EXACT, HYBRID, SCALES, cells, key, results
+from subquad.research.papers.experiments.forecast import BASELINES, EXACT, HYBRID, SCALES, Case, cells, key, results
 from subquad.research.papers.experiments.forecast_published import COPIED, PUBLISHED
 
 SMALL = SCALES["small"]
@@ -54,6 +56,20 @@ def test_the_copied_column_is_said_and_not_drawn(found):
     assert "LHA, published" not in drawn["mse-ETTm1-M"]
     column, original = PUBLISHED["ETTm1", "M"]["LHA"], PUBLISHED["ETTh1", "S"]["LHA"]
     assert list(column.values())[1:] == list(original.values())[1:]
+
+
+def test_cases_that_read_more_or_less_have_cells_and_columns_of_their_own():
+    scale = replace(SCALES["smoke"], cases=(Case("waves", "M", 4, 8, 4), Case("waves", "M", 4, 16, 4)))
+    names = [cell.key for cell in cells(scale)]
+    assert len(set(names)) == len(names)
+    records = {}
+    for name in names:
+        figures = {"mse": 0.1 if "from 8" in name else 0.2, "mae": 0.3, "training_seconds": 1.0}
+        records[name] = dict.fromkeys(BASELINES, figures) if name.endswith("baselines") else figures
+    table = next(table for table in results(scale, records).tables if table.title.startswith("waves"))
+    assert table.columns[1::2] == ["4 from 8 (decoder 4): MSE", "4 from 16 (decoder 4): MSE"]
+    assert {tuple(row[1::2]) for row in table.rows} == {("0.100", "0.200")}
+    assert len(cells(replace(scale, baselines=scale.cases))) == len(names)
 
 
 def test_published_figures_by_horizon():

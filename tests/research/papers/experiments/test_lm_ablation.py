@@ -68,4 +68,9 @@ def test_results_say_how_the_rows_compare_with_the_seeds():
     assert of_pattern[:6] == ["BigBird", "all", "all", "–", 32, "not published"]
     few = results(replace(SMALL, rows=("local", "BigBird", "linear")), found).tables[0].note
     assert "rank correlation" not in few
+    shared = "All seeds share what a method draws"
+    assert shared in note
+    one = {name: found[name] for name in found if not name.endswith("=1")}
+    assert shared not in results(replace(SMALL, seeds=(0,)), one).tables[0].note
+    assert "With one row there" in results(replace(SMALL, rows=("local",)), found).tables[0].note
     assert {cell.key for cell in cells(SMALL)} == set(found)

@@ -3,9 +3,10 @@
 import pytest
 import torch
 
-from subquad.research.papers.experiments.lra import COLUMNS, PUBLISHED, ROWS, SCALES, TINY, key, results
+from subquad.research.papers.experiments.lra import COLUMNS, LHA, PUBLISHED, ROWS, SCALES, TINY, _step, key, results
 from subquad.research.papers.tasks.listops import TO_BEAT
 from subquad.research.training.settings import settings_of
+from subquad.research.training.tasks import TASKS
 
 SCALE = SCALES["smoke"]
 
@@ -35,6 +36,15 @@ def test_a_model_solves_something_only_above_the_root_and_its_digits(accuracy, v
 ])  # fmt: skip
 def test_the_summary_names_a_model_only_where_it_knows_more_than_a_guess(accuracy, said):
     assert results(SCALE, found(accuracy)).summary == said
+
+
+def test_a_timed_step_reaches_every_parameter_of_the_hash_functions(monkeypatch):
+    models = []
+    built = TASKS["text"].model
+    monkeypatch.setattr(TASKS["text"], "model", lambda *given: models.append(built(*given)) or models[-1])
+    _step(SCALE, LHA, 32, torch.device("cpu"))()
+    missing = [name for name, parameter in models[0].named_parameters() if parameter.grad is None]
+    assert missing == []
 
 
 def test_ours_stand_beside_the_published_and_the_baselines():

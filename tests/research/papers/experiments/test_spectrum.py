@@ -1,5 +1,7 @@
 """The spectrum of a model's weights: what is averaged, and what is said of it."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -49,6 +51,18 @@ def test_lower_and_upper_layers_stand_beside_each_other():
     assert rows["read"] == ["0.700", "0.600", "0.800", "8", "0.600", "0.800"]
     assert rows[UNTRAINED][-2:] == ["0.900", "0.700"]
     assert list(came.tables[1].rows[0]) == ["read", "0.600", "0.800"]
+
+
+def test_texts_in_one_folder_are_told_apart():
+    scale = replace(SMOKE, texts=("wikitext-2/test.txt", "wikitext-2/valid.txt", "reviews/reviews.zip"))
+    shares = dict(zip(sources(scale), (0.5, 0.6, 0.7, 0.8), strict=True))
+    figures = {"at": [8, 32], "needed": [[7.0], [7.0]]}
+    records = {key(source): figures | {"curves": [[[share, 1.0]]] * 2} for source, share in shares.items()}
+    came = results(scale, records)
+    assert {row[0]: row[1] for row in came.tables[0].rows} == {
+        "wikitext-2_test.txt": "0.500", "wikitext-2_valid.txt": "0.600", "reviews": "0.700", UNTRAINED: "0.800"
+    }  # fmt: skip
+    assert len({plot.file for plot in came.plots}) == len(came.plots) == 7
 
 
 def test_heat_maps_have_a_row_for_each_layer_and_one_scale_of_colours():

@@ -9,6 +9,7 @@ import torch
 from subquad import hf
 from subquad.research.papers.base import Context
 from subquad.research.papers.experiments.training_dynamics import (
+    METRICS,
     SCALES,
     _settings,
     _watched,
@@ -72,6 +73,24 @@ def test_watching_changes_nothing_and_a_killed_run_sees_the_same(tmp_path):
     assert {name: again[name] for name in ("steps", "figures", "test")} == {
         name: whole[name] for name in ("steps", "figures", "test")
     }
+
+
+def test_a_run_that_goes_on_between_two_looks_has_the_same_points(tmp_path):
+    scale = replace(TINY, training={"steps": 20, "batch": 2, "checkpoint_minutes": 1e-9}, every=6)
+    with pytest.raises(Killed):
+        _watched(scale, "balanced", 0, context(tmp_path / "cut", killed_at(15)))
+    assert any((tmp_path / "cut").rglob("*-10")), "no checkpoint after step 10"
+    assert _watched(scale, "balanced", 0, context(tmp_path / "cut"))["steps"] == [0, 6, 12, 18]
+
+
+def test_curves_are_means_at_the_steps_of_all_seeds():
+    base = {"test": {"bits_per_byte": 3.0}, "training_seconds": 1.0}
+    whole = base | {"steps": [0, 2, 4], "figures": {name: [0.0, 1.0, 2.0] for name in METRICS}}
+    more = base | {"steps": [0, 2, 3, 4], "figures": {name: [0.0, 3.0, 9.0, 4.0] for name in METRICS}}
+    for pair in ((whole, more), (more, whole)):
+        records = {key(m, seed): pair[seed] for m in ("balanced", "argmax") for seed in (0, 1)}
+        curves = results(replace(TINY, seeds=(0, 1)), records).plots[0]
+        assert set(map(tuple, curves.series.values())) == {((0.0, 0.0), (2.0, 2.0), (4.0, 3.0))}
 
 
 def test_results_say_where_the_curves_turn():

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from subquad.core.spelling import instead
 from subquad.research.papers import speech
-from subquad.research.papers.base import Cell, Context, Experiment, JobResults, spread
+from subquad.research.papers.base import Cell, Context, Experiment, JobResults, note_on_seeds, spread
 from subquad.research.papers.results import HeatMap, Results, Table
 from subquad.research.papers.speech import HELD_OUT, RATE, Recipe, SpeechVariant, model_key, shown
 
@@ -40,6 +41,13 @@ class ApproximationMatrixScale:
     more: tuple[str, ...] = ()
     effort: float = 10.0
     seeds: tuple[int, ...] = (0,)
+
+    def __post_init__(self) -> None:
+        if "full" not in self.columns:
+            raise ValueError("columns has no 'full', whose model every other one is compared with")
+        for column in self.columns:
+            if column not in TRAINED:
+                raise ValueError(f"columns: no column {column!r} in the paper's table{instead(column, TRAINED, '')}")
 
 
 SCALES = {
@@ -90,7 +98,7 @@ def cells(scale: ApproximationMatrixScale) -> list[Cell]:
         name, full = top_key(seed), model_key("full", seed)
         by_key[name] = Cell(name, partial(speech.top_mass, scale.recipe.settings("full", seed), full), (full,))
     times = speech.times_cell(scale.recipe, [SpeechVariant(method) for method in scale.columns], scale.effort)
-    return [speech.baseline_cell(scale.recipe), *by_key.values(), times]
+    return speech.reading_tones(scale.recipe, [speech.baseline_cell(scale.recipe), *by_key.values(), times])
 
 
 def _listen(scale: ApproximationMatrixScale, column: str, row: str, seed: int, context: Context) -> dict[str, Any]:
@@ -143,7 +151,7 @@ def _matrix(scale: ApproximationMatrixScale, records: JobResults, columns: list[
         title=title,
         columns=["evaluated with ↓, trained with →", *map(shown, columns)],
         rows=body,
-        note="In brackets the published phone error rate on WSJ's validation set.",
+        note="In brackets the published phone error rate on WSJ's validation set." + note_on_seeds(scale.seeds),
     )
 
 

@@ -13,7 +13,7 @@ import torch
 from subquad import hf
 from subquad.core import checksums as seals
 from subquad.methods import BoundMethod, Method, Routing, parse_method
-from subquad.research.papers.at_hand import AtHand, at_hand, calibrate, calibrated_row
+from subquad.research.papers.at_hand import AtHand, at_hand, calibrate, calibrated_row, folders
 from subquad.research.papers.base import AGAIN, Cell, Context, Experiment, JobResults, spread
 from subquad.research.papers.results import HeatMap, Lines, Results, Table
 from subquad.tools.data.texts import read_documents
@@ -60,7 +60,7 @@ SCALES = {
         model="random", read="read.txt", fit="fit.txt", length=48, sequences=1, steps=2, moves=3, seeds=(0,)
     ),
     "small": AttentionUtilityScale(sequences=2, steps=200, moves=1000),
-    "paper": AttentionUtilityScale(length=1024, sequences=1, fit_seeds=(0, 1, 2)),
+    "paper": AttentionUtilityScale(sequences=1, fit_seeds=(0, 1, 2)),
 }
 
 
@@ -276,8 +276,8 @@ EXPERIMENT = Experiment(
     deviations=(
         "The encoder at hand in place of a 16-layer language model that the authors trained on WikiText-103; so there "
         "is no causal mask to leave out.",
-        "At `small`, N = 512, the reach of the encoder's positions, and WikiText-2, whose validation text is that of "
-        "WikiText-103; several sequences of it, the first of them its beginning.",
+        "N = 512, the reach of the encoder's positions, in place of 1,024, and WikiText-2, whose validation text is "
+        "that of WikiText-103; at `small` several sequences of it, the first of them its beginning.",
         "Hash functions are fitted to the frozen model on WikiText-2's test text, with membership balanced in the "
         "loss: with the paper's argmax membership they collapse (see bucket-imbalance).",
         "A query that no bucket took attends in the bucket that it scores highest, here as in the methods themselves; "
@@ -288,5 +288,5 @@ EXPERIMENT = Experiment(
     scales=SCALES,
     cells=cells,
     results=results,
-    needs=("wikitext-2",),
+    needs=lambda scale: folders(scale.model, (), [scale.read, scale.fit]),
 )

@@ -13,7 +13,7 @@ import torch
 
 from subquad import hf
 from subquad.methods import BoundMethod, Method, parse_method
-from subquad.research.papers.at_hand import at_hand, calibrate, calibrated_row
+from subquad.research.papers.at_hand import at_hand, calibrate, calibrated_row, folders
 from subquad.research.papers.base import Cell, Context, Experiment, JobResults, spread
 from subquad.research.papers.experiments.attention_utility import inputs_of, sequences
 from subquad.research.papers.results import Bars, Lines, Results, Table, Value
@@ -53,7 +53,7 @@ SCALES = {
         model="random", read="read.txt", fit="fit.txt", length=48, sequences=1, layer=1, steps=2, seeds=(0,)
     ),
     "small": BucketImbalanceScale(sequences=2, steps=75),
-    "paper": BucketImbalanceScale(length=1024, sequences=1, fit_seeds=(0, 1, 2)),
+    "paper": BucketImbalanceScale(sequences=1, fit_seeds=(0, 1, 2)),
 }
 LEARNED = {"LHA": "balanced", "LHA, argmax loss": "argmax"}  # membership in the loss
 
@@ -232,13 +232,13 @@ EXPERIMENT = Experiment(
     source="Sun, Yang, Yoo 2022, figures 1 and 6, section 3.2, appendix H",
     deviations=(
         "The encoder at hand in place of a 16-layer language model that the authors trained on WikiText-103.",
-        "At `small`, N = 512, the reach of the encoder's positions, and WikiText-2, whose validation text is that of "
-        "WikiText-103; several sequences of it, the first of them its beginning.",
+        "N = 512, the reach of the encoder's positions, in place of 1,024, and WikiText-2, whose validation text is "
+        "that of WikiText-103; at `small` several sequences of it, the first of them its beginning.",
         "LHA twice: with membership balanced in its loss, the default here, and by argmax, as the paper writes it.",
         "Hash functions are fitted to the frozen model on WikiText-2's test text.",
     ),
     scales=SCALES,
     cells=cells,
     results=results,
-    needs=("wikitext-2",),
+    needs=lambda scale: folders(scale.model, (), [scale.read, scale.fit]),
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from subquad.research.papers import speech
-from subquad.research.papers.base import Cell, Experiment, JobResults, spread
+from subquad.research.papers.base import Cell, Experiment, JobResults, note_on_seeds, spread
 from subquad.research.papers.results import Lines, Results, Table, Value
 from subquad.research.papers.speech import HELD_OUT, RATE, TIMES, Recipe, SpeechVariant, model_key, shown
 
@@ -51,7 +51,7 @@ def cells(scale: ConvergenceScale) -> list[Cell]:
     """Models, times."""
     models = [cell for seed in scale.seeds for cell in speech.model_cells(scale.recipe, scale.methods, seed)]
     times = speech.times_cell(scale.recipe, [SpeechVariant(method) for method in scale.methods], scale.effort)
-    return [speech.baseline_cell(scale.recipe), *models, times]
+    return speech.reading_tones(scale.recipe, [speech.baseline_cell(scale.recipe), *models, times])
 
 
 def results(scale: ConvergenceScale, by_cell: JobResults) -> Results:
@@ -101,6 +101,7 @@ def _errors(scale: ConvergenceScale, by_cell: JobResults) -> Table:
         title="Digit error rate of the test, %",
         columns=["trained with", "known speakers", "held-out speaker"],
         rows=rows,
+        note=note_on_seeds(scale.seeds).strip(),
     )
 
 

@@ -7,7 +7,7 @@ from functools import partial
 from statistics import fmean
 from typing import Any
 
-from subquad.research.papers.base import Cell, Context, Experiment, JobResults, spread
+from subquad.research.papers.base import Cell, Context, Experiment, JobResults, note_on_seeds, spread
 from subquad.research.papers.results import HeatMap, Results, Table
 from subquad.research.training.run import train
 from subquad.research.training.settings import settings_of
@@ -137,7 +137,8 @@ def results(scale: CopyHeatmapScale, records: JobResults) -> Results:
                 columns=["method", *columns, "paper"],
                 rows=accuracies,
                 note="The paper's figure 5 gives colours, no numbers; the last column is its text's description. "
-                "A guess is right in 10 %. If there are at least as many clusters as queries, attention is exact.",
+                "A guess is right in 10 %. If there are at least as many clusters as queries, attention is exact."
+                + note_on_seeds(scale.seeds),
             ),
             Table(
                 title="Updates until the validation's figure was good enough, or all; seconds of training",

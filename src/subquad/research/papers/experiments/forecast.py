@@ -8,7 +8,7 @@ from functools import partial
 from statistics import fmean
 from typing import Any, NamedTuple
 
-from subquad.research.papers.base import Cell, Context, Experiment, JobResults, spread
+from subquad.research.papers.base import Cell, Context, Experiment, JobResults, note_on_seeds, spread
 from subquad.research.papers.experiments.forecast_published import COPIED, COPIED_IN, PUBLISHED
 from subquad.research.papers.results import Lines, Results, Table
 from subquad.research.papers.tasks.ett_forecast import Forecast
@@ -121,13 +121,18 @@ SCALES = {
 
 def key(case: Case, name: str, seed: int | None = None) -> str:
     """A cell's name."""
-    what = f"{case.dataset} {case.features} {case.horizon} {name}"
+    what = f"{case} {name}"
     return what if seed is None else f"{what} seed={seed}"
+
+
+def all_cases(scale: ForecastScale) -> list[Case]:
+    """Those that models are trained for, then those of which the baselines alone are measured; each once."""
+    return list(dict.fromkeys(scale.cases + scale.baselines))
 
 
 def cells(scale: ForecastScale) -> list[Cell]:
     """The baselines of each case, then one trained model each."""
-    baselines = [Cell(key(case, "baselines"), partial(_baselines, case)) for case in scale.cases + scale.baselines]
+    baselines = [Cell(key(case, "baselines"), partial(_baselines, case)) for case in all_cases(scale)]
     trained = [
         Cell(key(case, variant.name, seed), partial(_fit, scale, case, variant, seed))
         for number, seed in enumerate(scale.seeds)
@@ -164,7 +169,7 @@ def _fit(scale: ForecastScale, case: Case, variant: Variant, seed: int, context:
 def results(scale: ForecastScale, records: JobResults) -> Results:
     """A table for each series and kind of forecast, the order of the targets, and the errors by horizon."""
     groups: dict[tuple[str, str], list[Case]] = {}
-    for case in scale.cases + scale.baselines:
+    for case in all_cases(scale):
         groups.setdefault((case.dataset, case.features), []).append(case)
     ordered = {group: sorted(members, key=lambda case: case.horizon) for group, members in groups.items()}
     tables = [_ranking(scale, records), *(_table(scale, records, *group, cs) for group, cs in ordered.items())]
@@ -220,8 +225,7 @@ def _ranking(scale: ForecastScale, records: JobResults) -> Table:
         order = sorted(errors, key=errors.__getitem__)
         shown = " < ".join(f"{name} {errors[name]:.3f}" for name in order)
         limit = "–" if published is None else "{:.3f} / {:.3f}".format(*published)
-        name = f"{case.dataset} {case.features} {case.horizon}"
-        rows.append([name, limit, f"{ours[0]:.3f} / {ours[1]:.3f}", within, shown])
+        rows.append([str(case), limit, f"{ours[0]:.3f} / {ours[1]:.3f}", within, shown])
     return Table(
         title="Within the published figures, and which wins",
         columns=["forecast", "published LHA, MSE / MAE", "LHA and local here", "within", "MSE in order, best first"],
@@ -243,10 +247,17 @@ def _table(scale: ForecastScale, records: JobResults, dataset: str, features: st
         rows.append([f"{name}, published", *(None if p is None else f"{x:.3f}" for p in pairs for x in p or (0, 0))])
     return Table(
         title=f"{dataset}, {features}: {FEATURES[features]}",
-        columns=["", *(f"{case.horizon}: {metric}" for case in cases for metric in ("MSE", "MAE"))],
+        columns=["", *(f"{_horizon(case, cases)}: {metric}" for case in cases for metric in ("MSE", "MAE"))],
         rows=rows,
-        note=_note(dataset, features),
+        note=_note(dataset, features) + note_on_seeds(scale.seeds),
     )
+
+
+def _horizon(case: Case, cases: Sequence[Case]) -> str:
+    """The horizon, and where several of these cases have it, from how much it is predicted too."""
+    if [one.horizon for one in cases].count(case.horizon) == 1:
+        return str(case.horizon)
+    return str(case).removeprefix(f"{case.dataset} {case.features} ")
 
 
 def _figure(runs: Sequence[Mapping[str, float]], metric: str) -> str | None:
@@ -268,7 +279,7 @@ def _times(scale: ForecastScale, records: JobResults) -> Table:
         [variant.name, *(f"{_mean(scale, records, case, variant, 'training_seconds'):.0f}" for case in scale.cases)]
         for variant in scale.variants
     ]
-    columns = ["", *(f"{case.dataset} {case.features} {case.horizon}" for case in scale.cases)]
+    columns = ["", *map(str, scale.cases)]
     return Table(title="Seconds of training", columns=columns, rows=rows)
 
 

@@ -159,7 +159,7 @@ def published_name(scale: LinformerQualityScale, method: str) -> str:
     if method == EXACT:
         return EXACT
     k, _, sharing = method.removeprefix("linformer:k=").partition(",sharing=")
-    return f"{int(k) * 512 // scale.length}{SHARINGS[sharing]}"
+    return f"{int(k) * 512 // scale.length}{SHARINGS.get(sharing, f', {sharing}')}"
 
 
 def results(scale: LinformerQualityScale, records: JobResults) -> Results:

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
-from subquad.research.papers.base import Cell, Context, Experiment, JobResults, spread
+from subquad.core.spelling import instead
+from subquad.research.papers.base import Cell, Context, Experiment, JobResults, note_on_seeds, spread
 from subquad.research.papers.made_text import made_text
 from subquad.research.papers.results import Lines, Results, Table, Value
 from subquad.research.training.run import train
@@ -91,6 +92,14 @@ class LmAblationScale:
     limit: int = 0
     rows: tuple[str, ...] = tuple(row.name for row in ROWS)
     seeds: tuple[int, ...] = (0,)
+
+    def __post_init__(self) -> None:
+        if not self.rows:
+            raise ValueError("rows must name at least one")
+        names = [row.name for row in ROWS]
+        for name in self.rows:
+            if name not in names:
+                raise ValueError(f"rows: no row {name!r}{instead(name, names, '')}")
 
 
 SCALES = {
@@ -212,7 +221,8 @@ def results(scale: LmAblationScale, records: JobResults) -> Results:
         columns=columns,
         rows=lines,
         note=f"Published: perplexity per word on WikiText-103's validation data; (d) has 23.2 on its test data. "
-        f"{TRANSFORMER_XL}. {_agreement(scale, rows, records)}{_noise(scale, rows, records)}",
+        f"{TRANSFORMER_XL}. {_agreement(scale, rows, records)}{_noise(scale, rows, records)}"
+        f"{note_on_seeds(scale.seeds)}",
     )
     points = {
         family: [(row.published, _mean(scale, row, records)) for row in rows if row.family == family and row.published]
@@ -260,6 +270,8 @@ def _noise(scale: LmAblationScale, rows: list[Ablation], records: JobResults) ->
     means = [_mean(scale, row, records) for row in rows]
     if len(scale.seeds) < 2:
         return f"One seed; the rows are within {max(means) - min(means):.3f} bits of one another."
+    if len(rows) < 2:
+        return "With one row there are no differences to compare with those between its seeds."
     each = [[records[key(row.name, seed)]["test"]["bits_per_byte"] for seed in scale.seeds] for row in rows]
     seeds = statistics.fmean(statistics.stdev(values) for values in each)
     return (
@@ -324,5 +336,5 @@ EXPERIMENT = Experiment(
     scales=SCALES,
     cells=cells,
     results=results,
-    needs=("wikitext-2",),
+    needs=lambda scale: [scale.corpus] if scale.corpus else [],
 )

@@ -10,11 +10,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from subquad.research.papers.base import Cell, Context, Experiment, JobResults, spread
+from subquad.core.spelling import instead
+from subquad.nn.auxiliary import has_auxiliary_loss, with_auxiliary_loss
+from subquad.research.papers.base import Cell, Context, Experiment, JobResults, note_on_seeds, spread
 from subquad.research.papers.results import Bars, Lines, Results, Table
 from subquad.research.papers.tasks.listops import TO_BEAT, solves
 from subquad.research.training.run import train
 from subquad.research.training.settings import settings_of
+from subquad.research.training.tasks import TASKS
 from subquad.tools.measure.timing import Effort, speedup, until_steady
 
 
@@ -29,6 +32,13 @@ class LraScale:
     timed: dict[str, Any]  # the model that is timed
     batch: int  # number of texts that are timed together
     seconds: float  # of timing, for each method and length
+
+    def __post_init__(self) -> None:
+        if "Transformer" not in self.methods:
+            raise ValueError("methods has no 'Transformer', which the throughput of all others is relative to")
+        for task in self.tasks:
+            if task not in COLUMNS:
+                raise ValueError(f"tasks: no task {task!r} in the paper's table{instead(task, COLUMNS, '')}")
 
 
 PUBLISHED = {  # row: (ListOps, IMDb, AAN, CIFAR10; throughput at 1K, 2K, 3K, 4K relative to the Transformer)
@@ -171,7 +181,7 @@ def _fit(scale: LraScale, task: str, row: str, seed: int, context: Context) -> d
 
 
 def _throughput(scale: LraScale, context: Context) -> dict[str, Any]:
-    """Training steps (forward and backward) of all methods in turn: seconds, and full attention's / own, by length."""
+    """Training steps of all methods in turn: seconds, and full attention's / own, by length."""
     device = torch.device(context.device)
     rates: dict[str, dict[str, Any]] = {row: {} for row in scale.methods}
     for number, length in enumerate(scale.lengths):
@@ -188,7 +198,7 @@ def _throughput(scale: LraScale, context: Context) -> dict[str, Any]:
 
 
 def _step(scale: LraScale, method: str, length: int, device: torch.device) -> Any:
-    """One training step on random bytes, as a call."""
+    """One training step on random bytes, forward and backward with the method's own loss, as a call."""
     settings = settings_of("text", {"task": {"length": length}, "model": {**scale.timed, "method": method}})
     torch.manual_seed(0)
     model = settings.task.model(settings.model).to(device).train()
@@ -197,9 +207,18 @@ def _step(scale: LraScale, method: str, length: int, device: torch.device) -> An
 
     def step() -> None:
         model.zero_grad()
-        model(**batch).loss.backward()
+        loss = model(**batch).loss
+        loss = with_auxiliary_loss(loss, model) if has_auxiliary_loss(model) else loss
+        loss.backward()
 
     return step
+
+
+def folders(scale: LraScale) -> list[str]:
+    """The folders of data that the tasks read."""
+    tables = {task: scale.tasks[task].get("task", {}) for task in scale.tasks}
+    sources = [table.get("source", TASKS[task].needs) for task, table in tables.items() if not table.get("files")]
+    return list(dict.fromkeys(filter(None, sources)))
 
 
 def results(scale: LraScale, records: JobResults) -> Results:
@@ -241,7 +260,8 @@ def _accuracy(scale: LraScale, records: JobResults) -> Table:
         + ", ".join(f"{task} as {TITLES[task]}" for task in scale.tasks)
         + "; other data, lengths, models and steps than ours, so that columns compare methods, not sides. Tested: "
         + ", ".join(f"{records[f'{task} baselines']['items']:,} ({task})" for task in scale.tasks)
-        + ".",
+        + "."
+        + note_on_seeds(scale.seeds),
     )
 
 
@@ -290,9 +310,9 @@ def _speed(scale: LraScale, records: JobResults) -> Table:
         title="Throughput of training steps, relative to full attention (SDPA)",
         columns=["model", "attention", *(f"{n:,}{w}" for n in scale.lengths for w in (" tokens, ours", ", published"))],
         rows=rows,
-        note=f"Forward and backward of the text model {scale.timed}, batch {scale.batch}, random bytes; all methods in "
-        "turn, medians over rounds of full attention's time / own. The published ones are against a softmax that forms "
-        "the N × N matrix, on TPU v3 (LHA's own: V100).",
+        note=f"Forward and backward of the text model {scale.timed}, batch {scale.batch}, random bytes, with LHA's own "
+        "loss; all methods in turn, medians over rounds of full attention's time / own. The published ones are against "
+        "a softmax that forms the N × N matrix, on TPU v3 (LHA's own: V100).",
     )
 
 
@@ -356,5 +376,5 @@ EXPERIMENT = Experiment(
     scales=SCALES,
     cells=cells,
     results=results,
-    needs=("movie_reviews", "fashion_mnist", "state_union"),
+    needs=folders,
 )

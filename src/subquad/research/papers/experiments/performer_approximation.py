@@ -13,7 +13,7 @@ from torch import Tensor
 
 from subquad.kernels.tokens.heads import repeat_heads
 from subquad.methods import Full, Performer
-from subquad.research.papers.at_hand import RANDOM, at_hand
+from subquad.research.papers.at_hand import RANDOM, at_hand, folders
 from subquad.research.papers.base import Cell, Context, Experiment, JobResults
 from subquad.research.papers.experiments.spectrum import layer_inputs, token_windows
 from subquad.research.papers.kernel_error import KINDS, expected, measured, pairs, per_row
@@ -385,5 +385,5 @@ EXPERIMENT = Experiment(
     scales=SCALES,
     cells=cells,
     results=results,
-    needs=("wikitext-2",),
+    needs=lambda scale: folders(scale.model, (), [scale.text]),
 )

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from subquad.research.papers.base import Cell, Context, Experiment, JobResults, spread
+from subquad.research.papers.base import Cell, Context, Experiment, JobResults, note_on_seeds, spread
 from subquad.research.papers.results import Results, Table, Value
 from subquad.research.training.run import train
 from subquad.research.training.settings import settings_of
@@ -97,7 +97,7 @@ def results(scale: SetClusteringScale, records: JobResults) -> Results:
         columns=["model", "above the oracle", "ours", "published", "s of training"],
         rows=rows,
         note="Higher is better. The oracle knows the mixture that the points were drawn from. Expectation maximisation "
-        "is fitted to the points on which it is measured, so it can exceed the oracle.",
+        "is fitted to the points on which it is measured, so it can exceed the oracle." + note_on_seeds(scale.seeds),
     )
     return Results(
         summary="How well a Set Transformer predicts, in one pass, which mixture of four Gaussians a set comes from.",

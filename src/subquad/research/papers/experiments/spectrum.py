@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -12,8 +13,8 @@ from typing import Any
 
 import torch
 
-from subquad.research.papers.at_hand import RANDOM, AtHand, at_hand
-from subquad.research.papers.base import Cell, Context, Experiment, JobResults
+from subquad.research.papers.at_hand import RANDOM, AtHand, at_hand, folders
+from subquad.research.papers.base import Cell, Context, Experiment, JobResults, slug
 from subquad.research.papers.results import HeatMap, Lines, Results, Table
 from subquad.tools.data.reviews import read_reviews
 from subquad.tools.data.texts import read_documents
@@ -115,7 +116,8 @@ def layer_inputs(pretrained: Pretrained, item: Sequence[int]) -> list[LayerInput
 
 def results(scale: SpectrumScale, records: JobResults) -> Results:
     """Curves, heat maps, and the paper's statements about them."""
-    by_source = {name(source): records[key(source)] for source in sources(scale)}
+    names = names_of(scale)
+    by_source = {names[source]: records[key(source)] for source in sources(scale)}
     index = heat_map_index(scale.length)
     lowest = min(min(map(min, at_index(eigenvalues, index))) for eigenvalues in by_source.values())
     low = min(0.9, math.floor(10 * lowest) / 10)
@@ -125,16 +127,18 @@ def results(scale: SpectrumScale, records: JobResults) -> Results:
         f"equal has Y({index}) = {index / scale.length:.2f}. `{UNTRAINED}` is the same model with random weights.",
         tables=[_all(by_source, index), _by_layer(by_source, index)],
         plots=[
-            *(_curves(name(text), by_source, scale.length) for text in scale.texts),
+            *(_curves(names[text], by_source, scale.length) for text in scale.texts),
             *(_heat_map(source, eigenvalues, index, low) for source, eigenvalues in by_source.items()),
         ],
     )
 
 
-def name(source: str) -> str:
-    """A text's name: the folder that it is in."""
-    path = Path(source)
-    return path.parent.name or path.stem
+def names_of(scale: SpectrumScale) -> dict[str, str]:
+    """The names of the texts: the folder that each is in, or all of its path where several are in one."""
+    paths = {source: Path(source) for source in sources(scale)}
+    folders = {source: path.parent.name or path.stem for source, path in paths.items()}
+    counts = Counter(folders.values())
+    return {source: folder if counts[folder] == 1 else slug(source) for source, folder in folders.items()}
 
 
 def at_index(eigenvalues: Mapping[str, Any], index: int) -> list[list[float]]:
@@ -227,5 +231,5 @@ EXPERIMENT = Experiment(
     scales=SCALES,
     cells=cells,
     results=results,
-    needs=("wikitext-2", "movie_reviews"),
+    needs=lambda scale: folders(scale.model, (), scale.texts),
 )

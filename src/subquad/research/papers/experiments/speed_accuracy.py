@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any, cast
 
 from subquad.research.papers import speech
-from subquad.research.papers.base import Cell, Experiment, JobResults, spread
+from subquad.research.papers.base import Cell, Experiment, JobResults, note_on_seeds, spread
 from subquad.research.papers.results import Lines, Results, Table
 from subquad.research.papers.speech import HELD_OUT, RATE, TIMES, Recipe, SpeechVariant, model_key, shown
 from subquad.research.training.model_settings import ModelSettings
@@ -80,7 +80,8 @@ def cells(scale: SpeedAccuracyScale) -> list[Cell]:
             cells = speech.model_cells(scale.recipe, [method], seed, layers)
             jobs += [cell for cell in cells if cell.key not in {known.key for known in jobs}]
         jobs += [_tuned(scale, method, layers, seed) for method, layers in scale.tuned]
-    return [*jobs, speech.times_cell(scale.recipe, variants(scale), scale.effort)]
+    times = speech.times_cell(scale.recipe, variants(scale), scale.effort)
+    return speech.reading_tones(scale.recipe, [*jobs, times])
 
 
 def _tuned(scale: SpeedAccuracyScale, method: str, layers: int, seed: int) -> Cell:
@@ -137,7 +138,7 @@ def _table(scale: SpeedAccuracyScale, records: JobResults) -> Table:
         note=f"A forward pass of {records[TIMES]['batch']} utterances, {records[TIMES]['tokens']} "
         "tokens each on average; all models in turn. "
         "The paper's figure gives points and no numbers: improved clustered attention has the "
-        "lowest error at every time.",
+        "lowest error at every time." + note_on_seeds(scale.seeds),
     )
 
 

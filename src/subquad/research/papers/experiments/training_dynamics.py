@@ -20,7 +20,7 @@ from subquad import hf
 from subquad.core import checksums as seals
 from subquad.core import files
 from subquad.methods import BoundMethod
-from subquad.research.papers.base import AGAIN, Cell, Context, Experiment, JobResults
+from subquad.research.papers.base import AGAIN, Cell, Context, Experiment, JobResults, note_on_seeds
 from subquad.research.papers.made_text import made_text
 from subquad.research.papers.results import Lines, Results, Table, Value
 from subquad.research.training.run import train
@@ -93,8 +93,9 @@ class Watch(TrainerCallback):
         self.record: Record = {int(step): metrics for step, metrics in kept.items()}
 
     def on_train_begin(self, args: Any, state: TrainerState, control: TrainerControl, **more: Any) -> None:
-        """Record the figures before the first step."""
-        self._look(state.global_step, more["model"])
+        """Record the figures before the first step; a resumed run has them."""
+        if state.global_step == 0:
+            self._look(0, more["model"])
 
     def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **more: Any) -> None:
         """After some steps."""
@@ -210,7 +211,8 @@ def results(scale: TrainingDynamicsScale, records: JobResults) -> Results:
         note="Published, as curves without numbers: the negative entropy rises consistently for queries and keys; the "
         f"KL divergence first rises, then falls. Means over {len(scale.seeds)} seed(s). Negative entropy is −ln "
         f"{scale.buckets} = {-math.log(scale.buckets):.3f} where ψ is spread evenly, 0 where each token's attention "
-        "lies in one bucket; also 0 where all tokens are in one bucket, which the share in the largest tells apart.",
+        "lies in one bucket; also 0 where all tokens are in one bucket, which the share in the largest tells apart."
+        + note_on_seeds(scale.seeds),
     )
     return Results(
         summary=f"A language model with {scale.buckets} hash buckets in every head, trained while its hash functions "
@@ -221,12 +223,13 @@ def results(scale: TrainingDynamicsScale, records: JobResults) -> Results:
 
 
 def _curves(scale: TrainingDynamicsScale, records: JobResults, membership: str) -> dict[str, list[tuple[float, float]]]:
-    """Curves by figure: (step, mean over the seeds)."""
+    """Curves by figure: (step, mean over the seeds), at the steps that all seeds have."""
     runs = [records[key(membership, seed)] for seed in scale.seeds]
+    steps = sorted(set.intersection(*(set(run["steps"]) for run in runs)))
     return {
         name: [
-            (float(step), statistics.fmean(run["figures"][name][i] for run in runs))
-            for i, step in enumerate(runs[0]["steps"])
+            (float(step), statistics.fmean(run["figures"][name][run["steps"].index(step)] for run in runs))
+            for step in steps
         ]
         for name in METRICS
     }
@@ -289,10 +292,11 @@ EXPERIMENT = Experiment(
     deviations=(
         "Strictly causal buckets, one score for queries and keys, bytes, and the text at hand: as in `lm-ablation`.",
         "Membership in ψ by argmax, as the paper writes it, and balanced, which does not collapse.",
-        "Figures from exact attention to a few fixed windows of the validation text, not from the training batches.",
+        "Figures of a few fixed windows of the validation text, not of the training batches. Their utilities are from "
+        "exact attention at `small`, and by random features at `paper`, as in the loss there.",
     ),
     scales=SCALES,
     cells=cells,
     results=results,
-    needs=("wikitext-2",),
+    needs=lambda scale: [scale.corpus] if scale.corpus else [],
 )
