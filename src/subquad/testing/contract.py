@@ -145,7 +145,6 @@ def supported_masks(method: Method, B: int, N: int) -> list[Mask]:
         Mask.causal() & Mask.window(3) & Mask.padding(keys=keys),
         Mask.segments(ids) & Mask.padding(keys=keys),
         Mask.segments(ids) & Mask.causal(),
-        Mask.causal(offset=2),
         Mask.segments(torch.arange(N).expand(B, N) // 5 - 1) & Mask.causal(offset=2),
         Mask.dense(dense) & Mask.padding(keys),
     ]
