@@ -32,8 +32,8 @@ class WatchedForward:
 
     def __init__(self, model: nn.Module, before: Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], None]):
         self._model, self._before = model, before
-        there = vars(model).get("forward")  # another library's, as accelerate puts one there; None: the class's
-        self.wrapper = there.wrapper if isinstance(there, WatchedForward) else there  # an earlier audit ends
+        current = vars(model).get("forward")  # another library's, as accelerate puts one there; None: the class's
+        self.wrapper: Any = current.wrapper if isinstance(current, WatchedForward) else current  # an earlier audit ends
         self.__signature__ = inspect.signature(model.forward)
 
     @torch.compiler.disable(reason="an audited model is not compiled: it counts inputs, and reads some again")  # type: ignore[untyped-decorator]
@@ -67,10 +67,11 @@ class EmbeddingWatch(OutputWatch):
 
     def stop(self) -> None:
         """Leave the model alone, with the forward method that it had."""
+        wrapper = None if self._watched is None else self._watched.wrapper
         if self._watched is not None and vars(self._model).get("forward") is self._watched:
             del vars(self._model)["forward"]
-            if self._watched.wrapper is not None:
-                vars(self._model)["forward"] = self._watched.wrapper
+            if wrapper is not None:
+                vars(self._model)["forward"] = wrapper
         self._watched = None
 
     def report(self, delta: float) -> EmbeddingReport:

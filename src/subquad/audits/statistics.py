@@ -61,7 +61,7 @@ class RunningMoments:
         self._stay_infinite()
 
     def _stay_infinite(self) -> None:
-        """Where a number was infinite: the differences above are no numbers then."""
+        """Set the mean and the variance to infinity after an infinite number, whose differences are not a number."""
         if math.isinf(self.largest):
             self.mean = self._squares = math.inf
 

@@ -97,7 +97,8 @@ class Fixed(Pattern):
         block_of_query = pattern.blocks(self.block)
         tokens = torch.arange(sym_min(self.block, pattern.valid_positions.M), device=query.device)
         block = block_of_query[:, None, :, None] * self.block + tokens
-        queries = pattern.queries(block if pattern.valid_positions.aligned else self._places(pattern, block_of_query))
+        aligned = pattern.valid_positions.aligned
+        queries = pattern.queries(block if aligned else self._query_positions(pattern, block_of_query))
         if self.sets == "merged":
             columns = self._columns(pattern)
             elsewhere = columns // self.block < block_of_query[:, None, :, None]
@@ -116,13 +117,13 @@ class Fixed(Pattern):
         first = call.first_half(query)
         return of_heads(near, N, first), of_heads(far, N, ~first), of_heads(itself, N, ~first)
 
-    def _places(self, pattern: PatternPositions, block_of_query: Tensor) -> Tensor:
+    def _query_positions(self, pattern: PatternPositions, block_of_query: Tensor) -> Tensor:
         """The places of the queries of each block, (#B,1,T,S), which may be beyond the last key."""
         block = block_of_query[:, None, :, None]
         size = sym_min(self.block, pattern.valid_positions.N)
         first = torch.maximum(block * self.block, pattern.start[:, None, None])
-        places = first + torch.arange(size, device=first.device)
-        return torch.where(places // self.block == block, places, NOWHERE)
+        positions = first + torch.arange(size, device=first.device)
+        return torch.where(positions // self.block == block, positions, NOWHERE)
 
     def _columns(self, pattern: PatternPositions) -> Tensor:
         """The positions of all columns, (1,1,1,K)."""

@@ -51,8 +51,8 @@ class ValidPositions:
         return (start + torch.arange(self.N, device=self.device)).expand(self.B, self.N)
 
     @property
-    def places_beyond(self) -> int:
-        """The number of places behind the last key that `line_positions` may need; N if the offset is a tensor."""
+    def positions_beyond(self) -> int:
+        """The number of positions behind the last key that `line_positions` may need; N if the offset is a tensor."""
         offset = self.mask.offset
         return self.N if isinstance(offset, Tensor) else sym_max(sym_min(offset or 0, self.M) + self.N - self.M, 0)
 
@@ -151,7 +151,7 @@ class KeyLine:
     line      k k k k k              keys in the line
                 q q   q              queries in the line: 0 where a token is none
 
-    Queries beyond the last key follow each other in places behind it, where no key is real.
+    Queries beyond the last key follow each other in positions behind it, where no key is real.
     """
 
     order: Int64[Tensor, "B L"] | None  # the former position of each key; None: all stay
@@ -159,7 +159,7 @@ class KeyLine:
     line_positions: Int64[Tensor, "B N"] | None  # positions of the queries in the line; None: query i is token i
     valid: Bool[Tensor, "B L"]  # True for real keys of the line
     lengths: Int64[Tensor, "B"]
-    beyond: int = 0  # places behind the last key: L − M
+    beyond: int = 0  # positions behind the last key: L − M
 
     @staticmethod
     def from_positions(valid_positions: ValidPositions) -> "KeyLine":
@@ -177,7 +177,7 @@ class KeyLine:
                 return KeyLine(None, None, None, valid, valid.sum(1))
             present = torch.ones_like(valid) if queries is None else valid | queries
         else:
-            at, beyond = valid_positions.line_positions, valid_positions.places_beyond
+            at, beyond = valid_positions.line_positions, valid_positions.positions_beyond
             valid = F.pad(valid, (0, beyond))
             present = valid.scatter(1, at, True if queries is None else valid.gather(1, at) | queries)
         order = front_first(present)
