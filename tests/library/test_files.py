@@ -129,6 +129,54 @@ def test_a_folder_that_cannot_be_written_to_the_end_leaves_the_earlier_one(tmp_p
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
 
+def failing_at(call, error, monkeypatch):
+    """Let one of the calls of os.replace fail."""
+    calls, replace = [], os.replace
+
+    def fail(*paths):
+        calls.append(paths)
+        if len(calls) == call:
+            raise error
+        replace(*paths)
+
+    monkeypatch.setattr(os, "replace", fail)
+
+
+@pytest.mark.parametrize("call", [1, 2])
+@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), KeyboardInterrupt()])
+def test_a_folder_stays_when_the_other_cannot_take_its_place(tmp_path, monkeypatch, call, error):
+    files.write(tmp_path / "model" / "a", "old")
+    failing_at(call, error, monkeypatch)
+    with (
+        pytest.raises(files.CannotWrite if isinstance(error, OSError) else KeyboardInterrupt),
+        files.whole_folder(tmp_path / "model") as folder,
+    ):
+        (folder / "a").write_text("new")
+    assert contents(tmp_path / "model") == {"a": b"old"}
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+
+
+def test_a_folder_that_a_killed_process_was_replacing_gets_its_name_back(tmp_path, monkeypatch):
+    files.write(tmp_path / "model.v1" / "a", "old")
+    failing_at(2, PowerLoss(), monkeypatch)
+    monkeypatch.setattr(files, "_put_back", lambda *paths: None)
+    monkeypatch.setattr(files.shutil, "rmtree", lambda *paths, **options: None)
+    with pytest.raises(PowerLoss), files.whole_folder(tmp_path / "model.v1") as folder:
+        (folder / "a").write_text("new")
+    monkeypatch.undo()
+    assert not (tmp_path / "model.v1").exists()
+    assert files.empty_but_for(tmp_path)
+    files.remove_parts(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["model.v1"]
+    assert contents(tmp_path / "model.v1") == {"a": b"old"}
+
+
+def test_a_name_is_as_long_as_the_file_system_takes_it(tmp_path):
+    name = "漢" * 80 + ".txt"  # 244 bytes
+    files.write(tmp_path / name, "new")
+    assert contents(tmp_path) == {name: b"new"}
+
+
 def test_errors_that_are_not_of_writing_stay_what_they_are(tmp_path):
     for error in (FileNotFoundError(2, "No such file"), RuntimeError("shapes differ"), KeyError("x")):
         with pytest.raises(type(error)), files.cannot_write(tmp_path):

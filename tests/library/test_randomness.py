@@ -2,6 +2,7 @@
 
 import torch
 
+from subquad.core import randomness
 from subquad.core.randomness import gumbel, normal, orthogonal, uniform
 
 LIKE = torch.zeros(1)
@@ -79,3 +80,15 @@ def test_gumbel_numbers_of_two_seeds_have_no_step_in_common():
     places = torch.arange(5)
     drawn = [gumbel(seed, torch.tensor(step), places, LIKE.double()) for seed in range(20) for step in range(20)]
     assert len(torch.stack(drawn).unique()) == 2000
+
+
+def test_of_redraws_the_last_is_kept():
+    caches = randomness._kept, randomness._drawn, randomness._normal_drawn
+    before = [cache.cache_info().currsize for cache in caches]
+    for number in range(1, 20):
+        draws = [randomness.directions(3, torch.tensor(number), 5, 4, False, LIKE) for _ in range(2)]
+        assert torch.equal(*draws)
+    assert [cache.cache_info().currsize for cache in caches] == before
+    last = randomness._last_of(3, 5, 4, False, LIKE.dtype, LIKE.device)
+    assert list(last) == [19]
+    assert torch.equal(draws[0], randomness.directions(22, None, 5, 4, False, LIKE))

@@ -27,21 +27,29 @@ POOLINGS = ("mean", "cls")
 class WatchedForward:
     """The forward method of a model, before which a function is given its arguments.
 
-    A copy of the model, also a pickled one, has its own forward method, and is not watched.
+    A copy of the model, also a pickled one, has the forward method that was there before, and is not watched.
     """
 
     def __init__(self, model: nn.Module, before: Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], None]):
-        self._model, self._forward, self._before = model, type(model).forward, before
+        self._model, self._before = model, before
+        current = vars(model).get("forward")  # another library's, as accelerate puts one there; None: the class's
+        self.wrapper: Any = current.wrapper if isinstance(current, WatchedForward) else current  # an earlier audit ends
         self.__signature__ = inspect.signature(model.forward)
 
     @torch.compiler.disable(reason="an audited model is not compiled: it counts inputs, and reads some again")  # type: ignore[untyped-decorator]
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the forward method."""
         self._before(self._model, args, kwargs)
-        return self._forward(self._model, *args, **kwargs)
+        if self.wrapper is not None:
+            return self.wrapper(*args, **kwargs)
+        return type(self._model).forward(self._model, *args, **kwargs)
 
     def __reduce__(self) -> Any:
-        return getattr, (self._model, "forward")
+        return (getattr, (self._model, "forward")) if self.wrapper is None else (_itself, (self.wrapper,))
+
+
+def _itself(forward: Any) -> Any:
+    return forward
 
 
 class EmbeddingWatch(OutputWatch):
@@ -58,9 +66,12 @@ class EmbeddingWatch(OutputWatch):
         self._watched = vars(self._model)["forward"] = WatchedForward(self._model, self._before)
 
     def stop(self) -> None:
-        """Leave the model alone."""
+        """Leave the model alone, with the forward method that it had."""
+        wrapper = None if self._watched is None else self._watched.wrapper
         if self._watched is not None and vars(self._model).get("forward") is self._watched:
             del vars(self._model)["forward"]
+            if wrapper is not None:
+                vars(self._model)["forward"] = wrapper
         self._watched = None
 
     def report(self, delta: float) -> EmbeddingReport:

@@ -37,7 +37,7 @@ def mean_upper(mean: float, variance: float, count: int, delta: float, largest: 
 
 
 class RunningMoments:
-    """Count, mean and variance of a stream of numbers, by Welford's recursion."""
+    """Count, mean and variance of a stream of numbers, by Welford's recursion; infinite with an infinite number."""
 
     def __init__(self) -> None:
         self.count, self.mean, self.largest, self._squares = 0, 0.0, 0.0, 0.0
@@ -49,6 +49,7 @@ class RunningMoments:
         before = number - self.mean
         self.mean += before / self.count
         self._squares += before * (number - self.mean)
+        self._stay_infinite()
 
     def join(self, other: "RunningMoments") -> None:
         """Add the numbers of another stream (Chan, Golub, LeVeque 1979)."""
@@ -57,6 +58,12 @@ class RunningMoments:
             self._squares += other._squares + apart**2 * self.count * other.count / count
             self.mean += apart * other.count / count
         self.count, self.largest = count, max(self.largest, other.largest)
+        self._stay_infinite()
+
+    def _stay_infinite(self) -> None:
+        """Set the mean and the variance to infinity after an infinite number, whose differences are not a number."""
+        if math.isinf(self.largest):
+            self.mean = self._squares = math.inf
 
     @property
     def variance(self) -> float:

@@ -17,6 +17,7 @@ from pathlib import Path
 from subquad.core.errors import InputError
 
 PART = ".subquad-part"  # the end of a temporary file's name
+EARLIER = ".earlier"  # before it, in the name of a folder that another one is about to replace
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _OF_WRITING = (*FULL, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO)
 
@@ -112,7 +113,7 @@ def cache_folder() -> Path:
 def whole_folder(folder: Path) -> Iterator[Path]:
     """A temporary folder to fill, for libraries that write files by themselves; it then takes the folder's place."""
     make_folder(folder.parent)
-    part, old = _part(folder), _part(folder)
+    part, old = _part(folder), _part(folder, EARLIER)
     try:
         with cannot_write(folder):
             part.mkdir()
@@ -123,7 +124,8 @@ def whole_folder(folder: Path) -> Iterator[Path]:
             os.replace(part, folder)
             sync(folder.parent)
     finally:
-        for one in (part, old):
+        _put_back(old, folder)
+        for one in (part, old) if folder.exists() else (part,):
             shutil.rmtree(one, ignore_errors=True)
 
 
@@ -141,12 +143,24 @@ def cannot_write(path: Path) -> Iterator[None]:
 
 
 def remove_parts(folder: Path) -> None:
-    """Remove the temporary files that a process left in a folder when it was killed while it wrote."""
+    """Remove the temporary files that a process left in a folder when it was killed while it wrote.
+
+    A folder that was to be replaced, and has lost its name, gets it back.
+    """
     for path in folder.glob(f".*{PART}"):
+        if path.name.endswith(EARLIER + PART):
+            _put_back(path, folder / path.name.removeprefix(".").removesuffix(EARLIER + PART).rpartition(".")[0])
         if path.is_dir():
             shutil.rmtree(path, ignore_errors=True)
         else:
             path.unlink(missing_ok=True)
+
+
+def _put_back(old: Path, folder: Path) -> None:
+    """Give a folder that was to be replaced its name back where nothing has it."""
+    with suppress(OSError):
+        if old.exists() and not folder.exists():
+            os.replace(old, folder)
 
 
 def is_part(path: Path) -> bool:
@@ -176,9 +190,10 @@ def empty_but_for(folder: Path, names: Iterable[str] = ()) -> bool:
     return not folder.is_dir() or all(is_part(path) or path.name in set(names) for path in folder.iterdir())
 
 
-def _part(path: Path) -> Path:
+def _part(path: Path, suffix: str = "") -> Path:
     """A name that no other process writes to at the same time."""
-    return path.with_name(f".{path.name[:200]}.{secrets.token_hex(4)}{PART}")
+    name = os.fsencode(path.name)[:200].decode(errors="ignore")  # file systems count bytes
+    return path.with_name(f".{name}.{secrets.token_hex(4)}{suffix}{PART}")
 
 
 def _to_disk(path: Path, data: bytes) -> None:

@@ -130,16 +130,40 @@ def normal_rows(seed: int, rows: Tensor, columns: int, like: Tensor) -> Tensor:
     return _normal_rows(seed, rows, columns).to(device=like.device, dtype=like.dtype)
 
 
-def _directions_drawn(seed: int, rows: int, columns: int, independent: bool) -> Tensor:
-    gauss = _normal_drawn(seed, rows, columns)
+def _directions_drawn(
+    seed: int,
+    rows: int,
+    columns: int,
+    independent: bool,
+    normals: Callable[..., Tensor] = _normal_drawn,
+    rotation: Callable[..., Tensor] = _drawn,
+) -> Tensor:
+    gauss = normals(seed, rows, columns)
     # The norms of other normal rows than those that the rotation would be made of, so that they are independent of it.
-    return gauss.clone() if independent else _drawn(seed, rows, columns) * gauss.norm(dim=1, keepdim=True)
+    return gauss.clone() if independent else rotation(seed, rows, columns) * gauss.norm(dim=1, keepdim=True)
+
+
+@lru_cache(maxsize=256)
+def _last_of(seed: int, rows: int, columns: int, independent: bool, dtype: torch.dtype, device: torch.device) -> Any:
+    """The number of the last redraw, and what was drawn: earlier ones are not used again, so one is kept."""
+    return {}
 
 
 def _redrawn(
     seed: int, draw: Tensor, rows: int, columns: int, independent: bool, dtype: torch.dtype, device: torch.device
 ) -> Tensor:
-    return _kept(_directions_drawn, dtype, device, (seed + int(draw)) % 2**63, rows, columns, independent).clone()
+    number = int(draw)
+    if number == 0:
+        return _kept(_directions_drawn, dtype, device, seed, rows, columns, independent).clone()
+    last = _last_of(seed, rows, columns, independent, dtype, device)
+    drawn = last.get(number)
+    if drawn is None:
+        uncached = _normal_drawn.__wrapped__, _drawn.__wrapped__
+        drawn = _directions_drawn((seed + number) % 2**63, rows, columns, independent, *uncached)
+        drawn = drawn.to(device=device, dtype=dtype)
+        last.clear()
+        last[number] = drawn
+    return drawn.clone()
 
 
 def _empty_directions(

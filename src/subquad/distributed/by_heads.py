@@ -11,7 +11,7 @@ from torch import Tensor
 from subquad.distributed.collectives import gather
 from subquad.distributed.head_exchange import of_rank, to_heads, to_tokens
 from subquad.distributed.token_split import TokenSplit
-from subquad.kernels.tokens.packing import check_window
+from subquad.kernels.tokens.packing import check_adjacent
 from subquad.methods.core.call import Call, Partial
 from subquad.methods.core.global_tokens import kept_tokens
 from subquad.methods.core.learned_heads import counters_of, tied
@@ -45,7 +45,7 @@ def _of_heads(
     whole, rows, hidden = to_heads(query, key, value, split, rows, tokens)
     mask = replace(split.whole(call.mask), allowed=tuple(rows[: len(call.mask.allowed)]))
     if not method.traits.takes_segments:
-        check_window(mask)  # on ranks without heads too, which would wait for those that refuse
+        check_adjacent(mask)  # on ranks without heads too, which would wait for those that refuse
     inner = replace(
         call,
         mask=mask,

@@ -54,6 +54,12 @@ def run_with_kept(
     return with_rows(columns, merge_of_ranks(out, lse, split), local, valid_queries)
 
 
+def kept_among(named: Tensor, query: Tensor, mask: Mask, split: TokenSplit) -> Tensor | None:
+    """The kept tokens of this rank as bools; None where bools name no token on any rank."""
+    kept = _kept_of_all(named, query, mask, split)
+    return None if kept is None else _local(kept, split).among(query.shape[2])
+
+
 def _kept_of_all(named: Tensor, query: Tensor, mask: Mask, split: TokenSplit) -> Kept | None:
     """The kept tokens of the whole sequence; None where bools name no token."""
     B, N = query.shape[0], query.shape[2]

@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from subquad.core.shapes import Sizes
+from subquad.distributed.global_tokens import kept_among
 from subquad.distributed.process_group import group_of
 from subquad.distributed.run import check_split, kept_of_rank, loss_of_rank, mask_of_rank, run_split
 from subquad.distributed.shares import even_shares
@@ -66,6 +67,13 @@ class Sequence(TokenSplit, Shard):
     def kept_of_rank(self, keep: Any, query: Tensor, mask: Mask) -> Tensor | None:
         """The argument `keep` as numbers of tokens of the sequence, or as bools for this rank's; None for no token."""
         return kept_of_rank(keep, query, mask, self)
+
+    def kept_among(self, keep: Any, query: Tensor, mask: Mask) -> Tensor | None:
+        """The tokens of this rank that the argument `keep` names, as bools; None where no rank has such tokens."""
+        if torch.compiler.is_compiling():
+            return torch.compiler.disable(self.kept_among)(keep, query, mask)
+        named = kept_of_rank(keep, query, mask, self)
+        return None if named is None else kept_among(named, query, self.local(mask), self)
 
     def check(self, method: object, query: Tensor, key: Tensor, value: Tensor, call: Call) -> None:
         """Raise ValueError if the ranks disagree, or the call cannot be split."""

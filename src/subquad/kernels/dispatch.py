@@ -114,7 +114,7 @@ def _forcing(name: str) -> Iterator[None]:
     try:
         yield
     finally:
-        _open_blocks.remove(name)
+        del _open_blocks[len(_open_blocks) - 1 - _open_blocks[::-1].index(name)]  # the last of this name
         _forced.reset(token)
 
 

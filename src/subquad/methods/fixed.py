@@ -97,6 +97,8 @@ class Fixed(Pattern):
         block_of_query = pattern.blocks(self.block)
         tokens = torch.arange(sym_min(self.block, pattern.valid_positions.M), device=query.device)
         block = block_of_query[:, None, :, None] * self.block + tokens
+        aligned = pattern.valid_positions.aligned
+        queries = pattern.queries(block if aligned else self._query_positions(pattern, block_of_query))
         if self.sets == "merged":
             columns = self._columns(pattern)
             elsewhere = columns // self.block < block_of_query[:, None, :, None]
@@ -104,16 +106,24 @@ class Fixed(Pattern):
                 elsewhere = elsewhere | (columns // self.block > block_of_query[:, None, :, None])
             columns = torch.where(elsewhere, columns, NOWHERE)
             keys = torch.cat([block.expand(len(columns), -1, -1, -1), columns], dim=3)
-            return (pattern.buckets(pattern.queries(block), pattern.keys(keys)),)
-        near = pattern.buckets(pattern.queries(block), pattern.keys(block))
+            return (pattern.buckets(queries, pattern.keys(keys)),)
+        near = pattern.buckets(queries, pattern.keys(block))
         if self.sets == "near":
             return (near,)
-        far = pattern.all_meet(pattern.queries(block), pattern.keys(self._columns(pattern)))
+        far = pattern.all_meet(queries, pattern.keys(self._columns(pattern)))
         itself = pattern.meet_themselves(self._in_no_column(pattern))
         if self.sets == "far":
             return far, itself
         first = call.first_half(query)
         return of_heads(near, N, first), of_heads(far, N, ~first), of_heads(itself, N, ~first)
+
+    def _query_positions(self, pattern: PatternPositions, block_of_query: Tensor) -> Tensor:
+        """The places of the queries of each block, (#B,1,T,S), which may be beyond the last key."""
+        block = block_of_query[:, None, :, None]
+        size = sym_min(self.block, pattern.valid_positions.N)
+        first = torch.maximum(block * self.block, pattern.start[:, None, None])
+        positions = first + torch.arange(size, device=first.device)
+        return torch.where(positions // self.block == block, positions, NOWHERE)
 
     def _columns(self, pattern: PatternPositions) -> Tensor:
         """The positions of all columns, (1,1,1,K)."""

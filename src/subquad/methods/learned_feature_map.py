@@ -158,15 +158,16 @@ class LearnedFeatureMap(Method):
         return Residual(self.attend(query, key, value, call), of_query, of_key, by_features=True)
 
     def _with_near(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Partial:
-        B, M, is_causal = query.shape[0], key.shape[2], call.mask.is_causal
+        B, is_causal = query.shape[0], call.mask.is_causal
         # Blocks count real tokens, so all are aligned without padding first, and each query with its key. With
         # window = 4, a query of block 2 meets its neighbours one by one, and the rest by features (`far`):
         #
         #     line     0 1 2 3 | 4 5 6 7 | 8 9 . . | . . . . | . . .
         #              s f f f |  exact  |  exact  |  exact  | f f s       s: a sink, exact for all
         line = KeyLine.from_positions(ValidPositions.from_mask(call.mask, query, key))
+        length = line.valid.shape[1]
         query, key, value = (in_blocks(x, self.window) for x in (line.queries(query), line.keys(key), line.keys(value)))
-        valid = F.pad(line.valid, (0, query.shape[2] - M))
+        valid = F.pad(line.valid, (0, query.shape[2] - length))
         ranks = replace(ValidIndex.from_mask(None, B, query.shape[2], key.device), lengths=line.lengths)
         slots = near_keys(ranks, query.shape[2] // self.window, self.window, self.sinks, is_causal)
         near = self.exact(query, key, value, slots, valid, call, Mask(is_causal=is_causal))
@@ -174,7 +175,7 @@ class LearnedFeatureMap(Method):
         hidden = ~valid | self._are_sinks(ranks, is_causal)
         parts = far(of_query, of_key, drop_rows(value, call.dropout_p), hidden, self.window, is_causal)
         out, lse = merge_partials([near, *parts])
-        return line.back(out[:, :, :M]), line.back(lse[:, :, :M, None])[..., 0]
+        return line.back(out[:, :, :length]), line.back(lse[:, :, :length, None])[..., 0]
 
     def _without_near(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Partial:
         B, M, mask = query.shape[0], key.shape[2], call.mask

@@ -17,6 +17,8 @@ from subquad.kernels.selection.pattern_positions import PatternPositions
 from subquad.kernels.tokens.slots import Buckets
 from subquad.masks import Mask
 from subquad.methods import BoundMethod, Longformer, Method
+from subquad.methods.core.call import Shard, checked_shard
+from subquad.methods.core.current_shard import in_use
 from subquad.methods.core.global_tokens import Keep, kept_tokens
 from subquad.methods.core.method import Call, Traits, whole
 from subquad.methods.core.pattern import Pattern
@@ -88,18 +90,22 @@ class WithRows:
         out = self.attention(query, key, value, mask=mask, keep=keep, **options)
         options["enable_gqa"] = self.query.shape[1] != self.key.shape[1]
         rows = self.rows(self.query, self.key, self.value, mask=mask, keep=keep, **options)
-        return torch.where(self._which(mask, keep)[:, None, :, None], rows, out)
+        which = self._which(mask, keep, checked_shard(in_use(options.get("parallel"))))
+        return torch.where(which[:, None, :, None], rows, out)
 
-    def _which(self, mask: Mask, keep: Keep | None) -> Bool[Tensor, "B N"]:
+    def _which(self, mask: Mask, keep: Keep | None, shard: Shard | None) -> Bool[Tensor, "B N"]:
         """The queries that are global: kept ones, and those that meet a key where kept tokens are left out."""
-        N, kept = self.query.shape[2], None
-        if keep is not None:
-            kept = kept_tokens(keep, self.query, self.key, mask)
-            mask = mask if kept is None else kept.left_out_of(mask, N)
+        kept = None
+        if keep is not None and shard is not None:
+            kept = shard.kept_among(keep, self.query, mask)
+        elif keep is not None:
+            tokens = kept_tokens(keep, self.query, self.key, mask)
+            kept = None if tokens is None else tokens.among(self.query.shape[2])
+        mask = mask if kept is None else mask & Mask.padding(~kept)
         one = [x.new_ones(x.shape[0], 1, x.shape[2], 1) for x in (self.query, self.key, self.key)]
-        _, lse = self.rows(*one, mask=mask, return_lse=True)
+        _, lse = self.rows(*one, mask=mask, return_lse=True, parallel=shard)
         first = ~lse[:, 0].isneginf()
-        return first if kept is None else first | kept.among(N)
+        return first if kept is None else first | kept
 
 
 def _copy_of(linear: nn.Linear) -> nn.Linear:

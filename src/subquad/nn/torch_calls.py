@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from subquad.core.readable import can_be_read
 from subquad.kernels.tokens.nested_padding import pad
 from subquad.masks import Mask
+from subquad.masks.sdpa import IsBias
 from subquad.methods import BoundMethod
 from subquad.methods.core.halves import future_leak
 from subquad.nn.global_tokens import WithRows
@@ -202,7 +203,13 @@ def _valid(key_padding_mask: Tensor, B: int, M: int) -> Tensor:
 
 def _padding(valid: Tensor, parallel: Any) -> Mask:
     """SDPA's padding (B,M) as a mask, which with `parallel` is there where it hides nothing: another rank has some."""
-    mask = Mask.from_sdpa(valid[:, None, None], batch=len(valid))
+    try:
+        mask = Mask.from_sdpa(valid[:, None, None], batch=len(valid))
+    except IsBias as error:
+        raise ValueError(
+            "`key_padding_mask` contains floats that are added to the logits (other numbers than 0 and −inf, or a "
+            "gradient is required), but it can only hide keys; give bools, True for padding, or a bias in `attn_mask`"
+        ) from error
     if parallel is None or mask.keys:
         return mask
     return Mask.padding(keys=torch.ones_like(valid, dtype=torch.bool))

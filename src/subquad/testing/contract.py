@@ -145,6 +145,7 @@ def supported_masks(method: Method, B: int, N: int) -> list[Mask]:
         Mask.causal() & Mask.window(3) & Mask.padding(keys=keys),
         Mask.segments(ids) & Mask.padding(keys=keys),
         Mask.segments(ids) & Mask.causal(),
+        Mask.segments(torch.arange(N).expand(B, N) // 5 - 1) & Mask.causal(offset=2),
         Mask.dense(dense) & Mask.padding(keys),
     ]
     return [mask for mask in simple + mixed if method.refuses(mask) is None]

@@ -1,6 +1,7 @@
 """Audits of the embeddings of an encoder, in the units of its plan's floor."""
 
 import copy
+import functools
 import io
 import json
 import logging
@@ -170,6 +171,28 @@ def test_calls_of_forward_are_seen_and_copies_and_compiled_models_run():
         assert torch.allclose(compiled(ids).last_hidden_state.mean(1), wanted, atol=1e-5)
         assert audit.report().embeddings.inputs == 3
     assert "forward" not in vars(model)
+
+
+def test_the_wrapper_of_another_library_runs_during_an_audit_and_after_it():
+    model, ids, calls = sharp(), batches(1)[0], []
+    sq.hf.swap(model, BAD)
+    inner = model.forward
+
+    @functools.wraps(inner)
+    def wrapper(*args, **options):
+        calls.append(1)
+        return inner(*args, **options)
+
+    model.forward = wrapper
+    with sq.audit(model, min_fidelity=0.5, every=1) as audit, torch.no_grad():
+        model(ids)
+        assert len(calls) == 3  # the audit reads the input twice more
+        copied = copy.deepcopy(model)
+        assert copied.forward is wrapper
+    assert audit.report().embeddings.inputs == 1
+    assert model.forward is wrapper
+    embedded(model, ids, "mean")
+    assert len(calls) == 4
 
 
 def test_an_audit_that_is_not_running_stops_no_other_audit():

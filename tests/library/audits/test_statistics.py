@@ -45,6 +45,16 @@ def test_moments_are_numpys_and_join():
     assert (one.mean, one.variance) == pytest.approx((numbers.mean(), numbers.var(ddof=1)))
 
 
+def test_moments_stay_infinite_after_an_infinite_number():
+    one, other = RunningMoments(), RunningMoments()
+    for number in (0.5, math.inf, 1.0):
+        one.add(number)
+    other.add(2.0)
+    for moments in (one, other):
+        moments.join(one)
+        assert (moments.mean, moments.variance, moments.largest) == (math.inf,) * 3
+
+
 def stream(share: float, spread: float, chance: random.Random) -> float:
     """The share of one call's rows: calls differ, and the rows of one call share its probability."""
     own = min(1.0, max(0.0, share + spread * chance.choice((-1, 1))))

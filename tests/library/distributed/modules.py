@@ -160,7 +160,35 @@ def compiled_layer(method: str) -> float:
     return far
 
 
+def global_projections(keep: Callable[[Any], Any] = lambda of: None, in_block: bool = False) -> float:
+    layer = mha("longformer:window=4,first=2", global_projections=True)
+    for number, weight in enumerate(layer.global_tokens.parameters()):
+        weight.data += 0.3 * normal(*weight.shape, seed=number)
+
+    def run(layer: nn.Module, x: Tensor, of: Any) -> Tensor:
+        with sq.distributed.use(of if in_block else None):
+            return layer(x, keep=keep(of), parallel=None if in_block else of)
+
+    return of_module(layer, run, split(TOKENS))
+
+
+def global_projections_in_a_block() -> float:
+    return global_projections(in_block=True)
+
+
+def global_projections_and_kept_tokens() -> float:
+    """By their numbers, of which a rank has none, and by bools, of which no rank but the last names a token."""
+    named = torch.arange(TOKENS).expand(2, -1) == TOKENS - 2
+    ways: list[Callable[[Any], Any]] = [
+        lambda of: [0],
+        lambda of: [0, TOKENS - 2],
+        lambda of: named if of is None else of.shard(named),
+        lambda of: torch.zeros(2, TOKENS if of is None else of.lengths[of.rank], dtype=torch.bool),
+    ]
+    return max(global_projections(way, in_block) for way in ways for in_block in (False, True))
+
+
 MODULES = (
     self_attention, padded_as_torch, tokens_first, cross_attention, rotary, torch_encoder, torch_decoder, nested_blocks,
-    checkpointed, compiled,
+    checkpointed, compiled, global_projections, global_projections_in_a_block, global_projections_and_kept_tokens,
 )  # fmt: skip

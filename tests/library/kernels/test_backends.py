@@ -68,6 +68,14 @@ def test_blocks_nest():
 
 
 @pytest.mark.usefixtures("cpu")
+def test_blocks_of_one_name_end_from_the_inside():
+    with sq.use_backend("reference"), sq.use_backend("cpu"):
+        with sq.use_backend("reference"):
+            pass
+        assert module._open_blocks == ["reference", "cpu"]
+
+
+@pytest.mark.usefixtures("cpu")
 def test_the_choice_is_of_this_thread_only():
     seen = []
     with sq.use_backend("reference"):

@@ -94,3 +94,21 @@ def test_in_transforms_and_in_compiled_code_it_is_plain_pytorch():
     assert seen == [False]
     compiled = torch.compile(lambda x: x + int(partial.is_fused(x)), backend="eager")
     assert torch.equal(compiled(query), query)
+
+
+@pytest.mark.parametrize("tracked", range(1, 8))
+@pytest.mark.parametrize("mask", MASKS)
+def test_second_derivatives_where_some_inputs_have_none(mask, tracked):
+    draw = torch.Generator().manual_seed(0)
+    N = 20  # more than few
+    inputs = [torch.randn(2, 2, N, 4, generator=draw, dtype=torch.float64) for _ in range(3)]
+    wanted = [x.requires_grad_() for number, x in enumerate(inputs) if tracked >> number & 1]
+    allowed = allowed_of(mask, N, N)
+    firsts, seconds = [], []
+    for function in (fused_partial, plain_partial):
+        out, lse = function(*inputs, allowed, causal=mask == "causal", scale=0.5)
+        loss = out.sin().sum() + lse.masked_fill(lse.isinf(), 0.0).cos().sum()
+        firsts.append(torch.autograd.grad(loss, wanted, create_graph=True))
+        seconds.append(torch.autograd.grad(sum(x.sin().sum() for x in firsts[-1]), wanted))
+    torch.testing.assert_close(firsts[0], firsts[1])
+    torch.testing.assert_close(seconds[0], seconds[1])

@@ -86,3 +86,8 @@ def test_targets_of_exact_zeros_and_rows_without_any():
     empty = divergence(torch.zeros_like(target), logits)
     assert empty == 0
     assert (gradients(empty[None], logits)[0] == 0).all()
+
+
+def test_the_largest_seed_has_a_start_too():
+    start = functions("mlp", seed=2**63 - 1).query.weights
+    assert all(weight.isfinite().all() for weight in start)

@@ -91,6 +91,23 @@ def test_a_hidden_key_takes_its_place_and_no_weight():
     torch.testing.assert_close(bound(q, *changed, mask=Mask.padding(keys=valid)), out)
 
 
+@pytest.mark.parametrize("offset", [0, 1, 5, 30, torch.tensor([5, 0]), torch.tensor(30)], ids=str)
+@pytest.mark.parametrize("settings", ["window=4,sinks=2", "window=24", "window=0"])
+def test_queries_beyond_the_last_key_are_as_with_hidden_keys_behind_it(settings, offset):
+    q, k, v = tracked(*qkv(24))
+    bound = bound_with(sq.parse_method(f"learned-feature-map:features=6,{settings}"))
+    mask = Mask.causal(offset=offset)
+    out, lse = bound(q, k, v, mask=mask, return_lse=True)
+    longer = (torch.nn.functional.pad(x, (0, 0, 0, 40), value=9.0) for x in (k, v))
+    want, of_want = bound(q, *longer, mask=mask & Mask.padding(keys=[24, 24]), return_lse=True)
+    torch.testing.assert_close(out, want, atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(lse, of_want, atol=1e-5, rtol=1e-4)
+    (of_query,) = torch.autograd.grad(out.sin().sum(), q)
+    assert (of_query[:, :, 1:].abs().amax((1, 3)) > 0).all()  # query 0 may see one key alone
+    if settings == "window=24":
+        torch.testing.assert_close(out, naive(q, k, v, mask.to_dense(24, 24)), atol=1e-5, rtol=1e-4)
+
+
 @pytest.mark.parametrize("padded", [0, 5])
 def test_chunks_on_a_cache_equal_the_whole(padded):
     q, k, v = qkv(29)

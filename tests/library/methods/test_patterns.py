@@ -181,6 +181,19 @@ def test_steps_on_a_cache_equal_the_rows_of_the_whole(text):
         torch.testing.assert_close(step[1], whole[1, :, 20:22])
 
 
+@pytest.mark.parametrize("offset", [0, 5, 30, torch.tensor([5, 0])], ids=str)
+@pytest.mark.parametrize("text", [*CACHED, "fixed", "fixed:block=40,columns=3,sets=heads", "strided:stride=40"])
+def test_queries_beyond_the_last_key_are_as_with_hidden_keys_behind_it(text, offset):
+    q, k, v = qkv(24)
+    mask = Mask.causal(offset=offset)
+    longer = (torch.nn.functional.pad(x, (0, 0, 0, 40)) for x in (k, v))
+    want = sq.attention(q, *longer, method=text, mask=mask & Mask.padding(keys=[24, 24]), return_lse=True)
+    out = sq.attention(q, k, v, method=text, mask=mask, return_lse=True)
+    torch.testing.assert_close(out, want)
+    if text == "fixed" and not isinstance(offset, torch.Tensor):  # one block
+        torch.testing.assert_close(out[0], naive(q, k, v, mask.to_dense(24, 24)))
+
+
 @pytest.mark.parametrize("text", CACHED)
 def test_a_left_padded_prompt_and_its_steps(text):
     """The calls are those of generation: a prompt, and then one query at a time on all keys so far."""

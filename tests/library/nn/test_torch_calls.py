@@ -156,6 +156,13 @@ def test_a_float_mask_of_torchs_encoder_is_called_what_the_user_calls_it():
     assert model(x, mask=normal(9, 9)).shape == x.shape
 
 
+@pytest.mark.parametrize("method", [ROUGH, "full"])
+def test_a_float_padding_that_hides_nothing_is_called_what_the_user_calls_it(method):
+    ours, x = pair(method, batch_first=True)[0], normal(2, 9, 12)
+    with pytest.raises(ValueError, match=r"^`key_padding_mask` contains floats .*True for padding"):
+        ours(x, key_padding_mask=torch.full((2, 9), -3.0))
+
+
 @pytest.mark.parametrize("masks", [{}, {"key_padding_mask": True}, {"attn_mask": True}])
 @pytest.mark.parametrize("shape", [(0, 9, 12), (2, 0, 12), (0, 0, 12)])
 @pytest.mark.parametrize("method", ["full", ROUGH, "lha:buckets=2"])

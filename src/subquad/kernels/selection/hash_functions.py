@@ -29,7 +29,7 @@ class HashFunction(nn.Module):
         sizes = [width, buckets] if kind == "linear" else [width, hidden, buckets]
         self.weights, self.biases = nn.ParameterList(), nn.ParameterList()
         for layer, (before, after) in enumerate(pairwise(sizes)):
-            drawn = normal(seed + layer, heads * before, after, like=torch.zeros(1))
+            drawn = normal((seed + layer) % 2**63, heads * before, after, like=torch.zeros(1))
             gain = 2.0 if kind == "mlp" and layer == 0 else 1.0
             self.weights.append(nn.Parameter(drawn.view(heads, before, after) * (gain / before) ** 0.5))
             self.biases.append(nn.Parameter(torch.zeros(heads, 1, after)))

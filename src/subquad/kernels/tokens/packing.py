@@ -21,16 +21,16 @@ def take_apart(
     is one item without real tokens.
 
     Raises:
-        ValueError: the mask has a window, and other tokens are between those of one segment.
+        ValueError: the mask has a window or an offset, and other tokens are between those of one segment.
     """
     ids = _joint_ids(mask)
     B, N = ids.shape
     inside = ids >= 0
     item = torch.arange(B, device=ids.device)[:, None].expand(B, N)
     pairs = torch.stack([item[inside], ids[inside]], dim=1)
-    _, segment, lengths = pairs.unique(dim=0, return_inverse=True, return_counts=True)
-    _check_window(mask, ids, len(lengths))
-    lengths = lengths if len(lengths) else lengths.new_zeros(1)
+    items, segment, lengths = pairs.unique(dim=0, return_inverse=True, return_counts=True)
+    _check_adjacent(mask, ids, len(lengths))
+    items, lengths = (items[:, 0], lengths) if len(lengths) else (item[:1, 0], lengths.new_zeros(1))
     slot = (segment, _rank_within(segment, lengths))
 
     def unpack(x: Tensor) -> Tensor:
@@ -45,25 +45,31 @@ def take_apart(
         return whole.index_put(tuple(inside.nonzero().T), out[slot]).transpose(1, 2)
 
     # Order within a segment is order in the sequence.
-    inner = Mask.padding(lengths) & Mask(is_causal=mask.is_causal, span=mask.span)
+    offset = mask.offset[items] if isinstance(mask.offset, Tensor) and mask.offset.numel() > 1 else mask.offset
+    inner = Mask.padding(lengths) & Mask(is_causal=mask.is_causal, offset=offset, span=mask.span)
     for side, valid in (("keys", mask.key_padding(N)), ("queries", mask.query_padding(N))):
         inner = inner if valid is None else inner & Mask.padding(**{side: unpack(valid)})
     return [unpack(x.transpose(1, 2)).transpose(1, 2) for x in packed], inner, together
 
 
-def check_window(mask: Mask) -> None:
-    """Raise ValueError where `take_apart` does: the mask has a window, and other tokens are inside a segment."""
-    if mask.ids and mask.span is not None:
+def check_adjacent(mask: Mask) -> None:
+    """Raise ValueError where `take_apart` does: a window or an offset, and other tokens are inside a segment."""
+    if mask.ids and not (mask.span is None and mask.aligned):
         ids = _joint_ids(mask)
         item = torch.arange(len(ids), device=ids.device)[:, None].expand_as(ids)
-        _check_window(mask, ids, len(torch.stack([item[ids >= 0], ids[ids >= 0]], dim=1).unique(dim=0)))
+        _check_adjacent(mask, ids, len(torch.stack([item[ids >= 0], ids[ids >= 0]], dim=1).unique(dim=0)))
 
 
-def _check_window(mask: Mask, ids: Int[Tensor, "B N"], segments: int) -> None:
-    if mask.span is not None and _runs(ids) > segments:
+def _check_adjacent(mask: Mask, ids: Int[Tensor, "B N"], segments: int) -> None:
+    if (mask.span is None and mask.aligned) or _runs(ids) == segments:
+        return
+    what, size = "window", mask.span
+    if mask.span is None:
+        what, size = "offset", int(mask.offset.max()) if isinstance(mask.offset, Tensor) else mask.offset
+    if what == "window" or size:
         raise ValueError(
-            f"the mask's window of {mask.span} counts all tokens, but inside a segment only its own are counted; that "
-            "differs here, because other tokens are between those of one segment; use adjacent ones, or no window"
+            f"the mask's {what} of {size} counts all tokens, but inside a segment only its own are counted; that "
+            f"differs here, because other tokens are between those of one segment; use adjacent ones, or no {what}"
         )
 
 
@@ -83,9 +89,11 @@ def _rank_within(segment: Int[Tensor, "T"], lengths: Int[Tensor, "S"]) -> Int[Te
 
 def _joint_ids(mask: Mask) -> Int[Tensor, "B N"]:
     """One id a token: equal where all of the mask's segmentations agree, −1 where one of them is negative."""
-    joint = mask.ids[0]
+    for ids in mask.ids:
+        check_readable(ids, "segment ids", "give ids that the transform does not batch, or padding instead of segments")
+    joint = mask.ids[0].long()
     for ids in mask.ids[1:]:
-        apart = joint * (ids.max() + 1).clamp(min=1) + ids
-        joint = torch.where((joint >= 0) & (ids >= 0), apart, -1)
-    check_readable(joint, "segment ids", "give ids that the transform does not batch, or padding instead of segments")
+        # By their ranks, whose products are small: those of the ids may overflow.
+        (_, first), (_, second) = (x.unique(return_inverse=True) for x in (joint, ids))
+        joint = torch.where((joint >= 0) & (ids >= 0), first * (second.max() + 1) + second, -1)
     return joint

@@ -3,9 +3,11 @@
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
+from subquad.core.versions import sym_max, sym_min
 from subquad.kernels.tokens.slots import Slots, taken
 from subquad.masks import Mask
 
@@ -47,6 +49,12 @@ class ValidPositions:
         """The position of each query on the line of keys; queries beyond the last key follow each other."""
         start = self.mask.positions(torch.zeros(1, 1, dtype=torch.int64, device=self.device)).clamp(max=self.M)
         return (start + torch.arange(self.N, device=self.device)).expand(self.B, self.N)
+
+    @property
+    def positions_beyond(self) -> int:
+        """The number of positions behind the last key that `line_positions` may need; N if the offset is a tensor."""
+        offset = self.mask.offset
+        return self.N if isinstance(offset, Tensor) else sym_max(sym_min(offset or 0, self.M) + self.N - self.M, 0)
 
     @property
     def query_lengths(self) -> Int64[Tensor, "B"]:
@@ -142,13 +150,16 @@ class KeyLine:
     queries       q q   q            aligned with keys by the mask's offset
     line      k k k k k              keys in the line
                 q q   q              queries in the line: 0 where a token is none
+
+    Queries beyond the last key follow each other in positions behind it, where no key is real.
     """
 
-    order: Int64[Tensor, "B M"] | None  # the former position of each key; None: all stay
+    order: Int64[Tensor, "B L"] | None  # the former position of each key; None: all stay
     at: Int64[Tensor, "B N"] | None  # positions of the queries among the keys; None: those of the keys
     line_positions: Int64[Tensor, "B N"] | None  # positions of the queries in the line; None: query i is token i
-    valid: Bool[Tensor, "B M"]  # True for real keys of the line
+    valid: Bool[Tensor, "B L"]  # True for real keys of the line
     lengths: Int64[Tensor, "B"]
+    beyond: int = 0  # positions behind the last key: L − M
 
     @staticmethod
     def from_positions(valid_positions: ValidPositions) -> "KeyLine":
@@ -160,27 +171,33 @@ class KeyLine:
             valid_positions.valid_keys,
         )
         valid = torch.ones(B, M, dtype=torch.bool, device=valid_positions.device) if keys is None else keys
-        at = None
+        at, beyond = None, 0
         if valid_positions.aligned:
             if keys is None:  # all are in the line, be they real as queries or not
                 return KeyLine(None, None, None, valid, valid.sum(1))
             present = torch.ones_like(valid) if queries is None else valid | queries
         else:
-            at = valid_positions.positions.expand(B, valid_positions.N).clamp(max=M - 1)
+            at, beyond = valid_positions.line_positions, valid_positions.positions_beyond
+            valid = F.pad(valid, (0, beyond))
             present = valid.scatter(1, at, True if queries is None else valid.gather(1, at) | queries)
         order = front_first(present)
         rank = (present.cumsum(1) - 1).clamp(min=0)
-        return KeyLine(order, at, rank if at is None else rank.gather(1, at), valid.gather(1, order), present.sum(1))
+        ranks = rank if at is None else rank.gather(1, at)
+        return KeyLine(order, at, ranks, valid.gather(1, order), present.sum(1), beyond)
 
-    def keys(self, x: Float[Tensor, "B G M D"]) -> Float[Tensor, "B G M D"]:
+    def keys(self, x: Float[Tensor, "B G M D"]) -> Float[Tensor, "B G L D"]:
         """Put keys, or data of keys, into the line."""
-        return x if self.order is None else taken(x, self.order)
+        if self.order is None:
+            return x
+        return taken(F.pad(x, (0, 0, 0, self.beyond)) if self.beyond else x, self.order)
 
-    def queries(self, x: Float[Tensor, "B H N D"]) -> Float[Tensor, "B H M D"]:
+    def queries(self, x: Float[Tensor, "B H N D"]) -> Float[Tensor, "B H L D"]:
         """Put queries into the line; 0 for tokens that are not queries."""
-        return self.keys(x if self.at is None else placed(x, self.at, self.valid.shape[1]))
+        if self.order is None or self.at is None:
+            return self.keys(x)
+        return taken(placed(x, self.at, self.valid.shape[1]), self.order)
 
-    def back(self, x: Float[Tensor, "B H M E"]) -> Float[Tensor, "B H N E"]:
+    def back(self, x: Float[Tensor, "B H L E"]) -> Float[Tensor, "B H N E"]:
         """Take the results of queries out of the line."""
         return x if self.line_positions is None else taken(x, self.line_positions)
 

@@ -92,6 +92,10 @@ class Shard(ABC):
         """The argument `keep` as numbers of tokens of the sequence, or as bools for this rank's; None for no token."""
 
     @abstractmethod
+    def kept_among(self, keep: Any, query: Tensor, mask: Mask) -> Tensor | None:
+        """The tokens of this rank that the argument `keep` names, as bools; None where no rank has such tokens."""
+
+    @abstractmethod
     def check(self, method: object, query: Tensor, key: Tensor, value: Tensor, call: Call) -> None:
         """Raise ValueError if the ranks disagree, or the call cannot be split."""
 

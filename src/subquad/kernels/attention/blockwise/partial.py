@@ -75,10 +75,13 @@ class _FusedPartial(torch.autograd.Function):
         query, key, value, allowed, out, lse = ctx.saved_tensors
         causal, scale = ctx.settings
         if torch.is_grad_enabled():  # a second derivative is wanted
-            inputs = query, key, value
+            inputs, needed = (query, key, value), ctx.needs_input_grad[:3]
             results = plain_partial(*inputs, allowed, causal=causal, scale=scale)
-            of_inputs = torch.autograd.grad(results, inputs, (of_out, of_lse), create_graph=True, allow_unused=True)
-            return *of_inputs, None, None, None
+            tracked = [(x, of_x) for x, of_x in zip(results, (of_out, of_lse), strict=True) if x.requires_grad]
+            outputs, slopes = zip(*tracked, strict=True)
+            wanted = [x for x, is_needed in zip(inputs, needed, strict=True) if is_needed]
+            of_wanted = iter(torch.autograd.grad(outputs, wanted, slopes, create_graph=True, allow_unused=True))
+            return *(next(of_wanted) if is_needed else None for is_needed in needed), None, None, None
         none = None if allowed is None else ~allowed.any(-1, keepdim=True)
         if none is not None:
             of_out, of_lse = of_out.masked_fill(none, 0.0), of_lse.masked_fill(none[..., 0], 0.0)
