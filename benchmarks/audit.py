@@ -221,7 +221,7 @@ def main(
         f"{audits:,} audits of 10 calls with 32 rows each, at confidence 0.95, for errors that are known.",
         coverage(audits),
         "## Overhead",
-        overhead(data, lengths[0]),
+        "\n".join(overhead(data, length) for length in lengths),
         "## Drift",
         f"The encoder reads passages of 512 tokens with {METHOD}. The baseline is {BASELINE} passages of the first "
         f"text; {STREAMS} streams of other passages, drawn without replacement from {passages} of each text, are "

@@ -24,7 +24,7 @@ import subquad as sq
 from subquad.tools.bench.calls import DTYPES
 from subquad.tools.measure.capture import LayerInputs
 from subquad.tools.measure.fidelity import cosine, relative_error
-from subquad.tools.measure.timing import speedup, timed_rounds
+from subquad.tools.measure.timing import one_round, speedup, stopwatch, timed_rounds
 from subquad.tools.models.pretrained import Pretrained, running
 
 SDPA = "SDPA"
@@ -47,7 +47,11 @@ encoder it is the cosine of the speech's embedding. Exact is SDPA in fp32, also 
 
 def median_ratios(calls: Mapping[str, Callable[[], object]], turns: int) -> tuple[float, dict[str, float]]:
     """SDPA's milliseconds, and the median of each call's speed-ups over it."""
-    seconds = timed_rounds(calls, turns, random.Random(0))
+    return beside_sdpa(timed_rounds(calls, turns, random.Random(0)))
+
+
+def beside_sdpa(seconds: Mapping[str, Sequence[float]]) -> tuple[float, dict[str, float]]:
+    """SDPA's milliseconds, and the medians of the others' speed-ups, of seconds in each turn."""
     speedups = {name: speedup(each, seconds[SDPA]) for name, each in seconds.items() if name != SDPA}
     return 1e3 * statistics.median(seconds[SDPA]), speedups
 
@@ -88,17 +92,17 @@ def of_encoder(fp32: Pretrained, item: list[int], dtype: str, methods: Sequence[
     """Rows of the whole encoder."""
     model = fp32 if dtype == "float32" else fp32.in_dtype(DTYPES[dtype])
 
-    def embedding(name: str) -> Tensor:
-        with running(model.model, None if name == SDPA else name):
-            return model.embed([item])
+    def timed(name: str) -> tuple[float, Tensor]:
+        with running(model.model, None if name == SDPA else name):  # putting it in and out is not timed
+            return stopwatch(partial(model.embed, [item]))
 
-    exact = fp32.embed([item])
-    runs = {name: partial(embedding, name) for name in (SDPA, *methods)}
-    cosines = {name: float(cosine(run(), exact).mean()) for name, run in runs.items()}
-    time, speedups = median_ratios(runs, turns)
+    exact, runs, draw = fp32.embed([item]), {name: name for name in (SDPA, *methods)}, random.Random(0)
+    cosines = {name: float(cosine(out, exact).mean()) for name, out in one_round(runs, timed)[1].items()}
+    rounds = [one_round(runs, timed, draw)[0] for _ in range(turns)]
+    time, speedups = beside_sdpa({name: [seconds[name] for seconds in rounds] for name in runs})
     return [
-        ["whole encoder", f"`{name}`", f"{time:,.1f}", f"{speedup:.2f}×", f"cosine {cosines[name]:.4f}"]
-        for name, speedup in speedups.items()
+        ["whole encoder", f"`{name}`", f"{time:,.1f}", f"{speed:.2f}×", f"cosine {cosines[name]:.4f}"]
+        for name, speed in speedups.items()
     ]
 
 

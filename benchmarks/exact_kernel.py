@@ -80,7 +80,7 @@ def main(
     passes = [f"{dtype}, {which}" for dtype in DTYPES for which in ("forward", "forward and backward")]
     tables = sheet.table(["heads", "mask", "tokens", *passes], rows)
     of_errors = sheet.table(["heads", "mask", "error", "SDPA's"], errors)
-    sheet.publish("Exact attention by subquad's kernel", [ABOUT, tables, of_errors], out)
+    sheet.publish("Exact attention by subquad's kernel", [ABOUT, tables, of_errors], out, "fp32 and bf16")
 
 
 if __name__ == "__main__":

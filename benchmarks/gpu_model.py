@@ -20,6 +20,7 @@ from subquad.tools.measure import gpu_model as model
 from subquad.tools.measure.fidelity import crossover
 from subquad.tools.measure.gpu_chips import GPUS, Gpu
 from subquad.tools.measure.gpu_model import GpuLoad, Recorded, captured, eager, exact, holding
+from subquad.tools.report.cells import significant
 
 PASSES = "forward", "forward+backward"
 METHODS = tuple(model.methods())
@@ -98,7 +99,7 @@ def speedups(gpu: Gpu, passes: str, records: Table, loads: list[GpuLoad]) -> str
         own = [replace(loads[0], length=length, width=width) for length in at]
         for named in gpu.exact:
             times = (1e3 * exact(gpu, load, passes, named) for load in own)
-            rows.append([f"{named}, D={width}, ms", *(f"{ms:.3g}" for ms in times)])
+            rows.append([f"{named}, D={width}, ms", *map(significant, times)])
         for name, by_load in records.items():
             rows.append([f"{name}, D={width}", *(cell(gpu, by_load[load], load, passes) for load in own)])
     return table(["", *(f"{length:,}" for length in at)], rows)
@@ -149,8 +150,8 @@ def held(records: Table, loads: list[GpuLoad]) -> str:
             rows.append(
                 [
                     f"{name}, D={load.width}, {load.length:,}",
-                    f"{1e3 * captured(record.forward, gpu):.3g}",
-                    f"{1e3 * eager(record.forward, gpu):.3g}",
+                    significant(1e3 * captured(record.forward, gpu)),
+                    significant(1e3 * eager(record.forward, gpu)),
                     most,
                     f"{ours} + {len(record.forward) - ours}",
                 ]
@@ -194,7 +195,7 @@ def assumptions() -> list[str]:
         "Bytes that kernels gather are counted as traffic of the memory also where the cache holds them."
     )
     made = (
-        f"`python benchmarks/gpu_model.py --out benchmarks/results/gpu-model.md`: 32 heads in all, bf16, torch "
+        f"`{sheet.command()}`: 32 heads in all, bf16, torch "
         f"{torch.__version__.partition('+')[0]}, triton {version('triton')}, subquad {version('subquad')}."
     )
     return ["## Peaks and assumptions", table(["", *names], rows), reached, made]

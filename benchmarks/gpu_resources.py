@@ -115,8 +115,7 @@ def parts(
     tokens = " and ".join(f"{length:,}" for length in lengths)
     made_by = ", ".join(f"{name} {version(name)}" for name in ("triton", "subquad"))
     lines.append(
-        f"`python benchmarks/gpu_resources.py --lengths '{' '.join(map(str, lengths))}' --out "
-        f"benchmarks/results/gpu-resources.md`: {tokens} tokens, 32 heads, "
+        f"`{sheet.command()}`: {tokens} tokens, 32 heads, "
         f"forward and backward, torch {torch.__version__.partition('+')[0]}, {made_by}."
     )
     return lines

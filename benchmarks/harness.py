@@ -1,7 +1,7 @@
 """Two tasks of the LM Evaluation Harness on a decoder whose attention is chosen by name.
 
 The tasks are those of examples/evaluate, on the documentation of Python's standard library or on --texts. The answers
-of each attention are kept in --keep, and not computed again.
+of each attention are kept in --keep, and not computed again by the same code on the same texts.
 """
 
 import hashlib
@@ -15,10 +15,12 @@ import typer
 from lm_eval import __version__ as harness_version
 from lm_eval import simple_evaluate
 from lm_eval.tasks import TaskManager
+from task_cells import code
 from transformers import AutoTokenizer
 
 import subquad.hf  # noqa: F401  from here on, transformers understands the names of methods
 from subquad.core.files import write
+from subquad.tools.data.texts import read_documents, standard_library
 from subquad.tools.models import demo
 
 TASKS = Path(__file__).parents[1] / "examples" / "evaluate"
@@ -116,6 +118,13 @@ def about(exact: Answers, characters: int) -> str:
     )
 
 
+def content(texts: str | None) -> str:
+    """A digest of the texts that are read, and of the tasks."""
+    read = standard_library() if texts is None else read_documents([Path(texts)])
+    tasks = [path.read_text("utf-8") for path in sorted(TASKS.iterdir()) if path.is_file()]
+    return hashlib.sha256(json.dumps([read, tasks]).encode()).hexdigest()
+
+
 def main(
     model: Annotated[str, typer.Option(help="a folder or hub id")] = demo.DECODER,
     texts: Annotated[str | None, typer.Option(help="a file or folder of texts")] = None,
@@ -134,9 +143,10 @@ def main(
         "documents": {"items": documents, "characters": characters, **read},
         "last_word": {"items": passages, "characters": passage, **read},
     }
+    basis = [folder, asked, harness_version, code(), content(texts)]
     computed: dict[str, Answers] = {}
     for name in attention:
-        digest = hashlib.sha256(json.dumps([folder, name, asked]).encode()).hexdigest()[:12]
+        digest = hashlib.sha256(json.dumps([name, basis]).encode()).hexdigest()[:12]
         kept = keep / f"{digest}.json"
         if not kept.exists():
             write(kept, json.dumps(answers(folder, name, asked)))

@@ -3,7 +3,8 @@
     python benchmarks/plans.py NOVELS SPEECHES [--lengths "512 1024"] [--seeds "0 1"] [--out PLANS.jsonl]
 
 NOVELS and SPEECHES are folders of .txt files. For each length and seed a plan is made on one text and run on the other,
-and the other way round. Rows that the file of `--out` has already are not made again; a table of all rows is printed.
+and the other way round. Rows of the same settings that the file of `--out` has already are not made again; a
+table of all rows is printed.
 """
 
 import json
@@ -24,6 +25,7 @@ from subquad.tools.plan.loads import text_load
 from subquad.tools.plan.run import of_text, plan_loads
 from subquad.tools.plan.settings import PlanSettings
 
+MINUTES = 8.0  # of a plan; also of rows in older files, which do not say it
 HEAD = (
     "| planned on | run on | tokens | seed | seconds | predicted / measured loss | fidelity there | speed-up | "
     "best single method | other text: fidelity | lowest |"
@@ -53,7 +55,7 @@ def row(pretrained: Pretrained, texts: dict[str, list[str]], on: str, other: str
     uniform = planned.uniform_verified
     return {
         "on": on, "other": other, "length": length, "seed": settings.seed, "seconds": round(seconds),
-        "floor": settings.min_fidelity, "shift": settings.shift,
+        "floor": settings.min_fidelity, "shift": settings.shift, "minutes": settings.minutes,
         "predicted": found.predicted if found else 0.0, "loss": found.loss if found else 0.0,
         "speedup": found.speedup if found else 1.0, "exact_because": planned.why_exact,
         "uniform": planned.uniform, "uniform_speedup": uniform.speedup if uniform else None,
@@ -86,7 +88,7 @@ def main(
     speeches: Path,
     lengths: tuple[int, ...] = (512, 1024, 2048, 4096),
     seeds: tuple[int, ...] = (0,),
-    minutes: float = 8.0,
+    minutes: float = MINUTES,
     floor: float = 0.99,
     shift: float = 1.6,
     out: Path = Path("plans.jsonl"),
@@ -95,12 +97,12 @@ def main(
     texts = {name: read_documents((path,), "text") for name, path in (("novels", novels), ("speeches", speeches))}
     pretrained = load(None)
     rows = [json.loads(line) for line in out.read_text().splitlines()] if out.exists() else []
-    keys = ("on", "length", "seed", "floor", "shift")
-    have = {tuple(r[key] for key in keys) for r in rows}
+    keys = ("on", "length", "seed", "floor", "shift", "minutes")
+    have = {tuple(({"minutes": MINUTES} | r)[key] for key in keys) for r in rows}
     for seed in seeds:
         for length in lengths:
             for on, other in (("novels", "speeches"), ("speeches", "novels")):
-                if (on, length, seed, floor, shift) in have:
+                if (on, length, seed, floor, shift, minutes) in have:
                     continue
                 settings = PlanSettings(lengths=(length,), seed=seed, minutes=minutes, min_fidelity=floor, shift=shift)
                 rows.append(row(pretrained, texts, on, other, settings))

@@ -293,7 +293,7 @@ def encoder_inputs(data: Path, length: int) -> Inputs:
 def decoder_inputs(data: Path, length: int) -> Inputs:
     """Five layers of the demo decoder on one passage of a novel."""
     pretrained = load(decoder_passages.MODEL)
-    (passage,) = decoder_passages.passages(pretrained, str(data), length, 1)
+    (passage,) = decoder_passages.passages(pretrained, data, length, 1)
     with recorded(pretrained.model) as calls:
         pretrained.prefill([passage.tokens])
     return Inputs(f"decoder, {length:,} tokens", [calls[layer] for layer in decoder_passages.LAYERS])

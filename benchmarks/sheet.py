@@ -121,18 +121,22 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
+def command() -> str:
+    """The command that this script was run with."""
+    return shlex.join(["python", f"benchmarks/{Path(sys.argv[0]).name}", *sys.argv[1:]])
+
+
 def publish(title: str, parts: Sequence[str], out: Path | None, dtype: str = "fp32", records: object = None) -> None:
     """Print a sheet, with the command and the machine that it comes from; write it to a file if one is given.
 
     `records` are its figures as plain data, which are written next to it as JSON.
     """
     about, versions = machine.hardware(), machine.versions()
-    command = shlex.join(["python", f"benchmarks/{Path(sys.argv[0]).name}", *sys.argv[1:]])
     load = (
         f" The machine's load was {os.getloadavg()[0]:.1f}, this run's included." if hasattr(os, "getloadavg") else ""
     )
     facts = (
-        f"`{command}`: {about['processor']}, {about['threads']} threads, {about['cpu_capability']}, torch "
+        f"`{command()}`: {about['processor']}, {about['threads']} threads, {about['cpu_capability']}, torch "
         f"{versions['torch']}, subquad {versions['subquad']}, {dtype}.{load}"
     )
     text = "\n\n".join([f"# {title}", *parts, facts]) + "\n"

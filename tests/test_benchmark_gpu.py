@@ -1,9 +1,11 @@
 """benchmarks/on_gpu.py, at tiny sizes on the CPU."""
 
+import importlib
 import json
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -39,3 +41,28 @@ def test_without_a_gpu_it_names_the_dry_run(tmp_path: Path):
     assert done.returncode == 2
     assert "there is no GPU here; --dry-run runs everything at tiny sizes" in done.stderr
     assert not (tmp_path / "out").exists()
+
+
+def test_without_sdpas_output_no_method_takes_its_place(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")  # as for a script
+    on_gpu = importlib.import_module("on_gpu")
+
+    class Model:
+        """Runs with a method alone."""
+
+        device, method = torch.device("cpu"), None
+
+        def __call__(self, tokens, **extra):
+            if self.method is None:
+                raise RuntimeError("out of memory")
+            return SimpleNamespace(last_hidden_state=torch.ones(1, len(self.method), 2))
+
+    def swap(model, method):
+        model.method = method
+
+    hf = SimpleNamespace(
+        swap=swap, restore=lambda model: swap(model, None), describe=lambda model: SimpleNamespace(methods=["one"])
+    )
+    exact, *others = on_gpu.rows_of("a model", "llama", Model(), 8, hf, tiny=True)
+    assert exact["reason"] == "out of memory"
+    assert [row.keys() for row in others] == [{"model", "tokens", "method", "ms"}] * 2

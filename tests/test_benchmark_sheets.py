@@ -5,6 +5,8 @@ import copy
 import importlib
 import re
 import sys
+import time
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 
@@ -311,3 +313,77 @@ def test_a_script_reads_its_options_from_its_main(script, run_script, capsys):
         error = " ".join(capsys.readouterr().err.split())
         assert option in error
         assert message in error
+
+
+def test_sampled_rows_read_passages_of_the_folder(script, monkeypatch, tmp_path):
+    sampled_rows, folders = script("sampled_rows"), []
+    passages = script("decoder_passages")
+
+    def read(pretrained, data, length, count):
+        folders.append(data / "gutenberg")
+        raise InterruptedError
+
+    monkeypatch.setattr(sampled_rows, "load", lambda model: None)
+    monkeypatch.setattr(passages, "passages", read)
+    with pytest.raises(InterruptedError):
+        sampled_rows.decoder_inputs(tmp_path, 64)
+    assert folders == [tmp_path / "gutenberg"]
+
+
+def test_putting_a_method_into_the_encoder_is_not_timed(script, monkeypatch):
+    encoder_attention = script("encoder_attention")
+
+    class Encoder:
+        model = None
+
+        def embed(self, items):
+            time.sleep(0.02)
+            return torch.ones(1, 2)
+
+    @contextmanager
+    def slowly(model, name):
+        time.sleep(0.2 * (name is not None))
+        yield
+
+    monkeypatch.setattr(encoder_attention, "running", slowly)
+    (row,) = encoder_attention.of_encoder(Encoder(), [1, 2], "float32", ("full",), 3)
+    assert [row[0], row[1], row[4]] == ["whole encoder", "`full`", "cosine 1.0000"]
+    assert float(row[3].removesuffix("×")) > 0.4
+
+
+def test_every_length_of_an_audit_is_measured(script, run_script, monkeypatch, tmp_path):
+    audit = script("audit")
+    monkeypatch.setattr(audit, "coverage", lambda audits: "coverage")
+    monkeypatch.setattr(audit, "drift", lambda data, passages: "drift")
+    monkeypatch.setattr(audit, "overhead", lambda data, length: f"At {length:,} tokens.")
+    run_script(audit, "--lengths", "512 1024", "--out", str(tmp_path / "out.md"))
+    assert "At 512 tokens.\nAt 1,024 tokens.\n" in (tmp_path / "out.md").read_text("utf-8")
+
+
+def test_plans_of_other_minutes_are_made_again(script, run_script, monkeypatch, tmp_path):
+    plans, made = script("plans"), []
+
+    def row(pretrained, texts, on, other, settings):
+        made.append(settings.minutes)
+        return {"on": on, "length": 64, "seed": 0, "floor": 0.99, "shift": 1.6, "minutes": settings.minutes}
+
+    monkeypatch.setattr(plans, "row", row)
+    monkeypatch.setattr(plans, "load", lambda model: None)
+    monkeypatch.setattr(plans, "table", lambda rows: "")
+    texts = []
+    for name in ("novels", "speeches"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "a.txt").write_text("Some text.", "utf-8")
+        texts.append(str(tmp_path / name))
+    words = [*texts, "--lengths", "64", "--out", str(tmp_path / "plans.jsonl")]
+    for minutes in ("8", "2", "2"):
+        run_script(plans, *words, "--minutes", minutes)
+    assert made == [8.0, 8.0, 2.0, 2.0]
+    (tmp_path / "plans.jsonl").write_text('{"on": "novels", "length": 64, "seed": 0, "floor": 0.99, "shift": 1.6}\n')
+    run_script(plans, *words)
+    assert made[4:] == [8.0]  # the row of an older file is of the default
+
+
+def test_exact_attention_is_measured_in_two_dtypes_and_says_so(made, tmp_path):
+    made("exact_kernel", "--lengths", "16", "--seconds", "0")
+    assert ", fp32 and bf16." in (tmp_path / "out.md").read_text("utf-8")

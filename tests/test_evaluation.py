@@ -166,3 +166,7 @@ def test_the_table_of_the_page(script, run_script, folder, texts, tmp_path, monk
     monkeypatch.setattr(script, "answers", None)  # what is kept is not computed again
     run_script(script, *words, "--out", str(tmp_path / "second.md"))
     assert rows == [line for line in (tmp_path / "second.md").read_text("utf-8").splitlines() if line in rows]
+
+    other = tmp_path / "other.txt"
+    other.write_text("Other words are here. " * 300, "utf-8")
+    assert script.content(str(other)) != script.content(texts) == script.content(texts)

@@ -13,6 +13,7 @@ from subquad.tools.measure.fidelity import (
     percentile,
     relative_error,
     retrieval_agreement,
+    weights_l1,
 )
 
 
@@ -47,6 +48,15 @@ def test_weights_of_choices_by_values_are_those_of_these_values(G):
     with torch.inference_mode():
         some = attention_weights(method, q, k, v, rows=rows, keys=slice(2, 9), enable_gqa=True)
     torch.testing.assert_close(some, weights[:, :, rows, 2:9])
+
+
+def test_weights_of_a_bound_method_are_compared_where_query_heads_share_key_heads():
+    q, k, v = torch.randn(1, 4, 20, 8), *torch.randn(2, 1, 2, 20, 8)
+    bound = sq.parse_method("learned-feature-map").bind(heads=4, kv_heads=2, head_dim=8, max_length=20).eval()
+    with torch.no_grad():
+        assert 0 < weights_l1(bound, q, k, v, mask=sq.Mask.causal(), bias=None) < 2
+        exact = sq.Full().bind(heads=4, kv_heads=2, head_dim=8)
+        assert weights_l1(exact, q, k, v, mask=sq.Mask.causal(), bias=None) == pytest.approx(0.0, abs=1e-5)
 
 
 def test_retrieval_agreement():

@@ -1,3 +1,4 @@
+import math
 from io import StringIO
 
 import pytest
@@ -9,6 +10,7 @@ from subquad.tools.compare.schema import MethodReport
 from subquad.tools.compare.settings import COMPARED
 from subquad.tools.measure.noise import MachineLoad, noise_of
 from subquad.tools.report import cells
+from subquad.tools.report.content import text_of
 from subquad.tools.runs.records import from_plain, to_plain
 from tests.tools.report import sample
 
@@ -17,6 +19,18 @@ def printed(report, width):
     out = StringIO()
     Console(file=out, width=width).print(rich_table(sample.record(report)))
     return out.getvalue()
+
+
+def test_large_figures_have_all_their_digits():
+    assert text_of("batch tokens", {"16384": 16384.0, "8192": 8191.6}) == "16384 16,384, 8192 8192"
+    assert [text_of("", x) for x in (12345.6, 0.12345, 1e-5, math.inf, 30.0)] == [
+        "12,346",
+        "0.1235",
+        "1e-05",
+        "inf",
+        "30",
+    ]
+    assert list(map(cells.significant, (1650.0, 999.6, 99.96, 0.0651))) == ["1,650", "1,000", "100", "0.0651"]
 
 
 @pytest.mark.parametrize("width", [200, 120, 80])

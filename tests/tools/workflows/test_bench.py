@@ -81,6 +81,20 @@ def test_a_whole_run(run, tmp_path, written, painted):
     assert [row["method"] for row in rows] == NAMES * 8
 
 
+def test_visits_have_inputs_of_their_own(monkeypatch, tmp_path):
+    drawn = []
+
+    class Kept(bench.Calls):
+        def __init__(self, load):
+            super().__init__(load)
+            drawn.append(self.inputs[0])
+
+    monkeypatch.setattr(bench, "Calls", Kept)
+    measure(BenchSettings(methods=("linear",), lengths=(16,), passes=("forward",), heads=1, head_dim=8), tmp_path)
+    assert len(drawn) == bench.VISITS
+    assert not any(torch.equal(drawn[0], other) for other in drawn[1:])
+
+
 def test_gradients_do_not_add_up_from_call_to_call(monkeypatch):
     seen, of = [], bench.Calls.call_of
 

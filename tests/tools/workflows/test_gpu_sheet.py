@@ -1,6 +1,7 @@
 """The sheet of a GPU, measured with a timer that makes its times up."""
 
 import json
+from contextlib import contextmanager
 from dataclasses import replace
 
 import pytest
@@ -9,11 +10,13 @@ from typer.testing import CliRunner
 
 from subquad.core.errors import InputError
 from subquad.tools.bench import gpu_sheet
+from subquad.tools.bench.calls import Calls, Load
 from subquad.tools.bench.gpu_page import markdown
-from subquad.tools.bench.gpu_sheet import Sheet, SheetPlan, fill, plan_of
+from subquad.tools.bench.gpu_sheet import Sheet, SheetCell, SheetPlan, fill, measured, plan_of
 from subquad.tools.bench.gpu_tiles import TriedTiles
 from subquad.tools.bench.settings import BenchSettings
 from subquad.tools.cli.main import app
+from subquad.tools.measure.gpu_chips import GPUS
 from subquad.tools.measure.gpu_model import GpuStep, Recorded
 
 METHODS = "linear", "i-clustered:clusters=4,topk=3"
@@ -110,6 +113,57 @@ def test_an_unknown_gpu_has_no_prediction():
     assert {cell["predicted_graph_ms"] for cell in filled(gpu="Some GPU")["cells"]} == {None}
 
 
+def test_the_prediction_of_sdpas_flash_kernel_is_its_own():
+    cell = SheetCell("full", 4096, 64, "forward")
+    load = Load(4096, "bfloat16", "forward", 1, 32, 64, "cuda", 0)
+    gpu_sheet.predict(cell, load, GPUS["H200"])
+    assert cell.predicted_graph_ms == pytest.approx(4 * 32 * 4096**2 * 64 / 321e9)  # FlashAttention-2, TFLOP/s
+    gpu_sheet.predict(cell, load, GPUS["MI300X"])  # where only another is known
+    assert cell.predicted_graph_ms == pytest.approx(4 * 32 * 4096**2 * 64 / (0.35 * 1307.4e9))
+
+
+def test_without_sdpas_output_nothing_is_compared_with_another_methods(monkeypatch):
+    def fail(kernel, call):
+        raise RuntimeError("No available kernel")
+
+    monkeypatch.setattr(gpu_sheet, "_only", fail)
+    exact, cudnn, *others = filled()["cells"][:4]
+    assert exact["reason"] == cudnn["reason"] == "No available kernel"
+    for cell in others:
+        assert cell["eager_ms"] is not None
+        assert cell["fidelity"] is cell["eager_speedup"] is cell["graph_speedup"] is None
+
+
+def test_no_gradients_are_left_when_memory_is_measured():
+    calls = Calls(PLAN.load(16, 8, "forward+backward"))
+
+    class Watching(Timer):
+        def peak_mib(self, call):
+            assert all(x.grad is None for x in calls.inputs)
+            return 1.0
+
+    for name in ("full", "linear"):
+        cell, _ = measured(name, calls, Watching())
+        assert (cell.peak_mib, cell.reason) == (1.0, None)
+
+
+def test_all_is_measured_on_the_device_of_the_plan(monkeypatch):
+    opened = []
+
+    @contextmanager
+    def device(name):
+        opened.append(name)
+        yield
+        opened.append("closed")
+
+    monkeypatch.setattr(torch.cuda, "device", device)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda name: "GPU")
+    monkeypatch.setattr(gpu_sheet.machine, "hardware", lambda name: {})
+    monkeypatch.setattr(gpu_sheet, "fill", lambda sheet, *of, **options: opened.append("filled") or sheet)
+    gpu_sheet.measure(replace(PLAN, device="cuda:1"))
+    assert opened == ["cuda:1", "filled", "closed"]
+
+
 def test_what_cannot_be_captured_is_told_and_the_rest_is_measured():
     cell = filled(Timer(refuses_graphs=True))["cells"][2]
     assert cell["reason"] == "operation not permitted when stream is capturing"
@@ -189,6 +243,10 @@ def test_methods_lengths_and_seed_can_be_given(monkeypatch):
     assert plan_of(BenchSettings(device="cuda:1", seed=3)) == SheetPlan(device="cuda:1", seed=3)
     plan = plan_of(BenchSettings(device="cuda", methods=("linear",), lengths=(512,)))
     assert (plan.methods, plan.lengths) == (("linear",), (512,))
+    methods = "nystrom", "performer", "linear"
+    plan = plan_of(BenchSettings(device="cuda", methods=methods, lengths=(512,)))
+    rows = {load.causal: plan.rows(load)[2:] for load in plan.loads()}
+    assert rows == {False: methods, True: ("performer", "linear")}
     with pytest.raises(InputError, match="lineer"):
         plan_of(BenchSettings(device="cuda", methods=("lineer",)))
 

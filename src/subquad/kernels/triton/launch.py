@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from contextvars import ContextVar
 from inspect import Parameter, signature
 from typing import Any
 
@@ -24,7 +23,7 @@ if INTERPRETED and release(triton.__version__) < (3, 7):
 
 DEFAULTS = {"num_warps": 4, "num_stages": 2}  # of a launch
 Around = Callable[[str], AbstractContextManager[object]]
-_around: ContextVar[Around | None] = ContextVar("subquad_around_launches", default=None)
+_around: list[Around] = []  # of all threads: on a GPU, autograd runs backward passes in a thread of its own
 # Numbers of tokens, heads, groups and list entries. Triton would compile a kernel again where one of these is 1 or is
 # divisible by 16. With `kernel` one version serves all of them, so that what is known of it holds at every length.
 COUNTS = (
@@ -45,12 +44,12 @@ def kernel(function: Callable[..., Any]) -> Any:
 
 @contextmanager
 def around_launches(around: Around) -> Iterator[None]:
-    """Run every launch inside the block between the two halves of `around(name of the kernel)`."""
-    token = _around.set(around)
+    """Run every launch inside the block, in any thread, between the two halves of `around(name of the kernel)`."""
+    _around.append(around)
     try:
         yield
     finally:
-        _around.reset(token)
+        _around.pop()
 
 
 def launch(kernel: Any, grid: tuple[int, ...], **arguments: Any) -> None:
@@ -68,7 +67,7 @@ def launch(kernel: Any, grid: tuple[int, ...], **arguments: Any) -> None:
         launches.append(Launch.record(kernel, grid, arguments, options, cost))
         return
     device = next(x.device for x in arguments.values() if isinstance(x, Tensor))
-    around = _around.get() or _nothing_around
+    around = _around[-1] if _around else _nothing_around
     with torch.cuda.device(device) if device.type == "cuda" else nullcontext(), around(kernel.__name__):
         kernel[grid](**arguments, **options)
 

@@ -10,7 +10,6 @@ If tiles were measured on a GPU, `MEASURED` has those of its architecture, which
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from contextvars import ContextVar
 from typing import NamedTuple
 
 import torch
@@ -122,7 +121,7 @@ MEASURED: dict[str, dict[Entry, Tiles]] = {
     }
 }
 
-_override: ContextVar[tuple[Entry, Tiles] | None] = ContextVar("subquad_tiles", default=None)
+_overrides: list[tuple[Entry, Tiles]] = []  # of all threads: autograd runs a GPU's backward pass in one of its own
 
 
 def entry(kernel: str, dtype: torch.dtype, width: int) -> Entry:
@@ -132,9 +131,9 @@ def entry(kernel: str, dtype: torch.dtype, width: int) -> Entry:
 
 def tiles_of(kernel: str, dtype: torch.dtype, width: int) -> Tiles:
     """The tiles of a kernel: those of the open `overridden`, else those measured on the GPU here, else the table's."""
-    at, override = entry(kernel, dtype, width), _override.get()
-    if override is not None and override[0] == at:
-        return override[1]
+    at = entry(kernel, dtype, width)
+    if _overrides and _overrides[-1][0] == at:
+        return _overrides[-1][1]
     return MEASURED.get(gpu_architecture(), {}).get(at) or _of_table(at)
 
 
@@ -145,12 +144,12 @@ def _of_table(at: Entry) -> Tiles:
 
 @contextmanager
 def overridden(kernel: str, dtype: torch.dtype, width: int, tiles: Tiles) -> Iterator[None]:
-    """Give a kernel other tiles inside the block."""
-    token = _override.set((entry(kernel, dtype, width), tiles))
+    """Give a kernel other tiles inside the block, in all threads."""
+    _overrides.append((entry(kernel, dtype, width), tiles))
     try:
         yield
     finally:
-        _override.reset(token)
+        _overrides.pop()
 
 
 def candidates(kernel: str, dtype: torch.dtype, width: int) -> list[Tiles]:

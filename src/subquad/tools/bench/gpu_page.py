@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from subquad.tools.bench.gpu_sheet import NO_TIME
+from subquad.tools.report.cells import significant
 from subquad.tools.report.markup import escaped, fenced, pairs_table, rows_of
 
 Cell = Mapping[str, Any]
@@ -68,7 +69,7 @@ def _line(cell: Cell) -> list[str]:
 
 
 def _number(value: float | None, unit: str = "") -> str:
-    return NONE if value is None else f"{value:.3g}{unit}"
+    return NONE if value is None else f"{significant(value)}{unit}"
 
 
 def _tiles(sheet: Mapping[str, Any]) -> Iterator[str]:

@@ -39,6 +39,7 @@ TAKEN = "methods", "lengths", "device", "seed"  # settings of `subquad bench` th
 OF_CELLS = 0.7  # of the sheet's time, after which no further cell is begun; the rest is for tiles
 NO_TIME = "no time was left"  # a reason
 CUDNN = "cudnn"  # SDPA by cuDNN's kernel, a second baseline
+FLASH = "FlashAttention-2"  # the algorithm of torch's flash kernel
 COMPARED_HEADS = 4  # of whose outputs the fidelity is
 
 
@@ -136,15 +137,17 @@ def plan_of(settings: BenchSettings) -> SheetPlan:
             parse_method(method)
     plan = SheetPlan(device=settings.device, seed=settings.seed)
     if settings.methods != standard.methods:
-        plan = replace(plan, methods=settings.methods)
+        causal = tuple(m for m in settings.methods if parse_method(m).traits.causal != "no")
+        plan = replace(plan, methods=settings.methods, causal_methods=causal)
     return plan if settings.lengths == standard.lengths else replace(plan, lengths=settings.lengths)
 
 
 def measure(plan: SheetPlan, progress: Progress = silent, store: Store | None = None) -> Sheet:
     """Measure the sheet on the GPU of the plan; `store` gets it after each load, so that a run cut short leaves it."""
-    sheet = Sheet(plan, torch.cuda.get_device_name(plan.device), gpu_architecture())
-    sheet.versions, sheet.hardware = machine.versions(), machine.hardware(plan.device)
-    return fill(sheet, GpuTimer(plan.device), progress, store=store)
+    with torch.cuda.device(plan.device):  # events and graphs are those of the current device
+        sheet = Sheet(plan, torch.cuda.get_device_name(plan.device), gpu_architecture())
+        sheet.versions, sheet.hardware = machine.versions(), machine.hardware(plan.device)
+        return fill(sheet, GpuTimer(plan.device), progress, store=store)
 
 
 def fill(
@@ -184,7 +187,7 @@ def _cells(load: Load, names: Sequence[str], timer: Timer, gpu: Gpu | None) -> I
     for name in names:
         cell, out = measured(name, calls, timer, exact)
         first = cell if first is None else first
-        exact = out if exact is None else exact
+        exact = out if exact is None and name in (EXACT, CUDNN) else exact
         _compare(cell, first)
         if gpu is not None and not load.causal:
             predict(cell, load, gpu)
@@ -216,6 +219,7 @@ def measured(
         if exact is not None:
             cell.fidelity = float(cosine(*(x.float().flatten(0, 2) for x in (out, exact))).mean())
         cell.eager_ms = timer.eager(call)
+        calls.clear()  # gradients of the last call: freed inside of the measured call they would lower its peak
         cell.peak_mib = timer.peak_mib(call)
         cell.graph_ms = timer.graph(call)
     except Exception as error:  # also of Triton's compiler: a method that does not run is a result of the sheet
@@ -245,7 +249,8 @@ def predict(cell: SheetCell, load: Load, gpu: Gpu) -> None:
     if cell.method == CUDNN:
         return
     if cell.method == EXACT:
-        cell.predicted_eager_ms = cell.predicted_graph_ms = 1e3 * model.exact(gpu, asked, load.passes)
+        flash = FLASH if FLASH in gpu.exact else None
+        cell.predicted_eager_ms = cell.predicted_graph_ms = 1e3 * model.exact(gpu, asked, load.passes, flash)
         return
     try:
         steps = model.record(parse_method(cell.method), asked).steps(load.passes)

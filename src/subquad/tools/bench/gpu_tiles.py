@@ -39,7 +39,8 @@ def try_tiles(load: Load, timer: Timer, is_time_left: Callable[[], bool], progre
     for method, causal in METHODS:
         if not is_time_left():
             break
-        call = Calls(replace(load, causal=causal)).call_of(method)
+        calls = Calls(replace(load, causal=causal))
+        call = calls.call_of(method)
         try:
             times = timer.kernels(call)
         except Exception as error:  # that the method does not run is in the sheet's table, too
@@ -49,28 +50,28 @@ def try_tiles(load: Load, timer: Timer, is_time_left: Callable[[], bool], progre
             continue
         for kernel in sorted((name for name in times if name in TABLE and name not in done), key=lambda k: -times[k]):
             progress(f"tiles of {kernel}, D={load.head_dim}", len(done), len(TABLE))
-            tried += _candidates(kernel, load, call, timer, is_time_left)
+            tried += _candidates(kernel, calls, call, timer, is_time_left)
             done.add(kernel)
     return tried
 
 
 def _candidates(
-    kernel: str, load: Load, call: Callable[[], torch.Tensor], timer: Timer, is_time_left: Callable[[], bool]
+    kernel: str, calls: Calls, call: Callable[[], torch.Tensor], timer: Timer, is_time_left: Callable[[], bool]
 ) -> list[TriedTiles]:
     from subquad.kernels.triton.tiles import candidates, overridden
 
-    dtype = DTYPES[load.dtype]
+    load, dtype = calls.load, DTYPES[calls.load.dtype]
     tried: list[TriedTiles] = []
-    first: torch.Tensor | None = None
+    first: list[torch.Tensor] | None = None
     for tiles in candidates(kernel, dtype, load.head_dim):
         if not is_time_left():
             break
         ms, reason = None, None
         try:
             with overridden(kernel, dtype, load.head_dim, tiles):
-                out = call().detach()
-                first = out if first is None else first
-                if relative_error(out, first) > EQUAL:
+                results = _results(calls, call)
+                first = results if first is None else first
+                if not all(relative_error(x, its) <= EQUAL for x, its in zip(results, first, strict=True)):  # NaN: no
                     reason = "its results differ"
                 else:
                     ms = timer.kernels(call).get(kernel)
@@ -78,6 +79,15 @@ def _candidates(
             reason = reason_of(error)
         tried.append(TriedTiles(kernel, load.head_dim, dtype.itemsize, tuple(tiles), ms, reason))
     return tried
+
+
+def _results(calls: Calls, call: Callable[[], torch.Tensor]) -> list[torch.Tensor]:
+    """The output of a call, and its gradients."""
+    calls.clear()
+    out = call().detach()
+    gradients = [x.grad for x in (*calls.inputs, *calls.learned) if x.grad is not None]
+    calls.clear()  # so that later calls do not add to these
+    return [out, *gradients]
 
 
 def fastest(tried: Sequence[TriedTiles]) -> list[TriedTiles]:

@@ -39,7 +39,7 @@ from subquad.tools.runs.jobs import Job, JobKey, JobKind, Progress, silent
 from subquad.tools.runs.runner import JobRun
 
 VISITS = 3
-JOBS_VERSION = 2  # changes with what the results of jobs hold, so that a run of another version is not resumed
+JOBS_VERSION = 3  # changes with what the results of jobs hold, so that a run of another version is not resumed
 THOROUGH = Effort(seconds=1.4, least=2, enough=9)  # a visit
 BRIEF = Effort(seconds=0.2, least=2, enough=3, precision=0.03)
 PROBE = 2048  # tokens: a first length above it is predicted from a call of this length
@@ -162,7 +162,7 @@ class Bench(JobRun):
 
     def _rows(self, load: Load, visit: int) -> dict[str, Timed]:
         try:
-            calls = Calls(load)
+            calls = Calls(of_visit(load, visit))
         except (RuntimeError, MemoryError) as error:
             return {str(method): Timed(reason=out_of_memory(error)) for method in self.methods}
         reasons, able = {}, {}
@@ -214,6 +214,11 @@ class Bench(JobRun):
             return None, 0.0
         calls = Calls(replace(load, length=PROBE))
         return PROBE, second_call(calls.call_of(str(method)), load.device, calls.clear)
+
+
+def of_visit(load: Load, visit: int) -> Load:
+    """The load of a visit, whose inputs are others than those of each other visit."""
+    return replace(load, seed=(VISITS * load.seed + visit) % 2**63)
 
 
 def _reason(visits: list[Timed]) -> str | None:

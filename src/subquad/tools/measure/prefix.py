@@ -9,7 +9,7 @@ which something is changed. With `kept` and `skipping`, only what follows is com
 """
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -75,10 +75,20 @@ def kept(blocks: Sequence[nn.Module]) -> Iterator[list[Any]]:
 @contextmanager
 def skipping(blocks: Sequence[nn.Module], outputs: Sequence[Any]) -> Iterator[None]:
     """Make these blocks return given values instead of computing."""
-    for block, output in zip(blocks, outputs, strict=False):
-        vars(block)["forward"] = lambda *args, _output=output, **options: _output
+    with ExitStack() as stack:
+        for block, output in zip(blocks, outputs, strict=False):
+            stack.enter_context(giving(block, output))
+        yield
+
+
+@contextmanager
+def giving(module: nn.Module, output: Any) -> Iterator[None]:
+    """Make a module return a given value; a `forward` that another library put on this module alone comes back."""
+    before = vars(module).get("forward")
+    vars(module)["forward"] = lambda *args, **options: output
     try:
         yield
     finally:
-        for block in blocks:
-            vars(block).pop("forward", None)
+        del vars(module)["forward"]
+        if before is not None:
+            vars(module)["forward"] = before

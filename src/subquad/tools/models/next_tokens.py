@@ -6,8 +6,7 @@ positions are made from its last hidden states afterwards, for some positions at
 
 import inspect
 import math
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -18,6 +17,7 @@ from jaxtyping import Bool, Float, Int64, Shaped
 from torch import Tensor
 
 from subquad.tools.measure.group import ALONE, MeasuringGroup
+from subquad.tools.measure.prefix import giving
 
 POSITIONS = 512  # whose logits are in memory at a time
 LAST = 4  # the last quarter of an item's positions is counted apart: what is read there has the most text before it
@@ -111,20 +111,10 @@ def logits_of(run: Prefill, positions: slice) -> Float[Tensor, "B n V"]:
 
 def _logits_after(model: Any, layers: Any, output: Any, states: Float[Tensor, "B n width"]) -> Tensor:
     """The model's own forward pass, in which its layers give these hidden states, in an `output` of theirs."""
-    with _giving(layers, output(last_hidden_state=states)):
+    with giving(layers, output(last_hidden_state=states)):
         tokens = torch.zeros(states.shape[:2], dtype=torch.long, device=states.device)
         logits: Tensor = model(input_ids=tokens, use_cache=False).logits
         return logits
-
-
-@contextmanager
-def _giving(module: Any, output: Any) -> Iterator[None]:
-    """For a while, calls of a module give this."""
-    module.forward = lambda *_args, **_options: output
-    try:
-        yield
-    finally:
-        del module.forward
 
 
 @torch.inference_mode()

@@ -104,6 +104,11 @@ class ModuleSubject(PlanSubject):
     no_gradients = torch.no_grad  # and not inference mode, in which a module cannot compute gradients inside
     refusals = (ValueError, TypeError)  # of a method, for an input that it does not take
 
+    @property
+    def device(self) -> torch.device:
+        """The device of the module."""
+        return device_of(self.sites.module)
+
     def run(self, item: ModuleCall) -> JudgedOutput:
         """The output for an input."""
         return JudgedOutput(item.run(self.sites.module), item, self.judge)

@@ -19,6 +19,7 @@ from subquad.tools.measure.capture import LayerInputs, recorded
 from subquad.tools.measure.fidelity import cosine
 from subquad.tools.measure.group import ALONE, MeasuringGroup
 from subquad.tools.measure.metrics import Judge
+from subquad.tools.measure.module_calls import device_of
 from subquad.tools.measure.prefix import Chain, chain
 from subquad.tools.models.generation import StepTimes, new_tokens_after, prompt_tokens, time_steps
 from subquad.tools.models.next_tokens import POSITIONS, Prefill, differences, one_of_each
@@ -57,6 +58,11 @@ class PlanInputs(PlanSubject):
         None  # after an input, with several choices of methods
     )
     batches: BatchSizes | None = None  # sizes of batches of texts with lengths of their own; None if all have one
+
+    @property
+    def device(self) -> torch.device:
+        """The device of the model."""
+        return device_of(hf.transformers_model(self.model))
 
     def running(self, methods: Any) -> AbstractContextManager[None]:
         """Run methods, as `hf.swap` takes them, in the model; its own attention if it is None."""

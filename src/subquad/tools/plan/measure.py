@@ -86,10 +86,10 @@ def pass_times(load: PlanSubject, allowed: float = math.inf) -> PassTimes:
         while len(passes) < PASSES or (sum(passes) < PASSES_SECONDS and len(passes) < MOST_PASSES):
             if passes and sum(passes) + passes[-1] > allowed:
                 break
-            seconds, output = stopwatch(lambda: load.run(load.items[0]), group=load.group)
+            seconds, output = stopwatch(lambda: load.run(load.items[0]), load.device, load.group)
             passes.append(seconds)
     losses = load.loss, load.single_loss
-    seconds_of = [stopwatch(partial(_judge, load, loss, output), group=load.group)[0] for loss in losses]
+    seconds_of = [stopwatch(partial(_judge, load, loss, output), load.device, load.group)[0] for loss in losses]
     return PassTimes(statistics.median(passes[1:] or passes), *seconds_of)
 
 
@@ -254,7 +254,7 @@ def held_out_pass(load: PlanSubject, item: Any, choices: Mapping[str, Any], seed
 
     def timed(methods: Any) -> tuple[float, Any]:
         with load.running(methods):
-            return stopwatch(lambda: load.run(item), group=load.group)
+            return stopwatch(lambda: load.run(item), load.device, load.group)
 
     seconds, outputs = one_round(choices, timed, random.Random(seed))
     exact = outputs.pop(EXACT)
@@ -280,8 +280,9 @@ def faster_at(
         cut = _first_tokens(inputs, length, group)
         calls: dict[str, Any] = {EXACT: lambda cut=cut: cut.run(Full())}
         calls |= {name: lambda m=method, cut=cut: cut.run(m) for name, method in methods.items()}
-        timed_rounds(calls, 1, group=group)
-        taken = timed_rounds(calls, rounds, random.Random(length), group=group)
+        device = cut.query.device
+        timed_rounds(calls, 1, device=device, group=group)
+        taken = timed_rounds(calls, rounds, random.Random(length), device, group=group)
         for name in methods:
             won[name].append(speedup(taken[name], taken[EXACT]) > 1.0)
     return won

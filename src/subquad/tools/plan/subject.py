@@ -24,6 +24,11 @@ class PlanSubject(ABC):
     refusals: ClassVar[tuple[type[Exception], ...]] = ()  # errors of methods that refuse an input: its loss is NaN
 
     @property
+    @abstractmethod
+    def device(self) -> torch.device:
+        """The device for whose work a stopwatch waits."""
+
+    @property
     def single_loss(self) -> Callable[[Any, Any], float]:
         """The loss of outputs with a method in single layers."""
         return self.loss

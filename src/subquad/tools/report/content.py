@@ -1,5 +1,6 @@
 """Tables and facts of a report, which the terminal, Markdown and the page lay out."""
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -110,7 +111,9 @@ def text_of(key: str, value: Any) -> str:
         return ", ".join(text_of(key, item) for item in value)
     if isinstance(value, int) and not isinstance(value, bool) and "seed" not in key:
         return f"{value:,}"
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+    if isinstance(value, float):
+        return f"{value:,.0f}" if value.is_integer() or 9999.5 <= abs(value) < math.inf else f"{value:.4g}"
+    return str(value)
 
 
 def warning(noise: Noise | None) -> str:

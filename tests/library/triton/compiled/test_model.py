@@ -1,6 +1,7 @@
 """Tests of what the cost model and the table of resources record: real launches of whole methods."""
 
 import importlib
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -109,6 +110,12 @@ def test_tiles_can_be_others_inside_a_block():
     assert tiles_of("cells_forward", torch.bfloat16, 64) == usual
 
 
+def test_other_tiles_are_those_of_all_threads():
+    others = Tiles(16, 16, 2, 3)
+    with overridden("cells_forward", torch.bfloat16, 64, others), ThreadPoolExecutor() as pool:
+        assert pool.submit(tiles_of, "cells_forward", torch.bfloat16, 64).result() == others
+
+
 def test_tiles_of_the_architecture_go_before_the_table(monkeypatch):
     own = Tiles(32, 16, 2, 3)
     monkeypatch.setattr("subquad.kernels.triton.tiles.gpu_architecture", lambda: "sm_90")
@@ -140,6 +147,39 @@ def test_the_fastest_candidate_is_found(monkeypatch):
     assert best.ms == min(each.tiles[0] for each in tried)
     assert {each.reason for each in tried if each.tiles[2] == 8} == {"out of resource"}
     assert gpu_tiles.try_tiles(load, Timer(), lambda: False, lambda *of: None) == []
+
+
+@pytest.mark.parametrize("wrong", ["output", "gradient"])
+def test_tiles_whose_results_are_not_numbers_are_no_candidates(monkeypatch, wrong):
+    from subquad.tools.bench import gpu_tiles
+    from subquad.tools.bench.calls import Calls
+    from subquad.tools.bench.calls import Load as BenchLoad
+
+    class Timer:
+        def kernels(self, call):
+            return {"members_forward": 1.0}
+
+    class WrongOnce(Calls):
+        calls = 0
+
+        def call_of(self, method):
+            right = super().call_of(method)
+
+            def call():
+                self.calls += 1
+                out = right()
+                if self.calls == 2:
+                    spoiled = out if wrong == "output" else self.inputs[1].grad
+                    spoiled.detach().fill_(torch.nan)
+                return out
+
+            return call
+
+    monkeypatch.setattr(gpu_tiles, "Calls", WrongOnce)
+    monkeypatch.setattr(gpu_tiles, "METHODS", (("linear", False),))
+    load = BenchLoad(32, "bfloat16", "forward+backward", 1, 2, 64, "cpu", 0)
+    tried = gpu_tiles.try_tiles(load, Timer(), lambda: True, lambda *of: None)
+    assert [each.reason for each in tried] == [None, "its results differ", *[None] * (len(tried) - 2)]
 
 
 def test_methods_whose_tiles_are_tried_launch_every_kernel_of_the_table():
@@ -183,6 +223,7 @@ def test_the_page_of_the_model(script, run_script, tmp_path, capsys):
     assert "| i-clustered, 4,096 | 1.3× |" in text
     assert "4,096 tokens: 91 clusters, 182 keys" in text
     assert text.count("### ") == 8  # GPUs and passes
+    assert "`python benchmarks/gpu_model.py --lengths '1024 4096' --widths 64 --methods" in text
 
 
 def test_the_page_of_the_resources(script, run_script, monkeypatch, tmp_path):
@@ -197,4 +238,8 @@ def test_the_page_of_the_resources(script, run_script, monkeypatch, tmp_path):
     text = page.read_text("utf-8")
     assert "| `members_sums` | bf16 D=64 | 1 | 100 · 2 · 4 · 3 |" in text
     assert "| `members_to_queries` | bf16 D=64 | 1 | 100 · 2 · 4 · 3 · **8 B spilled** |" in text
+    assert (
+        "`python benchmarks/gpu_resources.py --lengths '1024 4096' --widths 64 --methods clustered --chips sm_80"
+        in text
+    )
     assert "compiled for sm_80; 2 of these" in text

@@ -1,3 +1,4 @@
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
 import torch
@@ -26,3 +27,21 @@ def test_every_launch_runs_between_the_two_halves():
     with sq.use_backend("triton"):
         assert torch.equal(hash_codes(x, 7, seed=0), have)
     assert len(seen) == count
+
+
+def test_launches_of_a_backward_pass_in_another_thread_are_seen():
+    """On a GPU, autograd runs backward passes in a thread of its own."""
+    names = []
+
+    @contextmanager
+    def around(name):
+        names.append(name)
+        yield
+
+    x = normal(1, 1, 20, 4).requires_grad_()
+    with sq.use_backend("triton"):
+        out = sq.attention(x, x, x, method="linear")
+    with around_launches(around), ThreadPoolExecutor() as pool:
+        pool.submit(out.sum().backward).result()
+    assert names
+    assert x.grad is not None

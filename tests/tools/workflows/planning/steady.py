@@ -30,7 +30,7 @@ def make_steady(put: Callable[[Any, str, Any], None]) -> None:
         "call_times",
         lambda at, methods, group, allowed: {"full": 1.0} | {n: SPEED.get(n, 0.5) for n in methods},
     )
-    put(measure, "stopwatch", lambda call, group: (1.0, call()))
+    put(measure, "stopwatch", lambda call, device, group: (1.0, call()))
     put(planning, "held_out_pass", faster)
     put(
         planning,

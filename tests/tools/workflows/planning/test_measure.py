@@ -7,7 +7,7 @@ import torch
 import transformers
 
 import subquad as sq
-from subquad.tools.measure import prefix
+from subquad.tools.measure import prefix, timing
 from subquad.tools.measure.prefix import chain, kept, skipping
 from subquad.tools.plan import loads, measure
 from subquad.tools.plan.loads import input_loads, output_loss, score_loss
@@ -48,6 +48,15 @@ def test_blocks_in_a_chain_are_found_and_can_be_skipped(name):
         handle.remove()
         deep.remove()
         assert torch.equal(model(**item)[0], exact)
+
+
+def test_a_forward_of_another_library_is_there_again_after_a_block_was_skipped():
+    hooked, plain = torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)
+    hooked.forward = other = lambda x: x  # as accelerate does, whose hooks move inputs
+    with skipping([hooked, plain], [torch.ones(1), torch.ones(2)]):
+        assert [len(each(torch.zeros(2))) for each in (hooked, plain)] == [1, 2]
+    assert vars(hooked)["forward"] is other
+    assert "forward" not in vars(plain)
 
 
 def test_layers_of_two_lists_are_no_chain():
@@ -151,6 +160,22 @@ def test_screening_gives_errors_and_times_of_every_layer(monkeypatch):
     assert found.seconds["0"].keys() == {"full", "exact-like"}
     assert measure.pass_times(load).seconds > 0
     assert found.head_spread["1"] >= 1
+
+
+def test_every_stopwatch_waits_for_the_device(monkeypatch):
+    load = input_loads(sharp("bert"), inputs(), None)[0]
+    method, waited = sq.Local(window=3), []
+    with load.recorded() as calls:
+        load.run(load.items[0])
+    monkeypatch.setattr(timing, "_wait", waited.append)
+    for timed in (
+        lambda: measure.pass_times(load),
+        lambda: measure.held_out_pass(load, load.held_out[0], {"full": "full", "local": {0: method}}, seed=0),
+        lambda: measure.faster_at(calls[0], {"local": method}, [8, 16], 1),
+    ):
+        waited.clear()
+        timed()
+        assert set(waited) == {torch.device("cpu")}
 
 
 # ---------------------------------------------------------------------- losses
