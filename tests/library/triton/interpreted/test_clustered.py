@@ -6,6 +6,8 @@ import torch
 import subquad as sq
 from subquad.kernels.attention.clustered import triton as clustered
 from subquad.kernels.attention.clustered.centroids import attend_and_list
+from subquad.kernels.attention.clustered.op import clustered_attention
+from subquad.kernels.attention.tail.op import attend_with_tail
 from subquad.kernels.attention.tail.visible_key_cells import visible_key_cells
 from subquad.testing.oracle import normal, qkv, tracked
 from tests.library.triton.devices import CLOSE, DTYPES
@@ -88,6 +90,39 @@ def test_strides_of_any_kind_are_read():
     have = both("tail", "triton", q, upcast, v[:, :1].expand(-1, 2, -1, -1), (None, None), **CALLS["tail"])
     want = both("tail", "reference", q, k, v[:, :1].expand(-1, 2, -1, -1), (None, None), **CALLS["tail"])
     torch.testing.assert_close(have, want, atol=1e-5, rtol=1e-5)
+
+
+LABELS, CELL = torch.arange(6).expand(2, 2, 6) % 2, torch.arange(8).expand(2, 2, 8) % 2
+
+
+def clustered_call(q, k, v, topk):
+    how = {"clusters": 2, "bits": 4, "iterations": 1, "scale": 0.4, "seed": 0, "wants_lse": True}
+    return clustered_attention(q, k, v, None, None, topk=topk, labels=LABELS, **how)
+
+
+CALLS_WITH_LSE = {
+    "clustered": lambda q, k, v: clustered_call(q, k, v, 0),
+    "improved": lambda q, k, v: clustered_call(q, k, v, 3),
+    "tail": lambda q, k, v: attend_with_tail(q, k, v, LABELS, CELL, None, clusters=2, topk=3, cells=2, scale=0.4),
+}
+W = normal(2, 2, 6, seed=5)
+GRADIENTS_OF_LSE = {
+    "items and heads exchanged": W.transpose(0, 1).contiguous().transpose(0, 1),
+    "heads and queries exchanged": W.transpose(1, 2).contiguous().transpose(1, 2),
+    "one number": torch.ones(()).expand(2, 2, 6),
+}
+
+
+@pytest.mark.parametrize("call", CALLS_WITH_LSE.values(), ids=CALLS_WITH_LSE)
+@pytest.mark.parametrize("grad", GRADIENTS_OF_LSE.values(), ids=GRADIENTS_OF_LSE)
+def test_a_gradient_of_lse_may_have_any_strides(call, grad):
+    results = []
+    for backend in ("reference", "triton"):
+        inputs = tracked(*qkv(6, 8, B=2, H=2, D=4, E=3))
+        with sq.use_backend(backend):
+            out, lse = call(*inputs)
+        results.append(torch.autograd.grad((out, lse), inputs, (torch.ones_like(out), grad)))
+    torch.testing.assert_close(*results, atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
