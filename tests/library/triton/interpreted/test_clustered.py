@@ -126,6 +126,28 @@ def test_a_gradient_of_lse_may_have_any_strides(call, grad):
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize("lost", [slice(None), slice(0, None, 2), slice(0, 4)], ids=["all", "a cell", "a run"])
+@pytest.mark.parametrize("call", ["clustered", "improved", "tail", "cells"])
+def test_keys_whose_logits_are_all_minus_infinity_have_no_mean(monkeypatch, call, lost):
+    """In a cell of a tail, too; a run of keys that is a cell for the sake of the work alone does not count."""
+    monkeypatch.setattr(clustered, "CHUNK", 4)
+    q, k, v = qkv(6, 8, B=2, H=2, D=4, E=3)
+    q, k[..., lost, 0] = q.abs() + 0.1, -torch.inf
+    calls = CALLS_WITH_LSE | {
+        "cells": lambda q, k, v: attend_with_tail(q, k, v, LABELS, CELL, None, clusters=2, topk=0, cells=2, scale=0.4)
+    }
+    results = []
+    for backend in ("reference", "triton"):
+        inputs = tracked(q, k, v)
+        with sq.use_backend(backend):
+            out, _ = calls[call](*inputs)
+        results.append([out, *torch.autograd.grad(out.sum(), inputs)])
+    (want, *of_want), (have, *of_have) = results
+    torch.testing.assert_close(have, want, atol=1e-5, rtol=1e-5, equal_nan=True)
+    assert all((a.isfinite() <= b.isfinite()).all() for a, b in zip(of_want, of_have, strict=True))
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
 def test_cells_have_gradients_of_their_own(poisoned):
     """Ranks send each other parts of their keys: the cells, and the numbers of the keys that are not in them."""
     cell, terms = torch.arange(17)[None, None] % 3, normal(1, 2, 17, seed=4)

@@ -119,6 +119,7 @@ def cells_forward(
     means = load_rows(centroids, D, row, row < C, D, WIDTH).to(key.dtype.element_ty)
     largest = tl.full((ROWS,), float("-inf"), tl.float32)
     total = tl.zeros((ROWS,), tl.float32)
+    met = tl.zeros((ROWS,), tl.int32)
     keys = tl.zeros((ROWS, WIDTH), tl.float32)
     values = tl.zeros((ROWS, VALUES), tl.float32)
     first, end = load_ends(offsets, of_key, cell, X)
@@ -133,12 +134,15 @@ def cells_forward(
         logits = inner_of(means, centroids, D, row, row < C, k, key, key_n, token, present, D, SLICE) * scale
         largest, factor, weights = allowed_exponentials(logits, allowed, largest)
         total = total * factor + tl.sum(weights, 1)
+        met += tl.sum(allowed.to(tl.int32), 1)
         values = values * factor[:, None] + dot_upcast(weights, v)
         if cell_keys is not None:
             keys = keys * factor[:, None] + dot_upcast(weights, k)
     divisor = tl.where(total == 0, 1.0, total)[:, None]
     index_of_row = (head * C + row) * X + cell
     lse = tl.where(total == 0, float("-inf"), tl.log(total) + tl.where(largest == float("-inf"), 0.0, largest))
+    if cell_keys is not None:  # keys whose logits are all −∞ have no mean: NaN, while −∞ is the λ of no keys
+        lse = tl.where((total == 0) & (met > 0), float("nan"), lse)
     tl.store(cell_lse + index_of_row, lse, mask=row < C)
     store_rows(cell_values + head * C * X * E + cell * E, X * E, row, row < C, values / divisor, E, VALUES)
     if cell_keys is not None:
