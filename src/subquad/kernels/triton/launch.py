@@ -193,6 +193,23 @@ def dot_upcast(weights, x):
 
 
 @triton.jit
+def dot_shrunk(weights, x):
+    """2⁻²⁴ times `dot_upcast`, so that no sum of numbers overflows whose mean does not; fp16 cannot, and has no factor.
+
+    `unshrunk` takes the factor away, after the division that makes means of sums.
+    """
+    SHRINK: tl.constexpr = 1.0 if x.dtype == tl.float16 else 2.0**-24
+    return dot_upcast(weights * SHRINK, x)
+
+
+@triton.jit
+def unshrunk(means, x):
+    """The means of what the pointer x has, from sums by `dot_shrunk`."""
+    GROW: tl.constexpr = 1.0 if x.dtype.element_ty == tl.float16 else 2.0**24
+    return means * GROW
+
+
+@triton.jit
 def allowed_exponentials(logits, allowed, largest):
     """One step of an online softmax: (the largest logits so far, what scales earlier sums, the new weights).
 

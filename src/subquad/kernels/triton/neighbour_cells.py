@@ -102,11 +102,12 @@ def merge_cell_values(values, of_cells, offsets, of_top, remaining, lse, mass, H
     of_list = tl.exp(listed - safe)
     total, result = of_list, tl.zeros((VALUES,), tl.float32)
     for x in range(X):
-        weight = tl.exp(tl.load(of_cells + of_cluster * X + x) - safe)
-        total += weight
-        result += weight * tl.load(values + (of_cluster * X + x) * E + column, mask=column < E, other=0.0)
+        total += tl.exp(tl.load(of_cells + of_cluster * X + x) - safe)
     divisor = tl.where(total == 0, 1.0, total)
+    for x in range(X):
+        share = tl.exp(tl.load(of_cells + of_cluster * X + x) - safe) / divisor
+        result += share * tl.load(values + (of_cluster * X + x) * E + column, mask=column < E, other=0.0)
     lost = (total == 0) & (tl.load(offsets + key_head(head, H, G) * (X + 1) + X) > 0)
-    tl.store(remaining + of_cluster * E + column, tl.where(lost, float("nan"), result / divisor), mask=column < E)
+    tl.store(remaining + of_cluster * E + column, tl.where(lost, float("nan"), result), mask=column < E)
     tl.store(mass + of_cluster, of_list / divisor)
     tl.store(lse + of_cluster, tl.where(total == 0, float("-inf"), tl.log(divisor) + safe))

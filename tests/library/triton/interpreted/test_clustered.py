@@ -147,6 +147,15 @@ def test_keys_whose_logits_are_all_minus_infinity_have_no_mean(monkeypatch, call
     assert all((a.isfinite() <= b.isfinite()).all() for a, b in zip(of_want, of_have, strict=True))
 
 
+@pytest.mark.parametrize("call", CALLS_WITH_LSE.values(), ids=CALLS_WITH_LSE)
+def test_values_near_the_largest(monkeypatch, call):
+    monkeypatch.setattr(clustered, "CHUNK", 4)
+    q, k, v = qkv(6, 8, B=2, H=2, D=4, E=3)
+    with sq.use_backend("triton"):
+        out, _ = call(q, k, torch.full_like(v, 3e38))
+    torch.testing.assert_close(out, torch.full_like(out, 3e38))
+
+
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 def test_cells_have_gradients_of_their_own(poisoned):
     """Ranks send each other parts of their keys: the cells, and the numbers of the keys that are not in them."""

@@ -154,3 +154,12 @@ def test_later_tokens_far_above_earlier_ones():
     value = normal(1, 1, 40, 3, seed=2).half()
     want, have = reference((query, key, value), causal=True), on_triton((query, key, value), causal=True)
     assert_near(have, want, 5e-3)
+
+
+@pytest.mark.parametrize("pattern", PATTERNS, ids=str)
+def test_values_near_the_largest(pattern):
+    q, k, v = qkv(40, B=1, H=1, D=4, E=3)
+    with sq.use_backend("triton"):
+        out, lse = feature_attention(q, k, torch.full_like(v, 3e38), **pattern)
+    sees = ~torch.isneginf(lse)
+    torch.testing.assert_close(out[sees], torch.full_like(out[sees], 3e38))

@@ -7,7 +7,7 @@ from torch import Tensor
 from subquad.kernels.triton.cells.pair_weights import listed_inside
 from subquad.kernels.triton.launch import (
     allowed_exponentials,
-    dot_upcast,
+    dot_shrunk,
     inner_of,
     kernel,
     key_head,
@@ -21,6 +21,7 @@ from subquad.kernels.triton.launch import (
     slice_of,
     store_rows,
     strides,
+    unshrunk,
 )
 from subquad.kernels.triton.recording import LaunchCost
 from subquad.kernels.triton.tiles import tiles_of
@@ -135,15 +136,17 @@ def cells_forward(
         largest, factor, weights = allowed_exponentials(logits, allowed, largest)
         total = total * factor + tl.sum(weights, 1)
         met += tl.sum(allowed.to(tl.int32), 1)
-        values = values * factor[:, None] + dot_upcast(weights, v)
+        values = values * factor[:, None] + dot_shrunk(weights, v)
         if cell_keys is not None:
-            keys = keys * factor[:, None] + dot_upcast(weights, k)
+            keys = keys * factor[:, None] + dot_shrunk(weights, k)
     divisor = tl.where(total == 0, 1.0, total)[:, None]
     index_of_row = (head * C + row) * X + cell
     lse = tl.where(total == 0, float("-inf"), tl.log(total) + tl.where(largest == float("-inf"), 0.0, largest))
     if cell_keys is not None:  # keys whose logits are all −∞ have no mean: NaN, while −∞ is the λ of no keys
         lse = tl.where((total == 0) & (met > 0), float("nan"), lse)
     tl.store(cell_lse + index_of_row, lse, mask=row < C)
-    store_rows(cell_values + head * C * X * E + cell * E, X * E, row, row < C, values / divisor, E, VALUES)
+    values = unshrunk(values / divisor, value)
+    store_rows(cell_values + head * C * X * E + cell * E, X * E, row, row < C, values, E, VALUES)
     if cell_keys is not None:
-        store_rows(cell_keys + head * C * X * D + cell * D, X * D, row, row < C, keys / divisor, D, WIDTH)
+        keys = unshrunk(keys / divisor, key)
+        store_rows(cell_keys + head * C * X * D + cell * D, X * D, row, row < C, keys, D, WIDTH)
