@@ -137,6 +137,16 @@ def test_learned_maps_have_gradients(learned):
     assert_near(*results)
 
 
+@pytest.mark.parametrize("learned", ["of_query", "of_key", "feature_bias"])
+def test_learned_maps_of_many_features_are_refused(learned):
+    inputs, of = qkv(9, B=1, D=4, E=3), maps(2, 2, 4, 300)
+    with sq.use_backend("triton"):
+        feature_attention(*inputs, **of)
+        of[learned].requires_grad_()
+        with pytest.raises(ValueError, match="a learned map makes 300 features"):
+            feature_attention(*inputs, **of)
+
+
 @pytest.mark.parametrize("read", [0, 1], ids=["out", "lse"])
 def test_either_output_may_be_read_alone(poisoned, read):
     inputs, results = qkv(20, B=1, H=1, D=4, E=3), []
