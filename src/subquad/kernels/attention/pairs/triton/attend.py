@@ -45,7 +45,7 @@ def attend_blocks(x: Any, buckets: BucketSet, partials: Tensor, lses: Tensor) ->
         (buckets.queries.shape[2] * triton.cdiv(buckets.queries.shape[3], tiles.rows), B * H),
         **tiles.options(),
         cost=LaunchCost(buckets.pairs * (D + E), moved),
-        **call_arguments(x),
+        **call_arguments(x, buckets.excess),
         **buckets.arguments(),
         bucket=buckets.bucket,
         first_query=buckets.first_query,
