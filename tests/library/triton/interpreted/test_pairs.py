@@ -167,12 +167,12 @@ def test_nan_and_infinity_stay_with_what_depends_on_them():
         assert not attend_pairs(*inputs[:3], Buckets(every, nobody), Mask(), scale=0.3)[0].any()
 
 
-FAR_OFFSETS = [0, 2**31, torch.tensor([2**40]), torch.tensor([-(2**31) - 3]), torch.tensor([2**40 + 3])]
+FAR_OFFSETS = [0, 2**31, torch.tensor([-(2**31) - 3]), torch.tensor([2**40 + 3])]
 
 
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("offset", FAR_OFFSETS, ids=lambda x: str(int(x)))
-@pytest.mark.parametrize("span", [2**31 - 12, 2**31 - 1, 2**31, 2**40])
+@pytest.mark.parametrize("span", [2**31 - 1, 2**40])
 def test_windows_wider_than_32_bits(span, offset, causal):
     """Far tokens, too; and blocks of one query and key, which have a kernel of their own."""
     every = torch.arange(9).expand(1, 1, 1, -1)
