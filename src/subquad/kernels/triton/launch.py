@@ -33,6 +33,7 @@ COUNTS = (
     *("C", "K", "X", "R", "S", "T", "groups", "known", "count", "words", "size"),
     *("blocks", "slots", "key_slots", "first_query", "first_key", "offset", "span"),
 )
+LOWEST: tl.constexpr = tl.constexpr(-3.4028234663852886e38)  # of fp32: a logit of −∞ that is seen
 PROGRAMS = 512  # into which work over runs of tokens is divided: several for each multiprocessor
 
 

@@ -6,6 +6,7 @@ from torch import Tensor
 
 from subquad.kernels.triton.cells.pair_weights import listed_inside
 from subquad.kernels.triton.launch import (
+    LOWEST,
     allowed_exponentials,
     dot_shrunk,
     inner_of,
@@ -120,7 +121,6 @@ def cells_forward(
     means = load_rows(centroids, D, row, row < C, D, WIDTH).to(key.dtype.element_ty)
     largest = tl.full((ROWS,), float("-inf"), tl.float32)
     total = tl.zeros((ROWS,), tl.float32)
-    met = tl.zeros((ROWS,), tl.int32)
     keys = tl.zeros((ROWS, WIDTH), tl.float32)
     values = tl.zeros((ROWS, VALUES), tl.float32)
     first, end = load_ends(offsets, of_key, cell, X)
@@ -133,17 +133,18 @@ def cells_forward(
         if inside is not None:
             allowed = allowed & ~listed_inside(inside, words, head, C, row, position, present)
         logits = inner_of(means, centroids, D, row, row < C, k, key, key_n, token, present, D, SLICE) * scale
+        logits = tl.where(logits == float("-inf"), LOWEST, logits)
         largest, factor, weights = allowed_exponentials(logits, allowed, largest)
         total = total * factor + tl.sum(weights, 1)
-        met += tl.sum(allowed.to(tl.int32), 1)
         values = values * factor[:, None] + dot_shrunk(weights, v)
         if cell_keys is not None:
             keys = keys * factor[:, None] + dot_shrunk(weights, k)
     divisor = tl.where(total == 0, 1.0, total)[:, None]
     index_of_row = (head * C + row) * X + cell
     lse = tl.where(total == 0, float("-inf"), tl.log(total) + tl.where(largest == float("-inf"), 0.0, largest))
-    if cell_keys is not None:  # keys whose logits are all −∞ have no mean: NaN, while −∞ is the λ of no keys
-        lse = tl.where((total == 0) & (met > 0), float("nan"), lse)
+    # Keys whose logits are all −∞ have no mean, so that their cell in a tail has a λ of NaN; −∞ is that of no keys.
+    lost = (largest == LOWEST) & (total == total)
+    lse = tl.where(lost, float("-inf") if cell_keys is None else float("nan"), lse)
     tl.store(cell_lse + index_of_row, lse, mask=row < C)
     values = unshrunk(values / divisor, value)
     store_rows(cell_values + head * C * X * E + cell * E, X * E, row, row < C, values, E, VALUES)
