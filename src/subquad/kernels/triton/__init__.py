@@ -23,6 +23,7 @@ VERSION = "3.7.1"  # the one that torch 2.13 is built with, if torch does not st
 INTERPRETED = environ.get("TRITON_INTERPRET") == "1"
 DTYPES = torch.float32, torch.bfloat16, torch.float16
 WIDEST = 256  # of a key or a value: a kernel holds whole vectors
+MOST_HEADS = 65535  # of all items: what CUDA allows along the second and third axis of a grid
 
 
 def usable() -> bool:
@@ -70,13 +71,15 @@ def refusal() -> str | None:
 
 
 def refusal_of_any_dtype(x: Tensor) -> str | None:
-    """The reason why the kernels cannot read this tensor, with any dtype; None if they can."""
+    """The reason why the kernels cannot read this (B,H,N,…) tensor, with any dtype; None if they can."""
     devices = ("cpu",) if INTERPRETED else ("cuda",)
     if x.device.type not in devices and not (x.device.type == "meta" and backends.is_tracing()):
         return f"the tensors are on {x.device}"
     exporting = torch.compiler.is_exporting() and not torch.compiler.is_dynamo_compiling()
     if exporting and torch.onnx.is_in_onnx_export():
         return "inside torch.onnx.export, and ONNX knows none of the custom ops"
+    if not torch.compiler.is_exporting() and x.shape[0] * x.shape[1] > MOST_HEADS:  # an export would be bound to fewer
+        return f"there are {x.shape[0] * x.shape[1]:,} heads of all items, and the kernels take at most {MOST_HEADS:,}"
     return transform()
 
 

@@ -32,6 +32,7 @@ COUNTS = (
     *("C", "K", "X", "R", "S", "T", "groups", "known", "count", "words", "size"),
     *("blocks", "slots", "key_slots", "first_query", "first_key", "offset", "span"),
 )
+LOWEST: tl.constexpr = tl.constexpr(-3.4028234663852886e38)  # of fp32: a logit of −∞ that is seen
 PROGRAMS = 512  # into which work over runs of tokens is divided: several for each multiprocessor
 
 
@@ -189,6 +190,23 @@ def inner_of(x, a, a_n, i, i_present, y, b, b_n, j, j_present, width, SLICE: tl.
 def dot_upcast(weights, x):
     """weights·x for fp32 weights: numbers of 16 bits meet weights rounded to their own kind."""
     return dot(weights.to(x.dtype), x)
+
+
+@triton.jit
+def dot_shrunk(weights, x):
+    """2⁻²⁴ times `dot_upcast`, so that no sum of numbers overflows whose mean does not; fp16 cannot, and has no factor.
+
+    `unshrunk` takes the factor away, after the division that makes means of sums.
+    """
+    SHRINK: tl.constexpr = 1.0 if x.dtype == tl.float16 else 2.0**-24
+    return dot_upcast(weights * SHRINK, x)
+
+
+@triton.jit
+def unshrunk(means, x):
+    """The means of what the pointer x has, from sums by `dot_shrunk`."""
+    GROW: tl.constexpr = 1.0 if x.dtype.element_ty == tl.float16 else 2.0**24
+    return means * GROW
 
 
 @triton.jit

@@ -14,7 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from subquad.kernels.triton.groups import Members
-from subquad.kernels.triton.launch import launch, padded
+from subquad.kernels.triton.launch import key_head, launch, padded
 from subquad.kernels.triton.recording import LaunchCost
 
 TOKENS = 1024  # that one program lists
@@ -56,9 +56,12 @@ def neighbours(key: Tensor, valid: Tensor | None, size: int) -> Neighbours:
 
 
 def merge_cells(
-    values: Tensor, of_cells: Tensor, of_top: Tensor | None, outputs: tuple[Tensor, Tensor, Tensor]
+    values: Tensor, of_cells: Tensor, offsets: Tensor, of_top: Tensor | None, outputs: tuple[Tensor, Tensor, Tensor]
 ) -> None:
-    """Fill rest (B,H,C,E), λ and mass, (B,H,C) each, by v̄ (B,H,C,X,E), their λ (B,H,C,X) and that of lists (B,H,C)."""
+    """Fill rest (B,H,C,E), λ and mass, (B,H,C) each, by v̄ (B,H,C,X,E), their λ (B,H,C,X) and that of lists (B,H,C).
+
+    `offsets` are those of the cells, (B,G,X+1).
+    """
     B, H, C, X, E = values.shape
     remaining, lse, mass = outputs
     launch(
@@ -66,8 +69,9 @@ def merge_cells(
         (C, B * H),
         num_warps=1,
         cost=LaunchCost(bytes=4 * (values.numel() + remaining.numel())),
-        **{"values": values, "of_cells": of_cells, "of_top": of_top, "remaining": remaining, "lse": lse, "mass": mass},
-        **{"C": C, "X": X, "E": E, "VALUES": padded(E)},
+        **{"values": values, "of_cells": of_cells, "offsets": offsets, "of_top": of_top},
+        **{"remaining": remaining, "lse": lse, "mass": mass},
+        **{"H": H, "G": offsets.shape[1], "C": C, "X": X, "E": E, "VALUES": padded(E)},
     )
 
 
@@ -82,9 +86,13 @@ def list_neighbours(order, rank, offsets, M, cells, size, TOKENS: tl.constexpr):
 
 
 @triton.jit
-def merge_cell_values(values, of_cells, of_top, remaining, lse, mass, C, X, E, VALUES: tl.constexpr):
-    """One cluster's rest, λ and mass. A cluster that sees no key has weights of 0 and a λ of −∞."""
-    of_cluster = tl.program_id(1).to(tl.int64) * C + tl.program_id(0)
+def merge_cell_values(values, of_cells, offsets, of_top, remaining, lse, mass, H, G, C, X, E, VALUES: tl.constexpr):
+    """One cluster's rest, λ and mass. A cluster that sees no key has weights of 0 and a λ of −∞.
+
+    One that sees keys, but with logits of −∞ alone, has a rest of NaN, as softmax has.
+    """
+    head = tl.program_id(1).to(tl.int64)
+    of_cluster = head * C + tl.program_id(0)
     column = tl.arange(0, VALUES)
     listed = float("-inf") if of_top is None else tl.load(of_top + of_cluster)
     largest = listed
@@ -94,10 +102,12 @@ def merge_cell_values(values, of_cells, of_top, remaining, lse, mass, C, X, E, V
     of_list = tl.exp(listed - safe)
     total, result = of_list, tl.zeros((VALUES,), tl.float32)
     for x in range(X):
-        weight = tl.exp(tl.load(of_cells + of_cluster * X + x) - safe)
-        total += weight
-        result += weight * tl.load(values + (of_cluster * X + x) * E + column, mask=column < E, other=0.0)
+        total += tl.exp(tl.load(of_cells + of_cluster * X + x) - safe)
     divisor = tl.where(total == 0, 1.0, total)
-    tl.store(remaining + of_cluster * E + column, result / divisor, mask=column < E)
+    for x in range(X):
+        share = tl.exp(tl.load(of_cells + of_cluster * X + x) - safe) / divisor
+        result += share * tl.load(values + (of_cluster * X + x) * E + column, mask=column < E, other=0.0)
+    lost = (total == 0) & (tl.load(offsets + key_head(head, H, G) * (X + 1) + X) > 0)
+    tl.store(remaining + of_cluster * E + column, tl.where(lost, float("nan"), result), mask=column < E)
     tl.store(mass + of_cluster, of_list / divisor)
     tl.store(lse + of_cluster, tl.where(total == 0, float("-inf"), tl.log(divisor) + safe))

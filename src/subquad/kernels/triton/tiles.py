@@ -153,12 +153,12 @@ def overridden(kernel: str, dtype: torch.dtype, width: int, tiles: Tiles) -> Ite
 
 
 def candidates(kernel: str, dtype: torch.dtype, width: int) -> list[Tiles]:
-    """Tiles that are worth measuring: the table's, which are first, and those that differ from them in one thing.
+    """Tiles that are worth measuring: those in use, which are first, and those that differ from them in one thing.
 
     That is half or twice the rows (where a kernel can choose them) or the keys, half or twice the warps, one stage more
     or less. Some of them spill, or take more shared memory than a GPU has.
     """
-    tiles = _of_table(entry(kernel, dtype, width))
+    tiles = tiles_of(kernel, dtype, width)
     changes = {
         "rows": (tiles.rows // 2, tiles.rows * 2),
         "keys": (tiles.keys // 2, tiles.keys * 2),

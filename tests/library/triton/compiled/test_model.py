@@ -91,7 +91,7 @@ def test_views_and_empty_tensors_are_nothing():
 # ---------------------------------------------------------------------- tiles
 
 
-def test_candidates_are_the_tables_and_their_neighbours():
+def test_candidates_are_those_in_use_and_their_neighbours():
     own, *others = candidates("members_forward", torch.bfloat16, 100)
     assert own == tiles_of("members_forward", torch.bfloat16, 128) == TABLE["members_forward"][2][1]
     assert 3 <= len(others) <= 8
@@ -121,6 +121,7 @@ def test_tiles_of_the_architecture_go_before_the_table(monkeypatch):
     monkeypatch.setattr("subquad.kernels.triton.tiles.gpu_architecture", lambda: "sm_90")
     monkeypatch.setitem(MEASURED, "sm_90", {entry("cells_forward", torch.bfloat16, 64): own})
     assert tiles_of("cells_forward", torch.bfloat16, 64) == own
+    assert candidates("cells_forward", torch.bfloat16, 64)[0] == own
     assert tiles_of("cells_forward", torch.bfloat16, 128) == TABLE["cells_forward"][2][1]
     monkeypatch.setattr("subquad.kernels.triton.tiles.gpu_architecture", lambda: "sm_80")
     assert tiles_of("cells_forward", torch.bfloat16, 64) == TABLE["cells_forward"][2][0]

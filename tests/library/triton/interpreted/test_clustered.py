@@ -6,6 +6,8 @@ import torch
 import subquad as sq
 from subquad.kernels.attention.clustered import triton as clustered
 from subquad.kernels.attention.clustered.centroids import attend_and_list
+from subquad.kernels.attention.clustered.op import clustered_attention
+from subquad.kernels.attention.tail.op import attend_with_tail
 from subquad.kernels.attention.tail.visible_key_cells import visible_key_cells
 from subquad.testing.oracle import normal, qkv, tracked
 from tests.library.triton.devices import CLOSE, DTYPES
@@ -88,6 +90,70 @@ def test_strides_of_any_kind_are_read():
     have = both("tail", "triton", q, upcast, v[:, :1].expand(-1, 2, -1, -1), (None, None), **CALLS["tail"])
     want = both("tail", "reference", q, k, v[:, :1].expand(-1, 2, -1, -1), (None, None), **CALLS["tail"])
     torch.testing.assert_close(have, want, atol=1e-5, rtol=1e-5)
+
+
+LABELS, CELL = torch.arange(6).expand(2, 2, 6) % 2, torch.arange(8).expand(2, 2, 8) % 2
+
+
+def clustered_call(q, k, v, topk):
+    how = {"clusters": 2, "bits": 4, "iterations": 1, "scale": 0.4, "seed": 0, "wants_lse": True}
+    return clustered_attention(q, k, v, None, None, topk=topk, labels=LABELS, **how)
+
+
+CALLS_WITH_LSE = {
+    "clustered": lambda q, k, v: clustered_call(q, k, v, 0),
+    "improved": lambda q, k, v: clustered_call(q, k, v, 3),
+    "tail": lambda q, k, v: attend_with_tail(q, k, v, LABELS, CELL, None, clusters=2, topk=3, cells=2, scale=0.4),
+}
+W = normal(2, 2, 6, seed=5)
+GRADIENTS_OF_LSE = {
+    "items and heads exchanged": W.transpose(0, 1).contiguous().transpose(0, 1),
+    "heads and queries exchanged": W.transpose(1, 2).contiguous().transpose(1, 2),
+    "one number": torch.ones(()).expand(2, 2, 6),
+}
+
+
+@pytest.mark.parametrize("call", CALLS_WITH_LSE.values(), ids=CALLS_WITH_LSE)
+@pytest.mark.parametrize("grad", GRADIENTS_OF_LSE.values(), ids=GRADIENTS_OF_LSE)
+def test_a_gradient_of_lse_may_have_any_strides(call, grad):
+    results = []
+    for backend in ("reference", "triton"):
+        inputs = tracked(*qkv(6, 8, B=2, H=2, D=4, E=3))
+        with sq.use_backend(backend):
+            out, lse = call(*inputs)
+        results.append(torch.autograd.grad((out, lse), inputs, (torch.ones_like(out), grad)))
+    torch.testing.assert_close(*results, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize("lost", [slice(None), slice(0, None, 2), slice(0, 4)], ids=["all", "a cell", "a run"])
+@pytest.mark.parametrize("call", ["clustered", "improved", "tail", "cells"])
+def test_keys_whose_logits_are_all_minus_infinity_have_no_mean(monkeypatch, call, lost):
+    """In a cell of a tail, too; a run of keys that is a cell for the sake of the work alone does not count."""
+    monkeypatch.setattr(clustered, "CHUNK", 4)
+    q, k, v = qkv(6, 8, B=2, H=2, D=4, E=3)
+    q, k[..., lost, 0] = q.abs() + 0.1, -torch.inf
+    calls = CALLS_WITH_LSE | {
+        "cells": lambda q, k, v: attend_with_tail(q, k, v, LABELS, CELL, None, clusters=2, topk=0, cells=2, scale=0.4)
+    }
+    results = []
+    for backend in ("reference", "triton"):
+        inputs = tracked(q, k, v)
+        with sq.use_backend(backend):
+            out, _ = calls[call](*inputs)
+        results.append([out, *torch.autograd.grad(out.sum(), inputs)])
+    (want, *of_want), (have, *of_have) = results
+    torch.testing.assert_close(have, want, atol=1e-5, rtol=1e-5, equal_nan=True)
+    assert all((a.isfinite() <= b.isfinite()).all() for a, b in zip(of_want, of_have, strict=True))
+
+
+@pytest.mark.parametrize("call", CALLS_WITH_LSE.values(), ids=CALLS_WITH_LSE)
+def test_values_near_the_largest(monkeypatch, call):
+    monkeypatch.setattr(clustered, "CHUNK", 4)
+    q, k, v = qkv(6, 8, B=2, H=2, D=4, E=3)
+    with sq.use_backend("triton"):
+        out, _ = call(q, k, torch.full_like(v, 3e38))
+    torch.testing.assert_close(out, torch.full_like(out, 3e38))
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")

@@ -137,6 +137,16 @@ def test_learned_maps_have_gradients(learned):
     assert_near(*results)
 
 
+@pytest.mark.parametrize("learned", ["of_query", "of_key", "feature_bias"])
+def test_learned_maps_of_many_features_are_refused(learned):
+    inputs, of = qkv(9, B=1, D=4, E=3), maps(2, 2, 4, 300)
+    with sq.use_backend("triton"):
+        feature_attention(*inputs, **of)
+        of[learned].requires_grad_()
+        with pytest.raises(ValueError, match="a learned map makes 300 features"):
+            feature_attention(*inputs, **of)
+
+
 @pytest.mark.parametrize("read", [0, 1], ids=["out", "lse"])
 def test_either_output_may_be_read_alone(poisoned, read):
     inputs, results = qkv(20, B=1, H=1, D=4, E=3), []
@@ -154,3 +164,12 @@ def test_later_tokens_far_above_earlier_ones():
     value = normal(1, 1, 40, 3, seed=2).half()
     want, have = reference((query, key, value), causal=True), on_triton((query, key, value), causal=True)
     assert_near(have, want, 5e-3)
+
+
+@pytest.mark.parametrize("pattern", PATTERNS, ids=str)
+def test_values_near_the_largest(pattern):
+    q, k, v = qkv(40, B=1, H=1, D=4, E=3)
+    with sq.use_backend("triton"):
+        out, lse = feature_attention(q, k, torch.full_like(v, 3e38), **pattern)
+    sees = ~torch.isneginf(lse)
+    torch.testing.assert_close(out[sees], torch.full_like(out[sees], 3e38))

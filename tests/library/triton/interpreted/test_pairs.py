@@ -167,6 +167,20 @@ def test_nan_and_infinity_stay_with_what_depends_on_them():
         assert not attend_pairs(*inputs[:3], Buckets(every, nobody), Mask(), scale=0.3)[0].any()
 
 
+FAR_OFFSETS = [0, 2**31, torch.tensor([-(2**31) - 3]), torch.tensor([2**40 + 3])]
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("offset", FAR_OFFSETS, ids=lambda x: str(int(x)))
+@pytest.mark.parametrize("span", [2**31 - 1, 2**40])
+def test_windows_wider_than_32_bits(span, offset, causal):
+    """Far tokens, too; and blocks of one query and key, which have a kernel of their own."""
+    every = torch.arange(9).expand(1, 1, 1, -1)
+    single = every.transpose(2, 3)
+    mask = Mask.window(span) & (Mask.causal(offset=offset) if causal else Mask(offset=offset))
+    assert_backends_agree(qkv(9, B=1, H=1), (Buckets(every, every), Buckets(single, single.flip(2))), mask)
+
+
 def test_values_near_the_largest():
     every = torch.arange(9).expand(1, 1, 1, -1)
     q, k, v = qkv(9, B=1, H=1)

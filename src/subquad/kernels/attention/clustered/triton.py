@@ -74,7 +74,7 @@ def forward(outputs: tuple[Tensor, ...], x: Any) -> None:
     values, of_cells = remaining.new_empty(B, H, C, X, E), remaining.new_empty(B, H, C, X)
     inside = inside_words(top, chunks.order, chunks.rank) if x.topk else None
     see_cells(centroids, x.key, x.value, chunks.order, chunks.offsets, inside, x.scale, (None, values, of_cells))
-    merge_cells(values, of_cells, of_top, (remaining, lse, mass))
+    merge_cells(values, of_cells, chunks.offsets, of_top, (remaining, lse, mass))
     if x.topk == 0:
         out.copy_(broadcast(remaining, labels))
         if x.wants_lse:

@@ -66,11 +66,11 @@ def run(backend: str, x: Any) -> tuple[Tensor, Tensor]:
     Only where a projection itself is learned they are made here, by PyTorch, which has its gradient.
     """
     query, key, of_query, of_key, feature_bias = x.query, x.key, x.of_query, x.of_key, x.feature_bias
-    if _learned(of_query) or _learned(feature_bias):
+    if learned(of_query) or learned(feature_bias):
         query = upcast(query)[0] if of_query is None else upcast(query)[0] @ of_query.mT
         query = query if feature_bias is None else query + feature_bias.unsqueeze(-2)
         of_query = feature_bias = None
-    if of_key is not None and _learned(of_key):
+    if of_key is not None and learned(of_key):
         key, of_key = upcast(key)[0] @ of_key.mT, None
     block, lag = (int(x.causal), 0) if x.lagged is None else x.lagged
     inputs = query, key, x.value, of_query, of_key, feature_bias, x.key_bias
@@ -78,7 +78,8 @@ def run(backend: str, x: Any) -> tuple[Tensor, Tensor]:
     return out, lse
 
 
-def _learned(x: Tensor | None) -> bool:
+def learned(x: Tensor | None) -> bool:
+    """True if it wants a gradient, which the compiled kernels do not give a map."""
     return x is not None and x.requires_grad and torch.is_grad_enabled()
 
 

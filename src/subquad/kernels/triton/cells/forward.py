@@ -6,8 +6,9 @@ from torch import Tensor
 
 from subquad.kernels.triton.cells.pair_weights import listed_inside
 from subquad.kernels.triton.launch import (
+    LOWEST,
     allowed_exponentials,
-    dot_upcast,
+    dot_shrunk,
     inner_of,
     kernel,
     key_head,
@@ -21,6 +22,7 @@ from subquad.kernels.triton.launch import (
     slice_of,
     store_rows,
     strides,
+    unshrunk,
 )
 from subquad.kernels.triton.recording import LaunchCost
 from subquad.kernels.triton.tiles import tiles_of
@@ -131,15 +133,21 @@ def cells_forward(
         if inside is not None:
             allowed = allowed & ~listed_inside(inside, words, head, C, row, position, present)
         logits = inner_of(means, centroids, D, row, row < C, k, key, key_n, token, present, D, SLICE) * scale
+        logits = tl.where(logits == float("-inf"), LOWEST, logits)
         largest, factor, weights = allowed_exponentials(logits, allowed, largest)
         total = total * factor + tl.sum(weights, 1)
-        values = values * factor[:, None] + dot_upcast(weights, v)
+        values = values * factor[:, None] + dot_shrunk(weights, v)
         if cell_keys is not None:
-            keys = keys * factor[:, None] + dot_upcast(weights, k)
+            keys = keys * factor[:, None] + dot_shrunk(weights, k)
     divisor = tl.where(total == 0, 1.0, total)[:, None]
     index_of_row = (head * C + row) * X + cell
     lse = tl.where(total == 0, float("-inf"), tl.log(total) + tl.where(largest == float("-inf"), 0.0, largest))
+    # Keys whose logits are all −∞ have no mean, so that their cell in a tail has a λ of NaN; −∞ is that of no keys.
+    lost = (largest == LOWEST) & (total == total)
+    lse = tl.where(lost, float("-inf") if cell_keys is None else float("nan"), lse)
     tl.store(cell_lse + index_of_row, lse, mask=row < C)
-    store_rows(cell_values + head * C * X * E + cell * E, X * E, row, row < C, values / divisor, E, VALUES)
+    values = unshrunk(values / divisor, value)
+    store_rows(cell_values + head * C * X * E + cell * E, X * E, row, row < C, values, E, VALUES)
     if cell_keys is not None:
-        store_rows(cell_keys + head * C * X * D + cell * D, X * D, row, row < C, keys / divisor, D, WIDTH)
+        keys = unshrunk(keys / divisor, key)
+        store_rows(cell_keys + head * C * X * D + cell * D, X * D, row, row < C, keys, D, WIDTH)

@@ -26,10 +26,14 @@ class MemberGradients:
     grad_lse: Tensor | None = None
 
     def arguments(self) -> dict[str, object]:
-        """The arguments of the kernels."""
+        """The arguments of the kernels, which read all but `grad` as contiguous; those of autograd may not be."""
+        grad = rows(self.grad_out)
         return {
-            **{"shift": self.shift, "rho": self.rho, "grad_lse": self.grad_lse, "grad": rows(self.grad_out)},
-            **strides("grad", rows(self.grad_out)),
+            "shift": self.shift.contiguous(),
+            "rho": self.rho.contiguous(),
+            "grad_lse": None if self.grad_lse is None else self.grad_lse.contiguous(),
+            "grad": grad,
+            **strides("grad", grad),
         }
 
 

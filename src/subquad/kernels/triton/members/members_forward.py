@@ -5,7 +5,7 @@ from torch import Tensor
 
 from subquad.kernels.triton.launch import (
     allowed_exponentials,
-    dot_upcast,
+    dot_shrunk,
     inner_of,
     kernel,
     key_head,
@@ -16,6 +16,7 @@ from subquad.kernels.triton.launch import (
     slice_of,
     store_rows,
     strides,
+    unshrunk,
 )
 from subquad.kernels.triton.members.clustering import Clustering, cell_logits, load_block, load_listed, load_mean, sizes
 from subquad.kernels.triton.recording import LaunchCost
@@ -131,7 +132,7 @@ def members_forward(
             logits = inner_of(*queries, k, key, key_n, listed, present, D, SLICE) * scale
             largest, factor, weights = allowed_exponentials(logits, allowed, largest)
             total = total * factor + tl.sum(weights, 1)
-            values = values * factor[:, None] + dot_upcast(weights, v)
+            values = values * factor[:, None] + dot_shrunk(weights, v)
             some += tl.sum(present.to(tl.int32), 0)
         if cell_lse is not None:
             mean = load_mean(centroids, of_cluster, D, q, WIDTH)
@@ -159,11 +160,11 @@ def members_forward(
                 v = load_rows(cell_values + of_cluster * X * E, E, x, present, E, VALUES).to(q.dtype)
                 largest, factor, weights = allowed_exponentials(logits, present[None, :] & member[:, None], largest)
                 total = total * factor + tl.sum(weights, 1)
-                values = values * factor[:, None] + dot_upcast(weights, v)
+                values = values * factor[:, None] + dot_shrunk(weights, v)
                 some += tl.sum(present.to(tl.int32), 0)
         # 0 where there was no key; NaN where there were keys and all their logits are −∞.
         nothing = (total == 0) & (some == 0)
-        result = values / tl.where(nothing, 1.0, total)[:, None]
+        result = unshrunk(values / tl.where(nothing, 1.0, total)[:, None], value)
         sums = tl.where(nothing, float("-inf"), tl.log(tl.where(nothing, 1.0, total)) + largest)
         if mass is not None:
             share = tl.load(mass + of_cluster)

@@ -6,17 +6,31 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from subquad.kernels.attention.features.op import check_pattern, feature_attention, features_backward, features_forward
+from subquad.kernels.attention.features.op import (
+    check_pattern,
+    feature_attention,
+    features_backward,
+    features_forward,
+    learned,
+)
 from subquad.kernels.attention.features.triton.chunk_slopes import slopes_within_chunks
 from subquad.kernels.attention.features.triton.chunks import read_within_chunks
 from subquad.kernels.attention.features.triton.reads import ReadIndex, read, slopes_of_keys, slopes_of_queries
 from subquad.kernels.attention.features.triton.states import SEGMENT, Side, States, chunk_of, state_of_all, update
-from subquad.kernels.triton import refusal_of
+from subquad.kernels.triton import WIDEST, refusal_of
 
 
 @feature_attention.refusal("triton")
 def refusal(x: Any) -> str | None:
     """The reason why the kernels cannot take this call; None if they can."""
+    maps = (
+        x.of_query if learned(x.of_query) or learned(x.feature_bias) else None,
+        x.of_key if learned(x.of_key) else None,
+    )
+    for projection in maps:  # the kernels get exponents, which `run` makes
+        if projection is not None and projection.shape[1] > WIDEST:
+            features = projection.shape[1]
+            return f"a learned map makes {features} features, and the kernels take exponents of at most {WIDEST}"
     return refusal_of(x.query, x.key, x.value)
 
 

@@ -24,7 +24,19 @@ from subquad.kernels.attention.features.triton.feature_tiles import (
     shift_of,
 )
 from subquad.kernels.attention.features.triton.states import Side, States
-from subquad.kernels.triton.launch import inner, kernel, launch, load_rows, padded, slice_of, store_rows, strides, tile
+from subquad.kernels.triton.launch import (
+    dot_shrunk,
+    inner,
+    kernel,
+    launch,
+    load_rows,
+    padded,
+    slice_of,
+    store_rows,
+    strides,
+    tile,
+    unshrunk,
+)
 from subquad.kernels.triton.recording import LaunchCost
 from subquad.kernels.triton.tiles import Tiles, tiles_of
 
@@ -208,10 +220,11 @@ def read_states(
         weights = tl.exp(logits - base_of(now)[:, None])
         total = total * shrink + tl.sum(weights, 1)
         mean = load_rows(means + state * E, E, feature, exists, E, WIDTH)
-        sums = sums * shrink[:, None] + dot_as(weights, mean, KIND)
+        sums = sums * shrink[:, None] + dot_shrunk(weights, mean.to(KIND))
         largest = now
     norm = tl.where(total == 0, 1.0, total)
-    store_rows(out + b * out_b + h * out_h, out_n, position, present, sums / norm[:, None], E, WIDTH)
+    result = unshrunk(sums / norm[:, None], query)
+    store_rows(out + b * out_b + h * out_h, out_n, position, present, result, E, WIDTH)
     logarithm = tl.where(total == 0, -float("inf"), base_of(largest) + tl.log(norm))
     tl.store(lse + head * N + position, logarithm, mask=present)
 

@@ -33,7 +33,7 @@ from subquad.kernels.attention.features.triton.feature_tiles import (
     shift_of,
 )
 from subquad.kernels.triton.launch import (
-    dot_upcast,
+    dot_shrunk,
     kernel,
     launch,
     load_rows,
@@ -43,6 +43,7 @@ from subquad.kernels.triton.launch import (
     store_rows,
     strides,
     tile,
+    unshrunk,
 )
 from subquad.kernels.triton.recording import LaunchCost
 from subquad.kernels.triton.tiles import tiles_of
@@ -299,7 +300,7 @@ def sum_chunks(
         if weight is not None:
             a = tl.load(weight + head * tokens + position, mask=present, other=0.0)
             of_weight = of_weight * shrink + tl.sum(feature * a[:, None], 0)
-        sums = sums * shrink[:, None] + dot_upcast(
+        sums = sums * shrink[:, None] + dot_shrunk(
             tl.trans(feature), load_rows(payload, payload_n, position, present, E, WIDTH)
         )
         largest = now
@@ -311,7 +312,8 @@ def sum_chunks(
         tl.where(total == 0, -float("inf"), largest + tl.log(some)),
         mask=feature < R,
     )
-    store_rows(means + of_slot * E, E, feature, feature < R, sums / some[:, None], E, WIDTH)
+    result = unshrunk(sums / some[:, None], payload)
+    store_rows(means + of_slot * E, E, feature, feature < R, result, E, WIDTH)
     if weight is not None:
         tl.store(weights + of_slot + feature, of_weight / some, mask=feature < R)
 

@@ -28,10 +28,8 @@ from subquad.kernels.attention.pairs.triton.pair_tiles import (
     tile_of,
     visible,
 )
-from subquad.kernels.triton.launch import dot, dot_upcast, kernel, launch, load_rows, store_rows
+from subquad.kernels.triton.launch import LOWEST, dot, dot_upcast, kernel, launch, load_rows, store_rows
 from subquad.kernels.triton.recording import LaunchCost
-
-LOWEST: tl.constexpr = tl.constexpr(-3.4028234663852886e38)  # of fp32: a logit of −∞ that is seen
 
 
 def attend_blocks(x: Any, buckets: BucketSet, partials: Tensor, lses: Tensor) -> None:
@@ -45,7 +43,7 @@ def attend_blocks(x: Any, buckets: BucketSet, partials: Tensor, lses: Tensor) ->
         (buckets.queries.shape[2] * triton.cdiv(buckets.queries.shape[3], tiles.rows), B * H),
         **tiles.options(),
         cost=LaunchCost(buckets.pairs * (D + E), moved),
-        **call_arguments(x),
+        **call_arguments(x, buckets.excess),
         **buckets.arguments(),
         bucket=buckets.bucket,
         first_query=buckets.first_query,

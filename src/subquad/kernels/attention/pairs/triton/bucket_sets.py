@@ -20,7 +20,8 @@ class BucketSet:
         bucket: (B,H,T), the bucket of each block; None where they have one block each.
         queries_end: (B,H,T), behind the last filled slot of each block.
         keys_end: (B,H,C), behind the last filled slot of each bucket.
-        span: the largest distance of tokens that meet; −1 for any distance.
+        span: the largest distance of tokens that meet, at most N + M; −1 for any distance.
+        excess: by how much the distance that was asked for is larger.
         first_query: the number of the first query slot.
         first_key: the number of the first key slot.
     """
@@ -31,6 +32,7 @@ class BucketSet:
     queries_end: Tensor
     keys_end: Tensor
     span: int
+    excess: int
     first_query: int
     first_key: int
 
@@ -71,7 +73,8 @@ def sets_of(x: Any) -> Iterator[BucketSet]:
             bucket.contiguous() if bucket.ndim == 3 else None,
             end_of(queries, N),
             end_of(keys, M),
-            span,
+            min(span, N + M),
+            max(0, span - N - M),
             first_query,
             first_key,
         )

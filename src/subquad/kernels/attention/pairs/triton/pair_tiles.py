@@ -4,12 +4,13 @@ from typing import Any
 
 import triton
 import triton.language as tl
+from torch import Tensor
 
 from subquad.kernels.attention.pairs.triton.bucket_sets import BucketSet
 from subquad.kernels.triton.launch import padded, rows, strides, tile
 from subquad.kernels.triton.tiles import Tiles, tiles_of
 
-FAR = 1 << 40  # an offset beyond all tokens, to which a position can be added
+FAR = 1 << 60  # an offset beyond all tokens, to which a position can be added
 
 
 # bytes of a number -> the most queries and keys of a tile where pairs are hidden: their pointers take registers
@@ -26,8 +27,8 @@ def tile_of(kernel: str, x: Any, buckets: BucketSet) -> Tiles:
     return tiles._replace(rows=tile(buckets.queries.shape[3], queries), keys=tile(buckets.keys.shape[3], keys))
 
 
-def call_arguments(x: Any) -> dict[str, Any]:
-    """The call as arguments of a kernel."""
+def call_arguments(x: Any, excess: int) -> dict[str, Any]:
+    """The call as arguments of a kernel, for a set of buckets with this excess."""
     query, key, value = rows(x.query), rows(x.key), rows(x.value)
     (_, H, N, D), (_, G, M, E) = query.shape, value.shape
     return {
@@ -36,17 +37,30 @@ def call_arguments(x: Any) -> dict[str, Any]:
         **strides("key", key),
         **strides("value", value),
         "key_bias": None if x.key_bias is None else x.key_bias.contiguous(),
-        "offsets": None if x.offsets is None else x.offsets.clamp(-FAR, FAR),
+        "offsets": None if x.offsets is None else _nearer(_clamped(x.offsets, -FAR, FAR), N, M, excess),
         "hidden": None if x.hidden is None else x.hidden.contiguous(),
         **{"H": H, "GROUP": H // G, "N": N, "M": M, "D": D, "E": E},
         "R": 1 if x.hidden is None else x.hidden.shape[2],
-        "offset": max(-FAR, min(x.offset, FAR)),
+        "offset": _nearer(_clamped(x.offset, -FAR, FAR), N, M, excess),
         "scale": x.scale,
         "CAUSAL": x.causal,
         "OTHERS": x.other_keys_only,
         "D_PADDED": padded(D),
         "E_PADDED": padded(E),
     }
+
+
+def _nearer(offset: Any, N: int, M: int, excess: int) -> Any:
+    """The offset at which queries see the same keys in a window that is narrower by `excess`, and still N + M or more.
+
+    Queries among the keys see all of them either way. Those before or behind all keys come nearer by the excess, but do
+    not come among the keys.
+    """
+    return offset if excess == 0 else offset - _clamped(offset - M, 0, excess) - _clamped(offset + N, -excess, 0)
+
+
+def _clamped(x: Any, least: int, most: int) -> Any:
+    return x.clamp(least, most) if isinstance(x, Tensor) else max(least, min(x, most))
 
 
 @triton.jit
