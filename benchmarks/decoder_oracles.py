@@ -1,6 +1,6 @@
 """Causal by halves beside oracles that know which keys are best, in a decoder: perplexity and next tokens.
 
-    python benchmarks/decoder_oracles.py [--data FOLDER] [--lengths "2048 4096"] [--passages 2] [--out FILE.md]
+    python benchmarks/decoder_oracles.py [--data FOLDER] [--lengths "4096 16384"] [--passages 2] [--out FILE.md]
 
 FOLDER holds gutenberg/; the default is the environment variable SUBQUAD_DATA. The oracles are written plainly: they
 compute all logits, a chunk of queries at a time, keep some, and drop the others.
@@ -14,23 +14,24 @@ import decoder_passages
 import sheet
 import torch
 from decoder_passages import HEAD, LAYERS, MODEL, error_texts, next_token_texts
-from decoder_rules import ClusteredByRule, TailByRule
+from decoder_rules import ClusteredByRule
 from torch import Tensor
 
 from subquad.kernels.tokens.heads import repeat_heads
-from subquad.methods import Full, Method
+from subquad.methods import ClusteredTail, Full, Method
 from subquad.methods.clustered_tail import OF_RECTANGLE, by_length
 from subquad.methods.core.halves import LAST, default_block
 from subquad.methods.core.method import Call, Partial, whole
 from subquad.tools.models.pretrained import load
 
-LENGTHS = (2048, 4096)
+LENGTHS = (4096, 8192, 16384)
 BLOCK = default_block(torch.float32)
 CHUNK = 256  # queries at a time, whole groups of them
 GROUP = 64  # queries that share their blocks, and keys of a block
 
 ABOUT = """\
-SmolLM2-135M-Instruct, every layer, beside exact attention; mean over {passages} of each length.
+SmolLM2-135M-Instruct, every layer, beside exact attention; mean over {passages} of each length, and beyond 8,192 \
+tokens with YaRN.
 KL is that of next-token distributions, exact ‖ method, in nats.
 Clusters are those of the n queries of a block, and top keys those of a rectangle of m keys.
 A window holds the query itself and the 511 keys before it; the best keys and blocks of an oracle lie before the window.
@@ -147,13 +148,9 @@ def top_keys_of(block: int) -> int:
 
 
 METHODS: dict[str, Method] = {
-    "clustered-tail, n^¾/√32 clusters, m^¾ keys, 32 cells (default)": TailByRule(),
-    "clustered-tail, 1.41√n, 2.83√m, 32": TailByRule(cluster_factor=1.41, topk_factor=2.83),
-    "clustered-tail, 2√n, 4√m, 32": TailByRule(cluster_factor=2.0, topk_factor=4.0),
-    "clustered-tail, 3√n, 6√m, 64": TailByRule(cluster_factor=3.0, topk_factor=6.0, cells=64),
+    "clustered-tail, n^¾/√32 clusters, m^¾ keys, 32 cells (default)": ClusteredTail(),
     "i-clustered by halves, 2√n, 4√m": ClusteredByRule(),
     "window 512 and the first token": WindowAndFirst(),
-    "oracle: window 512 and each query's own 128 best keys": WindowAndBest(best=128),
     "oracle: window 512 and each query's own 256 best keys": WindowAndBest(best=256),
     "oracle: window 512 and the 16 best blocks of 64 keys": WindowAndBlocks(),
     "oracle of equal exact keys": EqualKeys(),
@@ -164,11 +161,11 @@ def main(
     lengths: tuple[int, ...] = LENGTHS, data: Path = sheet.DATA, passages: int = 2, out: Path | None = None
 ) -> None:
     """Print the tables, and write them to a file where one is named."""
-    pretrained = load(MODEL)
     number = decoder_passages.count_of(passages)
     parts = [ABOUT.format(passages=number)]
     of_errors = ["## Error", ERRORS.format(layers=LAYERS, passages=number)]
     for length in lengths:
+        pretrained = load(MODEL).reaching(length)
         chosen = decoder_passages.passages(pretrained, data, length, passages)
         tokens = [decoder_passages.next_tokens(pretrained, passage, METHODS) for passage in chosen]
         rows = [[name, *next_token_texts([each[name] for each in tokens])] for name in tokens[0]]

@@ -28,7 +28,7 @@ from subquad.kernels.attention.pairs.triton.pair_tiles import (
     tile_of,
     visible,
 )
-from subquad.kernels.triton.launch import LOWEST, dot, dot_upcast, kernel, launch, load_rows, store_rows
+from subquad.kernels.triton.launch import LOWEST, dot, dot_shrunk, kernel, launch, load_rows, store_rows, unshrunk
 from subquad.kernels.triton.recording import LaunchCost
 
 
@@ -104,8 +104,6 @@ def attend_tile(
     KEYS: tl.constexpr,
 ):
     """The partials of one tile of a block's query slots."""
-    # Weights are 2⁻²⁴ of what they are, so that no sum of values overflows whose mean does not; fp16 cannot overflow.
-    SHRINK: tl.constexpr = 1.0 if value.dtype.element_ty == tl.float16 else 2.0**-24
     head = tl.program_id(1).to(tl.int64)
     item, h = head // H, head % H
     tiles = tl.cdiv(S, QUERIES)
@@ -138,10 +136,10 @@ def attend_tile(
         weights = tl.exp(logits - base[:, None])
         shrink = tl.exp(before - base)
         total = total * shrink + tl.sum(weights, 1)
-        out = out * shrink[:, None] + dot_upcast(weights * SHRINK, v)
+        out = out * shrink[:, None] + dot_shrunk(weights, v)
     blind = total == 0
     lost = (highest == LOWEST) & (total == total)  # it sees keys, but with logits of −∞ alone; NaN stays NaN
-    out = tl.where(blind[:, None], 0.0, out / tl.where(blind, 1.0, total)[:, None] * (1.0 / SHRINK))
+    out = tl.where(blind[:, None], 0.0, unshrunk(out / tl.where(blind, 1.0, total)[:, None], value))
     out = tl.where(lost[:, None], float("nan"), out)
     lse = tl.where(blind | lost, -float("inf"), highest + tl.log(tl.where(blind, 1.0, total)))
     slot = head * slots + first_query + block * S + row
