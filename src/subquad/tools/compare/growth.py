@@ -169,8 +169,8 @@ def _uncertainty(
     """
     measured = sorted(n for n in set(lengths) if str(n) in (chosen.model or {}))
     start = int(max(measured[0], _exact_up_to(chosen, causal)))
-    after = next((number for number, n in enumerate(measured) if n >= crossed), len(measured) - 1)
-    around = measured[max(after, 1) - 1 :][:2]
+    index = next((i for i, n in enumerate(measured) if n >= crossed), len(measured) - 1)
+    around = measured[max(index, 1) - 1 :][:2]
     ends: set[float] = set()
     for factors in product(*((1 / noise.get(n, 1.0), noise.get(n, 1.0)) for n in around)):
         fast = curve_of(chosen, measured, dict(zip(around, factors, strict=True)))
