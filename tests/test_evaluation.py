@@ -19,7 +19,7 @@ from tokenizers.pre_tokenizers import Whitespace
 import subquad as sq
 import subquad.hf
 
-lm_eval = pytest.importorskip("lm_eval", reason="lm_eval is not installed: pip install lm_eval")
+lm_eval = pytest.importorskip("lm_eval", reason="lm_eval is not installed: pip install 'lm_eval[hf]'")
 
 pytestmark = pytest.mark.slow
 

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -37,6 +38,20 @@ def test_a_notebook_runs(notebook: Path, tmp_path: Path):
         [sys.executable, str(program)], cwd=tmp_path, env=settings, capture_output=True, text=True, timeout=300
     )
     assert done.returncode == 0, done.stderr[-3000:]
+
+
+def test_a_step_of_the_own_transformer_reads_four_tokens():
+    """The notebook's claim is that a step costs the same after any number of tokens."""
+    (notebook,) = (path for path in NOTEBOOKS if path.stem == "own-transformer")
+    code = ["".join(cell["source"]) for cell in cells(notebook, "code")]
+    names: dict[str, Any] = {"__name__": "notebook"}
+    exec(f"{code[0]}\n{code[1]}", names)
+    model, sizes = names["LanguageModel"](), []
+    near, names["model"] = model.near, model
+    model.near = lambda tokens: sizes.append(tokens.shape[1]) or near(tokens)
+    exec(next(cell for cell in code if "def generate" in cell), names)
+    assert len(sizes) == 100
+    assert set(sizes[1:]) == {4}
 
 
 def test_the_page_lists_every_notebook():

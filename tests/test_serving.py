@@ -1,5 +1,6 @@
 """The service of examples/serve: a real server, a real client, 200 requests of unequal lengths, and an alarm."""
 
+import ast
 import importlib
 import json
 import math
@@ -133,6 +134,25 @@ def test_a_damaged_model_raises_the_alarm_and_exact_attention_ends_it(benchmark,
     np.testing.assert_allclose(np.array([answer.embedding for answer in answers]), wanted, atol=1e-5)
 
 
+@pytest.mark.parametrize(("swapped", "reason"), [(False, "exact attention runs"), (True, "no floor is recorded in")])
+def test_a_folder_without_a_plan_is_served_and_not_audited(monkeypatch, tmp_path, caplog, swapped, reason):
+    """The model as it is, and one that was swapped and saved, as `subquad compare --save` does it."""
+    monkeypatch.syspath_prepend(SERVE)
+    module = importlib.import_module("app")
+    model = SentenceTransformer(str(get_model_path()), device="cpu", local_files_only=True)
+    if swapped:
+        sq.hf.swap(model, "clustered-tail")
+    model.save(str(tmp_path / "saved"))
+    monkeypatch.setattr(module, "MODEL", str(tmp_path / "saved"))
+    with caplog.at_level("INFO"), TestClient(module.app) as client:
+        health = client.get("/health")
+        answer = client.post("/embed", json={"texts": ["a text"]})
+    assert (health.status_code, answer.status_code) == (200, 200)
+    assert (health.json()["alarm"], health.json()["floor"]) == (False, None)
+    assert (health.json()["methods"] == "exact attention") == (not swapped)
+    assert f"not audited: {reason}" in caplog.text
+
+
 @pytest.mark.parametrize(
     "body",
     [
@@ -199,6 +219,18 @@ def test_the_lock_file_pins_all_that_the_extra_needs_in_allowed_versions():
     pins = dict(line.split("==") for line in constraints if "==" in line and not line.startswith("#"))
     assert {name: pinned[name] for name in pins if name in pinned} == {n: v for n, v in pins.items() if n in pinned}
     assert "subquad" not in pinned
+
+
+def test_the_lock_file_has_what_the_service_imports_and_the_page_what_the_client_needs():
+    page, pinned = (ROOT / "docs/how-to/deploy.md").read_text("utf-8"), locked()
+    for path in SERVE.glob("*.py"):
+        nodes = list(ast.walk(ast.parse(path.read_text("utf-8"))))
+        names = {each.name for node in nodes if isinstance(node, ast.Import) for each in node.names}
+        names |= {node.module for node in nodes if isinstance(node, ast.ImportFrom)}
+        packages = {name.partition(".")[0] for name in names} - sys.stdlib_module_names - {"subquad", "batching"}
+        missing = {name for name in packages if canonicalize_name(name) not in pinned}
+        assert missing <= ({"httpx"} if path.name == "load.py" else set()), path.name
+        assert all(f"`pip install {name} && python examples/serve/load.py`" in page for name in missing)
 
 
 def test_the_container_file_names_files_and_commands_that_exist():

@@ -1,4 +1,4 @@
-"""Embeds texts with a SentenceTransformer that `subquad plan --save served` wrote.
+"""Embeds texts with a SentenceTransformer: one that `subquad plan --save served` wrote, or any other.
 
 SERVE_MODEL=served uvicorn app:app --host 0.0.0.0 --port 8000
 
@@ -74,10 +74,13 @@ class Service:
         self.methods = {number: str(method) for number, method in runs.items()} or "exact attention"
         self.warm_up()
         self.registry = CollectorRegistry()
-        self.audit = None if EXACT else sq.audit(self.model, callback=metrics.prometheus(self.registry))
-        if self.audit is not None:
+        self.audit = None
+        if runs and self.provenance.keys() & {"floor", "audit"}:
+            self.audit = sq.audit(self.model, callback=metrics.prometheus(self.registry))
             metrics.prometheus_output(self.audit, self.registry)
             self.audit.start()
+        else:
+            logging.info("not audited: %s", f"no floor is recorded in {MODEL}" if runs else "exact attention runs")
         self.requests = Counter("serve_requests", "Requests.", ["status"], registry=self.registry)
         self.seconds = Histogram("serve_seconds", "Seconds per request.", registry=self.registry)
         sizes = [2**power for power in range(3, 16)]

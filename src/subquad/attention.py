@@ -35,7 +35,7 @@ def attention(
     rotary: Rotary | None = None,
     attn_mask: Tensor | None = None,
 ) -> Any:
-    """Compute attention with any method, with the arguments and the layout of `scaled_dot_product_attention`.
+    """Compute attention with any method, in the layout of `scaled_dot_product_attention`, with `mask` for `attn_mask`.
 
         out_i ≈ Σ_j softmax_j(scale · q_i·k_j + bias_ij) v_j
 

@@ -183,9 +183,9 @@ EXACT_MS = {1024: 300.0, 2048: 738.0, 4096: 1760.0, 8192: 5451.0}
 @pytest.mark.parametrize(
     ("block", "ms", "at"),
     [
-        (1024, {2048: 800.0, 8192: 3500.0}, {3628}),
+        (1024, {2048: 800.0, 8192: 3500.0}, {3216}),
         (4096, {2048: 800.0, 8192: 3500.0}, set()),  # it is exact attention up to 4,096 tokens
-        (512, {1024: 400.0, 2048: 700.0, 8192: 3500.0}, set()),  # at 2,048 faster as measured, slower by the curves
+        (512, {1024: 400.0, 2048: 700.0, 8192: 3500.0}, {1875}),  # at 2,048 faster as measured
         (1024, {2048: 700.0, 8192: 3500.0}, set()),  # never slower
         (1024, {2048: 800.0, 8192: 30000.0}, set()),
     ],
@@ -199,3 +199,15 @@ def test_a_ring_marks_where_a_method_overtakes_exact_attention(block, ms, at):
     report["methods"] = [exact, method]
     report["settings"]["floor"] = {"figure": "kl", "bound": 0.002}
     assert rings(report, model_time) == at
+
+
+@pytest.mark.parametrize("ms", [{2048: 1764.0, 8192: 10173.0, 16384: 26758.0}, {512: 9.0, 2048: 3.0, 8192: 900.0}])
+def test_the_solid_line_passes_through_every_measured_time(ms):
+    report = sample.causal()
+    report["methods"] = report["methods"][:2]
+    for method in report["methods"]:
+        method["model"] = {str(n): {"ms": each} for n, each in ms.items()}
+    solid = [line.get_xydata().T for line in drawn(model_time, report).axes[0].lines if line.get_linestyle() == "-"]
+    assert len(solid) == 2
+    for lengths, seconds in solid:
+        assert np.interp(list(ms), lengths, seconds) == pytest.approx([each / 1e3 for each in ms.values()], rel=0.01)

@@ -3,13 +3,15 @@
 A time t at n tokens is taken to be a·n + b·nᵖ with a, b ≥ 0: what each token costs by itself, and its attention, with
 p = 2 for exact attention and p = 3/2 for sub-quadratic methods: attention by halves, whose clusters and top keys grow
 like n^¾, took 2^1.5 times as long when the length doubled to 8,192 tokens, and 2^1.44 times when it doubled to 16,384
-(`clustered-tail` in bf16), because the number of its blocks grows like n. The two longest measured lengths determine a
-and b, so that the curve is exact there; beyond them it is a prediction.
+(`clustered-tail` in bf16), because the number of its blocks grows like n. Two neighbouring measured lengths determine a
+and b between them, so that the curve is exact at all of them; beyond the longest, those of the last two predict.
 """
 
 import math
 from collections.abc import Callable, Mapping, Sequence
 from itertools import product
+
+import numpy as np
 
 from subquad.methods import Method, from_dict
 from subquad.tools.compare.recommend import is_exact_kernel, is_faithful, is_full
@@ -34,17 +36,23 @@ def exponent(method: Method) -> float:
 
 
 def curve(times: Mapping[int, float], power: float) -> Curve:
-    """The curve a·n + b·nᵖ through the times at the two longest lengths.
+    """The curve through all times: a·n + b·nᵖ between two lengths, and beyond the longest that of the last two.
 
-    >>> exact = curve({1000: 3.0, 2000: 8.0}, power=2.0)
-    >>> round(exact(4000), 6)
-    24.0
+    >>> exact = curve({500: 2.0, 1000: 3.0, 2000: 8.0}, power=2.0)
+    >>> round(exact(500), 6), round(exact(4000), 6)
+    (2.0, 24.0)
     """
-    (n, t), (m, u) = sorted(times.items())[-2:]
-    b = (u / m - t / n) / (m ** (power - 1) - n ** (power - 1))
-    b = min(max(b, 0.0), u / m**power)
-    a = u / m - b * m ** (power - 1)
-    return lambda tokens: a * tokens + b * tokens**power
+    lengths = sorted(times)
+    n, m = lengths[-2:]
+    rates = [times[length] / length for length in lengths]  # of a token: a + b·nᵖ⁻¹, a line in nᵖ⁻¹
+    b = (rates[-1] - rates[-2]) / (m ** (power - 1) - n ** (power - 1))
+    b = min(max(b, 0.0), rates[-1] / m ** (power - 1))
+    a = rates[-1] - b * m ** (power - 1)
+    grown = [length ** (power - 1) for length in lengths]
+    return lambda tokens: (
+        tokens
+        * (a + b * tokens ** (power - 1) if tokens > m else float(np.interp(tokens ** (power - 1), grown, rates)))
+    )
 
 
 def crossing(slow: Curve, fast: Curve, shortest: int, longest: int) -> float | None:
@@ -117,7 +125,7 @@ def growth_note(
     if start is not None:
         source = "interpolated" if start <= longest else "predicted"
         where = f"{chosen.method} overtakes {exact.method}, the fastest exact attention, at about {_rounded(start):,} "
-        where += f"tokens ({source}{_uncertainty(chosen, slow, lengths, floor.of_next_tokens, noise or {})})"
+        where += f"tokens ({source}{_uncertainty(chosen, slow, lengths, start, floor.of_next_tokens, noise or {})})"
     else:
         where = _from_where(chosen, exact, lengths, floor.of_next_tokens)
         if not where:
@@ -133,8 +141,7 @@ def overtaking(chosen: MethodReport, exact: MethodReport, lengths: Sequence[int]
     """The length from which on a row is faster than exact attention, where their curves cross.
 
     `causal`: the model is a causal language model. None if the row is exact attention at the crossing by its settings,
-    if it was faster at every length measured, or if the measured times contradict the curves, which go through those of
-    the two longest lengths only.
+    or if it was faster at every length measured.
     """
     slow, fast, longest = curve_of(exact, lengths), curve_of(chosen, lengths), max(lengths)
     measured, most = _measured(chosen, exact, lengths), _exact_up_to(chosen, causal)
@@ -142,25 +149,31 @@ def overtaking(chosen: MethodReport, exact: MethodReport, lengths: Sequence[int]
     last = max((n for n in measured if chosen.cost("model", n).ms >= exact.cost("model", n).ms), default=0)
     if slow is None or fast is None or last == 0 or most >= longest:
         return None
-    start = crossing(slow, fast, last, FARTHEST * longest)
-    after = min((n for n in measured if n > last), default=math.inf)
-    return start if start is not None and max(last, most) < start <= after else None
+    after = min((n for n in measured if n > last), default=FARTHEST * longest)
+    start = crossing(slow, fast, last, after)
+    return start if start is not None and max(last, most) < start else None
 
 
 def _uncertainty(
-    chosen: MethodReport, slow: Curve, lengths: Sequence[int], causal: bool, noise: Mapping[int, float]
+    chosen: MethodReport,
+    slow: Curve,
+    lengths: Sequence[int],
+    crossed: float,
+    causal: bool,
+    noise: Mapping[int, float],
 ) -> str:
     """The range of lengths at which a row may overtake exact attention; empty if it is a single length.
 
-    Each of the two times that determine the row's curve is multiplied or divided by the noise; those of exact attention
-    stay.
+    Each of the two times that determine the row's curve where it crosses is multiplied or divided by the noise; those
+    of exact attention stay.
     """
     measured = sorted(n for n in set(lengths) if str(n) in (chosen.model or {}))
     start = int(max(measured[0], _exact_up_to(chosen, causal)))
-    last = measured[-2:]
+    index = next((i for i, n in enumerate(measured) if n >= crossed), len(measured) - 1)
+    around = measured[max(index, 1) - 1 :][:2]
     ends: set[float] = set()
-    for factors in product(*((1 / noise.get(n, 1.0), noise.get(n, 1.0)) for n in last)):
-        fast = curve_of(chosen, measured, dict(zip(last, factors, strict=True)))
+    for factors in product(*((1 / noise.get(n, 1.0), noise.get(n, 1.0)) for n in around)):
+        fast = curve_of(chosen, measured, dict(zip(around, factors, strict=True)))
         assert fast is not None, "a row with an overtaking has a curve"
         at = crossing(slow, fast, start, FARTHEST * max(lengths))
         ends.add(math.inf if at is None else _rounded(at))

@@ -64,7 +64,7 @@ def _doubled(lengths: Sequence[int]) -> list[float]:
 def _draw(ax: Any, row: MethodReport, made: Curve, look: Style) -> None:
     seconds = {int(n): cost.ms / 1e3 for n, cost in sorted((row.model or {}).items(), key=lambda item: int(item[0]))}
     lengths = list(seconds)
-    between = np.geomspace(lengths[0], lengths[-1], 24)
+    between = np.union1d(np.geomspace(lengths[0], lengths[-1], 24), lengths)  # the line bends at the measured lengths
     beyond = np.geomspace(lengths[-1], FARTHER * lengths[-1], 8)
     width = 2.6 if is_exact_kernel(row) else 1.7
     ax.plot(between, [made(n) / 1e3 for n in between], color=look.color, linewidth=width)
