@@ -16,11 +16,12 @@ LARGEST = 1.0  # e² that the bound of its mean assumes: an output of 0 has e = 
 class LayerReport:
     """The audit of one layer, or of all together (`name` is "all").
 
-    `mean_square` is an unbiased estimate of the mean of e² over the real rows of the layer's calls. `mean_square_bound`
-    is its empirical Bernstein bound at confidence 1 − δ for the audited calls; it assumes e² ≤ 1, and is None where an
-    audited row had more, or fewer than 2 rows were audited. `share` estimates how many rows are above the tolerance,
-    rows without a finite exact result included, and `share_bound` is its Clopper-Pearson bound at confidence 1 − δ for
-    the audited calls. `evidence` is the largest capital that the test of drift had so far. `overhead` is the time of
+    As many rows of each audited call are compared, so every call counts once, however long it is: `mean_square` is an
+    unbiased estimate of the mean over the layer's calls of each call's mean e² over its real rows, and `share` of the
+    mean of each call's share of rows above the tolerance, rows without a finite exact result included. If calls differ
+    in length, these are not the means over all rows, of which long calls have more. `mean_square_bound` is the
+    empirical Bernstein bound at confidence 1 − δ for the audited calls; it assumes e² ≤ 1, and is None where an audited
+    row had more, or fewer than 2 rows were audited. `share_bound` is Clopper and Pearson's. `evidence` is the largest capital that the test of drift had so far. `overhead` is the time of
     auditing divided by that of the layer, from the audited calls; None before the first.
     """
 
@@ -47,8 +48,9 @@ class LayerReport:
 class NextTokenReport:
     """Next tokens of an audited causal language model compared with those of exact attention.
 
-    `kl` is an unbiased estimate of the mean KL(exact ‖ method) in nats over the real positions of the prompts, and
-    `agreement` of the share with the exact top token. Their bounds are at confidence 1 − δ, for the audited prompts:
+    As many positions of each audited prompt are compared, so every prompt counts once, however long it is: `kl` is an
+    unbiased estimate of the mean over prompts of each one's mean KL(exact ‖ method) in nats at its real positions, and
+    `agreement` of the mean of each one's share of positions with the exact top token. Their bounds are at confidence 1 − δ, for the audited prompts:
     `kl_bound` is empirical Bernstein's, assumes KL ≤ 1, and is None where a position had more or none;
     `agreement_bound` is Clopper and Pearson's, from below. `last_kl` and `last_agreement` are those of the last token
     of each prompt, which decides the first token that is generated. `evidence` is the largest capital that the test of

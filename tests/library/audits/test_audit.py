@@ -76,6 +76,22 @@ def test_the_figures_are_those_of_the_errors():
     assert report.overhead > 0
 
 
+def test_every_audited_call_counts_once_however_long_it_is():
+    one, short, long = layer(), tokens(length=3), tokens(length=300)
+
+    def report_of(*calls):
+        with sq.audit(one, tolerance=0.3, every=1, rows=2000) as audit, torch.inference_mode():
+            for x in calls:
+                one(x)
+        return audit.report().overall
+
+    alone = [report_of(short), report_of(long)]
+    both = report_of(short, long)
+    assert alone[0].share < 0.5 * alone[1].share
+    assert both.share == pytest.approx((alone[0].share + alone[1].share) / 2, rel=0.05)
+    assert both.mean_square == pytest.approx((alone[0].mean_square + alone[1].mean_square) / 2, rel=0.05)
+
+
 def test_errors_are_those_of_the_method_against_exact_attention_with_padding():
     one, exact, x, mask = layer(), layer("full"), tokens(2), sq.Mask.padding([40, 13])
     with torch.inference_mode(), sq.audit(one, tolerance=9.0, rows=4000, every=1) as audit:
