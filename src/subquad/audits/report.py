@@ -74,6 +74,7 @@ class NextTokenReport:
 
     def __str__(self) -> str:
         counts = f"next tokens: {self.audited:,} of {self.prompts:,} prompts, {self.positions:,} positions"
+        counts += _undefined(self.undefined)
         if not self.audited:
             return counts
         estimates = (
@@ -110,6 +111,7 @@ class EmbeddingReport:
 
     def __str__(self) -> str:
         counts = f"embeddings: {self.audited:,} of {self.inputs:,} inputs, {self.items:,} items"
+        counts += _undefined(self.undefined)
         if not self.audited:
             return counts
         metrics = (
@@ -222,6 +224,10 @@ def summary(
         drifted=drifted,
         overhead=seconds / (layer / audited * calls) if layer > 0 else None,
     )
+
+
+def _undefined(count: int) -> str:
+    return f" ({count:,} undefined)" if count else ""
 
 
 def _number(value: float | None, digits: int = 3) -> str:
