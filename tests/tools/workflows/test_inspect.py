@@ -162,6 +162,12 @@ def test_a_model_with_capped_logits_is_refused_before_anything_is_measured(model
     assert "has capped logits" in done.stderr
 
 
+def test_a_layer_that_runs_several_times_is_noted(model, text, tmp_path):
+    report = inspected(model("albert"), text, tmp_path, methods=("lsh:buckets=4",))
+    assert list(report.bounds) == ["0"]
+    assert any(note.startswith("Layer 0 runs 3 times on each sequence") for note in report.notes)
+
+
 def test_causal_layers_have_the_utility_of_causal_attention(model, text, tmp_path):
     found = inspected(model("gpt2"), text, tmp_path, tokens=64)
     full = torch.tensor(found.maps.weights["full"])

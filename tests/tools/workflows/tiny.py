@@ -64,6 +64,7 @@ MAKERS = {
     "opt": lambda: hf.OPTForCausalLM(
         hf.OPTConfig(**SIZES | {"max_position_embeddings": 64, "pad_token_id": 0}, ffn_dim=48, word_embed_proj_dim=32)
     ),
+    "albert": lambda: hf.AlbertModel(hf.AlbertConfig(**BERT | {"num_hidden_layers": 3}, embedding_size=32)),
     "gemma2": lambda: hf.Gemma2ForCausalLM(
         hf.Gemma2Config(**SIZES | {"max_position_embeddings": 64, "pad_token_id": 0}, num_key_value_heads=2, head_dim=8)
     ),

@@ -138,6 +138,11 @@ def _notes(x: Inspection) -> list[str]:
     ]
     if any("causal" in layer["kind"] for layer in x.pretrained.metadata()["layers"]):
         notes.append("Causal layers: utilities are those of causal attention, and no method sees a later key.")
+    notes += [
+        f"Layer {number} runs {times} times on each sequence with the same parameters; its figures are the last ones."
+        for number, times in x.calls.items()
+        if times > 1
+    ]
     if s.spectrum:
         notes.append(SHARP)
     if any(row.calibrated is False for row in x.rows):

@@ -146,6 +146,7 @@ class Inspection(JobRun):
     rows: list[InspectRow]
     items: list[list[int]]  # the sequences
     recording: tuple[int, dict[int, LayerInputs]] | None = None  # the inputs of the sequence that was last at work
+    calls: Counter[int] = field(default_factory=Counter)  # how often each layer runs on a sequence
 
     @classmethod
     def prepare(cls, settings: InspectSettings) -> "Inspection":
@@ -194,10 +195,15 @@ class Inspection(JobRun):
         }
 
     def inputs(self, i: int) -> dict[int, LayerInputs]:
-        """The inputs of the layers in the i-th sequence; ValueError when NaN or infinity reaches one."""
+        """The inputs of the layers in the i-th sequence, of several calls of a layer the last.
+
+        Raises:
+            ValueError: NaN or infinity reaches a layer.
+        """
         if self.recording is None or self.recording[0] != i:
             with recorded(self.pretrained.model) as calls:
                 self.pretrained.forward([self.items[i]])
+            self.calls = Counter(call.number for call in calls)
             self.recording = i, {call.number: call for call in calls}
         return self.recording[1]
 
