@@ -13,6 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import subquad as sq
 from subquad.audits import Exceeded
+from subquad.audits.statistics import RunningMoments
 from tests.forks import output_of
 from tests.library.hf.models import build, padded_ids
 
@@ -325,6 +326,20 @@ def test_nan_in_padding_is_no_error():
         out = bound(*x, mask=sq.Mask.padding([40, 20]))
     assert out.isfinite().all()
     assert audit.report().overall.undefined == 0
+
+
+def test_all_figures_of_a_report_are_about_the_same_calls(monkeypatch):
+    one, x, join = layer("local:window=0"), tokens(), RunningMoments.join
+
+    def joined(moments, other):
+        join(moments, other)
+        one(x)  # by another thread, while the report is made
+
+    with sq.audit(one, tolerance=1e-6, every=1) as audit, torch.inference_mode():
+        one(x)
+        monkeypatch.setattr(RunningMoments, "join", joined)
+        report = audit.report().overall
+    assert (report.calls, report.audited, report.rows, report.share) == (1, 1, 32, 1.0)
 
 
 # ---------------------------------------------------------------------- calls that cannot be audited
