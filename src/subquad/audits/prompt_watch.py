@@ -35,7 +35,7 @@ class NextTokenFloor:
 
     @property
     def largest_kl(self) -> float:
-        """The KL that counts as a loss of 1, as does any larger one: well above the floor, or nothing could break it."""
+        """The least KL that counts as a loss of 1: well above the floor, which nothing could break otherwise."""
         return max(1.0, MULTIPLE * (self.max_kl or 0.0))
 
     @property
@@ -44,7 +44,7 @@ class NextTokenFloor:
         return self.max_kl / self.largest_kl if self.max_kl is not None else 1.0 - (self.min_agreement or 0.0)
 
     def loss(self, kl: float, different: float) -> float:
-        """The loss of a prompt in [0, 1], from its means: KL over the `largest_kl`, or the share of other top tokens."""
+        """The loss of a prompt in [0, 1], from its means: KL / `largest_kl`, or the share of other top tokens."""
         return min(kl / self.largest_kl, 1.0) if self.max_kl is not None else different
 
     def __str__(self) -> str:

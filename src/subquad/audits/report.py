@@ -21,8 +21,9 @@ class LayerReport:
     mean of each call's share of rows above the tolerance, rows without a finite exact result included. If calls differ
     in length, these are not the means over all rows, of which long calls have more. `mean_square_bound` is the
     empirical Bernstein bound at confidence 1 − δ for the audited calls; it assumes e² ≤ 1, and is None where an audited
-    row had more, or fewer than 2 rows were audited. `share_bound` is Clopper and Pearson's. `evidence` is the largest capital that the test of drift had so far. `overhead` is the time of
-    auditing divided by that of the layer, from the audited calls; None before the first.
+    row had more, or fewer than 2 rows were audited. `share_bound` is Clopper and Pearson's. `evidence` is the largest
+    capital that the test of drift had so far. `overhead` is the time of auditing divided by that of the layer, from the
+    audited calls; None before the first.
     """
 
     name: str
@@ -50,11 +51,12 @@ class NextTokenReport:
 
     As many positions of each audited prompt are compared, so every prompt counts once, however long it is: `kl` is an
     unbiased estimate of the mean over prompts of each one's mean KL(exact ‖ method) in nats at its real positions, and
-    `agreement` of the mean of each one's share of positions with the exact top token. Their bounds are at confidence 1 − δ, for the audited prompts:
-    `kl_bound` is empirical Bernstein's, assumes KL ≤ 1, and is None where a position had more or none;
-    `agreement_bound` is Clopper and Pearson's, from below. `last_kl` and `last_agreement` are those of the last token
-    of each prompt, which decides the first token that is generated. `evidence` is the largest capital that the test of
-    the floor had so far. Positions without a finite KL are `undefined`, and count as another top token.
+    `agreement` of the mean of each one's share of positions with the exact top token. Their bounds are at confidence
+    1 − δ, for the audited prompts: `kl_bound` is empirical Bernstein's, assumes KL ≤ 1, and is None where a position
+    had more or none; `agreement_bound` is Clopper and Pearson's, from below. `last_kl` and `last_agreement` are those
+    of the last token of each prompt, which decides the first token that is generated. `evidence` is the largest capital
+    that the test of the floor had so far. Positions without a finite KL are `undefined`, and count as another top
+    token.
     """
 
     prompts: int
