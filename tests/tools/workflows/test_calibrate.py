@@ -369,8 +369,8 @@ def test_a_method_that_is_exact_on_these_passages_is_told_in_any_dtype(settings,
     pretrained = load(settings.model)
     pretrained.model.to(dtype).save_pretrained(tmp_path / "model")
     pretrained.tokenizer.save_pretrained(tmp_path / "model")
-    exact = replace(settings, method="lha-tail:buckets=3,keys=48", model=str(tmp_path / "model"))
-    with pytest.raises(NothingToLearn, match="is exact attention on passages of at most 48 tokens"):
+    exact = replace(settings, method="lha-tail", max_length=64, model=str(tmp_path / "model"))
+    with pytest.raises(NothingToLearn, match="is exact attention on passages of at most 64 tokens"):
         calibrate(exact, tmp_path / "out")
 
 

@@ -38,7 +38,7 @@ def markdown(report: Mapping[str, Any]) -> str:
         for read in report["reads"]:
             if read["dtype"] == dtype:
                 speeds.setdefault(read["keys"], []).append(read["gb_per_s"])
-        listed = (f"{min(of):.1f}–{max(of):.1f} GB/s at {keys:,} keys" for keys, of in speeds.items())
+        listed = (f"{min(rates):.1f}–{max(rates):.1f} GB/s at {keys:,} keys" for keys, rates in speeds.items())
         parts.append(f"The read: {', '.join(listed)}, from the slowest to the fastest number of queries.")
     message = report["noise"]["says"]
     parts.append(f"**{message}**" if report["noise"]["busy"] else message)
