@@ -137,9 +137,16 @@ def test_a_sparse_file_is_refused_with_its_size_or_at_once(tmp_path):
     with pytest.raises(InputError, match=r"has 4,096\.0 GiB, but files of at most [\d.,]+ GiB are read"):
         read_text(path)
     with path.open("wb") as file:
-        file.truncate(files.memory() // files.SHARE)
+        file.truncate(int(files.memory() // files.SHARE))
     with pytest.raises(InputError, match="not a text file"):  # the first part says so
         read_text(path)
+
+
+def test_without_a_known_size_of_memory_every_size_is_read(tmp_path, monkeypatch):
+    (tmp_path / "a.json").write_text("[1]")
+    monkeypatch.delattr(os, "sysconf")  # which Windows lacks
+    assert read_json(tmp_path / "a.json") == [1]
+    assert read_text(tmp_path / "a.json") == "[1]"
 
 
 def test_a_folder_that_cannot_be_read_is_named(tmp_path, monkeypatch):

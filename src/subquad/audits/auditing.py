@@ -108,16 +108,17 @@ class Audit:
     def report(self) -> AuditReport:
         """The results so far. Each bound is valid for one evaluation; the test of drift is valid at any time."""
         delta, layers = 1 - self._confidence, []
+        tallies = {name: watch.counted() for name, watch in self._watches.items()}
         for name, watch in self._watches.items():
             evidence = None if watch.drift is None else watch.drift.peak
             drifted = None if evidence is None else evidence >= self._alarm_at
-            layers.append(summary(name, watch.method, [watch.tally], delta, evidence, drifted))
+            layers.append(summary(name, watch.method, [tallies[name]], delta, evidence, drifted))
         peaks = [layer.evidence for layer in layers if layer.evidence is not None]
         methods = {layer.method for layer in layers}
         overall = summary(
             "all",
             methods.pop() if len(methods) == 1 else f"{len(methods)} methods",
-            [watch.tally for watch in self._watches.values()],
+            list(tallies.values()),
             delta,
             max(peaks) if peaks else None,
             any(layer.drifted for layer in layers) if peaks else None,
@@ -139,12 +140,13 @@ class Audit:
         """
         delta, layers = (1 - self._confidence) / len(self._watches), {}
         for name, watch in self._watches.items():
-            if not watch.tally.audited:
+            tally = watch.counted()
+            if not tally.audited:
                 raise ValueError(
-                    f"layer {name} has no audited call among {watch.tally.calls}, so it has no baseline; run more "
+                    f"layer {name} has no audited call among {tally.calls}, so it has no baseline; run more "
                     f"calls, or audit with a smaller `every` than {self._rules.every}"
                 )
-            layers[name] = usual(watch.tally.beyond, self._rules.rows, delta)
+            layers[name] = usual(tally.beyond, self._rules.rows, delta)
         return {"confidence": self._confidence, "layers": layers}
 
     def record(self) -> None:

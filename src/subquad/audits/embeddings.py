@@ -78,13 +78,13 @@ class EmbeddingWatch(OutputWatch):
         """The results so far, with a bound at confidence 1 − δ."""
         with self._lock:
             losses, bound = self.losses, None
-            if losses.largest <= LARGEST and not self.undefined:
+            if losses.largest <= LARGEST:
                 bound = mean_upper(losses.mean, losses.variance, losses.count, delta, LARGEST)
             return EmbeddingReport(
                 inputs=self.inputs,
                 audited=self.audited,
                 skipped=self.skipped,
-                items=losses.count + self.undefined,
+                items=losses.count,
                 undefined=self.undefined,
                 fidelity=1 - losses.mean if losses.count else None,
                 fidelity_bound=None if bound is None else max(1 - bound, -1.0),
@@ -98,13 +98,12 @@ class EmbeddingWatch(OutputWatch):
         mine, exact = self._both(lambda: self._pooled(inputs, valid))
         cosines = F.cosine_similarity(mine.double(), exact.double(), dim=-1)[valid.any(1)].tolist()
         with self._lock:
-            finite = [cosine for cosine in cosines if math.isfinite(cosine)]
-            for cosine in finite:
+            self.undefined += sum(not math.isfinite(cosine) for cosine in cosines)
+            cosines = [cosine if math.isfinite(cosine) else 0.0 for cosine in cosines]
+            for cosine in cosines:
                 self.losses.add(max(1.0 - cosine, 0.0))
                 self.lowest = min(self.lowest, cosine)
-            self.undefined += len(cosines) - len(finite)
-            losses = [min(max(1.0 - c, 0.0), 1.0) if math.isfinite(c) else 1.0 for c in cosines]
-            self._bet_on(sum(losses) / len(losses))
+            self._bet_on(sum(min(max(1.0 - cosine, 0.0), 1.0) for cosine in cosines) / len(cosines))
 
     def _pooled(self, inputs: Mapping[str, Any], valid: Bool[Tensor, "B N"]) -> Float[Tensor, "B width"]:
         """The embedding of each item."""

@@ -9,6 +9,7 @@ next-token distributions p_exact and p are compared at sampled positions, and at
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -22,6 +23,8 @@ from subquad.audits.outputs import OutputWatch, token_input
 from subquad.audits.report import LARGEST, NextTokenReport
 from subquad.audits.statistics import RunningMoments, mean_upper, share_upper
 
+MULTIPLE = 10  # of the floor of the KL: losses are cut off there, or at 1 nat if that is more
+
 
 @dataclass(frozen=True)
 class NextTokenFloor:
@@ -31,13 +34,18 @@ class NextTokenFloor:
     min_agreement: float | None = None
 
     @property
+    def largest_kl(self) -> float:
+        """The least KL that counts as a loss of 1: well above the floor, which nothing could break otherwise."""
+        return max(1.0, MULTIPLE * (self.max_kl or 0.0))
+
+    @property
     def accepted(self) -> float:
         """The largest expected loss of a prompt that is accepted."""
-        return self.max_kl if self.max_kl is not None else 1.0 - (self.min_agreement or 0.0)
+        return self.max_kl / self.largest_kl if self.max_kl is not None else 1.0 - (self.min_agreement or 0.0)
 
     def loss(self, kl: float, different: float) -> float:
-        """The loss of a prompt in [0, 1], from its means: KL, at most 1 nat, or the share of other top tokens."""
-        return min(kl, 1.0) if self.max_kl is not None else different
+        """The loss of a prompt in [0, 1], from its means: KL / `largest_kl`, or the share of other top tokens."""
+        return min(kl / self.largest_kl, 1.0) if self.max_kl is not None else different
 
     def __str__(self) -> str:
         return f"KL ≤ {self.max_kl:g}" if self.max_kl is not None else f"same top token ≥ {self.min_agreement:g}"
@@ -118,7 +126,7 @@ class PromptWatch(OutputWatch):
             of_prompt.add(kls[:sampled], same[:sampled])
             self.all.add(kls[:sampled], same[:sampled])
             self.last.add(kls[sampled:], same[sampled:])
-            kl = 1.0 if of_prompt.undefined else of_prompt.kl.mean
+            kl = math.inf if of_prompt.undefined else of_prompt.kl.mean
             self._bet_on(0.0 if self._floor is None else self._floor.loss(kl, 1 - of_prompt.same / sampled))
 
     def _message(self) -> str:

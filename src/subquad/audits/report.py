@@ -16,12 +16,14 @@ LARGEST = 1.0  # e² that the bound of its mean assumes: an output of 0 has e = 
 class LayerReport:
     """The audit of one layer, or of all together (`name` is "all").
 
-    `mean_square` is an unbiased estimate of the mean of e² over the real rows of the layer's calls. `mean_square_bound`
-    is its empirical Bernstein bound at confidence 1 − δ for the audited calls; it assumes e² ≤ 1, and is None where an
-    audited row had more, or fewer than 2 rows were audited. `share` estimates how many rows are above the tolerance,
-    rows without a finite exact result included, and `share_bound` is its Clopper-Pearson bound at confidence 1 − δ for
-    the audited calls. `evidence` is the largest capital that the test of drift had so far. `overhead` is the time of
-    auditing divided by that of the layer, from the audited calls; None before the first.
+    As many rows of each audited call are compared, so every call counts once, however long it is: `mean_square` is an
+    unbiased estimate of the mean over the layer's calls of each call's mean e² over its real rows, and `share` of the
+    mean of each call's share of rows above the tolerance, rows without a finite exact result included. If calls differ
+    in length, these are not the means over all rows, of which long calls have more. `mean_square_bound` is the
+    empirical Bernstein bound at confidence 1 − δ for the audited calls; it assumes e² ≤ 1, and is None where an audited
+    row had more, or fewer than 2 rows were audited. `share_bound` is Clopper and Pearson's. `evidence` is the largest
+    capital that the test of drift had so far. `overhead` is the time of auditing divided by that of the layer, from the
+    audited calls; None before the first.
     """
 
     name: str
@@ -47,12 +49,14 @@ class LayerReport:
 class NextTokenReport:
     """Next tokens of an audited causal language model compared with those of exact attention.
 
-    `kl` is an unbiased estimate of the mean KL(exact ‖ method) in nats over the real positions of the prompts, and
-    `agreement` of the share with the exact top token. Their bounds are at confidence 1 − δ, for the audited prompts:
-    `kl_bound` is empirical Bernstein's, assumes KL ≤ 1, and is None where a position had more or none;
-    `agreement_bound` is Clopper and Pearson's, from below. `last_kl` and `last_agreement` are those of the last token
-    of each prompt, which decides the first token that is generated. `evidence` is the largest capital that the test of
-    the floor had so far. Positions without a finite KL are `undefined`, and count as another top token.
+    As many positions of each audited prompt are compared, so every prompt counts once, however long it is: `kl` is an
+    unbiased estimate of the mean over prompts of each one's mean KL(exact ‖ method) in nats at its real positions, and
+    `agreement` of the mean of each one's share of positions with the exact top token. Their bounds are at confidence
+    1 − δ, for the audited prompts: `kl_bound` is empirical Bernstein's, assumes KL ≤ 1, and is None where a position
+    had more or none; `agreement_bound` is Clopper and Pearson's, from below. `last_kl` and `last_agreement` are those
+    of the last token of each prompt, which decides the first token that is generated. `evidence` is the largest capital
+    that the test of the floor had so far. Positions without a finite KL are `undefined`, and count as another top
+    token.
     """
 
     prompts: int
@@ -72,6 +76,7 @@ class NextTokenReport:
 
     def __str__(self) -> str:
         counts = f"next tokens: {self.audited:,} of {self.prompts:,} prompts, {self.positions:,} positions"
+        counts += _undefined(self.undefined)
         if not self.audited:
             return counts
         estimates = (
@@ -108,6 +113,7 @@ class EmbeddingReport:
 
     def __str__(self) -> str:
         counts = f"embeddings: {self.audited:,} of {self.inputs:,} inputs, {self.items:,} items"
+        counts += _undefined(self.undefined)
         if not self.audited:
             return counts
         metrics = (
@@ -220,6 +226,10 @@ def summary(
         drifted=drifted,
         overhead=seconds / (layer / audited * calls) if layer > 0 else None,
     )
+
+
+def _undefined(count: int) -> str:
+    return f" ({count:,} undefined)" if count else ""
 
 
 def _number(value: float | None, digits: int = 3) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import threading
 import time
@@ -131,6 +132,11 @@ class LayerWatch:
         if exceeded and self.rules.on_exceed == "raise":
             raise self.rules.exceeded(audited)
         return result
+
+    def counted(self) -> Tally:
+        """A copy of the counts, all of the same calls: other threads go on counting."""
+        with self._lock:
+            return copy.deepcopy(self.tally)
 
     def _next(self) -> int | None:
         """Count one call; its number where it is to be audited."""

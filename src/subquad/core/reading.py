@@ -4,6 +4,7 @@ Each way to fail is an InputError of one line, which names the file.
 """
 
 import json
+import math
 import os
 import stat
 from collections.abc import Iterator
@@ -69,7 +70,7 @@ def chunks(path: Path) -> Iterator[bytes]:
 
 def check_size(path: Path) -> None:
     """InputError where a file is larger than what is read whole on this machine; names both figures."""
-    size, most = _status(path).st_size, memory() // SHARE
+    size, most = _status(path).st_size, memory() / SHARE
     if size > most:
         raise InputError(
             f"{path} has {size / 2**30:,.1f} GiB, but files of at most {most / 2**30:,.1f} GiB are read on this "
@@ -77,9 +78,11 @@ def check_size(path: Path) -> None:
         )
 
 
-def memory() -> int:
-    """Bytes of memory of this machine."""
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+def memory() -> float:
+    """Bytes of memory of this machine; infinite where Python does not tell, as on Windows."""
+    if not hasattr(os, "sysconf"):
+        return math.inf
+    return float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
 
 
 def read_json(path: Path) -> Any:

@@ -13,6 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import subquad as sq
 from subquad.audits import Exceeded
+from subquad.audits.statistics import RunningMoments
 from tests.forks import output_of
 from tests.library.hf.models import build, padded_ids
 
@@ -74,6 +75,22 @@ def test_the_figures_are_those_of_the_errors():
     assert 0 < report.share < report.share_bound < 1
     assert report.largest == pytest.approx(max(errors))
     assert report.overhead > 0
+
+
+def test_every_audited_call_counts_once_however_long_it_is():
+    one, short, long = layer(), tokens(length=3), tokens(length=300)
+
+    def report_of(*calls):
+        with sq.audit(one, tolerance=0.3, every=1, rows=2000) as audit, torch.inference_mode():
+            for x in calls:
+                one(x)
+        return audit.report().overall
+
+    alone = [report_of(short), report_of(long)]
+    both = report_of(short, long)
+    assert alone[0].share < 0.5 * alone[1].share
+    assert both.share == pytest.approx((alone[0].share + alone[1].share) / 2, rel=0.05)
+    assert both.mean_square == pytest.approx((alone[0].mean_square + alone[1].mean_square) / 2, rel=0.05)
 
 
 def test_errors_are_those_of_the_method_against_exact_attention_with_padding():
@@ -309,6 +326,20 @@ def test_nan_in_padding_is_no_error():
         out = bound(*x, mask=sq.Mask.padding([40, 20]))
     assert out.isfinite().all()
     assert audit.report().overall.undefined == 0
+
+
+def test_all_figures_of_a_report_are_about_the_same_calls(monkeypatch):
+    one, x, join = layer("local:window=0"), tokens(), RunningMoments.join
+
+    def joined(moments, other):
+        join(moments, other)
+        one(x)  # by another thread, while the report is made
+
+    with sq.audit(one, tolerance=1e-6, every=1) as audit, torch.inference_mode():
+        one(x)
+        monkeypatch.setattr(RunningMoments, "join", joined)
+        report = audit.report().overall
+    assert (report.calls, report.audited, report.rows, report.share) == (1, 1, 32, 1.0)
 
 
 # ---------------------------------------------------------------------- calls that cannot be audited

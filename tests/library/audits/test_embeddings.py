@@ -237,8 +237,21 @@ def test_embeddings_that_are_not_finite_count_as_wrong():
         model(inputs_embeds=torch.full((1, 20, 32), float("nan")))
     found = audit.report().embeddings
     assert (found.items, found.undefined) == (1, 1)
-    assert found.fidelity is None
+    assert (found.fidelity, found.lowest) == (0.0, 0.0)
     assert found.evidence > 1
+
+
+def test_items_that_are_not_finite_are_in_the_mean_of_the_others():
+    model, inputs = sharp(), torch.randn(4, 20, 32, generator=torch.Generator().manual_seed(0))
+    inputs[2:] = float("nan")
+    sq.hf.swap(model, "full")
+    with torch.no_grad(), sq.audit(model, min_fidelity=0.9, every=1) as audit:
+        model(inputs_embeds=inputs)
+    embeddings = audit.report().embeddings
+    assert (embeddings.items, embeddings.undefined) == (4, 2)
+    assert embeddings.fidelity == pytest.approx(0.5)
+    assert embeddings.lowest == 0.0
+    assert "4 items (2 undefined): fidelity 0.5 (≥ -1), lowest 0; fidelity ≥ 0.9" in str(audit.report())
 
 
 def test_a_recorded_floor_is_the_default_and_is_saved_with_the_model(tmp_path):

@@ -57,6 +57,18 @@ def test_a_method_that_keeps_the_floor_raises_no_alarm_and_a_bad_one_does(option
     assert str(report).endswith(f"{report.floor}: alarm ({report.evidence:.3g})")
 
 
+@pytest.mark.parametrize("max_kl", [0.9, 1.5])
+def test_a_floor_of_about_1_nat_or_more_can_be_broken(max_kl):
+    model = llama(BAD)
+    model.lm_head.weight.data.mul_(400)  # next tokens that are nearly certain, and other ones
+    with sq.audit(model, max_kl=max_kl, every=1) as audit, torch.no_grad():
+        for ids in prompts():
+            model(ids)
+    report = audit.report().next_tokens
+    assert report.kl > 5
+    assert report.alarm is True
+
+
 def test_the_estimate_is_that_of_all_positions():
     """So many positions are sampled that the mean of all of them is estimated closely."""
     (ids,) = prompts(1)

@@ -33,6 +33,20 @@ def test_files_folders_and_tables(tmp_path):
     assert read_documents([tmp_path / "d.csv"], column="id") == ["1"]
 
 
+def test_a_file_that_several_paths_lead_to_is_read_once(tmp_path):
+    (tmp_path / "a.txt").write_text("first")
+    (tmp_path / "deep").mkdir()
+    (tmp_path / "deep" / "b.txt").write_text("second")
+    (tmp_path / "c.csv").write_text("text\nsame\nsame\n")
+    others = [tmp_path / "a.txt", tmp_path / "deep", tmp_path / "deep" / ".." / "a.txt"]
+    assert read_documents([tmp_path, *others]) == ["first", "same", "same", "second"]
+    assert read_documents([*others, tmp_path]) == ["first", "second", "same", "same"]
+    assert len(read_documents([tmp_path, tmp_path])) == 4
+    (tmp_path / "empty.txt").write_text("")
+    with pytest.raises(InputError, match="is empty"):
+        read_documents([tmp_path, tmp_path / "empty.txt"])
+
+
 def test_folders_say_what_is_read_and_what_is_not(tmp_path):
     for name in ("d.txt", "b.md", "deep/a.rst", "C.CSV", "x.pdf", ".git/config", ".git/notes.txt"):
         (tmp_path / name).parent.mkdir(exist_ok=True)

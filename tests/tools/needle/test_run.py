@@ -58,6 +58,13 @@ def test_prompts_are_made_for_each_length_sample_task_and_depth(settings):
     assert all(len(prompt.tokens) + len(prompt.answer) == spot.length for spot, prompt in run.prompts.items())
 
 
+def test_depths_that_are_close_have_results_of_their_own(settings):
+    run = NeedleRun.prepare(settings(depths=(0.3333333, 0.3333334, 0.0), tasks=("niah_single",)))
+    keys = [job.key for job in run.jobs()]
+    assert len(set(keys)) == len(keys) == 3 * 3  # with exact attention and the oracle
+    assert keys[0].split("/")[3] == "0"
+
+
 def test_the_oracle_reads_the_first_sample_up_to_its_length(settings):
     run = NeedleRun.prepare(settings(lengths=(300, 310), samples=2, oracle_length=300))
     with_oracle = {(spot.length, spot.sample) for spot in run.prompts if ORACLE in run.rows_at(spot)}

@@ -35,6 +35,8 @@ def damaged(tmp_path):
         yield message, ["--compare", str(path)]
     (tmp_path / "binary.json").write_bytes(b"\xff\xfe\0")
     yield "is not JSON", ["--compare", str(tmp_path / "binary.json")]
+    (tmp_path / "whole.json").write_text(json.dumps(whole))
+    yield "measured on cpu but this run is on gpu", ["--compare", str(tmp_path / "whole.json"), "--device", "gpu"]
 
 
 def bad_inputs(tmp_path):

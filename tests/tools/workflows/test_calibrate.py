@@ -11,11 +11,12 @@ from typer.testing import CliRunner
 
 from subquad import hf
 from subquad.core import files
-from subquad.core.errors import InputError
+from subquad.core.errors import InputError, NothingToLearn
 from subquad.tools.calibrate import run as module
 from subquad.tools.calibrate.run import calibrate, mean_at, save
 from subquad.tools.calibrate.settings import CalibrateSettings
 from subquad.tools.cli.main import app
+from subquad.tools.data.texts import read_documents
 from subquad.tools.models.pieces import cut
 from subquad.tools.models.pretrained import load
 from subquad.tools.runs.alone import BEGUN
@@ -352,6 +353,34 @@ def test_an_adapter_that_no_command_made_is_never_replaced(command, model, tmp_p
     message = "contains an adapter that sq.hf.save_adapter saved (adapter.json); give another folder with --out"
     assert message in " ".join(refused.stderr.split())
     assert (tmp_path / "adapter.safetensors").read_bytes() == before
+
+
+def test_a_layer_that_runs_several_times_in_a_pass_has_means_over_its_runs(settings, model, tmp_path):
+    fitted = calibrate(replace(settings, model=model("albert"), steps=10), tmp_path)
+    first, last = (entry["layers"] for entry in fitted.record["history"])
+    assert list(first) == list(last) == ["0"]
+    assert 1 <= first["0"]["keys"] <= 48
+    assert 0 < first["0"]["utility"] <= 1
+    assert last["0"]["loss"] > 0
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_a_method_that_is_exact_on_these_passages_is_told_in_any_dtype(settings, tmp_path, dtype):
+    pretrained = load(settings.model)
+    pretrained.model.to(dtype).save_pretrained(tmp_path / "model")
+    pretrained.tokenizer.save_pretrained(tmp_path / "model")
+    exact = replace(settings, method="lha-tail", max_length=64, model=str(tmp_path / "model"))
+    with pytest.raises(NothingToLearn, match="is exact attention on passages of at most 64 tokens"):
+        calibrate(exact, tmp_path / "out")
+
+
+def test_paths_that_overlap_leave_nothing_held_out_that_is_fitted_on(settings, text):
+    some = next(text.glob("*.txt"))
+    documents = read_documents((text, some, text))
+    pieces = cut(documents, 16, held_out=20, seed=0)
+    fitted_on, apart = ({documents[n][a:b] for n, a, b in spans} for spans in (pieces.train, pieces.held_out))
+    assert apart
+    assert not apart & fitted_on
 
 
 def test_a_mix_of_methods_is_fitted_by_its_error(settings, tmp_path):

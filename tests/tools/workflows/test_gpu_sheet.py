@@ -9,7 +9,7 @@ import torch
 from typer.testing import CliRunner
 
 from subquad.core.errors import InputError
-from subquad.tools.bench import gpu_sheet
+from subquad.tools.bench import gpu_sheet, gpu_tiles
 from subquad.tools.bench.calls import Calls, Load
 from subquad.tools.bench.gpu_page import markdown
 from subquad.tools.bench.gpu_sheet import Sheet, SheetCell, SheetPlan, fill, measured, plan_of
@@ -178,6 +178,29 @@ def test_a_method_that_refuses_is_told(monkeypatch):
     assert "bucket" in cells[3].reason
 
 
+def test_inputs_that_do_not_fit_are_told_and_the_rest_is_measured(monkeypatch):
+    def short_of_memory(load):
+        if load.length == 32:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+        return Calls(load)
+
+    monkeypatch.setattr(gpu_sheet, "Calls", short_of_memory)
+    cells = filled()["cells"]
+    assert len(cells) == 2 * (2 * 4 + 3)
+    reasons = {cell["length"]: cell["reason"] for cell in cells}
+    assert reasons == {32: "CUDA out of memory. Tried to allocate 2.00 GiB", 16: None}
+
+
+def test_tiles_whose_inputs_do_not_fit_are_told(monkeypatch):
+    def short_of_memory(load):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(gpu_tiles, "Calls", short_of_memory)
+    tried = gpu_tiles.try_tiles(PLAN.load(32, 8, "forward"), Timer(), lambda: True, lambda *of: None)
+    assert {each.reason for each in tried} == {"CUDA out of memory"}
+    assert len(tried) == len(gpu_tiles.METHODS)
+
+
 def test_after_its_time_nothing_more_is_measured():
     sheet = filled(seconds=60.0)  # a minute between two looks at the clock
     reasons = [cell["reason"] for cell in sheet["cells"]]
@@ -212,6 +235,7 @@ def test_what_no_time_was_left_for_is_one_line():
     ("settings", "says"),
     [
         (BenchSettings(device="cpu"), "--gpu-sheet needs --device cuda, and the device is cpu"),
+        (BenchSettings(device="gpu"), "--gpu-sheet needs --device cuda, and the device is gpu"),
         (BenchSettings(device="cuda", heads=3), "itself, and heads is given"),
         (BenchSettings(device="cuda", quick=True), "itself, and quick is given"),
     ],
@@ -254,7 +278,9 @@ def test_methods_lengths_and_seed_can_be_given(monkeypatch):
 def test_the_command_writes_the_page_and_the_data(monkeypatch, tmp_path):
     monkeypatch.setattr(gpu_sheet, "plan_of", lambda settings: PLAN)
     monkeypatch.setattr(
-        gpu_sheet, "measure", lambda plan, progress: fill(Sheet(plan, "GPU", "sm_0"), Timer(), progress)
+        gpu_sheet,
+        "measure",
+        lambda plan, progress, store: fill(Sheet(plan, "GPU", "sm_0"), Timer(), progress, store=store),
     )
     done = CliRunner().invoke(app, ["bench", "--gpu-sheet", "--device", "cuda", "--out", str(tmp_path)])
     assert done.exit_code == 0, done.output
@@ -262,6 +288,25 @@ def test_the_command_writes_the_page_and_the_data(monkeypatch, tmp_path):
     assert "subquad bench --device cuda --gpu-sheet" in page
     assert page.splitlines()[0] in done.stdout
     assert json.loads((tmp_path / "gpu-sheet.json").read_text("utf-8"))["gpu"] == "GPU"
+
+
+def test_a_sheet_that_is_cut_short_leaves_what_was_measured(monkeypatch, tmp_path):
+    class Interrupted(Timer):
+        def eager(self, call):
+            if self.ms < 90:
+                raise KeyboardInterrupt
+            return super().eager(call)
+
+    monkeypatch.setattr(gpu_sheet, "plan_of", lambda settings: PLAN)
+    monkeypatch.setattr(
+        gpu_sheet,
+        "measure",
+        lambda plan, progress, store=None: fill(Sheet(plan, "GPU", "sm_0"), Interrupted(), progress, store=store),
+    )
+    done = CliRunner().invoke(app, ["bench", "--gpu-sheet", "--device", "cuda", "--out", str(tmp_path)])
+    assert done.exit_code != 0
+    assert len(json.loads((tmp_path / "gpu-sheet.json").read_text("utf-8"))["cells"]) == 4 + 3 + 4
+    assert (tmp_path / "gpu-sheet.md").exists()
 
 
 def test_compare_is_refused_beside_it(tmp_path):

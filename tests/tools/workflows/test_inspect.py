@@ -119,6 +119,55 @@ def test_an_adapter_brings_its_own_parameters(model, text, tmp_path):
     assert found.fits == [InspectedFit(other.method, 4, history)]
 
 
+def save_adapter(model, folder, buckets, spread):
+    """Save an adapter of `lha` with these numbers of buckets by layer, and its parameters drawn with this spread."""
+    bounds = {n: sq.LearnedHash(buckets=count).bind(heads=4, head_dim=8) for n, count in enumerate(buckets)}
+    for parameter in (p for bound in bounds.values() for p in bound.parameters()):
+        torch.nn.init.normal_(parameter, std=spread, generator=torch.Generator().manual_seed(0))
+    return sq.hf.save_adapter(model, folder, bounds=bounds)
+
+
+def test_layers_of_an_adapter_may_have_different_numbers_of_buckets(model, text, tmp_path):
+    folder = save_adapter(load(model("bert")).model, tmp_path / "mixed", (4, 8), spread=1.0)
+    given = InspectSettings(model=model("bert"), text=(text,), methods=(), adapters=(folder,), sequences=2, tokens=8)
+    (found,) = report_of(measure(given, tmp_path / "out"), given).methods
+    few, many = (found.layers[number].imbalance for number in "01")
+    assert found.imbalance.size == pytest.approx((4 * few.size + 8 * many.size) / 12)
+    assert found.imbalance.ratio == pytest.approx((4 * few.ratio + 8 * many.ratio) / 12)
+    done = run(app, ["inspect", model("bert"), "--text", str(text), "--adapter", str(folder), "--out", str(tmp_path)])
+    assert done.exit_code == 0, done.output
+
+
+def test_two_adapters_whose_folders_have_one_name_are_refused(model, text, tmp_path):
+    bert = load(model("bert")).model
+    folders = [save_adapter(bert, tmp_path / name / "same", (4, 4), n) for n, name in enumerate(("a", "b"), 1)]
+    given = [part for folder in folders for part in ("--adapter", str(folder))]
+    done = run(app, ["inspect", model("bert"), "--text", str(text), *given, "--out", str(tmp_path / "out")])
+    assert done.exit_code == 2, done.output
+    assert "2 rows would be called lha:buckets=4@same" in done.stderr
+
+
+def test_a_method_that_reads_the_layers_input_is_left_out_with_its_reason(model, text, tmp_path):
+    found = inspected(model("bert"), text, tmp_path, methods=("lsh:buckets=4", "synthesizer:logits=dense"))
+    assert "reads the layer's input" in of(found, "synthesizer").layers["0"].reason
+    assert of(found, "lsh").layers["0"].utility is not None
+    assert list(found.maps.weights) == ["full", "lsh:buckets=4"]
+    assert any("synthesizer" in note and "layers 0, 1" in note for note in found.notes)
+
+
+def test_a_model_with_capped_logits_is_refused_before_anything_is_measured(model, text, tmp_path):
+    done = run(app, ["inspect", model("gemma2"), "--text", str(text), "--out", str(tmp_path / "out")])
+    assert done.exit_code == 2, done.output
+    assert "attention layer 0 (" in done.stderr
+    assert "has capped logits" in done.stderr
+
+
+def test_a_layer_that_runs_several_times_is_noted(model, text, tmp_path):
+    report = inspected(model("albert"), text, tmp_path, methods=("lsh:buckets=4",))
+    assert list(report.bounds) == ["0"]
+    assert any(note.startswith("Layer 0 runs 3 times on each sequence") for note in report.notes)
+
+
 def test_causal_layers_have_the_utility_of_causal_attention(model, text, tmp_path):
     found = inspected(model("gpt2"), text, tmp_path, tokens=64)
     full = torch.tensor(found.maps.weights["full"])

@@ -64,6 +64,10 @@ MAKERS = {
     "opt": lambda: hf.OPTForCausalLM(
         hf.OPTConfig(**SIZES | {"max_position_embeddings": 64, "pad_token_id": 0}, ffn_dim=48, word_embed_proj_dim=32)
     ),
+    "albert": lambda: hf.AlbertModel(hf.AlbertConfig(**BERT | {"num_hidden_layers": 3}, embedding_size=32)),
+    "gemma2": lambda: hf.Gemma2ForCausalLM(
+        hf.Gemma2Config(**SIZES | {"max_position_embeddings": 64, "pad_token_id": 0}, num_key_value_heads=2, head_dim=8)
+    ),
     "mpnet": lambda: hf.MPNetModel(hf.MPNetConfig(**BERT | {"pad_token_id": 1})),
     "deberta": lambda: hf.DebertaModel(hf.DebertaConfig(**BERT)),
     "qwen3": lambda: hf.Qwen3Model(hf.Qwen3Config(**BERT | {"pad_token_id": 1}, num_key_value_heads=2, head_dim=8)),
@@ -78,5 +82,5 @@ def save(name: str, folder: Path) -> Path:
         if parameter.ndim > 1:
             parameter.data.mul_(15.0)
     model.save_pretrained(folder)
-    tokenizer(special=name not in ("gpt2", "llama", "opt")).save_pretrained(folder)
+    tokenizer(special=name not in ("gemma2", "gpt2", "llama", "opt")).save_pretrained(folder)
     return folder

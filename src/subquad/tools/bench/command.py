@@ -121,7 +121,7 @@ def _gpu_sheet(settings: BenchSettings, compare: Path | None, out: Path, as_json
         from subquad.core.errors import InputError
         from subquad.core.files import write_all
         from subquad.tools.bench.gpu_page import markdown
-        from subquad.tools.bench.gpu_sheet import measure, plan_of
+        from subquad.tools.bench.gpu_sheet import Sheet, measure, plan_of
         from subquad.tools.report.report_files import finite
         from subquad.tools.runs.alone import alone_in
         from subquad.tools.runs.options import as_command
@@ -133,11 +133,15 @@ def _gpu_sheet(settings: BenchSettings, compare: Path | None, out: Path, as_json
                 f"--gpu-sheet measures the GPU in this process, and --executor ({executor.description}) is given"
             )
         plan = plan_of(settings)
+
+        def written(sheet: Sheet) -> tuple[str, str]:
+            data = json.dumps(finite(sheet.plain()), indent=1)
+            page = markdown(sheet.plain(), f"{as_command('bench', settings)} --gpu-sheet")
+            write_all({"gpu-sheet.json": data, "gpu-sheet.md": page}, out)
+            return data, page
+
         with alone_in(out), progress_bar() as progress:
-            sheet = measure(plan, progress).plain()
-        data = json.dumps(finite(sheet), indent=1)
-        page = markdown(sheet, f"{as_command('bench', settings)} --gpu-sheet")
-        write_all({"gpu-sheet.json": data, "gpu-sheet.md": page}, out)
+            data, page = written(measure(plan, progress, written))
         print(data if as_json else page)
 
 

@@ -4,8 +4,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from subquad.core.errors import InputError
 from subquad.core.reading import is_folder, read_json
 from subquad.tools.bench.schema import KIND, SCHEMA, BenchReport
@@ -50,7 +48,7 @@ def _check_alike(path: Path, then: Mapping[str, Any], now: BenchSettings) -> Non
     then_causal, causal = ("causal" if each else "not causal" for each in (then.get("causal", False), now.causal))
     if then_causal != causal:
         raise InputError(f"{path} was measured {then_causal} but this run is {causal}; they must match")
-    device, kind = str(then.get("device")), torch.device(now.device).type
+    device, kind = str(then.get("device")), now.device.partition(":")[0]
     if device.partition(":")[0] != kind:
         raise InputError(f"{path} was measured on {device} but this run is on {kind}; they must match")
 

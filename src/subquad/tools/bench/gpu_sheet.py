@@ -118,7 +118,7 @@ class Sheet:
         return asdict(self) | {"fastest": [asdict(each) for each in fastest(self.tiles)]}
 
 
-Store = Callable[[Sheet], None]  # receives what was measured so far
+Store = Callable[[Sheet], Any]  # receives what was measured so far
 
 
 def plan_of(settings: BenchSettings) -> SheetPlan:
@@ -127,7 +127,7 @@ def plan_of(settings: BenchSettings) -> SheetPlan:
     for each in fields(settings):
         if each.name not in TAKEN and getattr(settings, each.name) != getattr(standard, each.name):
             raise InputError(f"--gpu-sheet sets everything but --{', --'.join(TAKEN)} itself, and {each.name} is given")
-    if torch.device(settings.device).type != "cuda":
+    if settings.device.partition(":")[0] != "cuda":
         raise InputError(f"--gpu-sheet needs --device cuda, and the device is {settings.device}")
     check_device(settings.device)
     if (reason := triton.refusal()) is not None:
@@ -181,7 +181,11 @@ def fill(
 
 def _cells(load: Load, names: Sequence[str], timer: Timer, gpu: Gpu | None) -> Iterator[SheetCell]:
     """The cells of a load, all on the same inputs."""
-    calls = Calls(load)
+    try:
+        calls = Calls(load)
+    except (RuntimeError, MemoryError) as error:  # the inputs alone do not fit into memory
+        yield from [_cell(name, load, reason=reason_of(error)) for name in names]
+        return
     first: SheetCell | None = None
     exact: torch.Tensor | None = None
     for name in names:

@@ -39,9 +39,9 @@ def try_tiles(load: Load, timer: Timer, is_time_left: Callable[[], bool], progre
     for method, causal in METHODS:
         if not is_time_left():
             break
-        calls = Calls(replace(load, causal=causal))
-        call = calls.call_of(method)
         try:
+            calls = Calls(replace(load, causal=causal))
+            call = calls.call_of(method)
             times = timer.kernels(call)
         except Exception as error:  # that the method does not run is in the sheet's table, too
             tried.append(

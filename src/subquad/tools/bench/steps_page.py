@@ -34,8 +34,12 @@ def markdown(report: Mapping[str, Any]) -> str:
         reasons = dict.fromkeys((_name(row), row["reason"] or row["sdpa_instead"]) for row in rows)
         parts += [f"## {dtype}", rows_of([HEAD, *(_line(row) for row in rows if row["reason"] is None)])]
         parts += [pairs_table(shown)] if (shown := [pair for pair in reasons if pair[1]]) else []
-        speeds = {read["keys"]: f"{read['gb_per_s']:.1f} GB/s" for read in report["reads"] if read["dtype"] == dtype}
-        parts.append(f"The read: {', '.join(f'{speed} at {keys:,} keys' for keys, speed in speeds.items())}.")
+        speeds: dict[int, list[float]] = {}  # by the number of keys, in the rounds of each number of queries
+        for read in report["reads"]:
+            if read["dtype"] == dtype:
+                speeds.setdefault(read["keys"], []).append(read["gb_per_s"])
+        listed = (f"{min(rates):.1f}–{max(rates):.1f} GB/s at {keys:,} keys" for keys, rates in speeds.items())
+        parts.append(f"The read: {', '.join(listed)}, from the slowest to the fastest number of queries.")
     message = report["noise"]["says"]
     parts.append(f"**{message}**" if report["noise"]["busy"] else message)
     parts += [bullets(report["notes"])] if report["notes"] else []

@@ -27,6 +27,7 @@ from subquad.tools.calibrate.settings import CalibrateSettings
 from subquad.tools.data.texts import read_documents, report_folders
 from subquad.tools.measure.capture import LayerInputs, recorded
 from subquad.tools.measure.dynamics import hash_dynamics
+from subquad.tools.measure.exact_limits import exact_up_to
 from subquad.tools.measure.fidelity import relative_error
 from subquad.tools.measure.hooks import ChoosesKeys, at_n_b
 from subquad.tools.measure.timing import stopwatch
@@ -217,8 +218,11 @@ class Trainer:
             self.loss, self.recent = sum(self.recent) / SHOWN, []
 
     def _refuse_the_exact(self) -> None:
-        """NothingToLearn if the method is exact on these passages."""
-        if mean_at(self.history[0], "error") < 1e-6:
+        """NothingToLearn if the method is exact on these passages, by its settings or as measured."""
+        layers = {layer.number: layer for layer in hf.find_layers(self.pretrained.model)}
+        dtype = self.pretrained.model.dtype
+        limits = (exact_up_to(bound.method, layers[n].causal, dtype) for n, bound in self.bounds.items())
+        if min(limits) >= self.length or mean_at(self.history[0], "error") < 1e-6:
             method = next(iter(self.bounds.values())).method
             raise NothingToLearn(
                 f"{method} is exact attention on passages of at most {self.length} tokens, so there is nothing to "
@@ -227,7 +231,7 @@ class Trainer:
 
     def _step(self) -> dict[int, float]:
         spans = self.pieces.order(self.step, self.settings.batch, self.settings.seed)
-        losses = {}
+        losses: dict[int, list[float]] = {}  # a layer that runs several times in a pass has one of each
         self.optimizer.zero_grad()
         for call in self._calls([self.pieces.passage(self.pretrained, span, self.length) for span in spans]):
             bound = self.bounds[call.number]
@@ -237,10 +241,10 @@ class Trainer:
             if not torch.isfinite(loss):
                 raise ValueError(f"the loss of layer {call.number} is {float(loss.detach())} at step {self.step}")
             torch.autograd.backward(loss)
-            losses[call.number] = float(loss.detach())
+            losses.setdefault(call.number, []).append(float(loss.detach()))
         self.optimizer.step()
         self.schedule.step()
-        return losses
+        return {number: sum(some) / len(some) for number, some in losses.items()}
 
     def _calls(self, items: list[list[int]]) -> list[LayerInputs]:
         """The inputs of the layers that are fitted, as tensors that autograd takes."""
@@ -255,16 +259,18 @@ class Trainer:
         self._save(checkpoint)
 
     def _measure_layers(self, losses: dict[int, float]) -> None:
-        sums: dict[int, dict[str, float]] = {}
+        by_layer: dict[int, list[dict[str, float]]] = {}  # of each of its calls
         for span in self.pieces.held_out:
             for call in self._calls([self.pieces.passage(self.pretrained, span, self.length)]):
-                metrics = sums.setdefault(call.number, {})
-                for name, value in measure_layer(self.bounds[call.number], call).items():
-                    metrics[name] = metrics.get(name, 0.0) + value / len(self.pieces.held_out)
-        layers = {str(n): metrics | ({"loss": losses[n]} if n in losses else {}) for n, metrics in sums.items()}
+                by_layer.setdefault(call.number, []).append(measure_layer(self.bounds[call.number], call))
+        means = {
+            number: {name: sum(metrics[name] for metrics in calls) / len(calls) for name in calls[0]}
+            for number, calls in by_layer.items()
+        }
+        layers = {str(n): metrics | ({"loss": losses[n]} if n in losses else {}) for n, metrics in means.items()}
         self.history.append({"step": self.step, "layers": layers})
         before = self._mean_of_best() if self.best else None
-        for number, metrics in sums.items():
+        for number, metrics in means.items():
             if number not in self.best or self._better(metrics, self.best[number]["figures"]):
                 state = copy.deepcopy(self.bounds[number].state_dict())
                 self.best[number] = {"figures": metrics, "state": state, "at": self.step}

@@ -33,9 +33,11 @@ logger = logging.getLogger(__name__)
 def read_documents(paths: Sequence[Path], column: str = "text") -> list[str]:
     """The documents in files and folders: a text file is one, a row of .jsonl, .csv or .tsv is one.
 
-    Files of a folder that are empty or not text in UTF-8 are skipped, with a warning that names them.
+    Files of a folder that are empty or not text in UTF-8 are skipped, with a warning that names them. A file that
+    several of the paths lead to is read once: its passages could be both fitted on and held out otherwise.
     """
-    documents = [document for path in paths for document in _read(path, column)]
+    known: set[Path] = set()
+    documents = [document for path in paths for document in _read(path, column, known)]
     if not documents:
         raise InputError(f"no text in {', '.join(map(str, paths))}")
     return documents
@@ -104,24 +106,28 @@ def _docstrings(source: Path) -> Iterator[str]:
             yield doc
 
 
-def _read(path: Path, column: str) -> list[str]:
+def _read(path: Path, column: str, known: set[Path]) -> list[str]:
+    """The documents of a path, without those of files that are known; adds its files to the known ones."""
     if is_folder(path):
         files = files_in(path, SUFFIXES)
         if not files:
             raise InputError(f"no text in the folder {path}: it contains no {', '.join(SUFFIXES)} file")
-        return _read_folder(path, files, column)
+        return _read_folder(path, files, column, known)
+    if path.resolve() in known:
+        return []
     if path.suffix.lower() in TABLES:
         documents = [field_of(path, n, row, column) for n, row in read_rows(path)]
     else:
         documents = [read_text(path)]
+    known.add(path.resolve())
     return [document for document in documents if document.strip()]
 
 
-def _read_folder(folder: Path, files: Sequence[Path], column: str) -> list[str]:
+def _read_folder(folder: Path, files: Sequence[Path], column: str, known: set[Path]) -> list[str]:
     documents, skipped, reason = [], [], ""
     for file in files:
         try:
-            documents += _read(file, column)
+            documents += _read(file, column, known)
         except NoText as error:
             skipped.append(file)
             reason = reason or str(error)

@@ -6,6 +6,7 @@ from dataclasses import asdict, replace
 from datetime import UTC, datetime
 
 import torch
+from torch.nn.utils.rnn import pad_sequence
 
 from subquad.methods import LearnedHash
 from subquad.tools.inspect.run import LAYER, MAPS, SPECTRUM, InLayer, InspectedLayer, Inspection, InspectRow
@@ -116,11 +117,13 @@ def _mean(lists: Sequence[Sequence[float]]) -> list[float]:
 
 def _shares(layers: Sequence[LayerMetrics]) -> InspectedShares:
     queries, keys = (
-        torch.tensor([head for layer in layers for sequence in getattr(layer, side) for head in sequence])
+        [torch.tensor(head) for layer in layers for sequence in getattr(layer, side) for head in sequence]
         for side in ("queries", "keys")
     )
-    imbalances = BucketSizes(queries[None], keys[None], torch.ones_like(queries[None]).bool()).imbalance()
-    return InspectedShares(**{name: None if math.isnan(one) else one for name, one in asdict(imbalances).items()})
+    exists = [torch.ones_like(head).bool() for head in queries]  # layers may have different numbers of buckets
+    sizes = BucketSizes(*(pad_sequence(rows, batch_first=True)[None] for rows in (queries, keys, exists)))
+    shares = asdict(sizes.imbalance())
+    return InspectedShares(**{name: None if math.isnan(one) else one for name, one in shares.items()})
 
 
 # ---------------------------------------------------------------------- what a reader must know
@@ -135,6 +138,11 @@ def _notes(x: Inspection) -> list[str]:
     ]
     if any("causal" in layer["kind"] for layer in x.pretrained.metadata()["layers"]):
         notes.append("Causal layers: utilities are those of causal attention, and no method sees a later key.")
+    notes += [
+        f"Layer {number} runs {times} times on each sequence with the same parameters; its figures are the last ones."
+        for number, times in x.calls.items()
+        if times > 1
+    ]
     if s.spectrum:
         notes.append(SHARP)
     if any(row.calibrated is False for row in x.rows):

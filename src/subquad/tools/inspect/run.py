@@ -69,6 +69,8 @@ class InspectRow:
         if method is None:
             return self.missing
         query, key, options = inputs.query, inputs.key, inputs.options
+        if inner(method).traits.needs_hidden:
+            return f"{inner(method).name!r} reads the layer's input, and only queries, keys and values are recorded"
         return inner(method).refuses(
             options["mask"],
             bias=options["bias"] is not None,
@@ -85,8 +87,7 @@ def measure(settings: InspectSettings, out: Path, progress: Progress = silent) -
     progress("loading", 0, 1)
     inspection = Inspection.prepare(settings)
     report_folders(progress, settings.text)
-    with as_input_error():
-        inspection.inputs(0)
+    inspection.check_recorded()
     inspection.finish(out, progress)
     return inspection
 
@@ -145,6 +146,7 @@ class Inspection(JobRun):
     rows: list[InspectRow]
     items: list[list[int]]  # the sequences
     recording: tuple[int, dict[int, LayerInputs]] | None = None  # the inputs of the sequence that was last at work
+    calls: Counter[int] = field(default_factory=Counter)  # how often each layer runs on a sequence
 
     @classmethod
     def prepare(cls, settings: InspectSettings) -> "Inspection":
@@ -158,8 +160,11 @@ class Inspection(JobRun):
             raise InputError(f"--buckets {settings.buckets} is more than the {settings.length} tokens of a sequence")
         with as_input_error():
             rows = [_row(method, pretrained, settings.length) for method in methods if method != Full()]
-            rows += [_adapted(folder, pretrained) for folder in settings.adapters]
-            rows += [_planned(folder, pretrained, settings.length) for folder in settings.plans]
+            rows += [_adapted(folder, pretrained) for folder in dict.fromkeys(settings.adapters)]
+            rows += [_planned(folder, pretrained, settings.length) for folder in dict.fromkeys(settings.plans)]
+        label, count = Counter(row.label for row in rows).most_common(1)[0] if rows else ("", 0)
+        if count > 1:
+            raise InputError(f"{count} rows would be called {label}, after their folders; rename one of these")
         return cls(
             settings=settings,
             pretrained=pretrained,
@@ -190,12 +195,27 @@ class Inspection(JobRun):
         }
 
     def inputs(self, i: int) -> dict[int, LayerInputs]:
-        """The inputs of the layers in the i-th sequence; ValueError when NaN or infinity reaches one."""
+        """The inputs of the layers in the i-th sequence, of several calls of a layer the last.
+
+        Raises:
+            ValueError: NaN or infinity reaches a layer.
+        """
         if self.recording is None or self.recording[0] != i:
             with recorded(self.pretrained.model) as calls:
                 self.pretrained.forward([self.items[i]])
+            self.calls = Counter(call.number for call in calls)
             self.recording = i, {call.number: call for call in calls}
         return self.recording[1]
+
+    def check_recorded(self) -> None:
+        """InputError when a layer has no inputs that methods take; names the layer."""
+        with as_input_error():
+            inputs = self.inputs(0)
+        for layer in hf.find_layers(self.pretrained.model):
+            if layer.number not in inputs:
+                parts = " and ".join(layer.beside_softmax)
+                why = f"has {parts}, which no method but 'full' knows" if parts else "computes nothing for these inputs"
+                raise InputError(f"{self.pretrained.name} cannot be inspected: attention layer {layer.label} {why}")
 
     # ------------------------------------------------------------------ units
 

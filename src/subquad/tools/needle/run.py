@@ -48,7 +48,8 @@ class Spot:
     @property
     def parts(self) -> tuple[object, ...]:
         """The parts of a job's name."""
-        return self.task, self.length, "all" if self.depth is None else f"{self.depth:g}", self.sample
+        depth = "all" if self.depth is None else str(self.depth).removesuffix(".0")  # all digits: each depth by itself
+        return self.task, self.length, depth, self.sample
 
 
 def _label(task: str, length: int, depth: str, sample: int, method: str) -> str:
