@@ -1,12 +1,14 @@
 """Advice follows the figures."""
 
+import math
 from copy import deepcopy
 
 import pytest
 
 from subquad.tools.compare import recommend as module
 from subquad.tools.compare.distinguish import distinguished
-from subquad.tools.compare.schema import MethodReport
+from subquad.tools.compare.judgement import fidelities, fidelity_of
+from subquad.tools.compare.schema import MethodReport, Quality
 from subquad.tools.compare.settings import CompareSettings
 from subquad.tools.runs.floor import Floor
 from subquad.tools.runs.records import from_plain, to_plain
@@ -226,6 +228,21 @@ def test_lengths_past_the_text_are_not_judged():
     assert advice["choice"] == "i-clustered"
     assert advice["reasons"][1] == "2,048 tokens: not judged, because the text has only 1,000 tokens."
     assert recommend(methods, [512, 2048], 0.99, tokens=100)["choice"] == "full"
+
+
+def test_a_fidelity_that_is_nan_is_left_out():
+    """Python's min(1.0, nan) is 1.0, and its max is the first of two where the other is NaN."""
+    nan, exact = Quality(perplexity=math.nan), Quality(perplexity=5.0)
+    assert math.isnan(fidelity_of(nan, exact, Floor()))
+    assert fidelities({"48": nan, "96": exact}, {"48": exact, "96": exact}, Floor()) == {"96": 1.0}
+    assert fidelities({"48": Quality(kl=math.nan)}, {}, Floor("kl", 0.002)) == {}
+    assert Floor("kl", 0.002).describe(math.nan) == "KL nan"
+    row_without = row("clustered", 1.0, 1.5) | {"fidelity": {}}
+    for rows in ([row_without, row("i-clustered", 0.95, 1.2)], [row("i-clustered", 0.95, 1.2), row_without]):
+        advice = recommend([EXACT, *rows], [512], 0.99)
+        assert "the closest is i-clustered" in advice["reasons"][0]
+        assert advice["choice"] == "full"
+        assert judged(rows)["headline"].startswith("Stay with exact attention")
 
 
 # ---------------------------------------------------------------------- fidelities that prove nothing

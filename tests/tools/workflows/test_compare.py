@@ -150,6 +150,59 @@ def test_masked_language_model_gets_pseudo_perplexity(measured):
     assert "cosine_mean" not in exact
 
 
+@pytest.fixture(scope="module")
+def overflowing(model, tmp_path_factory):
+    """The folder of a tiny model whose activations are too large for fp16, by name."""
+    from transformers import AutoModel, AutoModelForMaskedLM, AutoTokenizer
+
+    def make(name):
+        folder = tmp_path_factory.mktemp("overflowing")
+        kind = AutoModelForMaskedLM if name == "masked" else AutoModel
+        loaded = kind.from_pretrained(model(name))
+        layer = (loaded.bert if name == "masked" else loaded).encoder.layer[0]
+        layer.intermediate.dense.weight.data.mul_(400.0)
+        layer.output.dense.weight.data.mul_(50.0)
+        loaded.save_pretrained(folder)
+        AutoTokenizer.from_pretrained(model(name)).save_pretrained(folder)
+        return str(folder)
+
+    return make
+
+
+SHORT = {"methods": METHODS[:1], "lengths": (48,), "op_lengths": (32,), "layers": False}
+
+
+@pytest.mark.parametrize("name", ["masked", "bert"])
+def test_a_row_whose_outputs_overflow_has_no_fidelity(settings, overflowing, tmp_path, monkeypatch, name):
+    monkeypatch.setattr("subquad.tools.compare.recommend.is_faster", lambda method, length: True)
+    asked = settings("bert", model=overflowing(name), dtype="fp16", **SHORT)
+    report = report_of(measure(asked, tmp_path))
+    rows = by_method(report)
+    assert rows["full"]["fidelity"] == {"48": pytest.approx(1.0)}
+    for row in list(rows.values())[1:]:
+        assert row["fidelity"] == {}
+        assert row["remarks"][0] == "its outputs are NaN or infinite at 48 tokens"
+    assert report["recommendation"]["choice"] == "full"
+    assert "Of the settings tried, use" not in report["recommendation"]["headline"]
+    assert write_report(sample.record(report), tmp_path / "shown")
+
+
+@pytest.mark.parametrize("task", ["labelled", "sts", "retrieval"])
+def test_a_row_whose_embeddings_overflow_has_no_score_and_ends_nothing(settings, overflowing, tmp_path, task):
+    words = ["key value query", "head layer model", "token reads keeps", "cluster of softmax"]
+    for part in ("train", "test"):
+        (tmp_path / f"{part}.csv").write_text("text,label\n" + "".join(f"{w},{i % 2}\n" for i, w in enumerate(words)))
+    (tmp_path / "sts.tsv").write_text("".join(f"{w}\t{words[0]}\t{i}\n" for i, w in enumerate(words)))
+    lines = [json.dumps({"question": word, "passage": word}) for word in words]
+    (tmp_path / "retrieval.jsonl").write_text("\n".join(lines))
+    asked = settings("bert", model=overflowing("bert"), dtype="fp16", task=task, data_dir=tmp_path, **SHORT)
+    rows = by_method(report_of(measure(asked, tmp_path / "out")))
+    assert not any(map(math.isnan, rows["full"]["task"].values()))
+    for row in list(rows.values())[1:]:
+        assert row["task"].keys() == rows["full"]["task"].keys()
+        assert all(map(math.isnan, row["task"].values()))
+
+
 def test_a_causal_language_model_is_judged_by_its_next_tokens(measured):
     halves = "clustered:clusters=4,block=16,last=4"
     report = report_of(measured("gpt2", methods=(halves, "smyrf:clusters=4", "clustered:clusters=4")))

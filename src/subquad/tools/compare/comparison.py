@@ -413,6 +413,9 @@ class Comparison(JobRun):
         model = self._model_for(self.length, row.dtype)
         with running(model.model, row.swap, self.group):
             vectors = model.embed_all(self._task_items)
+        if not vectors.isfinite().all():  # no probe learns from them, and an argmax over NaN is an index
+            exact = self.results[TASK(EXACT)]
+            return dict.fromkeys(exact, math.nan)
         return self.task.score(vectors) | {"cosine": float(cosine(vectors, self._exact_task).mean())}
 
     @cached_property

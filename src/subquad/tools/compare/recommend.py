@@ -199,7 +199,9 @@ def _reason(methods: Sequence[MethodReport], best: MethodReport | None, length: 
         return f"{length:,} tokens: {_choice(best, _fast(methods, at, floor), at, floor, noise)}."
     timed = [m for m in methods if at in (m.model or {}) and at in (m.fidelity or {})]
     if not timed:
-        why = "those tried are exact attention at this length, reference methods, refused or left out"
+        why = (
+            "those tried are exact attention at this length, reference methods, refused, left out or without a fidelity"
+        )
         return f"{length:,} tokens: no approximation was measured; {why}."
     close = [m for m in timed if m.fidelity_at(at) >= floor.least]
     if close:

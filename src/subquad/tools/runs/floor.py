@@ -83,7 +83,7 @@ class Floor:
     def describe(self, fidelity: float) -> str:
         """A fidelity in the floor's unit."""
         if self.figure == "kl":
-            return f"KL {max(0.0, -math.log(max(fidelity, 1e-30))):.2g}"
+            return f"KL {max(0.0 - math.log(max(fidelity, 1e-30)), 0.0):.2g}"
         return f"{'same top token' if self.figure == 'agreement' else 'fidelity'} {fidelity:.3f}"
 
     def to_dict(self) -> dict[str, Any]:
