@@ -5,6 +5,7 @@ import json
 import math
 import os
 import re
+import shutil
 from dataclasses import replace
 from functools import partial
 from io import StringIO
@@ -516,6 +517,27 @@ def test_a_batch_beyond_the_text_is_refused(settings, tmp_path):
         measure(asked, tmp_path)
 
 
+def test_a_length_that_no_text_in_a_batch_has_is_not_run(settings, model, tmp_path):
+    """The documents have about 300 tokens: batches of at most 4,096 would be those of at most 512."""
+    prepared = prepare(settings("bert", batch=4, lengths=None))
+    assert prepared.lengths == [64]
+    asked = settings("bert", batch=4, **SHORT | {"lengths": None})
+    report = report_of(measure(asked, tmp_path))
+    assert report["settings"]["lengths"] == [64]
+    note = next(note for note in report["cautions"] if note.startswith("Not run at 2,048 and 4,096 tokens: "))
+    assert re.search(r"the longest document has \d+ tokens, and a batch needs 4 pieces", note)
+    assert not any("longer sequences repeat it" in note for note in report["notes"])
+    assert prepare(settings("bert", lengths=None)).lengths == [64, 2048, 4096]
+    with pytest.raises(InputError, match=r"--lengths 4096: .*the longest document has \d+ tokens"):
+        prepare(settings("bert", batch=4, lengths=(48, 96, 4096)))
+
+
+def test_a_batch_of_more_texts_than_a_longer_length_has_is_refused_before_anything_runs(settings):
+    """12 documents: they make many pieces of 48 tokens, and 12 of 256 or fewer."""
+    with pytest.raises(InputError, match=r"--lengths 280: .* a batch needs 40 pieces; give shorter lengths"):
+        prepare(settings("bert", batch=40, lengths=(48, 96, 280)))
+
+
 def test_eager_attention_takes_more_memory(measured):
     report = report_of(measured("bert"))
     for length, eager in report["eager"].items():
@@ -604,6 +626,13 @@ def test_a_plan_is_a_row_of_its_own(settings, plan, tmp_path):
     assert any(by_layer in note for note in report["notes"])
     assert not any("plan:mine was left out" in note for note in report["notes"])
     write_report(sample.record(report), tmp_path / "out")
+
+
+def test_two_folders_of_one_name_are_refused(settings, plan, tmp_path):
+    """Their figures would be kept under one name."""
+    other = shutil.copytree(plan, tmp_path / "elsewhere" / plan.name)
+    with pytest.raises(InputError, match=f"two rows are called 'plan:mine', of {plan} and {other}: rename one"):
+        prepare(settings("bert", plans=(plan, other)))
 
 
 def test_plans_of_other_models_and_folders_without_one_are_refused(settings, plan, tmp_path):

@@ -113,13 +113,32 @@ class Comparison(JobRun):
         """The lengths at which the whole model is run, its own first.
 
         By default those of a causal language model are its own and `LONGEST`, as far as its positions reach, and
-        `INSTEAD` where there was no time for that.
+        `INSTEAD` where there was no time for that. In batches of several texts they are those that texts have.
         """
+        return [n for n in self._lengths_of_any_text if n not in self.beyond_texts]
+
+    @property
+    def _lengths_of_any_text(self) -> list[int]:
         if not self.pretrained.is_causal_lm or self.settings.lengths is not None:
             return [self.length, *(n for n in self.settings.model_lengths if n > self.length)]
         longest = min(n for n in (LONGEST, self.pretrained.limit, self.settings.max_length) if n is not None)
         instead = [n for n in (INSTEAD,) if n < longest and self.rounds_at(n)]
         return [self.length, *(n for n in (*instead, longest) if n > self.length)]
+
+    @cached_property
+    def beyond_texts(self) -> list[int]:
+        """The lengths beyond the main one that no text has, or too few pieces of texts, if a batch has several."""
+        size, longer = self.settings.batch, [n for n in self._lengths_of_any_text if n > self.length]
+        return [n for n in longer if size > 1 and not self.reading.fills(self.pretrained, n, size)]
+
+    @property
+    def why_beyond_texts(self) -> str:
+        """The reason for `beyond_texts`, in a clause."""
+        longest = max(self.reading.document_lengths)
+        return (
+            f"texts in batches are neither joined nor repeated, the longest document has {longest:,} tokens, and a "
+            f"batch needs {self.settings.batch} pieces"
+        )
 
     @property
     def _lengths_to_try(self) -> list[int]:

@@ -24,7 +24,14 @@ from subquad.tools.compare.settings import (
 from subquad.tools.data.texts import read_documents, report_folders, standard_library
 from subquad.tools.measure.deadline import Deadline
 from subquad.tools.measure.group import ALONE, MeasuringGroup
-from subquad.tools.models.compare_rows import NOT_CALIBRATED, CompareRow, row_of, row_of_adapter, row_of_plan
+from subquad.tools.models.compare_rows import (
+    NOT_CALIBRATED,
+    CompareRow,
+    check_names,
+    row_of,
+    row_of_adapter,
+    row_of_plan,
+)
 from subquad.tools.models.dtypes import FP32, has_products, has_tiles
 from subquad.tools.models.generation import check_new_tokens
 from subquad.tools.models.other_attention import row_of_attention
@@ -121,7 +128,8 @@ def prepare(
     saved += [row_of_plan(pretrained, folder) for folder in settings.plans]
     made, _ = calibrated(settings.calibrate, settings.text, settings.column, methods, pretrained, length, out, progress)
     rows = [made.get(method) or row_of(pretrained, method) for method in methods] + saved
-    rows = [split(row, pretrained) for row in rows]
+    check_names(rows)
+    rows = [split(row.up_to_longest(length), pretrained) for row in rows]
     for line in _unfitted(rows):
         note(progress, line)
     reading = read(pretrained, documents or standard_library(), length, settings.passages, settings.seed)
@@ -138,9 +146,18 @@ def prepare(
         length=length,
         floor=floor,
     )
+    _check_batches(comparison)
     if settings.methods == COMPARED and comparison.is_long(comparison.lengths[-1]):
         comparison.rows += _with_long_blocks(settings, pretrained)
     return comparison
+
+
+def _check_batches(c: Comparison) -> None:
+    """InputError where the text makes no batch at the main length, or at another one that is named."""
+    if c.settings.batch > 1:
+        c.reading.batches(c.pretrained, c.length, 1, c.settings.batch, c.settings.seed)
+    if c.settings.lengths is not None and c.beyond_texts:
+        raise InputError(f"--lengths {','.join(map(str, c.beyond_texts))}: {c.why_beyond_texts}; give shorter lengths")
 
 
 def _in_dtypes(settings: CompareSettings, rows: Sequence[CompareRow], causal: bool) -> list[CompareRow]:
