@@ -114,6 +114,7 @@ def why_not(report: Report) -> str:
     if any(name != EXACT for name in (advice.by_length or {}).values()):
         return "no one row keeps the floor at all lengths; --lengths with one of them saves the method for that length"
     if advice.too_noisy is None:
-        return ""
+        too_short = f"the text has only {report.text['tokens']:,} tokens, so no length was judged"
+        return too_short if advice.by_length == {} else ""
     where = listed([f"{n:,}" for n in advice.too_noisy])
     return f"the times were too noisy to compare speeds at {where} tokens; {_REPEAT}"

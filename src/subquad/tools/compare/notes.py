@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 from subquad.core.spelling import listed
-from subquad.methods import METHODS
+from subquad.methods import METHODS, BoundMethod
 from subquad.tools.compare.compare_jobs import EAGER, OP, STEPS
 from subquad.tools.compare.comparison import MOST_POSITIONS, TOO_SLOW, Comparison
 from subquad.tools.compare.schema import MethodReport, Requests
@@ -226,7 +226,8 @@ def _left_out(c: Comparison, row: CompareRow, method: MethodReport) -> str | Non
 
 def notes_on_row(row: CompareRow, length: int, causal: bool) -> list[str]:
     """Remarks that the figures of a row do not show."""
-    notes, most = [], exact_up_to(row.method, causal, TORCH[row.dtype])
+    methods = [each.method if isinstance(each, BoundMethod) else each for each in row.planned.values()] or [row.method]
+    notes, most = [], min(exact_up_to(method, causal, TORCH[row.dtype]) for method in methods)
     if row.modes:
         notes.append(what_is_sent(row.modes))
     if not row.is_full and row.other is None and most >= length:
