@@ -545,6 +545,27 @@ def test_eager_attention_takes_more_memory(measured):
     assert "With eager attention: " in legend(sample.record(report))
 
 
+@pytest.mark.parametrize("error", [MemoryError(), RuntimeError("DefaultCPUAllocator: can't allocate memory"), None])
+def test_eager_attention_that_runs_out_of_memory_ends_nothing(settings, tmp_path, monkeypatch, error):
+    def run(call, device=None):
+        if error is not None:
+            raise error
+        raise RuntimeError("another one")
+
+    monkeypatch.setattr("subquad.tools.compare.comparison.stopwatch", run)
+    asked = settings("bert", **SHORT)
+    if error is None:
+        with pytest.raises(RuntimeError, match="another one"):
+            measure(asked, tmp_path)
+        return
+    comparison = measure(asked, tmp_path)
+    report = report_of(comparison)
+    assert comparison.is_finished
+    assert report["eager"] == {}
+    assert "Eager attention ran out of memory at 48 tokens." in report["notes"]
+    assert comparison.pretrained.model.config._attn_implementation == "sdpa"
+
+
 @pytest.mark.parametrize(("changed", "message"), [
     ({"batch": 0}, "--batch 0 must be at least 1"),
     ({"passages": 0}, "--passages 0 must be at least 1"),

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from subquad import hf
-from subquad.core.errors import InputError
+from subquad.core.errors import InputError, is_out_of_memory
 from subquad.methods import Full
 from subquad.methods.full import EXACT
 from subquad.tools.compare.compare_jobs import (
@@ -552,15 +552,26 @@ class Comparison(JobRun):
         return self.group.count == 1 and self.pretrained.model.config._attn_implementation == "sdpa"
 
     def eager(self, length: int) -> EagerPass:
-        """The first batch of this length through the model in fp32 with its own attention as eager code."""
+        """The first batch of this length through the model in fp32 with its own attention as eager code.
+
+        NaN where the matrices of weights do not fit into memory.
+        """
         model = self._model_for(length, FP32)
         model.model.set_attn_implementation("eager")
         try:
             forward = partial(model.forward, self._batches(length)[0], cached=self.new_tokens_after(length) > 0)
             seconds, (mib, _) = stopwatch(partial(peak_extra_mib, forward, model.device), model.device)
+        except (MemoryError, RuntimeError) as error:
+            if not is_out_of_memory(error):
+                raise
+            return EagerPass(math.nan, math.nan)
         finally:
             model.model.set_attn_implementation("sdpa")
         return EagerPass(seconds, mib)
+
+    def ran_eager(self, length: int) -> bool:
+        """True if eager attention was measured at a length, and did not run out of memory."""
+        return EAGER(length) in self.results and not math.isnan(self.results[EAGER(length)].seconds)
 
     def _batches(self, length: int) -> list[list[list[int]]]:
         """The batches that are run at a length; a single one at a long length."""

@@ -45,6 +45,8 @@ def notes_of(c: Comparison, methods: Sequence[MethodReport]) -> list[str]:
             "Eager attention is the model's own code that forms the whole matrix of weights, in fp32; it ran once at "
             "each length."
         )
+    failed = [f"{n:,}" for n in c.lengths if EAGER(n) in c.results and not c.ran_eager(n)]
+    notes += [f"Eager attention ran out of memory at {listed(failed)} tokens."] if failed else []
     notes[:0] = cautions_of(c)
     if c.group.count > 1:
         notes.append(split_note(c.group.count) + " Distances of attention weights are not measured then.")

@@ -58,7 +58,7 @@ def report_of(comparison: Comparison, plan: NextCommand | None = None) -> Report
         text=c.reading.metadata(s.text),
         methods=methods,
         without_attention={str(n): each for n in c.lengths_done if (each := _without_attention(c, n))},
-        eager={str(n): _eager(c, n) for n in c.lengths if EAGER(n) in c.results},
+        eager={str(n): _eager(c, n) for n in c.lengths if c.ran_eager(n)},
         noise=_noise(c, times, noise),
         notes=notes_of(c, methods),
         cautions=cautions_of(c),
