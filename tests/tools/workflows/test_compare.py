@@ -17,12 +17,13 @@ from rich.console import Console
 import subquad as sq
 from subquad.core.errors import InputError
 from subquad.tools.cli.commands import command_line
-from subquad.tools.compare.attachment import methods_by_layer
+from subquad.tools.compare.attachment import chosen_by_comparison, methods_by_layer
 from subquad.tools.compare.compare_jobs import OP, SEQUENCE
 from subquad.tools.compare.comparison import Comparison
 from subquad.tools.compare.page import html
 from subquad.tools.compare.printed import markdown, rich_table
 from subquad.tools.compare.run import measure, prepare
+from subquad.tools.compare.schema import Attachment
 from subquad.tools.compare.settings import CompareSettings
 from subquad.tools.compare.tables import legend, main_table, op_table, use
 from subquad.tools.compare.write import write_report
@@ -698,6 +699,26 @@ def test_auto_adds_bf16_if_the_processor_has_its_products(settings, monkeypatch,
     monkeypatch.setattr("subquad.tools.compare.run.has_products", lambda device, dtype: products)
     rows = prepare(settings("bert", dtype="auto", methods=METHODS[:1])).rows
     assert [row.name for row in rows] == expected
+
+
+@pytest.mark.parametrize("method", METHODS[:2])
+def test_a_finished_report_is_saved_on_a_machine_without_the_products_of_its_dtype(
+    settings, tmp_path, monkeypatch, method
+):
+    steps = {"0": f"{method} in bf16"}
+    asked = settings("bert", dtype="auto", min_fidelity=1e-6, **SHORT)
+    with monkeypatch.context() as patched:
+        patched.setattr("subquad.tools.compare.run.has_products", lambda device, dtype: True)
+        report = sample.record(report_of(measure(asked, tmp_path)))
+    advice = replace(report.recommendation, attachment=Attachment(dtype="bf16", steps=steps, lengths=[48]))
+    report = replace(report, recommendation=advice)
+    if method == METHODS[0]:
+        chosen = chosen_by_comparison(asked, report, tmp_path)
+        assert set(map(str, chosen.methods.values())) == {METHODS[0]}
+        return
+    # A method that is tried by default on another processor only:
+    with pytest.raises(InputError, match=r"this machine does not compare .* --save on the one that measured it"):
+        chosen_by_comparison(asked, report, tmp_path)
 
 
 def test_a_dtype_without_products_is_said(settings, tmp_path, monkeypatch):
