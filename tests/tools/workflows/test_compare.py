@@ -134,6 +134,23 @@ def test_nothing_longer_than_the_maximum_length_is_measured(longest, model_lengt
     assert (prepared.lengths, asked.call_lengths) == (model_lengths, call_lengths)
 
 
+@pytest.mark.parametrize(("longest", "lengths"), [
+    (None, [512, 2048, 4096]),
+    (1024, [512]),
+    (4096, [512, 2048, 4096]),
+])  # fmt: skip
+def test_the_maximum_length_does_not_move_the_main_one_of_an_encoder_with_long_positions(
+    settings, model, tmp_path, longest, lengths
+):
+    from transformers import AutoConfig, AutoModel, AutoTokenizer
+
+    config = AutoConfig.from_pretrained(model("bert"), max_position_embeddings=8192)
+    AutoModel.from_config(config).save_pretrained(tmp_path)
+    AutoTokenizer.from_pretrained(model("bert")).save_pretrained(tmp_path)
+    asked = settings("bert", model=str(tmp_path), max_length=longest, lengths=None, op_lengths=None)
+    assert prepare(asked).lengths == lengths
+
+
 def test_lengths_that_exceed_the_maximum_are_named(measured, settings, tmp_path):
     done = measure(settings("bert", max_length=48, lengths=None, op_lengths=None, methods=METHODS[:1]), tmp_path)
     report = report_of(done)
@@ -496,6 +513,9 @@ def test_a_batch_has_the_lengths_of_the_text(settings, tmp_path):
         sample.record(report)
     )
     assert {"48", "96"} <= {column.group for column in main_table(sample.record(alone)).columns}
+    pages = [html(sample.record(each), {}) for each in (alone, report)]
+    assert ["One sequence at a time" in page for page in pages] == [True, False]
+    assert "4 sequences at a time; time and quartiles" in pages[1]
 
 
 def test_the_model_without_attention_is_the_bottom_of_the_scale(measured):

@@ -89,6 +89,7 @@ class Comparison(JobRun):
     """A comparison: model, text and rows at hand, and the results of the units so far."""
 
     settings: CompareSettings
+    asked: CompareSettings  # before the lengths of an extension were added to them
     pretrained: Pretrained
     reading: TokenizedText
     rows: list[CompareRow]

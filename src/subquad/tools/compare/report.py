@@ -35,7 +35,7 @@ def report_of(comparison: Comparison, plan: NextCommand | None = None) -> Report
     methods = [_method_report(c, row, times, noise) for row in c.rows] + [_refused(row) for row in c.refused]
     measured = MeasuredReport(
         created=datetime.now(UTC).isoformat(timespec="seconds"),
-        command=as_command("compare", s.as_used, c.group.count),
+        command=as_command("compare", c.asked.as_used, c.group.count),
         versions=machine.versions(),
         hardware=machine.hardware(s.device),
         settings={

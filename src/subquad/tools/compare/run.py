@@ -112,9 +112,9 @@ def prepare(
     check_not_fitted(settings.calibrate, group)
     report_folders(progress, settings.text)
     pretrained = load(settings.model, settings.device, group, FP32)
+    asked = settings
     if settings.extend is not None and settings.lengths is None:
-        usual = MAIN_LENGTH[pretrained.kind]
-        settings = replace(settings, lengths=(min(pretrained.limit or usual, usual), settings.extend))
+        settings = replace(settings, lengths=(_main_length(settings, pretrained), settings.extend))
     pretrained = pretrained.extended_to(settings.extend, settings.named_lengths)
     if pretrained.is_causal_lm and settings.methods == COMPARED:
         learned = [method for method in methods if str(method) in LEARNED]
@@ -138,6 +138,7 @@ def prepare(
     rows = _in_dtypes(settings, rows, pretrained.is_causal_lm)
     comparison = Comparison(
         settings=settings,
+        asked=asked,
         pretrained=pretrained,
         reading=reading,
         rows=[row for row in rows if row.layers],
@@ -156,7 +157,7 @@ def _check_batches(c: Comparison) -> None:
     """InputError where the text makes no batch at the main length, or at another one that is named."""
     if c.settings.batch > 1:
         c.reading.batches(c.pretrained, c.length, 1, c.settings.batch, c.settings.seed)
-    if c.settings.lengths is not None and c.beyond_texts:
+    if c.asked.lengths is not None and c.beyond_texts:
         raise InputError(f"--lengths {','.join(map(str, c.beyond_texts))}: {c.why_beyond_texts}; give shorter lengths")
 
 
@@ -195,7 +196,7 @@ def _main_length(settings: CompareSettings, pretrained: Pretrained) -> int:
         return shortest if pretrained.limit is None else min(shortest, pretrained.limit)
     if longest is not None and pretrained.limit is not None:
         longest = min(longest, pretrained.limit)
-    if longest is not None and pretrained.is_causal_lm:
+    if longest is not None:
         longest = min(longest, usual)
     return pretrained.length(longest, "max-length", usual)
 
