@@ -626,6 +626,19 @@ def test_the_model_is_left_as_it_was(measured):
     assert model.embeddings.position_embeddings.num_embeddings == 64
 
 
+def test_results_for_other_labels_are_not_resumed(settings, tmp_path):
+    """The texts are the same."""
+    marks = []
+    for labels in ((0, 1), (1, 0)):
+        for part in ("train", "test"):
+            lines = [f"key value {i},{labels[i % 2]}" for i in range(8)]
+            (tmp_path / f"{part}.csv").write_text("\n".join(["text,label", *lines]))
+        (tmp_path / "sts.tsv").write_text(f"a\tb\t{labels[0]}\na\tc\t{labels[1]}\n")
+        asked = (settings("bert", task=task, data_dir=tmp_path) for task in ("labelled", "sts"))
+        marks.append([prepare(each).fingerprint()["task"] for each in asked])
+    assert all(one != other for one, other in zip(*marks, strict=True))
+
+
 def test_a_task_adds_its_score(settings, tmp_path):
     data = tmp_path / "banking77"
     data.mkdir()

@@ -212,11 +212,12 @@ class Comparison(JobRun):
 
     def fingerprint(self) -> dict[str, Any]:
         """All that the results depend on."""
+        task = self.task
         return {
             "model": self.pretrained.identity(),
             "methods": [[row.name, mark_of(row.bounds), *map(str, row.planned.values())] for row in self.rows],
             "text": [self.reading.passages, self.reading.queries, len(self.reading.tokens)],
-            "task": None if self.task is None else [self.task.name, self.task.texts],
+            "task": None if task is None else [task.name, task.texts, task.labels, task.train, task.wanted],
             "lengths": [self.settings.lengths or [self.lengths[0], self.lengths[-1]], self.call_lengths],
             "steps": [[n, self.prompt_of_request(n)] for n in self.step_lengths],
             "batch": self.settings.batch,
