@@ -8,7 +8,7 @@ import pytest
 
 from subquad.tools.compare import recommend as module
 from subquad.tools.compare.distinguish import distinguished
-from subquad.tools.compare.judgement import fidelities, fidelity_of
+from subquad.tools.compare.judgement import fidelities, fidelity_of, why_not
 from subquad.tools.compare.schema import MethodReport, Quality, RequestCost
 from subquad.tools.compare.settings import CompareSettings
 from subquad.tools.measure.rounds import RoundTimes
@@ -235,6 +235,14 @@ def test_lengths_past_the_text_are_not_judged():
     longest_first = recommend(methods, [2048, 512], 0.99, tokens=1000)["headline"]
     assert longest_first.startswith("Of the settings tried, use i-clustered: 1.50×")
     assert "2,048" not in longest_first
+
+
+def test_a_text_that_is_too_short_to_judge_is_why_nothing_is_saved():
+    plain = sample.encoder()
+    plain["text"]["tokens"] = 100
+    short = read_anew(plain, CompareSettings(min_fidelity=0.5))
+    assert short["recommendation"]["headline"].startswith("No recommendation: the text has only 100 tokens")
+    assert why_not(sample.record(short)) == "the text has only 100 tokens, so no length was judged"
 
 
 def test_a_request_that_fp32_has_no_steps_for_names_its_baseline():

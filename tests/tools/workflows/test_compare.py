@@ -476,7 +476,7 @@ def test_a_time_limit_leaves_out_what_is_predicted_to_exceed_it(settings, tmp_pa
     terminal = Console(file=StringIO(), width=1000)
     terminal.print(rich_table(sample.record(report)))
     assert report["notes"][0] in terminal.file.getvalue()
-    more = report_of(measure(replace(asked, minutes=5), tmp_path))
+    more = report_of(measure(replace(asked, minutes=5.0), tmp_path))
     assert not any(note.startswith("Left out for") for note in more["notes"])
     assert [note.partition(" tokens")[0] for note in more["cautions"]] == ["The model's positions reach 64"]
 
