@@ -29,6 +29,12 @@ def as_input_error(prefix: str = "") -> Iterator[None]:
         raise InputError(prefix + " ".join(str(error).split())) from error
 
 
+def is_out_of_memory(error: Exception) -> bool:
+    """True if Python, NumPy, torch's CPU allocator or a GPU ran out of memory."""
+    marks = ("can't allocate memory", "out of memory", "bad_alloc")
+    return isinstance(error, MemoryError) or any(mark in str(error) for mark in marks)
+
+
 def not_installed(package: str, extra: str) -> str:
     """The message about a package that an extra brings."""
     return (

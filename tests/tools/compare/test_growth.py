@@ -4,8 +4,11 @@ from dataclasses import replace
 
 import pytest
 
+import subquad as sq
 from subquad.tools.compare.growth import crossing, curve, growth_note
+from subquad.tools.compare.notes import notes_on_row
 from subquad.tools.compare.schema import MethodReport
+from subquad.tools.models.compare_rows import CompareRow
 from subquad.tools.runs.floor import Floor
 from subquad.tools.runs.records import from_plain
 
@@ -193,3 +196,16 @@ def test_a_crossing_lies_between_the_measured_lengths_around_it(crossing, at, ms
 )
 def test_without_two_lengths_and_a_faithful_approximation_there_is_no_note(methods, lengths):
     assert growth_note(methods, lengths, FLOOR) == ""
+
+
+def test_a_plan_is_not_exact_because_its_most_frequent_method_is():
+    """Its other layers may run another method."""
+    alone = row("clustered-tail in bf16", timed(0.2, 1e-3, 1.5), 0.999, block=8192)
+    plan = replace(alone, method="plan:mine in bf16", plan="mine")
+    assert growth_note([EXACT, KERNEL, alone], [2048, 8192], FLOOR) == ""
+    assert "at every length measured" in growth_note([EXACT, KERNEL, plan], [2048, 8192], FLOOR)
+    layers = {0: sq.ClusteredTail(), 1: sq.Local(window=8)}
+    compared = CompareRow(sq.ClusteredTail(), [0, 1], plan="mine", planned=layers)
+    assert notes_on_row(compared, 512, causal=True) == []
+    exact = replace(compared, planned=dict.fromkeys(layers, sq.ClusteredTail()))
+    assert notes_on_row(exact, 512, causal=True) == ["is exact attention on at most 1,024 tokens"]

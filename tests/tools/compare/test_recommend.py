@@ -1,13 +1,17 @@
 """Advice follows the figures."""
 
+import math
+import re
 from copy import deepcopy
 
 import pytest
 
 from subquad.tools.compare import recommend as module
 from subquad.tools.compare.distinguish import distinguished
-from subquad.tools.compare.schema import MethodReport
+from subquad.tools.compare.judgement import fidelities, fidelity_of, why_not
+from subquad.tools.compare.schema import MethodReport, Quality, RequestCost
 from subquad.tools.compare.settings import CompareSettings
+from subquad.tools.measure.rounds import RoundTimes
 from subquad.tools.runs.floor import Floor
 from subquad.tools.runs.records import from_plain, to_plain
 from tests.tools.report import sample
@@ -225,7 +229,95 @@ def test_lengths_past_the_text_are_not_judged():
     advice = recommend(methods, [512, 2048], 0.99, tokens=1000)
     assert advice["choice"] == "i-clustered"
     assert advice["reasons"][1] == "2,048 tokens: not judged, because the text has only 1,000 tokens."
-    assert recommend(methods, [512, 2048], 0.99, tokens=100)["choice"] == "full"
+    nothing = recommend(methods, [512, 2048], 0.99, tokens=100)
+    assert nothing["choice"] == "full"
+    assert nothing["headline"] == "No recommendation: the text has only 100 tokens; give a longer one."
+    longest_first = recommend(methods, [2048, 512], 0.99, tokens=1000)["headline"]
+    assert longest_first.startswith("Of the settings tried, use i-clustered: 1.50×")
+    assert "2,048" not in longest_first
+
+
+def test_a_text_that_is_too_short_to_judge_is_why_nothing_is_saved():
+    plain = sample.encoder()
+    plain["text"]["tokens"] = 100
+    short = read_anew(plain, CompareSettings(min_fidelity=0.5))
+    assert short["recommendation"]["headline"].startswith("No recommendation: the text has only 100 tokens")
+    assert why_not(sample.record(short)) == "the text has only 100 tokens, so no length was judged"
+
+
+def test_a_request_that_fp32_has_no_steps_for_names_its_baseline():
+    """In long prompts, exact attention in fp32 runs once, without steps."""
+    exact, tail = "full in bf16", "clustered-tail in bf16"
+    prefills = RoundTimes({"full": [10.0], exact: [5.0, 5.1], tail: [4.0, 4.05]}, {}, exact)
+    requests = RoundTimes({exact: [7.5, 7.6], tail: [6.5, 6.55]}, {}, exact)
+
+    def performance(name):
+        request = RequestCost(**vars(requests.cost(name, 1.05, exact)), new_tokens=128)
+        measured = MethodReport(
+            method=name,
+            settings={"name": name.partition(" ")[0]},
+            status="measured",
+            dtype="bf16",
+            fidelity={"8192": 1.0},
+            model={"8192": prefills.cost(name, 1.05, exact)},
+            request={"8192": request},
+        )
+        return module.describe_performance(measured, "8192", Floor("kl", 0.002))
+
+    assert performance(exact) == "1.98× the speed of exact attention in fp32 to the first token, KL 0"
+    assert re.fullmatch(
+        r"2\.\d\d× the speed of exact attention in fp32 and 1\.2\d× that in bf16 to the first token and "
+        r"1\.1\d× that in bf16 in a whole request with 128 new tokens, KL 0",
+        performance(tail),
+    )
+
+
+@pytest.mark.parametrize(("floor", "kept", "missed", "shown"), [
+    (Floor("fidelity", 0.99), 0.9904, 0.98961, ("fidelity 0.990", "fidelity 0.9896")),
+    (Floor("fidelity", 0.9992), 0.9993, 0.9991, ("fidelity 0.9993", "fidelity 0.999")),
+    (Floor("agreement", 0.99), 0.99, 0.9896, ("same top token 0.990", "same top token 0.9896")),
+    (Floor("kl", 0.002), math.exp(-0.00196), math.exp(-0.002049), ("KL 0.002", "KL 0.00205")),
+])  # fmt: skip
+def test_a_figure_is_printed_on_its_side_of_the_floor(floor, kept, missed, shown):
+    assert kept >= floor.least > missed
+    assert (floor.describe(kept), floor.describe(missed)) == shown
+
+
+def test_methods_that_are_exact_by_their_causal_blocks_are_no_approximation_in_a_module():
+    """Attention by halves forms its diagonal block of 1,024 tokens exactly."""
+    tail, floor = row("clustered-tail", 1.0, 1.25), Floor("fidelity", 0.99, causal=True)
+    two = records([EXACT, tail, tail | {"method": "clustered-tail:clusters=64,topk=96"}])
+    rows, blind = distinguished(two, [512], floor, {})
+    assert not blind
+    advice = module.recommend(rows, [512], floor, 10_000, {})
+    assert advice.choice == "full"
+    assert "no approximation was measured; those tried are exact attention at this length" in advice.reasons[0]
+    assert distinguished(two, [512], Floor("fidelity", 0.99), {})[1]
+
+
+def test_a_plan_is_not_exact_because_its_most_frequent_method_is():
+    floor, plan = Floor("kl", 0.002), row("plan:mine", math.exp(-0.001), 2.0) | {"plan": "mine"}
+    plan["settings"] = {"name": "clustered-tail"}
+    other = plan | {"method": "plan:other"}
+    advice = module.recommend(records([EXACT, plan]), [512], floor, 10_000, {})
+    assert advice.choice == "plan:mine"
+    same = [each | {"fidelity": {"512": 1.0}} for each in (plan, other)]
+    assert "both approximations" in distinguished(records([EXACT, *same]), [512], floor, {})[1][512]
+
+
+def test_a_fidelity_that_is_nan_is_left_out():
+    """Python's min(1.0, nan) is 1.0, and its max is the first of two where the other is NaN."""
+    nan, exact = Quality(perplexity=math.nan), Quality(perplexity=5.0)
+    assert math.isnan(fidelity_of(nan, exact, Floor()))
+    assert fidelities({"48": nan, "96": exact}, {"48": exact, "96": exact}, Floor()) == {"96": 1.0}
+    assert fidelities({"48": Quality(kl=math.nan)}, {}, Floor("kl", 0.002)) == {}
+    assert Floor("kl", 0.002).describe(math.nan) == "KL nan"
+    row_without = row("clustered", 1.0, 1.5) | {"fidelity": {}}
+    for rows in ([row_without, row("i-clustered", 0.95, 1.2)], [row("i-clustered", 0.95, 1.2), row_without]):
+        advice = recommend([EXACT, *rows], [512], 0.99)
+        assert "the closest is i-clustered" in advice["reasons"][0]
+        assert advice["choice"] == "full"
+        assert judged(rows)["headline"].startswith("Stay with exact attention")
 
 
 # ---------------------------------------------------------------------- fidelities that prove nothing

@@ -1,6 +1,7 @@
 """`sq.compare` on modules of every kind."""
 
 import json
+import math
 import subprocess
 import sys
 from collections import OrderedDict
@@ -130,6 +131,21 @@ def test_a_transformers_model_is_swapped_by_hf():
     result = sq.compare(model, tokens(2), methods="local:window=4", minutes=0.05)
     assert result.attention == "sq.hf.swap (2 layers)"
     assert result.rows[1]["fidelity"]["40"] < 1.0 - 1e-6
+
+
+def test_methods_that_are_exact_in_causal_attention_are_not_taken_for_approximations(monkeypatch):
+    """At 48 tokens, one diagonal block of attention by halves has all of them."""
+    monkeypatch.setattr("subquad.tools.compare.recommend.TOO_NOISY", math.inf)
+    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**BERT, max_position_embeddings=64)).to(
+        torch.bfloat16
+    )
+    names = ["clustered-tail", "clustered-tail:clusters=48,topk=96"]
+    result = sq.compare(model, tokens(1, 48), methods=names, metric="kl", minutes=0.01)
+    assert result.causal
+    assert [row.get("dtype") for row in result.rows] == [None, "bf16", "bf16", None]
+    advice = result.recommendation
+    assert "does not tell methods apart" not in advice.headline
+    assert advice.reasons[0].startswith("48 tokens: no approximation was measured; those tried are exact attention")
 
 
 def test_a_causal_language_model_is_compared_by_its_logits_and_default_rows():

@@ -5,6 +5,7 @@ import json
 import math
 import os
 import re
+import shutil
 from dataclasses import replace
 from functools import partial
 from io import StringIO
@@ -16,12 +17,13 @@ from rich.console import Console
 import subquad as sq
 from subquad.core.errors import InputError
 from subquad.tools.cli.commands import command_line
-from subquad.tools.compare.attachment import methods_by_layer
+from subquad.tools.compare.attachment import chosen_by_comparison, methods_by_layer
 from subquad.tools.compare.compare_jobs import OP, SEQUENCE
 from subquad.tools.compare.comparison import Comparison
 from subquad.tools.compare.page import html
 from subquad.tools.compare.printed import markdown, rich_table
 from subquad.tools.compare.run import measure, prepare
+from subquad.tools.compare.schema import Attachment
 from subquad.tools.compare.settings import CompareSettings
 from subquad.tools.compare.tables import legend, main_table, op_table, use
 from subquad.tools.compare.write import write_report
@@ -132,6 +134,23 @@ def test_nothing_longer_than_the_maximum_length_is_measured(longest, model_lengt
     assert (prepared.lengths, asked.call_lengths) == (model_lengths, call_lengths)
 
 
+@pytest.mark.parametrize(("longest", "lengths"), [
+    (None, [512, 2048, 4096]),
+    (1024, [512]),
+    (4096, [512, 2048, 4096]),
+])  # fmt: skip
+def test_the_maximum_length_does_not_move_the_main_one_of_an_encoder_with_long_positions(
+    settings, model, tmp_path, longest, lengths
+):
+    from transformers import AutoConfig, AutoModel, AutoTokenizer
+
+    config = AutoConfig.from_pretrained(model("bert"), max_position_embeddings=8192)
+    AutoModel.from_config(config).save_pretrained(tmp_path)
+    AutoTokenizer.from_pretrained(model("bert")).save_pretrained(tmp_path)
+    asked = settings("bert", model=str(tmp_path), max_length=longest, lengths=None, op_lengths=None)
+    assert prepare(asked).lengths == lengths
+
+
 def test_lengths_that_exceed_the_maximum_are_named(measured, settings, tmp_path):
     done = measure(settings("bert", max_length=48, lengths=None, op_lengths=None, methods=METHODS[:1]), tmp_path)
     report = report_of(done)
@@ -148,6 +167,59 @@ def test_masked_language_model_gets_pseudo_perplexity(measured):
     assert rough["perplexity"] != exact["perplexity"]
     assert rows["clustered:clusters=4"]["fidelity"]["96"] <= 1.0
     assert "cosine_mean" not in exact
+
+
+@pytest.fixture(scope="module")
+def overflowing(model, tmp_path_factory):
+    """The folder of a tiny model whose activations are too large for fp16, by name."""
+    from transformers import AutoModel, AutoModelForMaskedLM, AutoTokenizer
+
+    def make(name):
+        folder = tmp_path_factory.mktemp("overflowing")
+        kind = AutoModelForMaskedLM if name == "masked" else AutoModel
+        loaded = kind.from_pretrained(model(name))
+        layer = (loaded.bert if name == "masked" else loaded).encoder.layer[0]
+        layer.intermediate.dense.weight.data.mul_(400.0)
+        layer.output.dense.weight.data.mul_(50.0)
+        loaded.save_pretrained(folder)
+        AutoTokenizer.from_pretrained(model(name)).save_pretrained(folder)
+        return str(folder)
+
+    return make
+
+
+SHORT = {"methods": METHODS[:1], "lengths": (48,), "op_lengths": (32,), "layers": False}
+
+
+@pytest.mark.parametrize("name", ["masked", "bert"])
+def test_a_row_whose_outputs_overflow_has_no_fidelity(settings, overflowing, tmp_path, monkeypatch, name):
+    monkeypatch.setattr("subquad.tools.compare.recommend.is_faster", lambda method, length: True)
+    asked = settings("bert", model=overflowing(name), dtype="fp16", **SHORT)
+    report = report_of(measure(asked, tmp_path))
+    rows = by_method(report)
+    assert rows["full"]["fidelity"] == {"48": pytest.approx(1.0)}
+    for row in list(rows.values())[1:]:
+        assert row["fidelity"] == {}
+        assert row["remarks"][0] == "its outputs are NaN or infinite at 48 tokens"
+    assert report["recommendation"]["choice"] == "full"
+    assert "Of the settings tried, use" not in report["recommendation"]["headline"]
+    assert write_report(sample.record(report), tmp_path / "shown")
+
+
+@pytest.mark.parametrize("task", ["labelled", "sts", "retrieval"])
+def test_a_row_whose_embeddings_overflow_has_no_score_and_ends_nothing(settings, overflowing, tmp_path, task):
+    words = ["key value query", "head layer model", "token reads keeps", "cluster of softmax"]
+    for part in ("train", "test"):
+        (tmp_path / f"{part}.csv").write_text("text,label\n" + "".join(f"{w},{i % 2}\n" for i, w in enumerate(words)))
+    (tmp_path / "sts.tsv").write_text("".join(f"{w}\t{words[0]}\t{i}\n" for i, w in enumerate(words)))
+    lines = [json.dumps({"question": word, "passage": word}) for word in words]
+    (tmp_path / "retrieval.jsonl").write_text("\n".join(lines))
+    asked = settings("bert", model=overflowing("bert"), dtype="fp16", task=task, data_dir=tmp_path, **SHORT)
+    rows = by_method(report_of(measure(asked, tmp_path / "out")))
+    assert not any(map(math.isnan, rows["full"]["task"].values()))
+    for row in list(rows.values())[1:]:
+        assert row["task"].keys() == rows["full"]["task"].keys()
+        assert all(map(math.isnan, row["task"].values()))
 
 
 def test_a_causal_language_model_is_judged_by_its_next_tokens(measured):
@@ -404,7 +476,7 @@ def test_a_time_limit_leaves_out_what_is_predicted_to_exceed_it(settings, tmp_pa
     terminal = Console(file=StringIO(), width=1000)
     terminal.print(rich_table(sample.record(report)))
     assert report["notes"][0] in terminal.file.getvalue()
-    more = report_of(measure(replace(asked, minutes=5), tmp_path))
+    more = report_of(measure(replace(asked, minutes=5.0), tmp_path))
     assert not any(note.startswith("Left out for") for note in more["notes"])
     assert [note.partition(" tokens")[0] for note in more["cautions"]] == ["The model's positions reach 64"]
 
@@ -441,6 +513,9 @@ def test_a_batch_has_the_lengths_of_the_text(settings, tmp_path):
         sample.record(report)
     )
     assert {"48", "96"} <= {column.group for column in main_table(sample.record(alone)).columns}
+    pages = [html(sample.record(each), {}) for each in (alone, report)]
+    assert ["One sequence at a time" in page for page in pages] == [True, False]
+    assert "4 sequences at a time; time and quartiles" in pages[1]
 
 
 def test_the_model_without_attention_is_the_bottom_of_the_scale(measured):
@@ -463,11 +538,53 @@ def test_a_batch_beyond_the_text_is_refused(settings, tmp_path):
         measure(asked, tmp_path)
 
 
+def test_a_length_that_no_text_in_a_batch_has_is_not_run(settings, model, tmp_path):
+    """The documents have about 300 tokens: batches of at most 4,096 would be those of at most 512."""
+    prepared = prepare(settings("bert", batch=4, lengths=None))
+    assert prepared.lengths == [64]
+    asked = settings("bert", batch=4, **SHORT | {"lengths": None})
+    report = report_of(measure(asked, tmp_path))
+    assert report["settings"]["lengths"] == [64]
+    note = next(note for note in report["cautions"] if note.startswith("Not run at 2,048 and 4,096 tokens: "))
+    assert re.search(r"the longest document has \d+ tokens, and a batch needs 4 pieces", note)
+    assert not any("longer sequences repeat it" in note for note in report["notes"])
+    assert prepare(settings("bert", lengths=None)).lengths == [64, 2048, 4096]
+    with pytest.raises(InputError, match=r"--lengths 4096: .*the longest document has \d+ tokens"):
+        prepare(settings("bert", batch=4, lengths=(48, 96, 4096)))
+
+
+def test_a_batch_of_more_texts_than_a_longer_length_has_is_refused_before_anything_runs(settings):
+    """12 documents: they make many pieces of 48 tokens, and 12 of 256 or fewer."""
+    with pytest.raises(InputError, match=r"--lengths 280: .* a batch needs 40 pieces; give shorter lengths"):
+        prepare(settings("bert", batch=40, lengths=(48, 96, 280)))
+
+
 def test_eager_attention_takes_more_memory(measured):
     report = report_of(measured("bert"))
     for length, eager in report["eager"].items():
         assert eager["extra_mib"] > by_method(report)["full"]["model"][length]["extra_mib"]
     assert "With eager attention: " in legend(sample.record(report))
+
+
+@pytest.mark.parametrize("error", [MemoryError(), RuntimeError("DefaultCPUAllocator: can't allocate memory"), None])
+def test_eager_attention_that_runs_out_of_memory_ends_nothing(settings, tmp_path, monkeypatch, error):
+    def run(call, device=None):
+        if error is not None:
+            raise error
+        raise RuntimeError("another one")
+
+    monkeypatch.setattr("subquad.tools.compare.comparison.stopwatch", run)
+    asked = settings("bert", **SHORT)
+    if error is None:
+        with pytest.raises(RuntimeError, match="another one"):
+            measure(asked, tmp_path)
+        return
+    comparison = measure(asked, tmp_path)
+    report = report_of(comparison)
+    assert comparison.is_finished
+    assert report["eager"] == {}
+    assert "Eager attention ran out of memory at 48 tokens." in report["notes"]
+    assert comparison.pretrained.model.config._attn_implementation == "sdpa"
 
 
 @pytest.mark.parametrize(("changed", "message"), [
@@ -507,6 +624,19 @@ def test_the_model_is_left_as_it_was(measured):
     assert model.config._attn_implementation == "sdpa"
     assert not hasattr(model.config, "subquad")
     assert model.embeddings.position_embeddings.num_embeddings == 64
+
+
+def test_results_for_other_labels_are_not_resumed(settings, tmp_path):
+    """The texts are the same."""
+    marks = []
+    for labels in ((0, 1), (1, 0)):
+        for part in ("train", "test"):
+            lines = [f"key value {i},{labels[i % 2]}" for i in range(8)]
+            (tmp_path / f"{part}.csv").write_text("\n".join(["text,label", *lines]))
+        (tmp_path / "sts.tsv").write_text(f"a\tb\t{labels[0]}\na\tc\t{labels[1]}\n")
+        asked = (settings("bert", task=task, data_dir=tmp_path) for task in ("labelled", "sts"))
+        marks.append([prepare(each).fingerprint()["task"] for each in asked])
+    assert all(one != other for one, other in zip(*marks, strict=True))
 
 
 def test_a_task_adds_its_score(settings, tmp_path):
@@ -553,6 +683,13 @@ def test_a_plan_is_a_row_of_its_own(settings, plan, tmp_path):
     write_report(sample.record(report), tmp_path / "out")
 
 
+def test_two_folders_of_one_name_are_refused(settings, plan, tmp_path):
+    """Their figures would be kept under one name."""
+    other = shutil.copytree(plan, tmp_path / "elsewhere" / plan.name)
+    with pytest.raises(InputError, match=f"two rows are called 'plan:mine', of {plan} and {other}: rename one"):
+        prepare(settings("bert", plans=(plan, other)))
+
+
 def test_plans_of_other_models_and_folders_without_one_are_refused(settings, plan, tmp_path):
     with pytest.raises(InputError, match="this plan was made for a BertModel"):
         prepare(settings("modernbert", plans=(plan,), lengths=(48,)))
@@ -595,6 +732,26 @@ def test_auto_adds_bf16_if_the_processor_has_its_products(settings, monkeypatch,
     monkeypatch.setattr("subquad.tools.compare.run.has_products", lambda device, dtype: products)
     rows = prepare(settings("bert", dtype="auto", methods=METHODS[:1])).rows
     assert [row.name for row in rows] == expected
+
+
+@pytest.mark.parametrize("method", METHODS[:2])
+def test_a_finished_report_is_saved_on_a_machine_without_the_products_of_its_dtype(
+    settings, tmp_path, monkeypatch, method
+):
+    steps = {"0": f"{method} in bf16"}
+    asked = settings("bert", dtype="auto", min_fidelity=1e-6, **SHORT)
+    with monkeypatch.context() as patched:
+        patched.setattr("subquad.tools.compare.run.has_products", lambda device, dtype: True)
+        report = sample.record(report_of(measure(asked, tmp_path)))
+    advice = replace(report.recommendation, attachment=Attachment(dtype="bf16", steps=steps, lengths=[48]))
+    report = replace(report, recommendation=advice)
+    if method == METHODS[0]:
+        chosen = chosen_by_comparison(asked, report, tmp_path)
+        assert set(map(str, chosen.methods.values())) == {METHODS[0]}
+        return
+    # A method that is tried by default on another processor only:
+    with pytest.raises(InputError, match=r"this machine does not compare .* --save on the one that measured it"):
+        chosen_by_comparison(asked, report, tmp_path)
 
 
 def test_a_dtype_without_products_is_said(settings, tmp_path, monkeypatch):

@@ -3,6 +3,7 @@
 import math
 import shutil
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -105,6 +106,22 @@ def test_parameters_for_a_length_run_up_to_it_and_the_report_says_so(settings, t
     assert not any("was left out" in note for note in report["notes"])
     beyond = report_of(measure(replace(asked, op_lengths=(96,)), tmp_path / "beyond"))
     assert "crossover" not in by_method(beyond)[name]
+
+
+def test_an_adapter_for_shorter_inputs_than_the_main_length_is_refused(settings, tmp_path):
+    loaded = load(settings.model)
+    hf.swap(loaded.model, "linformer:k=5", max_length=32)
+    hf.save_adapter(loaded.model, tmp_path / "short")
+    report = report_of(measure(replace(settings, adapters=(tmp_path / "short",)), tmp_path / "out"))
+    refused = by_method(report)["linformer:k=5@short"]
+    assert refused["status"] == "refused"
+    assert refused["reason"] == "its parameters are for at most 32 tokens"
+    assert set(by_method(report)[LHA]["model"]) == {"48", "96"}
+
+
+def test_the_row_of_an_adapter_in_the_working_folder_has_its_name(settings, adapter, monkeypatch):
+    monkeypatch.chdir(adapter)
+    assert prepare(replace(settings, adapters=(Path("."),))).rows[-1].name == f"{LHA}@mine"
 
 
 def test_a_row_that_is_too_slow_is_told_apart_from_one_that_cannot_run(settings, tmp_path, monkeypatch):

@@ -94,7 +94,12 @@ def test_all_lengths_past_the_own_positions_are_read_by_the_same_extension(setti
 
 
 def test_extend_without_lengths_adds_its_own(settings):
-    assert prepare(replace(settings, lengths=None, new_tokens=None)).lengths[-1] == REACH
+    asked = replace(settings, lengths=None, new_tokens=None)
+    prepared = prepare(asked)
+    assert prepared.lengths[-1] == REACH
+    assert prepared.asked == asked  # the command in the report is the one that was given
+    with pytest.raises(InputError, match=f"--extend {REACH} is more than --max-length 100; leave --max-length out"):
+        replace(asked, max_length=100)
 
 
 @pytest.mark.parametrize(("changed", "message"), [

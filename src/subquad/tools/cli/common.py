@@ -32,7 +32,7 @@ Command = Callable[..., None]
 @contextmanager
 def user_errors(again: str = "the same command resumes from here") -> Iterator[None]:
     """One line and exit code 2 for what the user can fix; where it is stopped, what to do `again`."""
-    from subquad.core.errors import InputError
+    from subquad.core.errors import InputError, is_out_of_memory
 
     try:
         with stops_first():
@@ -40,7 +40,7 @@ def user_errors(again: str = "the same command resumes from here") -> Iterator[N
     except InputError as error:
         _end(str(error))
     except (MemoryError, RuntimeError) as error:
-        if not _is_out_of_memory(error):
+        if not is_out_of_memory(error):
             raise
         _end(f"out of memory ({str(error).partition(chr(10))[0]}); give shorter inputs, smaller batches or sizes")
     except OSError as error:  # of the machine, not of the program: a full disk, a name that is too long
@@ -60,12 +60,6 @@ def say_error_after(stop: BaseException) -> None:
         if manner().verbose:
             errors.print(Text("".join(traceback.format_exception(stop.__cause__)).rstrip()), soft_wrap=True)
         say(f"while the command ended: {stop}", errors)
-
-
-def _is_out_of_memory(error: Exception) -> bool:
-    """True if Python, NumPy, torch's CPU allocator or a GPU ran out of memory."""
-    marks = ("can't allocate memory", "out of memory", "bad_alloc")
-    return isinstance(error, MemoryError) or any(mark in str(error) for mark in marks)
 
 
 def _end(message: str) -> NoReturn:

@@ -7,10 +7,12 @@ and a plan or a mixture cannot be a step of it: there, one row runs at all lengt
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 from subquad import hf
+from subquad.core.errors import InputError
 from subquad.core.spelling import listed
 from subquad.hf.plans import joined
 from subquad.methods import BoundMethod, ByLength, Full, Method, from_dict
@@ -93,9 +95,12 @@ def chosen_by_comparison(settings: CompareSettings, report: Report, out: Path) -
     attached = report.recommendation.attachment
     if attached is None:
         return None
-    c = run.prepare(settings, out)  # what was fitted is in the folder
+    # What was fitted is in the folder. The dtype is given, because another machine may have measured another one.
+    c = run.prepare(replace(settings, dtype=attached.dtype), out)
     names = {int(start): name for start, name in attached.steps.items()}
     rows = {row.name: row for row in c.rows}
+    if missing := [name for name in names.values() if name not in rows]:
+        raise InputError(f"this machine does not compare {listed(missing)}: --save on the one that measured it")
     reports = {method.method: method for method in report.methods}
     lines = [
         f"{n:,} tokens: {describe_performance(reports[running_at(names, n)], str(n), c.floor)}."

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from subquad import hf
-from subquad.core.errors import InputError
+from subquad.core.errors import InputError, is_out_of_memory
 from subquad.methods import Full
 from subquad.methods.full import EXACT
 from subquad.tools.compare.compare_jobs import (
@@ -89,6 +89,7 @@ class Comparison(JobRun):
     """A comparison: model, text and rows at hand, and the results of the units so far."""
 
     settings: CompareSettings
+    asked: CompareSettings  # before the lengths of an extension were added to them
     pretrained: Pretrained
     reading: TokenizedText
     rows: list[CompareRow]
@@ -113,13 +114,32 @@ class Comparison(JobRun):
         """The lengths at which the whole model is run, its own first.
 
         By default those of a causal language model are its own and `LONGEST`, as far as its positions reach, and
-        `INSTEAD` where there was no time for that.
+        `INSTEAD` where there was no time for that. In batches of several texts they are those that texts have.
         """
+        return [n for n in self._lengths_of_any_text if n not in self.beyond_texts]
+
+    @property
+    def _lengths_of_any_text(self) -> list[int]:
         if not self.pretrained.is_causal_lm or self.settings.lengths is not None:
             return [self.length, *(n for n in self.settings.model_lengths if n > self.length)]
         longest = min(n for n in (LONGEST, self.pretrained.limit, self.settings.max_length) if n is not None)
         instead = [n for n in (INSTEAD,) if n < longest and self.rounds_at(n)]
         return [self.length, *(n for n in (*instead, longest) if n > self.length)]
+
+    @cached_property
+    def beyond_texts(self) -> list[int]:
+        """The lengths beyond the main one that no text has, or too few pieces of texts, if a batch has several."""
+        size, longer = self.settings.batch, [n for n in self._lengths_of_any_text if n > self.length]
+        return [n for n in longer if size > 1 and not self.reading.fills(self.pretrained, n, size)]
+
+    @property
+    def why_beyond_texts(self) -> str:
+        """The reason for `beyond_texts`, in a clause."""
+        longest = max(self.reading.document_lengths)
+        return (
+            f"texts in batches are neither joined nor repeated, the longest document has {longest:,} tokens, and a "
+            f"batch needs {self.settings.batch} pieces"
+        )
 
     @property
     def _lengths_to_try(self) -> list[int]:
@@ -192,11 +212,12 @@ class Comparison(JobRun):
 
     def fingerprint(self) -> dict[str, Any]:
         """All that the results depend on."""
+        task = self.task
         return {
             "model": self.pretrained.identity(),
             "methods": [[row.name, mark_of(row.bounds), *map(str, row.planned.values())] for row in self.rows],
             "text": [self.reading.passages, self.reading.queries, len(self.reading.tokens)],
-            "task": None if self.task is None else [self.task.name, self.task.texts],
+            "task": None if task is None else [task.name, task.texts, task.labels, task.train, task.wanted],
             "lengths": [self.settings.lengths or [self.lengths[0], self.lengths[-1]], self.call_lengths],
             "steps": [[n, self.prompt_of_request(n)] for n in self.step_lengths],
             "batch": self.settings.batch,
@@ -413,6 +434,9 @@ class Comparison(JobRun):
         model = self._model_for(self.length, row.dtype)
         with running(model.model, row.swap, self.group):
             vectors = model.embed_all(self._task_items)
+        if not vectors.isfinite().all():  # no probe learns from them, and an argmax over NaN is an index
+            exact = self.results[TASK(EXACT)]
+            return dict.fromkeys(exact, math.nan)
         return self.task.score(vectors) | {"cosine": float(cosine(vectors, self._exact_task).mean())}
 
     @cached_property
@@ -530,15 +554,26 @@ class Comparison(JobRun):
         return self.group.count == 1 and self.pretrained.model.config._attn_implementation == "sdpa"
 
     def eager(self, length: int) -> EagerPass:
-        """The first batch of this length through the model in fp32 with its own attention as eager code."""
+        """The first batch of this length through the model in fp32 with its own attention as eager code.
+
+        NaN where the matrices of weights do not fit into memory.
+        """
         model = self._model_for(length, FP32)
         model.model.set_attn_implementation("eager")
         try:
             forward = partial(model.forward, self._batches(length)[0], cached=self.new_tokens_after(length) > 0)
             seconds, (mib, _) = stopwatch(partial(peak_extra_mib, forward, model.device), model.device)
+        except (MemoryError, RuntimeError) as error:
+            if not is_out_of_memory(error):
+                raise
+            return EagerPass(math.nan, math.nan)
         finally:
             model.model.set_attn_implementation("sdpa")
         return EagerPass(seconds, mib)
+
+    def ran_eager(self, length: int) -> bool:
+        """True if eager attention was measured at a length, and did not run out of memory."""
+        return EAGER(length) in self.results and not math.isnan(self.results[EAGER(length)].seconds)
 
     def _batches(self, length: int) -> list[list[list[int]]]:
         """The batches that are run at a length; a single one at a long length."""

@@ -5,11 +5,9 @@ from dataclasses import replace
 
 from subquad.core.spelling import listed
 from subquad.methods import from_dict
-from subquad.tools.compare.recommend import is_exact_kernel, is_faithful
+from subquad.tools.compare.recommend import is_exact_by_settings, is_exact_kernel, is_faithful
 from subquad.tools.compare.schema import MethodReport
-from subquad.tools.measure.exact_limits import exact_up_to
 from subquad.tools.measure.tradeoff import NARROW, PROVES, UNNOTICED, tie_of
-from subquad.tools.models.dtypes import FP32, TORCH
 from subquad.tools.runs.floor import Floor
 
 
@@ -55,8 +53,8 @@ def _is_approximation(method: MethodReport, length: int, floor: Floor) -> bool:
     """True if a row was measured at a length and is not exact there, by its name or by its settings."""
     if method.status != "measured" or str(length) not in (method.fidelity or {}) or is_exact_kernel(method):
         return False
-    settings, dtype = from_dict(method.settings), TORCH[(method.dtype or FP32)]
-    return not settings.traits.quadratic_baseline and exact_up_to(settings, floor.of_next_tokens, dtype) < length
+    is_reference = from_dict(method.settings).traits.quadratic_baseline
+    return not is_reference and not is_exact_by_settings(method, length, floor)
 
 
 def _without_fidelity(method: MethodReport, at: str) -> MethodReport:

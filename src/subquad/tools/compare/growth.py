@@ -189,8 +189,8 @@ def _measured(chosen: MethodReport, exact: MethodReport, lengths: Sequence[int])
 
 
 def _exact_up_to(row: MethodReport, causal: bool) -> float:
-    """The most tokens on which a row is exact attention by its settings."""
-    return exact_up_to(from_dict(row.settings), causal, TORCH[row.dtype or FP32])
+    """The most tokens on which a row is exact attention by its settings; 0 for a plan, whose layers have them each."""
+    return 0.0 if row.plan is not None else exact_up_to(from_dict(row.settings), causal, TORCH[row.dtype or FP32])
 
 
 def _from_where(chosen: MethodReport, exact: MethodReport, lengths: Sequence[int], causal: bool) -> str:

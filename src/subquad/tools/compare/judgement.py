@@ -79,15 +79,18 @@ def _judged_by(floor: Floor, method: MethodReport) -> MethodReport:
         return method
     quality = method.quality or {}
     fidelity = fidelities(quality, {}, floor)
-    if len(fidelity) < len(quality):
+    if method.status == "exact" and len(fidelity) < len(quality):  # that of another row may be NaN
         raise InputError(f"the finished report has no {floor.figure}: --again measures it")
     return replace(method, fidelity=fidelity)
 
 
 def fidelities(qualities: Mapping[str, Quality], exact: Mapping[str, Quality], floor: Floor) -> dict[str, float]:
-    """The fidelities that are known, by length; `exact` are the qualities of exact attention."""
+    """The fidelities that are known, by length; `exact` are the qualities of exact attention.
+
+    NaN, as of outputs that overflow 16 bits, is left out: no comparison of figures holds for it.
+    """
     each = {n: fidelity_of(quality, exact.get(n), floor) for n, quality in qualities.items()}
-    return {n: fidelity for n, fidelity in each.items() if fidelity is not None}
+    return {n: fidelity for n, fidelity in each.items() if fidelity is not None and not math.isnan(fidelity)}
 
 
 def fidelity_of(quality: Quality, exact: Quality | None, floor: Floor) -> float | None:
@@ -100,7 +103,9 @@ def fidelity_of(quality: Quality, exact: Quality | None, floor: Floor) -> float 
         return quality.of_exact
     if quality.perplexity is None:
         return quality.cosine_mean
-    return None if exact is None or exact.perplexity is None else min(1.0, exact.perplexity / quality.perplexity)
+    if exact is None or exact.perplexity is None:
+        return None
+    return min(exact.perplexity / quality.perplexity, 1.0)  # in this order, so that NaN stays NaN
 
 
 def why_not(report: Report) -> str:
@@ -109,6 +114,7 @@ def why_not(report: Report) -> str:
     if any(name != EXACT for name in (advice.by_length or {}).values()):
         return "no one row keeps the floor at all lengths; --lengths with one of them saves the method for that length"
     if advice.too_noisy is None:
-        return ""
+        too_short = f"the text has only {report.text['tokens']:,} tokens, so no length was judged"
+        return too_short if advice.by_length == {} else ""
     where = listed([f"{n:,}" for n in advice.too_noisy])
     return f"the times were too noisy to compare speeds at {where} tokens; {_REPEAT}"

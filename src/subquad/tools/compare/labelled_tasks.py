@@ -37,6 +37,7 @@ class LabelledTask:
     baselines: dict[str, float] = field(default_factory=dict)
     labels: list[str] = field(default_factory=list)
     train: int = 0
+    wanted: Sequence[float | int] = ()  # of others: the score of each pair, the passage of each question
 
 
 class Probe:
@@ -128,7 +129,12 @@ def _sts(data: Path, examples: int | None) -> LabelledTask:
         return {"spearman": float(spearmanr(similarity.numpy(), gold).statistic)}
 
     return LabelledTask(
-        "sts", "Spearman correlation of cosines with scores", [s for row in rows for s in row[:2]], len(rows), score
+        "sts",
+        "Spearman correlation of cosines with scores",
+        [s for row in rows for s in row[:2]],
+        len(rows),
+        score,
+        wanted=gold,
     )
 
 
@@ -147,7 +153,14 @@ def _retrieval(data: Path, examples: int | None) -> LabelledTask:
         best = (vectors[len(passages) :] @ vectors[: len(passages)].T).argmax(1)
         return {"recall@1": float((best == wanted).float().mean())}
 
-    return LabelledTask("retrieval", "recall@1", passages + [question for question, _ in rows], len(rows), score)
+    return LabelledTask(
+        "retrieval",
+        "recall@1",
+        passages + [question for question, _ in rows],
+        len(rows),
+        score,
+        wanted=wanted.tolist(),
+    )
 
 
 def _labelled_tables(data: Path, examples: int | None) -> LabelledTask:

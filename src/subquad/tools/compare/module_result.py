@@ -60,6 +60,7 @@ class ModuleComparison:
             which the outputs of attention are 0.
         noise: by length, how far exact attention differs from itself, as a factor.
         notes: what a reader must know.
+        causal: whether all attention that was called is causal, in which more settings make a method exact.
     """
 
     module: str
@@ -70,6 +71,7 @@ class ModuleComparison:
     methods: tuple[MethodReport, ...]
     noise: dict[int, float]
     notes: tuple[str, ...]
+    causal: bool = False
 
     @property
     def rows(self) -> tuple[dict[str, Any], ...]:
@@ -82,7 +84,7 @@ class ModuleComparison:
 
         A row must be clearly faster than exact attention, and its fidelity must prove something (`distinguished`).
         """
-        floor, lengths = Floor("fidelity", self.min_fidelity), list(self.lengths)
+        floor, lengths = self._floor, list(self.lengths)
         rows, blind = self._distinguished
         result = recommend(rows, lengths, floor, max(lengths), self.noise, blind=blind)
         chosen = result.by_length or {}
@@ -92,7 +94,11 @@ class ModuleComparison:
     @property
     def _distinguished(self) -> tuple[list[MethodReport], dict[int, str]]:
         without = {int(n): value for n, value in self._fidelity_without.items()}
-        return distinguished(self.methods, list(self.lengths), Floor("fidelity", self.min_fidelity), without)
+        return distinguished(self.methods, list(self.lengths), self._floor, without)
+
+    @property
+    def _floor(self) -> Floor:
+        return Floor("fidelity", self.min_fidelity, self.causal)
 
     @property
     def _fidelity_without(self) -> dict[str, float]:

@@ -25,6 +25,7 @@ from subquad.tools.measure.noise import AGAIN, noise_of
 from subquad.tools.measure.rounds import MeasuredPass, RoundTimes, measured_pass
 from subquad.tools.measure.timing import one_round, stopwatch
 from subquad.tools.measure.without_attention import WITHOUT, WithoutAttention
+from subquad.tools.models.dtypes import FP32, TORCH
 from subquad.tools.modules.attention_sites import Assigned, AttentionSites, after_pass, attention_sites, outside
 from subquad.tools.modules.inputs import LENGTHS, check_minutes, check_module, grouped, methods_of
 from subquad.tools.modules.unchanged import unchanged
@@ -142,6 +143,7 @@ def compare(
         tuple(map(measurement.report, measurement.rows)),
         measurement.noise,
         (*notes, noise.says),
+        is_causal,
     )
 
 
@@ -320,6 +322,12 @@ class Measurement:
         """By length, how far exact attention differs from itself."""
         return {length: group.times.noise for length, group in self.groups.items()}
 
+    @property
+    def _small_dtype(self) -> str | None:
+        """The short name of the 16-bit dtype that the module's weights have; None: they have none."""
+        dtypes = {parameter.dtype for parameter in self.sites.module.parameters()}
+        return next((name for name, dtype in TORCH.items() if name != FP32 and dtype in dtypes), None)
+
     def report(self, row: EntryRow) -> MethodReport:
         """The row of a method in the result."""
         report = partial(MethodReport, method=row.name, settings=row.method.to_dict())
@@ -331,6 +339,7 @@ class Measurement:
         notes = [*([NOT_OURS] if row.status == "other" else []), *row.assigned.notes, *row.notes]
         return report(
             status=row.status,
+            dtype=self._small_dtype if row.status == "measured" else None,
             fidelity={at: self.judge.fidelity(values[at], group.references) for at, group in groups.items()},
             relative_error=errors or None,
             model={at: group.times.cost(row.name, noise[int(at)]) for at, group in groups.items()},

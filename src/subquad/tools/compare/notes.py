@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 from subquad.core.spelling import listed
-from subquad.methods import METHODS
+from subquad.methods import METHODS, BoundMethod
 from subquad.tools.compare.compare_jobs import EAGER, OP, STEPS
 from subquad.tools.compare.comparison import MOST_POSITIONS, TOO_SLOW, Comparison
 from subquad.tools.compare.schema import MethodReport, Requests
@@ -45,11 +45,13 @@ def notes_of(c: Comparison, methods: Sequence[MethodReport]) -> list[str]:
             "Eager attention is the model's own code that forms the whole matrix of weights, in fp32; it ran once at "
             "each length."
         )
+    failed = [f"{n:,}" for n in c.lengths if EAGER(n) in c.results and not c.ran_eager(n)]
+    notes += [f"Eager attention ran out of memory at {listed(failed)} tokens."] if failed else []
     notes[:0] = cautions_of(c)
     if c.group.count > 1:
         notes.append(split_note(c.group.count) + " Distances of attention weights are not measured then.")
     notes += _not_measured(c.settings)
-    if len(c.reading.tokens) < c.lengths[-1]:
+    if c.settings.batch == 1 and len(c.reading.tokens) < c.lengths[-1]:
         notes.append(f"The text has {len(c.reading.tokens):,} tokens; longer sequences repeat it.")
     if c.pretrained.is_causal_lm:
         notes.append(
@@ -159,12 +161,12 @@ def _of_dtypes(c: Comparison) -> list[str]:
 
 def cautions_of(c: Comparison) -> list[str]:
     """The notes to read before the figures: what is missing, and that positions were extended."""
-    limit = c.pretrained.limit
+    limit, missing = c.pretrained.limit, [*_out_of_time(c), *_beyond_texts(c)]
     if limit is None or not c.is_extended(c.lengths[-1]):
-        return _out_of_time(c)
+        return missing
     yarn = (c.pretrained.extend or c.lengths[-1]) if c.pretrained.is_rotary else None
     read = [quarters_note(n, c.quarters(n)) for n in c.lengths_done if c.quarters(n)]
-    return [*_out_of_time(c), extension_note(limit, yarn, causal=c.pretrained.is_causal_lm), *read]
+    return [*missing, extension_note(limit, yarn, causal=c.pretrained.is_causal_lm), *read]
 
 
 def _out_of_time(c: Comparison) -> list[str]:
@@ -189,6 +191,12 @@ def _out_of_time(c: Comparison) -> list[str]:
         *([f"one attention call at {listed(calls)} tokens"] if calls else []),
     ]
     return [f"Left out for lack of time (--minutes {c.settings.minutes:g}): {'; '.join(left_out)}."]
+
+
+def _beyond_texts(c: Comparison) -> list[str]:
+    """A note on the usual lengths that texts in batches do not have."""
+    lengths = [f"{n:,}" for n in c.beyond_texts]
+    return [f"Not run at {listed(lengths)} tokens: {c.why_beyond_texts}."] if lengths else []
 
 
 def _not_measured(settings: CompareSettings) -> list[str]:
@@ -220,7 +228,8 @@ def _left_out(c: Comparison, row: CompareRow, method: MethodReport) -> str | Non
 
 def notes_on_row(row: CompareRow, length: int, causal: bool) -> list[str]:
     """Remarks that the figures of a row do not show."""
-    notes, most = [], exact_up_to(row.method, causal, TORCH[row.dtype])
+    methods = [each.method if isinstance(each, BoundMethod) else each for each in row.planned.values()] or [row.method]
+    notes, most = [], min(exact_up_to(method, causal, TORCH[row.dtype]) for method in methods)
     if row.modes:
         notes.append(what_is_sent(row.modes))
     if not row.is_full and row.other is None and most >= length:

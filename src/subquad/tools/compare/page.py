@@ -73,11 +73,16 @@ def _prose(names: list[str], text: str) -> list[tuple[str, bool]]:
     return [(piece, i % 2 == 1) for i, piece in enumerate(pieces) if piece]
 
 
+def _of_batch(report: Report) -> str:
+    size = report.settings.get("batch", 1)
+    return "One sequence at a time" if size == 1 else f"{size} sequences at a time"
+
+
 def _tables(report: Report) -> list[tuple[str, str, ReportTable]]:
     """(title, remark, table) of all that have columns."""
     every = [
         (tables.REQUESTS, tables.requests_caption(report), tables.request_table(report)),
-        ("Whole forward passes", "One sequence at a time; time and quartiles.", tables.model_table(report)),
+        ("Whole forward passes", f"{_of_batch(report)}; time and quartiles.", tables.model_table(report)),
         (
             "Error of each layer's attention",
             "‖out − exact‖ / ‖exact‖ on the exact model's own queries, keys and values.",

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from subquad.core.spelling import listed
 from subquad.methods import Full, from_dict
 from subquad.methods.full import EXACT
-from subquad.tools.compare.schema import MethodReport, Recommendation
+from subquad.tools.compare.schema import MethodReport, Recommendation, RequestCost
 from subquad.tools.measure.exact_limits import exact_up_to
 from subquad.tools.measure.noise import Verdict, percent
 from subquad.tools.measure.tradeoff import EQUAL, SIMILAR, closest_of_fast
@@ -38,7 +38,7 @@ def recommend(
     """
     measured = [m for m in methods if m.status == "measured" and _is_candidate(m)]
     best = fastest(methods, lengths, floor, tokens, noise)
-    judged, main_length = list(best), lengths[0]
+    judged, main_length, too_short = list(best), lengths[0], f"the text has only {tokens:,} tokens"
     noisy = {n: noise[n] for n in lengths if n <= tokens and n not in best}
     known = {n: why for n, why in (blind or {}).items() if n <= tokens}
     unproven = {n: why for n, why in known.items() if _is_exact(best.get(n))}
@@ -53,16 +53,17 @@ def recommend(
         f"more than {percent(TOO_NOISY - 1)} is too much to compare speeds."
         for n, factor in noisy.items()
     ]
-    reasons += [
-        f"{n:,} tokens: not judged, because the text has only {tokens:,} tokens." for n in lengths if n > tokens
-    ]
+    reasons += [f"{n:,} tokens: not judged, because {too_short}." for n in lengths if n > tokens]
     reasons += [_faster_others(methods, best[n], n, floor) for n in judged]
     if measured:
         reasons.append(_tried(measured, judged))
     names = {length: EXACT if method is None else method.method for length, method in best.items()}
     shown = "is shown to have" if unproven else "has"
-    headline = _headline(best, min(best) if noisy and best and main_length in noisy else main_length, floor, shown)
-    headline = _with_noise(headline, list(noisy), bool(best), remedy) if noisy else headline
+    headline = _headline(best, judged[0] if judged else main_length, floor, shown)
+    if noisy:
+        headline = _with_noise(headline, list(noisy), bool(best), remedy)
+    elif not best:
+        headline = f"No recommendation: {too_short}; give a longer one."
     if unproven:
         each = " ".join(f"At {n:,} tokens, {why}." for n, why in unproven.items())
         headline = f"This comparison does not tell methods apart. {each} {REMEDY} {headline}"
@@ -131,12 +132,17 @@ def _approximate_at(methods: Sequence[MethodReport], length: int, floor: Floor) 
     """
 
     def is_the_baselines(m: MethodReport) -> bool:
-        dtype = m.dtype or FP32
         if is_full(m):
-            return dtype == FP32
-        return exact_up_to(from_dict(m.settings), floor.of_next_tokens, TORCH[dtype]) >= length
+            return (m.dtype or FP32) == FP32
+        return is_exact_by_settings(m, length, floor)
 
     return [m for m in methods if not is_the_baselines(m)]
+
+
+def is_exact_by_settings(method: MethodReport, length: int, floor: Floor) -> bool:
+    """True if its settings make a row exact attention at a length; not of a plan, whose layers have settings each."""
+    most = exact_up_to(from_dict(method.settings), floor.is_causal, TORCH[method.dtype or FP32])
+    return method.plan is None and most >= length
 
 
 def _tried(measured: Sequence[MethodReport], lengths: Sequence[int]) -> str:
@@ -199,7 +205,9 @@ def _reason(methods: Sequence[MethodReport], best: MethodReport | None, length: 
         return f"{length:,} tokens: {_choice(best, _fast(methods, at, floor), at, floor, noise)}."
     timed = [m for m in methods if at in (m.model or {}) and at in (m.fidelity or {})]
     if not timed:
-        why = "those tried are exact attention at this length, reference methods, refused or left out"
+        why = (
+            "those tried are exact attention at this length, reference methods, refused, left out or without a fidelity"
+        )
         return f"{length:,} tokens: no approximation was measured; {why}."
     close = [m for m in timed if m.fidelity_at(at) >= floor.least]
     if close:
@@ -261,10 +269,21 @@ def _of_request(method: MethodReport, length: str) -> str:
     request = (method.request or {}).get(length)
     if request is None:
         return ""
+    if request.speedup_fp32 is None and method.cost("model", length).speedup_fp32 is not None:
+        return _of_request_in_dtype(method, request)  # exact attention in fp32 has no steps at long lengths
     faster, verdict = request.over_fp32
     speed = f"{faster:.2f}×{' (within the noise)' if verdict == 'within the noise' else ''}"
     if request.speedup_fp32 is not None and not is_full(method):
         speed += f" and {request.speedup:.2f}×"
+    return f" to the first token and {speed} in a whole request with {request.new_tokens:,} new tokens"
+
+
+def _of_request_in_dtype(method: MethodReport, request: RequestCost) -> str:
+    """The speed in a whole request over exact attention in the same dtype; nothing of exact attention in it."""
+    if is_full(method):
+        return " to the first token"
+    tie = " (within the noise)" if request.verdict == "within the noise" else ""
+    speed = f"{request.speedup:.2f}× that in {method.dtype}{tie}"
     return f" to the first token and {speed} in a whole request with {request.new_tokens:,} new tokens"
 
 

@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 
 import torch
 
+from subquad.core.spelling import listed
 from subquad.methods.full import EXACT
 from subquad.tools.compare.compare_jobs import EAGER, LAYERS, OP, QUALITY, SEQUENCE, STEPS, TASK, Losses, SequencePass
 from subquad.tools.compare.comparison import Comparison
@@ -34,7 +35,7 @@ def report_of(comparison: Comparison, plan: NextCommand | None = None) -> Report
     methods = [_method_report(c, row, times, noise) for row in c.rows] + [_refused(row) for row in c.refused]
     measured = MeasuredReport(
         created=datetime.now(UTC).isoformat(timespec="seconds"),
-        command=as_command("compare", s.as_used, c.group.count),
+        command=as_command("compare", c.asked.as_used, c.group.count),
         versions=machine.versions(),
         hardware=machine.hardware(s.device),
         settings={
@@ -57,7 +58,7 @@ def report_of(comparison: Comparison, plan: NextCommand | None = None) -> Report
         text=c.reading.metadata(s.text),
         methods=methods,
         without_attention={str(n): each for n in c.lengths_done if (each := _without_attention(c, n))},
-        eager={str(n): _eager(c, n) for n in c.lengths if EAGER(n) in c.results},
+        eager={str(n): _eager(c, n) for n in c.lengths if c.ran_eager(n)},
         noise=_noise(c, times, noise),
         notes=notes_of(c, methods),
         cautions=cautions_of(c),
@@ -94,6 +95,8 @@ def _method_report(c: Comparison, row: CompareRow, times: Times, noise: Noise) -
     kls = {n: c.results[STEPS(int(n))].times.rows[row.name].kl for n in costs["step"]}
     ties = [int(n) for n, cost in op.items() if cost.verdict == "within the noise"]
     has_crossover = bool(op) and not row.is_exact
+    fidelity = fidelities(quality, _qualities(c, c.rows[0]), c.floor)
+    notes = [*_not_finite(quality, fidelity), *notes_on_row(row, c.length, causal=c.pretrained.is_causal_lm)]
     return MethodReport(
         method=row.name,
         settings=row.method.to_dict(),
@@ -101,7 +104,7 @@ def _method_report(c: Comparison, row: CompareRow, times: Times, noise: Noise) -
         dtype=row.dtype,
         layers=row.layers,
         quality=quality,
-        fidelity=fidelities(quality, _qualities(c, c.rows[0]), c.floor),
+        fidelity=fidelity,
         model=costs["model"],
         op=op,
         step=costs["step"] or None,
@@ -112,10 +115,16 @@ def _method_report(c: Comparison, row: CompareRow, times: Times, noise: Noise) -
         plan=row.plan or None,
         unfitted=row.note == NOT_CALIBRATED or None,
         reason=row.reason or None,
-        remarks=notes_on_row(row, c.length, causal=c.pretrained.is_causal_lm) or None,
+        remarks=notes or None,
         crossover=crossover({int(n): cost.speedup for n, cost in op.items()}, ties) if has_crossover else math.nan,
         task=c.results[TASK(row.name)] if c.task and TASK(row.name) in c.results else None,
     )
+
+
+def _not_finite(quality: Mapping[str, Quality], fidelity: Mapping[str, float]) -> list[str]:
+    """A remark on the lengths at which the outputs of a row have no fidelity."""
+    lengths = [f"{int(n):,}" for n in quality if n not in fidelity]
+    return [f"its outputs are NaN or infinite at {listed(lengths)} tokens"] if lengths else []
 
 
 def _eager(c: Comparison, length: int) -> EagerCost:

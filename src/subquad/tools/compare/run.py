@@ -24,7 +24,14 @@ from subquad.tools.compare.settings import (
 from subquad.tools.data.texts import read_documents, report_folders, standard_library
 from subquad.tools.measure.deadline import Deadline
 from subquad.tools.measure.group import ALONE, MeasuringGroup
-from subquad.tools.models.compare_rows import NOT_CALIBRATED, CompareRow, row_of, row_of_adapter, row_of_plan
+from subquad.tools.models.compare_rows import (
+    NOT_CALIBRATED,
+    CompareRow,
+    check_names,
+    row_of,
+    row_of_adapter,
+    row_of_plan,
+)
 from subquad.tools.models.dtypes import FP32, has_products, has_tiles
 from subquad.tools.models.generation import check_new_tokens
 from subquad.tools.models.other_attention import row_of_attention
@@ -105,9 +112,9 @@ def prepare(
     check_not_fitted(settings.calibrate, group)
     report_folders(progress, settings.text)
     pretrained = load(settings.model, settings.device, group, FP32)
+    asked = settings
     if settings.extend is not None and settings.lengths is None:
-        usual = MAIN_LENGTH[pretrained.kind]
-        settings = replace(settings, lengths=(min(pretrained.limit or usual, usual), settings.extend))
+        settings = replace(settings, lengths=(_main_length(settings, pretrained), settings.extend))
     pretrained = pretrained.extended_to(settings.extend, settings.named_lengths)
     if pretrained.is_causal_lm and settings.methods == COMPARED:
         learned = [method for method in methods if str(method) in LEARNED]
@@ -121,7 +128,8 @@ def prepare(
     saved += [row_of_plan(pretrained, folder) for folder in settings.plans]
     made, _ = calibrated(settings.calibrate, settings.text, settings.column, methods, pretrained, length, out, progress)
     rows = [made.get(method) or row_of(pretrained, method) for method in methods] + saved
-    rows = [split(row, pretrained) for row in rows]
+    check_names(rows)
+    rows = [split(row.up_to_longest(length), pretrained) for row in rows]
     for line in _unfitted(rows):
         note(progress, line)
     reading = read(pretrained, documents or standard_library(), length, settings.passages, settings.seed)
@@ -130,6 +138,7 @@ def prepare(
     rows = _in_dtypes(settings, rows, pretrained.is_causal_lm)
     comparison = Comparison(
         settings=settings,
+        asked=asked,
         pretrained=pretrained,
         reading=reading,
         rows=[row for row in rows if row.layers],
@@ -138,9 +147,18 @@ def prepare(
         length=length,
         floor=floor,
     )
+    _check_batches(comparison)
     if settings.methods == COMPARED and comparison.is_long(comparison.lengths[-1]):
         comparison.rows += _with_long_blocks(settings, pretrained)
     return comparison
+
+
+def _check_batches(c: Comparison) -> None:
+    """InputError where the text makes no batch at the main length, or at another one that is named."""
+    if c.settings.batch > 1:
+        c.reading.batches(c.pretrained, c.length, 1, c.settings.batch, c.settings.seed)
+    if c.asked.lengths is not None and c.beyond_texts:
+        raise InputError(f"--lengths {','.join(map(str, c.beyond_texts))}: {c.why_beyond_texts}; give shorter lengths")
 
 
 def _in_dtypes(settings: CompareSettings, rows: Sequence[CompareRow], causal: bool) -> list[CompareRow]:
@@ -178,7 +196,7 @@ def _main_length(settings: CompareSettings, pretrained: Pretrained) -> int:
         return shortest if pretrained.limit is None else min(shortest, pretrained.limit)
     if longest is not None and pretrained.limit is not None:
         longest = min(longest, pretrained.limit)
-    if longest is not None and pretrained.is_causal_lm:
+    if longest is not None:
         longest = min(longest, usual)
     return pretrained.length(longest, "max-length", usual)
 

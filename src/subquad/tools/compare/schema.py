@@ -63,7 +63,7 @@ class MethodReport:
     quality: dict[str, Quality] | None = None  # length -> quality; the model's own length has the fullest entry
     fidelity: dict[str, float] | None = None  # length -> fidelity in [0, 1], what --min-fidelity is compared with
     relative_error: dict[str, float] | None = None  # length -> ‖out − exact‖ / ‖exact‖ of the output, in sq.compare
-    model: dict[str, Cost] | None = None  # length -> cost of a whole forward pass of one sequence
+    model: dict[str, Cost] | None = None  # length -> cost of a whole forward pass of one batch
     op: dict[str, Cost] | None = None  # length -> cost of one layer's attention alone
     step: dict[str, Cost] | None = None  # length of the prompt -> cost of a generated token after it
     request: dict[str, RequestCost] | None = None  # the same -> cost of the whole request

@@ -108,6 +108,11 @@ class CompareSettings:
             raise InputError(f"--minutes {self.minutes:g} must be above 0 and finite")
         if self.lengths is not None and min(self.lengths, default=1) < 1:
             raise InputError(f"--lengths {','.join(map(str, self.lengths))}: a length must be at least 1")
+        if self.max_length is not None and self.lengths is None and self.max_length < (self.extend or 0):
+            raise InputError(
+                f"--extend {self.extend} is more than --max-length {self.max_length}; leave --max-length out, or give "
+                "--lengths"
+            )
         if self.max_length is not None and self.named_lengths and max(self.named_lengths) > self.max_length:
             raise InputError(
                 f"--lengths {','.join(map(str, self.named_lengths))} names more tokens than --max-length "

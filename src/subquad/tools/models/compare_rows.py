@@ -2,7 +2,7 @@
 
 import copy
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -50,7 +50,7 @@ class CompareRow:
         elif self.plan is not None:
             name = f"plan:{Path(self.plan).resolve().name}"
         else:
-            name = str(self.method) if self.adapter is None else f"{self.method}@{Path(self.adapter).name}"
+            name = str(self.method) if self.adapter is None else f"{self.method}@{Path(self.adapter).resolve().name}"
         return name if self.dtype == FP32 else f"{name}{IN}{self.dtype}"
 
     @property
@@ -105,6 +105,12 @@ class CompareRow:
     def takes(self, length: int) -> bool:
         """True if its learned parameters fit inputs of `length` tokens."""
         return self.longest is None or length <= self.longest
+
+    def up_to_longest(self, length: int) -> "CompareRow":
+        """The row, or one without layers if its learned parameters do not fit inputs of `length` tokens."""
+        if self.takes(length):
+            return self
+        return replace(self, layers=[], reason=f"its parameters are for at most {self.longest:,} tokens")
 
     def in_dtype(self, dtype: str) -> "CompareRow":
         """The row in a model whose weights have this dtype, and with its learned parameters in it."""
@@ -186,6 +192,15 @@ def row_of_plan(pretrained: Pretrained, folder: Path) -> CompareRow:
     }
     method = most[0][0] if most else Full()
     return CompareRow(method, sorted(planned), None, bounds=bounds, plan=str(folder), planned=planned)
+
+
+def check_names(rows: Iterable[CompareRow]) -> None:
+    """InputError for two rows of one name, whose figures would be mixed."""
+    folders: dict[str, list[str]] = {}
+    for row in rows:
+        folders.setdefault(row.name, []).append(row.plan or row.adapter or "--methods")
+    if name := next((name for name, each in folders.items() if len(each) > 1), None):
+        raise InputError(f"two rows are called {name!r}, of {' and '.join(folders[name])}: rename one of the folders")
 
 
 def _partly(refusals: dict[int, str]) -> str:

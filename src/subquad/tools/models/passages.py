@@ -49,9 +49,7 @@ class TokenizedText:
         Raises:
             InputError: there are fewer pieces than a batch has items.
         """
-        ends = list(accumulate(self.document_lengths))
-        documents = [self.tokens[end - n : end] for n, end in zip(self.document_lengths, ends, strict=True)]
-        pieces = _pieces(documents, length - len(pretrained.wrap([], length)))
+        pieces = self._pieces(pretrained, length)
         if len(pieces) < size:
             raise InputError(
                 f"--batch {size} is more than the {len(pieces)} pieces of at most {length:,} tokens that the text makes"
@@ -61,6 +59,16 @@ class TokenizedText:
         orders = [draw.sample(pieces, len(pieces)) for _ in range(-(-count // whole))]
         drawn = [order[at : at + size] for order in orders for at in range(0, whole * size, size)]
         return [[pretrained.wrap(piece, length) for piece in batch] for batch in drawn[:count]]
+
+    def fills(self, pretrained: Pretrained, length: int, size: int) -> bool:
+        """True if a document is as long as `length` tokens, and batches of `size` items can be made of the pieces."""
+        longest = max(self.document_lengths) + len(pretrained.wrap([], length))
+        return longest >= length and len(self._pieces(pretrained, length)) >= size
+
+    def _pieces(self, pretrained: Pretrained, length: int) -> list[list[int]]:
+        ends = list(accumulate(self.document_lengths))
+        documents = [self.tokens[end - n : end] for n, end in zip(self.document_lengths, ends, strict=True)]
+        return _pieces(documents, length - len(pretrained.wrap([], length)))
 
     def metadata(self, paths: Sequence[Path]) -> dict[str, Any]:
         """The description of the text in reports: from these paths, or from the standard library."""

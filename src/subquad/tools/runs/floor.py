@@ -9,6 +9,7 @@ from subquad.core.errors import InputError
 Figure = Literal["fidelity", "kl", "agreement"]
 
 OPTIONS: dict[Figure, str] = {"fidelity": "min_fidelity", "kl": "max_kl", "agreement": "min_agreement"}
+MOST_DIGITS = 12  # of a figure that is close to its floor
 MIN_FIDELITY, MAX_KL = 0.99, 0.002  # defaults, for embeddings and masked tokens, and for next tokens
 
 
@@ -39,6 +40,7 @@ class Floor:
 
     figure: Figure = "fidelity"
     bound: float = MIN_FIDELITY
+    causal: bool = False  # all attention of the model is causal, as it is under a floor of next tokens
 
     @classmethod
     def for_model(cls, settings: FloorSettings, kind: str) -> "Floor":
@@ -64,6 +66,11 @@ class Floor:
         return self.figure != "fidelity"
 
     @property
+    def is_causal(self) -> bool:
+        """True if it is a floor of a model all of whose attention is causal."""
+        return self.causal or self.of_next_tokens
+
+    @property
     def option(self) -> str:
         """The setting that names it."""
         return OPTIONS[self.figure]
@@ -81,10 +88,16 @@ class Floor:
         }[self.figure]
 
     def describe(self, fidelity: float) -> str:
-        """A fidelity in the floor's unit."""
+        """A fidelity in the floor's unit, with the digits that show on which side of the floor it is."""
+        name = {"kl": "KL", "agreement": "same top token", "fidelity": "fidelity"}[self.figure]
+        value, kind, digits = fidelity, "f", 3
         if self.figure == "kl":
-            return f"KL {max(0.0, -math.log(max(fidelity, 1e-30))):.2g}"
-        return f"{'same top token' if self.figure == 'agreement' else 'fidelity'} {fidelity:.3f}"
+            value, kind, digits = max(0.0 - math.log(max(fidelity, 1e-30)), 0.0), "g", 2
+        for more in range(MOST_DIGITS - digits):
+            shown = f"{value:.{digits + more}{kind}}"
+            if (float(shown) <= self.bound if kind == "g" else float(shown) >= self.bound) == (fidelity >= self.least):
+                break
+        return f"{name} {shown}"
 
     def to_dict(self) -> dict[str, Any]:
         """The fields that a report keeps."""
