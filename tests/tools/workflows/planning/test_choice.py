@@ -168,6 +168,7 @@ def test_the_front_is_what_nothing_beats_in_both():
     seconds = dict(zip("abcde", (1.0, 2.0, 3.0, 4.0, 5.0), strict=True))
     assert pareto(errors, seconds, 9) == ["a", "b", "d", "e"]
     assert pareto(errors, seconds, 3) == ["a", "d", "e"]
+    assert pareto(errors, seconds, 1) == ["e"]  # the closest, which holds most likely
     assert pareto({}, {}, 3) == []
 
 

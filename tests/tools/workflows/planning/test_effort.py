@@ -3,6 +3,7 @@
 import re
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -24,7 +25,7 @@ from subquad.tools.plan.effort import (
     spread_out,
 )
 from subquad.tools.plan.loads import input_loads
-from subquad.tools.plan.measure import Candidate, SingleLosses, screen
+from subquad.tools.plan.measure import Candidate, Screen, SingleLosses, screen
 from tests.tools.workflows.planning.steady import make_steady
 from tests.tools.workflows.planning.test_measure import inputs, sharp
 
@@ -78,6 +79,19 @@ def test_passages_to_verify_on_follow_from_the_time_that_is_left(seconds, passag
 def test_a_machine_that_is_slower_than_predicted_has_greater_costs():
     assert DECODER.slower(2.0).reserve == pytest.approx(2 * DECODER.reserve)
     assert DECODER.slower(2.0).of_losses(3, 2) == pytest.approx(2 * DECODER.of_losses(3, 2))
+
+
+def test_with_time_for_one_candidate_the_closest_one_is_measured(unchecked, monkeypatch):
+    errors = {"local:window=12": 0.1, "local:window=2": 0.9, "clustered:clusters=8": 0.3}
+    seconds = {"full": 1.0, "local:window=12": 0.6, "local:window=2": 0.2, "clustered:clusters=8": 0.4}
+    candidates = [Candidate(name, {0: sq.methods.resolve(name)}) for name in errors]
+    effort = affordable(DECODER, DECODER.of_minimum + 1)
+    assert effort.candidates == 1
+    load = SimpleNamespace(items=[None] * 3)
+    one = planning.Length(load, candidates, 0.9, 1.0, None, None, 1.0)
+    monkeypatch.setattr(one, "_measured", lambda wanted, *_: ([(each, 0.0) for each in wanted], 1.0))
+    losses, _ = one.losses(Screen({"0": seconds}, {"0": errors}), effort)
+    assert losses == {0: {"local:window=12": [0.0] * 3}}
 
 
 @pytest.mark.parametrize("count", [3, 6, 12, 30])
