@@ -167,6 +167,11 @@ class ModulePlanning(Planner):
         self.device = device_of(sites.module)
         self.notes: list[str] = []
 
+    @property
+    def may_be_binary(self) -> bool:
+        """True if the user's own metric or score judges outputs."""
+        return self.judge.may_be_binary
+
     def run(
         self, by_length: Mapping[int, list[ModuleCall]], methods: Sequence[Method], inputs: int, screening: Deadline
     ) -> ModulePlan:
@@ -287,7 +292,7 @@ class ModulePlanning(Planner):
                 chosen=mix,
                 predicted=choice.total(planned.mean_losses, mix),
                 losses=losses[name],
-                bound=choice.upper_bound(losses[name], choice.of_round()),
+                bound=choice.upper_bound(losses[name], choice.of_round(), binary=self.may_be_binary),
                 speedups=ratios(seconds[name], seconds[EXACT]),
                 of_exact=noise,
                 exact=self.judge.fidelity(references, references),

@@ -161,6 +161,11 @@ class Length(Planner):
         """The loss that is accepted on the text that is planned on."""
         return (1.0 - self.floor) / self.shift
 
+    @property
+    def may_be_binary(self) -> bool:
+        """True of the user's own metric or score alone: a passage without a loss says little there."""
+        return self.load.may_be_binary
+
     def passes(self, deadline: Deadline) -> PassTimes:
         """Times of exact passes and of losses."""
         self.progress(f"timing exact passes at {self.length:,} tokens", 0, 1)
@@ -379,7 +384,7 @@ class Length(Planner):
                 chosen=mix,
                 predicted=choice.total(planned.mean_losses, mix),
                 losses=[each.losses[name] for each in passes],
-                bound=choice.upper_bound([each.losses[name] for each in passes], confidence),
+                bound=choice.upper_bound([each.losses[name] for each in passes], confidence, binary=self.may_be_binary),
                 speedups=[each.seconds[EXACT] / each.seconds[name] for each in passes],
             )
             for name, mix in mixes.items()

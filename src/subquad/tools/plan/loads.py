@@ -51,6 +51,7 @@ class PlanInputs(PlanSubject):
     items: Sequence[Any]  # the inputs on which losses are measured
     held_out: Sequence[Any]  # the inputs on which the plan is verified
     group: MeasuringGroup = ALONE  # the processes that split the tokens of an input
+    may_be_binary: bool = False  # whether the loss is of the user's metric or score, which may be right or wrong
     sampled_loss: Loss | None = None  # a cheaper estimate of the loss, for single layers
     pooling: str | None = None  # the pooling of embeddings whose cosine is the loss; None for other losses
     new_tokens: int = 0  # new tokens of a request after an input; 0: no steps are timed
@@ -272,10 +273,10 @@ def input_loads(model: Any, inputs: Sequence[Any], judge: Judge | None) -> list[
             )
     measure = output_loss if judge is None else score_loss if judge.is_score else partial(metric_loss, judge)
     pooling = "mean" if measure is output_loss and not _has_logits(model) else None
-    loads = []
+    loads, binary = [], judge is not None and judge.may_be_binary
     for length, items in sorted(groups.items()):
         few, held_out = divided(items, MOST)
-        loads.append(PlanInputs(length, model, run, measure, few, held_out, pooling=pooling))
+        loads.append(PlanInputs(length, model, run, measure, few, held_out, may_be_binary=binary, pooling=pooling))
     return loads
 
 

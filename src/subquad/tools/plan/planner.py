@@ -65,6 +65,11 @@ class Planner(ABC):
     def accepted(self) -> float:
         """The loss that is accepted if the inputs prove it."""
 
+    @property
+    @abstractmethod
+    def may_be_binary(self) -> bool:
+        """True if a loss may be that of a metric that is right or wrong."""
+
     @abstractmethod
     def verification(self, planned: Planned, mixes: Mapping[str, dict[int, str]], number: int) -> dict[str, Verified]:
         """Some choices on the held-out inputs, in the round of this number.
@@ -162,7 +167,9 @@ class Planner(ABC):
         """
         accepted, confidence = self.accepted_of(planned), choice.of_round()
         assert planned.passes is not None
-        budget = choice.with_room(planned.seconds, planned.losses, accepted, confidence, held_out)
+        budget = choice.with_room(
+            planned.seconds, planned.losses, accepted, confidence, held_out, binary=self.may_be_binary
+        )
         planned.uniform = choice.best_uniform(planned.seconds, planned.mean_losses, accepted)
         for number in range(choice.ROUNDS):
             chosen = choice.closest(planned.seconds, planned.mean_losses, budget, planned.passes.seconds)

@@ -4,6 +4,7 @@ import itertools
 import random
 import statistics
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -118,11 +119,20 @@ def test_the_bound_of_what_is_right_or_wrong_holds_where_no_loss_was_seen(share)
     draw, held = np.random.default_rng(0), 0
     for _ in range(500):
         losses = (draw.random(20) < share).astype(float).tolist()
-        held += choice.upper_bound(losses, 0.9) >= share
+        held += choice.upper_bound(losses, 0.9, binary=True) >= share
     assert held >= 0.88 * 500
-    assert choice.upper_bound([0.0] * 20, 0.9) == pytest.approx(1 - 0.1 ** (1 / 20))
-    assert choice.upper_bound([0.0] * 5, 0.9, count=20) == pytest.approx(1 - 0.1 ** (1 / 20))
-    assert choice.upper_bound([1.0, -1.0, 0.0, 0.0], 0.9) == choice.upper_bound([1.0, 0.0, 0.0, 0.0], 0.9)
+    bound = partial(choice.upper_bound, confidence=0.9, binary=True)
+    assert bound([0.0] * 20) == pytest.approx(1 - 0.1 ** (1 / 20))
+    assert bound([0.0] * 5, count=20) == pytest.approx(1 - 0.1 ** (1 / 20))
+    assert bound([1.0, -1.0, 0.0, 0.0]) == bound([1.0, 0.0, 0.0, 0.0])
+
+
+def test_a_graded_loss_of_zero_everywhere_is_bounded_by_zero():
+    """A share of the positions of a passage, or a divergence that is cut at 0, is no answer that is right or wrong."""
+    assert choice.upper_bound([0.0] * 8, 0.9) == 0.0 < choice.upper_bound([0.0] * 7 + [0.002], 0.9) < 0.001
+    seconds, losses = {0: {"full": 1.0, "a": 0.5}}, {0: {"a": [0.0] * 3}}
+    assert choice.with_room(seconds, losses, 0.01, 0.95, 8) == 0.01
+    assert choice.with_room(seconds, losses, 0.01, 0.95, 8, binary=True) < 0.01
 
 
 def test_a_speed_up_may_be_too_high_by_what_it_varies_or_by_what_exact_attention_does():

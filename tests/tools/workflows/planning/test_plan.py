@@ -329,12 +329,33 @@ def test_a_score_and_a_metric():
 
 
 @pytest.mark.usefixtures("timed")
+def test_a_kernel_without_any_loss_keeps_an_agreement(model, text, tmp_path):
+    words = ["plan", model("llama"), "--text", str(text), "--lengths", "64", "--methods", "full:kernel=subquad"]
+    done = run(app, [*words, "--min-agreement", "0.99", "--new-tokens", "0", "--out", str(tmp_path), "--json"])
+    assert done.exit_code == 0, done.output
+    (length,) = json.loads(done.stdout)["lengths"]
+    assert length["verified"]["bound"] == length["verified"]["loss"] == 0
+    assert len(length["rounds"]) == 1
+
+
+@pytest.mark.usefixtures("timed")
+def test_only_the_user_s_own_metric_may_be_right_or_wrong():
+    def binary(**judged):
+        settings = {"metric": None, "score": None, "floor": 0.5} | judged
+        judge = running.judge_for(inputs(), **settings)
+        return running.input_loads(sharp("bert"), inputs(), judge)[0].may_be_binary
+
+    assert [binary(), binary(metric="cosine")] == [False, False]
+    assert [binary(metric=near), binary(score=lambda output, item: 1.0)] == [True, True]
+
+
+@pytest.mark.usefixtures("timed")
 def test_an_accuracy_needs_inputs_enough_for_its_bound():
     model = sharp("bert")
     found = {}
     for count in (12, 60):  # 8 and 44 held out
         plan = sq.plan(
-            model, inputs(count), min_fidelity=0.8, shift=1, score=lambda *_: 1.0, methods=["local:window=2"]
+            model, inputs(count), min_fidelity=0.8, shift=1.0, score=lambda *_: 1.0, methods=["local:window=2"]
         )
         found[count] = plan.verified["20"]
     assert found[12]["speedup"] == 1.0
