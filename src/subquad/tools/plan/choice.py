@@ -110,8 +110,8 @@ def upper_bound(losses: Sequence[float], confidence: float, count: int | None = 
 
     It assumes that passages are independent and their losses are about normally distributed. Losses of a metric that is
     right or wrong are not: with `binary`, where all are −1, 0 or 1, the bound is that of Clopper and Pearson on the
-    share of 1. With `count`, what the bound of that number of losses with the same mean and spread would be. Infinite of
-    fewer than two losses, or if one is not finite.
+    share of 1. With `count`, what the bound of that number of losses with the same mean and spread would be. Infinite
+    of fewer than two losses, or if one is not finite.
     """
     from scipy.stats import t
 

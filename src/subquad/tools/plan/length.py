@@ -1,7 +1,7 @@
 """Planning one length, in jobs whose results are kept as soon as they are done.
 
     pass/<length>                           seconds of an exact pass, and of losses
-    screen/<length>                         times and errors of all candidates in all layers, on the first passage
+    screen/<length>/<minutes>               times and errors of all candidates in all layers, on the first passage
     effort/<length>/<minutes>               how many candidates are measured, and how many layers at a time
     loss/<length>/<i>/<layers>/<candidate>  the final loss with a candidate in some layers, on the i-th passage
     without/<length>/<i>                    the loss without attention on the i-th passage
@@ -9,8 +9,8 @@
     held-out/<length>/<minutes>             how many held-out passages there is time for
     verify/<length>/<round>/<mark>/<i>      what was chosen in a round on the i-th held-out passage, and exact attention
     steps/<length>/<mark>                   generated tokens after the first passage, exact and with the plan
-    crossover/<length>                      from which length on the chosen methods are faster than exact attention
-    baseline/<length>                       usual errors of the plan's layers on the held-out passages, for audits
+    crossover/<length>/<mark>               from which length on the chosen methods are faster than exact attention
+    baseline/<length>/<mark>                usual errors of the plan's layers on the held-out passages, for audits
 
 Losses of single layers are added up; the plan is the cheapest choice whose sum is under the budget or, of all choices
 that are about as fast, the closest one. The first budget is the accepted loss less room for the spread over passages. A
@@ -179,11 +179,12 @@ class Length(Planner):
         """Measure, choose and verify."""
         self.deadline, passes = deadline, self.passes(deadline)
         least = least_seconds(passes.seconds, passes.loss_seconds)
-        if not self.cache.has(SCREEN(self.length)) and not deadline.allows(least):
+        if not self.cache.has(SCREEN(self.length, self.minutes)) and not deadline.allows(least):
             return _undecided(Planned(self.length, passes), least, deadline.left)
         self.progress(f"trying all candidates at {self.length:,} tokens", 0, 1)
         allowed = min(SCREENING * deadline.left, JOB_SECONDS)
-        screened = self.cache.get(SCREEN.job(self.length, run=partial(screen, self.load, self.candidates, allowed)))
+        run = partial(screen, self.load, self.candidates, allowed)
+        screened = self.cache.get(SCREEN.job(self.length, self.minutes, run=run))
         front = self.kept(screened, self.front(screened, KEPT))
         planned = Planned(self.length, passes, screened, {n: {} for n in front}, dict.fromkeys(front, EXACT))
         if not any(front.values()):
@@ -414,7 +415,7 @@ class Length(Planner):
                 won |= faster_at(inputs[layer], tried, lengths, rounds, group=self.load.group)
             return won
 
-        job = CROSSOVER.job(self.length, run=measured)
+        job = CROSSOVER.job(self.length, self._mark_of({PLAN: planned.chosen}), run=measured)
         if not rounds and not self.cache.has(job.key):
             planned.left_out.append("no timing of shorter inputs, which run exact attention")
             return {}
@@ -426,7 +427,8 @@ class Length(Planner):
         """The usual errors of the plan's layers on the held-out passages that time allows; None if not even on two."""
         passages = int(min(self.deadline.left, JOB_SECONDS) / max(self.cost.seconds, 1e-9))
         items = list(self.verified_on(min(max(passages, PASSAGES), self.held_out.passages)).values())
-        job = BASELINE.job(self.length, run=partial(self.usual_errors, self.served(planned.chosen), items))
+        run = partial(self.usual_errors, self.served(planned.chosen), items)
+        job = BASELINE.job(self.length, self._mark_of({PLAN: planned.chosen}), run=run)
         if not self.cache.has(job.key) and not self.deadline.allows_late(PASSAGES * self.cost.seconds):
             planned.left_out.append("no baseline for audits")
             return None

@@ -51,10 +51,10 @@ OUTSIDE, MOST_OUTSIDE = 0.15, 15.0  # share of the limit, and at most seconds, f
 ELSEWHERE = {  # settings that are not in the fingerprint of a run by themselves
     *("model", "text", "column", "lengths", "extend", "device", "dtype"),  # but as model, inputs and machine
     *("methods", "adapters", "calibrate"),  # but as candidates
-    "minutes",  # which changes no unit
+    "minutes",  # but in the names of units that the clock decided
 }
 REPORT = "report.json"  # of a command
-JOBS_VERSION = 4  # changes with what the units hold, so that a run of another version is not resumed
+JOBS_VERSION = 5  # changes with what the units hold, so that a run of another version is not resumed
 
 
 @dataclass(frozen=True)

@@ -173,6 +173,35 @@ def test_a_run_that_is_interrupted_at_any_job_goes_on_and_ends_alike(share, tmp_
 
 
 @pytest.mark.usefixtures("timed")
+def test_more_minutes_take_over_nothing_of_an_earlier_choice(tmp_path, monkeypatch):
+    """Of an interrupted run with other minutes, which chose other methods at the first length."""
+    model, items = sharp("bert"), [*inputs(18), *inputs(18, 30)]
+    asked = {"min_fidelity": 0.5, "methods": METHODS, "shift": 1.0}
+    kept = []
+
+    def cut(self, key, *args):
+        kept.append(key)
+        result = write(self, key, *args)
+        if key.startswith("baseline/20"):
+            raise KeyboardInterrupt
+        return result
+
+    write = JobCache._write
+    with monkeypatch.context() as patch:  # both layers together, as with little time, and another floor's choice
+        patch.setattr(planning, "affordable", lambda cost, seconds: planning.PlanEffort(2, 2, 1.0))
+        patch.setattr(planning.choice, "closest", lambda *_: dict.fromkeys((0, 1), "local:window=12"))
+        patch.setattr(JobCache, "_write", cut)
+        with pytest.raises(KeyboardInterrupt):
+            sq.plan(model, items, **asked, minutes=5.0, out=tmp_path)
+    again = sq.plan(model, items, **asked, minutes=10.0, out=tmp_path)
+    fresh = sq.plan(model, items, **asked, minutes=10.0)
+    assert again.made_on["resumed"] == len(kept)
+    assert again.layers == fresh.layers
+    assert "local:window=12" not in [str(method.method_at(20)) for method in fresh.layers.values()]
+    assert again.verified == fresh.verified  # with the baselines
+
+
+@pytest.mark.usefixtures("timed")
 def test_a_folder_of_another_run_loses_nothing(tmp_path):
     asked = {"inputs": inputs(12), "min_fidelity": 0.8, "methods": METHODS}
     begun = tmp_path / "begun"
