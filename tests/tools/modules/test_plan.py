@@ -73,6 +73,25 @@ def test_what_was_verified_is_what_swap_gives(clock):
     assert str(plan.verified) in str(plan)
 
 
+@pytest.mark.parametrize("lengths", [(60, 60, 90, 90), (20, 20, 30, 30, 40, 40, 50, 50, 60, 60, 90, 90)])
+def test_methods_are_screened_and_passes_timed_on_the_longest_input(lengths, clock, monkeypatch):
+    screened, timed, stopwatch = [], [], planning.stopwatch
+
+    def in_layers(layer, methods, *_):
+        screened.append(layer.query.shape[-2])
+        return {name: IN_A_LAYER[name] for name in ("full", *methods)}
+
+    def first(call, *args):
+        timed.append(call.func.__self__.args[0].shape[1])
+        return stopwatch(call, *args)
+
+    monkeypatch.setattr(planning, "call_times", in_layers)
+    monkeypatch.setattr(planning, "stopwatch", first)
+    sq.plan(uneven(), inputs(*lengths), methods=[CRUDE, CLOSE], min_fidelity=0.9, minutes=9.0)
+    assert set(screened) == {90}
+    assert timed[:2] == [90, 90]
+
+
 def test_exact_attention_stays_if_nothing_keeps_the_fidelity(clock):
     plan = sq.plan(LayerBlock(), inputs(*[60] * 6), methods=CRUDE, min_fidelity=0.999999, minutes=0.5)
     assert plan.layers == {}
