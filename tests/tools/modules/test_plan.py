@@ -11,7 +11,7 @@ from torch import nn
 import subquad as sq
 from subquad.nn.swapping import NAME
 from subquad.tools.modules import module_planning as planning
-from subquad.tools.plan.settings import PLANNED_LENGTHS, PlanSettings
+from subquad.tools.plan.settings import PlanSettings
 from tests.tools.modules.models import LayerBlock, SdpaBlock, encoder, inputs
 from tests.tools.modules.test_compare import assert_unchanged, state_of
 
@@ -231,7 +231,7 @@ def test_a_module_around_a_transformers_model_is_planned_by_length(monkeypatch):
     sq.plan(around, items, shift=1.1, seed=3, out="plans")
     first, second = asked
     assert first[:2] == second[:2] == (around, items)
-    defaults = PlanSettings(lengths=PLANNED_LENGTHS, min_fidelity=0.99)
+    defaults = PlanSettings(min_fidelity=0.99)
     assert first[2] == replace(defaults, lengths=(9,))
     assert second[2:] == (replace(defaults, shift=1.1, seed=3), "plans")
 

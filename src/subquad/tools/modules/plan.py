@@ -67,7 +67,7 @@ def plan(
         shift: for transformers models: how many times larger the loss may be on other inputs than on these. The plan
             keeps 1 − fidelity under (1 − `min_fidelity`) / `shift` here. By default 1.6; 1 plans for inputs like these.
         lengths: for transformers models: of passages, in tokens, where inputs are texts; by default 512, 2,048 and
-            4,096.
+            4,096, as far as rotary positions reach: see `sq.hf.extend_positions` for longer ones.
         minutes: how long it may take, within a fifth for transformers models; how much is measured follows from it and
             from the time of a pass.
         seed: for transformers models: of the passages that are drawn from texts; by default 0.

@@ -14,7 +14,7 @@ from subquad.methods import BoundMethod, Method
 from subquad.methods.core.mixture import common_seed, is_mixture
 from subquad.tools.measure.metrics import Judge, Metric, Score, judge_of
 from subquad.tools.plan.measure import Candidate
-from subquad.tools.plan.settings import PLANNED_LENGTHS, PlanSettings
+from subquad.tools.plan.settings import PlanSettings
 from subquad.tools.runs.floor import check_floor
 
 LEAST_MINUTES = 0.1
@@ -24,22 +24,25 @@ def settings_from(
     min_fidelity: float,
     minutes: float,
     shift: float = PlanSettings.shift,
-    lengths: Any = PLANNED_LENGTHS,
+    lengths: Any = None,
     seed: int = PlanSettings.seed,
 ) -> PlanSettings:
-    """The settings of a plan. TypeError where one of them is not a number, or the lengths are not several."""
+    """The settings of a plan; without lengths, the user names none.
+
+    Raises:
+        TypeError: one of them is not a number, or the lengths are not several.
+    """
     for name, value in (("min_fidelity", min_fidelity), ("shift", shift), ("minutes", minutes)):
         if isinstance(value, bool) or not isinstance(value, Real):
             raise TypeError(f"{name} must be a number, got {value!r}")
-    if isinstance(lengths, str) or not isinstance(lengths, Iterable):
+    if isinstance(lengths, str) or not (lengths is None or isinstance(lengths, Iterable)):
         raise TypeError(f"lengths must be a sequence of whole numbers, such as [512, 2048], got {lengths!r}")
-    lengths = list(lengths)
-    for length in lengths:
+    lengths = None if lengths is None else list(lengths)
+    for length in lengths or ():
         if isinstance(length, bool) or not isinstance(length, Integral):
             raise TypeError(f"lengths must be whole numbers, got {length!r}")
-    return PlanSettings(
-        min_fidelity=min_fidelity, shift=shift, lengths=tuple(map(int, lengths)), minutes=minutes, seed=seed
-    )
+    named = None if lengths is None else tuple(map(int, lengths))
+    return PlanSettings(min_fidelity=min_fidelity, shift=shift, lengths=named, minutes=minutes, seed=seed)
 
 
 def check_settings(settings: PlanSettings) -> None:

@@ -35,7 +35,7 @@ from subquad.tools.plan.loads import PlanInputs, input_loads
 from subquad.tools.plan.measure import Candidate
 from subquad.tools.plan.planning import Planning, candidates_for, plan_of
 from subquad.tools.plan.prepared import loss_elsewhere, of_text, parse_inputs, prepare
-from subquad.tools.plan.settings import PLANNED_LENGTHS, PlanSettings
+from subquad.tools.plan.settings import PlanSettings
 from subquad.tools.plan.short import short_fidelities
 from subquad.tools.plan.workers import UNAIDED, Workers
 from subquad.tools.runs import machine
@@ -132,7 +132,7 @@ def plan_by_length(
     assert settings.min_fidelity is not None
     judge = judge_for(inputs, metric, score, settings.min_fidelity)
     are_texts = bool(inputs) and all(isinstance(item, str) for item in inputs)
-    if not are_texts and settings.lengths != PLANNED_LENGTHS:
+    if not are_texts and settings.lengths is not None:
         raise InputError(
             f"lengths={settings.model_lengths} are of passages that texts are cut into, but the inputs are not texts: "
             "they are planned at the lengths that they have"
@@ -147,7 +147,9 @@ def plan_by_length(
         stack.enter_context(alone_in(folder))
         stack.enter_context(_swapped_out(model))
         if are_texts:
-            loads, metadata = of_text(of_sentence_transformer(model), inputs, settings)
+            pretrained = of_sentence_transformer(model)
+            _check_reach(pretrained, settings.named_lengths)
+            loads, metadata = of_text(pretrained, inputs, settings)
         else:
             loads, metadata = _of_inputs(model, inputs, judge)
         made = plan_loads(loads, settings, tried, {}, folder, progress, metadata, "sq.plan", deadline=deadline)
@@ -155,6 +157,16 @@ def plan_by_length(
             made.plan.save(folder, model)
             made.cache.forget()
     return made.plan
+
+
+def _check_reach(pretrained: Pretrained, lengths: Sequence[int]) -> None:
+    """InputError for a length past rotary positions: the plan would be of a model that the user does not have."""
+    longest, rows = max(lengths, default=0), hf.rotary_limit(pretrained.model)
+    if rows is not None and longest > rows:
+        raise InputError(
+            f"lengths: {longest} is past the {rows:,} positions of the model; sq.hf.extend_positions(model, {longest}) "
+            f"extends them by YaRN, without training, or give at most {rows}"
+        )
 
 
 def chosen_by_plan(settings: PlanSettings, out: Path) -> Chosen | None:

@@ -6,6 +6,8 @@ from math import exp
 import pytest
 import torch
 import transformers
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
 from typer.testing import CliRunner
 
 import subquad as sq
@@ -17,6 +19,7 @@ from subquad.tools.plan import run as running
 from subquad.tools.plan.measure import SingleLosses
 from subquad.tools.runs.cache import JobCache, run_cache
 from subquad.tools.runs.jobs import Job
+from tests.tools.workflows import tiny
 from tests.tools.workflows.planning.steady import SPEED, make_steady
 from tests.tools.workflows.planning.test_measure import inputs, sharp
 
@@ -277,6 +280,25 @@ def test_methods_of_several_seeds_are_taken_for_one_length_and_refused_for_two()
 def test_lengths_are_refused_for_inputs_other_than_texts():
     with pytest.raises(ValueError, match=r"lengths=\(16, 24\) are of passages .*, but the inputs are not texts"):
         sq.plan(sharp("bert"), inputs(12), lengths=[24, 16])
+
+
+def sentences(folder):
+    """A SentenceTransformer with 64 rotary positions."""
+    inside = Transformer(str(tiny.save("modernbert", folder)))
+    return SentenceTransformer(modules=[inside, Pooling(inside.get_embedding_dimension())], device="cpu")
+
+
+@pytest.mark.usefixtures("timed")
+def test_rotary_positions_are_extended_by_the_user_alone(tmp_path):
+    model, texts = sentences(tmp_path), tiny.documents(30, 60)
+    asked = {"min_fidelity": 0.3, "methods": ["clustered:clusters=8"], "minutes": 1.0}
+    with pytest.raises(
+        ValueError, match=r"^lengths: 128 is past the 64 positions of the model; sq\.hf\.extend_positions"
+    ):
+        sq.plan(model, texts, lengths=[64, 128], **asked)
+    assert sq.plan(model, texts, **asked).lengths == (64,)  # of 512, 2,048 and 4,096
+    sq.hf.extend_positions(model, 128)
+    assert sq.plan(model, texts, lengths=[128], **asked).lengths == (128,)
 
 
 @pytest.mark.usefixtures("timed")
