@@ -1,7 +1,7 @@
 """`subquad plan`, and `sq.plan` on a transformers model: from what the user gives to a plan with its record."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -12,6 +12,7 @@ from subquad import hf
 from subquad.core.errors import InputError, as_input_error
 from subquad.hf.adapters import describe_model
 from subquad.hf.plans import Plan, load_plan
+from subquad.hf.swapping import swapped_out
 from subquad.methods import BoundMethod, Full, Method, resolve
 from subquad.tools.measure.deadline import Deadline
 from subquad.tools.measure.group import ALONE, MeasuringGroup
@@ -145,7 +146,7 @@ def plan_by_length(
         if (report := folder / REPORT).exists():
             raise InputError(f"out={str(out)!r} contains the report of a command ({report.name}); give another folder")
         stack.enter_context(alone_in(folder))
-        stack.enter_context(_swapped_out(model))
+        stack.enter_context(swapped_out(model))
         if are_texts:
             pretrained = of_sentence_transformer(model)
             _check_reach(pretrained, settings.named_lengths)
@@ -202,19 +203,6 @@ def _of_inputs(model: Any, inputs: Sequence[Any], judge: Judge | None) -> tuple[
     judged = [mark, judge is not None and judge.is_score]
     metadata = {"model": described, "text": text, "identity": described, "judged": judged}
     return loads, metadata
-
-
-@contextmanager
-def _swapped_out(model: Any) -> Iterator[None]:
-    """Run the model's own attention inside; what was swapped into it comes back."""
-    before, keep = hf.bounds(model), hf.describe(model).keep
-    hf.restore(model)
-    try:
-        yield
-    finally:
-        hf.restore(model)
-        if before:
-            hf.swap(model, before, keep=keep)
 
 
 def of_sentence_transformer(model: Any) -> Pretrained:

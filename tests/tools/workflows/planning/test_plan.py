@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 import subquad as sq
 from subquad.core.errors import InputError
 from subquad.tools.cli.main import app
+from subquad.tools.measure.capture import recorded
 from subquad.tools.plan import length as planning
 from subquad.tools.plan import loads
 from subquad.tools.plan import run as running
@@ -531,6 +532,21 @@ def test_what_was_swapped_in_runs_again_afterwards():
     assert sq.hf.describe(model).methods[0] == sq.Local(window=3)
     with pytest.raises(ValueError, match=r"in training mode, .*: call model.eval"):
         sq.plan(model.train(), inputs(12))
+
+
+@pytest.mark.usefixtures("timed")
+def test_the_record_of_a_plan_that_was_swapped_in_stays(tmp_path):
+    model = sharp("bert")
+    sq.hf.swap(model, sq.plan(model, inputs(18), min_fidelity=0.3, methods=["local:window=2"]))
+    before = model.config.subquad
+    assert {"floor", "verified", "versions"} <= before.keys()
+    with recorded(model):
+        pass
+    assert model.config.subquad == before
+    sq.plan(model, inputs(12), min_fidelity=0.3, methods=["local:window=12"])
+    assert model.config.subquad == before
+    with sq.audit(model):  # by the floor of the plan
+        pass
 
 
 @pytest.mark.long
