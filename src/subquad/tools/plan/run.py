@@ -17,6 +17,7 @@ from subquad.methods import BoundMethod, Full, Method, resolve
 from subquad.tools.measure.deadline import Deadline
 from subquad.tools.measure.group import ALONE, MeasuringGroup
 from subquad.tools.measure.metrics import Judge, Metric, Score
+from subquad.tools.measure.module_calls import device_of
 from subquad.tools.models.compare_rows import mark_of
 from subquad.tools.models.dtypes import TORCH
 from subquad.tools.models.longer import short_note
@@ -124,8 +125,9 @@ def plan_by_length(
     progress: Progress,
 ) -> Plan:
     """Plan for a transformers model, as `sq.plan` describes."""
-    is_training = hf.transformers_model(model).training  # TypeError if it is not a model
+    inner = hf.transformers_model(model)  # TypeError if it is not a model
     check_settings(settings)
+    settings = replace(settings, device=str(device_of(inner)))
     methods = [methods] if isinstance(methods, str | Method) else methods
     tried = None if methods is None else [resolve(method) for method in methods]
     check_unlearned(tried or [])
@@ -138,7 +140,7 @@ def plan_by_length(
             f"lengths={settings.model_lengths} are of passages that texts are cut into, but the inputs are not texts: "
             "they are planned at the lengths that they have"
         )
-    if is_training:
+    if inner.training:
         raise InputError("the model is in training mode, where dropout makes outputs random: call model.eval() first")
     deadline = Deadline(60 * settings.minutes)
     with ExitStack() as stack:

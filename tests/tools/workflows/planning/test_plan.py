@@ -206,6 +206,16 @@ def test_more_minutes_take_over_nothing_of_an_earlier_choice(tmp_path, monkeypat
 
 
 @pytest.mark.usefixtures("timed")
+def test_a_plan_is_of_the_hardware_that_the_model_is_on(monkeypatch):
+    monkeypatch.setattr(running, "device_of", lambda model: torch.device("cuda", 1))
+    asked = []
+    monkeypatch.setattr(running.machine, "hardware", lambda device: asked.append(device) or {"gpu": "a GPU"})
+    plan = sq.plan(sharp("bert"), inputs(12), min_fidelity=0.3, methods=["local:window=2"])
+    assert set(asked) == {"cuda:1"}  # in the fingerprint of the run, and in what the plan was made on
+    assert plan.made_on["hardware"] == {"gpu": "a GPU"}
+
+
+@pytest.mark.usefixtures("timed")
 def test_a_folder_of_another_run_loses_nothing(tmp_path):
     asked = {"inputs": inputs(12), "min_fidelity": 0.8, "methods": METHODS}
     begun = tmp_path / "begun"
