@@ -236,7 +236,7 @@ class Length(Planner):
         }
 
     def losses(self, screened: Screen, effort: PlanEffort) -> tuple[dict[int, dict[str, list[float]]], float]:
-        """Losses of single layers, as many as time allows; and how many times longer than predicted they took.
+        """Losses of single layers, as many as time allows; and how many times longer than predicted a pass takes here.
 
         A few candidates are measured on two passages first, then the others, and then all on further passages. Only
         passages that all candidates have count. A candidate with a loss that is not finite is left out.
@@ -259,7 +259,8 @@ class Length(Planner):
     ) -> tuple[list[tuple[SingleLoss, float]], float]:
         """The losses that there is time for, in order; of the passages after the first ones, only whole ones are begun.
 
-        Also how many times longer than predicted the last ones took.
+        Also how many times longer than predicted a pass takes in this process alone. Workers that share its processors
+        take about as many times longer as there are workers, which is no sign of that.
         """
         passes, width = SingleLosses(self.load), self.workers.executor.width
         cost, deadline = self.cost, self.deadline
@@ -290,14 +291,14 @@ class Length(Planner):
                     predicted = effort.seconds / width  # of a whole passage
                 elif is_new:
                     predicted += cost.seconds + cost.single_loss_seconds  # exact attention
-                if not deadline.allows(pace * predicted, max(reserve, pace * cost.reserve)):
+                if not deadline.allows(pace * predicted, max(reserve, max(pace / width, 1.0) * cost.reserve)):
                     break
             measured += zip(chosen, self._run(batch, begin, len(jobs)), strict=True)
             if is_measured and not is_new:
                 paces.append((before - deadline.left) / max(step, 1e-9))
         if measured:
             self.cache.get(LOSSES.job(self.length, self.minutes, run=lambda: len(measured)))
-        return measured, max(statistics.median(paces[-RECENT:]), 1.0)
+        return measured, max(statistics.median(paces[-RECENT:]) / width, 1.0)
 
     def _run(self, batch: Sequence[Job[float]], begin: int, total: int) -> list[float]:
         """The results of some jobs, in their order."""
