@@ -21,6 +21,8 @@ from subquad.tools.plan.grid import pareto
 from subquad.tools.plan.measure import Candidate, Screen
 from subquad.tools.plan.planning_results import Planned, Verified
 
+CLOSER = 0.9  # of the predicted loss of a choice that failed, at most: the same one would fail again
+
 
 class OutOfTime(Exception):
     """The time ended before the least that a verification needs."""
@@ -199,7 +201,9 @@ class Planner(ABC):
             )
             if last.bound <= accepted or not (share := self.share_of_next(last)):
                 break
-            budget = choice.next_budget(budget, accepted, last.bound) * share
+            if not (failed := choice.total(planned.mean_losses, chosen)):
+                break  # nothing is closer
+            budget = min(choice.next_budget(budget, accepted, last.bound) * share, CLOSER * failed)
         return self._take_best(planned)
 
     def _take_best(self, planned: Planned) -> Verified | None:

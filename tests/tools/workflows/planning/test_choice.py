@@ -11,7 +11,10 @@ import pytest
 
 from subquad.tools.plan import choice
 from subquad.tools.plan.grid import grid, pareto
-from subquad.tools.plan.planning_results import Verified
+from subquad.tools.plan.length import MESSAGES
+from subquad.tools.plan.measure import PassTimes, Screen
+from subquad.tools.plan.planner import Planner
+from subquad.tools.plan.planning_results import Planned, Verified
 
 
 def instance(seed: int) -> tuple[dict, dict]:
@@ -164,6 +167,44 @@ def test_the_first_budget_leaves_room_for_the_bound(seed):
 @pytest.mark.parametrize(("bound", "share"), [(0.02, 0.45), (0.0101, 0.8), (1.0, 0.2)])
 def test_the_budget_shrinks_by_what_was_too_much(bound, share):
     assert choice.next_budget(1.0, 0.01, bound) == pytest.approx(share)
+
+
+class Rounds(Planner):
+    """A planner whose verification gives the losses of choices by how many layers are approximate."""
+
+    messages, noun, accepted, may_be_binary, candidates = MESSAGES, "passages", 0.00625, False, ()
+
+    def __init__(self, losses):
+        self.losses, self.tried = losses, []
+
+    def verification(self, planned, mixes, number):
+        self.tried.append(mixes["plan"])
+        count = sum(name == "a" for name in mixes["plan"].values())
+        losses = [self.losses[count] * (1 + 0.01 * i) for i in range(8)]
+        bound = choice.upper_bound(losses, choice.of_round())
+        return {"plan": Verified(mixes["plan"], 0.0, losses, bound, [1 + 0.4 * count] * 8)}
+
+    def share_of_next(self, last):
+        return 1.0
+
+
+@pytest.mark.parametrize(("means", "losses", "tried"), [
+    ((6e-4, 7e-4), (0.0, 0.002, 0.016), [2, 1]),  # far below what is measured
+    ((0.0, 0.0), (0.0, 0.002, 0.016), [2]),  # there is no closer one
+])  # fmt: skip
+def test_a_choice_that_failed_is_not_verified_again(means, losses, tried):
+    planned = Planned(
+        512,
+        PassTimes(3.0, 0.0, 0.0),
+        Screen({str(n): {"full": 1.0, "a": 0.3} for n in (0, 1)}, {}),
+        losses={n: {"a": [mean, mean]} for n, mean in enumerate(means)},
+        chosen={0: "full", 1: "full"},
+    )
+    planner = Rounds(losses)
+    planner.choose(planned, 8, with_uniform=False)
+    assert [list(mix.values()).count("a") for mix in planner.tried] == tried
+    assert (planned.verified is not None) == (tried[-1] == 1)
+    assert planned.verified is not None or "the last choice has a loss of" in planned.why_exact
 
 
 @pytest.mark.parametrize(("wins", "start"), [
