@@ -232,6 +232,18 @@ def test_inputs_that_changed_since_are_named(finished, tmp_path):
     assert f"warning: {text} has changed since that run\n" in run(app, words).stderr
 
 
+def test_the_folder_of_the_run_is_no_change_of_the_text_around_it(finished, tmp_path):
+    folder = finished("compare", text=(tmp_path,))
+    (tmp_path / "text.txt").write_text("text")
+    for path in (tmp_path, *tmp_path.glob("*.txt")):
+        os.utime(path, (1, 1))
+    words = ["compare", "--text", str(tmp_path), "--out", str(folder)]
+    done = run(app, words)
+    assert (done.exit_code, "has changed" in done.stderr) == (0, False), done.output
+    os.utime(tmp_path / "text.txt", (time.time() + 60, time.time() + 60))
+    assert f"warning: {tmp_path} has changed since that run\n" in run(app, words).stderr
+
+
 def test_a_folder_of_data_matters_with_a_task_only(tmp_path):
     def mark(**settings):
         return Claim(COMPARE, CompareSettings(**settings).as_used, tmp_path).asked
