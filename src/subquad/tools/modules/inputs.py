@@ -59,7 +59,8 @@ def grouped(
     """The calls by their number of tokens, and whether all attention is causal.
 
     Tokens are the queries of the first call of attention. Calls of more than so many `lengths` are one group, under the
-    longest; with None, each length has its own. After these seconds, calls of shapes that were not counted yet are left out.
+    longest; with None, each length has its own. After these seconds, calls of shapes that were not counted yet are left
+    out.
 
     Raises:
         InputError: a call that the module does not take, or in which no attention is called.

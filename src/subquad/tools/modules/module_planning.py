@@ -188,9 +188,7 @@ class ModulePlanning(Planner):
             int(n): [self.by_name[name] for name in self.front(replace(screened, errors={n: errors}), KEPT)]
             for n, errors in screened.errors.items()
         }
-        passes = PassTimes(
-            min(self._pass_seconds(longest) for _ in range(2)), 0.0, 0.0
-        )  # the layers' times are its own
+        passes = PassTimes(min(self._pass_seconds(longest) for _ in range(2)), 0.0, 0.0)  # as the layers' times
         planned = Planned(self.subject.length, passes, screened, chosen=dict.fromkeys(kept, EXACT))
         losses = SingleLosses(self.subject)
         planned.losses = self.losses(losses, kept, sum(map(self._pass_seconds, items[:PASSAGES])))

@@ -49,7 +49,7 @@ def _even(size: float) -> int:
 
 
 def pareto(errors: dict[str, float], seconds: dict[str, float], most: int) -> list[str]:
-    """At most `most` names of the Pareto front of error and time, spread evenly from fast to close; one: the closest."""
+    """At most `most` names of the Pareto front of error and time, spread evenly from fast to close; 1: the closest."""
     front: list[str] = []
     for name in sorted(errors, key=lambda name: (seconds[name], errors[name])):
         if not front or errors[name] < errors[front[-1]]:

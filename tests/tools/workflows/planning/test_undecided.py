@@ -54,7 +54,7 @@ def test_a_text_that_does_not_tell_methods_apart_comes_first():
     )
 
 
-def test_the_next_command_compares_where_the_plan_is_not_exact():
+def test_the_next_command_compares_where_the_plan_is_not_exact(unchecked):
     verified = Verified({0: "local"}, 0.0, [0.0], 0.0, [2.0])
     lengths = [Planned(512), Planned(2048, verified=verified), Planned(4096, verified=verified)]
     planning = SimpleNamespace(lengths=lengths, loads=[SimpleNamespace(group=ALONE)])
