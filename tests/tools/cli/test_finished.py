@@ -187,6 +187,16 @@ def test_nothing_is_written_beside_a_run_of_another_command_or_a_model(again, pu
     assert "measured again" in refusal("compare", "--out", mine, *again)
 
 
+@pytest.mark.parametrize("again", [[], ["--again"]])
+def test_a_plan_that_no_command_wrote_is_not_replaced(again, put):
+    folder = put("plan.json", {}, "saved")
+    said = refusal("plan", "--out", folder, *again)
+    assert f"{folder} contains plan.json without a report of subquad plan; give another folder" in said
+    assert "measured again" in refusal("compare", "--out", folder, *again)  # which writes none
+    run_cache(folder, {"seed": 0}).get(Job("unit", lambda progress: 1))  # a plan that was interrupted at its end
+    assert "measured again" in refusal("plan", "--out", folder, *again)
+
+
 def test_a_run_that_was_cut_off_goes_on_in_place_of_its_report(finished):
     folder = finished("compare", model="m")
     (folder / ".progress").mkdir()

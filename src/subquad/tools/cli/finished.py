@@ -137,6 +137,9 @@ class Claim:
         for name in MODELS:
             if (self.folder / name).is_file():
                 raise InputError(f"{self.folder} contains a model ({name}); {ELSEWHERE}")
+        for name in self.kind.beside if not has_results(self.folder) else ():  # there are in its own interrupted run
+            if (self.folder / name).is_file():
+                raise InputError(f"{self.folder} contains {name} without a report of {self.kind.command}; {ELSEWHERE}")
         return None
 
     @staticmethod
