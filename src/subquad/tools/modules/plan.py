@@ -72,8 +72,8 @@ def plan(
             from the time of a pass.
         seed: for transformers models: of the passages that are drawn from texts; by default 0.
         out: for transformers models: a folder from which an interrupted run with the same arguments resumes, and into
-            which the plan is saved; not one with the report of a command. A metric or score is the same where its name
-            and its code are; what it reads from elsewhere is not compared.
+            which the plan is saved; not one with the report of a command. A metric or score is the same where its name,
+            its code and its plain defaults are; what it reads from elsewhere is not compared.
         progress: called with what is under way, and how much of it is done.
 
     Returns:
