@@ -140,6 +140,22 @@ def test_the_plan_prints_and_is_plain_data(clock):
     assert "fidelity" in str(plan)
 
 
+@pytest.mark.parametrize("ask", [sq.compare, sq.plan])
+def test_nested_tensors_are_inputs(ask, unchecked):
+    generator = torch.Generator().manual_seed(0)
+    items = [
+        torch.nested.nested_tensor([torch.randn(length, 32, generator=generator) for length in (20, longest)])
+        for longest in (30, 30, 30, 40, 40, 40)
+    ]
+    result = ask(encoder(1).eval(), items, methods=CRUDE, min_fidelity=0.1, minutes=0.05)
+    if ask is sq.plan:
+        assert result.verified is not None or result.why_exact
+    else:
+        (row,) = [row for row in result.rows if row["method"] == CRUDE]
+        assert row["status"] == "measured"
+        assert set(row["fidelity"]) == {"30", "40"}
+
+
 def test_causal_layers_get_what_they_can_run(clock, monkeypatch):
     module = nn.TransformerDecoder(nn.TransformerDecoderLayer(32, 4, 64, batch_first=True), 1)
     mask = nn.Transformer.generate_square_subsequent_mask(40)
