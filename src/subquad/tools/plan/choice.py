@@ -19,7 +19,8 @@ ByLayer = Mapping[int, Mapping[str, float]]  # by layer and candidate
 GAIN = 0.97  # a candidate that takes more of exact attention's time in a layer is left out
 FASTER = 1.02  # a plan that is not so much faster is exact attention
 ROUNDS = 4  # verifications of a plan, at most
-CONFIDENCE = 0.95  # that a verified fidelity is at least its bound, over all rounds
+VERIFICATIONS = ROUNDS + 1  # with that of the best single method, which may be taken too
+CONFIDENCE = 0.95  # that a verified fidelity is at least its bound, over all verifications
 
 
 def cheapest(seconds: ByLayer, losses: ByLayer, budget: float) -> dict[int, str]:
@@ -127,9 +128,9 @@ def upper_bound(losses: Sequence[float], confidence: float, count: int | None = 
     return mean + float(t.ppf(confidence, n - 1)) * spread / math.sqrt(n)
 
 
-def of_round(confidence: float = CONFIDENCE, rounds: int = ROUNDS) -> float:
-    """The confidence of a single round, so that all rounds together have the one that is wanted (Bonferroni)."""
-    return 1 - (1 - confidence) / rounds
+def of_round(confidence: float = CONFIDENCE, verifications: int = VERIFICATIONS) -> float:
+    """The confidence of a single verification, so that all together have the one that is wanted (Bonferroni)."""
+    return 1 - (1 - confidence) / verifications
 
 
 def with_room(

@@ -5,6 +5,7 @@ import random
 import statistics
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -144,8 +145,13 @@ def test_a_speed_up_may_be_too_high_by_what_it_varies_or_by_what_exact_attention
     assert replace(verified, of_exact=1.1).noise == 1.1
 
 
-def test_all_rounds_together_have_the_confidence():
-    assert 1 - choice.ROUNDS * (1 - choice.of_round()) == pytest.approx(choice.CONFIDENCE)
+def test_all_verifications_together_have_the_confidence():
+    together = choice.ROUNDS + 1  # the best single method is verified in the first round, and may be what is taken
+    assert 1 - together * (1 - choice.of_round()) == pytest.approx(choice.CONFIDENCE)
+    page = (Path(__file__).parents[4] / "docs" / "how-to" / "plan.md").read_text("utf-8")
+    for number in (22, 90, 459):
+        bound = choice.upper_bound([0.0] * number, choice.of_round(), binary=True)
+        assert f"{bound:.2f} with {number}" in page
 
 
 @pytest.mark.parametrize("seed", range(6))

@@ -422,7 +422,7 @@ def test_an_accuracy_needs_inputs_enough_for_its_bound():
         found[count] = plan.verified["20"]
     assert found[12]["speedup"] == 1.0
     assert "has a loss of 0.0000 (at most 0.4" in found[12]["exact_because"]
-    assert found[60]["bound"] == pytest.approx(0.0125 ** (1 / 44))
+    assert found[60]["bound"] == pytest.approx(0.01 ** (1 / 44))
 
 
 @pytest.mark.usefixtures("timed")
