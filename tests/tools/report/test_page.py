@@ -17,7 +17,6 @@ from subquad.tools.plan import write as plan_write
 from subquad.tools.report.terms import TERMS
 from tests.tools.report import sample
 from tests.tools.report.sample_plan import plan
-from tests.tools.report.sample_plan import report as plan_report
 from tests.tools.report.test_tables import noisy
 
 VOID = {"meta", "img", "wbr", "br", "link", "hr", "input"}
@@ -190,7 +189,8 @@ def test_the_layers_of_a_plan_are_filtered_by_number_and_method():
 def test_the_code_of_a_plan_reads_the_folder_that_it_is_in(folder, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path(folder).mkdir(parents=True, exist_ok=True)
-    plan_write.write_plan_report(plan_report(), Path(folder))
+    report = replace(plan(), settings=plan().settings | {"floor_text": "fidelity ≥ 0.99"})
+    plan_write.write_plan_report(report, Path(folder))
     page = "".join(Page((Path(folder) / "report.html").read_text("utf-8")).text)
     assert f'plan = sq.load_plan("{folder}")' in page
 
